@@ -1,0 +1,52 @@
+# Two commands: `make lab` runs the stack, `make test` proves it. Everything they need is installed below $(CACHE), outside the checkout.
+CACHE := $(or $(VLLM_WATCH_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/vllm-watch)
+# The first Python that is 3.11 or later and has venv; Debian splits venv off into python3-venv.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+  $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# One environment for each set of dependencies: a changed pyproject.toml gets a new one, and checkouts share what is the same.
+VENV := $(CACHE)/python-$(firstword $(shell cat pyproject.toml Makefile | sha256sum | cut -c1-12))
+RUN := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m stack.cli
+ARGS ?=
+
+.PHONY: help lab cli test check lint
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make lab [ARGS="--for 120s"]   a real vLLM on this CPU, watched by the whole stack'
+	@echo 'make test [ARGS="-k name"]     set up everything and prove everything'
+	@echo 'make check                     lint, types and the fast tests only'
+	@echo 'make cli ARGS="metrics list"   any vllm-watch command from this checkout'
+
+lab: $(VENV)/run.done
+	@$(RUN) lab up $(ARGS)
+
+cli: $(VENV)/run.done
+	@$(RUN) $(ARGS)
+
+# In CI a part that cannot be had fails the run; elsewhere it is named, and its tests are reported as not run.
+test: $(VENV)/dev.done
+	@$(RUN) lab install --every
+	@$(MAKE) --no-print-directory lint
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest $(ARGS)
+
+check: $(VENV)/dev.done lint
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest -m "not engine and not compose and not chromium and not collector" $(ARGS)
+
+lint: $(VENV)/dev.done
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+$(VENV)/run.done:
+	@test -n '$(PYTHON)' || { echo 'make: Python 3.11 or later with venv is needed: on Debian and Ubuntu, apt-get install python3 python3-venv'; exit 1; }
+	@mkdir -p '$(CACHE)/locks' && echo 'setting up Python in $(VENV)' && flock '$(CACHE)/locks/python.lock' sh -ec '\
+	  test -e "$@" && exit; $(PYTHON) -m venv "$(VENV)"; \
+	  "$(VENV)/bin/python" -c "import tomllib; print(*tomllib.load(open(\"pyproject.toml\", \"rb\"))[\"project\"][\"dependencies\"], sep=\"\\n\")" > "$(VENV)/run.txt"; \
+	  "$(VENV)/bin/pip" install --quiet --disable-pip-version-check -r "$(VENV)/run.txt" || \
+	    { echo "make: Python packages could not be installed; the lines above say which, and the package index must be reachable"; exit 1; }; \
+	  touch "$@"'
+
+$(VENV)/dev.done: $(VENV)/run.done
+	@flock '$(CACHE)/locks/python.lock' sh -ec '\
+	  test -e "$@" && exit; \
+	  "$(VENV)/bin/python" -c "import tomllib; print(*tomllib.load(open(\"pyproject.toml\", \"rb\"))[\"project\"][\"optional-dependencies\"][\"dev\"], \"setuptools>=77\", \"wheel\", sep=\"\\n\")" > "$(VENV)/dev.txt"; \
+	  "$(VENV)/bin/pip" install --quiet --disable-pip-version-check -r "$(VENV)/dev.txt"; touch "$@"'

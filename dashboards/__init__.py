@@ -1,0 +1,1 @@
+"""What to look at: one file per board, printed to json/."""

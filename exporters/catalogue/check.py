@@ -1,0 +1,147 @@
+"""What a live page, a user's dashboard, and our own panels and rules have in common, and where they part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from exporters.catalogue import expression
+from exporters.catalogue.metric import Metric, key
+from exporters.catalogue.page import Page
+
+ENGINE = "vllm:"
+ESCAPED = "vllm_"
+OURS = "vllm_watch_"
+ESCAPED_ADVICE = (
+    "the page was escaped by a re-exporter for Prometheus 2: scrape it with `scrape_protocols: [PrometheusText0.0.4]`, "
+    "or restore the names with metric_relabel_configs (source_labels: [__name__], regex: vllm_(.+), target_label: __name__, replacement: vllm:$1)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One place that reads series: a panel's query or a rule. optional: why it may be empty on a healthy engine, else ''."""
+
+    place: str
+    expr: str
+    optional: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A use that can return nothing on this page, with the names it misses."""
+
+    use: Use
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a page shows, against the catalogue. `releases`: the vLLM releases it can come from, oldest and first impossible one."""
+
+    releases: tuple[str, str | None]
+    known: tuple[Metric, ...]
+    unknown: tuple[str, ...]
+    absent: tuple[Metric, ...]
+    renamed: tuple[tuple[str, str], ...]
+    escaped: tuple[str, ...]
+    beside: tuple[str, ...]
+    broken: tuple[Broken, ...]
+
+    @property
+    def fails(self) -> bool:
+        return bool(self.unknown or self.escaped or any(not b.use.optional for b in self.broken))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "releases": {"from": self.releases[0], "before": self.releases[1]},
+            "known": [m.name for m in self.known],
+            "unknown": list(self.unknown),
+            "absent": [{"name": m.name, "needs": m.needs} for m in self.absent],
+            "renamed": [{"old": old, "new": new} for old, new in self.renamed],
+            "escaped": list(self.escaped),
+            "beside": list(self.beside),
+            "broken": [{"place": b.use.place, "expr": b.use.expr, "optional": b.use.optional, "missing": list(b.missing)} for b in self.broken],
+            "fails": self.fails,
+        }
+
+
+def check(page: Page, catalogue: Iterable[Metric], uses: Iterable[Use] = (), release: str | None = None) -> Report:
+    """Compare a page with the catalogue, and every use with the page.
+
+    release: the engine's version where it is known; else the page's own families narrow it down.
+    Only engine series are judged on an engine's page; what other components expose is not expected here. Raises BadExpression."""
+    by_name = {metric.name: metric for metric in catalogue}
+    families = set(page.families())
+    escaped = tuple(sorted(_escaped(page)))
+    known = tuple(by_name[f] for f in sorted(families) if f in by_name and f.startswith((ENGINE, OURS)))
+    unknown = tuple(sorted(f for f in families if f.startswith((ENGINE, OURS)) and f not in by_name))
+    releases = (release, None) if release else plausible(known)
+    newer = {old: metric.name for metric in by_name.values() for old in metric.formerly}
+    is_engine = any(f.startswith(ENGINE) for f in families) or bool(escaped)
+    expected = [m for m in by_name.values() if m.name.startswith(ENGINE) and m.lives_in(releases[0])] if is_engine else []
+    return Report(
+        releases=releases,
+        known=known,
+        unknown=unknown,
+        absent=tuple(m for m in expected if m.name not in families),
+        renamed=tuple((f, newer[f]) for f in sorted(families) if f in newer and newer[f] not in families),
+        escaped=escaped,
+        beside=tuple(sorted(f for f in families if not f.startswith((ENGINE, OURS)) and not f.startswith(ESCAPED))),
+        broken=tuple(_broken(page, uses)) if is_engine else (),
+    )
+
+
+def plausible(known: Iterable[Metric]) -> tuple[str, str | None]:
+    """The releases of vLLM that could show all these families: from the newest `since` up to the oldest `until`."""
+    seen = [m for m in known if m.name.startswith(ENGINE)]
+    since = max((m.since for m in seen if m.since), key=key, default="0.0")
+    until = min((m.until for m in seen if m.until), key=key, default=None)
+    return since, until
+
+
+def uses_of_dashboard(text: str, name: str) -> Iterator[Use]:
+    """Every Prometheus query of a Grafana dashboard: panels, nested rows, and variables. Raises ValueError for what is no dashboard."""
+    try:
+        board = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name}, line {error.lineno}: this is not JSON: {error.msg}") from error
+    board = board.get("dashboard", board) if isinstance(board, dict) else board
+    if not isinstance(board, dict) or not isinstance(board.get("panels"), list):
+        raise ValueError(f"{name} is no Grafana dashboard: it has no list of panels")
+    for panel in _panels(board["panels"]):
+        for target in panel.get("targets") or ():
+            if isinstance(target, dict) and isinstance(target.get("expr"), str) and target["expr"].strip():
+                yield Use(f"{name}: {panel.get('title') or panel.get('id') or 'panel'} / {target.get('refId', '?')}", target["expr"])
+
+
+def unknown_names(uses: Iterable[Use], catalogue: Iterable[Metric], never: Mapping[str, str]) -> Iterator[tuple[Use, str, str]]:
+    """Names in queries that no release of vLLM (and none of ours) ever had, each with what to use instead or ''."""
+    samples = {sample for metric in catalogue for sample in metric.samples}
+    created = {metric.name.removesuffix("_total") + "_created" for metric in catalogue}
+    for use in uses:
+        for name in sorted(expression.names(use.expr)):
+            if name.startswith((ENGINE, OURS)) and name not in samples | created:
+                yield use, name, never.get(name, "")
+
+
+def _panels(panels: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    for panel in panels:
+        if isinstance(panel, dict):
+            yield panel
+            yield from _panels(panel.get("panels") or ())
+
+
+def _escaped(page: Page) -> Iterator[str]:
+    """Families whose colon became an underscore; metadata lines keep the colon, so the kinds are still known."""
+    samples = {ENGINE + n.removeprefix(ESCAPED): rows for n, rows in page.samples.items() if n.startswith(ESCAPED) and not n.startswith(OURS)}
+    return (ESCAPED + family.removeprefix(ENGINE) for family in Page(samples, page.kinds).families())
+
+
+def _broken(page: Page, uses: Iterable[Use]) -> Iterator[Broken]:
+    for use in uses:
+        if not expression.answers(use.expr, page, lambda name: name.startswith(ENGINE)):
+            missing = (n for n in expression.names(use.expr) if n.startswith(ENGINE) and n not in page)
+            yield Broken(use, tuple(sorted(missing)))

@@ -1,0 +1,163 @@
+"""The series that vllm-watch adds: what the sidecar joins, and how well each of its sources is doing."""
+
+from __future__ import annotations
+
+from exporters.catalogue.metric import Across, Kind, Metric, Unit
+
+# Requests, from the log. Labels: the served model and the team, bounded.
+_WHO = ("model_name", "team")
+REQUESTS = Metric(
+    "vllm_watch_requests_total", Kind.COUNTER, Unit.REQUESTS,
+    "Requests that ended, by outcome: ok, client_abort, rejected, upstream_error, timeout; unknown where the log does not say.",
+    labels=("model_name", "outcome", "team"),
+    notes=("Client hang-ups are counted here; vLLM's own request_success never shows them.",),
+)  # fmt: skip
+REASONS = Metric(
+    "vllm_watch_request_reasons_total", Kind.COUNTER, Unit.REQUESTS,
+    "Requests that did not end well, by the reason in the record; at most 40 different reasons, the rest is counted as __other__.",
+    labels=("model_name", "outcome", "reason", "team"),
+)  # fmt: skip
+FINISHES = Metric(
+    "vllm_watch_request_finishes_total", Kind.COUNTER, Unit.REQUESTS,
+    "Requests by finish reason: stop, length, abort, error, rejected, other.",
+    labels=("finish_reason", "model_name", "team"),
+)  # fmt: skip
+TOKENS = Metric(
+    "vllm_watch_tokens_total", Kind.COUNTER, Unit.TOKENS,
+    "Tokens by kind: prompt, cached (part of prompt), completion; from the engine's usage.",
+    labels=("model_name", "team", "type"),
+    notes=("Only requests whose usage arrived; a hang-up before the last chunk leaves none.",),
+)  # fmt: skip
+TTFT = Metric(
+    "vllm_watch_ttft_seconds", Kind.HISTOGRAM, Unit.SECONDS,
+    "Time to first token as the client saw it: gateway queue, engine queue and prefill together. Streams only.", labels=_WHO,
+)  # fmt: skip
+TPOT = Metric(
+    "vllm_watch_tpot_seconds", Kind.HISTOGRAM, Unit.SECONDS,
+    "Mean time per output token after the first, one value per streamed request.", labels=_WHO,
+)  # fmt: skip
+E2E = Metric(
+    "vllm_watch_e2e_seconds", Kind.HISTOGRAM, Unit.SECONDS,
+    "Time from accepted to ended, as the gateway saw it.", labels=_WHO,
+)  # fmt: skip
+QUEUE = Metric(
+    "vllm_watch_queue_seconds", Kind.HISTOGRAM, Unit.SECONDS,
+    "Time a request waited in the gateway before it was sent to an engine.", labels=_WHO,
+)  # fmt: skip
+ENGINE_QUEUE = Metric(
+    "vllm_watch_engine_queue_seconds", Kind.HISTOGRAM, Unit.SECONDS,
+    "Time a request waited in the engine, as the engine told the client.", labels=_WHO, needs="--enable-per-request-metrics",
+)  # fmt: skip
+CACHE_LOOKUPS = Metric(
+    "vllm_watch_cache_lookups_total", Kind.COUNTER, Unit.REQUESTS,
+    "Requests whose record says whether the prefix cache helped, by result: hit, miss.",
+    labels=("model_name", "result", "team"), needs="--enable-prompt-tokens-details",
+)  # fmt: skip
+REQUEST_TRAFFIC = (REQUESTS, REASONS, FINISHES, TOKENS, TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE, CACHE_LOOKUPS)
+
+# The log itself.
+LOG_LINES = Metric("vllm_watch_log_lines_total", Kind.COUNTER, Unit.COUNT, "Lines read from the request logs and counted.", labels=())
+LOG_BAD_LINES = Metric(
+    "vllm_watch_log_bad_lines_total", Kind.COUNTER, Unit.COUNT,
+    "Lines that were no request record, by reason: json, type, range, size, long. A sample of each stands in the sidecar's own log.",
+    labels=("reason",),
+)  # fmt: skip
+LOG_UNTIMED = Metric(
+    "vllm_watch_log_untimed_lines_total", Kind.COUNTER, Unit.COUNT,
+    "Lines without a time of their own; the time they were read is used instead.", labels=(),
+)  # fmt: skip
+LOG_LAG = Metric(
+    "vllm_watch_log_lag_seconds", Kind.GAUGE, Unit.SECONDS,
+    "How long after its request ended the newest record was counted.", labels=("path",), across=Across.MAX,
+)  # fmt: skip
+LOG_BYTES_BEHIND = Metric(
+    "vllm_watch_log_unread_bytes", Kind.GAUGE, Unit.BYTES, "Bytes written to a request log and not read yet.", labels=("path",),
+)  # fmt: skip
+LOG_ROTATIONS = Metric(
+    "vllm_watch_log_rotations_total", Kind.COUNTER, Unit.COUNT, "Times a request log was replaced or cut under the reader.", labels=("path",),
+)  # fmt: skip
+TEAMS = Metric("vllm_watch_teams", Kind.GAUGE, Unit.COUNT, "Teams with series of their own.", labels=())
+TEAMS_FOLDED = Metric(
+    "vllm_watch_teams_folded_total", Kind.COUNTER, Unit.REQUESTS,
+    "Requests counted under __other__ because their team came after the table was full.", labels=(),
+)  # fmt: skip
+MODELS_FOLDED = Metric(
+    "vllm_watch_models_folded_total", Kind.COUNTER, Unit.REQUESTS,
+    "Requests counted under model __other__ because their model name came after the table was full.", labels=(),
+)  # fmt: skip
+REQUEST_LOG = (LOG_LINES, LOG_BAD_LINES, LOG_UNTIMED, LOG_LAG, LOG_BYTES_BEHIND, LOG_ROTATIONS, TEAMS, TEAMS_FOLDED, MODELS_FOLDED)
+
+# What vLLM says only in labels, as numbers, and what its restarts hide.
+ENGINE_INFO = Metric(
+    "vllm_watch_engine_info", Kind.INFO, Unit.NONE, "The engine behind a scrape: version, cache dtype, whether prefixes are cached.",
+    labels=("cache_dtype", "enable_prefix_caching", "upstream", "version"), across=Across.MAX,
+)  # fmt: skip
+KV_BLOCKS = Metric(
+    "vllm_watch_kv_blocks", Kind.GAUGE, Unit.BLOCKS, "KV-cache blocks of an engine.", labels=("engine", "model_name", "upstream"),
+)  # fmt: skip
+KV_BLOCK_SIZE = Metric(
+    "vllm_watch_kv_block_size_tokens", Kind.GAUGE, Unit.TOKENS, "Tokens that one KV-cache block holds.",
+    labels=("engine", "model_name", "upstream"), across=Across.MAX,
+)  # fmt: skip
+KV_CAPACITY = Metric(
+    "vllm_watch_kv_capacity_tokens", Kind.GAUGE, Unit.TOKENS, "Tokens that an engine's KV cache holds.",
+    labels=("engine", "model_name", "upstream"),
+    notes=("The engine's own kv_cache_size_tokens where it says so (0.24 and later), else blocks x block size.",),
+)  # fmt: skip
+ENGINE_RESTARTS = Metric(
+    "vllm_watch_engine_restarts_total", Kind.COUNTER, Unit.COUNT,
+    "Restarts of an engine seen by the sidecar: a newer process start time, or a counter that fell.", labels=("upstream",),
+)  # fmt: skip
+ENGINE_CHANGES = Metric(
+    "vllm_watch_engine_config_changes_total", Kind.COUNTER, Unit.COUNT,
+    "Changes of an engine's version or cache configuration between two scrapes.", labels=("upstream",),
+)  # fmt: skip
+ENGINE_UNKNOWN_FAMILIES = Metric(
+    "vllm_watch_engine_unknown_families", Kind.GAUGE, Unit.COUNT,
+    "vllm: families on the engine's page that this release of vllm-watch does not know.", labels=("upstream",), across=Across.MAX,
+)  # fmt: skip
+ENGINES = (ENGINE_INFO, KV_BLOCKS, KV_BLOCK_SIZE, KV_CAPACITY, ENGINE_RESTARTS, ENGINE_CHANGES, ENGINE_UNKNOWN_FAMILIES)
+
+# Tuning events.
+EVENT_TIME = Metric(
+    "vllm_watch_tuning_event_timestamp_seconds", Kind.GAUGE, Unit.TIMESTAMP, "When the newest event of a kind happened.",
+    labels=("kind",), across=Across.MAX,
+)  # fmt: skip
+EVENTS = Metric("vllm_watch_tuning_events_total", Kind.COUNTER, Unit.COUNT, "Events on record, by kind.", labels=("kind",))
+TUNING = (EVENT_TIME, EVENTS)
+
+# How each source of the sidecar is doing.
+SOURCE_UP = Metric(
+    "vllm_watch_source_up", Kind.GAUGE, Unit.FLAG, "1 when the last reading of this source succeeded.", labels=("kind", "source"), across=Across.MIN,
+)  # fmt: skip
+SOURCE_LAST_SUCCESS = Metric(
+    "vllm_watch_source_last_success_timestamp_seconds", Kind.GAUGE, Unit.TIMESTAMP,
+    "When this source was last read with success; absent until the first time.", labels=("kind", "source"), across=Across.MIN,
+)  # fmt: skip
+SOURCE_AGE = Metric(
+    "vllm_watch_source_age_seconds", Kind.GAUGE, Unit.SECONDS, "Age of what the page says about this source.",
+    labels=("kind", "source"), across=Across.MAX,
+)  # fmt: skip
+SOURCE_DURATION = Metric(
+    "vllm_watch_source_duration_seconds", Kind.GAUGE, Unit.SECONDS, "How long the last reading took.", labels=("kind", "source"), across=Across.MAX,
+)  # fmt: skip
+SOURCE_ERRORS = Metric(
+    "vllm_watch_source_errors_total", Kind.COUNTER, Unit.COUNT, "Failed readings of a source, by reason.", labels=("kind", "reason", "source"),
+)  # fmt: skip
+SIDECAR_INFO = Metric("vllm_watch_sidecar_info", Kind.INFO, Unit.NONE, "This sidecar's own release.", labels=("version",), across=Across.MAX)
+SIDECAR_START = Metric(
+    "vllm_watch_sidecar_start_timestamp_seconds", Kind.GAUGE, Unit.TIMESTAMP, "When this sidecar started.", labels=(), across=Across.MAX,
+)  # fmt: skip
+SOURCES = (SOURCE_UP, SOURCE_LAST_SUCCESS, SOURCE_AGE, SOURCE_DURATION, SOURCE_ERRORS, SIDECAR_INFO, SIDECAR_START)
+
+# The embedded lab.
+LAB_PROCESS_UP = Metric(
+    "vllm_watch_lab_process_up", Kind.GAUGE, Unit.FLAG, "1 while this process of the lab runs and answers.", labels=("process",), across=Across.MIN,
+)  # fmt: skip
+LAB_PROCESS_RUNNING = Metric(
+    "vllm_watch_lab_process_running", Kind.GAUGE, Unit.FLAG, "1 while this process of the lab is alive, whether or not it answers.",
+    labels=("process",), across=Across.MIN,
+)  # fmt: skip
+LAB = (LAB_PROCESS_UP, LAB_PROCESS_RUNNING)
+
+SIDECAR: tuple[Metric, ...] = (*REQUEST_TRAFFIC, *REQUEST_LOG, *ENGINES, *TUNING, *SOURCES)

@@ -1,0 +1,165 @@
+"""vLLM's own page as numbers that PromQL cannot get: what it says in labels, and what changed since the last look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import aiohttp
+
+from exporters.catalogue import ours, page, vllm
+from exporters.catalogue.metric import Metric
+from exporters.events import TuningEvent
+from exporters.exposition import Sample
+
+_GROWING = (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS, vllm.REQUEST_SUCCESS)
+_CONFIGURATION = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization")
+_KNOWN = frozenset(metric.name for metric in (*vllm.VLLM, *vllm.RETIRED))
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The KV cache of one engine core (a data-parallel rank). Unknown is None."""
+
+    engine: str
+    model_name: str
+    blocks: int | None
+    block_size_tokens: int | None
+    capacity_tokens: int | None
+    configuration: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One look at an engine. started_s: unix seconds, None where the page does not say (several API processes)."""
+
+    version: str | None
+    started_s: float | None
+    growing: Mapping[str, float]
+    caches: tuple[Cache, ...]
+    unknown_families: tuple[str, ...] = ()
+
+
+async def read(session: aiohttp.ClientSession, url: str, timeout_s: float) -> tuple[str, str | None]:
+    """The engine's page and its version (None where /version does not answer). Raises aiohttp.ClientError and TimeoutError."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with session.get(f"{url}/metrics", timeout=timeout) as response:
+        response.raise_for_status()
+        text = await response.text()
+    try:
+        async with session.get(f"{url}/version", timeout=timeout) as response:
+            body = await response.json(content_type=None) if response.status == 200 else {}
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        body = {}
+    version = body.get("version") if isinstance(body, dict) else None
+    return text, version if isinstance(version, str) else None
+
+
+def parse(text: str, version: str | None = None) -> View:
+    """A page as a View. Raises BadPage."""
+    found = page.parse(text)
+    growing = {m.name: total for m in _GROWING if (total := found.total(m.name)) is not None}
+    return View(
+        version=version,
+        started_s=found.total(vllm.PROCESS_START_TIME.name),
+        growing=growing,
+        caches=tuple(_caches(found)),
+        unknown_families=tuple(sorted(f for f in found.families() if f.startswith("vllm:") and f not in _KNOWN)),
+    )
+
+
+def _caches(found: page.Page) -> Iterator[Cache]:
+    models = {labels.get("engine", ""): labels.get("model_name", "") for labels, _ in found.of(vllm.NUM_REQUESTS_RUNNING.name)}
+    for labels, _ in found.of(vllm.CACHE_CONFIG_INFO.name):
+        engine = labels.get("engine", "")
+        blocks, size = _whole(labels.get("num_gpu_blocks")), _whole(labels.get("block_size"))
+        told = _whole(labels.get("kv_cache_size_tokens"))
+        yield Cache(
+            engine=engine,
+            model_name=models.get(engine, ""),
+            blocks=blocks,
+            block_size_tokens=size,
+            capacity_tokens=told if told is not None else blocks * size if blocks and size else None,
+            configuration={name: labels[name] for name in _CONFIGURATION if name in labels},
+        )
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+@dataclass(slots=True)
+class History:
+    """What one engine has been seen to be: counts its restarts and changes, and tells them as events."""
+
+    upstream: str
+    last: View | None = None
+    restarts: int = 0
+    changes: int = 0
+
+    def observe(self, view: View, now_s: float) -> list[TuningEvent]:
+        """Take in a new look at the engine; what happened since the last one, as events at now_s (unix seconds)."""
+        before, self.last = self.last, view
+        if before is None:
+            return []
+        happened = []
+        if restarted(before, view):
+            self.restarts += 1
+            happened.append(TuningEvent(at_s=view.started_s or now_s, kind="restart", what=f"{self.upstream} restarted", upstream=self.upstream))
+        if view.version and before.version and view.version != before.version:
+            self.changes += 1
+            diff = {"version": (before.version, view.version)}
+            what = f"{self.upstream} went from vLLM {before.version} to {view.version}"
+            happened.append(TuningEvent(at_s=now_s, kind="version", what=what, upstream=self.upstream, diff=diff))
+        changed = dict(_differences(before, view))
+        if changed:
+            self.changes += 1
+            what = f"{self.upstream} changed {', '.join(sorted(changed))}"
+            happened.append(TuningEvent(at_s=now_s, kind="config", what=what, upstream=self.upstream, diff=changed))
+        return happened
+
+    def samples(self) -> Iterator[Sample]:
+        yield ours.ENGINE_RESTARTS, {"upstream": self.upstream}, self.restarts
+        yield ours.ENGINE_CHANGES, {"upstream": self.upstream}, self.changes
+        if self.last is None:
+            return
+        yield ours.ENGINE_UNKNOWN_FAMILIES, {"upstream": self.upstream}, len(self.last.unknown_families)
+        first = self.last.caches[0].configuration if self.last.caches else {}
+        about = {name: first.get(name, "") for name in ("cache_dtype", "enable_prefix_caching")}
+        yield ours.ENGINE_INFO, {"upstream": self.upstream, "version": self.last.version or "", **about}, 1
+        for cache in self.last.caches:
+            labels = {"engine": cache.engine, "model_name": cache.model_name, "upstream": self.upstream}
+            figures: tuple[tuple[Metric, int | None], ...] = (
+                (ours.KV_BLOCKS, cache.blocks),
+                (ours.KV_BLOCK_SIZE, cache.block_size_tokens),
+                (ours.KV_CAPACITY, cache.capacity_tokens),
+            )
+            yield from ((metric, labels, value) for metric, value in figures if value is not None)
+
+
+def restarted(before: View, after: View) -> bool:
+    """A newer start time; where the page has none, a total that fell."""
+    if before.started_s is not None and after.started_s is not None:
+        return after.started_s > before.started_s + 1
+    return any(after.growing[name] < value for name, value in before.growing.items() if name in after.growing)
+
+
+def _differences(before: View, after: View) -> Iterator[tuple[str, tuple[str | None, str | None]]]:
+    if not before.caches or not after.caches:
+        return
+    old, new = before.caches[0].configuration, after.caches[0].configuration
+    for name in sorted(set(old) | set(new)):
+        if old.get(name) != new.get(name):
+            yield name, (old.get(name), new.get(name))
+
+
+async def fetch(url: str, timeout_s: float = 10.0) -> tuple[str, str | None]:
+    """One look at an engine by whatever address a person types, with or without /metrics. Raises OSError with a sentence."""
+    base = url.rstrip("/").removesuffix("/metrics")
+    try:
+        async with aiohttp.ClientSession() as session:
+            return await read(session, base, timeout_s)
+    except aiohttp.ClientResponseError as error:
+        raise OSError(f"{base}/metrics answers {error.status} {error.message}; is this the address of a vLLM server?") from error
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise OSError(f"{base}/metrics does not answer ({error or 'no answer in time'}); is the engine up, and the address right?") from error

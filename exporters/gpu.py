@@ -1,0 +1,580 @@
+"""What the GPUs are doing: NVML through a child process that can be killed, nvidia-smi where NVML is not there.
+
+Law: absent is absent, never 0. A driver that hangs costs one deadline: the child is killed and the loop goes on, even when
+the kernel does not let the child die (state D); as long as such a child is left, no second one is started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, get_args
+
+import msgspec
+
+from exporters.catalogue import gpu as catalogue
+from exporters.catalogue.metric import Metric
+
+log = logging.getLogger(__name__)
+
+Reason = Literal["no_driver", "hang", "lost", "permission", "parse", "exit"]
+REASONS: tuple[str, ...] = get_args(Reason)
+
+NVML_COMMAND = (sys.executable, "-m", "exporters.gpu_nvml")
+SMI_COMMAND = ("nvidia-smi",)
+
+_MOST_OUTPUT_BYTES = 1 << 20
+_MOST_BACKOFF_S = 30.0
+_LETTING_GO_S = 0.2  # how long a killed child is waited for; one in state D stays longer
+
+
+class GpuUnavailable(Exception):
+    """No reading could be had. `reason` is one of REASONS: few enough to be a label."""
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason if reason in REASONS else "exit"
+        self.why = why
+
+
+class BadReport(ValueError):
+    """nvidia-smi printed a line that is no row; the message names the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One card at one moment, in base units. None: the card, its driver or its mode does not tell; `absent` says why, by field.
+
+    energy_joules: since the driver was loaded (energy_method "counter") or since we started ("integrated").
+    throttle_*_seconds: since the driver was loaded. ecc_*: over the card's life. absent["gpu"]: nothing of this card could be read.
+    Parts of a card (MIG instances) will be readings of their own type, beside these."""
+
+    uuid: str
+    index: int | None = None
+    name: str | None = None
+    driver_version: str | None = None
+    pci_bus_id: str | None = None
+    mig: bool | None = None
+    utilization_ratio: float | None = None
+    memory_busy_ratio: float | None = None
+    memory_used_bytes: float | None = None
+    memory_free_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    memory_reserved_bytes: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    energy_joules: float | None = None
+    temperature_celsius: float | None = None
+    memory_temperature_celsius: float | None = None
+    sm_clock_hertz: float | None = None
+    mem_clock_hertz: float | None = None
+    throttle_sw_power_cap_seconds: float | None = None
+    throttle_sw_thermal_slowdown_seconds: float | None = None
+    throttle_sync_boost_seconds: float | None = None
+    throttle_hw_thermal_slowdown_seconds: float | None = None
+    throttle_hw_power_brake_seconds: float | None = None
+    ecc_corrected: float | None = None
+    ecc_uncorrected: float | None = None
+    remapped_corrected: float | None = None
+    remapped_uncorrected: float | None = None
+    energy_method: Literal["counter", "integrated"] | None = None
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+_NUMBERS = tuple(f.name for f in fields(GpuReading) if f.type == "float | None")
+
+# The largest value that can be meant, by unit. Drivers say "unknown" with all bits set (2**32-1, 2**64-1), in any of the raw units.
+_MOST = {
+    "ratio": 1.0, "bytes": 2.0**50, "watts": 1e5, "joules": 1e15, "celsius": 1000.0, "hertz": 1e11, "seconds": 1e10,
+    "corrected": 4e9, "uncorrected": 4e9,
+}  # fmt: skip
+
+
+def plausible(reading: GpuReading) -> GpuReading:
+    """The same reading without numbers that cannot be: a negative or impossible value becomes absent["..."] = "implausible"."""
+    wrong = [n for n in _NUMBERS if (v := getattr(reading, n)) is not None and not 0 <= v <= _MOST[n.rpartition("_")[2]]]
+    if not wrong:
+        return reading
+    return replace(reading, absent={**reading.absent, **dict.fromkeys(wrong, "implausible")}, **dict.fromkeys(wrong))  # type: ignore[arg-type]
+
+
+# --- nvidia-smi: pure ------------------------------------------------------------------------------------------------------------
+
+_TEXT = {"uuid": "uuid", "name": "name", "driver_version": "driver_version", "pci.bus_id": "pci_bus_id"}
+_MIB = 2.0**20
+
+# nvidia-smi's field -> ours, the unit it prints when asked to, and its size in base units. Fields that a driver does not know are left
+# out after it has said so (see GpuSource); the names are those of driver 550 and later.
+_COLUMNS: dict[str, tuple[str, str, float]] = {
+    "utilization.gpu": ("utilization_ratio", "%", 0.01),
+    "utilization.memory": ("memory_busy_ratio", "%", 0.01),
+    "memory.used": ("memory_used_bytes", "MiB", _MIB),
+    "memory.free": ("memory_free_bytes", "MiB", _MIB),
+    "memory.total": ("memory_total_bytes", "MiB", _MIB),
+    "memory.reserved": ("memory_reserved_bytes", "MiB", _MIB),
+    "power.draw": ("power_watts", "W", 1.0),
+    "enforced.power.limit": ("power_limit_watts", "W", 1.0),
+    "temperature.gpu": ("temperature_celsius", "C", 1.0),
+    "temperature.memory": ("memory_temperature_celsius", "C", 1.0),
+    "clocks.current.sm": ("sm_clock_hertz", "MHz", 1e6),
+    "clocks.current.memory": ("mem_clock_hertz", "MHz", 1e6),
+    "clocks_event_reasons_counters.sw_power_cap": ("throttle_sw_power_cap_seconds", "us", 1e-6),
+    "clocks_event_reasons_counters.sw_thermal_slowdown": ("throttle_sw_thermal_slowdown_seconds", "us", 1e-6),
+    "clocks_event_reasons_counters.sync_boost": ("throttle_sync_boost_seconds", "us", 1e-6),
+    "clocks_event_reasons_counters.hw_thermal_slowdown": ("throttle_hw_thermal_slowdown_seconds", "us", 1e-6),
+    "clocks_event_reasons_counters.hw_power_brake_slowdown": ("throttle_hw_power_brake_seconds", "us", 1e-6),
+    "ecc.errors.corrected.aggregate.total": ("ecc_corrected", "", 1.0),
+    "ecc.errors.uncorrected.aggregate.total": ("ecc_uncorrected", "", 1.0),
+    "remapped_rows.correctable": ("remapped_corrected", "", 1.0),
+    "remapped_rows.uncorrectable": ("remapped_uncorrected", "", 1.0),
+}
+FIELDS: tuple[str, ...] = (*_TEXT, "index", "mig.mode.current", *_COLUMNS)
+
+_ABSENT_WORDS = {
+    "": "not_available",
+    "n/a": "not_available",
+    "not supported": "not_supported",
+    "insufficient permissions": "permission",
+    "unknown error": "unknown_error",
+    "gpu is lost": "lost",
+    "gpu requires reset": "lost",
+    "requested functionality has been deprecated": "deprecated",
+}
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(|%|MiB|W|C|MHz|us)")
+_NOT_A_FIELD = re.compile(r'Field "([^"]{1,100})" is not a valid field to query')
+_LOST_CARD = re.compile(r"Unable to determine the device handle for gpu ?[0-9]*:? *(?P<bus>[0-9a-f]+:[0-9a-f]+:[0-9a-f.]+): .*", re.I)
+
+
+def parse_csv(text: str, asked: Sequence[str] = FIELDS) -> list[GpuReading]:
+    """Rows of `nvidia-smi --query-gpu=<asked> --format=csv,noheader,nounits`, one reading each.
+
+    A cell is read by the type of its column and nothing else, so a name such as "NVIDIA H200" never becomes a number.
+    Raises BadReport, naming the line, for a line with another number of columns or without any identity."""
+    return [_row(number, line, asked) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def _row(number: int, line: str, asked: Sequence[str]) -> GpuReading:
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != len(asked):
+        raise BadReport(f"nvidia-smi line {number} has {len(cells)} columns, {len(asked)} were asked for: {line.strip()[:120]!r}")
+    row = dict(zip(asked, cells, strict=True))
+    text = {ours: cell for theirs, ours in _TEXT.items() if (cell := row.get(theirs, "")) and _why_absent(cell) is None}
+    if not (uuid := text.pop("uuid", None) or text.get("pci_bus_id")):
+        raise BadReport(f"nvidia-smi line {number} names neither uuid nor bus: {line.strip()[:120]!r}")
+    index = row.get("index", "")
+    values: dict[str, float] = {}
+    absent: dict[str, str] = {}
+    for theirs, (ours, unit, size) in _COLUMNS.items():
+        value = _value(row[theirs], unit) if theirs in row else "not_known"
+        if isinstance(value, str):
+            absent[ours] = value
+        else:
+            values[ours] = value * size
+    mig = {"Enabled": True, "Disabled": False}.get(row.get("mig.mode.current", ""))
+    number_or_none = int(index) if re.fullmatch("[0-9]{1,6}", index) else None
+    return plausible(GpuReading(uuid=uuid, index=number_or_none, mig=mig, absent=absent, **text, **values))  # type: ignore[arg-type]
+
+
+def _value(cell: str, unit: str) -> float | str:
+    """The number in a cell, in the printed unit, or the reason why there is none."""
+    if found := _NUMBER.fullmatch(cell):
+        return float(found[1]) if found[2] in ("", unit) else "implausible"
+    return _why_absent(cell) or "implausible"
+
+
+def _why_absent(cell: str) -> str | None:
+    return _ABSENT_WORDS.get(cell.strip("[] ").lower())
+
+
+# --- energy: pure ----------------------------------------------------------------------------------------------------------------
+
+
+class EnergyIntegral:
+    """Joules from power readings, by trapezoids, for cards without an energy counter. It never falls.
+
+    A gap longer than max_gap_s counts nothing: nobody knows what the card drew meanwhile. Nor does a clock that went back."""
+
+    def __init__(self, max_gap_s: float = 30.0) -> None:
+        self.joules = 0.0
+        self._max_gap_s = max_gap_s
+        self._last: tuple[float, float] | None = None  # when, watts
+
+    def add(self, watts: float, at_s: float) -> float:
+        """Joules up to this reading."""
+        if self._last and 0 <= (gap_s := at_s - self._last[0]) <= self._max_gap_s:
+            self.joules += gap_s * (self._last[1] + watts) / 2
+        self._last = (at_s, watts)
+        return self.joules
+
+
+# --- samples: pure ---------------------------------------------------------------------------------------------------------------
+
+_SAMPLES: tuple[tuple[Metric, dict[str, str], str], ...] = (
+    (catalogue.UTILIZATION, {}, "utilization_ratio"),
+    (catalogue.MEMORY_BUSY, {}, "memory_busy_ratio"),
+    (catalogue.MEMORY_USED, {}, "memory_used_bytes"),
+    (catalogue.MEMORY_FREE, {}, "memory_free_bytes"),
+    (catalogue.MEMORY_TOTAL, {}, "memory_total_bytes"),
+    (catalogue.MEMORY_RESERVED, {}, "memory_reserved_bytes"),
+    (catalogue.POWER, {}, "power_watts"),
+    (catalogue.POWER_LIMIT, {}, "power_limit_watts"),
+    (catalogue.TEMPERATURE, {"sensor": "gpu"}, "temperature_celsius"),
+    (catalogue.TEMPERATURE, {"sensor": "memory"}, "memory_temperature_celsius"),
+    (catalogue.SM_CLOCK, {}, "sm_clock_hertz"),
+    (catalogue.MEM_CLOCK, {}, "mem_clock_hertz"),
+    (catalogue.THROTTLE, {"reason": "sw_power_cap"}, "throttle_sw_power_cap_seconds"),
+    (catalogue.THROTTLE, {"reason": "sw_thermal_slowdown"}, "throttle_sw_thermal_slowdown_seconds"),
+    (catalogue.THROTTLE, {"reason": "sync_boost"}, "throttle_sync_boost_seconds"),
+    (catalogue.THROTTLE, {"reason": "hw_thermal_slowdown"}, "throttle_hw_thermal_slowdown_seconds"),
+    (catalogue.THROTTLE, {"reason": "hw_power_brake"}, "throttle_hw_power_brake_seconds"),
+    (catalogue.ECC_ERRORS, {"kind": "corrected"}, "ecc_corrected"),
+    (catalogue.ECC_ERRORS, {"kind": "uncorrected"}, "ecc_uncorrected"),
+    (catalogue.REMAPPED_ROWS, {"kind": "corrected"}, "remapped_corrected"),
+    (catalogue.REMAPPED_ROWS, {"kind": "uncorrected"}, "remapped_uncorrected"),
+)
+
+
+def families(readings: Sequence[GpuReading]) -> Iterator[tuple[Metric, dict[str, str], float]]:
+    """One tuple per sample: metric, labels, value. Samples of one metric follow each other, as an exposition page wants them."""
+    for reading in readings:
+        yield catalogue.INFO, _info(reading), 1.0
+    for metric, labels, name in _SAMPLES:
+        for reading in readings:
+            if (value := getattr(reading, name)) is not None:
+                yield metric, {"uuid": reading.uuid, **labels}, value
+    for reading in readings:
+        if reading.energy_joules is not None:
+            yield catalogue.ENERGY, {"uuid": reading.uuid, "method": reading.energy_method or "counter"}, reading.energy_joules
+    for reading in readings:
+        for reason, count in sorted(Counter(reading.absent.values()).items()):
+            yield catalogue.ABSENT, {"uuid": reading.uuid, "reason": reason}, float(count)
+
+
+def _info(reading: GpuReading) -> dict[str, str]:
+    return {
+        "uuid": reading.uuid,
+        "index": "" if reading.index is None else str(reading.index),
+        "name": reading.name or "",
+        "driver_version": reading.driver_version or "",
+        "pci_bus_id": reading.pci_bus_id or "",
+        "mig": {True: "on", False: "off", None: "unknown"}[reading.mig],
+    }
+
+
+# --- the edge: processes ---------------------------------------------------------------------------------------------------------
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What the NVML child says; see exporters/gpu_nvml.py."""
+
+    gpus: list[GpuReading] = []  # msgspec copies it
+    error: str | None = None
+    why: str = ""
+
+
+_answers = msgspec.json.Decoder(_Answer)
+
+
+class _Program:
+    """A started program in a process group of its own. Its pipes are ours, so they can be let go even while someone holds the far end."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        out: asyncio.StreamReader,
+        err: asyncio.StreamReader,
+        held: Sequence[asyncio.BaseTransport],
+    ):
+        self.process, self.out, self.err, self._held = process, out, err, held
+
+    @classmethod
+    async def start(cls, command: Sequence[str], env: Mapping[str, str] | None, stdin: int) -> _Program:
+        """Raises OSError when there is no such program."""
+        readers: list[asyncio.StreamReader] = []
+        held: list[asyncio.BaseTransport] = []
+        far: list[int] = []
+        try:
+            for _ in range(2):
+                ours, theirs = os.pipe()
+                far.append(theirs)
+                reader = asyncio.StreamReader(limit=_MOST_OUTPUT_BYTES)
+                held.append(await _connect(reader, ours))
+                readers.append(reader)
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=stdin, stdout=far[0], stderr=far[1], env=env, start_new_session=True
+            )  # fmt: skip
+        except BaseException:
+            for transport in held:
+                transport.close()
+            raise
+        finally:
+            for end in far:
+                os.close(end)
+        return cls(process, readers[0], readers[1], held)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, then let the pipes go. Does not wait."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.let_go()
+
+    def let_go(self) -> None:
+        for transport in self._held:
+            transport.close()
+        if self.process.stdin:
+            self.process.stdin.close()
+
+
+async def _connect(reader: asyncio.StreamReader, fd: int) -> asyncio.BaseTransport:
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0))
+    return transport
+
+
+async def _whole(reader: asyncio.StreamReader) -> str:
+    text = bytearray()
+    while chunk := await reader.read(1 << 16):
+        text += chunk
+        if len(text) > _MOST_OUTPUT_BYTES:
+            raise GpuUnavailable("parse", f"nvidia-smi printed more than {_MOST_OUTPUT_BYTES} bytes: this is no report")
+    return text.decode(errors="replace")
+
+
+class GpuSource:
+    """Readings of all cards, from whichever of NVML and nvidia-smi answers.
+
+    nvml, smi: the commands to run. env: their environment, ours by default. clock: seconds that never go back.
+    backoff_s: pause after a first failure, doubled each time up to 30 s; reads in between fail at once, with the same reason.
+    reprobe_s: how often a missing driver, or NVML behind a working nvidia-smi, is looked for again.
+    energy_gap_s: see EnergyIntegral; keep it above the time between two reads."""
+
+    def __init__(
+        self,
+        nvml: Sequence[str] = NVML_COMMAND,
+        smi: Sequence[str] = SMI_COMMAND,
+        env: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        backoff_s: float = 1.0,
+        reprobe_s: float = 30.0,
+        energy_gap_s: float = 30.0,
+    ) -> None:
+        self.method: Literal["nvml", "nvidia-smi"] | None = None
+        self._nvml, self._smi, self._env, self._clock = nvml, smi, env, clock
+        self._backoff_s, self._reprobe_s, self._energy_gap_s = backoff_s, reprobe_s, energy_gap_s
+        self._busy = asyncio.Lock()
+        self._child: _Program | None = None
+        self._dying: list[_Program] = []
+        self._no_nvml_before = self._nothing_before = 0.0
+        self._failures = 0
+        self._last: GpuUnavailable | None = None
+        self._unknown_fields: set[str] = set()
+        self._known: dict[str, GpuReading] = {}
+        self._energy: dict[str, EnergyIntegral] = {}
+
+    async def __aenter__(self) -> GpuSource:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop what runs; a child that the kernel holds is left to it."""
+        self._drop_child()
+        await self._reap()
+
+    async def read(self, deadline_s: float = 2.0) -> list[GpuReading]:
+        """One reading per card. Raises GpuUnavailable, at the latest a moment after the deadline.
+
+        The first read after a start also loads the driver, which takes seconds where no process holds it open: give it longer."""
+        await self._refuse_while_waiting()
+        try:
+            async with asyncio.timeout(deadline_s), self._busy:
+                readings = await self._sample()
+        except TimeoutError:
+            await self._reap()
+            raise self._failed(GpuUnavailable("hang", f"the GPU driver did not answer within {deadline_s:g} s")) from None
+        except GpuUnavailable as error:
+            await self._reap()
+            raise self._failed(error) from error.__cause__
+        self._failures, self._last = 0, None
+        return self._finished(readings)
+
+    async def _refuse_while_waiting(self) -> None:
+        await self._reap()
+        if self._dying:
+            pid = self._dying[0].process.pid
+            raise GpuUnavailable("hang", f"the killed process {pid} is still held by the GPU driver; no new one is started until it ends")
+        if self._last and (wait_s := self._nothing_before - self._clock()) > 0:
+            raise GpuUnavailable(self._last.reason, f"{self._last.why}; next try in {wait_s:.0f} s")
+
+    def _failed(self, error: GpuUnavailable) -> GpuUnavailable:
+        """Note a failure and when to try again."""
+        self._failures += 1
+        backoff_s = min(self._backoff_s * 2 ** min(self._failures - 1, 10), _MOST_BACKOFF_S)
+        self._nothing_before = self._clock() + (self._reprobe_s if error.reason == "no_driver" else backoff_s)
+        self._last = error
+        return error
+
+    def _finished(self, readings: Iterable[GpuReading]) -> list[GpuReading]:
+        """Name lost cards after what was known of them, integrate energy where there is no counter, and let a uuid appear once."""
+        now = self._clock()
+        found: dict[str, GpuReading] = {}
+        for raw in readings:
+            reading = self._with_energy(plausible(self._recalled(raw) if "gpu" in raw.absent else raw), now)
+            found.setdefault(reading.uuid, reading)
+        self._known |= {uuid: reading for uuid, reading in found.items() if "gpu" not in reading.absent}
+        return list(found.values())
+
+    def _recalled(self, lost: GpuReading) -> GpuReading:
+        """A lost card has only an index or a bus id left; its name is in our memory."""
+        bus = (lost.pci_bus_id or "-").lower()[-10:]
+        for known in self._known.values():
+            if (lost.index is not None and known.index == lost.index) or (known.pci_bus_id or "").lower().endswith(bus):
+                return GpuReading(known.uuid, known.index, known.name, known.driver_version, known.pci_bus_id, known.mig, absent=lost.absent)
+        return replace(lost, uuid=lost.pci_bus_id or f"index:{lost.index}")
+
+    def _with_energy(self, reading: GpuReading, now: float) -> GpuReading:
+        if reading.energy_joules is not None:
+            return replace(reading, energy_method="counter")
+        if reading.power_watts is None:
+            return reading
+        integral = self._energy.setdefault(reading.uuid, EnergyIntegral(self._energy_gap_s))
+        absent = {name: why for name, why in reading.absent.items() if name != "energy_joules"}
+        return replace(reading, energy_joules=integral.add(reading.power_watts, now), energy_method="integrated", absent=absent)
+
+    async def _sample(self) -> list[GpuReading]:
+        if self._child is None and self._clock() < self._no_nvml_before:
+            return await self._read_smi()
+        try:
+            return await self._read_nvml()
+        except GpuUnavailable as no_nvml:
+            if no_nvml.reason != "no_driver":
+                raise
+            self._no_nvml_before = self._clock() + self._reprobe_s
+            try:
+                return await self._read_smi()
+            except GpuUnavailable as no_smi:
+                if no_smi.reason != "no_driver":
+                    raise
+                raise GpuUnavailable("no_driver", f"{no_nvml.why}; {no_smi.why}; without an NVIDIA driver there are no GPU series") from None
+
+    # NVML, by the child
+
+    async def _read_nvml(self) -> list[GpuReading]:
+        try:
+            line = await self._ask_child()
+            if not line:
+                raise GpuUnavailable("exit", await self._obituary())
+            answer = _answers.decode(line)
+        except msgspec.DecodeError as error:
+            self._drop_child()
+            raise GpuUnavailable("parse", f"the NVML process answered what is no reading: {error}") from error
+        except BaseException:  # a deadline or a cancellation above all: half an answer must not meet the next question
+            self._drop_child()
+            raise
+        if answer.error:
+            self._drop_child()
+            raise GpuUnavailable(answer.error, answer.why)
+        if not answer.gpus or all("gpu" in reading.absent for reading in answer.gpus):
+            raise GpuUnavailable("lost", f"NVML answers, but none of its {len(answer.gpus)} cards can be read; see 'dmesg | grep -i xid'")
+        self.method = "nvml"
+        return answer.gpus
+
+    async def _ask_child(self) -> bytes:
+        """One question, one line; empty when the child ended. The child is started when there is none."""
+        try:
+            if self._child is None:
+                self._child = await _Program.start(self._nvml, self._env, asyncio.subprocess.PIPE)
+            stdin = self._child.process.stdin
+            assert stdin is not None  # noqa: S101  # it was started with a pipe
+            stdin.write(b"read\n")
+            await stdin.drain()
+            return await self._child.out.readline()
+        except ConnectionError:
+            return b""
+        except OSError as error:
+            raise GpuUnavailable("exit", f"the NVML process cannot be started: {error}") from error
+        except ValueError as error:
+            raise GpuUnavailable("parse", f"the NVML process answered without an end: {error}") from error
+
+    async def _obituary(self) -> str:
+        if self._child is None:
+            return "the NVML process ended"
+        said = (await _whole(self._child.err)).strip().split("\n")[-1]
+        return f"the NVML process ended with code {await self._child.process.wait()}: {said[:200] or 'it said nothing'}"
+
+    # nvidia-smi
+
+    async def _read_smi(self) -> list[GpuReading]:
+        """Ask for all fields; a driver that does not know one refuses them all and names it, so ask again without it."""
+        for _ in FIELDS:
+            asked = [name for name in FIELDS if name not in self._unknown_fields]
+            code, out, err = await self._run_smi(asked)
+            refused = set(_NOT_A_FIELD.findall(out + err)) & set(asked)
+            if not refused:
+                break
+            log.info("nvidia-smi does not know %s; going on without", ", ".join(sorted(refused)))
+            self._unknown_fields |= refused
+        readings = _understood(code, out, err, asked)
+        self.method = "nvidia-smi"
+        return readings
+
+    async def _run_smi(self, asked: Sequence[str]) -> tuple[int, str, str]:
+        command = (*self._smi, f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits")
+        try:
+            program = await _Program.start(command, self._env, asyncio.subprocess.DEVNULL)
+        except PermissionError as error:
+            raise GpuUnavailable("permission", f"{self._smi[0]} may not be run: {error}") from error
+        except OSError as error:
+            raise GpuUnavailable("no_driver", f"{self._smi[0]} cannot be run: {error.strerror or error}") from error
+        try:
+            out, err = await asyncio.gather(_whole(program.out), _whole(program.err))
+            code = await program.process.wait()
+        except BaseException:
+            self._end(program)
+            raise
+        program.let_go()
+        return code, out, err
+
+    # ends
+
+    def _drop_child(self) -> None:
+        if self._child:
+            self._end(self._child)
+            self._child = None
+
+    def _end(self, program: _Program) -> None:
+        program.kill()
+        self._dying.append(program)
+
+    async def _reap(self) -> None:
+        """Wait a moment for what was killed."""
+        ends = [asyncio.ensure_future(program.process.wait()) for program in self._dying]
+        if ends:
+            _, held = await asyncio.wait(ends, timeout=_LETTING_GO_S)
+            for end in held:
+                end.cancel()
+        self._dying = [program for program in self._dying if program.process.returncode is None]
+
+
+def _understood(code: int, out: str, err: str, asked: Sequence[str]) -> list[GpuReading]:
+    """What one run of nvidia-smi means, by its exit code (see its manual, RETURN VALUE). Raises GpuUnavailable."""
+    lines = out.split("\n")
+    lost = [GpuReading(uuid="", pci_bus_id=found["bus"], absent={"gpu": "lost"}) for line in lines if (found := _LOST_CARD.match(line.strip()))]
+    rows = "\n".join(line for line in lines if not _LOST_CARD.match(line.strip()))
+    said = f"nvidia-smi ended with code {code}: {((out + err).strip() or 'it said nothing')[:200]}"
+    if "No devices were found" in out + err or code == 15 or (lost and not rows.strip()):
+        raise GpuUnavailable("lost", said)
+    if code and not lost:
+        raise GpuUnavailable({4: "permission", 9: "no_driver", 12: "no_driver", 18: "no_driver"}.get(code, "exit"), said)
+    try:
+        return parse_csv(rows, asked) + lost
+    except BadReport as error:
+        raise GpuUnavailable("parse", str(error)) from error

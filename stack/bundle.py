@@ -1,0 +1,52 @@
+"""Every printed file as (path, text): what `render` writes and the tests compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from alerts import printer
+from alerts.families import ALERTS, RECORDINGS
+from dashboards.boards import BOARDS
+from dashboards.panels import to_json
+from exporters.catalogue.check import Use
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """Path below the root and text of each printed file."""
+    for name, text in printer.rule_files():
+        yield Path("alerts/prometheus") / name, text
+    for board in BOARDS:
+        yield Path("dashboards/json") / f"{board.slug}.json", to_json(board)
+
+
+def stale(root: Path = ROOT) -> list[Path]:
+    """Printed files that differ from what their source prints now, are missing, or have no source any more."""
+    printed = dict(files())
+    wrong = [path for path, text in printed.items() if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text]
+    folders = {path.parent for path in printed}
+    return wrong + [f.relative_to(root) for d in sorted(folders) for f in sorted((root / d).glob("*")) if f.relative_to(root) not in printed]
+
+
+def write(root: Path = ROOT) -> list[Path]:
+    """Print every file and remove those without a source; the paths that changed."""
+    changed = stale(root)
+    printed = dict(files())
+    for path in changed:
+        if path in printed:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(printed[path], encoding="utf-8")
+        else:
+            (root / path).unlink()
+    return changed
+
+
+def uses() -> Iterator[Use]:
+    """Every place of ours that reads series: panels, alerts, recordings."""
+    for board in BOARDS:
+        for panel in board.panels:
+            yield from (Use(f"panel {board.slug}/{panel.slug}", query.expr, panel.optional) for query in panel.queries)
+    yield from (Use(f"alert {alert.name}", alert.expr) for alert in ALERTS)
+    yield from (Use(f"recording {recording.record}", recording.expr) for recording in RECORDINGS)

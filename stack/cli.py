@@ -1,0 +1,302 @@
+"""The command `vllm-watch`: options, one call, output. The one click door."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from exporters import sidecar as sidecar_module
+from exporters.catalogue import EVERYTHING, NEVER_EXISTED, check, expression, page
+from exporters.catalogue.metric import Metric
+from exporters.engine import fetch
+from stack import bundle, config
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+
+
+def version() -> str:
+    """This release; 'unknown' where the code runs without having been installed."""
+    try:
+        return importlib.metadata.version("vllm-watch")
+    except importlib.metadata.PackageNotFoundError:
+        found = re.search(r'^version = "([^"]+)"', (bundle.ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+        return found[1] if found else "unknown"
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Errors that a user can act on, as one sentence and exit status 2."""
+    try:
+        yield
+    except (config.BadConfig, expression.BadExpression, page.BadPage, ValueError, OSError) as error:
+        raise Told(_sentence(error)) from error
+
+
+class Told(click.ClickException):
+    """A mistake that the caller can mend; exit status 2, as for wrong options."""
+
+    exit_code = 2
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _duration(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if not found:
+        raise click.BadParameter(f"{text!r} is no duration; write it like 120s or 5m")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, None: 1}[found[2]]
+
+
+def _logging() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(version(), prog_name="vllm-watch")
+def main() -> None:
+    """The observability stack for vLLM.
+
+    \b
+    Example:  vllm-watch metrics check http://127.0.0.1:8000
+    """
+
+
+@main.group()
+def lab() -> None:
+    """A real vLLM on this machine's CPU, watched by the whole stack."""
+
+
+@lab.command("up")
+@click.option("--engine", metavar="URL", help="Watch this vLLM instead of starting one.")
+@click.option("--for", "for_s", metavar="TIME", callback=_duration, help="Stop after this time of readiness; exit 0 only if all was well.")
+@click.option("--port-offset", default=0, show_default=True, help="Add this to every port.")
+def lab_up(engine: str | None, for_s: float | None, port_offset: int) -> None:
+    """Install what is missing, start everything, feed it, and show how it does.
+
+    \b
+    Example:  vllm-watch lab up --for 120s
+    """
+    from stack.lab.up import up  # the lab's imports are not paid for by other commands
+
+    raise SystemExit(up(engine, for_s, port_offset, Console()))
+
+
+@lab.command("install")
+@click.argument("names", nargs=-1)
+@click.option("--every", is_flag=True, help="Every part that the tests use; in CI a missing one is a failure, elsewhere it is named.")
+def lab_install(names: tuple[str, ...], every: bool) -> None:
+    """Install real parts into the cache, or say where they are already. Without NAMES: all that the lab needs.
+
+    \b
+    Example:  vllm-watch lab install prometheus promtool
+    """
+    from stack.lab import parts
+    from stack.lab.up import NEEDED
+
+    console = Console(soft_wrap=True, highlight=False)
+    unknown = sorted(set(names) - set(parts.PARTS))
+    if unknown:
+        raise click.UsageError(f"{unknown[0]} is no part; there are {', '.join(parts.PARTS)}")
+    wanted = tuple(parts.PARTS) if every else names or NEEDED
+    try:
+        found = parts.ensure(wanted, console.print)
+    except parts.PartMissing as error:
+        if not every or os.environ.get("CI"):
+            raise click.ClickException(str(error)) from error
+        found = {name: part for name in wanted if (part := parts.find(name))}
+        console.print(f"going on without what is missing:\n{error}")
+    for part in found.values():
+        console.print(f"{part.name} {part.version}: {part.path} ({part.origin})")
+
+
+@main.group()
+def sidecar() -> None:
+    """The exporter that joins request log, engine and GPU."""
+
+
+@sidecar.command("run")
+@click.option("--config", "path", required=True, type=click.Path(path_type=Path), help="YAML; see stack/deploy/sidecar.yaml.")
+def sidecar_run(path: Path) -> None:
+    """Serve /metrics, /-/healthy and /-/ready.
+
+    \b
+    Example:  vllm-watch sidecar run --config sidecar.yaml
+    """
+    _logging()
+    with _told():
+        asyncio.run(_serve_sidecar(config.load(path, sidecar_module.SidecarConfig)))
+
+
+async def _serve_sidecar(settings: sidecar_module.SidecarConfig) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        await sidecar_module.serve(settings, version(), stop)
+    except OSError as error:
+        raise OSError(f"{settings.listen} cannot be used: {error.strerror}; choose another with `listen:`") from error
+
+
+@main.group()
+def gateway() -> None:
+    """The way in: who asks, how it went, one JSON line for each request."""
+
+
+@gateway.command("run")
+@click.option("--config", "path", required=True, type=click.Path(path_type=Path), help="YAML; see stack/deploy/gateway.yaml.")
+def gateway_run(path: Path) -> None:
+    """Pass requests on to vLLM and log them.
+
+    \b
+    Example:  vllm-watch gateway run --config gateway.yaml
+    """
+    from stack.gateway import run
+
+    _logging()
+    with _told():
+        raise SystemExit(run(path))
+
+
+@gateway.command("key")
+@click.argument("team")
+def gateway_key(team: str) -> None:
+    """Make a key for TEAM: the secret to hand out, and the hash that belongs into teams.yaml.
+
+    \b
+    Example:  vllm-watch gateway key demo
+    """
+    from stack.gateway.teams import make_key
+
+    with _told():
+        key, hashed = make_key(team)
+    click.echo(f"key for {team} (shown once): {key}\nfor teams.yaml:\n  teams:\n    {team}:\n      keys: ['{hashed}']")
+
+
+@main.group()
+def metrics() -> None:
+    """What vLLM exposes, and whether a page or dashboard fits it."""
+
+
+@metrics.command("list")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+@click.argument("word", default="")
+def metrics_list(as_json: bool, word: str) -> None:
+    """Print the catalogue, or the part of it whose name or meaning has WORD.
+
+    \b
+    Example:  vllm-watch metrics list queue
+    """
+    chosen = [m for m in EVERYTHING if word.lower() in f"{m.name} {m.meaning}".lower()]
+    if as_json:
+        click.echo(json.dumps([_metric_as_json(m) for m in chosen], indent=1))
+        return
+    table = Table("name", "kind", "unit", "vLLM", "meaning and notes")
+    for metric in chosen:
+        lived = f"{metric.since or '?'} .. {metric.until or ''}" if metric.name.startswith("vllm:") else ""
+        told = [metric.meaning, *(f"- {note}" for note in metric.notes)]
+        told += [f"needs {metric.needs}"] * bool(metric.needs) + ["known from source only"] * (metric.evidence == "source")
+        table.add_row(metric.name, str(metric.kind), str(metric.unit), lived, "\n".join(told))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _metric_as_json(metric: Metric) -> dict[str, Any]:
+    return {name: getattr(metric, name) for name in metric.__dataclass_fields__}
+
+
+@metrics.command("check")
+@click.argument("target", required=False)
+@click.option("--dashboard", "boards", multiple=True, type=click.Path(path_type=Path), help="A Grafana dashboard of your own to check as well.")
+@click.option("--release", help="The engine's vLLM version, where the page cannot be asked for it.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | None, as_json: bool) -> None:
+    """Compare a live page with the catalogue, and with every panel and rule.
+
+    TARGET is the address of a vLLM server, or a file with its page. Exit 1 for unknown or escaped names, or when a panel or rule
+    that is not optional can never return anything.
+
+    \b
+    Example:  vllm-watch metrics check http://127.0.0.1:8000 --dashboard mine.json
+    """
+    if target is None and not boards:
+        raise click.UsageError("name a server, a file with its page, or a --dashboard")
+    with _told():
+        theirs = [use for path in boards for use in check.uses_of_dashboard(path.read_text(), path.name)]
+        strangers = list(check.unknown_names(theirs, EVERYTHING, NEVER_EXISTED))
+        report = None
+        if target is not None:
+            text, told = asyncio.run(fetch(target)) if "://" in target else (Path(target).read_text(), None)
+            report = check.check(page.parse(text), EVERYTHING, [*bundle.uses(), *theirs], release or told)
+    if as_json:
+        names = [{"place": use.place, "name": name, "instead": instead} for use, name, instead in strangers]
+        click.echo(json.dumps({"page": report.as_json() if report else None, "dashboards": names}, indent=1))
+    else:
+        _say(report, strangers)
+    raise SystemExit(1 if strangers or (report and report.fails) else 0)
+
+
+def _say(report: check.Report | None, strangers: list[tuple[check.Use, str, str]]) -> None:
+    for use, name, instead in strangers:
+        click.echo(f"no release has {name} ({use.place}){': use ' + instead if instead else ''}")
+    if report is None:
+        click.echo("every name in the dashboard is known" if not strangers else f"{len(strangers)} unknown names")
+        return
+    since, before = report.releases
+    click.echo("vLLM of an unknown release" if since == "0.0" else f"vLLM {since}" + (f" or later, before {before}" if before else " or later"))
+    click.echo(f"known     {len(report.known)} families, and {len(report.beside)} that are not vLLM's own")
+    for name in report.unknown:
+        click.echo(f"unknown   {name}: not in this catalogue; a newer vLLM, or a plug-in")
+    if report.escaped:
+        click.echo(f"escaped   {len(report.escaped)} families such as {report.escaped[0]}: {check.ESCAPED_ADVICE}")
+    for old, new in report.renamed:
+        click.echo(f"renamed   {old} is called {new} in newer releases; our queries ask for both")
+    for need, names in _by_need(report.absent):
+        listed = ", ".join(names) if len(names) < 4 else f"{len(names)} families such as {names[0]}"
+        click.echo(f"absent    {listed}" + (f" (needs {need})" if need else ""))
+    for broken in report.broken:
+        why = f"optional, {broken.use.optional}" if broken.use.optional else f"misses {', '.join(broken.missing) or 'a matching series'}"
+        click.echo(f"{'empty ' if broken.use.optional else 'broken'}    {broken.use.place}: {why}")
+    click.echo("in order" if not report.fails else "not in order")
+
+
+def _by_need(absent: tuple[Metric, ...]) -> list[tuple[str, list[str]]]:
+    needs = sorted({metric.needs for metric in absent})
+    return [(need, [metric.name for metric in absent if metric.needs == need]) for need in needs]
+
+
+@main.command()
+@click.option("--check", "only_check", is_flag=True, help="Change nothing; exit 1 when a printed file is out of date.")
+def render(only_check: bool) -> None:
+    """Print dashboards and rule files from their source.
+
+    \b
+    Example:  vllm-watch render --check
+    """
+    changed = bundle.stale() if only_check else bundle.write()
+    for path in changed:
+        click.echo(f"{'out of date' if only_check else 'printed'}: {path}")
+    if only_check and changed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

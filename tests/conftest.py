@@ -1,0 +1,80 @@
+"""Shared ground: real parts by name. In CI a missing part is a failure; elsewhere its tests are reported as not run, by name."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stack.lab import parts
+
+GOLDEN = Path(__file__).parent / "golden"
+_used: dict[str, str] = {}
+_missing: dict[str, int] = {}
+
+
+@pytest.fixture(scope="session")
+def part() -> Callable[[str], parts.Part]:
+    """A real part of the stack, or the test does not run (outside CI), or fails (in CI)."""
+
+    def get(name: str) -> parts.Part:
+        found = parts.find(name)
+        if found is None:
+            _missing[name] = _missing.get(name, 0) + 1
+            message = f"{name} is not installed; 'make test' installs it"
+            pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+        _used[name] = f"{found.version} ({found.origin})"
+        return found
+
+    return get
+
+
+@pytest.fixture
+def free_port() -> Iterator[Callable[[], int]]:
+    """Loopback ports that were free a moment ago and are not handed out twice."""
+    held: list[socket.socket] = []
+
+    def port() -> int:
+        s = socket.socket()
+        s.bind(("127.0.0.1", 0))
+        held.append(s)
+        number: int = s.getsockname()[1]
+        s.close()
+        return number
+
+    yield port
+    for s in held:
+        s.close()
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[..., None]:
+    """Poll until a condition holds; the failure says what was seen last."""
+
+    def wait(condition: Callable[[], object], within_s: float = 15.0, what: str = "the condition") -> None:
+        deadline = time.monotonic() + within_s
+        last: object = None
+        while time.monotonic() < deadline:
+            try:
+                last = condition()
+            except (OSError, AssertionError, LookupError, ValueError) as error:
+                last = error
+            else:
+                if last:
+                    return
+            time.sleep(0.05)
+        raise AssertionError(f"{what} did not hold within {within_s} s; last seen: {last!r}")
+
+    return wait
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.section("real parts")
+    for name, version in sorted(_used.items()):
+        terminalreporter.write_line(f"ran:     {name} {version}")
+    for name, count in sorted(_missing.items()):
+        terminalreporter.write_line(f"missing: {name}; {count} tests did not run")

@@ -1,0 +1,165 @@
+"""The sidecar as Prometheus sees it: over HTTP, with sources that live and die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, web
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporters.catalogue import OURS
+from exporters.sidecar import Engine, Sidecar, SidecarConfig, application
+from stack import cli, config
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+class FakeEngine:
+    """Answers /metrics with a captured page and /version; can be told to fail."""
+
+    def __init__(self) -> None:
+        self.text = (GOLDEN / "0.32.0-before.prom").read_text()
+        self.status = 200
+
+    async def start(self) -> str:
+        app = web.Application()
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/version", self.version)
+        self.runner = web.AppRunner(app)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(status=self.status, text=self.text)
+
+    async def version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": "0.32.0"})
+
+
+async def until(condition, within_s=10.0):
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+def values(text: str) -> dict[tuple[str, ...], float]:
+    return {
+        (s.name, *(f"{k}={v}" for k, v in sorted(s.labels.items()))): s.value for f in text_string_to_metric_families(text) for s in f.samples
+    }
+
+
+@pytest.fixture
+async def fake_engine():
+    engine = FakeEngine()
+    engine.url = await engine.start()
+    yield engine
+    await engine.runner.cleanup()
+
+
+async def test_log_and_engine_meet_on_one_page_and_a_dead_engine_leaves_the_rest(tmp_path, fake_engine):
+    log, events = tmp_path / "requests.jsonl", tmp_path / "events.jsonl"
+    log.write_text('{"request_id":"a","team":"demo","model":"tiny","outcome":"ok","prompt_tokens":3,"ttft_ms":12}\nnonsense\n')
+    settings = SidecarConfig(
+        requests_log=(str(log),), engines=(Engine("e", fake_engine.url),), gpu="off", events=str(events), engine_interval_s=0.05
+    )
+    sidecar = Sidecar(settings, "9.9")
+    await sidecar.start()
+    try:
+        await until(lambda: sidecar.ready)
+        found = values(sidecar.page())
+        assert 1 == found["vllm_watch_requests_total", "model_name=tiny", "outcome=ok", "team=demo"]
+        assert 1 == found["vllm_watch_log_bad_lines_total", "reason=json"]
+        assert 1 == found["vllm_watch_source_up", "kind=engine", "source=e"]
+        assert ("vllm_watch_engine_info", "cache_dtype=auto", "enable_prefix_caching=True", "upstream=e", "version=0.32.0") in found
+
+        fake_engine.status = 500
+        await until(lambda: not sidecar.sources[1].up)
+        with log.open("a") as file:
+            file.write('{"request_id":"b","team":"demo","model":"tiny","outcome":"ok"}\n')
+        await until(lambda: sidecar.logs.lines == 2)
+        found = values(sidecar.page())
+        assert 0 == found["vllm_watch_source_up", "kind=engine", "source=e"]
+        assert found["vllm_watch_source_errors_total", "kind=engine", "reason=http_5xx", "source=e"] >= 1
+        assert 2 == found["vllm_watch_requests_total", "model_name=tiny", "outcome=ok", "team=demo"]
+        assert any(name[0] == "vllm_watch_kv_blocks" for name in found), "what the engine last said stays, with its age beside it"
+
+        fake_engine.status, fake_engine.text = 200, (GOLDEN / "0.32.0-preempt-under-load.prom").read_text()
+        await until(lambda: sidecar.histories["e"].restarts == 1)
+        await until(lambda: events.exists())
+        assert {"restart", "config"} <= {json.loads(line)["kind"] for line in events.read_text().splitlines()}
+    finally:
+        await sidecar.stop()
+
+
+async def test_it_serves_its_three_addresses_and_knows_every_name_it_serves(tmp_path, fake_engine):
+    log = tmp_path / "requests.jsonl"
+    log.write_text((json.dumps({"request_id": "x", "team": "t", "model": "m", "outcome": "timeout", "finish_reason": "abort", "cache_hit": False,
+                                "ttft_ms": 1, "tpot_ms": 1, "e2e_ms": 1, "queue_ms": 0, "engine_queue_ms": 0, "prompt_tokens": 1}) + "\n"))  # fmt: skip
+    settings = SidecarConfig(requests_log=(str(log),), engines=(Engine("e", fake_engine.url),), gpu="off", events=str(tmp_path / "events.jsonl"))
+    runner = web.AppRunner(application(Sidecar(settings)))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    base = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+    try:
+        async with ClientSession() as session:
+            assert 200 == (await session.get(f"{base}/-/healthy")).status
+            deadline = asyncio.get_running_loop().time() + 10
+            while (await session.get(f"{base}/-/ready")).status != 200:
+                assert asyncio.get_running_loop().time() < deadline
+                await asyncio.sleep(0.05)
+            answer = await session.get(f"{base}/metrics")
+            text = await answer.text()
+    finally:
+        await runner.cleanup()
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    known = {metric.name: metric for metric in OURS}
+    for family in text_string_to_metric_families(text):
+        name = family.name + "_total" if family.type == "counter" else family.name
+        assert name in known, f"{name} is not in the catalogue"
+        for sample in family.samples:
+            assert set(known[name].labels) == set(sample.labels) - {"le"}, name
+            assert sample.name in known[name].samples or sample.name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("listne: x", "sidecar.yaml: listne is unknown; did you mean listen?"),
+        ("listen: 9401", "sidecar.yaml: listen: Expected `str`"),
+        ("listen: here", "no address; write host:port"),
+        ("engines: [{name: a, url: 127.0.0.1:8000}]", "engines[0]: url '127.0.0.1:8000' should be like http://"),
+        ("engines: [{name: a, ulr: x}]", "engines[0].ulr is unknown; did you mean url?"),
+        ("engines: [{name: a}]", "engines[0].url is missing"),
+        ("field_names: {a: prompt_token}", "no request record has"),
+        ("a: [", "sidecar.yaml, line 1: this is not YAML"),
+        ("engine_interval_s: 0", "more than 0 seconds"),
+    ],
+)
+def test_a_mistake_in_the_configuration_names_its_place(text, sentence, tmp_path):
+    path = tmp_path / "sidecar.yaml"
+    path.write_text(text)
+    with pytest.raises(config.BadConfig) as told:
+        config.load(path, SidecarConfig)
+    assert sentence in str(told.value)
+
+
+def test_a_taken_port_is_told_in_one_sentence(tmp_path, free_port):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        path = tmp_path / "sidecar.yaml"
+        path.write_text(f"listen: 127.0.0.1:{taken.getsockname()[1]}\ngpu: 'off'\n")
+        result = CliRunner().invoke(cli.main, ["sidecar", "run", "--config", str(path)])
+    assert 2 == result.exit_code
+    assert "cannot be used" in result.output
+    assert "Traceback" not in result.output

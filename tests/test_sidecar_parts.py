@@ -1,0 +1,275 @@
+"""Tail, traffic, events, engine and page: each on plain values."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporters import engine, events, exposition
+from exporters.catalogue import bounds, ours, page, vllm
+from exporters.exposition import Distribution
+from exporters.request_log import RequestRecord, parse_line
+from exporters.tail import MAX_LINE_BYTES, Tail
+from exporters.traffic import BoundedNames, Traffic
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+# --- tail
+
+
+def test_a_half_line_is_held_until_its_newline_arrives(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntw")
+    tail = Tail(path)
+    assert [b"one"] == tail.poll(0)
+    with path.open("ab") as file:
+        file.write(b"o\nthree\n")
+    assert [b"two", b"three"] == tail.poll(1)
+
+
+def test_a_renamed_file_is_read_to_its_end_while_its_writer_goes_on(tmp_path):
+    path = tmp_path / "log"
+    writer = path.open("ab", buffering=0)
+    writer.write(b"1\n")
+    tail = Tail(path, grace_s=5)
+    assert [b"1"] == tail.poll(0)
+    path.rename(tmp_path / "log.1")
+    path.write_bytes(b"3\n")
+    writer.write(b"2\n")
+    assert [b"2", b"3"] == tail.poll(1)
+    writer.write(b"late\n")
+    assert [b"late"] == tail.poll(2)
+    tail.poll(8)
+    assert 1 == tail.rotations
+    assert 1 == len(tail._files)
+
+
+def test_a_truncated_file_starts_anew(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntwo\n")
+    tail = Tail(path)
+    tail.poll(0)
+    os.truncate(path, 0)
+    tail.poll(1)
+    path.write_bytes(b"new\n")
+    assert [b"new"] == tail.poll(2)
+
+
+def test_a_file_that_comes_later_is_found(tmp_path):
+    tail = Tail(tmp_path / "log")
+    assert [] == tail.poll(0)
+    (tmp_path / "log").write_bytes(b"x\n")
+    assert [b"x"] == tail.poll(1)
+
+
+def test_an_endless_line_is_skipped_whole_and_counted_once(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"a\n" + b"x" * (3 * MAX_LINE_BYTES) + b"\nb\n")
+    tail = Tail(path)
+    lines = [line for second in range(40) for line in tail.poll(second)]
+    assert [b"a", b"b"] == lines
+    assert 1 == tail.long_lines
+
+
+@given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"") + b"x"), max_size=20), st.data())
+def test_lines_come_out_whole_and_once_however_they_were_written(lines, data):
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        path.touch()
+        whole = b"".join(line + b"\n" for line in lines)
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+        tail, got = Tail(path), []
+        for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+            with path.open("ab") as file:
+                file.write(whole[start:end])
+            got += tail.poll(0)
+        tail.close()
+    assert lines == got
+
+
+# --- traffic
+
+
+def samples_of(traffic: Traffic) -> dict[tuple[str, ...], float]:
+    return {(m.name, *(f"{k}={v}" for k, v in sorted(labels.items()))): value for m, labels, value in traffic.samples()}
+
+
+def test_the_lab_format_is_counted_under_the_unknown_team():
+    """The short line of the course: no time, no team."""
+    line = b'{"request_id":"r","model":"m","prompt_tokens":1842,"completion_tokens":419,"ttft_ms":820,"tpot_ms":34,"cache_hit":true}'
+    traffic = Traffic(BoundedNames(), BoundedNames())
+    traffic.add(parse_line(line))
+    found = samples_of(traffic)
+    assert 1842 == found["vllm_watch_tokens_total", "model_name=m", "team=__unknown__", "type=prompt"]
+    assert 1 == found["vllm_watch_cache_lookups_total", "model_name=m", "result=hit", "team=__unknown__"]
+    assert ("vllm_watch_tokens_total", "model_name=m", "team=__unknown__", "type=cached") not in found
+    ttft = next(v for m, _, v in traffic.samples() if m is ours.TTFT)
+    assert 1 == sum(ttft.counts)
+    assert math.isclose(0.82, ttft.sum)
+
+
+def test_who_comes_late_is_folded_and_no_counter_ever_falls():
+    teams = BoundedNames(("demo",), limit=2)
+    traffic = Traffic(teams, BoundedNames())
+    for team in ("a", "b", "c", "demo", "a", "b"):
+        traffic.add(RequestRecord(request_id="r", team=team, model="m", outcome="ok"))
+    found = samples_of(traffic)
+    count = {team: found.get(("vllm_watch_requests_total", "model_name=m", "outcome=ok", f"team={team}")) for team in ("a", "b", "demo", "__other__")}
+    assert {"a": 2, "b": None, "demo": 1, "__other__": 3} == count
+    assert 3 == found[("vllm_watch_teams_folded_total",)]
+
+
+def test_a_reserved_name_cannot_be_claimed():
+    assert "__other__" == BoundedNames().fold("__idle__")
+    assert "__unknown__" == BoundedNames((), 0).fold("__unknown__")
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", "d", "e"])))
+def test_membership_is_sticky(names):
+    table, first = BoundedNames((), 2), {}
+    for name in names:
+        assert first.setdefault(name, table.fold(name)) == table.fold(name) or first[name] == "__other__"
+
+
+def test_our_bounds_hold_every_bound_of_vllms():
+    """Read from a real page: quantiles of both sides can be laid beside each other."""
+    found = page.parse((GOLDEN / "0.32.0-before.prom").read_text())
+
+    def on_page(metric):
+        return {float(labels["le"]) for labels, _ in found.of(f"{metric.name}_bucket")} - {math.inf}
+
+    assert on_page(vllm.TIME_TO_FIRST_TOKEN) == set(bounds.TTFT_S)
+    assert on_page(vllm.INTER_TOKEN_LATENCY) == set(bounds.INTER_TOKEN_S) <= set(bounds.OUR_TPOT_S)
+    assert on_page(vllm.E2E_REQUEST_LATENCY) == set(bounds.REQUEST_S) <= set(bounds.OUR_REQUEST_S)
+
+
+# --- page
+
+label_text = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=20)
+
+
+@given(st.dictionaries(label_text, st.floats(allow_nan=False), max_size=4), st.lists(st.floats(0, 100), max_size=8))
+def test_the_page_says_the_same_as_client_pythons(values, observed):
+    """client_python is the reference: same samples after sorting, whatever the labels hold."""
+    distribution = Distribution((0.1, 1.0, 10.0))
+    for value in observed:
+        distribution.observe(value)
+    rows = [(ours.TEAMS, {}, 3.0), (ours.LOG_BYTES_BEHIND, {}, 0.0)]
+    rows += [(ours.LOG_BAD_LINES, {"reason": name}, value) for name, value in values.items()]
+    rows.append((ours.TTFT, {"model_name": "m", "team": "t"}, distribution))
+
+    class Reference:
+        def collect(self):
+            yield GaugeMetricFamily(ours.TEAMS.name, "h", value=3)
+            yield GaugeMetricFamily(ours.LOG_BYTES_BEHIND.name, "h", value=0)
+            counter = CounterMetricFamily(ours.LOG_BAD_LINES.name, "h", labels=["reason"])
+            for name, value in values.items():
+                counter.add_metric([name], value)
+            yield counter
+            running, buckets = 0, []
+            for bound, count in zip(("0.1", "1.0", "10.0", "+Inf"), distribution.counts, strict=True):
+                running += count
+                buckets.append((bound, running))
+            histogram = HistogramMetricFamily(ours.TTFT.name, "h", labels=["model_name", "team"])
+            histogram.add_metric(["m", "t"], buckets, sum_value=distribution.sum)
+            yield histogram
+
+    registry = CollectorRegistry()
+    registry.register(Reference())
+    assert sorted_samples(generate_latest(registry).decode()) == sorted_samples(exposition.render(rows))
+
+
+def sorted_samples(text):
+    found = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    return sorted((s.name, sorted(s.labels.items()), s.value) for s in found)
+
+
+# --- engine
+
+
+def test_what_vllm_says_in_labels_becomes_numbers():
+    view = engine.parse((GOLDEN / "0.32.0-preempt-under-load.prom").read_text(), "0.32.0")
+    (cache,) = view.caches
+    assert (24, 32, "tiny") == (cache.blocks, cache.block_size_tokens, cache.model_name)
+    assert 24 * 32 == cache.capacity_tokens
+
+
+def test_a_newer_start_time_is_a_restart_and_a_changed_option_a_change():
+    history = engine.History("e")
+    before = engine.parse((GOLDEN / "0.32.0-before.prom").read_text(), "0.32.0")
+    after = engine.parse((GOLDEN / "0.32.0-preempt-after-load.prom").read_text(), "0.32.0")
+    assert [] == history.observe(before, 0)
+    assert [] == history.observe(before, 1)
+    kinds = [event.kind for event in history.observe(after, 2)]
+    assert ["restart", "config"] == kinds
+    assert (1, 1) == (history.restarts, history.changes)
+
+
+def test_a_new_version_is_told():
+    history = engine.History("e")
+    text = (GOLDEN / "0.20.2-before.prom").read_text()
+    history.observe(engine.parse(text, "0.20.2"), 0)
+    (event,) = history.observe(engine.parse(text, "0.32.0"), 1)
+    assert ("version", {"version": ("0.20.2", "0.32.0")}) == (event.kind, event.diff)
+
+
+def test_without_a_start_time_a_total_that_fell_is_a_restart():
+    """With several API processes the page has no process_* at all."""
+    high = engine.View(None, None, {"x_total": 5.0}, ())
+    low = engine.View(None, None, {"x_total": 1.0}, ())
+    assert engine.restarted(high, low)
+    assert not engine.restarted(low, high)
+
+
+# --- events
+
+
+def test_events_are_appended_and_read_back_and_a_half_line_harms_no_other(tmp_path):
+    path = tmp_path / "deep" / "events.jsonl"
+    first = events.TuningEvent(at_s=1.0, kind="change", what="prefix caching on", diff={"--enable-prefix-caching": (None, "")})
+    events.append(path, first)
+    with path.open("ab") as file:
+        file.write(b'{"at_s": 2, "ki')
+    second = events.TuningEvent(at_s=3.0, kind="note", what="canary", before=events.Window(0, 1), after=events.Window(2, 3))
+    events.append(path, second)
+    assert ([first, second], 1) == events.read(path)
+    assert ([], 0) == events.read(tmp_path / "none")
+    newest = {labels["kind"]: value for m, labels, value in events.samples([first, second]) if m is ours.EVENT_TIME}
+    assert {"change": 1.0, "note": 3.0} == newest
+
+
+def test_many_writers_lose_no_event(tmp_path):
+    import subprocess
+    import sys
+
+    path = tmp_path / "events.jsonl"
+    code = "import sys; from pathlib import Path; from exporters import events\n" \
+        "for i in range(40): events.append(Path(sys.argv[1]), events.TuningEvent(at_s=i, kind='note', what='w'))"  # fmt: skip
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=Path(__file__).parent.parent) for _ in range(3)]
+    assert [0, 0, 0] == [writer.wait(60) for writer in writers]
+    found, bad = events.read(path)
+    assert (120, 0) == (len(found), bad)
+
+
+def test_a_window_ends_after_it_starts():
+    with pytest.raises(ValueError, match="ends after it starts"):
+        events.Window(2, 2)
+
+
+def test_every_line_of_events_is_plain_json(tmp_path):
+    path = tmp_path / "events.jsonl"
+    events.append(path, events.TuningEvent(at_s=1.0, kind="note", what="w"))
+    assert "w" == json.loads(path.read_text())["what"]
