@@ -79,6 +79,8 @@ def main() -> None:
     \b
     Example:  vllm-watch metrics check http://127.0.0.1:8000
     """
+    # Whatever a command started must go with it, also when it is ended politely by another program.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 @main.group()
@@ -98,7 +100,7 @@ def lab_up(engine: str | None, for_s: float | None, port_offset: int) -> None:
     """
     from stack.lab.up import up  # the lab's imports are not paid for by other commands
 
-    raise SystemExit(up(engine, for_s, port_offset, Console()))
+    raise SystemExit(up(engine, for_s, port_offset, Console(width=None if sys.stdout.isatty() else 110)))
 
 
 @lab.command("install")

@@ -103,5 +103,5 @@ def test_releases_sort_by_number():
 @pytest.mark.parametrize("bad", [{"name": "9x"}, {"name": "vllm:x"}, {"since": "new"}])
 def test_a_metric_that_cannot_be_is_refused(bad):
     good = {"name": "vllm:x_total", "kind": Kind.COUNTER, "unit": Unit.COUNT, "meaning": "m", "across": Across.SUM}
-    with pytest.raises(ValueError, match="is no|exposed with _total"):
+    with pytest.raises(ValueError, match=r"is no|exposed with _total"):
         Metric(**{**good, **bad})

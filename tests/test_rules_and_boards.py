@@ -160,7 +160,8 @@ def test_no_two_panels_of_a_row_overlap():
 @pytest.mark.prometheus
 def test_promtool_accepts_every_rule_file(part):
     for path in sorted((ROOT / "alerts/prometheus").glob("*.yaml")):
-        done = subprocess.run([part("promtool").path, "check", "rules", "--lint=all", "--lint-fatal", path], capture_output=True, text=True, check=False)
+        command = [part("promtool").path, "check", "rules", "--lint=all", "--lint-fatal", path]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert 0 == done.returncode, done.stdout + done.stderr
 
 

@@ -100,8 +100,8 @@ async def test_log_and_engine_meet_on_one_page_and_a_dead_engine_leaves_the_rest
 
 async def test_it_serves_its_three_addresses_and_knows_every_name_it_serves(tmp_path, fake_engine):
     log = tmp_path / "requests.jsonl"
-    log.write_text((json.dumps({"request_id": "x", "team": "t", "model": "m", "outcome": "timeout", "finish_reason": "abort", "cache_hit": False,
-                                "ttft_ms": 1, "tpot_ms": 1, "e2e_ms": 1, "queue_ms": 0, "engine_queue_ms": 0, "prompt_tokens": 1}) + "\n"))  # fmt: skip
+    log.write_text(json.dumps({"request_id": "x", "team": "t", "model": "m", "outcome": "timeout", "finish_reason": "abort", "cache_hit": False,
+                                "ttft_ms": 1, "tpot_ms": 1, "e2e_ms": 1, "queue_ms": 0, "engine_queue_ms": 0, "prompt_tokens": 1}) + "\n")  # fmt: skip
     settings = SidecarConfig(requests_log=(str(log),), engines=(Engine("e", fake_engine.url),), gpu="off", events=str(tmp_path / "events.jsonl"))
     runner = web.AppRunner(application(Sidecar(settings)))
     await runner.setup()

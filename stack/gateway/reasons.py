@@ -1,0 +1,69 @@
+"""Why a request did not end well: the one vocabulary of the field `reason`, and how an engine's answer is judged.
+
+Law: a reason belongs to exactly one outcome, so that counting by reason and counting by outcome agree. An ok request has none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from exporters.request_log import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """outcome: which of the five ends it is. status: what our own answer carries; 0 where the engine or nobody answers."""
+
+    outcome: Outcome
+    status: int
+    why: str
+
+
+REASONS: dict[str, Reason] = {
+    # refused before the engine was asked
+    "no_key": Reason("rejected", 401, "the request carried no API key"),
+    "unknown_key": Reason("rejected", 401, "the API key belongs to no team"),
+    "body_too_large": Reason("rejected", 413, "the body is larger than limits.body_bytes"),
+    "bad_body": Reason("rejected", 400, "the body broke HTTP's own framing before it was complete"),
+    "draining": Reason("rejected", 503, "the gateway is stopping and takes nothing new"),
+    # refused by the engine, by status 429 or 503 or by an error event inside a 200 stream
+    "engine_busy": Reason("rejected", 0, "the engine refused it for load"),
+    # refused by the engine for what it says; the client's mistake, so it must not count as a failure of the service
+    "bad_request": Reason("rejected", 0, "the engine called the request wrong: 4xx, parameters, length, model name"),
+    # the engine answered with an error
+    "upstream_auth": Reason("upstream_error", 0, "the engine did not accept the gateway's own key: 401 or 403"),
+    "engine_error": Reason("upstream_error", 0, "the engine failed: 5xx, an error event, or finish_reason error"),
+    "engine_abort": Reason("upstream_error", 0, "the engine gave the request up: finish_reason abort"),
+    # the engine did not answer
+    "upstream_down": Reason("upstream_error", 502, "no connection to the engine"),
+    "upstream_reset": Reason("upstream_error", 502, "the connection to the engine broke, or a stream ended without its end"),
+    "gateway_stopped": Reason("upstream_error", 0, "cut when the time for draining was over"),
+    "gateway_error": Reason("upstream_error", 500, "a defect of the gateway itself; its log has the traceback"),
+    # time
+    "body_timeout": Reason("timeout", 408, "the client took too long to send its body"),
+    "connect_timeout": Reason("timeout", 504, "the engine did not accept a connection in time"),
+    "prefill_timeout": Reason("timeout", 504, "no content token in time"),
+    "decode_timeout": Reason("timeout", 504, "too long between two content tokens"),
+    "total_timeout": Reason("timeout", 504, "a reply without stream took too long"),
+    # the client left
+    "client_hangup": Reason("client_abort", 0, "the client closed its connection"),
+    "client_stalled": Reason("client_abort", 0, "the client stopped reading its stream"),
+}
+
+_BUSY = (429, 503)
+
+
+def judge(status: int, error_code: int | None, finish_reasons: Collection[str]) -> str | None:
+    """The reason that an engine's complete answer amounts to; None for ok.
+
+    vLLM refuses some streams with status 200 and one error event, so what stands inside counts like a status."""
+    code = status if status >= 400 else error_code
+    if code is not None:
+        if code in _BUSY:
+            return "engine_busy"
+        if code in (401, 403):
+            return "upstream_auth"
+        return "bad_request" if 400 <= code < 500 else "engine_error"
+    if "error" in finish_reasons:
+        return "engine_error"
+    return "engine_abort" if "abort" in finish_reasons else None

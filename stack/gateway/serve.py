@@ -1,0 +1,173 @@
+"""Runs the gateway: two listening sockets, the log, the watchers, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from stack.config import BadConfig, load
+from stack.gateway.config import GatewayConfig, Timeouts, address, rooted, upstream_key
+from stack.gateway.log import RequestLog
+from stack.gateway.metrics import GatewayMetrics
+from stack.gateway.proxy import Proxy, Upstream
+from stack.gateway.teams import load_teams
+
+PROBE_EVERY_S = 5.0
+PROBE_TIMEOUT_S = 2.0
+KEEPALIVE_S = 3.0  # under the 5 s after which vLLM's server closes an idle connection, or we would reuse one that is closing
+HEADER_BYTES = 32 << 10
+CUT_S = 2.0
+
+_log = logging.getLogger("gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Where the gateway listens, ports resolved; and its request log, for rotation by signal."""
+
+    url: str
+    metrics_url: str
+    log: RequestLog
+
+
+def run(config: GatewayConfig | Path) -> int:
+    """Runs until SIGTERM or SIGINT; the exit code. A configuration file may be given by its path."""
+    try:
+        if isinstance(config, Path):
+            config = rooted(load(config, GatewayConfig), config.resolve().parent)
+        with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+            runner.run(_until_signal(config))
+    except BadConfig as error:
+        _log.error("%s", error)
+        return 1
+    return 0
+
+
+async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callable[[Started], None] = lambda _: None) -> None:
+    """Serves until `stop`, then drains: takes nothing new and lets running requests end. Raises BadConfig for what cannot start."""
+    teams = load_teams(Path(config.teams), config.anonymous_team)
+    key = upstream_key(config)
+    upstream = Upstream(
+        name=config.upstream.split("://", 1)[1].rstrip("/"),
+        url=config.upstream.rstrip("/"),
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+    )
+    metrics = GatewayMetrics()
+    log = RequestLog(Path(config.requests_log), metrics, config.limits.log_bytes)
+    log.open()
+    try:
+        async with _client(config.timeouts) as session, contextlib.AsyncExitStack() as stack:
+            proxy = Proxy(upstream, teams, log, metrics, session, limits=config.limits, timeouts=config.timeouts)
+            metrics_url = await stack.enter_async_context(
+                _listening("metrics_listen", config.metrics_listen, web.Server(metrics.page, access_log=None))
+            )
+            server = web.Server(proxy.handle, handler_cancellation=True, access_log=None, auto_decompress=False,
+                                max_line_size=HEADER_BYTES, max_field_size=HEADER_BYTES)  # fmt: skip
+            runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
+            url = await _listen(runner, "listen", config.listen)
+            watchers = [asyncio.create_task(metrics.watch_loop()), asyncio.create_task(_probe(session, upstream, metrics))]
+            _log.info("gateway on %s in front of %s; metrics on %s; %d teams", url, upstream.url, metrics_url, len(teams.names))
+            on_start(Started(url, metrics_url, log))
+            try:
+                await stop.wait()
+            finally:
+                await _drain(proxy, runner, server, config.timeouts.drain_s)
+                for watcher in watchers:
+                    watcher.cancel()
+    finally:
+        await log.stop()
+
+
+async def _drain(proxy: Proxy, runner: web.ServerRunner, server: web.Server, drain_s: float) -> None:
+    """No new connections, none kept idle, running requests end by themselves or are cut."""
+    proxy.draining = True
+    for site in list(runner.sites):
+        await site.stop()
+    server.pre_shutdown()
+    await proxy.until_idle(drain_s)
+    if proxy.running:
+        _log.warning("%d requests are cut: they did not end within timeouts.drain_s (%g s)", proxy.running, drain_s)
+    proxy.cutting = True
+    for connection in server.connections:
+        connection.force_close()
+    await proxy.until_idle(CUT_S)
+    await runner.cleanup()
+
+
+async def _until_signal(config: GatewayConfig) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    def started(it: Started) -> None:
+        loop.add_signal_handler(signal.SIGHUP, it.log.reopen)
+
+    await serve(config, stop=stop, on_start=started)
+
+
+def _client(timeouts: Timeouts) -> aiohttp.ClientSession:
+    """The client of the engine: adds nothing of its own, follows nothing, keeps no cookies, has no limit of connections."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        auto_decompress=False,
+        max_line_size=HEADER_BYTES,
+        max_field_size=HEADER_BYTES,
+    )
+
+
+async def _probe(session: aiohttp.ClientSession, upstream: Upstream, metrics: GatewayMetrics) -> None:
+    """Asks the engine's /health for the metric, until cancelled."""
+    while True:
+        try:
+            limit = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+            async with session.get(upstream.url + "/health", timeout=limit, headers=upstream.headers) as answer:
+                metrics.upstream(upstream.name, answer.status == 200)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            metrics.upstream(upstream.name, False)
+        await asyncio.sleep(PROBE_EVERY_S)
+
+
+@contextlib.asynccontextmanager
+async def _listening(what: str, listen: str, server: web.Server) -> AsyncIterator[str]:
+    runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
+    try:
+        yield await _listen(runner, what, listen)
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.ServerRunner, what: str, listen: str) -> str:
+    """Starts listening; the URL. Raises BadConfig that names the setting and the way out."""
+    host, port = address(listen)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        if error.errno == errno.EADDRINUSE:
+            raise BadConfig(f"{what}: {listen} is taken by another program; stop that one or set another port") from error
+        raise BadConfig(f"{what}: cannot listen on {listen}: {error.strerror or error}") from error
+    bound = runner.addresses[0]
+    return f"http://{'[' + bound[0] + ']' if ':' in bound[0] else bound[0]}:{bound[1]}"
+
+
+def _fast_loop() -> Callable[[], Any] | None:
+    try:
+        import uvloop
+    except ImportError:  # slower, the same otherwise
+        return None
+    loop: Callable[[], Any] = uvloop.new_event_loop
+    return loop

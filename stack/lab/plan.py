@@ -1,0 +1,195 @@
+"""What the lab consists of: every process with its command, address and health check, and the configuration files they read. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from alerts import printer
+from alerts.rules import Links
+
+TEAMS = ("demo", "replay", "default", "experimental")
+MODEL = "tiny"
+SCRAPE_INTERVAL_S = 5
+
+# One number for each listener; --port-offset moves them all.
+PORTS = {
+    "gateway": 8000, "vllm": 8001, "gateway-metrics": 8010, "sidecar": 9401, "lab": 9402, "prometheus": 9090, "alertmanager": 9093,
+    "otlp-grpc": 4317, "otlp-http": 4318, "otelcol": 8888,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LabConfig:
+    """One lab. folder: its files and logs. engine_url: a vLLM that runs already, None to start one. Programs are paths; otelcol may be None."""
+
+    folder: Path
+    programs: Mapping[str, Path]
+    engine_url: str | None = None
+    port_offset: int = 0
+    teams: tuple[str, ...] = TEAMS
+
+    def port(self, name: str) -> int:
+        return PORTS[name] + self.port_offset
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.port(name)}"
+
+    @property
+    def engine(self) -> str:
+        return self.engine_url or self.url("vllm")
+
+    @property
+    def with_collector(self) -> bool:
+        return "otelcol" in self.programs
+
+    @property
+    def requests_log(self) -> Path:
+        return self.folder / "requests.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.folder / "events.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of the lab. health: answers 2xx when it serves. ports: what it listens on."""
+
+    name: str
+    argv: tuple[str, ...]
+    address: str
+    health: str
+    ports: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    within_s: float = 60.0
+
+
+def processes(config: LabConfig) -> Iterator[Process]:
+    """In the order in which they are started. Prometheus comes last, when the rest answers: else the first thing it would see and tell
+    Alertmanager is an engine that is down because it still loads. Apart from that each survives the absence of the others."""
+    if config.engine_url is None:
+        yield _vllm(config)
+    if config.with_collector:
+        yield Process(
+            "otelcol", (str(config.programs["otelcol"]), "--config", str(config.folder / "otelcol.yaml")),
+            f"127.0.0.1:{config.port('otlp-grpc')}", f"{config.url('otelcol')}/metrics", ("otlp-grpc", "otlp-http", "otelcol"),
+        )  # fmt: skip
+    ours = (sys.executable, "-m", "stack.cli")
+    yield Process(
+        "gateway", (*ours, "gateway", "run", "--config", str(config.folder / "gateway.yaml")),
+        config.url("gateway"), f"{config.url('gateway')}/-/healthy", ("gateway", "gateway-metrics"),
+    )  # fmt: skip
+    yield Process(
+        "sidecar", (*ours, "sidecar", "run", "--config", str(config.folder / "sidecar.yaml")),
+        config.url("sidecar"), f"{config.url('sidecar')}/-/healthy", ("sidecar",),
+    )  # fmt: skip
+    yield Process(
+        "alertmanager",
+        (
+            str(config.programs["alertmanager"]), f"--config.file={config.folder / 'alertmanager.yml'}",
+            f"--storage.path={config.folder / 'alertmanager'}", f"--web.listen-address=127.0.0.1:{config.port('alertmanager')}",
+            "--cluster.listen-address=",
+        ),
+        config.url("alertmanager"), f"{config.url('alertmanager')}/-/ready", ("alertmanager",),
+    )  # fmt: skip
+    yield Process(
+        "prometheus",
+        (
+            str(config.programs["prometheus"]), f"--config.file={config.folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={config.folder / 'prometheus'}", "--storage.tsdb.retention.time=2d",
+            # An alert that fires before Alertmanager was discovered is told again only after this time; the default is a minute.
+            "--rules.alert.resend-delay=10s",
+            f"--web.listen-address=127.0.0.1:{config.port('prometheus')}", "--enable-feature=exemplar-storage",
+        ),
+        config.url("prometheus"), f"{config.url('prometheus')}/-/ready", ("prometheus",),
+    )  # fmt: skip
+
+
+def _vllm(config: LabConfig) -> Process:
+    """A real vLLM on the CPU with a tiny random model: its numbers are real, its speed and its words mean nothing."""
+    traces = ("--otlp-traces-endpoint", f"grpc://127.0.0.1:{config.port('otlp-grpc')}") if config.with_collector else ()
+    return Process(
+        "vllm",
+        (
+            str(config.programs["engine"]), "serve", str(config.programs["model"]),
+            "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(config.port("vllm")),
+            "--enforce-eager", "--dtype", "bfloat16",  # compiling would take longer than this model ever runs
+            "--max-model-len", "32768", "--max-num-seqs", "16",
+            "--block-size", "32",  # the CPU default of 128 would keep short shared prefixes from ever hitting the cache
+            "--enable-prompt-tokens-details",  # cached tokens in usage, else cache_hit stays unknown
+            "--enable-per-request-metrics",  # engine queue time and TTFT of each request
+            "--enable-request-id-headers",
+            "--generation-config", "vllm",
+            *traces,
+        ),
+        config.url("vllm"), f"{config.url('vllm')}/health", ("vllm",),
+        env={
+            "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_TARGET_DEVICE": "cpu",
+            "VLLM_CPU_KVCACHE_SPACE": "1", "OTEL_SERVICE_NAME": "vllm",
+        },
+        within_s=240.0,
+    )  # fmt: skip
+
+
+def targets(config: LabConfig) -> dict[str, str]:
+    """Scrape job -> address."""
+    found = {
+        "vllm": config.engine.split("://", 1)[1].rstrip("/"),
+        "gateway": f"127.0.0.1:{config.port('gateway-metrics')}",
+        "sidecar": f"127.0.0.1:{config.port('sidecar')}",
+        "lab": f"127.0.0.1:{config.port('lab')}",
+        "prometheus": f"127.0.0.1:{config.port('prometheus')}",
+        "alertmanager": f"127.0.0.1:{config.port('alertmanager')}",
+    }
+    return found | ({"otelcol": f"127.0.0.1:{config.port('otelcol')}"} if config.with_collector else {})
+
+
+def files(config: LabConfig) -> Iterator[tuple[str, str]]:
+    """Name below the lab's folder and text of every configuration file. The rules are the shipped ones with links to this lab."""
+    for name, text in printer.rule_files(Links(runbooks=f"{config.url('lab')}/runbooks")):
+        yield f"rules/{name}", text
+    scheme = "https" if config.engine.startswith("https://") else "http"
+    yield "prometheus.yml", _yaml({
+        "global": {"scrape_interval": f"{SCRAPE_INTERVAL_S}s", "evaluation_interval": f"{SCRAPE_INTERVAL_S}s"},
+        "rule_files": [f"{config.folder}/rules/*.yaml"],
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{config.port('alertmanager')}"]}]}]},
+        "scrape_configs": [
+            {"job_name": job, "static_configs": [{"targets": [address]}]} | ({"scheme": scheme} if job == "vllm" else {})
+            for job, address in targets(config).items()
+        ],
+    })  # fmt: skip
+    yield "alertmanager.yml", _yaml({
+        "route": {"receiver": "nobody", "group_by": ["alertname", "model_name", "instance"], "group_wait": "5s", "group_interval": "30s"},
+        "receivers": [{"name": "nobody"}],
+    })  # fmt: skip
+    yield "gateway.yaml", _yaml({
+        "listen": f"127.0.0.1:{config.port('gateway')}", "metrics_listen": f"127.0.0.1:{config.port('gateway-metrics')}",
+        "upstream": config.engine, "requests_log": str(config.requests_log), "teams": str(config.folder / "teams.yaml"),
+    })  # fmt: skip
+    yield "sidecar.yaml", _yaml({
+        "listen": f"127.0.0.1:{config.port('sidecar')}", "requests_log": [str(config.requests_log)],
+        "engines": [{"name": "vllm-0", "url": config.engine}], "teams": {"configured": list(config.teams)}, "events": str(config.events),
+    })  # fmt: skip
+    if config.with_collector:
+        yield "otelcol.yaml", _yaml({
+            "receivers": {"otlp": {"protocols": {
+                "grpc": {"endpoint": f"127.0.0.1:{config.port('otlp-grpc')}"}, "http": {"endpoint": f"127.0.0.1:{config.port('otlp-http')}"},
+            }}},
+            "processors": {"memory_limiter": {"check_interval": "1s", "limit_mib": 128}, "batch": {}},
+            "exporters": {"debug": {"verbosity": "basic"}},
+            "service": {
+                "pipelines": {"traces": {"receivers": ["otlp"], "processors": ["memory_limiter", "batch"], "exporters": ["debug"]}},
+                "telemetry": {"metrics": {"readers": [{"pull": {"exporter": {"prometheus": {
+                    "host": "127.0.0.1", "port": config.port("otelcol"), "without_type_suffix": True,
+                }}}}]}},
+            },
+        })  # fmt: skip
+
+
+def _yaml(content: object) -> str:
+    return yaml.safe_dump(content, sort_keys=False)

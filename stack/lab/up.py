@@ -1,0 +1,273 @@
+"""`vllm-watch lab up`: install, start, feed, show, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from stack.bundle import ROOT
+from stack.gateway import teams
+from stack.lab import headlines, page, parts, plan, supervisor, workload
+from stack.lab.plan import LabConfig
+from stack.lab.supervisor import LabError, Supervisor
+
+NEEDED = ("prometheus", "alertmanager", "engine", "model")
+_BEAT_S = 2.0
+_TELL_EVERY_S = 10.0  # where there is no terminal to redraw
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the lab showed since it was ready: enough to judge a timed run."""
+
+    down: dict[str, None] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+    alerts: list[str] | None = None
+
+    def faults(self) -> Iterator[str]:
+        """Why a timed run was no success; nothing when every target was up and every headline had a value."""
+        yield from (f"{name} was down" for name in self.down)
+        yield from (f"{h.name} never had a value" for h in headlines.HEADLINES if h.name not in self.values)
+        if not self.alerts:
+            yield "no alert reached Alertmanager, not even the watchdog that always fires"
+
+
+def up(engine_url: str | None, for_s: float | None, port_offset: int, console: Console) -> int:
+    """Run the lab until it is interrupted, or for `for_s` seconds of readiness. The exit status: 0 well, 1 not."""
+    try:
+        refuse_platform()
+        folder = parts.cache_dir() / ("lab" if not port_offset else f"lab-{port_offset}")
+        with _alone(folder):
+            return asyncio.run(_up(_config(folder, engine_url, port_offset, console), for_s, console))
+    except (LabError, parts.PartMissing) as error:
+        console.print(f"[red]lab:[/red] {error}", soft_wrap=True, highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("lab: stopped before it was up; nothing was left running")
+        return 130
+
+
+def refuse_platform(system: str = platform.system()) -> None:
+    """Raises LabError where the lab cannot run, with what does work there."""
+    if system != "Linux":
+        raise LabError(
+            f"the lab needs Linux ({system} found): use a Debian container or virtual machine; "
+            "metrics, render, sidecar and gateway commands work here"
+        )
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One lab per folder. Raises LabError when another holds it, or when there is no place to write."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise LabError(f"{folder} cannot be written: {error.strerror}; set VLLM_WATCH_CACHE to a folder that can") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LabError("another lab runs already; stop it, or start this one with --port-offset 1000") from None
+        yield
+
+
+def _config(folder: Path, engine_url: str | None, port_offset: int, console: Console) -> LabConfig:
+    began = time.monotonic()
+    names = NEEDED[:2] if engine_url else NEEDED
+
+    def report(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:5.0f} s[/dim]  {text}", highlight=False, soft_wrap=True)
+
+    probe = LabConfig(folder, {}, engine_url, port_offset)
+    listeners = {name for name in plan.PORTS if not (engine_url and name == "vllm")}
+    supervisor.refuse_taken_ports(probe, [plan.Process("lab", (), "", "", tuple(listeners - {"lab"}))])
+    found = parts.ensure(names, report)
+    collector = parts.find("otelcol")
+    programs = {name: part.path for name, part in found.items()} | ({"otelcol": collector.path} if collector else {})
+    return LabConfig(folder, programs, engine_url.rstrip("/") if engine_url else None, port_offset)
+
+
+async def _up(config: LabConfig, for_s: float | None, console: Console) -> int:
+    """Start, show, stop: whatever happens on the way, nothing that was started here stays."""
+    keys = prepare(config)
+    lab = Supervisor(config.folder, ROOT)
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    runner = None
+    try:
+        async with aiohttp.ClientSession() as session:
+            model = await _served_model(session, config.engine) if config.engine_url else plan.MODEL
+            try:
+                runner = await page.serve(lab, config.port("lab"))
+            except OSError as error:
+                raise LabError(f"port {config.port('lab')} cannot be used: {error.strerror}") from error
+            if not await _until(_start(lab, list(plan.processes(config)), console), stopping):
+                return 130
+            load = workload.Workload(config.url("gateway"), keys, model)
+            feeding = asyncio.create_task(load.run())
+            try:
+                return await _show(config, lab, session, load, stopping, for_s, console)
+            finally:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
+    finally:
+        console.print("stopping what was started here", highlight=False)
+        if runner:
+            await runner.cleanup()
+        await lab.stop()
+
+
+def prepare(config: LabConfig) -> dict[str, str]:
+    """Write the configuration and, once, one key for each team. The keys. Raises LabError when the disk does not take them."""
+    try:
+        (config.folder / "rules").mkdir(exist_ok=True)
+        for name, text in plan.files(config):
+            (config.folder / name).write_text(text)
+        if config.requests_log.exists():  # each lab counts its own requests; the last one's stay beside it
+            config.requests_log.replace(config.requests_log.with_suffix(".jsonl.1"))
+        config.requests_log.touch()
+        store, table = config.folder / "keys.json", config.folder / "teams.yaml"
+        keys: dict[str, str] = json.loads(store.read_text()) if store.exists() and table.exists() else {}
+        if set(keys) != set(config.teams):
+            made = {team: teams.make_key(team) for team in config.teams}
+            keys = {team: key for team, (key, _) in made.items()}
+            _write_private(store, json.dumps(keys, indent=1))
+            _write_private(table, "teams:\n" + "".join(f"  {team}:\n    keys: ['{hashed}']\n" for team, (_, hashed) in made.items()))
+    except OSError as error:
+        raise LabError(f"{config.folder} cannot be written: {error.strerror}; set VLLM_WATCH_CACHE to a folder with room") from error
+    return keys
+
+
+def _write_private(path: Path, text: str) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+
+
+async def _served_model(session: aiohttp.ClientSession, engine: str) -> str:
+    """The first model that a running engine serves. Raises LabError when it is no vLLM that we can reach."""
+    try:
+        async with session.get(f"{engine}/v1/models", timeout=aiohttp.ClientTimeout(total=5)) as response:
+            body = await response.json(content_type=None)
+        return str(body["data"][0]["id"])
+    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+        raise LabError(f"{engine}/v1/models does not answer like a vLLM server ({error or 'no answer'}); is --engine right?") from error
+
+
+async def _start(lab: Supervisor, processes: list[plan.Process], console: Console) -> None:
+    """All but the last at once, then the last; until every process answers."""
+    began = time.monotonic()
+    with console.status("starting") as status:
+        for together in (processes[:-1], processes[-1:]):
+            for process in together:
+                await lab.start(process)
+            for process in together:
+                doing = f"waiting for {process.name}" + (", which loads for half a minute or more" if process.name == "vllm" else "")
+                status.update(doing)
+                if not console.is_terminal and process.within_s > 60:
+                    console.print(f"         {doing}")
+                await lab.wait_healthy(process.name)
+                console.print(f"[dim]{time.monotonic() - began:5.0f} s[/dim]  {process.name} answers at {process.address}", highlight=False)
+
+
+async def _until(work: object, stopping: asyncio.Event) -> bool:
+    """Run a coroutine unless a stop comes first; whether it ran to its end."""
+    task, stop = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())  # type: ignore[call-overload]  # any awaitable
+    try:
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        return bool(task.done())
+    finally:
+        for one in (task, stop):
+            one.cancel()
+        await asyncio.gather(task, stop, return_exceptions=True)
+
+
+async def _show(
+    config: LabConfig, lab: Supervisor, session: aiohttp.ClientSession, load: workload.Workload, stopping: asyncio.Event,
+    for_s: float | None, console: Console,
+) -> int:  # fmt: skip
+    """The status table, every two seconds, until a stop or the end of a timed run."""
+    seen, ready_at, began, told_at = Seen(), None, time.monotonic(), 0.0
+    live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+    with live or contextlib.nullcontext():
+        while not stopping.is_set():
+            await lab.look()
+            scraped = await headlines.targets(session, config.url("prometheus"))
+            values = await headlines.read(session, config.url("prometheus"))
+            alerts = await headlines.firing(session, config.url("alertmanager"))
+            down = _down(config, lab, scraped)
+            if ready_at is None and not down and scraped:
+                ready_at = time.monotonic()
+                console.print("[green]ready:[/green] every process answers and every target is scraped", highlight=False)
+            if ready_at is not None:
+                seen.down |= dict.fromkeys(down)
+                seen.values |= {name: value for name, value in values.items() if value is not None}
+                seen.alerts = alerts or seen.alerts
+            view = Group(_table(lab, scraped), _figures(values, alerts, load))
+            if live:
+                live.update(view, refresh=True)
+            elif ready_at is not None and time.monotonic() - told_at >= _TELL_EVERY_S:
+                told_at = time.monotonic()
+                console.print(_line(down, values, alerts), highlight=False, soft_wrap=True)
+            if for_s is not None and ready_at is not None and time.monotonic() - ready_at >= for_s:
+                break
+            if for_s is not None and ready_at is None and time.monotonic() - began > 120:
+                raise LabError(f"not every target came up within 120 s: {', '.join(down) or 'Prometheus does not answer'}")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), _BEAT_S)
+    if not live:
+        console.print(_table(lab, scraped), _figures(values, alerts, load))
+    if for_s is None:
+        return 0
+    if stopping.is_set():
+        return 130
+    faults = list(seen.faults())
+    console.print("\n".join(f"lab: {fault}" for fault in faults) or f"lab: {for_s:.0f} s with every target up and every headline measured")
+    return 1 if faults else 0
+
+
+def _down(config: LabConfig, lab: Supervisor, scraped: Mapping[str, bool] | None) -> list[str]:
+    """Processes that do not answer and targets that are not scraped."""
+    processes = [name for name, running in lab.running.items() if not running.healthy]
+    jobs = [job for job in plan.targets(config) if not (scraped or {}).get(job, False)]
+    return list(dict.fromkeys(processes + jobs))
+
+
+def _table(lab: Supervisor, scraped: Mapping[str, bool] | None) -> Table:
+    table = Table("process", "state", "scraped", "pid", "address", title="vllm-watch lab", title_justify="left")
+    for name, running in lab.running.items():
+        colour = "green" if running.healthy else "yellow" if running.exited is None else "red"
+        state = {True: "[green]up[/green]", False: "[red]down[/red]", None: "?"}[scraped.get(name) if scraped else None]
+        table.add_row(name, f"[{colour}]{running.state}[/{colour}]", state, str(running.process.pid), running.spec.address)
+    return table
+
+
+def _figures(values: Mapping[str, float | None], alerts: list[str] | None, load: workload.Workload) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for headline in headlines.HEADLINES:
+        table.add_row(headline.name, f"[bold]{headline.show(values.get(headline.name))}[/bold]")
+    table.add_row("alerts at Alertmanager", "does not answer" if alerts is None else ", ".join(alerts) or "none yet")
+    table.add_row("workload", f"{load.sent} requests sent, {load.failed} not answered well   (Ctrl-C stops the lab)")
+    return table
+
+
+def _line(down: list[str], values: Mapping[str, float | None], alerts: list[str] | None) -> str:
+    figures = "  ".join(f"{h.name} {h.show(values.get(h.name))}" for h in headlines.HEADLINES)
+    return f"{'down: ' + ', '.join(down) if down else 'all up'}  |  {figures}  |  alerts: {', '.join(alerts or []) or 'none'}"

@@ -1,0 +1,371 @@
+"""The lab end to end on real parts: vLLM on the CPU, Prometheus, Alertmanager, gateway, sidecar. One run, looked at from many sides."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import openai
+import pytest
+import yaml
+
+from exporters.catalogue import EVERYTHING, check, page
+from exporters.request_log import parse_line
+from exporters.sidecar import SidecarConfig
+from stack import bundle, config
+from stack.gateway import GatewayConfig
+from stack.lab import headlines, parts, plan, supervisor, up, workload
+
+ROOT = Path(__file__).parent.parent
+OFFSET = 21000
+
+
+def lab_config(tmp_path, **changes):
+    programs = {name: Path(f"/opt/{name}") for name in ("engine", "model", "prometheus", "alertmanager", "otelcol")}
+    return plan.LabConfig(tmp_path, programs, **changes)
+
+
+# --- the plan, without processes
+
+
+def test_every_configuration_file_is_accepted_by_who_reads_it(tmp_path):
+    texts = dict(plan.files(lab_config(tmp_path)))
+    config.parse(texts["sidecar.yaml"], SidecarConfig, "sidecar.yaml")
+    config.parse(texts["gateway.yaml"], GatewayConfig, "gateway.yaml")
+    jobs = [job["job_name"] for job in yaml.safe_load(texts["prometheus.yml"])["scrape_configs"]]
+    assert {"vllm", "gateway", "sidecar", "lab", "prometheus", "alertmanager", "otelcol"} == set(jobs)
+
+
+@pytest.mark.prometheus
+def test_promtool_and_amtool_accept_the_labs_files(tmp_path, part):
+    (tmp_path / "rules").mkdir()
+    for name, text in plan.files(lab_config(tmp_path)):
+        (tmp_path / name).write_text(text)
+    subprocess.run([part("promtool").path, "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True)
+    subprocess.run([part("amtool").path, "check-config", tmp_path / "alertmanager.yml"], check=True, capture_output=True)
+
+
+@pytest.mark.collector
+def test_the_collector_accepts_its_file(tmp_path, part):
+    file = tmp_path / "otelcol.yaml"
+    file.write_text(dict(plan.files(lab_config(tmp_path)))["otelcol.yaml"])
+    subprocess.run([part("otelcol").path, "validate", "--config", file], check=True, capture_output=True)
+
+
+def test_a_running_engine_is_watched_and_none_is_started(tmp_path):
+    watched = lab_config(tmp_path, engine_url="https://gpu-1:8443")
+    assert "vllm" not in [process.name for process in plan.processes(watched)]
+    scrape = yaml.safe_load(dict(plan.files(watched))["prometheus.yml"])["scrape_configs"][0]
+    assert ("https", ["gpu-1:8443"]) == (scrape["scheme"], scrape["static_configs"][0]["targets"])
+
+
+def test_no_two_listeners_share_a_port(tmp_path):
+    ports = [port for process in plan.processes(lab_config(tmp_path)) for port in process.ports]
+    assert len(set(ports)) == len(ports)
+    assert len(set(plan.PORTS.values())) == len(plan.PORTS)
+
+
+def test_the_workload_has_every_shape_and_stays_small():
+    load = workload.Workload("http://x", {"demo": "k"}, "tiny", random.Random(1))
+    shapes = [load.shape() for _ in range(200)]
+    assert {"/v1/chat/completions", "/v1/completions"} == {route for route, _ in shapes}
+    assert {True, None} == {body.get("stream") for _, body in shapes}
+    assert all(16 <= body["max_tokens"] <= 96 for _, body in shapes)
+
+
+def test_a_timed_run_fails_for_a_target_a_headline_or_the_missing_watchdog():
+    seen = up.Seen()
+    assert len(headlines.HEADLINES) + 1 == len(list(seen.faults()))
+    seen.values = dict.fromkeys((h.name for h in headlines.HEADLINES), 0.0)
+    seen.alerts = ["VLLMWatchdog"]
+    assert [] == list(seen.faults())
+    seen.down["sidecar"] = None
+    assert ["sidecar was down"] == list(seen.faults())
+
+
+def test_elsewhere_than_on_linux_it_says_what_works():
+    with pytest.raises(supervisor.LabError, match=r"Darwin found.*work here"):
+        up.refuse_platform("Darwin")
+
+
+# --- mistakes, each one sentence
+
+
+def run_lab(*arguments, **env):
+    return subprocess.run(
+        [sys.executable, "-m", "stack.cli", "lab", "up", *arguments], capture_output=True, text=True, timeout=90, check=False,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+    )  # fmt: skip
+
+
+def told(done) -> str:
+    assert "Traceback" not in done.stdout + done.stderr
+    return " ".join(done.stdout.split())
+
+
+def test_a_taken_port_is_named_with_the_way_out(free_port):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", plan.PORTS["prometheus"] + OFFSET + 500))
+        done = run_lab("--port-offset", str(OFFSET + 500))
+    assert 1 == done.returncode
+    assert re.search(r"port 30590 for prometheus is taken; stop what listens there, or move all ports with --port-offset \d+", told(done))
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    done = run_lab("--port-offset", str(OFFSET + 600), VLLM_WATCH_CACHE=str(file / "x"))
+    assert 1 == done.returncode
+    assert "cannot be written" in told(done)
+
+
+@pytest.mark.prometheus
+def test_an_engine_that_is_none_is_one_sentence(part):
+    part("prometheus")
+    done = run_lab("--port-offset", str(OFFSET + 700), "--engine", "http://127.0.0.1:1")
+    assert 1 == done.returncode
+    assert "http://127.0.0.1:1/v1/models does not answer like a vLLM server" in told(done)
+
+
+@pytest.mark.engine
+@pytest.mark.prometheus
+def test_an_engine_that_dies_while_it_starts_is_told_with_its_last_words_and_nothing_stays(part, tmp_path):
+    """The model is taken away: the real vLLM ends with its real message."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    real = parts.cache_dir()
+    for entry in real.iterdir():
+        if not entry.name.startswith(("lab", "stamps", "models")):
+            (cache / entry.name).symlink_to(entry)
+    shutil.copytree(real / "stamps", cache / "stamps")
+    empty = cache / "models" / "empty"
+    empty.mkdir(parents=True)
+    stamp = json.loads((cache / "stamps/model.json").read_text())
+    (cache / "stamps/model.json").write_text(json.dumps(stamp | {"path": str(empty)}))
+    done = run_lab("--port-offset", str(OFFSET + 800), VLLM_WATCH_CACHE=str(cache))
+    assert 1 == done.returncode
+    assert "vllm ended with status 1 while it started; its last words:" in told(done)
+    assert "logs/vllm.log" in told(done)
+    assert not processes_below(cache)
+
+
+def processes_below(folder: Path) -> list[str]:
+    """Command lines of living processes that name a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if str(folder) in command and state != "Z" and int(entry.name) != os.getpid():
+            found.append(command)
+    return found
+
+
+# --- one real run
+
+
+def get(url: str):
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+class RunningLab:
+    """A lab in a process of its own, as a person starts it."""
+
+    def __init__(self, log: Path) -> None:
+        self.folder = parts.cache_dir() / f"lab-{OFFSET}"
+        self.log = log
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "stack.cli", "lab", "up", "--port-offset", str(OFFSET)],
+            stdout=log.open("w"), stderr=subprocess.STDOUT, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{plan.PORTS[name] + OFFSET}"
+
+    def ready(self) -> bool:
+        if self.process.poll() is not None:
+            pytest.fail(f"the lab ended: {self.log.read_text()}")
+        return "ready: every process answers" in self.log.read_text()
+
+    def query(self, expr: str):
+        rows = json.loads(get(f"{self.url('prometheus')}/api/v1/query?query={urllib.request.quote(expr)}"))["data"]["result"]
+        return float(rows[0]["value"][1]) if rows else None
+
+    def lab_metric(self, name: str, process: str):
+        return page.parse(get(f"{self.url('lab')}/metrics")).total(name, process=process)
+
+    def pid(self, process: str) -> int:
+        """From /proc: the child of the lab whose command line names it."""
+        words = {"vllm": " serve ", "gateway": " gateway run ", "sidecar": " sidecar run ", "prometheus": "--storage.tsdb.path",
+                 "alertmanager": "--storage.path", "otelcol": "otelcol.yaml"}  # fmt: skip
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if parent == self.process.pid and words[process] in command:
+                return int(entry.name)
+        raise LookupError(process)
+
+
+@pytest.fixture(scope="module")
+def lab(part, eventually, tmp_path_factory):
+    for name in ("prometheus", "alertmanager", "engine", "model", "otelcol"):
+        part(name)
+    running = RunningLab(tmp_path_factory.mktemp("lab") / "output")
+    try:
+        eventually(running.ready, within_s=240, what="the lab being ready")
+        yield running
+    finally:
+        running.process.send_signal(signal.SIGINT)
+        try:
+            running.process.wait(60)
+        except subprocess.TimeoutExpired:
+            running.process.kill()
+
+
+pytestmark_lab = [pytest.mark.engine, pytest.mark.prometheus, pytest.mark.collector]
+
+
+def on_the_lab(test):
+    for mark in pytestmark_lab:
+        test = mark(test)
+    return test
+
+
+@on_the_lab
+def test_every_headline_gets_a_value_and_the_watchdog_arrives(lab, eventually):
+    for headline in headlines.HEADLINES:
+        eventually(lambda h=headline: lab.query(h.expr) is not None, within_s=60, what=headline.name)
+    eventually(lambda: "VLLMWatchdog" in get(f"{lab.url('alertmanager')}/api/v2/alerts"), within_s=30, what="the watchdog at Alertmanager")
+    alert = next(a for a in json.loads(get(f"{lab.url('alertmanager')}/api/v2/alerts")) if a["labels"]["alertname"] == "VLLMWatchdog")
+    assert alert["annotations"]["runbook_url"].endswith("/runbooks/VLLMWatchdog")
+
+
+@on_the_lab
+def test_the_runbook_that_an_alert_links_to_is_served(lab):
+    assert get(f"{lab.url('lab')}/runbooks/VLLMEngineDown").startswith("# VLLMEngineDown")
+    for wrong in ("nothing", "..%2f..%2fpyproject.toml", "%2e%2e/book.py"):
+        with pytest.raises(urllib.error.HTTPError) as answer:
+            get(f"{lab.url('lab')}/runbooks/{wrong}")
+        assert 404 == answer.value.code
+
+
+@on_the_lab
+@pytest.mark.chromium
+def test_a_browser_opens_the_link_that_came_with_the_alert(lab, part, tmp_path, eventually):
+    """From the alert as Alertmanager holds it to the words on the screen of a real Chromium."""
+    eventually(lambda: "runbook_url" in get(f"{lab.url('alertmanager')}/api/v2/alerts"), within_s=30)
+    link = json.loads(get(f"{lab.url('alertmanager')}/api/v2/alerts"))[0]["annotations"]["runbook_url"]
+    assert link.startswith(lab.url("lab")), "the lab's rules carry the lab's own addresses"
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
+    shown = subprocess.run(
+        [part("chromium").path, *quiet, f"--user-data-dir={tmp_path}", "--dump-dom", link], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "First five minutes" in shown.stdout
+
+
+@on_the_lab
+def test_the_live_page_of_this_vllm_is_known_and_breaks_nothing(lab):
+    report = check.check(page.parse(get(f"{lab.url('vllm')}/metrics")), EVERYTHING, bundle.uses(), plan_release())
+    assert () == report.unknown
+    assert not report.fails
+    assert all(metric.needs for metric in report.absent), "a default family of this release is missing"
+
+
+def plan_release() -> str:
+    return parts.find("engine").version
+
+
+@on_the_lab
+def test_the_official_client_works_through_the_gateway_and_leaves_true_records(lab, eventually):
+    keys = json.loads((lab.folder / "keys.json").read_text())
+    client = openai.OpenAI(base_url=f"{lab.url('gateway')}/v1", api_key=keys["demo"], max_retries=0)
+    ask = {"model": plan.MODEL, "messages": [{"role": "user", "content": "the cache"}], "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+    whole = client.chat.completions.create(**ask, extra_headers={"X-Request-Id": "whole-1"})
+    chunks = list(client.chat.completions.create(**ask, stream=True, extra_headers={"X-Request-Id": "stream-1"}))
+    assert all(chunk.choices for chunk in chunks), "the usage chunk was not asked for and must not be seen"
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{lab.url('gateway')}/v1", api_key="wrong", max_retries=0).models.list()
+
+    def records():
+        lines = (lab.folder / "requests.jsonl").read_bytes().splitlines()
+        return {record.request_id: record for record in map(parse_line, lines)}
+
+    eventually(lambda: {"whole-1", "stream-1"} <= set(records()), what="both records")
+    one, other = records()["whole-1"], records()["stream-1"]
+    assert ("demo", "ok", whole.usage.prompt_tokens, 12, "length") == (
+        one.team, one.outcome, one.prompt_tokens, one.completion_tokens, one.finish_reason)  # fmt: skip
+    assert one.ttft_ms is None
+    assert (12, "ok") == (other.completion_tokens, other.outcome)
+    assert 0 < other.ttft_ms < other.e2e_ms
+    assert other.tpot_ms is None or other.tpot_ms > 0, "null when a stalled machine delivers all tokens in one read"
+    assert other.cached_tokens is not None
+    assert plan_release() == other.engine_version
+
+
+@on_the_lab
+def test_the_sidecar_joins_log_and_engine(lab, eventually):
+    found = page.parse(get(f"{lab.url('sidecar')}/metrics"))
+    assert found.total("vllm_watch_requests_total", outcome="ok") > 0
+    assert found.total("vllm_watch_kv_capacity_tokens") > 0
+    (info,) = found.of("vllm_watch_engine_info")
+    assert plan_release() == info[0]["version"]
+    assert 1 == found.total("vllm_watch_source_up", kind="engine")
+    assert 0 == found.total("vllm_watch_source_up", kind="gpu"), "this machine has no GPU, and the page says so"
+    assert not found.of("vllm_watch_gpu_utilization_ratio")
+
+
+@on_the_lab
+def test_spans_of_the_engine_reach_the_collector(lab, eventually):
+    eventually(lambda: (page.parse(get(f"{lab.url('otelcol')}/metrics")).total("otelcol_receiver_accepted_spans_total") or
+                        page.parse(get(f"{lab.url('otelcol')}/metrics")).total("otelcol_receiver_accepted_spans") or 0) > 0,
+               within_s=30, what="spans at the collector")  # fmt: skip
+
+
+@on_the_lab
+@pytest.mark.parametrize("victim", ["sidecar", "otelcol", "alertmanager", "gateway", "vllm", "prometheus"])
+def test_when_one_process_is_killed_the_others_go_on_and_it_is_told(lab, eventually, victim):
+    """Prometheus comes last: afterwards only the lab's own page can tell, and it does."""
+    before = {name: lab.lab_metric("vllm_watch_lab_process_up", name) for name in ("vllm", "prometheus", "gateway", "sidecar", "alertmanager")}
+    os.kill(lab.pid(victim), signal.SIGKILL)
+    eventually(lambda: lab.lab_metric("vllm_watch_lab_process_up", victim) == 0, what=f"the lab's page saying that {victim} is down")
+    assert 0 == lab.lab_metric("vllm_watch_lab_process_running", victim)
+    if victim != "prometheus":
+        eventually(lambda: lab.query(f'up{{job="{victim}"}}') == 0, within_s=30, what=f"Prometheus seeing {victim} down")
+    eventually(lambda: re.search(rf"down: .*{victim}", lab.log.read_text()), within_s=30, what=f"the status line naming {victim}")
+    after = {name: lab.lab_metric("vllm_watch_lab_process_up", name) for name in before}
+    assert {**before, victim: 0} == {**after, victim: 0}
+    assert lab.process.poll() is None
+
+
+@on_the_lab
+def test_ctrl_c_stops_everything_that_was_started_and_only_that(lab):
+    bystander = subprocess.Popen(["sleep", "300"])
+    try:
+        lab.process.send_signal(signal.SIGINT)
+        assert 0 == lab.process.wait(60)
+        deadline = time.monotonic() + 20
+        while (left := processes_below(lab.folder)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert [] == left
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
