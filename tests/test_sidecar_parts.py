@@ -256,8 +256,8 @@ def test_many_writers_lose_no_event(tmp_path):
     import sys
 
     path = tmp_path / "events.jsonl"
-    code = "import sys; from pathlib import Path; from exporters import events\n" \
-        "for i in range(40): events.append(Path(sys.argv[1]), events.TuningEvent(at_s=i, kind='note', what='w'))"  # fmt: skip
+    write = "events.append(Path(sys.argv[1]), events.TuningEvent(at_s=i, kind='note', what='w'))"
+    code = f"import sys; from pathlib import Path; from exporters import events\nfor i in range(40): {write}"
     writers = [subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=Path(__file__).parent.parent) for _ in range(3)]
     assert [0, 0, 0] == [writer.wait(60) for writer in writers]
     found, bad = events.read(path)
