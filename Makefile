@@ -38,10 +38,10 @@ lint: $(VENV)/dev.done
 
 $(VENV)/run.done:
 	@test -n '$(PYTHON)' || { echo 'make: Python 3.11 or later with venv is needed: on Debian and Ubuntu, apt-get install python3 python3-venv'; exit 1; }
-	@mkdir -p '$(CACHE)/locks' && echo 'setting up Python in $(VENV)' && flock '$(CACHE)/locks/python.lock' sh -ec '\
+	@mkdir -p '$(CACHE)/locks' && echo 'setting up Python (half a minute) in $(VENV)' && flock '$(CACHE)/locks/python.lock' sh -ec '\
 	  test -e "$@" && exit; $(PYTHON) -m venv "$(VENV)"; \
 	  "$(VENV)/bin/python" -c "import tomllib; print(*tomllib.load(open(\"pyproject.toml\", \"rb\"))[\"project\"][\"dependencies\"], sep=\"\\n\")" > "$(VENV)/run.txt"; \
-	  "$(VENV)/bin/pip" install --quiet --disable-pip-version-check -r "$(VENV)/run.txt" || \
+	  "$(VENV)/bin/pip" install -qq --disable-pip-version-check -r "$(VENV)/run.txt" || \
 	    { echo "make: Python packages could not be installed; the lines above say which, and the package index must be reachable"; exit 1; }; \
 	  touch "$@"'
 
@@ -49,4 +49,4 @@ $(VENV)/dev.done: $(VENV)/run.done
 	@flock '$(CACHE)/locks/python.lock' sh -ec '\
 	  test -e "$@" && exit; \
 	  "$(VENV)/bin/python" -c "import tomllib; print(*tomllib.load(open(\"pyproject.toml\", \"rb\"))[\"project\"][\"optional-dependencies\"][\"dev\"], \"setuptools>=77\", \"wheel\", sep=\"\\n\")" > "$(VENV)/dev.txt"; \
-	  "$(VENV)/bin/pip" install --quiet --disable-pip-version-check -r "$(VENV)/dev.txt"; touch "$@"'
+	  "$(VENV)/bin/pip" install -qq --disable-pip-version-check -r "$(VENV)/dev.txt"; touch "$@"'

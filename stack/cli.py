@@ -194,6 +194,29 @@ def gateway_key(team: str) -> None:
     click.echo(f"key for {team} (shown once): {key}\nfor teams.yaml:\n  teams:\n    {team}:\n      keys: ['{hashed}']")
 
 
+@main.command()
+@click.option("--folder", type=click.Path(path_type=Path), help="Where they are; by default the compose stack's volume.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def secrets(folder: Path | None, as_json: bool) -> None:
+    """Print what the compose stack made at its first start: Grafana's password and a key for each team.
+
+    \b
+    Example:  docker compose run --rm cli secrets
+    """
+    from stack.deploy import init
+
+    with _told():
+        made = init.read(folder or init.FOLDER)
+    if as_json:
+        click.echo(json.dumps({"grafana_password": made.grafana_password, "keys": made.keys}, indent=1))
+        return
+    click.echo(f"Grafana     http://127.0.0.1:3000   user admin, password {made.grafana_password}")
+    for team, key in made.keys.items():
+        click.echo(f"key         {team:14} {key}")
+    some = next(iter(made.keys.values()))
+    click.echo(f'try         curl -H "Authorization: Bearer {some}" http://127.0.0.1:8000/v1/models')
+
+
 @main.group()
 def metrics() -> None:
     """What vLLM exposes, and whether a page or dashboard fits it."""
