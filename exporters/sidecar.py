@@ -26,6 +26,7 @@ from exporters.request_log import BadLine, RequestRecord, ended_at, parse_line
 from exporters.tail import Tail
 from exporters.traffic import BoundedNames, Traffic
 
+FIRST_GPU_READING_S = 10.0
 LOG_INTERVAL_S = 0.1  # how long a line waits at most before it is looked for
 
 log = logging.getLogger("vllm_watch.sidecar")
@@ -279,7 +280,9 @@ class Sidecar:
                 await asyncio.to_thread(events.append, Path(self.config.events), event)
 
     async def _read_gpu(self) -> None:
-        self._gpus = await self._gpu_reader.read(self.config.timeout_s / 2)
+        # The first reading may have to load the driver, which takes seconds without persistence mode.
+        first = self._gpu_source is not None and self._gpu_source.last_success_s is None
+        self._gpus = await self._gpu_reader.read(FIRST_GPU_READING_S if first else self.config.timeout_s / 2)
 
     async def _read_events(self) -> None:
         self._events, _ = await asyncio.to_thread(events.read, Path(self.config.events or ""))

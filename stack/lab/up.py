@@ -216,7 +216,8 @@ async def _show(
             if ready_at is None and not down and scraped:
                 ready_at = time.monotonic()
                 console.print("[green]ready:[/green] every process answers and every target is scraped", highlight=False)
-                console.print(f"keys for {config.url('gateway')}: {config.folder / 'keys.json'}   logs: {config.folder / 'logs'}", highlight=False, soft_wrap=True)
+                places = f"keys for {config.url('gateway')}: {config.folder / 'keys.json'}   logs: {config.folder / 'logs'}"
+                console.print(places, highlight=False, soft_wrap=True)
             if ready_at is not None:
                 seen.down |= dict.fromkeys(down)
                 seen.values |= {name: value for name, value in values.items() if value is not None}
