@@ -37,6 +37,8 @@ lint: $(VENV)/dev.done
 	$(VENV)/bin/mypy
 
 $(VENV)/run.done:
+	@test "$$(uname -s)" = Linux || { echo 'make: this needs Linux; elsewhere use a Debian container or virtual machine. Without make:' \
+	  'pipx install . gives the command vllm-watch, of which metrics, render, gateway and sidecar work anywhere'; exit 1; }
 	@test -n '$(PYTHON)' || { echo 'make: Python 3.11 or later with venv is needed: on Debian and Ubuntu, apt-get install python3 python3-venv'; exit 1; }
 	@mkdir -p '$(CACHE)/locks' && echo 'setting up Python (half a minute) in $(VENV)' && flock '$(CACHE)/locks/python.lock' sh -ec '\
 	  test -e "$@" && exit; $(PYTHON) -m venv "$(VENV)"; \

@@ -70,6 +70,7 @@ PROGRAMS = {
         ("version",),
         (*_PLUGINS, *_SYSTEM_PLUGINS),
     ),
+    "cc": Program(("gcc",), system_packages=("gcc", "libc6-dev")),  # compiles the tests' stand-in for a GPU driver
     # Static, for images made from nothing; the one on PATH may be linked to this system's libraries.
     "busybox": Program((), (), "busybox-static", "usr/bin/busybox", ("--help",)),
 }

@@ -1,0 +1,84 @@
+"""Makes the stack's secrets once: Grafana's password, one key per team, and teams.yaml with the keys' hashes.
+
+Law: what exists is never replaced, so that a second `docker compose up`, a restart or an edit by the operator keeps every key.
+The compose service `init` runs it as `python -m stack.deploy.init`; `docker compose run --rm cli secrets` prints what there is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from stack.config import BadConfig
+from stack.gateway import teams
+
+FOLDER = Path("/var/lib/vllm-watch/secrets")
+TEAMS = ("demo", "replay", "default", "experimental")
+_PASSWORD = "grafana_admin_password"  # noqa: S105  a file name
+_TEAMS_HEAD = "# Made once by the init service, yours to edit since. Keys stand here as hashes; `vllm-watch gateway key TEAM` makes one.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What lets a person in. keys by team, for the header `Authorization: Bearer KEY`."""
+
+    grafana_password: str
+    keys: dict[str, str]
+
+
+def make(folder: Path, random: Callable[[int], str] = secrets.token_urlsafe) -> Secrets:
+    """The secrets in `folder`, made where they are missing.
+
+    Grafana runs as another user of our group: its password alone is readable by the group, all else by us only."""
+    keys = folder / "keys"
+    keys.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _once(folder / _PASSWORD, lambda: random(24), mode=0o640)
+    for team in TEAMS:
+        _once(keys / team, lambda team=team: teams.make_key(team, random)[0])  # type: ignore[misc]
+    made = read(folder)
+    _once(folder / "teams.yaml", lambda: teams_yaml(made.keys))
+    return made
+
+
+def teams_yaml(keys: dict[str, str]) -> str:
+    """The gateway's file for these keys."""
+    return _TEAMS_HEAD + yaml.safe_dump({"teams": {team: {"keys": [teams.hashed(key)]} for team, key in keys.items()}}, sort_keys=False)
+
+
+def _once(path: Path, text: Callable[[], str], mode: int = 0o600) -> None:
+    """Writes a file whole or not at all, and never over one that is there."""
+    if path.exists():
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text())
+    partial.chmod(mode)
+    partial.rename(path)
+
+
+def read(folder: Path) -> Secrets:
+    """The secrets that were made. Raises BadConfig."""
+    try:
+        keys = {team: (folder / "keys" / team).read_text().strip() for team in TEAMS}
+        return Secrets((folder / _PASSWORD).read_text().strip(), keys)
+    except OSError as error:
+        raise BadConfig(f"{error.filename}: {error.strerror}; `docker compose up` makes the secrets") from error
+
+
+def main(folder: Path = FOLDER) -> int:
+    try:
+        make(folder)
+    except (OSError, BadConfig) as error:
+        logging.getLogger("vllm_watch.init").error("the secrets could not be made: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

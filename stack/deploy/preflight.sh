@@ -1,0 +1,57 @@
+#!/bin/sh
+# Is this host ready for `docker compose up`?   sh stack/deploy/preflight.sh [cpu]
+# Checks Docker, compose, the NVIDIA driver and the container toolkit, and says what to install. Changes nothing.
+# With `cpu`, checks only what the overlay without a GPU needs. Exit status 0: ready; 1: something is missing.
+# A script of the host on purpose: from inside a container neither the driver nor the toolkit's set-up can be seen.
+ready=0
+
+good() { printf 'ok       %s\n' "$1"; }
+bad() { printf 'missing  %s\n         %s\n' "$1" "$2"; ready=1; }
+# at_least 2.24.4 2.40.3: is the second release the first or later?
+at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
+
+if ! command -v docker >/dev/null 2>&1; then
+  bad "Docker" "Install Docker Engine: https://docs.docker.com/engine/install/"
+elif ! engine=$(docker version --format '{{.Server.Version}}' 2>/dev/null) || [ -z "$engine" ]; then
+  bad "a Docker engine that answers" "Start it (sudo systemctl start docker), and let your user in (sudo usermod -aG docker \$USER, log in again)."
+else
+  good "Docker engine $engine"
+  compose=$(docker compose version --short 2>/dev/null | sed 's/^v//')
+  if [ -z "$compose" ]; then
+    bad "docker compose" "Install the plugin: https://docs.docker.com/compose/install/linux/"
+  elif ! at_least 2.24.4 "$compose"; then
+    bad "docker compose 2.24.4 or later (this is $compose)" "Older ones do not know !reset. Update the docker-compose-plugin package."
+  else
+    good "docker compose $compose"
+  fi
+fi
+
+if [ "${1:-}" = cpu ]; then
+  exit "$ready"
+fi
+
+# CUDA 13, which the default vLLM image is built with, asks for driver 580 (NVIDIA, CUDA toolkit release notes).
+driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+case $driver in
+  [0-9]*)
+    if at_least 580 "$driver"; then
+      good "NVIDIA driver $driver"
+    else
+      bad "NVIDIA driver 580 or later (this is $driver)" \
+        "Update it, or run the image for CUDA 12: VLLM_WATCH_ENGINE_IMAGE=vllm/vllm-openai:v0.32.0-cu129 docker compose up"
+    fi
+    ;;
+  *)
+    bad "the NVIDIA driver (nvidia-smi gives no version)" \
+      "Install your distribution's NVIDIA driver and reboot; without a GPU: docker compose -f docker-compose.yml -f stack/deploy/compose.cpu.yml up"
+    ;;
+esac
+
+# What Docker itself looks for when it starts (moby, daemon/nvidia_linux.go); a runtime configured in daemon.json is not needed.
+if command -v nvidia-container-runtime-hook >/dev/null 2>&1; then
+  good "NVIDIA container toolkit (should docker say: could not select device driver \"nvidia\", restart it: sudo systemctl restart docker)"
+else
+  bad "the NVIDIA container toolkit (docker says: could not select device driver \"nvidia\")" \
+    "Install nvidia-container-toolkit (https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html) and restart docker."
+fi
+exit "$ready"

@@ -1,0 +1,467 @@
+"""docker-compose.yml: first read as a file, then run. What runs is real where this machine can have it: the engine, Prometheus,
+Alertmanager, the collector and everything of ours; Grafana, Jaeger and the GPU are stand-ins (tests/compose_standins/)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from compose_standins.private_docker import FAR_HOST, PrivateDocker, Project, debian_root, wheelhouse
+
+from exporters.catalogue import gpu, ours
+from exporters.sidecar import SidecarConfig
+from stack import config
+from stack.deploy import init
+from stack.gateway.config import GatewayConfig
+from stack.gateway.teams import load_teams
+from stack.lab.parts import Part, cache_dir
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "stack/deploy"
+BASE, CPU, STANDINS = ROOT / "docker-compose.yml", DEPLOY / "compose.cpu.yml", ROOT / "tests/compose_standins/compose.yml"
+GATEWAY, PROMETHEUS, ALERTMANAGER, JAEGER = (f"http://127.0.0.1:{port}" for port in (8000, 9090, 9093, 16686))
+TARGETS = {"vllm", "gateway", "sidecar", "prometheus", "alertmanager", "otelcol"}
+
+
+class Reset(yaml.SafeLoader):
+    """YAML that knows compose's tag for taking something away."""
+
+
+Reset.add_constructor("!reset", lambda loader, node: None)
+
+
+def read(path: Path) -> Any:
+    return yaml.load(path.read_text(), Reset)  # noqa: S506  a SafeLoader with one harmless tag
+
+
+def services(path: Path = BASE) -> dict[str, Any]:
+    found: dict[str, Any] = read(path)["services"]
+    return found
+
+
+def flags(path: Path) -> set[str]:
+    return set(re.findall(r"--[a-z][a-z-]+", services(path)["vllm"]["command"]))
+
+
+# --- read as files ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", services())
+def test_every_image_is_pinned_to_a_release(name: str) -> None:
+    """What was tested is what starts next year."""
+    image = re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", services()[name]["image"])
+    assert re.search(r":v?\d+\.\d+\.\d+$", image), image
+
+
+def test_the_image_of_ours_bears_our_version() -> None:
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version
+    assert {f"vllm-watch:{version[1]}"} == {s["image"] for s in services().values() if "build" in s}
+
+
+@pytest.mark.parametrize("name", services())
+def test_every_service_is_confined(name: str) -> None:
+    """Loopback only, no new privileges, all capabilities dropped, a read-only root, bounded logs."""
+    service = services()[name]
+    assert all(port.startswith("127.0.0.1:${VLLM_WATCH_PORT_") for port in service.get("ports", []))
+    assert (["ALL"], ["no-new-privileges:true"]) == (service["cap_drop"], service["security_opt"])
+    assert service["read_only"] in (True, "${VLLM_WATCH_ENGINE_READ_ONLY:-true}")
+    assert "max-size" in service["logging"]["options"]
+
+
+def test_the_engine_and_the_sidecar_have_no_way_out() -> None:
+    """Prompts stay on the internal network; the model is fetched by another service before."""
+    assert read(BASE)["networks"]["engine"]["internal"]
+    assert (["engine"], ["engine"]) == (services()["vllm"]["networks"], services()["sidecar"]["networks"])
+    assert "1" == services()["vllm"]["environment"]["HF_HUB_OFFLINE"]
+
+
+def test_each_engine_flag_of_ours_has_its_reason_in_the_file() -> None:
+    for flag in flags(BASE) - {"--host", "--port", "--revision", "--max-model-len", "--gpu-memory-utilization"}:
+        assert re.search(rf"^  #   {flag} ", BASE.read_text(), re.MULTILINE), flag
+
+
+def test_the_cpu_overlay_keeps_every_flag_of_observability() -> None:
+    assert flags(BASE) - {"--gpu-memory-utilization"} == flags(CPU) - {"--dtype"}
+
+
+def test_grafana_counts_with_the_scrape_interval() -> None:
+    """$__rate_interval comes from timeInterval; were it shorter than the scrapes, panels would be empty."""
+    prometheus = read(DEPLOY / "prometheus/prometheus.yml")
+    sources = {s["type"]: s for s in read(DEPLOY / "grafana/provisioning/datasources/datasources.yml")["datasources"]}
+    assert prometheus["global"]["scrape_interval"] == sources["prometheus"]["jsonData"]["timeInterval"]
+    assert not [job for job in prometheus["scrape_configs"] if "scrape_interval" in job]
+    assert TARGETS == {job["job_name"] for job in prometheus["scrape_configs"]}
+    assert sources["jaeger"]["uid"] == sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"][0]["datasourceUid"]
+
+
+def test_alertmanager_routes_by_a_severity_that_our_alerts_have() -> None:
+    routed = re.findall(r'severity="(\w+)"', (DEPLOY / "alertmanager/alertmanager.yml").read_text())
+    rules = [rule for path in (ROOT / "alerts/prometheus").glob("*.yaml") for group in read(path)["groups"] for rule in group["rules"]]
+    assert routed
+    assert set(routed) <= {rule["labels"]["severity"] for rule in rules if "alert" in rule}
+
+
+def test_grafana_opens_on_a_board_that_is_printed() -> None:
+    home = Path(services()["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    provider = read(DEPLOY / "grafana/provisioning/dashboards/dashboards.yml")["providers"][0]
+    assert Path(provider["options"]["path"]) == home.parent
+    assert (ROOT / "dashboards/json" / home.name).is_file()
+
+
+def test_our_configuration_files_are_read_by_our_programs() -> None:
+    """And the gateway, the sidecar and Prometheus agree on addresses and files."""
+    gateway, sidecar = config.load(DEPLOY / "gateway.yaml", GatewayConfig), config.load(DEPLOY / "sidecar.yaml", SidecarConfig)
+    targets = {j["job_name"]: j["static_configs"][0]["targets"][0] for j in read(DEPLOY / "prometheus/prometheus.yml")["scrape_configs"]}
+    assert [gateway.upstream] == [engine.url for engine in sidecar.engines] == [f"http://{targets['vllm']}"]
+    assert (gateway.requests_log,) == sidecar.requests_log
+    assert str(init.FOLDER / "teams.yaml") == gateway.teams
+    assert init.TEAMS == sidecar.teams.configured
+    assert (gateway.metrics_listen, sidecar.listen) == tuple(re.sub(r"^\w+", "0.0.0.0", targets[job]) for job in ("gateway", "sidecar"))  # noqa: S104
+
+
+@pytest.mark.compose
+@pytest.mark.parametrize("overlays", [(), (CPU,)], ids=["gpu", "cpu"])
+def test_compose_accepts_the_files_without_any_setting(part: Callable[[str], Part], tmp_path: Path, overlays: tuple[Path, ...]) -> None:
+    """No edit, no .env: `docker compose config -q` on a bare environment."""
+    files = [word for file in (BASE, *overlays) for word in ("--file", str(file))]
+    bare = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    done = subprocess.run([part("compose").path, *files, "config", "--quiet"], env=bare, capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+def resolved(part: Callable[[str], Part], variables: Mapping[str, str], *overlays: Path) -> Any:
+    files = [word for file in (BASE, *overlays) for word in ("--file", str(file))]
+    told = subprocess.run(
+        [part("compose").path, *files, "config", "--format", "json"],
+        env={"PATH": os.environ["PATH"], **variables}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return json.loads(told.stdout)
+
+
+@pytest.mark.compose
+def test_the_gpu_goes_to_engine_and_sidecar_and_the_cpu_overlay_takes_it_away(part: Callable[[str], Part]) -> None:
+    def devices(found: Any) -> dict[str, list[str]]:
+        return {
+            name: device["capabilities"]
+            for name, service in found["services"].items()
+            for device in ((service.get("deploy") or {}).get("resources") or {}).get("reservations", {}).get("devices", [])
+        }
+
+    assert {"vllm": ["gpu"], "sidecar": ["utility"]} == devices(resolved(part, {}))
+    assert {} == devices(resolved(part, {}, CPU))
+    assert "vllm/vllm-openai-cpu" in resolved(part, {}, CPU)["services"]["model"]["image"]
+
+
+@pytest.mark.compose
+def test_newer_flags_can_be_left_out_and_arguments_keep_their_quotes(part: Callable[[str], Part]) -> None:
+    """One variable for older engines, one for everything else."""
+    command = resolved(part, {"VLLM_WATCH_ENGINE_NEWER": "", "VLLM_WATCH_ENGINE_ARGS": """--x '{"a": [1, 2]}'"""})["services"]["vllm"]["command"]
+    assert "--enable-per-request-metrics" not in command
+    assert ["--x", '{"a": [1, 2]}'] == command[-2:]
+    assert "--enable-per-request-metrics" == resolved(part, {})["services"]["vllm"]["command"][-1]
+
+
+@pytest.mark.prometheus
+def test_prometheus_and_alertmanager_accept_their_files(part: Callable[[str], Part]) -> None:
+    for command in (
+        [part("promtool").path, "check", "config", "--syntax-only", DEPLOY / "prometheus/prometheus.yml"],
+        [part("amtool").path, "check-config", DEPLOY / "alertmanager/alertmanager.yml"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert 0 == done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.collector
+def test_the_collector_accepts_its_file(part: Callable[[str], Part]) -> None:
+    command = [part("otelcol").path, "validate", f"--config={DEPLOY / 'otelcol/config.yaml'}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stdout + done.stderr)
+
+
+def test_secrets_are_made_once_and_only_for_those_who_need_them(tmp_path: Path) -> None:
+    """A second start finds what the first one made, and an edited teams.yaml stays edited."""
+    made = init.make(tmp_path)
+    (tmp_path / "teams.yaml").write_text((tmp_path / "teams.yaml").read_text() + "# mine\n")
+    assert made == init.make(tmp_path) == init.read(tmp_path)
+    assert (tmp_path / "teams.yaml").read_text().endswith("# mine\n")
+    teams = load_teams(tmp_path / "teams.yaml")
+    assert {team: team for team in init.TEAMS} == {team: teams.of(key) for team, key in made.keys.items()}
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert 0o640 == modes.pop("grafana_admin_password")
+    assert {"keys": 0o700, "teams.yaml": 0o600, **dict.fromkeys(init.TEAMS, 0o600)} == modes
+
+
+def test_an_interrupted_start_is_finished_by_the_next(tmp_path: Path) -> None:
+    """A key that was lost is made again; the others stay."""
+    first = init.make(tmp_path)
+    (tmp_path / "keys/demo").unlink()
+    second = init.make(tmp_path)
+    assert first.keys["demo"] != second.keys["demo"]
+    assert first.keys["replay"] == second.keys["replay"]
+
+
+def test_asking_for_secrets_before_the_first_start_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(config.BadConfig, match="docker compose up"):
+        init.read(tmp_path)
+
+
+def test_a_model_that_is_a_folder_is_not_fetched(tmp_path: Path) -> None:
+    """No network and no huggingface_hub are needed for it; a name without either fails with the ways out."""
+    fetch = [sys.executable, "-I", str(DEPLOY / "fetch_model.py")]
+    folder = subprocess.run(fetch, env={"MODEL": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert 0 == folder.returncode, folder.stderr
+    (tmp_path / "none").mkdir()
+    name = subprocess.run([sys.executable, "-S", str(DEPLOY / "fetch_model.py")], env={"MODEL": "a/b"}, capture_output=True, text=True, check=False)
+    assert 1 == name.returncode
+    assert "VLLM_WATCH_HF_TOKEN_FILE" in name.stderr
+
+
+READY = {
+    "docker": 'case "$1" in compose) echo 2.40.3;; *) echo 28.5.2;; esac',
+    "nvidia-smi": "echo 580.82.07",
+    "nvidia-container-runtime-hook": "true",
+}
+
+
+@pytest.mark.parametrize(
+    ("without", "change", "arguments", "says"),
+    [
+        ((), {}, (), None),
+        (("docker",), {}, (), "Install Docker Engine"),
+        ((), {"docker": "exit 1"}, (), "systemctl start docker"),
+        ((), {"docker": 'case "$1" in compose) echo v2.17.0;; *) echo 28.5.2;; esac'}, (), "docker compose 2.24.4 or later"),
+        (("nvidia-smi",), {}, (), "Install your distribution's NVIDIA driver"),
+        ((), {"nvidia-smi": "echo NVIDIA-SMI has failed; exit 9"}, (), "Install your distribution's NVIDIA driver"),
+        ((), {"nvidia-smi": "echo 550.163.01"}, (), "-cu129"),
+        (("nvidia-container-runtime-hook",), {}, (), "Install nvidia-container-toolkit"),
+        (("nvidia-smi", "nvidia-container-runtime-hook"), {}, ("cpu",), None),
+    ],
+)
+def test_the_preflight_names_what_is_missing_and_what_to_install(
+    tmp_path: Path, without: tuple[str, ...], change: dict[str, str], arguments: tuple[str, ...], says: str | None
+) -> None:
+    for name, script in ({n: s for n, s in READY.items() if n not in without} | change).items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    for tool in ("sh", "sort", "head", "sed", "grep"):
+        (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
+    done = subprocess.run(["/bin/sh", DEPLOY / "preflight.sh", *arguments], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert (1 if says else 0) == done.returncode, done.stdout + done.stderr
+    assert "" == done.stderr
+    assert (says or "ok") in done.stdout
+
+
+# --- run -------------------------------------------------------------------------------------------------------------------------
+
+
+def _stand_in(docker: PrivateDocker, images: Mapping[str, str], part: Callable[[str], Part]) -> None:
+    """Every image that the files name, made here: the real programs where there are any, laid out as the real images lay them out."""
+    base = "standin-base"
+    docker.run("import", str(debian_root(cache_dir())), base)
+    pip = "cp -r /wheelhouse /wheels; printf '[global]\\nno-index = true\\nfind-links = /wheels\\n' > /etc/pip.conf"
+    tools = "ln -s python3 /usr/bin/python; ln -s /usr/bin/busybox /usr/local/bin/wget"
+    docker.adopt(
+        "python:3.11-slim-bookworm", base, inside=f"{pip}; {tools}", mounts=[f"{wheelhouse(cache_dir(), ROOT / 'pyproject.toml')}:/wheelhouse"]
+    )
+    docker.run("build", "--network", "none", "--tag", images["gateway"], str(ROOT), timeout_s=240, env={**docker.environment, "DOCKER_BUILDKIT": "0"})
+    base = "python:3.11-slim-bookworm"
+    engine = part("engine").path.parent
+    docker.adopt(images["vllm"], base, changes=[f"ENV PATH={engine}:/usr/local/bin:/usr/bin:/bin"])
+    for service, program, folder in (("prometheus", "prometheus", "/prometheus"), ("alertmanager", "alertmanager", "/alertmanager")):
+        docker.adopt(
+            images[service], base, mounts=_as_mounts(part(program)),
+            inside=f"cp /from /bin/{program}; install -d -o 65534 -g 65534 {folder}; if [ -d /share ]; then cp -r /share /usr/share/prometheus; fi",
+            changes=["USER 65534:65534", f"WORKDIR {folder}", f'ENTRYPOINT ["/bin/{program}"]'],
+        )  # fmt: skip
+    docker.adopt(
+        images["otelcol"], base, mounts=[f"{part('otelcol').path}:/from"], inside="cp /from /otelcol",
+        changes=["USER 10001", 'ENTRYPOINT ["/otelcol"]'],
+    )  # fmt: skip
+    for service, user in (("grafana", "472:0"), ("jaeger", "10001")):
+        docker.adopt(
+            images[service], base, mounts=[f"{STANDINS.parent / f'fake_{service}.py'}:/from"],
+            inside="cp /from /fake.py; install -d -o 472 /var/lib/grafana",
+            changes=[f"USER {user}", 'ENTRYPOINT ["python3", "/fake.py"]'],
+        )  # fmt: skip
+
+
+def _as_mounts(program: Part) -> list[str]:
+    """The program, and beside Debian's Alertmanager the templates that the real image's binary has inside.
+
+    The cache holds that one changed and behind a script, so that it runs where it lies; here it comes as Debian made it."""
+    usr = program.path.parent.parent / "usr"
+    debian, share = usr / "bin/prometheus-alertmanager", usr / "share/prometheus"
+    if program.name == "alertmanager" and debian.exists():
+        return [f"{debian}:/from", f"{share}:/share"]
+    return [f"{program.path}:/from"]
+
+
+@pytest.fixture(scope="module")
+def stack(part: Callable[[str], Part], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """The whole stack, up and healthy, on an engine of its own; gone afterwards without a trace."""
+    if os.geteuid() != 0:
+        pytest.skip("a Docker engine needs root")
+    folder = tmp_path_factory.mktemp("docker")
+    forwarding = Path("/proc/sys/net/ipv4/ip_forward")
+    before = forwarding.read_text(), Path("/proc/net/dev").read_text().count(":")
+    docker = PrivateDocker(part("dockerd").path, part("docker").path, part("compose").path, folder)
+    try:
+        variables = {
+            "STANDIN_ENGINE": str(part("engine").path.parent.parent),
+            "STANDIN_PYTHON": _python_behind(part("engine").path.parent / "python"),
+            "STANDIN_MODEL": str(part("model").path),
+            "VLLM_WATCH_MODEL": "/tiny",
+            "VLLM_WATCH_CONTEXT": "2048",
+            "VLLM_WATCH_ENGINE_ARGS": "--served-model-name tiny --enforce-eager --block-size 32 --max-num-seqs 8",
+        }
+        found = resolved(part, variables, CPU, STANDINS)["services"]
+        _stand_in(docker, {name: service["image"] for name, service in found.items()}, part)
+        project = docker.up_project([BASE, CPU, STANDINS], variables, ROOT)
+        project("up", "--detach", "--wait", "--wait-timeout", "150", timeout_s=170)
+        key = _secrets(project)["demo"]
+        yield SimpleNamespace(docker=docker, project=project, variables=variables, bearer={"Authorization": f"Bearer {key}"})
+    finally:
+        docker.stop()
+    assert before == (forwarding.read_text(), Path("/proc/net/dev").read_text().count(":"))
+    assert str(folder) not in Path("/proc/mounts").read_text()
+
+
+def _python_behind(python: Path) -> str:
+    """The folder of the interpreter that a virtual environment borrows."""
+    command = [python, "-c", "import sys; sys.stdout.write(sys.base_prefix)"]
+    prefix = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return prefix if prefix not in ("/usr", "/usr/local") else f"{prefix}/lib/python3.11"
+
+
+def _secrets(project: Project) -> dict[str, str]:
+    """What the printed secrets say, as a person would read them."""
+    told = project("run", "--rm", "cli", "secrets", "--json")
+    found = json.loads(told)
+    return {"grafana": found["grafana_password"], **found["keys"]}
+
+
+def ask(stack: SimpleNamespace, expression: str) -> list[Any]:
+    """An instant query: label sets and values."""
+    _, text = stack.docker.get(f"{PROMETHEUS}/api/v1/query?query={expression.replace(' ', '%20')}")
+    found: list[Any] = json.loads(text)["data"]["result"]
+    return found
+
+
+def chat(stack: SimpleNamespace, **headers: str) -> tuple[int, Any]:
+    body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "the queue"}]}
+    status, text = stack.docker.get(f"{GATEWAY}/v1/chat/completions", {**stack.bearer, **headers}, body)
+    return status, json.loads(text)
+
+
+@pytest.mark.compose
+@pytest.mark.engine
+@pytest.mark.collector
+@pytest.mark.prometheus
+class TestRunning:
+    """One stack for all; each test leaves it as healthy as it found it."""
+
+    def test_everything_with_a_probe_is_healthy_and_the_one_shots_are_done(self, stack: SimpleNamespace) -> None:
+        lines = [json.loads(line) for line in stack.project("ps", "--all", "--format", "json").splitlines()]
+        health = {line["Service"]: line["Health"] or f"{line['State']} {line['ExitCode']}" for line in lines}
+        probed = ("vllm", "gateway", "sidecar", "prometheus", "alertmanager", "grafana")
+        done, unprobed = dict.fromkeys(("model", "init"), "exited 0"), dict.fromkeys(("otelcol", "jaeger"), "running 0")
+        assert {**dict.fromkeys(probed, "healthy"), **done, **unprobed} == health
+
+    def test_port_8000_answers_with_the_printed_key_and_only_with_it(self, stack: SimpleNamespace) -> None:
+        """The engine's models, its metrics and an answer from the real engine behind the gateway."""
+        assert 401 == stack.docker.get(f"{GATEWAY}/v1/models")[0]
+        status, models = stack.docker.get(f"{GATEWAY}/v1/models", stack.bearer)
+        assert (200, ["tiny"]) == (status, [model["id"] for model in json.loads(models)["data"]])
+        status, page = stack.docker.get(f"{GATEWAY}/metrics", stack.bearer)
+        assert 200 == status
+        assert "# TYPE vllm:" in page
+        status, answer = chat(stack)
+        assert (200, 4) == (status, answer["usage"]["completion_tokens"]), answer
+
+    def test_every_scrape_target_is_up_and_rules_and_alertmanager_are_known(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+        def up() -> bool:
+            _, text = stack.docker.get(f"{PROMETHEUS}/api/v1/targets")
+            states = {t["labels"]["job"]: (t["health"], t["lastError"]) for t in json.loads(text)["data"]["activeTargets"]}
+            assert dict.fromkeys(TARGETS, ("up", "")) == states
+            return True
+
+        eventually(up, within_s=60, what="all targets up")
+        rules = json.loads(stack.docker.get(f"{PROMETHEUS}/api/v1/rules")[1])["data"]["groups"]
+        assert len(list((ROOT / "alerts/prometheus").glob("*.yaml"))) == len({group["file"] for group in rules})
+        found = json.loads(stack.docker.get(f"{PROMETHEUS}/api/v1/alertmanagers")[1])["data"]["activeAlertmanagers"]
+        assert ["http://alertmanager:9093/api/v2/alerts"] == [manager["url"] for manager in found]
+        assert 200 == stack.docker.get(f"{ALERTMANAGER}/-/ready")[0]
+
+    def test_the_sidecar_joins_the_request_log_and_sees_the_stand_in_gpu(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+        """One request of team demo arrives in Prometheus by team, and the card's absent readings are absent."""
+        assert 200 == chat(stack)[0]
+        eventually(lambda: ask(stack, f'{ours.REQUESTS.name}{{team="demo",outcome="ok"}} > 0'), within_s=60, what="the request by team")
+        eventually(lambda: ask(stack, f"{gpu.POWER.name} == 42.5"), within_s=60, what="the stand-in card's power")
+        assert [] == ask(stack, gpu.TEMPERATURE.name)
+
+    def test_a_request_leaves_its_trace_in_the_trace_store(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+        """Client's traceparent -> gateway -> real vLLM -> real collector -> the stand-in for Jaeger."""
+        trace = hashlib.md5(os.urandom(8), usedforsecurity=False).hexdigest()
+        assert 200 == chat(stack, traceparent=f"00-{trace}-00f067aa0ba902b7-01")[0]
+        eventually(lambda: stack.docker.get(f"{JAEGER}/api/traces/{trace}")[0] == 200, within_s=30, what="the trace at the store")
+
+    def test_the_engine_and_the_sidecar_cannot_reach_the_outside(self, stack: SimpleNamespace) -> None:
+        """A far host answers the gateway with a refusal, and engine and sidecar not at all."""
+
+        def far_says(service: str, python: str) -> str:
+            call = f"socket.create_connection(('{FAR_HOST}', 80), 2)"
+            code = f"import socket\ntry: {call}\nexcept OSError as error: print(type(error).__name__)"
+            return str(stack.project("exec", "-T", service, python, "-c", code)).strip()
+
+        assert "ConnectionRefusedError" == far_says("gateway", "python")
+        assert far_says("vllm", "python3") in ("TimeoutError", "OSError")
+        assert far_says("sidecar", "python") in ("TimeoutError", "OSError")
+
+    def test_a_restarted_gateway_serves_again_with_the_same_keys(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+        stack.project("restart", "gateway")
+        eventually(lambda: chat(stack)[0] == 200, within_s=30, what="an answer after the restart")
+
+    def test_a_second_up_changes_nothing(self, stack: SimpleNamespace) -> None:
+        before = _secrets(stack.project), stack.project("ps", "--quiet")
+        stack.project("up", "--detach", "--wait", "--wait-timeout", "60")
+        assert before == (_secrets(stack.project), stack.project("ps", "--quiet"))
+
+    def test_keys_and_series_survive_down_and_up_on_ports_of_choice(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+        """On a second project without an engine, which saves its start: that the key is known shows in what the gateway answers."""
+        ports = {"VLLM_WATCH_PORT_GATEWAY": "18000", "VLLM_WATCH_PORT_PROMETHEUS": "19090", "VLLM_WATCH_PORT_ALERTMANAGER": "19093"}
+        other = stack.docker.up_project([BASE, CPU, STANDINS], {**stack.variables, **ports, "COMPOSE_PROJECT_NAME": "second"}, ROOT)
+        start = ("up", "--detach", "--wait", "--wait-timeout", "60", "--no-deps", "init", "gateway", "alertmanager", "prometheus")
+        query = "http://127.0.0.1:19090/api/v1/query?query=up"
+
+        def scraped(at: str = "") -> Any:
+            return json.loads(stack.docker.get(query + at)[1])["data"]["result"]
+
+        other(*start)
+        before = _secrets(other)
+        eventually(scraped, within_s=60, what="a first scrape")
+        then = scraped()[0]["value"][0]
+        other("down", "--timeout", "5")
+        other(*start)
+        assert before == _secrets(other) != _secrets(stack.project)
+        bearer = {"Authorization": f"Bearer {before['replay']}"}
+        assert 401 == stack.docker.get("http://127.0.0.1:18000/v1/models", stack.bearer)[0]
+        assert stack.docker.get("http://127.0.0.1:18000/v1/models", bearer)[0] in (502, 503)
+        assert scraped(f"&time={then}")
+        other("down", "--volumes", "--timeout", "2")
+
+    def test_without_the_toolkit_docker_says_what_the_preflight_quotes(self, stack: SimpleNamespace) -> None:
+        with pytest.raises(AssertionError, match="could not select device driver"):
+            stack.docker.run("run", "--rm", "--network", "none", "--gpus", "1", "standin-base", "true")
