@@ -54,7 +54,8 @@ TRAFFIC = (
     Alert(
         name="VLLMErrorRatioHigh",
         severity=Severity.WARNING,
-        expr=f"{promql.share(ours.REQUESTS, ours.REQUESTS, part_where=(_FAILED,))} > {thresholds.ERROR_RATIO}",
+        expr=f"{promql.share(ours.REQUESTS, ours.REQUESTS, part_where=(_FAILED,))} > {thresholds.ERROR_RATIO} "
+        f"and {promql.growth(ours.REQUESTS, where=(_FAILED,))} >= {thresholds.ERRORS_AT_LEAST}",
         hold="5m",
         keep_firing="5m",
         summary="Too many requests fail.",

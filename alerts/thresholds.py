@@ -40,6 +40,11 @@ ERROR_RATIO = Threshold(
     "One failed request in two hundred is what the service promises at most; above it someone's work breaks every few minutes.",
     "Pass table of the serving course: error ratio at most 0.5 %.",
 )  # fmt: skip
+ERRORS_AT_LEAST = Threshold(
+    5.0, Unit.REQUESTS,
+    "Of ten requests in a quiet hour one that fails is 10 %, and nobody needs to look; five in five minutes are a pattern.",
+    "Low-traffic guard as in burn-rate practice; the smallest count that one client's single retry loop of three does not reach.",
+)  # fmt: skip
 TTFT_P95 = Threshold(
     2.5, Unit.SECONDS,
     "Beyond it a chat feels stuck. The course asks for 2 s, which is no bound of vLLM's histogram; 2.5 s is the next one and so is read exactly.",

@@ -69,7 +69,8 @@ BOARD = Board(
                   "and not "
                   "counted here. Needs the gateway's log and the sidecar.",
                   _RATIO, (Query(promql.share(ours.REQUESTS, ours.REQUESTS, RATE, part_where=('outcome=~"upstream_error|timeout"',), where=_MODEL),
-                                 "{{model_name}}"),), threshold=thresholds.ERROR_RATIO, optional="needs the sidecar"),
+                                 "{{model_name}}"),), threshold=thresholds.ERROR_RATIO, optional="needs the sidecar",
+                  full_scale=False),
         ),
         (
             Panel("engines-up", "Targets up", "1 while Prometheus reaches an engine or the sidecar.", grafana_unit(Unit.FLAG),

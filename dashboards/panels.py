@@ -57,6 +57,7 @@ class Panel:
     width: int = 8
     height: int = 7
     optional: str = ""
+    full_scale: bool = True  # a ratio's axis goes from 0 to 1; False where its values live near 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +111,9 @@ def _panel(board: Board, panel: Panel, at: g.GridPos) -> Any:
     }  # fmt: skip
     kinds: dict[Shape, type[Any]] = {Shape.LINES: g.TimeSeries, Shape.NUMBER: g.Stat, Shape.TABLE: g.Table}
     built = kinds[panel.shape](**shared)
-    defaults: dict[str, Any] = {"unit": panel.unit, "thresholds": _thresholds(panel.threshold), "color": {"mode": "palette-classic"}}
+    defaults: dict[str, Any] = {"unit": panel.unit, "thresholds": _thresholds(panel), "color": {"mode": "palette-classic"}}
     if panel.unit == "percentunit":
-        defaults |= {"min": 0, "max": 1}
+        defaults |= {"min": 0} | ({"max": 1} if panel.full_scale else {})
     if panel.shape is Shape.LINES:
         style = "dashed" if panel.threshold else "off"
         defaults["custom"] = {"lineWidth": 1, "fillOpacity": 8, "showPoints": "never", "thresholdsStyle": {"mode": style}}
@@ -130,10 +131,12 @@ def _target(query: Query, ref: str, shape: Shape) -> g.Target:
     )  # fmt: skip
 
 
-def _thresholds(threshold: Threshold | None) -> dict[str, Any]:
+def _thresholds(panel: Panel) -> dict[str, Any]:
+    if panel.unit == _UNITS[Unit.FLAG]:
+        return {"mode": "absolute", "steps": [{"color": "red", "value": None}, {"color": "green", "value": 1}]}
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
-    if threshold:
-        steps.append({"color": "red", "value": threshold.value})
+    if panel.threshold:
+        steps.append({"color": "red", "value": panel.threshold.value})
     return {"mode": "absolute", "steps": steps}
 
 

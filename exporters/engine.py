@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import aiohttp
 
@@ -12,6 +13,7 @@ from exporters.catalogue.metric import Metric
 from exporters.events import TuningEvent
 from exporters.exposition import Sample
 
+MAX_PAGE_BYTES = 16 << 20  # the longest pages seen have 65 kB; many adapters and ranks make some MB
 _GROWING = (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS, vllm.REQUEST_SUCCESS)
 _CONFIGURATION = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization")
 _KNOWN = frozenset(metric.name for metric in (*vllm.VLLM, *vllm.RETIRED))
@@ -35,35 +37,41 @@ class View:
 
     version: str | None
     started_s: float | None
-    growing: Mapping[str, float]
+    growing: Mapping[tuple[Any, ...], float]  # by series: a series that goes away is no total that fell
     caches: tuple[Cache, ...]
     unknown_families: tuple[str, ...] = ()
 
 
 async def read(session: aiohttp.ClientSession, url: str, timeout_s: float) -> tuple[str, str | None]:
-    """The engine's page and its version (None where /version does not answer). Raises aiohttp.ClientError and TimeoutError."""
+    """The engine's page and its version (None where /version does not answer).
+
+    Raises aiohttp.ClientError, TimeoutError, and BadPage for a page that has no end."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with session.get(f"{url}/metrics", timeout=timeout) as response:
         response.raise_for_status()
-        text = await response.text()
+        page_bytes = b""
+        async for chunk in response.content.iter_chunked(1 << 16):
+            page_bytes += chunk
+            if len(page_bytes) > MAX_PAGE_BYTES:
+                raise page.BadPage(f"{url}/metrics goes on after {MAX_PAGE_BYTES >> 20} MiB; no engine's page is that long")
     try:
         async with session.get(f"{url}/version", timeout=timeout) as response:
             body = await response.json(content_type=None) if response.status == 200 else {}
     except (aiohttp.ClientError, TimeoutError, ValueError):
         body = {}
     version = body.get("version") if isinstance(body, dict) else None
-    return text, version if isinstance(version, str) else None
+    return page_bytes.decode("utf-8", "replace"), version if isinstance(version, str) else None
 
 
 def parse(text: str, version: str | None = None) -> View:
     """A page as a View. Raises BadPage."""
     found = page.parse(text)
-    growing = {m.name: total for m in _GROWING if (total := found.total(m.name)) is not None}
+    growing = {(m.name, *sorted(labels.items())): value for m in _GROWING for labels, value in found.of(m.name)}
     return View(
         version=version,
         started_s=found.total(vllm.PROCESS_START_TIME.name),
         growing=growing,
-        caches=tuple(_caches(found)),
+        caches=tuple({cache.engine: cache for cache in _caches(found)}.values()),
         unknown_families=tuple(sorted(f for f in found.families() if f.startswith("vllm:") and f not in _KNOWN)),
     )
 
@@ -99,7 +107,10 @@ class History:
 
     def observe(self, view: View, now_s: float) -> list[TuningEvent]:
         """Take in a new look at the engine; what happened since the last one, as events at now_s (unix seconds)."""
-        before, self.last = self.last, view
+        before = self.last
+        if before and view.version is None:  # /version did not answer this once
+            view = replace(view, version=before.version)
+        self.last = view
         if before is None:
             return []
         happened = []
@@ -145,12 +156,13 @@ def restarted(before: View, after: View) -> bool:
 
 
 def _differences(before: View, after: View) -> Iterator[tuple[str, tuple[str | None, str | None]]]:
-    if not before.caches or not after.caches:
-        return
-    old, new = before.caches[0].configuration, after.caches[0].configuration
-    for name in sorted(set(old) | set(new)):
-        if old.get(name) != new.get(name):
-            yield name, (old.get(name), new.get(name))
+    """What changed for an engine core that both looks show; options that differ between cores are told once."""
+    old = {cache.engine: cache.configuration for cache in before.caches}
+    for cache in after.caches:
+        was = old.get(cache.engine, cache.configuration)
+        for name in sorted(set(was) | set(cache.configuration)):
+            if was.get(name) != cache.configuration.get(name):
+                yield name, (was.get(name), cache.configuration.get(name))
 
 
 async def fetch(url: str, timeout_s: float = 10.0) -> tuple[str, str | None]:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping
+from errno import EINVAL
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 
@@ -46,15 +48,19 @@ class TuningEvent(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
 
 
+LOCK_WITHIN_S = 2.0
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(TuningEvent)
 
 
 def append(path: Path, event: TuningEvent) -> None:
-    """Add one event, durably. Writers in other processes wait their turn; a half line left by a crash is closed first. Raises OSError."""
+    """Add one event, durably. Writers in other processes take turns; a half line left by a crash is closed first.
+
+    Raises OSError, and TimeoutError (which is one) when another process keeps the lock for two seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        _lock(file, time.monotonic() + LOCK_WITHIN_S)
         size = file.seek(0, os.SEEK_END)
         if size:
             file.seek(size - 1)
@@ -65,9 +71,21 @@ def append(path: Path, event: TuningEvent) -> None:
         os.fsync(file.fileno())
 
 
+def _lock(file: BinaryIO, deadline_s: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{file.name} is locked by another process") from None
+            time.sleep(0.02)
+
+
 def read(path: Path) -> tuple[list[TuningEvent], int]:
     """All events in the order in which they were written, and how many lines were none. A missing file holds none. Raises OSError."""
     events, bad = [], 0
+    if path.exists() and not path.is_file():
+        raise OSError(EINVAL, "a file of events is a regular file", str(path))
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

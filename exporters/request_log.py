@@ -92,7 +92,9 @@ def to_line(record: RequestRecord) -> bytes:
 
 
 def fitting_line(record: RequestRecord) -> bytes:
-    """to_line, with what clients may have written too long cut short, then the least needed figures left out: no record is lost for its size."""
+    """to_line, with what clients may have written too long cut short, then the least needed figures left out.
+
+    What our gateway writes always fits. Raises BadLine("size") when a team or reason alone is too long, which it never lets happen."""
     try:
         return to_line(record)
     except BadLine:

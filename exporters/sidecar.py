@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +70,9 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if len({e.name for e in self.engines}) != len(self.engines):
             raise ValueError("engines need different names")
         unknown = set(self.field_names.values()) - set(RequestRecord.__struct_fields__)
+        for name, listed in (("requests_log", self.requests_log), ("engines", tuple(e.url.rstrip("/") for e in self.engines))):
+            if len(set(listed)) != len(listed):
+                raise ValueError(f"{name} names one thing twice; it would be counted twice")
         if unknown:
             raise ValueError(f"field_names leads to {sorted(unknown)[0]!r}, which no request record has")
         if min(self.engine_interval_s, self.gpu_interval_s, self.timeout_s) <= 0:
@@ -158,6 +161,7 @@ class Logs:
     untimed: int = 0
     bad: Counter[str] = field(default_factory=Counter)
     lag_s: dict[str, float] = field(default_factory=dict)
+    caught_up: set[str] = field(default_factory=set)
 
     def poll(self, tail: Tail, now_s: float, clock_s: float) -> int:
         """Read and count what is new in one log; how many lines that were. now_s: unix seconds, clock_s: monotonic."""
@@ -166,6 +170,8 @@ class Logs:
         for line in lines:
             self._count(tail, line, now_s)
         self.bad["long"] += tail.long_lines - long_before
+        if not lines:
+            self.caught_up.add(str(tail.path))
         return len(lines)
 
     def _count(self, tail: Tail, line: bytes, now_s: float) -> None:
@@ -183,16 +189,19 @@ class Logs:
         self.lag_s[str(tail.path)] = max(0.0, now_s - (now_s if ended is None else ended))
 
     def samples(self) -> Iterator[Sample]:
-        yield from self.traffic.samples()
-        yield ours.LOG_LINES, {}, self.lines
-        yield ours.LOG_UNTIMED, {}, self.untimed
-        yield from ((ours.LOG_BAD_LINES, {"reason": why}, self.bad[why]) for why in ("json", "type", "range", "size", "long"))
+        """Counts are shown once every log has been read to its end: a scrape in the middle would take what follows for new traffic."""
         for tail in self.tails:
             labels = {"path": str(tail.path)}
             yield ours.LOG_BYTES_BEHIND, labels, tail.unread_bytes()
             yield ours.LOG_ROTATIONS, labels, tail.rotations
             if (lag := self.lag_s.get(str(tail.path))) is not None:
                 yield ours.LOG_LAG, labels, lag
+        if len(self.caught_up) < len(self.tails):
+            return
+        yield from self.traffic.samples()
+        yield ours.LOG_LINES, {}, self.lines
+        yield ours.LOG_UNTIMED, {}, self.untimed
+        yield from ((ours.LOG_BAD_LINES, {"reason": why}, self.bad[why]) for why in ("json", "type", "range", "size", "long"))
 
 
 class Sidecar:
@@ -209,6 +218,7 @@ class Sidecar:
         self._gpus: list[gpu.GpuReading] = []
         self._gpu_source: Source | None = None
         self._events: list[events.TuningEvent] = []
+        self._unwritten: deque[events.TuningEvent] = deque(maxlen=1000)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -274,10 +284,11 @@ class Sidecar:
 
     async def _read_engine(self, target: Engine) -> None:
         text, version = await engine.read(self._session, target.url.rstrip("/"), self.config.timeout_s)
-        for event in self.histories[target.name].observe(engine.parse(text, version), time.time()):
+        view = await asyncio.to_thread(engine.parse, text, version)
+        for event in self.histories[target.name].observe(view, time.time()):
             log.info("%s", event.what)
             if self.config.events:
-                await asyncio.to_thread(events.append, Path(self.config.events), event)
+                self._unwritten.append(event)
 
     async def _read_gpu(self) -> None:
         # The first reading may have to load the driver, which takes seconds without persistence mode.
@@ -285,7 +296,12 @@ class Sidecar:
         self._gpus = await self._gpu_reader.read(FIRST_GPU_READING_S if first else self.config.timeout_s / 2)
 
     async def _read_events(self) -> None:
-        self._events, _ = await asyncio.to_thread(events.read, Path(self.config.events or ""))
+        """Write what happened, then read what everyone wrote. A full disk is this source's failure, and the events wait for it to end."""
+        path = Path(self.config.events or "")
+        while self._unwritten:
+            await asyncio.to_thread(events.append, path, self._unwritten[0])
+            self._unwritten.popleft()
+        self._events, _ = await asyncio.to_thread(events.read, path)
 
 
 def application(sidecar: Sidecar) -> web.Application:

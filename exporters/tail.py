@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from errno import EINVAL
 from pathlib import Path
+from stat import S_ISREG
 from typing import BinaryIO
 
 MAX_LINE_BYTES = 1 << 20
@@ -60,14 +62,15 @@ class Tail:
         self._files.clear()
 
     def _notice_replacement(self, now_s: float) -> None:
-        current = next((s for s in self._files if s.leave_at is None), None)
+        """See which file the path leads to now. While it leads to none, the last one is followed on: its writer may hold it open."""
         try:
             stat = self.path.stat()
         except FileNotFoundError:
-            if current:
-                current.leave_at = now_s + self.grace_s
             return
+        if not S_ISREG(stat.st_mode):
+            raise OSError(EINVAL, "a request log is a regular file", str(self.path))
         identity = (stat.st_dev, stat.st_ino)
+        current = next((s for s in self._files if s.leave_at is None), None)
         if current and current.identity == identity:
             if stat.st_size < current.file.tell():  # cut in place: what is there now is new
                 self.rotations += 1
@@ -77,6 +80,10 @@ class Tail:
         if current:
             self.rotations += 1
             current.leave_at = now_s + self.grace_s
+        known = next((s for s in self._files if s.identity == identity), None)
+        if known:  # moved away and back: it is read on from where it stands
+            known.leave_at = None
+            return
         file = self.path.open("rb", buffering=0)
         opened = os.fstat(file.fileno())
         self._files.append(_Open(file, (opened.st_dev, opened.st_ino)))

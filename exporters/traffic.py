@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import get_args
 
 from exporters.catalogue import bounds, ours
 from exporters.catalogue.metric import Metric
 from exporters.exposition import Distribution, Sample
-from exporters.request_log import UNKNOWN_TEAM, RequestRecord
+from exporters.request_log import UNKNOWN_TEAM, Outcome, RequestRecord
 
 OTHER = "__other__"
 UNKNOWN_MODEL = "__unknown__"
 FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "rejected", "tool_calls", "repetition"})
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
 REASONS_LIMIT = 40  # a gateway's vocabulary is fixed and small; a log that is not must not make series without end
 _MAX_NAME = 120
 
@@ -31,13 +33,13 @@ class BoundedNames:
     def __len__(self) -> int:
         return len(self._members)
 
-    def fold(self, name: str) -> str:
-        """The name to count under."""
+    def fold(self, name: str, may_claim: bool = True) -> str:
+        """The name to count under. may_claim: whether a new name may take a seat of its own."""
         if name in self._members:
             return name
         if name.startswith("__"):  # reserved names are always there and cannot be claimed
             return name if name in (UNKNOWN_TEAM, UNKNOWN_MODEL) else OTHER
-        if len(self._members) < self._limit:
+        if may_claim and len(self._members) < self._limit:
             self._members[name] = None
             return name
         self.folded += 1
@@ -51,16 +53,22 @@ class Traffic:
         self.teams = teams
         self.models = models
         self._reasons = BoundedNames((), REASONS_LIMIT)
+        self._seen: set[tuple[str, str]] = set()
         self._counts: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
         self._distributions: dict[tuple[str, str, str], Distribution] = {}
         self._metrics: dict[str, Metric] = {metric.name: metric for metric in ours.REQUEST_TRAFFIC}
 
     def add(self, record: RequestRecord) -> None:
         """Count one record. What it does not say is not counted, never taken for 0."""
-        model = self.models.fold((record.model or UNKNOWN_MODEL)[:_MAX_NAME])
+        outcome = record.outcome or "unknown"
+        # A client can ask for any model name; only one that an engine served gets series of its own.
+        model = self.models.fold((record.model or UNKNOWN_MODEL)[:_MAX_NAME], may_claim=outcome in ("ok", "unknown"))
         team = self.teams.fold((record.team or UNKNOWN_TEAM)[:_MAX_NAME])
         who = {"model_name": model, "team": team}
-        outcome = record.outcome or "unknown"
+        if (model, team) not in self._seen:  # a series that is born at its first failure hides that failure from rate()
+            self._seen.add((model, team))
+            for each in OUTCOMES:
+                self._count(ours.REQUESTS, 0, **who, outcome=each)
         self._count(ours.REQUESTS, 1, **who, outcome=outcome)
         if outcome not in ("ok", "unknown"):
             self._count(ours.REASONS, 1, **who, outcome=outcome, reason=self._reasons.fold((record.reason or "unknown")[:_MAX_NAME]))

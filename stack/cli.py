@@ -22,6 +22,7 @@ from rich.table import Table
 from exporters import sidecar as sidecar_module
 from exporters.catalogue import EVERYTHING, NEVER_EXISTED, check, expression, page
 from exporters.catalogue.metric import Metric
+from exporters.catalogue.metric import key as release_key
 from exporters.engine import fetch
 from stack import bundle, config
 
@@ -89,9 +90,9 @@ def lab() -> None:
 
 
 @lab.command("up")
-@click.option("--engine", metavar="URL", help="Watch this vLLM instead of starting one.")
+@click.option("--engine", metavar="URL", help="Watch this vLLM instead of starting one; the lab sends it about two small requests a second.")
 @click.option("--for", "for_s", metavar="TIME", callback=_duration, help="Stop after this time of readiness; exit 0 only if all was well.")
-@click.option("--port-offset", default=0, show_default=True, help="Add this to every port.")
+@click.option("--port-offset", type=click.IntRange(0, 50000), default=0, show_default=True, help="Add this to every port.")
 def lab_up(engine: str | None, for_s: float | None, port_offset: int) -> None:
     """Install what is missing, start everything, feed it, and show how it does.
 
@@ -144,9 +145,13 @@ def sidecar_run(path: Path) -> None:
     \b
     Example:  vllm-watch sidecar run --config sidecar.yaml
     """
+    import uvloop
+
     _logging()
     with _told():
-        asyncio.run(_serve_sidecar(config.load(path, sidecar_module.SidecarConfig)))
+        settings = config.load(path, sidecar_module.SidecarConfig)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve_sidecar(settings))
 
 
 async def _serve_sidecar(settings: sidecar_module.SidecarConfig) -> None:
@@ -266,27 +271,52 @@ def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | N
         raise click.UsageError("name a server, a file with its page, or a --dashboard")
     with _told():
         theirs = [use for path in boards for use in check.uses_of_dashboard(path.read_text(), path.name)]
-        strangers = list(check.unknown_names(theirs, EVERYTHING, NEVER_EXISTED))
+        strangers = list(check.strangers(theirs, EVERYTHING, NEVER_EXISTED))
         report = None
         if target is not None:
-            text, told = asyncio.run(fetch(target)) if "://" in target else (Path(target).read_text(), None)
-            report = check.check(page.parse(text), EVERYTHING, [*bundle.uses(), *theirs], release or told)
+            text, told = _page_of(target)
+            report = check.check(page.parse(text), EVERYTHING, [*bundle.uses(), *theirs], _release(release, told))
     if as_json:
-        names = [{"place": use.place, "name": name, "instead": instead} for use, name, instead in strangers]
-        click.echo(json.dumps({"page": report.as_json() if report else None, "dashboards": names}, indent=1))
+        rows = [{"place": s.use.place, "name": s.name, "instead" if s.name else "error": s.instead} for s in strangers]
+        click.echo(json.dumps({"page": report.as_json() if report else None, "dashboards": rows}, indent=1))
     else:
         _say(report, strangers)
     raise SystemExit(1 if strangers or (report and report.fails) else 0)
 
 
-def _say(report: check.Report | None, strangers: list[tuple[check.Use, str, str]]) -> None:
-    for use, name, instead in strangers:
-        click.echo(f"no release has {name} ({use.place}){': use ' + instead if instead else ''}")
+def _page_of(target: str) -> tuple[str, str | None]:
+    """The page and, from a live engine, its release."""
+    if "://" in target:
+        return asyncio.run(fetch(target))
+    if not Path(target).exists() and re.fullmatch(r"[\w.-]+:\d+(/.*)?", target):
+        raise ValueError(f"there is no file {target}; for a server write http://{target}")
+    return Path(target).read_text(), None
+
+
+def _release(asked: str | None, told: str | None) -> str | None:
+    """What the user says, else what the engine says if it can be read: builds from source call themselves dev."""
+    if asked:
+        return ".".join(map(str, release_key(asked)))
+    with contextlib.suppress(ValueError):
+        return ".".join(map(str, release_key(told or "")))
+    return None
+
+
+def _say(report: check.Report | None, strangers: list[check.Stranger]) -> None:
+    for stranger in strangers:
+        if stranger.name is None:
+            click.echo(f"unread    {stranger.use.place}: {stranger.instead}")
+        else:
+            click.echo(f"no release has {stranger.name} ({stranger.use.place}){': use ' + stranger.instead if stranger.instead else ''}")
     if report is None:
-        click.echo("every name in the dashboard is known" if not strangers else f"{len(strangers)} unknown names")
+        click.echo(f"{len(strangers)} to look at" if strangers else "every name in the dashboard is known")
+        return
+    if not report.is_ours:
+        click.echo(f"this page holds no series of vLLM, only {len(report.beside)} others: is it the right address?")
         return
     since, before = report.releases
-    click.echo("vLLM of an unknown release" if since == "0.0" else f"vLLM {since}" + (f" or later, before {before}" if before else " or later"))
+    told = "vLLM of an unknown release" if since == "0.0" else f"vLLM {since}" + (f" or later, before {before}" if before else " or later")
+    click.echo(told)
     click.echo(f"known     {len(report.known)} families, and {len(report.beside)} that are not vLLM's own")
     for name in report.unknown:
         click.echo(f"unknown   {name}: not in this catalogue; a newer vLLM, or a plug-in")

@@ -25,7 +25,7 @@ from exporters.sidecar import SidecarConfig
 from stack import config
 from stack.deploy import init
 from stack.gateway.config import GatewayConfig
-from stack.gateway.teams import load_teams
+from stack.gateway.teams import load_teams, make_key
 from stack.lab.parts import Part, cache_dir
 
 ROOT = Path(__file__).parent.parent
@@ -430,9 +430,18 @@ class TestRunning:
         assert far_says("vllm", "python3") in ("TimeoutError", "OSError")
         assert far_says("sidecar", "python") in ("TimeoutError", "OSError")
 
-    def test_a_restarted_gateway_serves_again_with_the_same_keys(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+    def test_a_restarted_gateway_keeps_its_keys_and_knows_the_team_that_the_operator_added(
+        self, stack: SimpleNamespace, eventually: Callable[..., None]
+    ) -> None:
+        """The way that the README tells: teams.yaml lies in a volume that only the init service may write."""
+        key, hashed = make_key("fresh")
+        file = "/var/lib/vllm-watch/secrets/teams.yaml"
+        stack.project("run", "--rm", "-T", "--entrypoint", "sh", "init", "-c", f"printf '  fresh:\\n    keys: [\"{hashed}\"]\\n' >> {file}")
+        assert "fresh:" in stack.project("run", "--rm", "-T", "--entrypoint", "cat", "init", file)
         stack.project("restart", "gateway")
         eventually(lambda: chat(stack)[0] == 200, within_s=30, what="an answer after the restart")
+        status, _ = stack.docker.get(f"{GATEWAY}/v1/models", {"Authorization": f"Bearer {key}"})
+        assert 200 == status
 
     def test_a_second_up_changes_nothing(self, stack: SimpleNamespace) -> None:
         before = _secrets(stack.project), stack.project("ps", "--quiet")

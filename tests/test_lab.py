@@ -156,7 +156,7 @@ def test_an_engine_that_dies_while_it_starts_is_told_with_its_last_words_and_not
     (cache / "stamps/model.json").write_text(json.dumps(stamp | {"path": str(empty)}))
     done = run_lab("--port-offset", str(OFFSET + 800), VLLM_WATCH_CACHE=str(cache))
     assert 1 == done.returncode
-    assert "vllm ended with status 1 while it started; its last words:" in told(done)
+    assert "vllm ended with status 1 while the lab started; its last words:" in told(done)
     assert "logs/vllm.log" in told(done)
     assert not processes_below(cache)
 

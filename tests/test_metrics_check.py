@@ -91,7 +91,7 @@ def test_a_dashboard_of_ones_own_is_checked_for_names_that_never_were(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [("{", "mine.json, line 1: this is not JSON"), ("[]", "no Grafana dashboard"), ('{"panels": [{"targets": [{"expr": "sum("}]}]}', "not PromQL")],
+    [("{", "mine.json, line 1: this is not JSON"), ("[]", "no Grafana dashboard"), ('{"panels": 3}', "no Grafana dashboard")],
 )
 def test_a_file_that_is_no_dashboard_is_refused_in_one_sentence(content, sentence, tmp_path):
     board = tmp_path / "mine.json"
@@ -103,12 +103,52 @@ def test_a_file_that_is_no_dashboard_is_refused_in_one_sentence(content, sentenc
 
 @pytest.mark.parametrize(
     ("target", "sentence"),
-    [("http://127.0.0.1:1", "does not answer"), ("/nowhere/page", "No such file"), (__file__, "no Prometheus metrics page")],
+    [("http://127.0.0.1:1", "does not answer"), ("/nowhere/page", "No such file"), (__file__, "no Prometheus metrics page"),
+     ("localhost:8000", "for a server write http://localhost:8000")],
 )
 def test_a_target_that_is_no_page_is_refused_in_one_sentence(target, sentence):
     result = CliRunner().invoke(cli.main, ["metrics", "check", target])
     assert 2 == result.exit_code
     assert sentence in result.output
+
+
+MESSY = {
+    "templating": {"list": [{"name": "m", "type": "query", "query": {"query": "label_values(vllm:gone_forever, model_name)"}}]},
+    "annotations": {"list": [{"name": "a", "expr": "vllm:also_gone > 0", "datasource": {"type": "prometheus"}}]},
+    "rows": [{"panels": [{"title": "old row", "targets": [{"refId": "A", "expr": "vllm:third_gone"}]}]}],
+    "panels": [
+        {"title": "logs", "datasource": {"type": "loki"}, "targets": [{"expr": '{app="x"} |= "vllm:in_a_log"'}]},
+        {"title": "broken", "targets": [{"refId": "B", "expr": "sum(rate("}]},
+        {"title": "fine", "targets": [{"refId": "C", "expr": "$op(rate(vllm:${metric}_total{$filters}[$w] offset $off))"}]},
+    ],
+}
+
+
+def test_variables_annotations_and_rows_are_read_and_what_cannot_be_is_named_and_passed_over(tmp_path):
+    board = tmp_path / "mine.json"
+    board.write_text(json.dumps(MESSY))
+    result = CliRunner().invoke(cli.main, ["metrics", "check", "--dashboard", str(board)])
+    assert 1 == result.exit_code
+    for told in ("vllm:gone_forever (mine.json: variable m)", "vllm:also_gone (mine.json: annotation a)", "vllm:third_gone (mine.json: old row / A)"):
+        assert f"no release has {told}" in result.output
+    assert "unread    mine.json: broken / B: not PromQL" in result.output
+    assert "in_a_log" not in result.output
+    assert "fine" not in result.output
+
+
+def test_a_page_of_somebody_else_does_not_pass(tmp_path):
+    file = tmp_path / "page"
+    file.write_text("# TYPE node_load1 gauge\nnode_load1 1\nvllm_router_requests_total 3\n")
+    result = CliRunner().invoke(cli.main, ["metrics", "check", str(file)])
+    assert 1 == result.exit_code
+    assert "holds no series of vLLM" in result.output
+    assert "escaped" not in result.output
+
+
+def test_a_release_that_cannot_be_read_is_no_release():
+    assert "0.32.0" == cli._release(None, "0.32.0+cpu")
+    assert cli._release(None, "dev") is None
+    assert CliRunner().invoke(cli.main, ["metrics", "check", str(PAGES[0]), "--release", "dev"]).exit_code == 2
 
 
 def test_the_catalogue_is_printed_and_searched():

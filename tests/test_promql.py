@@ -38,7 +38,6 @@ def test_matchers_reach_every_alternative():
         lambda: promql.current(vllm.PROMPT_TOKENS),
         lambda: promql.mean(vllm.KV_CACHE_USAGE),
         lambda: promql.share(vllm.PROMPT_TOKENS, vllm.REQUEST_SUCCESS),
-        lambda: promql.age(vllm.NUM_REQUESTS_RUNNING),
         lambda: promql.series(vllm.PROMPT_TOKENS),
     ],
 )
@@ -61,6 +60,13 @@ def test_a_share_is_absent_when_idle_and_zero_when_nothing_of_the_part_happened(
         ('{__name__="vllm:a", x="y"}', {"vllm:a"}),
         ("histogram_quantile($q, sum by (le, $by) (rate(x_bucket[${window}])))", {"x_bucket"}),
         ("rate(x[5m] offset 1w)", {"x"}),
+        ("rate(x[$window] offset $off)", {"x"}),
+        ("$aggregation by ($by) (x{$filters})", {"x"}),
+        ("sum($metric) + x", {"x"}),
+        ("sum(vllm:${metric}_total) / y[[part]]_total", set()),
+        ('x{model_name=~"[[model]]", job=~"$job"}', {"x"}),
+        ("topk($n, x)", {"x"}),
+        ("avg_over_time(x[$__range:$__interval])", {"x"}),
     ],
 )
 def test_series_names_are_read_from_promql_as_grafana_holds_it(text, names):
@@ -87,6 +93,9 @@ PAGE = page.parse('# TYPE vllm:a gauge\nvllm:a{reason="x",engine="0"} 1\n# TYPE 
         ('vllm:a{reason="y"}', False),
         ('vllm:a{reason=~"x|y", job="whatever"}', True),
         ('vllm:a{reason=~"$reason"}', True),
+        ('vllm:a{reason=~"[[reason]]"}', True),
+        ('vllm:a{reason=~"\\\\p{L}"}', True),
+        ("vllm:${which}_total", True),
         ("absent(vllm:gone)", True),
         ("vllm_watch_of_another_component", True),
         ("max_over_time(vllm:a[1h:5m])", True),

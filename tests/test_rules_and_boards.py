@@ -19,6 +19,7 @@ from exporters.catalogue import EVERYTHING, expression
 from exporters.catalogue.metric import Unit
 from runbooks import book
 from stack import bundle
+from stack.gateway.reasons import REASONS
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = {sample for metric in EVERYTHING for sample in metric.samples}
@@ -87,6 +88,12 @@ def test_queries_and_commands_of_a_page_are_sound(name):
     assert not re.search(r"\b(TODO|TBD)\b", text)
 
 
+def test_a_reason_named_on_a_page_is_one_that_the_gateway_gives():
+    named = set(re.findall(r"`((?:upstream|engine|prefill|decode|total|connect|body|client)_[a-z]+)`", " ".join(map(book.text, book.names()))))
+    assert named
+    assert named <= set(REASONS)
+
+
 def test_panel_addresses_are_distinct_and_no_uid_is_anybody_elses():
     """vLLM and production-stack both ship the uid b281712d-...; importing one replaces the other."""
     ids = [(ref.uid, ref.panel_id) for ref in PANELS]
@@ -143,12 +150,18 @@ def test_a_board_prints_what_grafana_10_4_and_later_load(board):
         assert panel["title"]
         assert panel["description"]
         assert panel["fieldConfig"]["defaults"]["unit"]
-        assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0] == {"color": "green", "value": None}
+        flag = panel["fieldConfig"]["defaults"]["unit"] == "bool_on_off"
+        assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0] == {"color": "red" if flag else "green", "value": None}
         for target in panel["targets"]:
             assert target["datasource"] == panel["datasource"]
             assert not re.search(r"(rate|increase)\([^\[]*\[\d", target["expr"]), "the window follows the zoom: $__rate_interval"
     text = json.dumps(printed)
     assert not re.search(r'"(maxDataPoints|intervalFactor|gnetId|sharedCrosshair|cacheTimeout|span)"', text)
+
+
+def test_a_target_that_is_down_is_red():
+    up = next(p for p in json.loads((ROOT / "dashboards/json/overview.json").read_text())["panels"] if p["title"] == "Targets up")
+    assert [("red", None), ("green", 1)] == [(s["color"], s["value"]) for s in up["fieldConfig"]["defaults"]["thresholds"]["steps"]]
 
 
 def test_no_two_panels_of_a_row_overlap():
@@ -198,7 +211,7 @@ def case(name, series, fires_at, silent_at, labels):
                 'vllm_watch_requests_total{model_name="m",team="t",outcome="ok"}': "0+199x40",
                 'vllm_watch_requests_total{model_name="m",team="t",outcome="timeout"}': "0+2x40",
             },
-            "7m", "5m", {"model_name": "m"},
+            "9m", "7m", {"model_name": "m"},
         ),
     ],
 )  # fmt: skip
@@ -223,6 +236,14 @@ def test_an_alert_is_silent_below_its_edge_when_idle_and_when_there_is_nothing(a
     }  # fmt: skip
     assert promtool_says(part, tmp_path, idle, alert.name, "30m", [])
     assert promtool_says(part, tmp_path, {}, alert.name, "30m", [])
+
+
+@pytest.mark.prometheus
+def test_a_few_failures_in_a_quiet_hour_wake_nobody(part, tmp_path):
+    """Two of six requests failed: 33 %, and still only two."""
+    series = {'vllm_watch_requests_total{model_name="m",team="t",outcome="ok"}': "0 4x40",
+              'vllm_watch_requests_total{model_name="m",team="t",outcome="timeout"}': "0 2x40"}  # fmt: skip
+    assert all(promtool_says(part, tmp_path, series, "VLLMErrorRatioHigh", f"{minute}m", []) for minute in (6, 8, 11))
 
 
 @pytest.mark.prometheus

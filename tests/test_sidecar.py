@@ -129,6 +129,55 @@ async def test_it_serves_its_three_addresses_and_knows_every_name_it_serves(tmp_
             assert sample.name in known[name].samples or sample.name == name
 
 
+async def test_a_long_log_is_shown_when_it_was_read_to_its_end_and_not_before(tmp_path):
+    """A scrape in the middle of the re-reading would make Prometheus take the rest for new traffic."""
+    log = tmp_path / "requests.jsonl"
+    line = '{"request_id":"a","team":"demo","model":"tiny","outcome":"ok","prompt_tokens":3,"ttft_ms":12}\n'
+    log.write_text(line * 60_000)
+    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off"))
+    await sidecar.start()
+    try:
+        shown = set()
+        while not (found := values(sidecar.page())).get(("vllm_watch_log_lines_total",)):
+            shown |= {name[0] for name in found}
+            await asyncio.sleep(0)
+        assert 60_000 == found["vllm_watch_log_lines_total",]
+        assert "vllm_watch_log_unread_bytes" in shown
+        assert "vllm_watch_requests_total" not in shown
+    finally:
+        await sidecar.stop()
+
+
+async def test_events_that_cannot_be_written_wait_and_do_not_take_the_engine_down(tmp_path, fake_engine):
+    (tmp_path / "file").touch()
+    nowhere = str(tmp_path / "file" / "events.jsonl")
+    settings = SidecarConfig(engines=(Engine("e", fake_engine.url),), gpu="off", events=nowhere, engine_interval_s=0.05)
+    sidecar = Sidecar(settings)
+    await sidecar.start()
+    try:
+        await until(lambda: sidecar.sources[0].up)
+        fake_engine.text = (GOLDEN / "0.32.0-preempt-under-load.prom").read_text()
+        await until(lambda: sidecar.histories["e"].restarts == 1)
+        await until(lambda: sidecar.sources[1].errors)
+        assert sidecar.sources[0].up
+        assert "restart" == sidecar._unwritten[0].kind
+    finally:
+        await sidecar.stop()
+
+
+async def test_a_page_without_end_is_cut_and_counted(tmp_path, fake_engine, monkeypatch):
+    from exporters import engine as engine_module
+
+    monkeypatch.setattr(engine_module, "MAX_PAGE_BYTES", 1000)
+    sidecar = Sidecar(SidecarConfig(engines=(Engine("e", fake_engine.url),), gpu="off"))
+    await sidecar.start()
+    try:
+        await until(lambda: sidecar.sources[0].tried)
+        assert {"bad_page": 1} == sidecar.sources[0].errors
+    finally:
+        await sidecar.stop()
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -141,6 +190,7 @@ async def test_it_serves_its_three_addresses_and_knows_every_name_it_serves(tmp_
         ("field_names: {a: prompt_token}", "no request record has"),
         ("a: [", "sidecar.yaml, line 1: this is not YAML"),
         ("engine_interval_s: 0", "more than 0 seconds"),
+        ("requests_log: [a, a]", "requests_log names one thing twice"),
     ],
 )
 def test_a_mistake_in_the_configuration_names_its_place(text, sentence, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -64,6 +65,33 @@ def test_a_truncated_file_starts_anew(tmp_path):
     tail.poll(1)
     path.write_bytes(b"new\n")
     assert [b"new"] == tail.poll(2)
+
+
+def test_a_file_that_was_moved_away_and_back_is_read_on_and_not_again(tmp_path):
+    path, away = tmp_path / "log", tmp_path / "away"
+    path.write_bytes(b"1\n2\n")
+    tail = Tail(path)
+    assert [b"1", b"2"] == tail.poll(0)
+    path.rename(away)
+    assert [] == tail.poll(1)
+    with away.open("ab") as writer:
+        writer.write(b"3\n")
+    assert [b"3"] == tail.poll(20), "without a successor the old file is followed on"
+    away.rename(path)
+    assert [] == tail.poll(21)
+    path.rename(away)
+    path.write_bytes(b"4\n")
+    assert [b"4"] == tail.poll(22)
+    path.unlink()
+    away.rename(path)
+    assert [] == tail.poll(23)
+    assert 2 == tail.rotations
+
+
+def test_what_is_no_regular_file_is_refused_and_never_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="regular file"):
+        Tail(tmp_path / "pipe").poll(0)
 
 
 def test_a_file_that_comes_later_is_found(tmp_path):
@@ -130,6 +158,16 @@ def test_who_comes_late_is_folded_and_no_counter_ever_falls():
     count = {team: found.get(("vllm_watch_requests_total", "model_name=m", "outcome=ok", f"team={team}")) for team in ("a", "b", "demo", "__other__")}
     assert {"a": 2, "b": None, "demo": 1, "__other__": 3} == count
     assert 3 == found[("vllm_watch_teams_folded_total",)]
+
+
+def test_a_refused_request_cannot_take_a_models_seat_and_a_first_failure_is_seen_to_rise():
+    """A client may name any model; and rate() sees a rise only from a sample that was there before."""
+    traffic = Traffic(BoundedNames(), BoundedNames((), limit=1))
+    traffic.add(RequestRecord(request_id="r", team="t", model="nonsense", outcome="rejected", reason="bad_request"))
+    traffic.add(RequestRecord(request_id="r", team="t", model="m", outcome="ok"))
+    found = samples_of(traffic)
+    assert 1 == found["vllm_watch_requests_total", "model_name=__other__", "outcome=rejected", "team=t"]
+    assert 0 == found["vllm_watch_requests_total", "model_name=m", "outcome=upstream_error", "team=t"]
 
 
 def test_a_reserved_name_cannot_be_claimed():
@@ -228,10 +266,22 @@ def test_a_new_version_is_told():
 
 def test_without_a_start_time_a_total_that_fell_is_a_restart():
     """With several API processes the page has no process_* at all."""
-    high = engine.View(None, None, {"x_total": 5.0}, ())
-    low = engine.View(None, None, {"x_total": 1.0}, ())
+    high = engine.View(None, None, {("x_total",): 5.0, ("x_total", "adapter"): 9.0}, ())
+    low = engine.View(None, None, {("x_total",): 1.0}, ())
+    fewer = engine.View(None, None, {("x_total",): 5.0}, ())
     assert engine.restarted(high, low)
     assert not engine.restarted(low, high)
+    assert not engine.restarted(high, fewer), "a series that went away is no restart"
+
+
+def test_a_version_that_is_not_told_once_is_kept_and_ranks_may_come_in_any_order():
+    history = engine.History("e")
+    text = (GOLDEN / "0.32.0-before.prom").read_text()
+    one = engine.parse(text, "0.32.0")
+    a, b = (engine.Cache(e, "m", n, 16, None, {"num_gpu_blocks": str(n)}) for e, n in (("0", 10), ("1", 20)))
+    history.observe(dataclasses.replace(one, caches=(a, b)), 0)
+    assert [] == history.observe(dataclasses.replace(one, caches=(b, a), version=None), 1)
+    assert "0.32.0" == history.last.version
 
 
 # --- events
@@ -262,6 +312,17 @@ def test_many_writers_lose_no_event(tmp_path):
     assert [0, 0, 0] == [writer.wait(60) for writer in writers]
     found, bad = events.read(path)
     assert (120, 0) == (len(found), bad)
+
+
+def test_a_locked_events_file_is_an_error_in_time_and_never_a_wait_without_end(tmp_path, monkeypatch):
+    import fcntl
+
+    monkeypatch.setattr(events, "LOCK_WITHIN_S", 0.05)
+    path = tmp_path / "events.jsonl"
+    with path.open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="locked by another process"):
+            events.append(path, events.TuningEvent(at_s=1.0, kind="note", what="w"))
 
 
 def test_a_window_ends_after_it_starts():

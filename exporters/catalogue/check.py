@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,15 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
+class Stranger:
+    """A name that never existed, with what to use instead or ''; name None: the query could not be read, for the reason in `instead`."""
+
+    use: Use
+    name: str | None
+    instead: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a page shows, against the catalogue. `releases`: the vLLM releases it can come from, oldest and first impossible one."""
 
@@ -51,8 +61,13 @@ class Report:
     broken: tuple[Broken, ...]
 
     @property
+    def is_ours(self) -> bool:
+        """Whether the page holds anything of vLLM or vllm-watch at all."""
+        return bool(self.known or self.unknown or self.escaped)
+
+    @property
     def fails(self) -> bool:
-        return bool(self.unknown or self.escaped or any(not b.use.optional for b in self.broken))
+        return not self.is_ours or bool(self.unknown or self.escaped or any(not b.use.optional for b in self.broken))
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -72,10 +87,11 @@ def check(page: Page, catalogue: Iterable[Metric], uses: Iterable[Use] = (), rel
     """Compare a page with the catalogue, and every use with the page.
 
     release: the engine's version where it is known; else the page's own families narrow it down.
-    Only engine series are judged on an engine's page; what other components expose is not expected here. Raises BadExpression."""
+    Only engine series are judged on an engine's page; what other components expose is not expected here. Uses that cannot be read are
+    passed over: `strangers` names them."""
     by_name = {metric.name: metric for metric in catalogue}
     families = set(page.families())
-    escaped = tuple(sorted(_escaped(page)))
+    escaped = tuple(sorted(_escaped(page, by_name)))
     known = tuple(by_name[f] for f in sorted(families) if f in by_name and f.startswith((ENGINE, OURS)))
     unknown = tuple(sorted(f for f in families if f.startswith((ENGINE, OURS)) and f not in by_name))
     releases = (release, None) if release else plausible(known)
@@ -89,7 +105,7 @@ def check(page: Page, catalogue: Iterable[Metric], uses: Iterable[Use] = (), rel
         absent=tuple(m for m in expected if m.name not in families),
         renamed=tuple((f, newer[f]) for f in sorted(families) if f in newer and newer[f] not in families),
         escaped=escaped,
-        beside=tuple(sorted(f for f in families if not f.startswith((ENGINE, OURS)) and not f.startswith(ESCAPED))),
+        beside=tuple(sorted(f for f in families if not f.startswith((ENGINE, OURS)) and f not in escaped)),
         broken=tuple(_broken(page, uses)) if is_engine else (),
     )
 
@@ -103,45 +119,80 @@ def plausible(known: Iterable[Metric]) -> tuple[str, str | None]:
 
 
 def uses_of_dashboard(text: str, name: str) -> Iterator[Use]:
-    """Every Prometheus query of a Grafana dashboard: panels, nested rows, and variables. Raises ValueError for what is no dashboard."""
+    """Every Prometheus query of a Grafana dashboard: panels, rows of either kind, variables, annotations.
+
+    Raises ValueError for what is no dashboard."""
     try:
         board = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{name}, line {error.lineno}: this is not JSON: {error.msg}") from error
     board = board.get("dashboard", board) if isinstance(board, dict) else board
-    if not isinstance(board, dict) or not isinstance(board.get("panels"), list):
+    if not isinstance(board, dict) or not isinstance(board.get("panels", board.get("rows")), list):
         raise ValueError(f"{name} is no Grafana dashboard: it has no list of panels")
-    for panel in _panels(board["panels"]):
-        for target in panel.get("targets") or ():
-            if isinstance(target, dict) and isinstance(target.get("expr"), str) and target["expr"].strip():
-                yield Use(f"{name}: {panel.get('title') or panel.get('id') or 'panel'} / {target.get('refId', '?')}", target["expr"])
+    for panel in _panels([*(board.get("panels") or ()), *(board.get("rows") or ())]):
+        for target in _dicts(panel.get("targets")):
+            if _asks_prometheus(target, panel):
+                yield from _use(f"{name}: {panel.get('title') or panel.get('id') or 'panel'} / {target.get('refId', '?')}", target.get("expr"))
+    for variable in _dicts((board.get("templating") or {}).get("list")):
+        query = variable.get("query")
+        query = query.get("query") if isinstance(query, dict) else query
+        if variable.get("type") == "query" and isinstance(query, str) and _asks_prometheus(variable):
+            found = re.fullmatch(r"\s*(?:label_values\((.+),[^,]*\)|query_result\((.+)\))\s*", query, re.DOTALL)
+            yield from _use(f"{name}: variable {variable.get('name')}", found and (found[1] or found[2]))
+    for annotation in _dicts((board.get("annotations") or {}).get("list")):
+        if _asks_prometheus(annotation):
+            yield from _use(f"{name}: annotation {annotation.get('name')}", annotation.get("expr"))
 
 
-def unknown_names(uses: Iterable[Use], catalogue: Iterable[Metric], never: Mapping[str, str]) -> Iterator[tuple[Use, str, str]]:
-    """Names in queries that no release of vLLM (and none of ours) ever had, each with what to use instead or ''."""
+def strangers(uses: Iterable[Use], catalogue: Iterable[Metric], never: Mapping[str, str]) -> Iterator[Stranger]:
+    """Names in queries that no release of vLLM (and none of ours) ever had, and queries that cannot be read."""
     samples = {sample for metric in catalogue for sample in metric.samples}
-    created = {metric.name.removesuffix("_total") + "_created" for metric in catalogue}
+    samples |= {metric.name.removesuffix("_total") + "_created" for metric in catalogue}
     for use in uses:
-        for name in sorted(expression.names(use.expr)):
-            if name.startswith((ENGINE, OURS)) and name not in samples | created:
-                yield use, name, never.get(name, "")
+        try:
+            names = sorted(expression.names(use.expr))
+        except expression.BadExpression as error:
+            yield Stranger(use, None, str(error))
+            continue
+        for name in names:
+            if name.startswith((ENGINE, OURS)) and name not in samples:
+                yield Stranger(use, name, never.get(name, ""))
+
+
+def _use(place: str, expr: object) -> Iterator[Use]:
+    if isinstance(expr, str) and expr.strip():
+        yield Use(place, expr)
 
 
 def _panels(panels: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    for panel in panels:
-        if isinstance(panel, dict):
-            yield panel
-            yield from _panels(panel.get("panels") or ())
+    for panel in _dicts(panels):
+        yield panel
+        yield from _panels(panel.get("panels") or ())
 
 
-def _escaped(page: Page) -> Iterator[str]:
-    """Families whose colon became an underscore; metadata lines keep the colon, so the kinds are still known."""
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def _asks_prometheus(*owners: dict[str, Any]) -> bool:
+    """The nearest data source that names its type decides; boards that name none are taken for Prometheus."""
+    types = (owner["datasource"].get("type") for owner in owners if isinstance(owner.get("datasource"), dict))
+    return next((kind for kind in types if kind), "prometheus") == "prometheus"
+
+
+def _escaped(page: Page, by_name: Mapping[str, Metric]) -> Iterator[str]:
+    """Families whose colon became an underscore: metadata lines keep the colon, or the catalogue knows the name with one."""
     samples = {ENGINE + n.removeprefix(ESCAPED): rows for n, rows in page.samples.items() if n.startswith(ESCAPED) and not n.startswith(OURS)}
-    return (ESCAPED + family.removeprefix(ENGINE) for family in Page(samples, page.kinds).families())
+    families = Page(samples, page.kinds).families()
+    return (ESCAPED + f.removeprefix(ENGINE) for f in families if f in by_name or f in page.kinds or f.removesuffix("_total") in page.kinds)
 
 
 def _broken(page: Page, uses: Iterable[Use]) -> Iterator[Broken]:
     for use in uses:
-        if not expression.answers(use.expr, page, lambda name: name.startswith(ENGINE)):
+        try:
+            answers = expression.answers(use.expr, page, lambda name: name.startswith(ENGINE))
+        except expression.BadExpression:
+            continue
+        if not answers:
             missing = (n for n in expression.names(use.expr) if n.startswith(ENGINE) and n not in page)
             yield Broken(use, tuple(sorted(missing)))

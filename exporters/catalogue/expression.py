@@ -9,11 +9,21 @@ import promql_parser as ql
 
 from exporters.catalogue.page import Page
 
-_MACROS = re.compile(r"\$__(?:rate_interval|interval|range)(?:_s|_ms)?\b|\$\{__\w+\}|\[\[\w+\]\]")
-_DURATION = re.compile(r"(?<=[\[:])\s*\$\{?\w+(?::\w+)?\}?|offset\s+\$\w+")
-_VARIABLE = r"\$\{?\w+(?::\w+)?\}?"
+# How dashboards hold PromQL: $name, ${name}, ${name:format}, [[name]]; they may stand anywhere, also inside strings, which are left alone.
+_VARIABLE = r"(?:\$\{\w+(?::\w+)?\}|\$\w+|\[\[\w+\]\])"
+_STRING = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
-_OUTSIDE_STRINGS = re.compile(rf"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|{_VARIABLE}""")
+UNKNOWN_NAME = "__variable__"  # stands for a metric name, or a part of one, that a variable holds
+
+# Where a variable stands tells what it holds. Each rule is tried on what the ones before it left.
+_PLACES: tuple[tuple[str, str], ...] = (
+    (rf"(?<=\[)\s*{_VARIABLE}(?=\s*[:\]])", "5m"),  # x[$window], x[$window:]
+    (rf"(?<=:)\s*{_VARIABLE}\s*(?=\])", "5m"),  # x[1h:$step]
+    (rf"\boffset\s+-?\s*{_VARIABLE}", "offset 5m"),
+    (rf"(?<=\{{)\s*{_VARIABLE}\s*,?\s*(?=[\w}}])", ""),  # x{$filters}
+    (rf"{_VARIABLE}(?=\s*\(|\s+(?:by|without)\b)", "sum"),  # $aggregation(x), $aggregation by (model_name) (x)
+    (rf"(?<=[\w:]){_VARIABLE}|{_VARIABLE}(?=[\w:])", UNKNOWN_NAME),  # vllm:${metric}_total
+)
 
 Selector = tuple[str, list[tuple[str, str, str]]]  # metric name, (label, op, value)
 
@@ -23,16 +33,22 @@ class BadExpression(ValueError):
 
 
 def parse(text: str) -> ql.Expr:
-    """PromQL, or PromQL as Grafana holds it: variables and macros are replaced by values of the right shape. Raises BadExpression."""
-    plain = _DURATION.sub("5m", _MACROS.sub("5m", text))
-    try:
-        return ql.parse(plain)
-    except ValueError:
+    """PromQL, or PromQL as Grafana holds it: variables are replaced by values of the right shape. Raises BadExpression."""
+    plain = text
+    for pattern, value in _PLACES:
+        plain = _outside_strings(pattern, value, plain)
+    plain = _GROUPING.sub(lambda clause: re.sub(_VARIABLE, "model_name", clause[0]), plain)
+    told = None
+    for value in ("1", UNKNOWN_NAME):  # what is left holds a number, such as a quantile, or a whole metric name
         try:
-            labelled = _GROUPING.sub(lambda clause: re.sub(_VARIABLE, "model_name", clause[0]), plain)
-            return ql.parse(_OUTSIDE_STRINGS.sub(lambda found: found[1] or "1", labelled))
+            return ql.parse(_outside_strings(_VARIABLE, value, plain))
         except ValueError as error:
-            raise BadExpression(f"not PromQL: {error}: {text}") from error
+            told = told or error
+    raise BadExpression(f"not PromQL: {told}: {text}")
+
+
+def _outside_strings(pattern: str, value: str, text: str) -> str:
+    return re.sub(rf"({_STRING})|{pattern}", lambda found: found[1] or value, text)
 
 
 def selectors(text: str) -> list[Selector]:
@@ -49,8 +65,8 @@ def selectors(text: str) -> list[Selector]:
 
 
 def names(text: str) -> set[str]:
-    """The sample names that an expression reads. Raises BadExpression."""
-    return {name for name, _ in selectors(text) if name}
+    """The sample names that an expression reads, as far as no variable holds them. Raises BadExpression."""
+    return {name for name, _ in selectors(text) if name and UNKNOWN_NAME not in name}
 
 
 def answers(text: str, page: Page, judge: Callable[[str], bool]) -> bool:
@@ -63,7 +79,7 @@ def answers(text: str, page: Page, judge: Callable[[str], bool]) -> bool:
         match node:
             case ql.VectorSelector():
                 name, matchers = _selector(node)
-                return not judge(name) or _matches(page, name, matchers)
+                return UNKNOWN_NAME in name or not judge(name) or _matches(page, name, matchers)
             case ql.MatrixSelector():
                 return alive(node.vector_selector)
             case ql.BinaryExpr():
@@ -81,9 +97,11 @@ def answers(text: str, page: Page, judge: Callable[[str], bool]) -> bool:
     return alive(parse(text))
 
 
+_OPERATORS = {"Equal": "=", "NotEqual": "!=", "Re": "=~", "NotRe": "!~"}
+
+
 def _selector(node: ql.VectorSelector) -> Selector:
-    matchers = [(m.name, {"Equal": "=", "NotEqual": "!=", "Re": "=~", "NotRe": "!~"}[str(m.op).split(".")[-1]], m.value)
-                for m in node.matchers.matchers]  # fmt: skip
+    matchers = [(m.name, _OPERATORS[str(m.op).split(".")[-1]], m.value) for m in node.matchers.matchers]
     name = node.name or next((value for label, op, value in matchers if (label, op) == ("__name__", "=")), "")
     return name, [m for m in matchers if m[0] != "__name__"]
 
@@ -91,17 +109,15 @@ def _selector(node: ql.VectorSelector) -> Selector:
 def _matches(page: Page, name: str, matchers: list[tuple[str, str, str]]) -> bool:
     rows = page.of(name)
     on_page = {label for labels, _ in rows for label in labels}
-    asked = [m for m in matchers if m[0] in on_page and "$" not in m[2]]  # job, instance and the like come from the scrape
+    # job, instance and the like come from the scrape; what a variable holds is not known here
+    asked = [m for m in matchers if m[0] in on_page and not re.search(_VARIABLE, m[2])]
     return any(all(_holds(labels.get(label, ""), op, value) for label, op, value in asked) for labels, _ in rows)
 
 
 def _holds(have: str, op: str, value: str) -> bool:
-    match op:
-        case "=":
-            return have == value
-        case "!=":
-            return have != value
-        case "=~":
-            return re.fullmatch(value, have) is not None
-        case _:
-            return re.fullmatch(value, have) is None
+    if op in ("=", "!="):
+        return (have == value) is (op == "=")
+    try:
+        return (re.fullmatch(value, have) is not None) is (op == "=~")
+    except re.error:  # Prometheus reads RE2, which knows a few forms that Python does not: not ours to judge
+        return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exporters.catalogue.metric import Across, Kind, Metric, Unit
+from exporters.catalogue.metric import Across, Kind, Metric
 
 WINDOW = "5m"
 BY = ("model_name",)
@@ -60,12 +60,6 @@ def mean(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Ma
     return f"{total} / ({_sum(_each(metric, where, f'rate({{}}[{window}])', '_count'), by)} > 0)"
 
 
-def events(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
-    """Observations of a histogram per second."""
-    _expect(metric, Kind.HISTOGRAM)
-    return _sum(_each(metric, where, f"rate({{}}[{window}])", "_count"), by)
-
-
 def share(
     part: Metric, whole: Metric, window: str = WINDOW, by: Sequence[str] = BY, part_where: Matchers = (), where: Matchers = ()
 ) -> str:
@@ -86,19 +80,6 @@ def series(metric: Metric, where: Matchers = ()) -> str:
     """The bare selector, older names included; for info series and for `absent`."""
     _expect(metric, Kind.GAUGE, Kind.INFO)
     return _each(metric, where, "{}")
-
-
-def counted(metric: Metric, where: Matchers = ()) -> str:
-    """The raw running total of a counter, for joins and resets; for display ask per_second or growth."""
-    _expect(metric, Kind.COUNTER)
-    return _each(metric, where, "{}")
-
-
-def age(metric: Metric, by: Sequence[str] = BY, where: Matchers = ()) -> str:
-    """Seconds since the moment that a timestamp gauge names."""
-    if metric.unit is not Unit.TIMESTAMP:
-        raise WrongQuestion(f"{metric.name} is no timestamp; it holds {metric.unit}")
-    return f"time() - {current(metric, by, where)}"
 
 
 def _each(metric: Metric, where: Matchers, form: str, suffix: str = "") -> str:

@@ -57,6 +57,8 @@ def judge(status: int, error_code: int | None, finish_reasons: Collection[str]) 
     """The reason that an engine's complete answer amounts to; None for ok.
 
     vLLM refuses some streams with status 200 and one error event, so what stands inside counts like a status."""
+    if status == 503 and error_code is None:  # no error body of vLLM's: a balancer without an engine behind it
+        return "engine_error"
     code = status if status >= 400 else error_code
     if code is not None:
         if code in _BUSY:

@@ -99,9 +99,12 @@ class Supervisor:
         await asyncio.gather(*(self._look(r) for r in self.running.values()))
 
     async def _look(self, running: Running) -> None:
+        if running.exited is not None:
+            return
         running.exited = running.process.returncode
         if running.exited is not None:
             running.healthy = False
+            _signal_group(running, signal.SIGKILL)  # what it left behind, now: later its number may be somebody else's
             return
         self._session = self._session or aiohttp.ClientSession()
         try:
@@ -112,27 +115,31 @@ class Supervisor:
         running.was_healthy |= running.healthy
 
     async def wait_healthy(self, name: str) -> None:
-        """Until the process answers. Raises LabError when it ends or takes longer than its time."""
+        """Until the process answers. Raises LabError when any ends meanwhile, or when this one takes longer than its time."""
         running = self.running[name]
         deadline = time.monotonic() + running.spec.within_s
         while True:
-            await self._look(running)
+            await self.look()
+            for other in self.running.values():
+                if other.exited is not None:
+                    told = f"its last words: {last_words(other.log)} (all of them: {other.log})"
+                    raise LabError(f"{other.spec.name} {other.state} while the lab started; {told}")
             if running.healthy:
                 return
-            if running.exited is not None:
-                raise LabError(f"{name} {running.state} while it started; its last words: {last_words(running.log)} (all of them: {running.log})")
             if time.monotonic() > deadline:
                 raise LabError(f"{name} did not answer {running.spec.health} within {running.spec.within_s:.0f} s; see {running.log}")
             await asyncio.sleep(0.25)
 
     async def stop(self) -> None:
         """End every process that was started here, last one first, and whatever each of them left behind in its group."""
-        for running in reversed(self.running.values()):
+        await self.look()  # an ended group is signalled once, when its end is first seen
+        alive = [r for r in self.running.values() if r.exited is None]
+        for running in reversed(alive):
             _signal_group(running, signal.SIGTERM)
-        waits = [asyncio.create_task(r.process.wait()) for r in self.running.values()]
+        waits = [asyncio.create_task(r.process.wait()) for r in alive]
         if waits:
             await asyncio.wait(waits, timeout=_STOP_GRACE_S)
-        for running in self.running.values():
+        for running in alive:
             _signal_group(running, signal.SIGKILL)
         await asyncio.gather(*waits)
         if self._session:

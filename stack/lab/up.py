@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -50,6 +51,8 @@ def up(engine_url: str | None, for_s: float | None, port_offset: int, console: C
     """Run the lab until it is interrupted, or for `for_s` seconds of readiness. The exit status: 0 well, 1 not."""
     try:
         refuse_platform()
+        if engine_url and not re.fullmatch(r"https?://[^/\s]+/?", engine_url):
+            raise LabError(f"--engine {engine_url} is no server's address; write it like http://127.0.0.1:8000")
         folder = parts.cache_dir() / ("lab" if not port_offset else f"lab-{port_offset}")
         with _alone(folder):
             return asyncio.run(_up(_config(folder, engine_url, port_offset, console), for_s, console))
@@ -93,13 +96,16 @@ def _config(folder: Path, engine_url: str | None, port_offset: int, console: Con
     def report(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - began:5.0f} s[/dim]  {text}", highlight=False, soft_wrap=True)
 
-    probe = LabConfig(folder, {}, engine_url, port_offset)
-    listeners = {name for name in plan.PORTS if not (engine_url and name == "vllm")}
-    supervisor.refuse_taken_ports(probe, [plan.Process("lab", (), "", "", tuple(listeners - {"lab"}))])
-    found = parts.ensure(names, report)
-    collector = parts.find("otelcol")
-    programs = {name: part.path for name, part in found.items()} | ({"otelcol": collector.path} if collector else {})
-    return LabConfig(folder, programs, engine_url.rstrip("/") if engine_url else None, port_offset)
+    def config() -> LabConfig:
+        """With the parts that are there; those that are not yet have no path."""
+        found = {name: part.path for name in (*names, "otelcol") if (part := parts.find(name))}
+        programs = dict.fromkeys(names, Path()) | found
+        return LabConfig(folder, programs, engine_url.rstrip("/") if engine_url else None, port_offset)
+
+    before = config()  # a taken port is told before minutes of installing
+    supervisor.refuse_taken_ports(before, plan.processes(before))
+    parts.ensure(names, report)
+    return config()
 
 
 async def _up(config: LabConfig, for_s: float | None, console: Console) -> int:
@@ -155,8 +161,11 @@ def prepare(config: LabConfig) -> dict[str, str]:
 
 
 def _write_private(path: Path, text: str) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    """Whole or not at all, so that a full disk leaves no empty file of keys behind."""
+    partial = path.with_suffix(".partial")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
+    partial.rename(path)
 
 
 async def _served_model(session: aiohttp.ClientSession, engine: str) -> str:
@@ -205,6 +214,7 @@ async def _show(
 ) -> int:  # fmt: skip
     """The status table, every two seconds, until a stop or the end of a timed run."""
     seen, ready_at, began, told_at = Seen(), None, time.monotonic(), 0.0
+    scraped, values, alerts = None, dict[str, float | None](), None
     live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
     with live or contextlib.nullcontext():
         while not stopping.is_set():
