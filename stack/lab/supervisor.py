@@ -27,12 +27,13 @@ class LabError(Exception):
 
 @dataclass(slots=True)
 class Running:
-    """A started process and what was last seen of it. since: monotonic seconds."""
+    """A started process and what was last seen of it. exited: its status, negative for a signal, None while it lives."""
 
     spec: Process
     process: asyncio.subprocess.Process
     log: Path
     healthy: bool = False
+    was_healthy: bool = False
     exited: int | None = None
 
     @property
@@ -40,8 +41,6 @@ class Running:
         if self.exited is not None:
             return f"ended by signal {-self.exited}" if self.exited < 0 else f"ended with status {self.exited}"
         return "up" if self.healthy else "starting" if not self.was_healthy else "not answering"
-
-    was_healthy: bool = False
 
 
 def taken_ports(config: LabConfig, processes: Iterable[Process]) -> list[tuple[str, int]]:

@@ -11,7 +11,7 @@ import platform
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -194,14 +194,14 @@ async def _start(lab: Supervisor, processes: list[plan.Process], console: Consol
                 console.print(f"[dim]{time.monotonic() - began:5.0f} s[/dim]  {process.name} answers at {process.address}", highlight=False)
 
 
-async def _until(work: object, stopping: asyncio.Event) -> bool:
+async def _until(work: Coroutine[None, None, None], stopping: asyncio.Event) -> bool:
     """Run a coroutine unless a stop comes first; whether it ran to its end."""
-    task, stop = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())  # type: ignore[call-overload]  # any awaitable
+    task, stop = asyncio.create_task(work), asyncio.create_task(stopping.wait())
     try:
-        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
-            task.result()
-        return bool(task.done())
+            task.result()  # what went wrong in it goes on from here
+        return task.done()
     finally:
         for one in (task, stop):
             one.cancel()
