@@ -19,6 +19,7 @@ import openai
 import pytest
 import yaml
 
+from dashboards.boards import BOARDS
 from exporters.catalogue import EVERYTHING, check, page
 from exporters.request_log import parse_line
 from exporters.sidecar import SidecarConfig
@@ -326,6 +327,17 @@ def test_the_sidecar_joins_log_and_engine(lab, eventually):
     assert 1 == found.total("vllm_watch_source_up", kind="engine")
     assert 0 == found.total("vllm_watch_source_up", kind="gpu"), "this machine has no GPU, and the page says so"
     assert not found.of("vllm_watch_gpu_utilization_ratio")
+
+
+@on_the_lab
+@pytest.mark.parametrize("panel", [panel for board in BOARDS for panel in board.panels], ids=lambda panel: panel.slug)
+def test_every_panel_draws_something_from_the_running_lab(lab, eventually, panel):
+    """Grafana's variables set to All, its rate interval as for a scrape interval of five seconds."""
+    for query in panel.queries:
+        expr = re.sub(r"\$(job|instance|model_name)", ".*", query.expr).replace("$__rate_interval", "30s")
+        eventually(lambda e=expr: lab.query(e) is not None, within_s=40, what=f"{panel.slug}: {expr}")
+        if panel.unit == "percentunit":
+            assert 0 <= lab.query(expr) <= 1
 
 
 @on_the_lab

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
+import yaml
 
 from exporters.catalogue import expression, page, promql, vllm
 from exporters.catalogue.metric import Across, Kind, Metric, Unit, key
@@ -15,6 +18,19 @@ def test_the_older_name_stands_inside_the_aggregation():
         "sum by (model_name) (rate(vllm:prefix_cache_hits_total[5m]) or rate(vllm:gpu_prefix_cache_hits_total[5m]))"
         == promql.per_second(vllm.PREFIX_CACHE_HITS)
     )
+
+
+@pytest.mark.prometheus
+def test_a_fleet_that_mixes_old_and_new_names_is_counted_whole_and_once(part, tmp_path):
+    """On the real promtool: an engine with new names, one with old names, and one of 0.10 that shows both for the same thing."""
+    new, old = "vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"
+    rows = [(new, "a", 1), (old, "b", 2), (new, "c", 4), (old, "c", 4)]
+    series = [{"series": f'{name}{{model_name="m",engine="0",instance="{at}"}}', "values": f"0+{60 * step}x20"} for name, at, step in rows]
+    asked = {"expr": promql.per_second(vllm.PREFIX_CACHE_HITS), "eval_time": "10m", "exp_samples": [{"labels": '{model_name="m"}', "value": 7}]}
+    file = tmp_path / "test.yaml"
+    file.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [asked]}]}))
+    done = subprocess.run([part("promtool").path, "test", "rules", file], capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
 
 
 def test_a_ratio_gauge_is_averaged_and_never_summed():
