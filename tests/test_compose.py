@@ -270,7 +270,8 @@ def test_the_preflight_names_what_is_missing_and_what_to_install(
 def _stand_in(docker: PrivateDocker, images: Mapping[str, str], part: Callable[[str], Part]) -> None:
     """Every image that the files name, made here: the real programs where there are any, laid out as the real images lay them out."""
     base = "standin-base"
-    docker.run("import", str(debian_root(cache_dir())), base)
+    part("iproute2")  # the engine gets networks of its own
+    docker.run("import", str(debian_root(part("mmdebstrap").path, cache_dir())), base)
     pip = "cp -r /wheelhouse /wheels; printf '[global]\\nno-index = true\\nfind-links = /wheels\\n' > /etc/pip.conf"
     tools = "ln -s python3 /usr/bin/python; ln -s /usr/bin/busybox /usr/local/bin/wget"
     docker.adopt(

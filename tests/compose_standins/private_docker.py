@@ -20,6 +20,8 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from stack.lab.parts.debian import debian_source
+
 CLONE_NEWNET = 0x40000000
 FAR_HOST = "203.0.113.2"  # an address for documentation, so nobody's
 # Python for our image, wget for the probes, libnuma for vLLM's CPU build.
@@ -162,34 +164,20 @@ def _get(url: str, headers: dict[str, str], body: object, timeout_s: float) -> t
         return error.code, error.read().decode()
 
 
-def debian_root(cache: Path) -> Path:
-    """A small Debian 12 with Python as a tar file, made once from the mirror of this machine by mmdebstrap (unpacked, not installed)."""
+def debian_root(mmdebstrap: Path, cache: Path) -> Path:
+    """A small Debian 12 with Python as a tar file, made once from the mirror that this machine is configured with."""
     tar = cache / "compose-test" / f"bookworm-{'-'.join(DEBIAN_PACKAGES)}.tar"
     if tar.exists():
         return tar
-    mirror = _mirror()
-    work = tar.parent / "making"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    subprocess.run(["apt-get", "-q", "download", "mmdebstrap"], cwd=work, check=True, capture_output=True)
-    subprocess.run(["dpkg-deb", "-x", *work.glob("mmdebstrap_*.deb"), work / "root"], check=True, capture_output=True)
+    source = debian_source()
+    assert source, "no Debian mirror is configured under /etc/apt"
+    tar.parent.mkdir(parents=True, exist_ok=True)
     partial = tar.with_suffix(".partial.tar")
-    include = f"--include={','.join(DEBIAN_PACKAGES)}"
-    made = subprocess.run(
-        ["perl", work / "root/usr/bin/mmdebstrap", "--variant=minbase", include, "bookworm", partial, f"deb {mirror} bookworm main"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [mmdebstrap, "--variant=minbase", f"--include={','.join(DEBIAN_PACKAGES)}", "bookworm", partial, f"deb {source.uri} bookworm main"]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, f"mmdebstrap: {made.stderr[-2000:]}"
     partial.rename(tar)
-    shutil.rmtree(work)
     return tar
-
-
-def _mirror() -> str:
-    lines = subprocess.run(["apt-get", "indextargets", "--format", "$(SITE)"], capture_output=True, text=True, check=True).stdout.split()
-    return next((line for line in lines if line.rstrip("/").endswith("/debian")), "http://deb.debian.org/debian")
 
 
 def wheelhouse(cache: Path, pyproject: Path) -> Path:

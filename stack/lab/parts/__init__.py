@@ -71,6 +71,9 @@ PROGRAMS = {
         (*_PLUGINS, *_SYSTEM_PLUGINS),
     ),
     "cc": Program(("gcc",), system_packages=("gcc", "libc6-dev")),  # compiles the tests' stand-in for a GPU driver
+    # For the compose test: a small Debian to build images on, and networks of its own.
+    "mmdebstrap": Program(("mmdebstrap",), package="mmdebstrap", inside="usr/bin/mmdebstrap"),
+    "iproute2": Program(("ip",), asked=("-V",), system_packages=("iproute2",)),
     # Static, for images made from nothing; the one on PATH may be linked to this system's libraries.
     "busybox": Program((), (), "busybox-static", "usr/bin/busybox", ("--help",)),
 }
