@@ -26,10 +26,10 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Where pages and panels are served. Addresses of this machine fit the lab; an export names the team's own."""
+    """Where pages and panels are served; no dashboards, no link to one. The default is this machine, as in compose and the lab."""
 
     runbooks: str = "http://127.0.0.1:9402/runbooks"
-    dashboards: str = "http://127.0.0.1:3000"
+    dashboards: str | None = "http://127.0.0.1:3000"
 
     def runbook(self, alert: str) -> str:
         return f"{self.runbooks.rstrip('/')}/{alert}"
@@ -71,8 +71,9 @@ class Alert:
             "summary": self.summary,
             "description": self.description,
             "runbook_url": links.runbook(self.name),
-            "dashboard_url": self.panel.url(links.dashboards),
         }
+        if links.dashboards:
+            rule["annotations"]["dashboard_url"] = self.panel.url(links.dashboards)
         return rule
 
 

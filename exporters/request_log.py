@@ -5,6 +5,7 @@ Law: unknown is null, never 0; no prompt or reply text, ever; at most 600 bytes 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal
@@ -58,7 +59,9 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=False, kw_only=Tr
 
 
 class BadLine(ValueError):
-    """A line that is no request record. `reason` is one of json, type, range, size: few enough to be a label."""
+    """A line that is no request record. `reason` is one of json, type, range, size: few enough to be a label.
+
+    The message names fields and never quotes what they hold: a foreign log may hold prompts, and messages are logged."""
 
     def __init__(self, reason: str, why: str) -> None:
         super().__init__(why)
@@ -125,7 +128,7 @@ def parse_line(line: bytes, names: Mapping[str, str] | None = None) -> RequestRe
     try:
         record = _decoder.decode(_renamed(line, names) if names else line)
     except msgspec.ValidationError as error:
-        raise BadLine("type", f"{error}") from error
+        raise BadLine("type", re.sub(r" '.*'", "", f"{error}", flags=re.DOTALL)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadLine("json", f"{error}") from error
     for name in _NONNEGATIVE:
@@ -133,7 +136,7 @@ def parse_line(line: bytes, names: Mapping[str, str] | None = None) -> RequestRe
         if value is not None and not 0 <= value < 1e12:
             raise BadLine("range", f"{name} is {value}; it must be 0 or more and finite")
     if record.ts is not None and ended_at(record) is None:
-        raise BadLine("type", f"ts {record.ts[:40]!r} is no RFC 3339 time such as 2026-05-12T09:30:00.123Z")
+        raise BadLine("type", "ts is no RFC 3339 time such as 2026-05-12T09:30:00.123Z")
     return record
 
 

@@ -26,6 +26,7 @@ from exporters.request_log import BadLine, RequestRecord, ended_at, parse_line
 from exporters.tail import Tail
 from exporters.traffic import BoundedNames, Traffic
 
+TOLD_AT_MOST = 50
 FIRST_GPU_READING_S = 10.0
 LOG_INTERVAL_S = 0.1  # how long a line waits at most before it is looked for
 
@@ -162,6 +163,7 @@ class Logs:
     bad: Counter[str] = field(default_factory=Counter)
     lag_s: dict[str, float] = field(default_factory=dict)
     caught_up: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
 
     def poll(self, tail: Tail, now_s: float, clock_s: float) -> int:
         """Read and count what is new in one log; how many lines that were. now_s: unix seconds, clock_s: monotonic."""
@@ -179,8 +181,9 @@ class Logs:
             record = parse_line(line, self.names)
         except BadLine as error:
             self.bad[error.reason] += 1
-            if self.bad[error.reason] == 1:  # one sample of each reason is enough to find the writer
-                log.warning("%s: a line that is no request record (%s): %s: %.200r", tail.path, error.reason, error, line)
+            if str(error) not in self.told and len(self.told) < TOLD_AT_MOST:  # each fault once; never the line, which may hold a prompt
+                self.told.add(str(error))
+                log.warning("%s: a line of %d bytes is no request record (%s): %s", tail.path, len(line), error.reason, error)
             return
         self.lines += 1
         self.traffic.add(record)
@@ -223,6 +226,8 @@ class Sidecar:
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession()
+        if not self.logs.tails and not self.config.engines:
+            log.warning("neither requests_log nor engines are configured: there is little to show")
         for tail in self.logs.tails:
             self._follow(Source("log", str(tail.path)), functools.partial(self._read_log, tail), LOG_INTERVAL_S)
         for target in self.config.engines:

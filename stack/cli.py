@@ -236,7 +236,9 @@ def metrics_list(as_json: bool, word: str) -> None:
     \b
     Example:  vllm-watch metrics list queue
     """
-    chosen = [m for m in EVERYTHING if word.lower() in f"{m.name} {m.meaning}".lower()]
+    chosen = [m for m in EVERYTHING if word.lower() in f"{m.name} {m.name.replace('_', ' ')} {m.meaning}".lower()]
+    if not chosen:
+        raise Told(f"nothing in the catalogue has {word!r} in its name or meaning")
     if as_json:
         click.echo(json.dumps([_metric_as_json(m) for m in chosen], indent=1))
         return
@@ -270,7 +272,7 @@ def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | N
     if target is None and not boards:
         raise click.UsageError("name a server, a file with its page, or a --dashboard")
     with _told():
-        theirs = [use for path in boards for use in check.uses_of_dashboard(path.read_text(), path.name)]
+        theirs = [use for path in boards for use in check.uses_of_dashboard(_text(path), path.name)]
         strangers = list(check.strangers(theirs, EVERYTHING, NEVER_EXISTED))
         report = None
         if target is not None:
@@ -280,7 +282,7 @@ def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | N
         rows = [{"place": s.use.place, "name": s.name, "instead" if s.name else "error": s.instead} for s in strangers]
         click.echo(json.dumps({"page": report.as_json() if report else None, "dashboards": rows}, indent=1))
     else:
-        _say(report, strangers)
+        _say(report, strangers, len(theirs))
     raise SystemExit(1 if strangers or (report and report.fails) else 0)
 
 
@@ -290,7 +292,14 @@ def _page_of(target: str) -> tuple[str, str | None]:
         return asyncio.run(fetch(target))
     if not Path(target).exists() and re.fullmatch(r"[\w.-]+:\d+(/.*)?", target):
         raise ValueError(f"there is no file {target}; for a server write http://{target}")
-    return Path(target).read_text(), None
+    return _text(Path(target)), None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text") from error
 
 
 def _release(asked: str | None, told: str | None) -> str | None:
@@ -302,14 +311,14 @@ def _release(asked: str | None, told: str | None) -> str | None:
     return None
 
 
-def _say(report: check.Report | None, strangers: list[check.Stranger]) -> None:
+def _say(report: check.Report | None, strangers: list[check.Stranger], read: int) -> None:
     for stranger in strangers:
         if stranger.name is None:
             click.echo(f"unread    {stranger.use.place}: {stranger.instead}")
         else:
             click.echo(f"no release has {stranger.name} ({stranger.use.place}){': use ' + stranger.instead if stranger.instead else ''}")
     if report is None:
-        click.echo(f"{len(strangers)} to look at" if strangers else "every name in the dashboard is known")
+        click.echo(f"{len(strangers)} of {read} queries to look at" if strangers else f"{read} queries read, every name is known")
         return
     if not report.is_ours:
         click.echo(f"this page holds no series of vLLM, only {len(report.beside)} others: is it the right address?")
@@ -328,7 +337,8 @@ def _say(report: check.Report | None, strangers: list[check.Stranger]) -> None:
         listed = ", ".join(names) if len(names) < 4 else f"{len(names)} families such as {names[0]}"
         click.echo(f"absent    {listed}" + (f" (needs {need})" if need else ""))
     for broken in report.broken:
-        why = f"optional, {broken.use.optional}" if broken.use.optional else f"misses {', '.join(broken.missing) or 'a matching series'}"
+        missing = [f"{name} (now {now})" if (now := check.successor(name, EVERYTHING)) else name for name in broken.missing]
+        why = f"optional, {broken.use.optional}" if broken.use.optional else f"misses {', '.join(missing) or 'a matching series'}"
         click.echo(f"{'empty ' if broken.use.optional else 'broken'}    {broken.use.place}: {why}")
     click.echo("in order" if not report.fails else "not in order")
 
@@ -341,7 +351,7 @@ def _by_need(absent: tuple[Metric, ...]) -> list[tuple[str, list[str]]]:
 @main.command()
 @click.option("--check", "only_check", is_flag=True, help="Change nothing; exit 1 when a printed file is out of date.")
 def render(only_check: bool) -> None:
-    """Print dashboards and rule files from their source.
+    """Write dashboards and rule files from their source, in place.
 
     \b
     Example:  vllm-watch render --check
@@ -351,6 +361,8 @@ def render(only_check: bool) -> None:
         click.echo(f"{'out of date' if only_check else 'printed'}: {path}")
     if only_check and changed:
         raise SystemExit(1)
+    if not changed:
+        click.echo(f"all printed files below {bundle.ROOT} are up to date")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from exporters.catalogue.gateway import GATEWAY, INFLIGHT, REQUESTS
 from exporters.request_log import RequestRecord, parse_line
 from stack.config import BadConfig
 from stack.gateway import GatewayConfig, Started, make_key, serve
+from stack.gateway import ask as asked
 from stack.gateway.config import Limits, Timeouts
 from stack.gateway.reasons import REASONS, judge
 
@@ -342,6 +343,16 @@ async def test_a_client_that_waits_for_100_continue_gets_it(tmp_path: Path):
         headers = {"Authorization": f"Bearer {KEYS['demo'][0]}"}
         async with it.session.post(it.started.url + CHAT, json=ASK, headers=headers, expect100=True) as answer:
             assert (200, REPLY) == (answer.status, await answer.json())
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [("true", True), ("1", True), ('"yes"', True), ("false", False), ("0", False), ('"no"', False), ("null", False)],
+)
+def test_a_stream_cannot_escape_accounting_by_its_spelling(stream: str, expected: bool):
+    """The engine's schema takes 1 and "yes" for true."""
+    found = asked.read("/v1/completions", f'{{"model":"m","stream":{stream}}}'.encode())
+    assert (expected, expected) == (found.stream, found.usage_added)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,17 @@ def test_variables_annotations_and_rows_are_read_and_what_cannot_be_is_named_and
     assert "fine" not in result.output
 
 
+def test_a_renamed_series_in_ones_own_dashboard_is_told_with_its_new_name(tmp_path):
+    board = tmp_path / "mine.json"
+    queries = ["vllm:gpu_cache_usage_perc", "rate(vllm:time_per_output_token_seconds_sum[5m])", "vllm:num_request_running"]
+    board.write_text(json.dumps({"panels": [{"title": str(i), "targets": [{"refId": "A", "expr": expr}]} for i, expr in enumerate(queries)]}))
+    result = CliRunner().invoke(cli.main, ["metrics", "check", str(GOLDEN / "0.32.0-before.prom"), "--dashboard", str(board)])
+    assert 1 == result.exit_code
+    assert "misses vllm:gpu_cache_usage_perc (now vllm:kv_cache_usage_perc)" in result.output
+    assert "(now vllm:inter_token_latency_seconds_sum)" in result.output
+    assert "no release has vllm:num_request_running (mine.json: 2 / A): use vllm:num_requests_running" in result.output
+
+
 def test_a_page_of_somebody_else_does_not_pass(tmp_path):
     file = tmp_path / "page"
     file.write_text("# TYPE node_load1 gauge\nnode_load1 1\nvllm_router_requests_total 3\n")

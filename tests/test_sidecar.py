@@ -129,6 +129,22 @@ async def test_it_serves_its_three_addresses_and_knows_every_name_it_serves(tmp_
             assert sample.name in known[name].samples or sample.name == name
 
 
+async def test_what_stands_in_a_bad_line_is_never_logged(tmp_path, caplog):
+    """A foreign log may hold prompts."""
+    log = tmp_path / "requests.jsonl"
+    lines = ['{"prompt":"SECRET"}', "SECRET {", '{"request_id":["SECRET"]}']
+    lines += [f'{{"request_id":"a","{field}":"SECRET"}}' for field in ("ts", "outcome")]
+    log.write_text("".join(line + "\n" for line in lines))
+    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off"))
+    await sidecar.start()
+    try:
+        await until(lambda: sum(sidecar.logs.bad.values()) == 5)
+    finally:
+        await sidecar.stop()
+    assert "is no request record" in caplog.text
+    assert "SECRET" not in caplog.text
+
+
 async def test_a_long_log_is_shown_when_it_was_read_to_its_end_and_not_before(tmp_path):
     """A scrape in the middle of the re-reading would make Prometheus take the rest for new traffic."""
     log = tmp_path / "requests.jsonl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -156,7 +157,18 @@ def strangers(uses: Iterable[Use], catalogue: Iterable[Metric], never: Mapping[s
             continue
         for name in names:
             if name.startswith((ENGINE, OURS)) and name not in samples:
-                yield Stranger(use, name, never.get(name, ""))
+                near = difflib.get_close_matches(name, samples, n=1, cutoff=0.85)
+                guess = f"{name}_total" if f"{name}_total" in samples else near[0] if near else ""
+                yield Stranger(use, name, never.get(name, guess))
+
+
+def successor(sample: str, catalogue: Iterable[Metric]) -> str | None:
+    """Today's name of a renamed sample, its suffix kept; None for one that was not renamed."""
+    for metric in catalogue:
+        for old in metric.formerly:
+            if sample.startswith(old) and sample[len(old) :] in ("", "_bucket", "_count", "_sum"):
+                return metric.name + sample[len(old) :]
+    return None
 
 
 def _use(place: str, expr: object) -> Iterator[Use]:

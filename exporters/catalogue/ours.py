@@ -59,7 +59,7 @@ REQUEST_TRAFFIC = (REQUESTS, REASONS, FINISHES, TOKENS, TTFT, TPOT, E2E, QUEUE, 
 LOG_LINES = Metric("vllm_watch_log_lines_total", Kind.COUNTER, Unit.COUNT, "Lines read from the request logs and counted.", labels=())
 LOG_BAD_LINES = Metric(
     "vllm_watch_log_bad_lines_total", Kind.COUNTER, Unit.COUNT,
-    "Lines that were no request record, by reason: json, type, range, size, long. A sample of each stands in the sidecar's own log.",
+    "Lines that were no request record, by reason: json, type, range, size, long. The sidecar's own log says what is wrong, never the line.",
     labels=("reason",),
 )  # fmt: skip
 LOG_UNTIMED = Metric(
@@ -83,7 +83,7 @@ TEAMS_FOLDED = Metric(
 )  # fmt: skip
 MODELS_FOLDED = Metric(
     "vllm_watch_models_folded_total", Kind.COUNTER, Unit.REQUESTS,
-    "Requests counted under model __other__ because their model name came after the table was full.", labels=(),
+    "Requests counted under model __other__ because their model came after the table was full, or was never served with success.", labels=(),
 )  # fmt: skip
 REQUEST_LOG = (LOG_LINES, LOG_BAD_LINES, LOG_UNTIMED, LOG_LAG, LOG_BYTES_BEHIND, LOG_ROTATIONS, TEAMS, TEAMS_FOLDED, MODELS_FOLDED)
 

@@ -305,7 +305,7 @@ TIME_TO_FIRST_TOKEN = Metric(
     "vllm:time_to_first_token_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "Time from the request's arrival at the API server to its first token, queueing and prefill included.",
+    "TTFT: time from the request's arrival at the API server to its first token, queueing and prefill included.",
     since="0.3.1",
     notes=(
         "Requests that never reach a first token leave no sample, so a stalled engine looks healthy here: watch running and waiting too.",
@@ -319,7 +319,7 @@ INTER_TOKEN_LATENCY = Metric(
     "vllm:inter_token_latency_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "Time between two outputs of the engine for the same request: what a reader of a stream feels.",
+    "ITL: time between two outputs of the engine for the same request; what a reader of a stream feels.",
     since="0.10.2",
     formerly=("vllm:time_per_output_token_seconds",),
     notes=(
@@ -333,7 +333,7 @@ REQUEST_TIME_PER_OUTPUT_TOKEN = Metric(
     "vllm:request_time_per_output_token_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "A request's mean time per token after the first; one sample per request.",
+    "TPOT: a request's mean time per output token after the first; one sample per request.",
     since="0.11",
     notes=(
         "Observes 0 for replies of one token, which pulls quantiles down.",

@@ -29,6 +29,8 @@ class _Asked(msgspec.Struct):
     stream_options: Any = None
 
 
+_TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
+
 _asked = msgspec.json.Decoder(_Asked)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -50,7 +52,7 @@ def read(route: str, body: bytes) -> Ask:
     """The ask of a body. What cannot be read is passed on as it is: the engine knows better what is wrong with it."""
     try:
         asked = _asked.decode(body)
-        stream = asked.stream is True
+        stream = _truth(asked.stream)
         options = asked.stream_options if isinstance(asked.stream_options, dict) else {}
         add = stream and route in _USAGE_ON_REQUEST and options.get("include_usage") is not True
         return Ask(
@@ -62,6 +64,11 @@ def read(route: str, body: bytes) -> Ask:
         )
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return Ask(body=body)
+
+
+def _truth(value: Any) -> bool:
+    """As the engine's schema (pydantic) takes it: 1 and "yes" are true as well; a stream must not escape accounting by its spelling."""
+    return value == 1 if isinstance(value, bool | int | float) else isinstance(value, str) and value.lower() in _TRUE
 
 
 def _with_usage(body: bytes, options: dict[str, Any]) -> bytes:

@@ -25,7 +25,7 @@ class Headline:
 
     def show(self, value: float | None) -> str:
         if value is None:
-            return "no value yet"
+            return "no value"
         match self.unit:
             case "s":
                 return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.{0 if value >= 0.01 else 2}f} ms"
@@ -36,12 +36,12 @@ class Headline:
 
 
 HEADLINES = (
-    Headline("TTFT p95", promql.quantile(0.95, vllm.TIME_TO_FIRST_TOKEN, WINDOW, by=()), "s"),
-    Headline("TPOT p95", promql.quantile(0.95, ours.TPOT, WINDOW, by=()), "s"),
+    Headline("TTFT p95 (engine)", promql.quantile(0.95, vllm.TIME_TO_FIRST_TOKEN, WINDOW, by=()), "s"),
+    Headline("TPOT p95 (client)", promql.quantile(0.95, ours.TPOT, WINDOW, by=()), "s"),
     # The mean: vLLM's first bound for queue time is 0.3 s, and a p95 below it would be a guess.
     Headline("queue time, mean", promql.mean(vllm.REQUEST_QUEUE_TIME, WINDOW, by=()), "s"),
     Headline("cache hit ratio", promql.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES, WINDOW, by=()), "ratio"),
-    Headline("error ratio", promql.share(ours.REQUESTS, ours.REQUESTS, WINDOW, by=(), part_where=_FAILED), "ratio"),
+    Headline("error ratio (failed, not refused)", promql.share(ours.REQUESTS, ours.REQUESTS, WINDOW, by=(), part_where=_FAILED), "ratio"),
     Headline("throughput", promql.per_second(vllm.GENERATION_TOKENS, WINDOW, by=()), "tok/s"),
 )
 

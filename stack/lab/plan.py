@@ -151,7 +151,7 @@ def targets(config: LabConfig) -> dict[str, str]:
 
 def files(config: LabConfig) -> Iterator[tuple[str, str]]:
     """Name below the lab's folder and text of every configuration file. The rules are the shipped ones with links to this lab."""
-    for name, text in printer.rule_files(Links(runbooks=f"{config.url('lab')}/runbooks")):
+    for name, text in printer.rule_files(Links(runbooks=f"{config.url('lab')}/runbooks", dashboards=None)):
         yield f"rules/{name}", text
     scheme = "https" if config.engine.startswith("https://") else "http"
     yield "prometheus.yml", _yaml({

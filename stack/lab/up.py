@@ -27,6 +27,7 @@ from stack.lab.plan import LabConfig
 from stack.lab.supervisor import LabError, Supervisor
 
 NEEDED = ("prometheus", "alertmanager", "engine", "model")
+SHORTEST_S = 15.0
 _BEAT_S = 2.0
 _TELL_EVERY_S = 10.0  # where there is no terminal to redraw
 
@@ -51,6 +52,8 @@ def up(engine_url: str | None, for_s: float | None, port_offset: int, console: C
     """Run the lab until it is interrupted, or for `for_s` seconds of readiness. The exit status: 0 well, 1 not."""
     try:
         refuse_platform()
+        if for_s is not None and for_s < SHORTEST_S:
+            raise LabError(f"--for {for_s:.0f}s is too short to judge: rates need some scrapes; take {SHORTEST_S:.0f}s or more")
         if engine_url and not re.fullmatch(r"https?://[^/\s]+/?", engine_url):
             raise LabError(f"--engine {engine_url} is no server's address; write it like http://127.0.0.1:8000")
         folder = parts.cache_dir() / ("lab" if not port_offset else f"lab-{port_offset}")
@@ -172,10 +175,12 @@ async def _served_model(session: aiohttp.ClientSession, engine: str) -> str:
     """The first model that a running engine serves. Raises LabError when it is no vLLM that we can reach."""
     try:
         async with session.get(f"{engine}/v1/models", timeout=aiohttp.ClientTimeout(total=5)) as response:
+            if response.status != 200:
+                raise LabError(f"{engine}/v1/models answers {response.status} {response.reason}; the lab sends no key, and needs one that wants none")
             body = await response.json(content_type=None)
         return str(body["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
-        raise LabError(f"{engine}/v1/models does not answer like a vLLM server ({error or 'no answer'}); is --engine right?") from error
+        raise LabError(f"{engine}/v1/models does not answer like a vLLM server ({type(error).__name__}); is --engine right?") from error
 
 
 async def _start(lab: Supervisor, processes: list[plan.Process], console: Console) -> None:
