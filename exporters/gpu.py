@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Reason = Literal["no_driver", "hang", "lost", "permission", "parse", "exit"]
 REASONS: tuple[str, ...] = get_args(Reason)
 
-NVML_COMMAND = (sys.executable, "-m", "exporters.gpu_nvml")
+NVML_COMMAND = (sys.executable, "-P", "-m", "exporters.gpu_nvml")  # -P: nothing is imported from the folder it is started in
 SMI_COMMAND = ("nvidia-smi",)
 
 _MOST_OUTPUT_BYTES = 1 << 20

@@ -70,6 +70,15 @@ def _duration(_: click.Context, __: click.Parameter, text: str | None) -> float 
 
 def _logging() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("aiohttp.server").addFilter(_without_bytes)
+
+
+def _without_bytes(record: logging.LogRecord) -> bool:
+    """aiohttp quotes what it cannot parse, and that may be a key or a prompt: the log says only that it happened."""
+    if record.exc_info and type(record.exc_info[1]).__module__ == "aiohttp.http_exceptions":
+        record.msg, record.args = f"a request that is no sound HTTP was refused ({type(record.exc_info[1]).__name__})", ()
+        record.exc_info = record.exc_text = None
+    return True
 
 
 @click.group(context_settings=CONTEXT)

@@ -54,7 +54,7 @@ def read(route: str, body: bytes) -> Ask:
         asked = _asked.decode(body)
         stream = _truth(asked.stream)
         options = asked.stream_options if isinstance(asked.stream_options, dict) else {}
-        add = stream and route in _USAGE_ON_REQUEST and options.get("include_usage") is not True
+        add = stream and route in _USAGE_ON_REQUEST and not _truth(options.get("include_usage"))
         return Ask(
             body=_with_usage(body, options) if add else body,
             model=asked.model if isinstance(asked.model, str) else None,

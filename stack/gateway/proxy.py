@@ -199,7 +199,8 @@ class _Visit:
         if proxy.draining:
             raise _End("draining")
         self._allow("body_timeout", proxy._timeouts.body_s)
-        ask = asks.read(x.route, await self._body())
+        # What needs no key gets no memory either: a body sent to it is not read.
+        ask = asks.Ask(body=b"") if open_to_all else asks.read(x.route, await self._body())
         x.model, x.stream, x.n = ask.model, ask.stream, ask.n
         x.queued_s = 0.0  # nothing queues yet
         x.upstream, x.attempt = proxy._upstream.name, 1

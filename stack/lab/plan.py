@@ -170,6 +170,7 @@ def files(config: LabConfig) -> Iterator[tuple[str, str]]:
     yield "gateway.yaml", _yaml({
         "listen": f"127.0.0.1:{config.port('gateway')}", "metrics_listen": f"127.0.0.1:{config.port('gateway-metrics')}",
         "upstream": config.engine, "requests_log": str(config.requests_log), "teams": str(config.folder / "teams.yaml"),
+        "timeouts": {"drain_s": 10},  # shorter than the lab waits for a process to stop
     })  # fmt: skip
     yield "sidecar.yaml", _yaml({
         "listen": f"127.0.0.1:{config.port('sidecar')}", "requests_log": [str(config.requests_log)],

@@ -143,7 +143,10 @@ def remembered_version(cache: Path, program: Path, arguments: tuple[str, ...]) -
     except (OSError, ValueError):
         known = {}
     if key not in known:
-        known[key] = ask_version(program, arguments)
+        version = ask_version(program, arguments)
+        if not version:  # it did not start this time; what it lacked may be there next time
+            return ""
+        known[key] = version
         with suppress(OSError):  # a cache we may not write to costs time, not correctness
             write_whole(memory, json.dumps(known))
     return known[key]
