@@ -533,6 +533,15 @@ async def test_a_stall_between_tokens_ends_the_stream_with_an_error_event(tmp_pa
         assert ("timeout", "decode_timeout", 200) == ((record := await it.record()).outcome, record.reason, record.status)
 
 
+async def test_a_stall_in_the_middle_of_an_event_leaves_our_error_an_event_of_its_own(tmp_path: Path):
+    half = b'data: {"id":"1","choi'
+    async with gateway(tmp_path, events(ROLE + TOKEN + half, DONE, pause_s=3.0), timeouts=Timeouts(prefill_s=9, decode_s=0.2)) as it:
+        async with it.post({**STREAM, "stream_options": {"include_usage": True}}) as answer:
+            last = (await answer.read()).split(b"\n\n")[-2]
+        assert last.startswith(b'data: {"error"')
+        assert b"decode_timeout" in last
+
+
 async def test_routes_that_make_no_tokens_pass_without_a_record(tmp_path: Path):
     async with gateway(tmp_path, says({"data": []})) as it:
         headers = {"Authorization": f"Bearer {KEYS['demo'][0]}"}

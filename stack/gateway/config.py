@@ -49,6 +49,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     def __post_init__(self) -> None:
         """Refuses values that cannot work; msgspec names the place."""
         url = urlsplit(self.upstream)
+        try:
+            _ = url.port
+        except ValueError as error:
+            raise ValueError(f"upstream {self.upstream!r} has no port from 0 to 65535") from error
         if url.scheme not in ("http", "https") or not url.hostname or url.path not in ("", "/") or url.query or url.username:
             raise ValueError(f"upstream {self.upstream!r} is no engine's address; write it like http://127.0.0.1:8001")
         for text in (self.listen, self.metrics_listen):

@@ -172,6 +172,7 @@ class _Visit:
         self._x = x
         self._response: web.StreamResponse | None = None  # once its head has gone out
         self._timer = asyncio.timeout(None)
+        self._mid_event = False  # whether the client has the beginning of an event whose end never came
         self._stage = "body_timeout"  # the reason, should time run out now
         self._due = 0.0
 
@@ -333,11 +334,8 @@ class _Visit:
                     x.reason, x.complete = judge(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons), True
             if rest := scanner.close(clock()):
                 await self._write(response, rest)
-        except _End as end:
-            if scanner.mid_event:
-                await response.write(b"\n\n")  # so that our error event is one of its own
-            raise end
         finally:
+            self._mid_event = scanner.mid_event
             x.first_content, x.last_content, x.content_events = scanner.first_content, scanner.last_content, scanner.content_events
         x.reason = judge(upstream.status, x.reply.error_code, x.reply.finish_reasons)
         if x.reason is None and upstream.status == 200 and not scanner.done and not x.reply.finish_reasons and x.route in asks.ENDING:
@@ -379,7 +377,8 @@ class _Visit:
                 if self._x.complete:
                     return await self._finish(self._response)
                 if self._response.content_type == "text/event-stream" and end.reason != "client_stalled":
-                    await self._response.write(b"data: " + msgspec.json.encode(_error(end)) + b"\n\n")
+                    apart = b"\n\n" if self._mid_event else b""  # so that our error event is one of its own
+                    await self._response.write(apart + b"data: " + msgspec.json.encode(_error(end)) + b"\n\n")
                     return await self._finish(self._response)
         if self._request.transport is not None:  # a clean end would pass for a complete reply
             self._request.transport.abort()
@@ -416,7 +415,7 @@ async def _next(upstream: aiohttp.ClientResponse) -> bytes:
 
 def _without(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
     """Headers to pass on: without the dropped ones, and without those that Connection names."""
-    named = headers.get("Connection")
+    named = ",".join(headers.getall("Connection", ()))
     if named and named.lower() not in ("keep-alive", "close"):
         dropped = dropped | {name.strip().lower() for name in named.split(",")}
     return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
