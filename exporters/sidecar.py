@@ -312,8 +312,9 @@ class Sidecar:
 def application(sidecar: Sidecar) -> web.Application:
     """/metrics, /-/healthy (the process answers) and /-/ready (every source was tried)."""
 
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=sidecar.page().encode(), headers={"Content-Type": exposition.CONTENT_TYPE})
+    async def metrics(request: web.Request) -> web.Response:
+        page, content_type = exposition.answer(sidecar.samples(time.time()), request.headers.get("Accept", ""))
+        return web.Response(body=page.encode(), headers={"Content-Type": content_type})
 
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="healthy\n")

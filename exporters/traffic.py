@@ -12,13 +12,14 @@ from typing import get_args
 from exporters.catalogue import bounds, ours
 from exporters.catalogue.metric import Metric
 from exporters.exposition import Distribution, Sample
-from exporters.request_log import UNKNOWN_TEAM, Outcome, RequestRecord
+from exporters.request_log import UNKNOWN_TEAM, Outcome, RequestRecord, ended_at
 
 OTHER = "__other__"
 UNKNOWN_MODEL = "__unknown__"
 FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "rejected", "tool_calls", "repetition"})
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 REASONS_LIMIT = 40  # a gateway's vocabulary is fixed and small; a log that is not must not make series without end
+TRACE_ID_CHARS = 32  # W3C trace context; what else a log may call a trace leads nowhere
 _MAX_NAME = 120
 
 
@@ -79,6 +80,7 @@ class Traffic:
                 self._count(ours.TOKENS, tokens, **who, type=kind)
         if record.cache_hit is not None:
             self._count(ours.CACHE_LOOKUPS, 1, **who, result="hit" if record.cache_hit else "miss")
+        trace_id = record.trace_id if record.trace_id and len(record.trace_id) == TRACE_ID_CHARS else None
         for metric, milliseconds, limits in (
             (ours.TTFT, record.ttft_ms, bounds.TTFT_S),
             (ours.TPOT, record.tpot_ms, bounds.OUR_TPOT_S),
@@ -87,7 +89,7 @@ class Traffic:
             (ours.ENGINE_QUEUE, record.engine_queue_ms, bounds.OUR_REQUEST_S),
         ):
             if milliseconds is not None:
-                self._distribution(metric, model, team, limits).observe(milliseconds / 1000)
+                self._distribution(metric, model, team, limits).observe(milliseconds / 1000, trace_id, ended_at(record))
 
     def samples(self) -> Iterator[Sample]:
         for (name, labels), value in self._counts.items():

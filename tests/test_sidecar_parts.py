@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporters import engine, events, exposition
@@ -199,7 +200,7 @@ def test_our_bounds_hold_every_bound_of_vllms():
 label_text = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=20)
 
 
-@given(st.dictionaries(label_text, st.floats(allow_nan=False), max_size=4), st.lists(st.floats(0, 100), max_size=8))
+@given(st.dictionaries(label_text, st.floats(min_value=0), max_size=4), st.lists(st.floats(0, 100), max_size=8))
 def test_the_page_says_the_same_as_client_pythons(values, observed):
     """client_python is the reference: same samples after sorting, whatever the labels hold."""
     distribution = Distribution((0.1, 1.0, 10.0))
@@ -228,11 +229,29 @@ def test_the_page_says_the_same_as_client_pythons(values, observed):
     registry = CollectorRegistry()
     registry.register(Reference())
     assert sorted_samples(generate_latest(registry).decode()) == sorted_samples(exposition.render(rows))
+    assert sorted_samples(generate_latest(registry).decode()) == sorted_samples(exposition.render(rows, openmetrics=True), openmetrics_parser)
 
 
-def sorted_samples(text):
-    found = [s for family in text_string_to_metric_families(text) for s in family.samples]
+def sorted_samples(text, parse=text_string_to_metric_families):
+    found = [s for family in parse(text) for s in family.samples]
     return sorted((s.name, sorted(s.labels.items()), s.value) for s in found)
+
+
+def test_a_bucket_leads_to_the_last_trace_that_fell_into_it_where_the_scraper_can_take_it():
+    """Exemplars exist in OpenMetrics only; a scraper that does not ask for it gets the plain page."""
+    traffic = Traffic(BoundedNames(), BoundedNames())
+    for number, ttft_ms in ((1, 30.0), (2, 31.0), (3, 4000.0)):
+        traffic.add(RequestRecord(request_id="r", ts="2026-01-01T00:00:00.250Z", model="m", team="t", outcome="ok", ttft_ms=ttft_ms,
+                                  trace_id=f"{number:032x}"))  # fmt: skip
+    traffic.add(RequestRecord(request_id="r", model="m", team="t", outcome="ok", ttft_ms=31.0, trace_id="not a trace"))
+    text, content_type = exposition.answer(traffic.samples(), "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2")
+    assert "application/openmetrics-text; version=1.0.0; charset=utf-8" == content_type
+    carried = {s.labels["le"]: s.exemplar for family in openmetrics_parser(text) for s in family.samples if s.exemplar and "ttft" in s.name}
+    assert {"0.04": f"{2:032x}", "5.0": f"{3:032x}"} == {le: exemplar.labels["trace_id"] for le, exemplar in carried.items()}
+    assert (4.0, 1767225600.25) == (carried["5.0"].value, float(carried["5.0"].timestamp))
+    plain, content_type = exposition.answer(traffic.samples(), "text/plain;version=0.0.4")
+    assert exposition.CONTENT_TYPE == content_type
+    assert "trace_id" not in plain
 
 
 # --- engine

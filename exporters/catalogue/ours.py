@@ -55,6 +55,8 @@ CACHE_LOOKUPS = Metric(
 )  # fmt: skip
 REQUEST_TRAFFIC = (REQUESTS, REASONS, FINISHES, TOKENS, TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE, CACHE_LOOKUPS)
 
+TRACED = (TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE)  # their buckets carry the trace of the last request that fell into each, as an exemplar
+
 # The log itself.
 LOG_LINES = Metric("vllm_watch_log_lines_total", Kind.COUNTER, Unit.COUNT, "Lines read from the request logs and counted.", labels=())
 LOG_BAD_LINES = Metric(
