@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 
-from exporters.catalogue import expression, page, promql, vllm
+from exporters.catalogue import expression, ours, page, promql, vllm
 from exporters.catalogue.metric import Across, Kind, Metric, Unit, key
 from exporters.catalogue.promql import WrongQuestion
 
@@ -39,6 +39,12 @@ def test_a_ratio_gauge_is_averaged_and_never_summed():
     assert promql.worst(vllm.KV_CACHE_USAGE).startswith("max by (model_name) (")
 
 
+def test_what_several_series_tell_of_one_thing_is_counted_once():
+    """Each instance of a divided card repeats the energy of the whole card."""
+    assert "max by (model_name) (rate(vllm:prompt_tokens_total[5m]))" == promql.repeated(vllm.PROMPT_TOKENS)
+    assert "max(increase(vllm:prompt_tokens_total[1h]))" == promql.repeated(vllm.PROMPT_TOKENS, "1h", (), per_second=False)
+
+
 def test_matchers_reach_every_alternative():
     expr = promql.per_second(vllm.PREFIX_CACHE_HITS, where=('job="a"',))
     assert 2 == expr.count('{job="a"}')
@@ -49,11 +55,14 @@ def test_matchers_reach_every_alternative():
     [
         lambda: promql.per_second(vllm.NUM_REQUESTS_RUNNING),
         lambda: promql.growth(vllm.TIME_TO_FIRST_TOKEN),
+        lambda: promql.repeated(vllm.NUM_REQUESTS_RUNNING),
         lambda: promql.quantile(0.95, vllm.PROMPT_TOKENS),
         lambda: promql.quantile(95, vllm.TIME_TO_FIRST_TOKEN),
         lambda: promql.current(vllm.PROMPT_TOKENS),
         lambda: promql.mean(vllm.KV_CACHE_USAGE),
         lambda: promql.share(vllm.PROMPT_TOKENS, vllm.REQUEST_SUCCESS),
+        lambda: promql.total(vllm.KV_CACHE_USAGE),
+        lambda: promql.resets(vllm.KV_CACHE_USAGE),
         lambda: promql.series(vllm.PROMPT_TOKENS),
     ],
 )
@@ -69,6 +78,29 @@ def test_a_share_is_absent_when_idle_and_zero_when_nothing_of_the_part_happened(
     assert " * 0)" in expr
 
 
+def test_a_quotient_may_be_split_further_than_what_it_is_divided_by():
+    """Acceptance by position: many series above, one per model below."""
+    assert "a / (b > 0)" == promql.per("a", "b")
+    assert "a / on (model_name) group_left () (b > 0)" == promql.per("a", "b", ("model_name",))
+
+
+@pytest.mark.prometheus
+def test_the_share_below_the_first_bound_needs_no_bound_written_down(part, tmp_path):
+    """On the real promtool: 3 of 4 samples lie in the first bucket; while nothing happens there is no answer at all."""
+    counts = {"0.3": 3, "0.5": 3, "+Inf": 4}
+    name = vllm.REQUEST_QUEUE_TIME.name
+    series = [{"series": f'{name}_bucket{{model_name="m",le="{le}"}}', "values": f"0+{count}x10 {10 * count}x20"} for le, count in counts.items()]
+    expr = promql.unresolved(vllm.REQUEST_QUEUE_TIME)
+    asked = [
+        {"expr": expr, "eval_time": "10m", "exp_samples": [{"labels": '{model_name="m"}', "value": 0.75}]},
+        {"expr": expr, "eval_time": "30m", "exp_samples": []},
+    ]
+    file = tmp_path / "test.yaml"
+    file.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": asked}]}))
+    done = subprocess.run([part("promtool").path, "test", "rules", file], capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [
@@ -82,6 +114,7 @@ def test_a_share_is_absent_when_idle_and_zero_when_nothing_of_the_part_happened(
         ("sum(vllm:${metric}_total) / y[[part]]_total", set()),
         ('x{model_name=~"[[model]]", job=~"$job"}', {"x"}),
         ("topk($n, x)", {"x"}),
+        ("x * $price / $gpus", {"x"}),
         ("avg_over_time(x[$__range:$__interval])", {"x"}),
     ],
 )
@@ -121,6 +154,15 @@ def test_an_expression_is_judged_by_what_the_page_could_ever_answer(expr, expect
     assert expected is expression.answers(expr, PAGE, lambda name: name.startswith("vllm:"))
 
 
+def test_a_counter_that_is_kept_in_a_file_can_be_read_as_it_stands():
+    """The first event on record is one event; a growth would need a sample before it and say 0."""
+    assert "sum by (kind) (vllm_watch_tuning_events_total)" == promql.total(ours.EVENTS, ("kind",))
+
+
+def test_a_process_that_starts_again_counts_once_however_many_series_it_has():
+    assert "max by (instance) (resets(vllm:generation_tokens_total[1h]))" == promql.resets(vllm.GENERATION_TOKENS, "1h", ("instance",))
+
+
 def test_releases_sort_by_number():
     assert key("0.9.2") < key("0.10.2.post2") < key("0.32.0+cpu")
 
@@ -130,3 +172,94 @@ def test_a_metric_that_cannot_be_is_refused(bad):
     good = {"name": "vllm:x_total", "kind": Kind.COUNTER, "unit": Unit.COUNT, "meaning": "m", "across": Across.SUM}
     with pytest.raises(ValueError, match=r"is no|exposed with _total"):
         Metric(**{**good, **bad})
+
+
+# ---- what is done to a series, and what an answer's labels are
+
+
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [
+        ("sum(rate(x[$__rate_interval]))", [("x", ("rate", "sum"), "$__rate_interval")]),
+        ("max_over_time(sum(rate(x[5m]))[1h:$__interval])", [("x", ("rate", "sum", "max_over_time"), "5m")]),
+        ("rate(x[ ${window} ] offset 1w)", [("x", ("rate",), "${window}")]),
+        ("x > bool 1", [("x", ("> bool",), "")]),
+        ("a and on (job) b", [("a", ("and",), ""), ("b", ("presence",), "")]),
+        ("-(a) / b", [("a", ("/",), ""), ("b", ("/",), "")]),
+        ('{__name__="a", x="[5m]"} or b', [("a", ("or",), ""), ("b", ("or",), "")]),
+        ("1 + time()", []),
+    ],
+)
+def test_what_is_done_to_a_series_is_read_from_the_inside_out(expr, expected):
+    assert expected == [(read.name, read.above, read.window) for read in expression.reads(expr)]
+
+
+LABELS = {"x": {"a", "b", "le"}, "y": {"a", "b", "le"}, "info": {"a", "name"}}
+
+
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [
+        ("x", {"a", "b", "le"}),
+        ("rate(x[5m])", {"a", "b", "le"}),
+        ("sum(x)", set()),
+        ("sum by (a, c) (x)", {"a"}),
+        ("sum without (le) (x)", {"a", "b"}),
+        ("topk by (a) (3, x)", {"a", "b", "le"}),
+        ('count_values by (a) ("v", x)', {"a", "v"}),
+        ("histogram_quantile(0.9, x)", {"a", "b"}),
+        ('label_replace(x, "c", "$1", "a", "(.*)")', {"a", "b", "c", "le"}),
+        ('absent(x{a="1", b=~"2"})', {"a"}),
+        ("x * on (a) y", {"a"}),
+        ("x * ignoring (le) y", {"a", "b"}),
+        ("x * on (a) group_left (name) info", {"a", "b", "le", "name"}),
+        ("info * on (a) group_right () x", {"a", "b", "le"}),
+        ("sum by (a) (x) or sum by (a, b) (x)", {"a"}),
+        ("sum by (a) (x) and x", {"a"}),
+        ("time() - x", {"a", "b", "le"}),
+        ("scalar(x)", set()),
+        ("2", set()),
+    ],
+)
+def test_the_labels_of_an_answer_follow_from_those_below(expr, expected):
+    assert expected == expression.labels(expr, lambda name: LABELS[name])
+
+
+@pytest.mark.parametrize(
+    ("expr", "told"),
+    [
+        ("sum by (team) (x)", "sum by (team): nothing below has that label"),
+        ("histogram_quantile(0.9, sum by (a) (x))", "histogram_quantile: le was lost below it"),
+        ("sum by (a) (x) / on (a, b) sum by (a, b) (y)", "/ on (b): not both sides have that label"),
+        ("sum by (a) (x) / sum by (a, b) (y)", "/: the two sides never match, only one has b"),
+        ("sum by (a) (x) unless sum by (b) (y)", "unless: the two sides never match, only one has a, b"),
+        ("sum by (a) (x) / ignoring (b) sum by (a, b) (y)", None),
+        ("histogram_quantile(0.9, sum by (a, le) (x))", None),
+        ("sum by (a) (x) / 2 > 0", None),
+        ("sum by (a) (x) or sum(y)", None),
+        ("x * on (a) group_left (name) info", None),
+    ],
+)
+def test_a_label_that_is_relied_on_and_gone_is_told(expr, told):
+    assert ([told] if told else []) == expression.lost_labels(expr, lambda name: LABELS[name])
+
+
+@pytest.mark.parametrize(
+    ("divisor", "guarded"),
+    [
+        ("y", False), ("sum(y)", False), ("0", False), ("(y >= 0)", False), ("(y > bool 0)", False), ("(y > -1)", False), ("(y or z)", False),
+        ("(y > 0)", True), ("(y != 0)", True), ("(y >= 1)", True), ("3600", True), ("(y > 0) * 60", True), ("sum(y > 0)", True), ("count(y)", True),
+        ("clamp_min(y, 1)", True), ("$price", True), ("((y > 0) and z)", True),
+    ],
+)  # fmt: skip
+def test_a_divisor_is_guarded_when_it_cannot_be_zero(divisor, guarded):
+    assert guarded is (expression.unguarded(f"x / ({divisor})") == [])
+
+
+def test_values_that_stand_in_for_what_is_absent_are_found():
+    assert ["vector(0)"] == expression.made_up("sum(x) or vector(0)")
+    assert [] == expression.made_up("sum(x) or sum(y) * 0")
+
+
+def test_quantiles_are_read_unless_a_variable_holds_them():
+    assert [0.95, 0.5] == expression.quantiles("histogram_quantile(0.95, x) / histogram_quantile(0.5, x) + histogram_quantile($q, x)")

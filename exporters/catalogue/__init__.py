@@ -1,13 +1,16 @@
 """Every series that vllm-watch knows, and the questions one may ask of it. The only folder in which metric names are typed."""
 
+from exporters.catalogue.dcgm import DCGM
 from exporters.catalogue.gateway import GATEWAY
 from exporters.catalogue.gpu import GPU
 from exporters.catalogue.metric import Metric
 from exporters.catalogue.ours import LAB, SIDECAR
 from exporters.catalogue.prometheus import PROMETHEUS
 from exporters.catalogue.vllm import BESIDE, NEVER_EXISTED, RETIRED, VLLM
+from exporters.catalogue.watchers import ALERTMANAGER, COLLECTOR, PROMETHEUS_SERVER
 
 OURS: tuple[Metric, ...] = (*SIDECAR, *GPU, *GATEWAY, *LAB)
-EVERYTHING: tuple[Metric, ...] = (*VLLM, *RETIRED, *BESIDE, *OURS, *PROMETHEUS)
+OTHERS: tuple[Metric, ...] = (*DCGM, *PROMETHEUS_SERVER, *ALERTMANAGER, *COLLECTOR, *PROMETHEUS)
+EVERYTHING: tuple[Metric, ...] = (*VLLM, *RETIRED, *BESIDE, *OURS, *OTHERS)
 
-__all__ = ["BESIDE", "EVERYTHING", "NEVER_EXISTED", "OURS", "RETIRED", "VLLM", "Metric"]
+__all__ = ["BESIDE", "EVERYTHING", "NEVER_EXISTED", "OTHERS", "OURS", "RETIRED", "VLLM", "Metric"]

@@ -1,16 +1,20 @@
-"""Reading PromQL: which series an expression needs, and whether a given page could ever answer it. The one promql_parser door."""
+"""Reading PromQL: which series an expression needs, what is done to them, and whether a given page could ever answer it.
+
+The one promql_parser door."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
+from functools import lru_cache
 
 import promql_parser as ql
 
 from exporters.catalogue.page import Page
 
 # How dashboards hold PromQL: $name, ${name}, ${name:format}, [[name]]; they may stand anywhere, also inside strings, which are left alone.
-_VARIABLE = r"(?:\$\{\w+(?::\w+)?\}|\$\w+|\[\[\w+\]\])"
+_VARIABLE = r"(?:\$\{\w+(?::\w+)?\}|\$\w+\b|\[\[\w+\]\])"
 _STRING = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
 UNKNOWN_NAME = "__variable__"  # stands for a metric name, or a part of one, that a variable holds
@@ -32,6 +36,7 @@ class BadExpression(ValueError):
     """Text that is no PromQL, also after dashboard variables were filled in."""
 
 
+@lru_cache(4096)  # boards ask the same of the same few hundred texts again and again; nobody changes a parsed expression
 def parse(text: str) -> ql.Expr:
     """PromQL, or PromQL as Grafana holds it: variables are replaced by values of the right shape. Raises BadExpression."""
     plain = text
@@ -64,9 +69,10 @@ def selectors(text: str) -> list[Selector]:
     return found
 
 
-def names(text: str) -> set[str]:
+@lru_cache(4096)
+def names(text: str) -> frozenset[str]:
     """The sample names that an expression reads, as far as no variable holds them. Raises BadExpression."""
-    return {name for name, _ in selectors(text) if name and UNKNOWN_NAME not in name}
+    return frozenset(name for name, _ in selectors(text) if name and UNKNOWN_NAME not in name)
 
 
 def answers(text: str, page: Page, judge: Callable[[str], bool]) -> bool:
@@ -121,3 +127,212 @@ def _holds(have: str, op: str, value: str) -> bool:
         return (re.fullmatch(value, have) is not None) is (op == "=~")
     except re.error:  # Prometheus reads RE2, which knows a few forms that Python does not: not ours to judge
         return True
+
+
+# What is done to a series, and what an answer's labels are. Two answers are combined only when their labels are the same, so both are
+# worked out from below: `of` gives the labels of a sample name, the rest follows from PromQL's own rules.
+
+LabelsOf = Callable[[str], Set[str]]
+_RANGE = r"(?<!\[)\[\s*([^\[\]:]+?)\s*(?=[:\]])"  # x[5m], x[$__rate_interval], x[1h:]; not [[name]]
+_PRESENCE = ("and", "unless")  # the right side says only whether the left one counts
+_COMPARISONS = ("==", "!=", ">", "<", ">=", "<=")
+_PICKS = ("topk", "bottomk", "limitk", "limit_ratio")  # aggregations that let series through as they are
+_STAY_POSITIVE = ("sum", "min", "max", "avg", "group", *_PICKS)  # aggregations whose answer is above 0 when all below is
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One selector of an expression. above: what is done to it, from the inside out: functions, aggregations and operators, a
+    comparison that gives 0 or 1 as `> bool`, and `presence` where only its being there counts. window: as written, else empty."""
+
+    name: str
+    matchers: tuple[tuple[str, str, str], ...]
+    above: tuple[str, ...]
+    window: str = ""
+
+
+def reads(text: str) -> list[Read]:
+    """Every selector of an expression with what is done to it, in order. Raises BadExpression."""
+    written: list[str] = []
+
+    def number(found: re.Match[str]) -> str:
+        if found[1]:
+            return found[1]
+        written.append(found[2])
+        return f"[{len(written)}ms"
+
+    numbered = re.sub(rf"({_STRING})|{_RANGE}", number, text)
+
+    def visit(node: ql.Expr, above: tuple[str, ...], window: str) -> Iterator[Read]:
+        if isinstance(node, ql.VectorSelector):
+            name, matchers = _selector(node)
+            yield Read(name, tuple(matchers), above, window)
+        if isinstance(node, ql.MatrixSelector):
+            window = written[round(node.range.total_seconds() * 1000) - 1]
+        for done, below in _below(node):
+            yield from visit(below, (done, *above) if done else above, window)
+
+    return [Read(r.name, r.matchers, r.above, r.window) for r in visit(parse(numbered), (), "")]
+
+
+def labels(text: str, of: LabelsOf) -> Set[str]:
+    """The labels that an answer can bear. Raises BadExpression."""
+    return _labels(parse(text), of)
+
+
+def lost_labels(text: str, of: LabelsOf) -> list[str]:
+    """Where an expression relies on a label that is not there any more, or never was, one sentence each. Raises BadExpression.
+
+    Grouping by such a label, a quantile of buckets without `le`, and two sides that never match because their labels differ."""
+    return [sentence for node in _nodes(parse(text)) for sentence in _lost(node, of)]
+
+
+def unguarded(text: str) -> list[str]:
+    """The divisors that may be 0, which gives NaN or Inf; `> 0` around one makes the answer absent instead. Raises BadExpression."""
+    divisions = [node for node in _nodes(parse(text)) if isinstance(node, ql.BinaryExpr) and str(node.op) in ("/", "%")]
+    return [str(node.rhs) for node in divisions if not _never_zero(node.rhs)]
+
+
+def made_up(text: str) -> list[str]:
+    """The right sides of `or` that read no series, such as vector(0): they show a value where there is none. Raises BadExpression."""
+    alternatives = [node.rhs for node in _nodes(parse(text)) if isinstance(node, ql.BinaryExpr) and str(node.op) == "or"]
+    return [str(side) for side in alternatives if not any(isinstance(node, ql.VectorSelector) for node in _nodes(side))]
+
+
+def quantiles(text: str) -> list[float]:
+    """The quantiles that are asked of histograms, 0 to 1, as far as no variable holds them. Raises BadExpression."""
+    calls = [node for node in _nodes(parse(text)) if isinstance(node, ql.Call) and node.func.name == "histogram_quantile"]
+    asked = [node.args[0].val for node in calls if isinstance(node.args[0], ql.NumberLiteral)]
+    return [q for q in asked if q < 1]  # a variable was read as 1
+
+
+def _nodes(node: ql.Expr) -> Iterator[ql.Expr]:
+    yield node
+    for _, below in _below(node):
+        yield from _nodes(below)
+
+
+def _below(node: ql.Expr) -> Iterator[tuple[str, ql.Expr]]:
+    """What a node is made of, each with what the node does to it."""
+    match node:
+        case ql.Call():
+            yield from ((node.func.name, arg) for arg in node.args)
+        case ql.AggregateExpr():
+            yield str(node.op), node.expr
+        case ql.BinaryExpr():
+            op = f"{node.op} bool" if node.modifier and node.modifier.return_bool else str(node.op)
+            yield op, node.lhs
+            yield "presence" if op in _PRESENCE else op, node.rhs
+        case ql.ParenExpr() | ql.UnaryExpr() | ql.SubqueryExpr():
+            yield "", node.expr
+        case ql.MatrixSelector():
+            yield "", node.vector_selector
+
+
+def _labels(node: ql.Expr, of: LabelsOf) -> Set[str]:
+    match node:
+        case ql.VectorSelector():
+            return of(_selector(node)[0])
+        case ql.AggregateExpr():
+            return _grouped(node, _labels(node.expr, of))
+        case ql.Call():
+            return _returned(node, of)
+        case ql.BinaryExpr():
+            return _joined(node, _labels(node.lhs, of), _labels(node.rhs, of))
+        case _:
+            return {label for _, below in _below(node) for label in _labels(below, of)}
+
+
+def _grouped(node: ql.AggregateExpr, below: Set[str]) -> Set[str]:
+    if str(node.op) in _PICKS:
+        return below
+    by = set(node.modifier.labels) if node.modifier else set()
+    kept = below - by if node.modifier and node.modifier.type == ql.AggModifierType.Without else below & by
+    return kept | {node.param.val} if isinstance(node.param, ql.StringLiteral) else kept  # count_values names a label of its own
+
+
+def _returned(node: ql.Call, of: LabelsOf) -> Set[str]:
+    if node.func.name.startswith("absent"):
+        asked = (_selector(below)[1] for below in _nodes(node) if isinstance(below, ql.VectorSelector))
+        return {label for matchers in asked for label, op, _ in matchers if op == "="}
+    below = {label for arg in node.args for label in _labels(arg, of)}
+    match node.func.name:
+        case "scalar":
+            return set()
+        case "label_replace" | "label_join":
+            return below | {node.args[1].val}
+        case "histogram_quantile" | "histogram_fraction":
+            return below - {"le"}
+    return below
+
+
+def _joined(node: ql.BinaryExpr, left: Set[str], right: Set[str]) -> Set[str]:
+    if _scalar(node.lhs) or _scalar(node.rhs):
+        return left | right
+    if str(node.op) in _PRESENCE:
+        return left
+    if str(node.op) == "or":
+        return left & right
+    matching, group = (node.modifier.matching, set(node.modifier.group_labels or ())) if node.modifier else (None, set())
+    match str(node.modifier.card).split(".")[-1] if node.modifier else "OneToOne":
+        case "ManyToOne":
+            return left | group
+        case "OneToMany":
+            return right | group
+    if matching is None:
+        return left
+    return left & set(matching.labels) if matching.type == ql.LabelModifierType.Include else left - set(matching.labels)
+
+
+def _scalar(node: ql.Expr) -> bool:
+    match node:
+        case ql.NumberLiteral():
+            return True
+        case ql.Call():
+            return node.func.name in ("scalar", "time", "pi")
+        case ql.ParenExpr() | ql.UnaryExpr():
+            return _scalar(node.expr)
+        case ql.BinaryExpr():
+            return _scalar(node.lhs) and _scalar(node.rhs)
+    return False
+
+
+def _lost(node: ql.Expr, of: LabelsOf) -> Iterator[str]:
+    match node:
+        case ql.AggregateExpr() if node.modifier and node.modifier.type == ql.AggModifierType.By:
+            gone = set(node.modifier.labels) - _labels(node.expr, of)
+            yield from (f"{node.op} by ({label}): nothing below has that label" for label in sorted(gone))
+        case ql.Call() if node.func.name == "histogram_quantile" and "le" not in _labels(node.args[1], of):
+            yield "histogram_quantile: le was lost below it"
+        case ql.BinaryExpr() if str(node.op) != "or" and not _scalar(node.lhs) and not _scalar(node.rhs):
+            left, right = _labels(node.lhs, of), _labels(node.rhs, of)
+            matching = node.modifier.matching if node.modifier else None
+            if matching is not None and matching.type == ql.LabelModifierType.Include:
+                gone = set(matching.labels) - (left & right)
+                yield from (f"{node.op} on ({label}): not both sides have that label" for label in sorted(gone))
+            else:
+                ignored = set(matching.labels) if matching else set()
+                if left - ignored != right - ignored:
+                    differ = ", ".join(sorted((left ^ right) - ignored))
+                    yield f"{node.op}: the two sides never match, only one has {differ}"
+
+
+def _never_zero(node: ql.Expr) -> bool:
+    match node:
+        case ql.NumberLiteral():
+            return bool(node.val != 0)
+        case ql.ParenExpr() | ql.UnaryExpr() | ql.SubqueryExpr():
+            return _never_zero(node.expr)
+        case ql.AggregateExpr():
+            return str(node.op) == "count" or (str(node.op) in _STAY_POSITIVE and _never_zero(node.expr))
+        case ql.Call():
+            return node.func.name == "clamp_min" and isinstance(node.args[1], ql.NumberLiteral) and node.args[1].val > 0
+        case ql.BinaryExpr():
+            op, edge = str(node.op), node.rhs.val if isinstance(node.rhs, ql.NumberLiteral) else None
+            if op in _COMPARISONS:
+                filters = not (node.modifier and node.modifier.return_bool)
+                return filters and edge is not None and ((op == ">" and edge >= 0) or (op == ">=" and edge > 0) or (op == "!=" and edge == 0))
+            if op in ("and", "unless", "/"):
+                return _never_zero(node.lhs)
+            return op in ("*", "or") and _never_zero(node.lhs) and _never_zero(node.rhs)
+    return False

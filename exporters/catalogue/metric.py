@@ -10,6 +10,7 @@ from enum import StrEnum
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _RELEASE = re.compile(r"\d+\.\d+(\.\d+)?")
+_FIELD = "DCGM_FI_"  # dcgm-exporter calls a family after its DCGM field, whatever the kind
 
 
 class Kind(StrEnum):
@@ -60,7 +61,7 @@ class Evidence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric family, as a scrape shows it: counters with `_total`, histograms without `_bucket`.
+    """A metric family, as a scrape shows it: counters with `_total` (but for DCGM's), histograms without `_bucket`.
 
     since: first vLLM release that has it; until: first release that no longer has it; None: not known, or still there.
     needs: the flag or feature without which a running engine does not show it; empty: shown by default.
@@ -83,7 +84,7 @@ class Metric:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"{self.name!r} is no Prometheus metric name")
-        if self.kind is Kind.COUNTER and not self.name.endswith("_total"):
+        if self.kind is Kind.COUNTER and not self.name.endswith("_total") and not self.name.startswith(_FIELD):
             raise ValueError(f"{self.name}: a counter is exposed with _total")
         for release in filter(None, (self.since, self.until)):
             if not _RELEASE.fullmatch(release):

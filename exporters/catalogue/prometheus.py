@@ -1,8 +1,18 @@
-"""The few series that Prometheus itself makes and our rules and boards ask for."""
+"""The few series that Prometheus itself makes for every target and every rule, and the one that its clients share."""
 
 from exporters.catalogue.metric import Across, Kind, Metric, Unit
 
-UP = Metric("up", Kind.GAUGE, Unit.FLAG, "1 when the last scrape of a target succeeded.", labels=("instance", "job"), across=Across.MIN)
+_TARGET = ("instance", "job")
+UP = Metric("up", Kind.GAUGE, Unit.FLAG, "1 when the last scrape of a target succeeded.", labels=_TARGET, across=Across.MIN)
+SCRAPE_DURATION = Metric(
+    "scrape_duration_seconds", Kind.GAUGE, Unit.SECONDS, "How long the last scrape of a target took.", labels=_TARGET, across=Across.MAX,
+)  # fmt: skip
+SCRAPE_SAMPLES = Metric("scrape_samples_scraped", Kind.GAUGE, Unit.COUNT, "Samples that the last scrape of a target brought.", labels=_TARGET)
 ALERTS = Metric("ALERTS", Kind.GAUGE, Unit.FLAG, "1 for every alert that is pending or firing.", labels=("alertname", "alertstate", "severity"))
+PROCESS_START = Metric(
+    "process_start_time_seconds", Kind.GAUGE, Unit.TIMESTAMP, "When the process behind a target started; every target of ours shows it.",
+    labels=_TARGET, across=Across.MAX,
+)  # fmt: skip
 
-PROMETHEUS = (UP, ALERTS)
+SCRAPE = (UP, SCRAPE_DURATION, SCRAPE_SAMPLES)
+PROMETHEUS = (*SCRAPE, ALERTS, PROCESS_START)

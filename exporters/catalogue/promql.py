@@ -20,48 +20,104 @@ class WrongQuestion(TypeError):
     """A question that this kind of metric cannot answer."""
 
 
-def per_second(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+def per_second(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
     """How fast a counter grows, in units per second."""
     _expect(metric, Kind.COUNTER)
-    return _sum(_each(metric, where, f"rate({{}}[{window}])"), by)
+    return _sum(_each(metric, where, f"rate({{}}{_span(window, offset)})"), by)
 
 
 def growth(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
     """By how much a counter grew within the window."""
     _expect(metric, Kind.COUNTER)
-    return _sum(_each(metric, where, f"increase({{}}[{window}])"), by)
+    return _sum(_each(metric, where, f"increase({{}}{_span(window)})"), by)
 
 
-def current(metric: Metric, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+def total(metric: Metric, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+    """Where a counter stands: only for one that is read back from a file, and so does not start again with its process."""
+    _expect(metric, Kind.COUNTER)
+    return _sum(_each(metric, where, "{}"), by)
+
+
+def repeated(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), per_second: bool = True) -> str:
+    """Speed, or growth within the window, of a counter that several series tell of one and the same thing: the highest, for a sum would count
+    it once for each of them."""
+    _expect(metric, Kind.COUNTER)
+    inner = _each(metric, where, f"{'rate' if per_second else 'increase'}({{}}{_span(window)})")
+    return f"max by ({', '.join(by)}) ({inner})" if by else f"max({inner})"
+
+
+def current(metric: Metric, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
     """A gauge as it stands, its engines combined the one way that makes sense for it."""
-    _expect(metric, Kind.GAUGE)
-    return f"{metric.across} by ({', '.join(by)}) ({_each(metric, where, '{}')})"
+    return _gauge(metric, metric.across, by, where, offset)
 
 
-def worst(metric: Metric, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+def worst(metric: Metric, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
     """The highest of the engines; for a ratio this is where the trouble is, which a mean would hide."""
+    return _gauge(metric, Across.MAX, by, where, offset)
+
+
+def changes(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+    """How often a gauge took another value within the window; for a start time, how often a process started again."""
     _expect(metric, Kind.GAUGE)
-    return f"{Across.MAX} by ({', '.join(by)}) ({_each(metric, where, '{}')})"
+    return _sum(_each(metric, where, f"changes({{}}{_span(window)})"), by)
 
 
-def quantile(q: float, metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
-    """An estimate from histogram buckets: never finer than the bucket it falls in, and the first bound is its floor."""
+def resets(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+    """How often a counter began at 0 again within the window: how often its process did, as far as it had counted anything.
+
+    The highest and not the sum, because the counters of a process all begin again together."""
+    _expect(metric, Kind.COUNTER)
+    inner = _each(metric, where, f"resets({{}}{_span(window)})")
+    return f"{Across.MAX} by ({', '.join(by)}) ({inner})" if by else f"{Across.MAX}({inner})"
+
+
+def quantile(q: float, metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
+    """An estimate from histogram buckets: never finer than the bucket it falls in, and the first bound is its floor.
+
+    Absent while nothing happened: `>= 0` lets every value pass but NaN, which idle buckets would give."""
     _expect(metric, Kind.HISTOGRAM)
     if not 0 < q < 1:
         raise WrongQuestion(f"{metric.name}: a quantile lies between 0 and 1, not at {q}")
-    buckets = _each(metric, where, f"rate({{}}[{window}])", "_bucket")
-    return f"histogram_quantile({q}, {_sum(buckets, (*by, 'le'))})"
+    return f"histogram_quantile({q}, {_sum(_rates(metric, '_bucket', window, where, offset), (*by, 'le'))}) >= 0"
 
 
-def mean(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
-    """Sum over count of a histogram; nothing at all (rather than NaN) while no event happened."""
+def buckets(metric: Metric, window: str = WINDOW, by: Sequence[str] = (), where: Matchers = ()) -> str:
+    """What fell into each bucket within the window, cumulative over `le`: the whole distribution, for a heatmap."""
     _expect(metric, Kind.HISTOGRAM)
-    total = _sum(_each(metric, where, f"rate({{}}[{window}])", "_sum"), by)
-    return f"{total} / ({_sum(_each(metric, where, f'rate({{}}[{window}])', '_count'), by)} > 0)"
+    return _sum(_each(metric, where, f"increase({{}}{_span(window)})", "_bucket"), (*by, "le"))
+
+
+def unresolved(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+    """Share of observations below the first bound of a histogram, 0 to 1: up to it a quantile is a guess between 0 and that bound.
+
+    Buckets are cumulative, so the least of them is the first and the greatest holds all; no bound is written down, because deployments
+    differ. Where engines of one group have different first bounds it comes out too low."""
+    within = f"by ({', '.join(by)}) " if by else ""
+    counted = buckets(metric, window, by, where)
+    return per(f"min {within}({counted})", f"max {within}({counted})")
+
+
+def mean(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
+    """Sum over count of a histogram or summary; nothing at all (rather than NaN) while no event happened."""
+    _expect(metric, Kind.HISTOGRAM, Kind.SUMMARY)
+    total, count = (_sum(_rates(metric, part, window, where, offset), by) for part in ("_sum", "_count"))
+    return f"{total} / ({count} > 0)"
+
+
+def events(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
+    """How many observations a histogram or summary takes per second."""
+    _expect(metric, Kind.HISTOGRAM, Kind.SUMMARY)
+    return _sum(_rates(metric, "_count", window, where, offset), by)
+
+
+def amount(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
+    """How fast the sum of a histogram grows: of seconds per second this is how many were in that state at once (Little's law)."""
+    _expect(metric, Kind.HISTOGRAM, Kind.SUMMARY)
+    return _sum(_rates(metric, "_sum", window, where, offset), by)
 
 
 def share(
-    part: Metric, whole: Metric, window: str = WINDOW, by: Sequence[str] = BY, part_where: Matchers = (), where: Matchers = ()
+    part: Metric, whole: Metric, window: str = WINDOW, by: Sequence[str] = BY, part_where: Matchers = (), where: Matchers = (), offset: str = ""
 ) -> str:
     """Growth of one counter in growth of another, 0 to 1. Absent while the whole stands still: idle is not zero, nor NaN.
 
@@ -69,17 +125,39 @@ def share(
     Raises WrongQuestion when the units differ."""
     if part.unit is not whole.unit:
         raise WrongQuestion(f"{part.name} counts {part.unit} and {whole.name} counts {whole.unit}: their quotient is no share")
-    numerator = per_second(part, window, by, (*where, *part_where))
-    denominator = per_second(whole, window, by, where)
+    numerator = per_second(part, window, by, (*where, *part_where), offset)
+    denominator = per_second(whole, window, by, where, offset)
     if part_where:
         numerator = f"({numerator} or {denominator} * 0)"
     return f"{numerator} / ({denominator} > 0)"
+
+
+def per(above: str, below: str, on: Sequence[str] = ()) -> str:
+    """One answer in units of another, such as tokens per joule; absent while the lower one stands still.
+
+    Both keep the same labels; where the upper one is split further, `on` names those of the lower one."""
+    match = f" on ({', '.join(on)}) group_left ()" if on else ""
+    return f"{above} /{match} ({below} > 0)"
 
 
 def series(metric: Metric, where: Matchers = ()) -> str:
     """The bare selector, older names included; for info series and for `absent`."""
     _expect(metric, Kind.GAUGE, Kind.INFO)
     return _each(metric, where, "{}")
+
+
+def _gauge(metric: Metric, across: Across, by: Sequence[str], where: Matchers, offset: str) -> str:
+    _expect(metric, Kind.GAUGE)
+    inner = _each(metric, where, "{}" + (f" offset {offset}" if offset else ""))
+    return f"{across} by ({', '.join(by)}) ({inner})" if by else f"{across}({inner})"
+
+
+def _rates(metric: Metric, part: str, window: str, where: Matchers, offset: str) -> str:
+    return _each(metric, where, f"rate({{}}{_span(window, offset)})", part)
+
+
+def _span(window: str, offset: str = "") -> str:
+    return f"[{window}]" + (f" offset {offset}" if offset else "")
 
 
 def _each(metric: Metric, where: Matchers, form: str, suffix: str = "") -> str:
