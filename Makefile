@@ -8,7 +8,7 @@ VENV := $(CACHE)/python-$(firstword $(shell cat pyproject.toml Makefile | sha256
 RUN := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m stack.cli
 ARGS ?=
 
-.PHONY: help lab cli test check lint
+.PHONY: help lab cli test check lint bench-dashboards
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo 'make test [ARGS="-k name"]     set up everything and prove everything'
 	@echo 'make check                     lint, types and the fast tests only'
 	@echo 'make cli ARGS="metrics list"   any vllm-watch command from this checkout'
+	@echo 'make bench-dashboards          what printing costs, and what Overview costs a Prometheus with 24 h of 20 engines'
 
 lab: $(VENV)/run.done
 	@$(RUN) lab up $(ARGS)
@@ -31,6 +32,10 @@ test: $(VENV)/dev.done
 
 check: $(VENV)/dev.done lint
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest -m "not engine and not compose and not chromium and not collector" $(ARGS)
+
+bench-dashboards: $(VENV)/dev.done
+	@$(RUN) lab install prometheus promtool
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_dashboards.py
 
 lint: $(VENV)/dev.done
 	$(VENV)/bin/ruff check .

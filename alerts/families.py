@@ -73,7 +73,7 @@ WATCHERS = (
         hold="2m",
         summary="The sidecar exporter does not answer.",
         description="{{ $labels.instance }} does not answer: figures per team, from the request log and the GPU stand still. Serving goes on.",
-        panel=PanelRef("overview", "engines-up"),
+        panel=PanelRef("watch", "targets-up"),
     ),
     Alert(
         name="VLLMWatchdog",

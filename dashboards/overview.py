@@ -3,82 +3,158 @@
 from __future__ import annotations
 
 from alerts import thresholds
-from dashboards.panels import RATE, Board, Panel, Query, Shape, grafana_unit
+from dashboards import ask
+from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
 from exporters.catalogue import ours, promql, vllm
-from exporters.catalogue.metric import Metric, Unit
+from exporters.catalogue.metric import Unit
 from exporters.catalogue.prometheus import ALERTS, UP
 
-WHERE = ('job=~"$job"', 'instance=~"$instance"', 'model_name=~"$model_name"')
-_MODEL = ('model_name=~"$model_name"',)
-_FIRING = ('alertstate="firing"',)
-_JOBS = ('job=~"vllm.*|sidecar|gateway"',)
-_SECONDS = grafana_unit(Unit.SECONDS)
-_RATIO = grafana_unit(Unit.RATIO)
+_SEEN_WITHIN = "1d"  # an engine that was seen within it and is gone now is down, not unknown
 
 
-def _p95(metric: Metric) -> tuple[Query, ...]:
-    return (Query(promql.quantile(0.95, metric, RATE, where=WHERE), "{{model_name}}"),)
+def _refused_by_the_engine() -> Query:
+    """Refusals among all that asked; vLLM counts finished and refused requests apart."""
+    refused = promql.per_second(vllm.ADMISSION_REJECTIONS, RATE, where=ask.where(vllm.ADMISSION_REJECTIONS))
+    finished = promql.per_second(vllm.REQUEST_SUCCESS, RATE, where=ask.where(vllm.REQUEST_SUCCESS))
+    return Query(promql.per(refused, f"({refused} + {finished})"), "engine {{model_name}}", shown_unit(Unit.RATIO))
 
 
-def _rate(metric: Metric) -> tuple[Query, ...]:
-    return (Query(promql.per_second(metric, RATE, where=WHERE), "{{model_name}}"),)
+def _engines() -> Query:
+    """Targets that showed an engine's series within the last day: also those that do not answer any more."""
+    place = ask.where(vllm.NUM_REQUESTS_RUNNING)
+    engine = tuple(matcher for matcher in place if "model_name" not in matcher)
+    seen = f"last_over_time({promql.series(vllm.NUM_REQUESTS_RUNNING, place)}[{_SEEN_WITHIN}])"
+    return Query(f"{promql.series(UP, engine)} and on (job, instance) {seen}", "{{instance}}", shown_unit(Unit.FLAG))
+
+
+def _firing() -> Query:
+    firing = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"'))
+    return Query(f"count by (alertname, severity) ({firing})", "firing")
 
 
 BOARD = Board(
     slug="overview",
     title="vLLM / Overview",
     question="Are users served well right now, and if not, where does it hurt?",
-    variables=(
-        ("job", f"label_values({vllm.NUM_REQUESTS_RUNNING.name}, job)"),
-        ("instance", f'label_values({vllm.NUM_REQUESTS_RUNNING.name}{{job=~"$job"}}, instance)'),
-        ("model_name", f'label_values({vllm.NUM_REQUESTS_RUNNING.name}{{job=~"$job", instance=~"$instance"}}, model_name)'),
-    ),
     rows=(
-        (
-            Panel("ttft-p95", "Time to first token, p95", "From a request's arrival at the engine to its first token, for one in twenty the "
-                  "time is longer. Rises first when prompts grow or the queue fills: compare with queue time beside it.",
-                  _SECONDS, _p95(vllm.TIME_TO_FIRST_TOKEN), threshold=thresholds.TTFT_P95),
-            Panel("inter-token-latency", "Inter-token latency, p95", "Gap between two outputs of a running request: the pace at which users read. "
-                  "Below 10 ms the first bucket of vLLM's histogram hides the true value.",
-                  _SECONDS, _p95(vllm.INTER_TOKEN_LATENCY)),
-            Panel("queue-time", "Queue time, p95", "Waiting in the engine until first scheduled. Near zero is healthy; when it grows, admit less or "
-                  "add capacity. "
-                  "vLLM's first bound is 0.3 s, so values below it are estimates.",
-                  _SECONDS, _p95(vllm.REQUEST_QUEUE_TIME), threshold=thresholds.QUEUE_TIME_P95),
-        ),
-        (
-            Panel("generation-throughput", "Generation throughput", "Tokens generated per second, all engines together.",
-                  grafana_unit(Unit.TOKENS, per_second=True), _rate(vllm.GENERATION_TOKENS)),
-            Panel("prompt-throughput", "Prompt throughput", "Prompt tokens taken in per second, those found in the prefix cache included.",
-                  grafana_unit(Unit.TOKENS, per_second=True), _rate(vllm.PROMPT_TOKENS)),
-            Panel("cache-hit-ratio", "Prefix cache hit ratio", "Share of looked-up prompt tokens found in the prefix cache. What is good depends on "
-                  "how much your prompts share; a sudden fall means that templates or routing changed. Empty while nothing is asked.",
-                  _RATIO, (Query(promql.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES, RATE, where=WHERE), "{{model_name}}"),)),
-        ),
-        (
-            Panel("queue-depth", "Requests running and waiting", "Running requests share each step of the engine; waiting ones are not scheduled. "
-                  "Waiting above zero for long means that the engine is full.",
-                  grafana_unit(Unit.REQUESTS), (
-                      Query(promql.current(vllm.NUM_REQUESTS_RUNNING, where=WHERE), "running {{model_name}}"),
-                      Query(promql.current(vllm.NUM_REQUESTS_WAITING, where=WHERE), "waiting {{model_name}}"),
-                  )),
-            Panel("kv-cache-usage", "KV cache use, fullest engine", "Share of KV-cache blocks in use on the fullest engine of a model. "
-                  "Full while requests wait means preemption: work computed twice.",
-                  _RATIO, (Query(promql.worst(vllm.KV_CACHE_USAGE, where=WHERE), "{{model_name}}"),), threshold=thresholds.KV_CACHE_USAGE),
-            Panel("error-ratio", "Error ratio", "Share of requests that ended in an error or timeout, from the request log. Refusals are policy "
-                  "and not "
-                  "counted here. Needs the gateway's log and the sidecar.",
-                  _RATIO, (Query(promql.share(ours.REQUESTS, ours.REQUESTS, RATE, part_where=('outcome=~"upstream_error|timeout"',), where=_MODEL),
-                                 "{{model_name}}"),), threshold=thresholds.ERROR_RATIO, optional="needs the sidecar",
-                  full_scale=False),
-        ),
-        (
-            Panel("engines-up", "Targets up", "1 while Prometheus reaches an engine or the sidecar.", grafana_unit(Unit.FLAG),
-                  (Query(promql.series(UP, _JOBS), "{{job}} {{instance}}"),),
-                  shape=Shape.NUMBER, width=12, height=5),
-            Panel("firing-alerts", "Firing alerts", "What fires right now; the watchdog always does.", "short",
-                  (Query(f"count by (alertname, severity) ({promql.series(ALERTS, _FIRING)})", "{{alertname}}"),),
-                  shape=Shape.TABLE, width=12, height=5, optional="needs our rules"),
-        ),
+        Row("", (
+            Panel(
+                "ttft-p95", "Time to first token, p95",
+                "From a request's arrival at the engine to its first token; one request in twenty takes longer. A request that never gets a first "
+                "token adds no sample, so a stalled engine looks quiet here.",
+                "Under the dashed line; for chat, under 2 s.",
+                "Look at queue time first: if it rises with it, the engine is full; if not, prompts grew or the cache stopped hitting.",
+                (ask.p95(vllm.TIME_TO_FIRST_TOKEN),), threshold=thresholds.TTFT_P95, detail="latency",
+            ),
+            Panel(
+                "inter-token-latency", "Inter-token latency, p95",
+                "Gap between two outputs of a running request: the pace at which users read. Below 10 ms the first bucket of vLLM's histogram hides "
+                "the true value.",
+                "Steady; 50 ms is twenty tokens a second, faster than anyone reads.",
+                "It grows with the batch: compare with running requests. Spikes while long prompts arrive mean head-of-line blocking.",
+                (ask.p95(vllm.INTER_TOKEN_LATENCY),), detail="latency",
+            ),
+            Panel(
+                "error-ratio", "Error ratio",
+                "Share of requests that ended in an error or timeout: as the request log knows it, and as the engine counts it. Refusals are "
+                "policy and stand apart; the engine does not count clients that hung up.",
+                "Zero, and under 0.5 % at any time.",
+                "Open the runbook; the Teams board says which route, which reason and whose requests.",
+                (
+                    ask.share(ours.REQUESTS, ours.REQUESTS, called="log", by=("model_name",), part_only=('outcome=~"upstream_error|timeout"',)),
+                    ask.share(vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, called="engine", part_only=('finished_reason="error"',)),
+                ),
+                threshold=thresholds.ERROR_RATIO, detail="teams", full_scale=False,
+            ),
+        )),
+        Row("Waiting", (
+            Panel(
+                "queue-time", "Queue time, p95",
+                "Waiting in the engine until first scheduled. vLLM's first bound is 0.3 s, so a value below it is a guess.",
+                "Near zero.",
+                "When it grows, the engine is full: admit less, cap outputs, or add a replica.",
+                (ask.p95(vllm.REQUEST_QUEUE_TIME),), threshold=thresholds.QUEUE_TIME_P95, detail="latency",
+            ),
+            Panel(
+                "queue-depth", "Requests running and waiting",
+                "Running requests share each step of the engine; waiting ones are accepted and not scheduled yet.",
+                "Nobody waits for longer than a moment.",
+                "If running stands at max_num_seqs, the configuration is the limit; if it stands below it, the KV cache is.",
+                (ask.now(vllm.NUM_REQUESTS_RUNNING, called="running"), ask.now(vllm.NUM_REQUESTS_WAITING, called="waiting")), detail="kv-cache",
+            ),
+            Panel(
+                "waiting-by-reason", "Waiting, by reason",
+                "capacity waits for room in the batch or the KV cache; deferred is held back by LoRA limits or a KV transfer.",
+                "Zero; only capacity says that the engine is full.",
+                "Capacity: see queue time and KV cache. Deferred: see adapters and transfers on the Levers board.",
+                (ask.now(vllm.NUM_REQUESTS_WAITING_BY_REASON, by=("model_name", "reason")),), Shape.STACK, detail="levers",
+                optional="vLLM says by which reason requests wait since 0.20; the engines here are older, or none is scraped.",
+            ),
+        )),
+        Row("Work", (
+            Panel(
+                "generation-throughput", "Generation throughput",
+                "Tokens generated per second, all engines of a model together.",
+                "Follows demand; under load it stays level while queue time is low.",
+                "A fall while requests run means slower steps: see inter-token latency, preemptions and the GPU's clocks.",
+                (ask.rate(vllm.GENERATION_TOKENS),), detail="latency",
+            ),
+            Panel(
+                "prompt-throughput", "Prompt throughput",
+                "Prompt tokens taken in per second, those found in the prefix cache included.",
+                "Follows demand.",
+                "A jump without more requests means longer prompts: see prompt lengths on the Latency board.",
+                (ask.rate(vllm.PROMPT_TOKENS),), detail="latency",
+            ),
+            Panel(
+                "cache-hit-ratio", "Prefix cache hit ratio",
+                "Share of looked-up prompt tokens that were found in the prefix cache. Absent while nothing is asked.",
+                "Depends on how much your prompts share; what matters is that it does not fall.",
+                "After a sudden fall look for a changed template, a timestamp early in the prompt, or a new way of routing.",
+                (ask.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES),), detail="kv-cache",
+            ),
+            Panel(
+                "kv-cache-usage", "KV cache use, fullest engine",
+                "Share of KV-cache blocks in use on the fullest engine of a model.",
+                "Under 90 %; high use alone is efficient.",
+                "Full while requests wait means preemption: work computed twice. Shorten contexts or add memory.",
+                (ask.worst(vllm.KV_CACHE_USAGE),), threshold=thresholds.KV_CACHE_USAGE, detail="kv-cache",
+            ),
+            Panel(
+                "tpot", "Time per output token, mean of requests, p95",
+                "For each finished request the mean time per token after the first; one request in twenty is slower on average.",
+                "Close to inter-token latency.",
+                "Far above it, some requests are starved or preempted: see preemptions on the KV cache board.",
+                (ask.p95(vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, called="engine"), ask.p95(ours.TPOT, called="client")), detail="latency",
+                optional="vLLM shows this since 0.11, and the sidecar from the request log; older engines have inter-token latency.",
+            ),
+            Panel(
+                "rejection-ratio", "Rejection ratio",
+                "Share of requests that were refused: by the gateway for a team's limits, as the log knows it, and by the engine's own queue limit.",
+                "Zero, or what your admission policy means to refuse.",
+                "Open the Teams board: it says which team and for which reason.",
+                (
+                    ask.share(ours.REQUESTS, ours.REQUESTS, called="log", by=("model_name",), part_only=('outcome="rejected"',)),
+                    _refused_by_the_engine(),
+                ),
+                detail="teams", full_scale=False,
+            ),
+        )),
+        Row("Up and firing", (
+            Panel(
+                "engines-up", "Engines up",
+                "yes while Prometheus reaches an engine; every target that showed vLLM's series within the last day is here.",
+                "All yes.",
+                "Open the runbook; the Fleet board shows restarts and engines that are up and frozen.",
+                (_engines(),), Shape.NUMBER, detail="fleet", width=12, height=5,
+            ),
+            Panel(
+                "firing-alerts", "Firing alerts",
+                "Our alerts that fire right now; the watchdog always does, which shows that alerting works.",
+                "VLLMWatchdog alone.",
+                "Open the runbook of the alert: its link is in the notification and under /runbooks/.",
+                (_firing(),), Shape.TABLE, width=12, height=5, detail="watch",
+            ),
+        )),
     ),
 )  # fmt: skip

@@ -1,138 +1,134 @@
-"""Boards and panels as values, and Grafana's JSON from them. The one grafanalib door.
+"""Boards -> Grafana's JSON. The one grafanalib door.
 
 grafanalib is frozen and prints schemaVersion 12; `normalise` turns that into 39, which Grafana 10.4 to 13 load. Nothing outside this
-file knows grafanalib, so that it can be replaced here."""
+file knows grafanalib or Grafana's JSON, so that it can be replaced here."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from grafanalib import core as g
 from grafanalib._gen import DashboardEncoder
 
 from alerts.panel_ref import PanelRef, board_uid
-from alerts.thresholds import Threshold
+from alerts.rules import Links
+from dashboards import annotations as marked
+from dashboards import variables
+from dashboards.annotations import Annotation
+from dashboards.model import COLUMNS, Board, Panel, Profile, Query, Shape, Variable, shown_unit
 from exporters.catalogue.metric import Unit
 
 SCHEMA_VERSION = 39
+PLUGIN_VERSION = "10.4.0"  # the oldest that loads these boards; without one Grafana would run its oldest migrations on each panel
 TAG = "vllm-watch"
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-RATE = "$__rate_interval"
-
-_UNITS = {
-    Unit.SECONDS: "s", Unit.BYTES: "bytes", Unit.JOULES: "joule", Unit.WATTS: "watt", Unit.CELSIUS: "celsius", Unit.HERTZ: "hertz",
-    Unit.RATIO: "percentunit", Unit.TIMESTAMP: "dateTimeFromNow", Unit.FLAG: "bool_on_off",
-}  # fmt: skip
+_KEEP = "${__url_time_range}&${__all_variables}"  # a link takes the time range and the choices along
+_FLAG = shown_unit(Unit.FLAG)
+_RATIO = shown_unit(Unit.RATIO)
 
 
-class Shape(StrEnum):
-    LINES = "timeseries"
-    NUMBER = "stat"
-    TABLE = "table"
+def to_json(board: Board, profile: Profile = Profile.FULL, *, links: Links | None = None, editable: bool = True) -> str:
+    """The board as Grafana imports it. Same board, same text. editable: people want to edit what they import, not what is provisioned."""
+    raw = json.loads(json.dumps(_dashboard(board, links or Links(), editable).to_json_data(), cls=DashboardEncoder))
+    marks = marked.only(marked.of(board), profile.components)
+    return json.dumps(normalise(raw, board, marks), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
-    """PromQL and how its lines are called."""
-
-    expr: str
-    legend: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One panel. slug never changes: links and annotations hang on it. optional: why it may be empty on a healthy engine, else ''."""
-
-    slug: str
-    title: str
-    description: str
-    unit: str
-    queries: tuple[Query, ...]
-    shape: Shape = Shape.LINES
-    threshold: Threshold | None = None
-    width: int = 8
-    height: int = 7
-    optional: str = ""
-    full_scale: bool = True  # a ratio's axis goes from 0 to 1; False where its values live near 0
-
-
-@dataclass(frozen=True, slots=True)
-class Board:
-    """A dashboard: one question, answered in its top row."""
-
-    slug: str
-    title: str
-    question: str
-    rows: tuple[tuple[Panel, ...], ...]
-    variables: tuple[tuple[str, str], ...] = field(default=())  # name, label_values(...) query
-
-    @property
-    def panels(self) -> tuple[Panel, ...]:
-        return tuple(panel for row in self.rows for panel in row)
-
-
-def grafana_unit(unit: Unit, per_second: bool = False) -> str:
-    """Grafana's name for a unit of the catalogue; rates of counted things get a suffix of their own."""
-    if per_second:
-        return {Unit.TOKENS: "suffix: tok/s", Unit.REQUESTS: "reqps", Unit.BYTES: "Bps", Unit.JOULES: "watt"}.get(unit, "cps")
-    return _UNITS.get(unit, "short")
-
-
-def to_json(board: Board) -> str:
-    """The board as Grafana imports it. Same board, same text."""
-    raw = json.loads(json.dumps(_dashboard(board).to_json_data(), cls=DashboardEncoder))
-    return json.dumps(normalise(raw), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def _dashboard(board: Board) -> g.Dashboard:
-    panels, top = [], 0
-    for row in board.rows:
-        left = 0
-        for panel in row:
-            panels.append(_panel(board, panel, g.GridPos(h=panel.height, w=panel.width, x=left, y=top)))
-            left += panel.width
-        top += max(panel.height for panel in row)
+def _dashboard(board: Board, links: Links, editable: bool) -> g.Dashboard:
     return g.Dashboard(
         title=board.title, uid=board_uid(board.slug), description=board.question, tags=[TAG], timezone="browser", refresh="30s",
-        time=g.Time("now-1h", "now"), schemaVersion=SCHEMA_VERSION, panels=panels, templating=g.Templating(_variables(board.variables)),
-        links=[{"type": "dashboards", "title": "vLLM boards", "tags": [TAG], "asDropdown": True, "keepTime": True, "includeVars": True}],
-        editable=True, sharedCrosshair=True,
+        time=g.Time("now-1h", "now"), schemaVersion=SCHEMA_VERSION, panels=list(_placed(board, links)),
+        templating=g.Templating([_datasource(), *map(_variable, variables.of(board))]),
+        links=[{"type": "dashboards", "title": "vLLM boards", "tags": [TAG], "asDropdown": True, "keepTime": True, "includeVars": True,
+                "icon": "external link", "tooltip": "", "url": "", "targetBlank": False}],
+        editable=editable, sharedCrosshair=True,
     )  # fmt: skip
 
 
-def _panel(board: Board, panel: Panel, at: g.GridPos) -> Any:
+def _placed(board: Board, links: Links) -> Iterator[Any]:
+    """Panels and row headings with their places: each row's panels wrap at the width of the board."""
+    top = 0
+    for row in board.rows:
+        heading = None
+        if row.title:
+            heading = g.RowPanel(title=row.title, collapsed=row.collapsed, id=PanelRef(board.slug, f"row-{_slug(row.title)}").panel_id,
+                                 gridPos=g.GridPos(h=1, w=COLUMNS, x=0, y=top))  # fmt: skip
+            yield heading
+            top += 1
+        below = []
+        left = height = 0
+        for panel in row.panels:
+            if left + panel.width > COLUMNS:
+                top, left, height = top + height, 0, 0
+            below.append(_panel(board, panel, g.GridPos(h=panel.height, w=panel.width, x=left, y=top), links))
+            left, height = left + panel.width, max(height, panel.height)
+        top += height
+        if heading and row.collapsed:
+            heading.panels = below
+        else:
+            yield from below
+
+
+def _slug(title: str) -> str:
+    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
+
+
+def _panel(board: Board, panel: Panel, at: g.GridPos, links: Links) -> Any:
     shared = {
         "title": panel.title, "description": panel.description, "dataSource": DATASOURCE, "gridPos": at,
         "id": PanelRef(board.slug, panel.slug).panel_id, "targets": [_target(q, chr(65 + i), panel.shape) for i, q in enumerate(panel.queries)],
+        "links": list(_links(board, panel, links)),
     }  # fmt: skip
-    kinds: dict[Shape, type[Any]] = {Shape.LINES: g.TimeSeries, Shape.NUMBER: g.Stat, Shape.TABLE: g.Table}
-    built = kinds[panel.shape](**shared)
-    defaults: dict[str, Any] = {"unit": panel.unit, "thresholds": _thresholds(panel), "color": {"mode": "palette-classic"}}
-    if panel.unit == "percentunit":
+    defaults: dict[str, Any] = {
+        "unit": panel.unit, "thresholds": _thresholds(panel), "color": {"mode": "palette-classic"}, "noValue": panel.when_empty, "mappings": [],
+    }  # fmt: skip
+    if panel.unit == _RATIO:
         defaults |= {"min": 0} | ({"max": 1} if panel.full_scale else {})
-    if panel.shape is Shape.LINES:
-        style = "dashed" if panel.threshold else "off"
-        defaults["custom"] = {"lineWidth": 1, "fillOpacity": 8, "showPoints": "never", "thresholdsStyle": {"mode": style}}
-    if panel.shape is Shape.NUMBER:
-        defaults["color"] = {"mode": "thresholds"}
-    built.extraJson = {"fieldConfig": {"defaults": defaults, "overrides": []}, "options": _options(panel.shape), "pluginVersion": "10.4.0"}
+    if panel.unit == _FLAG:
+        defaults["mappings"] = [{"type": "value", "options": {"0": {"text": "no", "index": 0}, "1": {"text": "yes", "index": 1}}}]
+    overrides: list[dict[str, Any]] = []
+    extra: dict[str, Any] = {}
+    match panel.shape:
+        case Shape.LINES | Shape.STACK:
+            kind = g.TimeSeries
+            defaults["custom"] = {
+                "drawStyle": "line", "lineWidth": 1, "fillOpacity": 30 if panel.shape is Shape.STACK else 8, "showPoints": "auto", "pointSize": 4,
+                "spanNulls": False, "stacking": {"mode": "normal" if panel.shape is Shape.STACK else "none", "group": "A"},
+                "thresholdsStyle": {"mode": "dashed" if panel.threshold else "off"},
+            }  # fmt: skip
+        case Shape.NUMBER:
+            kind = g.Stat
+            defaults["color"] = {"mode": "thresholds"}
+        case Shape.TABLE:
+            kind = g.Table
+            overrides = list(_columns(panel))
+            extra["transformations"] = _merge(panel)
+        case Shape.HEATMAP:
+            kind = g.Heatmap  # its options are replaced whole: it knows only the shape of Grafana 8
+            defaults["custom"] = {"hideFrom": {"legend": False, "tooltip": False, "viz": False}, "scaleDistribution": {"type": "linear"}}
+    built = kind(**shared)
+    built.extraJson = {"fieldConfig": {"defaults": defaults, "overrides": overrides}, "options": _options(panel), "pluginVersion": PLUGIN_VERSION}
+    built.extraJson |= extra
     return built
 
 
+def _links(board: Board, panel: Panel, links: Links) -> Iterator[dict[str, Any]]:
+    if panel.detail:
+        yield {"title": f"More: {panel.detail} board", "url": f"/d/{board_uid(panel.detail)}?{_KEEP}", "targetBlank": False}
+    for alert in panel.alerts(board.slug):
+        yield {"title": f"Runbook: {alert}", "url": links.runbook(alert), "targetBlank": True}
+
+
 def _target(query: Query, ref: str, shape: Shape) -> g.Target:
-    instant = shape is Shape.TABLE
-    return g.Target(
-        expr=query.expr, legendFormat=query.legend or "__auto", refId=ref, datasource=DATASOURCE, instant=instant,
-        format="table" if instant else "time_series",
-    )  # fmt: skip
+    instant = shape in (Shape.TABLE, Shape.NUMBER)
+    form = {Shape.TABLE: "table", Shape.HEATMAP: "heatmap"}.get(shape, "time_series")
+    return g.Target(expr=query.expr, legendFormat=query.legend or "__auto", refId=ref, datasource=DATASOURCE, instant=instant, format=form)
 
 
 def _thresholds(panel: Panel) -> dict[str, Any]:
-    if panel.unit == _UNITS[Unit.FLAG]:
+    if panel.unit == _FLAG:
         return {"mode": "absolute", "steps": [{"color": "red", "value": None}, {"color": "green", "value": 1}]}
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     if panel.threshold:
@@ -140,77 +136,146 @@ def _thresholds(panel: Panel) -> dict[str, Any]:
     return {"mode": "absolute", "steps": steps}
 
 
-def _options(shape: Shape) -> dict[str, Any]:
-    match shape:
-        case Shape.LINES:
+def _options(panel: Panel) -> dict[str, Any]:
+    match panel.shape:
+        case Shape.LINES | Shape.STACK:
             return {
                 "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
                 "tooltip": {"mode": "multi", "sort": "desc"},
             }
         case Shape.NUMBER:
             reduce = {"calcs": ["lastNotNull"], "fields": "", "values": False}
-            return {"reduceOptions": reduce, "graphMode": "area", "colorMode": "value", "textMode": "auto", "justifyMode": "auto"}
+            return {"reduceOptions": reduce, "graphMode": "none", "colorMode": "value", "textMode": "auto", "justifyMode": "auto",
+                    "orientation": "auto"}  # fmt: skip
         case Shape.TABLE:
-            return {"showHeader": True, "cellHeight": "sm"}
+            return {"showHeader": True, "cellHeight": "sm", "sortBy": [{"displayName": panel.queries[0].legend, "desc": True}]}
+        case Shape.HEATMAP:
+            return {
+                "calculate": False, "cellGap": 1, "cellValues": {}, "exemplars": {"color": "rgba(255,0,255,0.7)"}, "filterValues": {"le": 1e-9},
+                "color": {"mode": "scheme", "scheme": "Oranges", "fill": "dark-orange", "scale": "exponential", "exponent": 0.5, "steps": 64,
+                          "reverse": False},
+                "legend": {"show": True}, "rowsFrame": {"layout": "auto"}, "showValue": "never",
+                "tooltip": {"mode": "single", "showColorScale": False, "yHistogram": False},
+                "yAxis": {"axisPlacement": "left", "reverse": False, "unit": panel.unit},
+            }  # fmt: skip
 
 
-def _variables(variables: Sequence[tuple[str, str]]) -> list[Any]:
-    source = g.Template(name="datasource", label="Data source", type="datasource", query="prometheus")
-    return [source, *(
-        g.Template(name=name, label=name, type="query", query=query, dataSource=DATASOURCE, refresh=2, includeAll=True, multi=True,
-                   allValue=".*", default="All", sort=1)
-        for name, query in variables
-    )]  # fmt: skip
+def _columns(panel: Panel) -> Iterator[dict[str, Any]]:
+    """Each figure of a table in its own unit, and the worst in red."""
+    for query in panel.queries:
+        properties: list[dict[str, Any]] = [{"id": "unit", "value": query.unit}]
+        if panel.threshold and query is panel.queries[0]:
+            properties.append({"id": "custom.cellOptions", "value": {"type": "color-text"}})
+        yield {"matcher": {"id": "byName", "options": query.legend}, "properties": properties}
+
+
+def _merge(panel: Panel) -> list[dict[str, Any]]:
+    """One row for each set of labels, its figures side by side, called by the legends of their queries."""
+    refs = [chr(65 + i) for i in range(len(panel.queries))]
+    values = ["Value"] if len(refs) == 1 else [f"Value #{ref}" for ref in refs]
+    renamed = {value: query.legend for value, query in zip(values, panel.queries, strict=True)}
+    return [
+        {"id": "merge", "options": {}},
+        {"id": "organize", "options": {"excludeByName": {"Time": True}, "indexByName": {}, "renameByName": renamed}},
+    ]
+
+
+def _datasource() -> g.Template:
+    return g.Template(name="datasource", label="Data source", type="datasource", query="prometheus")
+
+
+def _variable(variable: Variable) -> g.Template:
+    if variable.kind == "query":
+        return g.Template(name=variable.name, label=variable.label, type="query", query=variable.query, dataSource=DATASOURCE, refresh=2,
+                          includeAll=True, multi=True, allValue=".*", default="All", sort=1)  # fmt: skip
+    kind = {"custom": "custom", "text": "textbox"}[variable.kind]
+    return g.Template(name=variable.name, label=variable.label, type=kind, query=",".join(variable.options) or variable.default,
+                      default=variable.default)  # fmt: skip
 
 
 _LEGACY = frozenset({
     "rows", "hideControls", "sharedCrosshair", "style", "gnetId", "__inputs", "cacheTimeout", "height", "span", "minSpan", "error",
     "maxDataPoints", "intervalFactor", "step", "metric", "target", "query_type", "transparent", "renderer", "repeat", "interval",
-    "timeFrom", "timeShift", "hideTimeOverride", "maxPerRow", "transformations", "alert", "iteration", "timezone_",
+    "timeFrom", "timeShift", "hideTimeOverride", "maxPerRow", "alert", "iteration", "timezone_", "repeatDirection",
+    # of the heatmap that Grafana 9 replaced
+    "cards", "highlightCards", "hideZeroBuckets", "reverseYBuckets", "tooltip", "xAxis", "xBucketNumber", "xBucketSize", "yAxis",
+    "yBucketBound", "yBucketNumber", "yBucketSize", "dataFormat", "heatmap", "legend", "color",
 })  # fmt: skip
 
 
-def normalise(dashboard: dict[str, Any]) -> dict[str, Any]:
+def normalise(dashboard: dict[str, Any], board: Board, marks: Sequence[Annotation]) -> dict[str, Any]:
     """grafanalib's output as schemaVersion 39: no nulls, none of the keys that Grafana dropped, data sources by type and uid."""
-    clean: dict[str, Any] = _drop(dashboard, _LEGACY)
+    clean: dict[str, Any] = _drop(dashboard)
     clean |= {"schemaVersion": SCHEMA_VERSION, "graphTooltip": 1, "id": None, "version": 1, "fiscalYearStartMonth": 0, "weekStart": ""}
-    clean["annotations"] = {"list": [{
-        "builtIn": 1, "datasource": {"type": "grafana", "uid": "-- Grafana --"}, "enable": True, "hide": True,
-        "iconColor": "rgba(0, 211, 255, 1)", "name": "Annotations & Alerts", "type": "dashboard",
-    }]}  # fmt: skip
-    for panel in clean["panels"]:
-        for key in ("editable", "links", "repeatDirection"):
-            if not panel.get(key):
-                panel.pop(key, None)
-        panel.pop("editable", None)
-        for target in panel["targets"]:
-            target["range"] = not target.get("instant", False)
-            target["editorMode"] = "code"
-        for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]:
-            step.setdefault("value", None)  # the base step is null by design
+    clean["timepicker"] = {}
+    clean["annotations"] = {"list": [_BUILT_IN, *map(_annotation, marks)]}
+    traced = frozenset(query.expr for panel in board.panels for query in panel.queries if query.exemplars)
+    clean["panels"] = [_normalise_panel(panel, traced) for panel in clean["panels"]]
+    own = {variable.name: variable for variable in board.extra}
     for variable in clean["templating"]["list"]:
-        _normalise_variable(variable)
+        _normalise_variable(variable, own.get(variable["name"]))
     return clean
 
 
-def _normalise_variable(variable: dict[str, Any]) -> None:
-    if variable["type"] == "datasource":
-        keep = {"name", "label", "type", "query"}
-        current: dict[str, Any] = {}
-    else:
-        keep = {"name", "label", "type", "query", "datasource", "refresh", "includeAll", "multi", "allValue", "sort"}
+def _normalise_panel(panel: dict[str, Any], traced: frozenset[str]) -> dict[str, Any]:
+    if panel["type"] == "row":
+        keep = {"id", "type", "title", "collapsed", "gridPos"}
+        return {key: panel[key] for key in keep} | {"panels": [_normalise_panel(inner, traced) for inner in panel.get("panels") or ()]}
+    for key in ("editable", "columns", "fontSize", "mappings"):
+        panel.pop(key, None)
+    if not panel.get("links"):
+        panel.pop("links", None)
+    defaults = panel["fieldConfig"]["defaults"]
+    for holder in (defaults, defaults.get("custom", {})):
+        for key in [key for key, value in holder.items() if value is None or key == "displayMode"]:
+            del holder[key]
+    for target in panel["targets"]:
+        target.pop("query", None)
+        target["range"] = not target.get("instant", False)
+        target["editorMode"] = "code"
+        target["exemplar"] = target["expr"] in traced and target["range"]
+    return panel
+
+
+_BUILT_IN = {
+    "builtIn": 1, "datasource": {"type": "grafana", "uid": "-- Grafana --"}, "enable": True, "hide": True,
+    "iconColor": "rgba(0, 211, 255, 1)", "name": "Annotations & Alerts", "type": "dashboard",
+}  # fmt: skip
+
+
+def _annotation(mark: Annotation) -> dict[str, Any]:
+    return {
+        "name": mark.name, "datasource": DATASOURCE, "enable": True, "hide": False, "iconColor": mark.colour, "expr": mark.expr,
+        "titleFormat": mark.title, "textFormat": "", "tagKeys": "", "step": "", "useValueForTime": mark.at_value,
+    }  # fmt: skip
+
+
+def _normalise_variable(variable: dict[str, Any], own: Variable | None) -> None:
+    keep, current = {"name", "label", "type", "query"}, dict[str, Any]()
+    if variable["type"] == "query":
+        keep |= {"datasource", "refresh", "includeAll", "multi", "allValue", "sort"}
         current = {"text": ["All"], "value": ["$__all"], "selected": True}
+        variable["definition"] = variable["query"]
         variable["query"] = {"query": variable["query"], "refId": variable["name"]}
+        keep |= {"definition"}
     for key in set(variable) - keep:
         del variable[key]
-    variable |= {"current": current, "options": [], "hide": 0, "regex": "", "skipUrlSync": False}
-    if variable["type"] == "query":
-        variable["definition"] = variable["query"]["query"]
+    options = []
+    if own:
+        current = {"text": own.default, "value": own.default, "selected": True}
+        options = [{"text": o, "value": o, "selected": o == own.default} for o in own.options or (own.default,)]
+    if variable["type"] == "custom":
+        variable |= {"multi": False, "includeAll": False}
+    variable |= {"current": current, "options": options, "hide": 0, "skipUrlSync": False}
+    if variable["type"] != "textbox":
+        variable["regex"] = ""
 
 
-def _drop(value: Any, keys: frozenset[str]) -> Any:
+def _drop(value: Any) -> Any:
+    """Without nulls and legacy keys; what we wrote ourselves (fieldConfig, options, transformations) is taken as it is."""
     if isinstance(value, dict):
-        return {k: _drop(v, keys) for k, v in value.items() if v is not None and k not in keys}
+        ours = ("fieldConfig", "links", "options", "templating", "transformations")
+        return {k: v if k in ours else _drop(v) for k, v in value.items() if k in ours or (v is not None and k not in _LEGACY)}
     if isinstance(value, list):
-        return [_drop(v, keys) for v in value]
+        return [_drop(v) for v in value]
     return value

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from alerts import printer
 from alerts.families import ALERTS, RECORDINGS
+from dashboards import coverage
 from dashboards.boards import BOARDS
 from dashboards.panels import to_json
 from exporters.catalogue.check import Use
 
 ROOT = Path(__file__).resolve().parent.parent
+PRINTED_ONLY = ("alerts/prometheus", "dashboards/json")  # folders that hold nothing else: what has no source there is removed
 
 
 def files() -> Iterator[tuple[Path, str]]:
@@ -20,14 +22,14 @@ def files() -> Iterator[tuple[Path, str]]:
         yield Path("alerts/prometheus") / name, text
     for board in BOARDS:
         yield Path("dashboards/json") / f"{board.slug}.json", to_json(board)
+    yield Path("dashboards/COVERAGE.md"), coverage.table(BOARDS)
 
 
 def stale(root: Path = ROOT) -> list[Path]:
     """Printed files that differ from what their source prints now, are missing, or have no source any more."""
     printed = dict(files())
     wrong = [path for path, text in printed.items() if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text]
-    folders = {path.parent for path in printed}
-    return wrong + [f.relative_to(root) for d in sorted(folders) for f in sorted((root / d).glob("*")) if f.relative_to(root) not in printed]
+    return wrong + [f.relative_to(root) for d in PRINTED_ONLY for f in sorted((root / d).glob("*")) if f.relative_to(root) not in printed]
 
 
 def write(root: Path = ROOT) -> list[Path]:
@@ -46,7 +48,7 @@ def write(root: Path = ROOT) -> list[Path]:
 def uses() -> Iterator[Use]:
     """Every place of ours that reads series: panels, alerts, recordings."""
     for board in BOARDS:
-        for panel in board.panels:
-            yield from (Use(f"panel {board.slug}/{panel.slug}", query.expr, panel.optional) for query in panel.queries)
+        for panel in board.panels:  # a panel is dead when none of its queries has an answer
+            yield Use(f"panel {board.slug}/{panel.slug}", " or ".join(f"({query.expr})" for query in panel.queries), panel.optional)
     yield from (Use(f"alert {alert.name}", alert.expr) for alert in ALERTS)
     yield from (Use(f"recording {recording.record}", recording.expr) for recording in RECORDINGS)

@@ -1,0 +1,55 @@
+"""What happened, drawn over every panel: tuning events, engine starts, firing alerts. Each from one source, so that none shows twice.
+
+The sidecar also records a restart as an event; restarts are left out of the events here, because the engine's own start time tells
+them everywhere, with or without a sidecar. Copies that are pushed to Grafana as annotations of its own are not asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dashboards.model import Board
+from exporters.catalogue import expression, ours, promql, vllm
+from exporters.catalogue.component import Component, needed
+from exporters.catalogue.prometheus import ALERTS, PROCESS_START
+
+SETTLED_AFTER_S = 600  # where events are drawn as regions: ten minutes of warming caches that a comparison leaves out
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """Marks over time. at_value: the sample's value (milliseconds) is the time; else every stretch of samples is a region.
+
+    title holds labels in double braces, as legends do."""
+
+    name: str
+    expr: str
+    title: str
+    colour: str
+    at_value: bool = False
+
+    @property
+    def needs(self) -> frozenset[Component]:
+        return needed(expression.names(self.expr))
+
+
+def of(board: Board) -> tuple[Annotation, ...]:
+    """The annotations of a board, narrowed by the variables that it has."""
+    place = tuple(f'{label}=~"${label}"' for label in ("cluster", "namespace") if board.uses(label))
+    engine = tuple(f'{label}=~"${label}"' for label in ("cluster", "namespace", "job", "instance") if board.uses(label))
+    events = promql.series(ours.EVENT_TIME, ('kind!="restart"', *place))
+    running = promql.series(vllm.NUM_REQUESTS_RUNNING, engine)
+    starts = f"{promql.series(PROCESS_START, engine)} and on (job, instance) {running}"
+    firing = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"', 'severity=~"critical|warning"'))
+    return (
+        Annotation("Tuning events", f"time() - {events} < {SETTLED_AFTER_S}", "{{kind}}: settling", "purple")
+        if board.regions
+        else Annotation("Tuning events", f"{events} * 1000", "{{kind}}", "purple", at_value=True),
+        Annotation("Engine starts", f"({starts}) * 1000", "{{instance}} started", "orange", at_value=True),
+        Annotation("Firing alerts", f"max by (alertname, severity, model_name, instance) ({firing})", "{{alertname}} {{instance}}", "red"),
+    )
+
+
+def only(annotations: tuple[Annotation, ...], components: frozenset[Component]) -> tuple[Annotation, ...]:
+    return tuple(annotation for annotation in annotations if annotation.needs <= components)
+
+

@@ -1,0 +1,294 @@
+"""Fleet: many engines, which one is worst?
+
+Law: one line or row for each engine and model; what a mean over engines would hide is what this board is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alerts import thresholds
+from dashboards import ask
+from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
+from exporters.catalogue import ours, promql, vllm
+from exporters.catalogue.metric import Unit
+from exporters.catalogue.prometheus import PROCESS_START
+
+_BY = ("instance", "model_name")
+_RANK = ("instance", "engine")
+_RANGE = "$__range"
+_FROZEN_FOR = "5m"
+_HERE = ask.where(vllm.NUM_REQUESTS_RUNNING)
+_COUNT = shown_unit(Unit.COUNT)
+
+
+def _titled(title: str, query: Query) -> Query:
+    """A column of a table."""
+    return Query(query.expr, title, query.unit)
+
+
+def _seen(by: Sequence[str]) -> str:
+    """1 for every engine that was there at any time of the shown range, also when it does not answer now."""
+    return f"group by ({', '.join(by)}) (last_over_time({promql.series(vllm.NUM_REQUESTS_RUNNING, _HERE)}[{_RANGE}]))"
+
+
+def _frozen(by: Sequence[str] = _BY) -> str:
+    """1 for an engine that had work all the time and made nothing of it, 0 for every other one that answers.
+
+    Five minutes, because prompt tokens count when a prefill is done: a shorter window would call a long prefill frozen. Work means that
+    requests ran, or waited, in every scrape of the window, and that the engine was there when it began and is there now: one that was
+    idle and has just been given its first request is not frozen, nor is one that is gone."""
+    running, waiting = vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING
+    grouped = f"by ({', '.join(by)})"
+    had_work = " + ".join(f"sum {grouped} (min_over_time({promql.series(gauge, _HERE)}[{_FROZEN_FOR}]))" for gauge in (running, waiting))
+    made = " + ".join(promql.per_second(made, _FROZEN_FOR, by, _HERE) for made in (vllm.GENERATION_TOKENS, vllm.PROMPT_TOKENS))
+    began, here = promql.current(running, by, _HERE, offset=_FROZEN_FOR), promql.current(running, by, _HERE)
+    return f"(({had_work} > 0 and {made} == 0 and {began} and {here}) * 0 + 1 or {here} * 0)"
+
+
+def _starts() -> str:
+    """How often each engine's process started again within the range.
+
+    By its start time; with several API server processes or data parallelism vLLM leaves that out, and then by counters that began at 0
+    again, which miss a start before the first token. A start time of no engine is left out."""
+    target = ("job", "instance")
+    by_time = promql.changes(PROCESS_START, _RANGE, target, ask.where(PROCESS_START))
+    by_counter = promql.resets(vllm.GENERATION_TOKENS, _RANGE, target, ask.where(vllm.GENERATION_TOKENS))
+    return f"({by_time} and on (job, instance) {_seen(target)} or {by_counter})"
+
+
+def _restarts() -> str:
+    """The same for every engine and model, so that it fits into a table of them."""
+    return f"{_seen(_BY)} * on (instance) group_left () sum by (instance) {_starts()}"
+
+
+def _age() -> str:
+    """Seconds since each engine's process started."""
+    started = promql.series(PROCESS_START, ask.where(PROCESS_START))
+    return f"max by (instance) (time() - {started} and on (job, instance) {promql.series(vllm.NUM_REQUESTS_RUNNING, _HERE)})"
+
+
+def _asleep() -> str:
+    """1 while an engine sleeps, in whatever depth."""
+    return promql.worst(vllm.ENGINE_SLEEP_STATE, ("instance",), ask.where(vllm.ENGINE_SLEEP_STATE, 'sleep_state!="awake"'))
+
+
+def _versions() -> Query:
+    said = promql.series(ours.ENGINE_INFO, ask.where(ours.ENGINE_INFO))
+    return Query(f"count by (upstream, version, cache_dtype, enable_prefix_caching) ({said})", "Said by", _COUNT)
+
+
+def _of_its_model(part: str, whole: str) -> Query:
+    """An engine's part in what all engines of its model do."""
+    return Query(f"{part} / on (model_name) group_left () ({whole} > 0)", ask.legend(_BY), shown_unit(Unit.RATIO))
+
+
+BOARD = Board(
+    slug="fleet",
+    title="vLLM / Fleet",
+    question="Many engines: which one is worst?",
+    rows=(
+        Row("", (
+            Panel(
+                "engines", "Engines up and seen",
+                "up answered the last scrape; seen were there at some time of the shown range.",
+                "Both are equal, and as many as you meant to run.",
+                "Fewer up than seen: an engine went away. Open the runbook of the alert, or look for its row in the table below.",
+                (
+                    Query(f"count(group by (job, instance) ({promql.series(vllm.NUM_REQUESTS_RUNNING, _HERE)})) "
+                          f"or count({_seen(('job', 'instance'))}) * 0", "up", _COUNT),
+                    Query(f"count({_seen(('job', 'instance'))})", "seen", _COUNT),
+                ),
+                Shape.NUMBER, detail="watch", height=4,
+            ),
+            Panel(
+                "engines-frozen", "Engines up and frozen",
+                "Engines that answer their scrape, had requests running or waiting for five minutes, and made no token of prompt or answer in them.",
+                "Zero.",
+                "Find the engine in the table, take it out of routing, keep its log and a stack dump, and restart it.",
+                (Query(f"sum({_frozen()})", "frozen", _COUNT),), Shape.NUMBER, detail="latency", height=4,
+            ),
+            Panel(
+                "restarts", "Restarts in this range",
+                "How often an engine's process started again within the shown range, all engines together: by its start time, and where an engine "
+                "hides that, by counters that began at 0 again.",
+                "Zero, or as often as you deployed.",
+                "See the table for which engine; its log ends with the reason, and out of memory is the usual one.",
+                (Query(f"sum{_starts()}", "restarts", _COUNT),), Shape.NUMBER, detail="tuning", height=4,
+            ),
+            Panel(
+                "worst-first", "Engines, fullest first",
+                "One row for each engine and model, as of now, fullest KV cache first; click a heading to sort by another figure. frozen is 1 for an "
+                "engine that has work and makes nothing of it. An empty cell means that nothing of the kind happened lately.",
+                "Rows that look alike.",
+                "One row that stands out is a bad engine or uneven routing; all rows bad is load: see the Overview. A row without figures is an "
+                "engine that is gone.",
+                (
+                    _titled("KV use", ask.worst(vllm.KV_CACHE_USAGE, _BY)),
+                    _titled("Waiting", ask.now(vllm.NUM_REQUESTS_WAITING, _BY)),
+                    _titled("Running", ask.now(vllm.NUM_REQUESTS_RUNNING, _BY)),
+                    _titled("Queue time p95", ask.p95(vllm.REQUEST_QUEUE_TIME, _BY)),
+                    _titled("TTFT p95", ask.p95(vllm.TIME_TO_FIRST_TOKEN, _BY)),
+                    _titled("Inter-token p95", ask.p95(vllm.INTER_TOKEN_LATENCY, _BY)),
+                    _titled("Generated", ask.rate(vllm.GENERATION_TOKENS, _BY)),
+                    _titled("Preemptions", ask.rate(vllm.NUM_PREEMPTIONS, _BY)),
+                    Query(_frozen(), "Frozen", _COUNT),
+                    Query(_restarts(), "Restarts", _COUNT),
+                ),
+                Shape.TABLE, threshold=thresholds.KV_CACHE_USAGE, detail="kv-cache", width=24, height=9,
+            ),
+        )),
+        Row("Which engine, and since when", (
+            Panel(
+                "kv-cache-usage", "KV cache use, by engine",
+                "Share of KV-cache blocks in use on each engine.",
+                "Engines of a model lie close together, under 90 %.",
+                "One far above the rest holds long contexts or gets too many requests: compare its share of the work below.",
+                (ask.worst(vllm.KV_CACHE_USAGE, _BY),), threshold=thresholds.KV_CACHE_USAGE, detail="kv-cache",
+            ),
+            Panel(
+                "waiting", "Requests waiting, by engine",
+                "Requests that an engine has accepted and not yet scheduled.",
+                "Zero everywhere, for most of the time.",
+                "Waiting on one engine while another has room is routing; waiting on all is load.",
+                (ask.now(vllm.NUM_REQUESTS_WAITING, _BY),), detail="latency",
+            ),
+            Panel(
+                "queue-time-p95", "Queue time, p95, by engine",
+                "Waiting in the engine until first scheduled. vLLM's first bound is 0.3 s, so a value below it is a guess.",
+                "Near zero on every engine.",
+                "One engine above the line: send it less, or look for what blocks it. All of them: add a replica.",
+                (ask.p95(vllm.REQUEST_QUEUE_TIME, _BY),), threshold=thresholds.QUEUE_TIME_P95, detail="latency",
+            ),
+            Panel(
+                "ttft-p95", "Time to first token, p95, by engine",
+                "From a request's arrival at an engine to its first token. A request that never gets one adds no sample, so a frozen engine is "
+                "quiet here.",
+                "Engines of a model lie close together.",
+                "If queue time is equal and this is not, prompts differ or the engine computes slowly: see its GPU.",
+                (ask.p95(vllm.TIME_TO_FIRST_TOKEN, _BY),), threshold=thresholds.TTFT_P95, detail="latency",
+            ),
+            Panel(
+                "inter-token-latency", "Inter-token latency, p95, by engine",
+                "Gap between two outputs of a running request on each engine.",
+                "Engines of a model on the same hardware lie close together.",
+                "One slower engine at an equal batch means hardware: clocks, temperature, a neighbour on the same GPU.",
+                (ask.p95(vllm.INTER_TOKEN_LATENCY, _BY),), detail="gpu",
+            ),
+            Panel(
+                "preemptions", "Preemptions, by engine",
+                "Running requests per second that lost their blocks and are computed again.",
+                "Zero.",
+                "The cache of this engine was promised twice: shorten contexts, lower max_num_seqs, or give it more memory.",
+                (ask.rate(vllm.NUM_PREEMPTIONS, _BY),), detail="kv-cache",
+            ),
+            Panel(
+                "frozen", "Up and frozen, by engine",
+                "1 for an engine that had requests running or waiting in every scrape of five minutes and finished no prefill and made no token in "
+                "them. Five minutes, because the tokens of a prompt count only when its prefill is done.",
+                "0 for every engine, busy or idle.",
+                "Take it out of routing, keep its log and a stack dump, then restart it. A single prefill of more than five minutes, with nothing "
+                "beside it, looks the same: check the prompt length first.",
+                (Query(_frozen(), ask.legend(_BY), _COUNT),), detail="latency",
+            ),
+            Panel(
+                "generation-throughput", "Generation throughput, by engine",
+                "Tokens generated per second by each engine.",
+                "Engines of a model lie close together.",
+                "Less on one engine with as many requests running means slower steps there; with fewer, it gets less work.",
+                (ask.rate(vllm.GENERATION_TOKENS, _BY),), detail="latency",
+            ),
+            Panel(
+                "balance-running", "Balance: share of running requests",
+                "Each engine's part in the requests that run for its model.",
+                "All engines of a model near the same share; with four of them a quarter each.",
+                "An engine without its share is slow to accept or left out by the router; one with more than its share collects the long requests.",
+                (_of_its_model(promql.current(vllm.NUM_REQUESTS_RUNNING, _BY, _HERE), promql.current(vllm.NUM_REQUESTS_RUNNING, where=_HERE)),),
+                detail="teams",
+            ),
+            Panel(
+                "balance-tokens", "Balance: share of generated tokens",
+                "Each engine's part in the tokens that are generated for its model.",
+                "Close to its share of running requests.",
+                "Many requests and few tokens: this engine is slow. Few requests and few tokens: it is not given work.",
+                (_of_its_model(
+                    promql.per_second(vllm.GENERATION_TOKENS, RATE, _BY, _HERE), promql.per_second(vllm.GENERATION_TOKENS, RATE, where=_HERE),
+                ),),
+                detail="teams",
+            ),
+            Panel(
+                "cache-hit-ratio", "Prefix cache hit ratio, by engine",
+                "Share of looked-up prompt tokens that each engine found in its own prefix cache.",
+                "Engines of a model lie close together, unless routing keeps a conversation on one engine on purpose.",
+                "Low on all of them at many replicas: requests of one conversation land on different engines. Route by prefix or by session.",
+                (ask.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES, _BY),), detail="kv-cache",
+            ),
+        )),
+        Row("What runs where", (
+            Panel(
+                "up-since", "Up for, and asleep",
+                "Time since each engine's process started, and whether it sleeps: weights offloaded or thrown away until it is woken.",
+                "Long, and equal where engines were deployed together. Asleep only where you sent it to sleep.",
+                "The shortest time is the engine that restarted last: its log has the reason. One that sleeps answers its scrape and serves nobody.",
+                (
+                    Query(_age(), "Up for", shown_unit(Unit.SECONDS)),
+                    Query(_asleep(), "Asleep", _COUNT),
+                ),
+                Shape.TABLE, detail="tuning", width=12,
+                optional="No engine shows when it started or whether it sleeps: vLLM leaves the first out with several API server processes, the "
+                "second before 0.11.1. Start one API server process, or upgrade.",
+            ),
+            Panel(
+                "versions", "Versions and cache settings",
+                "What each engine says about itself, read by the sidecar; the figure counts the sidecars that say so.",
+                "One version and one set of cache settings for each model, except while you roll out.",
+                "Two versions side by side differ in speed and in series: finish the rollout, or read the figures by engine.",
+                (_versions(),),
+                Shape.TABLE, detail="tuning", width=12,
+            ),
+        )),
+        Row("Data-parallel ranks", (
+            Panel(
+                "rank-running", "Requests running, by rank",
+                "An address with data parallelism holds several engines; the label engine is the rank. With one rank this repeats the figures above.",
+                "All ranks of an engine near the same number.",
+                "One rank with more than the rest: the balancer inside vLLM counts requests and not tokens, so long ones pile up.",
+                (ask.now(vllm.NUM_REQUESTS_RUNNING, _RANK),), detail="latency",
+            ),
+            Panel(
+                "rank-waiting", "Requests waiting, by rank",
+                "Requests that a rank has accepted and not yet scheduled.",
+                "Zero on every rank.",
+                "Waiting on one rank alone is imbalance; every step of a mixture-of-experts model waits for the slowest rank.",
+                (ask.now(vllm.NUM_REQUESTS_WAITING, _RANK),), detail="latency",
+            ),
+            Panel(
+                "rank-kv", "KV cache use, by rank",
+                "Share of KV-cache blocks in use on each rank.",
+                "All ranks close together, under 90 %.",
+                "A full rank preempts while others have room: see running requests by rank.",
+                (ask.worst(vllm.KV_CACHE_USAGE, _RANK),), threshold=thresholds.KV_CACHE_USAGE, detail="kv-cache",
+            ),
+            Panel(
+                "rank-tokens", "Generation throughput, by rank",
+                "Tokens generated per second by each rank.",
+                "All ranks close together.",
+                "A rank far below the rest at an equal batch is slow hardware.",
+                (ask.rate(vllm.GENERATION_TOKENS, _RANK),), detail="gpu",
+            ),
+            Panel(
+                "rank-preemptions", "Preemptions, by rank",
+                "Running requests per second that lost their blocks on this rank and are computed again.",
+                "Zero.",
+                "See KV cache use by rank: the cache of this rank was promised twice.",
+                (ask.rate(vllm.NUM_PREEMPTIONS, _RANK),), detail="kv-cache",
+            ),
+            Panel(
+                "rank-frozen", "Up and frozen, by rank",
+                "1 for a rank that had work for five minutes and made no token of prompt or answer. A rank can hang while its address still answers.",
+                "0 for every rank.",
+                "All ranks of the address restart together: take the address out of routing first.",
+                (Query(_frozen(_RANK), ask.legend(_RANK), _COUNT),), detail="latency",
+            ),
+        ), collapsed=True),
+    ),
+)  # fmt: skip

@@ -1,0 +1,338 @@
+"""Latency: where does the time of a request go?"""
+
+from __future__ import annotations
+
+from alerts import thresholds
+from dashboards import ask
+from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
+from exporters.catalogue import ours, promql, vllm
+from exporters.catalogue.metric import Metric, Unit
+
+_EACH = ("model_name", "instance", "engine")  # one line for each engine: its steps do not add up with those of another
+_API = ("instance",)  # the API server's own series know no model
+
+
+def _spread(metric: Metric, by: tuple[str, ...] = promql.BY) -> tuple[Query, ...]:
+    """Half, one in twenty and one in a hundred."""
+    return tuple(ask.quantile(q, metric, by, f"p{100 * q:.0f}") for q in (0.5, 0.95, 0.99))
+
+
+def _rest() -> Query:
+    """What of the mean latency lies outside the engine core. All three have one sample per finished request, so their means add up."""
+    whole, queue, inference = (
+        ask.mean(metric, by=()).expr for metric in (vllm.E2E_REQUEST_LATENCY, vllm.REQUEST_QUEUE_TIME, vllm.REQUEST_INFERENCE_TIME)
+    )
+    return Query(f"clamp_min({whole} - {queue} - {inference}, 0)", "front end", shown_unit(Unit.SECONDS))
+
+
+def _at_once(metric: Metric, called: str) -> Query:
+    return Query(promql.amount(metric, RATE, (), ask.where(metric)), called, shown_unit(Unit.REQUESTS))
+
+
+def _steps() -> Query:
+    steps = promql.events(vllm.ITERATION_TOKENS, RATE, _EACH, ask.where(vllm.ITERATION_TOKENS))
+    return Query(steps, ask.legend(_EACH), shown_unit(Unit.COUNT, per_second=True))
+
+
+def _guessed(metric: Metric, called: str) -> Query:
+    return Query(promql.unresolved(metric, RATE, where=ask.where(metric)), ask.legend(promql.BY, called), shown_unit(Unit.RATIO))
+
+
+_TWO_SIDES = "Choosing an engine narrows the engine's line alone, choosing a team the client's alone."
+
+BOARD = Board(
+    slug="latency",
+    title="vLLM / Latency",
+    question="Where does the time of a request go?",
+    rows=(
+        Row("", (
+            Panel(
+                "ttft-p95", "Time to first token, p95",
+                "From arrival at the API server to the first token: front end, queue and prefill together. A request that never gets a first token "
+                "adds no sample, so a stalled engine looks quiet here.",
+                "Under the dashed line; for chat under 2 s, which lies between two of vLLM's bounds and so is read less exactly than 2.5 s.",
+                "See by phase, on the right, whether the queue or the prefill grew: the queue asks for capacity or admission limits, the prefill for "
+                "shorter prompts or prefix caching.",
+                (ask.p95(vllm.TIME_TO_FIRST_TOKEN),), threshold=thresholds.TTFT_P95, detail="levers", width=6,
+            ),
+            Panel(
+                "itl-p95", "Inter-token latency, p95",
+                "Gap between two outputs of a request, one sample per output: long replies weigh more, and with speculative decoding one gap brings "
+                "several tokens. Up to 10 ms, vLLM's first bound, the figure is a guess.",
+                "Steady; 50 ms is twenty tokens a second, faster than anyone reads.",
+                "If it rises with requests running, the batch is too large for the GPU; if it rises with prompt length, long prefills hold up the "
+                "others: see chunked prefill on the Levers board.",
+                (ask.p95(vllm.INTER_TOKEN_LATENCY),), detail="levers", width=6,
+            ),
+            Panel(
+                "e2e-p95", "End-to-end latency, p95",
+                "From arrival at the API server to the last token, finished requests only: whoever hung up or was refused is not in it. It grows "
+                "with the length of the reply, and up to 0.3 s, vLLM's first bound, it is a guess.",
+                "Level as long as replies stay as long as they were.",
+                "Compare with reply length below before blaming the engine; then see which phase grew.",
+                (ask.p95(vllm.E2E_REQUEST_LATENCY),), width=6,
+            ),
+            Panel(
+                "time-by-phase", "Mean time of a request, by phase",
+                "Means over all selected models, which add up where percentiles would not. Front end is what the engine core does not know: "
+                "tokenising, detokenising and the way between processes.",
+                "Decode is the largest part by far, queue and front end are thin.",
+                "Queue: add capacity or admit less. Prefill: shorten prompts or reuse prefixes. Decode: see inter-token latency and reply length. "
+                "Front end: look at the CPU of the API server.",
+                (
+                    ask.mean(vllm.REQUEST_QUEUE_TIME, by=(), called="queue"), ask.mean(vllm.REQUEST_PREFILL_TIME, by=(), called="prefill"),
+                    ask.mean(vllm.REQUEST_DECODE_TIME, by=(), called="decode"), _rest(),
+                ),
+                Shape.STACK, width=6,
+            ),
+        )),
+        Row("Phases in the engine", (
+            Panel(
+                "queue-time", "Queue time, p50 p95 p99",
+                "From arrival in the engine to the first scheduling; waiting again after a preemption counts as inference. Up to 0.3 s, vLLM's first "
+                "bound, each line is a guess.",
+                "Near zero; the dashed line is meant for p95.",
+                "The engine is full: if the KV cache is too, shorten contexts or add memory; if not, raise max_num_seqs, admit less or add a "
+                "replica.",
+                _spread(vllm.REQUEST_QUEUE_TIME), threshold=thresholds.QUEUE_TIME_P95, detail="kv-cache", width=6,
+            ),
+            Panel(
+                "prefill-time", "Prefill time, p50 p95 p99",
+                "From the first scheduling to the first token. Most prefills are shorter than vLLM's first bound of 0.3 s: a true 90 ms was read "
+                "three times too high, and finer bounds need --custom-histogram-buckets.",
+                "Follows prompt length; the mean by phase is exact where these lines are not.",
+                "Compare with prompt length and with computed tokens on the KV cache board: long prompts and lost cache hits look the same here.",
+                _spread(vllm.REQUEST_PREFILL_TIME), detail="kv-cache", width=6,
+            ),
+            Panel(
+                "decode-time", "Decode time, p50 p95 p99",
+                "From the first to the last token, so it is reply length times the pace of decoding. Up to 0.3 s, vLLM's first bound, each line is a "
+                "guess.",
+                "Moves with reply length and with nothing else.",
+                "If replies did not get longer, decoding got slower: see inter-token latency and preemptions.",
+                _spread(vllm.REQUEST_DECODE_TIME), detail="levers", width=6,
+            ),
+            Panel(
+                "inference-time", "Inference time, p50 p95 p99",
+                "Prefill and decode of one request together; waiting after a preemption is in it. Up to 0.3 s, vLLM's first bound, each line is a "
+                "guess.",
+                "Close to decode time.",
+                "Far above decode time, prefill is the larger half; rising without longer replies, look for preemptions.",
+                _spread(vllm.REQUEST_INFERENCE_TIME), detail="kv-cache", width=6,
+            ),
+        )),
+        Row("Distributions", (
+            Panel(
+                "ttft-heatmap", "Time to first token, distribution",
+                "How many first tokens came in each bucket, all selected models together.",
+                "One band that stays where it is.",
+                "Two bands are two kinds of requests, such as hits and misses of the prefix cache: choose one model, then see the KV cache board.",
+                (ask.heat(vllm.TIME_TO_FIRST_TOKEN),), Shape.HEATMAP, detail="kv-cache", width=6,
+            ),
+            Panel(
+                "itl-heatmap", "Inter-token latency, distribution",
+                "How many outputs came in each bucket; the lowest bucket holds everything faster than 10 ms.",
+                "One band near the bottom.",
+                "A second, thin band far above is the sign of steps that carried somebody's long prefill: see chunked prefill on the Levers board.",
+                (ask.heat(vllm.INTER_TOKEN_LATENCY),), Shape.HEATMAP, detail="levers", width=6,
+            ),
+            Panel(
+                "e2e-heatmap", "End-to-end latency, distribution",
+                "How many requests ended in each bucket; the lowest bucket holds everything faster than 0.3 s.",
+                "The shape of reply lengths, drawn out in time.",
+                "If its upper edge climbs and that of reply lengths does not, requests wait: see queue time.",
+                (ask.heat(vllm.E2E_REQUEST_LATENCY),), Shape.HEATMAP, width=6,
+            ),
+            Panel(
+                "queue-heatmap", "Queue time, distribution",
+                "How long requests waited, in buckets; the lowest holds everything under 0.3 s.",
+                "All in the lowest bucket.",
+                "Anything above it waited: a few in bursts are a matter of admission, many all the time are a matter of capacity.",
+                (ask.heat(vllm.REQUEST_QUEUE_TIME),), Shape.HEATMAP, width=6,
+            ),
+        )),
+        Row("The client's view against the engine's", (
+            Panel(
+                "client-ttft", "Time to first token, client and engine, p95",
+                "The client's line holds the gateway's queue and the network too, and streams only. The gap between the lines is not the p95 of what "
+                f"lies between: each line has its own slowest requests. {_TWO_SIDES}",
+                "The lines run close together.",
+                "If only the client's line rises, look in front of the engine: gateway queue, here on the right, then the network.",
+                (ask.p95(ours.TTFT, called="client"), ask.p95(vllm.TIME_TO_FIRST_TOKEN, called="engine")), detail="teams", width=6,
+            ),
+            Panel(
+                "client-tpot", "Time per output token, client and engine, p95",
+                "One mean per request on either side. The engine counts 0 for a reply of one token, which pulls its line down; up to 10 ms it is a "
+                f"guess. Not to be subtracted: the slowest twentieth of one line is not that of the other. {_TWO_SIDES}",
+                "The lines run close together; the client's a little higher.",
+                "A client's line far above means tokens that wait on the way: a busy gateway, a slow reader, or a busy API server.",
+                (ask.p95(ours.TPOT, called="client"), ask.p95(vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, called="engine")), detail="teams", width=6,
+                optional="The engine shows this since vLLM 0.11; for the client's line run the gateway and the sidecar.",
+            ),
+            Panel(
+                "client-e2e", "End-to-end latency, client and engine, p95",
+                "The client's line counts every request that ended, failed ones too; the engine's only those that finished, so their difference is "
+                f"no latency of its own. Below 0.3 s the client's is the finer one. {_TWO_SIDES}",
+                "The lines run close together.",
+                "If only the client's line rises, see gateway queue; if it falls below the engine's, requests are refused or fail early: see the "
+                "Teams board.",
+                (ask.p95(ours.E2E, called="client"), ask.p95(vllm.E2E_REQUEST_LATENCY, called="engine")), detail="teams", width=6,
+            ),
+            Panel(
+                "client-queue", "Queue time, gateway and engine, p95",
+                "A request waits twice: in the gateway until it may go on, in the engine until it is scheduled. The two p95 do not add up to a p95. "
+                "The engine's answer per request needs --enable-per-request-metrics.",
+                "Both near zero; under load the gateway waits, and the engine does not.",
+                "Wait in the engine while the gateway's is zero: lower the gateway's limit. Wait in the gateway alone: add capacity.",
+                (
+                    ask.p95(ours.QUEUE, called="gateway"), ask.p95(vllm.REQUEST_QUEUE_TIME, called="engine"),
+                    ask.p95(ours.ENGINE_QUEUE, called="engine, as told to the client"),
+                ),
+                threshold=thresholds.QUEUE_TIME_P95, detail="teams", width=6,
+            ),
+        )),
+        Row("Lengths and steps", (
+            Panel(
+                "prompt-length", "Prompt length, p50 p95 p99",
+                "Tokens in the prompts of finished requests. The bounds go 1, 2, 5, 10 and so on; between 1000 and 2000 it is a straight line.",
+                "As your applications mean it to be.",
+                "A jump moves prefill time and time to first token: ask who changed a template, then see whether the cache holds the new prefix.",
+                _spread(vllm.REQUEST_PROMPT_TOKENS), detail="kv-cache", width=6,
+            ),
+            Panel(
+                "reply-length", "Reply length, p50 p95 p99",
+                "Tokens in each finished reply; a request that asks for n replies adds n samples here and in all of the engine's latencies.",
+                "Well below the limit that clients ask for: see max_tokens further down.",
+                "Longer replies lengthen everything after the first token, and hold their KV blocks for as long: cap max_tokens.",
+                _spread(vllm.REQUEST_GENERATION_TOKENS), detail="levers", width=6,
+            ),
+            Panel(
+                "tokens-per-step", "Tokens per step, mean",
+                "Tokens that one step of the engine works on, prefill and decode together: about one per running request while everyone decodes, and "
+                "far more when prompts come in. Not comparable between 0.20, which counts cached prompt tokens, and 0.32.",
+                "Above the number of running requests, below max_num_batched_tokens.",
+                "At the limit for long, prefill crowds out decode: see chunked prefill on the Levers board.",
+                (ask.mean(vllm.ITERATION_TOKENS, by=_EACH),), detail="levers", width=6,
+            ),
+            Panel(
+                "steps", "Steps per second",
+                "How often the engine steps, one line per engine. While it is busy, one over this figure is the length of a step and so the pace of "
+                "decoding; an idle engine does not step.",
+                "Steady under load; each step serves all running requests.",
+                "Fewer steps at the same batch are slower steps: see tokens per step, then the GPU's clocks.",
+                (_steps(),), detail="gpu", width=6,
+            ),
+        )),
+        Row("What clients ask for", (
+            Panel(
+                "max-tokens", "max_tokens asked for and reply length, p95",
+                "The limit that finished requests carried beside what was really generated. vLLM promises no memory for the limit; a gateway that "
+                "admits by it does.",
+                "Asked and generated lie within a factor of two.",
+                "Far apart, admission by estimate turns work away for nothing; equal, replies are being cut: see finish reasons on the Levers board.",
+                (ask.p95(vllm.REQUEST_PARAMS_MAX_TOKENS, called="asked"), ask.p95(vllm.REQUEST_GENERATION_TOKENS, called="generated")),
+                detail="levers",
+            ),
+            Panel(
+                "longest-reply", "Longest reply of a request, p50 p95 p99",
+                "The longest among the n replies of one request: generated, not asked for. The client waits for it, however short the others are.",
+                "Equal to reply length where nobody asks for more than one reply.",
+                "Where it is above reply length, requests ask for several replies: see n beside it.",
+                _spread(vllm.REQUEST_MAX_NUM_GENERATION_TOKENS),
+            ),
+            Panel(
+                "replies-per-request", "Replies asked for per request, mean",
+                "The mean n. Each reply takes a place in the batch and KV blocks of its own beyond the shared prompt.",
+                "1.",
+                "Above 1, multiply when you size max_num_seqs; find the client on the Teams board.",
+                (ask.mean(vllm.REQUEST_PARAMS_N),), detail="teams",
+            ),
+            Panel(
+                "prompt-heatmap", "Prompt length, distribution",
+                "How many finished requests had prompts of each length, all selected models together.",
+                "The bands of your applications, each where it belongs.",
+                "A new band is a new kind of traffic; if it is far longer than the rest, serve it from engines of its own.",
+                (ask.heat(vllm.REQUEST_PROMPT_TOKENS),), Shape.HEATMAP, width=12,
+            ),
+            Panel(
+                "reply-heatmap", "Reply length, distribution",
+                "How many finished requests had replies of each length, all selected models together.",
+                "Most replies end well below the highest bucket in use.",
+                "A band at a round number is a limit that cuts replies off: see finish reasons on the Levers board.",
+                (ask.heat(vllm.REQUEST_GENERATION_TOKENS),), Shape.HEATMAP, detail="levers", width=12,
+            ),
+        ), collapsed=True),
+        Row("How far these figures can be trusted", (
+            Panel(
+                "below-first-bound", "Share below the first bound",
+                "Share of samples in the lowest bucket of each histogram. Where it is above 95 %, the p95 lies inside that bucket and is a straight "
+                "line between 0 and the first bound: vLLM's default is 1 ms, 10 ms or 0.3 s.",
+                "Under 50 %, so that the median is measured as well; for queue time 100 % is good news, nobody waits.",
+                "Read means instead, which are exact, or start vLLM with finer --custom-histogram-buckets.",
+                (
+                    _guessed(vllm.TIME_TO_FIRST_TOKEN, "first token"), _guessed(vllm.INTER_TOKEN_LATENCY, "inter-token"),
+                    _guessed(vllm.E2E_REQUEST_LATENCY, "end to end"), _guessed(vllm.REQUEST_QUEUE_TIME, "queue"),
+                    _guessed(vllm.REQUEST_PREFILL_TIME, "prefill"), _guessed(vllm.REQUEST_DECODE_TIME, "decode"),
+                ),
+            ),
+            Panel(
+                "first-token-by-part", "Time to first token by part, means",
+                "What a client's first token waits for. The parts come from different sets of requests: the client's line from streams, the "
+                "gateway's from all, the engine's from finished ones; with like traffic the three parts nearly add up to the client's line.",
+                "The three parts together come close to the client's line.",
+                "A rest that stays is the network, the front end or a busy gateway: see its event loop on the Watch board.",
+                (
+                    ask.mean(ours.TTFT, by=(), called="client: first token"), ask.mean(ours.QUEUE, by=(), called="gateway: queue"),
+                    ask.mean(vllm.REQUEST_QUEUE_TIME, by=(), called="engine: queue"),
+                    ask.mean(vllm.REQUEST_PREFILL_TIME, by=(), called="engine: prefill"),
+                ),
+                detail="watch",
+            ),
+            Panel(
+                "requests-by-phase", "Requests in each phase at once",
+                "Seconds spent in a phase per second, which is how many requests were in it on average (Little's law). A request is counted when it "
+                "ends, so in short windows a long one comes late and all at once.",
+                "Decode is the largest part; queue is none.",
+                "Queue above zero for long: the engine is full. Prefill as large as decode: prompts are the load.",
+                (
+                    _at_once(vllm.REQUEST_QUEUE_TIME, "queue"), _at_once(vllm.REQUEST_PREFILL_TIME, "prefill"),
+                    _at_once(vllm.REQUEST_DECODE_TIME, "decode"),
+                ),
+                Shape.STACK,
+            ),
+        ), collapsed=True),
+        Row("HTTP", (
+            Panel(
+                "http-duration", "HTTP duration, p50 p95 p99",
+                "Time to answer an HTTP request of any kind, by API server, model listings and refusals included; health checks and scrapes are not. "
+                "The bounds go from 10 ms to 60 s, so above a minute it reads 60 s.",
+                "Close to end-to-end latency where most requests generate.",
+                "Far below it, many requests are answered without work: see status classes on the Teams board.",
+                _spread(vllm.HTTP_REQUEST_DURATION_HIGHR, _API), detail="teams",
+            ),
+            Panel(
+                "http-by-handler", "HTTP duration by handler, mean",
+                "Mean time to answer, by route; the bounds of this histogram (0.1, 0.5 and 1 s) are too coarse for percentiles.",
+                "Routes that generate take as long as their replies; all others a few milliseconds.",
+                "A slow route that does not generate means a busy API server: see its CPU on the Fleet board.",
+                (ask.mean(vllm.HTTP_REQUEST_DURATION, by=("handler", "method")),), detail="fleet",
+            ),
+            Panel(
+                "websockets", "WebSocket connections",
+                "Open connections of realtime routes, by API server.",
+                "Follows the number of clients.",
+                "One that only grows is clients that do not close: look at how long connections last.",
+                (ask.now(vllm.WEBSOCKET_CONNECTIONS_ACTIVE, by=_API),), width=4,
+                optional="No realtime route is served: serve a model that has one, on vLLM 0.18 or later.",
+            ),
+            Panel(
+                "websocket-duration", "WebSocket duration, p95",
+                "How long closed connections had lasted; open ones leave no sample.",
+                "As long as a conversation takes.",
+                "Very short ones are clients that fail and come back: look at the API server's log.",
+                (ask.p95(vllm.WEBSOCKET_CONNECTION_DURATION, _API),), width=4,
+                optional="No realtime route is served: serve a model that has one, on vLLM 0.18 or later.",
+            ),
+        ), collapsed=True),
+    ),
+)  # fmt: skip

@@ -1,0 +1,179 @@
+"""Boards, panels and queries as plain values. Whoever shows them, Grafana or our own page, reads the same ones.
+
+Law: nothing here or in the boards knows Grafana's JSON (that is panels.py), and no board types a metric name or a unit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from alerts.families import ALERTS
+from alerts.panel_ref import PanelRef
+from alerts.thresholds import Threshold
+from exporters.catalogue import expression
+from exporters.catalogue.component import Component, needed
+from exporters.catalogue.metric import Unit
+
+RATE = "$__rate_interval"
+COLUMNS = 24  # width of a board
+
+_UNITS = {
+    Unit.SECONDS: "s", Unit.BYTES: "bytes", Unit.JOULES: "joule", Unit.WATTS: "watt", Unit.CELSIUS: "celsius", Unit.HERTZ: "hertz",
+    Unit.RATIO: "percentunit", Unit.TIMESTAMP: "dateTimeFromNow", Unit.FLAG: "bool_on_off", Unit.TOKENS: "suffix: tok",
+}  # fmt: skip
+_PER_SECOND = {
+    Unit.TOKENS: "suffix: tok/s", Unit.REQUESTS: "reqps", Unit.BYTES: "Bps", Unit.JOULES: "watt", Unit.SECONDS: "percentunit",
+}  # fmt: skip
+
+
+def shown_unit(unit: Unit, per_second: bool = False) -> str:
+    """How a unit of the catalogue is shown, by Grafana's name for it. Seconds per second are a share of the time."""
+    return _PER_SECOND.get(unit, "cps") if per_second else _UNITS.get(unit, "short")
+
+
+class Shape(StrEnum):
+    LINES = "lines"
+    STACK = "stack"  # areas on top of each other: parts of a whole
+    NUMBER = "number"  # one large figure for each series, as of now
+    TABLE = "table"  # one row for each set of labels, one column for each query, as of now; sorted by the first figure, worst first
+    HEATMAP = "heatmap"  # a distribution over time, from buckets
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """PromQL, how its lines (in a table: its column) are called, and in what unit they are shown. exemplars: its buckets carry traces."""
+
+    expr: str
+    legend: str = ""
+    unit: str = "short"
+    exemplars: bool = False
+
+    @property
+    def needs(self) -> frozenset[Component]:
+        """What must run for this query to have an answer."""
+        return needed(expression.names(self.expr))
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel. slug never changes: links and annotations hang on it.
+
+    means, good, act: what the figure is, what is healthy, what to do when it is not; together they are the description.
+    detail: the slug of the board that explains it further. optional: why it is empty on a healthy stack, as a sentence that ends in
+    the way to fill it, else ''. full_scale: a ratio's axis goes from 0 to 1; False where its values live near 0.
+    Raises ValueError when a part of the description is missing."""
+
+    slug: str
+    title: str
+    means: str
+    good: str
+    act: str
+    queries: tuple[Query, ...]
+    shape: Shape = Shape.LINES
+    threshold: Threshold | None = None
+    detail: str = ""
+    optional: str = ""
+    width: int = 8
+    height: int = 7
+    full_scale: bool = True
+
+    def __post_init__(self) -> None:
+        PanelRef("x", self.slug)
+        for name, text in (("means", self.means), ("good", self.good), ("act", self.act)):
+            if not text.endswith("."):
+                raise ValueError(f"panel {self.slug}: {name} is one or more sentences, not {text!r}")
+        if not self.queries:
+            raise ValueError(f"panel {self.slug} asks nothing")
+
+    @property
+    def description(self) -> str:
+        return f"{self.means}\n\n**Good:** {self.good}\n\n**Otherwise:** {self.act}"
+
+    @property
+    def unit(self) -> str:
+        return self.queries[0].unit
+
+    @property
+    def needs(self) -> frozenset[Component]:
+        """What must run for this panel to show anything: what its least demanding query needs."""
+        return min((query.needs for query in self.queries), key=len)
+
+    @property
+    def when_empty(self) -> str:
+        """What to show instead of nothing."""
+        if self.optional:
+            return self.optional
+        missing = sorted(part.value for part in self.needs - {Component.ENGINE, Component.SCRAPE})
+        if missing:
+            return f"Nothing here yet. This needs {' and '.join(missing)}, scraped by this Prometheus."
+        return "Nothing in this range: no request was served, or no engine matches the variables above."
+
+    def alerts(self, board: str) -> tuple[str, ...]:
+        """The alerts that point at this panel, or that fire at the line it draws."""
+        ref = PanelRef(board, self.slug)
+        return tuple(a.name for a in ALERTS if a.panel == ref or (self.threshold is not None and a.threshold == self.threshold))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under one heading; they wrap when the row is full. The first row of a board has no title and answers its question."""
+
+    title: str
+    panels: tuple[Panel, ...]
+    collapsed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One choice at the top of a board. kind: query (values from label_values), custom (fixed choices), text (free, such as a price)."""
+
+    name: str
+    label: str
+    kind: str = "query"
+    query: str = ""
+    options: tuple[str, ...] = ()
+    default: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A dashboard: one question, answered in its top row. extra: variables of its own, beside the common ones that its queries use."""
+
+    slug: str
+    title: str
+    question: str
+    rows: tuple[Row, ...]
+    extra: tuple[Variable, ...] = ()
+    regions: bool = False  # tuning events as regions (event until settled) instead of lines
+
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        return tuple(panel for row in self.rows for panel in row.panels)
+
+    def uses(self, variable: str) -> bool:
+        """Whether a query of this board reads a variable."""
+        pattern = re.compile(rf"\$(?:{variable}\b|\{{{variable}[:}}])")
+        return any(pattern.search(query.expr) for panel in self.panels for query in panel.queries)
+
+
+class Profile(StrEnum):
+    """For whom boards are made."""
+
+    FULL = "full"  # the whole stack; panels whose component is missing say so
+    ENGINE = "engine"  # nothing but vLLM's own series: no sidecar, no gateway, none of our rules
+
+    @property
+    def components(self) -> frozenset[Component]:
+        return frozenset({Component.ENGINE, Component.SCRAPE} if self is Profile.ENGINE else Component)
+
+
+def only(board: Board, components: frozenset[Component]) -> Board | None:
+    """The board as far as these components carry it; None when nothing is left of its first row, which answers its question."""
+    rows = tuple(replace(row, panels=kept) for row in board.rows if (kept := tuple(filter(None, (_only(p, components) for p in row.panels)))))
+    return replace(board, rows=rows) if rows and not rows[0].title else None
+
+
+def _only(panel: Panel, components: frozenset[Component]) -> Panel | None:
+    queries = tuple(query for query in panel.queries if query.needs <= components)
+    return replace(panel, queries=queries) if queries else None

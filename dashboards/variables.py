@@ -1,0 +1,29 @@
+"""The choices at the top of every board, each narrowed by those before it, and only those that a query of the board reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dashboards.model import Board, Variable
+from exporters.catalogue import ours, vllm
+
+_LABELS = {"cluster": "Cluster", "namespace": "Namespace", "job": "Job", "instance": "Engine", "model_name": "Model", "team": "Team"}
+CHAIN = tuple(_LABELS)
+
+
+def of(board: Board) -> tuple[Variable, ...]:
+    """The variables of a board, in the order of the chain, then its own.
+
+    Values come from a series that every engine always has (or, for boards about the request log, from the log's own), so that a label of
+    other exporters never shows up among them. Where nobody has a label, the choice stays at All, which matches its absence."""
+    used = [name for name in CHAIN if board.uses(name)]
+    from_log = "job" not in used and board.uses("team")
+    chain = tuple(Variable(name, _LABELS[name], query=_values(name, used[: used.index(name)], from_log)) for name in used)
+    return (*chain, *board.extra)
+
+
+def _values(name: str, parents: Sequence[str], from_log: bool) -> str:
+    source = ours.REQUESTS.name if from_log or name == "team" else vllm.NUM_REQUESTS_RUNNING.name
+    # The request log knows no scrape job and no engine's address.
+    matchers = ", ".join(f'{parent}=~"${parent}"' for parent in parents if not (name == "team" and parent in ("job", "instance")))
+    return f"label_values({source}{{{matchers}}}, {name})" if matchers else f"label_values({source}, {name})"

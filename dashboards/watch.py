@@ -1,0 +1,357 @@
+"""Watch: can the figures be trusted, are the watchers themselves well?
+
+Law: nothing here says how vLLM does; a fault on this board means that another board may be wrong."""
+
+from __future__ import annotations
+
+from dashboards import ask
+from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
+from exporters.catalogue import gateway, ours, promql, vllm, watchers
+from exporters.catalogue.metric import Metric, Unit
+from exporters.catalogue.prometheus import ALERTS, SCRAPE_DURATION, SCRAPE_SAMPLES, UP
+
+_RANGE = "$__range"
+_TARGET = ("job", "instance")
+_PLACE = ask.where(UP)
+_NO_SPANS = (
+    "The collector has counted no span yet, or is not scraped. Point vLLM's --otlp-traces-endpoint at it, send one request, and let this "
+    "Prometheus scrape the collector's own page, port 8888."
+)
+
+
+def _ended(metric: Metric, called: str, *only: str) -> Query:
+    """Requests per second for each model. Without job and instance, which the log does not know: narrowed to one engine, the two could not agree."""
+    where = (*_PLACE, 'model_name=~"$model_name"', *only)
+    return Query(promql.per_second(metric, RATE, where=where), ask.legend(("model_name",), called), shown_unit(metric.unit, per_second=True))
+
+
+def _never_is_zero(part: Metric, whole: Metric, called: str, by: tuple[str, ...]) -> Query:
+    """A counter that is absent until it first counts, as 0 wherever the one beside it is there."""
+    there = promql.per_second(whole, RATE, by, ask.where(whole))
+    expr = f"{promql.per_second(part, RATE, by, ask.where(part))} or {there} * 0"
+    return Query(expr, ask.legend(by, called), shown_unit(part.unit, per_second=True))
+
+
+def _lost() -> Query:
+    """Records that the gateway gave up within the range."""
+    lost = promql.growth(gateway.LOG_LOST, _RANGE, (), ask.where(gateway.LOG_LOST))
+    return Query(lost, "records", shown_unit(Unit.COUNT))
+
+
+def _firing() -> Query:
+    firing = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"'))
+    return Query(f"count by (alertname, severity, model_name, instance) ({firing})", "Firing", shown_unit(Unit.COUNT))
+
+
+def _queue() -> Query:
+    size, room = (promql.current(metric, ("exporter",), ask.where(metric)) for metric in (watchers.EXPORT_QUEUE, watchers.EXPORT_QUEUE_CAPACITY))
+    return Query(promql.per(size, room), "{{exporter}}", shown_unit(Unit.RATIO))
+
+
+BOARD = Board(
+    slug="watch",
+    title="vLLM / Watch",
+    question="Can the figures be trusted: are the watchers themselves well?",
+    rows=(
+        Row("", (
+            Panel(
+                "targets-up", "Targets up, by job",
+                "no when a target of the job did not answer its last scrape.",
+                "All yes.",
+                "Every curve from that job has a gap, and rules over it are silent. Open the target's address by hand, then the runbook.",
+                (ask.now(UP, ("job",)),), Shape.NUMBER, detail="fleet", height=6,
+            ),
+            Panel(
+                "sources-up", "Sidecar's sources up",
+                "Whether the sidecar's last reading of each source succeeded: the engines' pages, the GPU, the request log, the events file.",
+                "All yes.",
+                "Figures from this source stand still or are absent: source errors below say why.",
+                (ask.now(ours.SOURCE_UP, ("source",)),), Shape.NUMBER, height=6,
+            ),
+            Panel(
+                "records-lost", "Request records lost in this range",
+                "Records of finished requests that the gateway gave up, because the request log could not be written for too long.",
+                "Zero: every figure per team rests on these records.",
+                "Free the disk of the log or mend its permissions; tokens and cost of this range are too low by that many requests.",
+                (_lost(),), Shape.NUMBER, detail="teams", height=6,
+            ),
+            Panel(
+                "log-lag", "Request log: how far behind",
+                "How long after its request ended the newest record was counted. It moves only when a record arrives.",
+                "A few seconds.",
+                "Figures from the log are that late. If unread bytes grow too, the sidecar cannot keep up; if not, nobody asks.",
+                (ask.worst(ours.LOG_LAG, ("path",)),), detail="teams",
+            ),
+            Panel(
+                "log-against-engine", "Requests ended well: log and engine",
+                "Requests per second that ended well, as the request log knows them and as the engines count them. Two lines and not a ratio: "
+                "the log counts a little later, so that either may be ahead for a moment.",
+                "The two lines of a model lie on each other.",
+                "Engine above log: requests pass by the gateway, or records are lost. Log above engine: an engine is not scraped, or answers come "
+                "from elsewhere.",
+                (
+                    _ended(ours.REQUESTS, "log", 'outcome="ok"'),
+                    _ended(vllm.REQUEST_SUCCESS, "engine", 'finished_reason!~"abort|error"'),
+                ),
+                detail="teams",
+            ),
+            Panel(
+                "firing-alerts", "Firing alerts",
+                "What fires right now. VLLMWatchdog always does: it shows that rules are evaluated.",
+                "VLLMWatchdog and nothing else.",
+                "Open the runbook of the most severe one. If even VLLMWatchdog is missing, no alert of ours can fire: load the rules.",
+                (_firing(),), Shape.TABLE, detail="overview",
+            ),
+        )),
+        Row("Prometheus", (
+            Panel(
+                "scrape-duration", "Scrape duration, by target",
+                "How long the last scrape of each target took.",
+                "Far below the scrape interval and its timeout of ten seconds.",
+                "A slow engine page means a busy API server; near the timeout, samples go missing.",
+                (ask.worst(SCRAPE_DURATION, _TARGET),),
+            ),
+            Panel(
+                "scrape-samples", "Samples, by target",
+                "Samples that the last scrape of each target brought.",
+                "Level.",
+                "Growth without end is a label with unbounded values: look at what the target's page repeats.",
+                (ask.now(SCRAPE_SAMPLES, _TARGET),),
+            ),
+            Panel(
+                "rule-failures", "Rules that failed or came too late",
+                "Evaluations of rules that failed, and evaluations that were left out because the one before was not done.",
+                "Zero.",
+                "An alert whose rule fails cannot fire: Prometheus shows the error on its page Status, Rules.",
+                (
+                    ask.growth(watchers.RULE_FAILURES, by=("rule_group",), called="failed"),
+                    ask.growth(watchers.RULE_ITERATIONS_MISSED, by=("rule_group",), called="left out"),
+                ),
+            ),
+            Panel(
+                "rule-duration", "Duration of rule groups",
+                "How long the last evaluation of each group took, beside the shortest interval between two.",
+                "Far below the interval.",
+                "Near it, evaluations are left out: fewer series, dearer rules recorded less often, or a larger Prometheus.",
+                (
+                    ask.worst(watchers.RULE_GROUP_DURATION, ("rule_group",)),
+                    ask.now(watchers.RULE_GROUP_INTERVAL, (), "interval"),
+                ),
+            ),
+            Panel(
+                "alerts-sent", "Alerts that did not reach Alertmanager",
+                "Alerts that Prometheus gave up, and those that one Alertmanager did not take.",
+                "Zero.",
+                "Nobody is told what fires: check that Alertmanager is up and that its address is in Prometheus' configuration.",
+                (
+                    ask.growth(watchers.NOTIFICATIONS_DROPPED, by=(), called="given up"),
+                    ask.growth(watchers.NOTIFICATIONS_ERRORS, by=("alertmanager",), called="not taken"),
+                ),
+            ),
+            Panel(
+                "head-series", "Series in Prometheus' memory",
+                "Series that Prometheus holds in memory; its own memory follows this number.",
+                "Level, apart from steps when engines restart.",
+                "Growth without end is churn: see samples by target for where it comes from.",
+                (ask.now(watchers.HEAD_SERIES, (), "series"),),
+            ),
+        )),
+        Row("The sidecar", (
+            Panel(
+                "source-age", "Age of what each source said",
+                "Age of the newest successful reading of each source.",
+                "No older than a few readings.",
+                "Older figures are yesterday's news under today's time: see whether the source is up, and why not.",
+                (ask.worst(ours.SOURCE_AGE, ("source",)),),
+            ),
+            Panel(
+                "source-errors", "Failed readings, by source and reason",
+                "Readings of a source that failed.",
+                "Zero, apart from an engine that restarts.",
+                "The reason names the layer: refused and timeout are the network, the rest is what the source said. The sidecar's log has more.",
+                (ask.growth(ours.SOURCE_ERRORS, by=("source", "reason")),),
+                optional="No reading has failed since the sidecar started, or no sidecar is scraped. Run vllm-watch sidecar run to have one.",
+            ),
+            Panel(
+                "log-unread", "Request log: bytes not read yet",
+                "Bytes that stand in a request log and have not been counted.",
+                "Zero, or falling.",
+                "Growing: the sidecar cannot keep up or cannot read the file. Its log says which; its processor time says whether it is busy.",
+                (ask.now(ours.LOG_BYTES_BEHIND, ("path",)),), detail="teams",
+            ),
+            Panel(
+                "log-bad-lines", "Request log: lines that are no record",
+                "Lines that were left out of all figures, by reason: no JSON, a field of the wrong type, out of range, too long.",
+                "Zero.",
+                "Someone else writes into the log, or writer and reader are of different releases. The sidecar's log says what is wrong.",
+                (ask.growth(ours.LOG_BAD_LINES, by=("reason",)),), detail="teams",
+            ),
+        )),
+        Row("The gateway", (
+            Panel(
+                "gateway-log", "Gateway: request log in trouble",
+                "Failed attempts to write the request log, records given up for good, and records that wait in memory.",
+                "Zero everywhere.",
+                "Free the disk of the log or mend its permissions: waiting records are written when it works again, lost ones never.",
+                (
+                    ask.growth(gateway.LOG_ERRORS, by=(), called="failed writes"),
+                    ask.growth(gateway.LOG_LOST, by=(), called="lost"),
+                    ask.now(gateway.LOG_WAITING, (), "waiting"),
+                ),
+                detail="teams",
+            ),
+            Panel(
+                "gateway-loop-lag", "Gateway: event loop lag, p95",
+                "How much later than asked the gateway's event loop woke up; every request waits at least that long, unseen by its timings.",
+                "Under 10 ms.",
+                "The gateway has no processor time left: start another one, or take other work off its machine.",
+                (ask.p95(gateway.LOOP_LAG, ("instance",)),), detail="latency",
+            ),
+            Panel(
+                "gateway-upstream", "Gateway: engines that answer",
+                "Whether an engine's health page answered the gateway's last probe.",
+                "yes for every engine.",
+                "Up for Prometheus and not for the gateway is the network between the two, or a wrong address in the gateway's settings.",
+                (ask.now(gateway.UPSTREAM_UP, ("upstream",)),), detail="fleet",
+            ),
+        )),
+        Row("What the sidecar could not count as it came", (
+            Panel(
+                "log-untimed", "Request log: lines without a time",
+                "Lines that carry no time of their own; the time they were read stands for it.",
+                "Zero with our gateway; other writers may leave it out.",
+                "Curves from these lines are right only while the log is read as it is written: let the writer add ts.",
+                (ask.growth(ours.LOG_UNTIMED, by=(), called="lines"),), detail="teams",
+            ),
+            Panel(
+                "log-rotations", "Request log: rotations",
+                "Times a log was replaced or cut under the reader.",
+                "As often as you rotate it.",
+                "More often than that: two writers, or a log cut in place, which loses what was not read yet.",
+                (ask.growth(ours.LOG_ROTATIONS, by=("path",)),), detail="teams",
+            ),
+            Panel(
+                "folded", "Requests without a series of their own",
+                "Requests counted under __other__, because their team or model came after the table was full.",
+                "Zero.",
+                "Name your teams in the sidecar's settings: those are kept first. Many unknown models are a client that guesses names.",
+                (
+                    ask.growth(ours.TEAMS_FOLDED, by=(), called="team"),
+                    ask.growth(ours.MODELS_FOLDED, by=(), called="model"),
+                ),
+                detail="teams",
+            ),
+            Panel(
+                "unknown-families", "Series of vLLM that we do not know",
+                "Families on an engine's page that this release of vllm-watch does not know.",
+                "Zero.",
+                "The engine is newer than the catalogue: vllm-watch metrics check with its address names them, and tells which panels it starves.",
+                (ask.now(ours.ENGINE_UNKNOWN_FAMILIES, ("upstream",)),), detail="tuning",
+            ),
+            Panel(
+                "source-duration", "How long a reading takes, by source",
+                "Duration of the last reading of each source.",
+                "Far below a second.",
+                "A slow engine page is a busy API server; a slow GPU reading is the driver.",
+                (ask.worst(ours.SOURCE_DURATION, ("source",)),),
+            ),
+            Panel(
+                "lab-processes", "Processes of the lab",
+                "Whether each process of the embedded lab runs and answers.",
+                "All yes.",
+                "The lab's page says why a process stopped and shows the end of its log.",
+                (ask.now(ours.LAB_PROCESS_UP, ("process",)),), Shape.NUMBER,
+                optional="This stack is not the embedded lab. Start that with make lab to see its processes here.",
+            ),
+        ), collapsed=True),
+        Row("Prometheus' store, Alertmanager", (
+            Panel(
+                "samples-refused", "Samples that Prometheus refused",
+                "Samples with a time that is taken or past, and scrapes thrown away whole because the page was too large.",
+                "Zero.",
+                "Taken times mean that two targets have the same labels: look for one engine in two scrape jobs.",
+                (
+                    ask.growth(watchers.SAMPLES_DUPLICATE, by=(), called="time is taken"),
+                    ask.growth(watchers.SAMPLES_OUT_OF_ORDER, by=(), called="time is past"),
+                    ask.growth(watchers.SCRAPES_OVER_LIMIT, by=(), called="page too large"),
+                ),
+            ),
+            Panel(
+                "samples-stored", "Samples stored",
+                "Samples per second that Prometheus stores.",
+                "Level.",
+                "A fall is a target that went away; a rise is a new one, or a label with too many values.",
+                (ask.rate(watchers.SAMPLES_APPENDED, (), "samples"),),
+            ),
+            Panel(
+                "config-loaded", "Configuration read",
+                "no when the last reading of the configuration failed: the old one is still in use.",
+                "yes for both.",
+                "What you changed is not in effect: promtool check config or amtool check-config says where the error is.",
+                (
+                    ask.now(watchers.CONFIG_LOADED, (), "Prometheus"),
+                    ask.now(watchers.ALERTMANAGER_CONFIG_LOADED, (), "Alertmanager"),
+                ),
+                Shape.NUMBER,
+            ),
+            Panel(
+                "alertmanagers", "Alertmanagers that Prometheus knows",
+                "How many Alertmanagers Prometheus sends to.",
+                "As many as you run, and never zero.",
+                "Zero: alerts fire and nobody is told. Add alerting to Prometheus' configuration.",
+                (ask.now(watchers.ALERTMANAGERS, (), "known"),),
+            ),
+            Panel(
+                "alertmanager-alerts", "Alertmanager: alerts, by state",
+                "Alerts that Alertmanager holds: active, suppressed by a silence or another alert, or not yet looked at.",
+                "As many as fire; VLLMWatchdog is always among them.",
+                "Suppressed and not by you: look for a forgotten silence.",
+                (ask.now(watchers.ALERTMANAGER_ALERTS, ("state",)),), Shape.STACK, detail="overview",
+            ),
+            Panel(
+                "alertmanager-notifications", "Alertmanager: notifications",
+                "Notifications that Alertmanager tried to send, those that failed, and alerts that it refused as malformed.",
+                "None failed, none refused.",
+                "Nobody was told: Alertmanager's log names the receiver and its answer.",
+                (
+                    ask.growth(watchers.ALERTMANAGER_NOTIFICATIONS, by=(), called="tried"),
+                    ask.growth(watchers.ALERTMANAGER_NOTIFICATIONS_FAILED, by=(), called="failed"),
+                    ask.growth(watchers.ALERTMANAGER_INVALID, by=(), called="refused"),
+                ),
+            ),
+        ), collapsed=True),
+        Row("The collector", (
+            Panel(
+                "spans-in", "Collector: spans taken and refused",
+                "Spans per second that the collector took, and that it sent back because it was full.",
+                "Nothing refused.",
+                "Refused spans are traces with holes: give the collector more memory, or let vLLM sample.",
+                (
+                    ask.rate(watchers.SPANS_ACCEPTED, ("receiver",), "taken"),
+                    _never_is_zero(watchers.SPANS_REFUSED, watchers.SPANS_ACCEPTED, "refused", ("receiver",)),
+                ),
+                optional=_NO_SPANS,
+            ),
+            Panel(
+                "spans-out", "Collector: spans sent and given up",
+                "Spans per second that arrived at the trace store, and that were given up after the last retry.",
+                "Nothing given up, and as many sent as taken.",
+                "The trace store does not answer or refuses: the collector's log has its answer.",
+                (
+                    ask.rate(watchers.SPANS_SENT, ("exporter",), "sent"),
+                    _never_is_zero(watchers.SPANS_SEND_FAILED, watchers.SPANS_SENT, "given up", ("exporter",)),
+                ),
+                optional=_NO_SPANS,
+            ),
+            Panel(
+                "export-queue", "Collector: queue in use",
+                "Share of the collector's sending queue that is filled with batches.",
+                "Near zero.",
+                "At its end spans are thrown away: the trace store is slower than what comes in.",
+                (_queue(),),
+                optional="No exporter of the collector has a sending queue, or the collector is not scraped. Send spans to a trace store with "
+                "otlp_http or otlp_grpc instead of debug.",
+            ),
+        ), collapsed=True),
+    ),
+)  # fmt: skip

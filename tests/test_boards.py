@@ -1,0 +1,174 @@
+"""Boards: what every one of them has, and what a profile leaves of them. Whether they return data is test_panel_matrix.py."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from alerts.panel_ref import board_uid
+from alerts.rules import Links
+from dashboards import annotations as marked
+from dashboards import ask, variables
+from dashboards.boards import BOARDS, boards
+from dashboards.model import Board, Panel, Profile, Query, Row, Shape
+from dashboards.panels import to_json
+from exporters.catalogue import expression, gateway, gpu, ours, vllm
+from exporters.catalogue.component import Component
+
+ROOT = Path(__file__).parent.parent
+SLUGS = ["overview", "latency", "kv-cache", "levers", "teams", "gpu", "tuning", "fleet", "watch"]
+
+
+def printed(board, profile=Profile.FULL, **options):
+    return json.loads(to_json(board, profile, **options))
+
+
+def flat(dashboard):
+    for panel in dashboard["panels"]:
+        yield panel
+        yield from panel.get("panels", ())
+
+
+def panel(**changes):
+    given = {"slug": "x", "title": "X", "means": "It is x.", "good": "Zero.", "act": "Look.",
+             "queries": (Query("vllm:num_requests_running", "{{model_name}}", "short"),)}  # fmt: skip
+    return Panel(**given | changes)
+
+
+def board(*panels, **changes):
+    return Board(**{"slug": "b", "title": "B", "question": "Is it?", "rows": (Row("", panels),)} | changes)
+
+
+def test_the_boards_that_are_shipped():
+    assert SLUGS == [board.slug for board in BOARDS]
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda b: b.slug)
+def test_a_board_prints_for_grafana_10_4_and_later(board):
+    made = printed(board)
+    assert 39 == made["schemaVersion"]
+    assert board_uid(board.slug) == made["uid"]
+    assert ["datasource", *(v.name for v in variables.of(board))] == [v["name"] for v in made["templating"]["list"]]
+    assert all(v["allValue"] == ".*" for v in made["templating"]["list"] if v["type"] == "query"), "a label that is missing must still match"
+    assert len(board.panels) == len([p for p in flat(made) if p["type"] != "row"])
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda b: b.slug)
+def test_a_boards_first_row_has_no_heading_and_its_links_lead_to_boards_that_exist(board):
+    assert "" == board.rows[0].title
+    assert {p.detail for p in board.panels} - {""} <= set(SLUGS) - {board.slug}
+
+
+def test_a_variable_that_no_query_reads_is_not_offered():
+    assert [] == list(variables.of(board(panel())))
+    rated = board(panel(queries=(ask.rate(vllm.PROMPT_TOKENS),)))
+    assert ["cluster", "namespace", "job", "instance", "model_name"] == [v.name for v in variables.of(rated)]
+    assert 'label_values(vllm:num_requests_running{cluster=~"$cluster"}, namespace)' == variables.of(rated)[1].query
+
+
+def test_a_board_about_the_log_takes_its_choices_from_the_log():
+    """A team may see the request log and no engine."""
+    logged = board(panel(queries=(ask.rate(ours.REQUESTS, by=("team",)),)))
+    assert 'label_values(vllm_watch_requests_total{cluster=~"$cluster", namespace=~"$namespace", model_name=~"$model_name"}, team)' == (
+        variables.of(logged)[-1].query
+    )
+
+
+def test_matchers_follow_the_labels_that_a_series_has():
+    assert all("job" not in matcher for matcher in ask.where(ours.REQUESTS)), "the sidecar's scrape job is not the engine's"
+    assert not any("model_name" in matcher for matcher in ask.where(vllm.CACHE_CONFIG_INFO))
+    assert any("model_name" in matcher for matcher in ask.where(vllm.NUM_REQUESTS_RUNNING))
+
+
+@pytest.mark.parametrize(
+    ("metric", "told"),
+    [(ours.REQUESTS, "the sidecar"), (gateway.REQUESTS, "the gateway"), (gpu.ENERGY, "the sidecar on the GPU host")],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_an_empty_panel_says_which_component_is_missing(metric, told):
+    empty = panel(queries=(ask.rate(metric, by=("model_name",)),))
+    assert told in empty.when_empty
+    (shown,) = printed(board(empty))["panels"]
+    assert told in shown["fieldConfig"]["defaults"]["noValue"]
+
+
+def test_a_panel_without_meaning_good_and_what_to_do_cannot_be_made():
+    for part in ("means", "good", "act"):
+        with pytest.raises(ValueError, match=part):
+            panel(**{part: "no sentence"})
+    with pytest.raises(ValueError, match="asks nothing"):
+        panel(queries=())
+
+
+def test_the_engine_profile_asks_for_nothing_but_vllms_own_series():
+    kept = boards(Profile.ENGINE)
+    assert {"overview", "latency", "kv-cache", "levers", "fleet"} <= {board.slug for board in kept}
+    for one in kept:
+        made = printed(one, Profile.ENGINE)
+        asked = [t["expr"] for p in flat(made) for t in p.get("targets", ())] + [a["expr"] for a in made["annotations"]["list"] if "expr" in a]
+        names = set().union(*map(expression.names, asked))
+        assert not [name for name in names if name.startswith(("vllm_watch_", "ALERTS", "DCGM_"))]
+        assert "team" not in [v["name"] for v in made["templating"]["list"]]
+        assert all(p.detail in {"", *(b.slug for b in kept)} for p in one.panels), "no link leads to a board that is left out"
+
+
+def test_the_full_profile_leaves_nothing_out():
+    assert BOARDS == boards(Profile.FULL)
+
+
+def test_a_mixed_panel_keeps_the_queries_that_the_engine_answers():
+    mixed = board(panel(queries=(ask.rate(ours.REQUESTS), ask.rate(vllm.PROMPT_TOKENS))))
+    (query,) = boards_only(mixed).panels[0].queries
+    assert {Component.ENGINE} == query.needs
+
+
+def boards_only(one):
+    from dashboards.model import only
+
+    return only(one, Profile.ENGINE.components)
+
+
+def test_no_event_is_drawn_twice():
+    """The sidecar records restarts too; the engine's own start time tells them everywhere."""
+    one = replace(BOARDS[0])
+    names = [mark.name for mark in marked.of(one)]
+    assert len(names) == len(set(names))
+    events = next(mark for mark in marked.of(one) if mark.name == "Tuning events")
+    assert 'kind!="restart"' in events.expr
+
+
+def test_links_lead_to_a_teams_own_runbooks():
+    made = printed(BOARDS[0], links=Links("https://wiki/rb"))
+    urls = [link["url"] for p in made["panels"] for link in p.get("links", ()) if link["title"].startswith("Runbook")]
+    assert "https://wiki/rb/VLLMErrorRatioHigh" in urls
+    assert all(url.startswith("https://wiki/rb/") for url in urls)
+
+
+def test_what_is_imported_may_be_edited_and_what_is_provisioned_not():
+    assert printed(BOARDS[0])["editable"]
+    assert not printed(BOARDS[0], editable=False)["editable"]
+
+
+def test_a_target_that_is_down_is_red():
+    up = next(p for p in flat(printed(BOARDS[0])) if p["title"] == "Engines up")
+    assert [("red", None), ("green", 1)] == [(s["color"], s["value"]) for s in up["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+
+
+def test_a_table_has_one_row_for_each_set_of_labels_and_each_figure_its_unit():
+    made = printed(board(panel(shape=Shape.TABLE, queries=(Query("vllm:num_requests_running", "running", "short"),
+                                                           Query("vllm:kv_cache_usage_perc", "KV", "percentunit")))))  # fmt: skip
+    (table,) = made["panels"]
+    assert ["merge", "organize"] == [t["id"] for t in table["transformations"]]
+    assert {"Value #A": "running", "Value #B": "KV"} == table["transformations"][1]["options"]["renameByName"]
+    assert "percentunit" == table["fieldConfig"]["overrides"][1]["properties"][0]["value"]
+    assert all(t["instant"] and t["format"] == "table" for t in table["targets"])
+
+
+def test_panels_wrap_at_the_width_of_a_board_and_a_closed_row_holds_its_own():
+    many = tuple(panel(slug=f"p{i}", width=10) for i in range(3))
+    made = printed(board(rows=(Row("", many[:1]), Row("More", many[1:], collapsed=True)), slug="c"))
+    assert [(0, 0), (0, 7)] == [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in made["panels"]]
+    assert [(0, 8), (10, 8)] == [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in made["panels"][1]["panels"]]
