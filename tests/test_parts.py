@@ -17,7 +17,7 @@ from threading import Event, Thread
 import pytest
 
 from stack.lab import parts
-from stack.lab.parts import cache, collector, debian, engine, work
+from stack.lab.parts import cache, collector, debian, engine, npm, work
 
 DEB822 = """\
 Types: deb
@@ -337,6 +337,56 @@ def test_dockerd_without_containerd_does_not_count(home: Path, monkeypatch: pyte
 def test_nothing_is_found_in_an_empty_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "PROGRAMS", {name: parts.Program(()) for name in parts.PROGRAMS})
     assert [None] * len(parts.PARTS) == [parts.find(name) for name in parts.PARTS]
+
+
+def test_node_without_npm_does_not_count(home: Path) -> None:
+    program(home, "node", "v20.20.2")
+    assert parts.find("node") is None
+    program(home, "npm", "11.19.1")
+    found = parts.find("node")
+    assert found is not None
+    assert "20.20.2" == found.version
+
+
+# ---- packages of npm
+
+
+NPM = """\
+#!/bin/sh
+echo "$@" >> {folder}/asked
+for name in typescript {names}; do mkdir -p node_modules/$name; echo {{}} > node_modules/$name/package.json; done
+"""
+
+
+@pytest.fixture
+def fake_npm(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for npm: makes the folders of the packages and fetches nothing."""
+    monkeypatch.setenv("PATH", f"{home / 'bin'}:/usr/bin:/bin")
+    program(home, "node", "v20.20.2")
+    path = home / "bin" / "npm"
+    path.write_text(NPM.format(folder=home, names=" ".join(f"grafana-schema-{version}" for version in npm.SCHEMAS)))
+    path.chmod(0o755)
+    return home
+
+
+def test_each_release_of_the_schema_gets_a_place_in_which_it_is_the_schema(fake_npm: Path) -> None:
+    found = parts.ensure(["grafana-schema"], print)["grafana-schema"]
+    assert all((npm.modules(found.path, version) / "@grafana/schema/package.json").is_file() for version in npm.SCHEMAS)
+    assert found == parts.find("grafana-schema")
+
+
+def test_npm_runs_no_script_of_a_package_and_asks_for_exact_versions(fake_npm: Path) -> None:
+    parts.ensure(["grafana-schema"], print)
+    assert "--ignore-scripts" in (fake_npm / "asked").read_text()
+    wanted = json.loads(npm.manifest())["dependencies"].values()
+    assert all(re.fullmatch(r"(npm:@grafana/schema@)?\d+\.\d+\.\d+", version) for version in wanted)
+
+
+def test_schema_that_could_not_be_fetched_leaves_nothing_that_counts(fake_npm: Path) -> None:
+    (fake_npm / "bin" / "npm").write_text("#!/bin/sh\necho 'npm error network getaddrinfo ENOTFOUND mirror.example'; exit 1\n")
+    with pytest.raises(parts.PartMissing, match="installing npm packages failed"):
+        parts.ensure(["grafana-schema"], print)
+    assert parts.find("grafana-schema") is None
 
 
 # ---- half an install never counts

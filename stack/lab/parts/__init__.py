@@ -1,7 +1,7 @@
 """The real parts the lab and the tests run on: where they are, and how they come to be there.
 
-`find` looks and installs nothing; `ensure` installs what is missing into the cache, a folder outside the checkout. Only Chromium and
-dockerd are installed on the system itself, and only when we are root: they need libraries and kernel tools that do not unpack."""
+`find` looks and installs nothing; `ensure` installs what is missing into the cache, a folder outside the checkout. Only Chromium, Node
+and dockerd are installed on the system itself, and only when we are root: they need libraries and kernel tools that do not unpack."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from stack.lab.parts import alertmanager, collector, debian, engine
+from stack.lab.parts import alertmanager, collector, debian, engine, npm
 from stack.lab.parts.cache import GIB, Part, PartMissing, ask_version, cache_dir, release, remembered_version, require_space, stamp, stamped
 from stack.lab.parts.debian import Archive
 from stack.lab.parts.work import Stopped, Work
@@ -74,11 +74,14 @@ PROGRAMS = {
     # For the compose test: a small Debian to build images on, and networks of its own.
     "mmdebstrap": Program(("mmdebstrap",), package="mmdebstrap", inside="usr/bin/mmdebstrap"),
     "iproute2": Program(("ip",), asked=("-V",), system_packages=("iproute2",)),
+    # Checks the boards against Grafana's own types.
+    "node": Program(("node", "nodejs"), (18,), company=("npm",), system_packages=("nodejs", "npm")),
+    "grafana-schema": Program(()),
     # Static, for images made from nothing; the one on PATH may be linked to this system's libraries.
     "busybox": Program((), (), "busybox-static", "usr/bin/busybox", ("--help",)),
 }
 PARTS = (*PROGRAMS, "engine", "model")
-_NEEDS = {"model": ("engine",)}
+_NEEDS = {"model": ("engine",), "grafana-schema": ("node",)}
 
 
 def find(name: str) -> Part | None:
@@ -105,8 +108,8 @@ def _on_path(cache: Path, name: str, program: Program) -> Part | None:
 
 
 def _recipe(name: str) -> str:
-    if name == "otelcol":
-        return collector.RECIPE
+    if recipe := {"otelcol": collector.RECIPE, "grafana-schema": npm.RECIPE}.get(name):
+        return recipe
     return PROGRAMS[name].package + (" prepared" if PROGRAMS[name].prepare else "")
 
 
@@ -171,13 +174,15 @@ def _made(work: Work, found: dict[str, Part]) -> Part:
                 return engine.make_model(alone, found["engine"])
             case "otelcol":
                 return collector.build(alone)
+            case "grafana-schema":
+                return npm.install(alone)
             case name:
                 return _from_debian(alone, PROGRAMS[name])
 
 
 def _lock(name: str) -> str:
     """apt keeps one state, so what uses it takes turns."""
-    if name not in PROGRAMS or name == "otelcol":
+    if name not in PROGRAMS or name in ("otelcol", "grafana-schema"):
         return name
     return "apt" if PROGRAMS[name].package else "system"
 

@@ -22,7 +22,7 @@ GRACE_S = 5.0
 _UNREACHABLE = (
     r"name resolution|Temporary failure resolving|Could not resolve|Name or service not known|Network is unreachable|No route to host"
     r"|[Cc]onnection refused|[Cc]onnection timed out|Failed to establish a new connection|ConnectTimeoutError|ReadTimeoutError"
-    r"|Could not connect to"
+    r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ETIMEDOUT|Could not connect to"
 )
 # In this order: a machine without network also "finds no matching distribution".
 _REASONS = (

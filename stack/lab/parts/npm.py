@@ -1,0 +1,66 @@
+"""Grafana's own types of its dashboards, and the compiler that checks JSON against them: packages of npm, in a folder of the cache.
+
+Nothing of them is run but the compiler; install scripts are refused. npm asks the registry that this machine is configured with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from stack.lab.parts.cache import GIB, Part, require_space, stamp
+from stack.lab.parts.work import Work
+
+# The oldest and the newest Grafana that our boards are made for, and between them the last of each major release.
+SCHEMAS = ("10.4.19", "11.6.16", "12.4.11", "13.2.3")
+TYPESCRIPT = "5.9.3"
+RECIPE = f"typescript {TYPESCRIPT}, @grafana/schema {', '.join(SCHEMAS)}, 1"
+_QUIET = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--no-update-notifier", "--loglevel=error")
+
+
+def manifest() -> str:
+    """What npm is asked for: each release of the schema under a name of its own."""
+    schemas = {_name(version): f"npm:@grafana/schema@{version}" for version in SCHEMAS}
+    return json.dumps({"private": True, "dependencies": {"typescript": TYPESCRIPT, **schemas}}, indent=1)
+
+
+def _name(version: str) -> str:
+    return f"grafana-schema-{version}"
+
+
+def install(work: Work) -> Part:
+    """Fetches the packages into a folder that is there whole or not at all. Raises PartMissing."""
+    require_space(work.cache, GIB / 4)
+    final = work.cache / "npm" / f"grafana-schema-{hashlib.sha256(manifest().encode()).hexdigest()[:12]}"
+    partial = final.with_name(final.name + ".partial")
+    for folder in (partial, final):
+        shutil.rmtree(folder, ignore_errors=True)
+    partial.mkdir(parents=True)
+    (partial / "package.json").write_text(manifest())
+    work.say(f"downloading {len(SCHEMAS)} releases of Grafana's schema, and TypeScript")
+    # npm's own cache lies in the home folder, which may not be writable.
+    work.run(["npm", "install", *_QUIET], "installing npm packages", os.environ | {"npm_config_cache": str(partial / "cache")}, cwd=partial)
+    shutil.rmtree(partial / "cache", ignore_errors=True)
+    for version in SCHEMAS:
+        set_apart(partial, version)
+    partial.rename(final)
+    return stamp(work.cache, Part("grafana-schema", final, ", ".join(SCHEMAS), f"npm, with TypeScript {TYPESCRIPT}"), RECIPE)
+
+
+def set_apart(folder: Path, version: str) -> None:
+    """Gives a release a node_modules of its own: its files import each other as @grafana/schema, and would else find nothing, silently."""
+    there = modules(folder, version) / "@grafana"
+    there.mkdir(parents=True)
+    (folder / "node_modules" / _name(version)).rename(there / "schema")
+
+
+def modules(folder: Path, version: str) -> Path:
+    """The node_modules in which that release is @grafana/schema."""
+    return folder / version / "node_modules"
+
+
+def compiler(folder: Path) -> Path:
+    """TypeScript's compiler, a script for node."""
+    return folder / "node_modules" / "typescript" / "lib" / "tsc.js"
