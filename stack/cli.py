@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from alerts.rules import Links
+from dashboards import panels
+from dashboards.boards import boards as boards_of
+from dashboards.model import Profile
 from exporters import sidecar as sidecar_module
 from exporters.catalogue import EVERYTHING, NEVER_EXISTED, check, expression, page
 from exporters.catalogue.metric import Metric
 from exporters.catalogue.metric import key as release_key
 from exporters.engine import fetch
-from stack import bundle, config
+from stack import bundle, config, grafana
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
@@ -345,16 +350,163 @@ def _say(report: check.Report | None, strangers: list[check.Stranger], read: int
     for need, names in _by_need(report.absent):
         listed = ", ".join(names) if len(names) < 4 else f"{len(names)} families such as {names[0]}"
         click.echo(f"absent    {listed}" + (f" (needs {need})" if need else ""))
+    for why, places in _by_reason(report.broken):
+        click.echo(f"empty     {places[0]}{f' and {len(places) - 1} more' if places[1:] else ''}: optional. {why}")
     for broken in report.broken:
-        missing = [f"{name} (now {now})" if (now := check.successor(name, EVERYTHING)) else name for name in broken.missing]
-        why = f"optional, {broken.use.optional}" if broken.use.optional else f"misses {', '.join(missing) or 'a matching series'}"
-        click.echo(f"{'empty ' if broken.use.optional else 'broken'}    {broken.use.place}: {why}")
+        if not broken.use.optional:
+            missing = [f"{name} (now {now})" if (now := check.successor(name, EVERYTHING)) else name for name in broken.missing]
+            click.echo(f"broken    {broken.use.place}: misses {', '.join(missing) or 'a matching series'}")
     click.echo("in order" if not report.fails else "not in order")
+
+
+def _by_reason(broken: tuple[check.Broken, ...]) -> list[tuple[str, list[str]]]:
+    """What is empty on a healthy engine, gathered by the one thing that would fill it."""
+    reasons = dict.fromkeys(b.use.optional for b in broken if b.use.optional)
+    return [(reason, [b.use.place for b in broken if b.use.optional == reason]) for reason in reasons]
 
 
 def _by_need(absent: tuple[Metric, ...]) -> list[tuple[str, list[str]]]:
     needs = sorted({metric.needs for metric in absent})
     return [(need, [metric.name for metric in absent if metric.needs == need]) for need in needs]
+
+
+@main.group()
+def dashboards() -> None:
+    """Our boards in a Grafana that is there already."""
+
+
+_PROFILE = click.option(
+    "--profile", type=click.Choice([p.value for p in Profile]), default=Profile.FULL.value, show_default=True,
+    help="engine: only what vLLM's own series can fill.",
+)  # fmt: skip
+_RUNBOOKS = click.option("--runbooks", metavar="URL", help=f"Where links to runbooks lead.  [default: {Links().runbooks}]")
+
+
+@dashboards.command("export")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write to.")
+@_PROFILE
+@click.option(
+    "--for", "use", type=click.Choice(["import", "provisioning"]), default="import", show_default=True,
+    help="import: for Grafana's import dialog. provisioning: read-only boards and the provider file beside them.",
+)  # fmt: skip
+@click.option("--path", help="Where Grafana will see the folder; by default --out itself.")
+@_RUNBOOKS
+@click.option("--force", is_flag=True, help="Overwrite files that did not come from here.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def dashboards_export(out: Path, profile: str, use: str, path: str | None, runbooks: str | None, force: bool, as_json: bool) -> None:
+    """Write the boards as files, with the data source as a variable: nothing to replace before an import.
+
+    \b
+    Example:  vllm-watch dashboards export --out boards --for provisioning --path /var/lib/grafana/vllm
+    """
+    if path and use != "provisioning":
+        raise click.UsageError("--path belongs to --for provisioning")
+    files = {f"{slug}.json": text for slug, text in _boards(profile, runbooks, use == "import").items()}
+    seen = path or str(out.resolve())
+    if use == "provisioning":
+        files["vllm-watch.yaml"] = grafana.provider(seen)
+    with _told():
+        written = grafana.export(out, files, force)
+    older = grafana.left_over(out, files)
+    if as_json:
+        rows = [{"path": str(file), "changed": changed} for file, changed in written.items()]
+        click.echo(json.dumps({"files": rows, "left_over": [str(file) for file in older]}, indent=1))
+        return
+    for file, changed in written.items():
+        click.echo(f"{'written' if changed else 'unchanged'}: {file}")
+    for file in older:
+        click.echo(f"left over from an earlier export, remove it: {file}")
+    _say_where_runbooks_are(runbooks)
+    if use == "import":
+        click.echo("in Grafana: Dashboards > New > Import; or let vllm-watch dashboards push do it")
+        return
+    click.echo(f"mount {out.resolve()} at {seen} and {out.resolve() / 'vllm-watch.yaml'} at /etc/grafana/provisioning/dashboards/vllm-watch.yaml")
+    click.echo("timeInterval of the Prometheus data source must equal its scrape interval (15s where unset), or panels with rates stay empty")
+
+
+def _boards(profile: str, runbooks: str | None, editable: bool) -> dict[str, str]:
+    """Grafana's JSON by slug."""
+    links, chosen = Links(runbooks=runbooks) if runbooks else Links(), Profile(profile)
+    return {board.slug: panels.to_json(board, chosen, links=links, editable=editable) for board in boards_of(chosen)}
+
+
+def _say_where_runbooks_are(runbooks: str | None) -> None:
+    if runbooks is None:
+        click.echo(f"links to runbooks lead to {Links().runbooks}, right for this machine alone; --runbooks URL changes that")
+
+
+@dashboards.command("push")
+@click.option("--grafana", "url", required=True, metavar="URL", help="Where Grafana is, with its path if it has one.")
+@click.option("--token-file", type=click.Path(path_type=Path), help=f"A service account's token; else {grafana.TOKEN_VARIABLE} is read.")
+@click.option("--user-file", type=click.Path(path_type=Path), help="user:password, for a Grafana without service accounts.")
+@click.option("--folder", default=grafana.FOLDER, show_default=True, help="Title or uid, for boards that are new; others stay where they are.")
+@click.option("--datasource", metavar="NAME", help="Name or uid of the Prometheus that the boards open with.")
+@_PROFILE
+@_RUNBOOKS
+@click.option("--dry-run", is_flag=True, help="Say what would change, panel by panel, and change nothing.")
+@click.option("--force", is_flag=True, help="Overwrite a board under our uid that is not ours.")
+@click.option("--api", type=click.Choice(["auto", "newer", "older"]), default="auto", show_default=True, help="Which of Grafana's two APIs to use.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def dashboards_push(
+    url: str, token_file: Path | None, user_file: Path | None, folder: str, datasource: str | None, profile: str, runbooks: str | None,
+    dry_run: bool, force: bool, api: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Create or update the boards through Grafana's API; what is equal already is left alone.
+
+    Exit 1 when a board was refused, 2 when nothing could be done.
+
+    \b
+    Example:  GRAFANA_TOKEN=$(cat token) vllm-watch dashboards push --grafana http://127.0.0.1:3000 --dry-run
+    """
+    with _told():
+        report = grafana.push(
+            grafana.Client(url, grafana.authorization(token_file, user_file)),
+            [json.loads(text) for text in _boards(profile, runbooks, True).values()],
+            folder=folder, data_source=datasource, message=f"vllm-watch {version()}", dry_run=dry_run, force=force,
+            engine_only=profile == Profile.ENGINE, api=api,
+        )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(asdict(report), indent=1, ensure_ascii=False))
+    else:
+        click.echo("\n".join(grafana.told(report)))
+        _say_where_runbooks_are(runbooks)
+    raise SystemExit(1 if report.fails else 0)
+
+
+@main.command("board")
+@click.option("--prometheus", "url", default="http://127.0.0.1:9090", show_default=True, metavar="URL", help="user:password@ may stand in it.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="A bearer token for Prometheus, instead of a login.")
+@click.option("--listen", default="127.0.0.1:9402", show_default=True, metavar="HOST:PORT")
+@click.option("--allow-host", "allowed", multiple=True, metavar="NAME", help="A name, besides loopback, under which browsers may ask.")
+@click.option("--scrape-interval", "scrape_s", metavar="TIME", callback=_duration, help="By default Prometheus is asked for it, else 15s.")
+@click.option("--snapshot", type=click.Path(path_type=Path, dir_okay=False), help="Write one static page with its figures instead of serving.")
+@click.option("--board", "slugs", multiple=True, metavar="SLUG", help="With --snapshot: only this board; may be given more than once.")
+@click.option("--from", "start", default="now-1h", show_default=True, metavar="TIME", help="With --snapshot: now-6h, 2026-03-01T12:00:00Z or ms.")
+@click.option("--to", "end", default="now", show_default=True, metavar="TIME", help="With --snapshot.")
+def board_command(
+    url: str, token_file: Path | None, listen: str, allowed: tuple[str, ...], scrape_s: float | None, snapshot: Path | None,
+    slugs: tuple[str, ...], start: str, end: str,
+) -> None:  # fmt: skip
+    """The boards as a live page over any Prometheus, without Grafana; runbook pages are under /runbooks/.
+
+    \b
+    Example:  vllm-watch board --prometheus http://127.0.0.1:9090
+    """
+    import uvloop
+
+    from stack.board import run
+
+    if slugs and not snapshot:
+        raise click.UsageError("--board belongs to --snapshot; the live page has every board")
+    with _told():
+        where = run.address(url, token_file)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            if snapshot:
+                runner.run(run.write_snapshot(snapshot, where, slugs, scrape_s, start, end))
+                click.echo(f"written: {snapshot} ({snapshot.stat().st_size / 1e6:.1f} MB)")
+            else:
+                _logging()
+                runner.run(run.until_signal(where, listen, scrape_s, allowed))
 
 
 @main.command()
