@@ -1,4 +1,4 @@
-# vllm-watch, one image for four services of docker-compose.yml: gateway, sidecar, init, cli. No engine and no GPU library inside:
+# vllm-watch, one image for five services of docker-compose.yml: gateway, sidecar, board, init, cli. No engine and no GPU library inside:
 # the container toolkit brings the driver's own into the sidecar.
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src

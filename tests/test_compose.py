@@ -20,6 +20,7 @@ import pytest
 import yaml
 from compose_standins.private_docker import FAR_HOST, PrivateDocker, Project, debian_root, wheelhouse
 
+from alerts.panel_ref import PanelRef
 from exporters.catalogue import gpu, ours
 from exporters.sidecar import SidecarConfig
 from stack import config
@@ -31,7 +32,7 @@ from stack.lab.parts import Part, cache_dir
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "stack/deploy"
 BASE, CPU, STANDINS = ROOT / "docker-compose.yml", DEPLOY / "compose.cpu.yml", ROOT / "tests/compose_standins/compose.yml"
-GATEWAY, PROMETHEUS, ALERTMANAGER, JAEGER = (f"http://127.0.0.1:{port}" for port in (8000, 9090, 9093, 16686))
+GATEWAY, PROMETHEUS, ALERTMANAGER, JAEGER, BOARD = (f"http://127.0.0.1:{port}" for port in (8000, 9090, 9093, 16686, 9402))
 TARGETS = {"vllm", "gateway", "sidecar", "prometheus", "alertmanager", "otelcol"}
 
 
@@ -378,7 +379,7 @@ class TestRunning:
     def test_everything_with_a_probe_is_healthy_and_the_one_shots_are_done(self, stack: SimpleNamespace) -> None:
         lines = [json.loads(line) for line in stack.project("ps", "--all", "--format", "json").splitlines()]
         health = {line["Service"]: line["Health"] or f"{line['State']} {line['ExitCode']}" for line in lines}
-        probed = ("vllm", "gateway", "sidecar", "prometheus", "alertmanager", "grafana")
+        probed = ("vllm", "gateway", "sidecar", "board", "prometheus", "alertmanager", "grafana")
         done, unprobed = dict.fromkeys(("model", "init"), "exited 0"), dict.fromkeys(("otelcol", "jaeger"), "running 0")
         assert {**dict.fromkeys(probed, "healthy"), **done, **unprobed} == health
 
@@ -406,6 +407,18 @@ class TestRunning:
         found = json.loads(stack.docker.get(f"{PROMETHEUS}/api/v1/alertmanagers")[1])["data"]["activeAlertmanagers"]
         assert ["http://alertmanager:9093/api/v2/alerts"] == [manager["url"] for manager in found]
         assert 200 == stack.docker.get(f"{ALERTMANAGER}/-/ready")[0]
+
+    def test_the_links_in_alerts_lead_to_a_page_and_boards_have_figures(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+        """As the host's browser sees them: by address and by name, and by no other name."""
+        rules = json.loads(stack.docker.get(f"{PROMETHEUS}/api/v1/rules")[1])["data"]["groups"]
+        down = next(rule for group in rules for rule in group["rules"] if rule["name"] == "VLLMEngineDown")
+        assert f"{BOARD}/runbooks/VLLMEngineDown" == down["annotations"]["runbook_url"]
+        for where in (BOARD, BOARD.replace("127.0.0.1", "localhost")):
+            status, text = stack.docker.get(f"{where}/runbooks/VLLMEngineDown")
+            assert (200, True) == (status, "First five minutes" in text)
+        assert 421 == stack.docker.get(f"{BOARD}/", {"Host": "elsewhere.example"})[0]
+        panel = f"{BOARD}/api/panel/{PanelRef('overview', 'engines-up').uid}/{PanelRef('overview', 'engines-up').panel_id}"
+        eventually(lambda: [1.0] == [one["value"] for one in json.loads(stack.docker.get(panel)[1])["series"]], within_s=60, what="the engine up")
 
     def test_the_sidecar_joins_the_request_log_and_sees_the_stand_in_gpu(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
         """One request of team demo arrives in Prometheus by team, and the card's absent readings are absent."""

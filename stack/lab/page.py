@@ -1,4 +1,4 @@
-"""The lab's own small server: which of its processes are up, as metrics, and the runbooks that alert links lead to.
+"""The lab's own small server: which of its processes are up, as metrics.
 
 It lives in the lab's process, so that what is down is told also when Prometheus itself is."""
 
@@ -9,7 +9,6 @@ from aiohttp import web
 from exporters import exposition
 from exporters.catalogue import ours
 from exporters.exposition import Sample
-from runbooks import book
 from stack.lab.supervisor import Supervisor
 
 
@@ -27,14 +26,8 @@ async def serve(supervisor: Supervisor, port: int) -> web.AppRunner:
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=exposition.render(samples(supervisor)).encode(), headers={"Content-Type": exposition.CONTENT_TYPE})
 
-    async def runbook(request: web.Request) -> web.Response:
-        text = book.text(request.match_info["name"].removesuffix(".md"))
-        if text is None:
-            return web.Response(status=404, text="There is no page of that name. The pages are:\n" + "\n".join(book.names()) + "\n")
-        return web.Response(text=text)
-
     app = web.Application()
-    app.add_routes([web.get("/metrics", metrics), web.get("/runbooks/{name}", runbook)])
+    app.add_routes([web.get("/metrics", metrics)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

@@ -18,9 +18,11 @@ SCRAPE_INTERVAL_S = 5
 
 # One number for each listener; --port-offset moves them all.
 PORTS = {
-    "gateway": 8000, "vllm": 8001, "gateway-metrics": 8010, "sidecar": 9401, "lab": 9402, "prometheus": 9090, "alertmanager": 9093,
+    "gateway": 8000, "vllm": 8001, "gateway-metrics": 8010, "sidecar": 9401, "board": 9402, "lab": 9403, "prometheus": 9090, "alertmanager": 9093,
     "otlp-grpc": 4317, "otlp-http": 4318, "otelcol": 8888,
 }  # fmt: skip
+
+UNSCRAPED = ("board",)  # processes that have no metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,10 @@ def processes(config: LabConfig) -> Iterator[Process]:
         config.url("sidecar"), f"{config.url('sidecar')}/-/healthy", ("sidecar",),
     )  # fmt: skip
     yield Process(
+        "board", (*ours, "board", "--prometheus", config.url("prometheus"), "--listen", f"127.0.0.1:{config.port('board')}"),
+        config.url("board"), f"{config.url('board')}/-/healthy", ("board",),
+    )  # fmt: skip
+    yield Process(
         "alertmanager",
         (
             str(config.programs["alertmanager"]), f"--config.file={config.folder / 'alertmanager.yml'}",
@@ -150,8 +156,8 @@ def targets(config: LabConfig) -> dict[str, str]:
 
 
 def files(config: LabConfig) -> Iterator[tuple[str, str]]:
-    """Name below the lab's folder and text of every configuration file. The rules are the shipped ones with links to this lab."""
-    for name, text in printer.rule_files(Links(runbooks=f"{config.url('lab')}/runbooks", dashboards=None)):
+    """Name below the lab's folder and text of every configuration file. The rules are the shipped ones with links to this lab's board."""
+    for name, text in printer.rule_files(Links(runbooks=f"{config.url('board')}/runbooks", dashboards=config.url("board"))):
         yield f"rules/{name}", text
     scheme = "https" if config.engine.startswith("https://") else "http"
     yield "prometheus.yml", _yaml({

@@ -231,6 +231,7 @@ async def _show(
             if ready_at is None and not down and scraped:
                 ready_at = time.monotonic()
                 console.print("[green]ready:[/green] every process answers and every target is scraped", highlight=False)
+                console.print(f"boards and runbooks: {config.url('board')}/", highlight=False)
                 places = f"keys for {config.url('gateway')}: {config.folder / 'keys.json'}   logs: {config.folder / 'logs'}"
                 console.print(places, highlight=False, soft_wrap=True)
             if ready_at is not None:
@@ -272,6 +273,7 @@ def _table(lab: Supervisor, scraped: Mapping[str, bool] | None) -> Table:
     for name, running in lab.running.items():
         colour = "green" if running.healthy else "yellow" if running.exited is None else "red"
         state = {True: "[green]up[/green]", False: "[red]down[/red]", None: "?"}[scraped.get(name) if scraped else None]
+        state = "no target" if name in plan.UNSCRAPED else state
         table.add_row(name, f"[{colour}]{running.state}[/{colour}]", state, str(running.process.pid), running.spec.address)
     return table
 

@@ -1,0 +1,11 @@
+"""The shipped boards as a live page over any Prometheus, for people without Grafana; runbook pages at /runbooks/<AlertName>.
+
+    view.py        what a page's address asks for: time range and choices                                 pure
+    charts.py      a panel and Prometheus' answers -> what is drawn; the page's JavaScript draws it       pure
+    marks.py       annotations -> lines and regions                                                       pure
+    options.py     variables -> what to ask and what to offer                                             pure
+    pages.py       HTML: the shell of a board, runbook pages                                              pure
+    prometheus.py  the one place that talks to Prometheus
+    serve.py, snapshot.py   the live page; one static file of it
+
+Law: the browser names boards, panels and choices, never PromQL. Labels are foreign text wherever they are shown."""

@@ -1,0 +1,161 @@
+"""A panel and what Prometheus answered -> what is drawn: plain figures, names and times, which static/draw.js turns into marks.
+
+The one door to plotly, of which only the JavaScript file is read: its Python is never imported, because that takes longer than the page."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dashboards.interpolate import Range
+from dashboards.model import Panel, Query, Shape
+from dashboards.variables import CHAIN
+from stack.board.prometheus import Answer, Series
+
+MOST_SERIES = 40
+MOST_ROWS = 200
+INSTANT = (Shape.NUMBER, Shape.TABLE)
+_LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+_FIRST = ("alertname", "severity", *CHAIN)  # columns of a table that come first
+
+Drawn = dict[str, Any]
+
+
+def plotly_js() -> bytes:
+    """The script that draws, from plotly's wheel. Raises FileNotFoundError when the installation lacks it."""
+    file = importlib.metadata.distribution("plotly").locate_file("plotly/package_data/plotly.min.js")
+    return Path(str(file)).read_bytes()
+
+
+def draw(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
+    """What a panel shows. answers: one for each query. Times are milliseconds; a figure that is none (NaN, infinite, absent) is null.
+
+    errors: what Prometheus said instead of an answer. empty: the sentence that stands where nothing is."""
+    shapes = {Shape.LINES: _lines, Shape.STACK: _lines, Shape.NUMBER: _numbers, Shape.TABLE: _table, Shape.HEATMAP: _heatmap}
+    drawn = shapes[panel.shape](panel, answers, over)
+    drawn |= {"shape": str(panel.shape), "start": _ms(over.start_s), "end": _ms(over.end_s), "step": _ms(over.step_s)}
+    drawn["errors"] = list(dict.fromkeys(answer.error for answer in answers if answer.error))
+    drawn["empty"] = "" if drawn.pop("any") or drawn["errors"] else panel.when_empty
+    return drawn
+
+
+def legend(pattern: str, labels: Mapping[str, str]) -> str:
+    """What a series is called: `{{label}}` filled in. A series without any such label is called by all that it has."""
+    name = " ".join(_LABEL.sub(lambda found: labels.get(found[1], ""), pattern).split())
+    rest = ", ".join(f"{key}={value}" for key, value in sorted(labels.items()) if key != "__name__")
+    return name or rest or "all"
+
+
+def figure(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _lines(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
+    found = [
+        {"name": legend(query.legend, series.metric), "unit": query.unit, "values": on_grid(series, over)} for query, series in _each(panel, answers)
+    ]
+    found = [one for one in found if any(value is not None for value in one["values"])]
+    kept, note = _most(found, lambda one: max(value for value in one["values"] if value is not None))
+    kept.sort(key=lambda one: (not any(one["values"]), _natural(one["name"])))  # what happened comes before what never did
+    return {"series": kept, "note": note, "any": bool(found)}
+
+
+def on_grid(series: Series, over: Range) -> list[float | None]:
+    """The values of a range query at every step, null where there is none."""
+    size = int(over.seconds / over.step_s + 1e-6) + 1
+    values: list[float | None] = [None] * size
+    for at_s, text in series.values:
+        index = round((at_s - over.start_s) / over.step_s)
+        if 0 <= index < size:
+            values[index] = figure(text)
+    return values
+
+
+def _numbers(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
+    found = [
+        {"name": legend(query.legend, series.metric), "unit": query.unit, "value": value}
+        for query, series in _each(panel, answers)
+        if series.value and (value := figure(series.value[1])) is not None
+    ]
+    kept, note = _most(found, lambda one: one["value"])
+    return {"series": kept, "note": note, "any": bool(found)}
+
+
+def _table(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
+    """One row for each set of labels, worst (highest) first figure on top."""
+    rows: dict[frozenset[tuple[str, str]], list[float | None]] = {}
+    for index, (query_answer) in enumerate(answers):
+        for series in query_answer.series:
+            key = frozenset((name, value) for name, value in series.metric.items() if name != "__name__")
+            value = figure(series.value[1]) if series.value else None
+            if value is not None:
+                rows.setdefault(key, [None] * len(answers))[index] = value
+    labels = sorted({name for key in rows for name, _ in key}, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
+    columns: list[Drawn] = [{"label": name} for name in labels]
+    columns += [{"name": " ".join(_LABEL.sub("", query.legend).split()) or "value", "unit": query.unit} for query in panel.queries]
+    whole = [(dict(key), values) for key, values in rows.items()]
+    whole.sort(key=lambda row: ([(value is None, -(value or 0)) for value in row[1]], sorted(row[0].items())))
+    note = f"the worst {MOST_ROWS} of {len(whole)} rows" if len(whole) > MOST_ROWS else ""
+    cells = [[*(key.get(name, "") for name in labels), *values] for key, values in whole[:MOST_ROWS]]
+    return {"columns": columns, "rows": cells, "note": note, "any": bool(whole)}
+
+
+def _heatmap(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
+    """Prometheus' buckets hold all that is at most `le`; a cell shows what lies between two bounds. The last bound is null: infinity."""
+    cumulative: dict[float, list[float | None]] = {}
+    for _, series in _each(panel, answers):
+        try:
+            bound = float(series.metric["le"])
+        except (KeyError, ValueError):
+            continue
+        values = on_grid(series, over)
+        cumulative[bound] = [_plus(a, b) for a, b in zip(cumulative[bound], values, strict=True)] if bound in cumulative else values
+    bounds = sorted(cumulative)
+    below: list[float | None] = []
+    cells = []
+    for bound in bounds:
+        here = cumulative[bound]
+        cells.append([_between(a, b) for a, b in zip(below or [0.0] * len(here), here, strict=True)])
+        below = here
+    used = [index for index, row in enumerate(cells) if any(row)]
+    shown = slice(max(used[0] - 1, 0), used[-1] + 2) if used else slice(0, 0)
+    return {
+        "bounds": [bound if math.isfinite(bound) else None for bound in bounds[shown]], "cells": cells[shown], "note": "", "any": bool(used),
+    }  # fmt: skip
+
+
+def _plus(a: float | None, b: float | None) -> float | None:
+    return b if a is None else a if b is None else a + b
+
+
+def _between(below: float | None, here: float | None) -> float | None:
+    """Rates of buckets are estimates of their own, so that a lower one may lie a little above its neighbour."""
+    return None if here is None else max(0.0, here - (below or 0.0))
+
+
+def _each(panel: Panel, answers: Sequence[Answer]) -> Iterable[tuple[Query, Series]]:
+    for query, answer in zip(panel.queries, answers, strict=True):
+        for series in answer.series:
+            yield query, series
+
+
+def _most(found: list[Drawn], weight: Any) -> tuple[list[Drawn], str]:
+    """As many as one can tell apart, the highest; and a sentence that says so."""
+    if len(found) <= MOST_SERIES:
+        return sorted(found, key=lambda one: _natural(one["name"])), ""
+    kept = sorted(found, key=weight, reverse=True)[:MOST_SERIES]
+    return kept, f"the highest {MOST_SERIES} of {len(found)} series; narrow the choices above to see others"
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """vllm-2 before vllm-10."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,42 @@
+"""The choices at the top of a board: what Prometheus is asked for them, and what is offered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dashboards.interpolate import ALL, Range, fill
+from dashboards.model import Variable
+from stack.board.view import Choices, View
+
+MOST = 1000
+_LABEL_VALUES = re.compile(r"label_values\((?:(?P<series>.+),)?\s*(?P<label>\w+)\s*\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The values of a label among series; series '': among all."""
+
+    label: str
+    series: str
+
+
+def question(variable: Variable, view: View, over: Range) -> Asked:
+    """What a query variable asks, narrowed by the choices of those before it. Raises ValueError for any query but label_values."""
+    found = _LABEL_VALUES.fullmatch(variable.query.strip())
+    if not found:
+        raise ValueError(f"the variable {variable.name} asks {variable.query!r}; only label_values(series, label) is understood here")
+    return Asked(found["label"], fill((found["series"] or "").strip(), view.choices, over))
+
+
+def offered(variable: Variable, values: Sequence[str], choices: Choices, error: str = "") -> dict[str, Any]:
+    """One choice as the page shows it. What is chosen stays on offer, also when the range holds no such series any more."""
+    chosen = choices[variable.name]
+    picked = [] if isinstance(chosen, str) or ALL in chosen else list(chosen)
+    options = sorted({value for value in values if value} | set(picked)) if variable.kind == "query" else list(variable.options)
+    return {
+        "name": variable.name, "label": variable.label, "kind": variable.kind, "options": options[:MOST], "error": error,
+        "chosen": chosen if isinstance(chosen, str) else picked, "default": variable.default or (variable.options or ("",))[0],
+    }  # fmt: skip

@@ -1,0 +1,154 @@
+"""HTML: the shell of a board, whose JavaScript draws the rest, and the runbook pages. The one door to markdown-it."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import importlib.resources
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from markdown_it import MarkdownIt
+
+from alerts.panel_ref import PanelRef, board_uid
+from dashboards import annotations as noted
+from dashboards import variables
+from dashboards.model import Board, Panel
+from runbooks import book
+from stack.board.charts import plotly_js
+
+SCRIPTS = ("units.js", "draw.js", "board.js")
+STYLE = "board.css"
+_ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M1 10h3l2-6 3 9 2-5h4' fill='none' "
+    "stroke='%234c8dff' stroke-width='2' stroke-linejoin='round'/%3E%3C/svg%3E"
+)
+_HEAD = (
+    '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+    f'<meta name="color-scheme" content="dark light">\n<link rel="icon" href="{_ICON}">\n'
+)
+# Plotly makes style elements and attributes as it draws; scripts are ours alone.
+_POLICY = (
+    "default-src 'none'; {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'"
+)
+LIVE_POLICY = _POLICY.format(scripts="script-src 'self'") + "; frame-ancestors 'none'"
+
+
+@cache
+def static(name: str) -> bytes:
+    """A file that pages load. Raises KeyError for any other name."""
+    if name == "plotly.min.js":
+        return plotly_js()
+    if name not in (*SCRIPTS, STYLE):
+        raise KeyError(name)
+    return importlib.resources.files("stack.board").joinpath("static", name).read_bytes()
+
+
+@cache
+def _address(name: str) -> str:
+    """Its content is part of a file's address, so that browsers may keep it for ever."""
+    return f"/static/{name}?v={hashlib.sha256(static(name)).hexdigest()[:12]}"
+
+
+def board_page(board: Board, boards: Sequence[Board]) -> str:
+    """A board without figures; the page asks for them."""
+    content = {"boards": [_named(one) for one in boards], "shown": [described(board, boards)], "snapshot": None}
+    scripts = "".join(f'<script src="{_address(name)}" defer></script>\n' for name in SCRIPTS)
+    return (
+        f'{_HEAD}<title>{html.escape(board.title)}</title>\n<link rel="stylesheet" href="{_address(STYLE)}">\n'
+        f'{_data(content)}<script src="{_address("plotly.min.js")}" id="plotly" async></script>\n{scripts}</head>\n'
+        "<body><noscript>This page draws with JavaScript. Without it, ask Prometheus itself.</noscript></body>\n</html>\n"
+    )
+
+
+def snapshot_page(shown: Sequence[Board], boards: Sequence[Board], snapshot: dict[str, Any]) -> str:
+    """One file that needs nobody: style, scripts and figures inside; it may run just these scripts and load nothing."""
+    content = {"boards": [_named(one) for one in shown], "shown": [described(board, boards) for board in shown], "snapshot": snapshot}
+    scripts = [static(name).decode() for name in ("plotly.min.js", *SCRIPTS)]
+    if any("</script" in script.lower() for script in scripts):
+        raise ValueError("a script holds the end of a script and cannot be put into a page")
+    allowed = " ".join(f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)
+    policy = _POLICY.format(scripts=f"script-src {allowed}").replace("'self' ", "").replace("connect-src 'self'", "connect-src 'none'")
+    inline = "".join(f"<script>{script}</script>\n" for script in scripts)
+    return (
+        f'{_HEAD}<meta http-equiv="Content-Security-Policy" content="{policy}">\n<title>{html.escape(shown[0].title)}: snapshot</title>\n'
+        f"<style>{static(STYLE).decode()}</style>\n{_data(content)}</head>\n<body>\n{inline}</body>\n</html>\n"
+    )
+
+
+def described(board: Board, boards: Sequence[Board]) -> dict[str, Any]:
+    """What the page needs to know about a board; no query is among it."""
+    uids = {one.slug: _named(one)["uid"] for one in boards}
+    rows = [
+        {"title": row.title, "collapsed": row.collapsed, "panels": [_panel(board, panel, uids) for panel in row.panels]} for row in board.rows
+    ]  # fmt: skip
+    return {
+        **_named(board), "question": board.question, "rows": rows,
+        "variables": [{"name": v.name, "label": v.label, "kind": v.kind} for v in variables.of(board)],
+        "annotations": [{"name": a.name, "colour": a.colour} for a in noted.of(board)],
+    }  # fmt: skip
+
+
+def _panel(board: Board, panel: Panel, uids: dict[str, str]) -> dict[str, Any]:
+    threshold = panel.threshold
+    return {
+        "id": panel_id(board, panel), "title": panel.title, "means": panel.means, "good": panel.good, "act": panel.act,
+        "shape": str(panel.shape), "unit": panel.unit, "width": panel.width, "height": panel.height, "fullScale": panel.full_scale,
+        "threshold": {"value": threshold.value, "why": threshold.why} if threshold else None,
+        "detail": uids.get(panel.detail, ""), "alerts": [name for name in panel.alerts(board.slug) if name in book.names()],
+    }  # fmt: skip
+
+
+def panel_id(board: Board, panel: Panel) -> int:
+    return PanelRef(board.slug, panel.slug).panel_id
+
+
+def _named(board: Board) -> dict[str, str]:
+    return {"uid": board_uid(board.slug), "slug": board.slug, "title": board.title.removeprefix("vLLM / ")}
+
+
+def _data(content: object) -> str:
+    """JSON inside HTML: `<` is escaped, so that no label can end the element."""
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    return f'<script type="application/json" id="data">{text}</script>\n'
+
+
+# --- runbooks
+
+_markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+
+
+def runbook_page(name: str, text: str) -> str:
+    plain = f'<p><a href="/runbooks/{name}.md">This page as plain text</a></p>'
+    return _reading(name, f"{_trail(name)}<article>{_markdown.render(text)}</article>{plain}")
+
+
+def runbook_index(names: Iterable[str]) -> str:
+    pages = "".join(f'<li><a href="/runbooks/{name}">{name}</a> {html.escape(_gist(name))}</li>' for name in names)
+    about = "<h1>Runbooks</h1><p>One page for each alert: what it means, and what to do.</p>"
+    return _reading("Runbooks", f"{_trail()}<article>{about}<ul>{pages}</ul></article>")
+
+
+def runbook_missing(asked: str, names: Iterable[str]) -> str:
+    pages = "".join(f'<li><a href="/runbooks/{name}">{name}</a></li>' for name in names)
+    about = f"<h1>No page is called {html.escape(asked[:80])}</h1><p>The pages are:</p>"
+    return _reading("No such page", f"{_trail()}<article>{about}<ul>{pages}</ul></article>")
+
+
+def _gist(name: str) -> str:
+    """The first sentence under `## Meaning`."""
+    _, _, after = (book.text(name) or "").partition("## Meaning\n")
+    return after.strip().split("\n", 1)[0].split(". ", 1)[0].rstrip(".") + "." if after else ""
+
+
+def _trail(name: str = "") -> str:
+    return '<nav class="trail"><a href="/">Boards</a> / <a href="/runbooks/">Runbooks</a>' + (f" / {name}" if name else "") + "</nav>"
+
+
+def _reading(title: str, body: str) -> str:
+    head = f'{_HEAD}<title>{html.escape(title)}</title>\n<link rel="stylesheet" href="{_address(STYLE)}">\n</head>\n'
+    return f'{head}<body class="reading">{body}</body>\n</html>\n'

@@ -1,0 +1,52 @@
+"""What the command does: serve until a signal, or write one page. Errors are sentences for who typed the command."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from dashboards.boards import BOARDS
+from dashboards.model import Board
+from stack.board import prometheus, serve, snapshot
+from stack.board.prometheus import Address, Refused
+
+
+def address(url: str, token_file: Path | None) -> Address:
+    """Raises ValueError or OSError."""
+    token = token_file.read_text(encoding="utf-8").strip() if token_file else ""
+    if token_file and (not token or not token.isprintable() or not token.isascii()):
+        raise ValueError(f"{token_file} holds no token: one line of text is expected")
+    return prometheus.address(url, token)
+
+
+async def until_signal(where: Address, listen: str, scrape_s: float | None, allowed: Sequence[str]) -> None:
+    """Raises ValueError for a bad address, OSError for one that cannot be used."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        await serve.serve(where, listen, scrape_s, allowed, stop)
+    except OSError as error:
+        raise OSError(f"{listen} cannot be used: {error.strerror or error}; choose another with --listen") from error
+
+
+async def write_snapshot(path: Path, where: Address, slugs: Sequence[str], scrape_s: float | None, start: str, end: str) -> None:
+    """Raises ValueError for an unknown board or range, OSError when Prometheus does not answer or the file cannot be written."""
+    shown = chosen(slugs)
+    if not path.parent.is_dir():
+        raise OSError(f"{path.parent} is no folder; make it first, or write elsewhere")
+    try:
+        page = await snapshot.take(where, shown, scrape_s, start, end)
+    except Refused as error:
+        raise OSError(str(error)) from error
+    await asyncio.to_thread(snapshot.write, path, page)
+
+
+def chosen(slugs: Sequence[str], boards: Sequence[Board] = BOARDS) -> tuple[Board, ...]:
+    """All boards, or those named. Raises ValueError for a name that no board has."""
+    unknown = sorted(set(slugs) - {board.slug for board in boards})
+    if unknown:
+        raise ValueError(f"there is no board {unknown[0]}; there are {', '.join(board.slug for board in boards)}")
+    return tuple(board for board in boards if not slugs or board.slug in slugs)

@@ -1,0 +1,226 @@
+"""Serves the boards: who may ask, what is asked of Prometheus for a panel, and the routes."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import ipaddress
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from alerts.panel_ref import board_uid
+from dashboards import annotations as noted
+from dashboards import variables
+from dashboards.boards import BOARDS
+from dashboards.interpolate import Range, fill
+from dashboards.model import Board, Panel, Variable
+from exporters.sidecar import split_address
+from runbooks import book
+from stack.board import charts, marks, options, pages
+from stack.board.prometheus import Address, Answer, Prometheus, Refused
+from stack.board.view import BadView, View, parse
+
+_FOR_EVER = "public, max-age=31536000, immutable"
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin", "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": pages.LIVE_POLICY,
+}  # fmt: skip
+_TYPES = {"js": "text/javascript", "css": "text/css"}
+
+_log = logging.getLogger("board")
+
+
+def admitted(host: str, listen_host: str, allowed: Sequence[str] = ()) -> bool:
+    """Whether a request's Host is one of ours: loopback, the address that we listen on, or one that was allowed.
+
+    A page of somebody else may have its name resolved to this machine and so read what is served here; its Host gives it away."""
+    name = host.rsplit("]", 1)[0].lstrip("[") if host.startswith("[") else host.rsplit(":", 1)[0] if ":" in host else host
+    name = name.lower().rstrip(".")
+    if name == "localhost" or name in (one.lower() for one in (listen_host.strip("[]"), *allowed)):
+        return bool(name)
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Answers questions about boards from a Prometheus."""
+
+    prometheus: Prometheus
+    boards: tuple[Board, ...] = BOARDS
+
+    def board(self, uid: str) -> Board | None:
+        return next((board for board in self.boards if board_uid(board.slug) == uid), None)
+
+    async def panel(self, panel: Panel, view: View) -> dict[str, Any]:
+        """What a panel shows. Raises ValueError for choices that cannot be asked."""
+        try:
+            over = view.over(await self.prometheus.scrape_s())
+        except Refused as error:
+            return charts.draw(panel, [Answer(error=str(error)) for _ in panel.queries], view.over(15.0))
+        instant = panel.shape in charts.INSTANT
+        asked = [fill(query.expr, view.choices, over) for query in panel.queries]
+        answers = await asyncio.gather(
+            *(self.prometheus.as_of(expr, view.end_s) if instant else self.prometheus.over_time(expr, over) for expr in asked)
+        )
+        return charts.draw(panel, answers, over)
+
+    async def annotations(self, board: Board, view: View) -> list[dict[str, Any]]:
+        found = noted.of(board)
+        try:
+            over = view.over(await self.prometheus.scrape_s())
+        except Refused as error:
+            return [marks.marks(one, Answer(error=str(error)), view.over(15.0)) for one in found]
+        answers = await asyncio.gather(*(self.prometheus.over_time(fill(one.expr, view.choices, over), over) for one in found))
+        return [marks.marks(one, answer, over) for one, answer in zip(found, answers, strict=True)]
+
+    async def variables(self, board: Board, view: View) -> list[dict[str, Any]]:
+        """Every choice of a board. What one of them offers depends on what is chosen before it, not on what that one offers: all at once."""
+        return list(await asyncio.gather(*(self._variable(variable, view) for variable in variables.of(board))))
+
+    async def _variable(self, variable: Variable, view: View) -> dict[str, Any]:
+        if variable.kind != "query":
+            return options.offered(variable, (), dict(view.choices))
+        try:
+            asked = options.question(variable, view, Range(view.start_s, view.end_s))
+            values = await self.prometheus.label_values(asked.label, asked.series, view.start_s, view.end_s)
+        except (Refused, ValueError) as error:
+            return options.offered(variable, (), dict(view.choices), str(error))
+        return options.offered(variable, values, dict(view.choices))
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(desk: Desk, listen_host: str = "127.0.0.1", allowed: Sequence[str] = (), now: Callable[[], float] = time.time) -> web.Application:
+    """The routes. Everything is GET, nothing is kept, and no request can name a query."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not admitted(request.headers.get("Host", ""), listen_host, allowed):
+            refusal = "This board answers only under its own address; to reach it under another name start it with --allow-host NAME.\n"
+            return web.Response(status=421, text=refusal, headers=_HEADERS)
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            error.headers.update(_HEADERS)
+            raise
+        response.headers.update(_HEADERS)
+        return response
+
+    def board_of(request: web.Request) -> Board:
+        board = desk.board(request.match_info["uid"])
+        if board is None:
+            known = "\n".join(f"/d/{board_uid(one.slug)}  {one.title}" for one in desk.boards)
+            raise web.HTTPNotFound(text=f"There is no board {request.match_info['uid'][:80]}. The boards are:\n{known}\n")
+        return board
+
+    def view_of(request: web.Request, board: Board) -> View:
+        try:
+            return parse(request.query, board, now())
+        except BadView as error:
+            raise web.HTTPBadRequest(text=f"{error}\n") from None
+
+    async def home(_: web.Request) -> web.StreamResponse:
+        raise web.HTTPFound(f"/d/{board_uid(desk.boards[0].slug)}")
+
+    async def shell(request: web.Request) -> web.StreamResponse:
+        return _html(pages.board_page(board_of(request), desk.boards))
+
+    async def panel(request: web.Request) -> web.StreamResponse:
+        board = board_of(request)
+        number = request.match_info["panel"]
+        found = next((one for one in board.panels if str(pages.panel_id(board, one)) == number), None)
+        if found is None:
+            raise web.HTTPNotFound(text=f"{board.title} has no panel {number[:20]}.\n")
+        return await _told(desk.panel(found, view_of(request, board)))
+
+    async def marked(request: web.Request) -> web.StreamResponse:
+        board = board_of(request)
+        return await _told(desk.annotations(board, view_of(request, board)))
+
+    async def choices(request: web.Request) -> web.StreamResponse:
+        board = board_of(request)
+        view = view_of(request, board)
+        found = await desk.variables(board, view)
+        return _json({"start": round(view.start_s * 1000), "end": round(view.end_s * 1000), "variables": found})
+
+    async def static(request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        try:
+            plain = pages.static(name)
+        except KeyError:
+            raise web.HTTPNotFound(text="There is no such file.\n") from None
+        packed = "gzip" in request.headers.get("Accept-Encoding", "")
+        body = await asyncio.to_thread(_packed, name) if packed else plain
+        headers = {"Cache-Control": _FOR_EVER, "Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if packed else {})
+        return web.Response(body=body, content_type=_TYPES[name.rsplit(".", 1)[1]], charset="utf-8", headers=headers)
+
+    async def runbooks(_: web.Request) -> web.StreamResponse:
+        return _html(pages.runbook_index(book.names()))
+
+    async def runbook(request: web.Request) -> web.StreamResponse:
+        asked = request.match_info["name"]
+        text = book.text(asked.removesuffix(".md"))
+        if text is None:
+            return _html(pages.runbook_missing(asked, book.names()), 404)
+        return web.Response(text=text) if asked.endswith(".md") else _html(pages.runbook_page(asked, text))
+
+    async def healthy(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="healthy\n")
+
+    app = web.Application(middlewares=[guard])
+    app.add_routes([
+        web.get("/", home), web.get("/d/{uid}", shell), web.get("/d/{uid}/{title}", shell),
+        web.get("/api/panel/{uid}/{panel}", panel), web.get("/api/annotations/{uid}", marked), web.get("/api/variables/{uid}", choices),
+        web.get("/static/{name}", static), web.get("/runbooks", runbooks), web.get("/runbooks/", runbooks),
+        web.get("/runbooks/{name}", runbook), web.get("/-/healthy", healthy),
+    ])  # fmt: skip
+    return app
+
+
+async def _told(asked: Awaitable[Any]) -> web.Response:
+    try:
+        return _json(await asked)
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=f"{error}\n") from None
+
+
+def _json(content: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), content_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def _html(text: str, status: int = 200) -> web.Response:
+    return web.Response(text=text, status=status, content_type="text/html", headers={"Cache-Control": "no-cache"})
+
+
+@cache
+def _packed(name: str) -> bytes:
+    return gzip.compress(pages.static(name), 6, mtime=0)
+
+
+async def serve(where: Address, listen: str, scrape_s: float | None, allowed: Sequence[str], stop: asyncio.Event) -> None:
+    """Serve until `stop`. Raises OSError when the address is taken. Prometheus may come and go meanwhile: panels say so."""
+    host, port = split_address(listen)
+    async with Prometheus(where, scrape_s) as prometheus:
+        runner = web.AppRunner(application(Desk(prometheus), host, allowed), access_log=None, handler_cancellation=True, shutdown_timeout=2)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+            _log.info("boards at http://%s:%d/ from Prometheus at %s", f"[{host}]" if ":" in host else host, port, where.shown)
+            try:
+                await prometheus.scrape_s()
+            except Refused as error:
+                _log.warning("%s Until then every panel says so.", error)
+            await stop.wait()
+        finally:
+            await runner.cleanup()
