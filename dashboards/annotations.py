@@ -33,12 +33,13 @@ class Annotation:
 
 
 def of(board: Board) -> tuple[Annotation, ...]:
-    """The annotations of a board, narrowed by the variables that it has."""
-    place = tuple(f'{label}=~"${label}"' for label in ("cluster", "namespace") if board.uses(label))
-    engine = tuple(f'{label}=~"${label}"' for label in ("cluster", "namespace", "job", "instance") if board.uses(label))
-    events = promql.series(ours.EVENT_TIME, ('kind!="restart"', *place))
+    """The annotations of a board. Events and starts are narrowed by its variables as far as they can be; alerts of ours always show,
+    whatever is chosen, because their labels are those of what they watch. What several sidecars read from one file is drawn once."""
+    cluster, *rest = (f'{label}=~"${label}"' if board.uses(label) else "" for label in ("cluster", "namespace", "job", "instance"))
+    engine = tuple(filter(None, (cluster, *rest)))
+    events = promql.worst(ours.EVENT_TIME, ("kind",), tuple(filter(None, ('kind!="restart"', cluster))))
     running = promql.series(vllm.NUM_REQUESTS_RUNNING, engine)
-    starts = f"{promql.series(PROCESS_START, engine)} and on (job, instance) {running}"
+    starts = f"{promql.series(PROCESS_START, engine)} and on (cluster, job, instance) {running}"
     firing = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"', 'severity=~"critical|warning"'))
     return (
         Annotation("Tuning events", f"time() - {events} < {SETTLED_AFTER_S}", "{{kind}}: settling", "purple")
@@ -51,5 +52,3 @@ def of(board: Board) -> tuple[Annotation, ...]:
 
 def only(annotations: tuple[Annotation, ...], components: frozenset[Component]) -> tuple[Annotation, ...]:
     return tuple(annotation for annotation in annotations if annotation.needs <= components)
-
-

@@ -10,17 +10,20 @@ from dashboards.model import RATE, Query, shown_unit
 from exporters.catalogue import ours, promql
 from exporters.catalogue.component import Component, shown_by
 from exporters.catalogue.metric import Metric, Unit
+from exporters.catalogue.prometheus import ALERTS
 from exporters.catalogue.promql import BY
 
-_PLACE = ("cluster", "namespace")
-_ENGINE = (*_PLACE, "job", "instance")
+FAILED = ('outcome=~"upstream_error|timeout"',)  # in the request log; a refusal is policy, and a client that hung up is no failure of ours
+
+_ENGINE = ("cluster", "namespace", "job", "instance")
 
 
 def where(metric: Metric, *extra: str) -> tuple[str, ...]:
     """Matchers for everything that the board's variables may narrow down. All of them are `.*` by default, which a missing label matches too.
 
-    A scrape's job and instance are those of an engine, so they are asked of engines only."""
-    labels = _ENGINE if shown_by(metric) is Component.ENGINE else () if shown_by(metric) is Component.RULES else _PLACE
+    The choices of namespace, job and instance are those of engines, so they are asked of engines only: on Kubernetes the watchers, exporters,
+    sidecar and gateway may well run in another namespace, and a choice must not silence them."""
+    labels = _ENGINE if shown_by(metric) is Component.ENGINE else () if shown_by(metric) is Component.RULES else ("cluster",)
     own = tuple(label for label in ("model_name", "team") if label in metric.labels)
     return (*(f'{label}=~"${label}"' for label in (*labels, *own)), *extra)
 
@@ -65,6 +68,17 @@ def mean(metric: Metric, by: Sequence[str] = BY, called: str = "", only: Sequenc
     return Query(promql.mean(metric, RATE, by, where(metric, *only), offset), legend(by, called), shown_unit(metric.unit))
 
 
+def events(metric: Metric, by: Sequence[str] = BY, called: str = "", only: Sequence[str] = ()) -> Query:
+    """How many observations a histogram or summary takes per second."""
+    return Query(promql.events(metric, RATE, by, where(metric, *only)), legend(by, called), shown_unit(Unit.COUNT, per_second=True))
+
+
+def amount(metric: Metric, by: Sequence[str] = BY, called: str = "", only: Sequence[str] = ()) -> Query:
+    """How fast the sum of a histogram or summary grows; of seconds that is how many were in that state at once, so it is shown as a number."""
+    unit = shown_unit(Unit.COUNT) if metric.unit is Unit.SECONDS else shown_unit(metric.unit, per_second=True)
+    return Query(promql.amount(metric, RATE, by, where(metric, *only)), legend(by, called), unit)
+
+
 def share(
     part: Metric, whole: Metric, by: Sequence[str] = BY, called: str = "", part_only: Sequence[str] = (), only: Sequence[str] = (), offset: str = ""
 ) -> Query:
@@ -76,3 +90,9 @@ def share(
 def heat(metric: Metric) -> Query:
     """A distribution over time."""
     return Query(promql.buckets(metric, RATE, (), where(metric)), "{{le}}", shown_unit(metric.unit))
+
+
+def firing(by: Sequence[str], called: str = "firing") -> Query:
+    """How many alerts of ours fire right now, as a column of a table. No variable narrows them: an alert has the labels of what it watches."""
+    alerts = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"'))
+    return Query(f"count by ({', '.join(by)}) ({alerts})", called, shown_unit(Unit.COUNT))

@@ -1,6 +1,7 @@
 """Fleet: many engines, which one is worst?
 
-Law: one line or row for each engine and model; what a mean over engines would hide is what this board is for."""
+Law: one line or row for each engine and model; what a mean over engines would hide is what this board is for. An engine is a target: two
+clusters or jobs may have the same address. Where nobody adds the label cluster, nothing stands in its place."""
 
 from __future__ import annotations
 
@@ -13,11 +14,14 @@ from exporters.catalogue import ours, promql, vllm
 from exporters.catalogue.metric import Unit
 from exporters.catalogue.prometheus import PROCESS_START
 
-_BY = ("instance", "model_name")
-_RANK = ("instance", "engine")
+_TARGET = ("cluster", "job", "instance")
+_ON = ", ".join(_TARGET)
+_BY = (*_TARGET, "model_name")
+_RANK = (*_TARGET, "engine")
 _RANGE = "$__range"
 _FROZEN_FOR = "5m"
 _HERE = ask.where(vllm.NUM_REQUESTS_RUNNING)
+_ALL_OF_A_MODEL = tuple(matcher for matcher in _HERE if not matcher.startswith(("job", "instance")))
 _COUNT = shown_unit(Unit.COUNT)
 
 
@@ -28,7 +32,7 @@ def _titled(title: str, query: Query) -> Query:
 
 def _seen(by: Sequence[str]) -> str:
     """1 for every engine that was there at any time of the shown range, also when it does not answer now."""
-    return f"group by ({', '.join(by)}) (last_over_time({promql.series(vllm.NUM_REQUESTS_RUNNING, _HERE)}[{_RANGE}]))"
+    return f"group by ({', '.join(by)}) ({promql.seen(vllm.NUM_REQUESTS_RUNNING, _RANGE, _HERE)})"
 
 
 def _frozen(by: Sequence[str] = _BY) -> str:
@@ -50,26 +54,25 @@ def _starts() -> str:
 
     By its start time; with several API server processes or data parallelism vLLM leaves that out, and then by counters that began at 0
     again, which miss a start before the first token. A start time of no engine is left out."""
-    target = ("job", "instance")
-    by_time = promql.changes(PROCESS_START, _RANGE, target, ask.where(PROCESS_START))
-    by_counter = promql.resets(vllm.GENERATION_TOKENS, _RANGE, target, ask.where(vllm.GENERATION_TOKENS))
-    return f"({by_time} and on (job, instance) {_seen(target)} or {by_counter})"
+    by_time = promql.changes(PROCESS_START, _RANGE, _TARGET, ask.where(PROCESS_START))
+    by_counter = promql.resets(vllm.GENERATION_TOKENS, _RANGE, _TARGET, ask.where(vllm.GENERATION_TOKENS))
+    return f"({by_time} and on ({_ON}) {_seen(_TARGET)} or {by_counter})"
 
 
 def _restarts() -> str:
     """The same for every engine and model, so that it fits into a table of them."""
-    return f"{_seen(_BY)} * on (instance) group_left () sum by (instance) {_starts()}"
+    return f"{_seen(_BY)} * on ({_ON}) group_left () {_starts()}"
 
 
 def _age() -> str:
     """Seconds since each engine's process started."""
     started = promql.series(PROCESS_START, ask.where(PROCESS_START))
-    return f"max by (instance) (time() - {started} and on (job, instance) {promql.series(vllm.NUM_REQUESTS_RUNNING, _HERE)})"
+    return f"max by ({_ON}) (time() - {started} and on ({_ON}) {promql.series(vllm.NUM_REQUESTS_RUNNING, _HERE)})"
 
 
 def _asleep() -> str:
     """1 while an engine sleeps, in whatever depth."""
-    return promql.worst(vllm.ENGINE_SLEEP_STATE, ("instance",), ask.where(vllm.ENGINE_SLEEP_STATE, 'sleep_state!="awake"'))
+    return promql.worst(vllm.ENGINE_SLEEP_STATE, _TARGET, ask.where(vllm.ENGINE_SLEEP_STATE, 'sleep_state!="awake"'))
 
 
 def _versions() -> Query:
@@ -78,7 +81,7 @@ def _versions() -> Query:
 
 
 def _of_its_model(part: str, whole: str) -> Query:
-    """An engine's part in what all engines of its model do."""
+    """An engine's part in what all engines of its model do: the whole is that of all, also when one of them is chosen."""
     return Query(f"{part} / on (model_name) group_left () ({whole} > 0)", ask.legend(_BY), shown_unit(Unit.RATIO))
 
 
@@ -94,9 +97,9 @@ BOARD = Board(
                 "Both are equal, and as many as you meant to run.",
                 "Fewer up than seen: an engine went away. Open the runbook of the alert, or look for its row in the table below.",
                 (
-                    Query(f"count(group by (job, instance) ({promql.series(vllm.NUM_REQUESTS_RUNNING, _HERE)})) "
-                          f"or count({_seen(('job', 'instance'))}) * 0", "up", _COUNT),
-                    Query(f"count({_seen(('job', 'instance'))})", "seen", _COUNT),
+                    Query(f"count(group by ({_ON}) ({promql.series(vllm.NUM_REQUESTS_RUNNING, _HERE)})) or count({_seen(_TARGET)}) * 0",
+                          "up", _COUNT),
+                    Query(f"count({_seen(_TARGET)})", "seen", _COUNT),
                 ),
                 Shape.NUMBER, detail="watch", height=4,
             ),
@@ -105,7 +108,7 @@ BOARD = Board(
                 "Engines that answer their scrape, had requests running or waiting for five minutes, and made no token of prompt or answer in them.",
                 "Zero.",
                 "Find the engine in the table, take it out of routing, keep its log and a stack dump, and restart it.",
-                (Query(f"sum({_frozen()})", "frozen", _COUNT),), Shape.NUMBER, detail="latency", height=4,
+                (Query(f"sum({_frozen()})", "frozen", _COUNT),), Shape.NUMBER, detail="latency", height=4, bad_from=1,
             ),
             Panel(
                 "restarts", "Restarts in this range",
@@ -113,7 +116,7 @@ BOARD = Board(
                 "hides that, by counters that began at 0 again.",
                 "Zero, or as often as you deployed.",
                 "See the table for which engine; its log ends with the reason, and out of memory is the usual one.",
-                (Query(f"sum{_starts()}", "restarts", _COUNT),), Shape.NUMBER, detail="tuning", height=4,
+                (Query(f"sum{_starts()}", "restarts", _COUNT),), Shape.NUMBER, detail="tuning", height=4, bad_from=1,
             ),
             Panel(
                 "worst-first", "Engines, fullest first",
@@ -199,19 +202,22 @@ BOARD = Board(
             ),
             Panel(
                 "balance-running", "Balance: share of running requests",
-                "Each engine's part in the requests that run for its model.",
+                "Each engine's part in the requests that run for its model on all engines, chosen or not.",
                 "All engines of a model near the same share; with four of them a quarter each.",
                 "An engine without its share is slow to accept or left out by the router; one with more than its share collects the long requests.",
-                (_of_its_model(promql.current(vllm.NUM_REQUESTS_RUNNING, _BY, _HERE), promql.current(vllm.NUM_REQUESTS_RUNNING, where=_HERE)),),
+                (_of_its_model(
+                    promql.current(vllm.NUM_REQUESTS_RUNNING, _BY, _HERE), promql.current(vllm.NUM_REQUESTS_RUNNING, where=_ALL_OF_A_MODEL),
+                ),),
                 detail="teams",
             ),
             Panel(
                 "balance-tokens", "Balance: share of generated tokens",
-                "Each engine's part in the tokens that are generated for its model.",
+                "Each engine's part in the tokens that are generated for its model on all engines, chosen or not.",
                 "Close to its share of running requests.",
                 "Many requests and few tokens: this engine is slow. Few requests and few tokens: it is not given work.",
                 (_of_its_model(
-                    promql.per_second(vllm.GENERATION_TOKENS, RATE, _BY, _HERE), promql.per_second(vllm.GENERATION_TOKENS, RATE, where=_HERE),
+                    promql.per_second(vllm.GENERATION_TOKENS, RATE, _BY, _HERE),
+                    promql.per_second(vllm.GENERATION_TOKENS, RATE, where=_ALL_OF_A_MODEL),
                 ),),
                 detail="teams",
             ),
@@ -233,7 +239,7 @@ BOARD = Board(
                     Query(_age(), "Up for", shown_unit(Unit.SECONDS)),
                     Query(_asleep(), "Asleep", _COUNT),
                 ),
-                Shape.TABLE, detail="tuning", width=12,
+                Shape.TABLE, detail="tuning", width=12, lowest_first=True,
                 optional="No engine shows when it started or whether it sleeps: vLLM leaves the first out with several API server processes, the "
                 "second before 0.11.1. Start one API server process, or upgrade.",
             ),

@@ -14,7 +14,7 @@ from exporters.catalogue.dcgm import Field
 from exporters.catalogue.metric import Metric, Unit
 
 _CARD = ("uuid",)
-_PLACE = ask.where(gpu.INFO)  # cluster and namespace
+_PLACE = ask.where(gpu.INFO)  # the cluster
 _SEEN = promql.series(gpu.INFO, _PLACE)
 _NAMED = ("index", "name", "mig", "driver_version")
 _HEAT = ('reason!~"sw_power_cap|sync_boost"',)  # what is held down against the operator's will
@@ -30,7 +30,11 @@ def _ours(metric: Metric, *split: str, only: Sequence[str] = ()) -> str:
 
 
 def _ours_rate(metric: Metric, *split: str, only: Sequence[str] = ()) -> str:
-    return promql.per_second(metric, RATE, (*_CARD, *split), (*_PLACE, *only))
+    return promql.repeated(metric, RATE, (*_CARD, *split), (*_PLACE, *only))
+
+
+def _ours_growth(metric: Metric, *split: str) -> str:
+    return promql.repeated(metric, RATE, (*_CARD, *split), _PLACE, per_second=False)
 
 
 CARDS = f"count(count by (uuid) ({_SEEN}))"
@@ -93,27 +97,19 @@ def _capped(expr: str) -> str:
 
 
 _THEIR_TOTAL = f"({_their_sum(dcgm.FB_USED)} + {_their_sum(dcgm.FB_FREE)} + ({_their_sum(dcgm.FB_RESERVED)} or {_their_sum(dcgm.FB_USED)} * 0))"
-_CLUSTER, _ZONE = ("cluster",), ("cluster", "namespace")
-_TOKENS_PER_JOULE = (
-    Query(
-        promql.per(promql.per_second(vllm.GENERATION_TOKENS, RATE, _ZONE, _PLACE), f"sum by (cluster, namespace) ({_ours(gpu.POWER, *_ZONE)})"),
-        ask.legend(_ZONE, "all"),
-    ),
-    Query(
-        promql.per(
-            promql.per_second(vllm.GENERATION_TOKENS, RATE, _CLUSTER, _PLACE),
-            f"sum by (cluster) ({promql.worst(dcgm.POWER_USAGE.metric, ('UUID', *_CLUSTER), _PLACE)})",
-        )
-        + f" unless on (cluster) {_SEEN}",
-        ask.legend(_CLUSTER, _DCGM),
-    ),
+_CLUSTER = ("cluster",)
+_EVERY_WATT = f"({_ours(gpu.POWER, *_CLUSTER)} or {_theirs(dcgm.POWER_USAGE, *_CLUSTER)})"  # each card once, whoever shows it
+_TOKENS_PER_JOULE = Query(
+    promql.per(promql.per_second(vllm.GENERATION_TOKENS, RATE, _CLUSTER, _PLACE), f"sum by (cluster) {_EVERY_WATT}"), ask.legend(_CLUSTER, "all")
 )
+
+# What the driver calls a card, once: two sidecars may number it differently, as in a container that sees only some of the cards.
+_NAMES = f"topk by (uuid) (1, max by (uuid, {', '.join(_NAMED)}) ({_SEEN}))"
 
 
 def _named(expr: str, called: str, unit: Unit) -> Query:
     """A figure by card, with what the driver calls the card."""
-    card = f"max by (uuid, {', '.join(_NAMED)}) ({_SEEN})"
-    return Query(f"{expr} * on (uuid) group_left ({', '.join(_NAMED)}) {card}", called, shown_unit(unit))
+    return Query(f"{expr} * on (uuid) group_left ({', '.join(_NAMED)}) {_NAMES}", called, shown_unit(unit))
 
 
 def _held(field: Field, reason: str) -> Query:
@@ -165,7 +161,7 @@ _TOP = (
         _figures(
             f"sum({_ours(gpu.REMAPPED_ROWS, only=_UNCORRECTED)})", f"sum({_theirs(dcgm.REMAPPED_UNCORRECTED)})", Unit.COUNT,
         ),
-        Shape.NUMBER, width=5, height=5,
+        Shape.NUMBER, width=5, height=5, bad_from=1,
         optional="Empty on cards older than Ampere and while MIG is on, which report no rows; else start the sidecar on the GPU host.",
     ),
     Panel(
@@ -188,12 +184,12 @@ _TOP = (
     ),
     Panel(
         "tokens-per-joule", "Tokens per joule",
-        "Generated tokens per second over the watts of all cards in the same cluster and namespace. Engines and cards are joined by these sums "
-        "only: cards that serve nothing, or something else, count as well.",
+        "Generated tokens per second over the watts of all cards in the same cluster. Engines and cards are joined by these sums only: cards that "
+        "serve nothing, or something else, count as well, and a card that nobody shows makes the figure too high.",
         "Steady for the same model and load; it rises with the batch size.",
-        "A fall at the same load is waste: look for throttling, preemptions or a batch that shrank. It is empty where engines and cards carry "
-        "different namespaces; give both the same.",
-        _TOKENS_PER_JOULE, detail="levers",
+        "A fall at the same load is waste: look for throttling, preemptions or a batch that shrank.",
+        (_TOKENS_PER_JOULE,), detail="levers",
+        optional="Empty where engines and cards carry different clusters; else start the sidecar on the GPU host, or NVIDIA's dcgm-exporter.",
     ),
 )  # fmt: skip
 
@@ -305,7 +301,7 @@ _ERRORS = (
         "Corrected ones are rare; uncorrected ones never happen.",
         "An uncorrected error ends the work on that card. Restart the engine there; when it comes back, exchange the card.",
         (
-            _line(promql.growth(gpu.ECC_ERRORS, RATE, ("uuid", "kind"), _PLACE), Unit.COUNT, "{{kind}}"),
+            _line(_ours_growth(gpu.ECC_ERRORS, "kind"), Unit.COUNT, "{{kind}}"),
             _line(_their_growth(dcgm.ECC_CORRECTED), Unit.COUNT, "corrected"),
             _line(_their_growth(dcgm.ECC_UNCORRECTED), Unit.COUNT, "uncorrected"),
         ),
@@ -333,7 +329,7 @@ _ERRORS = (
         "not_supported and not_available are gaps of the card and stay as they are.",
         "lost: a card fell off the bus. unknown_error on a card that was fine is a failure: read the kernel log and drain the host. permission: "
         "start the sidecar with access to the devices.",
-        (ask.now(gpu.ABSENT, by=("reason",)),), width=6,
+        (Query(f"sum by (reason) ({_ours(gpu.ABSENT, 'reason')})", ask.legend(("reason",)), shown_unit(Unit.COUNT)),), width=6,
     ),
 )  # fmt: skip
 
@@ -347,7 +343,7 @@ _MORE = (
             _named(_ours(gpu.TEMPERATURE), "hottest sensor", Unit.CELSIUS),
             _named(_ours(gpu.POWER), "power", Unit.WATTS),
             _named(f"({promql.per(_ours(gpu.MEMORY_USED), _ours(gpu.MEMORY_TOTAL))})", "memory in use", Unit.RATIO),
-            Query(f"max by (uuid, {', '.join(_NAMED)}) ({_SEEN})", "seen"),
+            Query(_NAMES, "seen"),
         ),
         Shape.TABLE, width=24,
     ),

@@ -8,13 +8,12 @@ from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
 from exporters.catalogue import ours, promql, vllm
 from exporters.catalogue.metric import Metric, Unit
 
-_EACH = ("model_name", "instance", "engine")
 _CONFIGURED = (
     "instance", "engine", "num_gpu_blocks", "block_size", "kv_cache_size_tokens", "kv_cache_max_concurrency", "cache_dtype", "enable_prefix_caching",
     "gpu_memory_utilization",
 )  # fmt: skip
 _KV_METRICS = "Sampling of blocks is off: start vLLM (0.13 or later) with --kv-cache-metrics."
-_OFFLOAD = "Offloading is off: start vLLM (0.24 or later) with --kv-transfer-config and the OffloadingConnector."
+OFFLOAD = "Offloading is off: start vLLM (0.24 or later) with --kv-transfer-config and the OffloadingConnector."
 _TIERED = "CPU offloading is off or this vLLM is older than 0.24: start it with --kv-transfer-config and the OffloadingConnector."
 _LATER = "Offloading is off or this vLLM does not show it: start 0.25 or later with --kv-transfer-config and the OffloadingConnector."
 _BY_SOURCE = "vLLM says where prompt tokens came from since 0.16: upgrade to see it."
@@ -23,19 +22,26 @@ _BY_SOURCE = "vLLM says where prompt tokens came from since 0.16: upgrade to see
 def _in_use(there: Metric) -> Query:
     """The mean share in use times what there is; exact while the engines of a model are of one size."""
     used = promql.current(vllm.KV_CACHE_USAGE, where=ask.where(vllm.KV_CACHE_USAGE))
-    return Query(f"{used} * {promql.current(there, where=ask.where(there))}", ask.legend(promql.BY, "in use"), shown_unit(there.unit))
+    return Query(f"{used} * {_all(there)}", ask.legend(promql.BY, "in use"), shown_unit(there.unit))
+
+
+def _all(there: Metric) -> str:
+    return promql.once(there, where=ask.where(there))
+
+
+def _there(there: Metric, called: str) -> Query:
+    return Query(_all(there), ask.legend(promql.BY, called), shown_unit(there.unit))
 
 
 def _mean_requests_that_fit() -> Query:
     """Capacity over the mean length of prompt and reply together."""
     prompt, reply = (ask.mean(metric).expr for metric in (vllm.REQUEST_PROMPT_TOKENS, vllm.REQUEST_GENERATION_TOKENS))
-    capacity = promql.current(ours.KV_CAPACITY, where=ask.where(ours.KV_CAPACITY))
-    return Query(promql.per(capacity, f"({prompt} + {reply})"), ask.legend(promql.BY, "would fit"), shown_unit(Unit.REQUESTS))
+    return Query(promql.per(_all(ours.KV_CAPACITY), f"({prompt} + {reply})"), ask.legend(promql.BY, "would fit"), shown_unit(Unit.REQUESTS))
 
 
 def _preemptions_per_request() -> Query:
     preempted, finished = (promql.per_second(m, RATE, where=ask.where(m)) for m in (vllm.NUM_PREEMPTIONS, vllm.REQUEST_SUCCESS))
-    return Query(promql.per(preempted, finished), ask.legend(promql.BY, "all"), shown_unit(Unit.COUNT))
+    return Query(promql.per(preempted, finished), ask.legend(promql.BY, "mean"), shown_unit(Unit.COUNT))
 
 
 def _configuration() -> Query:
@@ -46,13 +52,8 @@ def _configuration() -> Query:
     return Query(f"{configured} * on ({', '.join(engine)}) group_left () {used}", "in use", shown_unit(Unit.RATIO))
 
 
-def _sampled(metric: Metric) -> Query:
-    events = promql.events(metric, RATE, where=ask.where(metric))
-    return Query(events, ask.legend(promql.BY), shown_unit(Unit.BLOCKS, per_second=True))
-
-
 def _state(only: str) -> Query:
-    return ask.worst(vllm.ENGINE_SLEEP_STATE, (*_EACH, "sleep_state"), only=(f"sleep_state{only}",))
+    return ask.worst(vllm.ENGINE_SLEEP_STATE, (*promql.EACH, "sleep_state"), only=(f"sleep_state{only}",))
 
 
 BOARD = Board(
@@ -66,7 +67,8 @@ BOARD = Board(
                 "Share of KV-cache blocks held by running requests, on the fullest engine of a model. It counts blocks, not tokens: half-empty ones "
                 "made 67 % where tokens filled 37 %. Blocks that are kept only for reuse count as free.",
                 "Under 90 %; high use without preemptions is memory well spent.",
-                "Full while requests wait means preemption: shorten contexts, lower max_num_seqs, give the cache more memory or add a replica.",
+                "Full while requests wait: preemption is close, see preemptions on the right. Shorten contexts, lower max_num_seqs, give the "
+                "cache more memory or add a replica.",
                 (ask.worst(vllm.KV_CACHE_USAGE),), threshold=thresholds.KV_CACHE_USAGE, detail="levers",
             ),
             Panel(
@@ -95,27 +97,27 @@ BOARD = Board(
                 "Share of blocks held by running requests, engine by engine.",
                 "The engines of a model run close together.",
                 "One far above the others gets the long requests: look at how they are routed before you add memory.",
-                (ask.worst(vllm.KV_CACHE_USAGE, _EACH),), threshold=thresholds.KV_CACHE_USAGE, detail="fleet", width=6,
+                (ask.worst(vllm.KV_CACHE_USAGE, promql.EACH),), threshold=thresholds.KV_CACHE_USAGE, detail="fleet", width=6,
             ),
             Panel(
                 "tokens-in-use", "Tokens: in use and capacity",
                 "Capacity of all engines of a model, and the part in use: mean share times capacity, exact while the engines are of one size. The "
-                "choice of an engine narrows the share alone.",
+                "choice of a namespace or an engine narrows the share alone.",
                 "In use stays a tenth below capacity.",
                 "Close together: the next long prompt preempts somebody; compare with requests that fit, on the right.",
-                (_in_use(ours.KV_CAPACITY), ask.now(ours.KV_CAPACITY, called="capacity")), width=6,
+                (_in_use(ours.KV_CAPACITY), _there(ours.KV_CAPACITY, "capacity")), width=6,
             ),
             Panel(
                 "blocks-in-use", "Blocks: in use and there",
                 "The same in blocks, vLLM's unit of allocation: a request takes whole blocks, so its last one is half empty on average.",
                 "In use stays a tenth below what is there.",
                 "Fewer blocks after a restart mean less memory was left: compare gpu_memory_utilization, max_num_seqs and the model's size.",
-                (_in_use(ours.KV_BLOCKS), ask.now(ours.KV_BLOCKS, called="there")), detail="tuning", width=6,
+                (_in_use(ours.KV_BLOCKS), _there(ours.KV_BLOCKS, "there")), detail="tuning", width=6,
             ),
             Panel(
                 "requests-that-fit", "Requests that fit and that run",
                 "Capacity over the mean length of prompt and reply of what just finished, beside the requests running. Careful: replies are counted "
-                "as if all were complete, shared prefixes as if nobody shared.",
+                "as if all were complete, shared prefixes as if nobody shared; the choice of a namespace or an engine leaves capacity whole.",
                 "Running stays below what would fit.",
                 "Running near it: the KV cache limits you. Far below it with requests waiting: max_num_seqs does.",
                 (_mean_requests_that_fit(), ask.now(vllm.NUM_REQUESTS_RUNNING, called="running")), detail="levers", width=6,
@@ -123,7 +125,7 @@ BOARD = Board(
         )),
         Row("Preemption and waiting", (
             Panel(
-                "preemptions-per-request", "Preemptions per finished request",
+                "preemptions-per-request", "Preemptions per finished request, mean and p99",
                 "Preemptions over finished requests, and p99 of how often one finished request was preempted (vLLM 0.30 and later). The first bound "
                 "is 1, so a p99 below 1 means hardly anybody.",
                 "Zero.",
@@ -170,7 +172,7 @@ BOARD = Board(
                 "Each engine has a cache of its own: what one has computed does not help the next.",
                 "The engines of a model run close together.",
                 "All lower than with a single engine: route by prefix or by conversation instead of round robin.",
-                (ask.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES, _EACH),), detail="fleet", width=6,
+                (ask.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES, promql.EACH),), detail="fleet", width=6,
             ),
             Panel(
                 "prompt-tokens-by-source", "Prompt tokens by source",
@@ -191,18 +193,21 @@ BOARD = Board(
             ),
             Panel(
                 "cached-share", "Prompt tokens cached, share",
-                "Share of prompt tokens that needed no computing, whatever supplied them. Unlike the hit ratio it counts each prompt once, "
-                "preempted or not.",
+                "Share of prompt tokens that were not computed here, whatever supplied them: all sources but local_compute. Unlike the hit ratio "
+                "it counts each prompt once, preempted or not. Engines before 0.16 are in neither part.",
                 "Level for level traffic.",
                 "Below the hit ratio: the lookups are counted twice by this release, so trust this line.",
-                (ask.share(vllm.PROMPT_TOKENS_CACHED, vllm.PROMPT_TOKENS),), detail="levers", optional=_BY_SOURCE,
+                (ask.share(vllm.PROMPT_TOKENS_BY_SOURCE, vllm.PROMPT_TOKENS_BY_SOURCE, part_only=('source!="local_compute"',)),), detail="levers",
+                optional=_BY_SOURCE,
             ),
             Panel(
                 "cached-and-computed", "Prompt tokens: cached and computed",
-                "Prompt tokens per second that needed no computing, beside all prompt tokens taken in; between the lines lies the prefill work done.",
+                "Prompt tokens per second that needed no computing, beside all prompt tokens taken in, of engines that tell both; between the "
+                "lines lies the prefill work done.",
                 "The lines run close together where prompts share prefixes.",
                 "A gap that widens costs time to first token: see prefill time on the Latency board.",
-                (ask.rate(vllm.PROMPT_TOKENS_CACHED, called="cached"), ask.rate(vllm.PROMPT_TOKENS, called="all")), detail="latency",
+                (ask.rate(vllm.PROMPT_TOKENS_CACHED, called="cached"), ask.rate(vllm.PROMPT_TOKENS_BY_SOURCE, called="all")), detail="latency",
+                optional=_BY_SOURCE,
             ),
             Panel(
                 "cache-lookups", "Requests that hit, as clients saw it",
@@ -260,7 +265,7 @@ BOARD = Board(
                 "Evictions among sampled blocks; divide by the sampled share for all of them.",
                 "None while the working set fits.",
                 "Steady evictions with a falling hit ratio: the working set is larger than the cache.",
-                (_sampled(vllm.KV_BLOCK_LIFETIME),), optional=_KV_METRICS,
+                (ask.events(vllm.KV_BLOCK_LIFETIME),), optional=_KV_METRICS,
             ),
             Panel(
                 "block-lifetime-heatmap", "Life of a block, distribution",
@@ -283,7 +288,7 @@ BOARD = Board(
                 "Bytes of KV cache per second, stored away from the GPU and loaded back.",
                 "Loads are worth the stores: a good part of what is stored comes back.",
                 "Stores without loads are work for nothing: raise the reuse threshold, or switch offloading off.",
-                (ask.rate(vllm.KV_OFFLOAD_LOAD_BYTES, called="load"), ask.rate(vllm.KV_OFFLOAD_STORE_BYTES, called="store")), optional=_OFFLOAD,
+                (ask.rate(vllm.KV_OFFLOAD_LOAD_BYTES, called="load"), ask.rate(vllm.KV_OFFLOAD_STORE_BYTES, called="store")), optional=OFFLOAD,
             ),
             Panel(
                 "offload-under-way", "Transfers under way",
@@ -294,14 +299,14 @@ BOARD = Board(
                     Query(promql.per_second(metric, RATE, where=ask.where(metric)), ask.legend(promql.BY, called), shown_unit(Unit.COUNT))
                     for metric, called in ((vllm.KV_OFFLOAD_LOAD_TIME, "load"), (vllm.KV_OFFLOAD_STORE_TIME, "store"))
                 ),
-                detail="latency", optional=_OFFLOAD,
+                detail="latency", optional=OFFLOAD,
             ),
             Panel(
                 "offload-size", "Size of a transfer, p95",
                 "Bytes of one load and of one store; one in twenty is larger.",
                 "Megabytes: small transfers waste the bus.",
                 "Small transfers: enlarge the offloaded block.",
-                (ask.p95(vllm.KV_OFFLOAD_LOAD_SIZE, called="load"), ask.p95(vllm.KV_OFFLOAD_STORE_SIZE, called="store")), optional=_OFFLOAD,
+                (ask.p95(vllm.KV_OFFLOAD_LOAD_SIZE, called="load"), ask.p95(vllm.KV_OFFLOAD_STORE_SIZE, called="store")), optional=OFFLOAD,
             ),
             Panel(
                 "offload-pinned", "CPU cache pinned by transfers, fullest engine",

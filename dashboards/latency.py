@@ -8,13 +8,35 @@ from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
 from exporters.catalogue import ours, promql, vllm
 from exporters.catalogue.metric import Metric, Unit
 
-_EACH = ("model_name", "instance", "engine")  # one line for each engine: its steps do not add up with those of another
 _API = ("instance",)  # the API server's own series know no model
+_TARGET = ("job", "instance")
 
 
-def _spread(metric: Metric, by: tuple[str, ...] = promql.BY) -> tuple[Query, ...]:
-    """Half, one in twenty and one in a hundred."""
-    return tuple(ask.quantile(q, metric, by, f"p{100 * q:.0f}") for q in (0.5, 0.95, 0.99))
+_QS = (0.5, 0.95, 0.99)  # half, one in twenty and one in a hundred
+
+
+def _spread(metric: Metric) -> tuple[Query, ...]:
+    return tuple(ask.quantile(q, metric, called=f"p{100 * q:.0f}") for q in _QS)
+
+
+def _of_engines(answer: str) -> str:
+    """Other programs show series of HTTP under the same names: those of vLLM servers, and of the chosen models."""
+    return promql.on_targets_of(answer, vllm.NUM_REQUESTS_RUNNING, ask.where(vllm.NUM_REQUESTS_RUNNING))
+
+
+def _http_spread(metric: Metric) -> tuple[Query, ...]:
+    unit = shown_unit(metric.unit)
+    return tuple(
+        Query(_of_engines(promql.quantile(q, metric, RATE, _TARGET, ask.where(metric))), ask.legend(_API, f"p{100 * q:.0f}"), unit) for q in _QS
+    )
+
+
+def _http_mean(metric: Metric, by: tuple[str, ...]) -> Query:
+    total, count = (
+        f"sum by ({', '.join(by)}) ({_of_engines(question(metric, RATE, (*_TARGET, *by), ask.where(metric)))})"
+        for question in (promql.amount, promql.events)
+    )
+    return Query(promql.per(total, count), ask.legend(by), shown_unit(metric.unit))
 
 
 def _rest() -> Query:
@@ -25,20 +47,12 @@ def _rest() -> Query:
     return Query(f"clamp_min({whole} - {queue} - {inference}, 0)", "front end", shown_unit(Unit.SECONDS))
 
 
-def _at_once(metric: Metric, called: str) -> Query:
-    return Query(promql.amount(metric, RATE, (), ask.where(metric)), called, shown_unit(Unit.REQUESTS))
-
-
-def _steps() -> Query:
-    steps = promql.events(vllm.ITERATION_TOKENS, RATE, _EACH, ask.where(vllm.ITERATION_TOKENS))
-    return Query(steps, ask.legend(_EACH), shown_unit(Unit.COUNT, per_second=True))
-
-
 def _guessed(metric: Metric, called: str) -> Query:
     return Query(promql.unresolved(metric, RATE, where=ask.where(metric)), ask.legend(promql.BY, called), shown_unit(Unit.RATIO))
 
 
-_TWO_SIDES = "Choosing an engine narrows the engine's line alone, choosing a team the client's alone."
+TWO_SIDES = "Choosing an engine narrows the engine's line alone, choosing a team the other alone."
+_LENGTHS = "The bounds end at max_model_len, so those of unlike models do not fit together: choose one model."
 
 BOARD = Board(
     slug="latency",
@@ -155,7 +169,7 @@ BOARD = Board(
             Panel(
                 "client-ttft", "Time to first token, client and engine, p95",
                 "The client's line holds the gateway's queue and the network too, and streams only. The gap between the lines is not the p95 of what "
-                f"lies between: each line has its own slowest requests. {_TWO_SIDES}",
+                f"lies between: each line has its own slowest requests. {TWO_SIDES}",
                 "The lines run close together.",
                 "If only the client's line rises, look in front of the engine: gateway queue, here on the right, then the network.",
                 (ask.p95(ours.TTFT, called="client"), ask.p95(vllm.TIME_TO_FIRST_TOKEN, called="engine")), detail="teams", width=6,
@@ -163,7 +177,7 @@ BOARD = Board(
             Panel(
                 "client-tpot", "Time per output token, client and engine, p95",
                 "One mean per request on either side. The engine counts 0 for a reply of one token, which pulls its line down; up to 10 ms it is a "
-                f"guess. Not to be subtracted: the slowest twentieth of one line is not that of the other. {_TWO_SIDES}",
+                f"guess. Not to be subtracted: the slowest twentieth of one line is not that of the other. {TWO_SIDES}",
                 "The lines run close together; the client's a little higher.",
                 "A client's line far above means tokens that wait on the way: a busy gateway, a slow reader, or a busy API server.",
                 (ask.p95(ours.TPOT, called="client"), ask.p95(vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, called="engine")), detail="teams", width=6,
@@ -172,7 +186,7 @@ BOARD = Board(
             Panel(
                 "client-e2e", "End-to-end latency, client and engine, p95",
                 "The client's line counts every request that ended, failed ones too; the engine's only those that finished, so their difference is "
-                f"no latency of its own. Below 0.3 s the client's is the finer one. {_TWO_SIDES}",
+                f"no latency of its own. Below 0.3 s the client's is the finer one. {TWO_SIDES}",
                 "The lines run close together.",
                 "If only the client's line rises, see gateway queue; if it falls below the engine's, requests are refused or fail early: see the "
                 "Teams board.",
@@ -212,7 +226,7 @@ BOARD = Board(
                 "far more when prompts come in. Not comparable between 0.20, which counts cached prompt tokens, and 0.32.",
                 "Above the number of running requests, below max_num_batched_tokens.",
                 "At the limit for long, prefill crowds out decode: see chunked prefill on the Levers board.",
-                (ask.mean(vllm.ITERATION_TOKENS, by=_EACH),), detail="levers", width=6,
+                (ask.mean(vllm.ITERATION_TOKENS, by=promql.EACH),), detail="levers", width=6,
             ),
             Panel(
                 "steps", "Steps per second",
@@ -220,7 +234,7 @@ BOARD = Board(
                 "decoding; an idle engine does not step.",
                 "Steady under load; each step serves all running requests.",
                 "Fewer steps at the same batch are slower steps: see tokens per step, then the GPU's clocks.",
-                (_steps(),), detail="gpu", width=6,
+                (ask.events(vllm.ITERATION_TOKENS, promql.EACH),), detail="gpu", width=6,
             ),
         )),
         Row("What clients ask for", (
@@ -249,14 +263,14 @@ BOARD = Board(
             ),
             Panel(
                 "prompt-heatmap", "Prompt length, distribution",
-                "How many finished requests had prompts of each length, all selected models together.",
+                f"How many finished requests had prompts of each length. {_LENGTHS}",
                 "The bands of your applications, each where it belongs.",
                 "A new band is a new kind of traffic; if it is far longer than the rest, serve it from engines of its own.",
                 (ask.heat(vllm.REQUEST_PROMPT_TOKENS),), Shape.HEATMAP, width=12,
             ),
             Panel(
                 "reply-heatmap", "Reply length, distribution",
-                "How many finished requests had replies of each length, all selected models together.",
+                f"How many finished requests had replies of each length. {_LENGTHS}",
                 "Most replies end well below the highest bucket in use.",
                 "A band at a round number is a limit that cuts replies off: see finish reasons on the Levers board.",
                 (ask.heat(vllm.REQUEST_GENERATION_TOKENS),), Shape.HEATMAP, detail="levers", width=12,
@@ -295,8 +309,8 @@ BOARD = Board(
                 "Decode is the largest part; queue is none.",
                 "Queue above zero for long: the engine is full. Prefill as large as decode: prompts are the load.",
                 (
-                    _at_once(vllm.REQUEST_QUEUE_TIME, "queue"), _at_once(vllm.REQUEST_PREFILL_TIME, "prefill"),
-                    _at_once(vllm.REQUEST_DECODE_TIME, "decode"),
+                    ask.amount(vllm.REQUEST_QUEUE_TIME, (), "queue"), ask.amount(vllm.REQUEST_PREFILL_TIME, (), "prefill"),
+                    ask.amount(vllm.REQUEST_DECODE_TIME, (), "decode"),
                 ),
                 Shape.STACK,
             ),
@@ -308,14 +322,14 @@ BOARD = Board(
                 "The bounds go from 10 ms to 60 s, so above a minute it reads 60 s.",
                 "Close to end-to-end latency where most requests generate.",
                 "Far below it, many requests are answered without work: see status classes on the Teams board.",
-                _spread(vllm.HTTP_REQUEST_DURATION_HIGHR, _API), detail="teams",
+                _http_spread(vllm.HTTP_REQUEST_DURATION_HIGHR), detail="teams",
             ),
             Panel(
                 "http-by-handler", "HTTP duration by handler, mean",
                 "Mean time to answer, by route; the bounds of this histogram (0.1, 0.5 and 1 s) are too coarse for percentiles.",
                 "Routes that generate take as long as their replies; all others a few milliseconds.",
                 "A slow route that does not generate means a busy API server: see its CPU on the Fleet board.",
-                (ask.mean(vllm.HTTP_REQUEST_DURATION, by=("handler", "method")),), detail="fleet",
+                (_http_mean(vllm.HTTP_REQUEST_DURATION, ("handler", "method")),), detail="fleet",
             ),
             Panel(
                 "websockets", "WebSocket connections",

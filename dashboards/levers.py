@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from alerts import thresholds
 from dashboards import ask
+from dashboards.kv_cache import OFFLOAD
 from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
 from exporters.catalogue import ours, promql, vllm
 from exporters.catalogue.metric import Metric, Unit
 
-_EACH = ("model_name", "instance", "engine")
 _SPECULATIVE = "Speculative decoding is off: start vLLM with --speculative-config."
 _TOOLS = "No tool call was parsed: start vLLM (0.24 or later) with --enable-auto-tool-choice and --tool-call-parser."
 _LORA = "LoRA is off: start vLLM with --enable-lora."
 _MFU = "Estimates are off: start vLLM (0.17 or later) with --enable-mfu-metrics."
 _DIFFUSION = "No diffusion language model runs: serve one with vLLM 0.24 or later."
 _NIXL = "No KV cache moves between engines: start vLLM with --kv-transfer-config and the NixlConnector."
-_OFFLOAD = "Offloading is off: start vLLM (0.24 or later) with --kv-transfer-config and the OffloadingConnector."
 _EXTERNAL = "No cache outside the engine is asked: start vLLM with --kv-transfer-config and a KV connector."
 _MOONCAKE = "No Mooncake store is used: start vLLM (0.23 or later) with --kv-transfer-config and the MooncakeStoreConnector."
 _HF3FS = "No 3FS is used: start vLLM (0.23 or later) with --kv-transfer-config and the HF3FSKVConnector."
@@ -44,23 +43,18 @@ def _per_byte() -> Query:
 
 def _estimate(metric: Metric, called: str = "") -> Query:
     """Per GPU already, so one line for each engine; it stands at 0 while the estimate is off, which is no figure."""
-    return Query(f"{_speed(metric, _EACH)} > 0", ask.legend(_EACH, called), shown_unit(metric.unit, per_second=True))
+    return Query(f"{_speed(metric, promql.EACH)} > 0", ask.legend(promql.EACH, called), shown_unit(metric.unit, per_second=True))
 
 
 def _adapters() -> Query:
     """The newest combination of each engine, older ones stay on the page. Several API servers add their times up: an age is never below 0."""
     labels = ("instance", "running_lora_adapters", "waiting_lora_adapters", "max_lora")
     newest = f"topk by (instance) (1, {promql.worst(vllm.LORA_REQUESTS_INFO, labels, ask.where(vllm.LORA_REQUESTS_INFO))})"
-    return Query(f"clamp_min(time() - {newest}, 0)", "last change", shown_unit(Unit.SECONDS))
+    return Query(f"clamp_min(time() - {newest}, 0)", "last reported", shown_unit(Unit.SECONDS))
 
 
 def _deferred() -> Query:
     return ask.now(vllm.NUM_REQUESTS_WAITING_BY_REASON, called="deferred", only=('reason="deferred"',))
-
-
-def _bandwidth(metric: Metric) -> Query:
-    moved = promql.amount(metric, RATE, where=ask.where(metric))
-    return Query(moved, ask.legend(promql.BY), shown_unit(Unit.BYTES, per_second=True))
 
 
 BOARD = Board(
@@ -164,7 +158,8 @@ BOARD = Board(
                 "running-and-waiting", "Requests running and waiting",
                 "Running ones share each step; waiting ones are accepted and not scheduled. max_num_seqs caps those running on one engine.",
                 "Nobody waits for longer than a moment.",
-                "Running at max_num_seqs with room in the KV cache: raise it. Below it with requests waiting: the KV cache is the limit.",
+                "Running at max_num_seqs times the number of engines with room in the KV cache: raise it. Below that with requests waiting: the "
+                "KV cache is the limit.",
                 (ask.now(vllm.NUM_REQUESTS_RUNNING, called="running"), ask.now(vllm.NUM_REQUESTS_WAITING, called="waiting")),
                 detail="kv-cache", width=6,
             ),
@@ -246,11 +241,11 @@ BOARD = Board(
         Row("LoRA adapters", (
             Panel(
                 "lora-adapters", "Adapters that run and wait, by engine",
-                "The newest set of adapters that each engine reports, how many it holds at once (max_lora), and how long ago that changed. vLLM "
-                "tells no traffic per adapter; with several API servers the time means nothing.",
+                "The newest set of adapters that each engine reports, how many it holds at once (max_lora), and how long ago it last reported "
+                "them. vLLM tells no traffic per adapter; with several API servers the time means nothing.",
                 "Nothing under waiting.",
                 "Adapters wait: raise --max-loras if memory allows, or give busy adapters engines of their own.",
-                (_adapters(),), Shape.TABLE, width=16, optional=_LORA,
+                (_adapters(),), Shape.TABLE, width=16, optional=_LORA, lowest_first=True,
             ),
             Panel(
                 "lora-deferred", "Requests held back",
@@ -295,7 +290,7 @@ BOARD = Board(
                 "Bytes of KV cache moved per second.",
                 "Below what the link carries.",
                 "At the link's limit, transfers queue: place prefill and decode engines closer, or use an FP8 cache.",
-                (_bandwidth(vllm.NIXL_BYTES_TRANSFERRED),), optional=_NIXL,
+                (ask.amount(vllm.NIXL_BYTES_TRANSFERRED),), optional=_NIXL,
             ),
             Panel(
                 "nixl-descriptors", "NIXL descriptors per transfer, mean",
@@ -325,7 +320,7 @@ BOARD = Board(
                 "A good part of what is stored is loaded again.",
                 "Stores without loads: switch it off, or raise the reuse threshold.",
                 (ask.rate(vllm.KV_OFFLOAD_LOAD_BYTES, called="load"), ask.rate(vllm.KV_OFFLOAD_STORE_BYTES, called="store")),
-                detail="kv-cache", optional=_OFFLOAD,
+                detail="kv-cache", optional=OFFLOAD,
             ),
             Panel(
                 "mooncake-calls", "Mooncake calls by operation and status",

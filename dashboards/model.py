@@ -36,7 +36,7 @@ class Shape(StrEnum):
     LINES = "lines"
     STACK = "stack"  # areas on top of each other: parts of a whole
     NUMBER = "number"  # one large figure for each series, as of now
-    TABLE = "table"  # one row for each set of labels, one column for each query, as of now; sorted by the first figure, worst first
+    TABLE = "table"  # one row for each set of labels, one column for each query, as of now; sorted by the first figure
     HEATMAP = "heatmap"  # a distribution over time, from buckets
 
 
@@ -62,6 +62,8 @@ class Panel:
     means, good, act: what the figure is, what is healthy, what to do when it is not; together they are the description.
     detail: the slug of the board that explains it further. optional: why it is empty on a healthy stack, as a sentence that ends in
     the way to fill it, else ''. full_scale: a ratio's axis goes from 0 to 1; False where its values live near 0.
+    bad_from: a figure of this size or more is red where no alert's threshold says so, such as one frozen engine; without either it is
+    neutral. lowest_first: the lowest figure is the one to look at, so a table starts with it.
     Raises ValueError when a part of the description is missing."""
 
     slug: str
@@ -77,6 +79,8 @@ class Panel:
     width: int = 8
     height: int = 7
     full_scale: bool = True
+    bad_from: float | None = None
+    lowest_first: bool = False
 
     def __post_init__(self) -> None:
         PanelRef("x", self.slug)
@@ -85,6 +89,11 @@ class Panel:
                 raise ValueError(f"panel {self.slug}: {name} is one or more sentences, not {text!r}")
         if not self.queries:
             raise ValueError(f"panel {self.slug} asks nothing")
+
+    @property
+    def limit(self) -> float | None:
+        """From where on a figure is bad; None where nothing says so."""
+        return self.threshold.value if self.threshold else self.bad_from
 
     @property
     def description(self) -> str:
@@ -107,7 +116,10 @@ class Panel:
         missing = sorted(part.value for part in self.needs - {Component.ENGINE, Component.SCRAPE})
         if missing:
             return f"Nothing here yet. This needs {' and '.join(missing)}, scraped by this Prometheus."
-        return "Nothing in this range: no request was served, or no engine matches the variables above."
+        return (
+            "Nothing in this range: no request was served, no engine matches the variables above, "
+            "or the data source's scrape interval is set shorter than the real one."
+        )
 
     def alerts(self, board: str) -> tuple[str, ...]:
         """The alerts that point at this panel, or that fire at the line it draws."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from alerts import thresholds
 from dashboards import ask
+from dashboards.latency import TWO_SIDES
 from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
 from exporters.catalogue import ours, promql, vllm
 from exporters.catalogue.metric import Unit
-from exporters.catalogue.prometheus import ALERTS, UP
+from exporters.catalogue.prometheus import UP
 
-_SEEN_WITHIN = "1d"  # an engine that was seen within it and is gone now is down, not unknown
+# An engine that was seen within it and does not answer now is down, not unknown: while Prometheus still tries it, and once it does not any
+# more. The latter is short, because a replaced pod was meant to go.
+_TRIED_WITHIN, _GONE_WITHIN = "1d", "1h"
 
 
 def _refused_by_the_engine() -> Query:
@@ -20,16 +23,12 @@ def _refused_by_the_engine() -> Query:
 
 
 def _engines() -> Query:
-    """Targets that showed an engine's series within the last day: also those that do not answer any more."""
+    """Targets that showed an engine's series: also those that do not answer any more, and those that are no targets any more."""
     place = ask.where(vllm.NUM_REQUESTS_RUNNING)
     engine = tuple(matcher for matcher in place if "model_name" not in matcher)
-    seen = f"last_over_time({promql.series(vllm.NUM_REQUESTS_RUNNING, place)}[{_SEEN_WITHIN}])"
-    return Query(f"{promql.series(UP, engine)} and on (job, instance) {seen}", "{{instance}}", shown_unit(Unit.FLAG))
-
-
-def _firing() -> Query:
-    firing = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"'))
-    return Query(f"count by (alertname, severity) ({firing})", "firing")
+    tried, gone = (f"last_over_time({promql.series(vllm.NUM_REQUESTS_RUNNING, place)}[{within}])" for within in (_TRIED_WITHIN, _GONE_WITHIN))
+    tells = f"{promql.series(UP, engine)} and on (job, instance) {tried}"
+    return Query(f"{tells} or on (job, instance) (group by (job, instance) ({gone}) * 0)", "{{instance}}", shown_unit(Unit.FLAG))
 
 
 BOARD = Board(
@@ -57,11 +56,11 @@ BOARD = Board(
             Panel(
                 "error-ratio", "Error ratio",
                 "Share of requests that ended in an error or timeout: as the request log knows it, and as the engine counts it. Refusals are "
-                "policy and stand apart; the engine does not count clients that hung up.",
+                f"policy and stand apart; the engine does not count clients that hung up. {TWO_SIDES}",
                 "Zero, and under 0.5 % at any time.",
                 "Open the runbook; the Teams board says which route, which reason and whose requests.",
                 (
-                    ask.share(ours.REQUESTS, ours.REQUESTS, called="log", by=("model_name",), part_only=('outcome=~"upstream_error|timeout"',)),
+                    ask.share(ours.REQUESTS, ours.REQUESTS, called="log", part_only=ask.FAILED),
                     ask.share(vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, called="engine", part_only=('finished_reason="error"',)),
                 ),
                 threshold=thresholds.ERROR_RATIO, detail="teams", full_scale=False,
@@ -79,7 +78,8 @@ BOARD = Board(
                 "queue-depth", "Requests running and waiting",
                 "Running requests share each step of the engine; waiting ones are accepted and not scheduled yet.",
                 "Nobody waits for longer than a moment.",
-                "If running stands at max_num_seqs, the configuration is the limit; if it stands below it, the KV cache is.",
+                "If running stands at max_num_seqs times the number of engines, the configuration is the limit; if it stands below it, the KV "
+                "cache is.",
                 (ask.now(vllm.NUM_REQUESTS_RUNNING, called="running"), ask.now(vllm.NUM_REQUESTS_WAITING, called="waiting")), detail="kv-cache",
             ),
             Panel(
@@ -117,12 +117,13 @@ BOARD = Board(
                 "kv-cache-usage", "KV cache use, fullest engine",
                 "Share of KV-cache blocks in use on the fullest engine of a model.",
                 "Under 90 %; high use alone is efficient.",
-                "Full while requests wait means preemption: work computed twice. Shorten contexts or add memory.",
+                "Full while requests wait: preemption, which is work computed twice, is close. See preemptions on the KV cache board; shorten "
+                "contexts or add memory.",
                 (ask.worst(vllm.KV_CACHE_USAGE),), threshold=thresholds.KV_CACHE_USAGE, detail="kv-cache",
             ),
             Panel(
                 "tpot", "Time per output token, mean of requests, p95",
-                "For each finished request the mean time per token after the first; one request in twenty is slower on average.",
+                f"For each finished request the mean time per token after the first; one request in twenty is slower on average. {TWO_SIDES}",
                 "Close to inter-token latency.",
                 "Far above it, some requests are starved or preempted: see preemptions on the KV cache board.",
                 (ask.p95(vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, called="engine"), ask.p95(ours.TPOT, called="client")), detail="latency",
@@ -130,11 +131,12 @@ BOARD = Board(
             ),
             Panel(
                 "rejection-ratio", "Rejection ratio",
-                "Share of requests that were refused: by the gateway for a team's limits, as the log knows it, and by the engine's own queue limit.",
+                "Share of requests that were refused: by the gateway for a team's limits, as the log knows it, and by the engine's own queue limit. "
+                f"{TWO_SIDES}",
                 "Zero, or what your admission policy means to refuse.",
                 "Open the Teams board: it says which team and for which reason.",
                 (
-                    ask.share(ours.REQUESTS, ours.REQUESTS, called="log", by=("model_name",), part_only=('outcome="rejected"',)),
+                    ask.share(ours.REQUESTS, ours.REQUESTS, called="log", part_only=('outcome="rejected"',)),
                     _refused_by_the_engine(),
                 ),
                 detail="teams", full_scale=False,
@@ -143,7 +145,8 @@ BOARD = Board(
         Row("Up and firing", (
             Panel(
                 "engines-up", "Engines up",
-                "yes while Prometheus reaches an engine; every target that showed vLLM's series within the last day is here.",
+                "yes while Prometheus reaches an engine; every target that showed vLLM's series within the last day is here. One that is no "
+                "target any more, such as a replaced pod, stays no for an hour.",
                 "All yes.",
                 "Open the runbook; the Fleet board shows restarts and engines that are up and frozen.",
                 (_engines(),), Shape.NUMBER, detail="fleet", width=12, height=5,
@@ -153,7 +156,7 @@ BOARD = Board(
                 "Our alerts that fire right now; the watchdog always does, which shows that alerting works.",
                 "VLLMWatchdog alone.",
                 "Open the runbook of the alert: its link is in the notification and under /runbooks/.",
-                (_firing(),), Shape.TABLE, width=12, height=5, detail="watch",
+                (ask.firing(("alertname", "severity")),), Shape.TABLE, width=12, height=5, detail="watch",
             ),
         )),
     ),

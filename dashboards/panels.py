@@ -128,12 +128,12 @@ def _target(query: Query, ref: str, shape: Shape) -> g.Target:
 
 
 def _thresholds(panel: Panel) -> dict[str, Any]:
-    if panel.unit == _FLAG:
+    """A figure that nothing judges is neutral: green would be a promise."""
+    if panel.unit == _FLAG and panel.limit is None:
         return {"mode": "absolute", "steps": [{"color": "red", "value": None}, {"color": "green", "value": 1}]}
-    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
-    if panel.threshold:
-        steps.append({"color": "red", "value": panel.threshold.value})
-    return {"mode": "absolute", "steps": steps}
+    if panel.limit is None:
+        return {"mode": "absolute", "steps": [{"color": "text", "value": None}]}
+    return {"mode": "absolute", "steps": [{"color": "green", "value": None}, {"color": "red", "value": panel.limit}]}
 
 
 def _options(panel: Panel) -> dict[str, Any]:
@@ -148,10 +148,11 @@ def _options(panel: Panel) -> dict[str, Any]:
             return {"reduceOptions": reduce, "graphMode": "none", "colorMode": "value", "textMode": "auto", "justifyMode": "auto",
                     "orientation": "auto"}  # fmt: skip
         case Shape.TABLE:
-            return {"showHeader": True, "cellHeight": "sm", "sortBy": [{"displayName": panel.queries[0].legend, "desc": True}]}
+            return {"showHeader": True, "cellHeight": "sm", "sortBy": [{"displayName": panel.queries[0].legend, "desc": not panel.lowest_first}]}
         case Shape.HEATMAP:
             return {
-                "calculate": False, "cellGap": 1, "cellValues": {}, "exemplars": {"color": "rgba(255,0,255,0.7)"}, "filterValues": {"le": 1e-9},
+                "calculate": False, "cellGap": 1, "cellValues": {"unit": "short", "decimals": 0},  # requests, not seconds
+                "exemplars": {"color": "rgba(255,0,255,0.7)"}, "filterValues": {"le": 1e-9},
                 "color": {"mode": "scheme", "scheme": "Oranges", "fill": "dark-orange", "scale": "exponential", "exponent": 0.5, "steps": 64,
                           "reverse": False},
                 "legend": {"show": True}, "rowsFrame": {"layout": "auto"}, "showValue": "never",
@@ -161,11 +162,11 @@ def _options(panel: Panel) -> dict[str, Any]:
 
 
 def _columns(panel: Panel) -> Iterator[dict[str, Any]]:
-    """Each figure of a table in its own unit, and the worst in red."""
+    """Each figure of a table in its own unit, a dash where a row has none, and the first figure in red from the panel's limit on."""
     for query in panel.queries:
-        properties: list[dict[str, Any]] = [{"id": "unit", "value": query.unit}]
-        if panel.threshold and query is panel.queries[0]:
-            properties.append({"id": "custom.cellOptions", "value": {"type": "color-text"}})
+        properties: list[dict[str, Any]] = [{"id": "unit", "value": query.unit}, {"id": "noValue", "value": "-"}]
+        if panel.limit is not None and query is panel.queries[0]:
+            properties += [{"id": "color", "value": {"mode": "thresholds"}}, {"id": "custom.cellOptions", "value": {"type": "color-text"}}]
         yield {"matcher": {"id": "byName", "options": query.legend}, "properties": properties}
 
 

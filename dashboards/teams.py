@@ -3,8 +3,8 @@
 Law: cost and energy here are estimates by token weight, and say so. What a team is billed comes from exact attribution, not from this board.
 
 weight of a team = prompt tokens - cached tokens + completion tokens, each per second
-share of a team  = its weight / the weight of all teams and models in the same cluster and namespace
-cost, power      = share x what all cards there cost, or draw
+share of a team  = its weight / the weight of all teams and models in the chosen clusters
+cost, power      = share x what all cards there cost, or draw: nothing says which cards a team's requests ran on
 While nobody sends anything there is no share, and nothing is shown; while anybody does, the shares of all teams add up to 1, so idle time is
 borne by those who were active. A token of a small model weighs as much as one of a large model, and a token read as much as one written."""
 
@@ -19,10 +19,9 @@ from exporters.catalogue.metric import Unit
 
 _TEAM = ("team",)
 _WHO = ("model_name", "team")
-_ALL = ask.where(gpu.INFO)  # cluster and namespace: the cards' own matchers, so that shares and cards are of the same place
+_ALL = ask.where(gpu.INFO)  # the cluster: the cards' own matcher, so that shares and cards are of the same place
 _CHOSEN = ask.where(ours.TOKENS)
 _REFUSED = ('outcome="rejected"',)
-_FAILED = ('outcome=~"upstream_error|timeout"',)
 _THROUGHPUT = ('type=~"prompt|completion"',)
 _CACHED = ('type="cached"',)
 _PROMPT = ('type="prompt"',)
@@ -47,9 +46,9 @@ _TOKENS = _tokens(_THROUGHPUT)
 _KILOTOKENS_PER_HOUR = f"{_TOKENS} * 3.6"  # 3600 seconds, 1000 tokens
 
 # Other programs have a series of this name too: only those targets count that are engines, and serve the chosen models.
-_ROUTES = promql.per_second(vllm.HTTP_REQUESTS, RATE, ("job", "instance", "handler", "status"), (*_ALL, 'status!="2xx"'))
+_ROUTES = promql.per_second(vllm.HTTP_REQUESTS, RATE, ("cluster", "job", "instance", "handler", "status"), (*_ALL, 'status!="2xx"'))
 _ENGINES = promql.series(vllm.NUM_REQUESTS_RUNNING, (*_ALL, 'model_name=~"$model_name"'))
-_ROUTE_ERRORS = f"sum by (handler, status) ({_ROUTES} and on (job, instance) {_ENGINES})"
+_ROUTE_ERRORS = f"sum by (handler, status) ({_ROUTES} and on (cluster, job, instance) {_ENGINES})"
 
 _HOW = "An estimate: all cards seen, shared by tokens without those from the cache; idle time is borne by the teams that were active."
 _NEEDS_CARDS = "Empty while no team sends anything; else it needs the cards: start the sidecar on the GPU host."
@@ -67,7 +66,7 @@ _TOP = (
         "Share of a team's requests that ended in an upstream error or a timeout. Refusals are policy and not counted here.",
         "Zero, and at most the line.",
         "One team: look at its failures by reason and at what it sends. All teams: the engine or the way to it.",
-        (ask.share(ours.REQUESTS, ours.REQUESTS, by=_TEAM, part_only=_FAILED),),
+        (ask.share(ours.REQUESTS, ours.REQUESTS, by=_TEAM, part_only=ask.FAILED),),
         threshold=thresholds.ERROR_RATIO, detail="overview", full_scale=False,
     ),
     Panel(
@@ -152,7 +151,7 @@ _TROUBLE = (
         "Requests per second that ended in an upstream error or a timeout, with the reason in the request log.",
         "None.",
         "Timeouts: the engine is too slow for the limit that was set. Upstream errors: read the engine's log at that time.",
-        (ask.rate(ours.REASONS, by=("team", "reason"), only=_FAILED),), detail="overview",
+        (ask.rate(ours.REASONS, by=("team", "reason"), only=ask.FAILED),), detail="overview",
         optional="Empty while no request failed; stop an engine behind the gateway to see what it would show.",
     ),
     Panel(
@@ -189,7 +188,7 @@ _WAITING = (
         "High for one team: it is at its limit, as set. High for all: the service is full; see the engine's own queue before you admit more.",
         (
             Query(
-                f"clamp_max({promql.per(*(promql.amount(part, RATE, _TEAM, ask.where(part)) for part in (ours.QUEUE, ours.E2E)))}, 1)",
+                f"clamp_max({promql.per(*(ask.amount(part, _TEAM).expr for part in (ours.QUEUE, ours.E2E)))}, 1)",
                 "{{team}}", _RATIO,
             ),
         ),

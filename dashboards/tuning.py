@@ -9,14 +9,15 @@ from collections.abc import Callable
 from alerts import thresholds
 from alerts.thresholds import Threshold
 from dashboards import ask
+from dashboards.latency import TWO_SIDES
 from dashboards.model import Board, Panel, Query, Row, Shape, Variable, shown_unit
 from exporters.catalogue import ours, promql, vllm
 from exporters.catalogue.metric import Unit
 
 _AGO = ("5m", "15m", "30m", "1h", "3h", "6h", "12h", "1d", "2d", "7d")
+_NOW = "1s"  # Prometheus 2 reads no offset of 0s
 _BEFORE, _AFTER = "$before", "$after"
 _RANGE = "$__range"
-_FAILED = 'outcome=~"upstream_error|timeout"'
 _PLACE = ask.where(ours.ENGINE_INFO)
 _CONFIG = ("upstream", "version", "cache_dtype", "enable_prefix_caching")
 
@@ -45,7 +46,7 @@ def _hits(offset: str = "") -> tuple[Query, ...]:
 
 def _errors(offset: str = "") -> tuple[Query, ...]:
     return (
-        ask.share(ours.REQUESTS, ours.REQUESTS, called="log", part_only=(_FAILED,), offset=offset),
+        ask.share(ours.REQUESTS, ours.REQUESTS, called="log", part_only=ask.FAILED, offset=offset),
         ask.share(vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, called="engine", part_only=('finished_reason="error"',), offset=offset),
     )
 
@@ -55,14 +56,16 @@ def _memory(offset: str = "") -> tuple[Query, ...]:
 
 
 def _pair(
-    slug: str, figure: str, good: str, act: str, asked: Asked, threshold: Threshold | None = None, detail: str = "", full_scale: bool = True
-) -> tuple[Panel, Panel]:
-    """The same figure twice, side by side. Marks stand at their own time, not moved with the curve."""
+    slug: str, figure: str, good: str, act: str, asked: Asked, threshold: Threshold | None = None, detail: str = "", full_scale: bool = True,
+    also: str = "",
+) -> tuple[Panel, Panel]:  # fmt: skip
+    """The same figure twice, side by side. Marks stand at their own time, not moved with the curve. also: what else the figure means."""
 
     def half(when: str, offset: str) -> Panel:
         return Panel(
             f"{slug}-{when}", f"{figure}: {when}",
-            f"{figure}, drawn later by what is chosen as {when.capitalize()}. The two axes may differ in scale; marks are not moved with the curve.",
+            f"{figure}, drawn later by what is chosen as {when.capitalize()}. The two axes may differ in scale; marks are not moved with the "
+            f"curve. {also}".rstrip(),
             good, act, asked(offset), threshold=threshold, detail=detail, width=6, height=6, full_scale=full_scale,
         )  # fmt: skip
 
@@ -92,7 +95,7 @@ BOARD = Board(
     regions=True,
     extra=(
         Variable("before", "Before: this long ago", kind="custom", options=_AGO, default="1h"),
-        Variable("after", "After: this long ago", kind="custom", options=("0s", *_AGO), default="0s"),
+        Variable("after", f"After: this long ago ({_NOW} means now)", kind="custom", options=(_NOW, *_AGO), default=_NOW),
     ),
     rows=(
         Row("", (
@@ -135,7 +138,7 @@ BOARD = Board(
             ),
             Panel(
                 "error-ratio", "Error ratio",
-                "Share of requests that ended in an error or timeout: as the request log knows it, and as the engine counts it.",
+                f"Share of requests that ended in an error or timeout: as the request log knows it, and as the engine counts it. {TWO_SIDES}",
                 "Zero on both sides of the change.",
                 "A change that makes requests fail is undone first and understood afterwards; the Teams board has the reasons.",
                 _errors(), threshold=thresholds.ERROR_RATIO, detail="teams", full_scale=False,
@@ -144,7 +147,8 @@ BOARD = Board(
                 "kv-cache-usage", "KV cache use, fullest engine",
                 "Share of KV-cache blocks in use on the fullest engine of a model.",
                 "Under 90 %; a change that frees blocks shows here first.",
-                "Full while requests wait means preemption: undo what made contexts or the batch larger, or add memory.",
+                "Full while requests wait: preemption is close. See preemptions on the KV cache board; undo what made contexts or the batch "
+                "larger, or add memory.",
                 _memory(), threshold=thresholds.KV_CACHE_USAGE, detail="kv-cache",
             ),
         )),
@@ -192,7 +196,7 @@ BOARD = Board(
                     Query(f"time() - {promql.current(ours.EVENT_TIME, ('kind',), ask.where(ours.EVENT_TIME))}", "Ago", shown_unit(Unit.SECONDS)),
                     Query(promql.total(ours.EVENTS, ("kind",), ask.where(ours.EVENTS)), "On record", shown_unit(Unit.COUNT)),
                 ),
-                Shape.TABLE, width=12, height=7,
+                Shape.TABLE, width=12, height=7, lowest_first=True,
                 optional="No event is on record. The sidecar writes one for every restart, version or configuration change that it sees while it "
                 "runs; add your own as lines of the file that its setting events names.",
             ),
@@ -203,9 +207,9 @@ BOARD = Board(
                 "The version and the configuration that you meant to run, on every engine.",
                 "An engine that differs from the rest answers for part of every curve above: narrow the board down to one engine.",
                 (
-                    _engine(promql.current(ours.KV_CAPACITY, ("upstream",), ask.where(ours.KV_CAPACITY)), "KV cache tokens", Unit.TOKENS),
-                    _engine(promql.growth(ours.ENGINE_CHANGES, _RANGE, ("upstream",), _PLACE), "Changes in range", Unit.COUNT),
-                    _engine(promql.growth(ours.ENGINE_RESTARTS, _RANGE, ("upstream",), _PLACE), "Restarts in range", Unit.COUNT),
+                    _engine(promql.once(ours.KV_CAPACITY, ("upstream",), ask.where(ours.KV_CAPACITY)), "KV cache tokens", Unit.TOKENS),
+                    _engine(promql.repeated(ours.ENGINE_CHANGES, _RANGE, ("upstream",), _PLACE, per_second=False), "Changes in range", Unit.COUNT),
+                    _engine(promql.repeated(ours.ENGINE_RESTARTS, _RANGE, ("upstream",), _PLACE, per_second=False), "Restarts in range", Unit.COUNT),
                 ),
                 Shape.TABLE, detail="fleet", width=12, height=7,
             ),
@@ -218,11 +222,12 @@ BOARD = Board(
             *_pair(
                 "errors", "Error ratio", "Zero on both sides.",
                 "Open the Teams board at the time of the worse window: it has reasons and routes.", _errors, thresholds.ERROR_RATIO, "teams",
-                full_scale=False,
+                full_scale=False, also=TWO_SIDES,
             ),
             *_pair(
                 "memory", "KV cache use, fullest engine", "No higher on the right, unless more work is done with it.",
-                "At the dashed line preemptions begin: see the KV cache board.", _memory, thresholds.KV_CACHE_USAGE, "kv-cache",
+                "Above the dashed line preemption is close; it begins when no block is free. See preemptions on the KV cache board.", _memory,
+                thresholds.KV_CACHE_USAGE, "kv-cache",
             ),
         ), collapsed=True),
     ),

@@ -24,6 +24,6 @@ def of(board: Board) -> tuple[Variable, ...]:
 
 def _values(name: str, parents: Sequence[str], from_log: bool) -> str:
     source = ours.REQUESTS.name if from_log or name == "team" else vllm.NUM_REQUESTS_RUNNING.name
-    # The request log knows no scrape job and no engine's address.
-    matchers = ", ".join(f'{parent}=~"${parent}"' for parent in parents if not (name == "team" and parent in ("job", "instance")))
+    # The request log knows no scrape job and no engine's address, and is read in a namespace of its own.
+    matchers = ", ".join(f'{parent}=~"${parent}"' for parent in parents if not (name == "team" and parent in ("namespace", "job", "instance")))
     return f"label_values({source}{{{matchers}}}, {name})" if matchers else f"label_values({source}, {name})"

@@ -8,21 +8,41 @@ from dashboards import ask
 from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
 from exporters.catalogue import gateway, ours, promql, vllm, watchers
 from exporters.catalogue.metric import Metric, Unit
-from exporters.catalogue.prometheus import ALERTS, SCRAPE_DURATION, SCRAPE_SAMPLES, UP
+from exporters.catalogue.prometheus import SCRAPE_DURATION, SCRAPE_SAMPLES, UP
 
 _RANGE = "$__range"
 _TARGET = ("job", "instance")
+_ON = "cluster, job, instance"
 _PLACE = ask.where(UP)
+_WATCHERS = (  # series that each of them always shows; the collector has none before its first span, unless it has a sending queue
+    ours.SIDECAR_INFO, gateway.LOG_WAITING, ours.LAB_PROCESS_UP, watchers.HEAD_SERIES, watchers.ALERTMANAGER_CONFIG_LOADED,
+    watchers.EXPORT_QUEUE, watchers.SPANS_ACCEPTED,
+)  # fmt: skip
 _NO_SPANS = (
     "The collector has counted no span yet, or is not scraped. Point vLLM's --otlp-traces-endpoint at it, send one request, and let this "
     "Prometheus scrape the collector's own page, port 8888."
 )
 
 
+def _targets(metric: Metric, by: tuple[str, ...], within: str) -> tuple[Query, ...]:
+    """What Prometheus says of a target, for those that are ours: engines, and who watches them. A Prometheus may be shared with others.
+
+    Ours is what showed a series of ours within that time, so that a target which is down does not vanish at once."""
+    return tuple(
+        Query(
+            f"{metric.across} by ({', '.join(by)}) ({promql.series(metric, _PLACE)} and on ({_ON}) "
+            f"({' or '.join(promql.seen(shown, within, _PLACE) for shown in told)}))",
+            ask.legend(by, called), shown_unit(metric.unit),
+        )
+        for called, told in (("engine", (vllm.NUM_REQUESTS_RUNNING,)), ("", _WATCHERS))
+    )  # fmt: skip
+
+
 def _ended(metric: Metric, called: str, *only: str) -> Query:
-    """Requests per second for each model. Without job and instance, which the log does not know: narrowed to one engine, the two could not agree."""
+    """Requests per second, all models together: an adapter has a name of its own in the log and its model's name in the engine. Without job
+    and instance, which the log does not know: narrowed to one engine, the two could not agree."""
     where = (*_PLACE, 'model_name=~"$model_name"', *only)
-    return Query(promql.per_second(metric, RATE, where=where), ask.legend(("model_name",), called), shown_unit(metric.unit, per_second=True))
+    return Query(promql.per_second(metric, RATE, (), where), called, shown_unit(metric.unit, per_second=True))
 
 
 def _never_is_zero(part: Metric, whole: Metric, called: str, by: tuple[str, ...]) -> Query:
@@ -32,15 +52,10 @@ def _never_is_zero(part: Metric, whole: Metric, called: str, by: tuple[str, ...]
     return Query(expr, ask.legend(by, called), shown_unit(part.unit, per_second=True))
 
 
-def _lost() -> Query:
-    """Records that the gateway gave up within the range."""
-    lost = promql.growth(gateway.LOG_LOST, _RANGE, (), ask.where(gateway.LOG_LOST))
-    return Query(lost, "records", shown_unit(Unit.COUNT))
-
-
-def _firing() -> Query:
-    firing = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"'))
-    return Query(f"count by (alertname, severity, model_name, instance) ({firing})", "Firing", shown_unit(Unit.COUNT))
+def _failed_readings() -> Query:
+    """Every reason has a series from the start, at 0, so that the first failure counts; only those with failures are shown."""
+    failed = ask.growth(ours.SOURCE_ERRORS, by=("source", "reason"))
+    return Query(f"{failed.expr} > 0", failed.legend, failed.unit)
 
 
 def _queue() -> Query:
@@ -56,10 +71,12 @@ BOARD = Board(
         Row("", (
             Panel(
                 "targets-up", "Targets up, by job",
-                "no when a target of the job did not answer its last scrape.",
+                "no when a target of the job did not answer its last scrape. Engines, sidecar, gateway, collector, Prometheus, Alertmanager and the "
+                "lab: every target that showed their series within the last day, so that one which is gone is still here. The collector is known by "
+                "its spans, so it comes with the first of them.",
                 "All yes.",
                 "Every curve from that job has a gap, and rules over it are silent. Open the target's address by hand, then the runbook.",
-                (ask.now(UP, ("job",)),), Shape.NUMBER, detail="fleet", height=6,
+                _targets(UP, ("job",), "1d"), Shape.NUMBER, detail="fleet", height=6,
             ),
             Panel(
                 "sources-up", "Sidecar's sources up",
@@ -73,7 +90,7 @@ BOARD = Board(
                 "Records of finished requests that the gateway gave up, because the request log could not be written for too long.",
                 "Zero: every figure per team rests on these records.",
                 "Free the disk of the log or mend its permissions; tokens and cost of this range are too low by that many requests.",
-                (_lost(),), Shape.NUMBER, detail="teams", height=6,
+                (ask.growth(gateway.LOG_LOST, _RANGE, (), "records"),), Shape.NUMBER, detail="teams", height=6, bad_from=1,
             ),
             Panel(
                 "log-lag", "Request log: how far behind",
@@ -84,11 +101,12 @@ BOARD = Board(
             ),
             Panel(
                 "log-against-engine", "Requests ended well: log and engine",
-                "Requests per second that ended well, as the request log knows them and as the engines count them. Two lines and not a ratio: "
-                "the log counts a little later, so that either may be ahead for a moment.",
-                "The two lines of a model lie on each other.",
-                "Engine above log: requests pass by the gateway, or records are lost. Log above engine: an engine is not scraped, or answers come "
-                "from elsewhere.",
+                "Requests per second that ended well, as the request log knows them and as the engines count them, all models together. Two lines "
+                "and not a ratio: the log counts a little later, so that either may be ahead for a moment.",
+                "The two lines lie on each other.",
+                "Engine above log: requests pass by the gateway, records are lost, or requests ask for several replies (n above 1), each of which "
+                "the engine counts. With one model chosen its LoRA adapters do the same: the log has them under their own names, the engine under "
+                "the model's; choose all. Log above engine: an engine is not scraped, or answers come from elsewhere.",
                 (
                     _ended(ours.REQUESTS, "log", 'outcome="ok"'),
                     _ended(vllm.REQUEST_SUCCESS, "engine", 'finished_reason!~"abort|error"'),
@@ -100,23 +118,23 @@ BOARD = Board(
                 "What fires right now. VLLMWatchdog always does: it shows that rules are evaluated.",
                 "VLLMWatchdog and nothing else.",
                 "Open the runbook of the most severe one. If even VLLMWatchdog is missing, no alert of ours can fire: load the rules.",
-                (_firing(),), Shape.TABLE, detail="overview",
+                (ask.firing(("alertname", "severity", "model_name", "instance"), "Firing"),), Shape.TABLE, detail="overview",
             ),
         )),
         Row("Prometheus", (
             Panel(
                 "scrape-duration", "Scrape duration, by target",
-                "How long the last scrape of each target took.",
+                "How long the last scrape of each target took: of engines and of those who watch them, as far as they answered in the last hour.",
                 "Far below the scrape interval and its timeout of ten seconds.",
                 "A slow engine page means a busy API server; near the timeout, samples go missing.",
-                (ask.worst(SCRAPE_DURATION, _TARGET),),
+                _targets(SCRAPE_DURATION, _TARGET, "1h"),
             ),
             Panel(
                 "scrape-samples", "Samples, by target",
-                "Samples that the last scrape of each target brought.",
+                "Samples that the last scrape of each target brought: of engines and of those who watch them.",
                 "Level.",
                 "Growth without end is a label with unbounded values: look at what the target's page repeats.",
-                (ask.now(SCRAPE_SAMPLES, _TARGET),),
+                _targets(SCRAPE_SAMPLES, _TARGET, "1h"),
             ),
             Panel(
                 "rule-failures", "Rules that failed or came too late",
@@ -166,11 +184,11 @@ BOARD = Board(
             ),
             Panel(
                 "source-errors", "Failed readings, by source and reason",
-                "Readings of a source that failed.",
+                "Readings of a source that failed; a reason is shown while there are such.",
                 "Zero, apart from an engine that restarts.",
-                "The reason names the layer: refused and timeout are the network, the rest is what the source said. The sidecar's log has more.",
-                (ask.growth(ours.SOURCE_ERRORS, by=("source", "reason")),),
-                optional="No reading has failed since the sidecar started, or no sidecar is scraped. Run vllm-watch sidecar run to have one.",
+                "The reason names the layer: unreachable and timeout are the network, the rest is what the source said. The sidecar's log has more.",
+                (_failed_readings(),),
+                optional="No reading failed in this range, or no sidecar is scraped. Run vllm-watch sidecar run to have one.",
             ),
             Panel(
                 "log-unread", "Request log: bytes not read yet",
@@ -323,7 +341,8 @@ BOARD = Board(
         Row("The collector", (
             Panel(
                 "spans-in", "Collector: spans taken and refused",
-                "Spans per second that the collector took, and that it sent back because it was full.",
+                "Spans per second that the collector took, and that it sent back because it was full. It shows no count before the first, so the "
+                "first burst after its start is not in these curves.",
                 "Nothing refused.",
                 "Refused spans are traces with holes: give the collector more memory, or let vLLM sample.",
                 (
@@ -334,7 +353,8 @@ BOARD = Board(
             ),
             Panel(
                 "spans-out", "Collector: spans sent and given up",
-                "Spans per second that arrived at the trace store, and that were given up after the last retry.",
+                "Spans per second that arrived at the trace store, and that were given up after the last retry. It shows no count before the first, "
+                "so the first burst of either is not in these curves.",
                 "Nothing given up, and as many sent as taken.",
                 "The trace store does not answer or refuses: the collector's log has its answer.",
                 (

@@ -126,7 +126,17 @@ class Source:
         if self.last_success_s is not None:
             yield ours.SOURCE_LAST_SUCCESS, labels, self.last_success_s
             yield ours.SOURCE_AGE, labels, max(0.0, now_s - self.last_success_s)
-        yield from ((ours.SOURCE_ERRORS, {**labels, "reason": why}, count) for why, count in sorted(self.errors.items()))
+        known = sorted({*REASONS[self.kind], *self.errors})
+        yield from ((ours.SOURCE_ERRORS, {**labels, "reason": why}, self.errors[why]) for why in known)
+
+
+# Why a reading of each kind of source fails. All are shown at 0 from the start: growth needs a sample before the first failure.
+REASONS: Mapping[str, tuple[str, ...]] = {
+    "log": ("os", "other", "permission"),
+    "engine": ("bad_page", "http_4xx", "http_5xx", "other", "timeout", "unreachable"),
+    "gpu": (*gpu.REASONS, "other"),
+    "events": ("os", "other", "permission", "timeout"),
+}
 
 
 def reason(error: BaseException) -> str:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
+from alerts import thresholds
 from alerts.panel_ref import board_uid
 from alerts.rules import Links
 from dashboards import annotations as marked
 from dashboards import ask, variables
 from dashboards.boards import BOARDS, boards
+from dashboards.interpolate import ALL, Range, fill
 from dashboards.model import Board, Panel, Profile, Query, Row, Shape
 from dashboards.panels import to_json
 from exporters.catalogue import expression, gateway, gpu, ours, vllm
-from exporters.catalogue.component import Component
+from exporters.catalogue.component import GROUPS, Component
 
 ROOT = Path(__file__).parent.parent
 SLUGS = ["overview", "latency", "kv-cache", "levers", "teams", "gpu", "tuning", "fleet", "watch"]
@@ -72,15 +76,23 @@ def test_a_variable_that_no_query_reads_is_not_offered():
 def test_a_board_about_the_log_takes_its_choices_from_the_log():
     """A team may see the request log and no engine."""
     logged = board(panel(queries=(ask.rate(ours.REQUESTS, by=("team",)),)))
-    assert 'label_values(vllm_watch_requests_total{cluster=~"$cluster", namespace=~"$namespace", model_name=~"$model_name"}, team)' == (
-        variables.of(logged)[-1].query
-    )
+    assert ["cluster", "model_name", "team"] == [v.name for v in variables.of(logged)]
+    assert 'label_values(vllm_watch_requests_total{cluster=~"$cluster", model_name=~"$model_name"}, team)' == variables.of(logged)[-1].query
+    mixed = board(panel(queries=(ask.rate(ours.REQUESTS, by=("team",)), ask.rate(vllm.PROMPT_TOKENS))))
+    assert variables.of(logged)[-1] == variables.of(mixed)[-1], "a choice among engines does not take teams away"
 
 
 def test_matchers_follow_the_labels_that_a_series_has():
     assert all("job" not in matcher for matcher in ask.where(ours.REQUESTS)), "the sidecar's scrape job is not the engine's"
     assert not any("model_name" in matcher for matcher in ask.where(vllm.CACHE_CONFIG_INFO))
     assert any("model_name" in matcher for matcher in ask.where(vllm.NUM_REQUESTS_RUNNING))
+
+
+def test_the_engines_namespace_silences_nobody_who_watches_them():
+    """On Kubernetes Prometheus, exporters, sidecar and gateway run in namespaces of their own, and links between boards carry every choice."""
+    for component, metrics in GROUPS:
+        asked = {matcher.split("=~")[0] for metric in metrics for matcher in ask.where(metric)}
+        assert ("namespace" in asked) is (component is Component.ENGINE), component
 
 
 @pytest.mark.parametrize(
@@ -138,6 +150,7 @@ def test_no_event_is_drawn_twice():
     assert len(names) == len(set(names))
     events = next(mark for mark in marked.of(one) if mark.name == "Tuning events")
     assert 'kind!="restart"' in events.expr
+    assert events.expr.startswith("max by (kind) ("), "several sidecars may read one file"
 
 
 def test_links_lead_to_a_teams_own_runbooks():
@@ -172,3 +185,93 @@ def test_panels_wrap_at_the_width_of_a_board_and_a_closed_row_holds_its_own():
     made = printed(board(rows=(Row("", many[:1]), Row("More", many[1:], collapsed=True)), slug="c"))
     assert [(0, 0), (0, 7)] == [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in made["panels"]]
     assert [(0, 8), (10, 8)] == [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in made["panels"][1]["panels"]]
+
+
+def test_a_figure_is_red_from_its_limit_on_and_neutral_without_one():
+    """Green is a promise that somebody has to make; a frozen engine must never stand in it."""
+    def steps(**changes):
+        return [(s["color"], s["value"]) for s in printed(board(panel(shape=Shape.NUMBER, **changes)))["panels"][0]["fieldConfig"]["defaults"]
+                ["thresholds"]["steps"]]  # fmt: skip
+
+    assert [("text", None)] == steps()
+    assert [("green", None), ("red", 1)] == steps(bad_from=1)
+    assert [("green", None), ("red", thresholds.KV_CACHE_USAGE.value)] == steps(threshold=thresholds.KV_CACHE_USAGE)
+
+
+def test_a_table_starts_with_the_row_to_look_at():
+    for lowest_first, descending in ((False, True), (True, False)):
+        (table,) = printed(board(panel(shape=Shape.TABLE, lowest_first=lowest_first, queries=(Query("up", "up"),))))["panels"]
+        assert [{"displayName": "up", "desc": descending}] == table["options"]["sortBy"]
+
+
+def test_an_empty_cell_is_a_dash_and_not_a_sentence():
+    (table,) = printed(board(panel(shape=Shape.TABLE, queries=(Query("up", "up"),))))["panels"]
+    assert {"id": "noValue", "value": "-"} in table["fieldConfig"]["overrides"][0]["properties"]
+
+
+# ---- boards on the real promtool, where engines are many
+
+
+def asked(board, slug, at=0, **chosen):
+    """A query as it is sent, everything chosen but what is given."""
+    (one,) = (each for each in BOARDS if each.slug == board)
+    expr = next(each for each in one.panels if each.slug == slug).queries[at].expr
+    return fill(expr, {name: [ALL] for name in variables.CHAIN} | chosen, Range(0, 3600))
+
+
+def answered(part, folder, series, questions):
+    """Samples a minute apart, asked after half an hour."""
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series],
+        "promql_expr_test": [
+            {"expr": expr, "eval_time": "30m", "exp_samples": [{"labels": labels, "value": value} for labels, value in samples]}
+            for expr, samples in questions
+        ],
+    }
+    file = folder / "test.yaml"
+    file.write_text(yaml.safe_dump({"tests": [test]}))
+    done = subprocess.run([part("promtool").path, "test", "rules", file], capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.prometheus
+def test_an_engine_that_is_chosen_alone_keeps_its_part_in_the_whole(part, tmp_path):
+    series = [(f'vllm:num_requests_running{{job="v", instance="{at}", model_name="m"}}', f"{running}x40") for at, running in (("a", 1), ("b", 3))]
+    alone = asked("fleet", "balance-running", instance=["a"])
+    answered(part, tmp_path, series, [(alone, [('{job="v", instance="a", model_name="m"}', 0.25)])])
+
+
+@pytest.mark.prometheus
+def test_engines_of_one_address_in_two_clusters_are_two(part, tmp_path):
+    """vllm:8000 in each of them, as services are called alike everywhere; one of them has started again."""
+    series = []
+    for cluster, running, started in (("one", 2, "100x40"), ("two", 5, "100x20 900x20")):
+        labels = f'cluster="{cluster}", job="v", instance="vllm:8000"'
+        series += [(f'vllm:num_requests_running{{{labels}, model_name="m"}}', f"{running}x40"), (f"process_start_time_seconds{{{labels}}}", started)]
+
+    def each(one, two, more=""):
+        return [(f'{{cluster="{cluster}", job="v", instance="vllm:8000"{more}}}', value) for cluster, value in (("one", one), ("two", two))]
+
+    model = ', model_name="m"'
+    questions = [
+        (asked("fleet", "worst-first", 2), each(2, 5, model)), (asked("fleet", "worst-first", 9), each(0, 1, model)),
+        (asked("fleet", "restarts"), [("{}", 1)]), (asked("fleet", "engines"), [("{}", 2)]), (asked("fleet", "up-since"), each(1700, 900)),
+    ]  # fmt: skip
+    answered(part, tmp_path, series, questions)
+
+
+@pytest.mark.prometheus
+def test_the_watch_shows_what_is_ours_in_a_prometheus_that_others_use_also_when_it_is_down(part, tmp_path):
+    """The sidecar stopped ten minutes ago: its alert leads to this panel."""
+    series = [
+        ('up{job="vllm", instance="e:8000"}', "1x40"), ('vllm:num_requests_running{job="vllm", instance="e:8000"}', "1x40"),
+        ('up{job="sidecar", instance="s:9401"}', "1x20 0x20"), ('vllm_watch_sidecar_info{job="sidecar", instance="s:9401"}', "1x20 stale"),
+        ('up{job="shop", instance="shop:80"}', "0x40"), ('up{job="gateway", instance="g:8010"}', "1x40"),
+        ('vllm_watch_gateway_log_waiting_requests{job="gateway", instance="g:8010"}', "0x40"),
+    ]  # fmt: skip
+    questions = [
+        (asked("watch", "targets-up", 0), [('{job="vllm"}', 1)]),
+        (asked("watch", "targets-up", 1), [('{job="gateway"}', 1), ('{job="sidecar"}', 0)]),
+    ]
+    answered(part, tmp_path, series, questions)

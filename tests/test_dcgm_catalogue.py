@@ -9,10 +9,10 @@ import yaml
 
 from dashboards import gpu as board
 from dashboards.interpolate import ALL, Range, fill
-from exporters.catalogue import dcgm, gpu
+from exporters.catalogue import dcgm, gpu, vllm
 from exporters.catalogue.metric import Evidence, Kind, Metric, Unit
 
-ANY = {"cluster": [ALL], "namespace": [ALL]}
+ANY = {"cluster": [ALL]}
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,58 @@ def test_a_card_that_both_show_is_shown_once_and_a_divided_card_is_one_card(part
         (query("power", 1), [(b, 500)]),
         (query("memory", 1), [("{}", 2 * 1024 * 1024**2)]),
     ]
+    answered(part, tmp_path, [(f"{metric.name}{{{labels}}}", f"{value}x30") for metric, labels, value in rows], asked)
+
+
+def answered(part, folder, series, asked):
+    """On the real promtool: a sample every 15 seconds, asked after five minutes."""
     tests = {
-        "interval": "1m",
-        "input_series": [{"series": f"{metric.name}{{{labels}}}", "values": f"{value}x5"} for metric, labels, value in rows],
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series],
         "promql_expr_test": [
             {"expr": expr, "eval_time": "5m", "exp_samples": [{"labels": labels, "value": value} for labels, value in samples]}
             for expr, samples in asked
         ],
     }
-    file = tmp_path / "test.yaml"
+    file = folder / "test.yaml"
     file.write_text(yaml.safe_dump({"tests": [tests]}))
     done = subprocess.run([part("promtool").path, "test", "rules", file], capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.prometheus
+def test_two_sidecars_that_see_one_card_do_not_make_two(part, tmp_path):
+    """They may number it differently: one of them may run in a container that sees only this card. Either name will do, but only one."""
+    called = 'driver_version="570", index="{}", mig="off", name="H100", uuid="GPU-a"'
+    series = []
+    for at, index in (("one:9401", 3), ("two:9401", 0)):
+        series += [
+            (f'{gpu.INFO.name}{{instance="{at}", {called.format(index)}}}', "1x30"),
+            (f'{gpu.ENERGY.name}{{instance="{at}", uuid="GPU-a", method="counter"}}', "0+7500x30"),
+            (f'{gpu.THROTTLE.name}{{instance="{at}", uuid="GPU-a", reason="hw_thermal_slowdown"}}', "0+3x30"),
+            (f'{gpu.ECC_ERRORS.name}{{instance="{at}", uuid="GPU-a", kind="corrected"}}', "0+1x30"),
+            (f'{gpu.ABSENT.name}{{instance="{at}", uuid="GPU-a", reason="not_supported"}}', "2x30"),
+            (f'{gpu.POWER.name}{{instance="{at}", uuid="GPU-a"}}', "500x30"),
+        ]
+    asked = [
+        (f"round({query('energy', 0)}, 0.001)", [('{card="GPU-a", uuid="GPU-a"}', 500)]),
+        (f"round({query('held-down', 0)}, 0.001)", [("{}", 0.2)]),
+        (query("absent", 0), [('{reason="not_supported"}', 2)]),
+        (f"count({query('card-table', 1)})", [("{}", 1)]),
+        (f"count({query('card-table', 3)})", [("{}", 1)]),
+        (query("tokens-per-joule", 0), []),
+    ]
+    answered(part, tmp_path, series, asked)
+
+
+@pytest.mark.prometheus
+def test_every_card_of_a_cluster_pays_for_its_tokens_whoever_shows_it(part, tmp_path):
+    """GPU-a has a sidecar and dcgm-exporter, GPU-b only the latter; engines and exporters run in different namespaces."""
+    series = [
+        (f'{vllm.GENERATION_TOKENS.name}{{cluster="c", namespace="serving", model_name="m"}}', "0+18000x30"),
+        (f'{gpu.INFO.name}{{cluster="c", namespace="gpus", uuid="GPU-a"}}', "1x30"),
+        (f'{gpu.POWER.name}{{cluster="c", namespace="gpus", uuid="GPU-a"}}', "400x30"),
+        (f'{dcgm.POWER_USAGE.metric.name}{{cluster="c", namespace="gpus", UUID="GPU-a"}}', "401x30"),
+        (f'{dcgm.POWER_USAGE.metric.name}{{cluster="c", namespace="gpus", UUID="GPU-b"}}', "200x30"),
+    ]
+    answered(part, tmp_path, series, [(f"round({query('tokens-per-joule', 0)}, 0.001)", [('{cluster="c"}', 2)])])

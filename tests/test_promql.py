@@ -7,9 +7,29 @@ import subprocess
 import pytest
 import yaml
 
+from dashboards import overview
+from dashboards.interpolate import ALL, Range, fill
 from exporters.catalogue import expression, ours, page, promql, vllm
 from exporters.catalogue.metric import Across, Kind, Metric, Unit, key
 from exporters.catalogue.promql import WrongQuestion
+
+
+@pytest.fixture
+def answered(part, tmp_path):
+    """series -> values, one a minute, and what is asked: (expression, at, {labels: value}). On the real promtool."""
+
+    def check(series, *asked):
+        file = tmp_path / "test.yaml"
+        tests = [
+            {"expr": expr, "eval_time": at, "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()]}
+            for expr, at, expected in asked
+        ]
+        rows = [{"series": name, "values": values} for name, values in series.items()]
+        file.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": rows, "promql_expr_test": tests}]}))
+        done = subprocess.run([part("promtool").path, "test", "rules", file], capture_output=True, text=True, check=False)
+        assert 0 == done.returncode, done.stdout + done.stderr
+
+    return check
 
 
 def test_the_older_name_stands_inside_the_aggregation():
@@ -21,16 +41,12 @@ def test_the_older_name_stands_inside_the_aggregation():
 
 
 @pytest.mark.prometheus
-def test_a_fleet_that_mixes_old_and_new_names_is_counted_whole_and_once(part, tmp_path):
+def test_a_fleet_that_mixes_old_and_new_names_is_counted_whole_and_once(answered):
     """On the real promtool: an engine with new names, one with old names, and one of 0.10 that shows both for the same thing."""
     new, old = "vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"
     rows = [(new, "a", 1), (old, "b", 2), (new, "c", 4), (old, "c", 4)]
-    series = [{"series": f'{name}{{model_name="m",engine="0",instance="{at}"}}', "values": f"0+{60 * step}x20"} for name, at, step in rows]
-    asked = {"expr": promql.per_second(vllm.PREFIX_CACHE_HITS), "eval_time": "10m", "exp_samples": [{"labels": '{model_name="m"}', "value": 7}]}
-    file = tmp_path / "test.yaml"
-    file.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [asked]}]}))
-    done = subprocess.run([part("promtool").path, "test", "rules", file], capture_output=True, text=True, check=False)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    series = {f'{name}{{model_name="m",engine="0",instance="{at}"}}': f"0+{60 * step}x20" for name, at, step in rows}
+    answered(series, (promql.per_second(vllm.PREFIX_CACHE_HITS), "10m", {'{model_name="m"}': 7}))
 
 
 def test_a_ratio_gauge_is_averaged_and_never_summed():
@@ -43,6 +59,15 @@ def test_what_several_series_tell_of_one_thing_is_counted_once():
     """Each instance of a divided card repeats the energy of the whole card."""
     assert "max by (model_name) (rate(vllm:prompt_tokens_total[5m]))" == promql.repeated(vllm.PROMPT_TOKENS)
     assert "max(increase(vllm:prompt_tokens_total[1h]))" == promql.repeated(vllm.PROMPT_TOKENS, "1h", (), per_second=False)
+
+
+def test_who_was_there_is_told_by_any_series_old_names_included():
+    """A counter too: that it stood somewhere says that its target was there."""
+    assert "last_over_time(vllm_watch_sidecar_info[1d])" == promql.seen(ours.SIDECAR_INFO, "1d")
+    assert (
+        'last_over_time(vllm:prefix_cache_hits_total{job="a"}[1h]) or last_over_time(vllm:gpu_prefix_cache_hits_total{job="a"}[1h])'
+        == promql.seen(vllm.PREFIX_CACHE_HITS, "1h", ('job="a"',))
+    )
 
 
 def test_matchers_reach_every_alternative():
@@ -64,6 +89,7 @@ def test_matchers_reach_every_alternative():
         lambda: promql.total(vllm.KV_CACHE_USAGE),
         lambda: promql.resets(vllm.KV_CACHE_USAGE),
         lambda: promql.series(vllm.PROMPT_TOKENS),
+        lambda: promql.seen(vllm.TIME_TO_FIRST_TOKEN, "1h"),
     ],
 )
 def test_a_wrong_question_fails_when_rendered(ask):
@@ -85,20 +111,66 @@ def test_a_quotient_may_be_split_further_than_what_it_is_divided_by():
 
 
 @pytest.mark.prometheus
-def test_the_share_below_the_first_bound_needs_no_bound_written_down(part, tmp_path):
+def test_the_share_below_the_first_bound_needs_no_bound_written_down(answered):
     """On the real promtool: 3 of 4 samples lie in the first bucket; while nothing happens there is no answer at all."""
     counts = {"0.3": 3, "0.5": 3, "+Inf": 4}
     name = vllm.REQUEST_QUEUE_TIME.name
-    series = [{"series": f'{name}_bucket{{model_name="m",le="{le}"}}', "values": f"0+{count}x10 {10 * count}x20"} for le, count in counts.items()]
+    series = {f'{name}_bucket{{model_name="m",le="{le}"}}': f"0+{count}x10 {10 * count}x20" for le, count in counts.items()}
     expr = promql.unresolved(vllm.REQUEST_QUEUE_TIME)
-    asked = [
-        {"expr": expr, "eval_time": "10m", "exp_samples": [{"labels": '{model_name="m"}', "value": 0.75}]},
-        {"expr": expr, "eval_time": "30m", "exp_samples": []},
-    ]
-    file = tmp_path / "test.yaml"
-    file.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": asked}]}))
-    done = subprocess.run([part("promtool").path, "test", "rules", file], capture_output=True, text=True, check=False)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    answered(series, (expr, "10m", {'{model_name="m"}': 0.75}), (expr, "30m", {}))
+
+
+@pytest.mark.prometheus
+def test_an_engine_that_two_sidecars_read_has_its_capacity_once(answered):
+    """Told twice of both ranks of a, once of b; the a of another namespace is another engine."""
+    told = [("x", "prod", "a", 0), ("y", "prod", "a", 0), ("x", "prod", "a", 1), ("y", "prod", "a", 1), ("x", "prod", "b", 0), ("z", "test", "a", 0)]
+    name = ours.KV_CAPACITY.name
+    series = {
+        f'{name}{{instance="{by}",namespace="{space}",upstream="{engine}",engine="{rank}",model_name="m"}}': "100x20"
+        for by, space, engine, rank in told
+    }
+    answered(
+        series,
+        (promql.once(ours.KV_CAPACITY), "10m", {'{model_name="m"}': 400}),
+        (promql.once(ours.KV_CAPACITY, ("upstream",), ('namespace="prod"',)), "10m", {'{upstream="a"}': 200, '{upstream="b"}': 100}),
+        (promql.once(ours.KV_CAPACITY, ()), "10m", {"{}": 400}),
+    )
+
+
+@pytest.mark.prometheus
+def test_only_targets_that_show_the_other_series_count(answered):
+    """Any FastAPI service has http_requests_total."""
+    asked, running = vllm.HTTP_REQUESTS.name, vllm.NUM_REQUESTS_RUNNING.name
+    series = {
+        f'{asked}{{job="vllm",instance="a:8000",status="2xx"}}': "0+60x20", f'{asked}{{job="shop",instance="b:80",status="2xx"}}': "0+600x20",
+        f'{running}{{job="vllm",instance="a:8000",engine="0",model_name="m"}}': "0x20",
+        f'{running}{{job="vllm",instance="a:8000",engine="1",model_name="m"}}': "0x20",
+    }  # fmt: skip
+    target = ("job", "instance")
+    answer = promql.on_targets_of(promql.per_second(vllm.HTTP_REQUESTS, by=target), vllm.NUM_REQUESTS_RUNNING)
+    answered(series, (answer, "10m", {'{job="vllm",instance="a:8000"}': 1}))
+
+
+@pytest.mark.prometheus
+def test_an_engine_that_is_no_target_any_more_is_down_for_an_hour(answered):
+    """On the Overview: a answers, b is tried in vain, c left service discovery at 20m; the shop is none of ours."""
+    (panel,) = (panel for panel in overview.BOARD.panels if panel.slug == "engines-up")
+    chosen = dict.fromkeys(("cluster", "namespace", "job", "instance", "model_name"), (ALL,))
+    expr = fill(panel.queries[0].expr, chosen, Range(0, 3600))
+    running = vllm.NUM_REQUESTS_RUNNING.name
+    series = {
+        'up{job="vllm",instance="a"}': "1x200", f'{running}{{job="vllm",instance="a",model_name="m"}}': "0x200",
+        'up{job="vllm",instance="b"}': "1x20 0x180", f'{running}{{job="vllm",instance="b",model_name="m"}}': "0x20 stale",
+        'up{job="vllm",instance="c"}': "1x20 stale", f'{running}{{job="vllm",instance="c",model_name="m"}}': "0x20 stale",
+        'up{job="shop",instance="d"}': "1x200",
+    }  # fmt: skip
+
+    def up(job, instance, name="up"):
+        return f'{name}{{job="{job}",instance="{instance}"}}'
+
+    here = {up("vllm", "a"): 1, up("vllm", "b"): 0}
+    answered(series, (expr, "10m", {up("vllm", "a"): 1, up("vllm", "b"): 1, up("vllm", "c"): 1}), (expr, "70m", {**here, up("vllm", "c", ""): 0}),
+             (expr, "90m", here))  # fmt: skip
 
 
 @pytest.mark.parametrize(

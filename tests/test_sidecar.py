@@ -11,8 +11,9 @@ from aiohttp import ClientSession, web
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from exporters import gpu
 from exporters.catalogue import OURS
-from exporters.sidecar import Engine, Sidecar, SidecarConfig, application
+from exporters.sidecar import REASONS, Engine, Sidecar, SidecarConfig, application
 from stack import cli, config
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -179,6 +180,24 @@ async def test_events_that_cannot_be_written_wait_and_do_not_take_the_engine_dow
         assert "restart" == sidecar._unwritten[0].kind
     finally:
         await sidecar.stop()
+
+
+async def test_a_reason_of_failure_stands_at_0_before_its_first_failure(tmp_path, fake_engine):
+    """A series that is born at 1 never grew: the first failure would be on no board."""
+    log, events = str(tmp_path / "requests.jsonl"), str(tmp_path / "events.jsonl")
+    settings = SidecarConfig(requests_log=(log,), engines=(Engine("e", fake_engine.url),), gpu="off", events=events)
+    sidecar = Sidecar(settings)
+    await sidecar.start()
+    try:
+        await until(lambda: sidecar.ready)
+        found = values(sidecar.page())
+    finally:
+        await sidecar.stop()
+    told = {name[1:3]: value for name, value in found.items() if name[0] == "vllm_watch_source_errors_total"}
+    assert {"kind=log", "kind=engine", "kind=events"} == {kind for kind, _ in told}
+    assert 0 == told["kind=engine", "reason=http_5xx"]
+    assert 0 == told["kind=engine", "reason=unreachable"]
+    assert set(gpu.REASONS) < set(REASONS["gpu"])
 
 
 async def test_a_page_without_end_is_cut_and_counted(tmp_path, fake_engine, monkeypatch):

@@ -12,6 +12,10 @@ from exporters.catalogue.metric import Across, Kind, Metric
 
 WINDOW = "5m"
 BY = ("model_name",)
+EACH = ("model_name", "instance", "engine")  # one line for each engine
+
+_PLACE = ("cluster", "namespace")
+_TARGET = ("job", "instance")
 
 Matchers = Sequence[str]
 
@@ -54,6 +58,15 @@ def current(metric: Metric, by: Sequence[str] = BY, where: Matchers = (), offset
 def worst(metric: Metric, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
     """The highest of the engines; for a ratio this is where the trouble is, which a mean would hide."""
     return _gauge(metric, Across.MAX, by, where, offset)
+
+
+def once(metric: Metric, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+    """A gauge that several watchers may tell of one and the same thing, such as two sidecars that read one engine: each thing counts once.
+
+    A thing is what the metric's own labels name, within a cluster and namespace; who tells it are the labels of the scrape. The highest is
+    taken where they disagree."""
+    told = _gauge(metric, Across.MAX, tuple(dict.fromkeys((*_PLACE, *by, *metric.labels))), where, "")
+    return f"{metric.across} by ({', '.join(by)}) ({told})" if by else f"{metric.across}({told})"
 
 
 def changes(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
@@ -140,10 +153,22 @@ def per(above: str, below: str, on: Sequence[str] = ()) -> str:
     return f"{above} /{match} ({below} > 0)"
 
 
+def on_targets_of(answer: str, metric: Metric, where: Matchers = ()) -> str:
+    """An answer as far as its target shows another series too: names such as http_requests_total belong to many programs, and the other
+    series tells which of them is meant. The answer must still have its job and instance."""
+    return f"{answer} and on ({', '.join(_TARGET)}) ({series(metric, where)})"
+
+
 def series(metric: Metric, where: Matchers = ()) -> str:
     """The bare selector, older names included; for info series and for `absent`."""
     _expect(metric, Kind.GAUGE, Kind.INFO)
     return _each(metric, where, "{}")
+
+
+def seen(metric: Metric, window: str, where: Matchers = ()) -> str:
+    """The last sample within the window of each series, also of those that are gone since: who was there. On the right of `and on`, in brackets."""
+    _expect(metric, Kind.GAUGE, Kind.INFO, Kind.COUNTER)
+    return _each(metric, where, f"last_over_time({{}}[{window}])")
 
 
 def _gauge(metric: Metric, across: Across, by: Sequence[str], where: Matchers, offset: str) -> str:

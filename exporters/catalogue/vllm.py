@@ -471,13 +471,14 @@ LORA_REQUESTS_INFO = Metric(
     "vllm:lora_requests_info",
     Kind.GAUGE,
     Unit.TIMESTAMP,
-    "Which LoRA adapters run and wait, as comma-separated labels; the value is the time of the last change.",
+    "Which LoRA adapters run and wait, as comma-separated labels; the value is the time of the last report.",
     labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     across=Across.MAX,
     since="0.6.4",
     needs="--enable-lora",
     notes=(
         "Neither engine nor model_name; every combination of adapters is a series of its own and old ones stay: the newest value counts.",
+        "It is set to the current time whenever the engine reports, also when nothing changed: no age of a change can be told from it.",
         "With several API server processes the timestamps are added up (3.59e9 was seen), so the value means nothing there.",
     ),
 )

@@ -87,7 +87,7 @@ def _numbers(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
 
 
 def _table(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
-    """One row for each set of labels, worst (highest) first figure on top."""
+    """One row for each set of labels; the one to look at, by its first figure, on top."""
     rows: dict[frozenset[tuple[str, str]], list[float | None]] = {}
     for index, (query_answer) in enumerate(answers):
         for series in query_answer.series:
@@ -99,8 +99,9 @@ def _table(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
     columns: list[Drawn] = [{"label": name} for name in labels]
     columns += [{"name": " ".join(_LABEL.sub("", query.legend).split()) or "value", "unit": query.unit} for query in panel.queries]
     whole = [(dict(key), values) for key, values in rows.items()]
-    whole.sort(key=lambda row: ([(value is None, -(value or 0)) for value in row[1]], sorted(row[0].items())))
-    note = f"the worst {MOST_ROWS} of {len(whole)} rows" if len(whole) > MOST_ROWS else ""
+    sign = 1 if panel.lowest_first else -1
+    whole.sort(key=lambda row: ([(value is None, sign * (value or 0)) for value in row[1]], sorted(row[0].items())))
+    note = f"the first {MOST_ROWS} of {len(whole)} rows" if len(whole) > MOST_ROWS else ""
     cells = [[*(key.get(name, "") for name in labels), *values] for key, values in whole[:MOST_ROWS]]
     return {"columns": columns, "rows": cells, "note": note, "any": bool(whole)}
 

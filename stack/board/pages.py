@@ -98,7 +98,7 @@ def _panel(board: Board, panel: Panel, uids: dict[str, str]) -> dict[str, Any]:
     return {
         "id": panel_id(board, panel), "title": panel.title, "means": panel.means, "good": panel.good, "act": panel.act,
         "shape": str(panel.shape), "unit": panel.unit, "width": panel.width, "height": panel.height, "fullScale": panel.full_scale,
-        "threshold": {"value": threshold.value, "why": threshold.why} if threshold else None,
+        "threshold": {"value": threshold.value, "why": threshold.why} if threshold else None, "limit": panel.limit,
         "detail": uids.get(panel.detail, ""), "alerts": [name for name in panel.alerts(board.slug) if name in book.names()],
     }  # fmt: skip
 

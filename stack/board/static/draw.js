@@ -295,16 +295,16 @@ const draw = (() => {
 
   // --- figures and tables
 
-  const judged = (value, unit, threshold) => {
-    if (unit === "bool_on_off") return value >= 1 ? "good" : "bad";
-    if (!threshold) return "";
-    return value > threshold.value ? "bad" : "good";
+  // As Grafana colours it: from the limit on it is bad; what nothing judges is neutral, because green would be a promise.
+  const judged = (value, unit, limit) => {
+    if (limit === null) return unit === "bool_on_off" ? (value >= 1 ? "good" : "bad") : "";
+    return value >= limit ? "bad" : "good";
   };
 
   const numbers = (element, panel, drawn) => {
     const grid = make("div", { class: drawn.series.length > 8 ? "numbers many" : drawn.series.length === 1 ? "numbers one" : "numbers" });
     for (const one of drawn.series) {
-      const state = judged(one.value, one.unit, one.unit === panel.unit ? panel.threshold : null);
+      const state = judged(one.value, one.unit, one.unit === panel.unit ? panel.limit : null);
       grid.append(make("div", { class: `number ${state}` }, make("span", { class: "number-name", text: one.name, title: one.name }), make("strong", { text: units.format(one.value, one.unit) })));
     }
     element.replaceChildren(grid);
@@ -319,7 +319,7 @@ const draw = (() => {
         ...row.map((cell, i) => {
           const column = drawn.columns[i];
           if (!("label" in column)) {
-            const state = cell !== null && i === firstFigure ? judged(cell, column.unit, panel.threshold) : cell !== null && column.unit === "bool_on_off" ? judged(cell, column.unit) : "";
+            const state = cell !== null && i === firstFigure ? judged(cell, column.unit, panel.limit) : cell !== null && column.unit === "bool_on_off" ? judged(cell, column.unit, null) : "";
             return make("td", { class: `figure ${state}`, text: units.format(cell, column.unit) });
           }
           if (column.label === "severity") return make("td", {}, make("span", { class: `severity ${["critical", "warning", "info"].includes(cell) ? cell : ""}`, text: cell }));
