@@ -192,7 +192,7 @@ def files(config: LabConfig) -> Iterator[tuple[str, str]]:
             "service": {
                 "pipelines": {"traces": {"receivers": ["otlp"], "processors": ["memory_limiter", "batch"], "exporters": ["debug"]}},
                 "telemetry": {"metrics": {"readers": [{"pull": {"exporter": {"prometheus": {
-                    "host": "127.0.0.1", "port": config.port("otelcol"), "without_type_suffix": True,
+                    "host": "127.0.0.1", "port": config.port("otelcol"), "without_type_suffix": False,  # counters end in _total, as everyone's do
                 }}}}]}},
             },
         })  # fmt: skip
