@@ -10,6 +10,7 @@ Sources: Grafana's HTTP API pages of 10.4 to 13.2, pkg/api/dashboard.go, pkg/reg
 from __future__ import annotations
 
 import base64
+import hashlib
 import http.client
 import json
 import os
@@ -394,7 +395,7 @@ class Api(Protocol):
 
     def read(self, uid: str) -> Existing | None: ...
 
-    def write(self, board: Mapping[str, Any], existing: Existing | None, folder: str, message: str, force: bool) -> None: ...
+    def write(self, board: Mapping[str, Any], existing: Existing | None, folder: str, message: str) -> None: ...
 
 
 class Older:
@@ -416,10 +417,11 @@ class Older:
         managed = f"Grafana reads it from a provisioned file{f' ({file})' if file else ''}" if meta.get("provisioned") else ""
         return Existing(answer.data["dashboard"], meta.get("folderUid") or "", managed)
 
-    def write(self, board: Mapping[str, Any], existing: Existing | None, folder: str, message: str, force: bool) -> None:
-        """Not overwriting, but naming the version that we saw: whoever saved in between is not undone."""
+    def write(self, board: Mapping[str, Any], existing: Existing | None, folder: str, message: str) -> None:
+        """Naming the version that we saw, and never with `overwrite`: whoever saved in between is not undone, and up to 11.2 that flag
+        could also replace another board of the same title."""
         version = {"version": existing.board.get("version", 0)} if existing else {}
-        body = {"dashboard": {**board, "id": None, **version}, "folderUid": folder, "message": message, "overwrite": force and existing is not None}
+        body = {"dashboard": {**board, "id": None, **version}, "folderUid": folder, "message": message, "overwrite": False}
         answer = self._grafana.ask("POST", "/api/dashboards/db", body)
         if answer.status == 412:
             raise GrafanaTrouble(_precondition(answer, board))
@@ -462,7 +464,7 @@ class Newer:
         notes = metadata.get("annotations") or {}
         return Existing({"uid": uid, **answer.data["spec"]}, notes.get("grafana.app/folder", ""), _manager(notes), metadata)
 
-    def write(self, board: Mapping[str, Any], existing: Existing | None, folder: str, message: str, force: bool) -> None:
+    def write(self, board: Mapping[str, Any], existing: Existing | None, folder: str, message: str) -> None:
         kept = dict(existing.metadata) if existing else {"name": board["uid"], "namespace": self._namespace}
         kept.pop("managedFields", None)
         notes = {**(kept.get("annotations") or {}), "grafana.app/message": message} | ({"grafana.app/folder": folder} if folder else {})
@@ -537,8 +539,10 @@ class Folder:
 
 
 def find_folder(grafana: Client, named: str) -> Folder:
-    """The folder with this title or uid, or the one to make: the uid of ours is fixed, so that renaming it in Grafana does no harm."""
-    uid = FOLDER_UID if named == FOLDER else f"{FOLDER_UID}-{re.sub(r'[^a-z0-9]+', '-', named.lower()).strip('-')}"[:40]
+    """The folder with this title or uid, or the one to make: the uid of ours is fixed, so that renaming it in Grafana does no harm.
+
+    Other titles give a uid of their own, by a hash, because no two of them may ever meet in one folder."""
+    uid = FOLDER_UID if named == FOLDER else f"{FOLDER_UID}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
     for candidate in dict.fromkeys((uid, *([named] if re.fullmatch(r"[A-Za-z0-9_-]{1,40}", named) else ()))):
         answer = grafana.ask("GET", f"/api/folders/{candidate}")
         if answer.status == 200 and answer.data.get("uid"):
@@ -719,23 +723,37 @@ def push(
     place = find_folder(grafana, folder)
     source = choose(data_sources(grafana), data_source)
     wanted = [with_datasource(board, source.name, source.uid) if source and data_source else board for board in boards]
-    existing = {board["uid"]: server.api.read(board["uid"]) for board in wanted}
-    plans = {board["uid"]: plan(existing[board["uid"]], board, force) for board in wanted}
+    existing, unread = _read(server.api, [board["uid"] for board in wanted])
+    plans = {uid: unread.get(uid) or plan(existing.get(uid), board, force) for board in wanted if (uid := board["uid"])}
     warnings = look(grafana, source, engine_only)
     if not dry_run and not place.exists and any(isinstance(one, Create) for one in plans.values()):
         make_folder(grafana, place)
     outcomes = []
     for board in wanted:
-        seen, decided = existing[board["uid"]], plans[board["uid"]]
+        seen, decided = existing.get(board["uid"]), plans[board["uid"]]
         outcome = _outcome(grafana.url, board, decided, seen, place)
         if not dry_run and isinstance(decided, Create | Update):
             try:
-                server.api.write(board, seen, place.uid if seen is None else seen.folder, message, force)
+                server.api.write(board, seen, place.uid if seen is None else seen.folder, message)
             except GrafanaTrouble as error:
                 outcome = replace(outcome, action="failed", why=str(error))
         outcomes.append(outcome)
     name = source.name if source else ""
     return Report(grafana.url, server.version, server.api.name, place, name, tuple(outcomes), tuple(warnings), dry_run)
+
+
+def _read(api: Api, uids: Sequence[str]) -> tuple[dict[str, Existing | None], dict[str, Refuse]]:
+    """What is there, and the boards that may not be read. Raises GrafanaTrouble when not one of them can be."""
+    existing: dict[str, Existing | None] = {}
+    unread: dict[str, GrafanaTrouble] = {}
+    for uid in uids:
+        try:
+            existing[uid] = api.read(uid)
+        except GrafanaTrouble as error:
+            unread[uid] = error
+    if unread and not existing:
+        raise next(iter(unread.values()))
+    return existing, {uid: Refuse(str(error)) for uid, error in unread.items()}
 
 
 def _outcome(url: str, board: Mapping[str, Any], decided: Plan, existing: Existing | None, place: Folder) -> Outcome:

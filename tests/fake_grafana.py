@@ -56,6 +56,7 @@ class FakeGrafana:
         self.alerts: list[str] = []
         self.has_engine = self.has_sidecar = self.proxied = True
         self.prometheus = ""  # a real one to pass questions on to
+        self.hidden: set[str] = set()  # boards that this account may not read
         self.writes: list[tuple[str, str]] = []
         self.bodies: list[Any] = []
         self.seen: list[str] = []
@@ -117,6 +118,8 @@ class FakeGrafana:
             self.before_write()
         elif who == f"Bearer {VIEWER}" and request.path == "/api/datasources":
             return says(403, "You'll need additional permissions to perform this action. Permissions needed: datasources:read")
+        if request.method == "GET" and request.path.rsplit("/", 1)[-1] in self.hidden:
+            return says(403, "You'll need additional permissions to perform this action. Permissions needed: dashboards:read")
         response: web.StreamResponse = await handler(request)
         return response
 

@@ -417,7 +417,26 @@ def test_our_folder_may_be_renamed_in_grafana(fake):
     assert {"vllm-watch": "Language models"} == fake.folders
 
 
-def test_somebody_saving_meanwhile_is_not_undone(each):
+@pytest.mark.parametrize("named", ["\u904b\u7528", "Platform engineering production, all clusters in the US", "ops-1"])
+def test_no_two_titles_meet_in_one_folder(fake, named):
+    """Rights hang on folders: a board must never land in another one because of how its title is written."""
+    for title in ("\u76e3\u8996", "Platform engineering production, all clusters in the EU", "Ops 1"):
+        push(fake, "--folder", title)
+        fake.boards.clear()
+    assert 0 == push(fake, "--folder", named).exit_code
+    assert named == fake.folders[fake.boards[FIRST].folder]
+
+
+def test_a_board_that_may_not_be_read_stops_no_other(each):
+    each.hidden = {FIRST}
+    result = push(each)
+    assert 1 == result.exit_code
+    assert "dashboards:read" in result.output
+    assert set(UIDS) - {FIRST} == set(each.boards)
+
+
+@pytest.mark.parametrize("more", [(), ("--force",)])
+def test_somebody_saving_meanwhile_is_not_undone(each, more):
     push(each)
     each.boards[FIRST].spec["title"] = "Edited"
 
@@ -425,7 +444,7 @@ def test_somebody_saving_meanwhile_is_not_undone(each):
         each.boards[FIRST].version += 1
 
     each.before_write = save
-    result = push(each)
+    result = push(each, *more)
     assert 1 == result.exit_code
     assert "somebody saved it in Grafana just now" in result.output
     assert "Edited" == each.boards[FIRST].spec["title"]
