@@ -380,6 +380,19 @@ def test_a_panel_of_overview_has_figures_on_the_running_lab(lab, eventually, pan
 
 
 @on_the_lab
+def test_a_bucket_of_a_latency_panel_leads_to_a_trace(lab, eventually):
+    """The sidecar offers OpenMetrics, the real Prometheus asks for it and keeps the exemplars."""
+    asked = f"query=vllm_watch_ttft_seconds_bucket&start={time.time() - 600:.0f}&end={time.time() + 60:.0f}"
+
+    def traces() -> set[str]:
+        answer = json.loads(get(f"{lab.url('prometheus')}/api/v1/query_exemplars?{asked}"))
+        return {exemplar["labels"]["trace_id"] for series in answer["data"] for exemplar in series["exemplars"]}
+
+    eventually(traces, within_s=30, what="exemplars at Prometheus")
+    assert all(re.fullmatch("[0-9a-f]{32}", trace) for trace in traces())
+
+
+@on_the_lab
 def test_spans_of_the_engine_reach_the_collector(lab, eventually):
     def accepted() -> float:
         return page.parse(get(f"{lab.url('otelcol')}/metrics")).total("otelcol_receiver_accepted_spans_total") or 0
