@@ -14,7 +14,9 @@ ALL = "$__all"
 MAX_POINTS = 11_000  # Prometheus refuses more steps in one query
 _SPECIAL = re.compile(r"[$^*{}\[\]'+?.()|]")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
-_PLAIN = re.compile(r"[\w.]*")
+_PLAIN = re.compile(r"[0-9]+(\.[0-9]+)?(ms|s|m|h|d|w)?")
+_UNIT_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800, "y": 31536000}
+_TIMES = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdwy])")
 
 # roundInterval: below this many milliseconds -> this interval in seconds.
 _ROUND_MS = (
@@ -59,7 +61,7 @@ def fill(expr: str, values: Values, over: Range) -> str:
     """The expression as it is sent: one value (a duration, a price) as it stands, a sequence of them as a regex that matches just these.
 
     What is chosen can never become a part of the query's own text. Raises KeyError for a variable that has no value, ValueError for a
-    single value that is more than a word or a number."""
+    single value that is neither a number nor a duration: a bare word would be read as the name of a metric."""
     own = {
         "__interval": _duration(over.step_s), "__rate_interval": _duration(over.rate_s), "__range": _duration(over.seconds),
         "__range_s": f"{over.seconds:.0f}", "__range_ms": f"{over.seconds * 1000:.0f}", "__interval_ms": f"{over.step_s * 1000:.0f}",
@@ -74,10 +76,19 @@ def fill(expr: str, values: Values, over: Range) -> str:
     return _VARIABLE.sub(value, expr)
 
 
+def duration_s(text: str) -> float:
+    """Seconds of a duration as Prometheus and Grafana write it: 15s, 1m30s, 500ms, 1.5h; a bare number is seconds. Raises ValueError."""
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        return float(text)
+    if not re.fullmatch(rf"({_TIMES.pattern})+", text):
+        raise ValueError(f"{text!r} is no duration; write it like 15s, 5m or 1m30s")
+    return sum(float(number) * _UNIT_S[unit] for number, unit in _TIMES.findall(text))
+
+
 def _chosen(name: str, value: str | Sequence[str]) -> str:
     if isinstance(value, str):
         if not _PLAIN.fullmatch(value):
-            raise ValueError(f"{value!r} cannot be the value of {name}: letters, digits and dots only")
+            raise ValueError(f"{value!r} cannot be the value of {name}: a number, or a duration such as 5m")
         return value
     if ALL in value:
         return ".*"

@@ -23,6 +23,7 @@ from rich.table import Table
 from alerts.rules import Links
 from dashboards import panels
 from dashboards.boards import boards as boards_of
+from dashboards.interpolate import duration_s
 from dashboards.model import Profile
 from exporters import sidecar as sidecar_module
 from exporters.catalogue import EVERYTHING, NEVER_EXISTED, check, expression, page
@@ -67,10 +68,10 @@ def _sentence(error: Exception) -> str:
 def _duration(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
-    if not found:
-        raise click.BadParameter(f"{text!r} is no duration; write it like 120s or 5m")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, None: 1}[found[2]]
+    try:
+        return duration_s(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _logging() -> None:
@@ -474,8 +475,9 @@ def dashboards_push(
 
 
 @main.command("board")
-@click.option("--prometheus", "url", default="http://127.0.0.1:9090", show_default=True, metavar="URL", help="user:password@ may stand in it.")
-@click.option("--token-file", type=click.Path(path_type=Path), help="A bearer token for Prometheus, instead of a login.")
+@click.option("--prometheus", "url", default="http://127.0.0.1:9090", show_default=True, metavar="URL", help="With its path if it has one.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="A bearer token for Prometheus.")
+@click.option("--user-file", type=click.Path(path_type=Path), help="user:password for Prometheus.")
 @click.option("--listen", default="127.0.0.1:9402", show_default=True, metavar="HOST:PORT")
 @click.option("--allow-host", "allowed", multiple=True, metavar="NAME", help="A name, besides loopback, under which browsers may ask.")
 @click.option("--scrape-interval", "scrape_s", metavar="TIME", callback=_duration, help="By default Prometheus is asked for it, else 15s.")
@@ -484,8 +486,8 @@ def dashboards_push(
 @click.option("--from", "start", default="now-1h", show_default=True, metavar="TIME", help="With --snapshot: now-6h, 2026-03-01T12:00:00Z or ms.")
 @click.option("--to", "end", default="now", show_default=True, metavar="TIME", help="With --snapshot.")
 def board_command(
-    url: str, token_file: Path | None, listen: str, allowed: tuple[str, ...], scrape_s: float | None, snapshot: Path | None,
-    slugs: tuple[str, ...], start: str, end: str,
+    url: str, token_file: Path | None, user_file: Path | None, listen: str, allowed: tuple[str, ...], scrape_s: float | None,
+    snapshot: Path | None, slugs: tuple[str, ...], start: str, end: str,
 ) -> None:  # fmt: skip
     """The boards as a live page over any Prometheus, without Grafana; runbook pages are under /runbooks/.
 
@@ -499,7 +501,7 @@ def board_command(
     if slugs and not snapshot:
         raise click.UsageError("--board belongs to --snapshot; the live page has every board")
     with _told():
-        where = run.address(url, token_file)
+        where = run.address(url, token_file, user_file)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             if snapshot:
                 runner.run(run.write_snapshot(snapshot, where, slugs, scrape_s, start, end))

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
 from alerts.families import ALERTS
+from dashboards import interpolate
 from dashboards.panels import TAG
 from exporters.catalogue import ours, promql, vllm
 
@@ -247,9 +248,11 @@ def interval_s(series: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def duration_s(text: str) -> float | None:
-    """Seconds of a duration as Grafana writes it, such as 15s, 1m or >30s; a bare number is seconds. None for anything else."""
-    found = re.fullmatch(r"\s*>?\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*", text)
-    return float(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, None: 1}[found[2]] if found else None
+    """Seconds of a data source's interval, which may be written as a floor: >30s. None for what is no duration, such as a variable."""
+    try:
+        return interpolate.duration_s(text.strip().removeprefix(">"))
+    except ValueError:
+        return None
 
 
 # ---- talking --------------------------------------------------------------------------------------------------------------

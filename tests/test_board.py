@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote, urlencode
@@ -23,17 +25,19 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 from multidict import MultiDict
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import Error, expect, sync_playwright
 
 from alerts import thresholds
 from alerts.panel_ref import PanelRef, board_uid
 from dashboards import annotations, ask
 from dashboards.boards import BOARDS
 from dashboards.interpolate import ALL, Range
-from dashboards.model import Board, Panel, Query, Row, Shape, Variable
+from dashboards.model import Board, Panel, Query, Row, Shape, Variable, shown_unit
 from exporters.catalogue import ours, vllm
+from exporters.catalogue.metric import Unit
 from stack.board import charts, marks, options, pages, run, serve, snapshot, view
-from stack.board.prometheus import Answer, Prometheus, Series, address, seconds
+from stack.board import prometheus as asking
+from stack.board.prometheus import Answer, Prometheus, Refused, Series, address
 from stack.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -105,6 +109,28 @@ def test_choices_come_from_the_address_and_only_those_that_the_board_has():
             view.parse(MultiDict({name: value}), board, NOW)
 
 
+PRICED = Board("priced", "Priced", "?", (Row("", (panel("cost", Query("sum(vllm_watch_requests_total) * $price", "cost")),)),), extra=(
+    Variable("window", "Window", "custom", options=("5m", "1h"), default="5m"), Variable("price", "Price", "text", default="2.50"),
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("price", ["up", "1h", "a.b", "1x", "\u0663", "2,5", "-1", "1e3", ".5", "2.", "1" * 10, "1.2.3", "inf", "2.5\n"])
+def test_a_price_is_a_decimal_number_because_a_word_would_be_a_metric(price):
+    with pytest.raises(view.BadView, match=r"var-price: .* is no number; write one such as 2\.50"):
+        view.parse(MultiDict({"var-price": price}), PRICED, NOW)
+    assert "3.125" == view.parse(MultiDict({"var-price": "3.125"}), PRICED, NOW).choices["price"]
+
+
+def test_where_a_choice_is_wrong_the_default_stands_with_a_sentence():
+    """So that the page can show its pickers, where the mistake is mended."""
+    looked = view.lenient(MultiDict({"var-price": "up", "var-window": "2h"}), PRICED, NOW)
+    assert {"price": "2.50", "window": "5m"} == {name: looked.choices[name] for name in ("price", "window")}
+    assert "var-price: 'up' is no number; write one such as 2.50" == looked.wrong["price"]
+    assert "var-window: '2h' is not on offer; choose one of 5m, 1h" == looked.wrong["window"]
+    with pytest.raises(view.BadView, match="is no time"):
+        view.lenient(MultiDict({"from": "soon"}), PRICED, NOW)
+
+
 # --- what is drawn
 
 
@@ -156,8 +182,16 @@ def test_a_heatmap_shows_what_lies_between_two_bounds():
     answer = Answer([series([(1000, first), (1015, second)], le=le) for le, first, second in buckets])
     drawn = charts.draw(panel("h", Query("a", "{{le}}", "s"), shape=Shape.HEATMAP), [answer], OVER)
     assert [0.1, 0.5, 2.5, 10.0, None] == drawn["bounds"]
-    assert [[0, 0], [2, 3], [7, 0], [0, pytest.approx(1.1)], [0, 0]] == [row[:2] for row in drawn["cells"]]
+    assert [[0, 0], [2, 3], [7, 0], [0, 1.0], [0, 0]] == [row[:2] for row in drawn["cells"]]
     assert [None] * 3 == drawn["cells"][1][2:]
+
+
+def test_a_bucket_that_is_missing_for_a_while_counts_nobody_twice():
+    """Engines of two releases have different bounds; where one is absent, the next shows what lies above the last that is there."""
+    buckets = (("0.1", 10, "NaN"), ("0.25", "NaN", 4), ("0.5", 20, 6), ("+Inf", 20, "NaN"))
+    answer = Answer([series([(1000, first), (1015, second)], le=le) for le, first, second in buckets])
+    drawn = charts.draw(panel("h", Query("a", "{{le}}", "s"), shape=Shape.HEATMAP), [answer], OVER)
+    assert [[10, None], [None, 4], [10, 2], [0, None]] == [row[:2] for row in drawn["cells"]]
 
 
 def mark(**changes):
@@ -169,6 +203,20 @@ def test_samples_one_step_apart_are_one_region():
     assert [(1_000_000, 1_015_000, "k"), (1_045_000, 1_045_000, "k")] == [
         (m["from"], m["to"], m["title"]) for m in marks.marks(mark(), answer, OVER)["marks"]
     ]
+
+
+@pytest.mark.parametrize(("step_s", "days"), [(60, 1 / 24), (60, 7), (707, 90)])
+def test_annotations_are_asked_by_the_minute_so_that_a_short_alert_is_there_in_a_long_range(step_s, days):
+    over = view.View(NOW - days * 86400, NOW, {}, points=300).over_marks()
+    assert step_s == over.step_s
+    assert over.seconds / over.step_s <= 11_000
+
+
+def test_a_region_of_a_long_range_is_not_torn_by_rounded_milliseconds():
+    over = Range(0, 40_000, points=100, scrape_s=706.9096)
+    times = [round(k * 706.910, 3) for k in range(5)]
+    (region,) = marks.marks(mark(), Answer([series([(at, 1) for at in times], kind="k")]), over)["marks"]
+    assert (0, 2_827_640) == (region["from"], region["to"])
 
 
 def test_a_value_that_is_a_time_is_one_line_however_often_it_was_scraped():
@@ -191,6 +239,14 @@ def test_what_is_chosen_stays_on_offer():
     assert (["b", "gone"], ["gone"]) == (offered["options"], offered["chosen"])
 
 
+def test_of_very_many_values_those_that_are_chosen_stay_and_the_cut_is_told():
+    values = [f"v{n:04}" for n in range(1500)]
+    offered = options.offered(Variable("instance", "Engine"), values, {"instance": ["v1400", "zz"]})
+    assert (["v1400", "zz", "v0000"], 1000) == (offered["options"][:3], len(offered["options"]))
+    assert "1000 of 1501 values; narrow the choices before this one to see others" == offered["note"]
+    assert "" == options.offered(Variable("instance", "Engine"), values[:1000], {"instance": [ALL]})["note"]
+
+
 # --- whom it answers, and what pages are made of
 
 
@@ -206,13 +262,20 @@ def test_only_our_own_names_are_answered(host, admitted):
 
 
 def test_credentials_never_leave_the_address():
-    where = address("https://me:se%40cret@prom.example:9090/prefix/")
+    where = address("https://prom.example:9090/prefix/", login="me:se@cret")
     assert ("https://prom.example:9090/prefix", "Basic bWU6c2VAY3JldA==") == (where.shown, where.headers["Authorization"])
     assert "cret" not in repr(where)
-    with pytest.raises(ValueError, match="write it like http"):
-        address("prom:9090")
-    with pytest.raises(ValueError, match="two ways in"):
-        address("http://me:x@prom", "token")
+    for wrong in ("prom:9090", "http://", "http://[::1", "http://prom:port", "ftp://prom"):
+        with pytest.raises(ValueError, match="write it like http"):
+            address(wrong)
+
+
+@pytest.mark.parametrize("url", [f"{url}secret@prom" for url in ("http://me:", "http://me:12/3", "http://me:a?", "http://me:#", "me:")])
+def test_a_login_in_the_address_is_refused_wherever_it_seems_to_stand(url):
+    """Command lines are read by everyone on a machine; with a slash in the password its second half is a path, and `me` a host."""
+    with pytest.raises(ValueError, match="put user:password into a file for --user-file") as told:
+        address(url)
+    assert "secret" not in str(told.value)
 
 
 def test_a_token_is_one_line_of_a_file(tmp_path):
@@ -224,10 +287,17 @@ def test_a_token_is_one_line_of_a_file(tmp_path):
         run.address("http://prom", file)
 
 
-def test_prometheus_durations():
-    assert (15, 90, 0.5) == (seconds("15s"), seconds("1m30s"), seconds("500ms"))
-    with pytest.raises(ValueError, match="no duration"):
-        seconds("1x")
+def test_a_login_is_one_line_of_a_file(tmp_path):
+    file = tmp_path / "login"
+    file.write_text("me:a@b/c: d\r\n")
+    assert "Basic bWU6YUBiL2M6IGQ=" == run.address("http://prom", user_file=file).headers["Authorization"]
+    for wrong in (b"secret", b"me:secret\nx: y", b"me:secret\xff", b""):
+        file.write_bytes(wrong)
+        with pytest.raises(ValueError, match="holds no line user:password") as told:
+            run.address("http://prom", user_file=file)
+        assert "secret" not in str(told.value)
+    with pytest.raises(ValueError, match="either --token-file or --user-file"):
+        run.address("http://prom", file, file)
 
 
 def test_the_page_knows_no_query_and_foreign_text_cannot_end_its_data():
@@ -467,12 +537,33 @@ class TestOnPrometheus:
         assert (421, True) == (status, text.startswith("This board answers only under its own address"))
         assert "--allow-host" in text
 
+    def test_a_page_of_somebody_else_cannot_set_off_queries(self, board):
+        path = f"/api/panel/{board_uid('shapes')}/{number('running')}"
+        assert [403, 200, 200] == [get(board.url + path, **{"Sec-Fetch-Site": site})[0] for site in ("cross-site", "same-origin", "none")]
+        assert 200 == get(f"{board.url}/d/{board_uid('shapes')}", **{"Sec-Fetch-Site": "cross-site"})[0], "a link to a board may stand anywhere"
+
+    def test_a_wrong_choice_is_told_beside_its_picker_and_asks_no_query(self, prometheus):
+        served = Served(prometheus, (PRICED,))
+        try:
+            status, text = get(f"{served.url}/api/variables/{board_uid('priced')}?var-price=up")
+            told = {one["name"]: one for one in json.loads(text)["variables"]}
+            assert (200, "2.50", "var-price: 'up' is no number; write one such as 2.50") == (status, told["price"]["chosen"], told["price"]["error"])
+            assert "" == told["window"]["error"]
+            status, text = get(f"{served.url}/api/panel/{board_uid('priced')}/{number('cost', 'priced')}?var-price=up")
+            assert (400, "var-price: 'up' is no number; write one such as 2.50\n") == (status, text)
+        finally:
+            served.stop()
+
 
 class FakePrometheus:
-    """A stand-in that notes what arrives and how much of it at once; a real one cannot be made to answer late."""
+    """A stand-in that notes what arrives and how much of it at once; a real one cannot be made to answer late, or wrongly.
 
-    def __init__(self) -> None:
+    instead: answers, each given once, before the right ones."""
+
+    def __init__(self, *instead: web.Response) -> None:
         self.at_once = self.most = 0
+        self.instead = list(instead)
+        self.paths: list[str] = []
         self.authorization: set[str] = set()
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -481,26 +572,126 @@ class FakePrometheus:
         self.most = max(self.most, self.at_once)
         await asyncio.sleep(0.02)
         self.at_once -= 1
+        self.paths.append(request.path)
+        if self.instead:
+            return self.instead.pop(0)
         if request.path.endswith("status/config"):
             return web.json_response({"status": "success", "data": {"yaml": "global:\n  scrape_interval: 30s\n"}})
         return web.json_response({"status": "success", "data": {"resultType": "matrix", "result": []}})
 
 
-async def test_at_most_four_questions_at_once_and_the_scrape_interval_is_asked_for():
-    fake = FakePrometheus()
+@contextlib.asynccontextmanager
+async def answering(fake: FakePrometheus):
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", fake.answer)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        async with Prometheus(address(f"http://me:pass@127.0.0.1:{runner.addresses[0][1]}/prefix")) as client:
-            assert 30 == await client.scrape_s()
-            await asyncio.gather(*(client.over_time("up", OVER) for _ in range(20)))
-        assert 4 == fake.most
-        assert {"Basic bWU6cGFzcw=="} == fake.authorization
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+async def test_at_most_four_questions_at_once_and_the_scrape_interval_is_asked_for_once():
+    fake = FakePrometheus()
+    async with answering(fake) as url, Prometheus(address(f"{url}/prefix", login="me:pass")) as client:
+        assert [30] * 6 == await asyncio.gather(*(client.scrape_s() for _ in range(6)))
+        await asyncio.gather(*(client.over_time("up", OVER) for _ in range(20)))
+    assert 4 == fake.most
+    assert 1 == fake.paths.count("/prefix/api/v1/status/config")
+    assert {"Basic bWU6cGFzcw=="} == fake.authorization
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(503, "answers HTTP 503: it is starting, or in trouble"), (502, "answers HTTP 502"), (200, "not like a Prometheus")]
+)
+async def test_a_prometheus_that_is_starting_is_asked_again_for_its_scrape_interval(status, words):
+    now_s = [0.0]
+    fake = FakePrometheus(web.Response(status=status, text="Service Unavailable"))
+    async with answering(fake) as url, Prometheus(address(url), clock=lambda: now_s[0]) as client:
+        for _ in range(2):
+            with pytest.raises(Refused, match=words):
+                await client.scrape_s()
+        assert 1 == len(fake.paths), "within two seconds the same is said again without asking"
+        now_s[0] = 2
+        assert 30 == await client.scrape_s()
+
+
+@pytest.mark.parametrize(("status", "later"), [(404, 15), (403, 15), (401, 15), (405, 15), (501, 15), (429, 30), (400, 30)])
+async def test_where_the_configuration_is_not_shown_fifteen_seconds_are_taken(status, later):
+    """For good where the answer will not change, else for now."""
+    fake = FakePrometheus(web.Response(status=status, text="no"))
+    async with answering(fake) as url, Prometheus(address(url)) as client:
+        assert [15, later] == [await client.scrape_s() for _ in range(2)]
+
+
+async def test_an_answer_that_is_too_large_is_told_and_not_decoded(monkeypatch):
+    monkeypatch.setattr(asking, "LARGEST_ANSWER", 1 << 20)
+    fake = FakePrometheus(web.Response(text=" " * (2 << 20)))
+    async with answering(fake) as url, Prometheus(address(url)) as client:
+        assert "the answer is larger than 1 MiB; choose a shorter range or fewer series" == (await client.over_time("up", OVER)).error
+        fake.instead.append(web.Response(text=" " * (2 << 20)))
+        assert [15, 15] == [await client.scrape_s() for _ in range(2)], "a configuration of that size is not asked for again"
+
+
+async def test_what_takes_long_is_decoded_and_drawn_beside_the_loop_which_goes_on_serving(monkeypatch):
+    """Otherwise one large panel makes every other page wait, and the health check fail."""
+    seen: list[int] = []
+
+    def noting(original):
+        def called(*given):
+            seen.append(threading.get_ident())
+            return original(*given)
+
+        return called
+
+    monkeypatch.setattr(asking, "_series", noting(asking._series))
+    monkeypatch.setattr(asking, "_interval_s", noting(asking._interval_s))
+    monkeypatch.setattr(charts, "draw", noting(charts.draw))
+    async with answering(FakePrometheus()) as url, Prometheus(address(url)) as client:
+        await serve.Desk(client, (SHAPES,)).panel(LINES, view.View(NOW - 3600, NOW, {}))
+    assert 3 == len(seen)
+    assert threading.get_ident() not in seen
+
+
+async def test_a_connection_that_never_comes_is_told_as_that_and_waited_for_once(monkeypatch):
+    """A listener whose queue is full answers nothing at all, as a firewall does."""
+    monkeypatch.setattr(asking, "CONNECT_S", 0.2)
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        async with Prometheus(address(f"http://127.0.0.1:{full.getsockname()[1]}"), clock=lambda: 0) as client:
+            told = {answer.error for answer in await asyncio.gather(*(client.as_of("up", NOW) for _ in range(12)))}
+            assert 1 == len(told)
+            assert "does not answer (no connection within" in told.pop()
+            started = time.monotonic()
+            await client.as_of("up", NOW)
+            assert time.monotonic() - started < 0.15, "said again, not waited for again"
+
+
+async def test_the_board_ends_also_while_prometheus_keeps_it_waiting():
+    """A stopped container accepts connections and says nothing."""
+
+    class Silent(FakePrometheus):
+        arrived = asyncio.Event()
+
+        async def answer(self, request: web.Request) -> web.Response:
+            self.arrived.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    stop, silent = asyncio.Event(), Silent()
+    async with answering(silent) as url, asyncio.timeout(10):
+        serving = asyncio.create_task(serve.serve(address(url), "127.0.0.1:0", None, (), stop))
+        await silent.arrived.wait()
+        stop.set()
+        await serving
 
 
 def test_without_prometheus_every_panel_says_so_and_runbooks_are_there():
@@ -525,7 +716,10 @@ def command(*arguments: str) -> Result:
     [(("--snapshot", "x.html", "--board", "nope"), "there is no board nope; there are overview"),
      (("--board", "overview"), "--board belongs to --snapshot"),
      (("--snapshot", "/nonexistent/x.html"), "/nonexistent is no folder"),
-     (("--snapshot", "x.html", "--prometheus", "http://me:secret@127.0.0.1:9"), "Prometheus at http://127.0.0.1:9 does not answer"),
+     (("--snapshot", "x.html", "--prometheus", "http://127.0.0.1:9"), "Prometheus at http://127.0.0.1:9 does not answer"),
+     (("--prometheus", "http://me:secret@127.0.0.1:9"), "put user:password into a file for --user-file"),
+     (("--prometheus", "http://me:12/3secret@127.0.0.1"), "put user:password into a file for --user-file"),
+     (("--user-file", "/nonexistent"), "/nonexistent: No such file"), (("--scrape-interval", "1x"), "'1x' is no duration"),
      (("--snapshot", "x.html", "--from", "soon"), "'soon' is no time"),
      (("--prometheus", "127.0.0.1:9090"), "write it like http://127.0.0.1:9090"),
      (("--listen", "9402"), "write host:port"), (("--token-file", "/nonexistent"), "/nonexistent: No such file")],
@@ -547,10 +741,12 @@ def test_a_taken_port_is_told_with_the_way_out():
     assert "choose another with --listen" in done.output
 
 
-def test_the_command_serves_also_before_prometheus_is_there_and_ends_on_a_signal(free_port, eventually):
+def test_the_command_serves_also_before_prometheus_is_there_and_ends_on_a_signal(free_port, eventually, tmp_path):
     """Runbooks are wanted most when everything else is down."""
     url = f"127.0.0.1:{free_port()}"
-    arguments = [sys.executable, "-m", "stack.cli", "board", "--prometheus", "http://me:secret@127.0.0.1:9", "--listen", url]
+    (tmp_path / "login").write_text("me:secret\n")
+    login = ["--user-file", str(tmp_path / "login")]
+    arguments = [sys.executable, "-m", "stack.cli", "board", "--prometheus", "http://127.0.0.1:9", *login, "--listen", url]
     process = subprocess.Popen(arguments, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True)
     try:
         eventually(lambda: get(f"http://{url}/runbooks/VLLMEngineDown")[0] == 200, within_s=30, what="the board")
@@ -605,6 +801,20 @@ def address_of(board, **parameters: str) -> str:
     return f"{board.url}/d/{board_uid('shapes')}?{urlencode(given)}"
 
 
+def change_answer(page, slug: str, change) -> None:
+    """What the page gets for a panel, with changes that a recorded hour does not hold."""
+
+    def handle(route) -> None:
+        try:
+            drawn = route.fetch().json()
+        except Error:  # the page, or its end, gave this request up meanwhile; whoever still waits asks again
+            return
+        change(drawn)
+        route.fulfill(json=drawn)
+
+    page.route(f"**/api/panel/{board_uid('shapes')}/{number(slug)}?*", handle)
+
+
 FIGURES = [
     (0.0123, "s", "12.3 ms"), (2.5, "s", "2.5 s"), (90, "s", "1.5 min"), (5400, "s", "1.5 h"), (0, "s", "0 s"), (2e-6, "s", "2 µs"),
     (0.9996, "s", "1 s"),
@@ -615,6 +825,14 @@ FIGURES = [
     (7.2e6, "joule", "7.2 MJ"), (71, "celsius", "71 °C"), (1.98e9, "hertz", "1.98 GHz"), (1, "bool_on_off", "yes"), (0, "bool_on_off", "no"),
     (1500, "short", "1.5K"), (None, "s", "\u2013"), (-0.5, "s", "-500 ms"), (3, "some unit of tomorrow", "3"),
 ]  # fmt: skip
+
+
+def test_the_page_knows_every_unit_that_a_board_may_show_and_no_other():
+    """What it does not know would be shown without its unit."""
+    named = set(re.findall(r"^    (\w+): ", pages.static("units.js").decode().partition("NAMED = {")[2].partition("};")[0], re.MULTILINE))
+    printed = {shown_unit(unit, per_second) for unit in Unit for per_second in (False, True)}
+    used = {query.unit for board in BOARDS for panel in board.panels for query in panel.queries}
+    assert named == {unit for unit in printed | used if not unit.startswith("suffix:")}
 
 
 @pytest.mark.chromium
@@ -685,7 +903,7 @@ class TestInChromium:
         expect(tab.page.locator("section.panel").nth(3)).to_be_attached()
 
     def test_a_snapshot_opens_from_the_disk_without_a_network_and_draws(self, board, tab, prometheus, tmp_path):
-        where = address(prometheus.replace("http://", "http://me:secret@"))
+        where = address(prometheus, login="me:secret")
         with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:  # Playwright's loop runs in this thread
             taking = snapshot.take(where, (SHAPES, BOARDS[0]), None, str((NOW - 3600) * 1000), str(NOW * 1000), NOW)
             page_text = elsewhere.submit(asyncio.run, taking).result()
@@ -717,3 +935,156 @@ class TestInChromium:
             page.wait_for_timeout(20)
         expect(page.locator(".busy")).to_have_count(0)
         assert 1 == page.locator('.main-svg[data-kept="yes"]').count()
+
+    def test_a_query_slower_than_the_refresh_is_still_answered(self, board, tab):
+        """Each refresh that took back what was still being asked left such a panel empty for ever, without a word."""
+        page = tab.page
+        page.clock.install(time=NOW)
+        page.add_init_script(
+            """const plain = window.fetch;
+            window.fetch = async (url, options) => {
+              if (String(url).includes("/api/panel/")) await new Promise((go, stop) => {
+                setTimeout(go, 7000);
+                options.signal.addEventListener("abort", () => stop(options.signal.reason));
+              });
+              return plain(url, options);
+            };"""
+        )
+        page.goto(f"{board.url}/d/{board_uid('shapes')}?refresh=5s&viewPanel={number('running')}")
+        for _ in range(40):
+            page.clock.run_for(500)
+            page.wait_for_timeout(10)
+        expect(shown(page, "running").locator("path.js-line")).to_have_count(2)
+        expect(page.locator(".status")).to_contain_text("updated 01:00")
+        assert 2 <= board.asked.count(f"/api/panel/{board_uid('shapes')}/{number('running')}"), "and it goes on"
+
+    def test_a_tab_that_was_hidden_for_longer_than_the_refresh_is_due_at_once(self, board, tab):
+        page = tab.page
+        page.clock.install(time=NOW)
+        page.goto(f"{board.url}/d/{board_uid('shapes')}?refresh=30s&viewPanel={number('running')}")
+        expect(shown(page, "running").locator("path.js-line")).to_have_count(2)
+        page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true}); window.away = true")
+        page.clock.run_for(3600_000)
+        board.asked.clear()
+        page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+        page.clock.run_for(1)
+        expect(page.locator(".status")).to_contain_text("updated 02:00")
+        assert f"/api/panel/{board_uid('shapes')}/{number('running')}" in board.asked
+
+    def test_a_hole_in_every_series_of_a_stack_is_no_zero(self, board, tab):
+        page = tab.page
+
+        def holed(drawn):
+            for one in drawn["series"]:
+                one["values"] = [None if 100 <= i < 140 else 40.0 for i in range(241)]
+            drawn["series"][1]["values"][200:220] = [None] * 20
+
+        change_answer(page, "tokens", holed)
+        page.goto(address_of(board))
+        tokens = shown(page, "tokens")
+        expect(tokens.locator("path.js-line")).to_have_count(4)  # two lines, each in two pieces
+        inside = """([chart, at]) => {
+            const { _size: size, yaxis } = chart._fullLayout;
+            const [, path] = chart.querySelectorAll(".fills path");
+            return path.isPointInFill(new DOMPoint(size.w * at / 240, yaxis.c2p(60)));
+        }"""
+        chart = tokens.locator(".chart").element_handle()
+        assert [True, False, True, False] == [page.evaluate(inside, [chart, at]) for at in (50, 120, 180, 210)]
+        box = chart.bounding_box()
+        page.mouse.move(box["x"] + 54 + (box["width"] - 64) * 50 / 240, box["y"] + 60)
+        for words in ("llama40 tok/s", "together80 tok/s"):
+            expect(page.locator(".tip")).to_contain_text(words)
+
+    def test_a_refresh_takes_nothing_out_of_ones_hands(self, board, tab):
+        """Focus, scroll positions and a pressed button survive; a box that says the same is not read out again."""
+        page = tab.page
+        page.goto(address_of(board))
+        expect(shown(page, "broken").locator(".errors p")).to_have_count(1)
+        expect(shown(page, "running").locator("path.js-line")).to_have_count(2)
+        expect(shown(page, "engines").locator("tbody tr")).to_have_count(2)
+        page.add_style_tag(content=".scroll { height: 40px !important }")
+        page.evaluate("document.querySelector('.scroll').scrollTop = 20")
+        kept = [".errors p", ".legend button", "tbody td", ".number strong", ".tabs a", ".marks label", ".choices summary"]
+        page.evaluate("all => all.forEach(one => { document.querySelector(one).kept = true })", kept)
+        board.asked.clear()
+        page.get_by_label("Refresh now").click()
+        deadline = time.monotonic() + 10
+        while board.asked.count(f"/api/panel/{board_uid('shapes')}/{number('engines')}") < 1 and time.monotonic() < deadline:
+            page.wait_for_timeout(20)
+        expect(page.locator(".busy")).to_have_count(0)
+        page.wait_for_timeout(300)
+        assert [] == page.evaluate("all => all.filter(one => !document.querySelector(one).kept)", kept)
+        assert 20 == page.evaluate("document.querySelector('.scroll').scrollTop")
+        expect(page.get_by_label("Refresh now")).to_be_focused()
+        page.get_by_role("button", name="15m").click()
+        expect(page.get_by_role("button", name="15m")).to_be_focused()
+        page.locator('details[data-name="model_name"] summary').click()
+        page.locator('details[data-name="model_name"] input').first.focus()
+        page.keyboard.press("Escape")
+        expect(page.locator('details[data-name="model_name"] summary')).to_be_focused()
+
+    def test_a_wrong_choice_in_the_address_is_told_and_can_be_corrected(self, board, tab):
+        page = tab.page
+        page.goto(f"{board.url}/d/{board_uid('teams')}?refresh=off&{urlencode({'var-gpu_hour_price': '5 + 3'})}")
+        expect(page.locator(".status")).to_contain_text("is no number; write one such as 2.5")
+        price = page.get_by_label("Price of a GPU hour")
+        expect(price).to_have_value("5 + 3")
+        price.fill("3")
+        price.press("Enter")
+        expect(page.locator(".status")).to_contain_text("updated")
+        expect(page.locator(".errors:visible")).to_have_count(0)
+        page.goto(f"{board.url}/d/{board_uid('tuning')}?refresh=off&var-before=4h")
+        expect(page.locator(".status")).to_contain_text("choose one of 5m, 15m")
+        page.get_by_label("Before: this long ago").select_option("3h")
+        expect(page.locator(".status")).to_contain_text("updated")
+        assert {"Failed to load resource: the server responded with a status of 400 (Bad Request)"} == set(tab.complaints)
+        tab.complaints.clear()
+
+    def test_a_panel_that_failed_and_recovered_listens_once(self, board, tab):
+        """Each recovery added another listener, so that every move of the pointer did its work again and again."""
+        page = tab.page
+        failing = [False]
+
+        def fail(drawn):
+            if failing[0]:
+                drawn |= {"series": [], "errors": ["no"]}
+
+        change_answer(page, "running", fail)
+        page.add_init_script(
+            """const add = EventTarget.prototype.addEventListener; window.heard = 0;
+            EventTarget.prototype.addEventListener = function (name, ...rest) {
+              if (name === "mousemove" && this.classList && this.classList.contains("chart")) window.heard += 1;
+              return add.call(this, name, ...rest);
+            };"""
+        )
+        page.goto(address_of(board, viewPanel=str(number("running"))))
+        for failing[0] in (False, True, False):
+            page.get_by_label("Refresh now").click()
+            expect(shown(page, "running").locator(".errors p")).to_have_count(int(failing[0]))
+            expect(shown(page, "running").locator("path.js-line")).to_have_count(0 if failing[0] else 2)
+        assert 1 == page.evaluate("window.heard")
+
+    def test_time_does_not_run_back_where_clocks_do(self, board, chromium):
+        """Berlin, 25 October 2026: the hour from 02:00 comes twice."""
+        context = chromium.new_context(timezone_id="Europe/Berlin", viewport={"width": 1400, "height": 1200})
+        page = context.new_page()
+        back = 1_792_890_000_000
+
+        def moved(drawn):
+            drawn |= {"start": back - 1800_000, "end": back + 1800_000}
+
+        change_answer(page, "running", moved)
+        page.goto(address_of(board))
+        expect(shown(page, "running").locator("path.js-line")).to_have_count(2)
+        x = shown(page, "running").locator(".chart").evaluate("chart => chart.data[0].x")
+        assert {15_000} == {later - earlier for earlier, later in pairwise(x)}
+        context.close()
+
+    def test_what_explains_a_panel_opens_within_the_window(self, board, tab):
+        page = tab.page
+        page.set_viewport_size({"width": 1000, "height": 900})
+        page.goto(address_of(board))
+        shown(page, "running").get_by_label("About Running").click()
+        page.wait_for_function("document.querySelector('.info[open] .popup').style.translate")
+        box = shown(page, "running").locator(".popup").bounding_box()
+        assert 0 <= box["x"] <= 1000 - box["width"]

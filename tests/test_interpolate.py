@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dashboards.interpolate import ALL, MAX_POINTS, Range, fill
+from dashboards.interpolate import ALL, MAX_POINTS, Range, duration_s, fill
 from exporters.catalogue import expression
 
 HOUR = Range(1_750_000_000, 1_750_003_600)
@@ -139,11 +139,29 @@ def test_a_value_that_looks_like_a_variable_is_not_filled_in_again():
     assert r'x{team=~"\\$secret"}' == fill('x{team=~"$team"}', {"team": ["$secret"], "secret": ["s"]}, HOUR)
 
 
-@pytest.mark.parametrize("value", ["1h] or up[1h", "1 or vector(1)", 'a"', "1)", "$__all", "a b", "1\n", "{}"])
-def test_a_single_value_with_signs_is_refused(value):
-    """It would stand outside any string; where nothing escapes it, nothing but letters, digits and dots may pass."""
+@pytest.mark.parametrize(
+    "value",
+    ["1h] or up[1h", "1 or vector(1)", 'a"', "1)", "$__all", "a b", "1\n", "{}", "up", "", "x1", "1x", "inf", "1e9", ".5", "1.", "1.2.3", "0x10",
+     "\u0663", "\uff12", "1\u0663", "-1"],
+)  # fmt: skip
+def test_a_single_value_is_a_number_or_a_duration_and_nothing_else(value):
+    """It would stand outside any string, where a word is a metric and Prometheus reads no digits but those of ASCII."""
     with pytest.raises(ValueError, match="cannot be the value of back"):
         fill("x offset $back", {"back": value}, HOUR)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(15, "15s"), (90, "1m30s"), (0.5, "500ms"), (5400, "1.5h"), (86400, "1d"), (604800, "1w"), (31536000, "1y"), (30, "30"), (0.25, "0.25")],
+)  # fmt: skip
+def test_durations_are_read_as_prometheus_and_grafana_write_them(seconds, text):
+    assert seconds == duration_s(text)
+
+
+@pytest.mark.parametrize("text", ["", "s", "1x", "1m30", "-5s", "5 m", "\u0665s", "1s\n"])
+def test_what_is_no_duration_is_told_with_examples(text):
+    with pytest.raises(ValueError, match="is no duration; write it like 15s, 5m or 1m30s"):
+        duration_s(text)
 
 
 def test_a_variable_without_a_value_is_an_error_and_not_an_empty_place():

@@ -67,13 +67,17 @@ def _lines(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
 
 def on_grid(series: Series, over: Range) -> list[float | None]:
     """The values of a range query at every step, null where there is none."""
-    size = int(over.seconds / over.step_s + 1e-6) + 1
+    size = _size(over)
     values: list[float | None] = [None] * size
     for at_s, text in series.values:
         index = round((at_s - over.start_s) / over.step_s)
         if 0 <= index < size:
             values[index] = figure(text)
     return values
+
+
+def _size(over: Range) -> int:
+    return int(over.seconds / over.step_s + 1e-6) + 1
 
 
 def _numbers(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
@@ -117,12 +121,13 @@ def _heatmap(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
         values = on_grid(series, over)
         cumulative[bound] = [_plus(a, b) for a, b in zip(cumulative[bound], values, strict=True)] if bound in cumulative else values
     bounds = sorted(cumulative)
-    below: list[float | None] = []
+    below = [0.0] * _size(over)  # the highest so far: bounds come and go when engines are updated, and a missing one holds nobody back
     cells = []
     for bound in bounds:
         here = cumulative[bound]
-        cells.append([_between(a, b) for a, b in zip(below or [0.0] * len(here), here, strict=True)])
-        below = here
+        # Rates of buckets are estimates of their own, so that a lower one may lie a little above its neighbour.
+        cells.append([None if b is None else max(0.0, b - a) for a, b in zip(below, here, strict=True)])
+        below = [a if b is None else max(a, b) for a, b in zip(below, here, strict=True)]
     used = [index for index, row in enumerate(cells) if any(row)]
     shown = slice(max(used[0] - 1, 0), used[-1] + 2) if used else slice(0, 0)
     return {
@@ -132,11 +137,6 @@ def _heatmap(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
 
 def _plus(a: float | None, b: float | None) -> float | None:
     return b if a is None else a if b is None else a + b
-
-
-def _between(below: float | None, here: float | None) -> float | None:
-    """Rates of buckets are estimates of their own, so that a lower one may lie a little above its neighbour."""
-    return None if here is None else max(0.0, here - (below or 0.0))
 
 
 def _each(panel: Panel, answers: Sequence[Answer]) -> Iterable[tuple[Query, Series]]:

@@ -1,7 +1,7 @@
 """Annotations and what Prometheus answered -> lines and regions over every chart, as Grafana reads the same queries.
 
-Source: Grafana's packages/grafana-prometheus, annotations.ts: samples above zero and at most one step apart are one region; with useValueForTime each
-value is a time in milliseconds."""
+Source: Grafana's packages/grafana-prometheus, annotations.ts: samples above zero and at most one step apart are one region, the step being 60 s
+where the annotation names none; with useValueForTime each value is a time in milliseconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Mark = dict[str, Any]
 
 
 def marks(annotation: Annotation, answer: Answer, over: Range) -> dict[str, Any]:
-    """The marks within the range, oldest first: from, to (milliseconds; equal for a line) and title."""
+    """The marks within the range, oldest first: from, to (milliseconds; equal for a line) and title. over: what was asked, see View.over_marks."""
     read = _at_values if annotation.at_value else _regions
     found = {(mark["from"], mark["to"], mark["title"]): mark for series in answer.series for mark in read(annotation, series, over)}
     latest = sorted(found.values(), key=lambda mark: (mark["from"], mark["title"]))[-MOST:]
@@ -41,6 +41,6 @@ def _regions(annotation: Annotation, series: Series, over: Range) -> Iterator[Ma
     begin = None
     for at_s, following in zip(times, [*times[1:], None], strict=True):
         begin = at_s if begin is None else begin
-        if following is None or following - at_s > over.step_s + 1e-6:
+        if following is None or following - at_s > over.step_s + 0.002:  # steps and times are sent in milliseconds
             yield {"from": round(begin * 1000), "to": round(at_s * 1000), "title": title}
             begin = None

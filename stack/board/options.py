@@ -32,11 +32,17 @@ def question(variable: Variable, view: View, over: Range) -> Asked:
 
 
 def offered(variable: Variable, values: Sequence[str], choices: Choices, error: str = "") -> dict[str, Any]:
-    """One choice as the page shows it. What is chosen stays on offer, also when the range holds no such series any more."""
+    """One choice as the page shows it. What is chosen stays on offer, also when the range holds no such series any more.
+
+    error: why nothing could be asked, or why a default stands where the address named something else. note: that the list was cut."""
     chosen = choices[variable.name]
     picked = [] if isinstance(chosen, str) or ALL in chosen else list(chosen)
     options = sorted({value for value in values if value} | set(picked)) if variable.kind == "query" else list(variable.options)
+    note = ""
+    if len(options) > MOST:
+        note = f"{MOST} of {len(options)} values; narrow the choices before this one to see others"
+        options = (sorted(picked) + [value for value in options if value not in set(picked)])[:MOST]
     return {
-        "name": variable.name, "label": variable.label, "kind": variable.kind, "options": options[:MOST], "error": error,
+        "name": variable.name, "label": variable.label, "kind": variable.kind, "options": options, "error": error, "note": note,
         "chosen": chosen if isinstance(chosen, str) else picked, "default": variable.default or (variable.options or ("",))[0],
     }  # fmt: skip

@@ -88,7 +88,10 @@ def described(board: Board, boards: Sequence[Board]) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         **_named(board), "question": board.question, "rows": rows,
-        "variables": [{"name": v.name, "label": v.label, "kind": v.kind} for v in variables.of(board)],
+        "variables": [
+            {"name": v.name, "label": v.label, "kind": v.kind, "options": v.options, "default": v.default or (v.options or ("",))[0]}
+            for v in variables.of(board)
+        ],
         "annotations": [{"name": a.name, "colour": a.colour} for a in noted.of(board)],
     }  # fmt: skip
 

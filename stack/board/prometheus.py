@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import re
+import time
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 import msgspec
 import yaml
 
-from dashboards.interpolate import Range
+from dashboards.interpolate import Range, duration_s
 
 AT_ONCE = 4
 TIMEOUT_S = 30.0
-LARGEST_ANSWER = 64 << 20
+CONNECT_S = 5.0
+DOWN_S = 2.0  # for so long nobody is asked again: a dozen panels must not wait for the same silence one after the other
+LARGEST_ANSWER = 12 << 20  # a larger one takes the decoder so long that other pages notice
 DEFAULT_SCRAPE_S = 15.0
-_UNIT_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_TOO_LARGE = 413
+_NO_SUCH_PAGE = (401, 403, 404, 405, 501, _TOO_LARGE)  # Thanos and others do not show their configuration, or not to us
 
 
 class Refused(Exception):
-    """Prometheus, or its absence, in one sentence."""
+    """Prometheus, or its absence, in one sentence. status: of HTTP; 0 where there was none."""
+
+    def __init__(self, told: str, status: int = 0) -> None:
+        super().__init__(told)
+        self.status = status
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -64,22 +71,24 @@ class Address:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def address(url: str, token: str = "") -> Address:
-    """From what a person types: http://user:password@host:9090/prefix. Raises ValueError for what is no address."""
-    parts = urlsplit(url)
+def address(url: str, token: str = "", login: str = "") -> Address:
+    """From what a person types: http://host:9090/prefix. login: user:password. Raises ValueError for what is no address, or holds a login."""
+    if "@" in url:  # anywhere: with a slash in the password it stands in what is read as the path
+        raise ValueError(
+            "a password in the address can be read by everyone on this machine; put user:password into a file for --user-file "
+            "(and write %40 for an @ that belongs to the path)"
+        )
     try:
+        parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise ValueError("the port of --prometheus is no number") from None
+        raise ValueError("--prometheus is no address, or its port no number; write it like http://127.0.0.1:9090") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url.rsplit('@', 1)[-1]} is no address of a Prometheus; write it like http://127.0.0.1:9090")
+        raise ValueError(f"{url} is no address of a Prometheus; write it like http://127.0.0.1:9090")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     plain = urlunsplit((parts.scheme, f"{host}:{port}" if port else host, parts.path.rstrip("/"), "", ""))
-    if token and parts.username is not None:
-        raise ValueError("a token and a user in the address are two ways in; give one")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    if parts.username is not None:
-        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    if login:
         headers = {"Authorization": f"Basic {b64encode(login.encode()).decode()}"}
     return Address(plain, plain, headers)
 
@@ -87,14 +96,17 @@ def address(url: str, token: str = "") -> Address:
 class Prometheus:
     """A Prometheus, or what speaks its language. Use it as an async context."""
 
-    def __init__(self, where: Address, scrape_s: float | None = None) -> None:
+    def __init__(self, where: Address, scrape_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.where = where
         self._scrape_s = scrape_s
+        self._clock = clock
         self._turn = asyncio.Semaphore(AT_ONCE)
+        self._first = asyncio.Lock()  # whoever comes first asks for the scrape interval, and for all
+        self._down: tuple[float, str] | None = None  # until when, and what is said meanwhile
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S, connect=5)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S, connect=CONNECT_S)
         self._session = aiohttp.ClientSession(headers=self.where.headers, timeout=timeout)
         return self
 
@@ -115,28 +127,36 @@ class Prometheus:
         query = {"start": f"{start_s:.3f}", "end": f"{end_s:.3f}"} | ({"match[]": selector} if selector else {})
         data = await self._ask("GET", f"label/{label}/values", query)
         try:
-            return msgspec.json.decode(data, type=list[str])
+            return await asyncio.to_thread(msgspec.json.decode, data, type=list[str])
         except msgspec.MsgspecError as error:
             raise Refused(f"{self.where.shown} does not answer like a Prometheus ({error})") from None
 
     async def scrape_s(self) -> float:
-        """The scrape interval: as given, else as Prometheus' configuration says it, else 15 s for now. Raises Refused when nobody answers."""
-        if self._scrape_s is None:
-            try:
-                told: Any = yaml.safe_load(msgspec.json.decode(await self._ask("GET", "status/config", {}), type=dict[str, str])["yaml"])
-                self._scrape_s = seconds(told["global"]["scrape_interval"])
-            except (msgspec.MsgspecError, yaml.YAMLError, LookupError, TypeError, ValueError):
-                self._scrape_s = DEFAULT_SCRAPE_S
-            except Unanswered:
-                raise
-            except Refused:  # Thanos and others have no such page, or not for us
-                self._scrape_s = DEFAULT_SCRAPE_S
-        return self._scrape_s
+        """The scrape interval: as given, else as Prometheus' configuration says it, else 15 s where it shows none.
+
+        Raises Refused when nobody answers, or not yet; the next one who wants to know asks again."""
+        async with self._first:
+            if self._scrape_s is None:
+                try:
+                    data = await self._ask("GET", "status/config", {})
+                    self._scrape_s = await asyncio.to_thread(_interval_s, data)
+                except Refused as error:
+                    if error.status in _NO_SUCH_PAGE:
+                        self._scrape_s = DEFAULT_SCRAPE_S
+                    elif 400 <= error.status < 500:  # too many questions, or a server with words of its own for no such page: for now
+                        return DEFAULT_SCRAPE_S
+                    else:
+                        self._remember(str(error))
+                        raise
+            return self._scrape_s
+
+    def _remember(self, told: str) -> None:
+        if not self._down or self._clock() >= self._down[0]:  # a failure that is told again lasts no longer for that
+            self._down = (self._clock() + DOWN_S, told)
 
     async def _answer(self, path: str, form: Mapping[str, str]) -> Answer:
         try:
-            data = msgspec.json.decode(await self._ask("POST", path, form), type=_Data)
-            return Answer(_series(data))
+            return Answer(await asyncio.to_thread(_series, await self._ask("POST", path, form)))
         except Refused as error:
             return Answer(error=str(error))
         except msgspec.MsgspecError as error:
@@ -149,25 +169,31 @@ class Prometheus:
         url = f"{self.where.url}/api/v1/{path}"
         given: Any = {"data": form} if method == "POST" else {"params": form}
         try:
-            async with self._turn, self._session.request(method, url, allow_redirects=False, **given) as response:
-                body = await _body(response)
-                status = response.status
+            async with self._turn:
+                if self._down and self._clock() < self._down[0]:
+                    raise Refused(self._down[1])
+                async with self._session.request(method, url, allow_redirects=False, **given) as response:
+                    body = await _body(response)
+                    status = response.status
+        except aiohttp.ClientConnectionError as error:  # before TimeoutError: a connection that takes too long is both
+            told = f"Prometheus at {self.where.shown} does not answer ({_plain(error)}); is it up, and --prometheus right?"
+            if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+                self._remember(told)
+            raise Refused(told) from None
         except TimeoutError:
-            raise Unanswered(f"Prometheus at {self.where.shown} took longer than {TIMEOUT_S:.0f} s; choose a shorter range") from None
+            raise Refused(f"Prometheus at {self.where.shown} took longer than {TIMEOUT_S:.0f} s; choose a shorter range") from None
         except aiohttp.ClientError as error:
-            raise Unanswered(f"Prometheus at {self.where.shown} does not answer ({_plain(error)}); is it up, and --prometheus right?") from None
+            raise Refused(f"Prometheus at {self.where.shown} broke off its answer ({_plain(error)})") from None
         try:
-            reply = msgspec.json.decode(body, type=_Reply)
+            reply = await asyncio.to_thread(msgspec.json.decode, body, type=_Reply)
         except msgspec.MsgspecError:
-            hint = "; it wants a login: user in the address, or --token-file" if status in (401, 403) else "; is this its address?"
-            raise Refused(f"{self.where.shown} answers HTTP {status} and not like a Prometheus{hint}") from None
+            if status >= 500:
+                raise Refused(f"Prometheus at {self.where.shown} answers HTTP {status}: it is starting, or in trouble", status) from None
+            hint = "; it wants a login: --user-file or --token-file" if status in (401, 403) else "; is this its address?"
+            raise Refused(f"{self.where.shown} answers HTTP {status} and not like a Prometheus{hint}", status) from None
         if reply.status != "success":
-            raise Refused(reply.error or f"{self.where.shown} answers HTTP {status}")
+            raise Refused(reply.error or f"{self.where.shown} answers HTTP {status}", status)
         return reply.data
-
-
-class Unanswered(Refused):
-    """Nobody is there, or not in time."""
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
@@ -175,11 +201,12 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
     async for chunk in response.content.iter_chunked(1 << 20):
         body += chunk
         if len(body) > LARGEST_ANSWER:
-            raise Refused(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB; choose a shorter range or fewer series")
+            raise Refused(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB; choose a shorter range or fewer series", _TOO_LARGE)
     return bytes(body)
 
 
-def _series(data: _Data) -> list[Series]:
+def _series(reply: msgspec.Raw) -> list[Series]:
+    data = msgspec.json.decode(reply, type=_Data)
     if data.result_type == "scalar":
         return [Series(value=msgspec.json.decode(data.result, type=tuple[float, str]))]
     return msgspec.json.decode(data.result, type=list[Series])
@@ -187,11 +214,15 @@ def _series(data: _Data) -> list[Series]:
 
 def _plain(error: Exception) -> str:
     """Without the address, which the sentence around it has already."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return f"no connection within {CONNECT_S:.0f} s"
     return getattr(error, "strerror", None) or type(error).__name__
 
 
-def seconds(text: str) -> float:
-    """A duration as Prometheus writes it: 15s, 1m30s. Raises ValueError."""
-    if not re.fullmatch(r"(\d+(ms|[smhd]))+", text):
-        raise ValueError(f"{text!r} is no duration")
-    return sum(int(number) * _UNIT_S[unit] for number, unit in re.findall(r"(\d+)(ms|[smhd])", text))
+def _interval_s(config: msgspec.Raw) -> float:
+    """Of a configuration that holds none, or not as Prometheus writes it: the default."""
+    try:
+        told: Any = yaml.safe_load(msgspec.json.decode(config, type=dict[str, str])["yaml"])
+        return duration_s(told["global"]["scrape_interval"])
+    except (msgspec.MsgspecError, yaml.YAMLError, LookupError, TypeError, ValueError):
+        return DEFAULT_SCRAPE_S

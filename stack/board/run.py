@@ -13,12 +13,17 @@ from stack.board import prometheus, serve, snapshot
 from stack.board.prometheus import Address, Refused
 
 
-def address(url: str, token_file: Path | None) -> Address:
-    """Raises ValueError or OSError."""
-    token = token_file.read_text(encoding="utf-8").strip() if token_file else ""
+def address(url: str, token_file: Path | None = None, user_file: Path | None = None) -> Address:
+    """Raises ValueError or OSError, without showing what a file holds."""
+    if token_file and user_file:
+        raise ValueError("name either --token-file or --user-file")
+    token = token_file.read_text(encoding="utf-8", errors="replace").strip() if token_file else ""
     if token_file and (not token or not token.isprintable() or not token.isascii()):
         raise ValueError(f"{token_file} holds no token: one line of text is expected")
-    return prometheus.address(url, token)
+    login = user_file.read_text(encoding="utf-8", errors="replace").strip("\r\n") if user_file else ""
+    if user_file and (":" not in login or not login.isprintable() or "\ufffd" in login):
+        raise ValueError(f"{user_file} holds no line user:password")
+    return prometheus.address(url, token, login)
 
 
 async def until_signal(where: Address, listen: str, scrape_s: float | None, allowed: Sequence[str]) -> None:

@@ -24,8 +24,8 @@ from dashboards.model import Board, Panel, Variable
 from exporters.sidecar import split_address
 from runbooks import book
 from stack.board import charts, marks, options, pages
-from stack.board.prometheus import Address, Answer, Prometheus, Refused
-from stack.board.view import BadView, View, parse
+from stack.board.prometheus import DEFAULT_SCRAPE_S, Address, Answer, Prometheus, Refused
+from stack.board.view import BadView, View, lenient, parse
 
 _FOR_EVER = "public, max-age=31536000, immutable"
 _HEADERS = {
@@ -66,36 +66,33 @@ class Desk:
         try:
             over = view.over(await self.prometheus.scrape_s())
         except Refused as error:
-            return charts.draw(panel, [Answer(error=str(error)) for _ in panel.queries], view.over(15.0))
+            return charts.draw(panel, [Answer(error=str(error)) for _ in panel.queries], view.over(DEFAULT_SCRAPE_S))
         instant = panel.shape in charts.INSTANT
         asked = [fill(query.expr, view.choices, over) for query in panel.queries]
         answers = await asyncio.gather(
             *(self.prometheus.as_of(expr, view.end_s) if instant else self.prometheus.over_time(expr, over) for expr in asked)
         )
-        return charts.draw(panel, answers, over)
+        return await asyncio.to_thread(charts.draw, panel, answers, over)
 
     async def annotations(self, board: Board, view: View) -> list[dict[str, Any]]:
-        found = noted.of(board)
-        try:
-            over = view.over(await self.prometheus.scrape_s())
-        except Refused as error:
-            return [marks.marks(one, Answer(error=str(error)), view.over(15.0)) for one in found]
+        found, over = noted.of(board), view.over_marks()
         answers = await asyncio.gather(*(self.prometheus.over_time(fill(one.expr, view.choices, over), over) for one in found))
-        return [marks.marks(one, answer, over) for one, answer in zip(found, answers, strict=True)]
+        return [await asyncio.to_thread(marks.marks, one, answer, over) for one, answer in zip(found, answers, strict=True)]
 
     async def variables(self, board: Board, view: View) -> list[dict[str, Any]]:
         """Every choice of a board. What one of them offers depends on what is chosen before it, not on what that one offers: all at once."""
         return list(await asyncio.gather(*(self._variable(variable, view) for variable in variables.of(board))))
 
     async def _variable(self, variable: Variable, view: View) -> dict[str, Any]:
+        wrong = view.wrong.get(variable.name, "")
         if variable.kind != "query":
-            return options.offered(variable, (), dict(view.choices))
+            return options.offered(variable, (), dict(view.choices), wrong)
         try:
             asked = options.question(variable, view, Range(view.start_s, view.end_s))
             values = await self.prometheus.label_values(asked.label, asked.series, view.start_s, view.end_s)
         except (Refused, ValueError) as error:
             return options.offered(variable, (), dict(view.choices), str(error))
-        return options.offered(variable, values, dict(view.choices))
+        return await asyncio.to_thread(options.offered, variable, values, dict(view.choices), wrong)
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -109,6 +106,8 @@ def application(desk: Desk, listen_host: str = "127.0.0.1", allowed: Sequence[st
         if not admitted(request.headers.get("Host", ""), listen_host, allowed):
             refusal = "This board answers only under its own address; to reach it under another name start it with --allow-host NAME.\n"
             return web.Response(status=421, text=refusal, headers=_HEADERS)
+        if request.path.startswith("/api/") and request.headers.get("Sec-Fetch-Site") == "cross-site":
+            return web.Response(status=403, text="Figures are for the pages of this board, not for those of others.\n", headers=_HEADERS)
         try:
             response = await handler(request)
         except web.HTTPException as error:
@@ -124,9 +123,9 @@ def application(desk: Desk, listen_host: str = "127.0.0.1", allowed: Sequence[st
             raise web.HTTPNotFound(text=f"There is no board {request.match_info['uid'][:80]}. The boards are:\n{known}\n")
         return board
 
-    def view_of(request: web.Request, board: Board) -> View:
+    def view_of(request: web.Request, board: Board, read: Callable[..., View] = parse) -> View:
         try:
-            return parse(request.query, board, now())
+            return read(request.query, board, now())
         except BadView as error:
             raise web.HTTPBadRequest(text=f"{error}\n") from None
 
@@ -150,7 +149,7 @@ def application(desk: Desk, listen_host: str = "127.0.0.1", allowed: Sequence[st
 
     async def choices(request: web.Request) -> web.StreamResponse:
         board = board_of(request)
-        view = view_of(request, board)
+        view = view_of(request, board, lenient)
         found = await desk.variables(board, view)
         return _json({"start": round(view.start_s * 1000), "end": round(view.end_s * 1000), "variables": found})
 
@@ -214,13 +213,20 @@ async def serve(where: Address, listen: str, scrape_s: float | None, allowed: Se
     async with Prometheus(where, scrape_s) as prometheus:
         runner = web.AppRunner(application(Desk(prometheus), host, allowed), access_log=None, handler_cancellation=True, shutdown_timeout=2)
         await runner.setup()
+        greeting = None
         try:
             await web.TCPSite(runner, host, port).start()
             _log.info("boards at http://%s:%d/ from Prometheus at %s", f"[{host}]" if ":" in host else host, port, where.shown)
-            try:
-                await prometheus.scrape_s()
-            except Refused as error:
-                _log.warning("%s Until then every panel says so.", error)
+            greeting = asyncio.create_task(_greet(prometheus))
             await stop.wait()
         finally:
+            if greeting:
+                greeting.cancel()
             await runner.cleanup()
+
+
+async def _greet(prometheus: Prometheus) -> None:
+    try:
+        await prometheus.scrape_s()
+    except Refused as error:
+        _log.warning("%s Until then every panel says so.", error)

@@ -4,21 +4,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
 from dashboards import variables
-from dashboards.interpolate import ALL, Range
+from dashboards.interpolate import ALL, MAX_POINTS, Range
 from dashboards.model import Board, Variable
 
 LONGEST_S = 90 * 86400.0
 _SHORTEST_S = 10.0
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_RELATIVE = re.compile(r"now(?:-(\d{1,9})([smhdw]))?")
+_RELATIVE = re.compile(r"now(?:-(\d{1,9})([smhdw]))?", re.ASCII)
 _POINTS = (100, 2000)
+_MARK_STEP_S = 60.0  # Grafana's, for annotations that name no step
 _MOST_CHOICES, _LONGEST_CHOICE = 200, 300
 
 Choices = dict[str, str | Sequence[str]]
@@ -37,12 +39,13 @@ class Parameters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Time in unix seconds. points: how many a panel has room for."""
+    """Time in unix seconds. points: how many a panel has room for. wrong: a sentence for each choice where a default stands instead."""
 
     start_s: float
     end_s: float
     choices: Mapping[str, str | Sequence[str]]
     points: int = 600
+    wrong: Mapping[str, str] = field(default_factory=dict)
 
     def over(self, scrape_s: float) -> Range:
         """The range of a panel's queries, its ends on multiples of the step as Grafana aligns them: what is drawn does not jitter."""
@@ -51,14 +54,27 @@ class View:
         start, end = (at // step * step for at in (self.start_s, self.end_s))
         return Range(start, max(end, start + step), self.points, scrape_s)
 
+    def over_marks(self) -> Range:
+        """The range of annotations: as fine as may be, so that an alert of two minutes is there also in a week."""
+        return replace(self, points=MAX_POINTS).over(max(_MARK_STEP_S, math.ceil((self.end_s - self.start_s) / MAX_POINTS)))
+
 
 def parse(parameters: Parameters, board: Board, now_s: float) -> View:
     """The view that an address asks for. Raises BadView."""
+    view = lenient(parameters, board, now_s)
+    for told in view.wrong.values():
+        raise BadView(told)
+    return view
+
+
+def lenient(parameters: Parameters, board: Board, now_s: float) -> View:
+    """The same with the default wherever a choice is wrong, so that a page can offer the right ones. Raises BadView for a wrong time."""
     start, end = span(parameters.get("from", "now-1h"), parameters.get("to", "now"), now_s)
     points = parameters.get("points", "600")
     if not re.fullmatch(r"\d{1,5}", points):
         raise BadView(f"points={points[:20]} is no number")
-    return View(start, end, dict(_choices(parameters, board)), min(max(int(points), _POINTS[0]), _POINTS[1]))
+    choices, wrong = _choices(parameters, board)
+    return View(start, end, choices, min(max(int(points), _POINTS[0]), _POINTS[1]), wrong)
 
 
 def span(start: str, end: str, now_s: float) -> tuple[float, float]:
@@ -84,24 +100,31 @@ def moment(text: str, now_s: float) -> float:
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
-def _choices(parameters: Parameters, board: Board) -> Choices:
+def _choices(parameters: Parameters, board: Board) -> tuple[Choices, dict[str, str]]:
     chosen: Choices = {}
+    wrong: dict[str, str] = {}
     for variable in variables.of(board):
-        values = [value for value in parameters.getall(f"var-{variable.name}", []) if value]
-        if len(values) > _MOST_CHOICES or any(len(value) > _LONGEST_CHOICE for value in values):
-            raise BadView(f"var-{variable.name}: at most {_MOST_CHOICES} values of at most {_LONGEST_CHOICE} letters")
-        chosen[variable.name] = _many(values) if variable.kind == "query" else _one(variable, values)
-    return chosen
+        read = _many if variable.kind == "query" else _one
+        try:
+            chosen[variable.name] = read(variable, [value for value in parameters.getall(f"var-{variable.name}", []) if value])
+        except BadView as error:
+            chosen[variable.name] = read(variable, [])
+            wrong[variable.name] = str(error)
+    return chosen, wrong
 
 
-def _many(values: list[str]) -> list[str]:
+def _many(variable: Variable, values: list[str]) -> list[str]:
+    if len(values) > _MOST_CHOICES or any(len(value) > _LONGEST_CHOICE for value in values):
+        raise BadView(f"var-{variable.name}: at most {_MOST_CHOICES} values of at most {_LONGEST_CHOICE} letters")
     return [ALL] if not values or {ALL, "All"} & set(values) else list(dict.fromkeys(values))
 
 
 def _one(variable: Variable, values: list[str]) -> str:
-    value = values[0] if values else variable.default or (variable.options or ("",))[0]
+    if not values:
+        return variable.default or (variable.options or ("",))[0]
+    value = values[0]
     if variable.kind == "custom" and value not in variable.options:
-        raise BadView(f"var-{variable.name}={value}: choose one of {', '.join(variable.options)}")
-    if variable.kind == "text" and not re.fullmatch(r"[\w.]*", value):
-        raise BadView(f"var-{variable.name}: letters, digits and dots only")
+        raise BadView(f"var-{variable.name}: {value[:40]!r} is not on offer; choose one of {', '.join(variable.options)}")
+    if variable.kind == "text" and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
+        raise BadView(f"var-{variable.name}: {value[:40]!r} is no number; write one such as {variable.default or '2.5'}")
     return value

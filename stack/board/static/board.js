@@ -15,7 +15,9 @@
   let marks = [];
   let range = SNAPSHOT ? { start: SNAPSHOT.start, end: SNAPSHOT.end } : null;
   let timer = 0;
-  let generation = 0; // an answer to an older question is dropped
+  let settledAt = null; // when all that a round asked for was answered; null while one is under way
+  let view = 0; // counts boards, ranges and choices; an answer to an older one is dropped
+  let round = 0; // counts refreshes; what is off the screen sits one out
   let stopping = new AbortController();
 
   const get = (name) => parameters.get(name) || DEFAULT[name] || "";
@@ -36,11 +38,14 @@
     const text = next.toString();
     return `/d/${uid}${text ? `?${text}` : ""}`;
   };
-  const change = (changes, drop = [], { rebuild = false, quiet = false } = {}) => {
+  const note = (changes, drop = []) => {
     parameters = kept(changes, drop);
     if (!SNAPSHOT) history.pushState(null, "", addressOf(board.uid, parameters));
+  };
+  const change = (changes, drop = [], { rebuild = false } = {}) => {
+    note(changes, drop);
     if (rebuild) return build();
-    if (!quiet) controls();
+    controls(true);
     return load();
   };
   addEventListener("popstate", () => {
@@ -70,6 +75,15 @@
     annotations: async () => (SNAPSHOT ? SNAPSHOT.boards[board.uid].annotations : ask(`/api/annotations/${board.uid}`)),
     variables: async () => (SNAPSHOT ? { ...range, variables: SNAPSHOT.boards[board.uid].variables } : ask(`/api/variables/${board.uid}`)),
   };
+  // One question of a kind at a time: what is still being answered is not asked again, so that a slow Prometheus gets to its answer.
+  const once = (asker, ask) => {
+    if (asker.pending) return;
+    const pending = ask().catch(reportError).finally(() => {
+      if (asker.pending === pending) asker.pending = null;
+    });
+    asker.pending = pending;
+  };
+  const beside = { pending: null }; // choices and annotations
   const plotly = new Promise((resolve, reject) => {
     const script = document.getElementById("plotly");
     if (typeof Plotly !== "undefined" || !script) resolve();
@@ -82,20 +96,29 @@
   // --- the bar
 
   const title = (name) => name.replace(/^vLLM \/ /, "");
-  let variables = [];
+  let known = []; // what the server offered last
+  let refusal = ""; // which choice it refuses, or why it offers nothing
   let bar = null;
   let main = null;
 
-  const tabs = () =>
-    make(
-      "nav", { class: "tabs", "aria-label": "Boards" },
-      ...DATA.boards.map((one) =>
-        make("a", {
-          href: SNAPSHOT ? `#${one.uid}` : addressOf(one.uid, kept({}, ["viewPanel"])), text: title(one.title), "aria-current": one.uid === board.uid ? "page" : false,
-        }),
-      ),
-      SNAPSHOT ? null : make("a", { class: "aside", href: "/runbooks/", text: "Runbooks" }),
-    );
+  // What can be chosen is known without an answer too, so that a choice which the server refuses can be corrected.
+  const variables = () =>
+    board.variables.map((one) => {
+      const given = parameters.getAll(`var-${one.name}`).filter((value) => value !== "");
+      const offer = known.find((other) => other.name === one.name) || { options: [], error: "", note: refusal || "Prometheus has not answered yet." };
+      if (one.kind !== "query") return { ...one, chosen: given.length ? given[0] : one.default, error: offer.error };
+      const chosen = given.includes("All") || given.includes("$__all") ? [] : given;
+      return { ...one, chosen, options: [...new Set([...offer.options, ...chosen])], error: offer.error, note: offer.note };
+    });
+
+  const tabs = () => [
+    ...DATA.boards.map((one) =>
+      make("a", {
+        href: SNAPSHOT ? `#${one.uid}` : addressOf(one.uid, kept({}, ["viewPanel"])), text: title(one.title), "aria-current": one.uid === board.uid ? "page" : false,
+      }),
+    ),
+    SNAPSHOT ? "" : make("a", { class: "aside", href: "/runbooks/", text: "Runbooks" }),
+  ];
 
   const closeOthers = (event) => {
     for (const open of document.querySelectorAll("details.pop[open]")) if (!event || !open.contains(event.target)) open.open = false;
@@ -103,26 +126,34 @@
   document.addEventListener("click", closeOthers);
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
+    const open = document.querySelector("details.pop[open] > summary");
     closeOthers();
+    if (open) open.focus();
     draw.hideTip();
   });
+  // What opens stays within the window.
+  document.addEventListener("toggle", ({ target }) => {
+    if (!target.matches("details.pop[open]")) return;
+    const popup = target.querySelector(".popup");
+    popup.style.translate = "";
+    const { left, right } = popup.getBoundingClientRect();
+    const room = document.documentElement.clientWidth - 8;
+    popup.style.translate = `${left < 8 ? 8 - left : Math.min(0, room - right)}px`;
+  }, true);
 
   const picker = (variable) => {
     const name = `var-${variable.name}`;
     if (variable.kind === "custom") {
-      const choose = () => {
-        variable.chosen = select.value;
-        change({ [name]: select.value === variable.default ? "" : select.value });
-      };
-      const select = make("select", { onchange: choose }, ...variable.options.map((one) => make("option", { value: one, text: one, selected: one === variable.chosen })));
+      const wrong = variable.options.includes(variable.chosen) ? null : make("option", { value: variable.chosen, text: `${variable.chosen}?`, selected: true, disabled: true });
+      const select = make("select", { onchange: () => change({ [name]: select.value === variable.default ? "" : select.value }), "aria-invalid": wrong ? "true" : false, title: variable.error }, wrong, ...variable.options.map((one) => make("option", { value: one, text: one, selected: one === variable.chosen })));
       return make("label", { class: "choice" }, make("span", { text: variable.label }), select);
     }
     if (variable.kind === "text") {
       const enter = () => {
-        variable.chosen = input.value.trim();
-        change({ [name]: variable.chosen === variable.default ? "" : variable.chosen });
+        const entered = input.value.trim();
+        change({ [name]: entered === variable.default ? "" : entered });
       };
-      const input = make("input", { value: variable.chosen, size: "8", onchange: enter });
+      const input = make("input", { value: variable.chosen, size: "8", onchange: enter, "aria-invalid": variable.error ? "true" : false, title: variable.error });
       return make("label", { class: "choice" }, make("span", { text: variable.label }), input);
     }
     const chosen = new Set(variable.chosen);
@@ -139,8 +170,7 @@
     const set = () => {
       shown.textContent = text();
       all.firstChild.checked = chosen.size === 0;
-      variable.chosen = [...chosen];
-      change({ [name]: [...chosen] }, [], { quiet: true });
+      change({ [name]: [...chosen] });
     };
     const all = row("All", chosen.size === 0, () => {
       chosen.clear();
@@ -159,7 +189,8 @@
           }),
         ),
       );
-      if (!found.length) list.append(make("p", { class: "hint", text: variable.error || "Nothing has this label in this range; All matches also what lacks it." }));
+      const hint = found.length ? variable.note : variable.error || variable.note || "Nothing has this label in this range; All matches also what lacks it.";
+      if (hint) list.append(make("p", { class: "hint", text: hint }));
     };
     fill();
     const summary = make("summary", { class: chosen.size ? "set" : "" }, make("span", { text: variable.label }), shown);
@@ -169,25 +200,35 @@
 
   const local = (ms) => new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 19);
 
+  const relative = () => get("to") === "now" && /^now-\d+[smhdw]$/.test(get("from"));
+  const quickly = () => relative() && QUICK.some(([, value]) => value === get("from"));
+  const rangeName = () => {
+    if (relative()) return quickly() ? "custom" : get("from").replace("now-", "last ");
+    return range ? `${draw.clock(range.start, 1e12).slice(5)} – ${draw.clock(range.end, 1e12).slice(5)}` : "custom";
+  };
+
   const timePicker = () => {
-    const from = get("from");
-    const relative = get("to") === "now" && /^now-\d+[smhdw]$/.test(from);
-    const known = QUICK.some(([, value]) => value === from);
     const quick = QUICK.map(([text, value]) =>
-      make("button", { type: "button", "aria-pressed": relative && value === from ? "true" : "false", text, onclick: () => change({ from: value === DEFAULT.from ? "" : value }, ["to"]) }),
+      make("button", { type: "button", "aria-pressed": relative() && value === get("from") ? "true" : "false", text, onclick: () => change({ from: value === DEFAULT.from ? "" : value }, ["to"]) }),
     );
     const start = make("input", { type: "datetime-local", step: "1", name: "from", "aria-label": "From" });
     const end = make("input", { type: "datetime-local", step: "1", name: "to", "aria-label": "To" });
-    const now = range || { start: Date.now() - 3600e3, end: Date.now() };
-    start.value = local(now.start);
-    end.value = local(now.end);
+    const opened = (event) => {
+      if (!event.target.open) return controls();
+      const now = range || { start: Date.now() - 3600e3, end: Date.now() };
+      start.value = local(now.start);
+      end.value = local(now.end);
+      return undefined;
+    };
     const told = make("p", { class: "hint", text: "" });
     const apply = () => {
       const [a, b] = [new Date(start.value).getTime(), new Date(end.value).getTime()];
       if (!(b > a)) told.textContent = "The end must come after the start.";
-      else change({ from: String(a), to: String(b) });
+      else {
+        closeOthers();
+        change({ from: String(a), to: String(b) });
+      }
     };
-    const label = relative ? (known ? "custom" : from.replace("now-", "last ")) : range ? `${draw.clock(range.start, 1e12).slice(5)} – ${draw.clock(range.end, 1e12).slice(5)}` : "custom";
     const move = (part) => {
       const [a, b] = [range.start, range.end];
       const by = (b - a) * part;
@@ -200,7 +241,7 @@
     return make(
       "div", { class: "time" },
       make("div", { class: "buttons", role: "group", "aria-label": "Time range" }, ...quick),
-      make("details", { class: "pop" }, make("summary", { class: relative && known ? "" : "set" }, make("b", { text: label })), make("div", { class: "popup right" }, make("label", {}, make("span", { text: "From" }), start), make("label", {}, make("span", { text: "To" }), end), told, make("button", { type: "button", class: "primary", text: "Show", onclick: apply }))),
+      make("details", { class: "pop", ontoggle: opened }, make("summary", { class: quickly() ? "" : "set" }, make("b", { text: rangeName() })), make("div", { class: "popup right" }, make("label", {}, make("span", { text: "From" }), start), make("label", {}, make("span", { text: "To" }), end), told, make("button", { type: "button", class: "primary", text: "Show", onclick: apply }))),
       make("div", { class: "buttons", role: "group", "aria-label": "Move in time" },
         make("button", { type: "button", text: "◀", title: "Earlier", "aria-label": "Earlier", onclick: () => move(-0.5) }),
         make("button", { type: "button", text: "▶", title: "Later", "aria-label": "Later", onclick: () => move(0.5) }),
@@ -209,56 +250,95 @@
   };
 
   const refreshPicker = () => {
-    const select = make("select", { "aria-label": "Refresh", title: "Refresh", onchange: () => change({ refresh: select.value === DEFAULT.refresh ? "" : select.value }) }, ...REFRESH.map((one) => make("option", { value: one, text: one === "off" ? "refresh off" : `every ${one}`, selected: one === get("refresh") })));
-    return make("div", { class: "refresh" }, select, make("button", { type: "button", text: "↻", title: "Refresh now", "aria-label": "Refresh now", onclick: load }));
+    const choose = () => {
+      note({ refresh: select.value === DEFAULT.refresh ? "" : select.value });
+      controls(true);
+      schedule();
+    };
+    const select = make("select", { "aria-label": "Refresh", title: "Refresh", onchange: choose }, ...REFRESH.map((one) => make("option", { value: one, text: one === "off" ? "refresh off" : `every ${one}`, selected: one === get("refresh") })));
+    return make("div", { class: "refresh" }, select, make("button", { type: "button", text: "↻", title: "Refresh now", "aria-label": "Refresh now", onclick: () => refresh() }));
   };
 
   const toggles = () => {
     const hidden = new Set(parameters.getAll("hide"));
-    return make(
-      "div", { class: "marks", role: "group", "aria-label": "Annotations" },
-      ...board.annotations.map((one) => {
-        const box = make("input", { type: "checkbox", onchange: () => {
-          if (box.checked) hidden.delete(one.name);
-          else hidden.add(one.name);
-          parameters = kept({ hide: [...hidden] });
-          if (!SNAPSHOT) history.replaceState(null, "", addressOf(board.uid, parameters));
-          redraw();
-        } });
-        box.checked = !hidden.has(one.name);
-        const swatch = make("i", { class: "swatch bar" });
-        swatch.style.background = draw.colour(`mark-${one.colour}`);
-        const found = marks.find((group) => group.name === one.name);
-        const count = found ? (found.error ? "!" : String(found.marks.length)) : "";
-        return make("label", { title: found ? found.error || found.note : "" }, box, swatch, make("span", { text: one.name }), make("small", { text: count }));
-      }),
-    );
+    return board.annotations.map((one) => {
+      const box = make("input", { type: "checkbox", onchange: () => {
+        if (box.checked) hidden.delete(one.name);
+        else hidden.add(one.name);
+        parameters = kept({ hide: [...hidden] });
+        if (!SNAPSHOT) history.replaceState(null, "", addressOf(board.uid, parameters));
+        controls();
+        redraw();
+      } });
+      box.checked = !hidden.has(one.name);
+      const swatch = make("i", { class: "swatch bar" });
+      swatch.style.background = `var(--mark-${one.colour})`;
+      const found = marks.find((group) => group.name === one.name);
+      const count = found ? (found.error ? "!" : String(found.marks.length)) : "";
+      return make("label", { title: found ? found.error || found.note : "" }, box, swatch, make("span", { text: one.name }), make("small", { text: count }));
+    });
   };
 
-  const controls = () => {
-    const status = bar ? bar.querySelector(".status") : null;
-    const said = status || make("div", { class: "status", role: "status" });
-    const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "local time";
-    const fresh = make(
+  const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone || "local time";
+  // Where clocks change within the range, every time in it is told by the clock at its end.
+  const zone = () => {
+    const hours = range ? -draw.offset(range.end) / 3600e3 : 0;
+    return range && draw.offset(range.start) !== draw.offset(range.end) ? `times in ${ZONE}, all as UTC${hours < 0 ? "−" : "+"}${Math.abs(hours)}` : `times in ${ZONE}`;
+  };
+
+  const shell = () =>
+    make(
       "header", { class: "top" },
-      make("div", { class: "line" }, tabs(), said),
+      make("div", { class: "line" }, make("nav", { class: "tabs", "aria-label": "Boards" }), make("div", { class: "status" }), make("div", { class: "unseen", role: "status" })),
       SNAPSHOT
-        ? make("div", { class: "line taken", text: `Snapshot taken ${draw.clock(SNAPSHOT.takenAt, 1e12)} from ${SNAPSHOT.prometheus}, showing ${draw.clock(SNAPSHOT.start, 1e12)} to ${draw.clock(SNAPSHOT.end, 1e12)} (${zone}).` })
-        : make("div", { class: "line" }, make("div", { class: "choices" }, ...variables.map(picker)), make("div", { class: "spring" }), make("div", { class: "when" }, timePicker(), refreshPicker())),
-      make("div", { class: "line thin" }, make("p", { class: "question", text: board.question }), toggles(), make("span", { class: "zone", text: `times in ${zone}` })),
+        ? make("div", { class: "line taken", text: `Snapshot taken ${draw.clock(SNAPSHOT.takenAt, 1e12)} from ${SNAPSHOT.prometheus}, showing ${draw.clock(SNAPSHOT.start, 1e12)} to ${draw.clock(SNAPSHOT.end, 1e12)} (${ZONE}).` })
+        : make("div", { class: "line" }, make("div", { class: "choices" }), make("div", { class: "spring" }), make("div", { class: "when" })),
+      make("div", { class: "line thin" }, make("p", { class: "question" }), make("div", { class: "marks", role: "group", "aria-label": "Annotations" }), make("span", { class: "zone" })),
     );
-    if (bar) bar.replaceWith(fresh);
-    else document.body.prepend(fresh);
-    bar = fresh;
+
+  const controls = (forced = false) => {
+    if (!bar) {
+      bar = shell();
+      document.body.prepend(bar);
+    }
+    const address = `${board.uid}?${parameters}`;
+    renew("tabs", address, tabs, forced);
+    if (!SNAPSHOT) {
+      const offered = variables();
+      renew("choices", JSON.stringify(offered), () => offered.map(picker), forced);
+      renew("when", JSON.stringify([get("from"), get("to"), get("refresh"), rangeName()]), () => [timePicker(), refreshPicker()], forced);
+    }
+    renew("question", board.uid, () => [board.question], forced);
+    renew("marks", JSON.stringify([board.uid, parameters.getAll("hide"), marks.map((group) => [group.name, group.error, group.note, group.marks.length])]), toggles, forced);
+    renew("zone", zone(), () => [zone()], forced);
   };
 
-  const say = () => {
-    const status = bar.querySelector(".status");
-    const failed = [...panels.values()].filter((part) => part.drawn && part.drawn.errors.length).length;
-    const told = failed ? `${failed} panel${failed > 1 ? "s" : ""} failed` : SNAPSHOT ? "" : `updated ${draw.clock(Date.now(), 0)}`;
-    status.textContent = told;
-    status.classList.toggle("bad", failed > 0);
+  // A part of the bar is made anew only when what it shows has changed, and not while something of it is open or being written; focus stays.
+  const renew = (name, shows, content, forced) => {
+    const place = bar.querySelector(`.${name}`);
+    const focused = document.activeElement;
+    if (place.shows === shows || place.querySelector("details.pop[open]")) return;
+    if (!forced && place.contains(focused) && focused.matches("select, input:not([type=checkbox])")) return;
+    const stops = () => [...place.querySelectorAll("a, button, input, select, summary")].filter((one) => !one.closest(".popup"));
+    const at = stops().indexOf(focused);
+    place.replaceChildren(...content());
+    place.shows = shows;
+    if (at >= 0 && stops()[at]) stops()[at].focus({ preventScroll: true });
   };
+
+  // How old the oldest figure on the screen is, or what is wrong. Read aloud is only that it went wrong, or right again.
+  const say = () => {
+    const asked = [...panels.values()].filter((part) => part.round === round);
+    const failed = asked.filter((part) => part.drawn && part.drawn.errors.length).length;
+    const oldest = Math.min(...asked.filter((part) => part.visible).map((part) => part.answeredAt));
+    const wrong = refusal || (failed ? `${failed} panel${failed > 1 ? "s" : ""} failed` : "");
+    const status = bar.querySelector(".status");
+    status.textContent = wrong || (SNAPSHOT || oldest === Infinity ? "" : oldest ? `updated ${draw.clock(oldest, 0)}` : "loading…");
+    if (status.classList.toggle("bad", Boolean(wrong)) === said) return;
+    said = !said;
+    bar.querySelector(".unseen").textContent = wrong || "All panels answer again";
+  };
+  let said = false;
 
   // --- panels
 
@@ -282,8 +362,9 @@
         const part = panels.get(entry.target.dataset.id);
         if (!part) continue;
         part.visible = entry.isIntersecting;
-        if (part.visible && part.generation !== generation) fetchPanel(part);
+        if (part.visible && part.round !== round) fetchPanel(part);
       }
+      say();
     },
     { rootMargin: "300px 0px" },
   );
@@ -315,7 +396,7 @@
     const element = make("section", { class: alone ? "panel alone" : "panel", "data-id": id, "aria-label": panel.title }, head, errors, chart, legend, note);
     element.style.setProperty("--w", panel.width);
     element.style.setProperty("--h", panel.height);
-    const part = { panel, element, chart, note, errors, legend, drawn: null, visible: false, generation: -1, hidden: new Set(), colours: new Map(), size: "" };
+    const part = { panel, element, chart, note, errors, legend, drawn: null, visible: false, round: -1, pending: null, answeredAt: 0, hidden: new Set(), colours: new Map(), size: "" };
     panels.set(id, part);
     chart.dataset.id = id;
     watcher.observe(element);
@@ -323,22 +404,27 @@
     return element;
   };
 
-  const fetchPanel = async (part) => {
-    const asked = generation;
-    part.generation = asked;
+  const fetchPanel = (part) => {
+    part.round = round;
+    once(part, () => answer(part));
+  };
+
+  const answer = async (part) => {
+    const asked = view;
     const slow = setTimeout(() => part.element.classList.add("busy"), 250);
     try {
       const points = Math.max(100, Math.round(part.chart.clientWidth / 100) * 100 || 600);
       const drawn = await source.panel(String(part.panel.id), points);
       if (["lines", "stack", "heatmap"].includes(drawn.shape) && !drawn.empty) await plotly;
-      if (asked !== generation) return;
+      if (asked !== view) return;
       part.drawn = drawn;
+      if (!drawn.errors.length) part.answeredAt = Date.now();
     } catch (error) {
-      if (error.name === "AbortError" || asked !== generation) return;
+      if (error.name === "AbortError" || asked !== view) return;
       part.drawn = { shape: part.panel.shape, errors: [error.message], empty: "", failed: true };
     } finally {
       clearTimeout(slow);
-      if (asked === generation) part.element.classList.remove("busy");
+      if (asked === view) part.element.classList.remove("busy");
     }
     paint(part);
     say();
@@ -347,36 +433,48 @@
   const shownMarks = () => marks.filter((group) => !parameters.getAll("hide").includes(group.name));
 
   const legendOf = (part) => {
-    const { drawn, panel, hidden } = part;
-    if (!drawn.series || drawn.empty || drawn.failed || !["lines", "stack"].includes(drawn.shape)) return part.legend.replaceChildren();
+    const { drawn, panel, hidden, legend } = part;
+    const series = drawn.series && !drawn.empty && !drawn.failed && ["lines", "stack"].includes(drawn.shape) ? drawn.series : [];
+    const names = JSON.stringify(series.map((one) => one.name));
+    if (part.named !== names) {
+      part.named = names;
+      legend.replaceChildren(...series.map((one) => legendItem(part, one.name, series)));
+      if (panel.threshold && series.length) legend.append(make("span", { class: "limit", title: panel.threshold.why }, make("i", { class: "swatch dash" }), `limit ${units.format(panel.threshold.value, panel.unit)}`));
+    }
     const colours = palettes(part);
     const last = (values) => values[values.length - 1] ?? values[values.length - 2] ?? null;
-    const items = drawn.series.map((one) => {
-      const swatch = make("i", { class: "swatch" });
+    series.forEach((one, i) => {
+      const [swatch, , value] = legend.children[i].children;
+      legend.children[i].classList.toggle("off", hidden.has(one.name));
       swatch.style.background = colours(one.name);
-      const others = drawn.series.filter((other) => other.name !== one.name).map((other) => other.name);
-      const toggle = (event) => {
-        const alone = others.length > 0 && others.every((name) => hidden.has(name)) && !hidden.has(one.name);
-        if (event.ctrlKey || event.metaKey) {
-          if (hidden.has(one.name)) hidden.delete(one.name);
-          else hidden.add(one.name);
-        } else {
-          hidden.clear();
-          if (!alone) for (const name of others) hidden.add(name);
-        }
-        paint(part);
-      };
-      return make("button", { type: "button", class: hidden.has(one.name) ? "off" : "", title: `${one.name}: show it alone; with Ctrl, hide it`, onclick: toggle }, swatch, make("span", { text: one.name }), make("b", { text: units.format(last(one.values), one.unit) }));
+      value.textContent = units.format(last(one.values), one.unit);
     });
-    if (panel.threshold) items.push(make("span", { class: "limit", title: panel.threshold.why }, make("i", { class: "swatch dash" }), `limit ${units.format(panel.threshold.value, panel.unit)}`));
-    return part.legend.replaceChildren(...items);
+  };
+
+  const legendItem = (part, name, series) => {
+    const { hidden } = part;
+    const others = series.filter((other) => other.name !== name).map((other) => other.name);
+    const toggle = (event) => {
+      const alone = others.length > 0 && others.every((other) => hidden.has(other)) && !hidden.has(name);
+      if (event.ctrlKey || event.metaKey) {
+        if (hidden.has(name)) hidden.delete(name);
+        else hidden.add(name);
+      } else {
+        hidden.clear();
+        if (!alone) for (const other of others) hidden.add(other);
+      }
+      paint(part);
+    };
+    return make("button", { type: "button", title: `${name}: show it alone; with Ctrl, hide it`, onclick: toggle }, make("i", { class: "swatch" }), make("span", { text: name }), make("b"));
   };
 
   const paint = (part) => {
     const { drawn, panel, chart } = part;
     if (!drawn) return;
     part.errors.hidden = drawn.errors.length === 0;
-    part.errors.replaceChildren(...drawn.errors.map((text) => make("p", { text })));
+    const errors = drawn.errors.join("\n");
+    if (part.told !== errors) part.errors.replaceChildren(...drawn.errors.map((text) => make("p", { text })));
+    part.told = errors;
     part.note.hidden = !drawn.note;
     part.note.textContent = drawn.note || "";
     legendOf(part);
@@ -389,7 +487,7 @@
       chart.drawnOnce = false;
     }
     chart.classList.toggle("plotted", plotted);
-    if (nothing) return void chart.replaceChildren(drawn.empty ? make("p", { class: "empty", text: drawn.empty }) : "");
+    if (nothing) return void (drawn.empty ? draw.put(chart, make("p", { class: "empty", text: drawn.empty })) : chart.replaceChildren());
     if (plotted && !chart.drawnOnce) chart.replaceChildren();
     const context = {
       alone: Boolean(SNAPSHOT), marks: shownMarks(), hidden: part.hidden, colours: palettes(part), runbook,
@@ -441,43 +539,62 @@
     load();
   }
 
-  async function load() {
-    generation += 1;
-    const asked = generation;
+  // Another view: whatever was asked for the one before is void.
+  function load() {
+    view += 1;
     stopping.abort();
     stopping = new AbortController();
+    beside.pending = null;
+    for (const part of panels.values()) {
+      Object.assign(part, { pending: null, answeredAt: 0 });
+      part.element.classList.remove("busy");
+    }
+    refresh();
+  }
+
+  // The same view again. The next round waits until all on the screen is answered, however long that takes.
+  async function refresh() {
+    const mine = (round += 1);
     clearTimeout(timer);
+    settledAt = null;
+    once(beside, fetchBeside);
     for (const part of panels.values()) if (part.visible) fetchPanel(part);
-    const drop = (error) => (error.name === "AbortError" ? null : error);
-    const [choices, found] = await Promise.all([source.variables().catch(drop), source.annotations().catch(drop)]);
-    if (asked !== generation) return;
-    if (choices && !(choices instanceof Error)) {
-      range = { start: choices.start, end: choices.end };
-      variables = choices.variables;
-    }
-    if (found && !(found instanceof Error)) {
-      const seen = () => JSON.stringify(shownMarks().flatMap((group) => group.marks));
-      const before = seen();
-      marks = found;
-      if (before !== seen()) redraw();
-    }
-    const used = bar.querySelector("details.pop[open]") || (bar.contains(document.activeElement) && document.activeElement.matches("input, select"));
-    if (!used) controls();
+    const waiting = () => [beside, ...panels.values()].filter((one) => one.pending && (one === beside || one.visible)).map((one) => one.pending);
+    for (let left = waiting(); left.length; left = waiting()) await Promise.allSettled(left);
+    if (mine !== round) return;
+    settledAt = Date.now();
     schedule();
+  }
+
+  async function fetchBeside() {
+    const asked = view;
+    const failed = (error) => error;
+    const [choices, found] = await Promise.all([source.variables().catch(failed), source.annotations().catch(failed)]);
+    if (asked !== view) return;
+    if (choices instanceof Error) refusal = choices.message;
+    else {
+      range = { start: choices.start, end: choices.end };
+      known = choices.variables;
+      refusal = known.filter((one) => one.kind !== "query" && one.error).map((one) => one.error).join("; ");
+    }
+    const seen = () => JSON.stringify(shownMarks().flatMap((group) => group.marks));
+    const before = seen();
+    marks = found instanceof Error ? [] : found;
+    if (before !== seen()) redraw();
+    controls();
+    say();
   }
 
   function schedule() {
     clearTimeout(timer);
     const every = /^(\d+)s$/.exec(get("refresh"));
-    if (SNAPSHOT || !every || !get("to").startsWith("now")) return;
-    timer = setTimeout(() => (document.hidden ? schedule() : load()), Math.max(Number(every[1]), 5) * 1000);
+    if (SNAPSHOT || settledAt === null || !every || !get("to").startsWith("now")) return;
+    const due = settledAt + Math.max(Number(every[1]), 5) * 1000;
+    timer = setTimeout(() => document.hidden || refresh(), Math.max(0, due - Date.now()));
   }
 
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    controls();
-    redraw();
-  });
-  document.addEventListener("visibilitychange", () => document.hidden || (timer && schedule()));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  document.addEventListener("visibilitychange", () => document.hidden || schedule()); // a tab that was hidden for longer is due at once
   if (SNAPSHOT) {
     addEventListener("hashchange", () => {
       pick();

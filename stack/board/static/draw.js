@@ -15,20 +15,45 @@ const draw = (() => {
     return element;
   };
 
+  // Makes `old` say what `fresh` says and keeps its elements: focus, scroll positions and half-made clicks live in them.
+  const match = (old, fresh) => {
+    for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+    for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    const [have, want] = [[...old.childNodes], [...fresh.childNodes]];
+    for (const extra of have.slice(want.length)) extra.remove();
+    want.forEach((node, i) => {
+      if (!have[i]) old.append(node);
+      else if (have[i].nodeName !== node.nodeName) have[i].replaceWith(node);
+      else if (node.nodeType !== Node.TEXT_NODE) match(have[i], node);
+      else if (have[i].data !== node.data) have[i].data = node.data;
+    });
+  };
+  const put = (element, fresh) => {
+    const old = element.firstElementChild;
+    if (old && element.childElementCount === 1 && old.tagName === fresh.tagName) match(old, fresh);
+    else element.replaceChildren(fresh);
+  };
+
   // --- colours and time
 
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const styles = { true: new Map(), false: new Map() }; // by theme: asking the browser for styles is slow
+  const colour = (name) => {
+    const known = styles[dark.matches];
+    if (!known.has(name)) known.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+    return known.get(name);
+  };
   const palette = () => Array.from({ length: 10 }, (_, i) => colour(`line-${i}`));
   const faint = (hex, alpha) => hex + Math.round(alpha * 255).toString(16).padStart(2, "0");
 
-  // Plotly shows every date as UTC; times are moved so that it shows this browser's.
-  const shift = (ms) => ms - new Date(ms).getTimezoneOffset() * 60000;
-  const unshift = (ms) => ms + new Date(ms).getTimezoneOffset() * 60000;
-  const clock = (ms, span) => {
-    const at = new Date(ms);
-    const two = (n) => String(n).padStart(2, "0");
-    const time = `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
-    return span > 20 * 3600e3 ? `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${time.slice(0, 5)}` : time;
+  // Plotly shows every date as UTC; times are moved so that it shows this browser's. One offset for a whole range, that of its end: where clocks
+  // are set back, an axis would else run back too.
+  const offset = (end) => new Date(end).getTimezoneOffset() * 60000;
+  const shift = (ms, end) => ms - offset(end);
+  const unshift = (ms, end) => ms + offset(end);
+  const clock = (ms, span, end = ms) => {
+    const text = new Date(shift(ms, end)).toISOString();
+    return span > 20 * 3600e3 ? `${text.slice(0, 10)} ${text.slice(11, 16)}` : text.slice(11, 19);
   };
   const dateFormat = (span) => (span <= 10 * 60e3 ? "%H:%M:%S" : span <= 36 * 3600e3 ? "%H:%M" : span <= 4 * 86400e3 ? "%d %b %H:%M" : "%d %b");
 
@@ -71,6 +96,7 @@ const draw = (() => {
         charts.delete(chart);
         continue;
       }
+      if (!chart.drawnOnce) continue;
       const { start, end } = chart.shown;
       const inside = chart.clientWidth - chart.left - chart.right;
       const at = (ms - start) / (end - start);
@@ -87,7 +113,7 @@ const draw = (() => {
 
   // --- charts
 
-  const xs = (drawn, size) => Array.from({ length: size }, (_, i) => shift(drawn.start + i * drawn.step));
+  const xs = (drawn, size) => Array.from({ length: size }, (_, i) => shift(drawn.start + i * drawn.step, drawn.end));
 
   const axisFont = () => ({ family: colour("font") || "sans-serif", size: 11, color: colour("muted") });
 
@@ -99,7 +125,7 @@ const draw = (() => {
     margin: { ...MARGIN, l: (element.left = room(extra.yaxis)), r: (element.right = room(extra.yaxis2)), pad: 0 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: false, dragmode: "zoom", font: axisFont(),
     xaxis: {
-      type: "date", range: [shift(drawn.start), shift(drawn.end)], tickformat: dateFormat(drawn.end - drawn.start), nticks: Math.max(2, Math.floor(element.clientWidth / 85)),
+      type: "date", range: [shift(drawn.start, drawn.end), shift(drawn.end, drawn.end)], tickformat: dateFormat(drawn.end - drawn.start), nticks: Math.max(2, Math.floor(element.clientWidth / 85)),
       gridcolor: colour("grid"), linecolor: colour("grid"), zeroline: false, tickfont: axisFont(), ticks: "", automargin: false,
     },
     ...extra,
@@ -107,26 +133,28 @@ const draw = (() => {
 
   const CONFIG = { displayModeBar: false, doubleClick: false, showTips: false, responsive: false, scrollZoom: false, displaylogo: false };
 
-  const markShapes = (drawn, marks) =>
-    marks.flatMap((group) =>
+  const markShapes = (drawn, marks) => {
+    const at = (ms) => shift(ms, drawn.end);
+    return marks.flatMap((group) =>
       group.marks.flatMap((mark) => {
         const line = { type: "line", xref: "x", yref: "paper", y0: 0, y1: 1, line: { color: colour(`mark-${group.colour}`), width: 1, dash: "dot" } };
         const from = Math.max(mark.from, drawn.start);
         const to = Math.min(mark.to, drawn.end);
         if (to < from) return [];
-        const foot = { type: "rect", xref: "x", yref: "paper", x0: shift(from), x1: shift(Math.max(to, from)), y0: -0.02, y1: 0, line: { width: 2, color: colour(`mark-${group.colour}`) }, fillcolor: colour(`mark-${group.colour}`) };
-        if (to === from) return [{ ...line, x0: shift(from), x1: shift(from) }, foot];
-        const region = { type: "rect", layer: "below", xref: "x", yref: "paper", x0: shift(from), x1: shift(to), y0: 0, y1: 1, line: { width: 0 }, fillcolor: faint(colour(`mark-${group.colour}`), 0.09) };
+        const foot = { type: "rect", xref: "x", yref: "paper", x0: at(from), x1: at(Math.max(to, from)), y0: -0.02, y1: 0, line: { width: 2, color: colour(`mark-${group.colour}`) }, fillcolor: colour(`mark-${group.colour}`) };
+        if (to === from) return [{ ...line, x0: at(from), x1: at(from) }, foot];
+        const region = { type: "rect", layer: "below", xref: "x", yref: "paper", x0: at(from), x1: at(to), y0: 0, y1: 1, line: { width: 0 }, fillcolor: faint(colour(`mark-${group.colour}`), 0.09) };
         return [region, foot];
       }),
     );
+  };
 
-  const marksNear = (marks, ms, slack) =>
+  const marksNear = (marks, ms, slack, end) =>
     marks.flatMap((group) =>
       group.marks
         .filter((mark) => mark.from - slack <= ms && ms <= mark.to + slack)
         .slice(-6)
-        .map((mark) => ({ colour: colour(`mark-${group.colour}`), text: `${group.name}: ${mark.title}${mark.to > mark.from ? "" : ` at ${clock(mark.from, 0)}`}` })),
+        .map((mark) => ({ colour: colour(`mark-${group.colour}`), text: `${group.name}: ${mark.title}${mark.to > mark.from ? "" : ` at ${clock(mark.from, 0, end)}`}` })),
     );
 
   const lonely = (values) => values.some((v, i) => v !== null && (values[i - 1] ?? null) === null && (values[i + 1] ?? null) === null);
@@ -170,7 +198,7 @@ const draw = (() => {
   const zoom = (element, from, to) => {
     element.shown = { start: from, end: to };
     element.quiet = true;
-    Plotly.relayout(element, { "xaxis.range": [shift(from), shift(to)] }).then(() => {
+    Plotly.relayout(element, { "xaxis.range": [shift(from, element.range.end), shift(to, element.range.end)] }).then(() => {
       element.quiet = false;
     });
   };
@@ -184,10 +212,13 @@ const draw = (() => {
     charts.add(element);
     element.on("plotly_relayout", (change) => {
       if (element.quiet || !("xaxis.range[0]" in change)) return;
-      const read = (value) => unshift(typeof value === "number" ? value : Date.parse(`${String(value).replace(" ", "T")}Z`));
+      const read = (value) => unshift(typeof value === "number" ? value : Date.parse(`${String(value).replace(" ", "T")}Z`), element.range.end);
       zoomed(Math.round(read(change["xaxis.range[0]"])), Math.round(read(change["xaxis.range[1]"])));
     });
+    if (element.listening) return; // a purge takes away what Plotly listens to, and not this
+    element.listening = true;
     element.addEventListener("mousemove", (event) => {
+      if (!element.drawnOnce) return undefined;
       const { start, end } = element.shown;
       const box = element.getBoundingClientRect();
       const at = (event.clientX - box.left - element.left) / (box.width - element.left - element.right);
@@ -203,6 +234,29 @@ const draw = (() => {
     element.addEventListener("mouseleave", hideTip);
   };
 
+  // What lies under each series of a stack and up to where it reaches; null where nobody has a figure, which is no zero.
+  const bands = (series) => {
+    let low = (series[0] ? series[0].values : []).map((_, i) => (series.every((one) => one.values[i] === null) ? null : 0));
+    return series.map((one) => {
+      const under = low;
+      low = under.map((sum, i) => (sum === null ? null : sum + (one.values[i] || 0)));
+      return { low: under, high: low };
+    });
+  };
+
+  // The outline of a band, one closed stretch between any two holes.
+  const outline = (x, { low, high }) => {
+    const edge = { x: [], y: [] };
+    for (let i = 0; i < x.length; i += 1) {
+      const first = i;
+      while (i < x.length && high[i] !== null) i += 1;
+      if (i === first) continue;
+      edge.x.push(...x.slice(first, i), ...x.slice(first, i).reverse(), null);
+      edge.y.push(...high.slice(first, i), ...low.slice(first, i).reverse(), null);
+    }
+    return edge;
+  };
+
   const lines = (element, panel, drawn, context) => {
     const { marks, hidden, colours } = context;
     const shown = drawn.series.filter((one) => !hidden.has(one.name));
@@ -210,13 +264,16 @@ const draw = (() => {
     const x = xs(drawn, size);
     const stacked = panel.shape === "stack";
     const second = panel.shape === "lines" ? shown.find((one) => one.unit !== panel.unit) : undefined;
-    const traces = shown.map((one) => {
+    const banded = stacked ? bands(shown) : [];
+    const traces = shown.flatMap((one, i) => {
       const own = colours(one.name);
-      return {
-        type: "scatter", x, y: one.values, mode: lonely(one.values) ? "lines+markers" : "lines", marker: { size: 4, color: own },
+      const y = stacked ? banded[i].high : one.values;
+      const line = {
+        type: "scatter", x, y, mode: lonely(y) ? "lines+markers" : "lines", marker: { size: 4, color: own },
         line: { color: own, width: stacked ? (one.values.some(Boolean) ? 1 : 0) : 1.6 }, hoverinfo: "skip", connectgaps: false, yaxis: one.unit === panel.unit || !second ? "y" : "y2",
-        ...(stacked ? { stackgroup: "all", fillcolor: faint(own, 0.35) } : shown.length <= 2 ? { fill: "tozeroy", fillcolor: faint(own, 0.09) } : {}),
+        ...(!stacked && shown.length <= 2 ? { fill: "tozeroy", fillcolor: faint(own, 0.09) } : {}),
       };
+      return stacked ? [{ type: "scatter", ...outline(x, banded[i]), mode: "none", fill: "toself", fillcolor: faint(own, 0.35), hoverinfo: "skip" }, line] : [line];
     });
     const mine = second ? shown.filter((one) => one.unit === panel.unit) : shown;
     const range = yRange(panel, mine, panel.unit, true);
@@ -244,7 +301,7 @@ const draw = (() => {
       const more = rows.length > 14 ? [{ name: `and ${rows.length - 14} more`, value: "" }] : [];
       const told = rows.slice(0, 14).map((row) => ({ ...row, value: units.format(row.raw, row.unit) }));
       if (stacked && rows.length > 1) more.push({ name: "together", value: units.format(rows.reduce((sum, row) => sum + row.raw, 0), panel.unit), strong: true });
-      showTip(event, clock(ms, drawn.end - drawn.start), [...told, ...more], marksNear(marks, ms, Math.max(drawn.step, ((drawn.end - drawn.start) * 5) / element.clientWidth)));
+      showTip(event, clock(ms, drawn.end - drawn.start, drawn.end), [...told, ...more], marksNear(marks, ms, Math.max(drawn.step, ((drawn.end - drawn.start) * 5) / element.clientWidth), drawn.end));
     };
     react(element, traces, layoutOf(element, drawn, extra), context);
   };
@@ -262,15 +319,6 @@ const draw = (() => {
     const every = Math.ceil(drawn.bounds.length / Math.max(2, Math.floor((element.clientHeight - 30) / 20)));
     const marked = drawn.bounds.map((_, i) => i).filter((i) => (drawn.bounds.length - 1 - i) % every === 0);
     const shapes = markShapes(drawn, marks);
-    const annotations = [];
-    const limit = panel.threshold ? panel.threshold.value : null;
-    const above = limit === null ? -1 : drawn.bounds.findIndex((bound) => bound !== null && bound >= limit);
-    if (above > 0) {
-      const [low, high] = [drawn.bounds[above - 1], drawn.bounds[above]];
-      const y = above - 0.5 + (limit - low) / (high - low);
-      shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, yref: "y", y0: y, y1: y, line: { color: colour("bad"), width: 1.2, dash: "dash" } });
-      annotations.push({ xref: "paper", x: 1, xanchor: "right", yref: "y", y, yanchor: "bottom", showarrow: false, text: escapeText(units.format(limit, panel.unit)), font: { ...axisFont(), color: colour("bad") } });
-    }
     const yaxis = {
       range: [-0.5, drawn.bounds.length - 0.5], tickmode: "array", tickvals: marked.map((i) => i + 0.5), ticktext: marked.map((i) => escapeText(name(drawn.bounds[i]))),
       fixedrange: true, showgrid: false, zeroline: false, tickfont: axisFont(), automargin: false, ticks: "",
@@ -282,15 +330,15 @@ const draw = (() => {
       const below = at > 0 ? name(drawn.bounds[at - 1]) : "0";
       const value = drawn.cells[at] ? drawn.cells[at][index] : null;
       showTip(
-        event, clock(ms, drawn.end - drawn.start),
+        event, clock(ms, drawn.end - drawn.start, drawn.end),
         [
           { name: `${below} to ${name(drawn.bounds[at])}`, value: units.format(value, "short"), colour: colour("heat-3"), strong: true },
           { name: "share of all at this time", value: total ? units.format((value || 0) / total, "percentunit") : "–" },
         ],
-        marksNear(marks, ms, drawn.step),
+        marksNear(marks, ms, drawn.step, drawn.end),
       );
     };
-    react(element, [trace], layoutOf(element, drawn, { yaxis, shapes, annotations }), context);
+    react(element, [trace], layoutOf(element, drawn, { yaxis, shapes }), context);
   };
 
   // --- figures and tables
@@ -307,7 +355,7 @@ const draw = (() => {
       const state = judged(one.value, one.unit, one.unit === panel.unit ? panel.limit : null);
       grid.append(make("div", { class: `number ${state}` }, make("span", { class: "number-name", text: one.name, title: one.name }), make("strong", { text: units.format(one.value, one.unit) })));
     }
-    element.replaceChildren(grid);
+    put(element, grid);
   };
 
   const table = (element, panel, drawn, context) => {
@@ -328,8 +376,8 @@ const draw = (() => {
         }),
       ),
     );
-    element.replaceChildren(make("div", { class: "scroll", tabindex: "0" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows))));
+    put(element, make("div", { class: "scroll", tabindex: "0" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows))));
   };
 
-  return { make, colour, palette, clock, hideTip, zoom, numbers, table, lines, heatmap };
+  return { make, put, palette, clock, offset, hideTip, zoom, numbers, table, lines, heatmap };
 })();

@@ -1,4 +1,4 @@
-// Figures as people read them, by Grafana's names of units. One formatter for axes, tables, large figures and tooltips.
+// Figures as people read them, by Grafana's names of units, those that dashboards.model writes. One formatter for axes, tables, large figures and tooltips.
 "use strict";
 const units = (() => {
   const SI = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
@@ -38,35 +38,23 @@ const units = (() => {
 
   const NAMED = {
     s: (v) => scaled(v, TIME, ""),
-    ms: (v) => scaled(v / 1000, TIME, ""),
     percentunit: percent,
-    percent: (v) => percent(v / 100),
     bytes: (v) => scaled(v, IEC, "B"),
-    decbytes: (v) => scaled(v, SI, "B"),
     Bps: (v) => scaled(v, SI, "B/s"),
-    binBps: (v) => scaled(v, IEC, "B/s"),
     reqps: (v) => scaled(v, SHORT, " req/s", ""),
     cps: (v) => scaled(v, SHORT, "/s", ""),
-    ops: (v) => scaled(v, SHORT, " ops/s", ""),
     watt: (v) => scaled(v, SI, "W"),
     joule: (v) => scaled(v, SI, "J"),
-    watth: (v) => scaled(v, SI, "Wh"),
-    kwatth: (v) => scaled(v * 1000, SI, "Wh"),
     celsius: (v) => `${plain(v)} °C`,
     hertz: (v) => scaled(v, SI, "Hz"),
-    currencyUSD: (v) => `$${plain(v)}`,
-    currencyEUR: (v) => `€${plain(v)}`,
     dateTimeFromNow: ago,
-    dateTimeAsIso: (v) => new Date(v).toISOString().slice(0, 19).replace("T", " "),
     bool_on_off: (v) => (v ? "yes" : "no"),
-    none: plain,
     short: (v) => scaled(v, SHORT, "", ""),
   };
 
   const format = (value, unit) => {
     if (value === null || value === undefined || !Number.isFinite(value)) return "–";
     if (unit.startsWith("suffix:")) return `${Math.abs(value) >= 1e6 ? scaled(value, SHORT, "", "") : plain(value)} ${unit.slice(7).trim()}`;
-    if (unit.startsWith("prefix:")) return `${unit.slice(7).trim()}${plain(value)}`;
     return (NAMED[unit] || NAMED.short)(value);
   };
 
@@ -79,7 +67,7 @@ const units = (() => {
     if (!(raw > 0)) return [low];
     let base = 10 ** Math.floor(Math.log10(raw));
     let nice = [1, 2, 2.5, 5, 10];
-    if ((unit === "bytes" || unit === "binBps") && raw >= 1) {
+    if (unit === "bytes" && raw >= 1) {
       base = 1024 ** Math.floor(Math.log(raw) / Math.log(1024));
       nice = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
     }
