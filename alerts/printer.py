@@ -7,22 +7,35 @@ from typing import Any
 
 import yaml
 
-from alerts.families import FAMILIES, RECORDINGS
+from alerts import slo
+from alerts.families import families, recordings
 from alerts.rules import Links, Severity
+from alerts.settings import SHIPPED, Settings
 
 FILES = {Severity.CRITICAL: "page.yaml", Severity.WARNING: "ticket.yaml", Severity.INFO: "info.yaml"}
 _HEADER = "# Printed by `vllm-watch render` from alerts/*.py. Change the source, print again, commit both.\n"
 
 
-def rule_files(links: Links | None = None) -> Iterator[tuple[str, str]]:
-    """File name and text of every rule file."""
+def rule_files(
+    links: Links | None = None, settings: Settings = SHIPPED, objectives: slo.Objectives | None = None, header: str = _HEADER
+) -> Iterator[tuple[str, str]]:
+    """File name and text of every rule file. Recorded series come first: Prometheus evaluates files side by side, but a reader follows."""
     links = links or Links()
+    yield "recording.yaml", _file(header, [("vllm-recorded", [recording.as_rule() for recording in recordings(settings, objectives)])])
     for severity, name in FILES.items():
-        chosen = {family: [a.as_rule(links) for a in alerts if a.severity is severity] for family, alerts in FAMILIES.items()}
-        yield name, _file((f"vllm-{severity}-{family}", rules) for family, rules in chosen.items() if rules)
-    yield "recording.yaml", _file([("vllm-recorded", [recording.as_rule() for recording in RECORDINGS])])
+        chosen = {f: [a.as_rule(links) for a in alerts if a.severity is severity] for f, alerts in families(settings, objectives).items()}
+        yield name, _file(header, ((f"vllm-{severity}-{family}", rules) for family, rules in chosen.items() if rules))
 
 
-def _file(groups: Iterable[tuple[str, list[dict[str, Any]]]]) -> str:
+class _Dumper(yaml.SafeDumper):
+    """Text of several lines stands as it is read, after a bar."""
+
+
+_Dumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+)  # fmt: skip
+
+
+def _file(header: str, groups: Iterable[tuple[str, list[dict[str, Any]]]]) -> str:
     content = {"groups": [{"name": name, "rules": rules} for name, rules in groups]}
-    return _HEADER + yaml.safe_dump(content, sort_keys=False, width=140, allow_unicode=True)
+    return header + yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)

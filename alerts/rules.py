@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from alerts.panel_ref import PanelRef
+from alerts.settings import Settings
 from alerts.thresholds import Threshold
+from exporters.catalogue import expression
 
 _ALERT = re.compile(r"VLLM[A-Z][A-Za-z]*")
 _RECORD = re.compile(r"[a-z_]+:[a-z_0-9]+:[a-z0-9_]+")
@@ -37,7 +39,11 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert. summary is static, description names this instance by its labels. Raises ValueError for what would not work at night."""
+    """One alert. summary is static, description names this instance by its labels.
+
+    threshold: the number it compares with; drawn: whether its panel shows the same quantity, so that the line belongs there.
+    muted_by: alerts that say more about the same thing; while one of them fires for the same labels, Alertmanager keeps this one back.
+    Raises ValueError for what would not work at night."""
 
     name: str
     severity: Severity
@@ -48,7 +54,9 @@ class Alert:
     panel: PanelRef
     owner: str = "serving"
     threshold: Threshold | None = None
+    drawn: bool = True
     keep_firing: str | None = None
+    muted_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _ALERT.fullmatch(self.name) or len(self.name) > 40:
@@ -61,9 +69,14 @@ class Alert:
             if not _DURATION.fullmatch(duration):
                 raise ValueError(f"{self.name}: {duration!r} is no duration such as 5m")
 
+    def paced(self, settings: Settings) -> Alert:
+        """The same with its waiting times at the pace of a drill."""
+        keep = settings.window(self.keep_firing) if self.keep_firing else None
+        return replace(self, hold=settings.window(self.hold), keep_firing=keep)
+
     def as_rule(self, links: Links) -> dict[str, Any]:
         """The rule as Prometheus reads it."""
-        rule: dict[str, Any] = {"alert": self.name, "expr": self.expr, "for": self.hold}
+        rule: dict[str, Any] = {"alert": self.name, "expr": expression.pretty(self.expr), "for": self.hold}
         if self.keep_firing:
             rule["keep_firing_for"] = self.keep_firing
         rule["labels"] = {"severity": str(self.severity), "owner": self.owner}
@@ -90,4 +103,4 @@ class Recording:
             raise ValueError(f"{self.record!r}: a recorded series is called level:metric:operations")
 
     def as_rule(self) -> dict[str, Any]:
-        return {"record": self.record, "expr": self.expr} | ({"labels": dict(self.labels)} if self.labels else {})
+        return {"record": self.record, "expr": expression.pretty(self.expr)} | ({"labels": dict(self.labels)} if self.labels else {})

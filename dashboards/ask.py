@@ -13,8 +13,6 @@ from exporters.catalogue.metric import Metric, Unit
 from exporters.catalogue.prometheus import ALERTS
 from exporters.catalogue.promql import BY
 
-FAILED = ('outcome=~"upstream_error|timeout"',)  # in the request log; a refusal is policy, and a client that hung up is no failure of ours
-
 _ENGINE = ("cluster", "namespace", "job", "instance")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alerts import thresholds
+from alerts import engine, thresholds
 from dashboards import ask
 from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
 from exporters.catalogue import ours, promql, vllm
@@ -35,18 +35,10 @@ def _seen(by: Sequence[str]) -> str:
     return f"group by ({', '.join(by)}) ({promql.seen(vllm.NUM_REQUESTS_RUNNING, _RANGE, _HERE)})"
 
 
-def _frozen(by: Sequence[str] = _BY) -> str:
-    """1 for an engine that had work all the time and made nothing of it, 0 for every other one that answers.
-
-    Five minutes, because prompt tokens count when a prefill is done: a shorter window would call a long prefill frozen. Work means that
-    requests ran, or waited, in every scrape of the window, and that the engine was there when it began and is there now: one that was
-    idle and has just been given its first request is not frozen, nor is one that is gone."""
-    running, waiting = vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING
-    grouped = f"by ({', '.join(by)})"
-    had_work = " + ".join(f"sum {grouped} (min_over_time({promql.series(gauge, _HERE)}[{_FROZEN_FOR}]))" for gauge in (running, waiting))
-    made = " + ".join(promql.per_second(made, _FROZEN_FOR, by, _HERE) for made in (vllm.GENERATION_TOKENS, vllm.PROMPT_TOKENS))
-    began, here = promql.current(running, by, _HERE, offset=_FROZEN_FOR), promql.current(running, by, _HERE)
-    return f"(({had_work} > 0 and {made} == 0 and {began} and {here}) * 0 + 1 or {here} * 0)"
+def _frozen(by: tuple[str, ...] = _BY) -> str:
+    """1 for an engine that had work all the time and made nothing of it, as VLLMEngineFrozen asks; 0 for every other one that answers."""
+    here = promql.current(vllm.NUM_REQUESTS_RUNNING, by, _HERE)
+    return f"(({engine.frozen(_FROZEN_FOR, by, _HERE)}) * 0 + 1 or {here} * 0)"
 
 
 def _starts() -> str:
@@ -153,7 +145,7 @@ BOARD = Board(
                 "Requests that an engine has accepted and not yet scheduled.",
                 "Zero everywhere, for most of the time.",
                 "Waiting on one engine while another has room is routing; waiting on all is load.",
-                (ask.now(vllm.NUM_REQUESTS_WAITING, _BY),), detail="latency",
+                (ask.now(vllm.NUM_REQUESTS_WAITING, _BY),), threshold=thresholds.QUEUE_LENGTH, detail="latency",
             ),
             Panel(
                 "queue-time-p95", "Queue time, p95, by engine",
@@ -182,7 +174,7 @@ BOARD = Board(
                 "Running requests per second that lost their blocks and are computed again.",
                 "Zero.",
                 "The cache of this engine was promised twice: shorten contexts, lower max_num_seqs, or give it more memory.",
-                (ask.rate(vllm.NUM_PREEMPTIONS, _BY),), detail="kv-cache",
+                (ask.rate(vllm.NUM_PREEMPTIONS, _BY),), threshold=thresholds.PREEMPTIONS, detail="kv-cache",
             ),
             Panel(
                 "frozen", "Up and frozen, by engine",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from alerts import thresholds
 from dashboards import ask
 from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
 from exporters.catalogue import dcgm, gpu, promql, vllm
@@ -151,7 +152,7 @@ _TOP = (
         _figures(
             _capped(f"max({_ours_rate(gpu.THROTTLE, 'reason', only=_HEAT)})"), _capped(f"max({_their_rate(dcgm.THERMAL_VIOLATION)})"), Unit.RATIO
         ),
-        Shape.NUMBER, width=5, height=5, full_scale=False,
+        Shape.NUMBER, threshold=thresholds.THROTTLED, width=5, height=5, full_scale=False,
     ),
     Panel(
         "bad-rows", "Rows remapped after uncorrected errors",
@@ -203,7 +204,7 @@ _MEMORY = (
             _line(promql.per(_ours(gpu.MEMORY_USED), _ours(gpu.MEMORY_TOTAL)), Unit.RATIO),
             _line(_others(promql.per(_their_sum(dcgm.FB_USED), _THEIR_TOTAL)), Unit.RATIO),
         ),
-        width=6,
+        threshold=thresholds.GPU_MEMORY, width=6,
     ),
     Panel(
         "memory", "Memory by state, all cards",
@@ -372,6 +373,19 @@ _MORE = (
         optional="Empty while no card is divided by MIG. Our sidecar does not read instances; run NVIDIA's dcgm-exporter, which does.",
     ),
     Panel(
+        "nvlink-errors", "NVLink errors",
+        "Damaged packets, repeats and new trainings of the links between the cards, by card, in each interval.",
+        "None; single repeats cost nothing that anyone would see.",
+        "Every collective of a tensor-parallel engine waits for the worst link: compare with inter-token latency, and see the page on the "
+        "interconnect.",
+        (
+            _line(_their_growth(dcgm.NVLINK_CRC), Unit.COUNT, "damaged"),
+            _line(_their_growth(dcgm.NVLINK_REPLAY), Unit.COUNT, "repeated"),
+            _line(_their_growth(dcgm.NVLINK_RECOVERY), Unit.COUNT, "trained again"),
+        ),
+        optional="Our sidecar does not read the links; name the NVLINK_*_ERROR_COUNT_TOTAL fields in the counters file of dcgm-exporter.",
+    ),
+    Panel(
         "profiling", "Engine and memory activity, by card",
         "Share of the time in which the compute engine was active, and of the cycles in which device memory moved data. Finer than utilisation.",
         "Decode keeps memory high; prefill keeps the engine high.",
@@ -393,6 +407,6 @@ BOARD = Board(
         Row("Memory and clocks", _MEMORY),
         Row("Power and heat", _HEAT_AND_POWER),
         Row("Errors", _ERRORS),
-        Row("Cards, energy, MIG and profiling", _MORE, collapsed=True),
+        Row("Cards, energy, links, MIG and profiling", _MORE, collapsed=True),
     ),
 )

@@ -88,7 +88,7 @@ BOARD = Board(
                 "Zero.",
                 "Lower max_num_seqs or cap max_tokens, or enlarge the cache: more gpu_memory_utilization (lowering it makes this worse), an FP8 "
                 "cache after a check of quality, a replica.",
-                (ask.rate(vllm.NUM_PREEMPTIONS),), detail="levers",
+                (ask.rate(vllm.NUM_PREEMPTIONS),), threshold=thresholds.PREEMPTIONS, detail="levers",
             ),
         )),
         Row("Room", (

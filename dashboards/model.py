@@ -124,7 +124,8 @@ class Panel:
     def alerts(self, board: str) -> tuple[str, ...]:
         """The alerts that point at this panel, or that fire at the line it draws."""
         ref = PanelRef(board, self.slug)
-        return tuple(a.name for a in ALERTS if a.panel == ref or (self.threshold is not None and a.threshold == self.threshold))
+        drawn = self.threshold and self.threshold.name
+        return tuple(a.name for a in ALERTS if a.panel == ref or (a.drawn and a.threshold is not None and a.threshold.name == drawn))
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ BOARD = Board(
                 "the true value.",
                 "Steady; 50 ms is twenty tokens a second, faster than anyone reads.",
                 "It grows with the batch: compare with running requests. Spikes while long prompts arrive mean head-of-line blocking.",
-                (ask.p95(vllm.INTER_TOKEN_LATENCY),), detail="latency",
+                (ask.p95(vllm.INTER_TOKEN_LATENCY),), threshold=thresholds.INTER_TOKEN_P95, detail="latency",
             ),
             Panel(
                 "error-ratio", "Error ratio",
@@ -60,7 +60,7 @@ BOARD = Board(
                 "Zero, and under 0.5 % at any time.",
                 "Open the runbook; the Teams board says which route, which reason and whose requests.",
                 (
-                    ask.share(ours.REQUESTS, ours.REQUESTS, called="log", part_only=ask.FAILED),
+                    ask.share(ours.REQUESTS, ours.REQUESTS, called="log", part_only=ours.FAILED),
                     ask.share(vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, called="engine", part_only=('finished_reason="error"',)),
                 ),
                 threshold=thresholds.ERROR_RATIO, detail="teams", full_scale=False,

@@ -66,7 +66,7 @@ _TOP = (
         "Share of a team's requests that ended in an upstream error or a timeout. Refusals are policy and not counted here.",
         "Zero, and at most the line.",
         "One team: look at its failures by reason and at what it sends. All teams: the engine or the way to it.",
-        (ask.share(ours.REQUESTS, ours.REQUESTS, by=_TEAM, part_only=ask.FAILED),),
+        (ask.share(ours.REQUESTS, ours.REQUESTS, by=_TEAM, part_only=ours.FAILED),),
         threshold=thresholds.ERROR_RATIO, detail="overview", full_scale=False,
     ),
     Panel(
@@ -151,7 +151,7 @@ _TROUBLE = (
         "Requests per second that ended in an upstream error or a timeout, with the reason in the request log.",
         "None.",
         "Timeouts: the engine is too slow for the limit that was set. Upstream errors: read the engine's log at that time.",
-        (ask.rate(ours.REASONS, by=("team", "reason"), only=ask.FAILED),), detail="overview",
+        (ask.rate(ours.REASONS, by=("team", "reason"), only=ours.FAILED),), detail="overview",
         optional="Empty while no request failed; stop an engine behind the gateway to see what it would show.",
     ),
     Panel(

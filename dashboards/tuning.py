@@ -46,7 +46,7 @@ def _hits(offset: str = "") -> tuple[Query, ...]:
 
 def _errors(offset: str = "") -> tuple[Query, ...]:
     return (
-        ask.share(ours.REQUESTS, ours.REQUESTS, called="log", part_only=ask.FAILED, offset=offset),
+        ask.share(ours.REQUESTS, ours.REQUESTS, called="log", part_only=ours.FAILED, offset=offset),
         ask.share(vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, called="engine", part_only=('finished_reason="error"',), offset=offset),
     )
 

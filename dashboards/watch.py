@@ -4,6 +4,7 @@ Law: nothing here says how vLLM does; a fault on this board means that another b
 
 from __future__ import annotations
 
+from alerts import thresholds
 from dashboards import ask
 from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
 from exporters.catalogue import gateway, ours, promql, vllm, watchers
@@ -97,7 +98,7 @@ BOARD = Board(
                 "How long after its request ended the newest record was counted. It moves only when a record arrives.",
                 "A few seconds.",
                 "Figures from the log are that late. If unread bytes grow too, the sidecar cannot keep up; if not, nobody asks.",
-                (ask.worst(ours.LOG_LAG, ("path",)),), detail="teams",
+                (ask.worst(ours.LOG_LAG, ("path",)),), threshold=thresholds.LOG_LAG, detail="teams",
             ),
             Panel(
                 "log-against-engine", "Requests ended well: log and engine",

@@ -51,6 +51,18 @@ class Teams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: int = 50
 
 
+class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a GPU hour costs, and what a thousand tokens may cost, in one currency; without a budget nobody is told when it is passed."""
+
+    gpu_hour: float
+    budget_per_1k_tokens: float | None = None
+    currency: str = "USD"
+
+    def __post_init__(self) -> None:
+        if self.gpu_hour <= 0 or (self.budget_per_1k_tokens is not None and self.budget_per_1k_tokens <= 0):
+            raise ValueError("prices are more than 0; leave `prices` out where there are none")
+
+
 class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to read, how often, where to serve. Times in seconds."""
 
@@ -61,6 +73,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     teams: Teams = Teams()
     models_limit: int = 50
     gpu: Literal["auto", "off"] = "auto"
+    prices: Prices | None = None
     events: str | None = None
     engine_interval_s: float = 5.0
     gpu_interval_s: float = 5.0
@@ -279,6 +292,10 @@ class Sidecar:
         last = self._gpu_source.last_success_s if self._gpu_source else None
         if last is not None and now_s - last <= 3 * self.config.gpu_interval_s:
             yield from gpu.families(self._gpus)
+            if prices := self.config.prices:
+                yield ours.GPU_COST, {"currency": prices.currency}, len(self._gpus) * prices.gpu_hour
+        if (prices := self.config.prices) and prices.budget_per_1k_tokens is not None:
+            yield ours.COST_BUDGET, {"currency": prices.currency}, prices.budget_per_1k_tokens
 
     def _follow(self, source: Source, read: Callable[[], Awaitable[None]], every_s: float) -> None:
         self.sources.append(source)

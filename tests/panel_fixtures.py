@@ -130,7 +130,7 @@ _OF_EVERY_PROCESS = {metric.name for metric in vllm.BESIDE}
 WORDS: dict[str, tuple[str, ...]] = {
     "UUID": CARDS, "GPU_I_ID": ("",), "GPU_I_PROFILE": ("",), "device": ("nvidia0",), "gpu": ("0",), "hostname": ("gpu-host-1",),
     "modelName": ("NVIDIA H100 80GB HBM3",), "alertmanager": ("http://alertmanager:9093/api/v2/alerts",), "alertname": ("",),
-    "alertstate": ("",), "cache_dtype": ("auto",),
+    "alertstate": ("",), "cache_dtype": ("auto",), "currency": ("USD",),
     "data_type": ("traces",), "driver_version": ("570.86.15",), "enable_prefix_caching": ("True",), "err_code": ("31",),
     "err_msg": ("GPU memory page fault",), "exporter": ("otlp/traces",),
     "finish_reason": ("stop", "length", "abort", "error", "rejected"), "finished_reason": ("stop", "length", "abort", "error", "repetition"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exporters import gpu
 from exporters.catalogue import OURS
-from exporters.sidecar import REASONS, Engine, Sidecar, SidecarConfig, application
+from exporters.sidecar import REASONS, Engine, Prices, Sidecar, SidecarConfig, Source, application
 from stack import cli, config
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -248,3 +249,21 @@ def test_a_taken_port_is_told_in_one_sentence(tmp_path, free_port):
     assert 2 == result.exit_code
     assert "cannot be used" in result.output
     assert "Traceback" not in result.output
+
+
+def test_cost_is_shown_only_where_prices_are_set_and_cards_are_seen():
+    """Two cards at 2.5 an hour; no price, no series: an alert on them is then absent and not wrong."""
+    prices = Prices(gpu_hour=2.5, budget_per_1k_tokens=0.002, currency="EUR")
+    priced, free = (Sidecar(SidecarConfig(prices=p)) for p in (prices, None))
+    for sidecar in (priced, free):
+        assert ("vllm_watch_gpu_cost_per_hour", "currency=EUR") not in values(sidecar.page())
+        sidecar._gpu_source = Source("gpu", "gpu", up=True, last_success_s=time.time())
+        sidecar._gpus = [gpu.GpuReading(uuid=uuid) for uuid in ("GPU-a", "GPU-b")]
+    assert 5.0 == values(priced.page())["vllm_watch_gpu_cost_per_hour", "currency=EUR"]
+    assert 0.002 == values(priced.page())["vllm_watch_cost_budget_per_1k_tokens", "currency=EUR"]
+    assert not [name for name, *_ in values(free.page()) if "cost" in name]
+
+
+def test_a_price_of_nothing_is_refused_with_the_way_out():
+    with pytest.raises(config.BadConfig, match="leave `prices` out"):
+        config.parse("prices: {gpu_hour: 0}", SidecarConfig, "sidecar.yaml")

@@ -139,10 +139,24 @@ REMAPPED_UNCORRECTED = _field(
     Across.SUM, notes=_LEVEL,
 )  # fmt: skip
 REMAP_FAILURE = _field("DEV_ROW_REMAP_FAILURE", Kind.GAUGE, Unit.FLAG, Raw.BASE, "1 when a memory row could not be replaced.")
+_REPAIRED = ("The link repeats what was damaged, so nothing is lost but time.",)
+NVLINK_CRC = _field(
+    "DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", Kind.COUNTER, Unit.COUNT, Raw.BASE, "Damaged packets on the card's NVLinks.", Across.SUM,
+    needs=_COMMENTED, notes=_REPAIRED,
+)  # fmt: skip
+NVLINK_REPLAY = _field(
+    "DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", Kind.COUNTER, Unit.COUNT, Raw.BASE, "Packets that had to be sent again on the card's NVLinks.", Across.SUM,
+    needs=_COMMENTED, notes=_REPAIRED,
+)  # fmt: skip
+NVLINK_RECOVERY = _field(
+    "DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", Kind.COUNTER, Unit.COUNT, Raw.BASE, "Times an NVLink had to be trained again.", Across.SUM,
+    needs=_COMMENTED, notes=("Traffic of the card stands still meanwhile.",),
+)  # fmt: skip
 
 FIELDS: tuple[Field, ...] = (
     GPU_UTIL, MEM_COPY_UTIL, ENGINE_ACTIVE, DRAM_ACTIVE, SM_CLOCK, MEM_CLOCK, FB_USED, FB_FREE, FB_RESERVED, POWER_USAGE, POWER_LIMIT, ENERGY,
     GPU_TEMP, MEMORY_TEMP, POWER_VIOLATION, THERMAL_VIOLATION, SYNC_BOOST_VIOLATION, BOARD_LIMIT_VIOLATION, RELIABILITY_VIOLATION, XID_ERRORS,
-    ECC_CORRECTED, ECC_UNCORRECTED, REMAPPED_CORRECTED, REMAPPED_UNCORRECTED, REMAP_FAILURE,
+    ECC_CORRECTED, ECC_UNCORRECTED, REMAPPED_CORRECTED, REMAPPED_UNCORRECTED, REMAP_FAILURE, NVLINK_CRC, NVLINK_REPLAY,
+    NVLINK_RECOVERY,
 )  # fmt: skip
 DCGM: tuple[Metric, ...] = tuple(field.metric for field in FIELDS)

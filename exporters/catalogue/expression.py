@@ -52,6 +52,11 @@ def parse(text: str) -> ql.Expr:
     raise BadExpression(f"not PromQL: {told}: {text}")
 
 
+def pretty(text: str) -> str:
+    """The same over several lines, for people. Raises BadExpression."""
+    return str(parse(text).prettify())
+
+
 def _outside_strings(pattern: str, value: str, text: str) -> str:
     return re.sub(rf"({_STRING})|{pattern}", lambda found: found[1] or value, text)
 

@@ -40,6 +40,7 @@ class Unit(StrEnum):
     COUNT = "count"  # anything else that is counted
     TIMESTAMP = "unix seconds"
     FLAG = "flag"  # 1 or 0
+    CURRENCY = "currency"  # whichever the operator's prices are in
     NONE = "none"
 
 

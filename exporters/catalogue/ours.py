@@ -12,6 +12,7 @@ REQUESTS = Metric(
     labels=("model_name", "outcome", "team"),
     notes=("Client hang-ups are counted here; vLLM's own request_success never shows them.",),
 )  # fmt: skip
+FAILED = ('outcome=~"upstream_error|timeout"',)  # a refusal is policy, and a client that hung up is no failure of ours
 REASONS = Metric(
     "vllm_watch_request_reasons_total", Kind.COUNTER, Unit.REQUESTS,
     "Requests that did not end well, by the reason in the record; at most 40 different reasons, the rest is counted as __other__.",
@@ -120,6 +121,18 @@ ENGINE_UNKNOWN_FAMILIES = Metric(
 )  # fmt: skip
 ENGINES = (ENGINE_INFO, KV_BLOCKS, KV_BLOCK_SIZE, KV_CAPACITY, ENGINE_RESTARTS, ENGINE_CHANGES, ENGINE_UNKNOWN_FAMILIES)
 
+# What the cards cost, as far as the operator has said a price.
+_PRICED = "`prices` in the sidecar's configuration"
+GPU_COST = Metric(
+    "vllm_watch_gpu_cost_per_hour", Kind.GAUGE, Unit.CURRENCY, "What the cards of this host cost an hour: cards seen x price of a GPU hour.",
+    labels=("currency",), needs=_PRICED,
+)  # fmt: skip
+COST_BUDGET = Metric(
+    "vllm_watch_cost_budget_per_1k_tokens", Kind.GAUGE, Unit.CURRENCY, "What a thousand tokens, of prompts and answers together, may cost.",
+    labels=("currency",), across=Across.MIN, needs=_PRICED,
+)  # fmt: skip
+COSTS = (GPU_COST, COST_BUDGET)
+
 # Tuning events.
 EVENT_TIME = Metric(
     "vllm_watch_tuning_event_timestamp_seconds", Kind.GAUGE, Unit.TIMESTAMP, "When the newest event of a kind happened.",
@@ -162,4 +175,4 @@ LAB_PROCESS_RUNNING = Metric(
 )  # fmt: skip
 LAB = (LAB_PROCESS_UP, LAB_PROCESS_RUNNING)
 
-SIDECAR: tuple[Metric, ...] = (*REQUEST_TRAFFIC, *REQUEST_LOG, *ENGINES, *TUNING, *SOURCES)
+SIDECAR: tuple[Metric, ...] = (*REQUEST_TRAFFIC, *REQUEST_LOG, *ENGINES, *COSTS, *TUNING, *SOURCES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exporters.catalogue.metric import Across, Kind, Metric
+from exporters.catalogue.metric import Across, Kind, Metric, Unit
 
 WINDOW = "5m"
 BY = ("model_name",)
@@ -30,10 +30,10 @@ def per_second(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, whe
     return _sum(_each(metric, where, f"rate({{}}{_span(window, offset)})"), by)
 
 
-def growth(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+def growth(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
     """By how much a counter grew within the window."""
     _expect(metric, Kind.COUNTER)
-    return _sum(_each(metric, where, f"increase({{}}{_span(window)})"), by)
+    return _sum(_each(metric, where, f"increase({{}}{_span(window, offset)})"), by)
 
 
 def total(metric: Metric, by: Sequence[str] = BY, where: Matchers = ()) -> str:
@@ -69,6 +69,21 @@ def once(metric: Metric, by: Sequence[str] = BY, where: Matchers = ()) -> str:
     return f"{metric.across} by ({', '.join(by)}) ({told})" if by else f"{metric.across}({told})"
 
 
+def lowest(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+    """The least that a gauge was within the window, its engines combined like its present value: more than 0 means at every scrape."""
+    _expect(metric, Kind.GAUGE)
+    return f"{metric.across} by ({', '.join(by)}) ({_each(metric, where, f'min_over_time({{}}[{window}])')})"
+
+
+def first_age(metric: Metric, window: str, step: str, by: Sequence[str] = _TARGET, where: Matchers = ()) -> str:
+    """How old a process was, in seconds, when it was first seen within the window, looked at every `step`: for one that started within it, the
+    time from its start to its first answer. Of a start time only."""
+    if metric.unit is not Unit.TIMESTAMP:
+        raise WrongQuestion(f"{metric.name} counts {metric.unit}; only a time of start tells an age")
+    inner = _each(metric, where, "(timestamp({0}) - {0})")
+    return f"min by ({', '.join(by)}) (min_over_time(({inner})[{window}:{step}]))"
+
+
 def changes(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
     """How often a gauge took another value within the window; for a start time, how often a process started again."""
     _expect(metric, Kind.GAUGE)
@@ -98,6 +113,21 @@ def buckets(metric: Metric, window: str = WINDOW, by: Sequence[str] = (), where:
     """What fell into each bucket within the window, cumulative over `le`: the whole distribution, for a heatmap."""
     _expect(metric, Kind.HISTOGRAM)
     return _sum(_each(metric, where, f"increase({{}}{_span(window)})", "_bucket"), (*by, "le"))
+
+
+def observed(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+    """How many observations a histogram took within the window."""
+    _expect(metric, Kind.HISTOGRAM)
+    return _sum(_each(metric, where, f"increase({{}}{_span(window)})", "_count"), by)
+
+
+def within(metric: Metric, bound: float, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+    """How many observations within the window were at most `bound`, which must be a bound of the page: anything else has no series.
+
+    A whole number is written 5 or 5.0, by Prometheus 3 and before."""
+    _expect(metric, Kind.HISTOGRAM)
+    le = f'le="{bound:.12g}"' if bound % 1 else f'le=~"{bound:.12g}(\\\\.0)?"'
+    return _sum(_each(metric, (*where, le), f"increase({{}}{_span(window)})", "_bucket"), by)
 
 
 def unresolved(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:

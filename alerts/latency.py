@@ -1,0 +1,80 @@
+"""Latency: what users wait for. The objectives page (slo.py); what stands here informs, or names a cause."""
+
+from __future__ import annotations
+
+from alerts import thresholds
+from alerts.panel_ref import PanelRef
+from alerts.rules import Alert, Severity
+from alerts.settings import Settings
+from alerts.subjects import ENGINE, MODEL
+from exporters.catalogue import ours, promql, vllm
+from exporters.catalogue.metric import Metric
+
+_FIGURES = {"time to first token": vllm.TIME_TO_FIRST_TOKEN, "time between tokens": vllm.INTER_TOKEN_LATENCY}
+_CHANGES = ('kind=~"change|version|config"',)  # a note says nothing about the engine, and a restart has its own alert
+
+
+def alerts(s: Settings) -> tuple[Alert, ...]:
+    five, ten, half, hour = (s.window(w) for w in ("5m", "10m", "30m", "1h"))
+    queued, first, between, worse = (
+        s.at(t) for t in (thresholds.QUEUE_TIME_P95, thresholds.TTFT_P95, thresholds.INTER_TOKEN_P95, thresholds.WORSE_BY)
+    )
+    since = f"time() - max({promql.series(ours.EVENT_TIME, _CHANGES)})"
+    settled = f"{since} >= {s.seconds('30m')} and {since} <= {s.seconds('1h')}"
+    return (
+        Alert(
+            "VLLMQueueTimeHigh", Severity.WARNING,
+            f"{promql.quantile(0.95, vllm.REQUEST_QUEUE_TIME, five, ENGINE)} > {queued}",
+            hold="5m", keep_firing="5m",
+            summary="Requests wait long in an engine's queue.",
+            description="On {{ $labels.instance }} one request for {{ $labels.model_name }} in twenty waits {{ $value | humanizeDuration }} "
+            "or longer before it is scheduled.",
+            panel=PanelRef("overview", "queue-time"), threshold=queued, muted_by=("VLLMEngineDown", "VLLMEngineFrozen"),
+        ),
+        Alert(
+            "VLLMTTFTHigh", Severity.INFO,
+            f"{promql.quantile(0.95, vllm.TIME_TO_FIRST_TOKEN, ten, MODEL)} > {first}",
+            hold="5m", keep_firing="5m",
+            summary="The first token is late.",
+            description="One request for {{ $labels.model_name }} in twenty waits {{ $value | humanizeDuration }} or longer for its first token.",
+            panel=PanelRef("overview", "ttft-p95"), threshold=first, muted_by=("VLLMTTFTBudgetBurn",),
+        ),
+        Alert(
+            "VLLMInterTokenLatencyHigh", Severity.INFO,
+            f"{promql.quantile(0.95, vllm.INTER_TOKEN_LATENCY, ten, MODEL)} > {between}",
+            hold="5m", keep_firing="5m",
+            summary="Answers come slower than people read.",
+            description="One gap between tokens of {{ $labels.model_name }} in twenty is {{ $value | humanizeDuration }} or longer.",
+            panel=PanelRef("overview", "inter-token-latency"), threshold=between, muted_by=("VLLMInterTokenBudgetBurn",),
+        ),
+        Alert(
+            "VLLMLatencyWorseThanLastWeek", Severity.INFO,
+            _either(s, worse.value, hour, s.window("1w")),
+            hold="15m",
+            summary="Latency is worse than at this hour a week ago.",
+            description="The p95 {{ $labels.figure }} of {{ $labels.model_name }} is {{ $value | humanizeDuration }}, worse than in the "
+            "same hour of last week by more than the share that calls for a look.",
+            panel=PanelRef("latency", "ttft-p95"), threshold=worse, drawn=False,
+        ),
+        Alert(
+            "VLLMLatencyWorseSinceTuning", Severity.INFO,
+            f"({_either(s, worse.value, half, hour)}) and on () ({settled})",
+            hold="0s",
+            summary="Latency is worse since the last tuning event.",
+            description="The p95 {{ $labels.figure }} of {{ $labels.model_name }} is {{ $value | humanizeDuration }}, worse than in the "
+            "half hour before the last change. If the change went to every engine at once, take it back and try it on a canary.",
+            panel=PanelRef("tuning", "ttft-after"), threshold=worse, drawn=False,
+        ),
+    )  # fmt: skip
+
+
+def _either(s: Settings, worse: float, window: str, offset: str) -> str:
+    """p95s that are worse than `offset` ago by a share, each called by the label `figure`, as far as both windows hold enough requests."""
+    return " or ".join(f'label_replace({_worse(s, metric, worse, window, offset)}, "figure", "{name}", "", "")' for name, metric in _FIGURES.items())
+
+
+def _worse(s: Settings, metric: Metric, worse: float, window: str, offset: str) -> str:
+    now, before = (promql.quantile(0.95, metric, window, MODEL, offset=then) for then in ("", offset))
+    finished, least = vllm.REQUEST_SUCCESS, s.at(thresholds.COMPARED_AT_LEAST)
+    enough = " and ".join(f"{promql.growth(finished, window, MODEL, offset=then)} >= {least}" for then in ("", offset))
+    return f"({now}) > {1 + worse:.12g} * ({before}) and {enough}"

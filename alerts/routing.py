@@ -1,0 +1,228 @@
+"""Who is told of an alert, and which alerts are kept back while another one says more: Alertmanager's configuration, made from the alerts.
+
+Laws of keeping back (`inhibitions` refuses what breaks them):
+- Only by what is at least as severe. A ticket never keeps back a page.
+- Only within one subject. Every label that says what the muting alert is about must be on the muted one, and `equal` holds exactly those:
+  the muted alert is about the same thing or about a part of it, and one about another model, job or card differs in one of them. An engine
+  job that is down therefore mutes what its own engines show, and no objective: those know the model but not the job, and what is left in
+  common, the cluster, would mute the pages of every other model in it.
+- Alertmanager takes a label that both alerts lack for equal. That is meant for cluster and namespace, which many deployments do not have;
+  the labels that tell things apart must not be empty on the muting alert.
+One exception, for tickets only: the books. While part of the log or of the engines of a cluster is not counted, a difference between the two
+means nothing for any of its models."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from alerts import families, slo
+from alerts.rules import Alert, Recording, Severity
+from alerts.settings import SHIPPED, Settings
+from alerts.subjects import PLACE, TARGET
+from exporters.catalogue import EVERYTHING, expression
+
+WATCHDOG = "VLLMWatchdog"
+BOOKS = ("VLLMTrafficUnlogged", "VLLMTrafficPhantom")
+PAGE, TICKET, NOBODY, DEADMAN = "page", "ticket", "nobody", "deadman"  # receivers
+SECRETS = "/run/secrets"  # noqa: S105  where compose puts them
+_CARD = ("uuid",)  # names one card in the world, whichever exporter tells of it
+_ORDER = (*TARGET, "model_name", "uuid")
+_RANK = list(Severity)  # the most severe first
+_LABELS = {sample: frozenset(metric.labels) | set(TARGET) for metric in EVERYTHING for sample in metric.samples}
+
+_HEADER = "# Printed by `vllm-watch render` from alerts/routing.py. For a file of your own: vllm-watch alerts export.\n"
+_ROUTES = """
+# Pages wait ten seconds for what breaks together and come again every hour; tickets wait a minute, in which a page may come that keeps
+# them back, and come again every twelve hours. What has a severity that nobody thought of becomes a ticket. Information goes to nobody: it is
+# read beside something else. The watchdog always fires; `deadman` is for a service that expects to hear from it and tells you when it does not.
+"""
+_MUTES = """
+# While the source fires, the targets are kept back where all labels of `equal` are the same; a label that both lack counts as the same.
+"""
+_WHY = {
+    "job": "Nothing of this job answers: what its members showed last is old news.",
+    "instance": "The same process: the source is why.",
+    "model_name": "The same model: the source says more, or more urgently.",
+    "uuid": "The same card.",
+    "cluster": "The log or the engines of this cluster are not fully counted, so their difference means nothing yet.",
+}
+
+_TITLE = (
+    '{{ if eq .Status "resolved" }}over{{ else }}{{ .CommonLabels.severity }}{{ end }}: {{ .CommonLabels.alertname }}'
+    "{{ with .CommonLabels.model_name }}, {{ . }}{{ end }}{{ with .CommonLabels.instance }}, {{ . }}{{ end }}"
+)
+_TEXT = """\
+{{ .CommonAnnotations.summary }}
+{{ range .Alerts }}- {{ if eq .Status "resolved" }}over: {{ end }}{{ .Annotations.description }}
+{{ end }}What to do: {{ .CommonAnnotations.runbook_url }}
+{{ with .CommonAnnotations.dashboard_url }}What it looks like: {{ . }}
+{{ end }}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """A way to tell people. secret: what its files hold; make: file of the secret -> what Alertmanager calls an integration."""
+
+    secret: str
+    make: Callable[[str], dict[str, Any]]
+
+
+def _webhook(file: str) -> dict[str, Any]:
+    return {"webhook_configs": [{"url_file": file}]}
+
+
+def _slack(file: str) -> dict[str, Any]:
+    shown = {"title": _TITLE, "title_link": "{{ .CommonAnnotations.runbook_url }}", "text": _TEXT}
+    return {"slack_configs": [{"api_url_file": file, "send_resolved": True, **shown}]}
+
+
+def _pagerduty(file: str) -> dict[str, Any]:
+    links = [{"href": f"{{{{ .CommonAnnotations.{name}_url }}}}", "text": name} for name in ("runbook", "dashboard")]
+    shown = {"description": _TITLE, "severity": '{{ or .CommonLabels.severity "error" }}', "links": links, "details": {"message": _TEXT}}
+    return {"pagerduty_configs": [{"routing_key_file": file, **shown}]}
+
+
+def _email(file: str) -> dict[str, Any]:
+    account = {"smarthost": "smtp.example.org:587", "auth_username": "vllm-watch@example.org", "auth_password_file": file}
+    shown = {"headers": {"Subject": _TITLE}, "html": "", "text": _TEXT}
+    return {"email_configs": [{"to": "oncall@example.org", "from": "vllm-watch@example.org", **account, "send_resolved": True, **shown}]}
+
+
+RECEIVERS: Mapping[str, Receiver | None] = {
+    "none": None,
+    "webhook": Receiver("the address to post to", _webhook),
+    "slack": Receiver("the URL of an incoming webhook", _slack),
+    "pagerduty": Receiver("the integration key of a service (Events API v2)", _pagerduty),
+    "email": Receiver("the password of auth_username", _email),
+}
+
+
+def printed_files() -> Iterator[tuple[str, str]]:
+    """Name and text of the shipped configurations: one that tells nobody, and one for each receiver."""
+    for receiver in RECEIVERS:
+        yield "alertmanager.yml" if receiver == "none" else f"{receiver}.yml", configuration(receiver)
+
+
+def configuration(
+    receiver: str = "none", settings: Settings = SHIPPED, objectives: slo.Objectives | None = None, *,
+    secrets: str = SECRETS, deadman: bool = False, header: str = _HEADER,
+) -> str:  # fmt: skip
+    """A whole configuration. Configurations for two receivers differ in their receivers alone."""
+    rules = inhibitions(families.alerts(settings, objectives), families.recordings(settings, objectives))
+    muting = "".join(f"  # {_WHY[rule['equal'][-1]]}\n{textwrap.indent(_yaml([rule]), '  ')}" for rule in rules)
+    told = _yaml({"receivers": list(_receivers(RECEIVERS[receiver], secrets, deadman))})
+    return f"{header}{_ROUTES}{_yaml({'route': _route()})}{_MUTES}inhibit_rules:\n{muting}\n{_about(receiver, secrets, deadman)}{told}"
+
+
+def _route() -> dict[str, Any]:
+    return {
+        "receiver": TICKET, "group_by": ["alertname", "cluster", "model_name", "instance"],
+        "group_wait": "1m", "group_interval": "5m", "repeat_interval": "12h",
+        "routes": [
+            {"matchers": [f'alertname="{WATCHDOG}"'], "receiver": DEADMAN, "group_wait": "0s", "group_interval": "1m", "repeat_interval": "5m"},
+            {"matchers": [f'severity="{Severity.INFO}"'], "receiver": NOBODY},
+            {"matchers": [f'severity="{Severity.CRITICAL}"'], "receiver": PAGE, "group_wait": "10s", "repeat_interval": "1h"},
+        ],
+    }  # fmt: skip
+
+
+def _receivers(chosen: Receiver | None, secrets: str, deadman: bool) -> Iterator[dict[str, Any]]:
+    for name in (PAGE, TICKET):
+        yield {"name": name} | (chosen.make(secret_file(name, secrets)) if chosen else {})
+    yield {"name": DEADMAN} | (_webhook(secret_file(DEADMAN, secrets)) if deadman else {})
+    yield {"name": NOBODY}
+
+
+def secret_file(receiver: str, folder: str = SECRETS) -> str:
+    return f"{folder.rstrip('/')}/alertmanager_{receiver}"
+
+
+def secret_files(receiver: str, secrets: str = SECRETS, deadman: bool = False) -> dict[str, str]:
+    """The files that a configuration reads -> what belongs into each."""
+    chosen = RECEIVERS[receiver]
+    files = {secret_file(name, secrets): chosen.secret for name in (PAGE, TICKET)} if chosen else {}
+    return files | ({secret_file(DEADMAN, secrets): "the address to post to"} if deadman else {})
+
+
+def _about(receiver: str, secrets: str, deadman: bool) -> str:
+    files = secret_files(receiver, secrets, deadman)
+    if not files:
+        return "# A receiver without anything in it tells nobody: alerts are only shown, at Alertmanager's own page.\n"
+    return "# Secrets are read from files, each time they are needed:\n" + "".join(f"#   {path}: {what}\n" for path, what in files.items())
+
+
+# ---- keeping back -----------------------------------------------------------------------------------------------------------
+
+
+def inhibitions(alerts: Iterable[Alert], recordings: Iterable[Recording]) -> list[dict[str, Any]]:
+    """Alertmanager's inhibit_rules: what is muted by the same alerts in the same way stands together. Raises ValueError for what breaks a law of this file."""
+    by_name, recorded = {alert.name: alert for alert in alerts}, {recording.record: recording for recording in recordings}
+    targets: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for alert in by_name.values():
+        for source in alert.muted_by:
+            if source in by_name:  # a deployment's own objectives may leave one out
+                targets.setdefault((source, _equal(by_name[source], alert, recorded)), []).append(alert.name)
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for (source, equal), names in targets.items():
+        alike.setdefault((equal, tuple(names)), []).append(source)
+    return [_rule(sources, equal, names) for (equal, names), sources in alike.items()]
+
+
+def _rule(sources: Iterable[str], equal: Iterable[str], targets: Iterable[str]) -> dict[str, Any]:
+    told_apart = [f'{label}!=""' for label in equal if label not in PLACE]
+    return {"source_matchers": [_named(sources), *told_apart], "target_matchers": [_named(targets)], "equal": list(equal)}
+
+
+def _named(names: Iterable[str]) -> str:
+    return f'alertname=~"{"|".join(names)}"'
+
+
+def _equal(source: Alert, target: Alert, recorded: Mapping[str, Recording]) -> tuple[str, ...]:
+    """The labels in which both must agree; raises ValueError where that would not make them one subject."""
+    if _RANK.index(source.severity) > _RANK.index(target.severity):
+        raise ValueError(f"{target.name} ({target.severity}) must not be muted by {source.name} ({source.severity})")
+    about, borne = subject(source, recorded), subject(target, recorded)
+    if about and about <= borne:
+        return tuple(label for label in _ORDER if label in about)
+    if target.name in BOOKS and target.severity is not Severity.CRITICAL:
+        return ("cluster",)
+    missing = ", ".join(sorted(about - borne)) or "any subject"
+    raise ValueError(f"{target.name} must not be muted by {source.name}: nothing says that they are about the same, as it lacks {missing}")
+
+
+def subject(alert: Alert, recorded: Mapping[str, Recording]) -> Set[str]:
+    """The labels that say what an alert is about, read off its expression. A card is named by its uuid alone."""
+
+    def of(sample: str) -> Set[str]:
+        if sample in recorded:
+            return expression.labels(recorded[sample].expr, of)
+        return _LABELS[sample] | ({"le"} if sample.endswith("_bucket") else set())
+
+    if alert.owner == "hardware":
+        return set(_CARD)
+    return expression.labels(alert.expr, of) & set(_ORDER)
+
+
+# ---- text -------------------------------------------------------------------------------------------------------------------
+
+
+class _Readable(yaml.SafeDumper):
+    """Text of several lines as one reads it, without quotes; lists of words on one line, others indented below their key."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+_Readable.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None))
+_Readable.add_representer(
+    list, lambda dumper, items: dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=all(isinstance(item, str) for item in items))
+)
+
+
+def _yaml(content: object) -> str:
+    return yaml.dump(content, Dumper=_Readable, sort_keys=False, width=1000, allow_unicode=True)

@@ -1,0 +1,93 @@
+"""What a deployment may set about its alerts: thresholds, the names of its scrape jobs, and the pace of time in a drill.
+
+Law: every alert is a function of these settings, and what is shipped is that function at the defaults. So a rule file with a team's own
+numbers, the pages that explain it and the drills that prove it can never be three different things."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from alerts import thresholds
+from alerts.thresholds import Threshold
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+class Overlay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """thresholds.yaml. thresholds: name -> number in base units, see `vllm-watch alerts list`. Jobs are regular expressions that match whole
+    job names. Raises ValueError for a name that no threshold has or a number that cannot be."""
+
+    thresholds: Mapping[str, float] = {}
+    engine_job: str = "vllm.*"
+    gateway_job: str = "gateway"
+    sidecar_job: str = "sidecar"
+
+    def __post_init__(self) -> None:
+        for name, value in self.thresholds.items():
+            thresholds.named(name).at(value)
+        for job in (self.engine_job, self.gateway_job, self.sidecar_job):
+            try:
+                re.compile(job)
+            except re.error as error:
+                raise ValueError(f"job {job!r} is no regular expression: {error}") from error
+            if not job or '"' in job or "\\" in job:
+                raise ValueError(f"job {job!r} must be a regular expression without quotes and backslashes, such as vllm.*")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """An overlay, and how much faster than shipped the alerts run: pace 15 makes 20 seconds of every 5 minutes. Only drills have a pace."""
+
+    overlay: Overlay = field(default_factory=Overlay)
+    pace: int = 1
+
+    def at(self, threshold: Threshold) -> Threshold:
+        """A threshold with this deployment's number."""
+        own = self.overlay.thresholds.get(threshold.name)
+        return threshold if own is None else threshold.at(own)
+
+    def window(self, duration: str) -> str:
+        """A duration such as 5m at this pace. Raises ValueError for what is no duration."""
+        return duration if self.pace == 1 else written(self.seconds(duration))
+
+    def seconds(self, duration: str) -> int:
+        return round(seconds(duration) / self.pace)
+
+    @property
+    def engine(self) -> str:
+        """The matcher for scrape jobs that hold engines."""
+        return f'job=~"{self.overlay.engine_job}"'
+
+    @property
+    def gateway(self) -> str:
+        return f'job=~"{self.overlay.gateway_job}"'
+
+    @property
+    def sidecar(self) -> str:
+        return f'job=~"{self.overlay.sidecar_job}"'
+
+    def paced(self, pace: int) -> Settings:
+        return replace(self, pace=pace)
+
+
+def seconds(duration: str) -> int:
+    """5m -> 300. Raises ValueError for what is no duration."""
+    found = re.fullmatch(r"(\d+)([smhdw])", duration)
+    if not found:
+        raise ValueError(f"{duration!r} is no duration such as 5m")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def written(whole_seconds: int) -> str:
+    """300 -> 5m: in the largest unit that leaves no rest."""
+    if not whole_seconds:
+        return "0s"
+    unit = next(unit for unit in ("w", "d", "h", "m", "s") if whole_seconds % _SECONDS[unit] == 0)
+    return f"{whole_seconds // _SECONDS[unit]}{unit}"
+
+
+SHIPPED = Settings()

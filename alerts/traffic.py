@@ -1,0 +1,141 @@
+"""Requests: who fails, who is refused, who gives up, and whether the log and the engines tell the same story."""
+
+from __future__ import annotations
+
+from alerts import thresholds
+from alerts.panel_ref import PanelRef
+from alerts.rules import Alert, Severity
+from alerts.settings import Settings
+from alerts.subjects import ENGINE, MODEL, TARGET, TEAM, on
+from exporters.catalogue import gateway, ours, promql, vllm
+
+_HUNG_UP = ('outcome="client_abort"',)
+_OK = ('outcome="ok"',)
+_REACHED = ('outcome!="rejected"',)  # what an engine may have seen
+_BY_POLICY = ('outcome="rejected"', 'reason!~"engine_busy|bad_request"')  # refused by us, not by the engine
+_CUT_OFF = ('finished_reason="length"',)
+
+
+def alerts(s: Settings) -> tuple[Alert, ...]:
+    five, half, hour, day = (s.window(w) for w in ("5m", "30m", "1h", "1d"))
+    errors, refusals, refused, cut, lag = (
+        s.at(t)
+        for t in (thresholds.ERROR_RATIO, thresholds.ENGINE_REFUSALS, thresholds.REFUSAL_RATIO, thresholds.CUT_OFF, thresholds.LOG_LAG)
+    )  # fmt: skip
+    few = s.at(thresholds.ERRORS_AT_LEAST)
+    finished = promql.growth(vllm.REQUEST_SUCCESS, half, MODEL)
+    reached, ok = (promql.growth(ours.REQUESTS, half, MODEL, where) for where in (_REACHED, _OK))
+    spent = promql.current(ours.GPU_COST, ("cluster", "currency"))
+    tokens = " + ".join(promql.per_second(made, hour, ("cluster",)) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS))
+    behind = promql.worst(ours.LOG_LAG, (*TARGET, "path"))
+    return (
+        Alert(
+            "VLLMErrorRatioHigh", Severity.WARNING,
+            f"{promql.share(ours.REQUESTS, ours.REQUESTS, five, MODEL, ours.FAILED)} > {errors} "
+            f"and {promql.growth(ours.REQUESTS, five, MODEL, ours.FAILED)} >= {few}",
+            hold="5m", keep_firing="5m",
+            summary="Too many requests fail.",
+            description="{{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} end in an error or a timeout.",
+            panel=PanelRef("overview", "error-ratio"), threshold=errors, muted_by=("VLLMSuccessBudgetBurn",),
+        ),
+        Alert(
+            "VLLMEngineRejecting", Severity.WARNING,
+            f"{promql.growth(vllm.ADMISSION_REJECTIONS, five, ENGINE)} >= {refusals}",
+            hold="2m", keep_firing="5m",
+            summary="An engine refuses requests by its own limit.",
+            description="{{ $labels.instance }} has refused {{ $value | humanize }} requests for {{ $labels.model_name }} within five "
+            "minutes; a refused stream looks like HTTP 200 to who only counts statuses.",
+            panel=PanelRef("levers", "refused"), threshold=refusals, drawn=False, muted_by=("VLLMEngineDown", "VLLMEngineFrozen"),
+        ),
+        Alert(
+            "VLLMGatewayRejecting", Severity.WARNING,
+            f"{promql.share(ours.REASONS, ours.REQUESTS, five, TEAM, _BY_POLICY)} > {refused} "
+            f"and {promql.growth(ours.REASONS, five, TEAM, _BY_POLICY)} >= {few}",
+            hold="5m", keep_firing="5m",
+            summary="A team has many requests refused.",
+            description="{{ $value | humanizePercentage }} of the requests of team {{ $labels.team }} are refused by the gateway.",
+            panel=PanelRef("teams", "refused"), threshold=refused, drawn=False,
+        ),
+        Alert(
+            "VLLMClientHangupsRising", Severity.WARNING,
+            _hangups(s, five, day),
+            hold="5m", keep_firing="5m",
+            summary="Clients give up waiting.",
+            description="{{ $value | humanizePercentage }} of the clients of {{ $labels.model_name }} close the connection before their "
+            "answer is complete.",
+            panel=PanelRef("teams", "outcomes"), threshold=s.at(thresholds.HANGUP_RATIO), drawn=False,
+        ),
+        Alert(
+            "VLLMAnswersCutOff", Severity.INFO,
+            f"{promql.share(vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, half, MODEL, _CUT_OFF)} > {cut}",
+            hold="15m",
+            summary="Many answers end at their length limit.",
+            description="{{ $value | humanizePercentage }} of the answers of {{ $labels.model_name }} are cut off by max_tokens or the "
+            "context length.",
+            panel=PanelRef("levers", "finish-reasons"), threshold=cut, drawn=False,
+        ),
+        Alert(
+            "VLLMTrafficUnlogged", Severity.WARNING,
+            _more(s, finished, reached),
+            hold="15m",
+            summary="Engines finish requests that nobody logged.",
+            description="The engines finished {{ $value | humanize }} more requests for {{ $labels.model_name }} in half an hour than the "
+            "request log knows: somebody passes by the gateway, or records are lost.",
+            panel=PanelRef("watch", "log-against-engine"), threshold=s.at(thresholds.LOG_DIFFERS), drawn=False,
+            muted_by=("VLLMSidecarDown", "VLLMRequestLogUnwritable", "VLLMRequestLogLagging"),
+        ),
+        Alert(
+            "VLLMTrafficPhantom", Severity.WARNING,
+            _more(s, ok, finished),
+            hold="15m",
+            summary="The log holds requests that no engine finished.",
+            description="The request log has {{ $value | humanize }} more good requests for {{ $labels.model_name }} in half an hour than "
+            "the engines finished: an engine is not scraped, or a log is read twice.",
+            panel=PanelRef("watch", "log-against-engine"), threshold=s.at(thresholds.LOG_DIFFERS), drawn=False,
+            muted_by=("VLLMEngineDown", "VLLMEngineUnreachable", "VLLMEngineGone"),
+        ),
+        Alert(
+            "VLLMRequestLogLagging", Severity.WARNING,
+            f"{behind} > {lag} and {on(TARGET)} {promql.growth(ours.LOG_LINES, five, TARGET)} > 0",
+            hold="5m",
+            summary="Request records are counted late.",
+            description="The newest record of {{ $labels.path }} was {{ $value | humanizeDuration }} old when {{ $labels.instance }} "
+            "counted it: figures per team are that late.",
+            panel=PanelRef("watch", "log-lag"), threshold=lag, muted_by=("VLLMSidecarDown",),
+        ),
+        Alert(
+            "VLLMRequestLogUnwritable", Severity.WARNING,
+            f"{promql.growth(gateway.LOG_ERRORS, five, TARGET)} > 0 or {promql.growth(gateway.LOG_LOST, five, TARGET)} > 0",
+            hold="1m",
+            summary="The gateway cannot write its request log.",
+            description="{{ $labels.instance }} failed to write request records; they wait in memory, and are lost when there are too many.",
+            panel=PanelRef("watch", "gateway-log"), muted_by=("VLLMGatewayDown",),
+        ),
+        Alert(
+            "VLLMCostOverBudget", Severity.WARNING,
+            f"{spent} / 3600 / {on(('cluster',))} group_left () (({tokens}) > 0) * 1000 "
+            f"> {on(('cluster', 'currency'))} {promql.current(ours.COST_BUDGET, ('cluster', 'currency'))}",
+            hold="1h",
+            summary="A thousand tokens cost more than the budget.",
+            description="A thousand tokens cost {{ $value | humanize }} {{ $labels.currency }} over the last hour, cards that stood idle included.",
+            panel=PanelRef("teams", "cost-per-1k"),
+        ),
+    )  # fmt: skip
+
+
+def _hangups(s: Settings, window: str, usual: str) -> str:
+    """The share of clients that left: from the request log, and where a model has none, from requests whose first token was made and whose end
+    never came. Those that still run are no hang-ups, so all of them are taken off, which makes that half slow to fire and never hasty."""
+    ratio, few = s.at(thresholds.HANGUP_RATIO), s.at(thresholds.ERRORS_AT_LEAST)
+    share, usually = (promql.share(ours.REQUESTS, ours.REQUESTS, w, MODEL, _HUNG_UP) for w in (window, usual))
+    logged = f"{share} > {ratio} and {share} > 2 * ({usually}) and {promql.growth(ours.REQUESTS, window, MODEL, _HUNG_UP)} >= {few}"
+    begun, ended = (promql.observed(metric, window, MODEL) for metric in (vllm.TIME_TO_FIRST_TOKEN, vllm.E2E_REQUEST_LATENCY))
+    left = f"({begun} - {ended} - {promql.current(vllm.NUM_REQUESTS_RUNNING, MODEL)})"
+    unlogged = f"{left} / ({begun} > 0) > {ratio} and {left} >= {few}"
+    return f"({logged}) or ({unlogged}) unless {on(MODEL)} {promql.growth(ours.REQUESTS, window, MODEL)}"
+
+
+def _more(s: Settings, these: str, those: str) -> str:
+    """By how many requests one count is ahead of the other, where it is ahead by more than what is under way explains."""
+    ahead = f"({these} - {those})"
+    return f"{ahead} >= {s.at(thresholds.LOG_DIFFERS_AT_LEAST)} and {ahead} > {s.at(thresholds.LOG_DIFFERS)} * ({these})"

@@ -1,0 +1,69 @@
+"""Those who watch: when one of them is gone, the others fall silent, and silence must not look like health."""
+
+from __future__ import annotations
+
+from alerts.panel_ref import PanelRef
+from alerts.rules import Alert, Severity
+from alerts.settings import Settings
+from alerts.subjects import JOB, TARGET, by
+from exporters.catalogue import ours, promql, watchers
+from exporters.catalogue.prometheus import UP
+
+_NOT_GPU = ('kind!="gpu"',)  # a card that is gone has its own alert
+
+
+def alerts(s: Settings) -> tuple[Alert, ...]:
+    five, gateways = s.window("5m"), promql.series(UP, (s.gateway,))
+    return (
+        Alert(
+            "VLLMGatewayDown", Severity.CRITICAL,
+            f"group {by(JOB)} ({gateways}) unless group {by(JOB)} ({gateways} == 1)",
+            hold="1m",
+            summary="No gateway answers.",
+            description="None of the gateways of job {{ $labels.job }} has answered for a minute: who comes through it is not served, "
+            "however well the engines are.",
+            panel=PanelRef("watch", "targets-up"),
+        ),
+        Alert(
+            "VLLMSidecarDown", Severity.WARNING,
+            f"{promql.series(UP, (s.sidecar,))} == 0",
+            hold="2m",
+            summary="The sidecar exporter does not answer.",
+            description="{{ $labels.instance }} does not answer: figures per team, from the request log and the GPU stand still. Serving goes on.",
+            panel=PanelRef("watch", "targets-up"),
+        ),
+        Alert(
+            "VLLMSidecarSourceFailing", Severity.WARNING,
+            f"{promql.current(ours.SOURCE_UP, (*TARGET, 'kind', 'source'), _NOT_GPU)} == 0",
+            hold="5m",
+            summary="The sidecar cannot read one of its sources.",
+            description="The sidecar {{ $labels.instance }} cannot read its {{ $labels.kind }} {{ $labels.source }}: what it shows of it "
+            "stands still.",
+            panel=PanelRef("watch", "sources-up"),
+        ),
+        Alert(
+            "VLLMRuleFailing", Severity.WARNING,
+            f"{promql.growth(watchers.RULE_FAILURES, five, (*TARGET, 'rule_group'))} > 0",
+            hold="5m",
+            summary="A rule cannot be evaluated.",
+            description="Evaluations of the group {{ $labels.rule_group }} fail at {{ $labels.instance }}: its alerts cannot fire.",
+            panel=PanelRef("watch", "rule-failures"), owner="platform",
+        ),
+        Alert(
+            "VLLMAlertmanagerUnreachable", Severity.WARNING,
+            f"{promql.current(watchers.ALERTMANAGERS, TARGET)} < 1 "
+            f"or {promql.growth(watchers.NOTIFICATIONS_ERRORS, five, (*TARGET, 'alertmanager'))} > 0",
+            hold="2m",
+            summary="Prometheus cannot reach Alertmanager.",
+            description="Prometheus {{ $labels.instance }} cannot hand its alerts to Alertmanager: they fire, and nobody is told.",
+            panel=PanelRef("watch", "alertmanagers"), owner="platform",
+        ),
+        Alert(
+            "VLLMWatchdog", Severity.INFO,
+            "vector(1) > 0",
+            hold="0s",
+            summary="Alerting works from end to end.",
+            description="This alert always fires. When it stops arriving, Prometheus, Alertmanager or the way to you is broken.",
+            panel=PanelRef("overview", "firing-alerts"), owner="platform",
+        ),
+    )  # fmt: skip
