@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alerts import thresholds
+from alerts import recorded, thresholds
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
@@ -11,7 +11,7 @@ from exporters.catalogue import promql, vllm
 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
-    five, half, day = (s.window(w) for w in ("5m", "30m", "1d"))
+    five, half = (s.window(w) for w in ("5m", "30m"))
     nearly, full, preempted, left, before, accepted = (
         s.at(t)
         for t in (
@@ -20,7 +20,9 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         )
     )  # fmt: skip
     usage, preemptions = promql.worst(vllm.KV_CACHE_USAGE, ENGINE), promql.per_second(vllm.NUM_PREEMPTIONS, five, ENGINE)
-    hits, hits_of_a_day = (promql.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES, window, MODEL) for window in (half, day))
+    hits, hits_of_a_day = (
+        promql.per(*(recorded.counted(what, window, s) for what in (recorded.HITS, recorded.LOOKUPS))) for window in ("30m", "1d")
+    )
     return (
         Alert(
             "VLLMKVCacheNearlyFull", Severity.WARNING,
@@ -36,7 +38,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"{preemptions} > {preempted}",
             hold="10m", keep_firing="5m",
             summary="An engine keeps throwing work away.",
-            description="{{ $value | humanize }} requests per second for {{ $labels.model_name }} on {{ $labels.instance }} lose their "
+            description='{{ $value | printf "%.3g" }} requests per second for {{ $labels.model_name }} on {{ $labels.instance }} lose their '
             "blocks and are computed again.",
             panel=PanelRef("kv-cache", "preemptions"), threshold=preempted, muted_by=("VLLMEngineDown", "VLLMKVCacheThrashing"),
         ),
@@ -52,7 +54,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMCacheHitsCollapsed", Severity.WARNING,
             f"{hits} < {left} * ({hits_of_a_day}) and {hits_of_a_day} > {before} "
-            f"and {promql.growth(vllm.REQUEST_SUCCESS, half, MODEL)} >= {s.at(thresholds.COMPARED_AT_LEAST)}",
+            f"and {recorded.counted(recorded.FINISHED, '30m', s)} >= {s.at(thresholds.COMPARED_AT_LEAST)}",
             hold="10m",
             summary="The prefix cache helps much less than it did.",
             description="{{ $value | humanizePercentage }} of the prompt tokens of {{ $labels.model_name }} come from the prefix cache, "

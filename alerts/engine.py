@@ -28,7 +28,7 @@ def frozen(window: str, labels: tuple[str, ...], where: tuple[str, ...] = ()) ->
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
     up = promql.series(UP, (s.engine,))
-    hour = s.window("1h")
+    hour, day = s.window("1h"), f"{s.window('1d')}:{s.window('1h')}"
     starts = promql.changes(PROCESS_START, hour, TARGET, (s.engine,))
     resets = promql.resets(vllm.GENERATION_TOKENS, hour, TARGET, (s.engine,))
     slow, again = s.at(thresholds.START_TIME), s.at(thresholds.RESTARTS)
@@ -56,7 +56,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMEngineGone", Severity.WARNING,
-            f"group {by(JOB)} ({promql.seen(UP, s.window('1d'), (s.engine,))}) unless group {by(JOB)} ({up})",
+            f"group {by(JOB)} ({promql.seen(UP, day, (s.engine,))}) unless group {by(JOB)} ({up})",
             hold="15m",
             summary="A scrape job of engines has no target any more.",
             description="Job {{ $labels.job }} had engines within the last day, and service discovery finds none now: nothing about them can alert.",

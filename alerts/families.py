@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from alerts import cache, engine, gpu, latency, slo, traffic, watchers
+from alerts import cache, engine, gpu, latency, recorded, slo, traffic, watchers
 from alerts.rules import Alert, Recording
 from alerts.settings import SHIPPED, Settings
 from exporters.catalogue import promql, vllm
-
-_RECORDED_OVER = "5m"
 
 
 def families(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> dict[str, tuple[Alert, ...]]:
@@ -24,17 +22,25 @@ def alerts(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> t
 
 
 def recordings(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> tuple[Recording, ...]:
-    """What the objectives rest on, and the figures that people ask for over long ranges."""
-    window = s.window(_RECORDED_OVER)
+    """What the rules rest on, and the figures that people ask for over long ranges."""
+    window = s.window(recorded.OVER)
     return (
-        Recording("model_name:vllm_ttft_seconds:p95_5m", promql.quantile(0.95, vllm.TIME_TO_FIRST_TOKEN, window)),
-        Recording("model_name:vllm_inter_token_latency_seconds:p95_5m", promql.quantile(0.95, vllm.INTER_TOKEN_LATENCY, window)),
+        *recorded.recordings(s),
+        *slo.recordings(objectives or slo.shipped(), s),
+        Recording("model_name:vllm_ttft_seconds:p95_5m", _p95(recorded.TTFT)),
+        Recording("model_name:vllm_inter_token_latency_seconds:p95_5m", _p95(recorded.INTER_TOKEN)),
         Recording("model_name:vllm_queue_time_seconds:p95_5m", promql.quantile(0.95, vllm.REQUEST_QUEUE_TIME, window)),
-        Recording("model_name:vllm_prefix_cache_hits:ratio_5m", promql.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES, window)),
+        Recording("model_name:vllm_prefix_cache_hits:ratio_5m", promql.per(*(f"sum by (model_name) ({what}{recorded.OVER})" for what in _RATIO))),
         Recording("model_name:vllm_generation_tokens:rate5m", promql.per_second(vllm.GENERATION_TOKENS, window)),
         Recording("model_name:vllm_prompt_tokens:rate5m", promql.per_second(vllm.PROMPT_TOKENS, window)),
-        *slo.recordings(objectives or slo.shipped(), s),
     )
+
+
+_RATIO = (recorded.HITS, recorded.LOOKUPS)
+
+
+def _p95(buckets: str) -> str:
+    return f"histogram_quantile(0.95, sum by (model_name, le) ({buckets}{recorded.OVER})) >= 0"
 
 
 ALERTS: tuple[Alert, ...] = alerts()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from alerts import thresholds
+from alerts import recorded, thresholds
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
-from alerts.subjects import ENGINE, MODEL
+from alerts.subjects import ENGINE
 from exporters.catalogue import ours, promql, vllm
-from exporters.catalogue.metric import Metric
 
-_FIGURES = {"time to first token": vllm.TIME_TO_FIRST_TOKEN, "time between tokens": vllm.INTER_TOKEN_LATENCY}
+_FIGURES = {"time to first token": recorded.TTFT, "time between tokens": recorded.INTER_TOKEN}
 _CHANGES = ('kind=~"change|version|config"',)  # a note says nothing about the engine, and a restart has its own alert
 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
-    five, ten, half, hour = (s.window(w) for w in ("5m", "10m", "30m", "1h"))
+    five = s.window("5m")
     queued, first, between, worse = (
         s.at(t) for t in (thresholds.QUEUE_TIME_P95, thresholds.TTFT_P95, thresholds.INTER_TOKEN_P95, thresholds.WORSE_BY)
     )
@@ -33,7 +32,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMTTFTHigh", Severity.INFO,
-            f"{promql.quantile(0.95, vllm.TIME_TO_FIRST_TOKEN, ten, MODEL)} > {first}",
+            f"{recorded.quantile(0.95, recorded.TTFT, '10m', s)} > {first}",
             hold="5m", keep_firing="5m",
             summary="The first token is late.",
             description="One request for {{ $labels.model_name }} in twenty waits {{ $value | humanizeDuration }} or longer for its first token.",
@@ -41,7 +40,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMInterTokenLatencyHigh", Severity.INFO,
-            f"{promql.quantile(0.95, vllm.INTER_TOKEN_LATENCY, ten, MODEL)} > {between}",
+            f"{recorded.quantile(0.95, recorded.INTER_TOKEN, '10m', s)} > {between}",
             hold="5m", keep_firing="5m",
             summary="Answers come slower than people read.",
             description="One gap between tokens of {{ $labels.model_name }} in twenty is {{ $value | humanizeDuration }} or longer.",
@@ -49,7 +48,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMLatencyWorseThanLastWeek", Severity.INFO,
-            _either(s, worse.value, hour, s.window("1w")),
+            _either(s, worse.value, "1h", "1w"),
             hold="15m",
             summary="Latency is worse than at this hour a week ago.",
             description="The p95 {{ $labels.figure }} of {{ $labels.model_name }} is {{ $value | humanizeDuration }}, worse than in the "
@@ -58,7 +57,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMLatencyWorseSinceTuning", Severity.INFO,
-            f"({_either(s, worse.value, half, hour)}) and on () ({settled})",
+            f"({_either(s, worse.value, '30m', '1h')}) and on () ({settled})",
             hold="0s",
             summary="Latency is worse since the last tuning event.",
             description="The p95 {{ $labels.figure }} of {{ $labels.model_name }} is {{ $value | humanizeDuration }}, worse than in the "
@@ -70,11 +69,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
 
 def _either(s: Settings, worse: float, window: str, offset: str) -> str:
     """p95s that are worse than `offset` ago by a share, each called by the label `figure`, as far as both windows hold enough requests."""
-    return " or ".join(f'label_replace({_worse(s, metric, worse, window, offset)}, "figure", "{name}", "", "")' for name, metric in _FIGURES.items())
+    return " or ".join(f'label_replace({_worse(s, what, worse, window, offset)}, "figure", "{called}", "", "")' for called, what in _FIGURES.items())
 
 
-def _worse(s: Settings, metric: Metric, worse: float, window: str, offset: str) -> str:
-    now, before = (promql.quantile(0.95, metric, window, MODEL, offset=then) for then in ("", offset))
-    finished, least = vllm.REQUEST_SUCCESS, s.at(thresholds.COMPARED_AT_LEAST)
-    enough = " and ".join(f"{promql.growth(finished, window, MODEL, offset=then)} >= {least}" for then in ("", offset))
+def _worse(s: Settings, what: str, worse: float, window: str, offset: str) -> str:
+    now, before = (recorded.quantile(0.95, what, window, s, then) for then in ("", offset))
+    least = s.at(thresholds.COMPARED_AT_LEAST)
+    enough = " and ".join(f"{recorded.counted(recorded.FINISHED, window, s, then)} >= {least}" for then in ("", offset))
     return f"({now}) > {1 + worse:.12g} * ({before}) and {enough}"

@@ -21,10 +21,10 @@ def rule_files(
 ) -> Iterator[tuple[str, str]]:
     """File name and text of every rule file. Recorded series come first: Prometheus evaluates files side by side, but a reader follows."""
     links = links or Links()
-    yield "recording.yaml", _file(header, [("vllm-recorded", [recording.as_rule() for recording in recordings(settings, objectives)])])
+    yield "recording.yaml", rule_file(header, [("vllm-recorded", [recording.as_rule() for recording in recordings(settings, objectives)])])
     for severity, name in FILES.items():
         chosen = {f: [a.as_rule(links) for a in alerts if a.severity is severity] for f, alerts in families(settings, objectives).items()}
-        yield name, _file(header, ((f"vllm-{severity}-{family}", rules) for family, rules in chosen.items() if rules))
+        yield name, rule_file(header, ((f"vllm-{severity}-{family}", rules) for family, rules in chosen.items() if rules))
 
 
 class _Dumper(yaml.SafeDumper):
@@ -36,6 +36,7 @@ _Dumper.add_representer(
 )  # fmt: skip
 
 
-def _file(header: str, groups: Iterable[tuple[str, list[dict[str, Any]]]]) -> str:
+def rule_file(header: str, groups: Iterable[tuple[str, list[dict[str, Any]]]]) -> str:
+    """Groups of rules by name, as text."""
     content = {"groups": [{"name": name, "rules": rules} for name, rules in groups]}
     return header + yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)

@@ -29,7 +29,7 @@ from exporters.catalogue import EVERYTHING, expression
 WATCHDOG = "VLLMWatchdog"
 BOOKS = ("VLLMTrafficUnlogged", "VLLMTrafficPhantom")
 PAGE, TICKET, NOBODY, DEADMAN = "page", "ticket", "nobody", "deadman"  # receivers
-SECRETS = "/run/secrets"  # noqa: S105  where compose puts them
+SECRETS = "/run/secrets"
 _CARD = ("uuid",)  # names one card in the world, whichever exporter tells of it
 _ORDER = (*TARGET, "model_name", "uuid")
 _RANK = list(Severity)  # the most severe first
@@ -93,9 +93,10 @@ def _email(file: str) -> dict[str, Any]:
     return {"email_configs": [{"to": "oncall@example.org", "from": "vllm-watch@example.org", **account, "send_resolved": True, **shown}]}
 
 
+_ADDRESS = "the address to post to (Alertmanager 0.28 or later)"  # earlier ones fall over a url_file
 RECEIVERS: Mapping[str, Receiver | None] = {
     "none": None,
-    "webhook": Receiver("the address to post to", _webhook),
+    "webhook": Receiver(_ADDRESS, _webhook),
     "slack": Receiver("the URL of an incoming webhook", _slack),
     "pagerduty": Receiver("the integration key of a service (Events API v2)", _pagerduty),
     "email": Receiver("the password of auth_username", _email),
@@ -146,7 +147,7 @@ def secret_files(receiver: str, secrets: str = SECRETS, deadman: bool = False) -
     """The files that a configuration reads -> what belongs into each."""
     chosen = RECEIVERS[receiver]
     files = {secret_file(name, secrets): chosen.secret for name in (PAGE, TICKET)} if chosen else {}
-    return files | ({secret_file(DEADMAN, secrets): "the address to post to"} if deadman else {})
+    return files | ({secret_file(DEADMAN, secrets): _ADDRESS} if deadman else {})
 
 
 def _about(receiver: str, secrets: str, deadman: bool) -> str:
@@ -160,7 +161,7 @@ def _about(receiver: str, secrets: str, deadman: bool) -> str:
 
 
 def inhibitions(alerts: Iterable[Alert], recordings: Iterable[Recording]) -> list[dict[str, Any]]:
-    """Alertmanager's inhibit_rules: what is muted by the same alerts in the same way stands together. Raises ValueError for what breaks a law of this file."""
+    """Alertmanager's inhibit_rules: what the same alerts mute in the same way stands together. Raises ValueError for what breaks a law."""
     by_name, recorded = {alert.name: alert for alert in alerts}, {recording.record: recording for recording in recordings}
     targets: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for alert in by_name.values():

@@ -2,14 +2,12 @@
 
 factor = share of the budget x period / long window. A pair fires when both windows burn faster than factor x (1 - objective); the short one
 makes it stop soon after the trouble does. Source: Google, The Site Reliability Workbook, chapter 5 (multiwindow, multi-burn-rate alerts);
-the shares for seven days are those of Sloth's table.
-
-Good and all are recorded as growth over five minutes and divided late, as sums over each window: an average of ratios would weigh an idle
-night like a busy noon, and the ratio of an idle five minutes is NaN, which poisons every average that it is in."""
+the shares for seven days are those of Sloth's table. Bad and all are recorded as growth and divided late (recorded.py)."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal
@@ -17,23 +15,22 @@ from typing import Literal
 import msgspec
 import yaml
 
+from alerts import recorded
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Recording, Severity
 from alerts.settings import Settings, seconds
-from alerts.subjects import MODEL
 from alerts.thresholds import Threshold
-from exporters.catalogue import ours, promql, vllm
+from exporters.catalogue import ours, promql
 from exporters.catalogue.metric import Unit
 
 SHIPPED_FILE = Path(__file__).with_name("slo.yaml")
-RECORDED_OVER = "5m"
 
 # Long window, short window, share of the budget that may go within the long one, by period. The first two wake someone.
 WINDOWS: dict[str, tuple[tuple[str, str, Decimal], ...]] = {
     "7d": (("1h", "5m", Decimal("0.08")), ("6h", "30m", Decimal("0.125")), ("1d", "2h", Decimal("0.2")), ("3d", "6h", Decimal("0.42"))),
     "30d": (("1h", "5m", Decimal("0.02")), ("6h", "30m", Decimal("0.05")), ("1d", "2h", Decimal("0.1")), ("3d", "6h", Decimal("0.1"))),
 }
-_HISTOGRAMS = {"ttft": vllm.TIME_TO_FIRST_TOKEN, "inter_token": vllm.INTER_TOKEN_LATENCY}
+_HISTOGRAMS = {"ttft": recorded.TTFT, "inter_token": recorded.INTER_TOKEN}
 _PANELS = {
     "ttft": PanelRef("overview", "ttft-p95"), "inter_token": PanelRef("overview", "inter-token-latency"),
     None: PanelRef("overview", "error-ratio"),
@@ -93,14 +90,12 @@ def factor(period: str, long: str, share: Decimal) -> Decimal:
     return (share * seconds(period) / seconds(long)).normalize()
 
 
-def recordings(file: Objectives, s: Settings) -> tuple[Recording, ...]:
-    """Bad and all events within five minutes, for each objective and model."""
-    window = s.window(RECORDED_OVER)
-    return tuple(
-        Recording(_recorded(objective, what), expr)
-        for objective in file.objectives
-        for what, expr in zip(("bad", "all"), _events(objective, window), strict=True)
-    )
+def recordings(file: Objectives, s: Settings) -> Iterator[Recording]:
+    """Bad and all events, for each objective and model."""
+    for objective in file.objectives:
+        for which, expr in zip(("bad", "all"), _events(objective, s), strict=True):
+            yield Recording(_what(objective, which) + recorded.OVER, expr)
+            yield recorded.hourly(_what(objective, which), s)
 
 
 def alerts(file: Objectives, s: Settings) -> tuple[Alert, ...]:
@@ -139,38 +134,25 @@ def _pair(objective: Objective, file: Objectives, s: Settings, long: str, short:
     """Both windows burn, and the long one holds enough to judge by. The value is the long window's share of bad events."""
     budget = factor(file.period, long, share) * (1 - Decimal(str(objective.objective)))
     bad = f"{_share(objective, s, long)} > {budget.normalize():f} and {_share(objective, s, short)} > {budget.normalize():f}"
-    times = seconds(RECORDED_OVER) // seconds(_step(long))  # that each event is in the sum
-    return f"({bad} and {_sum(objective, 'all', s, long)} >= {file.at_least * times})"
+    return f"({bad} and {recorded.counted(_what(objective, 'all'), long, s)} >= {file.at_least})"
 
 
 def _share(objective: Objective, s: Settings, window: str) -> str:
-    return f"{_sum(objective, 'bad', s, window)} / ({_sum(objective, 'all', s, window)} > 0)"
+    return promql.per(*(recorded.counted(_what(objective, which), window, s) for which in ("bad", "all")))
 
 
-def _step(window: str) -> str:
-    """How often the recorded five minutes are added up: every minute for a short window, so that a page does not wait for the next five."""
-    return "1m" if seconds(window) <= seconds("6h") else RECORDED_OVER
-
-
-def _sum(objective: Objective, what: str, s: Settings, window: str) -> str:
-    """What was recorded, added up over a window. Where steps overlap each event counts several times, in both halves of a ratio alike."""
-    recorded = _recorded(objective, what)
-    return recorded if window == RECORDED_OVER else f"sum_over_time({recorded}[{s.window(window)}:{s.window(_step(window))}])"
-
-
-def _events(objective: Objective, window: str) -> tuple[str, str]:
-    """Bad and all events within the window. Latency counts observations, success the requests that are no refusal and no hang-up."""
+def _events(objective: Objective, s: Settings) -> tuple[str, str]:
+    """Bad and all events within five minutes. Latency counts observations, success the requests that are no refusal and no hang-up."""
     if objective.latency is None:
-        served = ('outcome!~"rejected|client_abort"',)
-        everything = promql.growth(ours.REQUESTS, window, MODEL, served)
-        return f"({promql.growth(ours.REQUESTS, window, MODEL, ours.FAILED)} or {everything} * 0)", everything
-    metric = _HISTOGRAMS[objective.latency]
-    everything = promql.observed(metric, window, MODEL)
-    return f"{everything} - {promql.within(metric, objective.within_s or 0, window, MODEL)}", everything
+        everything = recorded.requests(recorded.OVER, s, ('outcome!~"rejected|client_abort"',))
+        return f"({recorded.requests(recorded.OVER, s, ours.FAILED)} or {everything} * 0)", everything
+    buckets = _HISTOGRAMS[objective.latency]
+    everything = recorded.observed(buckets)
+    return f"{everything} - {recorded.observed(buckets, promql.le(objective.within_s or 0))}", everything
 
 
-def _recorded(objective: Objective, what: str) -> str:
-    return f"cluster_model_name:vllm_slo_{objective.slug}_{what}:increase{RECORDED_OVER}"
+def _what(objective: Objective, which: str) -> str:
+    return f"cluster_model_name:vllm_slo_{objective.slug}_{which}:increase"
 
 
 def _called(objective: Objective) -> str:

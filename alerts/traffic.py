@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from alerts import thresholds
+from alerts import recorded, thresholds
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
 from alerts.subjects import ENGINE, MODEL, TARGET, TEAM, on
 from exporters.catalogue import gateway, ours, promql, vllm
 
-_HUNG_UP = ('outcome="client_abort"',)
 _OK = ('outcome="ok"',)
 _REACHED = ('outcome!="rejected"',)  # what an engine may have seen
 _BY_POLICY = ('outcome="rejected"', 'reason!~"engine_busy|bad_request"')  # refused by us, not by the engine
@@ -17,14 +16,14 @@ _CUT_OFF = ('finished_reason="length"',)
 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
-    five, half, hour, day = (s.window(w) for w in ("5m", "30m", "1h", "1d"))
+    five, half, hour = (s.window(w) for w in ("5m", "30m", "1h"))
     errors, refusals, refused, cut, lag = (
         s.at(t)
         for t in (thresholds.ERROR_RATIO, thresholds.ENGINE_REFUSALS, thresholds.REFUSAL_RATIO, thresholds.CUT_OFF, thresholds.LOG_LAG)
     )  # fmt: skip
     few = s.at(thresholds.ERRORS_AT_LEAST)
-    finished = promql.growth(vllm.REQUEST_SUCCESS, half, MODEL)
-    reached, ok = (promql.growth(ours.REQUESTS, half, MODEL, where) for where in (_REACHED, _OK))
+    finished = recorded.counted(recorded.FINISHED, "30m", s)
+    reached, ok = (recorded.requests("30m", s, where) for where in (_REACHED, _OK))
     spent = promql.current(ours.GPU_COST, ("cluster", "currency"))
     tokens = " + ".join(promql.per_second(made, hour, ("cluster",)) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS))
     behind = promql.worst(ours.LOG_LAG, (*TARGET, "path"))
@@ -58,7 +57,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMClientHangupsRising", Severity.WARNING,
-            _hangups(s, five, day),
+            _hangups(s, five),
             hold="5m", keep_firing="5m",
             summary="Clients give up waiting.",
             description="{{ $value | humanizePercentage }} of the clients of {{ $labels.model_name }} close the connection before their "
@@ -123,13 +122,14 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     )  # fmt: skip
 
 
-def _hangups(s: Settings, window: str, usual: str) -> str:
+def _hangups(s: Settings, window: str) -> str:
     """The share of clients that left: from the request log, and where a model has none, from requests whose first token was made and whose end
     never came. Those that still run are no hang-ups, so all of them are taken off, which makes that half slow to fire and never hasty."""
     ratio, few = s.at(thresholds.HANGUP_RATIO), s.at(thresholds.ERRORS_AT_LEAST)
-    share, usually = (promql.share(ours.REQUESTS, ours.REQUESTS, w, MODEL, _HUNG_UP) for w in (window, usual))
-    logged = f"{share} > {ratio} and {share} > 2 * ({usually}) and {promql.growth(ours.REQUESTS, window, MODEL, _HUNG_UP)} >= {few}"
-    begun, ended = (promql.observed(metric, window, MODEL) for metric in (vllm.TIME_TO_FIRST_TOKEN, vllm.E2E_REQUEST_LATENCY))
+    share = promql.share(ours.REQUESTS, ours.REQUESTS, window, MODEL, recorded.HUNG_UP)
+    usually = promql.per(*(recorded.requests("1d", s, where) for where in (recorded.HUNG_UP, ())))
+    logged = f"{share} > {ratio} and {share} > 2 * ({usually}) and {promql.growth(ours.REQUESTS, window, MODEL, recorded.HUNG_UP)} >= {few}"
+    begun, ended = recorded.observed(recorded.TTFT), promql.observed(vllm.E2E_REQUEST_LATENCY, window, MODEL)
     left = f"({begun} - {ended} - {promql.current(vllm.NUM_REQUESTS_RUNNING, MODEL)})"
     unlogged = f"{left} / ({begun} > 0) > {ratio} and {left} >= {few}"
     return f"({logged}) or ({unlogged}) unless {on(MODEL)} {promql.growth(ours.REQUESTS, window, MODEL)}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from alerts.settings import SHIPPED, Settings
 from dashboards import fleet, gpu, kv_cache, latency, levers, overview, teams, tuning, watch
-from dashboards.model import Board, Profile, only
+from dashboards.model import Board, Panel, Profile, only
 
 # In the order in which one asks: is it well, where does the time go, what is the limit, who is affected, did the change help.
 BOARDS: tuple[Board, ...] = tuple(
@@ -13,13 +14,17 @@ BOARDS: tuple[Board, ...] = tuple(
 )
 
 
-def boards(profile: Profile = Profile.FULL) -> tuple[Board, ...]:
-    """The boards of a profile; none links to one that the profile does not have."""
+def boards(profile: Profile = Profile.FULL, settings: Settings = SHIPPED) -> tuple[Board, ...]:
+    """The boards of a profile, with their lines where a deployment's settings put them; none links to one that the profile does not have."""
     kept = [board for board in (only(b, profile.components) for b in BOARDS) if board]
     there = {board.slug for board in kept}
-    return tuple(_without_links_outside(board, there) for board in kept)
+    return tuple(_with(board, there, settings) for board in kept)
 
 
-def _without_links_outside(board: Board, there: set[str]) -> Board:
-    rows = (replace(row, panels=tuple(p if p.detail in there else replace(p, detail="") for p in row.panels)) for row in board.rows)
-    return replace(board, rows=tuple(rows))
+def _with(board: Board, there: set[str], settings: Settings) -> Board:
+    return replace(board, rows=tuple(replace(row, panels=tuple(_panel(p, there, settings) for p in row.panels)) for row in board.rows))
+
+
+def _panel(panel: Panel, there: set[str], settings: Settings) -> Panel:
+    line = panel.threshold and settings.at(panel.threshold)
+    return replace(panel, threshold=line, detail=panel.detail if panel.detail in there else "")

@@ -87,22 +87,26 @@ def _measure(folder: Path, end: int) -> None:
     assert program
     config = folder / "prometheus.yml"
     config.write_text("global: {}\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [program.path, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}", "--storage.tsdb.retention.time=10y",
                f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]  # fmt: skip
     server = subprocess.Popen(command)
     try:
         base = f"http://127.0.0.1:{port}"
-        _wait(base)
+        until_ready(base)
         _report(base, Range(end - 3600, end, scrape_s=SCRAPE_S))
     finally:
         server.terminate()
         server.wait(10)
 
 
-def _wait(base: str) -> None:
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def until_ready(base: str) -> None:
     for _ in range(300):
         try:
             urllib.request.urlopen(f"{base}/-/ready", timeout=1).read()

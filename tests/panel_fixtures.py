@@ -271,6 +271,11 @@ def scenes() -> tuple[Scene, ...]:
     )
 
 
+def fleet(engines: int, models: int = 3) -> Scene:
+    """A larger fleet with everything that watches it, for what is measured and not proven."""
+    return _scene("fleet", tuple(Engine(f"vllm-{i}", f"model-{i % models}") for i in range(engines)), Setting())
+
+
 def _scene(
     name: str, engines: Sequence[Engine], setting: Setting | None = None, *, whole: bool = False, rests: bool = False, alike: bool = True,
     watchers_of: Sequence[str] = ALL_WATCHERS,

@@ -211,6 +211,48 @@ def quantiles(text: str) -> list[float]:
     return [q for q in asked if q < 1]  # a variable was read as 1
 
 
+def unconditional(text: str) -> list[str]:
+    """The branches of `or` that answer whenever there is data: nothing is compared in them, and nothing taken away. Raises BadExpression.
+
+    `>= 0` around a quantile lets every number pass and only NaN not: it is no condition."""
+    return [str(branch) for branch in _branches(parse(text)) if not _conditional(branch)]
+
+
+def windows_s(text: str) -> list[float]:
+    """Every range that is looked back over, of subqueries too, in seconds. Raises BadExpression."""
+    return [node.range.total_seconds() for node in _nodes(parse(text)) if isinstance(node, ql.MatrixSelector | ql.SubqueryExpr)]
+
+
+def _branches(node: ql.Expr) -> Iterator[ql.Expr]:
+    match node:
+        case ql.ParenExpr():
+            yield from _branches(node.expr)
+        case ql.BinaryExpr() if str(node.op) == "or":
+            yield from _branches(node.lhs)
+            yield from _branches(node.rhs)
+        case _:
+            yield node
+
+
+def _conditional(node: ql.Expr) -> bool:
+    """Whether an answer depends on more than there being data."""
+    match node:
+        case ql.Call() if node.func.name.startswith("absent"):
+            return True
+        case ql.BinaryExpr():
+            op, either = str(node.op), _conditional(node.lhs) or _conditional(node.rhs)
+            if op in _COMPARISONS:
+                filters = not (node.modifier and node.modifier.return_bool)
+                no_number = op == ">=" and isinstance(node.rhs, ql.NumberLiteral) and node.rhs.val == 0
+                return (filters and not no_number) or either
+            if op == "or":
+                return _conditional(node.lhs) and _conditional(node.rhs)
+            return op == "unless" or (op == "and" and either) or (_scalar(node.rhs) and _conditional(node.lhs))
+        case ql.Call() | ql.AggregateExpr() | ql.ParenExpr() | ql.UnaryExpr() | ql.SubqueryExpr():
+            return any(_conditional(below) for _, below in _below(node))
+    return False
+
+
 def _nodes(node: ql.Expr) -> Iterator[ql.Expr]:
     yield node
     for _, below in _below(node):

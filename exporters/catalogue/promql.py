@@ -121,13 +121,9 @@ def observed(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where
     return _sum(_each(metric, where, f"increase({{}}{_span(window)})", "_count"), by)
 
 
-def within(metric: Metric, bound: float, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
-    """How many observations within the window were at most `bound`, which must be a bound of the page: anything else has no series.
-
-    A whole number is written 5 or 5.0, by Prometheus 3 and before."""
-    _expect(metric, Kind.HISTOGRAM)
-    le = f'le="{bound:.12g}"' if bound % 1 else f'le=~"{bound:.12g}(\\\\.0)?"'
-    return _sum(_each(metric, (*where, le), f"increase({{}}{_span(window)})", "_bucket"), by)
+def le(bound: float) -> str:
+    """The matcher for one bucket. The bound must be one of the page: anything else has no series. Whole numbers are written 5 or 5.0."""
+    return f'le="{bound:.12g}"' if bound % 1 else f'le=~"{bound:.12g}(\\\\.0)?"'
 
 
 def unresolved(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:

@@ -1,0 +1,327 @@
+"""What is wrong with rules, beyond what promtool sees: it accepts a rate of a gauge, a quantile without `le`, a series that nobody has and a label
+that the answer lost.
+
+Law: rules are judged by what they say and by the catalogue, never by the code that made them, so that a deployment's own can be judged as well.
+What keeps alerts back is judged by routing.py, what does not even make an alert by rules.py. What ours may break stands in EXCEPTIONS with its
+reason."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import permutations
+
+from alerts.rules import Alert, Recording, Severity
+from alerts.settings import seconds
+from alerts.subjects import TARGET
+from exporters.catalogue import EVERYTHING, expression
+from exporters.catalogue.expression import BadExpression, Read
+from exporters.catalogue.metric import Kind, Metric
+
+SCRAPE_S = 15  # as in stack/deploy
+SCRAPES = 4  # that a window holds, so that one lost scrape leaves a rate
+GROUP_RULES = 20
+GROUP_LETTERS = 40
+CRITICAL = 8  # nobody gets up for more different things
+
+_METRICS: dict[str, Metric] = {sample: metric for metric in EVERYTHING for sample in metric.samples}
+_OF_COUNTERS = ("rate", "irate", "increase", "resets")
+_OF_GAUGES = ("changes", "delta", "idelta", "deriv", "predict_linear", "double_exponential_smoothing",
+              *(f"{how}_over_time" for how in ("min", "max", "avg", "sum", "quantile", "stddev", "stdvar", "mad")))  # fmt: skip
+_OF_BOTH = ("last_over_time", "present_over_time", "count_over_time", "absent", "absent_over_time", "timestamp", "count", "group", "presence")
+_MIXED = ("sum", "avg", "min", "max", "count", "group", "stddev", "stdvar", "quantile")  # aggregations: their answer falls when one of many goes
+_OF_BUCKETS = ("histogram_quantile", "histogram_fraction")
+_PICKS = ("topk", "bottomk", "limitk", "limit_ratio")
+
+_LABEL = re.compile(r"\$labels\.(\w+)")
+_IF_THERE = re.compile(r"\{\{-?\s*(?:with|if)\s+\$labels\.(\w+)\s*-?\}\}.*?\{\{-?\s*end\s*-?\}\}", re.DOTALL)
+_VALUE = re.compile(r"\{\{[^}]*\$value[^}]*\}\}")
+_READABLE = re.compile(r"\|\s*(humanize\w*|printf)\b|\{\{-?\s*(humanize\w*|printf)\b")
+_WINDOW_IN_NAME = re.compile(r"(\d+[smhdw])$")
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """A fault that is meant: rule, name of the alert or recorded series, and why. Raises ValueError without a reason."""
+
+    rule: str
+    name: str
+    why: str
+
+    def __post_init__(self) -> None:
+        if not self.why.strip():
+            raise ValueError(f"{self.rule} of {self.name} is allowed without a reason")
+
+
+EXCEPTIONS: tuple[Allowed, ...] = ()
+
+
+def faults(alerts: Iterable[Alert], recordings: Iterable[Recording] = (), allowed: Sequence[Allowed] = EXCEPTIONS) -> Iterator[str]:
+    """What is wrong with these rules and not allowed, one sentence each that begins with the rule's name; an exception that nothing needs is a
+    fault as well. recordings: all that are loaded beside the alerts."""
+    found = list(_found(_Rules(tuple(alerts), {recording.record: recording for recording in (recordings := tuple(recordings))}, recordings)))
+    excused = {(one.rule, one.name) for one in allowed}
+    yield from (f"{name}: {message} [{rule}]" for rule, name, message in found if (rule, name) not in excused)
+    needed = {(rule, name) for rule, name, _ in found}
+    yield from (f"{one.name}: nothing breaks {one.rule} there any more; remove the exception" for one in allowed if (one.rule, one.name) not in needed)
+
+
+def crowded(groups: Mapping[str, Sequence[object]]) -> Iterator[str]:
+    """Groups of rules, by name, that are too large: the rules of a group are evaluated one after the other."""
+    for name, rules in groups.items():
+        if len(rules) > GROUP_RULES:
+            yield f"group {name}: {len(rules)} rules; at most {GROUP_RULES}, or the last of them come late"
+        if len(name) > GROUP_LETTERS:
+            yield f"group {name}: the name is longer than {GROUP_LETTERS} letters"
+
+
+@dataclass(frozen=True, eq=False)
+class _Rules:
+    """All that is judged, and what its series bear."""
+
+    alerts: tuple[Alert, ...]
+    recorded: Mapping[str, Recording]
+    recordings: tuple[Recording, ...]
+    _known: dict[str, Set[str]] = field(default_factory=dict)
+
+    def labels_of(self, sample: str) -> Set[str]:
+        """What a series can be grouped by: its own labels and those of the scrape, or those that its recording leaves."""
+        if sample not in self._known:
+            self._known[sample] = frozenset()  # a recording that reads itself
+            if sample in self.recorded:
+                self._known[sample] = frozenset(expression.labels(self.recorded[sample].expr, self.labels_of))
+            elif sample in _METRICS:
+                self._known[sample] = {*_METRICS[sample].labels, *TARGET, *(("le",) if sample.endswith("_bucket") else ())}
+        return self._known[sample]
+
+
+_Found = Iterator[tuple[str, str, str]]  # rule, name, message
+_Told = Iterator[str]
+
+
+def _found(rules: _Rules) -> _Found:
+    for one in (*rules.alerts, *rules.recordings):
+        name = one.name if isinstance(one, Alert) else one.record
+        try:
+            expression.parse(one.expr)
+        except BadExpression as error:
+            yield "promql", name, str(error)
+            continue
+        for rule, of_expression in EXPRESSION_RULES.items():
+            yield from ((rule, name, message) for message in of_expression(one.expr, rules))
+        if isinstance(one, Alert):
+            for rule, of_alert in ALERT_RULES.items():
+                yield from ((rule, name, message) for message in of_alert(one, rules))
+        else:
+            for rule, of_recording in RECORDING_RULES.items():
+                yield from ((rule, name, message) for message in of_recording(one, rules))
+    for rule, of_all in SET_RULES.items():
+        yield from ((rule, name, message) for name, message in of_all(rules))
+
+
+# ---- any expression
+
+
+def _series(expr: str, rules: _Rules) -> _Told:
+    for name in sorted({read.name for read in expression.reads(expr)} - _METRICS.keys() - rules.recorded.keys()):
+        yield f"{name or 'a selector without a name'} is neither in the catalogue nor recorded by these rules"
+
+
+def _kinds(expr: str, rules: _Rules) -> _Told:
+    """A counter is only asked how it grows, a gauge never; what is recorded is a gauge."""
+    for read in expression.reads(expr):
+        metric, first = _METRICS.get(read.name), read.above[0] if read.above else ""
+        grows = metric is not None and metric.kind in (Kind.COUNTER, Kind.HISTOGRAM, Kind.SUMMARY)
+        if not grows and first in _OF_COUNTERS:
+            yield f"{first}({read.name}): it is {'no counter' if metric is None else f'a {metric.kind}'}, and every fall would pass for a restart"
+        if grows and first in _OF_GAUGES:
+            yield f"{first}({read.name}): it only ever grows, and starts again with its process"
+        elif grows and first not in (*_OF_COUNTERS, *_OF_BOTH) and "presence" not in read.above:
+            yield f"{read.name} only ever grows: ask for its rate or increase"
+        if late := _late(read):
+            yield f"{late} stands outside an aggregation of {read.name}: a restart of one shows as a jump of all"
+
+
+def _late(read: Read) -> str:
+    return next((step for at, step in enumerate(read.above) if step in _OF_COUNTERS and set(read.above[:at]) & set(_MIXED)), "")
+
+
+def _buckets(expr: str, rules: _Rules) -> _Told:
+    """Buckets are cumulative: they go through a quantile, or one bound is picked, or a recording keeps them all for later."""
+    for read in expression.reads(expr):
+        picked = any(label == "le" for label, _, _ in read.matchers)
+        if "le" in rules.labels_of(read.name) and not picked and not set(read.above) & set(_OF_BUCKETS) and "le" not in _labels(expr, rules):
+            yield f"{read.name} is cumulative: a sum over its buckets counts an observation once for each"
+
+
+def _labels_kept(expr: str, rules: _Rules) -> _Told:
+    yield from expression.lost_labels(expr, rules.labels_of)
+
+
+def _division(expr: str, rules: _Rules) -> _Told:
+    for divisor in expression.unguarded(expr):
+        yield f"it divides by what may be 0, and NaN compares with nothing; write ({divisor} > 0)"
+
+
+def _made_up(expr: str, rules: _Rules) -> _Told:
+    for side in expression.made_up(expr):
+        yield f"`or {side}` answers where there is nothing"
+
+
+def _picked(expr: str, rules: _Rules) -> _Told:
+    for read in expression.reads(expr):
+        if done := set(read.above) & set(_PICKS):
+            yield f"{min(done)} of {read.name}: who is among them changes from one evaluation to the next, and the alert begins anew"
+
+
+def _windows(expr: str, rules: _Rules) -> _Told:
+    for window_s in expression.windows_s(expr):
+        if window_s < SCRAPES * SCRAPE_S:
+            yield f"a window of {window_s:g} s holds fewer than {SCRAPES} scrapes"
+
+
+def _labels(expr: str, rules: _Rules) -> Set[str]:
+    return expression.labels(expr, rules.labels_of)
+
+
+EXPRESSION_RULES: dict[str, Callable[[str, _Rules], _Told]] = {
+    "series": _series,
+    "kinds": _kinds,
+    "buckets": _buckets,
+    "labels-kept": _labels_kept,
+    "division": _division,
+    "made-up": _made_up,
+    "picked": _picked,
+    "windows": _windows,
+}
+
+
+# ---- alerts
+
+
+def _condition(alert: Alert, rules: _Rules) -> _Told:
+    for branch in expression.unconditional(alert.expr):
+        yield f"it fires as long as there is data: {branch} compares nothing"
+
+
+def _durations(alert: Alert, rules: _Rules) -> _Told:
+    """A hold below a few scrapes is no hold; 0s is one that is meant, but not on absence, which one lost scrape looks like."""
+    for what, duration in (("hold", alert.hold), ("keep_firing", alert.keep_firing)):
+        if duration and 0 < seconds(duration) < SCRAPES * SCRAPE_S:
+            yield f"{what} {duration} is shorter than {SCRAPES} scrapes; write 0s or more"
+    absent = any(step.startswith("absent") for read in expression.reads(alert.expr) for step in read.above)
+    if absent and seconds(alert.hold) < SCRAPES * SCRAPE_S:
+        yield f"one lost scrape looks like absence; hold it for {SCRAPES} of them"
+
+
+def _labels_told(alert: Alert, rules: _Rules) -> _Told:
+    """What the description names is on the answer of every branch, or it is said only where it is there: {{ with $labels.x }}."""
+    borne = _labels(alert.expr, rules)
+    always = _LABEL.findall(_IF_THERE.sub("", alert.description))
+    for label in sorted(set(always) - set(borne)):
+        yield f"the description names {label}, which not every answer has; say it with {{{{ with $labels.{label} }}}}"
+    sometimes = set(_LABEL.findall(alert.description)) - set(always)
+    for label in sorted(sometimes - {each for read in expression.reads(alert.expr) for each in rules.labels_of(read.name)} - set(borne)):
+        yield f"the description names {label}, which no answer ever has"
+
+
+def _description(alert: Alert, rules: _Rules) -> _Told:
+    if _labels(alert.expr, rules) and not _LABEL.search(alert.description):
+        yield "the description names no label, so that nobody knows which one it is"
+    if not alert.description.endswith("."):
+        yield "the description is a sentence"
+
+
+def _value(alert: Alert, rules: _Rules) -> _Told:
+    for shown in _VALUE.findall(alert.description):
+        if not _READABLE.search(shown):
+            yield f"{shown} shows 0.10000000000000001; say humanize, humanizePercentage, humanizeDuration or printf"
+
+
+def _static(alert: Alert, rules: _Rules) -> _Told:
+    """Alertmanager groups and finds again by labels; a value in one makes a new alert at every evaluation."""
+    for label, value in (("owner", alert.owner), ("severity", str(alert.severity))):
+        if "{{" in value:
+            yield f"the label {label} holds a template"
+
+
+def _summary(alert: Alert, rules: _Rules) -> _Told:
+    if "{{" in alert.summary or not re.fullmatch(r"[A-Z][^.]*\.", alert.summary):
+        yield "the summary is one fixed sentence"
+
+
+def _owner(alert: Alert, rules: _Rules) -> _Told:
+    if not alert.owner.strip():
+        yield "it has no owner"
+
+
+def _muted(alert: Alert, rules: _Rules) -> _Told:
+    for source in alert.muted_by:
+        if source == alert.name or source not in {other.name for other in rules.alerts}:
+            yield f"muted by {source}, {'which is itself' if source == alert.name else 'which there is not'}"
+
+
+ALERT_RULES: dict[str, Callable[[Alert, _Rules], _Told]] = {
+    "condition": _condition,
+    "durations": _durations,
+    "labels-told": _labels_told,
+    "description": _description,
+    "value": _value,
+    "static-labels": _static,
+    "summary": _summary,
+    "owner": _owner,
+    "muted": _muted,
+}
+
+
+# ---- recordings
+
+
+def _level(recording: Recording, rules: _Rules) -> _Told:
+    """level:metric:operations, where the level is the labels that are left."""
+    level, left = recording.record.split(":")[0], sorted(_labels(recording.expr, rules))
+    if level not in {"_".join(order) for order in permutations(left)}:
+        yield f"its level is {level}, and the labels that are left are {', '.join(left) or 'none'}"
+
+
+def _window_named(recording: Recording, rules: _Rules) -> _Told:
+    """What is recorded over a window says so, and over no other."""
+    named = _WINDOW_IN_NAME.search(recording.record)
+    over = {round(window_s) for window_s in expression.windows_s(recording.expr)}
+    if over and (named is None or seconds(named[1]) not in over):
+        yield f"it is over {' and '.join(f'{window_s} s' for window_s in sorted(over))}, which its name does not say"
+
+
+def _static_recorded(recording: Recording, rules: _Rules) -> _Told:
+    for label, value in recording.labels.items():
+        if "{{" in value:
+            yield f"the label {label} holds a template"
+
+
+RECORDING_RULES: dict[str, Callable[[Recording, _Rules], _Told]] = {
+    "level": _level,
+    "window-named": _window_named,
+    "static-labels": _static_recorded,
+}
+
+
+# ---- all together
+
+
+def _unlike(rules: _Rules) -> Iterator[tuple[str, str]]:
+    names = Counter([*(alert.name for alert in rules.alerts), *(recording.record for recording in rules.recordings)])
+    yield from ((name, f"{count} rules have this name") for name, count in names.items() if count > 1)
+
+
+def _critical(rules: _Rules) -> Iterator[tuple[str, str]]:
+    pages = [alert.name for alert in rules.alerts if alert.severity is Severity.CRITICAL]
+    yield from ((name, f"{len(pages)} alerts wake someone; at most {CRITICAL}") for name in pages[CRITICAL:])
+
+
+SET_RULES: dict[str, Callable[[_Rules], Iterator[tuple[str, str]]]] = {
+    "names": _unlike,
+    "critical": _critical,
+}
+RULES = ("promql", *EXPRESSION_RULES, *ALERT_RULES, *RECORDING_RULES, *SET_RULES)
