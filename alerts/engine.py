@@ -91,8 +91,9 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMSlowStart", Severity.WARNING,
-            f"{promql.first_age(PROCESS_START, hour, s.window('30s'), TARGET, (s.engine,))} > {slow} "
-            f"and max {by(TARGET)} (time() - {promql.series(PROCESS_START, (s.engine,))}) < {s.seconds('1h')}",
+            f"{promql.first_age(PROCESS_START, hour, s.window('1m'), TARGET, (s.engine,))} > {slow} "
+            f"and max {by(TARGET)} (time() - {promql.series(PROCESS_START, (s.engine,))}) < {s.seconds('1h')} "
+            f"and {promql.lowest(UP, hour, TARGET, (s.engine,))} == 0",  # or nobody had asked it before
             hold="0s",
             summary="An engine took long to start.",
             description="{{ $labels.instance }} answered only {{ $value | humanizeDuration }} after its process had started; help that "

@@ -22,11 +22,17 @@ def alerts(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> t
 
 
 def recordings(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> tuple[Recording, ...]:
-    """What the rules rest on, and the figures that people ask for over long ranges."""
+    return tuple(recording for group in recorded_families(s, objectives).values() for recording in group)
+
+
+def recorded_families(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> dict[str, tuple[Recording, ...]]:
+    """What the rules rest on, what the objectives make of it, and the figures that people ask for over long ranges."""
+    return {"growth": tuple(recorded.recordings(s)), "slo": tuple(slo.recordings(objectives or slo.shipped(), s)), "figures": _figures(s)}
+
+
+def _figures(s: Settings) -> tuple[Recording, ...]:
     window = s.window(recorded.OVER)
     return (
-        *recorded.recordings(s),
-        *slo.recordings(objectives or slo.shipped(), s),
         Recording("model_name:vllm_ttft_seconds:p95_5m", _p95(recorded.TTFT)),
         Recording("model_name:vllm_inter_token_latency_seconds:p95_5m", _p95(recorded.INTER_TOKEN)),
         Recording("model_name:vllm_queue_time_seconds:p95_5m", promql.quantile(0.95, vllm.REQUEST_QUEUE_TIME, window)),

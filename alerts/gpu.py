@@ -32,7 +32,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     hot, held, memory, links = (
         s.at(t) for t in (thresholds.GPU_TEMPERATURE, thresholds.THROTTLED, thresholds.GPU_MEMORY, thresholds.NVLINK_ERRORS)
     )
-    throttled = f"sum {by(CARD)} ({promql.per_second(gpu.THROTTLE, ten, CARD, _AGAINST_OUR_WILL)})"
+    throttled = promql.per_second(gpu.THROTTLE, ten, CARD, _AGAINST_OUR_WILL)
     their_heat = dcgm.THERMAL_VIOLATION.base(promql.repeated(dcgm.THERMAL_VIOLATION.metric, ten, _THEIRS))
     used, free = (field.base(promql.current(field.metric, _THEIRS)) for field in (dcgm.FB_USED, dcgm.FB_FREE))
     xid = promql.worst(dcgm.XID_ERRORS.metric, _THEIRS)
@@ -51,8 +51,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"and {promql.current(ours.SOURCE_LAST_SUCCESS, _SOURCE, (_KIND_GPU,))}",  # a host that never had a GPU misses none
             hold="2m",
             summary="A GPU cannot be seen any more.",
-            description="The sidecar {{ $labels.instance }} no longer gets readings of a GPU {{ $labels.uuid }}: it fell off the bus, or "
-            "the driver does not answer.",
+            description="The sidecar {{ $labels.instance }} no longer gets readings of a GPU{{ with $labels.uuid }} {{ . }}{{ end }}: it fell "
+            "off the bus, or the driver does not answer.",
             panel=PanelRef("gpu", "cards"), owner="hardware",
         ),
         Alert(

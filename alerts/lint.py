@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import permutations
+from typing import TypeVar
 
 from alerts.rules import Alert, Recording, Severity
 from alerts.settings import seconds
@@ -26,6 +28,7 @@ GROUP_RULES = 20
 GROUP_LETTERS = 40
 CRITICAL = 8  # nobody gets up for more different things
 
+_One = TypeVar("_One", Alert, Recording)
 _METRICS: dict[str, Metric] = {sample: metric for metric in EVERYTHING for sample in metric.samples}
 _OF_COUNTERS = ("rate", "irate", "increase", "resets")
 _OF_GAUGES = ("changes", "delta", "idelta", "deriv", "predict_linear", "double_exponential_smoothing",
@@ -61,11 +64,11 @@ EXCEPTIONS: tuple[Allowed, ...] = ()
 def faults(alerts: Iterable[Alert], recordings: Iterable[Recording] = (), allowed: Sequence[Allowed] = EXCEPTIONS) -> Iterator[str]:
     """What is wrong with these rules and not allowed, one sentence each that begins with the rule's name; an exception that nothing needs is a
     fault as well. recordings: all that are loaded beside the alerts."""
-    found = list(_found(_Rules(tuple(alerts), {recording.record: recording for recording in (recordings := tuple(recordings))}, recordings)))
-    excused = {(one.rule, one.name) for one in allowed}
+    found = list(_found(_Rules(tuple(alerts), tuple(recordings))))
+    excused, needed = {(one.rule, one.name) for one in allowed}, {(rule, name) for rule, name, _ in found}
     yield from (f"{name}: {message} [{rule}]" for rule, name, message in found if (rule, name) not in excused)
-    needed = {(rule, name) for rule, name, _ in found}
-    yield from (f"{one.name}: nothing breaks {one.rule} there any more; remove the exception" for one in allowed if (one.rule, one.name) not in needed)
+    for rule, name in sorted(excused - needed):
+        yield f"{name}: nothing breaks {rule} there any more; remove the exception [unused-exception]"
 
 
 def crowded(groups: Mapping[str, Sequence[object]]) -> Iterator[str]:
@@ -79,46 +82,52 @@ def crowded(groups: Mapping[str, Sequence[object]]) -> Iterator[str]:
 
 @dataclass(frozen=True, eq=False)
 class _Rules:
-    """All that is judged, and what its series bear."""
+    """All that is judged together, and what its series bear."""
 
     alerts: tuple[Alert, ...]
-    recorded: Mapping[str, Recording]
     recordings: tuple[Recording, ...]
-    _known: dict[str, Set[str]] = field(default_factory=dict)
+
+    @cached_property
+    def recorded(self) -> Mapping[str, str]:
+        return {recording.record: recording.expr for recording in self.recordings}
+
+    @cached_property
+    def _known(self) -> dict[str, Set[str]]:
+        of_scrape = {sample: {*metric.labels, *TARGET} for sample, metric in _METRICS.items()}
+        return {sample: labels | {"le"} if sample.endswith("_bucket") else labels for sample, labels in of_scrape.items()}
 
     def labels_of(self, sample: str) -> Set[str]:
         """What a series can be grouped by: its own labels and those of the scrape, or those that its recording leaves."""
         if sample not in self._known:
-            self._known[sample] = frozenset()  # a recording that reads itself
+            self._known[sample] = set()  # nobody knows it, or it reads itself
             if sample in self.recorded:
-                self._known[sample] = frozenset(expression.labels(self.recorded[sample].expr, self.labels_of))
-            elif sample in _METRICS:
-                self._known[sample] = {*_METRICS[sample].labels, *TARGET, *(("le",) if sample.endswith("_bucket") else ())}
+                self._known[sample] = expression.labels(self.recorded[sample], self.labels_of)
         return self._known[sample]
 
 
-_Found = Iterator[tuple[str, str, str]]  # rule, name, message
 _Told = Iterator[str]
+_Found = Iterator[tuple[str, str, str]]  # rule, name, message
 
 
 def _found(rules: _Rules) -> _Found:
-    for one in (*rules.alerts, *rules.recordings):
-        name = one.name if isinstance(one, Alert) else one.record
-        try:
-            expression.parse(one.expr)
-        except BadExpression as error:
-            yield "promql", name, str(error)
-            continue
-        for rule, of_expression in EXPRESSION_RULES.items():
-            yield from ((rule, name, message) for message in of_expression(one.expr, rules))
-        if isinstance(one, Alert):
-            for rule, of_alert in ALERT_RULES.items():
-                yield from ((rule, name, message) for message in of_alert(one, rules))
-        else:
-            for rule, of_recording in RECORDING_RULES.items():
-                yield from ((rule, name, message) for message in of_recording(one, rules))
+    for alert in rules.alerts:
+        yield from _of_one(alert.name, alert.expr, rules, alert, ALERT_RULES)
+    for recording in rules.recordings:
+        yield from _of_one(recording.record, recording.expr, rules, recording, RECORDING_RULES)
     for rule, of_all in SET_RULES.items():
         yield from ((rule, name, message) for name, message in of_all(rules))
+
+
+def _of_one(name: str, expr: str, rules: _Rules, one: _One, more: Mapping[str, Callable[[_One, _Rules], _Told]]) -> _Found:
+    try:
+        expression.parse(expr)
+    except BadExpression as error:
+        yield "promql", name, str(error)
+        return
+    for rule, of_expression in EXPRESSION_RULES.items():
+        yield from ((rule, name, message) for message in of_expression(expr, rules))
+    for rule, of_one in more.items():
+        yield from ((rule, name, message) for message in of_one(one, rules))
 
 
 # ---- any expression

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from alerts import slo
-from alerts.families import families, recordings
+from alerts.families import families, recorded_families
 from alerts.rules import Links, Severity
 from alerts.settings import SHIPPED, Settings
 
@@ -21,7 +21,8 @@ def rule_files(
 ) -> Iterator[tuple[str, str]]:
     """File name and text of every rule file. Recorded series come first: Prometheus evaluates files side by side, but a reader follows."""
     links = links or Links()
-    yield "recording.yaml", rule_file(header, [("vllm-recorded", [recording.as_rule() for recording in recordings(settings, objectives)])])
+    recorded = recorded_families(settings, objectives)
+    yield "recording.yaml", rule_file(header, ((f"vllm-recorded-{family}", [one.as_rule() for one in each]) for family, each in recorded.items()))
     for severity, name in FILES.items():
         chosen = {f: [a.as_rule(links) for a in alerts if a.severity is severity] for f, alerts in families(settings, objectives).items()}
         yield name, rule_file(header, ((f"vllm-{severity}-{family}", rules) for family, rules in chosen.items() if rules))

@@ -38,12 +38,20 @@ def recordings(s: Settings) -> Iterator[Recording]:
 
 def hourly(what: str, s: Settings) -> Recording:
     """The same within an hour, for sums over days."""
-    return Recording(what + HOURLY, _counted(what, HOURLY, s))
+    return Recording(what + HOURLY, exactly(what, HOURLY, s))
 
 
 def counted(what: str, window: str, s: Settings, offset: str = "") -> str:
     """How many within a window, by cluster and model; too many where the recording had gaps."""
     return _counted(what, window, s, offset=offset)
+
+
+def exactly(what: str, window: str, s: Settings) -> str:
+    """How many within a window, gaps or not, as of the last full five minutes: for what must not be guessed from the few that were seen, such as
+    whether a model that has just begun had enough requests to be judged by."""
+    if seconds(window) >= seconds(LONG):
+        return _counted(what, window, s)
+    return f"sum_over_time({what}{OVER}[{s.window(window)}:{s.window(OVER)}])"
 
 
 def requests(window: str, s: Settings, where: tuple[str, ...] = ()) -> str:

@@ -134,7 +134,7 @@ def _pair(objective: Objective, file: Objectives, s: Settings, long: str, short:
     """Both windows burn, and the long one holds enough to judge by. The value is the long window's share of bad events."""
     budget = factor(file.period, long, share) * (1 - Decimal(str(objective.objective)))
     bad = f"{_share(objective, s, long)} > {budget.normalize():f} and {_share(objective, s, short)} > {budget.normalize():f}"
-    return f"({bad} and {recorded.counted(_what(objective, 'all'), long, s)} >= {file.at_least})"
+    return f"({bad} and {recorded.exactly(_what(objective, 'all'), long, s)} >= {file.at_least})"
 
 
 def _share(objective: Objective, s: Settings, window: str) -> str:

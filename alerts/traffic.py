@@ -23,6 +23,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     )  # fmt: skip
     few = s.at(thresholds.ERRORS_AT_LEAST)
     finished = recorded.counted(recorded.FINISHED, "30m", s)
+    failed = recorded.requests("5m", s, ours.FAILED)
     reached, ok = (recorded.requests("30m", s, where) for where in (_REACHED, _OK))
     spent = promql.current(ours.GPU_COST, ("cluster", "currency"))
     tokens = " + ".join(promql.per_second(made, hour, ("cluster",)) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS))
@@ -30,8 +31,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     return (
         Alert(
             "VLLMErrorRatioHigh", Severity.WARNING,
-            f"{promql.share(ours.REQUESTS, ours.REQUESTS, five, MODEL, ours.FAILED)} > {errors} "
-            f"and {promql.growth(ours.REQUESTS, five, MODEL, ours.FAILED)} >= {few}",
+            f"{promql.per(failed, recorded.requests('5m', s))} > {errors} and {failed} >= {few}",
             hold="5m", keep_firing="5m",
             summary="Too many requests fail.",
             description="{{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} end in an error or a timeout.",
@@ -57,7 +57,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMClientHangupsRising", Severity.WARNING,
-            _hangups(s, five),
+            _hangups(s),
             hold="5m", keep_firing="5m",
             summary="Clients give up waiting.",
             description="{{ $value | humanizePercentage }} of the clients of {{ $labels.model_name }} close the connection before their "
@@ -66,7 +66,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMAnswersCutOff", Severity.INFO,
-            f"{promql.share(vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, half, MODEL, _CUT_OFF)} > {cut}",
+            f"{promql.share(vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, half, MODEL, _CUT_OFF)} > {cut} "
+            f"and {promql.growth(vllm.REQUEST_SUCCESS, half, MODEL, _CUT_OFF)} >= {few}",
             hold="15m",
             summary="Many answers end at their length limit.",
             description="{{ $value | humanizePercentage }} of the answers of {{ $labels.model_name }} are cut off by max_tokens or the "
@@ -116,23 +117,25 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"> {on(('cluster', 'currency'))} {promql.current(ours.COST_BUDGET, ('cluster', 'currency'))}",
             hold="1h",
             summary="A thousand tokens cost more than the budget.",
-            description="A thousand tokens cost {{ $value | humanize }} {{ $labels.currency }} over the last hour, cards that stood idle included.",
+            description='A thousand tokens cost {{ $value | printf "%.3g" }} {{ $labels.currency }} over the last hour, '
+            "cards that stood idle included.",
             panel=PanelRef("teams", "cost-per-1k"),
         ),
     )  # fmt: skip
 
 
-def _hangups(s: Settings, window: str) -> str:
+def _hangups(s: Settings) -> str:
     """The share of clients that left: from the request log, and where a model has none, from requests whose first token was made and whose end
     never came. Those that still run are no hang-ups, so all of them are taken off, which makes that half slow to fire and never hasty."""
     ratio, few = s.at(thresholds.HANGUP_RATIO), s.at(thresholds.ERRORS_AT_LEAST)
-    share = promql.share(ours.REQUESTS, ours.REQUESTS, window, MODEL, recorded.HUNG_UP)
+    left, everyone = (recorded.requests("5m", s, where) for where in (recorded.HUNG_UP, ()))
     usually = promql.per(*(recorded.requests("1d", s, where) for where in (recorded.HUNG_UP, ())))
-    logged = f"{share} > {ratio} and {share} > 2 * ({usually}) and {promql.growth(ours.REQUESTS, window, MODEL, recorded.HUNG_UP)} >= {few}"
-    begun, ended = recorded.observed(recorded.TTFT), promql.observed(vllm.E2E_REQUEST_LATENCY, window, MODEL)
-    left = f"({begun} - {ended} - {promql.current(vllm.NUM_REQUESTS_RUNNING, MODEL)})"
-    unlogged = f"{left} / ({begun} > 0) > {ratio} and {left} >= {few}"
-    return f"({logged}) or ({unlogged}) unless {on(MODEL)} {promql.growth(ours.REQUESTS, window, MODEL)}"
+    share = promql.per(left, everyone)
+    logged = f"{share} > {ratio} and {share} > 2 * ({usually}) and {left} >= {few}"
+    begun, ended = recorded.observed(recorded.TTFT), promql.observed(vllm.E2E_REQUEST_LATENCY, s.window("5m"), MODEL)
+    open_ended = f"({begun} - {ended} - {promql.current(vllm.NUM_REQUESTS_RUNNING, MODEL)})"
+    unlogged = f"{promql.per(open_ended, begun)} > {ratio} and {open_ended} >= {few}"
+    return f"({logged}) or ({unlogged}) unless {on(MODEL)} {everyone}"
 
 
 def _more(s: Settings, these: str, those: str) -> str:

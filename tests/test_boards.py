@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from alerts import thresholds
+from alerts.families import alerts
 from alerts.panel_ref import board_uid
 from alerts.rules import Links
+from alerts.settings import Overlay, Settings
 from dashboards import annotations as marked
 from dashboards import ask, variables
 from dashboards.boards import BOARDS, boards
@@ -21,6 +24,7 @@ from dashboards.model import Board, Panel, Profile, Query, Row, Shape
 from dashboards.panels import to_json
 from exporters.catalogue import expression, gateway, gpu, ours, vllm
 from exporters.catalogue.component import GROUPS, Component
+from stack import cli
 
 ROOT = Path(__file__).parent.parent
 SLUGS = ["overview", "latency", "kv-cache", "levers", "teams", "gpu", "tuning", "fleet", "watch"]
@@ -275,3 +279,25 @@ def test_the_watch_shows_what_is_ours_in_a_prometheus_that_others_use_also_when_
         (asked("watch", "targets-up", 1), [('{job="gateway"}', 1), ('{job="sidecar"}', 0)]),
     ]
     answered(part, tmp_path, series, questions)
+
+
+def test_the_lines_stand_where_a_deployment_puts_its_thresholds():
+    """One number for the alert and the line; every other board stays as it is, and nothing but lines changes."""
+    own = Settings(Overlay(thresholds={"ttft_p95": 5.0}))
+    there = {panel.slug: panel for b in boards(settings=own) for panel in b.panels if b.slug == "overview"}
+    assert 5.0 == there["ttft-p95"].limit
+    assert there["ttft-p95"].alerts("overview"), "the panel still knows its alerts"
+    assert thresholds.KV_CACHE_USAGE.value == there["kv-cache-usage"].limit
+    assert "VLLMTTFTHigh" in next(a.name for a in alerts(own) if a.threshold and a.threshold.value == 5.0 and a.drawn)
+
+
+def test_the_command_takes_the_thresholds_and_names_a_wrong_one(tmp_path):
+    own = tmp_path / "thresholds.yaml"
+    own.write_text("thresholds: {kv_cache_usage: 0.7}\n")
+    done = CliRunner().invoke(cli.main, ["dashboards", "export", "--out", str(tmp_path / "boards"), "--thresholds", str(own)])
+    assert 0 == done.exit_code, done.output
+    assert '"value": 0.7' in (tmp_path / "boards/overview.json").read_text()
+    own.write_text("thresholds: {kv_cache_usag: 0.7}\n")
+    done = CliRunner().invoke(cli.main, ["dashboards", "export", "--out", str(tmp_path / "boards"), "--thresholds", str(own)])
+    assert 2 == done.exit_code
+    assert f"{own}: thresholds.kv_cache_usag is unknown; did you mean thresholds.kv_cache_usage?" in done.output
