@@ -46,12 +46,12 @@ def counted(what: str, window: str, s: Settings, offset: str = "") -> str:
     return _counted(what, window, s, offset=offset)
 
 
-def exactly(what: str, window: str, s: Settings) -> str:
+def exactly(what: str, window: str, s: Settings, offset: str = "") -> str:
     """How many within a window, gaps or not, as of the last full five minutes: for what must not be guessed from the few that were seen, such as
     whether a model that has just begun had enough requests to be judged by."""
     if seconds(window) >= seconds(LONG):
-        return _counted(what, window, s)
-    return f"sum_over_time({what}{OVER}[{s.window(window)}:{s.window(OVER)}])"
+        return _counted(what, window, s, offset=offset)
+    return f"sum_over_time({what}{OVER}[{s.window(window)}:{s.window(OVER)}]{_before(offset, s)})"
 
 
 def requests(window: str, s: Settings, where: tuple[str, ...] = ()) -> str:

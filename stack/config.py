@@ -40,7 +40,17 @@ def parse(text: str, kind: type[T], place: str) -> T:
     try:
         return msgspec.convert({} if data is None else data, kind, str_keys=False)
     except msgspec.ValidationError as error:
-        raise BadConfig(f"{place}: {explain(str(error), kind)}") from error
+        raise BadConfig(f"{place}: {_keyed(explain(str(error), kind), data)}") from error
+
+
+_CALLED = {str: "str", bool: "bool", list: "array", dict: "object", type(None): "null"}
+
+
+def _keyed(message: str, data: Any) -> str:
+    """msgspec writes x[...] for some key of the mapping x; here it is the first whose value has the type that was found wrong."""
+    found = re.match(r"(\w+)\[\.\.\.\](?=.*got `(\w+)`)", message)
+    keys = [key for key, value in data[found[1]].items() if _CALLED.get(type(value)) == found[2]] if found else []
+    return f"{found[1]}.{keys[0]}{message[found.end() :]}" if found and keys else message
 
 
 def explain(message: str, kind: type[Any]) -> str:

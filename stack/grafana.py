@@ -68,33 +68,14 @@ providers:
 """
 
 
-def export(folder: Path, files: Mapping[str, str], force: bool = False) -> dict[Path, bool]:
-    """Write files by name; whether each one changed. Raises GrafanaTrouble, before anything is written, where a file is not ours."""
-    foreign = [name for name in files if (folder / name).exists() and not _ours(folder / name)]
-    if foreign and not force:
-        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-        raise GrafanaTrouble(f"{folder / foreign[0]}{more} did not come from here; choose another --out, or overwrite with --force")
-    folder.mkdir(parents=True, exist_ok=True)
-    changed = {}
-    for name, text in files.items():
-        path = folder / name
-        changed[path] = not path.exists() or path.read_bytes() != text.encode()
-        if changed[path]:
-            path.write_text(text, encoding="utf-8", newline="\n")
-    return changed
-
-
-def left_over(folder: Path, files: Iterable[str]) -> list[Path]:
-    """Boards of an earlier export that this one does not hold."""
-    return sorted(path for path in folder.glob("*.json") if path.name not in set(files) and _ours(path))
-
-
-def _ours(path: Path) -> bool:
+def foreign(path: Path) -> str:
+    """Why an exported file is not ours; empty when it is."""
     try:
         text = path.read_text(encoding="utf-8")
-        return text.startswith(_MARK) if path.suffix == ".yaml" else _tagged(json.loads(text))
+        ours = text.startswith(_MARK) if path.suffix == ".yaml" else _tagged(json.loads(text))
     except (ValueError, OSError):
-        return False
+        ours = False
+    return "" if ours else "did not come from here"
 
 
 def _tagged(board: Any) -> bool:
