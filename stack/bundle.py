@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from alerts import printer
-from alerts.families import ALERTS, RECORDINGS
+from alerts import printer, routing, thresholds
+from alerts.families import ALERTS, RECORDINGS, alerts
+from alerts.rules import Alert
+from alerts.settings import SHIPPED, Settings
 from dashboards import coverage
 from dashboards.boards import BOARDS
 from dashboards.panels import to_json
+from exporters.catalogue import expression
 from exporters.catalogue.check import Use
+from runbooks import book
 
 ROOT = Path(__file__).resolve().parent.parent
 PRINTED_ONLY = ("alerts/prometheus", "dashboards/json")  # folders that hold nothing else: what has no source there is removed
@@ -20,9 +24,36 @@ def files() -> Iterator[tuple[Path, str]]:
     """Path below the root and text of each printed file."""
     for name, text in printer.rule_files():
         yield Path("alerts/prometheus") / name, text
+    for name, text in routing.printed_files():
+        yield Path("stack/deploy/alertmanager") / name, text
     for board in BOARDS:
         yield Path("dashboards/json") / f"{board.slug}.json", to_json(board)
     yield Path("dashboards/COVERAGE.md"), coverage.table(BOARDS)
+    for alert in ALERTS:
+        if page := book.text(alert.name):
+            yield Path("runbooks") / f"{alert.name}.md", book.stamped(page, facts(alert))
+
+
+def page_text(name: str, settings: Settings = SHIPPED) -> str | None:
+    """A runbook page with the rule and the numbers of a deployment; None when there is none of this name."""
+    text, alert = book.text(name), next((one for one in alerts(settings) if one.name == name), None)
+    return book.stamped(text, facts(alert)) if text and alert and settings != SHIPPED else text
+
+
+def pages(settings: Settings = SHIPPED) -> tuple[book.Page, ...]:
+    """Every runbook page, in the book's order."""
+    return tuple(book.parse(page.name, page_text(page.name, settings) or "") for page in book.pages())
+
+
+def facts(alert: Alert) -> book.Facts:
+    """What a page says of its alert."""
+    told = ["This rule has no number in thresholds.yaml."]
+    if number := alert.threshold:
+        told = [f"{number.shown}. {number.why}", f"Source: {number.source}"]
+        own = number.name in (known.name for known in thresholds.ALL)
+        told += [f"Another number for your deployment: `{number.name}` in thresholds.yaml."] * own
+    ref, expr = alert.panel, expression.pretty(alert.expr)
+    return book.Facts(alert.name, str(alert.severity), ref.board, ref.panel, expr, alert.hold, tuple(told))
 
 
 def stale(root: Path = ROOT) -> list[Path]:

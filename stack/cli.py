@@ -11,16 +11,20 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 
+from alerts import routing
 from alerts.rules import Links
+from alerts.settings import SHIPPED, Overlay, Settings
 from dashboards import panels
 from dashboards.boards import boards as boards_of
 from dashboards.interpolate import duration_s
@@ -30,7 +34,7 @@ from exporters.catalogue import EVERYTHING, NEVER_EXISTED, check, expression, pa
 from exporters.catalogue.metric import Metric
 from exporters.catalogue.metric import key as release_key
 from exporters.engine import fetch
-from stack import bundle, config, grafana
+from stack import alerts, bundle, config, export, grafana
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
@@ -380,6 +384,7 @@ _PROFILE = click.option(
     "--profile", type=click.Choice([p.value for p in Profile]), default=Profile.FULL.value, show_default=True,
     help="engine: only what vLLM's own series can fill.",
 )  # fmt: skip
+_THRESHOLDS = click.option("--thresholds", type=click.Path(path_type=Path, dir_okay=False), help="Your own numbers; see `alerts list`.")
 _RUNBOOKS = click.option("--runbooks", metavar="URL", help=f"Where links to runbooks lead.  [default: {Links().runbooks}]")
 
 
@@ -392,9 +397,12 @@ _RUNBOOKS = click.option("--runbooks", metavar="URL", help=f"Where links to runb
 )  # fmt: skip
 @click.option("--path", help="Where Grafana will see the folder; by default --out itself.")
 @_RUNBOOKS
+@_THRESHOLDS
 @click.option("--force", is_flag=True, help="Overwrite files that did not come from here.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
-def dashboards_export(out: Path, profile: str, use: str, path: str | None, runbooks: str | None, force: bool, as_json: bool) -> None:
+def dashboards_export(
+    out: Path, profile: str, use: str, path: str | None, runbooks: str | None, thresholds: Path | None, force: bool, as_json: bool
+) -> None:
     """Write the boards as files, with the data source as a variable: nothing to replace before an import.
 
     \b
@@ -402,13 +410,14 @@ def dashboards_export(out: Path, profile: str, use: str, path: str | None, runbo
     """
     if path and use != "provisioning":
         raise click.UsageError("--path belongs to --for provisioning")
-    files = {f"{slug}.json": text for slug, text in _boards(profile, runbooks, use == "import").items()}
+    with _told():
+        files = {f"{slug}.json": text for slug, text in _boards(profile, runbooks, use == "import", thresholds).items()}
     seen = path or str(out.resolve())
     if use == "provisioning":
         files["vllm-watch.yaml"] = grafana.provider(seen)
     with _told():
-        written = grafana.export(out, files, force)
-    older = grafana.left_over(out, files)
+        written = export.write(out, files, grafana.foreign, force)
+    older = export.left_over(out, files, grafana.foreign, "*.json")
     if as_json:
         rows = [{"path": str(file), "changed": changed} for file, changed in written.items()]
         click.echo(json.dumps({"files": rows, "left_over": [str(file) for file in older]}, indent=1))
@@ -425,10 +434,15 @@ def dashboards_export(out: Path, profile: str, use: str, path: str | None, runbo
     click.echo("timeInterval of the Prometheus data source must equal its scrape interval (15s where unset), or panels with rates stay empty")
 
 
-def _boards(profile: str, runbooks: str | None, editable: bool) -> dict[str, str]:
-    """Grafana's JSON by slug."""
+def _boards(profile: str, runbooks: str | None, editable: bool, thresholds: Path | None) -> dict[str, str]:
+    """Grafana's JSON by slug. Raises BadConfig."""
     links, chosen = Links(runbooks=runbooks) if runbooks else Links(), Profile(profile)
-    return {board.slug: panels.to_json(board, chosen, links=links, editable=editable) for board in boards_of(chosen)}
+    return {board.slug: panels.to_json(board, chosen, links=links, editable=editable) for board in boards_of(chosen, _settings(thresholds))}
+
+
+def _settings(thresholds: Path | None) -> Settings:
+    """A deployment's own numbers, or those that are shipped. Raises BadConfig."""
+    return Settings(config.load(thresholds, Overlay)) if thresholds else SHIPPED
 
 
 def _say_where_runbooks_are(runbooks: str | None) -> None:
@@ -444,13 +458,14 @@ def _say_where_runbooks_are(runbooks: str | None) -> None:
 @click.option("--datasource", metavar="NAME", help="Name or uid of the Prometheus that the boards open with.")
 @_PROFILE
 @_RUNBOOKS
+@_THRESHOLDS
 @click.option("--dry-run", is_flag=True, help="Say what would change, panel by panel, and change nothing.")
 @click.option("--force", is_flag=True, help="Overwrite a board under our uid that is not ours.")
 @click.option("--api", type=click.Choice(["auto", "newer", "older"]), default="auto", show_default=True, help="Which of Grafana's two APIs to use.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
 def dashboards_push(
     url: str, token_file: Path | None, user_file: Path | None, folder: str, datasource: str | None, profile: str, runbooks: str | None,
-    dry_run: bool, force: bool, api: str, as_json: bool,
+    thresholds: Path | None, dry_run: bool, force: bool, api: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Create or update the boards through Grafana's API; what is equal already is left alone.
 
@@ -462,7 +477,7 @@ def dashboards_push(
     with _told():
         report = grafana.push(
             grafana.Client(url, grafana.authorization(token_file, user_file)),
-            [json.loads(text) for text in _boards(profile, runbooks, True).values()],
+            [json.loads(text) for text in _boards(profile, runbooks, True, thresholds).values()],
             folder=folder, data_source=datasource, message=f"vllm-watch {version()}", dry_run=dry_run, force=force,
             engine_only=profile == Profile.ENGINE, api=api,
         )  # fmt: skip
@@ -472,6 +487,125 @@ def dashboards_push(
         click.echo("\n".join(grafana.told(report)))
         _say_where_runbooks_are(runbooks)
     raise SystemExit(1 if report.fails else 0)
+
+
+@main.group("alerts")
+def alerts_group() -> None:
+    """Alert rules, who is told of them, and the numbers behind them."""
+
+
+_RUNBOOK_BASE = click.option("--runbook-base", metavar="URL", help=f"Where runbook pages are served.  [default: {Links().runbooks}]")
+_DASHBOARD_BASE = click.option("--dashboard-base", metavar="URL", help=f"Where Grafana is.  [default: {Links().dashboards}]")
+_SLO = click.option("--slo", type=click.Path(path_type=Path, dir_okay=False), help="Your own objectives; see `alerts slo`.")
+
+
+@alerts_group.command("export")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write to.")
+@_RUNBOOK_BASE
+@_DASHBOARD_BASE
+@_THRESHOLDS
+@_SLO
+@click.option(
+    "--receiver", type=click.Choice(list(routing.RECEIVERS)), default="none", show_default=True, help="How Alertmanager tells people; none: nobody."
+)
+@click.option("--deadman", is_flag=True, help="Also tell a service that expects to hear from VLLMWatchdog every few minutes.")
+@click.option("--secrets", default=routing.SECRETS, show_default=True, metavar="DIR", help="Where Alertmanager finds the files with its secrets.")
+@click.option("--force", is_flag=True, help="Overwrite files that did not come from here, or were changed since.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def alerts_export(
+    out: Path, runbook_base: str | None, dashboard_base: str | None, thresholds: Path | None, slo: Path | None, receiver: str, deadman: bool,
+    secrets: str, force: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Write rule files for Prometheus, a configuration for Alertmanager, and every number that they rest on.
+
+    \b
+    Example:  vllm-watch alerts export --out rules --runbook-base https://wiki.example.org/vllm --receiver slack
+    """
+    with _told():
+        links = alerts.links(runbook_base, dashboard_base)
+        wanted = alerts.Wanted(thresholds, slo, links, receiver, secrets, deadman)
+        warned = [*alerts.warnings(links), *alerts.without_page(wanted.objectives)]
+        written, older = alerts.write(out, wanted, force)
+        steps = list(alerts.next_steps(out, wanted))
+    _say_files(written, older, warned, steps, as_json)
+
+
+def _say_files(written: dict[Path, bool], older: list[Path], warned: list[str], steps: list[str], as_json: bool) -> None:
+    for warning in warned:
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        rows = [{"path": str(file), "changed": changed} for file, changed in written.items()]
+        click.echo(json.dumps({"files": rows, "left_over": [str(file) for file in older], "warnings": warned, "next": steps}, indent=1))
+        return
+    for file, changed in written.items():
+        click.echo(f"{'written' if changed else 'unchanged'}: {file}")
+    for file in older:
+        click.echo(f"left over from an earlier export, remove it: {file}")
+    for step in steps:
+        click.echo(f"next: {step}")
+
+
+@alerts_group.command("list")
+@_THRESHOLDS
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def alerts_list(thresholds: Path | None, as_json: bool) -> None:
+    """Print every alert with its number, and every number that may be set in a file for --thresholds.
+
+    \b
+    Example:  vllm-watch alerts list
+    """
+    with _told():
+        settings = alerts.Wanted(thresholds).settings
+    found, numbers = list(alerts.rows(settings)), list(alerts.number_rows(settings))
+    if as_json:
+        click.echo(json.dumps({"alerts": found, "thresholds": numbers}, indent=1, ensure_ascii=False))
+        return
+    table = Table("alert", "severity", "for", "threshold", "summary", "panel")
+    for row in found:
+        number = f"{used['name']} = {used['value']:.12g}" if (used := row["threshold"]) else ""
+        table.add_row(row["name"], row["severity"], row["for"], number, row["summary"], row["panel"])
+    more = Table("threshold", "value", "shipped", "why")
+    for own in numbers:
+        more.add_row(own["name"], f"{own['value']:.12g} ({own['shown']})", f"{own['shipped']:.12g}", own["why"])
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table, more)
+
+
+@alerts_group.command("slo")
+@click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--page", "target", metavar="URL|FILE", help="A vLLM server or a file with its page: is every latency bound one of its buckets?")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write slo.yaml to this folder instead of printing it.")
+@_RUNBOOK_BASE
+@_DASHBOARD_BASE
+@click.option("--force", is_flag=True, help="Overwrite a slo.yaml that did not come from here, or was changed since.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def alerts_slo(
+    file: Path | None, target: str | None, out: Path | None, runbook_base: str | None, dashboard_base: str | None, force: bool, as_json: bool
+) -> None:
+    """Turn objectives of your own into burn-rate alerts and the recorded series that they need.
+
+    FILE is YAML in the form of objectives.yml, which `alerts export` writes; without FILE the shipped ones are taken.
+
+    \b
+    Example:  vllm-watch alerts slo --page http://127.0.0.1:8000
+    """
+    file = file or alerts.SHIPPED_OBJECTIVES
+    with _told():
+        objectives, links = alerts.objectives(file), alerts.links(runbook_base, dashboard_base)
+        if target and (missed := list(alerts.misses(objectives, page.parse(_page_of(target)[0]), target))):
+            raise ValueError(f"{file}: {'; '.join(missed)}")
+        warned = [*alerts.warnings(links), *alerts.without_page(objectives)]
+        rules = alerts.slo_rules(objectives, links)
+        printed = alerts.slo_file(rules)
+        if out:
+            written = export.write(out, printed, alerts.foreign, force)
+    if out:
+        whole = f"it stands on its own; with all the other rules, in place of the shipped objectives: vllm-watch alerts export --slo {file}"
+        _say_files(written, [], warned, [f"promtool check rules {out}/slo.yaml", whole], as_json)
+        return
+    for warning in warned:
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(json.dumps({**rules, "warnings": warned}, indent=1, ensure_ascii=False) if as_json else printed["slo.yaml"].rstrip())
 
 
 @main.command("board")
@@ -485,9 +619,10 @@ def dashboards_push(
 @click.option("--board", "slugs", multiple=True, metavar="SLUG", help="With --snapshot: only this board; may be given more than once.")
 @click.option("--from", "start", default="now-1h", show_default=True, metavar="TIME", help="With --snapshot: now-6h, 2026-03-01T12:00:00Z or ms.")
 @click.option("--to", "end", default="now", show_default=True, metavar="TIME", help="With --snapshot.")
+@_THRESHOLDS
 def board_command(
     url: str, token_file: Path | None, user_file: Path | None, listen: str, allowed: tuple[str, ...], scrape_s: float | None,
-    snapshot: Path | None, slugs: tuple[str, ...], start: str, end: str,
+    snapshot: Path | None, slugs: tuple[str, ...], start: str, end: str, thresholds: Path | None,
 ) -> None:  # fmt: skip
     """The boards as a live page over any Prometheus, without Grafana; runbook pages are under /runbooks/.
 
@@ -497,18 +632,136 @@ def board_command(
     import uvloop
 
     from stack.board import run
+    from stack.prometheus import address_from
 
     if slugs and not snapshot:
         raise click.UsageError("--board belongs to --snapshot; the live page has every board")
     with _told():
-        where = run.address(url, token_file, user_file)
+        where, settings = address_from(url, token_file, user_file), _settings(thresholds)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             if snapshot:
-                runner.run(run.write_snapshot(snapshot, where, slugs, scrape_s, start, end))
+                runner.run(run.write_snapshot(snapshot, where, slugs, scrape_s, start, end, settings))
                 click.echo(f"written: {snapshot} ({snapshot.stat().st_size / 1e6:.1f} MB)")
             else:
                 _logging()
-                runner.run(run.until_signal(where, listen, scrape_s, allowed))
+                runner.run(run.until_signal(where, listen, scrape_s, allowed, settings))
+
+
+@main.command("runbook")
+@click.argument("words", nargs=-1, metavar="[NAME]")
+@click.option("--list", "listed", is_flag=True, help="Every page; the same as no NAME.")
+@click.option("--firing", is_flag=True, help="The pages of what fires now; with NAME, that page with its labels.")
+@click.option("--alertmanager", metavar="URL", help="With --firing.  [default: http://127.0.0.1:9093]")
+@click.option("--from-alertmanager", "source", type=click.File("rb"), metavar="FILE", help="The body of a webhook, or amtool's JSON; - is stdin.")
+@click.option("--label", "given", multiple=True, metavar="NAME=VALUE", help="Fill this into commands and queries; may be given more than once.")
+@click.option("--live", is_flag=True, help="Ask Prometheus every question of the page and show what holds.")
+@click.option("--prometheus", "url", default="http://127.0.0.1:9090", show_default=True, metavar="URL", help="With --live.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="A bearer token for Prometheus.")
+@click.option("--user-file", type=click.Path(path_type=Path), help="user:password for Prometheus.")
+@click.option("--section", metavar="HEADING", help="Only this part; its first letters will do, such as mitigation.")
+@click.option("--url", "only_url", is_flag=True, help="Only the address of the page.")
+@click.option("--base", metavar="URL", help=f"Where pages are served.  [default: {Links().runbooks}]")
+@_THRESHOLDS
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def runbook_command(
+    words: tuple[str, ...], listed: bool, firing: bool, alertmanager: str | None, source: IO[bytes] | None, given: tuple[str, ...], live: bool,
+    url: str, token_file: Path | None, user_file: Path | None, section: str | None, only_url: bool, base: str | None, thresholds: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """What to do about an alert: its page, by name, by a part of it, or by words that it holds.
+
+    Exit 1 when nothing was found, 2 when several pages are meant as likely, or for a mistake.
+
+    \b
+    Example:  vllm-watch runbook kv cache full --label instance=127.0.0.1:8001 --live
+    """
+    from stack import runbook
+    from stack.prometheus import address_from
+
+    if alertmanager and not firing:
+        raise click.UsageError("--alertmanager belongs to --firing")
+    if (firing and source) or (listed and (words or firing or source)):
+        raise click.UsageError("choose NAME, --list, --firing or --from-alertmanager; only NAME goes together with one of the last two")
+    one = live or section is not None or only_url
+    if not words and not firing and not source and (one or given):
+        raise click.UsageError("name a page; vllm-watch runbook --list has them all")
+    links, alerts = Links(runbooks=base) if base else Links(), None
+    with _told():
+        settings = _settings(thresholds)
+        if source:
+            alerts = runbook.alerts_from(source.read(), getattr(source, "name", "<stdin>"))
+        elif firing:
+            alerts = asyncio.run(runbook.firing(alertmanager or runbook.ALERTMANAGER))
+    choice = runbook.choose(" ".join(words), alerts, dict(map(_label, given)), bundle.pages(settings), links, one)
+    if choice.page is None:
+        click.echo(_as_json(choice.rows) if as_json else choice.said, err=choice.status == 1 and not as_json)
+        raise SystemExit(choice.status)
+    if choice.said:
+        click.echo(choice.said, err=True)
+    if only_url:
+        address = links.runbook(choice.page.name)
+        click.echo(_as_json({"page": choice.page.name, "url": address}) if as_json else address)
+        return
+    shown = choice.page.filled(choice.labels)
+    with _told():
+        heading = runbook.heading(shown, section) if section is not None else ""
+        now = asyncio.run(runbook.ask(shown, address_from(url, token_file, user_file), time.time(), settings)) if live else None
+    if as_json:
+        click.echo(_as_json(runbook.as_json(shown, choice.labels, now, heading, links)))
+    else:
+        _page_out(runbook.as_text(shown, choice.labels, now, heading, links))
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise click.UsageError(f"--label {text!r} is no label; write it like instance=127.0.0.1:8001")
+    return name, value
+
+
+def _as_json(content: object) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def _page_out(markdown: str) -> None:
+    """Drawn in a terminal, through a pager where it is higher than that; as it was written into a file or pipe."""
+    if not sys.stdout.isatty():
+        click.echo(markdown, nl=False)
+        return
+    console = Console()
+    with console.capture() as drawn:
+        console.print(Markdown(markdown, hyperlinks=False))
+    if drawn.get().count("\n") > console.height:
+        click.echo_via_pager(drawn.get(), color=console.color_system is not None)
+    else:
+        click.echo(drawn.get(), nl=False, color=True)
+
+
+@main.command("drill")
+@click.argument("alerts", nargs=-1, metavar="[ALERT|fast|all]...")
+@click.option("--list", "only_list", is_flag=True, help="Every alert with its drill, or why there is none; starts nothing.")
+@click.option("--port-offset", type=click.IntRange(0, 50000), default=2000, show_default=True, help="Add this to every port.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON; what happens meanwhile goes to stderr.")
+def drill_command(alerts: tuple[str, ...], only_list: bool, port_offset: int, as_json: bool) -> None:
+    """Break a real vLLM in a lab of its own, and see the alert arrive, and go when it is mended.
+
+    Windows and waiting times are fifteen times shorter than shipped, or sixty; cards are stand-ins. Exit 0 only if every alert fired and
+    resolved.
+
+    \b
+    Example:  vllm-watch drill VLLMEngineDown
+    """
+    from stack.drill import drills, run  # imports of the lab
+
+    if only_list:
+        rows = run.listed()
+        click.echo(json.dumps(rows, indent=1) if as_json else "\n".join(f"{r['alert']:30} {r['drill'] or 'none: ' + r['why_not']}" for r in rows))
+        return
+    if not alerts:
+        raise click.UsageError("name an alert, or fast, or all; --list shows them")
+    with _told():
+        chosen = drills.chosen(alerts)
+    raise SystemExit(run.command(chosen, port_offset, as_json))
 
 
 @main.command()

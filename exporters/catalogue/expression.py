@@ -220,7 +220,8 @@ def unconditional(text: str) -> list[str]:
 
 def windows_s(text: str) -> list[float]:
     """Every range that is looked back over, of subqueries too, in seconds. Raises BadExpression."""
-    return [node.range.total_seconds() for node in _nodes(parse(text)) if isinstance(node, ql.MatrixSelector | ql.SubqueryExpr)]
+    ranges = (node.range for node in _nodes(parse(text)) if isinstance(node, ql.MatrixSelector | ql.SubqueryExpr))
+    return [over.total_seconds() for over in ranges if over]
 
 
 def _branches(node: ql.Expr) -> Iterator[ql.Expr]:

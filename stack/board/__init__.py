@@ -5,7 +5,6 @@
     marks.py       annotations -> lines and regions                                                       pure
     options.py     variables -> what to ask and what to offer                                             pure
     pages.py       HTML: the shell of a board, runbook pages                                              pure
-    prometheus.py  the one place that talks to Prometheus
-    serve.py, snapshot.py   the live page; one static file of it
+    serve.py, snapshot.py   the live page; one static file of it. Both ask through stack/prometheus.py
 
 Law: the browser names boards, panels and choices, never PromQL. Labels are foreign text wherever they are shown."""

@@ -14,7 +14,7 @@ from typing import Any
 from dashboards.interpolate import Range
 from dashboards.model import Panel, Query, Shape
 from dashboards.variables import CHAIN
-from stack.board.prometheus import Answer, Series
+from stack.prometheus import Answer, Series
 
 MOST_SERIES = 40
 MOST_ROWS = 200

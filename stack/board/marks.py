@@ -11,7 +11,7 @@ from typing import Any
 from dashboards.annotations import Annotation
 from dashboards.interpolate import Range
 from stack.board.charts import figure, legend
-from stack.board.prometheus import Answer, Series
+from stack.prometheus import Answer, Series
 
 MOST = 200
 

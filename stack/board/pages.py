@@ -6,9 +6,11 @@ import hashlib
 import html
 import importlib.resources
 import json
+import re
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -19,6 +21,7 @@ from dashboards import variables
 from dashboards.model import Board, Panel
 from runbooks import book
 from stack.board.charts import plotly_js
+from stack.runbook import panel_url
 
 SCRIPTS = ("units.js", "draw.js", "board.js")
 STYLE = "board.css"
@@ -125,27 +128,61 @@ def _data(content: object) -> str:
 _markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
+_GROUPS = {
+    "critical": "Pages: someone gets up", "warning": "Tickets: someone looks at it in working hours", "info": "For information: told to no one",
+    "": "Of no one alert",
+}  # fmt: skip
+
+
 def runbook_page(name: str, text: str) -> str:
+    """A page with nothing filled in: its queries ask about all, its commands name what is to be put there."""
+    page = book.parse(name, book.fill(text, {}))
+    shown = _rendered(page.readable()).replace("</h1>", f"</h1>{_about(page)}", 1)
     plain = f'<p><a href="/runbooks/{name}.md">This page as plain text</a></p>'
-    return _reading(name, f"{_trail(name)}<article>{_markdown.render(text)}</article>{plain}")
+    return _reading(name, f"{_trail(name)}<article>{shown}</article>{plain}")
 
 
-def runbook_index(names: Iterable[str]) -> str:
-    pages = "".join(f'<li><a href="/runbooks/{name}">{name}</a> {html.escape(_gist(name))}</li>' for name in names)
+def runbook_index(shown: Sequence[book.Page]) -> str:
     about = "<h1>Runbooks</h1><p>One page for each alert: what it means, and what to do.</p>"
-    return _reading("Runbooks", f"{_trail()}<article>{about}<ul>{pages}</ul></article>")
+    return _reading("Runbooks", f"{_trail()}<article>{about}{''.join(_group(severity, shown) for severity in _GROUPS)}</article>")
 
 
-def runbook_missing(asked: str, names: Iterable[str]) -> str:
-    pages = "".join(f'<li><a href="/runbooks/{name}">{name}</a></li>' for name in names)
+def runbook_missing(asked: str, shown: Sequence[book.Page]) -> str:
     about = f"<h1>No page is called {html.escape(asked[:80])}</h1><p>The pages are:</p>"
-    return _reading("No such page", f"{_trail()}<article>{about}<ul>{pages}</ul></article>")
+    return _reading("No such page", f"{_trail()}<article>{about}{''.join(_group(severity, shown) for severity in _GROUPS)}</article>")
 
 
-def _gist(name: str) -> str:
-    """The first sentence under `## Meaning`."""
-    _, _, after = (book.text(name) or "").partition("## Meaning\n")
-    return after.strip().split("\n", 1)[0].split(". ", 1)[0].rstrip(".") + "." if after else ""
+def _group(severity: str, shown: Sequence[book.Page]) -> str:
+    chosen = [page for page in shown if (page.severity if page.severity in _GROUPS else "") == severity]
+    listed = "".join(f"<li>{_to_page(page.name, page.title)} {_markdown.renderInline(page.gist)}</li>" for page in chosen)
+    return f"<h2>{_GROUPS[severity]}</h2><ul>{listed}</ul>" if chosen else ""
+
+
+def _about(page: book.Page) -> str:
+    """How urgent, the panel, and related pages; what a page does not say of itself is left out."""
+    told = [f'<span class="severity {page.severity}">{page.severity}</span>'] * (page.severity in book.SEVERITIES)
+    if panel := panel_url(page, ""):
+        told.append(f'<a href="{panel}">see the panel</a>')
+    known = book.names()
+    if related := [_to_page(name) for name in page.related if name in known]:
+        told.append(f"related: {', '.join(related)}")
+    return f"<p>{' &middot; '.join(told)}</p>" if told else ""
+
+
+def _to_page(name: str, title: str = "") -> str:
+    return f'<a href="/runbooks/{name}">{html.escape(title or name)}</a>'
+
+
+def _rendered(markdown: str) -> str:
+    """HTML in which headings can be linked to, and links between pages lead to pages instead of files."""
+    tokens = _markdown.parse(markdown)
+    for token, following in pairwise(tokens):
+        if token.type == "heading_open":
+            token.attrSet("id", book.slug(following.content))
+        for child in following.children or ():
+            if child.type == "link_open":
+                child.attrSet("href", re.sub(r"^([\w-]+)\.md(?=#|$)", r"/runbooks/\1", str(child.attrGet("href"))))
+    return str(_markdown.renderer.render(tokens, _markdown.options, {}))
 
 
 def _trail(name: str = "") -> str:

@@ -7,39 +7,29 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from dashboards.boards import BOARDS
+from alerts.settings import Settings
+from dashboards.boards import BOARDS, boards
 from dashboards.model import Board
-from stack.board import prometheus, serve, snapshot
-from stack.board.prometheus import Address, Refused
+from stack.board import serve, snapshot
+from stack.prometheus import Address, Refused
 
 
-def address(url: str, token_file: Path | None = None, user_file: Path | None = None) -> Address:
-    """Raises ValueError or OSError, without showing what a file holds."""
-    if token_file and user_file:
-        raise ValueError("name either --token-file or --user-file")
-    token = token_file.read_text(encoding="utf-8", errors="replace").strip() if token_file else ""
-    if token_file and (not token or not token.isprintable() or not token.isascii()):
-        raise ValueError(f"{token_file} holds no token: one line of text is expected")
-    login = user_file.read_text(encoding="utf-8", errors="replace").strip("\r\n") if user_file else ""
-    if user_file and (":" not in login or not login.isprintable() or "\ufffd" in login):
-        raise ValueError(f"{user_file} holds no line user:password")
-    return prometheus.address(url, token, login)
-
-
-async def until_signal(where: Address, listen: str, scrape_s: float | None, allowed: Sequence[str]) -> None:
+async def until_signal(where: Address, listen: str, scrape_s: float | None, allowed: Sequence[str], settings: Settings) -> None:
     """Raises ValueError for a bad address, OSError for one that cannot be used."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
-        await serve.serve(where, listen, scrape_s, allowed, stop)
+        await serve.serve(where, listen, scrape_s, allowed, stop, settings)
     except OSError as error:
         raise OSError(f"{listen} cannot be used: {error.strerror or error}; choose another with --listen") from error
 
 
-async def write_snapshot(path: Path, where: Address, slugs: Sequence[str], scrape_s: float | None, start: str, end: str) -> None:
+async def write_snapshot(
+    path: Path, where: Address, slugs: Sequence[str], scrape_s: float | None, start: str, end: str, settings: Settings
+) -> None:
     """Raises ValueError for an unknown board or range, OSError when Prometheus does not answer or the file cannot be written."""
-    shown = chosen(slugs)
+    shown = chosen(slugs, boards(settings=settings))
     if not path.parent.is_dir():
         raise OSError(f"{path.parent} is no folder; make it first, or write elsewhere")
     try:

@@ -16,16 +16,18 @@ import msgspec
 from aiohttp import web
 
 from alerts.panel_ref import board_uid
+from alerts.settings import SHIPPED, Settings
 from dashboards import annotations as noted
 from dashboards import variables
-from dashboards.boards import BOARDS
+from dashboards.boards import BOARDS, boards
 from dashboards.interpolate import Range, fill
 from dashboards.model import Board, Panel, Variable
 from exporters.sidecar import split_address
 from runbooks import book
+from stack import bundle
 from stack.board import charts, marks, options, pages
-from stack.board.prometheus import DEFAULT_SCRAPE_S, Address, Answer, Prometheus, Refused
 from stack.board.view import BadView, View, lenient, parse
+from stack.prometheus import DEFAULT_SCRAPE_S, Address, Answer, Prometheus, Refused
 
 _FOR_EVER = "public, max-age=31536000, immutable"
 _HEADERS = {
@@ -57,6 +59,7 @@ class Desk:
 
     prometheus: Prometheus
     boards: tuple[Board, ...] = BOARDS
+    settings: Settings = SHIPPED  # of the pages; the boards bring their own lines
 
     def board(self, uid: str) -> Board | None:
         return next((board for board in self.boards if board_uid(board.slug) == uid), None)
@@ -165,13 +168,13 @@ def application(desk: Desk, listen_host: str = "127.0.0.1", allowed: Sequence[st
         return web.Response(body=body, content_type=_TYPES[name.rsplit(".", 1)[1]], charset="utf-8", headers=headers)
 
     async def runbooks(_: web.Request) -> web.StreamResponse:
-        return _html(pages.runbook_index(book.names()))
+        return _html(await asyncio.to_thread(lambda: pages.runbook_index(bundle.pages(desk.settings))))
 
     async def runbook(request: web.Request) -> web.StreamResponse:
         asked = request.match_info["name"]
-        text = book.text(asked.removesuffix(".md"))
+        text = await asyncio.to_thread(bundle.page_text, asked.removesuffix(".md"), desk.settings)
         if text is None:
-            return _html(pages.runbook_missing(asked, book.names()), 404)
+            return _html(await asyncio.to_thread(lambda: pages.runbook_missing(asked, book.pages())), 404)
         return web.Response(text=text) if asked.endswith(".md") else _html(pages.runbook_page(asked, text))
 
     async def healthy(_: web.Request) -> web.StreamResponse:
@@ -207,11 +210,14 @@ def _packed(name: str) -> bytes:
     return gzip.compress(pages.static(name), 6, mtime=0)
 
 
-async def serve(where: Address, listen: str, scrape_s: float | None, allowed: Sequence[str], stop: asyncio.Event) -> None:
+async def serve(
+    where: Address, listen: str, scrape_s: float | None, allowed: Sequence[str], stop: asyncio.Event, settings: Settings = SHIPPED
+) -> None:
     """Serve until `stop`. Raises OSError when the address is taken. Prometheus may come and go meanwhile: panels say so."""
     host, port = split_address(listen)
     async with Prometheus(where, scrape_s) as prometheus:
-        runner = web.AppRunner(application(Desk(prometheus), host, allowed), access_log=None, handler_cancellation=True, shutdown_timeout=2)
+        desk = Desk(prometheus, boards(settings=settings), settings)
+        runner = web.AppRunner(application(desk, host, allowed), access_log=None, handler_cancellation=True, shutdown_timeout=2)
         await runner.setup()
         greeting = None
         try:

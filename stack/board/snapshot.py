@@ -13,9 +13,9 @@ from multidict import MultiDict
 from alerts.panel_ref import board_uid
 from dashboards.model import Board
 from stack.board import pages
-from stack.board.prometheus import Address, Prometheus
 from stack.board.serve import Desk
 from stack.board.view import View, parse, span
+from stack.prometheus import Address, Prometheus
 
 
 async def take(where: Address, shown: Sequence[Board], scrape_s: float | None, start: str, end: str, now_s: float | None = None) -> str:

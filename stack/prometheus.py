@@ -7,6 +7,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
@@ -93,11 +94,27 @@ def address(url: str, token: str = "", login: str = "") -> Address:
     return Address(plain, plain, headers)
 
 
-class Prometheus:
-    """A Prometheus, or what speaks its language. Use it as an async context."""
+def address_from(url: str, token_file: Path | None = None, user_file: Path | None = None) -> Address:
+    """From the options of a command. Raises ValueError or OSError, without showing what a file holds."""
+    if token_file and user_file:
+        raise ValueError("name either --token-file or --user-file")
+    token = token_file.read_text(encoding="utf-8", errors="replace").strip() if token_file else ""
+    if token_file and (not token or not token.isprintable() or not token.isascii()):
+        raise ValueError(f"{token_file} holds no token: one line of text is expected")
+    login = user_file.read_text(encoding="utf-8", errors="replace").strip("\r\n") if user_file else ""
+    if user_file and (":" not in login or not login.isprintable() or "\ufffd" in login):
+        raise ValueError(f"{user_file} holds no line user:password")
+    return address(url, token, login)
 
-    def __init__(self, where: Address, scrape_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+
+class Prometheus:
+    """A Prometheus, or what speaks its language. Use it as an async context. timeout_s: how long one answer may take."""
+
+    def __init__(
+        self, where: Address, scrape_s: float | None = None, clock: Callable[[], float] = time.monotonic, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self.where = where
+        self._timeout_s = timeout_s
         self._scrape_s = scrape_s
         self._clock = clock
         self._turn = asyncio.Semaphore(AT_ONCE)
@@ -106,7 +123,7 @@ class Prometheus:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S, connect=CONNECT_S)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s, connect=CONNECT_S)
         self._session = aiohttp.ClientSession(headers=self.where.headers, timeout=timeout)
         return self
 
@@ -181,7 +198,7 @@ class Prometheus:
                 self._remember(told)
             raise Refused(told) from None
         except TimeoutError:
-            raise Refused(f"Prometheus at {self.where.shown} took longer than {TIMEOUT_S:.0f} s; choose a shorter range") from None
+            raise Refused(f"Prometheus at {self.where.shown} took longer than {self._timeout_s:.0f} s; choose a shorter range") from None
         except aiohttp.ClientError as error:
             raise Refused(f"Prometheus at {self.where.shown} broke off its answer ({_plain(error)})") from None
         try:

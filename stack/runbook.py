@@ -1,0 +1,345 @@
+"""What `vllm-watch runbook` shows: a page filled with the labels of an alert, which alerts fire, and what Prometheus answers to a page's queries.
+
+Law: a page is shown whoever is down. What could not be asked is said where its answer would stand."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from alerts import families
+from alerts.panel_ref import PanelRef
+from alerts.rules import Links
+from alerts.settings import SHIPPED, Settings
+from runbooks import book
+from runbooks.book import SEVERITIES, Page, placeholders, printable
+from stack.prometheus import Address, Answer, Prometheus
+
+ALERTMANAGER = "http://127.0.0.1:9093"
+MOST_ROWS = 8  # of one answer
+EACH_S, ALL_S = 8.0, 20.0  # for one query, and for all of a page
+_TO_PAGE = re.compile(r"\[([^\[\]]+)\]\(([\w-]+)\.md(?:#[\w-]*)?\)")
+
+Labels = Mapping[str, str]
+
+
+# ---- which alerts fire
+
+
+class _Status(msgspec.Struct):
+    state: str = ""
+
+
+class Firing(msgspec.Struct, frozen=True, rename="camel"):
+    """One alert as Alertmanager tells it: a word as its status in a webhook, an object in the API and from amtool."""
+
+    labels: dict[str, str]
+    starts_at: str = ""
+    status: str | _Status = ""
+
+    @property
+    def name(self) -> str:
+        return self.labels.get("alertname", "")
+
+    @property
+    def is_over(self) -> bool:
+        return self.status == "resolved"
+
+    @property
+    def is_muted(self) -> bool:
+        """By a silence, or by an alert that says more."""
+        return isinstance(self.status, _Status) and self.status.state == "suppressed"
+
+
+class _Webhook(msgspec.Struct):
+    alerts: list[Firing]
+
+
+def alerts_from(body: bytes, where: str) -> list[Firing]:
+    """The alerts in the body of a webhook, in an answer of Alertmanager's API, or in amtool's JSON; those that are over are left out.
+
+    Raises ValueError, which names where it came from."""
+    try:
+        read = msgspec.json.decode(body, type=list[Firing] | _Webhook)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{where}: no alerts as Alertmanager writes them ({error}); give the body of a webhook, or `amtool alert -o json`") from None
+    return [alert for alert in (read.alerts if isinstance(read, _Webhook) else read) if not alert.is_over]
+
+
+async def firing(url: str) -> list[Firing]:
+    """What an Alertmanager holds now. Raises ValueError for what is no address, OSError when nobody answers, or somebody else."""
+    if not re.fullmatch(r"https?://[^\s@]+", url):
+        raise ValueError("--alertmanager is no address; write it like " + ALERTMANAGER)
+    try:
+        timeout = aiohttp.ClientTimeout(total=EACH_S)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{url.rstrip('/')}/api/v2/alerts", params={"active": "true"}, allow_redirects=False) as response,
+        ):
+            body = await response.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        told = getattr(error, "strerror", None) or type(error).__name__
+        raise OSError(f"Alertmanager at {url} does not answer ({told}); is it up, and --alertmanager right?") from None
+    if response.status != 200:
+        raise OSError(f"{url} answers HTTP {response.status} and not like an Alertmanager; is this its address?")
+    return alerts_from(body, url)
+
+
+# ---- which page is meant
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A page and the labels for it; or none, and what there is instead. said: a remark, or the list; rows: the list as JSON; status: of the exit."""
+
+    page: Page | None
+    labels: Labels = field(default_factory=dict)
+    said: str = ""
+    rows: Any = ()
+    status: int = 0
+
+
+def choose(query: str, alerts: Sequence[Firing] | None, labels: Labels, pages: Sequence[Page], links: Links, one: bool = False) -> Choice:
+    """What a person means by a query, alerts, or both. alerts: None where none were asked for; one: whether a list would not do."""
+    found = book.find(query, pages)
+    if query and len(found.pages) != 1:
+        return _not_one(query, found.pages, pages)
+    page = found.pages[0] if query else None
+    said = f"no page is called {query!r}; the nearest is {page.name}" if page and not found.by_name else ""
+    if alerts is None:
+        rows = [{"page": each.name, "severity": each.severity, "meaning": each.gist, "url": links.runbook(each.name)} for each in pages]
+        return Choice(page, labels, said) if page else Choice(None, labels, index(pages), rows)
+    by_name = {each.name: each for each in pages}
+    meant = [alert for alert in alerts if (page is None or alert.name == page.name) and _fits(alert, labels)]
+    meant.sort(key=lambda alert: (_urgency(by_name.get(alert.name)), alert.starts_at))
+    if page and not meant:
+        return Choice(page, labels, f"{page.name} does not fire" + " with these labels" * bool(labels))
+    if not meant:
+        return Choice(None, labels, "no alert fires" + " with these labels" * bool(labels), [], 1)
+    if len(meant) == 1 and meant[0].name in by_name:
+        return Choice(by_name[meant[0].name], meant[0].labels | dict(labels), said)
+    too_many = f"\n{len(meant)} alerts: name one, or narrow them with --label" if page or one else ""
+    told = "\n".join(_alert_told(alert, by_name.get(alert.name)) for alert in meant)
+    return Choice(None, labels, told + too_many, [_alert_as_json(alert, by_name.get(alert.name), links) for alert in meant], 2 if too_many else 0)
+
+
+def heading(page: Page, beginning: str) -> str:
+    """The heading that begins so, in any case. Raises ValueError, with those that there are."""
+    asked = beginning.strip().lower()
+    found = [section.heading for section in page.sections if section.heading.lower().startswith(asked)]
+    if len(found) != 1:
+        raise ValueError(f"--section {beginning!r} should begin one of {', '.join(section.heading for section in page.sections)}")
+    return found[0]
+
+
+def _not_one(query: str, found: Sequence[Page], pages: Sequence[Page]) -> Choice:
+    if found:
+        told = "\n".join(f"  {page.name}  {page.gist}" for page in found)
+        return Choice(None, said=f"{query!r} may mean one of these:\n{told}", rows={"several": [page.name for page in found]}, status=2)
+    near = book.nearest(query, pages)
+    told = f"the nearest names are {', '.join(near)}" if near else "vllm-watch runbook --list has them all"
+    return Choice(None, said=f"no page has {query!r}; {told}", rows={"nearest": near}, status=1)
+
+
+def _fits(alert: Firing, labels: Labels) -> bool:
+    """Whether the alert does not contradict these labels."""
+    return all(alert.labels.get(name, value) == value for name, value in labels.items())
+
+
+def _urgency(page: Page | None) -> tuple[int, str]:
+    """Those first for which someone gets up."""
+    if page is None:
+        return len(SEVERITIES) + 1, ""
+    return (SEVERITIES.index(page.severity) if page.severity in SEVERITIES else len(SEVERITIES)), page.name
+
+
+# ---- what Prometheus says
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One query and its answer. rows: labels and value of the highest of `found` series; error: why it could not be asked."""
+
+    rows: tuple[tuple[Labels, str], ...] = ()
+    found: int = 0
+    error: str = ""
+
+    @property
+    def holds(self) -> bool | None:
+        return None if self.error else self.found > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What came back for a page. at: in UTC; threshold: '' where the alert has none; error: where no query was answered, and all for one reason."""
+
+    at: str
+    prometheus: str
+    threshold: str = ""
+    rule: str = ""
+    answers: Mapping[str, Asked] = field(default_factory=dict)
+
+    @property
+    def error(self) -> str:
+        told = {asked.error for asked in self.answers.values()}
+        return told.pop() if len(told) == 1 else ""
+
+
+async def ask(page: Page, where: Address, now_s: float, settings: Settings = SHIPPED) -> Live:
+    """Runs the rule of the page's alert, the queries of its first five minutes and the conditions of its diagnosis. Never fails."""
+    alert = next((one for one in families.alerts(settings) if one.name == page.name), None)
+    rule = alert.expr if alert else ""
+    threshold = f"{alert.threshold.shown} ({alert.threshold})" if alert and alert.threshold else ""
+    answers = await _answers([one for one in (rule, *queries(page)) if one], where, now_s)
+    return Live(f"{datetime.fromtimestamp(now_s, UTC):%Y-%m-%d %H:%M:%S} UTC", where.shown, threshold, rule, answers)
+
+
+def queries(page: Page) -> list[str]:
+    """Of the first five minutes, then of the diagnosis; each one once."""
+    first = [block.text for step in page.steps for block in step.blocks if block.language == "promql"]
+    return list(dict.fromkeys([*first, *(row.condition for row in page.rows if row.condition)]))
+
+
+async def _answers(exprs: Iterable[str], where: Address, now_s: float) -> dict[str, Asked]:
+    async with Prometheus(where, timeout_s=EACH_S) as prometheus:
+        tasks = {expr: asyncio.create_task(prometheus.as_of(expr, now_s)) for expr in exprs}
+        if tasks:
+            _, late = await asyncio.wait(tasks.values(), timeout=ALL_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        return {expr: Asked(error=f"no answer within {ALL_S:.0f} s") if task.cancelled() else _asked(task.result()) for expr, task in tasks.items()}
+
+
+def _asked(answer: Answer) -> Asked:
+    try:
+        values = [(series.metric, float(series.value[1])) for series in answer.series if series.value]
+    except ValueError as error:
+        return Asked(error=f"what came back is no figure ({printable(str(error))})")
+    values.sort(key=lambda row: (math.isnan(row[1]), -row[1], sorted(row[0].items())))
+    rows = tuple((labels, f"{value:.6g}") for labels, value in values[:MOST_ROWS])
+    return Asked(rows, len(values), printable(answer.error))
+
+
+# ---- as it is shown
+
+
+def as_text(page: Page, labels: Labels, live: Live | None, section: str = "", links: Links | None = None) -> str:
+    """Markdown that is read as it stands. page: filled already; section: its heading, for this part alone."""
+    rest = page.readable(section).removeprefix(f"# {page.title}\n").strip()
+    parts = (f"# {page.title or page.name}", _head(page, labels, links or Links()), f"## Now\n\n{_now(page, live)}" if live else "", rest)
+    return _TO_PAGE.sub(lambda found: found[2] if found[1] == found[2] else f"{found[1]} ({found[2]})", "\n\n".join(filter(None, parts)) + "\n")
+
+
+def _head(page: Page, labels: Labels, links: Links) -> str:
+    panel = panel_url(page, links.dashboards)
+    told = {
+        "severity": page.severity, "panel": panel, "related": ", ".join(page.related), "reviewed": str(page.about.get("reviewed", "")),
+        "labels": ", ".join(f"`{_cited(name)}={_cited(value)}`" for name, value in sorted(labels.items()) if name != "alertname"),
+    }  # fmt: skip
+    return "\n".join(f"- {name}: {value}" for name, value in told.items() if value)
+
+
+def _cited(text: str) -> str:
+    return printable(text).replace("`", "'")
+
+
+def panel_url(page: Page, base: str | None) -> str:
+    """Where the panel is that shows the page's quantity; '' for a page that names none, or no base."""
+    if base is None:
+        return ""
+    try:
+        return PanelRef(str(page.about["board"]), str(page.about["panel"])).url(base)
+    except (KeyError, ValueError):
+        return ""
+
+
+def _now(page: Page, live: Live) -> str:
+    asked = f"Asked {live.prometheus} at {live.at}." + (f" The threshold is {live.threshold}." if live.threshold else "")
+    if not live.answers:
+        return f"{asked} This page has no query."
+    if live.error:
+        return f"Nothing could be asked: {live.error}"
+    lines = []
+    if live.rule:
+        rule = live.answers[live.rule]
+        lines += [f"The rule's expression: {'not asked' if rule.error else 'holds' if rule.holds else 'does not hold'}", *_rows(rule), ""]
+    for step in page.steps:
+        blocks = [block for block in step.blocks if block.language == "promql"]
+        lines += [f"{step.number}. {step.text}"] * bool(blocks)
+        for block in blocks:
+            lines += [f"   {' '.join(block.text.split())}"] * (len(blocks) > 1) + (_rows(live.answers[block.text]) or ["   nothing came back"])
+        lines += [""] * bool(blocks)
+    for row in page.rows:
+        if row.condition:
+            answer = live.answers[row.condition]
+            mark = {True: "HOLDS", False: "no", None: "not asked"}[answer.holds]
+            lines += [f"{mark:9}  {row.what}" + (f": {row.cause}. Go to {row.go_to}." if answer.holds else ""), *_rows(answer)]
+    return f"{asked}\n\n```text\n" + "\n".join(lines).strip() + "\n```"
+
+
+def _rows(asked: Asked) -> list[str]:
+    if asked.error:
+        return [f"   {asked.error}"]
+    more = [f"   and {asked.found - len(asked.rows)} more"] * (asked.found > len(asked.rows))
+    return [f"   {value:>10}  {_labels(labels)}" for labels, value in asked.rows] + more
+
+
+def _labels(labels: Labels) -> str:
+    return printable(", ".join(f"{name}={value}" for name, value in sorted(labels.items()))) or "in all"
+
+
+def as_json(page: Page, labels: Labels, live: Live | None, section: str = "", links: Links | None = None) -> dict[str, Any]:
+    """The same for programs."""
+    links = links or Links()
+
+    def answered(expr: str) -> dict[str, Any]:
+        asked = live.answers.get(expr) if live else None
+        return {"answer": asdict(asked)} if asked else {}
+
+    return {
+        "page": page.name, "title": page.title, "severity": page.severity, "related": page.related, "reviewed": str(page.about.get("reviewed", "")),
+        "url": links.runbook(page.name), "panel_url": panel_url(page, links.dashboards), "labels": dict(labels),
+        "sections": {one.heading: one.text for one in page.sections if section in ("", one.heading)},
+        "steps": [
+            {"number": step.number, "text": step.text, "commands": [asdict(block) | answered(block.text) for block in step.blocks]}
+            for step in page.steps
+        ],
+        "diagnosis": [asdict(row) | ({"holds": live.answers[row.condition].holds} if live and row.condition else {}) | answered(row.condition)
+                      for row in page.rows],
+        "live": {"at": live.at, "prometheus": live.prometheus, "threshold": live.threshold, "error": live.error, "rule": live.rule}
+                | answered(live.rule) if live else None,
+    }  # fmt: skip
+
+
+def index(pages: Sequence[Page]) -> str:
+    """One line for each page."""
+    width = max(len(page.name) for page in pages)
+    return "\n".join(f"{page.severity or '-':8}  {page.name:{width}}  {page.gist}" for page in sorted(pages, key=_urgency))
+
+
+def _alert_told(alert: Firing, page: Page | None) -> str:
+    """An alert with the command that opens its page with its labels."""
+    labels = {name: value for name, value in alert.labels.items() if name not in ("alertname", "severity", "owner")}
+    since = f" since {printable(alert.starts_at)}" if alert.starts_at else ""
+    severity = printable(alert.labels.get("severity", "-"))
+    told = [f"{severity:8}  {printable(alert.name) or 'without a name'}{since}{', muted' if alert.is_muted else ''}", f"          {_labels(labels)}"]
+    if page is None:
+        return "\n".join([*told, "          no page of this book"])
+    wanted = [f"{name}={labels[name]}" for name in placeholders(page.text) if name in labels and labels[name].isprintable()]
+    command = " ".join(["vllm-watch runbook", page.name, *(f"--label {shlex.quote(one)}" for one in wanted)])
+    return "\n".join([*told, *[f"          {page.gist}"] * bool(page.gist), f"          {command}"])
+
+
+def _alert_as_json(alert: Firing, page: Page | None, links: Links) -> dict[str, Any]:
+    told = {"alert": alert.name, "since": alert.starts_at, "muted": alert.is_muted}
+    return told | (as_json(page.filled(alert.labels), alert.labels, None, links=links) if page else {"page": None, "labels": alert.labels})
