@@ -30,7 +30,7 @@ DOORS = {
     "promql_parser": ("exporters/catalogue/expression.py",),
     "pynvml": ("exporters/gpu_nvml.py",),
     "prometheus_client": ("exporters/catalogue/page.py", "stack/gateway/metrics.py"),
-    "rich": ("stack/cli.py", "stack/lab/up.py"),
+    "rich": ("stack/cli.py", "stack/drill/run.py", "stack/lab/up.py"),
     "uvloop": ("stack/gateway/serve.py", "stack/cli.py"),
 }
 FORBIDDEN = ("vllm", "httpx", "starlette", "requests")
