@@ -54,7 +54,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMCacheHitsCollapsed", Severity.WARNING,
             f"{hits} < {left} * ({hits_of_a_day}) and {hits_of_a_day} > {before} "
-            f"and {recorded.exactly(recorded.FINISHED, '30m', s)} >= {s.at(thresholds.COMPARED_AT_LEAST)}",
+            f"and {recorded.counted(recorded.FINISHED, '30m', s)} >= {s.at(thresholds.COMPARED_AT_LEAST)}",
             hold="10m",
             summary="The prefix cache helps much less than it did.",
             description="{{ $value | humanizePercentage }} of the prompt tokens of {{ $labels.model_name }} come from the prefix cache, "

@@ -10,6 +10,7 @@ from alerts.subjects import ENGINE, JOB, TARGET, by, on
 from exporters.catalogue import promql, vllm
 from exporters.catalogue.prometheus import PROCESS_START, UP
 
+FROZEN_FOR = "3m"  # with the minute of waiting less than the five after which vLLM gives up a worker that hangs, and itself
 _DEFERRED = ('reason="deferred"',)
 
 
@@ -73,11 +74,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMEngineFrozen", Severity.CRITICAL,
-            frozen(s.window("5m"), ENGINE, (s.engine,)),
+            frozen(s.window(FROZEN_FOR), ENGINE, (s.engine,)),
             hold="1m",
             summary="An engine is up and makes no tokens.",
-            description="{{ $labels.model_name }} on {{ $labels.instance }} has had requests for five minutes and made no token of prompt or answer: "
-            "health checks pass, and its users wait for ever.",
+            description="{{ $labels.model_name }} on {{ $labels.instance }} has had requests for three minutes and made no token of prompt "
+            "or answer: health checks pass, and its users wait for ever.",
             panel=PanelRef("fleet", "frozen"), muted_by=("VLLMEngineDown",),
         ),
         Alert(
@@ -102,21 +103,20 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMQueueGrowing", Severity.WARNING,
-            f"{promql.current(waiting, ENGINE)} > 1.5 * {promql.current(waiting, ENGINE, offset=ten)} "
-            f"and {promql.lowest(waiting, ten, ENGINE)} > {length}",
-            hold="5m",
+            f"{promql.lowest(waiting, ten, ENGINE)} > {length} and {promql.rise(waiting, ten, ENGINE)} >= {length}",
+            hold="5m", keep_firing="5m",
             summary="An engine's queue grows.",
-            description="{{ $value | humanize }} requests for {{ $labels.model_name }} wait on {{ $labels.instance }}, half as many again "
-            "as ten minutes ago: more comes in than it finishes.",
+            description="{{ $value | humanize }} requests or more have waited for {{ $labels.model_name }} on {{ $labels.instance }} for "
+            "ten minutes, and they become more: more comes in than it finishes.",
             panel=PanelRef("fleet", "waiting"), threshold=length, muted_by=("VLLMEngineDown", "VLLMEngineFrozen"),
         ),
         Alert(
             "VLLMRequestsDeferred", Severity.WARNING,
             f"{promql.lowest(vllm.NUM_REQUESTS_WAITING_BY_REASON, ten, ENGINE, _DEFERRED)} > 0",
             hold="10m",
-            summary="Requests are held back although there is room.",
-            description="{{ $value | humanize }} requests for {{ $labels.model_name }} on {{ $labels.instance }} wait for an adapter slot "
-            "or a transfer of KV cache, not for room.",
+            summary="Requests are held back for something other than room.",
+            description="{{ $value | humanize }} requests for {{ $labels.model_name }} on {{ $labels.instance }} wait for an adapter slot, "
+            "a grammar or a transfer of KV cache, not for room.",
             panel=PanelRef("overview", "waiting-by-reason"), muted_by=("VLLMEngineDown", "VLLMEngineFrozen"),
         ),
     )  # fmt: skip

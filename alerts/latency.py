@@ -75,5 +75,5 @@ def _either(s: Settings, worse: float, window: str, offset: str) -> str:
 def _worse(s: Settings, what: str, worse: float, window: str, offset: str) -> str:
     now, before = (recorded.quantile(0.95, what, window, s, then) for then in ("", offset))
     least = s.at(thresholds.COMPARED_AT_LEAST)
-    enough = " and ".join(f"{recorded.exactly(recorded.FINISHED, window, s, then)} >= {least}" for then in ("", offset))
+    enough = " and ".join(f"{recorded.counted(recorded.FINISHED, window, s, then)} >= {least}" for then in ("", offset))
     return f"({now}) > {1 + worse:.12g} * ({before}) and {enough}"

@@ -14,7 +14,7 @@ from alerts.subjects import MODEL, by
 from exporters.catalogue import ours, promql, vllm
 from exporters.catalogue.metric import Metric
 
-OVER, HOURLY, LONG = "5m", "1h", "1d"  # from LONG on, hours are added up instead of scrapes
+OVER, STEP, HOURLY, LONG = "5m", "1m", "1h", "1d"  # from LONG on, hours are added up instead of minutes
 HUNG_UP = ('outcome="client_abort"',)
 
 FINISHED, HITS, LOOKUPS = (
@@ -33,30 +33,22 @@ def recordings(s: Settings) -> Iterator[Recording]:
     yield from (Recording(what + OVER, promql.buckets(metric, window, MODEL)) for what, metric in _BUCKETS.items())
     yield from (Recording(what + OVER, promql.growth(metric, window, MODEL)) for what, metric in _COUNTED.items())
     yield Recording(REQUESTS + OVER, promql.growth(ours.REQUESTS, window, (*MODEL, "outcome")))
-    yield from (hourly(what, s) for what in (HITS, LOOKUPS, REQUESTS))
+    yield from (hourly(what, s) for what in (FINISHED, HITS, LOOKUPS, REQUESTS))
 
 
 def hourly(what: str, s: Settings) -> Recording:
     """The same within an hour, for sums over days."""
-    return Recording(what + HOURLY, exactly(what, HOURLY, s))
+    return Recording(what + HOURLY, counted(what, HOURLY, s))
 
 
 def counted(what: str, window: str, s: Settings, offset: str = "") -> str:
-    """How many within a window, by cluster and model; too many where the recording had gaps."""
+    """How many within a window, by cluster and model."""
     return _counted(what, window, s, offset=offset)
 
 
-def exactly(what: str, window: str, s: Settings, offset: str = "") -> str:
-    """How many within a window, gaps or not, as of the last full five minutes: for what must not be guessed from the few that were seen, such as
-    whether a model that has just begun had enough requests to be judged by."""
-    if seconds(window) >= seconds(LONG):
-        return _counted(what, window, s, offset=offset)
-    return f"sum_over_time({what}{OVER}[{s.window(window)}:{s.window(OVER)}]{_before(offset, s)})"
-
-
-def requests(window: str, s: Settings, where: tuple[str, ...] = ()) -> str:
+def requests(window: str, s: Settings, where: tuple[str, ...] = (), labels: tuple[str, ...] = MODEL) -> str:
     """How many requests the log has, by cluster and model."""
-    return f"sum {by(MODEL)} ({_counted(REQUESTS, window, s, where)})"
+    return f"sum {by(labels)} ({_counted(REQUESTS, window, s, where)})"
 
 
 def quantile(q: float, what: str, window: str, s: Settings, offset: str = "") -> str:
@@ -75,8 +67,8 @@ def _counted(what: str, window: str, s: Settings, where: tuple[str, ...] = (), o
         return f"{what}{OVER}{matchers}{_before(offset, s)}"
     if seconds(window) >= seconds(LONG):
         return f"sum_over_time({what}{HOURLY}{matchers}[{s.window(window)}:{s.window(HOURLY)}]{_before(offset, s)})"
-    times = seconds(window) // seconds(OVER)  # so many times five minutes, however often rules are evaluated
-    return f"avg_over_time({what}{OVER}{matchers}[{s.window(window)}]{_before(offset, s)}) * {times}"
+    # Every minute what happened in five: each event five times. What was not recorded is nothing; a mean would take it for more of the same.
+    return f"sum_over_time({what}{OVER}{matchers}[{s.window(window)}:{s.window(STEP)}]{_before(offset, s)}) / {seconds(OVER) // seconds(STEP)}"
 
 
 def _before(offset: str, s: Settings) -> str:

@@ -117,24 +117,26 @@ def _alerts(objective: Objective, file: Objectives, s: Settings) -> tuple[Alert,
             burn, Severity.CRITICAL, " or ".join(pairs[:2]), hold="2m",
             summary=f"The error budget for {_called(objective)} is burning fast.",
             description=f"{{{{ $value | humanizePercentage }}}} of what {{{{ $labels.model_name }}}} did was worse than promised ({promised}); "
-            f"at this pace the budget of {file.period} is gone within hours.",
+            f"at this pace the budget of {file.period} is gone within {_gone(file.period)} days or less.",
             panel=panel, threshold=threshold, drawn=False,
         ),
         Alert(
             drain, Severity.WARNING, " or ".join(pairs[2:]), hold="15m",
-            summary=f"The error budget for {_called(objective)} runs out before its period ends.",
+            summary=f"The error budget for {_called(objective)} drains.",
             description=f"{{{{ $value | humanizePercentage }}}} of what {{{{ $labels.model_name }}}} did was worse than promised ({promised}), "
-            f"for long enough to use up the budget of {file.period}.",
+            f"which uses up about the whole budget of {file.period}.",
             panel=panel, threshold=threshold, drawn=False, muted_by=(burn,),
         ),
     )  # fmt: skip
 
 
 def _pair(objective: Objective, file: Objectives, s: Settings, long: str, short: str, share: Decimal) -> str:
-    """Both windows burn, and the long one holds enough to judge by. The value is the long window's share of bad events."""
+    """Both windows burn, and the long one holds enough requests to judge by: one answer has hundreds of gaps between tokens. The value is the
+    long window's share of bad events."""
     budget = factor(file.period, long, share) * (1 - Decimal(str(objective.objective)))
     bad = f"{_share(objective, s, long)} > {budget.normalize():f} and {_share(objective, s, short)} > {budget.normalize():f}"
-    return f"({bad} and {recorded.exactly(_what(objective, 'all'), long, s)} >= {file.at_least})"
+    requests = recorded.FINISHED if objective.latency else _what(objective, "all")
+    return f"({bad} and {recorded.counted(requests, long, s)} >= {file.at_least})"
 
 
 def _share(objective: Objective, s: Settings, window: str) -> str:
@@ -153,6 +155,12 @@ def _events(objective: Objective, s: Settings) -> tuple[str, str]:
 
 def _what(objective: Objective, which: str) -> str:
     return f"cluster_model_name:vllm_slo_{objective.slug}_{which}:increase"
+
+
+def _gone(period: str) -> str:
+    """After how many days the budget is gone, at the slower of the two paces that wake someone."""
+    slower = min(factor(period, long, share) for long, _, share in WINDOWS[period][:2])
+    return f"{seconds(period) / 86400 / float(slower):.0f}"
 
 
 def _called(objective: Objective) -> str:

@@ -76,8 +76,8 @@ QUEUE_TIME_P95 = Threshold(
 )  # fmt: skip
 QUEUE_LENGTH = Threshold(
     "queue_length", 10.0, Unit.REQUESTS,
-    "A queue that never went below ten and is half as long again as before the window does not drain by itself; shorter ones come and go "
-    "with every burst.",
+    "A queue that did not go below ten for ten minutes and grew by as many meanwhile does not drain by itself; shorter ones come and go with "
+    "every burst.",
     "Judgement, to be replaced by what this deployment drains in its own time limit (Little's law); published sets copy 5 to 100.",
 )  # fmt: skip
 RESTARTS = Threshold(
@@ -172,6 +172,12 @@ LOG_LAG = Threshold(
     "log_lag", 60.0, Unit.SECONDS,
     "A record is written when its request ends and read within a second; a minute later figures per team describe another time than the engine's.",
     "The sidecar looks for new lines ten times a second (measured lag in the lab: under 1 s).",
+)  # fmt: skip
+LOG_UNREAD = Threshold(
+    "log_unread", 1048576.0, Unit.BYTES,
+    "A reader that keeps up has nothing left to read after a second; a mebibyte, some two thousand records, that was there at every look for five "
+    "minutes is one that does not.",
+    "A record is at most 600 bytes.",
 )  # fmt: skip
 GPU_TEMPERATURE = Threshold(
     "gpu_temperature", 85.0, Unit.CELSIUS,

@@ -6,10 +6,11 @@ from alerts import recorded, thresholds
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
-from alerts.subjects import ENGINE, MODEL, TARGET, TEAM, on
+from alerts.subjects import ENGINE, MODEL, TARGET, TEAM, by, on
 from exporters.catalogue import gateway, ours, promql, vllm
 
 _OK = ('outcome="ok"',)
+_ALL = ("cluster",)  # all models together: an adapter or an alias has another name in the log than at the engine
 _REACHED = ('outcome!="rejected"',)  # what an engine may have seen
 _BY_POLICY = ('outcome="rejected"', 'reason!~"engine_busy|bad_request"')  # refused by us, not by the engine
 _CUT_OFF = ('finished_reason="length"',)
@@ -22,11 +23,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         for t in (thresholds.ERROR_RATIO, thresholds.ENGINE_REFUSALS, thresholds.REFUSAL_RATIO, thresholds.CUT_OFF, thresholds.LOG_LAG)
     )  # fmt: skip
     few = s.at(thresholds.ERRORS_AT_LEAST)
-    finished = recorded.counted(recorded.FINISHED, "30m", s)
+    finished = f"sum {by(_ALL)} ({recorded.counted(recorded.FINISHED, '30m', s)})"
     failed = recorded.requests("5m", s, ours.FAILED)
-    reached, ok = (recorded.requests("30m", s, where) for where in (_REACHED, _OK))
+    reached, ok = (recorded.requests("30m", s, where, _ALL) for where in (_REACHED, _OK))
     spent = promql.current(ours.GPU_COST, ("cluster", "currency"))
     tokens = " + ".join(promql.per_second(made, hour, ("cluster",)) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS))
+    unread = promql.lowest(ours.LOG_BYTES_BEHIND, five, (*TARGET, "path"))
     behind = promql.worst(ours.LOG_LAG, (*TARGET, "path"))
     return (
         Alert(
@@ -79,8 +81,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             _more(s, finished, reached),
             hold="15m",
             summary="Engines finish requests that nobody logged.",
-            description="The engines finished {{ $value | humanize }} more requests for {{ $labels.model_name }} in half an hour than the "
-            "request log knows: somebody passes by the gateway, or records are lost.",
+            description="The engines{{ with $labels.cluster }} of {{ . }}{{ end }} finished {{ $value | humanize }} more requests in half "
+            "an hour than the request log knows: somebody passes by the gateway, or records are lost.",
             panel=PanelRef("watch", "log-against-engine"), threshold=s.at(thresholds.LOG_DIFFERS), drawn=False,
             muted_by=("VLLMSidecarDown", "VLLMRequestLogUnwritable", "VLLMRequestLogLagging"),
         ),
@@ -89,18 +91,18 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             _more(s, ok, finished),
             hold="15m",
             summary="The log holds requests that no engine finished.",
-            description="The request log has {{ $value | humanize }} more good requests for {{ $labels.model_name }} in half an hour than "
-            "the engines finished: an engine is not scraped, or a log is read twice.",
+            description="The request log{{ with $labels.cluster }} of {{ . }}{{ end }} has {{ $value | humanize }} more good requests in "
+            "half an hour than the engines finished: an engine is not scraped, or a log is read twice.",
             panel=PanelRef("watch", "log-against-engine"), threshold=s.at(thresholds.LOG_DIFFERS), drawn=False,
             muted_by=("VLLMEngineDown", "VLLMEngineUnreachable", "VLLMEngineGone"),
         ),
         Alert(
             "VLLMRequestLogLagging", Severity.WARNING,
-            f"{behind} > {lag} and {on(TARGET)} {promql.growth(ours.LOG_LINES, five, TARGET)} > 0",
+            f"{behind} > {lag} and {on(TARGET)} {promql.growth(ours.LOG_LINES, five, TARGET)} > 0 or {unread} > {s.at(thresholds.LOG_UNREAD)}",
             hold="5m",
             summary="Request records are counted late.",
-            description="The newest record of {{ $labels.path }} was {{ $value | humanizeDuration }} old when {{ $labels.instance }} "
-            "counted it: figures per team are that late.",
+            description="{{ $labels.instance }} counts the records of {{ $labels.path }} more than a minute late, or cannot keep up with "
+            "them: figures per team are that late.",
             panel=PanelRef("watch", "log-lag"), threshold=lag, muted_by=("VLLMSidecarDown",),
         ),
         Alert(

@@ -9,6 +9,7 @@ from alerts.subjects import JOB, TARGET, by
 from exporters.catalogue import ours, promql, watchers
 from exporters.catalogue.prometheus import UP
 
+_OUR_RULES = ('rule_group=~".*;vllm-.*"',)  # the label is file;group
 _NOT_GPU = ('kind!="gpu"',)  # a card that is gone has its own alert
 
 
@@ -43,7 +44,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMRuleFailing", Severity.WARNING,
-            f"{promql.growth(watchers.RULE_FAILURES, five, (*TARGET, 'rule_group'))} > 0",
+            f"{promql.growth(watchers.RULE_FAILURES, five, (*TARGET, 'rule_group'), _OUR_RULES)} > 0",
             hold="5m",
             summary="A rule cannot be evaluated.",
             description="Evaluations of the group {{ $labels.rule_group }} fail at {{ $labels.instance }}: its alerts cannot fire.",

@@ -19,7 +19,6 @@ _ON = ", ".join(_TARGET)
 _BY = (*_TARGET, "model_name")
 _RANK = (*_TARGET, "engine")
 _RANGE = "$__range"
-_FROZEN_FOR = "5m"
 _HERE = ask.where(vllm.NUM_REQUESTS_RUNNING)
 _ALL_OF_A_MODEL = tuple(matcher for matcher in _HERE if not matcher.startswith(("job", "instance")))
 _COUNT = shown_unit(Unit.COUNT)
@@ -38,7 +37,7 @@ def _seen(by: Sequence[str]) -> str:
 def _frozen(by: tuple[str, ...] = _BY) -> str:
     """1 for an engine that had work all the time and made nothing of it, as VLLMEngineFrozen asks; 0 for every other one that answers."""
     here = promql.current(vllm.NUM_REQUESTS_RUNNING, by, _HERE)
-    return f"(({engine.frozen(_FROZEN_FOR, by, _HERE)}) * 0 + 1 or {here} * 0)"
+    return f"(({engine.frozen(engine.FROZEN_FOR, by, _HERE)}) * 0 + 1 or {here} * 0)"
 
 
 def _starts() -> str:
@@ -97,7 +96,7 @@ BOARD = Board(
             ),
             Panel(
                 "engines-frozen", "Engines up and frozen",
-                "Engines that answer their scrape, had requests running or waiting for five minutes, and made no token of prompt or answer in them.",
+                "Engines that answer their scrape, had requests running or waiting for three minutes, and made no token of prompt or answer in them.",
                 "Zero.",
                 "Find the engine in the table, take it out of routing, keep its log and a stack dump, and restart it.",
                 (Query(f"sum({_frozen()})", "frozen", _COUNT),), Shape.NUMBER, detail="latency", height=4, bad_from=1,
@@ -178,10 +177,10 @@ BOARD = Board(
             ),
             Panel(
                 "frozen", "Up and frozen, by engine",
-                "1 for an engine that had requests running or waiting in every scrape of five minutes and finished no prefill and made no token in "
-                "them. Five minutes, because the tokens of a prompt count only when its prefill is done.",
+                "1 for an engine that had requests running or waiting in every scrape of three minutes and finished no prefill and made no token in "
+                "them.",
                 "0 for every engine, busy or idle.",
-                "Take it out of routing, keep its log and a stack dump, then restart it. A single prefill of more than five minutes, with nothing "
+                "Take it out of routing, keep its log and a stack dump, then restart it. A single prefill of more than three minutes, with nothing "
                 "beside it, looks the same: check the prompt length first.",
                 (Query(_frozen(), ask.legend(_BY), _COUNT),), detail="latency",
             ),
@@ -282,7 +281,8 @@ BOARD = Board(
             ),
             Panel(
                 "rank-frozen", "Up and frozen, by rank",
-                "1 for a rank that had work for five minutes and made no token of prompt or answer. A rank can hang while its address still answers.",
+                "1 for a rank that had work for three minutes and made no token of prompt or answer. A rank can hang while its address "
+                "still answers.",
                 "0 for every rank.",
                 "All ranks of the address restart together: take the address out of routing first.",
                 (Query(_frozen(_RANK), ask.legend(_RANK), _COUNT),), detail="latency",

@@ -71,7 +71,7 @@ _TOP = (
     ),
     Panel(
         "refused", "Refused, share of requests by team",
-        "Share of a team's requests that the gateway did not admit.",
+        "Share of a team's requests that were refused, by the gateway or by the engine.",
         "Zero while there is room; under overload it hits those who send most.",
         "See the reasons below: a limit of the team is a matter of its configuration, a full service one of capacity.",
         (ask.share(ours.REQUESTS, ours.REQUESTS, by=_TEAM, part_only=_REFUSED),), full_scale=False,

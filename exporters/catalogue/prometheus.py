@@ -10,8 +10,8 @@ SCRAPE_DURATION = Metric(
 SCRAPE_SAMPLES = Metric("scrape_samples_scraped", Kind.GAUGE, Unit.COUNT, "Samples that the last scrape of a target brought.", labels=_TARGET)
 ALERTS = Metric("ALERTS", Kind.GAUGE, Unit.FLAG, "1 for every alert that is pending or firing.", labels=("alertname", "alertstate", "severity"))
 PROCESS_START = Metric(
-    "process_start_time_seconds", Kind.GAUGE, Unit.TIMESTAMP, "When the process behind a target started; every target of ours shows it.",
-    labels=_TARGET, across=Across.MAX,
+    "process_start_time_seconds", Kind.GAUGE, Unit.TIMESTAMP, "When the process behind a target started.", labels=_TARGET, across=Across.MAX,
+    notes=("Our sidecar does not show it, and vLLM not with several API servers.",),
 )  # fmt: skip
 
 SCRAPE = (UP, SCRAPE_DURATION, SCRAPE_SAMPLES)

@@ -75,6 +75,12 @@ def lowest(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: 
     return f"{metric.across} by ({', '.join(by)}) ({_each(metric, where, f'min_over_time({{}}[{window}])')})"
 
 
+def rise(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+    """By how much a gauge is higher now than a window ago; below 0 where it fell."""
+    _expect(metric, Kind.GAUGE)
+    return f"{metric.across} by ({', '.join(by)}) ({_each(metric, where, f'delta({{}}[{window}])')})"
+
+
 def first_age(metric: Metric, window: str, step: str, by: Sequence[str] = _TARGET, where: Matchers = ()) -> str:
     """How old a process was, in seconds, when it was first seen within the window, looked at every `step`: for one that started within it, the
     time from its start to its first answer. Of a start time only."""
