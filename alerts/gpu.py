@@ -13,6 +13,7 @@ from exporters.catalogue.prometheus import UP
 _AGAINST_OUR_WILL = ('reason!~"sw_power_cap|sync_boost"',)
 _UNCORRECTED = ('kind="uncorrected"',)
 _KIND_GPU = 'kind="gpu"'
+_LOST = 'reason="lost"'  # the other cards still answer
 _CHIP = 'sensor="gpu"'
 _SOURCE = (*TARGET, "source")
 _THEIRS = (*TARGET, "UUID")
@@ -48,7 +49,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"group {by(CARD)} ({promql.seen(gpu.INFO, hour)}) unless group {by(CARD)} ({promql.series(gpu.INFO)}) "
             f"and {on(TARGET)} ({promql.series(UP, (s.sidecar,))} == 1) "
             f"or {promql.current(ours.SOURCE_UP, _SOURCE, (_KIND_GPU,))} == 0 "
-            f"and {promql.current(ours.SOURCE_LAST_SUCCESS, _SOURCE, (_KIND_GPU,))}",  # a host that never had a GPU misses none
+            f"and {promql.current(ours.SOURCE_LAST_SUCCESS, _SOURCE, (_KIND_GPU,))} "  # a host that never had a GPU misses none
+            f"or {promql.worst(gpu.ABSENT, CARD, (_LOST,))} > 0",
             hold="2m",
             summary="A GPU cannot be seen any more.",
             description="The sidecar {{ $labels.instance }} no longer gets readings of a GPU{{ with $labels.uuid }} {{ . }}{{ end }}: it fell "
