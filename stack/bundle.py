@@ -36,13 +36,19 @@ def files() -> Iterator[tuple[Path, str]]:
 
 def page_text(name: str, settings: Settings = SHIPPED) -> str | None:
     """A runbook page with the rule and the numbers of a deployment; None when there is none of this name."""
-    text, alert = book.text(name), next((one for one in alerts(settings) if one.name == name), None)
-    return book.stamped(text, facts(alert)) if text and alert and settings != SHIPPED else text
+    text = book.text(name)
+    return text and _stamped(name, text, settings)
 
 
 def pages(settings: Settings = SHIPPED) -> tuple[book.Page, ...]:
     """Every runbook page, in the book's order."""
-    return tuple(book.parse(page.name, page_text(page.name, settings) or "") for page in book.pages())
+    shown = book.pages()
+    return shown if settings == SHIPPED else tuple(book.parse(page.name, _stamped(page.name, page.text, settings)) for page in shown)
+
+
+def _stamped(name: str, text: str, settings: Settings) -> str:
+    alert = None if settings == SHIPPED else next((one for one in alerts(settings) if one.name == name), None)
+    return book.stamped(text, facts(alert)) if alert else text
 
 
 def facts(alert: Alert) -> book.Facts:
