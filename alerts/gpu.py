@@ -37,6 +37,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     their_heat = dcgm.THERMAL_VIOLATION.base(promql.repeated(dcgm.THERMAL_VIOLATION.metric, ten, _THEIRS))
     used, free = (field.base(promql.current(field.metric, _THEIRS)) for field in (dcgm.FB_USED, dcgm.FB_FREE))
     xid = promql.worst(dcgm.XID_ERRORS.metric, _THEIRS)
+    xid_before = f"max {by(_THEIRS)} ({promql.seen(dcgm.XID_ERRORS.metric, hour, offset=hour)})"  # over a gap, too: what is old news stays old
     damaged = " + ".join(promql.repeated(f.metric, quarter, _THEIRS, per_second=False) for f in (dcgm.NVLINK_CRC, dcgm.NVLINK_REPLAY))
     bad = [
         promql.repeated(gpu.ECC_ERRORS, hour, CARD, _UNCORRECTED, per_second=False) + " > 0",
@@ -76,7 +77,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMGPUXid", Severity.WARNING,
-            f"label_replace({xid} > 0 unless {xid} == {promql.worst(dcgm.XID_ERRORS.metric, _THEIRS, offset=hour)}, "
+            f"label_replace({xid} > 0 unless {xid} == {xid_before}, "
             '"uuid", "$1", "UUID", "(.+)")',
             hold="0s",
             summary="The driver has reported a GPU error.",

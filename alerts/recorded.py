@@ -15,12 +15,14 @@ from exporters.catalogue import ours, promql, vllm
 from exporters.catalogue.metric import Metric
 
 OVER, STEP, HOURLY, LONG = "5m", "1m", "1h", "1d"  # from LONG on, hours are added up instead of minutes
+BOOKS = "30m"  # in one piece: sums of five minutes miss what was counted while nobody looked, and log and engines are looked at apart
 HUNG_UP = ('outcome="client_abort"',)
 
 FINISHED, HITS, LOOKUPS = (
     f"cluster_model_name:{what}:increase" for what in ("vllm_request_success", "vllm_prefix_cache_hits", "vllm_prefix_cache_queries")
 )
 REQUESTS = "cluster_model_name_outcome:vllm_watch_requests:increase"
+FINISHED_IN_ALL, LOGGED_IN_ALL = f"cluster:vllm_request_success:increase{BOOKS}", f"cluster_outcome:vllm_watch_requests:increase{BOOKS}"
 TTFT, INTER_TOKEN = (
     f"cluster_model_name_le:{what}_bucket:increase" for what in ("vllm_ttft_seconds", "vllm_inter_token_latency_seconds")
 )  # fmt: skip
@@ -34,6 +36,8 @@ def recordings(s: Settings) -> Iterator[Recording]:
     yield from (Recording(what + OVER, promql.growth(metric, window, MODEL)) for what, metric in _COUNTED.items())
     yield Recording(REQUESTS + OVER, promql.growth(ours.REQUESTS, window, (*MODEL, "outcome")))
     yield from (hourly(what, s) for what in (FINISHED, HITS, LOOKUPS, REQUESTS))
+    yield Recording(FINISHED_IN_ALL, promql.growth(vllm.REQUEST_SUCCESS, s.window(BOOKS), ("cluster",)))
+    yield Recording(LOGGED_IN_ALL, promql.growth(ours.REQUESTS, s.window(BOOKS), ("cluster", "outcome")))
 
 
 def hourly(what: str, s: Settings) -> Recording:
@@ -46,9 +50,9 @@ def counted(what: str, window: str, s: Settings, offset: str = "") -> str:
     return _counted(what, window, s, offset=offset)
 
 
-def requests(window: str, s: Settings, where: tuple[str, ...] = (), labels: tuple[str, ...] = MODEL) -> str:
+def requests(window: str, s: Settings, where: tuple[str, ...] = ()) -> str:
     """How many requests the log has, by cluster and model."""
-    return f"sum {by(labels)} ({_counted(REQUESTS, window, s, where)})"
+    return f"sum {by(MODEL)} ({_counted(REQUESTS, window, s, where)})"
 
 
 def quantile(q: float, what: str, window: str, s: Settings, offset: str = "") -> str:

@@ -23,9 +23,9 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         for t in (thresholds.ERROR_RATIO, thresholds.ENGINE_REFUSALS, thresholds.REFUSAL_RATIO, thresholds.CUT_OFF, thresholds.LOG_LAG)
     )  # fmt: skip
     few = s.at(thresholds.ERRORS_AT_LEAST)
-    finished = f"sum {by(_ALL)} ({recorded.counted(recorded.FINISHED, '30m', s)})"
+    finished = recorded.FINISHED_IN_ALL
     failed = recorded.requests("5m", s, ours.FAILED)
-    reached, ok = (recorded.requests("30m", s, where, _ALL) for where in (_REACHED, _OK))
+    reached, ok = (f"sum {by(_ALL)} ({recorded.LOGGED_IN_ALL}{{{', '.join(where)}}})" for where in (_REACHED, _OK))
     spent = promql.current(ours.GPU_COST, ("cluster", "currency"))
     tokens = " + ".join(promql.per_second(made, hour, ("cluster",)) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS))
     unread = promql.lowest(ours.LOG_BYTES_BEHIND, five, (*TARGET, "path"))

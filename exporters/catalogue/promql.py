@@ -197,10 +197,10 @@ def series(metric: Metric, where: Matchers = ()) -> str:
     return _each(metric, where, "{}")
 
 
-def seen(metric: Metric, window: str, where: Matchers = ()) -> str:
+def seen(metric: Metric, window: str, where: Matchers = (), offset: str = "") -> str:
     """The last sample within the window of each series, also of those that are gone since: who was there. On the right of `and on`, in brackets."""
     _expect(metric, Kind.GAUGE, Kind.INFO, Kind.COUNTER)
-    return _each(metric, where, f"last_over_time({{}}[{window}])")
+    return _each(metric, where, f"last_over_time({{}}{_span(window, offset)})")
 
 
 def _gauge(metric: Metric, across: Across, by: Sequence[str], where: Matchers, offset: str) -> str:

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from alerts import printer
+from alerts import printer, routing
 from alerts.rules import Links
+from alerts.settings import SHIPPED, Settings
 
 TEAMS = ("demo", "replay", "default", "experimental")
 MODEL = "tiny"
@@ -26,14 +28,31 @@ UNSCRAPED = ("board",)  # processes that have no metrics
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """How often the lab's watchers look and tell, in seconds."""
+
+    scrape_s: int = SCRAPE_INTERVAL_S
+    evaluate_s: int = SCRAPE_INTERVAL_S
+    resend_s: int = 10  # an alert that fires before Alertmanager was discovered is told again only after this time; the default is a minute
+
+
+@dataclass(frozen=True, slots=True)
 class LabConfig:
-    """One lab. folder: its files and logs. engine_url: a vLLM that runs already, None to start one. Programs are paths; otelcol may be None."""
+    """One lab. folder: its files and logs. engine_url: a vLLM that runs already, None to start one. Programs are paths; otelcol may be missing.
+
+    What drills change: settings and beat are those of its alerts; args and env are added to a process's, and so win; more goes into a
+    configuration file. All three by name."""
 
     folder: Path
     programs: Mapping[str, Path]
     engine_url: str | None = None
     port_offset: int = 0
     teams: tuple[str, ...] = TEAMS
+    settings: Settings = SHIPPED
+    beat: Beat = field(default_factory=Beat)
+    args: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    more: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def port(self, name: str) -> int:
         return PORTS[name] + self.port_offset
@@ -88,7 +107,7 @@ def processes(config: LabConfig) -> Iterator[Process]:
     )  # fmt: skip
     yield Process(
         "sidecar", (*ours, "sidecar", "run", "--config", str(config.folder / "sidecar.yaml")),
-        config.url("sidecar"), f"{config.url('sidecar')}/-/healthy", ("sidecar",),
+        config.url("sidecar"), f"{config.url('sidecar')}/-/healthy", ("sidecar",), env=config.env.get("sidecar", {}),
     )  # fmt: skip
     yield Process(
         "board", (*ours, "board", "--prometheus", config.url("prometheus"), "--listen", f"127.0.0.1:{config.port('board')}"),
@@ -108,9 +127,9 @@ def processes(config: LabConfig) -> Iterator[Process]:
         (
             str(config.programs["prometheus"]), f"--config.file={config.folder / 'prometheus.yml'}",
             f"--storage.tsdb.path={config.folder / 'prometheus'}", "--storage.tsdb.retention.time=2d",
-            # An alert that fires before Alertmanager was discovered is told again only after this time; the default is a minute.
-            "--rules.alert.resend-delay=10s",
+            f"--rules.alert.resend-delay={config.beat.resend_s}s",
             f"--web.listen-address=127.0.0.1:{config.port('prometheus')}", "--enable-feature=exemplar-storage",
+            *config.args.get("prometheus", ()),
         ),
         config.url("prometheus"), f"{config.url('prometheus')}/-/ready", ("prometheus",),
     )  # fmt: skip
@@ -132,6 +151,7 @@ def _vllm(config: LabConfig) -> Process:
             "--enable-request-id-headers",
             "--generation-config", "vllm",
             *traces,
+            *config.args.get("vllm", ()),
         ),
         config.url("vllm"), f"{config.url('vllm')}/health", ("vllm",),
         env={
@@ -157,11 +177,10 @@ def targets(config: LabConfig) -> dict[str, str]:
 
 def files(config: LabConfig) -> Iterator[tuple[str, str]]:
     """Name below the lab's folder and text of every configuration file. The rules are the shipped ones with links to this lab's board."""
-    for name, text in printer.rule_files(Links(runbooks=f"{config.url('board')}/runbooks", dashboards=config.url("board"))):
-        yield f"rules/{name}", text
+    yield from rules(config)
     scheme = "https" if config.engine.startswith("https://") else "http"
     yield "prometheus.yml", _yaml({
-        "global": {"scrape_interval": f"{SCRAPE_INTERVAL_S}s", "evaluation_interval": f"{SCRAPE_INTERVAL_S}s"},
+        "global": {"scrape_interval": f"{config.beat.scrape_s}s", "evaluation_interval": f"{config.beat.evaluate_s}s"},
         "rule_files": [f"{config.folder}/rules/*.yaml"],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{config.port('alertmanager')}"]}]}]},
         "scrape_configs": [
@@ -169,18 +188,17 @@ def files(config: LabConfig) -> Iterator[tuple[str, str]]:
             for job, address in targets(config).items()
         ],
     })  # fmt: skip
-    yield "alertmanager.yml", _yaml({
-        "route": {"receiver": "nobody", "group_by": ["alertname", "model_name", "instance"], "group_wait": "5s", "group_interval": "30s"},
-        "receivers": [{"name": "nobody"}],
-    })  # fmt: skip
+    yield "alertmanager.yml", routing.configuration()
     yield "gateway.yaml", _yaml({
         "listen": f"127.0.0.1:{config.port('gateway')}", "metrics_listen": f"127.0.0.1:{config.port('gateway-metrics')}",
         "upstream": config.engine, "requests_log": str(config.requests_log), "teams": str(config.folder / "teams.yaml"),
         "timeouts": {"drain_s": 10},  # shorter than the lab waits for a process to stop
+        **config.more.get("gateway.yaml", {}),
     })  # fmt: skip
     yield "sidecar.yaml", _yaml({
         "listen": f"127.0.0.1:{config.port('sidecar')}", "requests_log": [str(config.requests_log)],
         "engines": [{"name": "vllm-0", "url": config.engine}], "teams": {"configured": list(config.teams)}, "events": str(config.events),
+        **config.more.get("sidecar.yaml", {}),
     })  # fmt: skip
     if config.with_collector:
         yield "otelcol.yaml", _yaml({
@@ -196,6 +214,12 @@ def files(config: LabConfig) -> Iterator[tuple[str, str]]:
                 }}}}]}},
             },
         })  # fmt: skip
+
+
+def rules(config: LabConfig) -> Iterator[tuple[str, str]]:
+    """The alerts at the lab's settings, with links to its board."""
+    links = Links(runbooks=f"{config.url('board')}/runbooks", dashboards=config.url("board"))
+    yield from ((f"rules/{name}", text) for name, text in printer.rule_files(links, config.settings))
 
 
 def _yaml(content: object) -> str:

@@ -129,6 +129,13 @@ class Supervisor:
                 raise LabError(f"{name} did not answer {running.spec.health} within {running.spec.within_s:.0f} s; see {running.log}")
             await asyncio.sleep(0.25)
 
+    async def end(self, name: str) -> None:
+        """End one process at once, with its whole group, and forget it: nobody waits for it any more."""
+        running = self.running.pop(name)
+        if running.exited is None:
+            _signal_group(running, signal.SIGKILL)
+            await running.process.wait()
+
     async def stop(self) -> None:
         """End every process that was started here, last one first, and whatever each of them left behind in its group."""
         await self.look()  # an ended group is signalled once, when its end is first seen

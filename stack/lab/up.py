@@ -57,8 +57,8 @@ def up(engine_url: str | None, for_s: float | None, port_offset: int, console: C
         if engine_url and not re.fullmatch(r"https?://[^/\s]+/?", engine_url):
             raise LabError(f"--engine {engine_url} is no server's address; write it like http://127.0.0.1:8000")
         folder = parts.cache_dir() / ("lab" if not port_offset else f"lab-{port_offset}")
-        with _alone(folder):
-            return asyncio.run(_up(_config(folder, engine_url, port_offset, console), for_s, console))
+        with alone(folder):
+            return asyncio.run(_up(configured(folder, engine_url, port_offset, console), for_s, console))
     except (LabError, parts.PartMissing) as error:
         console.print(f"[red]lab:[/red] {error}", soft_wrap=True, highlight=False)
         return 1
@@ -77,7 +77,7 @@ def refuse_platform(system: str = platform.system()) -> None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """One lab per folder. Raises LabError when another holds it, or when there is no place to write."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _config(folder: Path, engine_url: str | None, port_offset: int, console: Console) -> LabConfig:
+def configured(folder: Path, engine_url: str | None, port_offset: int, console: Console) -> LabConfig:
     began = time.monotonic()
     names = NEEDED[:2] if engine_url else NEEDED
 

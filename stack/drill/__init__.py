@@ -1,0 +1,10 @@
+"""Drills: a fault put into a real vLLM and its watchers, the alert seen to arrive, the fault taken away, the alert seen to go.
+
+    drills.py      alert -> drill, or why there is none                                                   pure
+    faults.py      one function for each fault; leaving its block takes the fault away
+    traffic.py     requests, good and bad, for as long as a block lasts
+    lab.py         the lab that all this is done to, and what its Prometheus and Alertmanager say
+    run.py         the loop and the table
+    fake_nvidia_smi   stands in for the cards that a lab on a CPU does not have
+
+Law: whatever happens, also Ctrl-C, a fault is taken away and every process that was started is stopped."""

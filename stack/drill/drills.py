@@ -1,0 +1,125 @@
+"""Alert -> the drill that proves it, or the reason why there is none. Drills of one engine run in the order of this table."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from exporters.catalogue import dcgm
+from stack.drill import faults
+from stack.drill.faults import Fault
+from stack.drill.lab import Engine
+
+QUICK = 15  # 5m become 20 s: ten scrapes
+QUICKER = 60  # for alerts whose shortest window is half an hour
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """What is done so that one alert fires. what: the fault in one phrase. users: whether a few requests run beside it all the time.
+
+    Times in seconds. seen_at_prometheus: the fault keeps the alert from Alertmanager; it arrives when the fault is over.
+    always: the alert fires while all is well, and the fault silences it."""
+
+    alert: str
+    what: str
+    fault: Fault
+    engine: Engine = Engine.USUAL
+    pace: int = QUICK
+    users: bool = False
+    fires_within_s: float = 180.0
+    resolves_within_s: float = 240.0
+    seen_at_prometheus: bool = False
+    always: bool = False
+
+
+DRILLS: tuple[Drill, ...] = (
+    # Those who watch, and the way in
+    Drill("VLLMWatchdog", "Prometheus is killed, and the alert that always fires falls silent", faults.killed("prometheus"), always=True),
+    Drill("VLLMGatewayDown", "the gateway is killed", faults.killed("gateway"), users=True),
+    Drill("VLLMSidecarDown", "the sidecar is killed", faults.killed("sidecar"), users=True),
+    Drill("VLLMAlertmanagerUnreachable", "Alertmanager is killed", faults.killed("alertmanager"), seen_at_prometheus=True),
+    Drill("VLLMRuleFailing", "a rule that matches many series with many is loaded", faults.rule_that_cannot_be),
+    Drill("VLLMSidecarSourceFailing", "the events file becomes a folder", faults.events_unreadable),
+    Drill("VLLMRequestLogUnwritable", "the request log becomes a folder while requests go on", faults.log_is_no_file),
+    Drill("VLLMRequestLogLagging", "records are written two minutes after their requests ended", faults.records_come_late),
+    Drill("VLLMTrafficPhantom", "records of requests that never were are written to the log", faults.forged_records, pace=QUICKER),
+    Drill("VLLMTrafficUnlogged", "clients ask the engine past the gateway", faults.past_the_gateway, pace=QUICKER, users=True),
+    # Cards, which are stand-ins
+    Drill("VLLMGPUMissing", "a stand-in card falls off the bus", faults.card_lost),
+    Drill("VLLMGPUHot", "a stand-in card is at 91 degrees", faults.card_hot),
+    Drill("VLLMGPUThrottled", "a stand-in card is held down half of the time by heat", faults.card_held_down),
+    Drill("VLLMGPUECCErrors", "a stand-in card counts uncorrected memory errors", faults.card_memory_errors, pace=QUICKER),
+    Drill("VLLMGPUMemoryNearlyFull", "a stand-in card has 99 % of its memory in use", faults.card_memory_full),
+    Drill("VLLMGPUXid", "a stand-in dcgm-exporter tells XID 79", faults.dcgm_tells(dcgm.XID_ERRORS.metric, value=79)),
+    Drill(
+        "VLLMGPUNVLinkErrors", "a stand-in dcgm-exporter counts ten damaged packets a second",
+        faults.dcgm_tells(dcgm.NVLINK_CRC.metric, dcgm.NVLINK_REPLAY.metric, per_s=10), pace=QUICKER,
+    ),
+    Drill("VLLMCostOverBudget", "two stand-in cards make a few tokens a second", faults.hardly_any_traffic, pace=QUICKER),
+    # Requests
+    Drill("VLLMGatewayRejecting", "clients come with a wrong key", faults.wrong_key, users=True),
+    Drill("VLLMClientHangupsRising", "clients hang up after the first token", faults.clients_hang_up, pace=QUICKER),
+    Drill("VLLMAnswersCutOff", "answers are limited to two tokens", faults.limit_too_short, pace=QUICKER, users=True),
+    Drill("VLLMErrorRatioHigh", "the engine core is stopped, and requests time out", faults.requests_time_out),
+    Drill("VLLMSuccessBudgetBurn", "twelve requests time out", faults.failed_requests),
+    Drill("VLLMSuccessBudgetDrain", "twelve requests time out", faults.failed_requests, pace=QUICKER),
+    # Latency
+    Drill("VLLMTTFTBudgetBurn", "twelve first tokens take more than 2.5 s", faults.late_first_tokens),
+    Drill("VLLMTTFTBudgetDrain", "twelve first tokens take more than 2.5 s", faults.late_first_tokens, pace=QUICKER),
+    Drill("VLLMInterTokenLatencyHigh", "the engine core stops and goes on all the time", faults.slow_decoding),
+    Drill("VLLMInterTokenBudgetBurn", "gaps of 0.2 s between tokens for a while", faults.late_tokens),
+    Drill("VLLMInterTokenBudgetDrain", "gaps of 0.2 s between tokens for a while", faults.late_tokens, pace=QUICKER),
+    Drill(
+        "VLLMLatencyWorseSinceTuning", "a change is put on record, and the engine core stops and goes on from then on",
+        faults.slower_since_a_change, pace=QUICKER,
+    ),
+    Drill("VLLMCacheHitsCollapsed", "prompts no longer share their beginning", faults.prompts_no_longer_alike, pace=QUICKER),
+    # Engines
+    Drill("VLLMMetricsAbsent", "a target of the engines' job is no engine", faults.target_is_no_engine),
+    Drill("VLLMEngineGone", "the engines' job loses its only target", faults.engine_left_discovery, pace=QUICKER),
+    Drill("VLLMEngineFrozen", "the engine core is stopped while it works", faults.core_frozen),
+    Drill("VLLMEngineUnreachable", "the API server hangs", faults.engine_hangs, users=True),
+    Drill("VLLMEngineDown", "the engine is killed", faults.engine_killed, users=True),
+    Drill("VLLMSlowStart", "the engine stands still for 80 s as it starts", faults.engine_starts_slowly, fires_within_s=300, resolves_within_s=300),
+    Drill("VLLMRestartLoop", "the engine is killed three times", faults.engine_restarts, fires_within_s=600, resolves_within_s=400),
+    # Engines of their own
+    Drill("VLLMQueueTimeHigh", "forty clients share one slot", faults.more_asked_than_answered, Engine.ONE_SLOT),
+    Drill("VLLMTTFTHigh", "forty clients share one slot", faults.more_asked_than_answered, Engine.ONE_SLOT),
+    Drill("VLLMQueueGrowing", "more requests come than one slot answers", faults.queue_without_end, Engine.ONE_SLOT),
+    Drill("VLLMKVCacheNearlyFull", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, Engine.SMALL_CACHE),
+    Drill("VLLMPreemptionsSustained", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, Engine.SMALL_CACHE),
+    Drill("VLLMKVCacheThrashing", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, Engine.SMALL_CACHE),
+    Drill("VLLMEngineRejecting", "sixteen clients, and an engine that takes four", faults.more_than_the_engine_takes, Engine.SHORT_QUEUE),
+    Drill("VLLMAcceptanceLow", "n-grams are drafted for answers at random", faults.nothing_to_guess, Engine.GUESSING, pace=QUICKER),
+)  # fmt: skip
+
+FAST = ("VLLMGatewayDown", "VLLMSidecarDown", "VLLMRequestLogUnwritable", "VLLMGPUMissing", "VLLMEngineFrozen", "VLLMEngineUnreachable")
+
+WHY_NOT = {
+    "VLLMLatencyWorseThanLastWeek": "it compares with a week ago, and the lab has no such past",
+    "VLLMRequestsDeferred": "it needs adapters or a transfer of KV cache between engines, which the lab's tiny model does not have",
+}
+
+
+def chosen(names: Iterable[str]) -> tuple[Drill, ...]:
+    """The drills of these alerts, in the order of the table; `all` and `fast` are names too, VLLM and capitals may be left out.
+
+    Raises ValueError for what is no alert, and for an alert that has no drill, with the reason."""
+    wanted = {alert for name in names for alert in _meant(name)}
+    return tuple(drill for drill in DRILLS if drill.alert in wanted)
+
+
+def _meant(name: str) -> tuple[str, ...]:
+    known = {drill.alert: "" for drill in DRILLS} | WHY_NOT
+    groups = {"all": tuple(drill.alert for drill in DRILLS), "fast": FAST}
+    if found := groups.get(name.lower()):
+        return found
+    for alert, why_not in known.items():
+        if name.lower() in (alert.lower(), alert.lower().removeprefix("vllm")):
+            if why_not:
+                raise ValueError(f"{alert} has no drill here: {why_not}")
+            return (alert,)
+    near = difflib.get_close_matches(name, [*known, *groups], n=1)
+    raise ValueError(f"{name} is no alert" + (f"; did you mean {near[0]}?" if near else "; see vllm-watch drill --list"))

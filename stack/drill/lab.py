@@ -1,0 +1,295 @@
+"""The lab that drills run in: a real engine and its watchers, which can be hurt and mended, and what its Prometheus and Alertmanager say.
+
+Every drill begins with a Prometheus that has forgotten all, so that no earlier one is in its windows, and with every process running."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from alerts.settings import Overlay, Settings
+from exporters.catalogue import page
+from stack.bundle import ROOT
+from stack.lab import headlines, plan, up
+from stack.lab.page import serve
+from stack.lab.plan import Beat, LabConfig
+from stack.lab.supervisor import LabError, Supervisor
+
+PROCESSES = ("vllm", "gateway", "sidecar", "alertmanager", "prometheus")  # the board and the collector have no alert
+_MAY_FORGET = ("--web.enable-admin-api",)
+BEAT = Beat(scrape_s=2, evaluate_s=1, resend_s=2)  # a scrape of a busy vLLM took up to 0.9 s
+# The only numbers that differ from the shipped ones besides durations, with what they stand for.
+OVERRIDES = {
+    "start_time": 90.0,  # a tiny model starts within 25 to 60 s; ten minutes of nothing would prove no more
+}
+MORE: Mapping[str, Mapping[str, Any]] = {
+    "gateway.yaml": {"timeouts": {"drain_s": 5, "prefill_s": 4, "decode_s": 4, "total_s": 6}},  # a frozen engine is a timeout soon
+    "sidecar.yaml": {"engine_interval_s": 2, "gpu_interval_s": 1, "prices": {"gpu_hour": 3.6, "budget_per_1k_tokens": 0.1}},
+}
+CARDS: tuple[Mapping[str, Any], ...] = tuple(
+    {
+        "uuid": f"GPU-00000000-0000-4000-8000-00000000000{index}", "index": index, "name": "Stand-in GPU", "driver_version": "580.0",
+        "pci.bus_id": f"00000000:0{index + 1}:00.0", "mig.mode.current": "Disabled", "utilization.gpu": 40, "memory.used": 60000,
+        "memory.free": 20000, "memory.total": 80000, "power.draw": 300, "temperature.gpu": 55, "temperature.memory": 60,
+        "clocks_event_reasons_counters.hw_thermal_slowdown": 0, "ecc.errors.corrected.aggregate.total": 0,
+        "ecc.errors.uncorrected.aggregate.total": 0,
+    }
+    for index in range(2)
+)  # fmt: skip
+
+
+class Engine(StrEnum):
+    """How the engine of a drill is started."""
+
+    USUAL = "as in the lab"
+    ONE_SLOT = "one slot"
+    SMALL_CACHE = "small cache"
+    SHORT_QUEUE = "short queue"
+    GUESSING = "speculative"
+
+
+ARGUMENTS: Mapping[Engine, tuple[str, ...]] = {
+    Engine.USUAL: (),
+    Engine.ONE_SLOT: ("--max-num-seqs", "1"),
+    Engine.SMALL_CACHE: ("--num-gpu-blocks-override", "24", "--max-model-len", "512"),
+    Engine.SHORT_QUEUE: ("--max-num-seqs", "2", "--max-num-queued-reqs", "4"),
+    Engine.GUESSING: ("--speculative-config", json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4})),
+}
+
+
+def settings(pace: int) -> Settings:
+    return Settings(Overlay(thresholds=OVERRIDES), pace)
+
+
+def drilled(config: LabConfig) -> LabConfig:
+    """A lab's configuration as drills need it: quicker, with stand-in cards, without board and collector."""
+    driver = config.folder / "driver"
+    paths = {"PATH": f"{driver}{os.pathsep}{os.environ.get('PATH', '')}", "LD_LIBRARY_PATH": str(driver)}
+    programs = {name: path for name, path in config.programs.items() if name != "otelcol"}
+    return replace(config, programs=programs, beat=BEAT, args={"prometheus": _MAY_FORGET}, env={"sidecar": paths}, more=MORE)
+
+
+class DrillLab:
+    """One running lab. `tell` gets a line of progress now and then."""
+
+    def __init__(self, config: LabConfig, session: aiohttp.ClientSession, keys: Mapping[str, str], tell: Callable[[str], None]) -> None:
+        self.config = config
+        self.session = session
+        self.keys = keys
+        self.tell = tell
+        self.engine: Engine | None = None
+        self.broken_at = 0.0
+        self._supervisor = Supervisor(config.folder, ROOT)
+
+    def url(self, name: str) -> str:
+        return self.config.url(name)
+
+    def breaks_now(self) -> None:
+        """What was done so far was preparation: from now on the time until the alert counts."""
+        self.broken_at = time.monotonic()
+
+    # Processes
+
+    def pid(self, name: str) -> int:
+        return self._supervisor.running[name].process.pid
+
+    def core(self) -> int:
+        """The engine's core: the child of our vLLM that schedules; the API server is its parent. Raises LookupError."""
+        for child in descendants(self.pid("vllm")):
+            if "EngineCore" in _command(child):
+                return child
+        raise LookupError("this vLLM has no EngineCore process")
+
+    async def end(self, name: str) -> None:
+        """SIGKILL, as a crash."""
+        await self._supervisor.end(name)
+
+    async def start(self, name: str) -> None:
+        """Start a process and wait until it answers. Raises LabError."""
+        await self._supervisor.start(self._spec(name))
+        await self._supervisor.wait_healthy(name)
+
+    async def launch(self, name: str) -> None:
+        """Start a process without waiting for it."""
+        await self._supervisor.start(self._spec(name))
+
+    async def answers(self, name: str) -> None:
+        await self._supervisor.wait_healthy(name)
+
+    def _spec(self, name: str) -> plan.Process:
+        return next(process for process in plan.processes(self.config) if process.name == name)
+
+    async def mend(self) -> None:
+        """Start again whatever does not run or answer, those at once, and wait for them."""
+        await self._supervisor.look()
+        for name in PROCESSES:
+            running = self._supervisor.running.get(name)
+            if running and running.exited is not None:
+                await self.end(name)
+            if name not in self._supervisor.running:
+                await self.launch(name)
+        for name in PROCESSES:
+            await self.answers(name)
+
+    async def with_engine(self, engine: Engine) -> None:
+        """Have this engine running, and no other."""
+        if engine is self.engine:
+            return
+        if "vllm" in self._supervisor.running:
+            await self.end("vllm")
+        self.tell(f"starting the engine ({engine}), half a minute or more")
+        self.config = replace(self.config, args={"prometheus": _MAY_FORGET, "vllm": ARGUMENTS[engine]})
+        await self.start("vllm")
+        self.engine = engine
+
+    async def begin_anew(self, pace: int) -> None:
+        """All mended, and a Prometheus that has forgotten everything, with its rules at this pace; until it has seen every target again."""
+        self.config = replace(self.config, settings=settings(pace))
+        for name, text in plan.rules(self.config):
+            (self.config.folder / name).write_text(text)
+        await self.mend()
+        self.reload_prometheus()
+        if not await until(self._forgotten, 30):
+            raise LabError("Prometheus does not delete its series")
+        if not await until(self._all_seen, 30):
+            raise LabError(f"not every target came up: {await headlines.targets(self.session, self.url('prometheus'))}")
+
+    async def _forgotten(self) -> bool:
+        everything = {"match[]": '{__name__=~".+"}'}
+        async with self.session.post(f"{self.url('prometheus')}/api/v1/admin/tsdb/delete_series", params=everything) as response:
+            return response.status == 204
+
+    async def _all_seen(self) -> bool:
+        return bool(await self.query(f"min(up) * (count(up) == bool {len(plan.targets(self.config))})"))
+
+    def reload_prometheus(self) -> None:
+        """Have it read its files again, which then must be there."""
+        os.kill(self.pid("prometheus"), signal.SIGHUP)
+
+    async def stop(self) -> None:
+        await self._supervisor.stop()
+
+    @property
+    def supervisor(self) -> Supervisor:
+        return self._supervisor
+
+    # The cards
+
+    def cards(self, **of_the_second: Any) -> None:
+        """What the cards say from now on: all is well, but for what is said of the second one."""
+        first, second = CARDS
+        partial = self.config.folder / "driver" / "cards.partial"
+        partial.write_text(json.dumps([first, {**second, **of_the_second}]))
+        partial.rename(partial.with_name("cards.json"))
+
+    # What is seen
+
+    async def query(self, expr: str) -> float | None:
+        return await headlines.query(self.session, self.url("prometheus"), expr)
+
+    async def arrived(self, alert: str) -> dict[str, Any] | None:
+        """The alert as Alertmanager holds it; None while it does not, or does not answer."""
+        body = await self._json(f"{self.url('alertmanager')}/api/v2/alerts", {"filter": f'alertname="{alert}"'})
+        return body[0] if isinstance(body, list) and body else None
+
+    async def state(self, alert: str) -> str:
+        """firing, pending or inactive at Prometheus; unknown when that does not answer."""
+        body = await self._json(f"{self.url('prometheus')}/api/v1/alerts", {})
+        if not isinstance(body, dict):
+            return "unknown"
+        states = {found["state"] for found in body["data"]["alerts"] if found["labels"]["alertname"] == alert}
+        return "firing" if "firing" in states else "pending" if states else "inactive"
+
+    async def gone(self, alert: str) -> bool:
+        """Neither at Prometheus nor at Alertmanager, and both answer."""
+        held = await self._json(f"{self.url('alertmanager')}/api/v2/alerts", {"filter": f'alertname="{alert}"'})
+        return held == [] and await self.state(alert) == "inactive"
+
+    async def _json(self, url: str, params: Mapping[str, str]) -> Any:
+        try:
+            async with self.session.get(url, params=params, timeout=aiohttp.ClientTimeout(total=3)) as response:
+                return await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return None
+
+    async def at_the_engine(self, metric: str) -> float:
+        """A figure from the engine's own page, now; 0 where it has none."""
+        async with self.session.get(f"{self.url('vllm')}/metrics", timeout=aiohttp.ClientTimeout(total=5)) as response:
+            return page.parse(await response.text()).total(metric) or 0.0
+
+
+@contextlib.asynccontextmanager
+async def running(config: LabConfig, tell: Callable[[str], None]) -> AsyncIterator[DrillLab]:
+    """A lab whose engine is not started yet. Leaving the block stops all of it."""
+    for name in ("prometheus", "alertmanager"):
+        shutil.rmtree(config.folder / name, ignore_errors=True)
+    config.folder.mkdir(parents=True, exist_ok=True)
+    config.events.unlink(missing_ok=True)
+    install_driver(config.folder / "driver")
+    keys = up.prepare(config)
+    served = None
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=120)) as session:
+        lab = DrillLab(config, session, keys, tell)
+        lab.cards()
+        try:
+            served = await serve(lab.supervisor, config.port("lab"))
+            yield lab
+        finally:
+            if served:
+                await served.cleanup()
+            await lab.stop()
+
+
+def install_driver(folder: Path) -> None:
+    """A folder that comes first where the sidecar looks for programs and libraries: in it a stand-in nvidia-smi, and a libnvidia-ml that is
+    none, so that the cards of this machine, should it have any, are not asked."""
+    folder.mkdir(exist_ok=True)
+    script = Path(__file__).with_name("fake_nvidia_smi").read_text().split("\n", 1)[1]
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!{sys.executable}\n{script}")
+    program.chmod(0o755)
+    (folder / "libnvidia-ml.so.1").write_text("no library: drills have stand-in cards\n")
+
+
+async def until(condition: Callable[[], Any], within_s: float, every_s: float = 0.25) -> Any:
+    """What the coroutine function answers, as soon as that is true; None when it was not within the time."""
+    deadline = time.monotonic() + within_s
+    while True:
+        if answer := await condition():
+            return answer
+        if time.monotonic() > deadline:
+            return None
+        await asyncio.sleep(every_s)
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Children of a process, their children, and so on. Linux."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parents.setdefault(int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]), []).append(int(entry.name))
+    todo = list(parents.get(pid, ()))
+    while todo:
+        child = todo.pop()
+        todo += parents.get(child, ())
+        yield child
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
