@@ -26,6 +26,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     finished = recorded.FINISHED_IN_ALL
     failed = recorded.requests("5m", s, ours.FAILED)
     reached, ok = (f"sum {by(_ALL)} ({recorded.LOGGED_IN_ALL}{{{', '.join(where)}}})" for where in (_REACHED, _OK))
+    cut_off = promql.growth(vllm.REQUEST_SUCCESS, half, MODEL, _CUT_OFF)
     spent = promql.current(ours.GPU_COST, ("cluster", "currency"))
     tokens = " + ".join(promql.per_second(made, hour, ("cluster",)) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS))
     unread = promql.lowest(ours.LOG_BYTES_BEHIND, five, (*TARGET, "path"))
@@ -68,8 +69,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMAnswersCutOff", Severity.INFO,
-            f"{promql.share(vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, half, MODEL, _CUT_OFF)} > {cut} "
-            f"and {promql.growth(vllm.REQUEST_SUCCESS, half, MODEL, _CUT_OFF)} >= {few}",
+            f"{promql.per(cut_off, promql.growth(vllm.REQUEST_SUCCESS, half, MODEL))} > {cut} and {cut_off} >= {few}",
             hold="15m",
             summary="Many answers end at their length limit.",
             description="{{ $value | humanizePercentage }} of the answers of {{ $labels.model_name }} are cut off by max_tokens or the "

@@ -211,6 +211,11 @@ def test_every_alert_has_its_case():
     assert {alert.name for alert in ALERTS} == {case.alert for case in CASES}
 
 
+def test_no_two_questions_have_one_name():
+    """The second would be asked in place of the first."""
+    assert len(ASKED) == len(list(questions()))
+
+
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
 def test_every_metric_that_an_alert_reads_stands_in_one_of_its_cases(alert):
     """Else a branch of it was never tried. Older names of a metric stand for it."""
