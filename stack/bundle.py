@@ -7,6 +7,7 @@ from pathlib import Path
 
 from alerts import printer, routing, thresholds
 from alerts.families import ALERTS, RECORDINGS, alerts
+from alerts.panel_ref import PanelRef
 from alerts.rules import Alert
 from alerts.settings import SHIPPED, Settings
 from dashboards import coverage
@@ -83,9 +84,10 @@ def write(root: Path = ROOT) -> list[Path]:
 
 
 def uses() -> Iterator[Use]:
-    """Every place of ours that reads series: panels, alerts, recordings."""
+    """Every place of ours that reads series: panels, alerts, recordings. What may leave a panel empty leaves its alert silent."""
+    empty = {PanelRef(board.slug, panel.slug): panel.optional for board in BOARDS for panel in board.panels}
     for board in BOARDS:
         for panel in board.panels:  # a panel is dead when none of its queries has an answer
             yield Use(f"panel {board.slug}/{panel.slug}", " or ".join(f"({query.expr})" for query in panel.queries), panel.optional)
-    yield from (Use(f"alert {alert.name}", alert.expr) for alert in ALERTS)
+    yield from (Use(f"alert {alert.name}", alert.expr, empty[alert.panel]) for alert in ALERTS)
     yield from (Use(f"recording {recording.record}", recording.expr) for recording in RECORDINGS)
