@@ -71,8 +71,12 @@ def _counted(what: str, window: str, s: Settings, where: tuple[str, ...] = (), o
         return f"{what}{OVER}{matchers}{_before(offset, s)}"
     if seconds(window) >= seconds(LONG):
         return f"sum_over_time({what}{HOURLY}{matchers}[{s.window(window)}:{s.window(HOURLY)}]{_before(offset, s)})"
-    # Every minute what happened in five: each event five times. What was not recorded is nothing; a mean would take it for more of the same.
-    return f"sum_over_time({what}{OVER}{matchers}[{s.window(window)}:{s.window(STEP)}]{_before(offset, s)}) / {seconds(OVER) // seconds(STEP)}"
+    # What happened in five minutes, at every step; an event is in as many of them as steps go into five minutes. What was not recorded is nothing;
+    # a mean would take it for more of the same.
+    step = STEP if seconds(window) <= seconds(HOURLY) else OVER
+    times = seconds(OVER) // seconds(step)
+    summed = f"sum_over_time({what}{OVER}{matchers}[{s.window(window)}:{s.window(step)}]{_before(offset, s)})"
+    return f"{summed} / {times}" if times > 1 else summed
 
 
 def _before(offset: str, s: Settings) -> str:
