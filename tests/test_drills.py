@@ -353,6 +353,7 @@ def test_ctrl_c_leaves_nothing_running(part, eventually):
     try:
         eventually(lambda: f"--port {plan.PORTS['vllm'] + offset}" in engines(), within_s=60, what="the engine being started")
         process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
         assert 130 == process.wait(60)
         assert "drill: stopped; nothing was left running" in process.stderr.read()
         assert f"--port {plan.PORTS['vllm'] + offset}" not in engines()

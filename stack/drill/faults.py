@@ -74,7 +74,7 @@ async def engine_left_discovery(lab: DrillLab) -> AsyncIterator[None]:
     await asyncio.sleep(_an_hour(lab))
     lab.breaks_now()
     with _prometheus_yml(lab) as content:
-        content["scrape_configs"] = [job for job in content["scrape_configs"] if job["job_name"] != "vllm"]
+        _engines(content)["static_configs"] = []
         _rewrite(lab, content)
         yield
 
@@ -83,8 +83,7 @@ async def engine_left_discovery(lab: DrillLab) -> AsyncIterator[None]:
 async def target_is_no_engine(lab: DrillLab) -> AsyncIterator[None]:
     """The engines' scrape job gets the gateway's metrics port as a target, as a typing error would have it."""
     with _prometheus_yml(lab) as content:
-        job = next(job for job in content["scrape_configs"] if job["job_name"] == "vllm")
-        job["static_configs"][0]["targets"].append(f"127.0.0.1:{lab.config.port('gateway-metrics')}")
+        _engines(content)["static_configs"][0]["targets"].append(f"127.0.0.1:{lab.config.port('gateway-metrics')}")
         _rewrite(lab, content)
         yield
 
@@ -173,11 +172,13 @@ async def late_first_tokens(lab: DrillLab) -> AsyncIterator[None]:
 
 @fault
 async def late_tokens(lab: DrillLab) -> AsyncIterator[None]:
-    """The gaps between tokens are too long for a few seconds; then nobody asks any more."""
+    """After a hundred good requests the gaps between tokens are too long for a few seconds; then nobody asks any more."""
+    await many(100, 4, partial(short, lab))
+    lab.breaks_now()
     async with meanwhile(crowd(8, partial(ask, lab, tokens=LONG, direct=True, **_EVER)), pulses(lab, 0.2, 0.003)):
-        await asyncio.sleep(8)
+        await asyncio.sleep(5)
     yield
-    await many(64, 16, partial(ask, lab, tokens=1000, direct=True, **_EVER))
+    await many(40, 16, partial(ask, lab, tokens=1000, direct=True, **_EVER))
 
 
 @fault
@@ -465,6 +466,11 @@ def _prometheus_yml(lab: DrillLab) -> Iterator[dict[str, Any]]:
     finally:
         path.write_text(before)
         lab.reload_prometheus()
+
+
+def _engines(content: dict[str, Any]) -> dict[str, Any]:
+    """The scrape job of the engines."""
+    return next(job for job in content["scrape_configs"] if job["job_name"] == "vllm")
 
 
 def _rewrite(lab: DrillLab, content: object) -> None:

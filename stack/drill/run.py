@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,7 +52,7 @@ def command(drills: tuple[Drill, ...], port_offset: int, as_json: bool) -> int:
     except (LabError, parts.PartMissing) as error:
         Console(stderr=True).print(f"[red]drill:[/red] {error}", soft_wrap=True, highlight=False)
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         Console(stderr=True).print("drill: stopped; nothing was left running")
         return 130
     failed = [outcome for outcome in outcomes if outcome.trouble]
@@ -80,14 +80,30 @@ def run(drills: Iterable[Drill], port_offset: int, console: Console) -> list[Out
 async def _run(config: LabConfig, drills: tuple[Drill, ...], tell: Callable[[str], None]) -> list[Outcome]:
     outcomes: list[Outcome] = []
     began = time.monotonic()
+    _stop_on_signal()
     async with labs.running(config, lambda line: tell(f"{time.monotonic() - began:5.0f} s  {line}")) as lab:
-        for engine, group in itertools.groupby(sorted(drills, key=lambda drill: list(labs.Engine).index(drill.engine)), lambda drill: drill.engine):
-            await lab.with_engine(engine)
-            for drill in group:
+        for drill in sorted(drills, key=lambda drill: list(labs.Engine).index(drill.engine)):  # an engine takes half a minute to start
+            try:
+                await lab.with_engine(drill.engine)
                 lab.tell(f"{drill.alert}: {drill.what}")
                 outcomes.append(await _drilled(lab, drill))
-                lab.tell(_told(outcomes[-1]))
+            except LabError as error:
+                outcomes.append(Outcome(drill.alert, drill.what, str(drill.engine), trouble=str(error)))
+            lab.tell(_told(outcomes[-1]))
     return outcomes
+
+
+def _stop_on_signal() -> None:
+    """Once; a second Ctrl-C must not cut short what takes the fault away. Also where a shell has started us with SIGINT ignored."""
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101  # we are inside of one
+
+    def stop() -> None:
+        if not task.cancelling():
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
 async def _drilled(lab: DrillLab, drill: Drill) -> Outcome:
