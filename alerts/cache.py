@@ -20,9 +20,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         )
     )  # fmt: skip
     usage, preemptions = promql.worst(vllm.KV_CACHE_USAGE, ENGINE), promql.per_second(vllm.NUM_PREEMPTIONS, five, ENGINE)
-    hits, hits_of_a_day = (
-        promql.per(*(recorded.counted(what, window, s) for what in (recorded.HITS, recorded.LOOKUPS))) for window in ("30m", "1d")
-    )
+    hits, hits_of_a_day = (recorded.share(recorded.HITS, recorded.LOOKUPS, window, s) for window in ("30m", "1d"))
     return (
         Alert(
             "VLLMKVCacheNearlyFull", Severity.WARNING,
@@ -53,7 +51,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMCacheHitsCollapsed", Severity.WARNING,
-            f"{hits} < {left} * ({hits_of_a_day}) and {hits_of_a_day} > {before} "
+            f"{hits} < {left} * ({hits_of_a_day} > {before}) "
             f"and {recorded.counted(recorded.FINISHED, '30m', s)} >= {s.at(thresholds.COMPARED_AT_LEAST)}",
             hold="10m",
             summary="The prefix cache helps much less than it did.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alerts import thresholds
+from alerts import recorded, thresholds
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
@@ -29,7 +29,7 @@ def frozen(window: str, labels: tuple[str, ...], where: tuple[str, ...] = ()) ->
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
     up = promql.series(UP, (s.engine,))
-    hour, day = s.window("1h"), f"{s.window('1d')}:{s.window('1h')}"
+    hour = s.window("1h")
     starts = promql.changes(PROCESS_START, hour, TARGET, (s.engine,))
     resets = promql.resets(vllm.GENERATION_TOKENS, hour, TARGET, (s.engine,))
     slow, again = s.at(thresholds.START_TIME), s.at(thresholds.RESTARTS)
@@ -57,7 +57,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMEngineGone", Severity.WARNING,
-            f"group {by(JOB)} ({promql.seen(UP, day, (s.engine,))}) unless group {by(JOB)} ({up})",
+            f"last_over_time({recorded.ENGINES}[{s.window('1d')}]) unless group {by(JOB)} ({up})",
             hold="15m",
             summary="A scrape job of engines has no target any more.",
             description="Job {{ $labels.job }} had engines within the last day, and service discovery finds none now: nothing about them can alert.",
@@ -92,7 +92,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMSlowStart", Severity.WARNING,
-            f"{promql.first_age(PROCESS_START, hour, s.window('1m'), TARGET, (s.engine,))} > {slow} "
+            f"min_over_time({recorded.AGE}[{hour}]) > {slow} "
             f"and max {by(TARGET)} (time() - {promql.series(PROCESS_START, (s.engine,))}) < {s.seconds('1h')} "
             f"and {promql.lowest(UP, hour, TARGET, (s.engine,))} == 0",  # or nobody had asked it before
             hold="0s",

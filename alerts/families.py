@@ -26,8 +26,12 @@ def recordings(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) 
 
 
 def recorded_families(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> dict[str, tuple[Recording, ...]]:
-    """What the rules rest on, what the objectives make of it, and the figures that people ask for over long ranges."""
-    return {"growth": tuple(recorded.recordings(s)), "slo": tuple(slo.recordings(objectives or slo.shipped(), s)), "figures": _figures(s)}
+    """What the rules rest on, what the objectives make of it, the hours of both, and the figures that people ask for over long ranges."""
+    objectives = objectives or slo.shipped()
+    return {
+        "growth": tuple(recorded.recordings(s)), "slo": tuple(slo.recordings(objectives, s)),
+        "hours": tuple(recorded.hours(s, slo.recorded_names(objectives))), "figures": _figures(s),
+    }  # fmt: skip
 
 
 def _figures(s: Settings) -> tuple[Recording, ...]:
@@ -35,7 +39,6 @@ def _figures(s: Settings) -> tuple[Recording, ...]:
     return (
         Recording("model_name:vllm_ttft_seconds:p95_5m", _p95(recorded.TTFT)),
         Recording("model_name:vllm_inter_token_latency_seconds:p95_5m", _p95(recorded.INTER_TOKEN)),
-        Recording("model_name:vllm_queue_time_seconds:p95_5m", promql.quantile(0.95, vllm.REQUEST_QUEUE_TIME, window)),
         Recording("model_name:vllm_prefix_cache_hits:ratio_5m", promql.per(*(f"sum by (model_name) ({what}{recorded.OVER})" for what in _RATIO))),
         Recording("model_name:vllm_generation_tokens:rate5m", promql.per_second(vllm.GENERATION_TOKENS, window)),
         Recording("model_name:vllm_prompt_tokens:rate5m", promql.per_second(vllm.PROMPT_TOKENS, window)),

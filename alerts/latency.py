@@ -6,15 +6,14 @@ from alerts import recorded, thresholds
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
-from alerts.subjects import ENGINE
-from exporters.catalogue import ours, promql, vllm
+from alerts.subjects import MODEL, on
+from exporters.catalogue import ours, promql
 
 _FIGURES = {"time to first token": recorded.TTFT, "time between tokens": recorded.INTER_TOKEN}
 _CHANGES = ('kind=~"change|version|config"',)  # a note says nothing about the engine, and a restart has its own alert
 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
-    five = s.window("5m")
     queued, first, between, worse = (
         s.at(t) for t in (thresholds.QUEUE_TIME_P95, thresholds.TTFT_P95, thresholds.INTER_TOKEN_P95, thresholds.WORSE_BY)
     )
@@ -23,7 +22,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     return (
         Alert(
             "VLLMQueueTimeHigh", Severity.WARNING,
-            f"{promql.quantile(0.95, vllm.REQUEST_QUEUE_TIME, five, ENGINE)} > {queued}",
+            f"{recorded.QUEUED} > {queued}",
             hold="5m", keep_firing="5m",
             summary="Requests wait long in an engine's queue.",
             description="On {{ $labels.instance }} one request for {{ $labels.model_name }} in twenty waits {{ $value | humanizeDuration }} "
@@ -69,11 +68,10 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
 
 def _either(s: Settings, worse: float, window: str, offset: str) -> str:
     """p95s that are worse than `offset` ago by a share, each called by the label `figure`, as far as both windows hold enough requests."""
-    return " or ".join(f'label_replace({_worse(s, what, worse, window, offset)}, "figure", "{called}", "", "")' for called, what in _FIGURES.items())
-
-
-def _worse(s: Settings, what: str, worse: float, window: str, offset: str) -> str:
-    now, before = (recorded.quantile(0.95, what, window, s, then) for then in ("", offset))
     least = s.at(thresholds.COMPARED_AT_LEAST)
-    enough = " and ".join(f"{recorded.counted(recorded.FINISHED, window, s, then)} >= {least}" for then in ("", offset))
-    return f"({now}) > {1 + worse:.12g} * ({before}) and {enough}"
+    higher = (
+        f'label_replace({recorded.p95(what, window, s)} > {1 + worse:.12g} * {recorded.p95(what, window, s, offset)}, "figure", "{called}", "", "")'
+        for called, what in _FIGURES.items()
+    )
+    enough = (f"{recorded.counted(recorded.FINISHED, window, s, then)} >= {least}" for then in ("", offset))
+    return f"({' or '.join(higher)}) and {on(MODEL)} ({' and '.join(enough)})"

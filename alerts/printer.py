@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from alerts import slo
 from alerts.families import families, recorded_families
+from alerts.recorded import INTERVAL, SELDOM
 from alerts.rules import Links, Severity
 from alerts.settings import SHIPPED, Settings
 
@@ -16,16 +18,35 @@ FILES = {Severity.CRITICAL: "page.yaml", Severity.WARNING: "ticket.yaml", Severi
 _HEADER = "# Printed by `vllm-watch render` from alerts/*.py. Change the source, print again, commit both.\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group of rules as Prometheus reads them. every: how often, where that is not as often as everything else."""
+
+    name: str
+    rules: list[dict[str, Any]]
+    every: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, **({"interval": self.every} if self.every else {}), "rules": self.rules}
+
+
 def rule_files(
     links: Links | None = None, settings: Settings = SHIPPED, objectives: slo.Objectives | None = None, header: str = _HEADER
 ) -> Iterator[tuple[str, str]]:
     """File name and text of every rule file. Recorded series come first: Prometheus evaluates files side by side, but a reader follows."""
     links = links or Links()
-    recorded = recorded_families(settings, objectives)
-    yield "recording.yaml", rule_file(header, ((f"vllm-recorded-{family}", [one.as_rule() for one in each]) for family, each in recorded.items()))
+    yield "recording.yaml", rule_file(header, recorded_groups(settings, objectives))
     for severity, name in FILES.items():
         chosen = {f: [a.as_rule(links) for a in alerts if a.severity is severity] for f, alerts in families(settings, objectives).items()}
-        yield name, rule_file(header, ((f"vllm-{severity}-{family}", rules) for family, rules in chosen.items() if rules))
+        yield name, rule_file(header, (Group(f"vllm-{severity}-{family}", rules) for family, rules in chosen.items() if rules))
+
+
+def recorded_groups(settings: Settings = SHIPPED, objectives: slo.Objectives | None = None, only: Container[str] | None = None) -> Iterator[Group]:
+    """Groups of recorded series, at the intervals that sums over them rest on (recorded.py). only: these series."""
+    for family, each in recorded_families(settings, objectives).items():
+        rules = [one.as_rule() for one in each if only is None or one.record in only]
+        if rules:
+            yield Group(f"vllm-recorded-{family}", rules, settings.window(SELDOM if family == "hours" else INTERVAL))
 
 
 class _Dumper(yaml.SafeDumper):
@@ -37,7 +58,6 @@ _Dumper.add_representer(
 )  # fmt: skip
 
 
-def rule_file(header: str, groups: Iterable[tuple[str, list[dict[str, Any]]]]) -> str:
-    """Groups of rules by name, as text."""
-    content = {"groups": [{"name": name, "rules": rules} for name, rules in groups]}
-    return header + yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
+def rule_file(header: str, groups: Iterable[Group]) -> str:
+    """Groups of rules as text."""
+    return header + yaml.dump({"groups": [group.as_dict() for group in groups]}, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)

@@ -6,58 +6,95 @@ an idle five minutes is NaN, which poisons every average that it is in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from alerts.rules import Recording
 from alerts.settings import Settings, seconds
-from alerts.subjects import MODEL, by
+from alerts.subjects import ENGINE, JOB, MODEL, TARGET, by
 from exporters.catalogue import ours, promql, vllm
 from exporters.catalogue.metric import Metric
+from exporters.catalogue.prometheus import PROCESS_START, UP
 
-OVER, STEP, HOURLY, LONG = "5m", "1m", "1h", "1d"  # from LONG on, hours are added up instead of minutes
+INTERVAL, SELDOM = "1m", "5m"  # how often growth and hours are recorded: who reads days of it pays for every sample
+OVER, STEP, HOURLY, LONG = "5m", "1m", "1h", "1d"  # counts go in steps of a minute, of five over more than an hour, and from LONG on are of hours
 BOOKS = "30m"  # in one piece: sums of five minutes miss what was counted while nobody looked, and log and engines are looked at apart
 HUNG_UP = ('outcome="client_abort"',)
 
 FINISHED, HITS, LOOKUPS = (
     f"cluster_model_name:{what}:increase" for what in ("vllm_request_success", "vllm_prefix_cache_hits", "vllm_prefix_cache_queries")
 )
+BY_REASON = "cluster_model_name_finished_reason:vllm_request_success:increase"
 REQUESTS = "cluster_model_name_outcome:vllm_watch_requests:increase"
 FINISHED_IN_ALL, LOGGED_IN_ALL = f"cluster:vllm_request_success:increase{BOOKS}", f"cluster_outcome:vllm_watch_requests:increase{BOOKS}"
+ENGINES = "cluster_namespace_job:up:group"  # which scrape jobs had engines: a day of `up` itself costs twenty times as much to read
+AGE = "cluster_namespace_job_instance:process_age_seconds:min"
+QUEUED = "cluster_namespace_job_instance_model_name:vllm_queue_time_seconds:p95_5m"
 TTFT, INTER_TOKEN = (
     f"cluster_model_name_le:{what}_bucket:increase" for what in ("vllm_ttft_seconds", "vllm_inter_token_latency_seconds")
 )  # fmt: skip
-_COUNTED: dict[str, Metric] = {FINISHED: vllm.REQUEST_SUCCESS, HITS: vllm.PREFIX_CACHE_HITS, LOOKUPS: vllm.PREFIX_CACHE_QUERIES}
+_COUNTED: dict[str, Metric] = {HITS: vllm.PREFIX_CACHE_HITS, LOOKUPS: vllm.PREFIX_CACHE_QUERIES}
 _BUCKETS: dict[str, Metric] = {TTFT: vllm.TIME_TO_FIRST_TOKEN, INTER_TOKEN: vllm.INTER_TOKEN_LATENCY}
+
+
+_P95 = {TTFT: "cluster_model_name:vllm_ttft_seconds:p95_", INTER_TOKEN: "cluster_model_name:vllm_inter_token_latency_seconds:p95_"}
+_COMPARED = ("30m", "1h")
 
 
 def recordings(s: Settings) -> Iterator[Recording]:
     window = s.window(OVER)
+    yield Recording(ENGINES, f"group {by(JOB)} ({promql.series(UP, (s.engine,))})")
+    yield Recording(AGE, promql.age(PROCESS_START, TARGET, (s.engine,)))
+    yield Recording(QUEUED, promql.quantile(0.95, vllm.REQUEST_QUEUE_TIME, window, ENGINE))
     yield from (Recording(what + OVER, promql.buckets(metric, window, MODEL)) for what, metric in _BUCKETS.items())
     yield from (Recording(what + OVER, promql.growth(metric, window, MODEL)) for what, metric in _COUNTED.items())
+    yield Recording(BY_REASON + OVER, promql.growth(vllm.REQUEST_SUCCESS, window, (*MODEL, "finished_reason")))
+    yield Recording(FINISHED + OVER, f"sum {by(MODEL)} ({BY_REASON}{OVER})")
     yield Recording(REQUESTS + OVER, promql.growth(ours.REQUESTS, window, (*MODEL, "outcome")))
-    yield from (hourly(what, s) for what in (FINISHED, HITS, LOOKUPS, REQUESTS))
+    yield from (Recording(p95 + over, quantile(0.95, what, over, s)) for what, p95 in _P95.items() for over in _COMPARED)
     yield Recording(FINISHED_IN_ALL, promql.growth(vllm.REQUEST_SUCCESS, s.window(BOOKS), ("cluster",)))
     yield Recording(LOGGED_IN_ALL, promql.growth(ours.REQUESTS, s.window(BOOKS), ("cluster", "outcome")))
 
 
-def hourly(what: str, s: Settings) -> Recording:
-    """The same within an hour, for sums over days."""
-    return Recording(what + HOURLY, counted(what, HOURLY, s))
+def hours(s: Settings, more: Iterable[str] = ()) -> Iterator[Recording]:
+    """The same within an hour, for windows of days; of `more` too."""
+    yield from (Recording(what + HOURLY, counted(what, HOURLY, s)) for what in (FINISHED, HITS, LOOKUPS, REQUESTS, *more))
 
 
-def counted(what: str, window: str, s: Settings, offset: str = "") -> str:
-    """How many within a window, by cluster and model."""
-    return _counted(what, window, s, offset=offset)
+def counted(what: str, window: str, s: Settings, offset: str = "", where: tuple[str, ...] = ()) -> str:
+    """How many within a window, by the labels that are recorded.
+
+    What happened in five minutes, added up at every step; an event is in as many of them as steps go into five minutes. What was not recorded
+    is nothing; a mean would take it for more of the same."""
+    if seconds(window) >= seconds(LONG):
+        return f"{_all(what, window, s, where, offset)} / {seconds(HOURLY) // seconds(SELDOM)}"
+    if window == OVER:
+        return _all(what, window, s, where, offset)
+    step = STEP if seconds(window) <= seconds(HOURLY) else OVER
+    times = seconds(OVER) // seconds(step)
+    summed = f"sum_over_time({what}{OVER}{_matching(where)}[{s.window(window)}:{s.window(step)}]{_before(offset, s)})"
+    return f"{summed} / {times}" if times > 1 else summed
 
 
-def requests(window: str, s: Settings, where: tuple[str, ...] = ()) -> str:
-    """How many requests the log has, by cluster and model."""
-    return f"sum {by(MODEL)} ({_counted(REQUESTS, window, s, where)})"
+def share(part: str, whole: str, window: str, s: Settings, where: tuple[str, ...] = ()) -> str:
+    """How much of one count the other is within a window, 0 to 1; nothing while the whole is nothing. where: which of the part."""
+    return promql.per(f"sum {by(MODEL)} ({_all(part, window, s, where)})" if where else _all(part, window, s), _all(whole, window, s))
+
+
+def requests(s: Settings, where: tuple[str, ...] = (), window: str = OVER) -> str:
+    """How many requests the log has, by cluster and model. Over more than five minutes a measure to be divided by another of the same window."""
+    return f"sum {by(MODEL)} ({_all(REQUESTS, window, s, where)})"
 
 
 def quantile(q: float, what: str, window: str, s: Settings, offset: str = "") -> str:
-    """A quantile over a window, in steps of five minutes; nothing while nothing happened."""
-    return f"histogram_quantile({q}, sum_over_time({what}{OVER}[{s.window(window)}:{s.window(OVER)}]{_before(offset, s)})) >= 0"
+    """A quantile over a window; nothing while nothing happened."""
+    return f"histogram_quantile({q}, {_all(what, window, s, offset=offset)}) >= 0"
+
+
+def p95(what: str, window: str, s: Settings, offset: str = "") -> str:
+    """A p95 to be compared with its own past: one that is recorded."""
+    if window not in _COMPARED:
+        raise ValueError(f"no p95 over {window} is recorded, only over {' and '.join(_COMPARED)}")
+    return f"{_P95[what]}{window}{_before(offset, s)}"
 
 
 def observed(what: str, where: str = 'le="+Inf"') -> str:
@@ -65,18 +102,17 @@ def observed(what: str, where: str = 'le="+Inf"') -> str:
     return f"sum {by(MODEL)} ({what}{OVER}{{{where}}})"
 
 
-def _counted(what: str, window: str, s: Settings, where: tuple[str, ...] = (), offset: str = "") -> str:
-    matchers = f"{{{', '.join(where)}}}" if where else ""
-    if window == OVER:
-        return f"{what}{OVER}{matchers}{_before(offset, s)}"
-    if seconds(window) >= seconds(LONG):
-        return f"sum_over_time({what}{HOURLY}{matchers}[{s.window(window)}:{s.window(HOURLY)}]{_before(offset, s)})"
-    # What happened in five minutes, at every step; an event is in as many of them as steps go into five minutes. What was not recorded is nothing;
-    # a mean would take it for more of the same.
-    step = STEP if seconds(window) <= seconds(HOURLY) else OVER
-    times = seconds(OVER) // seconds(step)
-    summed = f"sum_over_time({what}{OVER}{matchers}[{s.window(window)}:{s.window(step)}]{_before(offset, s)})"
-    return f"{summed} / {times}" if times > 1 else summed
+def _all(what: str, window: str, s: Settings, where: tuple[str, ...] = (), offset: str = "") -> str:
+    """Everything recorded within a window: every event as often as it was recorded, so this is no count. Made to be divided by another, or by
+    itself as a quantile does; costs a fourth of a count's steps."""
+    over = "" if window == OVER else f"[{s.window(window)}]"
+    each = HOURLY if seconds(window) >= seconds(LONG) else OVER
+    selected = f"{what}{each}{_matching(where)}{over}{_before(offset, s)}"
+    return f"sum_over_time({selected})" if over else selected
+
+
+def _matching(where: tuple[str, ...]) -> str:
+    return f"{{{', '.join(where)}}}" if where else ""
 
 
 def _before(offset: str, s: Settings) -> str:

@@ -95,7 +95,11 @@ def recordings(file: Objectives, s: Settings) -> Iterator[Recording]:
     for objective in file.objectives:
         for which, expr in zip(("bad", "all"), _events(objective, s), strict=True):
             yield Recording(_what(objective, which) + recorded.OVER, expr)
-            yield recorded.hourly(_what(objective, which), s)
+
+
+def recorded_names(file: Objectives) -> Iterator[str]:
+    """What is recorded for the objectives, without its window."""
+    return (_what(objective, which) for objective in file.objectives for which in ("bad", "all"))
 
 
 def alerts(file: Objectives, s: Settings) -> tuple[Alert, ...]:
@@ -140,14 +144,14 @@ def _pair(objective: Objective, file: Objectives, s: Settings, long: str, short:
 
 
 def _share(objective: Objective, s: Settings, window: str) -> str:
-    return promql.per(*(recorded.counted(_what(objective, which), window, s) for which in ("bad", "all")))
+    return recorded.share(_what(objective, "bad"), _what(objective, "all"), window, s)
 
 
 def _events(objective: Objective, s: Settings) -> tuple[str, str]:
     """Bad and all events within five minutes. Latency counts observations, success the requests that are no refusal and no hang-up."""
     if objective.latency is None:
-        everything = recorded.requests(recorded.OVER, s, ('outcome!~"rejected|client_abort"',))
-        return f"({recorded.requests(recorded.OVER, s, ours.FAILED)} or {everything} * 0)", everything
+        everything = recorded.requests(s, ('outcome!~"rejected|client_abort"',))
+        return f"({recorded.requests(s, ours.FAILED)} or {everything} * 0)", everything
     buckets = _HISTOGRAMS[objective.latency]
     everything = recorded.observed(buckets)
     return f"{everything} - {recorded.observed(buckets, promql.le(objective.within_s or 0))}", everything

@@ -17,16 +17,17 @@ _CUT_OFF = ('finished_reason="length"',)
 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
-    five, half, hour = (s.window(w) for w in ("5m", "30m", "1h"))
+    five, hour = (s.window(w) for w in ("5m", "1h"))
     errors, refusals, refused, cut, lag = (
         s.at(t)
         for t in (thresholds.ERROR_RATIO, thresholds.ENGINE_REFUSALS, thresholds.REFUSAL_RATIO, thresholds.CUT_OFF, thresholds.LOG_LAG)
     )  # fmt: skip
     few = s.at(thresholds.ERRORS_AT_LEAST)
     finished = recorded.FINISHED_IN_ALL
-    failed = recorded.requests("5m", s, ours.FAILED)
+    failed = recorded.requests(s, ours.FAILED)
     reached, ok = (f"sum {by(_ALL)} ({recorded.LOGGED_IN_ALL}{{{', '.join(where)}}})" for where in (_REACHED, _OK))
-    cut_off = promql.growth(vllm.REQUEST_SUCCESS, half, MODEL, _CUT_OFF)
+    cut_off = recorded.share(recorded.BY_REASON, recorded.FINISHED, "30m", s, _CUT_OFF)
+    cut_often = f"sum {by(MODEL)} ({recorded.counted(recorded.BY_REASON, '30m', s, where=_CUT_OFF)}) >= {few}"
     spent = promql.current(ours.GPU_COST, ("cluster", "currency"))
     tokens = " + ".join(promql.per_second(made, hour, ("cluster",)) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS))
     unread = promql.lowest(ours.LOG_BYTES_BEHIND, five, (*TARGET, "path"))
@@ -34,7 +35,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     return (
         Alert(
             "VLLMErrorRatioHigh", Severity.WARNING,
-            f"{promql.per(failed, recorded.requests('5m', s))} > {errors} and {failed} >= {few}",
+            f"{promql.per(failed, recorded.requests(s))} > {errors} and {failed} >= {few}",
             hold="5m", keep_firing="5m",
             summary="Too many requests fail.",
             description="{{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} end in an error or a timeout.",
@@ -69,7 +70,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMAnswersCutOff", Severity.INFO,
-            f"{promql.per(cut_off, promql.growth(vllm.REQUEST_SUCCESS, half, MODEL))} > {cut} and {cut_off} >= {few}",
+            f"{cut_off} > {cut} and {cut_often}",
             hold="15m",
             summary="Many answers end at their length limit.",
             description="{{ $value | humanizePercentage }} of the answers of {{ $labels.model_name }} are cut off by max_tokens or the "
@@ -130,10 +131,9 @@ def _hangups(s: Settings) -> str:
     """The share of clients that left: from the request log, and where a model has none, from requests whose first token was made and whose end
     never came. Those that still run are no hang-ups, so all of them are taken off, which makes that half slow to fire and never hasty."""
     ratio, few = s.at(thresholds.HANGUP_RATIO), s.at(thresholds.ERRORS_AT_LEAST)
-    left, everyone = (recorded.requests("5m", s, where) for where in (recorded.HUNG_UP, ()))
-    usually = promql.per(*(recorded.requests("1d", s, where) for where in (recorded.HUNG_UP, ())))
-    share = promql.per(left, everyone)
-    logged = f"{share} > {ratio} and {share} > 2 * ({usually}) and {left} >= {few}"
+    left, everyone = (recorded.requests(s, where) for where in (recorded.HUNG_UP, ()))
+    usually = promql.per(*(recorded.requests(s, where, "1d") for where in (recorded.HUNG_UP, ())))
+    logged = f"({promql.per(left, everyone)} > {ratio}) > 2 * ({usually}) and {left} >= {few}"
     begun, ended = recorded.observed(recorded.TTFT), promql.observed(vllm.E2E_REQUEST_LATENCY, s.window("5m"), MODEL)
     open_ended = f"({begun} - {ended} - {promql.current(vllm.NUM_REQUESTS_RUNNING, MODEL)})"
     unlogged = f"{promql.per(open_ended, begun)} > {ratio} and {open_ended} >= {few}"

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from alerts import families, printer, routing, slo, thresholds
+from alerts.printer import Group
 from alerts.rules import Links, Recording
 from alerts.settings import SHIPPED, Overlay, Settings
 from alerts.slo import Objectives
@@ -191,12 +192,11 @@ def misses(file: Objectives, page: Page, place: str) -> Iterator[str]:
             yield f"{objective.name}: within_s {objective.within_s:g} is no bucket bound of {place}: nothing would be counted; the nearest are {near}"
 
 
-def slo_rules(file: Objectives, where: Links) -> dict[str, list[dict[str, Any]]]:
+def slo_groups(file: Objectives, where: Links) -> list[Group]:
     """Alerts of these objectives alone and every recorded series that they rest on, as Prometheus reads them."""
-    return {
-        "recordings": [recording.as_rule() for recording in _rests_on(file)],
-        "alerts": [alert.as_rule(where) for alert in slo.alerts(file, SHIPPED)],
-    }
+    asked = slo.alerts(file, SHIPPED)
+    recorded = printer.recorded_groups(SHIPPED, file, {recording.record for recording in _rests_on(file)})
+    return [*recorded, Group("vllm-slo-alerts", [alert.as_rule(where) for alert in asked])]
 
 
 def _rests_on(file: Objectives) -> list[Recording]:
@@ -211,10 +211,9 @@ def _rests_on(file: Objectives) -> list[Recording]:
     return [recording for name, recording in known.items() if name in found]
 
 
-def slo_file(rules: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+def slo_file(groups: list[Group]) -> dict[str, str]:
     """The same as one rule file."""
-    text = printer.rule_file("", ((f"vllm-slo-{kind}", listed) for kind, listed in rules.items()))
-    return {"slo.yaml": marked(text, _SLO_COMMAND)}
+    return {"slo.yaml": marked(printer.rule_file("", groups), _SLO_COMMAND)}
 
 
 def without_page(file: Objectives | None) -> Iterator[str]:

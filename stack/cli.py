@@ -595,8 +595,8 @@ def alerts_slo(
         if target and (missed := list(alerts.misses(objectives, page.parse(_page_of(target)[0]), target))):
             raise ValueError(f"{file}: {'; '.join(missed)}")
         warned = [*alerts.warnings(links), *alerts.without_page(objectives)]
-        rules = alerts.slo_rules(objectives, links)
-        printed = alerts.slo_file(rules)
+        groups = alerts.slo_groups(objectives, links)
+        printed = alerts.slo_file(groups)
         if out:
             written = export.write(out, printed, alerts.foreign, force)
     if out:
@@ -605,7 +605,10 @@ def alerts_slo(
         return
     for warning in warned:
         click.echo(f"warning: {warning}", err=True)
-    click.echo(json.dumps({**rules, "warnings": warned}, indent=1, ensure_ascii=False) if as_json else printed["slo.yaml"].rstrip())
+    if as_json:
+        click.echo(json.dumps({"groups": [group.as_dict() for group in groups], "warnings": warned}, indent=1, ensure_ascii=False))
+    else:
+        click.echo(printed["slo.yaml"].rstrip())
 
 
 @main.command("board")

@@ -230,10 +230,11 @@ class Asker:
         return [series["metric"] for series in data["result"] if series["value"][1] != "NaN"]
 
     def recorded(self, slot: Slot, level: int) -> Iterator[str]:
-        """What recording rules of this depth would have written, as OpenMetrics: each minute since the case began, less often over days."""
+        """What recording rules of this depth would have written, as OpenMetrics: each minute up to when the alert fires, less often over days."""
         step_s = EVERY_S * (1 + (slot.at_s - slot.began_s) // 86400)
+        start_s = slot.at_s - (slot.at_s - slot.began_s) // step_s * step_s
         for recording in (r for r in slot.recordings if depth(r.record) == level):
-            for series in self._get("query_range", query=recording.expr, start=slot.began_s, end=slot.at_s, step=step_s)["result"]:
+            for series in self._get("query_range", query=recording.expr, start=start_s, end=slot.at_s, step=step_s)["result"]:
                 labels = {k: v for k, v in series["metric"].items() if k != "__name__"} | dict(recording.labels)
                 yield _text(recording.record, labels, series["values"])
 

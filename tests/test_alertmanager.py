@@ -125,8 +125,9 @@ def jobs(alert: Alert) -> set[str]:
     """Whose scrape jobs an alert's series come from."""
     by_component = {Component.ENGINE: "engine", Component.SIDECAR: "sidecar", Component.GPU: "sidecar", Component.GATEWAY: "gateway"}
     matched = {"engine": SHIPPED.engine, "sidecar": SHIPPED.sidecar, "gateway": SHIPPED.gateway}
-    told = {by_component[c] for c in needed(expression.names(alert.expr)) if c in by_component}
-    return told | {job for job, matcher in matched.items() if matcher in alert.expr}
+    texts = [alert.expr, *(r.expr for r in RECORDINGS if r.record in expression.names(alert.expr))]
+    told = {by_component[c] for c in needed(name for text in texts for name in expression.names(text)) if c in by_component}
+    return told | {job for job, matcher in matched.items() for text in texts if matcher in text}
 
 
 def test_objectives_of_ones_own_are_muted_in_the_same_way_and_missing_ones_leave_no_rule() -> None:

@@ -225,7 +225,11 @@ def test_objectives_of_ones_own_become_rules_that_need_no_others(part: Callable[
     assert {name for name in read if not name.startswith("vllm")} == {name for name, rule in found.items() if "record" in rule}
     assert "VLLMChatBudgetBurn has no runbook page of ours" in result.stderr
     assert found == rules(written(tmp_path / "stdout.yaml", run("slo", own).stdout))
-    assert list(found.values()) == [rule for listed in ("recordings", "alerts") for rule in json.loads(run("slo", own, "--json").stdout)[listed]]
+    groups = yaml.safe_load((tmp_path / "out/slo.yaml").read_text())["groups"]
+    assert groups == json.loads(run("slo", own, "--json").stdout)["groups"]
+    assert {"vllm-recorded-growth": "1m", "vllm-recorded-slo": "1m", "vllm-recorded-hours": "5m"} == {
+        group["name"]: group["interval"] for group in groups if "interval" in group
+    }
 
 
 def test_objectives_of_ones_own_stand_in_place_of_the_shipped_ones_in_an_export(tmp_path: Path) -> None:

@@ -81,13 +81,12 @@ def rise(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Ma
     return f"{metric.across} by ({', '.join(by)}) ({_each(metric, where, f'delta({{}}[{window}])')})"
 
 
-def first_age(metric: Metric, window: str, step: str, by: Sequence[str] = _TARGET, where: Matchers = ()) -> str:
-    """How old a process was, in seconds, when it was first seen within the window, looked at every `step`: for one that started within it, the
-    time from its start to its first answer. Of a start time only."""
+def age(metric: Metric, by: Sequence[str] = _TARGET, where: Matchers = ()) -> str:
+    """How old a process was, in seconds, when it was last asked: the least of these within an hour is, for one that started within it, the time
+    from its start to its first answer. Of a start time only."""
     if metric.unit is not Unit.TIMESTAMP:
         raise WrongQuestion(f"{metric.name} counts {metric.unit}; only a time of start tells an age")
-    inner = _each(metric, where, "(timestamp({0}) - {0})")
-    return f"min by ({', '.join(by)}) (min_over_time(({inner})[{window}:{step}]))"
+    return f"min by ({', '.join(by)}) ({_each(metric, where, 'timestamp({0}) - {0}')})"
 
 
 def changes(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
