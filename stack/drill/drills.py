@@ -85,9 +85,9 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMSlowStart", "the engine stands still for 80 s as it starts", faults.engine_starts_slowly, fires_within_s=300, resolves_within_s=300),
     Drill("VLLMRestartLoop", "the engine is killed three times", faults.engine_restarts, fires_within_s=600, resolves_within_s=400),
     # Engines of their own
-    Drill("VLLMQueueTimeHigh", "forty clients share one slot", faults.more_asked_than_answered, Engine.ONE_SLOT),
-    Drill("VLLMTTFTHigh", "forty clients share one slot", faults.more_asked_than_answered, Engine.ONE_SLOT),
-    Drill("VLLMQueueGrowing", "more requests come than one slot answers", faults.queue_without_end, Engine.ONE_SLOT),
+    Drill("VLLMQueueTimeHigh", "sixteen clients share the one slot of a slow engine", faults.more_asked_than_answered, Engine.ONE_SLOT),
+    Drill("VLLMTTFTHigh", "sixteen clients share the one slot of a slow engine", faults.more_asked_than_answered, Engine.ONE_SLOT),
+    Drill("VLLMQueueGrowing", "more requests come than the one slot of a slow engine answers", faults.queue_without_end, Engine.ONE_SLOT),
     Drill("VLLMKVCacheNearlyFull", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, Engine.SMALL_CACHE),
     Drill("VLLMPreemptionsSustained", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, Engine.SMALL_CACHE),
     Drill("VLLMKVCacheThrashing", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, Engine.SMALL_CACHE),

@@ -138,15 +138,15 @@ async def pulses(lab: DrillLab, stopped_s: float, runs_s: float) -> None:
 
 @fault
 async def more_asked_than_answered(lab: DrillLab) -> AsyncIterator[None]:
-    """One slot, long answers, forty clients."""
-    async with meanwhile(crowd(40, partial(ask, lab, tokens=300, direct=True, **_EVER))):
+    """Sixteen clients, one slot, and an engine that needs a second or more for each of them."""
+    async with meanwhile(crowd(16, partial(ask, lab, tokens=100, direct=True, **_EVER)), pulses(lab, 0.4, 0.05)):
         yield
 
 
 @fault
 async def queue_without_end(lab: DrillLab) -> AsyncIterator[None]:
-    """One slot, and more requests a second than it answers."""
-    async with meanwhile(every(0.4, partial(ask, lab, tokens=2000, direct=True, **_EVER))):
+    """Two requests a second, one slot, and an engine that needs many seconds for each of them."""
+    async with meanwhile(every(0.5, partial(ask, lab, tokens=2000, direct=True, **_EVER)), pulses(lab, 0.4, 0.05)):
         yield
 
 
@@ -208,12 +208,12 @@ async def slower_since_a_change(lab: DrillLab) -> AsyncIterator[None]:
 
 @fault
 async def cache_too_small(lab: DrillLab) -> AsyncIterator[None]:
-    """A cache of 768 tokens and sixteen answers of 250 at once."""
+    """A cache of 768 tokens, and as many answers of 250 at once as it takes. Slow, so that the cache is the only thing that is busy."""
 
     async def one() -> int:
         return await ask(lab, tokens=250, prompt=some_words(6), direct=True, **_EVER)
 
-    async with meanwhile(crowd(24, one)):
+    async with meanwhile(crowd(24, one), pulses(lab, 0.2, 0.1)):
         yield
 
 
@@ -238,7 +238,7 @@ async def nothing_to_guess(lab: DrillLab) -> AsyncIterator[None]:
     async def one() -> int:
         return await ask(lab, tokens=64, prompt=f"{some_words(6)} " * 8, direct=True, temperature=2.0, **_EVER)
 
-    async with meanwhile(crowd(4, one)):
+    async with meanwhile(crowd(2, one)):
         yield
 
 
@@ -448,7 +448,7 @@ async def events_unreadable(lab: DrillLab) -> AsyncIterator[None]:
 async def rule_that_cannot_be(lab: DrillLab) -> AsyncIterator[None]:
     """A rule that matches many series with many, which Prometheus finds out only when it evaluates it."""
     path = lab.config.folder / "rules" / "drill.yaml"
-    path.write_text(yaml.safe_dump({"groups": [{"name": "drill", "rules": [{"record": "drill:up:broken", "expr": "up * on () up"}]}]}))
+    path.write_text(yaml.safe_dump({"groups": [{"name": "vllm-drill", "rules": [{"record": "drill:up:broken", "expr": "up * on () up"}]}]}))
     lab.reload_prometheus()
     try:
         yield
