@@ -1,0 +1,111 @@
+"""What teams.yaml may say: who may ask for how much, who goes first, and which engines answer.
+
+Law: everything here is data. Admission, routing and the data path read it and never write it, so a reload is an exchange of one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+
+class Band(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A class of service. rank: lower is served first; bands of one rank share by the weights of their teams.
+
+    ceiling: the share of all slots that it may hold, 0 to 1. floor: slots that it gets before higher bands get more.
+    max_wait_s: how long a request may wait for admission. prefill_s, decode_s, total_s: as in gateway.yaml, which holds where this is null."""
+
+    rank: int
+    ceiling: float = 1.0
+    floor: int = 0
+    max_wait_s: float = 60.0
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    total_s: float | None = None
+
+
+BANDS: dict[str, Band] = {
+    "demo": Band(rank=0, max_wait_s=15.0),
+    "replay": Band(rank=0, max_wait_s=30.0),
+    "default": Band(rank=1),
+    "experimental": Band(rank=2, ceiling=0.8, floor=2, max_wait_s=120.0),
+}
+
+
+class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """keys: hashes as `make_key` gives them; several let one be replaced while the other still works.
+
+    weight: its share against other teams of the same rank. max_running: requests at the engines at once, further ones wait. max_in_flight:
+    running and waiting together, further ones are refused. max_prompt_tokens, max_output_tokens: of one request; over_output says what happens
+    to one that asks for more output. models: those it may ask for. fallback_api: whether upstreams of kind api may answer it.
+    Null is no limit."""
+
+    keys: list[str] = []
+    band: str = "default"
+    weight: float = 1.0
+    max_running: int | None = None
+    max_in_flight: int | None = None
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    over_output: Literal["clamp", "refuse"] = "clamp"
+    models: list[str] | None = None
+    fallback_api: bool = False
+
+
+class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What all engines together take, and how much may wait. slots: requests at once. tokens: prompt and expected output of those together.
+
+    queue, queue_tokens: of what waits. Beyond waiting requests in an engine or kv_usage (0 to 1) the slots are lowered step by step, never
+    below min_slots; figures older than stale_s count for nothing, and slots is what it says here."""
+
+    slots: int = 256
+    tokens: int | None = None
+    queue: int = 1024
+    queue_tokens: int | None = None
+    waiting: int = 5
+    kv_usage: float = 0.9
+    stale_s: float = 5.0
+    min_slots: int = 4
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One served model, by the name that engines know it by. aliases: other names that clients may use for it.
+
+    adapters: LoRA adapters by name, asked for like a model. max_model_len: tokens of prompt and output together. upstreams: those that serve
+    it, null for all of kind engine. fallbacks: upstreams to try in this order when the first choice fails before it has sent any content."""
+
+    aliases: list[str] = []
+    adapters: list[str] = []
+    max_model_len: int | None = None
+    upstreams: list[str] | None = None
+    fallbacks: list[str] = []
+
+
+class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One endpoint. url: without /v1. key_file: holds its own key; a client's key is never sent on. weight: its share of requests.
+
+    variant: the arm of a canary in records and metrics. min_prompt_tokens, max_prompt_tokens: which prompts it takes, by estimate.
+    kind api is a service that somebody else runs and bills: only ever a fallback, and only for teams with fallback_api.
+    model: the name to ask it for, where it differs."""
+
+    url: str
+    key_file: str | None = None
+    weight: float = 1.0
+    variant: str = "stable"
+    min_prompt_tokens: int | None = None
+    max_prompt_tokens: int | None = None
+    kind: Literal["engine", "api"] = "engine"
+    model: str | None = None
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """teams.yaml. Without upstreams there is the one of gateway.yaml; without models every name is passed on as it is.
+
+    bands stand in place of the shipped ones (demo, replay, default, experimental)."""
+
+    teams: Mapping[str, Team] = {}
+    bands: Mapping[str, Band] = msgspec.field(default_factory=lambda: BANDS)
+    capacity: Capacity = Capacity()
+    models: Mapping[str, Model] = {}
+    upstreams: Mapping[str, Upstream] = {}

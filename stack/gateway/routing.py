@@ -1,0 +1,160 @@
+"""Which upstream answers a request, and under which name the model is asked for there.
+
+Law: a choice is a pure function of the policy, the request and what is healthy: no state, no clock, no randomness. Two gateways with one
+policy choose alike, and so does the same gateway after a restart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from stack.gateway.policy import Model, Policy, Team, Upstream
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client's name for a model means. name: as the client said it, None where it said none.
+
+    model: the name in Policy.models, None when unknown. send_as: the name to write into the body, None where the client's own stays.
+    adapter: the LoRA adapter; its own name stays, since vLLM takes it as the model's."""
+
+    name: str | None
+    model: str | None = None
+    send_as: str | None = None
+    adapter: str | None = None
+
+
+class Names:
+    """Everything a client may ask for, as Policy.models says it. A model's own name goes before any alias or adapter of the same name."""
+
+    def __init__(self, models: Mapping[str, Model]) -> None:
+        self._known: dict[str | None, Asked] = {name: Asked(name, name) for name in models}
+        for name, model in models.items():
+            for alias in model.aliases:
+                self._known.setdefault(alias, Asked(alias, name, send_as=name))
+            for adapter in model.adapters:
+                self._known.setdefault(adapter, Asked(adapter, name, adapter=adapter))
+
+    def of(self, name: str | None) -> Asked:
+        """The meaning of a name. An unknown one goes on as it is: the engine knows better what it serves."""
+        return self._known.get(name) or Asked(name)
+
+    def visible(self, team: Team) -> list[str]:
+        """The known names that a team may ask for, models first; empty where the policy names no models."""
+        return [name for name, asked in self._known.items() if name is not None and may_ask(team, asked)]
+
+
+def may_ask(team: Team, asked: Asked) -> bool:
+    """Whether team.models allows it. A model's name there allows its aliases too, but not its adapters: each is listed by its own name,
+    because an adapter is often one team's alone. A team with a list cannot leave the name out."""
+    if team.models is None:
+        return True
+    return asked.name in team.models or (asked.adapter is None and asked.model in team.models)
+
+
+def name_at(upstream: Upstream, asked: Asked) -> str | None:
+    """The name to write into the body for this upstream, None where the client's own stays.
+
+    An engine that serves the model under another name still has the adapters under theirs; a foreign service has none, so there
+    its own model answers in their place."""
+    if upstream.model is None or asked.model is None or (asked.adapter is not None and upstream.kind == "engine"):
+        return asked.send_as
+    return upstream.model if upstream.model != asked.name else None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One upstream to try. last_resort: no healthy one was left, and this is the best of the others."""
+
+    name: str
+    upstream: Upstream
+    last_resort: bool = False
+
+
+class Router:
+    """Chooses among the upstreams of a policy, or the one of gateway.yaml where it has none. A checked policy is expected: a name of an
+    upstream that does not exist raises KeyError here, not in the middle of a request."""
+
+    def __init__(self, policy: Policy, single: Upstream | None = None) -> None:
+        upstreams = policy.upstreams or ({} if single is None else {address_of(single): single})
+        places = {name: _Place(name, upstream, blake2b(name.encode(), digest_size=8)) for name, upstream in upstreams.items()}
+        self._engines = [place for place in places.values() if place.upstream.kind == "engine"]
+        self._serving: dict[str | None, list[_Place]] = {}
+        self._fallbacks: dict[str | None, list[_Place]] = {}
+        for name, model in policy.models.items():
+            listed = self._engines if model.upstreams is None else [places[it] for it in model.upstreams]
+            self._serving[name] = [place for place in listed if place.upstream.kind == "engine"]  # others are only ever fallbacks
+            self._fallbacks[name] = [places[it] for it in model.fallbacks]
+
+    def choose(
+        self,
+        model: str | None,
+        est_prompt_tokens: int | None,
+        sticky: bytes,
+        healthy: Container[str],
+        excluded: Container[str] = frozenset(),
+    ) -> Choice | None:
+        """The upstream for a request, None when all are excluded or none exists. model: as Asked has it; unknown ones may go to any engine.
+
+        The same sticky bytes give the same upstream while the same ones are healthy; when one goes, only its own requests move. Without a
+        healthy one the best of the others is tried: a probe may be stale, and a try is better than a sure refusal."""
+        serving = self._serving.get(model, self._engines)
+        fitting = [place for place in serving if place.takes(est_prompt_tokens)] or serving  # ranges with a gap still get an answer
+        left = [place for place in fitting if place.name not in excluded]
+        alive = [place for place in left if place.name in healthy]
+        if not left:
+            return None
+        best = _heaviest(alive or left, sticky)
+        return Choice(best.name, best.upstream, last_resort=not alive)
+
+    def fallbacks(self, model: str | None, choice: Choice | None, team: Team, est_prompt_tokens: int | None = None) -> list[Choice]:
+        """What to try after the choice failed, in the order of the policy; without those that do not take such a prompt.
+
+        Only what is listed there, never other engines of the fleet: engines mostly fail from load, together, and retries that spread by
+        themselves would multiply the load of a fleet that is going down."""
+        return [
+            Choice(place.name, place.upstream)
+            for place in self._fallbacks.get(model, ())
+            if (choice is None or place.name != choice.name)
+            and (team.fallback_api or place.upstream.kind != "api")
+            and place.takes(est_prompt_tokens)
+        ]
+
+
+def address_of(upstream: Upstream) -> str:
+    """The name of the upstream of gateway.yaml, which has none of its own: host and port."""
+    return upstream.url.split("://", 1)[-1].rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An upstream, and the beginning of its hash: what comes after its name is the request's."""
+
+    name: str
+    upstream: Upstream
+    hash: blake2b
+
+    def takes(self, prompt_tokens: int | None) -> bool:
+        """Whether its range, both ends included, holds such a prompt. One of unknown length fits everywhere."""
+        low, high = self.upstream.min_prompt_tokens, self.upstream.max_prompt_tokens
+        return prompt_tokens is None or ((low is None or prompt_tokens >= low) and (high is None or prompt_tokens <= high))
+
+
+def _heaviest(places: list[_Place], sticky: bytes) -> _Place:
+    """Weighted rendezvous hashing: the place with the largest -weight / ln(u), u from (0, 1) by a hash of sticky bytes and name.
+
+    Each gets its share of the weights, and a change of one place or weight moves only requests from it or to it. Weight 0 gets nothing
+    while another is left. Source: Thaler and Ravishankar 1998 (rendezvous); Schindelhauer and Schomaker 2005 (the weights)."""
+    if len(places) == 1:
+        return places[0]
+    short = blake2b(sticky, digest_size=16).digest()  # a long prompt is read once, not once per place
+
+    def score(place: _Place) -> float:
+        drawn = place.hash.copy()
+        drawn.update(short)
+        u = ((int.from_bytes(drawn.digest(), "little") >> 12) + 0.5) / (1 << 52)  # 52 bits and a half are exact: never 0 or 1
+        return -place.upstream.weight / math.log(u)
+
+    return max(places, key=score)
