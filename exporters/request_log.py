@@ -23,7 +23,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=False, kw_only=Tr
 
     ts: when it ended, RFC 3339 UTC. queue_ms: waiting in the gateway. ttft_ms: accepted -> first content token sent on; null when
     not streaming. tpot_ms: (last token - first token) / (completion_tokens - 1). e2e_ms: accepted -> ended.
-    cache_hit: null unless the engine reports cached tokens."""
+    cache_hit: null unless the engine reports cached tokens. tried: upstreams that failed before, as name:reason."""
 
     request_id: str
     ts: str | None = None
@@ -38,6 +38,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=False, kw_only=Tr
     variant: str | None = None
     engine_version: str | None = None
     attempt: int | None = None
+    tried: str | None = None
     stream: bool | None = None
     n: int | None = None
     prompt_tokens: int | None = None
@@ -76,9 +77,9 @@ _NONNEGATIVE = (
     "retry_after_s", "est_prompt_tokens", "n", "attempt",
 )  # fmt: skip
 
-_FREE_TEXT = ("model", "adapter", "finish_reason", "engine_version", "upstream", "variant", "priority", "request_id")
+_FREE_TEXT = ("model", "adapter", "finish_reason", "engine_version", "upstream", "variant", "tried", "priority", "request_id")
 _LEAST_NEEDED = (
-    "est_prompt_tokens", "engine_ttft_ms", "engine_queue_ms", "attempt", "n", "variant", "engine_version", "upstream", "adapter",
+    "tried", "est_prompt_tokens", "engine_ttft_ms", "engine_queue_ms", "attempt", "n", "variant", "engine_version", "upstream", "adapter",
     "retry_after_s", "span_id", "priority",
 )  # fmt: skip
 

@@ -20,6 +20,7 @@ from typing import IO, Any
 import click
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.markup import escape
 from rich.table import Table
 
 from alerts import routing
@@ -216,6 +217,41 @@ def gateway_key(team: str) -> None:
     with _told():
         key, hashed = make_key(team)
     click.echo(f"key for {team} (shown once): {key}\nfor teams.yaml:\n  teams:\n    {team}:\n      keys: ['{hashed}']")
+
+
+@gateway.command("check")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def gateway_check(file: Path, as_json: bool) -> None:
+    """Find mistakes in FILE and say what it means: who goes first, who may have how much, which engine gets which share.
+
+    FILE is teams.yaml, or gateway.yaml, with which the teams.yaml that it names is checked too. Exit 1 when there are mistakes.
+
+    \b
+    Example:  vllm-watch gateway check teams.yaml
+    """
+    from stack.gateway import check
+
+    told = check.check(file)
+    if as_json:
+        click.echo(_as_json(told))
+    elif sys.stdout.isatty() and not told["mistakes"]:
+        _draw(told, Console(highlight=False))
+    else:
+        click.echo(check.as_text(told))
+    raise SystemExit(1 if told["mistakes"] else 0)
+
+
+def _draw(told: dict[str, Any], console: Console) -> None:
+    from stack.gateway import check
+
+    console.print(check.summary(told), markup=False)
+    for sheet in check.sheets(told):
+        table = Table(*sheet.head, title=sheet.title, title_justify="left")
+        for row in sheet.rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    console.print(check.verdict(told), markup=False)
 
 
 @main.command()

@@ -26,7 +26,7 @@ from exporters.sidecar import SidecarConfig
 from stack import config
 from stack.deploy import init
 from stack.gateway.config import GatewayConfig
-from stack.gateway.teams import load_teams, make_key
+from stack.gateway.teams import load_policy, make_key, teams_of
 from stack.lab.parts import Part, cache_dir
 
 ROOT = Path(__file__).parent.parent
@@ -198,7 +198,9 @@ def test_secrets_are_made_once_and_only_for_those_who_need_them(tmp_path: Path) 
     (tmp_path / "teams.yaml").write_text((tmp_path / "teams.yaml").read_text() + "# mine\n")
     assert made == init.make(tmp_path) == init.read(tmp_path)
     assert (tmp_path / "teams.yaml").read_text().endswith("# mine\n")
-    teams = load_teams(tmp_path / "teams.yaml")
+    policy = load_policy(tmp_path / "teams.yaml")
+    assert {team: team for team in init.TEAMS} == {name: team.band for name, team in policy.teams.items()}
+    teams = teams_of(policy, "teams.yaml")
     assert {team: team for team in init.TEAMS} == {team: teams.of(key) for team, key in made.keys.items()}
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
     assert 0o640 == modes.pop("grafana_admin_password")

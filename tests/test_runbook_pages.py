@@ -27,7 +27,7 @@ from runbooks import book
 from runbooks.book import Page
 from stack.cli import main
 from stack.gateway import config as gateway_config
-from stack.gateway import teams
+from stack.gateway import policy
 from stack.gateway.reasons import REASONS
 
 ROOT = Path(__file__).parent.parent
@@ -363,7 +363,8 @@ FOREIGN: dict[str, str] = {
 }  # fmt: skip
 _STRUCTS: tuple[type[msgspec.Struct], ...] = (
     settings.Overlay, slo.Objective, slo.Objectives, request_log.RequestRecord, events.TuningEvent, sidecar.SidecarConfig, sidecar.Engine,
-    sidecar.Teams, sidecar.Prices, gateway_config.GatewayConfig, gateway_config.Limits, gateway_config.Timeouts, teams.Team, teams.TeamsFile,
+    sidecar.Teams, sidecar.Prices, gateway_config.GatewayConfig, gateway_config.Limits, gateway_config.Timeouts, policy.Policy,
+    policy.Team, policy.Band, policy.Capacity, policy.Model, policy.Upstream,
 )  # fmt: skip
 
 

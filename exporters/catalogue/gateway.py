@@ -50,6 +50,49 @@ UPSTREAM_UP = Metric(
     labels=("upstream",),
     across=Across.MIN,
 )
+RUNNING = Metric(
+    "vllm_watch_gateway_running_requests", Kind.GAUGE, Unit.REQUESTS,
+    "Requests that were admitted and have a slot at the engines, by team and band.", labels=("team", "band"),
+)  # fmt: skip
+WAITING = Metric(
+    "vllm_watch_gateway_waiting_requests", Kind.GAUGE, Unit.REQUESTS,
+    "Requests that wait in the gateway for admission, by team and band.", labels=("team", "band"),
+)  # fmt: skip
+WAIT_ESTIMATE = Metric(
+    "vllm_watch_gateway_wait_estimate_seconds", Kind.GAUGE, Unit.SECONDS,
+    "How long one more request of the team would wait for admission, by the estimate that refusals and Retry-After rest on.",
+    labels=("team", "band"), across=Across.MAX,
+)  # fmt: skip
+SLOTS = Metric(
+    "vllm_watch_gateway_slots", Kind.GAUGE, Unit.REQUESTS,
+    "How many requests may be at the engines at once now; lower than the limit while an engine's own queue or cache is full.", labels=(),
+)  # fmt: skip
+SLOTS_LIMIT = Metric(
+    "vllm_watch_gateway_slots_limit", Kind.GAUGE, Unit.REQUESTS,
+    "How many requests may be at the engines at once when they have room: capacity.slots.", labels=(),
+)  # fmt: skip
+TOKENS = Metric(
+    "vllm_watch_gateway_inflight_tokens", Kind.GAUGE, Unit.TOKENS,
+    "Prompt and expected output, in tokens, of the requests that have a slot.", labels=(),
+)  # fmt: skip
+REJECTED = Metric(
+    "vllm_watch_gateway_rejected_total", Kind.COUNTER, Unit.REQUESTS,
+    "Requests that were refused, by us or by an engine, by team and reason.", labels=("team", "reason"),
+    notes=("A refusal is a policy event, not a failure; the same requests are in vllm_watch_gateway_requests_total as rejected.",),
+)  # fmt: skip
+UPSTREAM_INFLIGHT = Metric(
+    "vllm_watch_gateway_upstream_inflight_requests", Kind.GAUGE, Unit.REQUESTS,
+    "Requests that an upstream has been sent and has not answered wholly.", labels=("upstream", "variant"),
+)  # fmt: skip
+ATTEMPTS = Metric(
+    "vllm_watch_gateway_attempts_total", Kind.COUNTER, Unit.REQUESTS,
+    "Tries at an upstream that ended, by result: ok, or the reason why not. A request that fell back counts at each of them.",
+    labels=("upstream", "variant", "result"),
+)  # fmt: skip
+RELOADS = Metric(
+    "vllm_watch_gateway_reloads_total", Kind.COUNTER, Unit.COUNT,
+    "How often teams.yaml was read again, by result: ok or failed, in which case the former terms stay in force.", labels=("result",),
+)  # fmt: skip
 LOOP_LAG = Metric(
     "vllm_watch_gateway_event_loop_lag_seconds",
     Kind.HISTOGRAM,
@@ -58,4 +101,7 @@ LOOP_LAG = Metric(
     labels=(),
 )
 
-GATEWAY = (REQUESTS, INFLIGHT, LOG_ERRORS, LOG_LOST, LOG_WAITING, UPSTREAM_UP, LOOP_LAG)
+GATEWAY = (
+    REQUESTS, INFLIGHT, REJECTED, RUNNING, WAITING, WAIT_ESTIMATE, SLOTS, SLOTS_LIMIT, TOKENS, UPSTREAM_UP, UPSTREAM_INFLIGHT, ATTEMPTS,
+    RELOADS, LOG_ERRORS, LOG_LOST, LOG_WAITING, LOOP_LAG,
+)  # fmt: skip

@@ -17,9 +17,10 @@ import yaml
 
 from stack.config import BadConfig
 from stack.gateway import teams
+from stack.gateway.policy import BANDS
 
 FOLDER = Path("/var/lib/vllm-watch/secrets")
-TEAMS = ("demo", "replay", "default", "experimental")
+TEAMS = tuple(BANDS)  # one for each band
 _PASSWORD = "grafana_admin_password"  # noqa: S105  a file name
 _TEAMS_HEAD = "# Made once by the init service, yours to edit since. Keys stand here as hashes; `vllm-watch gateway key TEAM` makes one.\n"
 
@@ -48,7 +49,8 @@ def make(folder: Path, random: Callable[[int], str] = secrets.token_urlsafe) -> 
 
 def teams_yaml(keys: dict[str, str]) -> str:
     """The gateway's file for these keys."""
-    return _TEAMS_HEAD + yaml.safe_dump({"teams": {team: {"keys": [teams.hashed(key)]} for team, key in keys.items()}}, sort_keys=False)
+    terms = {team: {"band": team, "keys": [teams.hashed(key)]} for team, key in keys.items()}
+    return _TEAMS_HEAD + yaml.safe_dump({"teams": terms}, sort_keys=False)
 
 
 def _once(path: Path, text: Callable[[], str], mode: int = 0o600) -> None:

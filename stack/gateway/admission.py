@@ -192,6 +192,11 @@ class Admission:
         most = it.team.max_running
         return shared if most is None else max(shared, self._until(own + 1, most, most - it.running))
 
+    @property
+    def slots_limit(self) -> int:
+        """The slots when every engine has room."""
+        return self._capacity.slots
+
     def standings(self) -> Iterator[Standing]:
         for team in self._teams.values():
             yield Standing(team.name, team.band.name, team.running, len(team.queue), self.wait_s(team.name))

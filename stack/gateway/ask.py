@@ -1,7 +1,12 @@
-"""What a request asks for, read without touching it; and the one change the gateway makes to it."""
+"""What a request asks for, in tokens, read without touching it; and the changes that the gateway makes to it.
+
+Laws: a body is decoded once, into its top-level fields as bytes; text is measured where it lies and never becomes Python objects. What the
+engine's schema (pydantic) would understand is understood here too, so that nothing escapes accounting or a limit by its spelling. Nothing
+raises: what cannot be read is passed on as it is, with stream None."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,49 +26,181 @@ ENDING = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses", 
 # Routes whose streams tell their usage only when asked by stream_options.
 _USAGE_ON_REQUEST = frozenset(("/v1/chat/completions", "/v1/completions"))
 
-
-class _Asked(msgspec.Struct):
-    model: Any = None
-    stream: Any = None
-    n: Any = None
-    stream_options: Any = None
-
-
-_TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
-
-_asked = msgspec.json.Decoder(_Asked)
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+LARGE_BYTES = 1 << 20  # larger values are looked at before they are taken apart
+MOST_PIECES = 200_000  # fields and list items of one such value; about 300 bytes of memory each
+MOST_TOKENS = 10**9  # more than any context: larger numbers are read as this one
+_DEEPEST = 3  # parts within the content of parts: a tool's result is the deepest that any API has
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class _Route:
+    """How a route says what it wants.
+
+    prompt: fields of text, parts, messages or token ids. each: those whose list items are prompts of their own. against: fields that the
+    engine reads once with every prompt of the others. whole: fields that go into the prompt as their JSON. media: fields of images, sounds
+    or embeddings. limit: fields that limit the output, the one that counts first; unsaid: the limit of a body without them,
+    None for what the context has left.
+    Source: the request models of vLLM 0.32 (entrypoints/**/protocol.py); 0.10 differs in nothing that is read here."""
+
+    prompt: tuple[str, ...] = ()
+    each: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    media: tuple[str, ...] = ()
+    limit: tuple[str, ...] = ()
+    unsaid: int | None = None
+
+
+_CHAT_LIMIT = ("max_completion_tokens", "max_tokens")
+_SCORED = ("documents", "items", "text_2", "data_2")
+_ROUTES = {
+    "/v1/chat/completions": _Route(("messages",), whole=("tools", "functions", "documents"), limit=_CHAT_LIMIT),
+    "/v1/chat/completions/batch": _Route(("messages",), each=("messages",), limit=_CHAT_LIMIT),
+    "/v1/completions": _Route(("prompt", "suffix"), each=("prompt", "prompt_embeds"), media=("prompt_embeds",), limit=("max_tokens",), unsaid=16),
+    "/v1/responses": _Route(("instructions", "input"), whole=("tools",), limit=("max_output_tokens",)),
+    "/v1/messages": _Route(("system", "messages"), whole=("tools",), limit=("max_tokens",)),
+    "/v1/embeddings": _Route(("input", "messages"), each=("input", "messages"), unsaid=0),
+    "/v1/rerank": _Route(("documents",), each=("documents",), against=("query",), unsaid=0),
+    "/v1/score": _Route(_SCORED, each=_SCORED, against=("queries", "text_1", "data_1"), unsaid=0),
+    "/v1/systemone": _Route(("instructions",), whole=("state", "questions"), media=("images", "audio", "videos"), unsaid=1),
+}
+_OTHER = _Route()
+_UPLOADS = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))  # forms with a file, no JSON
+
+# What the fields of a message, of a part of one, or of an item of the responses API hold: more of these, text (or JSON that becomes text), media.
+_MORE, _TEXT, _MEDIA = range(3)
+_HOLDS = {
+    name: holds
+    for names, holds in (
+        ("content output summary", _MORE),
+        ("text reasoning reasoning_content thinking refusal tool_calls function_call arguments input tools", _TEXT),
+        ("image_url image_pil image_embeds audio_url input_audio audio_embeds video_url video_embeds source file file_data file_id file_url", _MEDIA),
+    )
+    for name in names.split()
+}
+
+_STRING, _LIST, _OBJECT, _NULL = b'"[{n'  # what values begin with
+_TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
+
+_Fields = Mapping[str, msgspec.Raw]
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_items = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_values = msgspec.json.Decoder(list[msgspec.Raw])
+# The fields that may well be large.
+_vast = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "_Vast",
+        [
+            (name, msgspec.Raw, msgspec.Raw())
+            for name in sorted({"logit_bias"}.union(*(r.prompt + r.against + r.whole + r.media for r in _ROUTES.values())))
+        ],
+    )
+)
+
+
+class Ask(msgspec.Struct, frozen=True):
     """body: what goes to the engine. usage_added: the usage event is ours, and the client must not see it.
 
-    model, n: as asked, None where not said or not understood; stream None for a body that is not JSON."""
+    model, n: as asked, None where not said or not understood; stream None for a body that is not JSON, of which nothing else is known either.
+    Whoever holds clients to limits refuses such a body: the engine's parser, Python's, also takes NaN, UTF-16 and half a surrogate pair.
+    max_tokens: the limit of each text to make, None for as much as the context has left. prompts: how many there are. outputs: texts to make of
+    them in all (n, or best_of where that is more, of each), 0 on routes that make none.
+    prompt_bytes: UTF-8 text that becomes prompt, about, since escapes are counted and not decoded. prompt_ids: prompt given as token ids, in
+    tokens. media: images, sounds, videos, files. truncates: the engine may cut the prompt to what fits.
+    limit: the field that limits the output. fields: the body's, each value as it came."""
 
     body: bytes
     model: str | None = None
     stream: bool | None = None
     n: int | None = None
     usage_added: bool = False
+    max_tokens: int | None = None
+    outputs: int = 1
+    prompts: int = 1
+    prompt_bytes: int = 0
+    prompt_ids: int = 0
+    media: int = 0
+    truncates: bool = False
+    limit: str | None = None
+    fields: _Fields = {}
+
+    def renamed(self, model: str | None) -> Ask:
+        """The same for an engine that knows the model by this name; None leaves it as it is."""
+        return self if model is None or model == self.model or not self.fields else self._with("model", model, model=model)
+
+    def limited(self, max_output: int | None) -> Ask:
+        """The same with at most this many tokens for each text, written where the client wrote its limit; None leaves it as it is.
+
+        Whatever is not plainly a limit within `max_output` is replaced by it, also what the engine would refuse: a limit must hold."""
+        if max_output is None or self.limit is None or not self.fields or (self.max_tokens is not None and self.max_tokens <= max_output):
+            return self
+        return self._with(self.limit, max_output, max_tokens=max_output)
+
+    def _with(self, name: str, value: str | int, **known: Any) -> Ask:
+        """Every other field keeps its place and the bytes of its value; of one given twice the last stays, which is the one that the engine
+        would see; white space between fields goes."""
+        fields = {**self.fields, name: msgspec.Raw(msgspec.json.encode(value))}
+        return msgspec.structs.replace(self, body=msgspec.json.encode(fields), fields=fields, **known)
 
 
 def read(route: str, body: bytes) -> Ask:
     """The ask of a body. What cannot be read is passed on as it is: the engine knows better what is wrong with it."""
     try:
-        asked = _asked.decode(body)
-        stream = _truth(asked.stream)
-        options = asked.stream_options if isinstance(asked.stream_options, dict) else {}
-        add = stream and route in _USAGE_ON_REQUEST and not _truth(options.get("include_usage"))
-        return Ask(
-            body=_with_usage(body, options) if add else body,
-            model=asked.model if isinstance(asked.model, str) else None,
-            stream=stream,
-            n=asked.n if type(asked.n) is int and 0 < asked.n < 10**6 else None,
-            usage_added=add,
-        )
+        dense = len(body) > LARGE_BYTES and _pieces(body) > MOST_PIECES
+        if dense and _too_many_fields(body):
+            return Ask(body=body)
+        return _ask(route, body, _fields.decode(body), dense)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return Ask(body=body)
+        return Ask(body=body, media=1 if route in _UPLOADS else 0)
+
+
+def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -> Ask:
+    how = _ROUTES.get(route, _OTHER)
+    model, stream = _plain(fields.get("model")), _truth(_plain(fields.get("stream")))
+    n = _number(_plain(fields.get("n"))) or 0
+    best_of = _number(_plain(fields.get("best_of"))) or 0
+    limit, max_tokens = _limit(how, fields)
+    size = _Size(dense)
+    prompts = size.add_prompt(how, fields)
+    options = _options(fields) if stream and route in _USAGE_ON_REQUEST else None
+    if add := options is not None and not _truth(_plain(options.get("include_usage"))):
+        fields["stream_options"] = _with_usage(options)
+    return Ask(
+        body=msgspec.json.encode(fields) if add else body,
+        model=model if isinstance(model, str) else None,
+        stream=stream,
+        n=n if 0 < n < 10**6 else None,
+        usage_added=add,
+        max_tokens=max_tokens,
+        outputs=0 if how.unsaid == 0 else max(n, best_of, 1) * prompts,
+        prompts=prompts,
+        prompt_bytes=size.bytes,
+        prompt_ids=size.ids,
+        media=size.media,
+        truncates="truncate_prompt_tokens" in fields or _plain(fields.get("truncation")) == "auto",
+        limit=limit,
+        fields=fields,
+    )
+
+
+def _too_many_fields(body: bytes) -> bool:
+    """Whether the top level of a body may hold more fields than any honest one, found without making any of them."""
+    return body.count(b":") - sum(bytes(value).count(b":") for value in msgspec.structs.astuple(_vast.decode(body))) > MOST_PIECES
+
+
+def _pieces(data: bytes) -> int:
+    """No fewer than the fields and list items in it: each but the last is followed by a comma, and each field has a colon."""
+    return data.count(b",") + data.count(b":")
+
+
+def _plain(value: msgspec.Raw | None) -> Any:
+    """A string, number, boolean or null as such; None for anything else."""
+    if value is None or memoryview(value)[0] in b"[{":
+        return None
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.MsgspecError, ValueError):
+        return None
 
 
 def _truth(value: Any) -> bool:
@@ -71,11 +208,136 @@ def _truth(value: Any) -> bool:
     return value == 1 if isinstance(value, bool | int | float) else isinstance(value, str) and value.lower() in _TRUE
 
 
-def _with_usage(body: bytes, options: dict[str, Any]) -> bytes:
-    """The body with stream_options.include_usage; every other value keeps its bytes.
+def _number(value: Any) -> int | None:
+    """As the engine's schema takes it: 3.0, "3", " 3.0" and "1_000" are numbers as well. None for less than 0 and all else."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str):
+            whole, _, rest = value.partition(".")
+            value = -1 if rest.rstrip().strip("0") else int(whole)
+        return min(int(value), MOST_TOKENS) if value >= 0 and value == int(value) else None
+    except (ValueError, TypeError):
+        return None
+
+
+def _limit(how: _Route, fields: _Fields) -> tuple[str | None, int | None]:
+    """The field that limits the output, and its limit. A null counts as not said, except that it lifts the limit of a route that has one."""
+    unsaid = how.unsaid
+    for name in how.limit:
+        if name in fields:
+            if memoryview(fields[name])[0] != _NULL:
+                return name, _number(_plain(fields[name]))
+            unsaid = None
+    return (how.limit[0] if how.limit else None), unsaid
+
+
+def _options(fields: _Fields) -> _Fields:
+    value = fields.get("stream_options")
+    return _fields.decode(value) if value is not None and memoryview(value)[0] == _OBJECT else {}
+
+
+def _with_usage(options: _Fields) -> msgspec.Raw:
+    """stream_options with include_usage; every other value keeps its bytes.
 
     continuous_usage_stats goes: without include_usage the engine ignores it, with it every chunk would change."""
-    fields = _fields.decode(body)
     kept = {name: value for name, value in options.items() if name != "continuous_usage_stats"}
-    fields["stream_options"] = msgspec.Raw(msgspec.json.encode({**kept, "include_usage": True}))
-    return msgspec.json.encode(fields)
+    return msgspec.Raw(msgspec.json.encode({**kept, "include_usage": True}))
+
+
+class _Size:
+    """Adds up what values hold: bytes of text, token ids, media. dense: the body has more than MOST_PIECES, so look before taking it apart."""
+
+    __slots__ = ("bytes", "dense", "ids", "media")
+
+    def __init__(self, dense: bool) -> None:
+        self.bytes = self.ids = self.media = 0
+        self.dense = dense
+
+    def add_prompt(self, how: _Route, fields: _Fields) -> int:
+        """Adds all that becomes prompt, and returns how many prompts that is."""
+        counts = {name: self.add(fields[name]) for name in how.prompt if name in fields}
+        for name in how.whole:
+            if name in fields:
+                self.bytes += _text_bytes(fields[name])
+        for name in how.media:
+            if name in fields:
+                counts[name] = _Size(self.dense).add(fields[name])
+                self.media += counts[name]
+        prompts = max(1, sum(counts.get(name, 0) for name in how.each))
+        for name in how.against:
+            if name in fields:
+                before = self.bytes
+                if self.add(fields[name]) == 1:
+                    self.bytes += (self.bytes - before) * (prompts - 1)
+        return prompts
+
+    def add(self, value: msgspec.Raw, depth: int = 0) -> int:
+        """Adds one value, and returns how many prompts it would be; of a list too long to be taken apart, no fewer than there are."""
+        first = memoryview(value)[0]
+        if first == _STRING:
+            self.bytes += _text_bytes(value)
+            return 1
+        try:
+            if first == _LIST and (ids := _token_ids(value)) is not None:
+                self.ids += ids[0]
+                return ids[1]
+            if first in b"[{" and (depth > _DEEPEST or (self.dense and _pieces(bytes(value)) > MOST_PIECES)):
+                self.bytes += _text_bytes(value)
+                return bytes(value).count(b'",') + 1
+            if first == _LIST:
+                return self._add_list(value, depth)
+            if first == _OBJECT:
+                self._add_item(_fields.decode(value), depth)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            self.bytes += len(value)
+        return 0 if first == _NULL else 1
+
+    def _add_list(self, value: msgspec.Raw, depth: int) -> int:
+        try:
+            items = _items.decode(value)
+        except msgspec.ValidationError:
+            values = _values.decode(value)
+            for one in values:
+                self.add(one, depth + 1)
+            return len(values)
+        for item in items:
+            self._add_item(item, depth)
+        return len(items)
+
+    def _add_item(self, item: _Fields, depth: int) -> None:
+        media = 0
+        for name, value in item.items():
+            holds = _HOLDS.get(name)
+            if holds is None:
+                continue
+            if holds == _TEXT or (holds == _MORE and memoryview(value)[0] == _STRING):
+                self.bytes += _text_bytes(value)
+            elif holds == _MORE:
+                self.add(value, depth + 1)
+            elif memoryview(value)[0] != _NULL:
+                media = 1
+        self.media += media
+
+
+def _text_bytes(value: msgspec.Raw) -> int:
+    """UTF-8 bytes of a string, about, since it is not decoded: an escape counts for the one byte that most of them stand for, and \\uXXXX for
+    three where escapes are many, which is text beyond ASCII that a client has escaped. Null is nothing."""
+    data = bytes(value)
+    first = data[0]
+    if first == _NULL:
+        return 0
+    escapes = data.count(b"\\")
+    if escapes > len(data) // 12:
+        escapes += 2 * data.count(b"\\u")
+    return len(data) - escapes - (2 if first == _STRING else 0)
+
+
+def _token_ids(value: msgspec.Raw) -> tuple[int, int] | None:
+    """Tokens and prompts of a list of ids or of several such lists; None for any other list."""
+    if not bytes(memoryview(value)[:64]).lstrip(b"[ \t\r\n")[:1].isdigit():
+        return None
+    data = bytes(value)
+    if data.translate(None, b"0123456789,[] \t\r\n"):
+        return None
+    return data.count(b",") + 1, max(1, data.count(b"[") - 1)

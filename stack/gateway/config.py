@@ -32,11 +32,12 @@ class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Paths are relative to the folder of the configuration file. upstream: the engine's URL, without /v1.
+    """Paths are relative to the folder of the configuration file. upstream: the engine's URL, without /v1; not needed where teams.yaml has
+    upstreams of its own, which stand in place of it.
 
     upstream_key_file: holds the engine's own API key, when it wants one; clients' keys are never sent on."""
 
-    upstream: str
+    upstream: str | None = None
     listen: str = "127.0.0.1:8000"
     metrics_listen: str = "127.0.0.1:8010"
     upstream_key_file: str | None = None
@@ -48,17 +49,33 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def __post_init__(self) -> None:
         """Refuses values that cannot work; msgspec names the place."""
-        url = urlsplit(self.upstream)
-        try:
-            _ = url.port
-        except ValueError as error:
-            raise ValueError(f"upstream {self.upstream!r} has no port from 0 to 65535") from error
-        if url.scheme not in ("http", "https") or not url.hostname or url.path not in ("", "/") or url.query or url.username:
-            raise ValueError(f"upstream {self.upstream!r} is no engine's address; write it like http://127.0.0.1:8001")
+        if self.upstream is not None and (wrong := url_mistake(self.upstream)):
+            raise ValueError(f"upstream {wrong}")
         for text in (self.listen, self.metrics_listen):
             address(text)
-        if min(self.limits.body_bytes, self.limits.log_bytes) < 1 or min(msgspec.structs.astuple(self.timeouts)) <= 0:
-            raise ValueError("limits and timeouts are more than 0")
+        for part in ("limits", "timeouts"):
+            for name, value in msgspec.structs.asdict(getattr(self, part)).items():
+                if not value > 0:
+                    raise ValueError(f"{part}.{name} should be more than 0, not {value:g}")
+
+
+def url_mistake(text: str) -> str | None:
+    """What is wrong with the address of an engine, without /v1; None when nothing is. A password in it is not repeated."""
+    if "@" in text:
+        return f"{text.rpartition('@')[2]!r} has a user or a password before it; a key belongs into a file of its own"
+    try:
+        url = urlsplit(text)
+        _ = url.port
+    except ValueError:
+        return f"{text!r} has no port from 0 to 65535"
+    if url.scheme not in ("http", "https") or not url.hostname or url.path not in ("", "/") or url.query or url.fragment:
+        return f"{text!r} is no engine's address; write it like http://127.0.0.1:8001"
+    return None
+
+
+def no_engine(teams: str) -> str:
+    """The sentence for two files of which neither names an engine."""
+    return f"upstream: neither this file nor {teams} names an engine; add `upstream: http://HOST:PORT` here or `upstreams` there"
 
 
 def address(text: str) -> tuple[str, int]:
@@ -82,12 +99,16 @@ def rooted(config: GatewayConfig, folder: Path) -> GatewayConfig:
 
 def upstream_key(config: GatewayConfig) -> str | None:
     """The engine's key from its file. Raises BadConfig."""
-    if config.upstream_key_file is None:
-        return None
+    return None if config.upstream_key_file is None else read_key(Path(config.upstream_key_file), "upstream_key_file")
+
+
+def read_key(path: Path, setting: str) -> str:
+    """A service's key from its file; `setting` names the one that leads to it. Raises BadConfig."""
     try:
-        key = Path(config.upstream_key_file).read_text(encoding="ascii").strip()
+        key = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadConfig(f"upstream_key_file: {config.upstream_key_file} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "it is no ASCII text"
+        raise BadConfig(f"{setting}: {path} cannot be read: {why}") from error
     if not key or not key.isprintable():
-        raise BadConfig(f"upstream_key_file: {config.upstream_key_file} holds no key; write it on one line")
+        raise BadConfig(f"{setting}: {path} holds no key; write it on one line")
     return key

@@ -16,7 +16,8 @@ _FINISH = {"client_abort": "abort", "rejected": "rejected", "upstream_error": "e
 class Exchange:
     """Filled in step by step; whatever step ends it, `record` makes a line of what is known. Times in seconds of one monotonic clock.
 
-    queued_s: waiting for admission, None before it is granted. first_content, last_content: when content was sent on, streams only.
+    named: whether the policy knows the model, so that what the reply calls it does not matter. tried: upstreams that failed before this one,
+    and why. queued_s: waiting for admission, None before it is granted. first_content, last_content: when content was sent on, streams only.
     complete: the client has been sent the end of its answer. Whatever happens after that is no part of it: the official OpenAI client
     hangs up on [DONE] without waiting for the end of the connection's message."""
 
@@ -25,11 +26,17 @@ class Exchange:
     route: str
     accepted: float
     team: str | None = None
+    priority: str | None = None
     model: str | None = None
+    named: bool = False
+    adapter: str | None = None
+    est_prompt_tokens: int | None = None
     stream: bool | None = None
     n: int | None = None
     upstream: str | None = None
+    variant: str | None = None
     attempt: int | None = None
+    tried: str | None = None
     queued_s: float | None = None
     first_content: float | None = None
     last_content: float | None = None
@@ -60,11 +67,15 @@ def record(x: Exchange, ended: float, unix_s: float) -> RequestRecord:
         trace_id=x.trace.trace_id,
         span_id=x.trace.span_id,
         team=x.team,
-        model=reply.model or x.model,
+        priority=x.priority,
+        model=x.model if x.named else reply.model or x.model,
+        adapter=x.adapter,
         route=x.route,
         upstream=x.upstream,
+        variant=x.variant,
         engine_version=reply.engine_version,
         attempt=x.attempt,
+        tried=x.tried,
         stream=x.stream,
         n=x.n,
         prompt_tokens=reply.prompt_tokens,
@@ -82,6 +93,7 @@ def record(x: Exchange, ended: float, unix_s: float) -> RequestRecord:
         outcome=outcome,
         reason=x.reason,
         retry_after_s=x.retry_after_s,
+        est_prompt_tokens=x.est_prompt_tokens,
     )
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 
 from exporters.catalogue import gateway as names
 from exporters.catalogue.metric import Metric
 from exporters.request_log import UNKNOWN_TEAM, Outcome
+from stack.gateway.admission import Admission
 
 LAG_EVERY_S = 0.1
 
@@ -30,6 +35,12 @@ class GatewayMetrics:
         self._log_lost = self._made(Counter, names.LOG_LOST)
         self._log_waiting = self._made(Gauge, names.LOG_WAITING)
         self._upstream_up = self._made(Gauge, names.UPSTREAM_UP)
+        self._rejected = self._made(Counter, names.REJECTED)
+        self._upstream_inflight = self._made(Gauge, names.UPSTREAM_INFLIGHT)
+        self._attempts = self._made(Counter, names.ATTEMPTS)
+        self._reloads = self._made(Counter, names.RELOADS)
+        for result in ("ok", "failed"):  # so that the first one of them is a rise
+            self._reloads.labels(result)
         self._lag = self._made(Histogram, names.LOOP_LAG, buckets=names.LOOP_LAG_BOUNDS_S)
 
     def _made(self, kind: type[T], metric: Metric, **more: Any) -> T:
@@ -38,14 +49,38 @@ class GatewayMetrics:
     def began(self, team: str | None) -> None:
         self._inflight.labels(team or UNKNOWN_TEAM).inc()
 
-    def ended(self, team: str | None, outcome: Outcome, status: int | None) -> None:
+    def watches(self, admission: Admission) -> None:
+        """Shows from now on how admission stands, looked at when the page is asked for."""
+        self.registry.register(_Standing(admission))
+
+    def ended(self, team: str | None, outcome: Outcome, status: int | None, reason: str | None) -> None:
         """One request that left its record; status None is a client that left before it got one."""
         team = team or UNKNOWN_TEAM
         self._inflight.labels(team).dec()
+        if outcome == "rejected":
+            self._rejected.labels(team, reason).inc()
         self._requests.labels(team, outcome, f"{status // 100}xx" if status else "none").inc()
+
+    def sent(self, upstream: str, variant: str) -> None:
+        """A try at an upstream begins."""
+        self._upstream_inflight.labels(upstream, variant).inc()
+
+    def answered(self, upstream: str, variant: str, result: str) -> None:
+        """It has ended: ok, or with a reason of the vocabulary."""
+        self._upstream_inflight.labels(upstream, variant).dec()
+        self._attempts.labels(upstream, variant, result).inc()
+
+    def reloaded(self, well: bool) -> None:
+        self._reloads.labels("ok" if well else "failed").inc()
 
     def upstream(self, name: str, up: bool) -> None:
         self._upstream_up.labels(name).set(up)
+
+    def forget(self, upstreams: Iterable[str]) -> None:
+        """These are not ours any more; whether they are up is not for us to say."""
+        for name in upstreams:
+            with contextlib.suppress(KeyError):
+                self._upstream_up.remove(name)
 
     def log_failed(self) -> None:
         self._log_errors.inc()
@@ -71,3 +106,26 @@ class GatewayMetrics:
         if request.path == "/-/healthy":
             return web.Response(text="ok\n")
         return web.Response(status=404, text="see /metrics\n")
+
+
+class _Standing(Collector):
+    """How admission stands."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        admission = self._admission
+        running, waiting, wait_s = (_gauge(metric) for metric in (names.RUNNING, names.WAITING, names.WAIT_ESTIMATE))
+        for one in admission.standings():
+            for family, value in ((running, one.running), (waiting, one.waiting), (wait_s, one.wait_s)):
+                family.add_metric((one.team, one.band), value)
+        yield from (running, waiting, wait_s)
+        for metric, value in ((names.SLOTS, admission.slots), (names.SLOTS_LIMIT, admission.slots_limit), (names.TOKENS, admission.tokens)):
+            family = _gauge(metric)
+            family.add_metric((), value)
+            yield family
+
+
+def _gauge(metric: Metric) -> GaugeMetricFamily:
+    return GaugeMetricFamily(metric.name, metric.meaning, labels=metric.labels)

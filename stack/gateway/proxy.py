@@ -1,17 +1,19 @@
 """The data path: one request in, the same request to the engine, its answer back byte for byte, one record left behind.
 
-Laws: whatever happens, a POST to a token route leaves exactly one record. A client's key never reaches the engine. A client that leaves
-takes its upstream connection with it, which makes the engine stop working for it. Bodies are never logged."""
+Laws: whatever happens, a POST to a token route leaves exactly one record, and what it was admitted to is given back. A client's key never
+reaches the engine. A client that leaves takes its upstream connection with it, which makes the engine stop working for it. Another upstream is
+tried only while the client has been sent nothing. Bodies are never logged."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import math
+import random
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -23,16 +25,26 @@ from yarl import URL
 
 from exporters.request_log import fitting_line
 from stack.gateway import ask as asks
+from stack.gateway.admission import RETRY_AFTER_S as LONGEST
+from stack.gateway.admission import Admission, Refusal, Ticket
 from stack.gateway.config import Limits, Timeouts
+from stack.gateway.estimate import Estimator
 from stack.gateway.exchange import Exchange, record
 from stack.gateway.ids import request_id, trace
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
-from stack.gateway.reasons import REASONS, judge
-from stack.gateway.reply import INSPECT_BYTES, TAIL_BYTES, decode
+from stack.gateway.policy import Band
+from stack.gateway.reasons import ELSEWHERE, LATER, REASONS, judge
+from stack.gateway.reply import INSPECT_BYTES, TAIL_BYTES, Reply, decode
+from stack.gateway.routing import Asked, Choice, may_ask, name_at
 from stack.gateway.sse import Scanner
-from stack.gateway.teams import Teams
+from stack.gateway.terms import Terms
+from stack.gateway.watch import Watch
 
+HELD_BYTES = 1 << 20  # of a stream that has no content yet and may still be asked for elsewhere
+STICKY_BYTES = 64 << 10  # of a request tell it from others
+JITTER = 0.8, 1.2  # of what refused clients are told, so that they do not come back all at once
+RETRY_AFTER_S = 5  # where nobody knows better: an engine that is down is probed as often
 WHOLE_BYTES = 256 << 10  # a reply of known length up to this is read whole: one write, and a break in it is still an honest 502
 ANSWER_S = 5.0  # for telling a client what went wrong; it may not be reading
 _ENGINE_PAGES = ("/metrics", "/health")  # of the engine, without a key, as monitoring expects
@@ -53,25 +65,23 @@ _NOT_SENT_ON = _HOP | {
 _NOT_SENT_BACK = _HOP | {"x-request-id"}
 _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "invalid_request_error"}
 
+_WHY_LATER = {
+    "team_limit": "team {team} has as many requests in flight as it may; send the next when one of them has ended",
+    "queue_full": "as many requests wait as there may; try again later",
+    "est_wait": "a request of team {team} would now wait longer than it may; try again later",
+}
+
 _log = logging.getLogger("gateway")
-
-
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """One engine: its name in records and metrics, its address without a path, the headers that only it gets."""
-
-    name: str
-    url: str
-    headers: dict[str, str] = field(default_factory=dict)
 
 
 class _End(Exception):
     """The exchange ends here for this reason of the vocabulary."""
 
-    def __init__(self, reason: str, message: str = "") -> None:
+    def __init__(self, reason: str, message: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message or REASONS[reason].why
+        self.retry_after_s = retry_after_s
 
 
 class Proxy:
@@ -79,24 +89,28 @@ class Proxy:
 
     def __init__(
         self,
-        upstream: Upstream,
-        teams: Teams,
+        terms: Terms,
         log: RequestLog,
         metrics: GatewayMetrics,
         session: aiohttp.ClientSession,
+        watch: Watch,
         *,
         limits: Limits,
         timeouts: Timeouts,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         new_hex: Callable[[int], str] = secrets.token_hex,
+        jitter: Callable[[], float] = lambda: random.uniform(*JITTER),  # noqa: S311  # no secret
     ) -> None:
-        self.teams = teams
+        self.terms = terms
+        self.admission = Admission(terms.policy)
+        self.estimator = Estimator()
+        self.watch = watch
+        self.healthy = _Healthy(watch)
         self.draining = False
         self.cutting = False
         self.running = 0
         self._idle = asyncio.Event()
-        self._upstream = upstream
         self._log = log
         self._metrics = metrics
         self._session = session
@@ -105,6 +119,16 @@ class Proxy:
         self._clock = clock
         self._wall = wall
         self._new_hex = new_hex
+        self._jitter = jitter
+
+    def now(self) -> float:
+        """The time by which admission counts."""
+        return self._clock()
+
+    def adopt(self, terms: Terms) -> None:
+        """New terms for all who come from now on. Who waits keeps its place under the new ones."""
+        self.terms = terms
+        self.admission.adopt(terms.policy, self._clock())
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The handler of the server: decides what kind of request it is."""
@@ -131,19 +155,20 @@ class Proxy:
         self._idle.clear()
         if recorded:
             self._metrics.began(x.team)
-        visit = _Visit(self, request, x)
+        visit = _Visit(self, request, x, admitted=recorded)
         try:
             return await visit.run(open_to_all=open_to_all)
         except asyncio.CancelledError:
             x.ends("gateway_stopped" if self.cutting else "client_hangup")
             raise
         finally:
+            visit.give_back()
             self.running -= 1
             if not self.running:
                 self._idle.set()
             if recorded:
                 self._log.write(fitting_line(record(x, self._clock(), self._wall())))
-                self._metrics.ended(x.team, x.outcome, x.status)
+                self._metrics.ended(x.team, x.outcome, x.status, x.reason)
 
     async def until_idle(self, seconds: float) -> None:
         """Waits until no request runs, or the time is over."""
@@ -152,7 +177,7 @@ class Proxy:
                 await asyncio.wait_for(self._idle.wait(), seconds)
 
     def _team(self, headers: CIMultiDictProxy[str]) -> str | None:
-        return self.teams.of(sent_key(headers))
+        return self.terms.teams.of(sent_key(headers))
 
 
 def sent_key(headers: CIMultiDictProxy[str]) -> str | None:
@@ -164,12 +189,17 @@ def sent_key(headers: CIMultiDictProxy[str]) -> str | None:
 
 
 class _Visit:
-    """One exchange in motion: what `Proxy` shares, plus the request, its response and its timer."""
+    """One exchange in motion: what `Proxy` shares, plus the request, its response and its timer. admitted: whether it takes a slot of an engine."""
 
-    def __init__(self, proxy: Proxy, request: web.BaseRequest, x: Exchange) -> None:
+    def __init__(self, proxy: Proxy, request: web.BaseRequest, x: Exchange, *, admitted: bool) -> None:
         self._proxy = proxy
+        self._terms = proxy.terms
         self._request = request
         self._x = x
+        self._admitted = admitted
+        self._ask = asks.Ask(body=b"")
+        self._asked = Asked(None)
+        self._ticket: Ticket | None = None
         self._response: web.StreamResponse | None = None  # once its head has gone out
         self._timer = asyncio.timeout(None)
         self._mid_event = False  # whether the client has the beginning of an event whose end never came
@@ -193,7 +223,7 @@ class _Visit:
         return self._response or web.Response()
 
     async def _steps(self, open_to_all: bool) -> web.StreamResponse:
-        """Team, body, ask, (admission goes here), engine, answer: cheapest refusal first."""
+        """Team, body, terms, admission, engine, answer: cheapest refusal first."""
         x, proxy = self._x, self._proxy
         if not open_to_all and x.team is None:
             raise _End("unknown_key" if sent_key(self._request.headers) else "no_key")
@@ -201,18 +231,133 @@ class _Visit:
             raise _End("draining")
         self._allow("body_timeout", proxy._timeouts.body_s)
         # What needs no key gets no memory either: a body sent to it is not read.
-        ask = asks.Ask(body=b"") if open_to_all else asks.read(x.route, await self._body())
-        x.model, x.stream, x.n = ask.model, ask.stream, ask.n
-        x.queued_s = 0.0  # nothing queues yet
-        x.upstream, x.attempt = proxy._upstream.name, 1
-        self._allow(*(("prefill_timeout", proxy._timeouts.prefill_s) if ask.stream else ("total_timeout", proxy._timeouts.total_s)))
-        upstream = await self._asked(proxy._upstream, ask)
+        body = b"" if open_to_all else await self._body()
+        if not self._admitted or x.team is None:
+            self._ask = asks.Ask(body=body)
+            choice = self._choice(body)
+        else:
+            self._read(body)
+            max_output = self._within_terms(x.team)
+            await self._wait_for_slot(x.team)
+            choice = self._choice(body)
+            self._ask = self._ask.limited(max_output)
+        return await self._answered(choice)
+
+    def _read(self, body: bytes) -> None:
+        """What is asked for, by whom, and how much that may be."""
+        x, proxy = self._x, self._proxy
+        self._ask = ask = asks.read(x.route, body)
+        self._asked = asked = self._terms.names.of(ask.model)
+        x.priority = self._terms.team(x.team or "").band
+        x.model, x.named, x.adapter = asked.model or ask.model, asked.model is not None, asked.adapter
+        x.stream, x.n = ask.stream, ask.n
+        x.est_prompt_tokens = proxy.estimator.prompt(x.model, ask)
+
+    def _within_terms(self, team: str) -> int | None:
+        """The limit of output to write into the request; None where its own may stay. Raises _End for what the team or model does not allow."""
+        x, ask, terms = self._x, self._ask, self._terms.team(team)
+        if not may_ask(terms, self._asked):
+            raise _End("model_not_allowed", f"team {team} may not ask for model {(ask.model or 'without a name')[:100]!r}")
+        prompt, most = x.est_prompt_tokens or 0, terms.max_output_tokens
+        if terms.max_prompt_tokens is not None and prompt > terms.max_prompt_tokens:
+            raise _End("prompt_too_long", f"the prompt has about {prompt} tokens; team {team} may send {terms.max_prompt_tokens}")
+        if most is not None and ask.max_tokens is not None and ask.max_tokens > most and terms.over_output == "refuse":
+            raise _End("output_too_long", f"{ask.max_tokens} tokens of output are asked for; team {team} may have {most}")
+        model = self._terms.policy.models.get(self._asked.model or "")
+        context = model.max_model_len if model else None
+        wanted = min(ask.max_tokens or 0, ask.max_tokens or 0 if most is None else most)
+        # The engine counts exactly and refuses by itself; here only what is too long for sure is kept from the queue.
+        if context is not None and self._proxy.estimator.at_least(prompt, ask) + wanted > context:
+            raise _End("context_too_long", f"prompt (about {prompt} tokens) and output ({wanted}) are longer than the context of {context} tokens")
+        return most
+
+    async def _wait_for_slot(self, team: str) -> None:
+        """Returns when it is this request's turn. Raises _End when it is refused; the timer ends a wait that is too long."""
+        x, proxy = self._x, self._proxy
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        began = proxy._clock()
+        asked = proxy.admission.ask(
+            team, x.est_prompt_tokens or 0, proxy.estimator.output(team, self._ask), began, lambda: None if turn.done() else turn.set_result(None)
+        )
+        if isinstance(asked, Refusal):
+            raise _End(asked.reason, _WHY_LATER[asked.reason].format(team=team), asked.retry_after_s)
+        self._ticket, x.queued_s = asked, 0.0
+        if not turn.done():
+            self._allow("queue_ttl", asked.deadline - began)
+            try:
+                await turn
+            finally:
+                x.queued_s = proxy._clock() - began
+
+    def give_back(self) -> None:
+        """The slot, as soon as the engine has no more work with this request; and what its size has taught."""
+        ticket, self._ticket = self._ticket, None
+        if ticket is None:
+            return
+        x, estimator, reply = self._x, self._proxy.estimator, self._x.reply
+        output = reply.completion_tokens if reply.completion_tokens is not None else (x.content_events or None)
+        self._proxy.admission.leave(ticket, self._proxy._clock(), reply.prompt_tokens, output)
+        if reply.prompt_tokens is not None:
+            estimator.learn(x.model, self._ask, reply.prompt_tokens)
+        if reply.completion_tokens is not None and x.team is not None:
+            estimator.learn_output(x.team, self._ask, reply.completion_tokens)
+
+    # ---- the engine
+
+    def _choice(self, body: bytes) -> Choice:
+        sticky = f"{self._x.team}\0".encode() + body[:STICKY_BYTES]
+        choice = self._terms.router.choose(self._asked.model, self._x.est_prompt_tokens, sticky, self._proxy.healthy)
+        if choice is None:
+            raise _End("upstream_down", "no engine serves this")
+        return choice
+
+    async def _answered(self, choice: Choice) -> web.StreamResponse:
+        """The answer of the upstream that was chosen, or of the first of its fallbacks that does better."""
+        x, metrics = self._x, self._proxy._metrics
+        others = self._terms.router.fallbacks(self._asked.model, choice, self._terms.team(x.team or ""), x.est_prompt_tokens) if self._ticket else []
+        self._timer.reschedule(None)
+        tries = [choice, *others]
+        for x.attempt, each in enumerate(tries, 1):
+            x.upstream, x.variant, result = each.name, each.upstream.variant, "client_hangup"
+            metrics.sent(each.name, each.upstream.variant)
+            try:
+                answer = await self._tried(each, held=x.attempt < len(tries))
+                result = x.reason or "ok"
+                return answer
+            except _End as end:
+                result = end.reason
+                if each is tries[-1] or self._response is not None or end.reason not in ELSEWHERE:
+                    raise
+                x.tried = ",".join(filter(None, (x.tried, f"{each.name}:{end.reason}")))
+                x.reply, x.reason, x.status, x.content_events, x.retry_after_s = Reply(), None, None, 0, None
+            finally:
+                metrics.answered(each.name, each.upstream.variant, result)
+        raise AssertionError("there is always one upstream")
+
+    async def _tried(self, choice: Choice, *, held: bool) -> web.StreamResponse:
+        """One try, with its own time. held: until it has brought content nothing goes to the client, so that another one can be tried."""
+        stage, allowed = self._first_stage()
         try:
-            if upstream.content_type == "text/event-stream":
-                return await self._stream(upstream, strip_usage=ask.usage_added and upstream.status == 200)
-            return await self._whole(upstream)
-        finally:
-            upstream.close()  # keeps the connection after a complete answer, cuts it otherwise
+            async with asyncio.timeout(None) as self._timer:
+                self._allow(stage, allowed)
+                upstream = await self._sent(choice)
+                try:
+                    if upstream.content_type == "text/event-stream":
+                        return await self._stream(upstream, strip_usage=self._ask.usage_added and upstream.status == 200, held=held)
+                    return await self._whole(upstream, held=held)
+                finally:
+                    upstream.close()  # keeps the connection after a complete answer, cuts it otherwise
+        except TimeoutError:
+            raise _End(self._stage) from None
+
+    def _first_stage(self) -> tuple[str, float]:
+        timeouts, band = self._proxy._timeouts, self._band()
+        if self._ask.stream:
+            return "prefill_timeout", (band and band.prefill_s) or timeouts.prefill_s
+        return "total_timeout", (band and band.total_s) or timeouts.total_s
+
+    def _band(self) -> Band | None:
+        return self._terms.band(self._x.team) if self._admitted and self._x.team is not None else None
 
     def _allow(self, stage: str, seconds: float) -> None:
         """From now on, time runs out after `seconds`, and is then called `stage`."""
@@ -241,25 +386,31 @@ class _Visit:
             raise _End("bad_body") from error
         return b"".join(chunks)
 
-    async def _asked(self, upstream: Upstream, ask: asks.Ask) -> aiohttp.ClientResponse:
+    async def _sent(self, choice: Choice) -> aiohttp.ClientResponse:
         """The engine's answer, as soon as its head is there. Raises _End when none comes."""
-        request = self._request
+        request, watch = self._request, self._proxy.watch
+        body = self._ask.renamed(name_at(choice.upstream, self._asked)).body
         try:
-            return await self._proxy._session.request(
+            answer = await self._proxy._session.request(
                 request.method,
-                URL(upstream.url + request.rel_url.raw_path_qs, encoded=True),
-                data=ask.body or None,
-                headers=self._headers(upstream),
+                URL(choice.upstream.url.rstrip("/") + request.rel_url.raw_path_qs, encoded=True),
+                data=body or None,
+                headers=self._headers(choice),
                 allow_redirects=False,
             )
+            if answer.status < 500:
+                watch.worked(choice.name)
+            return answer
         except aiohttp.ConnectionTimeoutError as error:
+            watch.failed(choice.name)
             raise _End("connect_timeout") from error
         except aiohttp.ClientConnectorError as error:
+            watch.failed(choice.name)
             raise _End("upstream_down", f"the engine behind this gateway cannot be reached ({error.os_error.strerror or 'no address'})") from error
         except (aiohttp.ClientError, OSError) as error:
             raise _End("upstream_reset") from error
 
-    def _headers(self, upstream: Upstream) -> CIMultiDict[str]:
+    def _headers(self, choice: Choice) -> CIMultiDict[str]:
         sent = self._request.headers
         headers = CIMultiDict(_without(sent, _NOT_SENT_ON))
         if not self._x.trace.continued:
@@ -267,7 +418,7 @@ class _Visit:
         headers["X-Request-Id"] = self._x.request_id
         headers["traceparent"] = self._x.trace.traceparent
         headers["Accept-Encoding"] = "identity"  # usage must be readable
-        headers.update(upstream.headers)
+        headers.update(self._terms.headers.get(choice.name, {}))
         return headers
 
     def _begin(self, upstream: aiohttp.ClientResponse) -> CIMultiDict[str]:
@@ -279,7 +430,7 @@ class _Visit:
         headers["X-Request-Id"] = self._x.request_id
         return headers
 
-    async def _whole(self, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _whole(self, upstream: aiohttp.ClientResponse, *, held: bool) -> web.StreamResponse:
         """Passes a reply that is no event stream, and reads its usage from a copy that is bounded."""
         length = upstream.content_length
         if length is not None and length <= WHOLE_BYTES and self._request.method != "HEAD":
@@ -287,8 +438,12 @@ class _Visit:
                 body = await upstream.read()
             except (aiohttp.ClientError, OSError) as error:
                 raise _End("upstream_reset") from error
+            headers = self._begin(upstream)
             self._note(upstream, body, whole=True)
-            return await self._finish(web.Response(status=upstream.status, reason=upstream.reason, headers=self._begin(upstream), body=body))
+            if held and self._x.reason in ELSEWHERE:
+                raise _End(self._x.reason or "")
+            self.give_back()
+            return await self._finish(web.Response(status=upstream.status, reason=upstream.reason, headers=headers, body=body))
         response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=self._begin(upstream))
         await self._start(response)
         copy, whole = bytearray(), True
@@ -299,6 +454,7 @@ class _Visit:
                 whole = False
                 del copy[:-TAIL_BYTES]
         self._note(upstream, bytes(copy), whole=whole)
+        self.give_back()
         return await self._finish(response)
 
     def _note(self, upstream: aiohttp.ClientResponse, body: bytes, *, whole: bool) -> None:
@@ -311,8 +467,8 @@ class _Visit:
                 x.reply.note(read)
         x.reason = judge(upstream.status, x.reply.error_code, x.reply.finish_reasons)
 
-    async def _stream(self, upstream: aiohttp.ClientResponse, *, strip_usage: bool) -> web.StreamResponse:
-        """Passes an event stream chunk by chunk while the scanner reads along."""
+    async def _stream(self, upstream: aiohttp.ClientResponse, *, strip_usage: bool, held: bool) -> web.StreamResponse:
+        """Passes an event stream chunk by chunk while the scanner reads along; from its first content on, when it is held until then."""
         x, clock = self._x, self._proxy._clock
         scanner = Scanner(strip_usage=strip_usage)
         x.stream, x.reply = True, scanner.reply
@@ -320,11 +476,18 @@ class _Visit:
         if strip_usage:
             headers.popall("Content-Length", None)  # the usage event will be missing
         response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
-        await self._start(response)
-        seen = 0
+        if not held:
+            await self._start(response)
+        seen, waiting = 0, bytearray()
         try:
             while chunk := await _next(upstream):
                 ready = scanner.feed(chunk, clock())
+                if held:
+                    waiting += ready
+                    if held := self._worth_holding(upstream, scanner, waiting):
+                        continue
+                    await self._start(response)
+                    ready = bytes(waiting)
                 if ready:
                     await self._write(response, ready)
                 if scanner.content_events != seen:
@@ -332,15 +495,35 @@ class _Visit:
                     self._content_came()
                 if (scanner.done or scanner.reply.error_code is not None) and not x.complete:
                     x.reason, x.complete = judge(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons), True
-            if rest := scanner.close(clock()):
+            rest = scanner.close(clock())
+            if held:
+                self._worth_holding(upstream, scanner, waiting, ended=True)
+                await self._start(response)
+                rest = bytes(waiting) + rest
+            if rest:
                 await self._write(response, rest)
         finally:
             self._mid_event = scanner.mid_event
             x.first_content, x.last_content, x.content_events = scanner.first_content, scanner.last_content, scanner.content_events
         x.reason = judge(upstream.status, x.reply.error_code, x.reply.finish_reasons)
-        if x.reason is None and upstream.status == 200 and not scanner.done and not x.reply.finish_reasons and x.route in asks.ENDING:
+        if self._breaks_off(upstream, scanner):
             raise _End("upstream_reset", "the engine ended the stream before its end")
+        self.give_back()
         return await self._finish(response)
+
+    def _breaks_off(self, upstream: aiohttp.ClientResponse, scanner: Scanner) -> bool:
+        """Whether a stream has ended without its end."""
+        said = judge(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons) or scanner.done or scanner.reply.finish_reasons
+        return not said and upstream.status == 200 and self._x.route in asks.ENDING
+
+    def _worth_holding(self, upstream: aiohttp.ClientResponse, scanner: Scanner, waiting: bytearray, *, ended: bool = False) -> bool:
+        """Whether a held stream still has brought nothing that a client waits for. Raises _End for one that failed before it did."""
+        reason = judge(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons)
+        if ended and reason is None and self._breaks_off(upstream, scanner):
+            reason = "upstream_reset"
+        if reason in ELSEWHERE and not scanner.content_events:
+            raise _End(reason or "")
+        return not (scanner.content_events or scanner.done or reason or len(waiting) > HELD_BYTES)
 
     async def _write(self, response: web.StreamResponse, data: bytes) -> None:
         """Waits while the client does not read; should time run out meanwhile, it is the client's."""
@@ -350,7 +533,8 @@ class _Visit:
 
     def _content_came(self) -> None:
         """Moves the deadline on. Not for every event: a timer costs more than it tells, so it may be late by a quarter."""
-        allowed = self._proxy._timeouts.decode_s
+        band = self._band()
+        allowed = (band and band.decode_s) or self._proxy._timeouts.decode_s
         now = asyncio.get_running_loop().time()
         if self._stage != "decode_timeout" or self._due - now < allowed:
             self._allow("decode_timeout", allowed * 1.25)
@@ -370,6 +554,7 @@ class _Visit:
     async def _answer(self, end: _End) -> web.StreamResponse:
         """Tells the client why its request ended: as a status, as an event inside a stream, or by cutting what is neither."""
         self._x.ends(end.reason)
+        self.give_back()
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 if self._response is None:
@@ -390,10 +575,32 @@ class _Visit:
         headers = {"X-Request-Id": x.request_id, "Content-Type": "application/json"}
         if x.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
+        if end.reason in LATER:
+            x.retry_after_s = float(self._retry_after_s(end))
+            headers |= {"Retry-After": f"{x.retry_after_s:.0f}", "Retry-After-Ms": f"{x.retry_after_s * 1000:.0f}", "X-Should-Retry": "true"}
+        elif x.status < 500:
+            headers["X-Should-Retry"] = "false"
         answer = web.Response(status=x.status, headers=headers, body=msgspec.json.encode(_error(end)))
         if self._proxy.draining:
             answer.force_close()
         return answer
+
+    def _retry_after_s(self, end: _End) -> int:
+        """Seconds, at most what clients obey."""
+        wait_s = end.retry_after_s
+        if wait_s is None and end.reason == "queue_ttl" and self._x.team in self._terms.policy.teams:
+            wait_s = self._proxy.admission.wait_s(self._x.team or "")
+        return min(int(LONGEST[1]), max(1, math.ceil((wait_s or RETRY_AFTER_S) * self._proxy._jitter())))
+
+
+class _Healthy:
+    """The upstreams worth asking, as a set that is never made."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __contains__(self, name: object) -> bool:
+        return self._watch.healthy(str(name))
 
 
 def _error(end: _End) -> dict[str, Any]:

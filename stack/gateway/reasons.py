@@ -26,6 +26,16 @@ REASONS: dict[str, Reason] = {
     "body_too_large": Reason("rejected", 413, "the body is larger than limits.body_bytes"),
     "bad_body": Reason("rejected", 400, "the body broke HTTP's own framing before it was complete"),
     "draining": Reason("rejected", 503, "the gateway is stopping and takes nothing new"),
+    # refused by the terms of its team or model: the same request would be refused again
+    "model_not_allowed": Reason("rejected", 403, "the team may not ask for this model"),
+    "prompt_too_long": Reason("rejected", 400, "the prompt is longer than the team's max_prompt_tokens"),
+    "output_too_long": Reason("rejected", 400, "more output is asked for than the team's max_output_tokens"),
+    "context_too_long": Reason("rejected", 400, "prompt and output together are longer than the model's context"),
+    # refused for load: later it may go through
+    "team_limit": Reason("rejected", 429, "the team has as many requests in flight as it may"),
+    "queue_full": Reason("rejected", 429, "as many requests wait as there may"),
+    "est_wait": Reason("rejected", 429, "it would wait longer than its band may"),
+    "queue_ttl": Reason("rejected", 503, "it waited as long as its band may"),
     # refused by the engine, by status 429 or 503 or by an error event inside a 200 stream
     "engine_busy": Reason("rejected", 0, "the engine refused it for load"),
     # refused by the engine for what it says; the client's mistake, so it must not count as a failure of the service
@@ -35,7 +45,7 @@ REASONS: dict[str, Reason] = {
     "engine_error": Reason("upstream_error", 0, "the engine failed: 5xx, an error event, or finish_reason error"),
     "engine_abort": Reason("upstream_error", 0, "the engine gave the request up: finish_reason abort"),
     # the engine did not answer
-    "upstream_down": Reason("upstream_error", 502, "no connection to the engine"),
+    "upstream_down": Reason("upstream_error", 503, "no connection to the engine"),
     "upstream_reset": Reason("upstream_error", 502, "the connection to the engine broke, or a stream ended without its end"),
     "gateway_stopped": Reason("upstream_error", 0, "cut when the time for draining was over"),
     "gateway_error": Reason("upstream_error", 500, "a defect of the gateway itself; its log has the traceback"),
@@ -69,3 +79,10 @@ def judge(status: int, error_code: int | None, finish_reasons: Collection[str]) 
     if "error" in finish_reasons:
         return "engine_error"
     return "engine_abort" if "abort" in finish_reasons else None
+
+
+LATER = frozenset(("team_limit", "queue_full", "est_wait", "queue_ttl", "draining", "upstream_down"))  # of ours: worth another try after a while
+# What another upstream might do better, as long as the client has been sent nothing.
+ELSEWHERE = frozenset(
+    ("upstream_down", "connect_timeout", "upstream_reset", "upstream_auth", "engine_error", "engine_abort", "engine_busy", "prefill_timeout")
+)

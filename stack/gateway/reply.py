@@ -13,6 +13,7 @@ import msgspec
 
 INSPECT_BYTES = 8 << 20  # a larger reply is not decoded; its usage is looked for near its end
 TAIL_BYTES = 4096
+FINISH_WORDS = 20  # different ones that are kept of one reply; engines know about ten
 
 _FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "max_output_tokens": "length", "tool_use": "tool_calls"}
 _GRAVEST = ("error", "abort", "repetition", "content_filter", "length", "tool_calls", "function_call", "stop")
@@ -164,7 +165,7 @@ class Reply:
             self.finish_reasons.add("error" if status == "failed" else "abort")
 
     def _note_finish(self, word: Any) -> None:
-        if isinstance(word, str) and word:
+        if isinstance(word, str) and word and len(self.finish_reasons) < FINISH_WORDS:
             self.finish_reasons.add(_FINISH.get(word, word)[:32])
 
     def _note_usage(self, usage: Any) -> None:

@@ -16,14 +16,16 @@ import aiohttp
 from aiohttp import web
 
 from stack.config import BadConfig, load
-from stack.gateway.config import GatewayConfig, Timeouts, address, rooted, upstream_key
+from stack.gateway.config import GatewayConfig, Timeouts, address, rooted
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
-from stack.gateway.proxy import Proxy, Upstream
-from stack.gateway.teams import load_teams
+from stack.gateway.proxy import Proxy
+from stack.gateway.signals import Slots
+from stack.gateway.teams import changes
+from stack.gateway.terms import load_terms
+from stack.gateway.watch import Watch
 
-PROBE_EVERY_S = 5.0
-PROBE_TIMEOUT_S = 2.0
+LOOK_EVERY_S = 0.25  # at the engines' figures, which come once a second
 KEEPALIVE_S = 3.0  # under the 5 s after which vLLM's server closes an idle connection, or we would reuse one that is closing
 HEADER_BYTES = 32 << 10
 CUT_S = 2.0
@@ -33,11 +35,12 @@ _log = logging.getLogger("gateway")
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Where the gateway listens, ports resolved; and its request log, for rotation by signal."""
+    """Where the gateway listens, ports resolved; its request log, for rotation by signal; and how to read teams.yaml anew."""
 
     url: str
     metrics_url: str
     log: RequestLog
+    reload: Callable[[], None]
 
 
 def run(config: GatewayConfig | Path) -> int:
@@ -55,19 +58,15 @@ def run(config: GatewayConfig | Path) -> int:
 
 async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callable[[Started], None] = lambda _: None) -> None:
     """Serves until `stop`, then drains: takes nothing new and lets running requests end. Raises BadConfig for what cannot start."""
-    teams = load_teams(Path(config.teams), config.anonymous_team)
-    key = upstream_key(config)
-    upstream = Upstream(
-        name=config.upstream.split("://", 1)[1].rstrip("/"),
-        url=config.upstream.rstrip("/"),
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-    )
+    terms = load_terms(config)
     metrics = GatewayMetrics()
     log = RequestLog(Path(config.requests_log), metrics, config.limits.log_bytes)
     log.open()
     try:
         async with _client(config.timeouts) as session, contextlib.AsyncExitStack() as stack:
-            proxy = Proxy(upstream, teams, log, metrics, session, limits=config.limits, timeouts=config.timeouts)
+            watch = Watch(session, metrics.upstream, lambda: proxy.running > 0)
+            proxy = Proxy(terms, log, metrics, session, watch, limits=config.limits, timeouts=config.timeouts)
+            metrics.watches(proxy.admission)
             metrics_url = await stack.enter_async_context(
                 _listening("metrics_listen", config.metrics_listen, web.Server(metrics.page, access_log=None))
             )
@@ -75,17 +74,49 @@ async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callabl
                                 max_line_size=HEADER_BYTES, max_field_size=HEADER_BYTES)  # fmt: skip
             runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
             url = await _listen(runner, "listen", config.listen)
-            watchers = [asyncio.create_task(metrics.watch_loop()), asyncio.create_task(_probe(session, upstream, metrics))]
-            _log.info("gateway on %s in front of %s; metrics on %s; %d teams", url, upstream.url, metrics_url, len(teams.names))
-            on_start(Started(url, metrics_url, log))
+            watch.follow(terms.upstreams, terms.headers)
+            watchers = [asyncio.create_task(metrics.watch_loop()), asyncio.create_task(_fit_slots(proxy))]
+            places = ", ".join(upstream.url for upstream in terms.upstreams.values())
+            _log.info("gateway on %s in front of %s; metrics on %s; %d teams", url, places, metrics_url, len(terms.policy.teams))
+            on_start(Started(url, metrics_url, log, lambda: _reload(config, proxy, metrics)))
             try:
                 await stop.wait()
             finally:
                 await _drain(proxy, runner, server, config.timeouts.drain_s)
                 for watcher in watchers:
                     watcher.cancel()
+                await watch.stop()
     finally:
         await log.stop()
+
+
+def _reload(config: GatewayConfig, proxy: Proxy, metrics: GatewayMetrics) -> None:
+    """teams.yaml anew; with a mistake in it, everything stays as it is. Streams that run are not touched."""
+    try:
+        terms = load_terms(config)
+    except BadConfig as error:
+        _log.error("%s; the terms of before stay in force", error)
+        metrics.reloaded(False)
+        return
+    former = proxy.terms
+    told = changes(former.policy, terms.policy)
+    proxy.adopt(terms)
+    metrics.forget(former.upstreams.keys() - terms.upstreams.keys())
+    proxy.watch.follow(terms.upstreams, terms.headers)
+    metrics.reloaded(True)
+    _log.info("teams.yaml was read again: %s", "; ".join(told) or "nothing in it is different")
+
+
+async def _fit_slots(proxy: Proxy) -> None:
+    """Fewer slots while an engine has too much, more when it is calm again; until cancelled."""
+    slots = Slots.full(proxy.terms.policy.capacity)
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        if slots.capacity != proxy.terms.policy.capacity:
+            slots = Slots.full(proxy.terms.policy.capacity)
+        slots = slots.after(proxy.watch.samples(), proxy.admission.running, proxy.now())
+        if slots.slots != proxy.admission.slots:
+            proxy.admission.resize(slots.slots, proxy.now())
 
 
 async def _drain(proxy: Proxy, runner: web.ServerRunner, server: web.Server, drain_s: float) -> None:
@@ -110,7 +141,11 @@ async def _until_signal(config: GatewayConfig) -> None:
         loop.add_signal_handler(number, stop.set)
 
     def started(it: Started) -> None:
-        loop.add_signal_handler(signal.SIGHUP, it.log.reopen)
+        def hang_up() -> None:
+            it.log.reopen()
+            it.reload()
+
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
 
     await serve(config, stop=stop, on_start=started)
 
@@ -126,18 +161,6 @@ def _client(timeouts: Timeouts) -> aiohttp.ClientSession:
         max_line_size=HEADER_BYTES,
         max_field_size=HEADER_BYTES,
     )
-
-
-async def _probe(session: aiohttp.ClientSession, upstream: Upstream, metrics: GatewayMetrics) -> None:
-    """Asks the engine's /health for the metric, until cancelled."""
-    while True:
-        try:
-            limit = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
-            async with session.get(upstream.url + "/health", timeout=limit, headers=upstream.headers) as answer:
-                metrics.upstream(upstream.name, answer.status == 200)
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            metrics.upstream(upstream.name, False)
-        await asyncio.sleep(PROBE_EVERY_S)
 
 
 @contextlib.asynccontextmanager

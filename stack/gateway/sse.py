@@ -12,7 +12,7 @@ from stack.gateway.reply import Reply, decode
 EVENT_BYTES = 1 << 20
 
 # A blank line ends an event; a line ends in LF, CRLF or CR. The look-ahead keeps CRLF from being read as two line ends.
-_BLANK = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
+_BLANK = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 # Inside a JSON string every quote has a backslash before it, so these can only be keys of the object itself.
 _SOME_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":"[^"]')
 
@@ -23,7 +23,7 @@ class Scanner:
     strip_usage: hold incomplete events back (a client can do nothing with half an event), drop the event with usage and no choices."""
 
     __slots__ = (
-        "_big", "_bom", "_carriage", "_held", "_searched", "_strip", "_tail",
+        "_big", "_carriage", "_forced", "_held", "_lf", "_searched", "_strip", "_tail",
         "content_events", "done", "events", "first_content", "last_content", "reply", "unread_events",
     )  # fmt: skip
 
@@ -41,7 +41,8 @@ class Scanner:
         self._carriage = False  # a CR was seen, so line ends need the slower search
         self._big = False  # inside an event beyond EVENT_BYTES
         self._tail = b""  # the last bytes of that event: a blank line may be cut
-        self._bom = True  # a byte order mark may still come
+        self._lf: bytes | None = None  # the last event ended in CR: should its LF still come, this is what goes out for it
+        self._forced = False  # the engine tells usage unasked
 
     @property
     def mid_event(self) -> bool:
@@ -51,6 +52,10 @@ class Scanner:
     def feed(self, chunk: bytes, now: float) -> bytes:
         """The bytes to send on for this chunk."""
         self._carriage = self._carriage or b"\r" in chunk
+        if self._lf is not None and chunk:  # the client was not kept waiting for it
+            lf, self._lf = self._lf, None
+            if chunk.startswith(b"\n"):
+                return lf + self.feed(chunk[1:], now)
         if not self._big:
             if not self._held and not self._carriage and chunk.find(b"\n\n") == len(chunk) - 2 >= 0:  # one whole event, as nearly always
                 return b"" if self._event(chunk, now) and self._strip else chunk
@@ -60,10 +65,11 @@ class Scanner:
 
     def close(self, now: float) -> bytes:
         """What was held back, when the stream has ended; an event without its blank line still counts."""
-        left, self._held = bytes(self._held), bytearray()
-        if not left or self._event(left, now) or not self._strip:
-            return b""
-        return left
+        left, held_back = bytes(self._held), self._strip
+        self._strip = False  # from here on the client has everything
+        if left and self._event(left, now) and held_back:
+            left, self._held = b"", bytearray()
+        return left if held_back else b""
 
     def _scan(self, chunk: bytes, now: float) -> bytes:
         if self._held:
@@ -76,13 +82,18 @@ class Scanner:
             event = bytes(data[at:end])
             if self._event(event, now) and self._strip:
                 dropped.append((end - len(event.lstrip(b"\r\n")), end))
+                self._lf = self._lf and b""  # goes where its event went
             at, end = end, self._boundary(data, end)
         ready = _without(data, at, dropped)
-        self._held = bytearray(data[at:])
+        if data is chunk:
+            self._held += data[at:]
+        else:
+            del self._held[:at]
         self._searched = max(0, len(self._held) - 3)
         if len(self._held) > EVENT_BYTES:
             ready += self._held
             self._big, self._tail, self._held, self._searched = True, bytes(self._held[-3:]), bytearray(), 0
+            self.events += 1
             self.unread_events += 1
         return ready if self._strip else chunk
 
@@ -97,13 +108,15 @@ class Scanner:
         return past
 
     def _boundary(self, data: bytes | bytearray, start: int) -> int:
-        """Where the event that begins before `start` ends; -1 when that has not come yet."""
+        """Where the event that begins at or before `start` ends; -1 when that has not come yet."""
         if not self._carriage:
             at = data.find(b"\n\n", start)
             return at + 2 if at >= 0 else -1
         found = _BLANK.search(data, start)
-        if found is None or (found.end() == len(data) and data[-1] == 13):  # after a last CR the LF may still come
+        if found is None:
             return -1
+        if found.end() == len(data) and found[0].endswith(b"\r"):
+            self._lf = b"\n"
         return found.end()
 
     def _event(self, event: bytes, now: float) -> bool:
@@ -112,11 +125,10 @@ class Scanner:
         if len(event) > EVENT_BYTES:
             self.unread_events += 1
             return False
-        if self.events > 1 and _plain_content(event):
+        if self.reply.model is not None and _plain_content(event):
             self._content(now)
             return False
-        data = _data(event.removeprefix(b"\xef\xbb\xbf") if self._bom else event)
-        self._bom = False
+        data = _data(event.removeprefix(b"\xef\xbb\xbf") if self.events == 1 else event)
         if not data:
             return False
         if data == b"[DONE]":
@@ -129,7 +141,9 @@ class Scanner:
         if self.reply.note(body):
             self._content(now)
         self.done = self.done or body.type in ("response.completed", "response.incomplete", "response.failed", "message_stop")
-        return body.choices == [] and body.usage is not None
+        usage_alone = body.choices == [] and body.usage is not None
+        self._forced = self._forced or (body.usage is not None and not usage_alone)  # so by --enable-force-include-usage, on every chunk
+        return usage_alone and not self._forced
 
     def _content(self, now: float) -> None:
         self.content_events += 1
@@ -145,6 +159,7 @@ def _plain_content(event: bytes) -> bool:
         unfinished > 0
         and event.startswith(b"data:")
         and event.find(b"\n", 0, len(event) - 2) < 0  # one line: nothing of it is a comment
+        and b"\r" not in event
         and event.count(b'finish_reason"') == unfinished
         and b'usage"' not in event
         and b'error"' not in event

@@ -14,7 +14,7 @@ from alerts import printer, routing
 from alerts.rules import Links
 from alerts.settings import SHIPPED, Settings
 
-TEAMS = ("demo", "replay", "default", "experimental")
+TEAMS = ("demo", "replay", "default", "experimental")  # one for each band of the gateway
 MODEL = "tiny"
 SCRAPE_INTERVAL_S = 5
 

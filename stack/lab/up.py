@@ -157,7 +157,7 @@ def prepare(config: LabConfig) -> dict[str, str]:
             made = {team: teams.make_key(team) for team in config.teams}
             keys = {team: key for team, (key, _) in made.items()}
             _write_private(store, json.dumps(keys, indent=1))
-            _write_private(table, "teams:\n" + "".join(f"  {team}:\n    keys: ['{hashed}']\n" for team, (_, hashed) in made.items()))
+            _write_private(table, "teams:\n" + "".join(f"  {team}: {{band: {team}, keys: ['{hashed}']}}\n" for team, (_, hashed) in made.items()))
     except OSError as error:
         raise LabError(f"{config.folder} cannot be written: {error.strerror}; set VLLM_WATCH_CACHE to a folder with room") from error
     return keys

@@ -1,0 +1,110 @@
+"""How many tokens a request will take, before the engine has counted them: the prompt from its bytes, the output from what its team got before.
+
+Law: an estimate orders and protects, it is never billed; records carry the engine's own counts. Only answers of an engine teach anything, and
+what is kept is bounded, since names come from clients. Pure: no clock, no randomness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from stack.gateway.ask import Ask
+
+# A cold start: English text has about 4 bytes per token in the vocabularies of today. A guess until some ten answers have corrected it.
+BYTES_PER_TOKEN = 4.0
+# Text outside of this is not text: below are raw bytes, above are repetitions.
+LEAST_BYTES, MOST_BYTES = 1.0, 12.0
+# Weight of one answer: after 22 of them a tenth of what was known before is left.
+WEIGHT = 0.1
+# Shorter prompts teach nothing: most of their tokens are the chat template's.
+SHORT_BYTES = 500
+# Tokens of one image, sound or file; a guess, for it depends on model and resolution: 256 (Gemma 3), 576 (LLaVA 1.5), 1369 (Qwen2-VL, 1024 x 1024
+# pixels), 1601 (Llama 3.2 Vision, per tile). Source: the models' configurations. Prompts with such parts teach nothing about text.
+MEDIA_TOKENS = 1024
+# A cold start: the output that a team is expected to want until about 18 answers say something else.
+OUTPUT_TOKENS = 1024
+# Share of a team's answers that the expected output covers, and how much of an answer's weight is left after the next one.
+COVERED, KEPT = 0.9, 0.99
+MOST_NAMES = 256  # models, and teams; the one heard of longest ago is forgotten
+LONGEST_NAME = 256
+
+_Value = TypeVar("_Value")
+
+
+class Outputs:
+    """How long answers were: a histogram over powers of two in which older answers fade, so the quantile is at most twice too large.
+
+    It begins with two answers of OUTPUT_TOKENS."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts = [0.0] * 32  # of answers of up to 2**index tokens
+        self._counts[_power(OUTPUT_TOKENS)] = 2.0
+
+    def add(self, tokens: int) -> None:
+        self._counts = [count * KEPT for count in self._counts]
+        self._counts[_power(tokens)] += 1.0
+
+    def covering(self, share: float) -> int:
+        """So many tokens that this share of answers was no longer."""
+        left = share * sum(self._counts)
+        for power, count in enumerate(self._counts):
+            left -= count
+            if left <= 0:
+                return int(2**power)
+        return int(2 ** (len(self._counts) - 1))  # rounding alone leads here
+
+
+def _power(tokens: int) -> int:
+    """The smallest power of two that is no less, as exponent."""
+    return min(31, max(0, tokens - 1).bit_length())
+
+
+class Estimator:
+    """Learns from the usage of answers; knows a guess before it has any."""
+
+    def __init__(self) -> None:
+        self._tokens_per_byte: dict[str | None, float] = {}
+        self._outputs: dict[str | None, Outputs] = {}
+
+    def bytes_per_token(self, model: str | None) -> float:
+        return 1 / self._tokens_per_byte.get(model, 1 / BYTES_PER_TOKEN)
+
+    def prompt(self, model: str | None, ask: Ask) -> int:
+        """Tokens of the prompt, of all prompts together. Exact for token ids."""
+        text = self._tokens_per_byte.get(model, 1 / BYTES_PER_TOKEN) * ask.prompt_bytes
+        return ask.prompt_ids + ask.media * MEDIA_TOKENS + math.ceil(text)
+
+    def at_least(self, prompt: int, ask: Ask) -> int:
+        """Tokens that the longest prompt of an ask has for sure, whose estimate is `prompt`; 0 where the engine would cut it to what fits."""
+        return 0 if ask.truncates else min(prompt, ask.prompt_ids + int(ask.prompt_bytes / MOST_BYTES)) // max(1, ask.prompts)
+
+    def learn(self, model: str | None, ask: Ask, prompt_tokens: int) -> None:
+        """Takes in what the engine counted for the prompt."""
+        if ask.media or ask.prompt_ids or ask.prompt_bytes < SHORT_BYTES or prompt_tokens < 1 or len(model or "") > LONGEST_NAME:
+            return
+        seen = min(1 / LEAST_BYTES, max(1 / MOST_BYTES, prompt_tokens / ask.prompt_bytes))
+        known = _used(self._tokens_per_byte, model, lambda: 1 / BYTES_PER_TOKEN)
+        self._tokens_per_byte[model] = known + WEIGHT * (seen - known)
+
+    def output(self, team: str | None, ask: Ask) -> int:
+        """Tokens of all texts together: for each the 90th percentile of what the team got before, or what was asked for where that is less."""
+        outputs = self._outputs.get(team) or Outputs()
+        each = outputs.covering(COVERED)
+        return ask.outputs * (each if ask.max_tokens is None else min(each, ask.max_tokens))
+
+    def learn_output(self, team: str | None, ask: Ask, completion_tokens: int) -> None:
+        """Takes in how long the texts of an answer were in all."""
+        if ask.outputs and completion_tokens >= 0 and len(team or "") <= LONGEST_NAME:
+            _used(self._outputs, team, Outputs).add(completion_tokens // ask.outputs)
+
+
+def _used(known: dict[str | None, _Value], name: str | None, new: Callable[[], _Value]) -> _Value:
+    """What is known by this name, or else new; it becomes the youngest, and beyond MOST_NAMES the oldest goes."""
+    value = known.pop(name) if name in known else new()
+    known[name] = value
+    if len(known) > MOST_NAMES:
+        del known[next(iter(known))]
+    return value

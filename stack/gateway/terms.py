@@ -1,0 +1,53 @@
+"""What teams.yaml says, made ready for the data path: keys, names, routes and the headers of each upstream.
+
+Law: one value, exchanged as a whole. A request keeps the terms under which it came, so a reload in its middle changes nothing for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stack.config import BadConfig
+from stack.gateway.config import GatewayConfig, no_engine, read_key, upstream_key
+from stack.gateway.policy import Band, Policy, Team, Upstream
+from stack.gateway.routing import Names, Router, address_of
+from stack.gateway.teams import Teams, load_policy, teams_of
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """headers: what only this upstream gets, by its name: its own key."""
+
+    policy: Policy
+    teams: Teams
+    names: Names
+    router: Router
+    upstreams: Mapping[str, Upstream]
+    headers: Mapping[str, Mapping[str, str]]
+
+    def team(self, name: str) -> Team:
+        return self.policy.teams[name]
+
+    def band(self, name: str) -> Band:
+        """The band of a team."""
+        return self.policy.bands[self.policy.teams[name].band]
+
+
+def load_terms(config: GatewayConfig) -> Terms:
+    """The terms of a gateway, from its teams file and, where that names no upstreams, its own. Raises BadConfig."""
+    path = Path(config.teams)
+    return terms_of(config, load_policy(path), path)
+
+
+def terms_of(config: GatewayConfig, policy: Policy, path: Path) -> Terms:
+    """The same for a policy that was read from `path`. Raises BadConfig for keys that cannot be read."""
+    single = Upstream(url=config.upstream.rstrip("/")) if config.upstream else None
+    upstreams = policy.upstreams or ({address_of(single): single} if single else {})
+    if not upstreams:
+        raise BadConfig(no_engine(str(path)))
+    keys = {name: read_key(Path(one.key_file), f"upstreams.{name}.key_file") for name, one in upstreams.items() if one.key_file}
+    if not policy.upstreams and (key := upstream_key(config)):
+        keys = dict.fromkeys(upstreams, key)
+    headers = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
+    return Terms(policy, teams_of(policy, str(path), config.anonymous_team), Names(policy.models), Router(policy, single), upstreams, headers)
