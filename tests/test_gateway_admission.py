@@ -119,6 +119,15 @@ def test_expected_output_that_never_came_is_given_back():
     assert ["a.1"] == it.end("b.0"), "a has had 5 so far, b 21"
 
 
+def test_what_is_given_back_counts_by_weight_as_well():
+    it = gate({"a": Team(band="usual", weight=10), "b": Team(band="usual")}, slots=1)
+    it.lets("a.0", prompt=0, output=500)  # 100
+    it.lets("a.1", prompt=0, output=0)
+    it.lets("b.0", "b.1", prompt=85)
+    assert ["b.0"] == it.end("a.0", output=450), "a has had 90"
+    assert ["b.1"] == it.end("b.0"), "b has had 85"
+
+
 def test_who_comes_back_after_a_pause_has_saved_nothing_up():
     it = gate(slots=1)
     it.lets("a.0", "b.0")
@@ -171,6 +180,14 @@ def test_who_has_had_less_goes_first_even_while_a_large_one_waits_for_room():
     assert ["a.large"] == it.end("a.0")
 
 
+def test_the_budget_counts_what_is_sent_and_what_is_expected():
+    it = gate(slots=9, tokens=100)
+    it.lets("a.0", prompt=30, output=30)
+    it.lets("a.1", prompt=30, output=11)
+    it.lets("b", prompt=30, output=10)
+    assert ["a.0", "b"] == it.gone
+
+
 def test_a_request_larger_than_the_whole_budget_goes_alone():
     it = gate(slots=9, tokens=100)
     it.lets("a.0", prompt=60)
@@ -185,6 +202,14 @@ def test_a_team_with_all_it_may_have_in_flight_is_refused():
     it = gate({"a": Team(band="usual", max_in_flight=2)}, slots=1)
     it.lets("a.0", "a.1")
     assert Refusal("team_limit", 1.0) == it.ask("a.2")
+
+
+def test_a_team_that_is_refused_is_told_when_one_of_its_own_will_have_ended():
+    it = gate({"a": Team(band="usual", max_in_flight=4)}, slots=4)
+    it.lets("a.0", "a.1", "a.2", "a.3")
+    it.end("a.0", after=20.0)
+    it.lets("a.4")
+    assert Refusal("team_limit", 5.0) == it.ask("a.5"), "four of them, 20 s each"
 
 
 def test_a_full_queue_refuses_whoever_would_have_to_wait():
@@ -217,6 +242,15 @@ def test_who_would_wait_longer_than_its_band_may_is_refused_at_once_and_told_for
     it.lets("vip.2")
     assert Refusal("est_wait", 12.0) == it.ask("vip.3")
     it.lets("a")  # may wait a minute
+
+
+def test_who_would_wait_exactly_as_long_as_its_band_may_is_let_in():
+    it = gate(slots=1)
+    it.lets("vip.0", "vip.1")
+    it.end("vip.0", after=5.0)
+    it.lets("vip.2", "vip.3")
+    assert 10.0 < it.admission.wait_s("vip")
+    assert Refusal("est_wait", 15.0) == it.ask("vip.4")
 
 
 def test_nobody_is_told_to_come_back_later_than_clients_obey():
@@ -409,3 +443,22 @@ def test_the_same_requests_end_in_the_same_way_each_time():
     first, second = (Simulation(BUSY) for _ in range(2))
     first.run(arrivals), second.run(arrivals)
     assert first.ended == second.ended
+
+
+def test_the_wait_behind_peers_goes_by_weight():
+    """A team of twice the weight has two turns while the other has one."""
+    it = gate({"a": Team(band="usual", weight=2), "b": Team(band="usual")}, slots=1)
+    it.lets("b.first", "b.second")
+    it.end("b.first", after=10.0)
+    it.lets(*(f"b.{at}" for at in range(6)))
+    assert 15.0 == it.admission.wait_s("a"), "half a turn of b, and its own"
+    it.end("b.second", after=10.0)
+    it.lets(*(f"a.{at}" for at in range(4)))
+    assert 100.0 == it.admission.wait_s("b"), "its own five, all four of a, and itself"
+
+
+def test_slots_above_the_ceiling_of_a_band_are_no_room_for_it():
+    it = gate(slots=4)
+    it.lets("batch.0", "batch.1", "batch.2")
+    it.end("batch.0", after=8.0)
+    assert (4.0, 0.0) == (it.admission.wait_s("batch"), it.admission.wait_s("a"))

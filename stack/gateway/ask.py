@@ -65,7 +65,7 @@ _ROUTES = {
     "/v1/systemone": _Route(("instructions",), whole=("state", "questions"), media=("images", "audio", "videos"), unsaid=1),
 }
 _OTHER = _Route()
-_UPLOADS = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))  # forms with a file, no JSON
+UPLOADS = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))  # forms with a file, no JSON
 
 # What the fields of a message, of a part of one, or of an item of the responses API hold: more of these, text (or JSON that becomes text), media.
 _MORE, _TEXT, _MEDIA = range(3)
@@ -151,7 +151,7 @@ def read(route: str, body: bytes) -> Ask:
             return Ask(body=body)
         return _ask(route, body, _fields.decode(body), dense)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return Ask(body=body, media=1 if route in _UPLOADS else 0)
+        return Ask(body=body, media=1 if route in UPLOADS else 0)
 
 
 def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -> Ask:
@@ -174,7 +174,7 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -
         max_tokens=max_tokens,
         outputs=0 if how.unsaid == 0 else max(n, best_of, 1) * prompts,
         prompts=prompts,
-        prompt_bytes=size.bytes,
+        prompt_bytes=size.text_bytes(),
         prompt_ids=size.ids,
         media=size.media,
         truncates="truncate_prompt_tokens" in fields or _plain(fields.get("truncation")) == "auto",
@@ -246,12 +246,13 @@ def _with_usage(options: _Fields) -> msgspec.Raw:
 
 
 class _Size:
-    """Adds up what values hold: bytes of text, token ids, media. dense: the body has more than MOST_PIECES, so look before taking it apart."""
+    """Adds up what values hold: texts, token ids, media. dense: the body has more than MOST_PIECES, so look before taking it apart."""
 
-    __slots__ = ("bytes", "dense", "ids", "media")
+    __slots__ = ("bytes", "dense", "ids", "media", "texts")
 
     def __init__(self, dense: bool) -> None:
         self.bytes = self.ids = self.media = 0
+        self.texts: list[msgspec.Raw] = []
         self.dense = dense
 
     def add_prompt(self, how: _Route, fields: _Fields) -> int:
@@ -259,7 +260,7 @@ class _Size:
         counts = {name: self.add(fields[name]) for name in how.prompt if name in fields}
         for name in how.whole:
             if name in fields:
-                self.bytes += _text_bytes(fields[name])
+                self.add_text(fields[name])
         for name in how.media:
             if name in fields:
                 counts[name] = _Size(self.dense).add(fields[name])
@@ -267,30 +268,30 @@ class _Size:
         prompts = max(1, sum(counts.get(name, 0) for name in how.each))
         for name in how.against:
             if name in fields:
-                before = self.bytes
-                if self.add(fields[name]) == 1:
-                    self.bytes += (self.bytes - before) * (prompts - 1)
+                one = _Size(self.dense)
+                self.bytes += (prompts if one.add(fields[name]) == 1 else 1) * one.text_bytes()
         return prompts
 
     def add(self, value: msgspec.Raw, depth: int = 0) -> int:
         """Adds one value, and returns how many prompts it would be; of a list too long to be taken apart, no fewer than there are."""
         first = memoryview(value)[0]
         if first == _STRING:
-            self.bytes += _text_bytes(value)
+            self.texts.append(value)
+            self.bytes -= 2
             return 1
         try:
             if first == _LIST and (ids := _token_ids(value)) is not None:
                 self.ids += ids[0]
                 return ids[1]
             if first in b"[{" and (depth > _DEEPEST or (self.dense and _pieces(bytes(value)) > MOST_PIECES)):
-                self.bytes += _text_bytes(value)
+                self.add_text(value)
                 return bytes(value).count(b'",') + 1
             if first == _LIST:
                 return self._add_list(value, depth)
             if first == _OBJECT:
                 self._add_item(_fields.decode(value), depth)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            self.bytes += len(value)
+            self.add_text(value)
         return 0 if first == _NULL else 1
 
     def _add_list(self, value: msgspec.Raw, depth: int) -> int:
@@ -311,26 +312,29 @@ class _Size:
             holds = _HOLDS.get(name)
             if holds is None:
                 continue
-            if holds == _TEXT or (holds == _MORE and memoryview(value)[0] == _STRING):
-                self.bytes += _text_bytes(value)
-            elif holds == _MORE:
+            if holds == _MORE:
                 self.add(value, depth + 1)
+            elif holds == _TEXT:
+                self.add_text(value)
             elif memoryview(value)[0] != _NULL:
                 media = 1
         self.media += media
 
+    def add_text(self, value: msgspec.Raw) -> None:
+        """A string, or anything else as the JSON that it is; null is nothing."""
+        first = memoryview(value)[0]
+        if first != _NULL:
+            self.texts.append(value)
+            self.bytes -= 2 if first == _STRING else 0
 
-def _text_bytes(value: msgspec.Raw) -> int:
-    """UTF-8 bytes of a string, about, since it is not decoded: an escape counts for the one byte that most of them stand for, and \\uXXXX for
-    three where escapes are many, which is text beyond ASCII that a client has escaped. Null is nothing."""
-    data = bytes(value)
-    first = data[0]
-    if first == _NULL:
-        return 0
-    escapes = data.count(b"\\")
-    if escapes > len(data) // 12:
-        escapes += 2 * data.count(b"\\u")
-    return len(data) - escapes - (2 if first == _STRING else 0)
+    def text_bytes(self) -> int:
+        """UTF-8 bytes of all texts, about, since they are not decoded: an escape counts for the one byte that most of them stand for, and
+        \\uXXXX for three where escapes are many, which is text beyond ASCII that a client has escaped."""
+        data = b"".join(self.texts)
+        escapes = data.count(b"\\")
+        if escapes > len(data) // 12:
+            escapes += 2 * data.count(b"\\u")
+        return self.bytes + len(data) - escapes
 
 
 def _token_ids(value: msgspec.Raw) -> tuple[int, int] | None:

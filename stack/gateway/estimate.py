@@ -49,12 +49,12 @@ class Outputs:
 
     def covering(self, share: float) -> int:
         """So many tokens that this share of answers was no longer."""
-        left = share * sum(self._counts)
-        for power, count in enumerate(self._counts):
-            left -= count
-            if left <= 0:
-                return int(2**power)
-        return int(2 ** (len(self._counts) - 1))  # rounding alone leads here
+        beyond = (1 - share) * sum(self._counts)
+        for power in reversed(range(len(self._counts))):
+            beyond -= self._counts[power]
+            if beyond < 0:
+                return 1 << power
+        return 1  # for a share of 0
 
 
 def _power(tokens: int) -> int:

@@ -33,7 +33,7 @@ from stack.gateway.exchange import Exchange, record
 from stack.gateway.ids import request_id, trace
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
-from stack.gateway.policy import Band
+from stack.gateway.policy import Band, limited
 from stack.gateway.reasons import ELSEWHERE, LATER, REASONS, judge
 from stack.gateway.reply import INSPECT_BYTES, TAIL_BYTES, Reply, decode
 from stack.gateway.routing import Asked, Choice, may_ask, name_at
@@ -256,6 +256,8 @@ class _Visit:
     def _within_terms(self, team: str) -> int | None:
         """The limit of output to write into the request; None where its own may stay. Raises _End for what the team or model does not allow."""
         x, ask, terms = self._x, self._ask, self._terms.team(team)
+        if ask.stream is None and self._x.route not in asks.UPLOADS and limited(terms):
+            raise _End("bad_body", f"the body is no JSON that can be held to the limits of team {team}; send plain UTF-8 JSON")
         if not may_ask(terms, self._asked):
             raise _End("model_not_allowed", f"team {team} may not ask for model {(ask.model or 'without a name')[:100]!r}")
         prompt, most = x.est_prompt_tokens or 0, terms.max_output_tokens
