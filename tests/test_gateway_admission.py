@@ -462,3 +462,33 @@ def test_slots_above_the_ceiling_of_a_band_are_no_room_for_it():
     it.lets("batch.0", "batch.1", "batch.2")
     it.end("batch.0", after=8.0)
     assert (4.0, 0.0) == (it.admission.wait_s("batch"), it.admission.wait_s("a"))
+
+
+def test_a_team_at_its_own_limit_waits_for_its_own_requests():
+    it = gate({"a": Team(band="usual", max_running=1), "b": Team(band="usual")}, slots=4)
+    it.lets("a.0", "a.1")
+    it.end("a.0", after=10.0)
+    it.lets("a.2")
+    assert (20.0, 0.0) == (it.admission.wait_s("a"), it.admission.wait_s("b"))
+
+
+def test_slots_that_were_taken_away_are_not_waited_for_twice():
+    it = gate(slots=3)
+    it.lets("a.0", "a.1", "a.2", "a.3")
+    it.end("a.0", after=10.0)
+    it.admission.resize(1, it.now)
+    assert 10.0 == it.admission.wait_s("b")
+
+
+def test_half_of_five_slots_are_two():
+    it = gate(slots=5)
+    it.lets("batch.0", "batch.1", "batch.2")
+    assert ["batch.0", "batch.1"] == it.gone
+
+
+def test_where_nobody_may_wait_whoever_finds_its_band_full_is_refused():
+    it = gate(slots=4, queue=0)
+    it.lets("batch.0", "batch.1")
+    assert Refusal("queue_full", 1.0) == it.ask("batch.2")
+    it.lets("a.0", "a.1")
+    assert Refusal("queue_full", 1.0) == it.ask("vip")
