@@ -116,6 +116,15 @@ def then_breaks(before: Answer | None) -> Answer:
     return answer
 
 
+async def listening(engine: FakeEngine) -> web.ServerRunner:
+    """Lets a fake engine answer on a free port, until `cleanup`."""
+    runner = web.ServerRunner(web.Server(engine.handle, handler_cancellation=True), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    return runner
+
+
 @dataclass
 class Running:
     engine: FakeEngine
@@ -151,15 +160,12 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def gateway(tmp_path: Path, answer: Answer | None = None, **settings: Any) -> AsyncIterator[Running]:
-    """A gateway in front of a fake engine; every socket on a free port, all of it gone afterwards."""
+async def gateway(tmp_path: Path, answer: Answer | None = None, policy: Any = None, **settings: Any) -> AsyncIterator[Running]:
+    """A gateway in front of a fake engine; every socket on a free port, all of it gone afterwards. policy: what teams.yaml says."""
     engine = FakeEngine(answer=answer)
-    runner = web.ServerRunner(web.Server(engine.handle, handler_cancellation=True), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    runner = await listening(engine)
     teams = tmp_path / "teams.yaml"
-    teams.write_text(json.dumps({"teams": {team: {"keys": [hashed]} for team, (_, hashed) in KEYS.items()}}))
+    teams.write_text(json.dumps(policy or {"teams": {team: {"keys": [hashed]} for team, (_, hashed) in KEYS.items()}}))
     config = GatewayConfig(**{"upstream": engine.url, "listen": "127.0.0.1:0", "metrics_listen": "127.0.0.1:0", "teams": str(teams),
                               "requests_log": str(tmp_path / "requests.jsonl")} | settings)  # fmt: skip
     stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
@@ -190,7 +196,8 @@ async def test_a_reply_passes_byte_for_byte_and_leaves_one_record(tmp_path: Path
             assert (200, json.dumps(REPLY).encode(), "mine-1") == (answer.status, await answer.read(), answer.headers["X-Request-Id"])
         record = await it.record()
         want = RequestRecord(
-            request_id="mine-1", team="demo", priority="default", model="tiny", variant="stable", est_prompt_tokens=2, route=CHAT, upstream=it.engine.url[7:], engine_version="0.32.0", attempt=1, stream=False,
+            request_id="mine-1", team="demo", priority="default", model="tiny", variant="stable", est_prompt_tokens=2, route=CHAT,
+            upstream=it.engine.url[7:], engine_version="0.32.0", attempt=1, stream=False,
             n=1, prompt_tokens=12, cached_tokens=0, completion_tokens=3, cache_hit=False, queue_ms=0.0, engine_queue_ms=0.029,
             engine_ttft_ms=12.477, status=200, finish_reason="length", outcome="ok",
         )  # fmt: skip
@@ -233,11 +240,32 @@ async def test_only_the_usage_option_of_a_stream_is_changed(tmp_path: Path):
 
 
 async def test_bodies_without_need_of_usage_pass_unchanged(tmp_path: Path):
-    for route, body in ((CHAT, b'{"stream": false }'), ("/v1/responses", b'{"stream": true }'), (CHAT, b"{not json"), (CHAT, b'"text"'), (CHAT, b"")):
+    for route, body in ((CHAT, b'{"stream": false }'), ("/v1/responses", b'{"stream": true }'), ("/v1/audio/transcriptions", b"--form")):
         async with gateway(tmp_path) as it:
             async with it.post(body, route) as answer:
                 await answer.read()
             assert body == it.engine.asked[0][3]
+
+
+@pytest.mark.parametrize(
+    "body", [b"{not json", b'"text"', b"", b'{"stream": true, "x": NaN}', b'\xef\xbb\xbf{"stream": true}', '{"a": 1}'.encode("utf-16")]
+)
+async def test_a_body_that_we_cannot_read_is_refused(tmp_path: Path, body: bytes):
+    """The engine reads more than JSON, and what we cannot read would escape every limit and all accounting."""
+    async with gateway(tmp_path) as it:
+        async with it.post(body) as answer:
+            assert (400, "bad_body", "false") == (answer.status, (await answer.json())["error"]["code"], answer.headers["X-Should-Retry"])
+        assert ("rejected", "bad_body") == ((record := await it.record()).outcome, record.reason)
+        assert [] == it.engine.asked
+
+
+async def test_a_slash_at_the_end_leads_past_nobody(tmp_path: Path):
+    """The engine would answer it with a redirect to its own address, which clients follow."""
+    async with gateway(tmp_path) as it:
+        async with it.post(route=CHAT + "/?x=1") as answer:
+            assert 200 == answer.status
+        assert CHAT + "?x=1" == it.engine.asked[0][1]
+        assert CHAT == (await it.record()).route
 
 
 @settings(deadline=None, max_examples=15)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stack.gateway import sse
+from stack.gateway.reply import FINISH_WORDS, Reply, decode
 from stack.gateway.sse import EVENT_BYTES, Scanner
 
 
@@ -159,6 +164,12 @@ def test_every_cut_gives_the_same_bytes_and_the_same_reading():
             assert stream == scan(stream[:cut], stream[cut:], strip=False)[0]
 
 
+def cut(stream: bytes, data: st.DataObject) -> list[bytes]:
+    """The stream in drawn chunks; some are empty, as sockets give them never but callers may."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
+    return [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+
+
 _EVENTS = st.sampled_from([ROLE, chunk(content="né"), chunk(content="\U0001f600", role="assistant"), chunk("stop"), USAGE, DONE, b": ping\n\n",
                            b"event: x\nid: 3\ndata: a\ndata: b\n\n", b"data: {}\r\n\r\n", b"\n", b"\r\n", b"data: \xff\xfe\n\n"])  # fmt: skip
 
@@ -167,8 +178,7 @@ _EVENTS = st.sampled_from([ROLE, chunk(content="né"), chunk(content="\U0001f600
 @given(events=st.lists(_EVENTS, max_size=12), data=st.data())
 def test_bytes_out_are_bytes_in_without_the_usage_event(events: list[bytes], data: st.DataObject):
     stream = b"".join(events)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
-    chunks = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    chunks = cut(stream, data)
     assert stream == scan(*chunks, strip=False)[0]
     assert b"".join(part for part in events if part != USAGE) == scan(*chunks)[0].replace(USAGE, b"")
     assert USAGE not in scan(*chunks)[0]
@@ -206,3 +216,132 @@ def test_deep_nesting_and_huge_numbers_do_no_harm():
     deep = b'data: {"choices":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n\n"
     out, scanner = scan(deep, event(choices=[], usage={"prompt_tokens": -1, "completion_tokens": 10**30, "total_tokens": True}))
     assert (deep, None, None) == (out, scanner.reply.prompt_tokens, scanner.reply.completion_tokens)
+
+
+def reading(scanner: Scanner) -> dict[str, Any]:
+    """Everything that a scanner has read out of its stream, but for the times."""
+    names = ("events", "unread_events", "content_events", "done", "mid_event")
+    return {name: getattr(scanner, name) for name in names} | {name: getattr(scanner.reply, name) for name in Reply.__slots__}
+
+
+_PIECES = st.binary(max_size=5) | st.sampled_from(
+    [b"\n", b"\n\n", b"\r", b"\r\n", b"\r\r", b"data: ", b"data:", b"data", b": ", b"event: x", b"[DONE]", b"\xef\xbb\xbf", b"\xc3", b"{}", DONE,
+     b'{"choices":[],"usage":{"prompt_tokens":1}}', b'"content":"a"', b'"finish_reason":null', USAGE[:-2], ROLE[:-2]]
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=300)
+@given(pieces=st.lists(_PIECES, max_size=25), strip=st.booleans(), bound=st.sampled_from([3, 40, EVENT_BYTES]), data=st.data())
+def test_any_bytes_read_the_same_however_they_are_cut(pieces: list[bytes], strip: bool, bound: int, data: st.DataObject):
+    """The same bytes out, the same figures, and never more held than one event may have."""
+    stream = b"".join(pieces)
+    with patch.object(sse, "EVENT_BYTES", bound):
+        want, whole = scan(stream, strip=strip)
+        scanner, out = Scanner(strip_usage=strip), b""
+        for part in cut(stream, data):
+            out += scanner.feed(part, 1.0)
+            assert len(scanner._held) <= bound
+        assert want == out + scanner.close(1.0)
+    assert reading(whole) == reading(scanner)
+    assert strip or stream == want
+
+
+_WORDS = st.text(st.sampled_from('ab"\\/\n\u2028é\U0001f600{}:,'), max_size=6) | st.sampled_from(['"finish_reason":null', 'usage"', '"content":"a'])
+_CALLS = st.sampled_from([[], [{"index": 0, "function": {"arguments": "{"}}]])
+_DELTA = st.fixed_dictionaries({}, optional={"role": st.just("assistant"), "content": st.none() | _WORDS, "reasoning": _WORDS, "tool_calls": _CALLS})
+_CHOICE = st.fixed_dictionaries(
+    {"index": st.integers(0, 2), "finish_reason": st.sampled_from([None, None, None, "stop", "length"])},
+    optional={"delta": _DELTA, "text": _WORDS, "logprobs": st.just({"content": [{"token": "a"}]})},
+)
+_CHUNK = st.fixed_dictionaries(
+    {"choices": st.lists(_CHOICE, max_size=3)},
+    optional={
+        "model": st.just("tiny"),
+        "usage": st.sampled_from([None, {"completion_tokens": 7}]),
+        "error": st.just({"code": 503, "message": "x"}),
+        "system_fingerprint": st.sampled_from([None, "vllm-0.32.0-x"]),
+    },
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(chunks=st.lists(_CHUNK, max_size=8))
+def test_events_read_by_their_bytes_say_what_their_json_says(chunks: list[dict[str, Any]]):
+    """Most events are not decoded; for all that is counted, it must make no difference."""
+    stream = ROLE + b"".join(event(**one) for one in chunks)
+    quick = reading(scan(stream)[1])
+    with patch.object(sse, "_plain_content", lambda event: False):
+        assert reading(scan(stream)[1]) == quick
+
+
+@pytest.mark.parametrize("strip", [False, True])
+@pytest.mark.parametrize("blank", [b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n", b"\r\n\n", b"\n\r", b"\r\n\r"])
+def test_an_event_goes_out_with_its_blank_line(blank: bytes, strip: bool):
+    """At once, also where a line feed may yet follow; that one goes where its event went."""
+    one, usage = ROLE.replace(b"\n\n", blank), USAGE.replace(b"\n\n", blank)
+    scanner = Scanner(strip_usage=strip)
+    for _ in range(3):
+        assert one == scanner.feed(one, 1.0)
+        if blank.endswith(b"\r"):
+            assert b"\n" == scanner.feed(b"\n", 1.0)
+    assert (b"" if strip else usage) == scanner.feed(usage, 1.0)
+    if blank.endswith(b"\r"):
+        assert (b"" if strip else b"\n") == scanner.feed(b"\n", 1.0)
+    assert (4, False) == (scanner.events, scanner.mid_event)
+
+
+def test_usage_on_every_chunk_was_not_our_doing():
+    """Asked for once by us, an engine tells it once; one that is set to tell it always would tell it without us too."""
+    counted = event(model="tiny", choices=[{"index": 0, "delta": {"content": "a"}, "finish_reason": None}], usage={"prompt_tokens": 3})
+    assert ROLE + counted + USAGE + DONE == scan(ROLE + counted + USAGE + DONE)[0]
+    assert ROLE + DONE == scan(ROLE + USAGE + DONE)[0]
+
+
+@pytest.mark.parametrize(("last", "strip", "torn"), [(b"data: {", True, True), (b"data: {", False, True), (b"", True, False), (b"", False, False),
+                                                      (USAGE[:-1], True, False), (USAGE[:-1], False, True)])  # fmt: skip
+def test_a_stream_that_ended_inside_an_event_says_so(last: bytes, strip: bool, torn: bool):
+    """Whoever adds an event of his own must begin with a blank line then."""
+    assert torn == scan(ROLE, last, strip=strip)[1].mid_event
+
+
+def test_a_large_event_in_small_pieces_costs_what_it_weighs():
+    """CPU time that grows with the square of the event would hold up every other stream: 16,000 pieces took five seconds once."""
+    scanner, began = Scanner(strip_usage=True), time.process_time()
+    for _ in range(EVENT_BYTES // 64):
+        scanner.feed(b"x" * 64, 1.0)
+    assert time.process_time() - began < 1.0
+
+
+def test_the_model_is_read_also_when_the_first_event_names_none():
+    assert "tiny" == scan(b": ping\n\n", chunk(content="a"), chunk(content="b"))[1].reply.model
+
+
+_NAMES = st.sampled_from(
+    ["code", "reason", "usage", "model", "status", "delta", "text", "finish_reason", "stop_reason", "cached_tokens", "prompt_tokens", "input_tokens",
+     "cache_read_input_tokens", "prompt_tokens_details", "queue_time_ms", "incomplete_details", "error", "metrics", "choices", "response", "message",
+     "system_fingerprint"]
+)  # fmt: skip
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["completed", "503", "٣٣٣", "vllm-0.1"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=5),
+    max_leaves=12,
+)
+_KINDS = st.sampled_from(["response.completed", "response.x.delta", "message", "message_start", "message_delta", "content_block_delta", "error"])
+
+
+@settings(deadline=None, max_examples=200)
+@given(fields=st.dictionaries(_NAMES, _ANYTHING, max_size=6), kind=st.none() | _KINDS | _ANYTHING)
+def test_no_reply_is_too_odd_to_be_noted(fields: dict[str, Any], kind: Any):
+    """Fields of any type and depth: what is not understood stays unknown, what is known stays in its type."""
+    reply, text = Reply(), json.dumps(fields | {"type": kind}).encode()
+    if (body := decode(text)) is not None:
+        reply.note(body)
+    reply.note_tail(text)
+    assert all(type(value) in (int, type(None)) for value in (reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens, reply.error_code))
+    assert all(type(value) in (float, type(None)) for value in (reply.engine_queue_ms, reply.engine_ttft_ms))
+    assert all(type(value) in (str, type(None)) for value in (reply.model, reply.engine_version, reply.finish_reason))
+
+
+def test_an_engine_with_ever_new_finish_reasons_fills_no_memory():
+    _, scanner = scan(*(chunk(f"word {number}") for number in range(100)))
+    assert FINISH_WORDS == len(scanner.reply.finish_reasons)

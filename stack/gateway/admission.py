@@ -260,6 +260,8 @@ class Admission:
 
     def _next(self) -> _Team | None:
         """Whose turn it is: of the lowest rank that has anybody, the team with the least service."""
+        if not self.waiting:
+            return None
         for below_floor in self._passes:
             for rank in self._ranks:
                 least: _Team | None = None

@@ -2,7 +2,7 @@
 
 Laws: a body is decoded once, into its top-level fields as bytes; text is measured where it lies and never becomes Python objects. What the
 engine's schema (pydantic) would understand is understood here too, so that nothing escapes accounting or a limit by its spelling. Nothing
-raises: what cannot be read is passed on as it is, with stream None."""
+raises: of what cannot be read nothing is known, which stream None tells."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 def read(route: str, body: bytes) -> Ask:
-    """The ask of a body. What cannot be read is passed on as it is: the engine knows better what is wrong with it."""
+    """The ask of a body; with stream None of one that cannot be read."""
     try:
         dense = len(body) > LARGE_BYTES and _pieces(body) > MOST_PIECES
         if dense and _too_many_fields(body):

@@ -53,11 +53,6 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     fallback_api: bool = False
 
 
-def limited(team: Team) -> bool:
-    """Whether it matters what a team's requests say."""
-    return team.models is not None or team.max_prompt_tokens is not None or team.max_output_tokens is not None
-
-
 class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What all engines together take, and how much may wait. slots: requests at once. tokens: prompt and expected output of those together.
 

@@ -33,7 +33,7 @@ from stack.gateway.exchange import Exchange, record
 from stack.gateway.ids import request_id, trace
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
-from stack.gateway.policy import Band, limited
+from stack.gateway.policy import Band
 from stack.gateway.reasons import ELSEWHERE, LATER, REASONS, judge
 from stack.gateway.reply import INSPECT_BYTES, TAIL_BYTES, Reply, decode
 from stack.gateway.routing import Asked, Choice, may_ask, name_at
@@ -63,7 +63,8 @@ _NOT_SENT_ON = _HOP | {
     "traceparent",
 }
 _NOT_SENT_BACK = _HOP | {"x-request-id"}
-_ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "invalid_request_error"}
+_ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+                413: "invalid_request_error", 429: "rate_limit_error"}  # fmt: skip
 
 _WHY_LATER = {
     "team_limit": "team {team} has as many requests in flight as it may; send the next when one of them has ended",
@@ -132,7 +133,7 @@ class Proxy:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The handler of the server: decides what kind of request it is."""
-        path = request.path
+        path = request.path.rstrip("/")  # with a slash at its end, the engine would send the client on, to an address past the gateway
         if path == "/-/healthy":
             return web.Response(text="ok\n")
         engine_page = path in _ENGINE_PAGES and request.method in ("GET", "HEAD")
@@ -159,7 +160,7 @@ class Proxy:
         try:
             return await visit.run(open_to_all=open_to_all)
         except asyncio.CancelledError:
-            x.ends("gateway_stopped" if self.cutting else "client_hangup")
+            x.ends(self.cut_by)
             raise
         finally:
             visit.give_back()
@@ -169,6 +170,11 @@ class Proxy:
             if recorded:
                 self._log.write(fitting_line(record(x, self._clock(), self._wall())))
                 self._metrics.ended(x.team, x.outcome, x.status, x.reason)
+
+    @property
+    def cut_by(self) -> str:
+        """The reason of a request that is cancelled now."""
+        return "gateway_stopped" if self.cutting else "client_hangup"
 
     async def until_idle(self, seconds: float) -> None:
         """Waits until no request runs, or the time is over."""
@@ -238,7 +244,7 @@ class _Visit:
         else:
             self._read(body)
             max_output = self._within_terms(x.team)
-            await self._wait_for_slot(x.team)
+            await self._wait_for_slot(x.team, max_output)
             choice = self._choice(body)
             self._ask = self._ask.limited(max_output)
         return await self._answered(choice)
@@ -256,8 +262,8 @@ class _Visit:
     def _within_terms(self, team: str) -> int | None:
         """The limit of output to write into the request; None where its own may stay. Raises _End for what the team or model does not allow."""
         x, ask, terms = self._x, self._ask, self._terms.team(team)
-        if ask.stream is None and self._x.route not in asks.UPLOADS and limited(terms):
-            raise _End("bad_body", f"the body is no JSON that can be held to the limits of team {team}; send plain UTF-8 JSON")
+        if ask.stream is None and self._x.route not in asks.UPLOADS:  # the engine may read more than we do: it would escape every limit
+            raise _End("bad_body", "the body is no JSON object in UTF-8 of a reasonable number of fields")
         if not may_ask(terms, self._asked):
             raise _End("model_not_allowed", f"team {team} may not ask for model {(ask.model or 'without a name')[:100]!r}")
         prompt, most = x.est_prompt_tokens or 0, terms.max_output_tokens
@@ -273,14 +279,16 @@ class _Visit:
             raise _End("context_too_long", f"prompt (about {prompt} tokens) and output ({wanted}) are longer than the context of {context} tokens")
         return most
 
-    async def _wait_for_slot(self, team: str) -> None:
+    async def _wait_for_slot(self, team: str, max_output: int | None) -> None:
         """Returns when it is this request's turn. Raises _End when it is refused; the timer ends a wait that is too long."""
         x, proxy = self._x, self._proxy
+        if team not in proxy.terms.policy.teams:  # no longer: its body took time to come
+            raise _End("unknown_key")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        output = proxy.estimator.output(team, self._ask)
+        output = output if max_output is None else min(output, max_output * self._ask.outputs)
         began = proxy._clock()
-        asked = proxy.admission.ask(
-            team, x.est_prompt_tokens or 0, proxy.estimator.output(team, self._ask), began, lambda: None if turn.done() else turn.set_result(None)
-        )
+        asked = proxy.admission.ask(team, x.est_prompt_tokens or 0, output, began, lambda: None if turn.done() else turn.set_result(None))
         if isinstance(asked, Refusal):
             raise _End(asked.reason, _WHY_LATER[asked.reason].format(team=team), asked.retry_after_s)
         self._ticket, x.queued_s = asked, 0.0
@@ -320,20 +328,22 @@ class _Visit:
         self._timer.reschedule(None)
         tries = [choice, *others]
         for x.attempt, each in enumerate(tries, 1):
-            x.upstream, x.variant, result = each.name, each.upstream.variant, "client_hangup"
-            metrics.sent(each.name, each.upstream.variant)
+            x.upstream, x.variant, result = each.name, each.upstream.variant, ""
+            if self._admitted:
+                metrics.sent(each.name, each.upstream.variant)
             try:
                 answer = await self._tried(each, held=x.attempt < len(tries))
-                result = x.reason or "ok"
+                result = "ok"
                 return answer
             except _End as end:
                 result = end.reason
                 if each is tries[-1] or self._response is not None or end.reason not in ELSEWHERE:
                     raise
                 x.tried = ",".join(filter(None, (x.tried, f"{each.name}:{end.reason}")))
-                x.reply, x.reason, x.status, x.content_events, x.retry_after_s = Reply(), None, None, 0, None
+                x.reply, x.reason, x.content_events, x.retry_after_s = Reply(), None, 0, None
             finally:
-                metrics.answered(each.name, each.upstream.variant, result)
+                if self._admitted:  # in the words of the record
+                    metrics.answered(each.name, each.upstream.variant, x.reason or ("ok" if x.complete else result or self._proxy.cut_by))
         raise AssertionError("there is always one upstream")
 
     async def _tried(self, choice: Choice, *, held: bool) -> web.StreamResponse:
@@ -395,7 +405,7 @@ class _Visit:
         try:
             answer = await self._proxy._session.request(
                 request.method,
-                URL(choice.upstream.url.rstrip("/") + request.rel_url.raw_path_qs, encoded=True),
+                URL(choice.upstream.url.rstrip("/") + _path(request), encoded=True),
                 data=body or None,
                 headers=self._headers(choice),
                 allow_redirects=False,
@@ -424,8 +434,7 @@ class _Visit:
         return headers
 
     def _begin(self, upstream: aiohttp.ClientResponse) -> CIMultiDict[str]:
-        """The head to send back; from here on the status is known."""
-        self._x.status = upstream.status
+        """The head to send back."""
         if upstream.status in (429, 503) and (wait := upstream.headers.get("Retry-After", "")).isdecimal():
             self._x.retry_after_s = float(wait[:9])
         headers = CIMultiDict(_without(upstream.headers, _NOT_SENT_BACK))
@@ -446,6 +455,8 @@ class _Visit:
                 raise _End(self._x.reason or "")
             self.give_back()
             return await self._finish(web.Response(status=upstream.status, reason=upstream.reason, headers=headers, body=body))
+        if held and (reason := judge(upstream.status, None, ())) in ELSEWHERE:
+            raise _End(reason or "")
         response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=self._begin(upstream))
         await self._start(response)
         copy, whole = bytearray(), True
@@ -490,12 +501,15 @@ class _Visit:
                         continue
                     await self._start(response)
                     ready = bytes(waiting)
+                if over := scanner.done or scanner.reply.error_code is not None:  # whatever the line and the client still have to do
+                    x.content_events = scanner.content_events
+                    self.give_back()
                 if ready:
                     await self._write(response, ready)
                 if scanner.content_events != seen:
                     seen = scanner.content_events
                     self._content_came()
-                if (scanner.done or scanner.reply.error_code is not None) and not x.complete:
+                if over and not x.complete:
                     x.reason, x.complete = judge(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons), True
             rest = scanner.close(clock())
             if held:
@@ -542,12 +556,14 @@ class _Visit:
             self._allow("decode_timeout", allowed * 1.25)
 
     async def _start(self, response: web.StreamResponse) -> None:
+        self._x.status = response.status
         await response.prepare(self._request)
         self._response = response
 
     async def _finish(self, response: web.StreamResponse) -> web.StreamResponse:
         """Sends the end (and for a whole response everything), so that a client that leaves before it is on record."""
         self._stage = "client_stalled"
+        self._x.status = response.status
         await response.prepare(self._request)
         self._response = response
         await response.write_eof()
@@ -563,7 +579,8 @@ class _Visit:
                     return await self._finish(self._refusal(end))
                 if self._x.complete:
                     return await self._finish(self._response)
-                if self._response.content_type == "text/event-stream" and end.reason != "client_stalled":
+                endless = self._response.content_length is None  # into a promised length no more fits
+                if self._response.content_type == "text/event-stream" and endless and end.reason != "client_stalled":
                     apart = b"\n\n" if self._mid_event else b""  # so that our error event is one of its own
                     await self._response.write(apart + b"data: " + msgspec.json.encode(_error(end)) + b"\n\n")
                     return await self._finish(self._response)
@@ -572,17 +589,16 @@ class _Visit:
         return self._response or web.Response()
 
     def _refusal(self, end: _End) -> web.Response:
-        x = self._x
-        x.status = REASONS[end.reason].status
+        x, status = self._x, REASONS[end.reason].status
         headers = {"X-Request-Id": x.request_id, "Content-Type": "application/json"}
-        if x.status == 401:
+        if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         if end.reason in LATER:
             x.retry_after_s = float(self._retry_after_s(end))
             headers |= {"Retry-After": f"{x.retry_after_s:.0f}", "Retry-After-Ms": f"{x.retry_after_s * 1000:.0f}", "X-Should-Retry": "true"}
-        elif x.status < 500:
+        elif status < 500:
             headers["X-Should-Retry"] = "false"
-        answer = web.Response(status=x.status, headers=headers, body=msgspec.json.encode(_error(end)))
+        answer = web.Response(status=status, headers=headers, body=msgspec.json.encode(_error(end)))
         if self._proxy.draining:
             answer.force_close()
         return answer
@@ -620,6 +636,12 @@ async def _next(upstream: aiohttp.ClientResponse) -> bytes:
         return await upstream.content.readany()
     except (aiohttp.ClientError, OSError) as error:
         raise _End("upstream_reset", "the connection to the engine broke") from error
+
+
+def _path(request: web.BaseRequest) -> str:
+    """Path and query as they came, without a slash at the path's end."""
+    path, mark, query = request.rel_url.raw_path_qs.partition("?")
+    return path.rstrip("/") + mark + query
 
 
 def _without(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ REASONS: dict[str, Reason] = {
     "no_key": Reason("rejected", 401, "the request carried no API key"),
     "unknown_key": Reason("rejected", 401, "the API key belongs to no team"),
     "body_too_large": Reason("rejected", 413, "the body is larger than limits.body_bytes"),
-    "bad_body": Reason("rejected", 400, "the body broke HTTP's own framing before it was complete"),
+    "bad_body": Reason("rejected", 400, "the body broke HTTP's own framing before it was complete, or is no JSON object"),
     "draining": Reason("rejected", 503, "the gateway is stopping and takes nothing new"),
     # refused by the terms of its team or model: the same request would be refused again
     "model_not_allowed": Reason("rejected", 403, "the team may not ask for this model"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from stack.config import BadConfig, load
 from stack.gateway.config import GatewayConfig, Timeouts, address, rooted
@@ -68,9 +69,9 @@ async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callabl
             proxy = Proxy(terms, log, metrics, session, watch, limits=config.limits, timeouts=config.timeouts)
             metrics.watches(proxy.admission)
             metrics_url = await stack.enter_async_context(
-                _listening("metrics_listen", config.metrics_listen, web.Server(metrics.page, access_log=None))
+                _listening("metrics_listen", config.metrics_listen, web.Server(metrics.page, access_log=None, logger=_http_log()))
             )
-            server = web.Server(proxy.handle, handler_cancellation=True, access_log=None, auto_decompress=False,
+            server = web.Server(proxy.handle, handler_cancellation=True, access_log=None, logger=_http_log(), auto_decompress=False,
                                 max_line_size=HEADER_BYTES, max_field_size=HEADER_BYTES)  # fmt: skip
             runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
             url = await _listen(runner, "listen", config.listen)
@@ -161,6 +162,17 @@ def _client(timeouts: Timeouts) -> aiohttp.ClientSession:
         max_line_size=HEADER_BYTES,
         max_field_size=HEADER_BYTES,
     )
+
+
+def _http_log() -> logging.Logger:
+    """The log of a server without the complaints of its parser: they quote what they cannot read, and that may be a key or a prompt."""
+    log = logging.getLogger("gateway.http")
+    log.addFilter(_no_complaint)  # once, however often it is added
+    return log
+
+
+def _no_complaint(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 @contextlib.asynccontextmanager
