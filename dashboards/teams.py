@@ -73,8 +73,8 @@ _TOP = (
         "refused", "Refused, share of requests by team",
         "Share of a team's requests that were refused, by the gateway or by the engine.",
         "Zero while there is room; under overload it hits those who send most.",
-        "See the reasons below: a limit of the team is a matter of its configuration, a full service one of capacity.",
-        (ask.share(ours.REQUESTS, ours.REQUESTS, by=_TEAM, part_only=_REFUSED),), full_scale=False,
+        "See the reasons below: a limit of the team is a matter of its terms in teams.yaml, a full service one of capacity.",
+        (ask.share(ours.REQUESTS, ours.REQUESTS, by=_TEAM, part_only=_REFUSED),), full_scale=False, detail="gateway",
     ),
     Panel(
         "ttft-p95", "Client time to first token, p95, by team",
@@ -89,8 +89,9 @@ _TOP = (
         "A team's tokens over those of all teams, prompt and completion without those from the cache. Cost and energy below are shared by it. "
         "A token of a small model weighs as much as one of a large model.",
         "In line with what the teams were given.",
-        "A team far above its part crowds out the others: give it a limit or a lower band in the gateway.",
-        (Query(_SHARE, "{{team}}", _RATIO),), Shape.STACK,
+        "A team far above its part crowds out the others: give it a smaller weight, max_running or a lower band in teams.yaml, and send the gateway "
+        "SIGHUP.",
+        (Query(_SHARE, "{{team}}", _RATIO),), Shape.STACK, detail="gateway",
     ),
     Panel(
         "cost", "Cost per hour by team (estimate)",
@@ -112,9 +113,9 @@ _USE = (
     Panel(
         "in-flight", "Requests in flight by team",
         "Requests that the gateway accepted and that have not ended: waiting and running.",
-        "Below each team's limit.",
+        "Below each team's max_in_flight.",
         "A team that stays at its limit is being held back; one that holds many slots for long sends long requests.",
-        (ask.now(gateway.INFLIGHT, by=_TEAM),), Shape.STACK,
+        (ask.now(gateway.INFLIGHT, by=_TEAM),), Shape.STACK, detail="gateway",
     ),
     Panel(
         "cache", "Prompts from the cache, by team",
@@ -140,10 +141,11 @@ _TROUBLE = (
     ),
     Panel(
         "rejections", "Refused, by team and reason",
-        "Requests per second that the gateway did not admit, with its reason.",
+        "Requests per second that the gateway or an engine did not admit, with the reason.",
         "None, or only those that a team's own limit refuses.",
-        "Reasons that name a team's limit: its configuration. Reasons that name the service as full: more capacity, or lower limits for others.",
-        (ask.rate(ours.REASONS, by=("team", "reason"), only=_REFUSED),),
+        "team_limit and the reasons that name model, prompt, output or context: the team's terms in teams.yaml. queue_full, est_wait, queue_ttl: the "
+        "service is full, or the team has reached its own max_running; more capacity, or less for others.",
+        (ask.rate(ours.REASONS, by=("team", "reason"), only=_REFUSED),), detail="gateway",
         optional="Empty while nobody was refused; a request above a team's limit in the gateway's teams.yaml would show here.",
     ),
     Panel(
@@ -192,7 +194,7 @@ _WAITING = (
                 "{{team}}", _RATIO,
             ),
         ),
-        full_scale=False,
+        full_scale=False, detail="gateway",
     ),
 )  # fmt: skip
 

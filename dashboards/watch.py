@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from alerts import thresholds
 from dashboards import ask
+from dashboards.gateway import LOG, LOOP_LAG
 from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
 from exporters.catalogue import gateway, ours, promql, vllm, watchers
 from exporters.catalogue.metric import Metric, Unit
@@ -206,34 +207,7 @@ BOARD = Board(
                 (ask.growth(ours.LOG_BAD_LINES, by=("reason",)),), detail="teams",
             ),
         )),
-        Row("The gateway", (
-            Panel(
-                "gateway-log", "Gateway: request log in trouble",
-                "Failed attempts to write the request log, records given up for good, and records that wait in memory.",
-                "Zero everywhere.",
-                "Free the disk of the log or mend its permissions: waiting records are written when it works again, lost ones never.",
-                (
-                    ask.growth(gateway.LOG_ERRORS, by=(), called="failed writes"),
-                    ask.growth(gateway.LOG_LOST, by=(), called="lost"),
-                    ask.now(gateway.LOG_WAITING, (), "waiting"),
-                ),
-                detail="teams",
-            ),
-            Panel(
-                "gateway-loop-lag", "Gateway: event loop lag, p95",
-                "How much later than asked the gateway's event loop woke up; every request waits at least that long, unseen by its timings.",
-                "Under 10 ms.",
-                "The gateway has no processor time left: start another one, or take other work off its machine.",
-                (ask.p95(gateway.LOOP_LAG, ("instance",)),), detail="latency",
-            ),
-            Panel(
-                "gateway-upstream", "Gateway: engines that answer",
-                "Whether an engine's health page answered the gateway's last probe.",
-                "yes for every engine.",
-                "Up for Prometheus and not for the gateway is the network between the two, or a wrong address in the gateway's settings.",
-                (ask.now(gateway.UPSTREAM_UP, ("upstream",)),), detail="fleet",
-            ),
-        )),
+        Row("The gateway", (LOG, LOOP_LAG)),
         Row("What the sidecar could not count as it came", (
             Panel(
                 "log-untimed", "Request log: lines without a time",

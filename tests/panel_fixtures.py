@@ -130,7 +130,7 @@ _OF_EVERY_PROCESS = {metric.name for metric in vllm.BESIDE}
 WORDS: dict[str, tuple[str, ...]] = {
     "UUID": CARDS, "GPU_I_ID": ("",), "GPU_I_PROFILE": ("",), "device": ("nvidia0",), "gpu": ("0",), "hostname": ("gpu-host-1",),
     "modelName": ("NVIDIA H100 80GB HBM3",), "alertmanager": ("http://alertmanager:9093/api/v2/alerts",), "alertname": ("",),
-    "alertstate": ("",), "cache_dtype": ("auto",), "currency": ("USD",),
+    "alertstate": ("",), "band": ("demo", "experimental"), "cache_dtype": ("auto",), "currency": ("USD",),
     "data_type": ("traces",), "driver_version": ("570.86.15",), "enable_prefix_caching": ("True",), "err_code": ("31",),
     "err_msg": ("GPU memory page fault",), "exporter": ("otlp/traces",),
     "finish_reason": ("stop", "length", "abort", "error", "rejected"), "finished_reason": ("stop", "length", "abort", "error", "repetition"),
@@ -143,9 +143,11 @@ WORDS: dict[str, tuple[str, ...]] = {
     "request_type": ("chat",), "result": ("hit", "miss"), "rule_group": ("/etc/prometheus/rules/page.yaml;vllm-page",),
     "running_lora_adapters": ("sql,chat",), "sensor": ("gpu", "memory"), "severity": ("",), "sleep_state": ("awake",), "source": ("local_compute",),
     "state": ("active", "suppressed"), "status": ("ok", "error"), "team": TEAMS, "transfer_type": ("CPU_to_GPU", "GPU_to_CPU"),
-    "transport": ("grpc", "http"), "type": ("float",), "uuid": CARDS, "version": ("0.1.0",), "waiting_lora_adapters": ("",),
+    "transport": ("grpc", "http"), "type": ("float",), "uuid": CARDS, "variant": ("stable", "canary"), "version": ("0.1.0",),
+    "waiting_lora_adapters": ("",),
 }  # fmt: skip
 _SIDECAR_SOURCES = tuple({"kind": kind, "source": source} for kind, source in (("engine", "vllm-0"), ("gpu", "nvml"), ("log", "requests.jsonl")))
+_BANDED = tuple({"team": team, "band": band} for team, band in zip(TEAMS, WORDS["band"], strict=True))
 _THROTTLES = ("sw_power_cap", "sw_thermal_slowdown", "sync_boost", "hw_thermal_slowdown", "hw_power_brake")
 
 # Label sets that belong together, by family; the weights of their shares follow the order.
@@ -162,6 +164,10 @@ SETS: dict[Metric, tuple[Labels, ...]] = {
             ("ok", "2xx"), ("rejected", "4xx"), ("client_abort", "none"), ("upstream_error", "5xx"), ("upstream_error", "2xx"), ("timeout", "5xx")
         )
     ),
+    gateway.REJECTED: tuple({"reason": name} for name, r in REASONS.items() if r.outcome == "rejected"),
+    gateway.ATTEMPTS: tuple({"result": name} for name in ("ok", "client_hangup", "engine_busy", "prefill_timeout", "upstream_reset")),
+    gateway.RELOADS: tuple({"result": name} for name in ("ok", "failed")),
+    **dict.fromkeys((gateway.RUNNING, gateway.WAITING, gateway.WAIT_ESTIMATE), _BANDED),
     gpu.INFO: tuple({"uuid": card, "index": str(i), "pci_bus_id": f"00000000:{i + 1}B:00.0"} for i, card in enumerate(CARDS)),
     gpu.ENERGY: tuple({"uuid": card, "method": "counter"} for card in CARDS),
     gpu.THROTTLE: tuple({"uuid": card, "reason": why} for card in CARDS for why in _THROTTLES),
@@ -202,6 +208,8 @@ LEVEL: dict[Metric, float] = {
     watchers.ALERTMANAGER_ALERTS: 3, watchers.HEAD_SERIES: 60000,
     vllm.NUM_REQUESTS_RUNNING: 12, vllm.PROCESS_MAX_FDS: 20000, ours.KV_BLOCKS: 40000, ours.KV_BLOCK_SIZE: 16,
     ours.KV_CAPACITY: 640000, ours.TEAMS: 2, gpu.ABSENT: 1, prometheus.SCRAPE_SAMPLES: 900,
+    gateway.RUNNING: 24, gateway.WAITING: 6, gateway.WAIT_ESTIMATE: 4, gateway.SLOTS: 24, gateway.SLOTS_LIMIT: 32, gateway.TOKENS: 60000,
+    gateway.UPSTREAM_INFLIGHT: 12,
 }  # fmt: skip
 _LEVEL_BY_UNIT = {
     Unit.SECONDS: 0.05, Unit.BYTES: 1e8, Unit.WATTS: 400.0, Unit.CELSIUS: 60.0, Unit.HERTZ: 1.7e9, Unit.RATIO: 0.6, Unit.FLAG: 1.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -19,15 +20,17 @@ from alerts.settings import Overlay, Settings
 from dashboards import annotations as marked
 from dashboards import ask, variables
 from dashboards.boards import BOARDS, boards
+from dashboards.gateway import FAILED_TRY
 from dashboards.interpolate import ALL, Range, fill
 from dashboards.model import Board, Panel, Profile, Query, Row, Shape
 from dashboards.panels import to_json
 from exporters.catalogue import expression, gateway, gpu, ours, vllm
 from exporters.catalogue.component import GROUPS, Component
 from stack import cli
+from stack.gateway.reasons import REASONS
 
 ROOT = Path(__file__).parent.parent
-SLUGS = ["overview", "latency", "kv-cache", "levers", "teams", "gpu", "tuning", "fleet", "watch"]
+SLUGS = ["overview", "latency", "kv-cache", "levers", "teams", "gateway", "gpu", "tuning", "fleet", "watch"]
 
 
 def printed(board, profile=Profile.FULL, **options):
@@ -145,6 +148,15 @@ def boards_only(one):
     from dashboards.model import only
 
     return only(one, Profile.ENGINE.components)
+
+
+def test_a_try_failed_when_its_reason_is_one_of_a_failure():
+    """A canary is judged by it: neither a refusal, nor the client's mistake, nor a client that left, nor our own end is the engine's fault."""
+    of_ours = {"gateway_stopped", "gateway_error"}
+    failures = {name for name, reason in REASONS.items() if reason.outcome in ("upstream_error", "timeout")} - of_ours
+    no_failures = {"ok", "engine_busy", "bad_request", *of_ours} | {name for name, reason in REASONS.items() if reason.outcome == "client_abort"}
+    left_out = re.compile(FAILED_TRY.removeprefix('result!~"').removesuffix('"'))
+    assert failures == {result for result in failures | no_failures if not left_out.fullmatch(result)}
 
 
 def test_no_event_is_drawn_twice():

@@ -46,7 +46,7 @@ UPSTREAM_UP = Metric(
     "vllm_watch_gateway_upstream_up",
     Kind.GAUGE,
     Unit.FLAG,
-    "Whether the engine's /health answered the gateway's last probe.",
+    "Whether the gateway takes an upstream for well: an engine by its /health and by whether it takes connections, another service by requests.",
     labels=("upstream",),
     across=Across.MIN,
 )
@@ -61,11 +61,11 @@ WAITING = Metric(
 WAIT_ESTIMATE = Metric(
     "vllm_watch_gateway_wait_estimate_seconds", Kind.GAUGE, Unit.SECONDS,
     "How long one more request of the team would wait for admission, by the estimate that refusals and Retry-After rest on.",
-    labels=("team", "band"), across=Across.MAX,
+    labels=("team", "band"), across=Across.MAX, notes=("0 until the first request has ended: nobody knows yet how long a slot is held.",),
 )  # fmt: skip
 SLOTS = Metric(
     "vllm_watch_gateway_slots", Kind.GAUGE, Unit.REQUESTS,
-    "How many requests may be at the engines at once now; lower than the limit while an engine's own queue or cache is full.", labels=(),
+    "How many requests may be at the engines at once now; lower than the limit while an engine queues, preempts or has a full cache.", labels=(),
 )  # fmt: skip
 SLOTS_LIMIT = Metric(
     "vllm_watch_gateway_slots_limit", Kind.GAUGE, Unit.REQUESTS,
@@ -82,12 +82,14 @@ REJECTED = Metric(
 )  # fmt: skip
 UPSTREAM_INFLIGHT = Metric(
     "vllm_watch_gateway_upstream_inflight_requests", Kind.GAUGE, Unit.REQUESTS,
-    "Requests that an upstream has been sent and has not answered wholly.", labels=("upstream", "variant"),
+    "Requests that an upstream has been sent and has not wholly answered.", labels=("upstream", "variant"),
+    notes=("upstream is the name in teams.yaml, or host:port where only gateway.yaml names one.",),
 )  # fmt: skip
 ATTEMPTS = Metric(
     "vllm_watch_gateway_attempts_total", Kind.COUNTER, Unit.REQUESTS,
     "Tries at an upstream that ended, by result: ok, or the reason why not. A request that fell back counts at each of them.",
     labels=("upstream", "variant", "result"),
+    notes=("A result shows no rise before its second time: it has no series before its first.",),
 )  # fmt: skip
 RELOADS = Metric(
     "vllm_watch_gateway_reloads_total", Kind.COUNTER, Unit.COUNT,
