@@ -8,7 +8,7 @@ VENV := $(CACHE)/python-$(firstword $(shell cat pyproject.toml Makefile | sha256
 RUN := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m stack.cli
 ARGS ?=
 
-.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission
+.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo 'make cli ARGS="metrics list"   any vllm-watch command from this checkout'
 	@echo 'make bench-dashboards          what printing costs, and what Overview costs a Prometheus with 24 h of 20 engines'
 	@echo 'make bench-admission           a flood beside first come first served, and a million requests on a virtual clock'
+	@echo 'make bench-gateway             what the gateway adds to a request, and how many streams a core holds; ARGS=--peers compares'
 	@echo 'make bench-rules               what all alerts and recorded series cost a Prometheus that watches 20 engines'
 
 lab: $(VENV)/run.done
@@ -42,6 +43,9 @@ bench-dashboards: $(VENV)/dev.done
 bench-rules: $(VENV)/dev.done
 	@$(RUN) lab install prometheus promtool
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_rules.py
+
+bench-gateway: $(VENV)/dev.done
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_gateway.py $(ARGS)
 
 bench-admission: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/admission_sim.py

@@ -492,3 +492,23 @@ def test_where_nobody_may_wait_whoever_finds_its_band_full_is_refused():
     assert Refusal("queue_full", 1.0) == it.ask("batch.2")
     it.lets("a.0", "a.1")
     assert Refusal("queue_full", 1.0) == it.ask("vip")
+
+
+def test_who_got_nothing_is_charged_nothing_and_teaches_nothing():
+    it = gate(slots=1)
+    it.lets("a.0", "a.1", "b.0", prompt=100, output=100)
+    assert ["b.0"] == it.end("a.0", after=10.0)
+    it.end("b.0", prompt=0, output=0)
+    it.lets("b.1", prompt=100)
+    it.end("a.1", after=0.001, prompt=0, output=0)
+    assert "b.1" == it.gone[-1]
+    assert 10.0 == it.admission.wait_s("a")
+
+
+def test_a_new_policy_of_the_same_capacity_leaves_lowered_slots_lowered():
+    it = gate(slots=4)
+    it.admission.resize(1, it.now)
+    it.admission.adopt(policy({"a": Team(band="high")}, slots=4), it.now)
+    assert 1 == it.admission.slots
+    it.admission.adopt(policy(slots=3), it.now)
+    assert 3 == it.admission.slots

@@ -139,7 +139,8 @@ class Admission:
     def leave(self, ticket: Ticket, now: float, prompt: int | None = None, output: int | None = None) -> None:
         """It is over, however it was: a request that waited no longer does, one that ran gives back what it held. Twice is once.
 
-        prompt, output: the tokens that it really had; None where nobody knows, and the expected ones stay charged."""
+        prompt, output: the tokens that it really had; None where nobody knows, and the expected ones stay charged. 0 and 0 of one that got nothing,
+        such as one that an engine refused."""
         state, ticket.state, team = ticket.state, State.GONE, ticket.team
         if state is State.WAITING:
             self._no_longer_waits(ticket)
@@ -148,7 +149,8 @@ class Admission:
             team.running, team.band.running = team.running - 1, team.band.running - 1
             team.served += (_cost(_or(prompt, ticket.prompt), _or(output, ticket.output)) - _cost(ticket.prompt, ticket.output)) / team.team.weight
             held_s = now - ticket.began
-            self._hold_s = held_s if self._hold_s is None else self._hold_s + _MEMORY * (held_s - self._hold_s)
+            if prompt != 0 or output != 0:  # who got nothing says nothing about how long a slot is held
+                self._hold_s = held_s if self._hold_s is None else self._hold_s + _MEMORY * (held_s - self._hold_s)
         if state is not State.GONE:
             self._hand_on(now)
 
@@ -159,7 +161,8 @@ class Admission:
 
     def adopt(self, policy: Policy, now: float) -> None:
         """Exchange the policy. A team that it no longer has keeps its old terms until its last request is gone."""
-        self._capacity, self.slots = policy.capacity, policy.capacity.slots
+        if policy.capacity != self._capacity:  # else they stay as the engines' figures have made them
+            self._capacity, self.slots = policy.capacity, policy.capacity.slots
         bands = {name: _Band(name, band) for name, band in policy.bands.items()}
         former, self._teams = self._teams, {}
         for name, team in policy.teams.items():

@@ -34,7 +34,7 @@ from stack.gateway.ids import request_id, trace
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.policy import Band
-from stack.gateway.reasons import ELSEWHERE, LATER, REASONS, judge
+from stack.gateway.reasons import ELSEWHERE, LATER, NOTHING_DONE, REASONS, judge
 from stack.gateway.reply import INSPECT_BYTES, TAIL_BYTES, Reply, decode
 from stack.gateway.routing import Asked, Choice, may_ask, name_at
 from stack.gateway.sse import Scanner
@@ -61,6 +61,9 @@ _NOT_SENT_ON = _HOP | {
     "api-key",
     "x-request-id",
     "traceparent",
+    "cookie",
+    "openai-organization",
+    "openai-project",
 }
 _NOT_SENT_BACK = _HOP | {"x-request-id"}
 _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -305,8 +308,10 @@ class _Visit:
         if ticket is None:
             return
         x, estimator, reply = self._x, self._proxy.estimator, self._x.reply
-        output = reply.completion_tokens if reply.completion_tokens is not None else (x.content_events or None)
-        self._proxy.admission.leave(ticket, self._proxy._clock(), reply.prompt_tokens, output)
+        prompt, output = reply.prompt_tokens, reply.completion_tokens if reply.completion_tokens is not None else (x.content_events or None)
+        if x.reason in NOTHING_DONE and prompt is None and output is None:
+            prompt = output = 0
+        self._proxy.admission.leave(ticket, self._proxy._clock(), prompt, output)
         if reply.prompt_tokens is not None:
             estimator.learn(x.model, self._ask, reply.prompt_tokens)
         if reply.completion_tokens is not None and x.team is not None:

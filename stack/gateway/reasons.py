@@ -86,3 +86,5 @@ LATER = frozenset(("team_limit", "queue_full", "est_wait", "queue_ttl", "drainin
 ELSEWHERE = frozenset(
     ("upstream_down", "connect_timeout", "upstream_reset", "upstream_auth", "engine_error", "engine_abort", "engine_busy", "prefill_timeout")
 )
+# An engine has done no work for these, as far as no tokens say otherwise: they are not charged to the team.
+NOTHING_DONE = frozenset(("bad_request", "engine_busy", "upstream_auth", "upstream_down", "connect_timeout"))
