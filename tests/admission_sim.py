@@ -197,8 +197,11 @@ def busy(requests: int, seed: int = 0) -> Iterator[Arrival]:
 
 
 BUSY = Policy(
-    teams={f"team-{at}": Team(band=("demo", "default", "experimental")[at % 3], weight=1 + at % 4, max_running=(None, 8)[at % 2], max_in_flight=(30, 12)[at % 5 == 0])
-           for at in range(10)},
+    teams={
+        f"team-{at}": Team(band=("demo", "default", "experimental")[at % 3], weight=1 + at % 4, max_running=(None, 8)[at % 2],
+                           max_in_flight=(30, 12)[at % 5 == 0])
+        for at in range(10)
+    },
     bands={"demo": Band(rank=0, max_wait_s=15.0), "default": Band(rank=1, max_wait_s=30.0),
            "experimental": Band(rank=2, ceiling=0.8, floor=2, max_wait_s=8.0)},
     capacity=Capacity(slots=SLOTS, tokens=40_000, queue=45),

@@ -133,8 +133,8 @@ def sidecar(name: str, /, **labels: str) -> str:
     return _written(f"vllm_watch_{name}", {**SIDECAR, **labels})
 
 
-def gateway(name: str) -> str:
-    return _written(f"vllm_watch_gateway_{name}", GATEWAY)
+def gateway(name: str, /, **labels: str) -> str:
+    return _written(f"vllm_watch_gateway_{name}", {**GATEWAY, **labels})
 
 
 def card(name: str, /, **labels: str) -> str:

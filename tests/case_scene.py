@@ -60,6 +60,7 @@ SITUATIONS: dict[str, cases.Series] = {
     },
     "VLLMGatewayRejecting": {cases.log("request_reasons_total", outcome="rejected", reason="unknown_key"): "0+11x40"},
     "VLLMEngineRejecting": {cases.engine("kv_cache_usage_perc"): "0.95x40"},
+    "VLLMTrafficPhantom": {cases.gateway("upstream_up", upstream="elsewhere", address="10.0.9.9:8000"): "1x90"},
     "VLLMCostOverBudget": {cases.card("utilization_ratio"): "0x130"},
     "VLLMRequestLogUnwritable while records wait": {cases.gateway("log_waiting_requests"): "0x40"},  # one write failed, the next did not
 }

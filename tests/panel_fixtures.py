@@ -352,7 +352,8 @@ def _weights(metric: Metric, sets: Sequence[Labels]) -> list[float]:
 
 def _from_words(metric: Metric) -> Iterator[Labels]:
     given = SETS.get(metric, ({},))
-    free = [label for label in metric.labels if label not in ("engine", "model_name", "upstream", "instance", "job") and label not in given[0]]
+    not_free = {"engine", "model_name", "upstream", "address", "instance", "job", *given[0]}
+    free = [label for label in metric.labels if label not in not_free]
     for start, values in product(given, product(*(WORDS.get(label, (f"some-{label}",)) for label in free))):
         yield {**dict(zip(free, values, strict=True)), **start}
 
@@ -450,7 +451,8 @@ def _per_engine(metric: Metric, engines: Sequence[Engine]) -> Iterator[Labels]:
     """The labels by which a watcher tells engines and models apart."""
     if "upstream" in metric.labels:
         for engine in engines:
-            yield {"upstream": engine.name} | ({"model_name": engine.model, "engine": "0"} if "model_name" in metric.labels else {})
+            own = {"address": f"{engine.name}:8000"} if "address" in metric.labels else {}
+            yield {"upstream": engine.name} | own | ({"model_name": engine.model, "engine": "0"} if "model_name" in metric.labels else {})
     elif "model_name" in metric.labels:
         yield from ({"model_name": model} for model in sorted({engine.model for engine in engines}))
     else:

@@ -162,7 +162,8 @@ def test_a_configuration_of_the_gateway_leads_to_its_teams_and_fills_what_they_l
         ("teams: teams.yaml", None, ["teams.yaml cannot be read: No such file or directory"]),
         (
             "teams: teams.yaml", "teams: {}",
-            ["gateway.yaml: upstream: neither this file nor FOLDER/teams.yaml names an engine; add `upstream: http://HOST:PORT` here or `upstreams` there"],
+            [("gateway.yaml: upstream: neither this file nor FOLDER/teams.yaml names an engine; "
+              "add `upstream: http://HOST:PORT` here or `upstreams` there")],
         ),
         ("- a", None, ["gateway.yaml: Expected `object`, got `array`"]),
     ],

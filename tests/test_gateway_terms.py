@@ -597,11 +597,11 @@ async def test_an_engine_that_answers_500_is_not_up_for_that(tmp_path: Path):
             patch.setattr(watch, "EVERY_S", 0.02)
             patch.setattr(watch, "IDLE_S", 0.02)
             async with gateway(tmp_path, policy=said) as it:
-                await shows(it, UPSTREAM_UP, 0, "a")
+                await shows(it, UPSTREAM_UP, 0, fleet["a"].url[7:], "a")
                 patch.setattr(watch, "EVERY_S", 60.0)
                 patch.setattr(watch, "IDLE_S", 60.0)
                 assert 200 == (await ask(it, "one")).status
-                assert 0 == (await it.figures())[UPSTREAM_UP.name, "a"]
+                assert 0 == (await it.figures())[UPSTREAM_UP.name, fleet["a"].url[7:], "a"]
 
 
 async def test_requests_that_leave_no_record_are_no_attempts_either(tmp_path: Path):
@@ -759,10 +759,10 @@ async def test_a_team_that_goes_while_its_request_is_still_being_sent_is_unknown
 async def test_an_upstream_that_is_gone_leaves_the_page(tmp_path: Path):
     """Or the last thing known of it would stand there for ever, and it may have been down."""
     async with engines(a=None, b=None) as fleet, gateway(tmp_path, policy=policy(upstreams=at(fleet))) as it:
-        await shows(it, UPSTREAM_UP, 1, "a")
+        await shows(it, UPSTREAM_UP, 1, fleet["a"].url[7:], "a")
         reread(tmp_path, it, policy(upstreams=at({"b": fleet["b"]})))
-        await shows(it, UPSTREAM_UP, None, "a")
-        await shows(it, UPSTREAM_UP, 1, "b")
+        await shows(it, UPSTREAM_UP, None, fleet["a"].url[7:], "a")
+        await shows(it, UPSTREAM_UP, 1, fleet["b"].url[7:], "b")
 
 
 # ---- what the engines say of themselves

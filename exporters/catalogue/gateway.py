@@ -47,8 +47,9 @@ UPSTREAM_UP = Metric(
     Kind.GAUGE,
     Unit.FLAG,
     "Whether the gateway takes an upstream for well: an engine by its /health and by whether it takes connections, another service by requests.",
-    labels=("upstream",),
+    labels=("upstream", "address"),
     across=Across.MIN,
+    notes=("address is host:port, as Prometheus calls an instance; upstream is its name in teams.yaml.",),
 )
 RUNNING = Metric(
     "vllm_watch_gateway_running_requests", Kind.GAUGE, Unit.REQUESTS,

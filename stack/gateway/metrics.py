@@ -73,14 +73,14 @@ class GatewayMetrics:
     def reloaded(self, well: bool) -> None:
         self._reloads.labels("ok" if well else "failed").inc()
 
-    def upstream(self, name: str, up: bool) -> None:
-        self._upstream_up.labels(name).set(up)
+    def upstream(self, name: str, address: str, up: bool) -> None:
+        self._upstream_up.labels(name, address).set(up)
 
-    def forget(self, upstreams: Iterable[str]) -> None:
-        """These are not ours any more; whether they are up is not for us to say."""
-        for name in upstreams:
+    def forget(self, upstreams: Iterable[tuple[str, str]]) -> None:
+        """These, by name and address, are not ours any more; whether they are up is not for us to say."""
+        for name, address in upstreams:
             with contextlib.suppress(KeyError):
-                self._upstream_up.remove(name)
+                self._upstream_up.remove(name, address)
 
     def log_failed(self) -> None:
         self._log_errors.inc()

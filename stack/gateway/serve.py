@@ -65,7 +65,11 @@ async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callabl
     log.open()
     try:
         async with _client(config.timeouts) as session, contextlib.AsyncExitStack() as stack:
-            watch = Watch(session, metrics.upstream, lambda: proxy.running > 0)
+            def known(name: str, up: bool) -> None:
+                if (address := proxy.terms.addresses.get(name)) is not None:  # it may have gone with a reload
+                    metrics.upstream(name, address, up)
+
+            watch = Watch(session, known, lambda: proxy.running > 0)
             proxy = Proxy(terms, log, metrics, session, watch, limits=config.limits, timeouts=config.timeouts)
             metrics.watches(proxy.admission)
             metrics_url = await stack.enter_async_context(
@@ -102,7 +106,7 @@ def _reload(config: GatewayConfig, proxy: Proxy, metrics: GatewayMetrics) -> Non
     former = proxy.terms
     told = changes(former.policy, terms.policy)
     proxy.adopt(terms)
-    metrics.forget(former.upstreams.keys() - terms.upstreams.keys())
+    metrics.forget(former.addresses.items() - terms.addresses.items())
     proxy.watch.follow(terms.upstreams, terms.headers)
     metrics.reloaded(True)
     _log.info("teams.yaml was read again: %s", "; ".join(told) or "nothing in it is different")

@@ -26,6 +26,11 @@ class Terms:
     upstreams: Mapping[str, Upstream]
     headers: Mapping[str, Mapping[str, str]]
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """host:port of each upstream by its name."""
+        return {name: address_of(upstream) for name, upstream in self.upstreams.items()}
+
     def team(self, name: str) -> Team:
         return self.policy.teams[name]
 
