@@ -83,12 +83,15 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMEngineUnreachable", "the API server hangs", faults.engine_hangs, users=True),
     Drill("VLLMEngineDown", "the engine is killed", faults.engine_killed, users=True),
     Drill("VLLMSlowStart", "the engine stands still for 80 s as it starts", faults.engine_starts_slowly, fires_within_s=300, resolves_within_s=300),
-    Drill("VLLMRestartLoop", "the engine is killed three times", faults.engine_restarts, fires_within_s=600, resolves_within_s=400),
+    Drill("VLLMRestartLoop", "the engine is killed three times", faults.engine_restarts, pace=10, fires_within_s=600, resolves_within_s=600),
     # Engines of their own
     Drill("VLLMQueueTimeHigh", "sixteen clients share the one slot of a slow engine", faults.more_asked_than_answered, Engine.ONE_SLOT),
     Drill("VLLMTTFTHigh", "sixteen clients share the one slot of a slow engine", faults.more_asked_than_answered, Engine.ONE_SLOT),
     Drill("VLLMQueueGrowing", "more requests come than the one slot of a slow engine answers", faults.queue_without_end, Engine.ONE_SLOT),
-    Drill("VLLMKVCacheNearlyFull", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, Engine.SMALL_CACHE),
+    Drill(
+        "VLLMKVCacheNearlyFull", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, Engine.SMALL_CACHE,
+        fires_within_s=400,
+    ),
     Drill("VLLMPreemptionsSustained", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, Engine.SMALL_CACHE),
     Drill("VLLMKVCacheThrashing", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, Engine.SMALL_CACHE),
     Drill("VLLMEngineRejecting", "sixteen clients, and an engine that takes four", faults.more_than_the_engine_takes, Engine.SHORT_QUEUE),
