@@ -350,10 +350,12 @@ def _weights(metric: Metric, sets: Sequence[Labels]) -> list[float]:
     return [share / sum(raw) for share in raw]
 
 
+OF_A_PLACE = frozenset(("engine", "model_name", "upstream", "address", "instance", "job"))  # which engine, or who tells it: no words
+
+
 def _from_words(metric: Metric) -> Iterator[Labels]:
     given = SETS.get(metric, ({},))
-    not_free = {"engine", "model_name", "upstream", "address", "instance", "job", *given[0]}
-    free = [label for label in metric.labels if label not in not_free]
+    free = [label for label in metric.labels if label not in OF_A_PLACE and label not in given[0]]
     for start, values in product(given, product(*(WORDS.get(label, (f"some-{label}",)) for label in free))):
         yield {**dict(zip(free, values, strict=True)), **start}
 
