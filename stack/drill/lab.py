@@ -67,7 +67,9 @@ ARGUMENTS: Mapping[Engine, tuple[str, ...]] = {
     Engine.ONE_SLOT: ("--max-num-seqs", "1"),
     Engine.SMALL_CACHE: ("--num-gpu-blocks-override", "24", "--max-model-len", "512"),
     Engine.SHORT_QUEUE: ("--max-num-seqs", "2", "--max-num-queued-reqs", "4"),
-    Engine.GUESSING: ("--speculative-config", json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4})),
+    Engine.GUESSING: (
+        "--speculative-config", json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}),
+    ),
 }
 
 
