@@ -50,7 +50,7 @@ def httpx_starlette(port: int, upstream: str) -> None:
     from starlette.responses import Response, StreamingResponse
     from starlette.routing import Route
 
-    client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None))  # noqa: S113
+    client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None))  # noqa: S113  # the load has an end of its own
 
     async def handle(request: Request) -> Response:
         headers = [(name, value) for name, value in request.headers.items() if name not in _HOP]

@@ -21,7 +21,7 @@ from enum import Enum, auto
 from stack.gateway.policy import Band, Policy, Team
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # what a token costs; source: the paper's own implementation
-RETRY_AFTER_S = 1.0, 120.0  # clients of OpenAI's library obey no wait beyond 120 s
+SOONEST_S, LATEST_S = 1.0, 120.0  # what a refused client is told; those of OpenAI's library obey no wait beyond 120 s
 _MEMORY = 0.1  # how much the last request counts for the mean time that a slot is held
 
 
@@ -211,8 +211,7 @@ class Admission:
         return max(0.0, turn - max(0, free)) * (self._hold_s or 0.0) / max(1, slots)
 
     def _refusal(self, reason: str, wait_s: float) -> Refusal:
-        least, most = RETRY_AFTER_S
-        return Refusal(reason, min(most, max(least, wait_s)))
+        return Refusal(reason, min(LATEST_S, max(SOONEST_S, wait_s)))
 
     def _ceiling(self, band: _Band) -> int:
         """How many of the present slots a band may hold: at least one, and never less than its floor."""

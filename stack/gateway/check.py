@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from stack.config import BadConfig, read
-from stack.gateway.admission import RETRY_AFTER_S
+from stack.gateway.admission import LATEST_S
 from stack.gateway.config import GatewayConfig, no_engine, rooted, upstream_key
 from stack.gateway.policy import BANDS, Band, Capacity, Model, Policy, Upstream
 from stack.gateway.routing import Names, address_of
@@ -144,8 +144,8 @@ def warnings(policy: Policy, gateway: GatewayConfig | None = None) -> Iterator[s
     for name, band in policy.bands.items():
         if policy.bands is not BANDS and name not in {team.band for team in policy.teams.values()}:
             yield f"bands.{name}: no team is in it"
-        if band.max_wait_s > RETRY_AFTER_S[1]:
-            yield f"bands.{name}.max_wait_s: {band.max_wait_s:g} s is longer than Retry-After can tell, at most {RETRY_AFTER_S[1]:g} s"
+        if band.max_wait_s > LATEST_S:
+            yield f"bands.{name}.max_wait_s: {band.max_wait_s:g} s is longer than Retry-After can tell, at most {LATEST_S:g} s"
     yield from _model_warnings(policy)
     yield from _upstream_warnings(policy)
 

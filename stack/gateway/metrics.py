@@ -29,15 +29,15 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._requests = _known(self._made(Counter, names.REQUESTS))
-        self._inflight = _known(self._made(Gauge, names.INFLIGHT))
+        self._requests = _children(self._made(Counter, names.REQUESTS))
+        self._inflight = _children(self._made(Gauge, names.INFLIGHT))
         self._log_errors = self._made(Counter, names.LOG_ERRORS)
         self._log_lost = self._made(Counter, names.LOG_LOST)
         self._log_waiting = self._made(Gauge, names.LOG_WAITING)
         self._upstream_up = self._made(Gauge, names.UPSTREAM_UP)
         self._rejected = self._made(Counter, names.REJECTED)
-        self._upstream_inflight = _known(self._made(Gauge, names.UPSTREAM_INFLIGHT))
-        self._attempts = _known(self._made(Counter, names.ATTEMPTS))
+        self._upstream_inflight = _children(self._made(Gauge, names.UPSTREAM_INFLIGHT))
+        self._attempts = _children(self._made(Counter, names.ATTEMPTS))
         self._reloads = self._made(Counter, names.RELOADS)
         for result in ("ok", "failed"):  # so that the first one of them is a rise
             self._reloads.labels(result)
@@ -108,14 +108,14 @@ class GatewayMetrics:
         return web.Response(status=404, text="see /metrics\n")
 
 
-def _known(metric: T) -> Callable[..., T]:
-    """Finds a child by its labels; asking the library each time costs a tenth of what a request costs."""
-    children: dict[tuple[str, ...], T] = {}
+def _children(metric: T) -> Callable[..., T]:
+    """Finds a child by its labels; asking the library six times was 2 % of what the event loop did for a JSON request."""
+    made: dict[tuple[str, ...], T] = {}
 
     def child(*labels: str) -> T:
-        found = children.get(labels)
+        found = made.get(labels)
         if found is None:
-            found = children[labels] = metric.labels(*labels)
+            found = made[labels] = metric.labels(*labels)
         return found
 
     return child

@@ -25,8 +25,7 @@ from yarl import URL
 
 from exporters.request_log import fitting_line
 from stack.gateway import ask as asks
-from stack.gateway.admission import RETRY_AFTER_S as LONGEST
-from stack.gateway.admission import Admission, Refusal, Ticket
+from stack.gateway.admission import LATEST_S, Admission, Refusal, Ticket
 from stack.gateway.config import Limits, Timeouts
 from stack.gateway.estimate import Estimator
 from stack.gateway.exchange import Exchange, record
@@ -61,6 +60,7 @@ _NOT_SENT_ON = _HOP | {
     "api-key",
     "x-request-id",
     "traceparent",
+    # of the client's account with somebody else
     "cookie",
     "openai-organization",
     "openai-project",
@@ -246,10 +246,9 @@ class _Visit:
             choice = self._choice(body)
         else:
             self._read(body)
-            max_output = self._within_terms(x.team)
-            await self._wait_for_slot(x.team, max_output)
+            self._hold_to_terms(x.team)
+            await self._wait_for_slot(x.team)
             choice = self._choice(body)
-            self._ask = self._ask.limited(max_output)
         return await self._answered(choice)
 
     def _read(self, body: bytes) -> None:
@@ -262,8 +261,8 @@ class _Visit:
         x.stream, x.n = ask.stream, ask.n
         x.est_prompt_tokens = proxy.estimator.prompt(x.model, ask)
 
-    def _within_terms(self, team: str) -> int | None:
-        """The limit of output to write into the request; None where its own may stay. Raises _End for what the team or model does not allow."""
+    def _hold_to_terms(self, team: str) -> None:
+        """Limits the output to what the team may have. Raises _End for what the team or model does not allow."""
         x, ask, terms = self._x, self._ask, self._terms.team(team)
         if ask.stream is None and self._x.route not in asks.UPLOADS:  # the engine may read more than we do: it would escape every limit
             raise _End("bad_body", "the body is no JSON object in UTF-8 of a reasonable number of fields")
@@ -276,21 +275,19 @@ class _Visit:
             raise _End("output_too_long", f"{ask.max_tokens} tokens of output are asked for; team {team} may have {most}")
         model = self._terms.policy.models.get(self._asked.model or "")
         context = model.max_model_len if model else None
-        wanted = min(ask.max_tokens or 0, ask.max_tokens or 0 if most is None else most)
+        self._ask = ask.limited(most)
+        wanted = (self._ask.max_tokens or 0) if ask.max_tokens else 0  # without a limit of its own it wants what the context has left
         # The engine counts exactly and refuses by itself; here only what is too long for sure is kept from the queue.
         if context is not None and self._proxy.estimator.at_least(prompt, ask) + wanted > context:
             raise _End("context_too_long", f"prompt (about {prompt} tokens) and output ({wanted}) are longer than the context of {context} tokens")
-        return most
 
-    async def _wait_for_slot(self, team: str, max_output: int | None) -> None:
+    async def _wait_for_slot(self, team: str) -> None:
         """Returns when it is this request's turn. Raises _End when it is refused; the timer ends a wait that is too long."""
         x, proxy = self._x, self._proxy
         if team not in proxy.terms.policy.teams:  # no longer: its body took time to come
             raise _End("unknown_key")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        output = proxy.estimator.output(team, self._ask)
-        output = output if max_output is None else min(output, max_output * self._ask.outputs)
-        began = proxy._clock()
+        began, output = proxy._clock(), proxy.estimator.output(team, self._ask)
         asked = proxy.admission.ask(team, x.est_prompt_tokens or 0, output, began, lambda: None if turn.done() else turn.set_result(None))
         if isinstance(asked, Refusal):
             raise _End(asked.reason, _WHY_LATER[asked.reason].format(team=team), asked.retry_after_s)
@@ -613,7 +610,7 @@ class _Visit:
         wait_s = end.retry_after_s
         if wait_s is None and end.reason == "queue_ttl" and self._x.team in self._terms.policy.teams:
             wait_s = self._proxy.admission.wait_s(self._x.team or "")
-        return min(int(LONGEST[1]), max(1, math.ceil((wait_s or RETRY_AFTER_S) * self._proxy._jitter())))
+        return min(int(LATEST_S), max(1, math.ceil((wait_s or RETRY_AFTER_S) * self._proxy._jitter())))
 
 
 class _Healthy:

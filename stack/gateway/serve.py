@@ -65,11 +65,12 @@ async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callabl
     log.open()
     try:
         async with _client(config.timeouts) as session, contextlib.AsyncExitStack() as stack:
-            def known(name: str, up: bool) -> None:
+
+            def tell(name: str, up: bool) -> None:
                 if (address := proxy.terms.addresses.get(name)) is not None:  # it may have gone with a reload
                     metrics.upstream(name, address, up)
 
-            watch = Watch(session, known, lambda: proxy.running > 0)
+            watch = Watch(session, tell, lambda: proxy.running > 0)
             proxy = Proxy(terms, log, metrics, session, watch, limits=config.limits, timeouts=config.timeouts)
             metrics.watches(proxy.admission)
             metrics_url = await stack.enter_async_context(
