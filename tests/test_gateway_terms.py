@@ -869,25 +869,13 @@ async def test_a_client_that_does_not_read_holds_no_slot_after_the_engine_has_en
 
 async def test_a_slot_is_free_with_the_last_event_and_not_with_the_end_of_the_connection(tmp_path: Path):
     """The engine has done its work, whatever the line and the client still have to do."""
-    go_on, held = asyncio.Event(), []
-    write = web.StreamResponse.write
-
-    async def write_slowly(response: web.StreamResponse, data: Any) -> None:
-        if b"[DONE]" in bytes(data) and "X-Request-Id" in response.headers:  # to the client, which takes its time
-            held.append(data)
-            await go_on.wait()
-        await write(response, data)
-
-    async with gateway(tmp_path, events(ROLE, TOKEN, LAST, USAGE, DONE), policy(capacity=ONE_SLOT)) as it:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(web.StreamResponse, "write", write_slowly)
-            slow = asking(it, "slow", STREAM)
-            await until(lambda: len(held) == 1, "the end is about to be written")
-            it.engine.answer = None
-            assert 200 == (await ask(it, "second")).status
-            go_on.set()
-            assert SHOWN == (await slow).body
-        assert "ok" == (await named(it, 2))["slow"].outcome
+    async with gateway(tmp_path, scripted(ROLE, TOKEN, LAST, USAGE, DONE, EVER), policy(capacity=ONE_SLOT)) as it:
+        answer = await it.post(STREAM, **{"X-Request-Id": "open"})
+        await answer.content.readuntil(DONE)
+        it.engine.answer = None
+        assert 200 == (await ask(it, "second")).status
+        answer.close()
+        assert "ok" == (await named(it, 2))["open"].outcome
 
 
 async def test_a_client_that_leaves_with_its_whole_answer_counts_as_answered_everywhere(tmp_path: Path):

@@ -268,10 +268,22 @@ _CHUNK = st.fixed_dictionaries(
 @given(chunks=st.lists(_CHUNK, max_size=8))
 def test_events_read_by_their_bytes_say_what_their_json_says(chunks: list[dict[str, Any]]):
     """Most events are not decoded; for all that is counted, it must make no difference."""
-    stream = ROLE + b"".join(event(**one) for one in chunks)
-    quick = reading(scan(stream)[1])
-    with patch.object(sse, "_plain_content", lambda event: False):
-        assert reading(scan(stream)[1]) == quick
+    parts = [ROLE, *(event(**one) for one in chunks)]
+    quick, one_by_one = reading(scan(b"".join(parts))[1]), reading(scan(*parts)[1])
+    with patch.object(sse, "_plain_content", lambda event: None):
+        assert reading(scan(b"".join(parts))[1]) == quick
+        assert reading(scan(*parts)[1]) == one_by_one
+
+
+@settings(deadline=None, max_examples=150)
+@given(texts=st.lists(st.text('a"\\\n\r\u00e9 ', max_size=4), min_size=2, max_size=8), cut_at=st.integers(0, 300))
+def test_an_event_that_is_like_the_one_before_is_read_as_if_it_were_not(texts: list[str], cut_at: int):
+    """Like it around its text, that is; and one of them comes in two pieces."""
+    parts = [ROLE, *(event(choices=[{"index": 0, "delta": {"content": text}, "finish_reason": None}]) for text in texts), DONE]
+    cut_up = [*parts[:2], parts[2][:cut_at], parts[2][cut_at:], *parts[3:]]
+    out, scanner = scan(*cut_up)
+    assert b"".join(parts) == out
+    assert (len(parts), sum(map(bool, texts))) == (scanner.events, scanner.content_events)
 
 
 @pytest.mark.parametrize("strip", [False, True])

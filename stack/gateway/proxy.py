@@ -1,91 +1,35 @@
-"""The data path: one request in, the same request to the engine, its answer back byte for byte, one record left behind.
+"""The data path: who asks, and for what kind of thing; every request in is one visit, and every visit to a token route one record.
 
-Laws: whatever happens, a POST to a token route leaves exactly one record, and what it was admitted to is given back. A client's key never
-reaches the engine. A client that leaves takes its upstream connection with it, which makes the engine stop working for it. Another upstream is
-tried only while the client has been sent nothing. Bodies are never logged."""
+Law: whatever happens, a POST to a token route leaves exactly one record, and what it was admitted to is given back."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import math
 import random
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
 
-import aiohttp
-import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
+from multidict import CIMultiDictProxy
 
 from exporters.request_log import fitting_line
 from stack.gateway import ask as asks
-from stack.gateway.admission import LATEST_S, Admission, Refusal, Ticket
+from stack.gateway.admission import Admission
+from stack.gateway.client import Client
 from stack.gateway.config import Limits, Timeouts
 from stack.gateway.estimate import Estimator
 from stack.gateway.exchange import Exchange, record
 from stack.gateway.ids import request_id, trace
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
-from stack.gateway.policy import Band
-from stack.gateway.reasons import ELSEWHERE, LATER, NOTHING_DONE, REASONS, judge
-from stack.gateway.reply import INSPECT_BYTES, TAIL_BYTES, Reply, decode
-from stack.gateway.routing import Asked, Choice, may_ask, name_at
-from stack.gateway.sse import Scanner
 from stack.gateway.terms import Terms
+from stack.gateway.visit import Visit, error_body, sent_key
 from stack.gateway.watch import Watch
 
-HELD_BYTES = 1 << 20  # of a stream that has no content yet and may still be asked for elsewhere
-STICKY_BYTES = 64 << 10  # of a request tell it from others
-JITTER = 0.8, 1.2  # of what refused clients are told, so that they do not come back all at once
-RETRY_AFTER_S = 5  # where nobody knows better: an engine that is down is probed as often
-WHOLE_BYTES = 256 << 10  # a reply of known length up to this is read whole: one write, and a break in it is still an honest 502
-ANSWER_S = 5.0  # for telling a client what went wrong; it may not be reading
 _ENGINE_PAGES = ("/metrics", "/health")  # of the engine, without a key, as monitoring expects
-# Belong to one connection (RFC 9110, section 7.6.1), or are written anew.
-_HOP = frozenset(("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
-                  "transfer-encoding", "upgrade"))  # fmt: skip
-_NOT_SENT_ON = _HOP | {
-    "host",
-    "content-length",
-    "expect",
-    "accept-encoding",
-    "authorization",
-    "x-api-key",
-    "api-key",
-    "x-request-id",
-    "traceparent",
-    # of the client's account with somebody else
-    "cookie",
-    "openai-organization",
-    "openai-project",
-}
-_NOT_SENT_BACK = _HOP | {"x-request-id"}
-_ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-                413: "invalid_request_error", 429: "rate_limit_error"}  # fmt: skip
-
-_WHY_LATER = {
-    "team_limit": "team {team} has as many requests in flight as it may; send the next when one of them has ended",
-    "queue_full": "as many requests wait as there may; try again later",
-    "est_wait": "a request of team {team} would now wait longer than it may; try again later",
-}
-
-_log = logging.getLogger("gateway")
-
-
-class _End(Exception):
-    """The exchange ends here for this reason of the vocabulary."""
-
-    def __init__(self, reason: str, message: str = "", retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message or REASONS[reason].why
-        self.retry_after_s = retry_after_s
+JITTER = 0.8, 1.2  # of what refused clients are told, so that they do not come back all at once
 
 
 class Proxy:
@@ -96,7 +40,7 @@ class Proxy:
         terms: Terms,
         log: RequestLog,
         metrics: GatewayMetrics,
-        session: aiohttp.ClientSession,
+        client: Client,
         watch: Watch,
         *,
         limits: Limits,
@@ -108,6 +52,7 @@ class Proxy:
     ) -> None:
         self.terms = terms
         self.admission = Admission(terms.policy)
+        self.client = client
         self.estimator = Estimator()
         self.watch = watch
         self.healthy = _Healthy(watch)
@@ -117,7 +62,6 @@ class Proxy:
         self._idle = asyncio.Event()
         self._log = log
         self._metrics = metrics
-        self._session = session
         self._limits = limits
         self._timeouts = timeouts
         self._clock = clock
@@ -159,7 +103,7 @@ class Proxy:
         self._idle.clear()
         if recorded:
             self._metrics.began(x.team)
-        visit = _Visit(self, request, x, admitted=recorded)
+        visit = Visit(self, request, x, admitted=recorded)
         try:
             return await visit.run(open_to_all=open_to_all)
         except asyncio.CancelledError:
@@ -189,430 +133,6 @@ class Proxy:
         return self.terms.teams.of(sent_key(headers))
 
 
-def sent_key(headers: CIMultiDictProxy[str]) -> str | None:
-    """The API key of a request: a bearer token, or x-api-key as clients of the messages API send it."""
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
-    return headers.get("x-api-key") or (headers.get("Authorization") or None)
-
-
-class _Visit:
-    """One exchange in motion: what `Proxy` shares, plus the request, its response and its timer. admitted: whether it takes a slot of an engine."""
-
-    def __init__(self, proxy: Proxy, request: web.BaseRequest, x: Exchange, *, admitted: bool) -> None:
-        self._proxy = proxy
-        self._terms = proxy.terms
-        self._request = request
-        self._x = x
-        self._admitted = admitted
-        self._ask = asks.Ask(body=b"")
-        self._asked = Asked(None)
-        self._ticket: Ticket | None = None
-        self._response: web.StreamResponse | None = None  # once its head has gone out
-        self._timer = asyncio.timeout(None)
-        self._mid_event = False  # whether the client has the beginning of an event whose end never came
-        self._stage = "body_timeout"  # the reason, should time run out now
-        self._due = 0.0
-
-    async def run(self, *, open_to_all: bool) -> web.StreamResponse:
-        x = self._x
-        try:
-            async with self._timer:
-                return await self._steps(open_to_all)
-        except _End as end:
-            return await self._answer(end)
-        except TimeoutError:
-            return await self._answer(_End(self._stage))
-        except ConnectionError:  # only writes to the client are left unguarded below
-            x.ends("client_hangup")
-        except Exception:
-            _log.exception("request %s failed inside the gateway", x.request_id)
-            return await self._answer(_End("gateway_error"))
-        return self._response or web.Response()
-
-    async def _steps(self, open_to_all: bool) -> web.StreamResponse:
-        """Team, body, terms, admission, engine, answer: cheapest refusal first."""
-        x, proxy = self._x, self._proxy
-        if not open_to_all and x.team is None:
-            raise _End("unknown_key" if sent_key(self._request.headers) else "no_key")
-        if proxy.draining:
-            raise _End("draining")
-        self._allow("body_timeout", proxy._timeouts.body_s)
-        # What needs no key gets no memory either: a body sent to it is not read.
-        body = b"" if open_to_all else await self._body()
-        if not self._admitted or x.team is None:
-            self._ask = asks.Ask(body=body)
-            choice = self._choice(body)
-        else:
-            self._read(body)
-            self._hold_to_terms(x.team)
-            await self._wait_for_slot(x.team)
-            choice = self._choice(body)
-        return await self._answered(choice)
-
-    def _read(self, body: bytes) -> None:
-        """What is asked for, by whom, and how much that may be."""
-        x, proxy = self._x, self._proxy
-        self._ask = ask = asks.read(x.route, body)
-        self._asked = asked = self._terms.names.of(ask.model)
-        x.priority = self._terms.team(x.team or "").band
-        x.model, x.named, x.adapter = asked.model or ask.model, asked.model is not None, asked.adapter
-        x.stream, x.n = ask.stream, ask.n
-        x.est_prompt_tokens = proxy.estimator.prompt(x.model, ask)
-
-    def _hold_to_terms(self, team: str) -> None:
-        """Limits the output to what the team may have. Raises _End for what the team or model does not allow."""
-        x, ask, terms = self._x, self._ask, self._terms.team(team)
-        if ask.stream is None and self._x.route not in asks.UPLOADS:  # the engine may read more than we do: it would escape every limit
-            raise _End("bad_body", "the body is no JSON object in UTF-8 of a reasonable number of fields")
-        if not may_ask(terms, self._asked):
-            raise _End("model_not_allowed", f"team {team} may not ask for model {(ask.model or 'without a name')[:100]!r}")
-        prompt, most = x.est_prompt_tokens or 0, terms.max_output_tokens
-        if terms.max_prompt_tokens is not None and prompt > terms.max_prompt_tokens:
-            raise _End("prompt_too_long", f"the prompt has about {prompt} tokens; team {team} may send {terms.max_prompt_tokens}")
-        if most is not None and ask.max_tokens is not None and ask.max_tokens > most and terms.over_output == "refuse":
-            raise _End("output_too_long", f"{ask.max_tokens} tokens of output are asked for; team {team} may have {most}")
-        model = self._terms.policy.models.get(self._asked.model or "")
-        context = model.max_model_len if model else None
-        self._ask = ask.limited(most)
-        wanted = (self._ask.max_tokens or 0) if ask.max_tokens else 0  # without a limit of its own it wants what the context has left
-        # The engine counts exactly and refuses by itself; here only what is too long for sure is kept from the queue.
-        if context is not None and self._proxy.estimator.at_least(prompt, ask) + wanted > context:
-            raise _End("context_too_long", f"prompt (about {prompt} tokens) and output ({wanted}) are longer than the context of {context} tokens")
-
-    async def _wait_for_slot(self, team: str) -> None:
-        """Returns when it is this request's turn. Raises _End when it is refused; the timer ends a wait that is too long."""
-        x, proxy = self._x, self._proxy
-        if team not in proxy.terms.policy.teams:  # no longer: its body took time to come
-            raise _End("unknown_key")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        began, output = proxy._clock(), proxy.estimator.output(team, self._ask)
-        asked = proxy.admission.ask(team, x.est_prompt_tokens or 0, output, began, lambda: None if turn.done() else turn.set_result(None))
-        if isinstance(asked, Refusal):
-            raise _End(asked.reason, _WHY_LATER[asked.reason].format(team=team), asked.retry_after_s)
-        self._ticket, x.queued_s = asked, 0.0
-        if not turn.done():
-            self._allow("queue_ttl", asked.deadline - began)
-            try:
-                await turn
-            finally:
-                x.queued_s = proxy._clock() - began
-
-    def give_back(self) -> None:
-        """The slot, as soon as the engine has no more work with this request; and what its size has taught."""
-        ticket, self._ticket = self._ticket, None
-        if ticket is None:
-            return
-        x, estimator, reply = self._x, self._proxy.estimator, self._x.reply
-        prompt, output = reply.prompt_tokens, reply.completion_tokens if reply.completion_tokens is not None else (x.content_events or None)
-        if x.reason in NOTHING_DONE and prompt is None and output is None:
-            prompt = output = 0
-        self._proxy.admission.leave(ticket, self._proxy._clock(), prompt, output)
-        if reply.prompt_tokens is not None:
-            estimator.learn(x.model, self._ask, reply.prompt_tokens)
-        if reply.completion_tokens is not None and x.team is not None:
-            estimator.learn_output(x.team, self._ask, reply.completion_tokens)
-
-    # ---- the engine
-
-    def _choice(self, body: bytes) -> Choice:
-        sticky = f"{self._x.team}\0".encode() + body[:STICKY_BYTES]
-        choice = self._terms.router.choose(self._asked.model, self._x.est_prompt_tokens, sticky, self._proxy.healthy)
-        if choice is None:
-            raise _End("upstream_down", "no engine serves this")
-        return choice
-
-    async def _answered(self, choice: Choice) -> web.StreamResponse:
-        """The answer of the upstream that was chosen, or of the first of its fallbacks that does better."""
-        x, metrics = self._x, self._proxy._metrics
-        others = self._terms.router.fallbacks(self._asked.model, choice, self._terms.team(x.team or ""), x.est_prompt_tokens) if self._ticket else []
-        self._timer.reschedule(None)
-        tries = [choice, *others]
-        for x.attempt, each in enumerate(tries, 1):
-            x.upstream, x.variant, result = each.name, each.upstream.variant, ""
-            if self._admitted:
-                metrics.sent(each.name, each.upstream.variant)
-            try:
-                answer = await self._tried(each, held=x.attempt < len(tries))
-                result = "ok"
-                return answer
-            except _End as end:
-                result = end.reason
-                if each is tries[-1] or self._response is not None or end.reason not in ELSEWHERE:
-                    raise
-                x.tried = ",".join(filter(None, (x.tried, f"{each.name}:{end.reason}")))
-                x.reply, x.reason, x.content_events, x.retry_after_s = Reply(), None, 0, None
-            finally:
-                if self._admitted:  # in the words of the record
-                    metrics.answered(each.name, each.upstream.variant, x.reason or ("ok" if x.complete else result or self._proxy.cut_by))
-        raise AssertionError("there is always one upstream")
-
-    async def _tried(self, choice: Choice, *, held: bool) -> web.StreamResponse:
-        """One try, with its own time. held: until it has brought content nothing goes to the client, so that another one can be tried."""
-        stage, allowed = self._first_stage()
-        try:
-            async with asyncio.timeout(None) as self._timer:
-                self._allow(stage, allowed)
-                upstream = await self._sent(choice)
-                try:
-                    if upstream.content_type == "text/event-stream":
-                        return await self._stream(upstream, strip_usage=self._ask.usage_added and upstream.status == 200, held=held)
-                    return await self._whole(upstream, held=held)
-                finally:
-                    upstream.close()  # keeps the connection after a complete answer, cuts it otherwise
-        except TimeoutError:
-            raise _End(self._stage) from None
-
-    def _first_stage(self) -> tuple[str, float]:
-        timeouts, band = self._proxy._timeouts, self._band()
-        if self._ask.stream:
-            return "prefill_timeout", (band and band.prefill_s) or timeouts.prefill_s
-        return "total_timeout", (band and band.total_s) or timeouts.total_s
-
-    def _band(self) -> Band | None:
-        return self._terms.band(self._x.team) if self._admitted and self._x.team is not None else None
-
-    def _allow(self, stage: str, seconds: float) -> None:
-        """From now on, time runs out after `seconds`, and is then called `stage`."""
-        self._stage = stage
-        self._due = asyncio.get_running_loop().time() + seconds
-        self._timer.reschedule(self._due)
-
-    async def _body(self) -> bytes:
-        """The whole request body. Raises _End when it is too large or broken."""
-        request, limit = self._request, self._proxy._limits.body_bytes
-        too_large = _End("body_too_large", f"the request body is larger than {limit} bytes")
-        if (request.content_length or 0) > limit:
-            raise too_large
-        if request.headers.get("Expect", "").lower() == "100-continue":
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if not request.can_read_body:
-            return b""
-        chunks, size = [], 0
-        try:
-            async for chunk in request.content.iter_any():
-                size += len(chunk)
-                if size > limit:
-                    raise too_large
-                chunks.append(chunk)
-        except (web.RequestPayloadError, aiohttp.ClientPayloadError, HttpProcessingError) as error:
-            raise _End("bad_body") from error
-        return b"".join(chunks)
-
-    async def _sent(self, choice: Choice) -> aiohttp.ClientResponse:
-        """The engine's answer, as soon as its head is there. Raises _End when none comes."""
-        request, watch = self._request, self._proxy.watch
-        body = self._ask.renamed(name_at(choice.upstream, self._asked)).body
-        try:
-            answer = await self._proxy._session.request(
-                request.method,
-                URL(choice.upstream.url.rstrip("/") + _path(request), encoded=True),
-                data=body or None,
-                headers=self._headers(choice),
-                allow_redirects=False,
-            )
-            if answer.status < 500:
-                watch.worked(choice.name)
-            return answer
-        except aiohttp.ConnectionTimeoutError as error:
-            watch.failed(choice.name)
-            raise _End("connect_timeout") from error
-        except aiohttp.ClientConnectorError as error:
-            watch.failed(choice.name)
-            raise _End("upstream_down", f"the engine behind this gateway cannot be reached ({error.os_error.strerror or 'no address'})") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise _End("upstream_reset") from error
-
-    def _headers(self, choice: Choice) -> CIMultiDict[str]:
-        sent = self._request.headers
-        headers = CIMultiDict(_without(sent, _NOT_SENT_ON))
-        if not self._x.trace.continued:
-            headers.popall("tracestate", None)  # belongs to a trace that we could not read
-        headers["X-Request-Id"] = self._x.request_id
-        headers["traceparent"] = self._x.trace.traceparent
-        headers["Accept-Encoding"] = "identity"  # usage must be readable
-        headers.update(self._terms.headers.get(choice.name, {}))
-        return headers
-
-    def _begin(self, upstream: aiohttp.ClientResponse) -> CIMultiDict[str]:
-        """The head to send back."""
-        if upstream.status in (429, 503) and (wait := upstream.headers.get("Retry-After", "")).isdecimal():
-            self._x.retry_after_s = float(wait[:9])
-        headers = CIMultiDict(_without(upstream.headers, _NOT_SENT_BACK))
-        headers["X-Request-Id"] = self._x.request_id
-        return headers
-
-    async def _whole(self, upstream: aiohttp.ClientResponse, *, held: bool) -> web.StreamResponse:
-        """Passes a reply that is no event stream, and reads its usage from a copy that is bounded."""
-        length = upstream.content_length
-        if length is not None and length <= WHOLE_BYTES and self._request.method != "HEAD":
-            try:
-                body = await upstream.read()
-            except (aiohttp.ClientError, OSError) as error:
-                raise _End("upstream_reset") from error
-            headers = self._begin(upstream)
-            self._note(upstream, body, whole=True)
-            if held and self._x.reason in ELSEWHERE:
-                raise _End(self._x.reason or "")
-            self.give_back()
-            return await self._finish(web.Response(status=upstream.status, reason=upstream.reason, headers=headers, body=body))
-        if held and (reason := judge(upstream.status, None, ())) in ELSEWHERE:
-            raise _End(reason or "")
-        response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=self._begin(upstream))
-        await self._start(response)
-        copy, whole = bytearray(), True
-        while chunk := await _next(upstream):
-            await self._write(response, chunk)
-            copy += chunk
-            if len(copy) > INSPECT_BYTES:
-                whole = False
-                del copy[:-TAIL_BYTES]
-        self._note(upstream, bytes(copy), whole=whole)
-        self.give_back()
-        return await self._finish(response)
-
-    def _note(self, upstream: aiohttp.ClientResponse, body: bytes, *, whole: bool) -> None:
-        """Takes in a reply, or the last bytes of one too large to keep, and judges it."""
-        x = self._x
-        if upstream.content_type == "application/json":
-            if not whole:
-                x.reply.note_tail(body)
-            elif (read := decode(body)) is not None:
-                x.reply.note(read)
-        x.reason = judge(upstream.status, x.reply.error_code, x.reply.finish_reasons)
-
-    async def _stream(self, upstream: aiohttp.ClientResponse, *, strip_usage: bool, held: bool) -> web.StreamResponse:
-        """Passes an event stream chunk by chunk while the scanner reads along; from its first content on, when it is held until then."""
-        x, clock = self._x, self._proxy._clock
-        scanner = Scanner(strip_usage=strip_usage)
-        x.stream, x.reply = True, scanner.reply
-        headers = self._begin(upstream)
-        if strip_usage:
-            headers.popall("Content-Length", None)  # the usage event will be missing
-        response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
-        if not held:
-            await self._start(response)
-        seen, waiting = 0, bytearray()
-        try:
-            while chunk := await _next(upstream):
-                ready = scanner.feed(chunk, clock())
-                if held:
-                    waiting += ready
-                    if held := self._worth_holding(upstream, scanner, waiting):
-                        continue
-                    await self._start(response)
-                    ready = bytes(waiting)
-                if over := scanner.done or scanner.reply.error_code is not None:  # whatever the line and the client still have to do
-                    x.content_events = scanner.content_events
-                    self.give_back()
-                if ready:
-                    await self._write(response, ready)
-                if scanner.content_events != seen:
-                    seen = scanner.content_events
-                    self._content_came()
-                if over and not x.complete:
-                    x.reason, x.complete = judge(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons), True
-            rest = scanner.close(clock())
-            if held:
-                self._worth_holding(upstream, scanner, waiting, ended=True)
-                await self._start(response)
-                rest = bytes(waiting) + rest
-            if rest:
-                await self._write(response, rest)
-        finally:
-            self._mid_event = scanner.mid_event
-            x.first_content, x.last_content, x.content_events = scanner.first_content, scanner.last_content, scanner.content_events
-        x.reason = judge(upstream.status, x.reply.error_code, x.reply.finish_reasons)
-        if self._breaks_off(upstream, scanner):
-            raise _End("upstream_reset", "the engine ended the stream before its end")
-        self.give_back()
-        return await self._finish(response)
-
-    def _breaks_off(self, upstream: aiohttp.ClientResponse, scanner: Scanner) -> bool:
-        """Whether a stream has ended without its end."""
-        said = judge(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons) or scanner.done or scanner.reply.finish_reasons
-        return not said and upstream.status == 200 and self._x.route in asks.ENDING
-
-    def _worth_holding(self, upstream: aiohttp.ClientResponse, scanner: Scanner, waiting: bytearray, *, ended: bool = False) -> bool:
-        """Whether a held stream still has brought nothing that a client waits for. Raises _End for one that failed before it did."""
-        reason = judge(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons)
-        if ended and reason is None and self._breaks_off(upstream, scanner):
-            reason = "upstream_reset"
-        if reason in ELSEWHERE and not scanner.content_events:
-            raise _End(reason or "")
-        return not (scanner.content_events or scanner.done or reason or len(waiting) > HELD_BYTES)
-
-    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
-        """Waits while the client does not read; should time run out meanwhile, it is the client's."""
-        stage, self._stage = self._stage, "client_stalled"
-        await response.write(data)
-        self._stage = stage
-
-    def _content_came(self) -> None:
-        """Moves the deadline on. Not for every event: a timer costs more than it tells, so it may be late by a quarter."""
-        band = self._band()
-        allowed = (band and band.decode_s) or self._proxy._timeouts.decode_s
-        now = asyncio.get_running_loop().time()
-        if self._stage != "decode_timeout" or self._due - now < allowed:
-            self._allow("decode_timeout", allowed * 1.25)
-
-    async def _start(self, response: web.StreamResponse) -> None:
-        self._x.status = response.status
-        await response.prepare(self._request)
-        self._response = response
-
-    async def _finish(self, response: web.StreamResponse) -> web.StreamResponse:
-        """Sends the end (and for a whole response everything), so that a client that leaves before it is on record."""
-        self._stage = "client_stalled"
-        self._x.status = response.status
-        await response.prepare(self._request)
-        self._response = response
-        await response.write_eof()
-        return response
-
-    async def _answer(self, end: _End) -> web.StreamResponse:
-        """Tells the client why its request ended: as a status, as an event inside a stream, or by cutting what is neither."""
-        self._x.ends(end.reason)
-        self.give_back()
-        with contextlib.suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(ANSWER_S):
-                if self._response is None:
-                    return await self._finish(self._refusal(end))
-                if self._x.complete:
-                    return await self._finish(self._response)
-                endless = self._response.content_length is None  # into a promised length no more fits
-                if self._response.content_type == "text/event-stream" and endless and end.reason != "client_stalled":
-                    apart = b"\n\n" if self._mid_event else b""  # so that our error event is one of its own
-                    await self._response.write(apart + b"data: " + msgspec.json.encode(_error(end)) + b"\n\n")
-                    return await self._finish(self._response)
-        if self._request.transport is not None:  # a clean end would pass for a complete reply
-            self._request.transport.abort()
-        return self._response or web.Response()
-
-    def _refusal(self, end: _End) -> web.Response:
-        x, status = self._x, REASONS[end.reason].status
-        headers = {"X-Request-Id": x.request_id, "Content-Type": "application/json"}
-        if status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        if end.reason in LATER:
-            x.retry_after_s = float(self._retry_after_s(end))
-            headers |= {"Retry-After": f"{x.retry_after_s:.0f}", "Retry-After-Ms": f"{x.retry_after_s * 1000:.0f}", "X-Should-Retry": "true"}
-        elif status < 500:
-            headers["X-Should-Retry"] = "false"
-        answer = web.Response(status=status, headers=headers, body=msgspec.json.encode(_error(end)))
-        if self._proxy.draining:
-            answer.force_close()
-        return answer
-
-    def _retry_after_s(self, end: _End) -> int:
-        """Seconds, at most what clients obey."""
-        wait_s = end.retry_after_s
-        if wait_s is None and end.reason == "queue_ttl" and self._x.team in self._terms.policy.teams:
-            wait_s = self._proxy.admission.wait_s(self._x.team or "")
-        return min(int(LATEST_S), max(1, math.ceil((wait_s or RETRY_AFTER_S) * self._proxy._jitter())))
-
-
 class _Healthy:
     """The upstreams worth asking, as a set that is never made."""
 
@@ -621,34 +141,3 @@ class _Healthy:
 
     def __contains__(self, name: object) -> bool:
         return self._watch.healthy(str(name))
-
-
-def _error(end: _End) -> dict[str, Any]:
-    return error_body(REASONS[end.reason].status, end.reason, end.message)
-
-
-def error_body(status: int, reason: str, message: str) -> dict[str, Any]:
-    """An error as OpenAI's clients read it; `code` is our reason."""
-    return {"error": {"message": message, "type": _ERROR_TYPES.get(status, "server_error"), "param": None, "code": reason}}
-
-
-async def _next(upstream: aiohttp.ClientResponse) -> bytes:
-    """What has come from the engine; empty at the end. Raises _End when the connection breaks."""
-    try:
-        return await upstream.content.readany()
-    except (aiohttp.ClientError, OSError) as error:
-        raise _End("upstream_reset", "the connection to the engine broke") from error
-
-
-def _path(request: web.BaseRequest) -> str:
-    """Path and query as they came, without a slash at the path's end."""
-    path, mark, query = request.rel_url.raw_path_qs.partition("?")
-    return path.rstrip("/") + mark + query
-
-
-def _without(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
-    """Headers to pass on: without the dropped ones, and without those that Connection names."""
-    named = ",".join(headers.getall("Connection", ()))
-    if named and named.lower() not in ("keep-alive", "close"):
-        dropped = dropped | {name.strip().lower() for name in named.split(",")}
-    return [(name, value) for name, value in headers.items() if name.lower() not in dropped]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +18,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from stack.config import BadConfig, load
+from stack.gateway.client import KEEPALIVE_S, Client
 from stack.gateway.config import GatewayConfig, Timeouts, address, rooted
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
@@ -27,8 +29,8 @@ from stack.gateway.terms import load_terms
 from stack.gateway.watch import Watch
 
 LOOK_EVERY_S = 0.25  # at the engines' figures, which come once a second
-KEEPALIVE_S = 3.0  # under the 5 s after which vLLM's server closes an idle connection, or we would reuse one that is closing
 HEADER_BYTES = 32 << 10
+GARBAGE_AFTER = 20_000  # objects, not Python's 700: a stream in flight holds about a hundred, and none of them is garbage
 CUT_S = 2.0
 
 _log = logging.getLogger("gateway")
@@ -49,6 +51,8 @@ def run(config: GatewayConfig | Path) -> int:
     try:
         if isinstance(config, Path):
             config = rooted(load(config, GatewayConfig), config.resolve().parent)
+        gc.freeze()  # what is loaded by now stays, and need not be looked through again and again
+        gc.set_threshold(GARBAGE_AFTER)
         with asyncio.Runner(loop_factory=_fast_loop()) as runner:
             runner.run(_until_signal(config))
     except BadConfig as error:
@@ -64,14 +68,15 @@ async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callabl
     log = RequestLog(Path(config.requests_log), metrics, config.limits.log_bytes)
     log.open()
     try:
-        async with _client(config.timeouts) as session, contextlib.AsyncExitStack() as stack:
+        async with _watching_client(config.timeouts) as session, contextlib.AsyncExitStack() as stack:
+            client = stack.enter_context(contextlib.closing(Client(config.timeouts.connect_s)))
 
             def tell(name: str, up: bool) -> None:
                 if (address := proxy.terms.addresses.get(name)) is not None:  # it may have gone with a reload
                     metrics.upstream(name, address, up)
 
             watch = Watch(session, tell, lambda: proxy.running > 0)
-            proxy = Proxy(terms, log, metrics, session, watch, limits=config.limits, timeouts=config.timeouts)
+            proxy = Proxy(terms, log, metrics, client, watch, limits=config.limits, timeouts=config.timeouts)
             metrics.watches(proxy.admission)
             metrics_url = await stack.enter_async_context(
                 _listening("metrics_listen", config.metrics_listen, web.Server(metrics.page, access_log=None, logger=_http_log()))
@@ -156,8 +161,8 @@ async def _until_signal(config: GatewayConfig) -> None:
     await serve(config, stop=stop, on_start=started)
 
 
-def _client(timeouts: Timeouts) -> aiohttp.ClientSession:
-    """The client of the engine: adds nothing of its own, follows nothing, keeps no cookies, has no limit of connections."""
+def _watching_client(timeouts: Timeouts) -> aiohttp.ClientSession:
+    """The client of the watchers: adds nothing of its own, keeps no cookies, has no limit of connections."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
         cookie_jar=aiohttp.DummyCookieJar(),

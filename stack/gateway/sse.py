@@ -10,6 +10,7 @@ import re
 from stack.gateway.reply import Reply, decode
 
 EVENT_BYTES = 1 << 20
+_BACKSLASH = ord("\\")
 
 # A blank line ends an event; a line ends in LF, CRLF or CR. The look-ahead keeps CRLF from being read as two line ends.
 _BLANK = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
@@ -23,7 +24,7 @@ class Scanner:
     strip_usage: hold incomplete events back (a client can do nothing with half an event), drop the event with usage and no choices."""
 
     __slots__ = (
-        "_big", "_carriage", "_forced", "_held", "_lf", "_searched", "_strip", "_tail",
+        "_after", "_before", "_big", "_carriage", "_forced", "_held", "_lf", "_searched", "_strip", "_tail",
         "content_events", "done", "events", "first_content", "last_content", "reply", "unread_events",
     )  # fmt: skip
 
@@ -43,6 +44,8 @@ class Scanner:
         self._tail = b""  # the last bytes of that event: a blank line may be cut
         self._lf: bytes | None = None  # the last event ended in CR: should its LF still come, this is what goes out for it
         self._forced = False  # the engine tells usage unasked
+        # The last plain event before and after its text. The next one is nearly always the same around another text.
+        self._before = self._after = b""
 
     @property
     def mid_event(self) -> bool:
@@ -58,7 +61,7 @@ class Scanner:
                 return lf + self.feed(chunk[1:], now)
         if not self._big:
             if not self._held and not self._carriage and chunk.find(b"\n\n") == len(chunk) - 2 >= 0:  # one whole event, as nearly always
-                return b"" if self._event(chunk, now) and self._strip else chunk
+                return chunk[: -len(chunk.lstrip(b"\n"))] if self._event(chunk, now) and self._strip else chunk
             return self._scan(chunk, now)
         past = self._end_of_big(chunk)
         return chunk if self._big else chunk[:past] + self._scan(chunk[past:], now)
@@ -122,11 +125,22 @@ class Scanner:
     def _event(self, event: bytes, now: float) -> bool:
         """Takes in one event; True when it is the usage event, which has no choices."""
         self.events += 1
+        before, after = self._before, self._after
+        if before and event.startswith(before) and event.endswith(after):
+            text = event[len(before) : -len(after)]
+            if text and b'"' not in text and b"\n" not in text and b"\r" not in text and text[-1] != _BACKSLASH:  # it ends neither string nor line
+                self.content_events += 1
+                self.last_content = now
+                return False
         if len(event) > EVENT_BYTES:
             self.unread_events += 1
             return False
-        if self.reply.model is not None and _plain_content(event):
+        if self.reply.model is not None and (found := _plain_content(event)) is not None:
             self._content(now)
+            begin = found.end() - 1
+            end = event.find(b'"', begin)
+            if event[end - 1] != _BACKSLASH:
+                self._before, self._after = event[:begin], event[end:]
             return False
         data = _data(event.removeprefix(b"\xef\xbb\xbf") if self.events == 1 else event)
         if not data:
@@ -152,10 +166,10 @@ class Scanner:
             self.first_content = now
 
 
-def _plain_content(event: bytes) -> bool:
-    """Whether bytes alone show a chunk that has text and nothing else worth decoding; most events are such."""
+def _plain_content(event: bytes) -> re.Match[bytes] | None:
+    """Where bytes alone show a chunk that has text and nothing else worth decoding, up to the first letter of that text; most events are such."""
     unfinished = event.count(b'"finish_reason":null')
-    return (
+    plain = (
         unfinished > 0
         and event.startswith(b"data:")
         and event.find(b"\n", 0, len(event) - 2) < 0  # one line: nothing of it is a comment
@@ -164,8 +178,8 @@ def _plain_content(event: bytes) -> bool:
         and b'usage"' not in event
         and b'error"' not in event
         and b'system_fingerprint":"' not in event
-        and _SOME_TEXT.search(event) is not None
     )
+    return _SOME_TEXT.search(event) if plain else None
 
 
 def _data(event: bytes) -> bytes:
