@@ -1,6 +1,6 @@
 """RequestRecord <-> one JSON line: what the gateway writes and everyone else reads.
 
-Law: unknown is null, never 0; no prompt or reply text, ever; at most 600 bytes a line."""
+Law: unknown is null, never 0; no prompt or reply text, ever; at most 1,000 bytes a line; an ordinary one has 600."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-MAX_LINE_BYTES = 600
+MAX_LINE_BYTES = 1000
 UNKNOWN_TEAM = "__unknown__"  # how a record without a team is counted
 
 Outcome = Literal["ok", "client_abort", "rejected", "upstream_error", "timeout"]
@@ -23,12 +23,15 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=False, kw_only=Tr
 
     ts: when it ended, RFC 3339 UTC. queue_ms: waiting in the gateway. ttft_ms: accepted -> first content token sent on; null when
     not streaming. tpot_ms: (last token - first token) / (completion_tokens - 1). e2e_ms: accepted -> ended.
+    parent_span_id: the client's span, null where the trace begins here. sampled: false where the client said that its trace is not kept.
     cache_hit: null unless the engine reports cached tokens. tried: upstreams that failed before, as name:reason."""
 
     request_id: str
     ts: str | None = None
     trace_id: str | None = None
     span_id: str | None = None
+    parent_span_id: str | None = None
+    sampled: bool | None = None
     team: str | None = None
     priority: str | None = None
     model: str | None = None
@@ -80,14 +83,14 @@ _NONNEGATIVE = (
 _FREE_TEXT = ("model", "adapter", "finish_reason", "engine_version", "upstream", "variant", "tried", "priority", "request_id")
 _LEAST_NEEDED = (
     "tried", "est_prompt_tokens", "engine_ttft_ms", "engine_queue_ms", "attempt", "n", "variant", "engine_version", "upstream", "adapter",
-    "retry_after_s", "span_id", "priority",
+    "retry_after_s", "priority", "parent_span_id", "span_id",
 )  # fmt: skip
 
 
 def to_line(record: RequestRecord) -> bytes:
     """One JSON line with its newline; nulls are left out, which reads back the same.
 
-    Raises BadLine("size") beyond 600 bytes: some field carries what a client sent, and the writer must cut it first."""
+    Raises BadLine("size") beyond 1,000 bytes: some field carries what a client sent, and the writer must cut it first."""
     fields = {name: value for name in record.__struct_fields__ if (value := getattr(record, name)) is not None}
     line = _encoder.encode(fields)
     if len(line) >= MAX_LINE_BYTES:
@@ -103,7 +106,7 @@ def fitting_line(record: RequestRecord) -> bytes:
         return to_line(record)
     except BadLine:
         pass
-    for limit in (64, 34, 12):
+    for limit in (128, 64):
         record = msgspec.structs.replace(record, **{name: _cut(getattr(record, name), limit) for name in _FREE_TEXT})
         with contextlib.suppress(BadLine):
             return to_line(record)
@@ -111,7 +114,7 @@ def fitting_line(record: RequestRecord) -> bytes:
         record = msgspec.structs.replace(record, **{name: None})
         with contextlib.suppress(BadLine):
             return to_line(record)
-    return to_line(record)
+    return to_line(msgspec.structs.replace(record, **{name: _cut(getattr(record, name), 34) for name in _FREE_TEXT}))
 
 
 def _cut(text: str | None, limit: int) -> str | None:

@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from exporters import engine, events, exposition, gpu
+from exporters import engine, events, exposition, gpu, otlp
 from exporters.catalogue import ours, page
 from exporters.exposition import Sample
 from exporters.request_log import BadLine, RequestRecord, ended_at, parse_line
@@ -74,6 +74,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models_limit: int = 50
     gpu: Literal["auto", "off"] = "auto"
     prices: Prices | None = None
+    otlp: otlp.Otlp | None = None  # without it no spans
     events: str | None = None
     engine_interval_s: float = 5.0
     gpu_interval_s: float = 5.0
@@ -181,6 +182,7 @@ class Logs:
     tails: list[Tail]
     traffic: Traffic
     names: Mapping[str, str]
+    spans: otlp.Spans | None = None
     lines: int = 0
     untimed: int = 0
     bad: Counter[str] = field(default_factory=Counter)
@@ -210,6 +212,8 @@ class Logs:
             return
         self.lines += 1
         self.traffic.add(record)
+        if self.spans:
+            self.spans.add(record)
         ended = ended_at(record)
         self.untimed += ended is None
         self.lag_s[str(tail.path)] = max(0.0, now_s - (now_s if ended is None else ended))
@@ -238,7 +242,8 @@ class Sidecar:
         self.version = version
         self.started_s = time.time()
         traffic = Traffic(BoundedNames(config.teams.configured, config.teams.limit), BoundedNames((), config.models_limit))
-        self.logs = Logs([Tail(Path(p)) for p in config.requests_log], traffic, config.field_names)
+        self.spans = otlp.Spans(config.otlp, version, since_s=self.started_s) if config.otlp else None
+        self.logs = Logs([Tail(Path(p)) for p in config.requests_log], traffic, config.field_names, self.spans)
         self.histories = {e.name: engine.History(e.name) for e in config.engines}
         self.sources: list[Source] = []
         self._gpus: list[gpu.GpuReading] = []
@@ -251,6 +256,8 @@ class Sidecar:
         self._session = aiohttp.ClientSession()
         if not self.logs.tails and not self.config.engines:
             log.warning("neither requests_log nor engines are configured: there is little to show")
+        if self.spans:
+            self.spans.start()
         for tail in self.logs.tails:
             self._follow(Source("log", str(tail.path)), functools.partial(self._read_log, tail), LOG_INTERVAL_S)
         for target in self.config.engines:
@@ -271,6 +278,8 @@ class Sidecar:
         await self._session.close()
         for tail in self.logs.tails:
             tail.close()
+        if self.spans:
+            await asyncio.to_thread(self.spans.stop)
 
     @property
     def ready(self) -> bool:
@@ -289,6 +298,8 @@ class Sidecar:
         for history in self.histories.values():
             yield from history.samples()
         yield from events.samples(self._events)
+        if self.spans:
+            yield from self.spans.samples()
         last = self._gpu_source.last_success_s if self._gpu_source else None
         if last is not None and now_s - last <= 3 * self.config.gpu_interval_s:
             yield from gpu.families(self._gpus)

@@ -354,6 +354,7 @@ def test_ids_that_could_break_a_log_or_a_header_are_replaced():
 def test_a_trace_is_continued_only_from_a_valid_parent(sent: str | None, continued: bool):
     span = trace(sent, lambda size: "a" * 2 * size)
     assert (continued, "a" * 16) == (span.continued, span.span_id)
+    assert ("b7ad6b7169203331" if continued else None, not (sent or "").endswith("-00")) == (span.parent_id, span.sampled)
     assert span.trace_id == ("0af7651916cd43dd8448eb211c80319c" if continued else "a" * 32)
     assert span.flags == (sent.split("-")[3] if continued and sent else "01")
 

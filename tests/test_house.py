@@ -24,6 +24,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOORS = {
     "click": ("stack/cli.py",),
     "grafanalib": ("dashboards/panels.py",),
+    "grpc": ("exporters/otlp.py",),
+    "httptools": ("stack/gateway/client.py",),
     "markdown_it": ("stack/board/pages.py",),
     "opentelemetry": ("exporters/otlp.py",),
     "plotly": (),  # its JavaScript file is read by stack/board/charts.py; its Python is never imported
@@ -88,12 +90,11 @@ def test_metric_names_are_typed_only_in_the_catalogue(path):
 
 
 def test_every_dependency_is_used_and_every_import_is_a_dependency():
-    """opentelemetry waits for exporters/otlp.py; until spans are sent it is only kept resolvable beside vLLM."""
     declared = {Requirement(text).name.lower() for text in PROJECT["dependencies"]}
     provides = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml", "prometheus-client": "prometheus_client", "promql-parser": "promql_parser"}
-    provides |= {"markdown-it-py": "markdown_it"}
-    waiting, read_only = {"opentelemetry-sdk", "opentelemetry-exporter-otlp"}, {"plotly"}
-    wanted = {provides.get(name, name) for name in declared - waiting - read_only}
+    provides |= {"markdown-it-py": "markdown_it", "grpcio": "grpc", "opentelemetry-proto": "opentelemetry"}
+    read_only = {"plotly"}
+    wanted = {provides.get(name, name) for name in declared - read_only}
     imported = {name.split(".")[0] for path in SOURCES if path.name != "tiny_model.py" for name in imports(path)}
     foreign = imported - set(sys.stdlib_module_names) - set(PACKAGES)
     assert wanted == foreign - {"multidict", "yarl"}, "multidict and yarl are parts of aiohttp's own interface"

@@ -393,11 +393,15 @@ def test_a_bucket_of_a_latency_panel_leads_to_a_trace(lab, eventually):
 
 
 @on_the_lab
-def test_spans_of_the_engine_reach_the_collector(lab, eventually):
-    def accepted() -> float:
-        return page.parse(get(f"{lab.url('otelcol')}/metrics")).total("otelcol_receiver_accepted_spans_total") or 0
+@pytest.mark.parametrize("transport", ["grpc", "http"])
+def test_spans_reach_the_collector(lab, eventually, transport):
+    """Those of the engine over gRPC, those of the request log over HTTP."""
 
-    eventually(lambda: accepted() > 0, within_s=30, what="spans at the collector")
+    def accepted() -> float:
+        return page.parse(get(f"{lab.url('otelcol')}/metrics")).total("otelcol_receiver_accepted_spans_total", transport=transport) or 0
+
+    eventually(lambda: accepted() > 0, within_s=30, what=f"spans over {transport} at the collector")
+
 
 
 @on_the_lab

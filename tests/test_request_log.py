@@ -11,7 +11,8 @@ from exporters.request_log import MAX_LINE_BYTES, BadLine, RequestRecord, ended_
 
 FULL = RequestRecord(
     request_id="8f14e45fceea167a5a36dedd4bea2543", ts="2026-05-12T09:30:00.123Z", trace_id="0af7651916cd43dd8448eb211c80319c",
-    span_id="b7ad6b7169203331", team="demo", priority="default", model="tiny", adapter="sql", route="/v1/chat/completions",
+    span_id="b7ad6b7169203331", parent_span_id="00f067aa0ba902b7", sampled=False, team="demo", priority="default", model="tiny",
+    adapter="sql", route="/v1/chat/completions",
     upstream="127.0.0.1:8001", variant="canary", engine_version="0.32.0", attempt=1, stream=True, n=1, prompt_tokens=113, cached_tokens=96,
     completion_tokens=24, cache_hit=True, queue_ms=0.0, ttft_ms=12.345, tpot_ms=1.5, e2e_ms=48.75, engine_queue_ms=0.01, engine_ttft_ms=2.266,
     status=200, finish_reason="length", outcome="ok",
@@ -85,6 +86,17 @@ def test_to_line_refuses_what_is_too_long_and_fitting_line_cuts_it():
     record = parse_line(line)
     assert (FULL.trace_id, FULL.completion_tokens, "mmm") == (record.trace_id, record.completion_tokens, (record.model or "")[:3])
     assert to_line(FULL) == fitting_line(FULL)
+
+
+def test_an_ordinary_record_is_not_cut():
+    """With the longest names that are in use, an id as long as theirs, and every figure."""
+    ordinary = msgspec.structs.replace(
+        FULL, model="meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", adapter="customer-support-german-2026-10", tried="gpu-a:upstream_down",
+        request_id="chatcmpl-8f14e45f-ceea-467a-b5a3-6dedd4bea254", upstream="vllm-prefill-7d9c6b5f4-x2k8p.inference.svc:8000",
+        prompt_tokens=131072, cached_tokens=65536, completion_tokens=16384, queue_ms=123456.789, ttft_ms=123456.789, tpot_ms=123.456,
+        e2e_ms=1234567.891, engine_queue_ms=12345.678, engine_ttft_ms=12345.678, est_prompt_tokens=131072, retry_after_s=120.0,
+    )  # fmt: skip
+    assert ordinary == parse_line(fitting_line(ordinary))
 
 
 def test_the_worst_record_that_a_gateway_can_write_fits():

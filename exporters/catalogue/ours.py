@@ -141,6 +141,28 @@ EVENT_TIME = Metric(
 EVENTS = Metric("vllm_watch_tuning_events_total", Kind.COUNTER, Unit.COUNT, "Events on record, by kind.", labels=("kind",))
 TUNING = (EVENT_TIME, EVENTS)
 
+# Spans, one for each record that can be one: sent + dropped + left out + waiting = records since the start.
+_TRACING = "`otlp` in the sidecar's configuration"
+SPANS_SENT = Metric(
+    "vllm_watch_spans_sent_total", Kind.COUNTER, Unit.ITEMS, "Spans of requests that the collector took.", labels=(), needs=_TRACING,
+)  # fmt: skip
+SPANS_DROPPED = Metric(
+    "vllm_watch_spans_dropped_total", Kind.COUNTER, Unit.ITEMS,
+    "Spans of requests that were lost, by reason: queue_full (more than can be sent), timeout and unavailable (the queue was full while the "
+    "collector did not answer, or could not take them), refused (by the collector, for good), defect (of ours).",
+    labels=("reason",), needs=_TRACING,
+)  # fmt: skip
+SPANS_LEFT_OUT = Metric(
+    "vllm_watch_spans_left_out_total", Kind.COUNTER, Unit.REQUESTS,
+    "Records that were to have no span, by reason: sampled (outside the share that is sent), history (ended before the sidecar started), "
+    "incomplete (no ids or no times, as in logs of other gateways).",
+    labels=("reason",), needs=_TRACING,
+)  # fmt: skip
+SPANS_WAITING = Metric(
+    "vllm_watch_spans_waiting", Kind.GAUGE, Unit.ITEMS, "Spans of requests that wait to be sent or are on their way.", labels=(), needs=_TRACING,
+)  # fmt: skip
+SPANS = (SPANS_SENT, SPANS_DROPPED, SPANS_LEFT_OUT, SPANS_WAITING)
+
 # How each source of the sidecar is doing.
 SOURCE_UP = Metric(
     "vllm_watch_source_up", Kind.GAUGE, Unit.FLAG, "1 when the last reading of this source succeeded.", labels=("kind", "source"), across=Across.MIN,
@@ -175,4 +197,4 @@ LAB_PROCESS_RUNNING = Metric(
 )  # fmt: skip
 LAB = (LAB_PROCESS_UP, LAB_PROCESS_RUNNING)
 
-SIDECAR: tuple[Metric, ...] = (*REQUEST_TRAFFIC, *REQUEST_LOG, *ENGINES, *COSTS, *TUNING, *SOURCES)
+SIDECAR: tuple[Metric, ...] = (*REQUEST_TRAFFIC, *REQUEST_LOG, *ENGINES, *COSTS, *TUNING, *SPANS, *SOURCES)

@@ -66,6 +66,8 @@ def record(x: Exchange, ended: float, unix_s: float) -> RequestRecord:
         request_id=x.request_id,
         trace_id=x.trace.trace_id,
         span_id=x.trace.span_id,
+        parent_span_id=x.trace.parent_id,
+        sampled=None if x.trace.sampled else False,
         team=x.team,
         priority=x.priority,
         model=x.model if x.named else reply.model or x.model,

@@ -19,12 +19,21 @@ def request_id(sent: str | None, new_hex: Callable[[int], str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """span_id is the gateway's own span: child of the client's, parent of the engine's."""
+    """span_id is the gateway's own span: child of the client's (parent_id, None where the trace begins here), parent of the engine's."""
 
     trace_id: str
     span_id: str
     flags: str
-    continued: bool
+    parent_id: str | None = None
+
+    @property
+    def continued(self) -> bool:
+        return self.parent_id is not None
+
+    @property
+    def sampled(self) -> bool:
+        """Whether its spans are to be kept. Source: W3C Trace Context, section 3.2.2.5.1."""
+        return bool(int(self.flags, 16) & 1)
 
     @property
     def traceparent(self) -> str:
@@ -35,5 +44,5 @@ def trace(sent: str | None, new_hex: Callable[[int], str]) -> Trace:
     """A span in the client's trace, or in a new sampled one. Source of the format: W3C Trace Context, section 3.2."""
     found = _TRACEPARENT.fullmatch(sent.strip()) if sent else None
     if found and not (found[1] == "00" and found[5]):
-        return Trace(found[2], new_hex(8), found[4], continued=True)
-    return Trace(new_hex(16), new_hex(8), "01", continued=False)
+        return Trace(found[2], new_hex(8), found[4], found[3])
+    return Trace(new_hex(16), new_hex(8), "01")

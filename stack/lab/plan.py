@@ -195,9 +195,11 @@ def files(config: LabConfig) -> Iterator[tuple[str, str]]:
         "timeouts": {"drain_s": 10},  # shorter than the lab waits for a process to stop
         **config.more.get("gateway.yaml", {}),
     })  # fmt: skip
+    spans = {"otlp": {"endpoint": config.url("otlp-http")}} if config.with_collector else {}
     yield "sidecar.yaml", _yaml({
         "listen": f"127.0.0.1:{config.port('sidecar')}", "requests_log": [str(config.requests_log)],
         "engines": [{"name": "vllm-0", "url": config.engine}], "teams": {"configured": list(config.teams)}, "events": str(config.events),
+        **spans,
         **config.more.get("sidecar.yaml", {}),
     })  # fmt: skip
     if config.with_collector:

@@ -1,0 +1,515 @@
+"""Spans of requests, made from the request log and sent over OTLP. The one place that knows OpenTelemetry.
+
+The gateway made the ids and sent them on, so a span that is made here, after the fact, is the parent of the engine's own `llm_request`.
+Law: `add` never waits and never raises. A thread of its own encodes and sends; what the bounded queue cannot hold meanwhile is dropped, oldest
+first, and counted. A record makes one span, or is counted under the reason why it makes none.
+
+Names are those of the GenAI conventions (Development; github.com/open-telemetry/semantic-conventions-genai, which has no release to pin, so
+no schema_url is claimed) and of the stable HTTP ones; `gen_ai.latency.*` is what vLLM calls the same figures on its own span; what only we
+know is below `vllm_watch.`, in the unit that the name ends in."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.client
+import itertools
+import logging
+import re
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+from exporters.catalogue import ours
+from exporters.exposition import Sample
+from exporters.request_log import RequestRecord, ended_at
+
+if TYPE_CHECKING:
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+    from opentelemetry.proto.trace.v1 import trace_pb2
+
+QUEUED_AT_MOST = 8192
+BATCH = 256
+YIELD_EVERY = 16
+LINGER_S = 0.5  # how long a span waits for others to travel with
+TIMEOUT_S = 5.0
+BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # the last one goes on
+LAST_WORDS_S = 2.0  # at the end, for what is still queued
+TEXT_CHARS = 256  # of one attribute: lines of foreign logs may be a mebibyte long, and the queue must stay small
+
+SERVICE = "vllm-watch-gateway"  # whose request it was; the sidecar only tells of it
+WAITED_FOR = ("timeout", "unavailable")  # why the collector could not be had, while spans wait for it
+DROPPED = ("defect", "queue_full", "refused", *WAITED_FOR)
+LEFT_OUT = ("history", "incomplete", "sampled")
+
+log = logging.getLogger("vllm_watch.otlp")
+
+
+class Otlp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where spans go, and which.
+
+    endpoint: the collector, such as http://otelcol:4318, or http://otelcol:4317 with protocol grpc; https where it has a certificate.
+    headers_file: one `name: value` a line, such as a key; read at start. sample: the share of traces that is sent, 0 to 1. Failed requests and
+    those whose first token or end came that late are always sent."""
+
+    endpoint: str
+    protocol: Literal["http", "grpc"] = "http"
+    headers_file: str | None = None
+    sample: float = 1.0
+    slow_ttft_s: float = 2.5
+    slow_e2e_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if wrong := _mistake(self.endpoint, self.protocol):
+            raise ValueError(f"endpoint {wrong}")
+        if not 0 <= self.sample <= 1:
+            raise ValueError(f"sample is a share of traces from 0 to 1, not {self.sample:g}")
+        if not (self.slow_ttft_s > 0 and self.slow_e2e_s > 0):
+            raise ValueError("slow_ttft_s and slow_e2e_s are more than 0 seconds")
+
+
+def _mistake(endpoint: str, protocol: str) -> str | None:
+    """What is wrong with the address of a collector; None when nothing is. A password in it is not repeated."""
+    if "@" in endpoint:
+        return f"{endpoint.rpartition('@')[2]!r} has a user or a password before it; a key belongs into headers_file"
+    example = "http://127.0.0.1:4317" if protocol == "grpc" else "http://127.0.0.1:4318"
+    try:
+        url = urlsplit(endpoint)
+        port = url.port
+    except ValueError:
+        return f"{endpoint!r} has no port from 0 to 65535"
+    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment or not re.fullmatch("[!-~]+", endpoint):
+        return f"{endpoint!r} is no collector's address; write it like {example}"
+    if port is None and url.scheme == "http":
+        return f"{endpoint!r} names no port; write it like {example}"
+    if protocol == "grpc" and url.path not in ("", "/"):
+        return f"{endpoint!r} has a path, which gRPC does not know; write it like {example}"
+    return None
+
+
+def read_headers(path: Path) -> dict[str, str]:
+    """Lower-case names and values from a file of `name: value` lines. Raises ValueError, which never quotes a value: most are keys."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no ASCII text"
+        raise ValueError(f"otlp.headers_file: {path} cannot be read: {why}") from error
+    found = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not (header := re.fullmatch(r"([A-Za-z0-9_.-]+):[ \t]*([ -~]*[!-~])[ \t]*", line)):
+            raise ValueError(f"otlp.headers_file: {path}, line {number}: this is no header; write one `name: value` a line")
+        found[header[1].lower()] = header[2]
+    return found
+
+
+# --- from records to spans: pure -------------------------------------------------------------------------------------------------
+
+Value = str | bool | int | float | list[str]
+
+_OPERATIONS = {
+    "/v1/chat/completions": "chat", "/v1/chat/completions/batch": "chat", "/v1/responses": "chat", "/v1/messages": "chat",
+    "/v1/completions": "text_completion", "/v1/embeddings": "embeddings",
+}  # fmt: skip
+_MOST_NS = 2**63
+_TEXTS = tuple(f.name for f in msgspec.structs.fields(RequestRecord) if str in getattr(f.type, "__args__", (f.type,)))
+
+
+class Span(NamedTuple):
+    """A record that can be a span: its ids as bytes, its times in unix nanoseconds. The record tells the end to the millisecond."""
+
+    record: RequestRecord
+    trace_id: bytes
+    span_id: bytes
+    parent_id: bytes | None
+    start_ns: int
+    end_ns: int
+
+
+def span_of(record: RequestRecord) -> Span | None:
+    """The span of a record; None where the record lacks ids or times, as those of other gateways may."""
+    trace_id, span_id, ended = _id(record.trace_id, 16), _id(record.span_id, 8), ended_at(record)
+    if trace_id is None or span_id is None or ended is None or record.e2e_ms is None:
+        return None
+    end_ns = round(ended * 1e6) * 1000  # a float of unix seconds holds microseconds and no more
+    start_ns = end_ns - round(record.e2e_ms * 1e6)
+    return Span(_cut(record), trace_id, span_id, _id(record.parent_span_id, 8), start_ns, end_ns) if 0 < start_ns <= end_ns < _MOST_NS else None
+
+
+def _cut(record: RequestRecord) -> RequestRecord:
+    """The same with its long texts cut; those of our gateway never are so long."""
+    long = {name: text[:TEXT_CHARS] for name in _TEXTS if (text := getattr(record, name)) is not None and len(text) > TEXT_CHARS}
+    return msgspec.structs.replace(record, **long) if long else record
+
+
+def _id(text: str | None, size: int) -> bytes | None:
+    """The bytes of a W3C trace or span id, which is never all zeros."""
+    if text is None or len(text) != 2 * size:
+        return None
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        return None
+    return found if len(found) == size and any(found) else None
+
+
+def failure(record: RequestRecord) -> str | None:
+    """What went wrong (`error.type`), for a request that failed; None for every other.
+
+    A refusal and a hang-up are no failures here, as they are none in the error ratio: the conventions leave the status of a server's span
+    unset for what is the client's doing, and let who knows more than the HTTP status judge by that (HTTP spans, Status). Were they errors, tools
+    that count spans with `error.type` would count policy at work. Their outcome and reason stand in attributes of ours."""
+    if record.outcome is None:
+        failed = (record.status or 0) >= 500 or record.finish_reason == "error"
+    else:
+        failed = record.outcome in ("upstream_error", "timeout")
+    return (record.reason or "_OTHER") if failed else None
+
+
+def kept(request: Span, rules: Otlp) -> bool:
+    """Whether this span is sent: never when the client said that its trace is not kept, for it would have no parent. Of those that neither failed
+    nor were slow, a share of traces by the rule of the SDKs' TraceIdRatioBased sampler, which the engine can be given too: both keep the same."""
+    record = request.record
+    if record.sampled is False:
+        return False
+    if failure(record) is not None or (record.ttft_ms or 0) >= rules.slow_ttft_s * 1000 or (record.e2e_ms or 0) >= rules.slow_e2e_s * 1000:
+        return True
+    return int.from_bytes(request.trace_id[8:]) < round(rules.sample * 2**64)
+
+
+def operation(route: str | None) -> str:
+    """The conventions' word for a route; where they have none, the first of its own, such as rerank or audio."""
+    words = [word for word in (route or "").split("/") if word not in ("", "v1")]
+    return _OPERATIONS.get(route or "", words[0] if words else "request")
+
+
+# Attributes that are fields of the record, and those that are times of it, in seconds.
+_FIELDS = {
+    "gen_ai.request.model": "model", "gen_ai.request.stream": "stream",
+    "gen_ai.usage.input_tokens": "prompt_tokens", "gen_ai.usage.output_tokens": "completion_tokens",
+    "gen_ai.usage.cache_read.input_tokens": "cached_tokens",
+    "url.path": "route",
+    "vllm_watch.request_id": "request_id", "vllm_watch.team": "team", "vllm_watch.priority": "priority", "vllm_watch.adapter": "adapter",
+    "vllm_watch.upstream": "upstream", "vllm_watch.variant": "variant", "vllm_watch.engine_version": "engine_version",
+    "vllm_watch.attempt": "attempt", "vllm_watch.tried": "tried", "vllm_watch.outcome": "outcome", "vllm_watch.reason": "reason",
+    "vllm_watch.est_prompt_tokens": "est_prompt_tokens", "vllm_watch.retry_after_s": "retry_after_s",
+}  # fmt: skip
+_TIMES = {
+    "gen_ai.response.time_to_first_chunk": "ttft_ms", "gen_ai.latency.time_to_first_token": "ttft_ms", "gen_ai.latency.e2e": "e2e_ms",
+    "vllm_watch.queue_s": "queue_ms", "vllm_watch.tpot_s": "tpot_ms",
+    "vllm_watch.engine_queue_s": "engine_queue_ms", "vllm_watch.engine_ttft_s": "engine_ttft_ms",
+}  # fmt: skip
+_fields, _times = attrgetter(*_FIELDS.values()), attrgetter(*_TIMES.values())
+
+
+def attributes(record: RequestRecord) -> dict[str, Value]:
+    """What is known about a request, by attribute. What the record does not say is absent, never 0."""
+    found: dict[str, Value] = {"gen_ai.operation.name": operation(record.route), "gen_ai.provider.name": "vllm"}
+    found.update({name: value for name, value in zip(_FIELDS, _fields(record), strict=True) if value is not None})
+    found.update({name: ms / 1000 for name, ms in zip(_TIMES, _times(record), strict=True) if ms is not None})
+    if record.n is not None and record.n != 1:
+        found["gen_ai.request.choice.count"] = record.n
+    if record.finish_reason and record.outcome in ("ok", None):  # else it is the gateway's word, not the engine's
+        found["gen_ai.response.finish_reasons"] = [record.finish_reason]
+    if record.status is not None and 100 <= record.status <= 599:
+        found["http.response.status_code"] = record.status
+    if (wrong := failure(record)) is not None:
+        found["error.type"] = wrong
+    return found
+
+
+# --- from spans to bytes ---------------------------------------------------------------------------------------------------------
+
+_FIELD_OF = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
+_MOST_STENCILS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Stencil:
+    """A message with one span and these attributes, filled in anew for every request."""
+
+    message: trace_pb2.ScopeSpans
+    span: trace_pb2.Span
+    slots: tuple[AnyValue, ...]
+
+
+class Encoder:
+    """Spans -> the body of an export request, by OpenTelemetry's own messages. For one thread: they are filled in again and again, since making
+    new ones takes nine times as long."""
+
+    def __init__(self, version: str) -> None:
+        from opentelemetry.proto.common.v1 import common_pb2
+        from opentelemetry.proto.resource.v1 import resource_pb2
+        from opentelemetry.proto.trace.v1 import trace_pb2
+
+        self._common, self._trace = common_pb2, trace_pb2
+        name = common_pb2.KeyValue(key="service.name", value=common_pb2.AnyValue(string_value=SERVICE))
+        self._resource = trace_pb2.ResourceSpans(resource=resource_pb2.Resource(attributes=[name])).SerializeToString()
+        self._scope = trace_pb2.ScopeSpans(scope=common_pb2.InstrumentationScope(name="vllm-watch", version=version)).SerializeToString()
+        self._stencils: dict[tuple[str, ...], _Stencil] = {}
+
+    def body(self, spans: Sequence[Span]) -> bytes:
+        """One after the other, messages of one kind are their union: the scope's name and each of its spans, the resource and its scope."""
+        encoded = [self._scope]
+        for at, request in enumerate(spans):
+            if at % YIELD_EVERY == 0:
+                time.sleep(0)  # a scrape that waits for the interpreter is served in between
+            encoded.append(self._encoded(request))
+        scope = b"".join(encoded)
+        resource = self._resource + _field(self._trace.ResourceSpans.SCOPE_SPANS_FIELD_NUMBER, scope)
+        return _field(self._trace.TracesData.RESOURCE_SPANS_FIELD_NUMBER, resource)  # an export request has the same layout
+
+    def _encoded(self, request: Span) -> bytes:
+        record, found = request.record, attributes(request.record)
+        stencil = self._stencils.get(names := tuple(found)) or self._stencil(names)
+        span = stencil.span
+        span.trace_id, span.span_id, span.parent_span_id = request.trace_id, request.span_id, request.parent_id or b""
+        span.start_time_unix_nano, span.end_time_unix_nano = request.start_ns, request.end_ns
+        span.name = f"{found['gen_ai.operation.name']} {record.model}" if record.model else str(found["gen_ai.operation.name"])
+        span.status.code = self._trace.Status.STATUS_CODE_ERROR if "error.type" in found else self._trace.Status.STATUS_CODE_UNSET
+        for slot, value in zip(stencil.slots, found.values(), strict=True):
+            if isinstance(value, list):
+                del slot.array_value.values[:]
+                for item in value:
+                    slot.array_value.values.add(string_value=item)
+            else:
+                setattr(slot, _FIELD_OF[type(value)], value)
+        encoded: bytes = stencil.message.SerializeToString()
+        return encoded
+
+    def _stencil(self, names: tuple[str, ...]) -> _Stencil:
+        if len(self._stencils) >= _MOST_STENCILS:
+            self._stencils.clear()
+        span = self._trace.Span(kind=self._trace.Span.SPAN_KIND_SERVER, attributes=[self._common.KeyValue(key=name) for name in names])
+        message = self._trace.ScopeSpans(spans=[span])
+        made = _Stencil(message, message.spans[0], tuple(attribute.value for attribute in message.spans[0].attributes))
+        self._stencils[names] = made
+        return made
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A message as a field of another: number and kind, length, content. Source: protobuf's encoding, "Length-Delimited Records"."""
+    head, size = bytearray((number << 3 | 2,)), len(content)
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return bytes(head) + content
+
+
+# --- the edge: sending -----------------------------------------------------------------------------------------------------------
+
+
+class NotNow(Exception):
+    """The collector could not be had; the same spans may be sent again. `reason` is timeout or unavailable."""
+
+    def __init__(self, reason: Literal["timeout", "unavailable"], why: str, after_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.reason = reason
+        self.after_s = after_s
+
+
+class Refused(Exception):
+    """The collector does not want these spans and never will."""
+
+
+class Send(Protocol):
+    """Hands one request to the collector. Returns its answer; raises NotNow or Refused."""
+
+    def __call__(self, body: bytes) -> bytes: ...
+
+
+_LATER = (429, 502, 503, 504)  # the codes on which an OTLP client tries again; source: OTLP specification, "Retryable Response Codes"
+_MOST_ANSWER_BYTES = 1 << 16
+_LONGEST_WAIT_S = 60.0
+
+
+def http_sender(endpoint: str, headers: dict[str, str], agent: str, timeout_s: float = TIMEOUT_S) -> Send:
+    """OTLP over HTTP with protobuf bodies. A connection for each batch: none that was left idle can turn out to be dead."""
+    url = urlsplit(endpoint)
+    path = url.path.rstrip("/")
+    path = path if path.endswith("/v1/traces") else f"{path}/v1/traces"
+    secure = functools.partial(http.client.HTTPSConnection, context=ssl.create_default_context())
+    connect = secure if url.scheme == "https" else http.client.HTTPConnection
+    headers = {"user-agent": agent, **headers, "content-type": "application/x-protobuf", "connection": "close"}
+
+    def send(body: bytes) -> bytes:
+        connection = connect(url.hostname or "", url.port, timeout=timeout_s)
+        try:
+            with contextlib.closing(connection):
+                connection.request("POST", path, body, headers)
+                answer = connection.getresponse()
+                content = answer.read(_MOST_ANSWER_BYTES)
+        except TimeoutError as error:
+            raise NotNow("timeout", f"no answer within {timeout_s:g} s") from error
+        except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last of a host name that none can be
+            hint = "; 4317 is usually the port for gRPC" if url.port == 4317 else ""
+            raise NotNow("unavailable", f"{type(error).__name__}: {error}{hint}") from error
+        if answer.status in _LATER:
+            after = answer.getheader("Retry-After", "")
+            raise NotNow("unavailable", f"it answers {answer.status}", min(float(after), _LONGEST_WAIT_S) if after.isdecimal() else 0.0)
+        if answer.status != 200:
+            raise Refused(f"it answers {answer.status} to {path}")
+        return content if answer.getheader("Content-Type", "").startswith("application/x-protobuf") else b""
+
+    return send
+
+
+def grpc_sender(endpoint: str, headers: dict[str, str], agent: str, timeout_s: float = TIMEOUT_S) -> Send:
+    """OTLP over gRPC; the library is loaded only for this."""
+    import grpc
+
+    url = urlsplit(endpoint)
+    target = url.netloc if url.port is not None else f"{url.netloc}:443"
+    # Left alone, a channel to a collector that was away for long waits two minutes before it looks again.
+    waits = (("grpc.min_reconnect_backoff_ms", 1000), ("grpc.max_reconnect_backoff_ms", 5000))
+    options = (*waits, ("grpc.enable_http_proxy", 0), ("grpc.primary_user_agent", agent))
+    tls = url.scheme == "https"
+    channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(), options) if tls else grpc.insecure_channel(target, options)
+    export = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
+    # The codes on which an OTLP client tries again; source: OTLP specification, "OTLP/gRPC Response".
+    later = {grpc.StatusCode[name] for name in ("ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "OUT_OF_RANGE", "UNAVAILABLE")}
+
+    def send(body: bytes) -> bytes:
+        try:
+            answer: bytes = export(body, timeout=timeout_s, metadata=tuple(headers.items()))
+        except grpc.RpcError as error:
+            code = error.code()
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise NotNow("timeout", f"no answer within {timeout_s:g} s") from error
+            why = f"it answers {code.name}: {error.details()}"
+            raise (NotNow("unavailable", why) if code in later else Refused(why)) from error
+        return answer
+
+    return send
+
+
+def sender(config: Otlp, version: str) -> Send:
+    """How to reach the collector that is configured. Raises ValueError for a headers_file that cannot be used."""
+    headers = read_headers(Path(config.headers_file)) if config.headers_file else {}
+    return (grpc_sender if config.protocol == "grpc" else http_sender)(config.endpoint, headers, f"vllm-watch/{version}")
+
+
+class Spans:
+    """Takes records, sends spans. `start` and `stop` once each; `samples` says what became of them."""
+
+    def __init__(self, config: Otlp, version: str, since_s: float, send: Send | None = None) -> None:
+        """since_s: unix seconds. What ended before has its span already: after a restart the whole log is read again, and counted again,
+        but a span that is sent twice stands twice in the trace store."""
+        self._config = config
+        self._since_s = since_s
+        self._send = send or sender(config, version)
+        self._encoder = Encoder(version)
+        self._queue: deque[Span] = deque()
+        self._under_way = 0
+        self._state: str | None = None  # a reason of DROPPED; None while all is well
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+        # Every key has one writer: the thread counts what it sent, what was refused, and its defects; `add` counts the rest.
+        self.sent = 0
+        self.dropped = dict.fromkeys(DROPPED, 0)
+        self.left_out = dict.fromkeys(LEFT_OUT, 0)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Sends what is queued if that is quick; waits at most LAST_WORDS_S."""
+        self._stopping.set()
+        self._thread.join(LAST_WORDS_S)
+        if self.waiting:
+            log.warning("%d spans were not sent", self.waiting)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue) + self._under_way
+
+    def add(self, record: RequestRecord) -> None:
+        """Queue the span of a record that was counted, or count why it has none. Costs a few microseconds, whatever the collector does."""
+        request = span_of(record)
+        if request is None:
+            self.left_out["incomplete"] += 1
+        elif request.end_ns < self._since_s * 1e9:
+            self.left_out["history"] += 1
+        elif not kept(request, self._config):
+            self.left_out["sampled"] += 1
+        else:
+            if len(self._queue) >= QUEUED_AT_MOST:  # far more than the thread takes at once, so there is one to drop
+                self._queue.popleft()
+                self.dropped[self._state if self._state in WAITED_FOR else "queue_full"] += 1
+            self._queue.append(request)
+
+    def samples(self) -> Iterator[Sample]:
+        yield ours.SPANS_SENT, {}, self.sent
+        yield from ((ours.SPANS_DROPPED, {"reason": why}, count) for why, count in self.dropped.items())
+        yield from ((ours.SPANS_LEFT_OUT, {"reason": why}, count) for why, count in self.left_out.items())
+        yield ours.SPANS_WAITING, {}, self.waiting
+
+    # From here on: in the thread.
+
+    def _run(self) -> None:
+        while not self._stopping.wait(0 if len(self._queue) >= BATCH else LINGER_S):
+            self._next_batch()
+        until = time.monotonic() + LAST_WORDS_S
+        while self._queue and self._state not in WAITED_FOR and time.monotonic() < until:
+            self._next_batch()
+
+    def _next_batch(self) -> None:
+        batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+        if not batch:
+            return
+        self._under_way = len(batch)
+        try:
+            refused = self._delivered(self._encoder.body(batch), len(batch))
+        except Exception:  # the thread must outlive every mistake of ours
+            log.exception("a defect; %d spans are lost", len(batch))
+            self.dropped["defect"] += len(batch)
+        else:
+            if refused is None:
+                return
+            self.sent += len(batch) - refused
+            self.dropped["refused"] += refused
+        self._under_way = 0
+
+    def _delivered(self, body: bytes, count: int) -> int | None:
+        """Try until the collector has answered; how many it refused for good, None when we are stopped before that. Meanwhile the queue fills
+        and, when it is full, drops its oldest."""
+        for wait_s in itertools.chain(BACKOFF_S, itertools.repeat(BACKOFF_S[-1])):
+            try:
+                answer = self._send(body)
+            except NotNow as error:
+                self._tell(error.reason, f"cannot take spans, they wait: {error}")
+                if self._stopping.wait(max(wait_s, error.after_s)):
+                    return None
+            except Refused as error:
+                self._tell("refused", f"refuses spans: {error}")
+                return count
+            else:
+                refused, why = _refused(answer)
+                self._tell("refused" if refused else None, f"refuses spans: {why}" if refused else "takes spans again")
+                return min(refused, count)
+        raise AssertionError("the waits have no end")
+
+    def _tell(self, state: str | None, what: str) -> None:
+        """Log a change of how it goes, once."""
+        if state != self._state:
+            log.log(logging.INFO if state is None else logging.WARNING, "%s %s", self._config.endpoint, what)
+        self._state = state
+
+
+def _refused(answer: bytes) -> tuple[int, str]:
+    """How many spans of a request the collector did not want, and why."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+    partial = ExportTraceServiceResponse.FromString(answer).partial_success
+    return max(0, partial.rejected_spans), partial.error_message[:200]

@@ -1,0 +1,783 @@
+"""Spans of request records: what one says, which are sent, and what a collector that is slow, gone or unwilling costs. Nothing but a counter."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import logging
+import re
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporters import otlp
+from exporters.otlp import Encoder, NotNow, Otlp, Refused, Spans
+from exporters.request_log import RequestRecord, parse_line, timestamp, to_line
+from exporters.sidecar import Sidecar, SidecarConfig
+from stack import config
+from stack.lab import plan
+
+ROOT = Path(__file__).parent.parent
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+FULL = RequestRecord(
+    request_id="abc", ts="2026-05-12T09:30:01.500Z", trace_id=TRACE, span_id=SPAN, team="search", priority="high", model="qwen", adapter="sql",
+    route="/v1/chat/completions", upstream="gpu-1", variant="canary", engine_version="0.32.0", attempt=2, tried="gpu-0:upstream_down", stream=True,
+    n=2, prompt_tokens=100, cached_tokens=64, completion_tokens=20, cache_hit=True, queue_ms=4.0, ttft_ms=120.0, tpot_ms=8.0, e2e_ms=1250.0,
+    engine_queue_ms=1.0, engine_ttft_ms=100.0, status=200, finish_reason="stop", outcome="ok", retry_after_s=None, est_prompt_tokens=90,
+)  # fmt: skip
+ENDED_S = 1778578201.5
+NEVER = Otlp(endpoint="http://127.0.0.1:1")  # for those who bring their own way of sending
+
+
+def record(**changes: object) -> RequestRecord:
+    return msgspec.structs.replace(FULL, **changes)
+
+
+def numbered(number: int, **changes: object) -> RequestRecord:
+    """A record of a trace of its own, told by its number."""
+    return record(request_id=str(number), trace_id=f"{number + 1:032x}", span_id=f"{number + 1:016x}", **changes)
+
+
+def decoded(body: bytes) -> list:
+    """The spans of a request, as OpenTelemetry's own messages read it."""
+    return [span for r in ExportTraceServiceRequest.FromString(body).resource_spans for s in r.scope_spans for span in s.spans]
+
+
+def plain(attributes) -> dict[str, object]:
+    """Attributes of a decoded span as plain values."""
+    found = {}
+    for attribute in attributes:
+        field = attribute.value.WhichOneof("value")
+        value = getattr(attribute.value, field)
+        found[attribute.key] = [item.string_value for item in value.values] if field == "array_value" else value
+    return found
+
+
+# --- what a span says
+
+
+def test_a_span_ends_when_the_record_says_and_began_as_long_before_as_the_request_took():
+    span = otlp.span_of(FULL)
+    assert span is not None
+    assert (TRACE, SPAN, None) == (span.trace_id.hex(), span.span_id.hex(), span.parent_id)
+    assert (1778578200_250_000_000, 1778578201_500_000_000) == (span.start_ns, span.end_ns)
+
+
+def test_a_trace_that_a_client_began_goes_on_below_the_clients_span():
+    parent = "00f067aa0ba902b7"
+    (span,) = decoded(Encoder("1").body([otlp.span_of(record(parent_span_id=parent))]))
+    assert (parent, SPAN) == (span.parent_span_id.hex(), span.span_id.hex())
+    (first,) = decoded(Encoder("1").body([otlp.span_of(FULL)]))
+    assert b"" == first.parent_span_id
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        {"trace_id": None}, {"trace_id": "0" * 32}, {"trace_id": TRACE[:-1]}, {"trace_id": TRACE[:-1] + "x"}, {"trace_id": "ab " * 10 + "ab"},
+        {"span_id": None}, {"span_id": "0" * 16}, {"span_id": SPAN + "00"}, {"ts": None}, {"e2e_ms": None},
+        {"ts": "1969-12-31T23:59:59Z"}, {"e2e_ms": 9e11, "ts": "1980-01-01T00:00:00Z"}, {"ts": "9999-01-01T00:00:00Z"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_record_without_ids_or_times_makes_no_span(lacking):
+    assert otlp.span_of(record(**lacking)) is None
+
+
+def test_everything_that_is_known_is_an_attribute_under_the_name_that_others_look_for():
+    assert {
+        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "qwen", "gen_ai.request.stream": True,
+        "gen_ai.request.choice.count": 2, "gen_ai.response.finish_reasons": ["stop"], "gen_ai.response.time_to_first_chunk": 0.12,
+        "gen_ai.usage.input_tokens": 100, "gen_ai.usage.output_tokens": 20, "gen_ai.usage.cache_read.input_tokens": 64,
+        "gen_ai.latency.time_to_first_token": 0.12, "gen_ai.latency.e2e": 1.25,
+        "url.path": "/v1/chat/completions", "http.response.status_code": 200,
+        "vllm_watch.request_id": "abc", "vllm_watch.team": "search", "vllm_watch.priority": "high", "vllm_watch.adapter": "sql",
+        "vllm_watch.upstream": "gpu-1", "vllm_watch.variant": "canary", "vllm_watch.engine_version": "0.32.0", "vllm_watch.attempt": 2,
+        "vllm_watch.tried": "gpu-0:upstream_down", "vllm_watch.outcome": "ok", "vllm_watch.queue_s": 0.004, "vllm_watch.tpot_s": 0.008,
+        "vllm_watch.engine_queue_s": 0.001, "vllm_watch.engine_ttft_s": 0.1, "vllm_watch.est_prompt_tokens": 90,
+    } == otlp.attributes(FULL)  # fmt: skip
+
+
+def test_what_a_record_does_not_say_is_absent_and_never_0():
+    assert {"gen_ai.operation.name": "request", "gen_ai.provider.name": "vllm", "vllm_watch.request_id": "a"} == otlp.attributes(
+        RequestRecord(request_id="a")
+    )
+
+
+@pytest.mark.parametrize(
+    ("ended", "error"),
+    [
+        ({"outcome": "ok"}, None),
+        ({"outcome": "upstream_error", "reason": "upstream_reset", "status": 502}, "upstream_reset"),
+        ({"outcome": "upstream_error", "reason": "engine_error", "status": 200}, "engine_error"),  # a stream that broke after its 200
+        ({"outcome": "upstream_error", "reason": "upstream_auth", "status": 401}, "upstream_auth"),  # our key, our failure
+        ({"outcome": "timeout", "reason": "prefill_timeout", "status": 504}, "prefill_timeout"),
+        ({"outcome": "timeout", "reason": None}, "_OTHER"),
+        ({"outcome": "rejected", "reason": "team_limit", "status": 429}, None),
+        ({"outcome": "rejected", "reason": "queue_ttl", "status": 503}, None),  # policy at work, whatever the status
+        ({"outcome": "client_abort", "reason": "client_hangup", "status": None}, None),
+        ({"outcome": None, "status": 500}, "_OTHER"),
+        ({"outcome": None, "finish_reason": "error"}, "_OTHER"),
+        ({"outcome": None, "status": 404}, None),
+    ],
+)
+def test_a_failure_has_an_error_type_and_the_status_error_and_nothing_else_has(ended, error):
+    """As the error ratio counts: a refusal and a hang-up are no failures."""
+    failed = record(**ended)
+    assert error == otlp.failure(failed)
+    (span,) = decoded(Encoder("9").body([otlp.span_of(failed)]))
+    assert (2 if error else 0) == span.status.code
+    assert error == plain(span.attributes).get("error.type")
+
+
+def test_a_finish_reason_is_told_only_where_it_is_the_engines_own():
+    """The gateway writes abort, error and rejected itself."""
+    assert "gen_ai.response.finish_reasons" not in otlp.attributes(record(outcome="client_abort", finish_reason="abort"))
+
+
+@pytest.mark.parametrize(
+    ("route", "word"),
+    [
+        ("/v1/chat/completions", "chat"), ("/v1/completions", "text_completion"), ("/v1/embeddings", "embeddings"), ("/v1/responses", "chat"),
+        ("/v1/messages", "chat"), ("/v1/rerank", "rerank"), ("/v1/audio/transcriptions", "audio"), ("/v1/responses/resp_123/cancel", "responses"),
+        ("/tokenize", "tokenize"), ("", "request"), (None, "request"),
+    ],
+)  # fmt: skip
+def test_a_route_has_a_word_and_no_id_in_it(route, word):
+    assert word == otlp.operation(route)
+
+
+def test_a_span_is_named_after_what_was_asked_of_which_model_and_is_the_gateways():
+    request = ExportTraceServiceRequest.FromString(Encoder("9.9").body([otlp.span_of(FULL), otlp.span_of(record(model=None))]))
+    (resource,) = request.resource_spans
+    (scope,) = resource.scope_spans
+    assert {"service.name": "vllm-watch-gateway"} == plain(resource.resource.attributes)
+    assert ("vllm-watch", "9.9") == (scope.scope.name, scope.scope.version)
+    assert ["chat qwen", "chat"] == [span.name for span in scope.spans]
+    assert {2} == {span.kind for span in scope.spans}, "SERVER"
+
+
+def lines() -> st.SearchStrategy[bytes]:
+    """Lines that the log accepts, of any gateway: ids and times, and every other field absent or at whatever may stand there."""
+    texts, real = st.text(max_size=300), st.floats(0, 1e12, exclude_max=True)
+    by_type = {str: texts, int: st.integers(0, 10**12 - 1), float: real, bool: st.booleans()}
+
+    def values(field: msgspec.structs.FieldInfo) -> st.SearchStrategy[object]:
+        kinds = [kind for kind in by_type if kind in getattr(field.type, "__args__", (field.type,))]
+        return by_type[kinds[0]] if kinds else st.sampled_from(["ok", "client_abort", "rejected", "upstream_error", "timeout"])
+
+    ended = st.datetimes().map(lambda t: f"{t.isoformat()}Z")
+    needed = {"request_id": texts, "trace_id": st.just(TRACE), "span_id": st.just(SPAN), "ts": ended, "e2e_ms": real}
+    optional = {f.name: values(f) for f in msgspec.structs.fields(RequestRecord) if f.name not in needed}
+    optional |= {"status": st.integers(-(2**63), 2**64 - 1)}
+    return st.fixed_dictionaries(needed, optional=optional).map(lambda found: json.dumps(found).encode())
+
+
+@given(st.lists(lines(), max_size=5))
+def test_whatever_the_log_accepts_arrives_as_it_was(many):
+    """The encoder fills in the same messages again and again: nothing of one request may be left in the next."""
+    spans = [span for line in many if (span := otlp.span_of(parse_line(line)))]
+    encoder = Encoder("9")
+    for _ in range(2):
+        arrived = decoded(encoder.body(spans))
+        assert [otlp.attributes(span.record) for span in spans] == [plain(span.attributes) for span in arrived]
+        assert [(s.trace_id, s.span_id, s.start_ns, s.end_ns) for s in spans] == [
+            (a.trace_id, a.span_id, a.start_time_unix_nano, a.end_time_unix_nano) for a in arrived
+        ]
+
+
+def test_texts_of_a_mebibyte_are_cut_before_they_are_queued():
+    """The queue is bounded in spans; so that it is bounded in bytes as well, a span is."""
+    span = otlp.span_of(record(model="m" * (1 << 20), team="t" * 257))
+    assert ("m" * 256, "t" * 256) == (span.record.model, span.record.team)
+
+
+# --- which are sent
+
+
+@pytest.mark.parametrize(
+    ("changes", "sent"),
+    [
+        ({}, False),
+        ({"outcome": "timeout"}, True),
+        ({"ttft_ms": 2500.0}, True),
+        ({"ttft_ms": 2499.9}, False),
+        ({"e2e_ms": 60_000.0}, True),
+        ({"ttft_ms": None}, False),
+        ({"outcome": "timeout", "sampled": False}, False),  # what its client does not keep has no trace to be in
+        ({"outcome": "rejected"}, False),  # a storm of refusals is no reason for a storm of spans
+    ],
+)
+def test_failed_and_slow_requests_are_sent_whatever_the_share(changes, sent):
+    assert sent == otlp.kept(otlp.span_of(record(**changes)), Otlp(endpoint="http://c:4318", sample=0))
+
+
+@pytest.mark.parametrize(
+    ("trace_id", "share", "sent"),
+    [
+        ("f" * 16 + "0" * 16, 0.0, False),
+        ("0" * 16 + "3fffffffffffffff", 0.25, True),  # a quarter of 2**64, of the lower half of the id
+        ("0" * 15 + "14000000000000000", 0.25, False),
+        ("f" * 32, 0.999, False),
+        ("f" * 32, 1.0, True),
+    ],
+)
+def test_the_share_goes_by_the_trace_id_as_in_the_sdks_sampler(trace_id, share, sent):
+    """`trace_id & 0xffffffffffffffff < round(rate * 2**64)`, which is TraceIdRatioBased of opentelemetry-sdk 1.45."""
+    assert sent == otlp.kept(otlp.span_of(record(trace_id=trace_id)), Otlp(endpoint="http://c:4318", sample=share))
+
+
+@given(st.integers(1, 2**128 - 1), st.floats(0, 1), st.floats(0, 1))
+def test_a_trace_of_a_small_share_is_in_every_larger_one(trace_id, one, other):
+    span = otlp.span_of(record(trace_id=f"{trace_id:032x}"))
+    small, large = (otlp.kept(span, Otlp(endpoint="http://c:4318", sample=share)) for share in sorted((one, other)))
+    assert small <= large
+
+
+# --- the queue and its thread
+
+
+class Collector:
+    """Stands for a way of sending: takes, refuses, or is away, as it is told."""
+
+    def __init__(self) -> None:
+        self.spans: list = []
+        self.tries = 0
+        self.away: Exception | None = None
+        self.answer = b""
+
+    def __call__(self, body: bytes) -> bytes:
+        self.tries += 1
+        if self.away:
+            raise self.away
+        self.spans += decoded(body)
+        return self.answer
+
+    @property
+    def ids(self) -> list[str]:
+        return [str(plain(span.attributes)["vllm_watch.request_id"]) for span in self.spans]
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Waits short enough for a test."""
+    monkeypatch.setattr(otlp, "LINGER_S", 0.01)
+    monkeypatch.setattr(otlp, "BACKOFF_S", (0.02,))
+
+
+@pytest.fixture
+def started(hasty):
+    """Starts spans that go to a collector of the test; stops them after it."""
+    with contextlib.ExitStack() as stack:
+
+        def start(send: Collector, since_s: float = 0.0, rules: Otlp = NEVER) -> Spans:
+            spans = Spans(rules, "9", since_s, send)
+            spans.start()
+            stack.callback(spans.stop)
+            return spans
+
+        yield start
+
+
+def test_a_record_makes_one_span_or_says_why_it_makes_none(started, eventually):
+    collector = Collector()
+    spans = started(collector, since_s=ENDED_S, rules=Otlp(endpoint="http://c:4318", sample=0.5))
+    spans.add(numbered(1))
+    spans.add(numbered(2, ts="2026-05-12T09:30:01.499Z"))  # was counted by the sidecar that ran before
+    spans.add(record(trace_id="f" * 32))
+    spans.add(record(trace_id=None))
+    eventually(lambda: collector.ids == ["1"] and spans.sent == 1)
+    assert {"history": 1, "incomplete": 1, "sampled": 1} == spans.left_out
+    assert 0 == spans.waiting == sum(spans.dropped.values())
+
+
+def test_an_absent_collector_costs_what_the_queue_cannot_hold_and_the_newest_stay(started, eventually, monkeypatch, caplog):
+    """Ten fit: the oldest are dropped and counted by why they wait; when the collector is back, the rest arrives."""
+    monkeypatch.setattr(otlp, "QUEUED_AT_MOST", 10)
+    monkeypatch.setattr(otlp, "BATCH", 4)
+    collector = Collector()
+    collector.away = NotNow("unavailable", "Connection refused")
+    spans = started(collector)
+    with caplog.at_level(logging.INFO, "vllm_watch.otlp"):
+        spans.add(numbered(0))
+        eventually(lambda: collector.tries > 0)
+        for number in range(1, 101):
+            spans.add(numbered(number))
+        assert (90, 11) == (spans.dropped["unavailable"], spans.waiting)
+        collector.away = NotNow("timeout", "no answer within 5 s")
+        eventually(lambda: spans._state == "timeout")
+        spans.add(numbered(101))
+        assert 1 == spans.dropped["timeout"]
+        collector.away = None
+        eventually(lambda: spans.sent == 11)
+    assert ["0", *map(str, range(92, 102))] == collector.ids, "what was under way, then the newest ten"
+    assert (0, 0) == (spans.waiting, spans.dropped["queue_full"])
+    told = [entry.getMessage() for entry in caplog.records]
+    assert ["http://127.0.0.1:1 cannot take spans, they wait: Connection refused", "http://127.0.0.1:1 takes spans again"] == [told[0], told[-1]]
+    assert 3 == len(told), "each change once, however many tries"
+
+
+def test_more_than_can_be_sent_is_told_apart_from_a_collector_that_is_away(monkeypatch):
+    """Never started: nothing is taken out of the queue."""
+    monkeypatch.setattr(otlp, "QUEUED_AT_MOST", 3)
+    spans = Spans(NEVER, "9", 0, Collector())
+    for number in range(5):
+        spans.add(numbered(number))
+    assert (2, 3) == (spans.dropped["queue_full"], spans.waiting)
+
+
+def test_what_the_collector_refuses_is_lost_and_counted_and_the_next_is_tried(started, eventually, caplog):
+    collector = Collector()
+    collector.away = Refused("it answers 401 to /v1/traces")
+    spans = started(collector)
+    for number in range(3):
+        spans.add(numbered(number))
+        eventually(lambda: spans.dropped["refused"] == number + 1 and not spans.waiting)  # noqa: B023
+    assert 1 == caplog.text.count("it answers 401"), "told once"
+    collector.away = None
+    collector.answer = ExportTraceServiceResponse(partial_success={"rejected_spans": 1, "error_message": "too old"}).SerializeToString()
+    spans.add(numbered(3))
+    eventually(lambda: spans.dropped["refused"] == 4)
+    collector.answer = b""
+    spans.add(numbered(4))
+    eventually(lambda: spans.sent == 1)
+
+
+def test_a_defect_of_ours_costs_a_batch_and_not_the_thread(started, eventually, caplog):
+    collector = Collector()
+    collector.away = ZeroDivisionError("a defect")
+    spans = started(collector)
+    spans.add(numbered(1))
+    eventually(lambda: spans.dropped["defect"] == 1)
+    collector.away = None
+    spans.add(numbered(2))
+    eventually(lambda: ["2"] == collector.ids)
+
+
+def test_the_last_spans_are_sent_when_the_sidecar_stops(monkeypatch):
+    monkeypatch.setattr(otlp, "LINGER_S", 60.0)
+    monkeypatch.setattr(otlp, "BATCH", 4)
+    collector = Collector()
+    spans = Spans(NEVER, "9", 0, collector)
+    for number in range(3):
+        spans.add(numbered(number))
+    spans.start()
+    spans.stop()
+    assert ["0", "1", "2"] == collector.ids
+
+
+def test_stopping_does_not_wait_for_a_collector_that_does_not_answer(hasty, monkeypatch, caplog, eventually):
+    monkeypatch.setattr(otlp, "LAST_WORDS_S", 0.1)
+    never = threading.Event()
+    spans = Spans(NEVER, "9", 0, lambda _: bytes(never.wait(30)))
+    spans.start()
+    spans.add(numbered(1))
+    eventually(lambda: spans._under_way == 1)
+    began = time.monotonic()
+    spans.stop()
+    assert time.monotonic() - began < 5
+    assert "1 spans were not sent" in caplog.text
+    never.set()
+
+
+# --- over the wire
+
+
+@contextlib.contextmanager
+def http_server(answer) -> Iterator[tuple[str, list]]:
+    """A server whose answer to a body is `answer(handler)`: status, headers, content. Yields its address and what it was sent."""
+    got: list = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
+            status, headers, content = answer(self)
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(content)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", got
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+PROTOBUF = {"Content-Type": "application/x-protobuf"}
+
+
+@pytest.mark.parametrize(("suffix", "path"), [("", "/v1/traces"), ("/", "/v1/traces"), ("/v1/traces", "/v1/traces"), ("/otlp", "/otlp/v1/traces")])
+def test_a_request_goes_to_the_path_of_the_protocol_with_the_headers_of_the_file(suffix, path, tmp_path):
+    (tmp_path / "headers").write_text("# of the vendor\nX-Key: s3cret value\n\nContent-Type: text/plain\n")
+    with http_server(lambda _: (200, PROTOBUF, b"answer")) as (address, got):
+        send = otlp.sender(Otlp(endpoint=address + suffix, headers_file=str(tmp_path / "headers")), "9")
+        assert b"answer" == send(b"body")
+    ((sent_to, headers, body),) = got
+    assert (path, b"body") == (sent_to, body)
+    assert ("s3cret value", "application/x-protobuf", "vllm-watch/9") == (headers["x-key"], headers["content-type"], headers["user-agent"])
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "error", "after_s"),
+    [
+        (503, {"Retry-After": "7"}, NotNow, 7),
+        (429, {"Retry-After": "100000"}, NotNow, 60),
+        (502, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, NotNow, 0),
+        (504, {}, NotNow, 0),
+        (500, {}, Refused, None),
+        (401, {}, Refused, None),
+        (301, {"Location": "http://127.0.0.1:1/"}, Refused, None),
+    ],
+)
+def test_an_answer_means_later_or_never_as_the_protocol_says(status, headers, error, after_s):
+    with http_server(lambda _: (status, headers, b"")) as (address, _), pytest.raises(error, match=str(status)) as told:
+        otlp.http_sender(address, {}, "a")(b"body")
+    assert after_s == getattr(told.value, "after_s", None)
+
+
+def test_a_200_that_is_no_protobuf_is_a_200():
+    with http_server(lambda _: (200, {"Content-Type": "text/html"}, b"<html>")) as (address, _):
+        assert b"" == otlp.http_sender(address, {}, "a")(b"body")
+
+
+def test_a_collector_that_does_not_answer_is_waited_for_no_longer_than_asked(free_port):
+    release = threading.Event()
+    with http_server(lambda _: (release.wait(10), (200, {}, b""))[1]) as (address, _):
+        with pytest.raises(NotNow, match=r"no answer within 0\.05 s") as told:
+            otlp.http_sender(address, {}, "a", timeout_s=0.05)(b"body")
+        release.set()
+    assert "timeout" == told.value.reason
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_port_where_nobody_listens_and_a_name_that_is_none_mean_later(protocol, free_port):
+    make = otlp.http_sender if protocol == "http" else otlp.grpc_sender
+    for host in ("127.0.0.1", "nowhere..invalid"):
+        with pytest.raises(NotNow) as told:
+            make(f"http://{host}:{free_port()}", {}, "a", timeout_s=3.0)(b"")
+        assert "unavailable" == told.value.reason
+
+
+def test_a_port_that_usually_speaks_grpc_is_named_when_http_fails_on_it():
+    with pytest.raises(NotNow, match="4317 is usually the port for gRPC"):
+        otlp.http_sender("http://nowhere..invalid:4317", {}, "a")(b"")
+
+
+def test_a_certificate_that_nobody_vouches_for_means_later_and_nothing_is_sent(free_port):
+    """A plain server behind https: the handshake fails before any span leaves."""
+    with http_server(lambda _: (200, {}, b"")) as (address, got), pytest.raises(NotNow, match="SSL"):
+        otlp.http_sender(address.replace("http:", "https:"), {}, "a")(b"body")
+    assert [] == got
+
+
+# --- configuration
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{endpont: http://c:4318}", "otlp.endpont is unknown; did you mean endpoint?"),
+        ("{}", "otlp.endpoint is missing"),
+        ("{endpoint: 'otelcol:4318'}", "endpoint 'otelcol:4318' is no collector's address; write it like http://127.0.0.1:4318"),
+        ("{endpoint: 'http://otel col:4318'}", "is no collector's address"),
+        ("{endpoint: 'http://otelcol'}", "endpoint 'http://otelcol' names no port; write it like http://127.0.0.1:4318"),
+        ("{endpoint: 'http://otelcol:99999'}", "has no port from 0 to 65535"),
+        ("{endpoint: 'http://otelcol:4317/v1/traces', protocol: grpc}", "has a path, which gRPC does not know; write it like http://127.0.0.1:4317"),
+        ("{endpoint: 'https://me:secret@c.example'}", "'c.example' has a user or a password before it; a key belongs into headers_file"),
+        ("{endpoint: 'http://c:4318', protocol: htp}", "did you mean http?"),
+        ("{endpoint: 'http://c:4318', sample: 10}", "sample is a share of traces from 0 to 1, not 10"),
+        ("{endpoint: 'http://c:4318', slow_ttft_s: 0}", "more than 0 seconds"),
+        ("{endpoint: 'http://c:4318', sample: .nan}", "sample is a share of traces from 0 to 1, not nan"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_its_place(text, sentence):
+    with pytest.raises(config.BadConfig) as told:
+        config.parse(f"otlp: {text}", SidecarConfig, "sidecar.yaml")
+    assert sentence in str(told.value)
+    assert str(told.value).startswith("sidecar.yaml: otlp")
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"a: b\nsecret\n", "line 2: this is no header"),
+        (b"a: \xff", "it is no ASCII text"),
+        (b"key: a\x00b", "line 1: this is no header"),
+    ],
+)
+def test_a_headers_file_that_cannot_be_used_is_told_before_anything_starts_and_not_quoted(content, sentence, tmp_path):
+    path = tmp_path / "headers"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(f"otlp.headers_file: {path}")) as told:
+        Sidecar(SidecarConfig(otlp=Otlp(endpoint="http://c:4318", headers_file=str(path))))
+    assert sentence in str(told.value)
+    assert "secret" not in str(told.value)
+
+
+def test_the_lab_and_the_compose_file_send_to_the_collector_that_is_there(tmp_path):
+    programs = {name: tmp_path / name for name in ("engine", "model", "prometheus", "alertmanager", "otelcol")}
+    texts = dict(plan.files(plan.LabConfig(tmp_path, programs, port_offset=70)))
+    lab, receiver = yaml.safe_load(texts["sidecar.yaml"])["otlp"], yaml.safe_load(texts["otelcol.yaml"])["receivers"]["otlp"]["protocols"]["http"]
+    assert f"http://{receiver['endpoint']}" == lab["endpoint"] == "http://127.0.0.1:4388"
+    alone = plan.LabConfig(tmp_path, {name: path for name, path in programs.items() if name != "otelcol"})
+    assert "otlp" not in yaml.safe_load(dict(plan.files(alone))["sidecar.yaml"])
+
+    deploy, services = ROOT / "stack/deploy", yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    assert Otlp(endpoint="http://otelcol:4318") == config.load(deploy / "sidecar.yaml", SidecarConfig).otlp, "and its defaults are those of the code"
+    listens = yaml.safe_load((deploy / "otelcol/config.yaml").read_text())["receivers"]["otlp"]["protocols"]["http"]["endpoint"]
+    assert "0.0.0.0:4318" == listens
+    assert set(services["sidecar"]["networks"]) & set(services["otelcol"]["networks"])
+
+
+# --- the sidecar
+
+
+def values(text: str) -> dict[tuple[str, ...], float]:
+    return {(s.name, *(f"{k}={v}" for k, v in sorted(s.labels.items()))): s.value for f in text_string_to_metric_families(text) for s in f.samples}
+
+
+def series(sidecar: Sidecar) -> dict[str, float]:
+    """The span series of its page, without what they have in common."""
+    return {" ".join(name).removeprefix("vllm_watch_spans_"): value for name, value in values(sidecar.page()).items() if "_spans_" in name[0]}
+
+
+def test_without_a_collector_in_its_configuration_a_sidecar_makes_no_spans_and_loads_nothing_for_it():
+    assert {} == series(Sidecar(SidecarConfig()))
+    code = "import sys, exporters.sidecar as s; s.Sidecar(s.SidecarConfig()); print({'grpc', 'google.protobuf', 'opentelemetry'} & set(sys.modules))"
+    assert "set()" == subprocess.run(["python", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_every_series_stands_at_0_before_its_first_event():
+    """A series that is born at 1 never grew: the first dropped span would be on no board."""
+    reasons = {"dropped": otlp.DROPPED, "left_out": otlp.LEFT_OUT}
+    names = ["sent_total", "waiting", *(f"{name}_total reason={why}" for name, several in reasons.items() for why in several)]
+    assert dict.fromkeys(names, 0.0) == series(Sidecar(SidecarConfig(otlp=NEVER)))
+
+
+async def until(condition, within_s=10.0):
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+def now_line(number: int) -> bytes:
+    return to_line(numbered(number, ts=timestamp(time.time() + 1), tried=None, est_prompt_tokens=None))
+
+
+async def test_a_line_that_is_counted_once_makes_one_span_and_what_was_there_before_makes_none(tmp_path, hasty):
+    """Over a rotation, with a line that arrives in two halves, and a log from before the start."""
+    log = tmp_path / "requests.jsonl"
+    log.write_bytes(to_line(record(ts=timestamp(time.time() - 5), tried=None)) * 100)
+    with http_server(lambda _: (200, PROTOBUF, b"")) as (address, got):
+        sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off", otlp=Otlp(endpoint=address)))
+        await sidecar.start()
+        try:
+            await until(lambda: sidecar.logs.lines == 100)
+            line = now_line(1)
+            with log.open("ab", buffering=0) as writer:
+                writer.write(line[:50])
+                await until(lambda: sidecar.logs.tails[0].unread_bytes() == 50)
+                writer.write(line[50:])
+                log.rename(tmp_path / "requests.jsonl.1")
+                writer.write(now_line(2))
+                log.write_bytes(now_line(3))
+                await until(lambda: sidecar.logs.lines == 103)
+            await until(lambda: sidecar.spans.sent == 3)
+            assert 100 == series(sidecar)["left_out_total reason=history"]
+        finally:
+            await sidecar.stop()
+    assert ["1", "2", "3"] == sorted(str(plain(s.attributes)["vllm_watch.request_id"]) for _, _, body in got for s in decoded(body))
+
+
+async def test_a_collector_that_hangs_delays_neither_the_log_nor_the_page(tmp_path, hasty, monkeypatch):
+    """It takes connections and never answers, while many times what the queue holds comes in."""
+    monkeypatch.setattr(otlp, "QUEUED_AT_MOST", 600)
+    monkeypatch.setattr(otlp, "LAST_WORDS_S", 0.1)
+    log = tmp_path / "requests.jsonl"
+    log.touch()
+    release = threading.Event()
+    with http_server(lambda _: (release.wait(20), (200, {}, b""))[1]) as (address, got):
+        sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off", otlp=Otlp(endpoint=address)))
+        await sidecar.start()
+        try:
+            with log.open("ab", buffering=0) as writer:
+                writer.write(now_line(0))
+                await until(lambda: got)
+                writer.write(b"".join(map(now_line, range(1, 3001))))
+            await until(lambda: sidecar.logs.lines == 3001)
+            found = values(sidecar.page())
+            assert 3001 == found["vllm_watch_log_lines_total",]
+            assert 2400 == found["vllm_watch_spans_dropped_total", "reason=queue_full"]
+            assert 601 == found["vllm_watch_spans_waiting",]
+            assert 1 == len(got), "one request under way, no more"
+        finally:
+            release.set()
+            await sidecar.stop()
+
+
+# --- a real collector
+
+
+class Arrived:
+    """Stands for a trace store behind the collector: keeps the spans that it exports as OTLP JSON."""
+
+    def __init__(self, requests: list) -> None:
+        self._requests = requests
+
+    def spans(self) -> list[dict]:
+        bodies = [gzip.decompress(body) if headers.get("content-encoding") == "gzip" else body for _, headers, body in self._requests]
+        return [
+            {**span, "service": plain_json(r["resource"]["attributes"])["service.name"], "attributes": plain_json(span["attributes"])}
+            for body in bodies
+            for r in json.loads(body)["resourceSpans"]
+            for s in r["scopeSpans"]
+            for span in s["spans"]
+        ]
+
+
+def as_json(value: object) -> object:
+    """As OTLP writes a value in JSON: 64-bit numbers as text."""
+    if isinstance(value, list):
+        return {"values": [{"stringValue": item} for item in value]}
+    return str(value) if type(value) is int else value
+
+
+def plain_json(attributes: list[dict]) -> dict[str, object]:
+    return {a["key"]: next(iter(a["value"].values())) for a in attributes}
+
+
+class RealCollector:
+    """The collector as a process that can be ended and started again on its ports; what it takes goes to a trace store of the test."""
+
+    def __init__(self, program: Path, folder: Path, store: str, port) -> None:
+        self.http, self.grpc = (f"127.0.0.1:{port()}" for _ in range(2))
+        self._command = [program, "--config", folder / "otelcol.yaml"]
+        self._log = folder / "otelcol.log"
+        self._process: subprocess.Popen | None = None
+        (folder / "otelcol.yaml").write_text(
+            yaml.safe_dump(
+                {
+                    "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": self.grpc}, "http": {"endpoint": self.http}}}},
+                    "exporters": {"otlp_http": {"endpoint": store, "encoding": "json"}},
+                    "service": {
+                        "pipelines": {"traces": {"receivers": ["otlp"], "exporters": ["otlp_http"]}},
+                        "telemetry": {"metrics": {"level": "none"}},
+                    },
+                }
+            )
+        )
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    def end(self) -> None:
+        if self._process:
+            self._process.terminate()
+            self._process.wait(20)
+
+
+@pytest.fixture
+def collector(part, tmp_path, free_port):
+    with http_server(lambda _: (200, {"Content-Type": "application/json"}, b"{}")) as (store, requests):
+        real = RealCollector(part("otelcol").path, tmp_path, store, free_port)
+        real.arrived = Arrived(requests)
+        real.start()
+        yield real
+        real.end()
+
+
+def engine_span() -> dict:
+    """The span of a vLLM 0.32 as it was captured, moved below ours."""
+    samples = json.loads((Path(__file__).parent / "golden/span-samples.json").read_text())
+    captured = next(sample for sample in samples if sample["span"]["name"] == "llm_request")
+    start = round((ENDED_S - 1.2) * 1e9)
+    moved = {"traceId": TRACE, "parentSpanId": SPAN, "startTimeUnixNano": str(start), "endTimeUnixNano": str(start + 10**9), "kind": 2}
+    resource = {"attributes": [{"key": "service.name", "value": {"stringValue": "vllm"}}]}
+    return {"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": captured["scope"], "spans": [captured["span"] | moved]}]}]}
+
+
+def post_json(address: str, content: dict) -> int:
+    request = urllib.request.Request(f"http://{address}/v1/traces", json.dumps(content).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        return int(answer.status)
+
+
+@pytest.mark.collector
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_span_of_a_record_and_that_of_the_engine_become_one_trace_at_a_real_collector(protocol, collector, hasty, eventually):
+    spans = Spans(Otlp(endpoint=f"http://{getattr(collector, protocol)}", protocol=protocol), "9", 0)
+    spans.start()
+    try:
+        eventually(lambda: 200 == post_json(collector.http, engine_span()), what="the engine's span at the collector")
+        spans.add(FULL)
+        spans.add(numbered(7, outcome="timeout", reason="decode_timeout", status=504))
+        eventually(lambda: spans.sent == 2 and len(collector.arrived.spans()) == 3, what="three spans at the store")
+    finally:
+        spans.stop()
+    assert {"queue_full": 0, "refused": 0, "defect": 0} == {why: spans.dropped[why] for why in ("queue_full", "refused", "defect")}
+    found = {span["name"] + (f" {span['traceId'][:4]}" if span["traceId"] != TRACE else ""): span for span in collector.arrived.spans()}
+    ours, engines, failed = found["chat qwen"], found["llm_request"], found["chat qwen 0000"]
+    assert (TRACE, TRACE, ours["spanId"]) == (ours["traceId"], engines["traceId"], engines["parentSpanId"])
+    assert int(ours["startTimeUnixNano"]) < int(engines["startTimeUnixNano"]) < int(engines["endTimeUnixNano"]) < int(ours["endTimeUnixNano"])
+    assert ("vllm-watch-gateway", "vllm") == (ours["service"], engines["service"])
+    assert ({}, 2) == (ours["status"], failed["status"]["code"])
+    assert "decode_timeout" == failed["attributes"]["error.type"]
+    assert {name: as_json(value) for name, value in otlp.attributes(FULL).items()} == ours["attributes"]
+
+
+@pytest.mark.collector
+async def test_a_collector_that_died_and_came_back_gets_what_waited(collector, tmp_path, hasty):
+    """The page says how many are lost by then; the log is counted all the while."""
+    log = tmp_path / "requests.jsonl"
+    log.touch()
+    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off", otlp=Otlp(endpoint=f"http://{collector.http}")))
+    await sidecar.start()
+    try:
+        with log.open("ab", buffering=0) as writer:
+            writer.write(now_line(0))
+            await until(lambda: series(sidecar)["sent_total"] == 1)
+            collector.end()
+            extra = otlp.QUEUED_AT_MOST + otlp.BATCH + 100
+            writer.write(now_line(1))
+            await until(lambda: sidecar.spans._state == "unavailable")
+            writer.write(b"".join(map(now_line, range(2, extra + 2))))
+            await until(lambda: sidecar.logs.lines == extra + 2)
+            found = series(sidecar)
+            assert otlp.BATCH + 100 == found["dropped_total reason=unavailable"]
+            assert otlp.QUEUED_AT_MOST + 1 == found["waiting"]
+            collector.start()
+            await until(lambda: series(sidecar)["waiting"] == 0, within_s=30)
+            assert otlp.QUEUED_AT_MOST + 2 == series(sidecar)["sent_total"]
+            await until(lambda: len(collector.arrived.spans()) == otlp.QUEUED_AT_MOST + 2, within_s=30)
+    finally:
+        await sidecar.stop()
