@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,22 +33,21 @@ def part() -> Callable[[str], parts.Part]:
     return get
 
 
-@pytest.fixture
-def free_port() -> Iterator[Callable[[], int]]:
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
     """Loopback ports that were free a moment ago and are not handed out twice."""
-    held: list[socket.socket] = []
+    given: set[int] = set()
 
     def port() -> int:
-        s = socket.socket()
-        s.bind(("127.0.0.1", 0))
-        held.append(s)
-        number: int = s.getsockname()[1]
-        s.close()
-        return number
+        while True:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                number: int = probe.getsockname()[1]
+            if number not in given:
+                given.add(number)
+                return number
 
-    yield port
-    for s in held:
-        s.close()
+    return port
 
 
 @pytest.fixture(scope="session")
