@@ -106,9 +106,9 @@ BOARD = Board(
                 "Requests per second that ended well, as the request log knows them and as the engines count them, all models together. Two lines "
                 "and not a ratio: the log counts a little later, so that either may be ahead for a moment.",
                 "The two lines lie on each other.",
-                "Engine above log: requests pass by the gateway, records are lost, or requests ask for several replies (n above 1), each of which "
-                "the engine counts. With one model chosen its LoRA adapters do the same: the log has them under their own names, the engine under "
-                "the model's; choose all. Log above engine: an engine is not scraped, or answers come from elsewhere.",
+                "Engine above log: requests pass by the gateway, records are lost, or requests ask for several replies (n above 1) or carry several "
+                "prompts, each of which the engine counts. With one model chosen its LoRA adapters do the same: the log has them under their own "
+                "names, the engine under the model's; choose all. Log above engine: an engine is not scraped, or answers come from elsewhere.",
                 (
                     _ended(ours.REQUESTS, "log", 'outcome="ok"'),
                     _ended(vllm.REQUEST_SUCCESS, "engine", 'finished_reason!~"abort|error"'),
