@@ -18,7 +18,7 @@ UNKNOWN_TEAM = "__unknown__"  # how a record without a team is counted
 Outcome = Literal["ok", "client_abort", "rejected", "upstream_error", "timeout"]
 
 
-class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=False, kw_only=True):
+class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One request that ended. Times in milliseconds (the field names are given), sizes in tokens.
 
     ts: when it ended, RFC 3339 UTC. queue_ms: waiting in the gateway. ttft_ms: accepted -> first content token sent on; null when
@@ -91,8 +91,7 @@ def to_line(record: RequestRecord) -> bytes:
     """One JSON line with its newline; nulls are left out, which reads back the same.
 
     Raises BadLine("size") beyond 1,000 bytes: some field carries what a client sent, and the writer must cut it first."""
-    fields = {name: value for name in record.__struct_fields__ if (value := getattr(record, name)) is not None}
-    line = _encoder.encode(fields)
+    line = _encoder.encode(record)
     if len(line) >= MAX_LINE_BYTES:
         raise BadLine("size", f"record {record.request_id[:40]!r} has {len(line) + 1} bytes; a line holds at most {MAX_LINE_BYTES}")
     return line + b"\n"

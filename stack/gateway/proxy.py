@@ -47,7 +47,7 @@ class Proxy:
         timeouts: Timeouts,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        new_hex: Callable[[int], str] = secrets.token_hex,
+        new_hex: Callable[[int], str] | None = None,
         jitter: Callable[[], float] = lambda: random.uniform(*JITTER),  # noqa: S311  # no secret
     ) -> None:
         self.terms = terms
@@ -66,7 +66,7 @@ class Proxy:
         self._timeouts = timeouts
         self._clock = clock
         self._wall = wall
-        self._new_hex = new_hex
+        self._new_hex = new_hex or _hex_of(random.Random(secrets.token_bytes(32)))  # noqa: S311  # ids are no secrets
         self._jitter = jitter
 
     def now(self) -> float:
@@ -131,6 +131,12 @@ class Proxy:
 
     def _team(self, headers: CIMultiDictProxy[str]) -> str | None:
         return self.terms.teams.of(sent_key(headers))
+
+
+def _hex_of(source: random.Random) -> Callable[[int], str]:
+    """Makes ids, of so many bytes in hex. Asking the system for each costs more than all else about an id."""
+    bits = source.getrandbits
+    return lambda size: f"{bits(8 * size):0{2 * size}x}"
 
 
 class _Healthy:

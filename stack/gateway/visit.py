@@ -127,7 +127,6 @@ class Visit:
             raise _End("unknown_key" if sent_key(self._request.headers) else "no_key")
         if proxy.draining:
             raise _End("draining")
-        self._allow("body_timeout", proxy._timeouts.body_s)
         # What needs no key gets no memory either: a body sent to it is not read.
         body = b"" if open_to_all else await self._body()
         if not self._admitted or x.team is None:
@@ -216,7 +215,8 @@ class Visit:
         """The answer of the upstream that was chosen, or of the first of its fallbacks that does better."""
         x, metrics = self._x, self._proxy._metrics
         others = self._terms.router.fallbacks(self._asked.model, choice, self._terms.team(x.team or ""), x.est_prompt_tokens) if self._ticket else []
-        self._timer.reschedule(None)
+        if self._timer.when() is not None:
+            self._timer.reschedule(None)
         tries = [choice, *others]
         for x.attempt, each in enumerate(tries, 1):
             x.upstream, x.variant, result = each.name, each.upstream.variant, ""
@@ -270,9 +270,14 @@ class Visit:
     async def _body(self) -> bytes:
         """The whole request body. Raises _End when it is too large or broken."""
         request, limit = self._request, self._proxy._limits.body_bytes
-        too_large = _End("body_too_large", f"the request body is larger than {limit} bytes")
         if (request.content_length or 0) > limit:
-            raise too_large
+            raise _too_large(limit)
+        if request.content.is_eof() and request.content.exception() is None:  # it came along with its head, as nearly always
+            body = request.content.read_nowait()
+            if len(body) > limit:
+                raise _too_large(limit)
+            return body
+        self._allow("body_timeout", self._proxy._timeouts.body_s)
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not request.can_read_body:
@@ -282,7 +287,7 @@ class Visit:
             async for chunk in request.content.iter_any():
                 size += len(chunk)
                 if size > limit:
-                    raise too_large
+                    raise _too_large(limit)
                 chunks.append(chunk)
         except (web.RequestPayloadError, aiohttp.ClientPayloadError, HttpProcessingError) as error:
             raise _End("bad_body") from error
@@ -551,6 +556,10 @@ async def _pumped(upstream: Answer, take: Callable[[bytes], bool]) -> bool:
         return await upstream.pump(take)
     except Broken as error:
         raise _End("upstream_reset", str(error)) from error
+
+
+def _too_large(limit: int) -> _End:
+    return _End("body_too_large", f"the request body is larger than {limit} bytes")
 
 
 def _path(request: web.BaseRequest) -> str:
