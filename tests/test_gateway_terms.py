@@ -615,6 +615,18 @@ async def test_requests_that_leave_no_record_are_no_attempts_either(tmp_path: Pa
         assert [] == [name for name in await it.figures() if name[0] in (ATTEMPTS.name, UPSTREAM_INFLIGHT.name)]
 
 
+async def test_a_team_is_shown_the_models_that_it_may_ask_for(tmp_path: Path):
+    """By all their names, whatever engine serves them; without models in the policy, what the engine shows."""
+    models = {"big": {"aliases": ["gpt-4"], "adapters": ["sql"], "max_model_len": 4096}, "small": {}}
+    async with gateway(tmp_path, None, policy(models=models, teams={"demo": {"models": ["big"]}})) as it:
+        for team, shown in (("demo", {"big": 4096, "gpt-4": 4096}), ("batch", {"big": 4096, "gpt-4": 4096, "sql": 4096, "small": None})):
+            async with it.session.get(it.started.url + "/v1/models", headers={"Authorization": f"Bearer {KEYS[team][0]}"}) as answer:
+                page = await answer.json()
+            assert shown == {one["id"]: one.get("max_model_len") for one in page["data"]}
+            assert {"model"} == {one["object"] for one in page["data"]}
+        assert [] == it.engine.asked
+
+
 # ---- a service that somebody else runs
 
 

@@ -73,6 +73,9 @@ class Proxy:
         """The time by which admission counts."""
         return self._clock()
 
+    def unix_s(self) -> float:
+        return self._wall()
+
     def adopt(self, terms: Terms) -> None:
         """New terms for all who come from now on. Who waits keeps its place under the new ones."""
         self.terms = terms

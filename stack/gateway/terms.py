@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stack.config import BadConfig
 from stack.gateway.config import GatewayConfig, no_engine, read_key, upstream_key
@@ -37,6 +38,16 @@ class Terms:
     def band(self, name: str) -> Band:
         """The band of a team."""
         return self.policy.bands[self.policy.teams[name].band]
+
+    def listing(self, team: str, unix_s: float) -> dict[str, Any]:
+        """What a team may ask for, as GET /v1/models tells it: no engine knows aliases, nor what others serve, nor who may have what."""
+
+        def entry(name: str) -> dict[str, Any]:
+            model = self.policy.models[self.names.of(name).model or ""]
+            told = {"id": name, "object": "model", "created": int(unix_s), "owned_by": "vllm-watch", "root": self.names.of(name).model}
+            return told if model.max_model_len is None else told | {"max_model_len": model.max_model_len}
+
+        return {"object": "list", "data": [entry(name) for name in self.names.visible(self.team(team))]}
 
 
 def load_terms(config: GatewayConfig) -> Terms:

@@ -127,6 +127,8 @@ class Visit:
             raise _End("unknown_key" if sent_key(self._request.headers) else "no_key")
         if proxy.draining:
             raise _End("draining")
+        if x.team is not None and x.route == "/v1/models" and self._request.method == "GET" and self._terms.policy.models:
+            return await self._finish(web.json_response(self._terms.listing(x.team, proxy.unix_s()), headers={"X-Request-Id": x.request_id}))
         # What needs no key gets no memory either: a body sent to it is not read.
         body = b"" if open_to_all else await self._body()
         if not self._admitted or x.team is None:
