@@ -13,10 +13,11 @@ import re
 import signal
 import sys
 import time
+import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 
@@ -50,12 +51,33 @@ class BadReport(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class MigReading:
+    """One GPU instance of a card under MIG; uuid is the card's. The shares are over the time since the reading before."""
+
+    uuid: str
+    gpu_instance: int
+    mig_uuid: str | None = None
+    profile: str | None = None
+    memory_used_bytes: float | None = None
+    memory_free_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    memory_reserved_bytes: float | None = None
+    graphics_ratio: float | None = None
+    sm_ratio: float | None = None
+    occupancy_ratio: float | None = None
+    tensor_ratio: float | None = None
+    memory_ratio: float | None = None
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class GpuReading:
     """One card at one moment, in base units. None: the card, its driver or its mode does not tell; `absent` says why, by field.
 
     energy_joules: since the driver was loaded (energy_method "counter") or since we started ("integrated").
-    throttle_*_seconds: since the driver was loaded. ecc_*: over the card's life. absent["gpu"]: nothing of this card could be read.
-    Parts of a card (MIG instances) will be readings of their own type, beside these."""
+    throttle_*_seconds, nvlink_*: since the driver was loaded; the hw_ ones by NVML since we started. ecc_*: over the card's life.
+    nvlink_received, nvlink_transmitted: bytes. event_reasons: the driver's bits (see THROTTLES). xids: XID -> how often, since we started;
+    None where nobody listens. absent["gpu"]: nothing of this card could be read; absent["instances"]: its MIG instances could not."""
 
     uuid: str
     index: int | None = None
@@ -85,22 +107,33 @@ class GpuReading:
     ecc_uncorrected: float | None = None
     remapped_corrected: float | None = None
     remapped_uncorrected: float | None = None
+    nvlink_received: float | None = None
+    nvlink_transmitted: float | None = None
+    nvlink_crc_flit_errors: float | None = None
+    nvlink_crc_data_errors: float | None = None
+    nvlink_replay_errors: float | None = None
+    nvlink_recovery_errors: float | None = None
+    event_reasons: int | None = None
+    xids: Mapping[int, int] | None = None
+    instances: tuple[MigReading, ...] = ()
     energy_method: Literal["counter", "integrated"] | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
-_NUMBERS = tuple(f.name for f in fields(GpuReading) if f.type == "float | None")
+_NUMBERS = {kind: tuple(f.name for f in fields(kind) if f.type == "float | None") for kind in (GpuReading, MigReading)}
 
 # The largest value that can be meant, by unit. Drivers say "unknown" with all bits set (2**32-1, 2**64-1), in any of the raw units.
 _MOST = {
     "ratio": 1.0, "bytes": 2.0**50, "watts": 1e5, "joules": 1e15, "celsius": 1000.0, "hertz": 1e11, "seconds": 1e10,
-    "corrected": 4e9, "uncorrected": 4e9,
+    "corrected": 4e9, "uncorrected": 4e9, "errors": 1e15, "received": 1e19, "transmitted": 1e19,
 }  # fmt: skip
 
+AnyReading = TypeVar("AnyReading", GpuReading, MigReading)
 
-def plausible(reading: GpuReading) -> GpuReading:
+
+def plausible(reading: AnyReading) -> AnyReading:
     """The same reading without numbers that cannot be: a negative or impossible value becomes absent["..."] = "implausible"."""
-    wrong = [n for n in _NUMBERS if (v := getattr(reading, n)) is not None and not 0 <= v <= _MOST[n.rpartition("_")[2]]]
+    wrong = [n for n in _NUMBERS[type(reading)] if (v := getattr(reading, n)) is not None and not 0 <= v <= _MOST[n.rpartition("_")[2]]]
     if not wrong:
         return reading
     return replace(reading, absent={**reading.absent, **dict.fromkeys(wrong, "implausible")}, **dict.fromkeys(wrong))  # type: ignore[arg-type]
@@ -136,7 +169,8 @@ _COLUMNS: dict[str, tuple[str, str, float]] = {
     "remapped_rows.correctable": ("remapped_corrected", "", 1.0),
     "remapped_rows.uncorrectable": ("remapped_uncorrected", "", 1.0),
 }
-FIELDS: tuple[str, ...] = (*_TEXT, "index", "mig.mode.current", *_COLUMNS)
+_EVENT_REASONS = "clocks_event_reasons.active"
+FIELDS: tuple[str, ...] = (*_TEXT, "index", "mig.mode.current", *_COLUMNS, _EVENT_REASONS)
 
 _ABSENT_WORDS = {
     "": "not_available",
@@ -178,9 +212,46 @@ def _row(number: int, line: str, asked: Sequence[str]) -> GpuReading:
             absent[ours] = value
         else:
             values[ours] = value * size
+    reasons = row.get(_EVENT_REASONS, "")
+    bits = int(reasons, 16) if re.fullmatch("0x[0-9a-fA-F]{1,16}", reasons) else None
+    if bits is None:
+        absent["event_reasons"] = (_why_absent(reasons) or "implausible") if _EVENT_REASONS in row else "not_known"
     mig = {"Enabled": True, "Disabled": False}.get(row.get("mig.mode.current", ""))
     number_or_none = int(index) if re.fullmatch("[0-9]{1,6}", index) else None
-    return plausible(GpuReading(uuid=uuid, index=number_or_none, mig=mig, absent=absent, **text, **values))  # type: ignore[arg-type]
+    return plausible(
+        GpuReading(uuid=uuid, index=number_or_none, mig=mig, event_reasons=bits, absent=absent, **text, **values)  # type: ignore[arg-type]
+    )
+
+
+_PART_COLUMNS = {"used": "memory_used_bytes", "free": "memory_free_bytes", "total": "memory_total_bytes", "reserved": "memory_reserved_bytes"}
+
+
+def parse_mig(text: str) -> list[MigReading]:
+    """The GPU instances in what `nvidia-smi -q -x` prints, whichever the version of its DTD: this part has been the same in all.
+
+    Compute instances of one GPU instance share its memory and repeat it; the first one is taken. Raises BadReport."""
+    if "<!ENTITY" in text:
+        raise BadReport("nvidia-smi -q -x declares entities, which it never does")
+    try:
+        root = ElementTree.fromstring(text)  # noqa: S314  without entities, and of bounded size
+    except ElementTree.ParseError as error:
+        raise BadReport(f"nvidia-smi -q -x printed no XML: {error}") from error
+    found: dict[tuple[str, int], MigReading] = {}
+    for card in root.iterfind("gpu"):
+        for part in card.iterfind("mig_devices/mig_device"):
+            reading = _part(card.findtext("uuid", "").strip() or card.get("id", ""), part)
+            found.setdefault((reading.uuid, reading.gpu_instance), reading)
+    return list(found.values())
+
+
+def _part(uuid: str, part: ElementTree.Element) -> MigReading:
+    number = part.findtext("gpu_instance_id", "").strip()
+    if not uuid or not re.fullmatch("[0-9]{1,6}", number):
+        raise BadReport(f"nvidia-smi -q -x shows a MIG device without card or instance: {uuid!r}, {number[:20]!r}")
+    told = {ours: _value(part.findtext(f"fb_memory_usage/{theirs}", "").strip(), "MiB") for theirs, ours in _PART_COLUMNS.items()}
+    values = {name: value * _MIB for name, value in told.items() if isinstance(value, float)}
+    absent = {name: why for name, why in told.items() if isinstance(why, str)}
+    return plausible(MigReading(uuid=uuid, gpu_instance=int(number), absent=absent, **values))  # type: ignore[arg-type]
 
 
 def _value(cell: str, unit: str) -> float | str:
@@ -194,25 +265,25 @@ def _why_absent(cell: str) -> str | None:
     return _ABSENT_WORDS.get(cell.strip("[] ").lower())
 
 
-# --- energy: pure ----------------------------------------------------------------------------------------------------------------
+# --- what nobody counts: pure ----------------------------------------------------------------------------------------------------
 
 
-class EnergyIntegral:
-    """Joules from power readings, by trapezoids, for cards without an energy counter. It never falls.
+class Integral:
+    """Joules from watts, or seconds from yes (1) and no (0), by trapezoids, for cards that do not count them. It never falls.
 
-    A gap longer than max_gap_s counts nothing: nobody knows what the card drew meanwhile. Nor does a clock that went back."""
+    A gap longer than max_gap_s counts nothing: nobody knows what the card did meanwhile. Nor does a clock that went back."""
 
     def __init__(self, max_gap_s: float = 30.0) -> None:
-        self.joules = 0.0
+        self.total = 0.0
         self._max_gap_s = max_gap_s
-        self._last: tuple[float, float] | None = None  # when, watts
+        self._last: tuple[float, float] | None = None  # when, how much
 
-    def add(self, watts: float, at_s: float) -> float:
-        """Joules up to this reading."""
+    def add(self, level: float, at_s: float) -> float:
+        """The total up to this reading."""
         if self._last and 0 <= (gap_s := at_s - self._last[0]) <= self._max_gap_s:
-            self.joules += gap_s * (self._last[1] + watts) / 2
-        self._last = (at_s, watts)
-        return self.joules
+            self.total += gap_s * (self._last[1] + level) / 2
+        self._last = (at_s, level)
+        return self.total
 
 
 # --- samples: pure ---------------------------------------------------------------------------------------------------------------
@@ -239,7 +310,33 @@ _SAMPLES: tuple[tuple[Metric, dict[str, str], str], ...] = (
     (catalogue.ECC_ERRORS, {"kind": "uncorrected"}, "ecc_uncorrected"),
     (catalogue.REMAPPED_ROWS, {"kind": "corrected"}, "remapped_corrected"),
     (catalogue.REMAPPED_ROWS, {"kind": "uncorrected"}, "remapped_uncorrected"),
+    (catalogue.NVLINK_ERRORS, {"kind": "crc_flit"}, "nvlink_crc_flit_errors"),
+    (catalogue.NVLINK_ERRORS, {"kind": "crc_data"}, "nvlink_crc_data_errors"),
+    (catalogue.NVLINK_ERRORS, {"kind": "replay"}, "nvlink_replay_errors"),
+    (catalogue.NVLINK_ERRORS, {"kind": "recovery"}, "nvlink_recovery_errors"),
+    (catalogue.NVLINK_BYTES, {"direction": "received"}, "nvlink_received"),
+    (catalogue.NVLINK_BYTES, {"direction": "transmitted"}, "nvlink_transmitted"),
 )
+_PART_SAMPLES: tuple[tuple[Metric, dict[str, str], str], ...] = (
+    (catalogue.MIG_MEMORY_USED, {}, "memory_used_bytes"),
+    (catalogue.MIG_MEMORY_FREE, {}, "memory_free_bytes"),
+    (catalogue.MIG_MEMORY_TOTAL, {}, "memory_total_bytes"),
+    (catalogue.MIG_MEMORY_RESERVED, {}, "memory_reserved_bytes"),
+    (catalogue.MIG_ACTIVITY, {"kind": "graphics"}, "graphics_ratio"),
+    (catalogue.MIG_ACTIVITY, {"kind": "sm"}, "sm_ratio"),
+    (catalogue.MIG_ACTIVITY, {"kind": "occupancy"}, "occupancy_ratio"),
+    (catalogue.MIG_ACTIVITY, {"kind": "tensor"}, "tensor_ratio"),
+    (catalogue.MIG_ACTIVITY, {"kind": "memory"}, "memory_ratio"),
+)
+
+# nvmlClocksEventReason*. Idle, and clocks that the operator set, are bits as well, but hold nothing down.
+THROTTLES: Mapping[str, int] = {
+    "sw_power_cap": 0x04, "hw_slowdown": 0x08, "sync_boost": 0x10, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake": 0x80,
+}  # fmt: skip
+
+# XIDs that mean lost work or a card to look at (NVIDIA, "XID errors"): page faults, stopped or killed channels, memory errors and what was
+# done about them, NVLink, the bus, the card's own firmware. Each has a series from the start: growth needs a sample before the first one.
+XIDS: tuple[int, ...] = (13, 31, 43, 45, 48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 154)
 
 
 def families(readings: Sequence[GpuReading]) -> Iterator[tuple[Metric, dict[str, str], float]]:
@@ -254,8 +351,31 @@ def families(readings: Sequence[GpuReading]) -> Iterator[tuple[Metric, dict[str,
         if reading.energy_joules is not None:
             yield catalogue.ENERGY, {"uuid": reading.uuid, "method": reading.energy_method or "counter"}, reading.energy_joules
     for reading in readings:
-        for reason, count in sorted(Counter(reading.absent.values()).items()):
+        if reading.event_reasons is not None:
+            for reason, bit in THROTTLES.items():
+                yield catalogue.THROTTLED_NOW, {"uuid": reading.uuid, "reason": reason}, float(bool(reading.event_reasons & bit))
+    for reading in readings:
+        if reading.xids is not None:
+            for xid in XIDS:
+                yield catalogue.XID_ERRORS, {"uuid": reading.uuid, "xid": str(xid)}, float(reading.xids.get(xid, 0))
+            yield catalogue.XID_ERRORS, {"uuid": reading.uuid, "xid": "other"}, float(sum(n for xid, n in reading.xids.items() if xid not in XIDS))
+    for reading in readings:
+        why = Counter(reading.absent.values())
+        for part in reading.instances:
+            why.update(part.absent.values())
+        for reason, count in sorted(why.items()):
             yield catalogue.ABSENT, {"uuid": reading.uuid, "reason": reason}, float(count)
+    yield from _part_samples([part for reading in readings for part in reading.instances])
+
+
+def _part_samples(parts: Sequence[MigReading]) -> Iterator[tuple[Metric, dict[str, str], float]]:
+    labels = [{"uuid": part.uuid, "gpu_instance": str(part.gpu_instance)} for part in parts]
+    for part, own in zip(parts, labels, strict=True):
+        yield catalogue.MIG_INFO, {**own, "mig_uuid": part.mig_uuid or "", "profile": part.profile or ""}, 1.0
+    for metric, more, name in _PART_SAMPLES:
+        for part, own in zip(parts, labels, strict=True):
+            if (value := getattr(part, name)) is not None:
+                yield metric, {**own, **more}, value
 
 
 def _info(reading: GpuReading) -> dict[str, str]:
@@ -276,6 +396,7 @@ class _Answer(msgspec.Struct, frozen=True):
     """What the NVML child says; see exporters/gpu_nvml.py."""
 
     gpus: list[GpuReading] = []  # msgspec copies it
+    xids: dict[str, list[int]] = {}
     error: str | None = None
     why: str = ""
 
@@ -353,7 +474,7 @@ class GpuSource:
     nvml, smi: the commands to run. env: their environment, ours by default. clock: seconds that never go back.
     backoff_s: pause after a first failure, doubled each time up to 30 s; reads in between fail at once, with the same reason.
     reprobe_s: how often a missing driver, or NVML behind a working nvidia-smi, is looked for again.
-    energy_gap_s: see EnergyIntegral; keep it above the time between two reads."""
+    energy_gap_s: see Integral; keep it above the time between two reads."""
 
     def __init__(
         self,
@@ -376,7 +497,8 @@ class GpuSource:
         self._last: GpuUnavailable | None = None
         self._unknown_fields: set[str] = set()
         self._known: dict[str, GpuReading] = {}
-        self._energy: dict[str, EnergyIntegral] = {}
+        self._integrals: dict[tuple[str, str], Integral] = {}
+        self._xids: dict[str, Counter[int]] = {}
 
     async def __aenter__(self) -> GpuSource:
         return self
@@ -423,12 +545,16 @@ class GpuSource:
         return error
 
     def _finished(self, readings: Iterable[GpuReading]) -> list[GpuReading]:
-        """Name lost cards after what was known of them, integrate energy where there is no counter, and let a uuid appear once."""
+        """Name lost cards after what was known of them, integrate what nobody counts, and let a uuid appear once."""
         now = self._clock()
         found: dict[str, GpuReading] = {}
         for raw in readings:
-            reading = self._with_energy(plausible(self._recalled(raw) if "gpu" in raw.absent else raw), now)
-            found.setdefault(reading.uuid, reading)
+            reading = plausible(self._recalled(raw) if "gpu" in raw.absent else raw)
+            if reading.uuid not in found:
+                parts = tuple(map(plausible, reading.instances))
+                counted = self._with_held(self._with_energy(reading, now), now)
+                heard = self._xids.get(reading.uuid)
+                found[reading.uuid] = replace(counted, instances=parts, xids=None if heard is None else dict(heard))
         self._known |= {uuid: reading for uuid, reading in found.items() if "gpu" not in reading.absent}
         return list(found.values())
 
@@ -445,9 +571,24 @@ class GpuSource:
             return replace(reading, energy_method="counter")
         if reading.power_watts is None:
             return reading
-        integral = self._energy.setdefault(reading.uuid, EnergyIntegral(self._energy_gap_s))
+        joules = self._integral(reading.uuid, "energy_joules").add(reading.power_watts, now)
         absent = {name: why for name, why in reading.absent.items() if name != "energy_joules"}
-        return replace(reading, energy_joules=integral.add(reading.power_watts, now), energy_method="integrated", absent=absent)
+        return replace(reading, energy_joules=joules, energy_method="integrated", absent=absent)
+
+    def _with_held(self, reading: GpuReading, now: float) -> GpuReading:
+        """The two hw_ slowdowns, where the driver says only whether they hold now."""
+        if reading.event_reasons is None:
+            return reading
+        for reason in ("hw_thermal_slowdown", "hw_power_brake"):
+            name = f"throttle_{reason}_seconds"
+            if getattr(reading, name) is None:
+                held_s = self._integral(reading.uuid, name).add(float(bool(reading.event_reasons & THROTTLES[reason])), now)
+                absent = {n: why for n, why in reading.absent.items() if n != name}
+                reading = replace(reading, absent=absent, **{name: held_s})  # type: ignore[arg-type]
+        return reading
+
+    def _integral(self, uuid: str, name: str) -> Integral:
+        return self._integrals.setdefault((uuid, name), Integral(self._energy_gap_s))
 
     async def _sample(self) -> list[GpuReading]:
         if self._child is None and self._clock() < self._no_nvml_before:
@@ -482,10 +623,17 @@ class GpuSource:
         if answer.error:
             self._drop_child()
             raise GpuUnavailable(answer.error, answer.why)
+        self._hear(answer.xids)
         if not answer.gpus or all("gpu" in reading.absent for reading in answer.gpus):
             raise GpuUnavailable("lost", f"NVML answers, but none of its {len(answer.gpus)} cards can be read; see 'dmesg | grep -i xid'")
         self.method = "nvml"
         return answer.gpus
+
+    def _hear(self, xids: Mapping[str, Sequence[int]]) -> None:
+        for uuid, heard in xids.items():
+            self._xids.setdefault(uuid, Counter()).update(heard)
+            if heard:
+                log.warning("GPU %s: the driver reports XID %s", uuid, ", ".join(map(str, heard)))
 
     async def _ask_child(self) -> bytes:
         """One question, one line; empty when the child ended. The child is started when there is none."""
@@ -516,7 +664,7 @@ class GpuSource:
         """Ask for all fields; a driver that does not know one refuses them all and names it, so ask again without it."""
         for _ in FIELDS:
             asked = [name for name in FIELDS if name not in self._unknown_fields]
-            code, out, err = await self._run_smi(asked)
+            code, out, err = await self._run_smi(f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits")
             refused = set(_NOT_A_FIELD.findall(out + err)) & set(asked)
             if not refused:
                 break
@@ -524,12 +672,23 @@ class GpuSource:
             self._unknown_fields |= refused
         readings = _understood(code, out, err, asked)
         self.method = "nvidia-smi"
-        return readings
+        return await self._with_instances(readings) if any(reading.mig for reading in readings) else readings
 
-    async def _run_smi(self, asked: Sequence[str]) -> tuple[int, str, str]:
-        command = (*self._smi, f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits")
+    async def _with_instances(self, readings: Sequence[GpuReading]) -> list[GpuReading]:
+        """Divided cards with their parts, of which only the long report tells. What it fails to tell costs nothing else."""
+        code, out, err = await self._run_smi("-q", "-x")
         try:
-            program = await _Program.start(command, self._env, asyncio.subprocess.DEVNULL)
+            if code:
+                raise BadReport(f"nvidia-smi -q -x ended with code {code}: {(out + err).strip()[:200]}")
+            parts = parse_mig(out)
+        except BadReport as error:
+            log.debug("%s", error)  # each second; what counts is that it is absent
+            return [replace(r, absent={**r.absent, "instances": "unknown_error"}) if r.mig else r for r in readings]
+        return [replace(r, instances=tuple(part for part in parts if part.uuid == r.uuid)) for r in readings]
+
+    async def _run_smi(self, *arguments: str) -> tuple[int, str, str]:
+        try:
+            program = await _Program.start((*self._smi, *arguments), self._env, asyncio.subprocess.DEVNULL)
         except PermissionError as error:
             raise GpuUnavailable("permission", f"{self._smi[0]} may not be run: {error}") from error
         except OSError as error:

@@ -77,7 +77,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     otlp: otlp.Otlp | None = None  # without it no spans
     events: str | None = None
     engine_interval_s: float = 5.0
-    gpu_interval_s: float = 5.0
+    gpu_interval_s: float = 1.0
     timeout_s: float = 4.0
 
     def __post_init__(self) -> None:
@@ -235,7 +235,7 @@ class Logs:
 
 
 class Sidecar:
-    """Reads every source on its own beat and answers for all of them. GPU readings older than three beats are no longer shown."""
+    """Reads every source on its own beat and answers for all of them. GPU readings older than three beats and a deadline are not shown."""
 
     def __init__(self, config: SidecarConfig, version: str = "0") -> None:
         self.config = config
@@ -264,7 +264,7 @@ class Sidecar:
             self._follow(Source("engine", target.name), functools.partial(self._read_engine, target), self.config.engine_interval_s)
         if self.config.gpu == "auto":
             self._gpu_source = Source("gpu", "gpu")
-            self._gpu_reader = gpu.GpuSource()
+            self._gpu_reader = gpu.GpuSource(energy_gap_s=max(30.0, 3 * self.config.gpu_interval_s))
             self._follow(self._gpu_source, self._read_gpu, self.config.gpu_interval_s)
         if self.config.events:
             self._follow(Source("events", self.config.events), self._read_events, 2.0)
@@ -301,7 +301,7 @@ class Sidecar:
         if self.spans:
             yield from self.spans.samples()
         last = self._gpu_source.last_success_s if self._gpu_source else None
-        if last is not None and now_s - last <= 3 * self.config.gpu_interval_s:
+        if last is not None and now_s - last <= 3 * self.config.gpu_interval_s + self.config.timeout_s / 2:
             yield from gpu.families(self._gpus)
             if prices := self.config.prices:
                 yield ours.GPU_COST, {"currency": prices.currency}, len(self._gpus) * prices.gpu_hour
@@ -334,8 +334,8 @@ class Sidecar:
                 self._unwritten.append(event)
 
     async def _read_gpu(self) -> None:
-        # The first reading may have to load the driver, which takes seconds without persistence mode.
-        first = self._gpu_source is not None and self._gpu_source.last_success_s is None
+        # A reading after none may have to load the driver, which takes seconds without persistence mode; this source is down meanwhile.
+        first = self._gpu_source is not None and not self._gpu_source.up
         self._gpus = await self._gpu_reader.read(FIRST_GPU_READING_S if first else self.config.timeout_s / 2)
 
     async def _read_events(self) -> None:

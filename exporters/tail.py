@@ -72,7 +72,11 @@ class Tail:
         identity = (stat.st_dev, stat.st_ino)
         current = next((s for s in self._files if s.leave_at is None), None)
         if current and current.identity == identity:
-            if stat.st_size < current.file.tell():  # cut in place: what is there now is new
+            whole = current.file.tell() - len(current.rest)
+            if whole <= stat.st_size < current.file.tell():  # the writer took back the beginning of a line, as ours does when the disk is full
+                current.file.seek(whole)
+                current.rest = b""
+            elif stat.st_size < whole:  # cut in place: what is there now is new
                 self.rotations += 1
                 current.file.seek(0)
                 current.rest, current.skipping = b"", False

@@ -144,7 +144,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "running_lora_adapters": ("sql,chat",), "sensor": ("gpu", "memory"), "severity": ("",), "sleep_state": ("awake",), "source": ("local_compute",),
     "state": ("active", "suppressed"), "status": ("ok", "error"), "team": TEAMS, "transfer_type": ("CPU_to_GPU", "GPU_to_CPU"),
     "transport": ("grpc", "http"), "type": ("float",), "uuid": CARDS, "variant": ("stable", "canary"), "version": ("0.1.0",),
-    "waiting_lora_adapters": ("",),
+    "waiting_lora_adapters": ("",), "direction": ("received", "transmitted"), "gpu_instance": ("1", "2"), "mig_uuid": ("MIG-5f1e",),
+    "profile": ("3g.40gb",), "xid": ("79", "other"),
 }  # fmt: skip
 _SIDECAR_SOURCES = tuple({"kind": kind, "source": source} for kind, source in (("engine", "vllm-0"), ("gpu", "nvml"), ("log", "requests.jsonl")))
 _BANDED = tuple({"team": team, "band": band} for team, band in zip(TEAMS, WORDS["band"], strict=True))
@@ -174,6 +175,9 @@ SETS: dict[Metric, tuple[Labels, ...]] = {
     gpu.ECC_ERRORS: tuple({"uuid": card, "kind": kind} for card in CARDS for kind in ("corrected", "uncorrected")),
     gpu.REMAPPED_ROWS: tuple({"uuid": card, "kind": kind} for card in CARDS for kind in ("corrected", "uncorrected")),
     gpu.ABSENT: tuple({"uuid": card, "reason": why} for card in CARDS for why in ("not_supported", "unknown_error", "lost")),
+    gpu.THROTTLED_NOW: tuple({"uuid": card, "reason": why} for card in CARDS for why in ("hw_slowdown", *_THROTTLES)),
+    gpu.NVLINK_ERRORS: tuple({"uuid": card, "kind": kind} for card in CARDS for kind in ("crc_flit", "crc_data", "replay", "recovery")),
+    gpu.MIG_ACTIVITY: tuple({"uuid": CARDS[0], "gpu_instance": "1", "kind": kind} for kind in ("graphics", "sm", "occupancy", "tensor", "memory")),
 }  # fmt: skip
 _WHOLE_CARDS = tuple({"UUID": card, "gpu": str(i), "device": f"nvidia{i}"} for i, card in enumerate((*CARDS, OTHER_CARD)))
 _INSTANCES = tuple({"UUID": SPLIT_CARD, "gpu": "3", "device": "nvidia3", "GPU_I_ID": i, "GPU_I_PROFILE": "3g.40gb"} for i in ("1", "2"))

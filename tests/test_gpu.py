@@ -13,20 +13,24 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
+from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporters import gpu
+from exporters import gpu, sidecar
 from exporters.catalogue import gpu as catalogue
-from exporters.gpu import FIELDS, REASONS, BadReport, EnergyIntegral, GpuReading, GpuSource, GpuUnavailable, families, parse_csv
+from exporters.gpu import FIELDS, REASONS, BadReport, GpuReading, GpuSource, GpuUnavailable, Integral, MigReading, families, parse_csv, parse_mig
+from exporters.sidecar import Sidecar, SidecarConfig, application
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden" / "nvidia-smi"
 H200 = (GOLDEN / "h200.csv").read_text()
-NO_NVML = ("/nonexistent/nvml",)
+H200_MIG = (GOLDEN / "h200-mig.xml").read_text()
 
 
 # --- nvidia-smi's rows -----------------------------------------------------------------------------------------------------------
@@ -48,7 +52,7 @@ def test_units_become_base_units():
     assert (412.35, 61.0, 70.0, 1.98e9, 3.201e9) == (
         busy.power_watts, busy.temperature_celsius, busy.memory_temperature_celsius, busy.sm_clock_hertz, busy.mem_clock_hertz
     )  # fmt: skip
-    assert (74.0, 1.5) == (busy.throttle_sw_power_cap_seconds, busy.throttle_hw_power_brake_seconds)
+    assert (74.0, 1.5, 4) == (busy.throttle_sw_power_cap_seconds, busy.throttle_hw_power_brake_seconds, busy.event_reasons)
     assert (0.0, {}) == (idle.utilization_ratio, idle.absent)
 
 
@@ -67,8 +71,16 @@ def test_each_gap_says_why():
     assert (None, "not_available", "not_supported") == (old.mig, old.absent["ecc_corrected"], old.absent["throttle_sync_boost_seconds"])
     assert {
         "power_watts": "unknown_error", "temperature_celsius": "unknown_error", "ecc_corrected": "permission",
-        "ecc_uncorrected": "permission", "throttle_hw_power_brake_seconds": "deprecated",
+        "ecc_uncorrected": "permission", "throttle_hw_power_brake_seconds": "deprecated", "event_reasons": "unknown_error",
     } == sick.absent  # fmt: skip
+
+
+def test_cards_of_other_makes_are_read_as_well():
+    """An idle H100 of eight under an older driver; an L40S has no sensor in its memory and cannot be divided, which is no fault."""
+    [idle] = parse_csv((GOLDEN / "h100-idle.csv").read_text())
+    [busy] = parse_csv((GOLDEN / "l40s.csv").read_text())
+    assert (3, 0.0, 69.94, 1, {}) == (idle.index, idle.utilization_ratio, idle.power_watts, idle.event_reasons, idle.absent)
+    assert (None, 0x24, {"memory_temperature_celsius": "not_available"}) == (busy.mig, busy.event_reasons, busy.absent)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +115,7 @@ def test_fields_that_were_not_asked_for_are_not_known():
 
 def test_a_line_that_is_no_row_is_named():
     """The message carries the line, since nobody can rerun the moment."""
-    with pytest.raises(BadReport, match=r"line 3 has 1 columns, 27 were asked for: 'Segmentation fault'"):
+    with pytest.raises(BadReport, match=r"line 3 has 1 columns, 28 were asked for: 'Segmentation fault'"):
         parse_csv(H200 + "Segmentation fault\n")
     with pytest.raises(BadReport, match="line 1 names neither uuid nor bus"):
         parse_csv("[N/A], 3", ("uuid", "index"))
@@ -126,10 +138,11 @@ def test_whatever_is_printed_becomes_plausible_numbers_or_gaps(cells: list[str])
     except BadReport:
         return
     for reading in readings:
-        for name in gpu._NUMBERS:
+        for name in gpu._NUMBERS[GpuReading]:
             value = getattr(reading, name)
             assert value is None or 0 <= value < float("inf")
-            assert (value is None) == (name in reading.absent or name == "energy_joules")
+            assert (value is None) == (name in reading.absent or name == "energy_joules" or name.startswith("nvlink_"))
+        assert (reading.event_reasons is None) == ("event_reasons" in reading.absent)
 
 
 @settings(max_examples=500)
@@ -140,25 +153,66 @@ def test_any_text_is_rows_or_a_bad_report(text: str):
         assert all(reading.uuid for reading in parse_csv(text))
 
 
-# --- energy ----------------------------------------------------------------------------------------------------------------------
+# --- nvidia-smi's long report ----------------------------------------------------------------------------------------------------
+
+
+def test_gpu_instances_come_from_the_long_report_once_each():
+    """Instance 2 is split into two compute instances, which share its memory: adding them up would make a card of 209 GiB."""
+    parts = parse_mig(H200_MIG)
+    assert [2, 3, 9, 10] == [part.gpu_instance for part in parts]
+    assert {"GPU-3f0c2a1e-0000-4000-8000-000000000002"} == {part.uuid for part in parts}
+    assert (71424 * 2**20, 40022 * 2**20, 0) == (parts[0].memory_total_bytes, parts[0].memory_used_bytes, parts[0].memory_reserved_bytes)
+    assert (None, "not_available", "permission") == (
+        parts[3].memory_total_bytes, parts[3].absent["memory_total_bytes"], parts[3].absent["memory_used_bytes"]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("No devices were found", "printed no XML"),
+        (H200_MIG[:1500], "printed no XML"),
+        ("<!DOCTYPE a [<!ENTITY b 'c'>]><a/>", "declares entities"),
+        ("<a><gpu id='0'><mig_devices><mig_device/></mig_devices></gpu></a>", "without card or instance: '0', ''"),
+    ],
+)
+def test_a_long_report_that_is_none_is_named(text: str, words: str):
+    with pytest.raises(BadReport, match=words):
+        parse_mig(text)
+
+
+@settings(max_examples=200)
+@given(CELL, CELL)
+def test_no_cell_of_the_long_report_becomes_a_wrong_number(number: str, used: str):
+    """Every part has its numbers or says why not; what is no instance is refused."""
+    cells = [cell.replace("&", "").replace("<", "") for cell in (number, used)]
+    with contextlib.suppress(BadReport):
+        text = "<a><gpu><uuid>u</uuid><mig_devices><mig_device><gpu_instance_id>{}</gpu_instance_id><fb_memory_usage><used>{}</used>"
+        text += "</fb_memory_usage></mig_device></mig_devices></gpu></a>"
+        for part in parse_mig(text.format(*cells)):
+            assert (part.memory_used_bytes is None) == ("memory_used_bytes" in part.absent)
+            assert part.memory_used_bytes is None or 0 <= part.memory_used_bytes < 2**50
+
+
+# --- energy, and time held down --------------------------------------------------------------------------------------------------
 
 
 def test_energy_is_the_area_under_power():
     """100 W rising to 300 W over 2 s is 400 J."""
-    integral = EnergyIntegral()
+    integral = Integral()
     assert [0.0, 400.0, 700.0] == [integral.add(100, 10), integral.add(300, 12), integral.add(300, 13)]
 
 
 def test_a_gap_counts_nothing():
     """Nobody knows what the card drew while nobody looked; nor when the clock went back."""
-    integral = EnergyIntegral(max_gap_s=5)
+    integral = Integral(max_gap_s=5)
     assert [0.0, 0.0, 100.0, 100.0] == [integral.add(100, 0), integral.add(100, 6), integral.add(100, 7), integral.add(100, 3)]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1000), st.floats(-50, 50)), max_size=50))
 def test_integrated_energy_never_falls(steps: list[tuple[float, float]]):
     """It is a counter."""
-    integral, now, before = EnergyIntegral(), 0.0, 0.0
+    integral, now, before = Integral(), 0.0, 0.0
     for watts, step_s in steps:
         now += step_s
         assert before <= (before := integral.add(watts, now))
@@ -179,7 +233,9 @@ def test_absent_values_have_no_sample():
 
 def test_samples_carry_the_catalogued_labels_and_stay_together():
     """An exposition page needs a family in one piece, each sample once."""
-    samples = list(families([*parse_csv(H200), *parse_csv((GOLDEN / "h200-mig.csv").read_text())]))
+    [divided] = parse_csv((GOLDEN / "h200-mig.csv").read_text())
+    divided = replace(divided, instances=tuple(parse_mig(H200_MIG)), xids={31: 2, 999: 1, 998: 1})
+    samples = list(families([*parse_csv(H200), divided]))
     order = [metric.name for metric, _, _ in samples]
     assert len(set(order)) == sum(1 for i, name in enumerate(order) if i == 0 or order[i - 1] != name)
     assert len(samples) == len({(m.name, *sorted(labels.items())) for m, labels, _ in samples})
@@ -191,8 +247,27 @@ def test_samples_carry_the_catalogued_labels_and_stay_together():
 def test_every_gpu_metric_can_be_sampled():
     """A metric in the catalogue that nothing fills would be a dead panel."""
     [card, _] = parse_csv(H200)
-    full = GpuReading(**{n: getattr(card, n) for n in card.__slots__} | {"energy_joules": 1.0, "absent": {"x": "lost"}})
+    numbers = dict.fromkeys(gpu._NUMBERS[MigReading], 0.5)
+    full = replace(
+        card, energy_joules=1.0, absent={"x": "lost"}, xids={}, instances=(MigReading("u", 2, **numbers),),
+        **{name: 1.0 for name in gpu._NUMBERS[GpuReading] if name.startswith("nvlink_")},
+    )  # fmt: skip
     assert set(catalogue.GPU) == {metric for metric, _, _ in families([full])}
+
+
+def test_errors_of_the_driver_have_a_series_before_the_first_one():
+    """Growth needs a sample before: what is known to matter starts at 0, and whatever else comes is never unseen."""
+    card = GpuReading("GPU-1", xids={79: 1, 999: 2})
+    counted = {labels["xid"]: value for metric, labels, value in families([card]) if metric is catalogue.XID_ERRORS}
+    assert ({*map(str, gpu.XIDS), "other"}, 1.0, 0.0, 2.0) == (set(counted), counted["79"], counted["48"], counted["other"])
+
+
+def test_reasons_in_force_are_the_bits_of_the_driver():
+    """Idle (1) and clocks that someone set (2) hold nothing down."""
+    card = GpuReading("GPU-1", event_reasons=0x1 | 0x2 | 0x8 | 0x40)
+    now = {labels["reason"]: value for metric, labels, value in families([card]) if metric is catalogue.THROTTLED_NOW}
+    assert {"hw_slowdown", "hw_thermal_slowdown"} == {reason for reason, value in now.items() if value}
+    assert gpu.THROTTLES.keys() == now.keys()
 
 
 # --- NVML through its child ------------------------------------------------------------------------------------------------------
@@ -316,6 +391,72 @@ async def test_a_lost_card_keeps_its_name_and_does_not_take_the_others(fake_nvml
         lost.power_watts,
     )
     assert 2 == len(await gpus.read(10))
+
+
+async def test_links_are_counted_over_all_of_a_card(fake_nvml, source):
+    """Bytes are KiB with the driver; the drained counters of errors have fixed places up to Hopper."""
+    [card, _] = await source(env=fake_nvml("ok")).read(10)
+    assert (139 * 1024, 138 * 1024) == (card.nvlink_received, card.nvlink_transmitted)
+    assert (38, 45, 52, 59) == (
+        card.nvlink_crc_flit_errors, card.nvlink_crc_data_errors, card.nvlink_replay_errors, card.nvlink_recovery_errors
+    )  # fmt: skip
+
+
+async def test_heat_is_timed_where_the_driver_only_says_that_it_holds(fake_nvml, source):
+    """Two seconds between two readings that both say hw_thermal_slowdown are two seconds; the power brake stays at 0."""
+    now = [100.0]
+    gpus = source(env=fake_nvml("held"), clock=lambda: now[0])
+    await gpus.read(10)
+    now[0] += 2
+    card = (await gpus.read(10))[0]
+    assert (0x4C, 2.0, 0.0) == (card.event_reasons, card.throttle_hw_thermal_slowdown_seconds, card.throttle_hw_power_brake_seconds)
+    assert not [name for name in card.absent if name.startswith("throttle_")]
+
+
+async def test_errors_of_the_driver_are_counted_once_and_outlive_the_child(fake_nvml, source, caplog):
+    """Two XIDs 31 and one that nobody knows; the child that heard them is replaced, the counts stay."""
+    gpus = source(env=fake_nvml("xids"))
+    assert {31: 2, 999: 1} == (await gpus.read(10))[0].xids
+    assert "GPU GPU-fake-0: the driver reports XID 31, 31, 999" in caplog.text
+    first, other = await gpus.read(10)
+    assert ({31: 2, 999: 1}, {}) == (first.xids, other.xids)
+    gpus._drop_child()
+    assert {31: 4, 999: 2} == (await gpus.read(10))[0].xids
+
+
+async def test_the_error_that_took_a_card_is_told_of_that_card(fake_nvml, source):
+    """An XID 79 and the loss come together: the card has no value left but this one."""
+    gpus = source(env=fake_nvml("ok"))
+    assert {} == (await gpus.read(10))[1].xids
+    gpus._drop_child()
+    gpus._env = fake_nvml("lost")
+    await gpus.read(10)
+    _, lost = await gpus.read(10)
+    assert ({"gpu": "lost"}, {}) == (lost.absent, lost.xids)
+
+
+async def test_a_divided_card_shows_its_instances(fake_nvml, source):
+    """Once each, though one has two compute instances; activity from the second reading on, and no wrong number in place of a gap."""
+    gpus = source(env=fake_nvml("mig"))
+    [card, whole] = await gpus.read(10)
+    assert (True, None, [2, 9], ()) == (card.mig, card.utilization_ratio, [part.gpu_instance for part in card.instances], whole.instances)
+    [part, other] = card.instances
+    assert ("GPU-fake-0", "MIG-fake-0", "3g.71gb", "1g.18gb", 2**30) == (
+        part.uuid, part.mig_uuid, part.profile, other.profile, part.memory_used_bytes
+    )  # fmt: skip
+    assert (None, "not_available") == (part.sm_ratio, part.absent["sm_ratio"])
+    [part, other] = (await gpus.read(10))[0].instances
+    assert (1.0, 0.22, 0.52, 0.29) == (part.graphics_ratio, part.sm_ratio, part.tensor_ratio, other.sm_ratio)
+    assert {"occupancy_ratio": "implausible", "memory_ratio": "not_supported"} == part.absent
+
+
+async def test_an_older_divided_card_has_memory_and_no_activity(fake_nvml, source):
+    """Ampere, whose activity only DCGM can read; and a driver that has no such call at all."""
+    for environment, why in ((fake_nvml("mig-old"), "not_supported"), (fake_nvml("mig", missing=True), "not_known")):
+        gpus = source(env=environment)
+        await gpus.read(10)
+        part = (await gpus.read(10))[0].instances[0]
+        assert (2**30, None, why) == (part.memory_used_bytes, part.sm_ratio, part.absent["sm_ratio"])
 
 
 async def test_a_hung_driver_costs_one_deadline(fake_nvml, source):
@@ -490,7 +631,7 @@ async def test_a_machine_without_any_nvidia_software(source):
 @pytest.mark.parametrize(
     ("body", "reason", "words"),
     [
-        ("echo 'it smells of burning'", "parse", "line 1 has 1 columns, 27 were asked for: 'it smells of burning'"),
+        ("echo 'it smells of burning'", "parse", "line 1 has 1 columns, 28 were asked for: 'it smells of burning'"),
         ("head -c 3000000 /dev/zero", "parse", "more than 1048576 bytes"),
         ("head -c 300 /dev/urandom; exit 255", "exit", "code 255"),
         ("echo 'Insufficient Permissions'; exit 4", "permission", "code 4"),
@@ -537,6 +678,28 @@ echo "$1" | sed 's/--query-gpu=//; s/uuid,/GPU-1,/; s/utilization.gpu/37/'"""
     assert 4 == len(log.read_text().splitlines())
 
 
+async def test_nvidia_smi_tells_the_memory_of_instances(fake_nvml, fake_smi, source):
+    """The long report is only asked for where a card is divided."""
+    gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"case $1 in -q) cat {GOLDEN}/h200-mig.xml;; *) cat {GOLDEN}/h200-mig.csv;; esac"))
+    [card] = await gpus.read(10)
+    assert ([2, 3, 9, 10], 40022 * 2**20) == ([part.gpu_instance for part in card.instances], card.instances[0].memory_used_bytes)
+
+
+@pytest.mark.parametrize("answer", ["echo nonsense", "exit 3"])
+async def test_a_long_report_that_fails_costs_only_the_instances(fake_nvml, fake_smi, source, answer: str):
+    """The card itself is still read, and the gap is counted."""
+    gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"case $1 in -q) {answer};; *) cat {GOLDEN}/h200-mig.csv;; esac"))
+    [card] = await gpus.read(10)
+    assert (78.28, (), "unknown_error") == (card.power_watts, card.instances, card.absent["instances"])
+
+
+@pytest.mark.parametrize(("said", "code"), [("driver-lost.txt", 9), ("version-mismatch.txt", 18)])
+async def test_a_driver_that_went_away_is_no_driver(fake_nvml, fake_smi, source, said: str, code: int):
+    """Its own sentence is passed on."""
+    error = await failure(source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"cat {GOLDEN}/{said}; exit {code}")))
+    assert ("no_driver", True) == (error.reason, (GOLDEN / said).read_text().split("\n")[0] in str(error))
+
+
 @pytest.mark.parametrize("body", ["sleep 1000", "sleep 1000 & echo started", "trap '' TERM INT; while :; do :; done"])
 async def test_a_hung_nvidia_smi_is_killed_with_all_it_started(fake_nvml, fake_smi, source, body: str, eventually):
     """Also when it ended and only a child of it holds the pipe."""
@@ -570,3 +733,92 @@ async def test_a_pipe_that_an_escaped_process_holds_is_let_go(fake_nvml, fake_sm
     assert "hang" == (await failure(gpus, 0.3)).reason
     await asyncio.sleep(0)  # transports close on the next turn of the loop
     assert before == len(os.listdir("/proc/self/fd"))
+
+
+# --- the endpoint while the driver hangs -----------------------------------------------------------------------------------------
+
+
+SOON_S = 5.0  # half of what Prometheus waits; a few milliseconds but where many tests share a core
+
+
+class Endpoint:
+    """A sidecar that serves, and the scrapes of it: what it says of the GPU, and how long the slowest answer took."""
+
+    def __init__(self, sidecar: Sidecar, url: str, session: ClientSession) -> None:
+        self.sidecar, self.url, self.session = sidecar, url, session
+        self.slowest_s = 0.0
+
+    async def up(self) -> bool:
+        began = time.monotonic()
+        async with self.session.get(self.url) as answer:
+            assert 200 == answer.status
+            text = await answer.text()
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+        [line] = [line for line in text.split("\n") if line.startswith('vllm_watch_source_up{kind="gpu"')]
+        return float(line.rpartition(" ")[2]) == 1
+
+    async def until(self, up: bool, within_s: float = 20.0) -> float:
+        """Seconds until the page says so."""
+        began = time.monotonic()
+        while await self.up() is not up:
+            assert within_s > time.monotonic() - began
+            await asyncio.sleep(0.02)
+        return time.monotonic() - began
+
+
+@contextlib.asynccontextmanager
+async def served(reader: GpuSource, monkeypatch: pytest.MonkeyPatch, **settings: float) -> AsyncIterator[Endpoint]:
+    monkeypatch.setattr(gpu, "GpuSource", lambda **_: reader)
+    serving = Sidecar(SidecarConfig(**settings))  # type: ignore[arg-type]
+    async with TestServer(application(serving)) as server, ClientSession() as session:
+        yield Endpoint(serving, str(server.make_url("/metrics")), session)
+
+
+async def test_a_hang_is_on_the_page_within_five_seconds_and_the_page_always_answers(fake_nvml, source, monkeypatch, tmp_path):
+    """Three hangs of a driver that was well, with the real beat and deadline: a second and two."""
+    behaviour, before = tmp_path / "nvml", children()
+    behaviour.write_text("ok")
+    reader = source(env=fake_nvml(str(behaviour)), backoff_s=1.0)
+    async with served(reader, monkeypatch) as page:
+        for _ in range(3):
+            await page.until(up=True)
+            behaviour.write_text("hang")
+            assert 5.0 > await page.until(up=False)
+            behaviour.write_text("ok")
+        await page.until(up=True)
+        assert SOON_S > page.slowest_s
+    assert before == children()
+
+
+def held_bytes() -> int:
+    """Memory of this process, without what is shared with files."""
+    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_a_thousand_hangs_leave_nothing_behind(source, monkeypatch):
+    """With a program that never answers and a deadline of ten milliseconds: no process, no pipe, no thread, no memory."""
+    monkeypatch.setattr(sidecar, "FIRST_GPU_READING_S", 0.01)
+    before, open_files = children(), len(os.listdir("/proc/self/fd"))
+    async with served(source(nvml=("sleep", "1000")), monkeypatch, gpu_interval_s=0.001, timeout_s=0.02) as page:
+        hangs = lambda: page.sidecar.sources[0].errors["hang"]  # noqa: E731
+        while hangs() < 200:  # buffers and caches have found their size
+            assert not await page.up()
+        held = held_bytes()
+        while hangs() < 1000:
+            assert not await page.up()
+            await asyncio.sleep(0.01)
+        assert 4 << 20 > held_bytes() - held
+        assert {"hang": hangs()} == +page.sidecar.sources[0].errors
+        assert len(children()) <= len(before) + 1
+        assert SOON_S > page.slowest_s
+    assert before == children()
+    assert open_files >= len(os.listdir("/proc/self/fd"))
+
+
+async def test_a_slow_beat_is_no_gap_in_the_energy(source, monkeypatch):
+    """Read once a minute, a card without a counter would otherwise never have used a joule."""
+    reader, asked = source(nvml=("sleep", "1000")), {}
+    monkeypatch.setattr(gpu, "GpuSource", lambda **options: asked.update(options) or reader)
+    async with TestServer(application(Sidecar(SidecarConfig(gpu_interval_s=60)))):
+        assert 60 < asked["energy_gap_s"]

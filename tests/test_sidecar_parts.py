@@ -68,6 +68,20 @@ def test_a_truncated_file_starts_anew(tmp_path):
     assert [b"new"] == tail.poll(2)
 
 
+def test_half_a_line_that_is_taken_back_costs_no_line_and_brings_none_again(tmp_path):
+    """So does the gateway, when the disk was full in the middle of a line."""
+    path = tmp_path / "log"
+    path.write_bytes(b"a\nb\nhal")
+    tail = Tail(path)
+    assert [b"a", b"b"] == tail.poll(0)
+    os.truncate(path, 4)
+    assert [] == tail.poll(1)
+    with path.open("ab") as file:
+        file.write(b"c\n")
+    assert [b"c"] == tail.poll(2)
+    assert 0 == tail.rotations
+
+
 def test_a_file_that_was_moved_away_and_back_is_read_on_and_not_again(tmp_path):
     path, away = tmp_path / "log", tmp_path / "away"
     path.write_bytes(b"1\n2\n")
