@@ -480,7 +480,7 @@ async def test_twenty_hangs_leave_no_process_and_no_pipe(fake_nvml, source):
         assert "hang" == (await failure(gpus, 0.1)).reason
     assert before == children()
     assert "Z" not in children().values()
-    assert open_files == len(os.listdir("/proc/self/fd"))
+    assert open_files >= len(os.listdir("/proc/self/fd"))  # what tests before have left may go meanwhile
 
 
 async def test_the_loop_runs_on_while_the_driver_hangs(fake_nvml, source):
