@@ -21,6 +21,7 @@ from multidict import CIMultiDict
 KEEPALIVE_S = 3.0  # under the 5 s after which vLLM's server closes an idle connection, or we would reuse one that is closing
 HEAD_BYTES = 64 << 10  # of an answer, names and values
 HELD_BYTES = 256 << 10  # of a body, beyond which the engine has to wait
+_BEFORE = 100, 102, 103  # may come before the answer; the parser knows that they have no body
 
 Take = Callable[[bytes], bool]
 
@@ -76,8 +77,9 @@ class Client:
         head = "\r\n".join(lines)
         if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or "\0" in head:
             raise ValueError("a header with a line break in it")
+        request = f"{head}\r\n\r\n".encode("utf-8", "surrogateescape") + body
         connection = self._kept(origin) or await self._connected(origin)
-        return await connection.ask(f"{head}\r\n\r\n".encode("utf-8", "surrogateescape") + body, method)
+        return await connection.ask(request, method)
 
     def _kept(self, origin: Origin) -> _Connection | None:
         idle, now = self._idle.get(origin), asyncio.get_running_loop().time()
@@ -97,8 +99,8 @@ class Client:
                 )
         except TimeoutError:
             raise Unreachable(f"no connection within {self._connect_s:g} s", late=True) from None
-        except OSError as error:
-            raise Unreachable(getattr(error, "reason", None) or error.strerror or "no address") from error
+        except (OSError, UnicodeError) as error:  # the second for a name that cannot be one
+            raise Unreachable(_why(error)) from error
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # so that a host that vanished is noticed
         return connection
 
@@ -124,6 +126,7 @@ class Client:
         """Closes what is idle; what is in use belongs to its user."""
         if self._sweeping is not None:
             self._sweeping.cancel()
+            self._sweeping = None
         for idle in self._idle.values():
             for connection in idle:
                 connection.cut()
@@ -133,6 +136,12 @@ class Client:
 @lru_cache(maxsize=1)
 def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
+
+
+def _why(error: Exception) -> str:
+    """In words. Not every error has the same ones: of a certificate, of TLS, of the system; and one that has none is a handshake cut short."""
+    words = (getattr(error, name, None) for name in ("verify_message", "reason", "strerror"))
+    return next(filter(None, words), None) or str(error) or "it hung up"
 
 
 class _Connection(asyncio.Protocol):
@@ -149,6 +158,7 @@ class _Connection(asyncio.Protocol):
         self._reason = b""
         self._head: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
+        self._bodiless_bytes = 0  # that have come since any of a body did
         self._ended = False  # the answer is complete; the connection may not be asked before this is forgotten
         self._reusable = False
         self.on_body = self._pieces.append
@@ -160,7 +170,7 @@ class _Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes, method: str) -> Answer:
         self._answer = answer = Answer(self, bodiless=method == "HEAD")
-        self._reason, self._head, self._head_bytes, self._ended = b"", [], 0, False
+        self._reason, self._head, self._head_bytes, self._bodiless_bytes, self._ended = b"", [], 0, 0, False
         self._wire.write(request)
         try:
             await answer.begun
@@ -184,7 +194,7 @@ class _Connection(asyncio.Protocol):
     def release(self) -> None:
         """The answer needs its connection no more."""
         self._answer = None
-        if self._ended and self._reusable and self.usable:
+        if self._ended and self._reusable and self.usable and not self._wire.get_write_buffer_size():
             self.idle_since = asyncio.get_running_loop().time()
             self._client.keep(self)
         else:
@@ -208,8 +218,14 @@ class _Connection(asyncio.Protocol):
             broken = Broken(f"the engine's answer is no HTTP: {error.__context__ or error}")
             self._reusable = False
         if pieces:
-            answer.got(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            self._bodiless_bytes = 0
+            if not answer.bodiless:
+                answer.got(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             pieces.clear()
+        elif (grown := self._bodiless_bytes + len(data)) <= HEAD_BYTES:
+            self._bodiless_bytes = grown
+        else:  # a line of a head, or of trailers, that does not end; the parser would keep it all
+            broken = broken or Broken(f"its head is longer than {HEAD_BYTES} bytes")
         if self._ended:  # before what broke: that came after it
             answer.ends(None)
         elif broken is not None:
@@ -241,9 +257,11 @@ class _Connection(asyncio.Protocol):
         answer, status = self._answer, self._parser.get_status_code()
         if answer is None:
             return
-        if status < 200:  # 100 Continue and 103 Early Hints come before the answer
+        if status in _BEFORE:
             self._reason, self._head = b"", []
             return
+        if status < 200:
+            raise Broken(f"nobody asked for status {status}")
         answer.starts(status, self._reason, self._head)
         self._head = []  # what comes now are trailers
         if answer.bodiless:  # the parser does not know, and would wait for a body
@@ -287,7 +305,7 @@ class Answer:
     @property
     def until_close(self) -> bool:
         """Whether the end of the connection is how this body ends."""
-        return self.status > 0 and "Content-Length" not in self.headers and "chunked" not in self.headers.get("Transfer-Encoding", "").lower()
+        return self.status > 0 and "Content-Length" not in self.headers and "Transfer-Encoding" not in self.headers
 
     async def read(self) -> bytes:
         """The whole body. Raises Broken."""
@@ -299,6 +317,7 @@ class Answer:
     async def chunk(self) -> bytes:
         """What has come since the last call, or comes next; empty at the end. Raises Broken."""
         while not self._held and not self._ended:
+            self._go_on()
             await self._change()
         if self._held:
             held, self._held = bytes(self._held), bytearray()
@@ -343,8 +362,11 @@ class Answer:
     # ---- the connection
 
     def starts(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        self.status, self.reason = status, reason.decode("latin-1")
         self.headers = CIMultiDict([(name.decode("latin-1"), value.decode("utf-8", "surrogateescape")) for name, value in headers])
+        if (coding := self.headers.get("Transfer-Encoding", "chunked")).lower() != "chunked":
+            raise Broken(f"nobody asked for the transfer coding {coding[:40]!r}")
+        text = reason.decode("utf-8", "surrogateescape")
+        self.status, self.reason = status, text if text.isprintable() else ""
         if not self.begun.done():
             self.begun.set_result(None)
 

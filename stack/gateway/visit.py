@@ -247,7 +247,7 @@ class Visit:
                 self._allow(stage, allowed)
                 upstream = await self._sent(choice)
                 try:
-                    if upstream.content_type == "text/event-stream":
+                    if upstream.content_type == "text/event-stream" and not upstream.bodiless:
                         return await self._stream(upstream, strip_usage=self._ask.usage_added and upstream.status == 200, held=held)
                     return await self._whole(upstream, held=held)
                 finally:
@@ -481,6 +481,8 @@ class Visit:
 
     async def _start(self, response: web.StreamResponse) -> None:
         self._x.status = response.status
+        if response.content_length is None and self._request.version < HttpVersion11:
+            response.force_close()  # the end of the connection is how it ends; the server would keep it open for who asks for that
         await response.prepare(self._request)
         self._response = response
 
@@ -501,9 +503,9 @@ class Visit:
             async with asyncio.timeout(ANSWER_S):
                 if self._response is None:
                     return await self._finish(self._refusal(end))
-                if self._x.complete:
-                    return await self._finish(self._response)
                 endless = self._response.content_length is None  # into a promised length no more fits
+                if self._x.complete and endless:
+                    return await self._finish(self._response)
                 if self._response.content_type == "text/event-stream" and endless and end.reason != "client_stalled":
                     apart = b"\n\n" if self._mid_event else b""  # so that our error event is one of its own
                     await self._response.write(apart + b"data: " + msgspec.json.encode(_error(end)) + b"\n\n")
