@@ -100,9 +100,9 @@ async def core_frozen(lab: DrillLab) -> AsyncIterator[None]:
 @fault
 async def engine_restarts(lab: DrillLab) -> AsyncIterator[None]:
     for _ in range(3):
+        await asyncio.sleep(3 * lab.config.beat.scrape_s)  # so that Prometheus sees each of them, the first too
         await lab.end("vllm")
         await lab.start("vllm")
-        await asyncio.sleep(3 * lab.config.beat.scrape_s)  # so that Prometheus sees each of them
     yield
 
 
