@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -572,7 +573,7 @@ def series(sidecar: Sidecar) -> dict[str, float]:
 def test_without_a_collector_in_its_configuration_a_sidecar_makes_no_spans_and_loads_nothing_for_it():
     assert {} == series(Sidecar(SidecarConfig()))
     code = "import sys, exporters.sidecar as s; s.Sidecar(s.SidecarConfig()); print({'grpc', 'google.protobuf', 'opentelemetry'} & set(sys.modules))"
-    assert "set()" == subprocess.run(["python", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    assert "set()" == subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_every_series_stands_at_0_before_its_first_event():
