@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import aiohttp
+import msgspec
 
 from exporters.catalogue import ours, page, vllm
 from exporters.catalogue.metric import Metric
@@ -15,6 +17,10 @@ from exporters.exposition import Sample
 
 MAX_PAGE_BYTES = 16 << 20  # the longest pages seen have 65 kB; many adapters and ranks make some MB
 _GROWING = (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS, vllm.REQUEST_SUCCESS)
+_SUMS = (
+    vllm.REQUEST_PROMPT_TOKENS, vllm.REQUEST_GENERATION_TOKENS, vllm.REQUEST_PREFILL_TIME, vllm.REQUEST_DECODE_TIME,
+    vllm.REQUEST_INFERENCE_TIME, vllm.E2E_REQUEST_LATENCY,
+)  # fmt: skip
 _CONFIGURATION = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization")
 _KNOWN = frozenset(metric.name for metric in (*vllm.VLLM, *vllm.RETIRED))
 
@@ -31,15 +37,55 @@ class Cache:
     configuration: Mapping[str, str]
 
 
+class Totals(NamedTuple):
+    """What one engine core has counted for one model since its process began; what a page does not show is 0.
+
+    The first three step when a request finishes, the next three while it runs, the seconds when it finishes. Aborted requests are in the
+    middle ones only. cached_tokens: part of prompt_tokens."""
+
+    requests: int = 0
+    request_prompt_tokens: int = 0
+    request_completion_tokens: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    inference_s: float = 0.0
+    e2e_s: float = 0.0
+
+    def since(self, before: Totals | None) -> Totals:
+        """The growth since an earlier look; None: all of it, as after a restart."""
+        return self if before is None else Totals._make(now - then for now, then in zip(self, before, strict=True))
+
+    def plus(self, other: Totals) -> Totals:
+        return Totals._make(mine + its for mine, its in zip(self, other, strict=True))
+
+    def fell(self, before: Totals) -> bool:
+        """Whether any of it fell, which only a restart does."""
+        return any(now < then for now, then in zip(self[:5], before[:5], strict=True))
+
+
+class Core(NamedTuple):
+    """One engine core (a data-parallel rank) at work for one model. running, waiting: requests in it right now."""
+
+    totals: Totals
+    running: int
+    waiting: int
+
+
 @dataclass(frozen=True, slots=True)
 class View:
-    """One look at an engine. started_s: unix seconds, None where the page does not say (several API processes)."""
+    """One look at an engine. started_s: unix seconds, None where the page does not say (several API processes).
+
+    cores: by the engine's model_name and its engine label."""
 
     version: str | None
     started_s: float | None
     growing: Mapping[tuple[Any, ...], float]  # by series: a series that goes away is no total that fell
     caches: tuple[Cache, ...]
     unknown_families: tuple[str, ...] = ()
+    cores: Mapping[tuple[str, str], Core] = field(default_factory=dict)
 
 
 async def read(session: aiohttp.ClientSession, url: str, timeout_s: float) -> tuple[str, str | None]:
@@ -49,11 +95,7 @@ async def read(session: aiohttp.ClientSession, url: str, timeout_s: float) -> tu
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with session.get(f"{url}/metrics", timeout=timeout) as response:
         response.raise_for_status()
-        page_bytes = b""
-        async for chunk in response.content.iter_chunked(1 << 16):
-            page_bytes += chunk
-            if len(page_bytes) > MAX_PAGE_BYTES:
-                raise page.BadPage(f"{url}/metrics goes on after {MAX_PAGE_BYTES >> 20} MiB; no engine's page is that long")
+        page_bytes = await _body(response)
     try:
         async with session.get(f"{url}/version", timeout=timeout) as response:
             body = await response.json(content_type=None) if response.status == 200 else {}
@@ -63,9 +105,53 @@ async def read(session: aiohttp.ClientSession, url: str, timeout_s: float) -> tu
     return page_bytes.decode("utf-8", "replace"), version if isinstance(version, str) else None
 
 
-def parse(text: str, version: str | None = None) -> View:
-    """A page as a View. Raises BadPage."""
-    found = page.parse(text)
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    body = b""
+    async for chunk in response.content.iter_chunked(1 << 16):
+        body += chunk
+        if len(body) > MAX_PAGE_BYTES:
+            raise page.BadPage(f"{response.url} goes on after {MAX_PAGE_BYTES >> 20} MiB; no engine's page is that long")
+    return body
+
+
+async def served(session: aiohttp.ClientSession, url: str, timeout_s: float) -> Mapping[str, str] | None:
+    """The names under which an engine serves its model, as `names` reads them; None where it does not say."""
+    try:
+        async with session.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=timeout_s)) as response:
+            return names(await _body(response)) if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, page.BadPage):
+        return None
+
+
+class _Card(msgspec.Struct):
+    id: str
+    root: str | None = None
+    parent: str | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+def names(answer: bytes) -> Mapping[str, str] | None:
+    """The answer of /v1/models as: served name or adapter -> the model_name of the engine's series, which is the first name served.
+
+    None for what is no such answer."""
+    try:
+        cards = msgspec.json.decode(answer, type=_Cards).data
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    first: dict[str | None, str] = {}
+    for card in cards:
+        if card.parent is None:
+            first.setdefault(card.root, card.id)
+    found = {card.id: first[card.root] for card in cards if card.parent is None}
+    return found | {card.id: found.get(card.parent, card.parent) for card in cards if card.parent is not None}
+
+
+def parse(text: str, version: str | None = None, reader: Callable[[str], page.Page] = page.parse) -> View:
+    """A page as a View. reader: the `parse` of a page.Parser that is kept for this engine reads its pages faster. Raises BadPage."""
+    found = reader(text)
     growing = {(m.name, *sorted(labels.items())): value for m in _GROWING for labels, value in found.of(m.name)}
     return View(
         version=version,
@@ -73,7 +159,36 @@ def parse(text: str, version: str | None = None) -> View:
         growing=growing,
         caches=tuple({cache.engine: cache for cache in _caches(found)}.values()),
         unknown_families=tuple(sorted(f for f in found.families() if f.startswith("vllm:") and f not in _KNOWN)),
+        cores=_cores(found),
     )
+
+
+def _cores(found: page.Page) -> dict[tuple[str, str], Core]:
+    """Several API processes may show a core in several series; these are parts of one total."""
+    figures: dict[tuple[str, str], dict[str, float]] = {}
+    shown = (*_GROWING, vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING, vllm.PROMPT_TOKENS_CACHED)
+    for sample in (*(metric.name for metric in shown), *(f"{metric.name}_sum" for metric in _SUMS)):
+        for labels, value in found.of(sample):
+            if value == value:  # not NaN
+                figures.setdefault((labels.get("model_name", ""), labels.get("engine", "")), defaultdict(float))[sample] += value
+    return {key: _core(figure) for key, figure in figures.items()}
+
+
+def _core(figure: Mapping[str, float]) -> Core:
+    prompt, completion, prefill_s, decode_s, inference_s, e2e_s = (figure[f"{metric.name}_sum"] for metric in _SUMS)
+    totals = Totals(
+        requests=round(figure[vllm.REQUEST_SUCCESS.name]),
+        request_prompt_tokens=round(prompt),
+        request_completion_tokens=round(completion),
+        prompt_tokens=round(figure[vllm.PROMPT_TOKENS.name]),
+        completion_tokens=round(figure[vllm.GENERATION_TOKENS.name]),
+        cached_tokens=round(figure[vllm.PROMPT_TOKENS_CACHED.name]),
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        inference_s=inference_s,
+        e2e_s=e2e_s,
+    )
+    return Core(totals, running=round(figure[vllm.NUM_REQUESTS_RUNNING.name]), waiting=round(figure[vllm.NUM_REQUESTS_WAITING.name]))
 
 
 def _caches(found: page.Page) -> Iterator[Cache]:
@@ -152,7 +267,20 @@ def restarted(before: View, after: View) -> bool:
     """A newer start time; where the page has none, a total that fell."""
     if before.started_s is not None and after.started_s is not None:
         return after.started_s > before.started_s + 1
-    return any(after.growing[name] < value for name, value in before.growing.items() if name in after.growing)
+    return any(after.growing[name] < value for name, value in before.growing.items() if name in after.growing) or any(
+        after.cores[key].totals.fell(core.totals) for key, core in before.cores.items() if key in after.cores
+    )
+
+
+def growth(before: View, after: View) -> dict[str, Totals]:
+    """What the cores of an engine did between two looks, by model: each core's growth first, then their sum. A restart counts from 0."""
+    anew = restarted(before, after)
+    found: dict[str, Totals] = {}
+    for (model, rank), core in after.cores.items():
+        then = before.cores.get((model, rank))
+        grown = core.totals.since(None if anew or then is None else then.totals)
+        found[model] = found.get(model, Totals()).plus(grown)
+    return found
 
 
 def _differences(before: View, after: View) -> Iterator[tuple[str, tuple[str | None, str | None]]]:

@@ -10,7 +10,7 @@ import functools
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -20,24 +20,38 @@ import msgspec
 from aiohttp import web
 
 from exporters import engine, events, exposition, gpu, otlp
+from exporters import tail as tail_module
+from exporters.accounts import Accounts
 from exporters.catalogue import ours, page
+from exporters.checkpoint import Checkpoint, Unreadable
 from exporters.exposition import Sample
-from exporters.request_log import BadLine, RequestRecord, ended_at, parse_line
+from exporters.ledger import Ledger, Window
+from exporters.prices import Prices
+from exporters.request_log import BadLine, Fields, RequestRecord, Word, count_block, ended_at, parse_block
 from exporters.tail import Tail
-from exporters.traffic import BoundedNames, Traffic
+from exporters.traffic import BoundedNames, Record, Traffic
 
 TOLD_AT_MOST = 50
 FIRST_GPU_READING_S = 10.0
-LOG_INTERVAL_S = 0.1  # how long a line waits at most before it is looked for
+LOG_INTERVAL_S = 0.05  # how long a line waits at most before it is looked for
+COMMIT_S = 0.1  # how often what was counted is made safe while a backlog is read
+RETRY_COMMIT_S = 1.0
+SETTLE_S = 0.5  # how often the log is compared with the engines
+CLOCKS_DIFFER_S = 1.0
+BATCH_BYTES = 4 << 20  # lines are counted by the thousand where there are as many
+BAD_LINES = ("json", "type", "range", "size", "torn")
 
 log = logging.getLogger("vllm_watch.sidecar")
 
 
 class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One vLLM server. url: scheme, host and port, without /metrics."""
+    """One vLLM server. url: scheme, host and port, without /metrics.
+
+    gpus: UUIDs of its cards or MIG instances, as `nvidia-smi -L` shows them; a single engine has all cards of the host unless it says which."""
 
     name: str
     url: str
+    gpus: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")) or self.url.rstrip("/").endswith("/metrics"):
@@ -51,30 +65,23 @@ class Teams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: int = 50
 
 
-class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a GPU hour costs, and what a thousand tokens may cost, in one currency; without a budget nobody is told when it is passed."""
-
-    gpu_hour: float
-    budget_per_1k_tokens: float | None = None
-    currency: str = "USD"
-
-    def __post_init__(self) -> None:
-        if self.gpu_hour <= 0 or (self.budget_per_1k_tokens is not None and self.budget_per_1k_tokens <= 0):
-            raise ValueError("prices are more than 0; leave `prices` out where there are none")
-
-
 class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to read, how often, where to serve. Times in seconds."""
 
     listen: str = "127.0.0.1:9401"
     requests_log: tuple[str, ...] = ()
-    field_names: Mapping[str, str] = {}  # their name -> ours, for logs of other gateways
+    field_names: Mapping[str, str] = {}  # their name -> ours, for logs of other gateways; see request_log.Fields
+    field_values: Mapping[str, Mapping[str, Word]] = {}  # our field -> their word -> ours
     engines: tuple[Engine, ...] = ()
     teams: Teams = Teams()
     models_limit: int = 50
     gpu: Literal["auto", "off"] = "auto"
-    prices: Prices | None = None
+    elsewhere: tuple[str, ...] = ()  # upstreams in the log whose engines are none of these, such as an API that is paid for
+    aliases: Mapping[str, str] = {}  # model's name in the log -> model_name of the engine's series, where the engine cannot tell
+    prices: Prices | str | None = None  # a path leads to a prices.yaml
     otlp: otlp.Otlp | None = None  # without it no spans
+    state: str | None = None  # a file; without it nothing outlives the process, and counting begins at the beginning of the logs
+    remember: int = 200_000  # requests that are known again when their line comes twice
     events: str | None = None
     engine_interval_s: float = 5.0
     gpu_interval_s: float = 1.0
@@ -84,14 +91,21 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         split_address(self.listen)
         if len({e.name for e in self.engines}) != len(self.engines):
             raise ValueError("engines need different names")
-        unknown = set(self.field_names.values()) - set(RequestRecord.__struct_fields__)
+        _ = self.fields
+        cards = [uuid for target in self.engines for uuid in target.gpus]
+        if twice := next((uuid for uuid in cards if cards.count(uuid) > 1), None):
+            raise ValueError(f"gpus: {twice} is listed twice; a card has one engine, a MIG instance too")
         for name, listed in (("requests_log", self.requests_log), ("engines", tuple(e.url.rstrip("/") for e in self.engines))):
             if len(set(listed)) != len(listed):
                 raise ValueError(f"{name} names one thing twice; it would be counted twice")
-        if unknown:
-            raise ValueError(f"field_names leads to {sorted(unknown)[0]!r}, which no request record has")
+        if self.remember < 1000:
+            raise ValueError("remember is at least 1000 requests; 200000 is what it is without")
         if min(self.engine_interval_s, self.gpu_interval_s, self.timeout_s) <= 0:
             raise ValueError("intervals and timeouts are more than 0 seconds")
+
+    @property
+    def fields(self) -> Fields:
+        return Fields(self.field_names, self.field_values)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -146,6 +160,7 @@ class Source:
 
 # Why a reading of each kind of source fails. All are shown at 0 from the start: growth needs a sample before the first failure.
 REASONS: Mapping[str, tuple[str, ...]] = {
+    "checkpoint": ("os", "other", "permission"),
     "log": ("os", "other", "permission"),
     "engine": ("bad_page", "http_4xx", "http_5xx", "other", "timeout", "unreachable"),
     "gpu": (*gpu.REASONS, "other"),
@@ -177,61 +192,120 @@ def reason(error: BaseException) -> str:
 
 @dataclass(slots=True)
 class Logs:
-    """All request logs of this sidecar and what was counted from them."""
+    """All request logs of this sidecar, and what is done with their lines."""
 
     tails: list[Tail]
-    traffic: Traffic
-    names: Mapping[str, str]
+    ledger: Ledger
+    fields: Fields
+    accounts: Accounts
     spans: otlp.Spans | None = None
-    lines: int = 0
-    untimed: int = 0
-    bad: Counter[str] = field(default_factory=Counter)
     lag_s: dict[str, float] = field(default_factory=dict)
     caught_up: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
+    _faults: dict[str, Counter[str]] = field(default_factory=dict)
+    _rotations: Counter[str] = field(default_factory=Counter)
 
-    def poll(self, tail: Tail, now_s: float, clock_s: float) -> int:
-        """Read and count what is new in one log; how many lines that were. now_s: unix seconds, clock_s: monotonic."""
-        long_before = tail.long_lines
-        lines = tail.poll(clock_s)
-        for line in lines:
-            self._count(tail, line, now_s)
-        self.bad["long"] += tail.long_lines - long_before
-        if not lines:
+    def __post_init__(self) -> None:
+        tallies = self.ledger.tallies
+        for why in (*BAD_LINES, "long"):
+            tallies.bad.setdefault(why, 0)
+        for path in (str(tail.path) for tail in self.tails):
+            tallies.rotations.setdefault(path, 0)
+            for why in tail_module.REASONS:
+                tallies.faults.setdefault(path, {}).setdefault(why, 0)
+
+    def poll(self, tail: Tail, now_s: float, clock_s: float) -> bool:
+        """Read and count what is new in one log; whether there was anything. now_s: unix seconds, clock_s: monotonic."""
+        blocks = tail.poll(clock_s, BATCH_BYTES)
+        read = parse_block if self.spans else count_block
+        records: list[Record] = []
+        for block in blocks:
+            found, bad = read(block, self.fields)
+            records += found
+            for line, error in bad:
+                self._refuse(tail, line, error)
+        if fresh := self.ledger.count(records):
+            self._count(tail, fresh, now_s)
+        self._note(tail)
+        if not blocks:
             self.caught_up.add(str(tail.path))
-        return len(lines)
+        return bool(blocks)
 
-    def _count(self, tail: Tail, line: bytes, now_s: float) -> None:
-        try:
-            record = parse_line(line, self.names)
-        except BadLine as error:
-            self.bad[error.reason] += 1
-            if str(error) not in self.told and len(self.told) < TOLD_AT_MOST:  # each fault once; never the line, which may hold a prompt
-                self.told.add(str(error))
-                log.warning("%s: a line of %d bytes is no request record (%s): %s", tail.path, len(line), error.reason, error)
-            return
-        self.lines += 1
-        self.traffic.add(record)
+    def _count(self, tail: Tail, fresh: Sequence[Record], now_s: float) -> None:
+        tallies = self.ledger.tallies
+        tallies.untimed += sum(record.ts is None for record in fresh)
         if self.spans:
-            self.spans.add(record)
-        ended = ended_at(record)
-        self.untimed += ended is None
-        self.lag_s[str(tail.path)] = max(0.0, now_s - (now_s if ended is None else ended))
+            for record in fresh:
+                if isinstance(record, RequestRecord):
+                    self.spans.add(record)
+        self.accounts.ran(fresh, now_s)
+        ended = ended_at(fresh[-1])
+        lag_s = 0.0 if ended is None else now_s - ended
+        tallies.ahead += lag_s < -CLOCKS_DIFFER_S
+        self.lag_s[str(tail.path)] = max(0.0, lag_s)
+
+    def _refuse(self, tail: Tail, line: bytes, error: BadLine) -> None:
+        self.ledger.tallies.bad[error.reason] += 1
+        if str(error) not in self.told and len(self.told) < TOLD_AT_MOST:  # each fault once; never the line, which may hold a prompt
+            self.told.add(str(error))
+            log.warning("%s: a line of %d bytes is no request record (%s): %s", tail.path, len(line), error.reason, error)
+
+    def _note(self, tail: Tail) -> None:
+        """Add what happened to the file since the last look to what happened before a restart."""
+        path, tallies = str(tail.path), self.ledger.tallies
+        if tail.faults != (before := self._faults.setdefault(path, Counter())):
+            for why, more in (tail.faults - before).items():
+                tallies.faults[path][why] += more
+                tallies.bad["long"] += more if why == "long" else 0
+            self._faults[path] = Counter(tail.faults)
+        tallies.rotations[path] += tail.rotations - self._rotations[path]
+        self._rotations[path] = tail.rotations
+
+    @property
+    def shown(self) -> bool:
+        """Whether the counts may be shown. Without a state they are once every log was read to its end: a scrape in the middle would take what
+        follows for new traffic."""
+        return self.ledger.restored or len(self.caught_up) == len(self.tails)
 
     def samples(self) -> Iterator[Sample]:
-        """Counts are shown once every log has been read to its end: a scrape in the middle would take what follows for new traffic."""
         for tail in self.tails:
             labels = {"path": str(tail.path)}
             yield ours.LOG_BYTES_BEHIND, labels, tail.unread_bytes()
-            yield ours.LOG_ROTATIONS, labels, tail.rotations
             if (lag := self.lag_s.get(str(tail.path))) is not None:
                 yield ours.LOG_LAG, labels, lag
-        if len(self.caught_up) < len(self.tails):
-            return
-        yield from self.traffic.samples()
-        yield ours.LOG_LINES, {}, self.lines
-        yield ours.LOG_UNTIMED, {}, self.untimed
-        yield from ((ours.LOG_BAD_LINES, {"reason": why}, self.bad[why]) for why in ("json", "type", "range", "size", "long"))
+        if self.shown:
+            yield from self.ledger.samples()
+
+    def blocks(self, openmetrics: bool) -> Iterator[exposition.Block]:
+        if self.shown:
+            yield from self.ledger.blocks(openmetrics)
+
+
+def counting(config: SidecarConfig) -> Traffic:
+    """The counts of request records, empty, as this configuration wants them."""
+    return Traffic(BoundedNames(config.teams.configured, config.teams.limit), BoundedNames((), config.models_limit), config.elsewhere)
+
+
+def open_ledger(config: SidecarConfig) -> tuple[Ledger, Checkpoint | None, Mapping[str, bytes]]:
+    """The books as they were committed last, or new ones; the file that they are kept in; and what was stored of each account.
+
+    Raises Locked where another sidecar keeps its books there, and OSError where the file cannot be read: to begin anew would count all twice."""
+
+    def fresh(checkpoint: Checkpoint | None) -> Ledger:
+        return Ledger(counting(config), Window(config.remember), checkpoint)
+
+    if config.state is None:
+        return fresh(None), None, {}
+    checkpoint = Checkpoint(Path(config.state))
+    ledger, stored = fresh(checkpoint), {}
+    try:
+        stored = ledger.restore(checkpoint.open())
+    except Unreadable as error:
+        log.error("%s", error)
+    except msgspec.MsgspecError as error:
+        log.error("%s", checkpoint.put_aside(error))
+        ledger = fresh(checkpoint)
+    return ledger, checkpoint, stored
 
 
 class Sidecar:
@@ -241,9 +315,13 @@ class Sidecar:
         self.config = config
         self.version = version
         self.started_s = time.time()
-        traffic = Traffic(BoundedNames(config.teams.configured, config.teams.limit), BoundedNames((), config.models_limit))
-        self.spans = otlp.Spans(config.otlp, version, since_s=self.started_s) if config.otlp else None
-        self.logs = Logs([Tail(Path(p)) for p in config.requests_log], traffic, config.field_names, self.spans)
+        self.ledger, self._checkpoint, stored = open_ledger(config)
+        # Records of before the start are history, unless a state says up to where they were read.
+        self.spans = otlp.Spans(config.otlp, version, since_s=0.0 if self.ledger.restored else self.started_s) if config.otlp else None
+        tails = [Tail(Path(p), since=self.ledger.positions.get(p)) for p in config.requests_log]
+        self.accounts = self._open_accounts(stored)
+        self.logs = Logs(tails, self.ledger, config.fields, self.accounts, self.spans)
+        self._readers = {e.name: page.Parser() for e in config.engines}
         self.histories = {e.name: engine.History(e.name) for e in config.engines}
         self.sources: list[Source] = []
         self._gpus: list[gpu.GpuReading] = []
@@ -251,6 +329,20 @@ class Sidecar:
         self._events: list[events.TuningEvent] = []
         self._unwritten: deque[events.TuningEvent] = deque(maxlen=1000)
         self._tasks: list[asyncio.Task[None]] = []
+        self._state_source: Source | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self._retry_s = 0.0
+
+    def _open_accounts(self, stored: Mapping[str, bytes]) -> Accounts:
+        config, prices = self.config, self.config.prices if isinstance(self.config.prices, Prices) else None
+        about = self.ledger.traffic, {target.name: target.gpus for target in config.engines}, config.aliases, prices
+        try:
+            accounts = Accounts(*about, stored)
+        except msgspec.MsgspecError as error:
+            log.error("what was stored of the engines and cards is of another release (%s); their accounts begin anew", error)
+            accounts = Accounts(*about, {})
+        self.ledger.accounts += accounts.accounts()
+        return accounts
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession()
@@ -258,8 +350,12 @@ class Sidecar:
             log.warning("neither requests_log nor engines are configured: there is little to show")
         if self.spans:
             self.spans.start()
-        for tail in self.logs.tails:
-            self._follow(Source("log", str(tail.path)), functools.partial(self._read_log, tail), LOG_INTERVAL_S)
+        if self._checkpoint:
+            self._state_source = Source("checkpoint", str(self._checkpoint.path))
+            self.sources.append(self._state_source)
+        log_sources = [Source("log", str(tail.path)) for tail in self.logs.tails]
+        self.sources += log_sources
+        self._tasks.append(asyncio.create_task(self._follow_logs(log_sources), name="logs"))
         for target in self.config.engines:
             self._follow(Source("engine", target.name), functools.partial(self._read_engine, target), self.config.engine_interval_s)
         if self.config.gpu == "auto":
@@ -273,11 +369,15 @@ class Sidecar:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._writing:  # in its thread, which cannot be cancelled
+            await asyncio.wait((self._writing,))
         if self._gpu_source:
             await self._gpu_reader.close()
         await self._session.close()
         for tail in self.logs.tails:
             tail.close()
+        if self._checkpoint:
+            self._checkpoint.close()
         if self.spans:
             await asyncio.to_thread(self.spans.stop)
 
@@ -287,7 +387,12 @@ class Sidecar:
         return all(source.tried for source in self.sources)
 
     def page(self) -> str:
-        return exposition.render(self.samples(time.time()))
+        """What is known now, as plain text."""
+        return self.answer("")[0]
+
+    def answer(self, accept: str) -> tuple[str, str]:
+        """What is known now in the richer format where this Accept header names it, and its content type."""
+        return exposition.answer(self.samples(time.time()), accept, self.logs.blocks)
 
     def samples(self, now_s: float) -> Iterator[Sample]:
         yield ours.SIDECAR_INFO, {"version": self.version}, 1
@@ -303,9 +408,9 @@ class Sidecar:
         last = self._gpu_source.last_success_s if self._gpu_source else None
         if last is not None and now_s - last <= 3 * self.config.gpu_interval_s + self.config.timeout_s / 2:
             yield from gpu.families(self._gpus)
-            if prices := self.config.prices:
-                yield ours.GPU_COST, {"currency": prices.currency}, len(self._gpus) * prices.gpu_hour
-        if (prices := self.config.prices) and prices.budget_per_1k_tokens is not None:
+            if isinstance(prices := self.config.prices, Prices):
+                yield ours.GPU_COST, {"currency": prices.currency}, sum(prices.per_hour(card.name) for card in self._gpus)
+        if isinstance(prices := self.config.prices, Prices) and prices.budget_per_1k_tokens is not None:
             yield ours.COST_BUDGET, {"currency": prices.currency}, prices.budget_per_1k_tokens
 
     def _follow(self, source: Source, read: Callable[[], Awaitable[None]], every_s: float) -> None:
@@ -319,15 +424,57 @@ class Sidecar:
 
         self._tasks.append(asyncio.create_task(loop(), name=f"{source.kind} {source.name}"))
 
-    async def _read_log(self, tail: Tail) -> None:
-        while self.logs.poll(tail, time.time(), time.monotonic()):
-            await asyncio.sleep(0)  # a long backlog must not keep a scrape waiting
-        if not tail.path.exists() and not tail.unread_bytes():
-            raise FileNotFoundError(f"{tail.path} is not there (yet)")
+    async def _follow_logs(self, sources: Sequence[Source]) -> None:
+        """Read all logs in turns, and make safe what was counted: at once where little comes, every COMMIT_S in a flood."""
+        committed_s = settled_s = 0.0
+        while True:
+            more = False
+            for tail, source in zip(self.logs.tails, sources, strict=True):
+                async with source.guard():
+                    more |= self.logs.poll(tail, time.time(), time.monotonic())
+                    if not tail.found and not tail.unread_bytes():
+                        raise FileNotFoundError(f"{tail.path} is not there (yet)")
+            now_s = time.monotonic()
+            if now_s - settled_s >= SETTLE_S:
+                self.accounts.settle(time.time(), at_end=not more and not any(tail.unread_bytes() for tail in self.logs.tails))
+                await self.accounts.compare_hour(time.time())
+                settled_s = now_s
+            if not more or now_s - committed_s >= COMMIT_S:
+                await self._commit()
+                committed_s = now_s
+            await asyncio.sleep(0 if more else LOG_INTERVAL_S)  # a long backlog must not keep a scrape waiting
+
+    async def _commit(self) -> None:
+        if not self.ledger.up and time.monotonic() < self._retry_s:
+            return
+        write = self.ledger.begin({str(tail.path): tail.positions() for tail in self.logs.tails})
+        if write is None:
+            return
+        if self._state_source is None:
+            self.ledger.succeeded()
+            return
+        async with self._state_source.guard():
+            try:
+                self._writing = asyncio.ensure_future(asyncio.to_thread(write))
+                await asyncio.shield(self._writing)
+            except BaseException:
+                self.ledger.failed()
+                self._retry_s = time.monotonic() + RETRY_COMMIT_S
+                raise
+            self.ledger.succeeded()
 
     async def _read_engine(self, target: Engine) -> None:
-        text, version = await engine.read(self._session, target.url.rstrip("/"), self.config.timeout_s)
-        view = await asyncio.to_thread(engine.parse, text, version)
+        url, timeout_s, accounts = target.url.rstrip("/"), self.config.timeout_s, self.accounts
+        asked_s, logged = time.time(), self.ledger.traffic.finished()
+        try:
+            text, version = await engine.read(self._session, url, timeout_s)
+            view = await asyncio.to_thread(engine.parse, text, version, self._readers[target.name].parse)
+        except BaseException:
+            accounts.gone(target.name, time.time())
+            raise
+        accounts.looked(target.name, view, asked_s, time.time(), logged, max(self.logs.lag_s.values(), default=None))
+        if accounts.reconciler.names_due(target.name, time.time()):
+            accounts.reconciler.named(target.name, await engine.served(self._session, url, timeout_s), time.time())
         for event in self.histories[target.name].observe(view, time.time()):
             log.info("%s", event.what)
             if self.config.events:
@@ -337,6 +484,7 @@ class Sidecar:
         # A reading after none may have to load the driver, which takes seconds without persistence mode; this source is down meanwhile.
         first = self._gpu_source is not None and not self._gpu_source.up
         self._gpus = await self._gpu_reader.read(FIRST_GPU_READING_S if first else self.config.timeout_s / 2)
+        self.accounts.cards(self._gpus, time.time())
 
     async def _read_events(self) -> None:
         """Write what happened, then read what everyone wrote. A full disk is this source's failure, and the events wait for it to end."""
@@ -351,7 +499,7 @@ def application(sidecar: Sidecar) -> web.Application:
     """/metrics, /-/healthy (the process answers) and /-/ready (every source was tried)."""
 
     async def metrics(request: web.Request) -> web.Response:
-        page, content_type = exposition.answer(sidecar.samples(time.time()), request.headers.get("Accept", ""))
+        page, content_type = sidecar.answer(request.headers.get("Accept", ""))
         return web.Response(body=page.encode(), headers={"Content-Type": content_type})
 
     async def healthy(_: web.Request) -> web.Response:
@@ -373,10 +521,10 @@ def application(sidecar: Sidecar) -> web.Application:
     return app
 
 
-async def serve(config: SidecarConfig, version: str, stop: asyncio.Event) -> None:
+async def serve(sidecar: Sidecar, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. Raises OSError when the address is taken."""
-    runner = web.AppRunner(application(Sidecar(config, version)), access_log=None)
-    host, port = split_address(config.listen)
+    runner = web.AppRunner(application(sidecar), access_log=None)
+    host, port = split_address(sidecar.config.listen)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

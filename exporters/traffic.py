@@ -1,26 +1,66 @@
 """Request records -> counters and histograms per team and model. Pure: no clock, no file.
 
 Law: a counter never falls. A team or model that once had series of its own keeps them; who comes after the table is full is counted
-together as `__other__`."""
+together as `__other__`. What a record does not say is not counted, never taken for 0."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import get_args
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, repeat
+from operator import attrgetter
+from typing import Any, NamedTuple, cast, get_args
+
+import msgspec
 
 from exporters.catalogue import bounds, ours
 from exporters.catalogue.metric import Metric
-from exporters.exposition import Distribution, Sample
-from exporters.request_log import UNKNOWN_TEAM, Outcome, RequestRecord, ended_at
+from exporters.exposition import Distribution, Exemplar, Sample
+from exporters.reconcile import Finished
+from exporters.request_log import UNKNOWN_TEAM, Counted, Outcome, RequestRecord, ended_at
 
 OTHER = "__other__"
 UNKNOWN_MODEL = "__unknown__"
 FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "rejected", "tool_calls", "repetition"})
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
+GOOD = ("ok", "unknown")
 REASONS_LIMIT = 40  # a gateway's vocabulary is fixed and small; a log that is not must not make series without end
 TRACE_ID_CHARS = 32  # W3C trace context; what else a log may call a trace leads nowhere
+_UNFINISHED = ("abort", "error", "rejected")  # finish reasons of a request that the engine did not count, where a log tells no outcome
+_ASIDE = ("/models", "/tokenize", "/detokenize", "/load_lora_adapter", "/unload_lora_adapter", "/health", "/version")  # routes that make nothing
 _MAX_NAME = 120
+
+# The histograms of a row, their bounds, and the same bounds in the log's milliseconds.
+_TIMES: tuple[tuple[Metric, tuple[float, ...]], ...] = (
+    (ours.TTFT, bounds.TTFT_S),
+    (ours.TPOT, bounds.OUR_TPOT_S),
+    (ours.E2E, bounds.OUR_REQUEST_S),
+    (ours.QUEUE, bounds.OUR_REQUEST_S),
+    (ours.ENGINE_QUEUE, bounds.OUR_REQUEST_S),
+    (ours.TTFT_OVERHEAD, bounds.TTFT_S),
+)
+_TTFT, _E2E, _OVERHEAD = 0, 2, len(_TIMES) - 1
+# What requests of a kind have in common, and what is added up.
+_KIND = attrgetter("model", "team", "outcome", "finish_reason", "upstream", "route", "n", "prompts", "cache_hit", "reason")
+_FIGURES = attrgetter(
+    "prompt_tokens", "cached_tokens", "completion_tokens", "ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms", "engine_ttft_ms",
+)  # fmt: skip
+_TRACE = attrgetter("trace_id")
+_MS = tuple(tuple(bound * 1000 for bound in limits) for _, limits in _TIMES)
+
+
+Record = Counted | RequestRecord
+
+
+class Work(NamedTuple):
+    """Tokens of one team and model; cached ones are part of the prompts."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
 
 
 class BoundedNames:
@@ -34,8 +74,11 @@ class BoundedNames:
     def __len__(self) -> int:
         return len(self._members)
 
-    def fold(self, name: str, may_claim: bool = True) -> str:
-        """The name to count under. may_claim: whether a new name may take a seat of its own."""
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def fold(self, name: str, may_claim: bool = True, times: int = 1) -> str:
+        """The name to count under. may_claim: whether a new name may take a seat of its own; times: how many requests have it."""
         if name in self._members:
             return name
         if name.startswith("__"):  # reserved names are always there and cannot be claimed
@@ -43,69 +86,299 @@ class BoundedNames:
         if may_claim and len(self._members) < self._limit:
             self._members[name] = None
             return name
-        self.folded += 1
+        self.folded += times
         return OTHER
+
+    def seat(self, name: str) -> None:
+        """Give back a seat that the name had before a restart, even beyond the limit."""
+        if not name.startswith("__"):
+            self._members[name] = None
+
+
+class Row(msgspec.Struct, array_like=True, frozen=True):
+    """All that was counted for one model and team, as it is stored. None: no record said it. Sums of times in milliseconds."""
+
+    model: str
+    team: str
+    outcomes: dict[str, int]
+    reasons: dict[str, dict[str, int]]
+    finishes: dict[str, int]
+    tokens: tuple[int | None, int | None, int | None]
+    lookups: tuple[int | None, int | None]
+    finished: tuple[int, int, int, int, int]
+    counts: tuple[list[int], ...]
+    sums_ms: tuple[float, ...]
+    overhead_negative: int
+
+
+@dataclass(slots=True)
+class _Finished:
+    """What the engine should have counted of a row's requests: see Finished."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    missing: int = 0
+    cached_tokens: int = 0
+
+
+class _Cell:
+    """The row that is being counted in."""
+
+    __slots__ = (
+        "changed", "counts", "finished", "finishes", "last", "lookups", "model", "negative", "outcomes", "reasons", "sums_ms", "team", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, model: str, team: str) -> None:
+        self.model, self.team, self.changed = model, team, False
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)  # a series that is born at its first failure hides that failure from rate()
+        self.reasons: dict[str, dict[str, int]] = {}
+        self.finishes: dict[str, int] = {}
+        self.tokens: list[int | None] = [None, None, None]
+        self.lookups: list[int | None] = [None, None]
+        self.finished = _Finished()
+        self.counts = [[0] * (len(limits) + 1) for limits in _MS]
+        self.sums_ms = [0.0] * len(_MS)
+        self.negative = 0
+        self.last: list[dict[int, tuple[Record, float]]] = [{} for _ in _MS]  # the newest traced record of each bucket, with its value
+
+    def observe(self, at: int, told: Sequence[float | None], alike: Sequence[Record], traced: bool) -> None:
+        """Take in one time of each record, None where it has none. traced: whether every record has a trace."""
+        if missing := told.count(None):
+            if missing == len(told):
+                return
+            alike = [record for value, record in zip(told, alike, strict=True) if value is not None]
+            told = [value for value in told if value is not None]
+        values = cast("Sequence[float]", told)
+        buckets = list(map(bisect_left, repeat(_MS[at]), values))
+        counts = self.counts[at]
+        for bucket, count in Counter(buckets).items() if len(buckets) > 20 else ((bucket, 1) for bucket in buckets):
+            counts[bucket] += count
+        self.sums_ms[at] += sum(values)
+        pairs = zip(buckets, zip(alike, values, strict=True), strict=True)
+        self.last[at].update(pairs if traced else (pair for pair in pairs if len(pair[1][0].trace_id or "") == TRACE_ID_CHARS))
+
+    def compare(self, ttft: Sequence[float | None], engine: Sequence[float | None], alike: Sequence[Record]) -> None:
+        """Take in how much later the client's first token came than the engine's; a negative figure tells of clocks or definitions."""
+        both = [(t - e, record) for t, e, record in zip(ttft, engine, alike, strict=True) if t is not None and e is not None]
+        overheads = [(over, record) for over, record in both if over >= 0]
+        self.negative += len(both) - len(overheads)
+        self.observe(_OVERHEAD, [over for over, _ in overheads], [record for _, record in overheads], traced=False)
+
+
+_row_encoder = msgspec.msgpack.Encoder()
+_row_decoder = msgspec.msgpack.Decoder(Row)
 
 
 class Traffic:
-    """All that is counted from request logs."""
+    """All that is counted from request logs.
 
-    def __init__(self, teams: BoundedNames, models: BoundedNames) -> None:
+    elsewhere: upstreams that nobody watches, such as an API that is paid for. What they served is traffic like any other, and no part of
+    `finished` and `work`, which are compared with engines and shared cards."""
+
+    def __init__(self, teams: BoundedNames, models: BoundedNames, elsewhere: Collection[str] = ()) -> None:
         self.teams = teams
         self.models = models
+        self._elsewhere = frozenset(elsewhere)
         self._reasons = BoundedNames((), REASONS_LIMIT)
-        self._seen: set[tuple[str, str]] = set()
-        self._counts: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
-        self._distributions: dict[tuple[str, str, str], Distribution] = {}
-        self._metrics: dict[str, Metric] = {metric.name: metric for metric in ours.REQUEST_TRAFFIC}
+        self._cells: dict[tuple[str, str], _Cell] = {}
+        self._by_name: dict[tuple[str | None, str | None], _Cell] = {}  # as records spell it; only names with a seat, so it stays bounded
+        self._changed: list[_Cell] = []
 
     def add(self, record: RequestRecord) -> None:
-        """Count one record. What it does not say is not counted, never taken for 0."""
-        outcome = record.outcome or "unknown"
-        # A client can ask for any model name; only one that an engine served gets series of its own.
-        model = self.models.fold((record.model or UNKNOWN_MODEL)[:_MAX_NAME], may_claim=outcome in ("ok", "unknown"))
-        team = self.teams.fold((record.team or UNKNOWN_TEAM)[:_MAX_NAME])
-        who = {"model_name": model, "team": team}
-        if (model, team) not in self._seen:  # a series that is born at its first failure hides that failure from rate()
-            self._seen.add((model, team))
-            for each in OUTCOMES:
-                self._count(ours.REQUESTS, 0, **who, outcome=each)
-        self._count(ours.REQUESTS, 1, **who, outcome=outcome)
-        if outcome not in ("ok", "unknown"):
-            self._count(ours.REASONS, 1, **who, outcome=outcome, reason=self._reasons.fold((record.reason or "unknown")[:_MAX_NAME]))
-        if record.finish_reason is not None:
-            self._count(ours.FINISHES, 1, **who, finish_reason=record.finish_reason if record.finish_reason in FINISH_REASONS else "other")
-        for kind, tokens in (("prompt", record.prompt_tokens), ("cached", record.cached_tokens), ("completion", record.completion_tokens)):
+        self.add_all((record,))
+
+    def add_all(self, records: Sequence[Record]) -> None:
+        """Count records. Those that differ in figures alone are counted in one go, column by column: a log may have grown for a night."""
+        groups: dict[tuple[Any, ...], list[Record]] = {}
+        for kind, record in zip(map(_KIND, records), records, strict=True):
+            if (alike := groups.get(kind)) is None:
+                groups[kind] = [record]
+            else:
+                alike.append(record)
+        for kind, alike in groups.items():
+            self._add(alike, *kind)
+
+    def _add(
+        self,
+        alike: list[Record],
+        model: str | None,
+        team: str | None,
+        outcome: str | None,
+        finish: str | None,
+        upstream: str | None,
+        route: str | None,
+        texts: int | None,
+        prompts: int | None,
+        hit: bool | None,
+        reason: str | None,
+    ) -> None:
+        count = len(alike)
+        outcome = outcome or "unknown"
+        cell = self._by_name.get((model, team)) or self._cell(model, team, outcome, count)
+        if not cell.changed:
+            cell.changed = True
+            self._changed.append(cell)
+        cell.outcomes[outcome] = cell.outcomes.get(outcome, 0) + count
+        if outcome not in GOOD:
+            name = self._reasons.fold((reason or "unknown")[:_MAX_NAME])
+            reasons = cell.reasons.setdefault(outcome, {})
+            reasons[name] = reasons.get(name, 0) + count
+        if finish is not None:
+            name = finish if finish in FINISH_REASONS else "other"
+            cell.finishes[name] = cell.finishes.get(name, 0) + count
+        if hit is not None:
+            cell.lookups[not hit] = (cell.lookups[not hit] or 0) + count
+        prompt, cached, completion, *times, engine_ttft = zip(*map(_FIGURES, alike), strict=True)
+        told = [_sum(tokens) for tokens in (prompt, cached, completion)]
+        for at, tokens in enumerate(told):
             if tokens is not None:
-                self._count(ours.TOKENS, tokens, **who, type=kind)
-        if record.cache_hit is not None:
-            self._count(ours.CACHE_LOOKUPS, 1, **who, result="hit" if record.cache_hit else "miss")
-        trace_id = record.trace_id if record.trace_id and len(record.trace_id) == TRACE_ID_CHARS else None
-        for metric, milliseconds, limits in (
-            (ours.TTFT, record.ttft_ms, bounds.TTFT_S),
-            (ours.TPOT, record.tpot_ms, bounds.OUR_TPOT_S),
-            (ours.E2E, record.e2e_ms, bounds.OUR_REQUEST_S),
-            (ours.QUEUE, record.queue_ms, bounds.OUR_REQUEST_S),
-            (ours.ENGINE_QUEUE, record.engine_queue_ms, bounds.OUR_REQUEST_S),
-        ):
-            if milliseconds is not None:
-                self._distribution(metric, model, team, limits).observe(milliseconds / 1000, trace_id, ended_at(record))
+                cell.tokens[at] = (cell.tokens[at] or 0) + tokens
+        if outcome in GOOD and not (outcome == "unknown" and finish in _UNFINISHED) and self._is_compared(upstream, route):
+            texts = texts or 1
+            cell.finished.requests += texts * (prompts or 1) * count
+            cell.finished.missing += prompt.count(None)
+            cell.finished.prompt_tokens += texts * (told[0] or 0)
+            cell.finished.cached_tokens += texts * (told[1] or 0)
+            cell.finished.completion_tokens += sum(c for p, c in zip(prompt, completion, strict=True) if c and p is not None)
+        traced = {len(trace) if trace else 0 for trace in map(_TRACE, alike)} == {TRACE_ID_CHARS}
+        for at, values in enumerate(times):
+            cell.observe(at, values, alike, traced)
+        if engine_ttft.count(None) < count:
+            cell.compare(times[_TTFT], engine_ttft, alike)
+
+    def changed(self) -> dict[tuple[str, str], bytes]:
+        """Rows that changed since the last call, by model and team, as bytes to be stored; `row` reads them back."""
+        rows = {(cell.model, cell.team): _row_encoder.encode(_row(cell)) for cell in self._changed}
+        for cell in self._changed:
+            cell.changed = False
+        self._changed.clear()
+        return rows
+
+    def restore(self, stored: bytes) -> None:
+        """Go on from a stored row. Raises msgspec.MsgspecError for what is none."""
+        row = read_row(stored)
+        cell = self._cells[row.model, row.team] = _Cell(row.model, row.team)
+        self.models.seat(row.model)
+        self.teams.seat(row.team)
+        for reasons in row.reasons.values():
+            for reason in reasons:
+                self._reasons.seat(reason)
+        cell.outcomes |= row.outcomes
+        cell.reasons, cell.finishes, cell.tokens, cell.lookups = row.reasons, row.finishes, list(row.tokens), list(row.lookups)
+        cell.finished, cell.negative = _Finished(*row.finished), row.overhead_negative
+        for at, (counts, sum_ms) in enumerate(zip(row.counts, row.sums_ms, strict=False)):
+            if len(counts) == len(cell.counts[at]):  # a release with other bounds begins this histogram anew
+                cell.counts[at], cell.sums_ms[at] = counts, sum_ms
+
+    def finished(self) -> dict[str, Finished]:
+        """What engines should have counted by now, by the model's name in the log."""
+        found: dict[str, Finished] = {}
+        for (model, _), cell in self._cells.items():
+            mine, before = cell.finished, found.get(model, Finished(0, 0, 0, 0))
+            found[model] = Finished(
+                before.requests + mine.requests,
+                before.prompt_tokens + mine.prompt_tokens,
+                before.completion_tokens + mine.completion_tokens,
+                before.missing + mine.missing,
+            )
+        return found
+
+    def work(self) -> dict[tuple[str, str], Work]:
+        """Tokens so far that engines finished, by model and team, counted as an engine counts them."""
+        return {k: Work(c.finished.prompt_tokens, c.finished.cached_tokens, c.finished.completion_tokens) for k, c in self._cells.items()}
+
+    def e2e_p99_s(self) -> float | None:
+        """The bound below which 99 of 100 requests ended, over everything counted; None where no record says how long it took."""
+        counts = [sum(column) for column in zip(*(cell.counts[_E2E] for cell in self._cells.values()), strict=True)]
+        enough = 0.99 * sum(counts)
+        return next((bound for bound, below in zip((*bounds.OUR_REQUEST_S, math.inf), accumulate(counts), strict=False) if 0 < enough <= below), None)
+
+    def exemplars(self, model: str, team: str) -> tuple[Mapping[int, Exemplar], ...]:
+        """The newest traced observation of each bucket, for each histogram of a row."""
+        return tuple(
+            {bucket: Exemplar(record.trace_id or "", value / 1000, ended_at(record)) for bucket, (record, value) in last.items()}
+            for last in self._cells[model, team].last
+        )
 
     def samples(self) -> Iterator[Sample]:
-        for (name, labels), value in self._counts.items():
-            yield self._metrics[name], dict(labels), value
-        for (name, model, team), distribution in self._distributions.items():
-            yield self._metrics[name], {"model_name": model, "team": team}, distribution
+        """Everything as it stands now, stored or not."""
+        for key, cell in self._cells.items():
+            yield from row_samples(_row(cell), self.exemplars(*key))
+        yield from self.table()
+
+    def table(self) -> Iterator[Sample]:
+        """How full the tables of names are."""
         yield ours.TEAMS, {}, len(self.teams)
         yield ours.TEAMS_FOLDED, {}, self.teams.folded
         yield ours.MODELS_FOLDED, {}, self.models.folded
 
-    def _count(self, metric: Metric, amount: int, **labels: str) -> None:
-        self._counts[metric.name, tuple(sorted(labels.items()))] += amount
+    def _cell(self, model: str | None, team: str | None, outcome: str, count: int) -> _Cell:
+        # A client can ask for any model name; only one that an engine served gets series of its own.
+        folded = (
+            self.models.fold((model or UNKNOWN_MODEL)[:_MAX_NAME], may_claim=outcome in GOOD, times=count),
+            self.teams.fold((team or UNKNOWN_TEAM)[:_MAX_NAME], times=count),
+        )
+        cell = self._cells.get(folded)
+        if cell is None:
+            cell = self._cells[folded] = _Cell(*folded)
+        if folded == (model or UNKNOWN_MODEL, team or UNKNOWN_TEAM):
+            self._by_name[model, team] = cell
+        return cell
 
-    def _distribution(self, metric: Metric, model: str, team: str, limits: tuple[float, ...]) -> Distribution:
-        at = (metric.name, model, team)
-        found = self._distributions.get(at)
-        if found is None:
-            found = self._distributions[at] = Distribution(limits)
-        return found
+    def _is_compared(self, upstream: str | None, route: str | None) -> bool:
+        """Whether an engine that we watch counted this request."""
+        return upstream not in self._elsewhere and not (route and route.endswith(_ASIDE))
+
+
+def read_row(stored: bytes) -> Row:
+    """A stored row. Raises msgspec.MsgspecError."""
+    return _row_decoder.decode(stored)
+
+
+def row_samples(row: Row, exemplars: tuple[Mapping[int, Exemplar], ...] = ()) -> Iterator[Sample]:
+    """The series of one model and team."""
+    who = {"model_name": row.model, "team": row.team}
+    for outcome, count in row.outcomes.items():
+        yield ours.REQUESTS, {"model_name": row.model, "outcome": outcome, "team": row.team}, count
+    for outcome, reasons in row.reasons.items():
+        for reason, count in reasons.items():
+            yield ours.REASONS, {"model_name": row.model, "outcome": outcome, "reason": reason, "team": row.team}, count
+    for finish, count in row.finishes.items():
+        yield ours.FINISHES, {"finish_reason": finish, **who}, count
+    for kind, tokens in zip(("prompt", "cached", "completion"), row.tokens, strict=True):
+        if tokens is not None:
+            yield ours.TOKENS, {**who, "type": kind}, tokens
+    for result, lookups in zip(("hit", "miss"), row.lookups, strict=True):
+        if lookups is not None:
+            yield ours.CACHE_LOOKUPS, {"model_name": row.model, "result": result, "team": row.team}, lookups
+    for at, (metric, limits) in enumerate(_TIMES):
+        if any(row.counts[at]):
+            yield metric, who, Distribution(limits, row.counts[at], row.sums_ms[at] / 1000, exemplars[at] if exemplars else {})
+    if row.overhead_negative or any(row.counts[_OVERHEAD]):
+        yield ours.TTFT_NEGATIVE, who, row.overhead_negative
+
+
+def _row(cell: _Cell) -> Row:
+    finished = cell.finished
+    return Row(
+        model=cell.model,
+        team=cell.team,
+        outcomes=cell.outcomes,
+        reasons=cell.reasons,
+        finishes=cell.finishes,
+        tokens=(cell.tokens[0], cell.tokens[1], cell.tokens[2]),
+        lookups=(cell.lookups[0], cell.lookups[1]),
+        finished=(finished.requests, finished.prompt_tokens, finished.completion_tokens, finished.missing, finished.cached_tokens),
+        counts=tuple(cell.counts),
+        sums_ms=tuple(cell.sums_ms),
+        overhead_negative=cell.negative,
+    )
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    """The sum of those that are known; None where none is."""
+    missing = values.count(None)
+    if missing == len(values):
+        return None
+    return sum(values) if not missing else sum(value for value in values if value is not None)  # type: ignore[arg-type]

@@ -169,17 +169,75 @@ def sidecar_run(path: Path) -> None:
 
     _logging()
     with _told():
-        settings = config.load(path, sidecar_module.SidecarConfig)
+        settings = config.sidecar(path)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve_sidecar(settings))
+
+
+@sidecar.command("explain")
+@click.argument("line", default="-")
+@click.option("--config", "path", type=click.Path(path_type=Path, dir_okay=False), help="The sidecar's YAML, with its field_names.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON, one object for each line.")
+def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
+    """Say what becomes of a LINE of a request log: each field, what it is counted as, or why it is refused.
+
+    Without LINE, or with -, every line of the standard input. Exit 1 when one is refused.
+
+    \b
+    Example:  vllm-watch sidecar explain '{"request_id": "r1", "model": "tiny", "e2e_ms": 48.7, "outcome": "ok"}'
+    """
+    from stack import explain
+
+    with _told():
+        settings = config.sidecar(path) if path else sidecar_module.SidecarConfig()
+    lines = (sys.stdin.buffer.read() if line == "-" else os.fsencode(line)).split(b"\n")
+    told = [explain.explain(each, settings) for each in lines if each.strip()]
+    if not told:
+        raise Told("there is no line to explain")
+    click.echo("\n".join(json.dumps(one) for one in told) if as_json else "\n\n".join(map(explain.as_text, told)))
+    raise SystemExit(1 if any(one["refused"] for one in told) else 0)
+
+
+@sidecar.command("backfill")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Where the OpenMetrics file goes.")
+@click.option("--config", "path", type=click.Path(path_type=Path, dir_okay=False), help="The sidecar's YAML, with its teams and field_names.")
+@click.option("--step", "step_s", default=60, show_default=True, type=click.IntRange(1, 240), help="Seconds between samples.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Added to every series, such as job=vllm-watch.")
+def sidecar_backfill(files: tuple[Path, ...], out: Path, path: Path | None, step_s: int, labels: tuple[str, ...]) -> None:
+    """Make series of the past from old request logs, packed or not, for promtool to bring into Prometheus.
+
+    Leave out what a running sidecar has counted, or it is there twice. Each FILE is best in the order of time, as it was written.
+
+    \b
+    Example:  vllm-watch sidecar backfill requests.jsonl.2.gz requests.jsonl.1 --out past.om --label job=vllm-watch
+              promtool tsdb create-blocks-from openmetrics past.om /path/to/prometheus/data
+    """
+    from exporters import backfill
+    from exporters.ledger import Window
+
+    pairs = dict(label.partition("=")[::2] for label in labels)
+    if bad := next((name for name in pairs if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name)), None):
+        raise click.UsageError(f"--label {bad!r} is no label; write it like job=vllm-watch")
+    with _told(), contextlib.ExitStack() as stack:
+        settings = config.sidecar(path) if path else sidecar_module.SidecarConfig()
+        counts = sidecar_module.counting(settings)
+        whole = sum(file.stat().st_size for file in files)
+        bar = stack.enter_context(click.progressbar(length=whole, label="reading", file=sys.stderr, hidden=not sys.stderr.isatty()))
+        text = stack.enter_context(out.open("w", encoding="utf-8"))
+        told = backfill.run(files, text, counts, settings.fields, Window(settings.remember), step_s, pairs, bar.update)
+    click.echo(backfill.summary(told, out))
+    if not told.requests:
+        raise SystemExit(1)
 
 
 async def _serve_sidecar(settings: sidecar_module.SidecarConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    sidecar = sidecar_module.Sidecar(settings, version())
     try:
-        await sidecar_module.serve(settings, version(), stop)
+        await sidecar_module.serve(sidecar, stop)
     except OSError as error:
         raise OSError(f"{settings.listen} cannot be used: {error.strerror}; choose another with `listen:`") from error
 
@@ -774,6 +832,55 @@ def _page_out(markdown: str) -> None:
         click.echo_via_pager(drawn.get(), color=console.color_system is not None)
     else:
         click.echo(drawn.get(), nl=False, color=True)
+
+
+@main.command("cost")
+@click.option("--prometheus", "url", metavar="URL", help="What the sidecar recorded there.")
+@click.option("--log", "logs", multiple=True, type=click.Path(path_type=Path, dir_okay=False), help="Request logs instead; once for each file.")
+@click.option("--since", "since_s", metavar="TIME", callback=_duration, help="How far back.  [default: 24h; with --log all of it]")
+@click.option("--prices", "prices_path", type=click.Path(path_type=Path, dir_okay=False), help="prices.yaml; see docs/cost.md.")
+@click.option("--gpus", multiple=True, metavar="N|MODEL=N", help="With --log: how many cards a model runs on.  [default: 1]")
+@click.option("--by", type=click.Choice(["team", "model", "team,model"]), default="team,model", show_default=True)
+@click.option("--token-file", type=click.Path(path_type=Path), help="A bearer token for Prometheus.")
+@click.option("--user-file", type=click.Path(path_type=Path), help="user:password for Prometheus.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+@click.option("--csv", "as_csv", is_flag=True, help="The rows and their total as CSV.")
+def cost_command(
+    url: str | None, logs: tuple[Path, ...], since_s: float | None, prices_path: Path | None, gpus: tuple[str, ...], by: str,
+    token_file: Path | None, user_file: Path | None, as_json: bool, as_csv: bool,
+) -> None:  # fmt: skip
+    """GPU hours, cost, energy and tokens of each team and model. Idle, aborted and unattributed time have rows; the total is their sum.
+
+    How much of a shared card was whose is an estimate of share; what is shared out is exact.
+
+    \b
+    Example:  vllm-watch cost --prometheus http://127.0.0.1:9090 --since 24h
+    """
+    from exporters.prices import Prices
+    from stack import cost
+    from stack.prometheus import address_from
+
+    if bool(url) == bool(logs):
+        raise click.UsageError("name either --prometheus URL or --log FILE")
+    if gpus and not logs:
+        raise click.UsageError("--gpus belongs to --log; Prometheus knows the cards")
+    if as_json and as_csv:
+        raise click.UsageError("choose --json or --csv")
+    with _told():
+        prices = config.load(prices_path, Prices) if prices_path else None
+        told = cost.reckon(address_from(url, token_file, user_file) if url else None, logs, since_s, time.time(), prices, gpus, by)
+    if as_json or as_csv:
+        click.echo(_as_json(told) if as_json else cost.as_csv(told), nl=as_json)
+        return
+    head, rows = cost.sheet(told)
+    table = Table()
+    for number, name in enumerate(head):
+        table.add_column(name, justify="left" if number < len(cost.BY[by]) else "right")
+    for number, row in enumerate(rows):
+        table.add_row(*map(escape, row), end_section=number == len(rows) - 2)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    for note in told["notes"]:
+        click.echo(f"note: {note}")
 
 
 @main.command("drill")

@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from exporters.prices import Prices
+from exporters.sidecar import SidecarConfig
+
 T = TypeVar("T")
 
 
@@ -24,6 +27,12 @@ class BadConfig(Exception):
 def load(path: Path, kind: type[T]) -> T:
     """The file as `kind` (a msgspec Struct with forbid_unknown_fields). An empty file means all defaults. Raises BadConfig."""
     return read(path).into(kind)
+
+
+def sidecar(path: Path) -> SidecarConfig:
+    """The sidecar's file, and its prices where they are in a file of their own, found from where it stands. Raises BadConfig."""
+    settings = load(path, SidecarConfig)
+    return msgspec.structs.replace(settings, prices=load(path.parent / settings.prices, Prices)) if isinstance(settings.prices, str) else settings
 
 
 def parse(text: str, kind: type[T], place: str) -> T:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from stack.lab import parts
 
 GOLDEN = Path(__file__).parent / "golden"
+hypothesis.settings.register_profile("here", deadline=None)  # how long an example takes tells of the machine's other guests, not of us
+hypothesis.settings.load_profile("here")
 _used: dict[str, str] = {}
 _missing: dict[str, int] = {}
 
@@ -77,3 +82,31 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"ran:     {name} {version}")
     for name, count in sorted(_missing.items()):
         terminalreporter.write_line(f"missing: {name}; {count} tests did not run")
+
+
+@pytest.fixture(scope="session")
+def past(part, free_port, eventually, tmp_path_factory) -> Iterator[Callable[[Path], str]]:
+    """A real Prometheus that holds the series of an OpenMetrics file; its address."""
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def serve(page: Path) -> str:
+        folder = tmp_path_factory.mktemp("past")
+        made = [part("promtool").path, "tsdb", "create-blocks-from", "openmetrics", "--quiet", page, folder / "data"]
+        done = subprocess.run(made, capture_output=True, text=True, check=False)
+        assert 0 == done.returncode, done.stdout + done.stderr
+        (folder / "prometheus.yml").write_text("{}\n")
+        port = free_port()
+        command = [
+            part("prometheus").path, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+            "--storage.tsdb.retention.time=100y", f"--web.listen-address=127.0.0.1:{port}",
+        ]  # fmt: skip
+        with (folder / "prometheus.log").open("w") as log:
+            servers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+        ready = f"http://127.0.0.1:{port}/-/ready"
+        eventually(lambda: 200 == urllib.request.urlopen(ready, timeout=5).status, within_s=30, what="a ready Prometheus")
+        return f"http://127.0.0.1:{port}"
+
+    yield serve
+    for server in servers:
+        server.terminate()
+        server.wait(20)

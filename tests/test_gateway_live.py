@@ -365,8 +365,8 @@ def test_several_answers_to_several_prompts(ask: Caller, stream: bool):
     record = ask.record()
     single = ask(lambda client: client.completions.create(**TEXT))
     other = ask(lambda client: client.completions.create(**TEXT | {"prompt": "a queue of"}))
-    assert ("ok", 2, 4 * 12, single.usage.prompt_tokens + other.usage.prompt_tokens, None) == (
-        record.outcome, record.n, record.completion_tokens, record.prompt_tokens, record.tpot_ms)  # fmt: skip
+    assert ("ok", 2, 2, 4 * 12, single.usage.prompt_tokens + other.usage.prompt_tokens, None) == (
+        record.outcome, record.n, record.prompts, record.completion_tokens, record.prompt_tokens, record.tpot_ms)  # fmt: skip
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -85,7 +85,7 @@ async def test_log_and_engine_meet_on_one_page_and_a_dead_engine_leaves_the_rest
         await until(lambda: not sidecar.sources[1].up)
         with log.open("a") as file:
             file.write('{"request_id":"b","team":"demo","model":"tiny","outcome":"ok"}\n')
-        await until(lambda: sidecar.logs.lines == 2)
+        await until(lambda: sidecar.ledger.committed_lines == 2)
         found = values(sidecar.page())
         assert 0 == found["vllm_watch_source_up", "kind=engine", "source=e"]
         assert found["vllm_watch_source_errors_total", "kind=engine", "reason=http_5xx", "source=e"] >= 1
@@ -140,7 +140,7 @@ async def test_what_stands_in_a_bad_line_is_never_logged(tmp_path, caplog):
     sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off"))
     await sidecar.start()
     try:
-        await until(lambda: sum(sidecar.logs.bad.values()) == 5)
+        await until(lambda: sum(sidecar.ledger.tallies.bad.values()) == 5)
     finally:
         await sidecar.stop()
     assert "is no request record" in caplog.text
@@ -150,8 +150,8 @@ async def test_what_stands_in_a_bad_line_is_never_logged(tmp_path, caplog):
 async def test_a_long_log_is_shown_when_it_was_read_to_its_end_and_not_before(tmp_path):
     """A scrape in the middle of the re-reading would make Prometheus take the rest for new traffic."""
     log = tmp_path / "requests.jsonl"
-    line = '{"request_id":"a","team":"demo","model":"tiny","outcome":"ok","prompt_tokens":3,"ttft_ms":12}\n'
-    log.write_text(line * 60_000)
+    rest = '"team":"demo","model":"tiny","outcome":"ok","prompt_tokens":3,"ttft_ms":12}'
+    log.write_text("".join(f'{{"request_id":"{number}",{rest}\n' for number in range(60_000)))
     sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off"))
     await sidecar.start()
     try:

@@ -1,11 +1,12 @@
-"""Tail, traffic, events, engine and page: each on plain values."""
+"""Traffic, events, engine and page: each on plain values."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import os
+from bisect import bisect_left
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,126 +22,9 @@ from exporters import engine, events, exposition
 from exporters.catalogue import bounds, ours, page, vllm
 from exporters.exposition import Distribution
 from exporters.request_log import RequestRecord, parse_line
-from exporters.tail import MAX_LINE_BYTES, Tail
 from exporters.traffic import BoundedNames, Traffic
 
 GOLDEN = Path(__file__).parent / "golden"
-
-
-# --- tail
-
-
-def test_a_half_line_is_held_until_its_newline_arrives(tmp_path):
-    path = tmp_path / "log"
-    path.write_bytes(b"one\ntw")
-    tail = Tail(path)
-    assert [b"one"] == tail.poll(0)
-    with path.open("ab") as file:
-        file.write(b"o\nthree\n")
-    assert [b"two", b"three"] == tail.poll(1)
-
-
-def test_a_renamed_file_is_read_to_its_end_while_its_writer_goes_on(tmp_path):
-    path = tmp_path / "log"
-    writer = path.open("ab", buffering=0)
-    writer.write(b"1\n")
-    tail = Tail(path, grace_s=5)
-    assert [b"1"] == tail.poll(0)
-    path.rename(tmp_path / "log.1")
-    path.write_bytes(b"3\n")
-    writer.write(b"2\n")
-    assert [b"2", b"3"] == tail.poll(1)
-    writer.write(b"late\n")
-    assert [b"late"] == tail.poll(2)
-    tail.poll(8)
-    assert 1 == tail.rotations
-    assert 1 == len(tail._files)
-
-
-def test_a_truncated_file_starts_anew(tmp_path):
-    path = tmp_path / "log"
-    path.write_bytes(b"one\ntwo\n")
-    tail = Tail(path)
-    tail.poll(0)
-    os.truncate(path, 0)
-    tail.poll(1)
-    path.write_bytes(b"new\n")
-    assert [b"new"] == tail.poll(2)
-
-
-def test_half_a_line_that_is_taken_back_costs_no_line_and_brings_none_again(tmp_path):
-    """So does the gateway, when the disk was full in the middle of a line."""
-    path = tmp_path / "log"
-    path.write_bytes(b"a\nb\nhal")
-    tail = Tail(path)
-    assert [b"a", b"b"] == tail.poll(0)
-    os.truncate(path, 4)
-    assert [] == tail.poll(1)
-    with path.open("ab") as file:
-        file.write(b"c\n")
-    assert [b"c"] == tail.poll(2)
-    assert 0 == tail.rotations
-
-
-def test_a_file_that_was_moved_away_and_back_is_read_on_and_not_again(tmp_path):
-    path, away = tmp_path / "log", tmp_path / "away"
-    path.write_bytes(b"1\n2\n")
-    tail = Tail(path)
-    assert [b"1", b"2"] == tail.poll(0)
-    path.rename(away)
-    assert [] == tail.poll(1)
-    with away.open("ab") as writer:
-        writer.write(b"3\n")
-    assert [b"3"] == tail.poll(20), "without a successor the old file is followed on"
-    away.rename(path)
-    assert [] == tail.poll(21)
-    path.rename(away)
-    path.write_bytes(b"4\n")
-    assert [b"4"] == tail.poll(22)
-    path.unlink()
-    away.rename(path)
-    assert [] == tail.poll(23)
-    assert 2 == tail.rotations
-
-
-def test_what_is_no_regular_file_is_refused_and_never_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="regular file"):
-        Tail(tmp_path / "pipe").poll(0)
-
-
-def test_a_file_that_comes_later_is_found(tmp_path):
-    tail = Tail(tmp_path / "log")
-    assert [] == tail.poll(0)
-    (tmp_path / "log").write_bytes(b"x\n")
-    assert [b"x"] == tail.poll(1)
-
-
-def test_an_endless_line_is_skipped_whole_and_counted_once(tmp_path):
-    path = tmp_path / "log"
-    path.write_bytes(b"a\n" + b"x" * (3 * MAX_LINE_BYTES) + b"\nb\n")
-    tail = Tail(path)
-    lines = [line for second in range(40) for line in tail.poll(second)]
-    assert [b"a", b"b"] == lines
-    assert 1 == tail.long_lines
-
-
-@given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"") + b"x"), max_size=20), st.data())
-def test_lines_come_out_whole_and_once_however_they_were_written(lines, data):
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log"
-        path.touch()
-        whole = b"".join(line + b"\n" for line in lines)
-        cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
-        tail, got = Tail(path), []
-        for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
-            with path.open("ab") as file:
-                file.write(whole[start:end])
-            got += tail.poll(0)
-        tail.close()
-    assert lines == got
 
 
 # --- traffic
@@ -217,9 +101,9 @@ label_text = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_
 @given(st.dictionaries(label_text, st.floats(min_value=0), max_size=4), st.lists(st.floats(0, 100), max_size=8))
 def test_the_page_says_the_same_as_client_pythons(values, observed):
     """client_python is the reference: same samples after sorting, whatever the labels hold."""
-    distribution = Distribution((0.1, 1.0, 10.0))
-    for value in observed:
-        distribution.observe(value)
+    bounds_s = (0.1, 1.0, 10.0)
+    places = Counter(bisect_left(bounds_s, value) for value in observed)
+    distribution = Distribution(bounds_s, [places[at] for at in range(4)], sum(observed))
     rows = [(ours.TEAMS, {}, 3.0), (ours.LOG_BYTES_BEHIND, {}, 0.0)]
     rows += [(ours.LOG_BAD_LINES, {"reason": name}, value) for name, value in values.items()]
     rows.append((ours.TTFT, {"model_name": "m", "team": "t"}, distribution))

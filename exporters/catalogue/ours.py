@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from exporters.catalogue.attributed import ATTRIBUTED
 from exporters.catalogue.metric import Across, Kind, Metric, Unit
+from exporters.catalogue.reconciled import RECONCILED
 
 # Requests, from the log. Labels: the served model and the team, bounded.
 _WHO = ("model_name", "team")
@@ -54,15 +56,29 @@ CACHE_LOOKUPS = Metric(
     "Requests whose record says whether the prefix cache helped, by result: hit, miss.",
     labels=("model_name", "result", "team"), needs="--enable-prompt-tokens-details",
 )  # fmt: skip
-REQUEST_TRAFFIC = (REQUESTS, REASONS, FINISHES, TOKENS, TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE, CACHE_LOOKUPS)
+TTFT_OVERHEAD = Metric(
+    "vllm_watch_ttft_overhead_seconds", Kind.HISTOGRAM, Unit.SECONDS,
+    "What the way to the engine and back adds to the time to first token: the client's figure less the engine's own, request by request.",
+    labels=_WHO, needs="--enable-per-request-metrics",
+    notes=("Never a difference of two quantiles: each request is joined with what the engine said of it.",),
+)  # fmt: skip
+TTFT_NEGATIVE = Metric(
+    "vllm_watch_ttft_overhead_negative_total", Kind.COUNTER, Unit.REQUESTS,
+    "Requests whose time to first token was shorter at the client than in the engine: their clocks or definitions differ.",
+    labels=_WHO, needs="--enable-per-request-metrics",
+)  # fmt: skip
+REQUEST_TRAFFIC = (
+    REQUESTS, REASONS, FINISHES, TOKENS, TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE, CACHE_LOOKUPS, TTFT_OVERHEAD, TTFT_NEGATIVE,
+)  # fmt: skip
 
-TRACED = (TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE)  # their buckets carry the trace of the last request that fell into each, as an exemplar
+TRACED = (TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE, TTFT_OVERHEAD)  # a bucket carries the trace of the last request in it, as an exemplar
 
 # The log itself.
 LOG_LINES = Metric("vllm_watch_log_lines_total", Kind.COUNTER, Unit.COUNT, "Lines read from the request logs and counted.", labels=())
 LOG_BAD_LINES = Metric(
     "vllm_watch_log_bad_lines_total", Kind.COUNTER, Unit.COUNT,
-    "Lines that were no request record, by reason: json, type, range, size, long. The sidecar's own log says what is wrong, never the line.",
+    "Lines that were no request record, by reason: json, type, range, size, long, torn (a writer died in the middle of it). The sidecar's own log "
+    "says what is wrong, never the line.",
     labels=("reason",),
 )  # fmt: skip
 LOG_UNTIMED = Metric(
@@ -88,7 +104,34 @@ MODELS_FOLDED = Metric(
     "vllm_watch_models_folded_total", Kind.COUNTER, Unit.REQUESTS,
     "Requests counted under model __other__ because their model came after the table was full, or was never served with success.", labels=(),
 )  # fmt: skip
-REQUEST_LOG = (LOG_LINES, LOG_BAD_LINES, LOG_UNTIMED, LOG_LAG, LOG_BYTES_BEHIND, LOG_ROTATIONS, TEAMS, TEAMS_FOLDED, MODELS_FOLDED)
+LOG_DUPLICATES = Metric(
+    "vllm_watch_log_duplicate_lines_total", Kind.COUNTER, Unit.COUNT,
+    "Lines whose request was counted before, as when a log is shipped twice; told by request_id and span_id.", labels=(),
+)  # fmt: skip
+LOG_AHEAD = Metric(
+    "vllm_watch_log_ahead_total", Kind.COUNTER, Unit.COUNT,
+    "Readings whose newest record ended more than a second in the future, by our clock: the lag is then shown as 0.", labels=(),
+)  # fmt: skip
+LOG_FAULTS = Metric(
+    "vllm_watch_log_file_faults_total", Kind.COUNTER, Unit.COUNT,
+    "What happened to a request log, by reason: long (a line beyond 1 MiB, left out), nul (NUL bytes, left out), torn (a last line without its "
+    "end), cut (cut with lines unread and no copy found), gone (not there any more at a start), reread (changed before the place where reading "
+    "stood; lines may come again, and are known by their ids), packed (compressed, left out), unreadable (a rotated file).",
+    labels=("path", "reason"),
+)  # fmt: skip
+CHECKPOINT_UP = Metric(
+    "vllm_watch_checkpoint_up", Kind.GAUGE, Unit.FLAG,
+    "1 when what the page shows of the log is safe on disk; 0 while it cannot be written: the page then keeps what was written last.",
+    labels=(), across=Across.MIN, needs=(_STATE := "`state` in the sidecar's configuration"),
+)  # fmt: skip
+CHECKPOINT_BYTES = Metric("vllm_watch_checkpoint_bytes", Kind.GAUGE, Unit.BYTES, "Size of the file of state.", labels=(), needs=_STATE)
+CHECKPOINT_COMMITS = Metric(
+    "vllm_watch_checkpoint_commits_total", Kind.COUNTER, Unit.COUNT, "Times the state was written to disk.", labels=(), needs=_STATE,
+)  # fmt: skip
+REQUEST_LOG = (
+    LOG_LINES, LOG_BAD_LINES, LOG_DUPLICATES, LOG_UNTIMED, LOG_AHEAD, LOG_FAULTS, LOG_LAG, LOG_BYTES_BEHIND, LOG_ROTATIONS,
+    TEAMS, TEAMS_FOLDED, MODELS_FOLDED, CHECKPOINT_UP, CHECKPOINT_BYTES, CHECKPOINT_COMMITS,
+)  # fmt: skip
 
 # What vLLM says only in labels, as numbers, and what its restarts hide.
 ENGINE_INFO = Metric(
@@ -197,4 +240,4 @@ LAB_PROCESS_RUNNING = Metric(
 )  # fmt: skip
 LAB = (LAB_PROCESS_UP, LAB_PROCESS_RUNNING)
 
-SIDECAR: tuple[Metric, ...] = (*REQUEST_TRAFFIC, *REQUEST_LOG, *ENGINES, *COSTS, *TUNING, *SPANS, *SOURCES)
+SIDECAR: tuple[Metric, ...] = (*REQUEST_TRAFFIC, *REQUEST_LOG, *ENGINES, *RECONCILED, *ATTRIBUTED, *COSTS, *TUNING, *SPANS, *SOURCES)

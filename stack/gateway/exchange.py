@@ -33,6 +33,7 @@ class Exchange:
     est_prompt_tokens: int | None = None
     stream: bool | None = None
     n: int | None = None
+    prompts: int = 1
     upstream: str | None = None
     variant: str | None = None
     attempt: int | None = None
@@ -80,6 +81,7 @@ def record(x: Exchange, ended: float, unix_s: float) -> RequestRecord:
         tried=x.tried,
         stream=x.stream,
         n=x.n,
+        prompts=x.prompts if x.prompts > 1 else None,
         prompt_tokens=reply.prompt_tokens,
         cached_tokens=cached,
         completion_tokens=reply.completion_tokens,

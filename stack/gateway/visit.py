@@ -148,7 +148,7 @@ class Visit:
         self._asked = asked = self._terms.names.of(ask.model)
         x.priority = self._terms.team(x.team or "").band
         x.model, x.named, x.adapter = asked.model or ask.model, asked.model is not None, asked.adapter
-        x.stream, x.n = ask.stream, ask.n
+        x.stream, x.n, x.prompts = ask.stream, ask.n, ask.prompts
         x.est_prompt_tokens = proxy.estimator.prompt(x.model, ask)
 
     def _hold_to_terms(self, team: str) -> None:

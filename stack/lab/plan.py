@@ -198,6 +198,7 @@ def files(config: LabConfig) -> Iterator[tuple[str, str]]:
     spans = {"otlp": {"endpoint": config.url("otlp-http")}} if config.with_collector else {}
     yield "sidecar.yaml", _yaml({
         "listen": f"127.0.0.1:{config.port('sidecar')}", "requests_log": [str(config.requests_log)],
+        "state": str(config.folder / "sidecar.state"),
         "engines": [{"name": "vllm-0", "url": config.engine}], "teams": {"configured": list(config.teams)}, "events": str(config.events),
         **spans,
         **config.more.get("sidecar.yaml", {}),

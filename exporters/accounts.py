@@ -1,0 +1,204 @@
+"""What looks at engines and cards add to the books: the log against the engine, and whose the GPU time, the energy and the cost were.
+
+The arithmetic is in reconcile.py and attribution.py, which know no engine, no card and no clock; here the readings are brought into their words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from exporters import attribution, engine, reconcile
+from exporters.attribution import Attribution, Card, Hours, Look, Work
+from exporters.engine import View
+from exporters.gpu import GpuReading
+from exporters.ledger import Account
+from exporters.prices import Prices
+from exporters.reconcile import Finished, Reconciler
+from exporters.request_log import UNKNOWN_TEAM, ended_at
+from exporters.traffic import OTHER, Record, Traffic
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(slots=True)
+class _Energy:
+    """Joules of every card and MIG instance since the sidecar started; how they were had; and what each reader of them has taken."""
+
+    joules: dict[str, float] = field(default_factory=dict)
+    method: dict[str, attribution.EnergyMethod] = field(default_factory=dict)
+    _last: dict[str, float] = field(default_factory=dict)
+    _taken: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def read(self, cards: Iterable[GpuReading]) -> None:
+        """Take in a reading. A counter that fell began anew with a driver: what it shows is all there is to add."""
+        for card in cards:
+            if card.energy_joules is None:
+                continue
+            before = self._last.get(card.uuid, card.energy_joules)
+            self._last[card.uuid] = card.energy_joules
+            grown = card.energy_joules - before if card.energy_joules >= before else card.energy_joules
+            if card.instances:
+                shares = {i.mig_uuid: (attribution.mig_fraction(i.profile), i.graphics_ratio) for i in card.instances if i.mig_uuid and i.profile}
+                for uuid, (joules, method) in attribution.split_energy(grown, shares).items() if shares else ():
+                    self._add(uuid, joules, method)
+            else:
+                self._add(card.uuid, grown, card.energy_method or "counter")
+
+    def since(self, reader: str, uuid: str) -> float | None:
+        """Joules since this reader last asked; None where nobody measures."""
+        if (now := self.joules.get(uuid)) is None:
+            return None
+        before = self._taken.get((reader, uuid), now)
+        self._taken[reader, uuid] = now
+        return now - before
+
+    def _add(self, uuid: str, joules: float, method: attribution.EnergyMethod) -> None:
+        self.joules[uuid] = self.joules.get(uuid, 0.0) + joules
+        self.method[uuid] = method
+
+
+class Accounts:
+    """Reconciliation and attribution for some engines. gpus: by engine, the UUIDs of its cards or MIG instances; an engine alone has all.
+
+    stored: what `accounts` told when it was last stored. Raises msgspec.MsgspecError for what is none of it."""
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        gpus: Mapping[str, Sequence[str]],
+        aliases: Mapping[str, str],
+        prices: Prices | None,
+        stored: Mapping[str, bytes],
+    ) -> None:
+        states = (
+            msgspec.msgpack.decode(stored["reconcile"], type=reconcile.State) if "reconcile" in stored else None,
+            msgspec.msgpack.decode(stored["attribution"], type=attribution.State) if "attribution" in stored else None,
+        )
+        self.reconciler = Reconciler(aliases, states[0], gpus)
+        self.attribution = Attribution(prices, states[1])
+        self.hours = Hours()
+        self._traffic = traffic
+        self._gpus = gpus
+        self._views: dict[str, tuple[float, View]] = {}  # the last look at each engine
+        self._silent: set[str] = set()
+        self._energy = _Energy()
+        self._cards: dict[str, Card] = {}  # what can be claimed, by UUID
+        self._unclaimed_s: float | None = None
+        self._revision = 0
+
+    def accounts(self) -> list[Account]:
+        """What is stored and shown with the counts of the log."""
+        return [
+            Account("reconcile", self._revised, lambda: _encode(self.reconciler.state()), self.reconciler.samples),
+            Account("attribution", self._revised, lambda: _encode(self.attribution.state()), self.attribution.samples),
+        ]
+
+    def _revised(self) -> int:
+        return self._revision
+
+    def looked(self, upstream: str, view: View, asked_s: float, now_s: float, logged: Mapping[str, Finished], late_s: float | None) -> None:
+        """Take in an engine's page. logged: what the log held when it was asked for. Unix seconds."""
+        self._revision += 1
+        self.reconciler.look(upstream, view, asked_s, logged, self._traffic.e2e_p99_s(), late_s)
+        before_s, before = self._views.get(upstream, (now_s, view))
+        silent = upstream in self._silent
+        self._silent.discard(upstream)
+        self._views[upstream] = now_s, view
+        cards = self._claimed(upstream)
+        for model, grown in engine.growth(before, view).items():
+            self._advance(
+                Look(
+                    upstream, model, before_s, now_s,
+                    running_before=None if silent else _running(before, model),
+                    running_after=_running(view, model),
+                    waiting=sum(core.waiting for (name, _), core in view.cores.items() if name == model),
+                    inference_s=grown.inference_s, decode_s=grown.decode_s, prefill_s=grown.prefill_s,
+                    produced=Work(grown.prompt_tokens, grown.cached_tokens, grown.completion_tokens),
+                    cards=cards,
+                )
+            )  # fmt: skip
+            cards = ()  # they are the engine's, and counted once, whatever it serves
+
+    def gone(self, upstream: str, now_s: float) -> None:
+        """This engine did not answer. Its cards are there all the same; what they did nobody knows."""
+        self._revision += 1
+        self.reconciler.gone(upstream)
+        self._silent.add(upstream)
+        if upstream not in self._views:
+            return
+        before_s, view = self._views[upstream]
+        self._views[upstream] = now_s, view
+        if model := next((name for name, _ in view.cores), None):
+            self._advance(Look(upstream, model, before_s, now_s, None, None, cards=self._claimed(upstream)))
+
+    def settle(self, now_s: float, at_end: bool) -> None:
+        """Take in the newest state of the log. at_end: it was read to its end just now."""
+        self._revision += 1
+        self.reconciler.settle(now_s, self._traffic.finished(), at_end)
+
+    def cards(self, cards: Sequence[GpuReading], now_s: float) -> None:
+        """Take in a reading of the cards. Those that no engine has cost money too."""
+        self._revision += 1
+        self._energy.read(cards)
+        self._cards = {card.uuid: card for reading in cards for card in _parts(reading)}
+        before_s, self._unclaimed_s = self._unclaimed_s or now_s, now_s
+        taken = {uuid for upstream in self._views for uuid in self._owned(upstream)}
+        free = [self._with_energy("", card) for uuid, card in self._cards.items() if uuid not in taken]
+        self.attribution.unclaimed(free, before_s, now_s)
+
+    def ran(self, records: Iterable[Record], now_s: float) -> None:
+        """Keep when these requests ran, for the other way to share the hour; worth the time only where there is a card to share."""
+        if not self._cards:
+            return
+        placed = self.reconciler.state().placed
+        for record in records:
+            if record.e2e_ms is None or (model := placed.get(record.model or "")) is None or (ended := ended_at(record)) is None:
+                continue
+            team = record.team or UNKNOWN_TEAM
+            self.hours.add(ended - record.e2e_ms / 1000, ended, model, team if team == UNKNOWN_TEAM or team in self._traffic.teams else OTHER, now_s)
+
+    async def compare_hour(self, now_s: float) -> None:
+        """Where an hour is over, lay the two ways to share it side by side."""
+        if hour := self.hours.close_hour(now_s):
+            self.attribution.compare(hour.hour, await asyncio.to_thread(hour.seconds))
+
+    def _advance(self, look: Look) -> None:
+        """With what the log and its comparison with the engine say of the model by now."""
+        placed = self.reconciler.state().placed
+        logged: dict[str, Work] = {}
+        for (name, team), work in self._traffic.work().items():
+            if placed.get(name) == look.model_name:
+                logged[team] = logged.get(team, Work()).plus(Work(*work))
+        lost = self.reconciler.aborted(look.model_name), self.reconciler.unlogged(look.model_name)
+        aborted, unlogged = (Work(tokens.prompt, 0, tokens.completion) for tokens in lost)
+        self.attribution.advance(replace(look, logged=logged, aborted=aborted, unlogged=unlogged))
+
+    def _owned(self, upstream: str) -> Iterator[str]:
+        if named := self._gpus.get(upstream):
+            yield from named
+        elif len(self._gpus) == 1:
+            yield from self._cards
+
+    def _claimed(self, upstream: str) -> tuple[Card, ...]:
+        """The engine's cards, with what they used since its last look. One that is not seen is there all the same, if the operator says so."""
+        return tuple(self._with_energy(upstream, self._cards.get(uuid, Card(uuid))) for uuid in self._owned(upstream))
+
+    def _with_energy(self, reader: str, card: Card) -> Card:
+        joules = self._energy.since(reader, card.uuid)
+        return Card(card.uuid, card.name, card.fraction, card.profile, joules, self._energy.method.get(card.uuid, "counter"))
+
+
+def _running(view: View, model: str) -> int:
+    return sum(core.running for (name, _), core in view.cores.items() if name == model)
+
+
+def _parts(reading: GpuReading) -> Iterator[Card]:
+    """What an engine can run on: the card, or its MIG instances."""
+    if not reading.instances:
+        yield Card(reading.uuid, reading.name)
+    for instance in reading.instances:
+        if instance.mig_uuid and instance.profile:
+            yield Card(instance.mig_uuid, reading.name, attribution.mig_fraction(instance.profile), instance.profile)

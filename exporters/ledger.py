@@ -1,0 +1,254 @@
+"""The books of the sidecar: what was counted from the logs, which requests those were, and how much of it is safe on disk.
+
+Law: only what is safe is shown. A count that was shown and then lost in a crash would come again after the restart, and Prometheus would take
+the lower count for a reset and add everything once more. So counting goes on in memory, `commit` makes it safe together with the places up to
+which the logs were read, and the page is made of what the last commit that succeeded held.
+Law: a request is counted once. Its request_id and span_id are remembered for as long as the window holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from exporters import exposition
+from exporters.catalogue import ours
+from exporters.checkpoint import Checkpoint
+from exporters.exposition import Block, Sample
+from exporters.tail import Position
+from exporters.traffic import Record, Traffic, read_row, row_samples
+
+WINDOW = 200_000  # requests that are remembered at most; half as many at least
+
+
+class Window:
+    """Requests that were counted lately. Two generations: when the newer one is full, the older one is forgotten."""
+
+    def __init__(self, limit: int = WINDOW) -> None:
+        self._half = max(1, limit // 2)
+        self.older: set[str] = set()
+        self.newer: set[str] = set()
+        self.added: list[str] = []  # since the last commit, in the order in which they came
+
+    def __len__(self) -> int:
+        return len(self.older) + len(self.newer)
+
+    def fresh(self, records: list[Record]) -> list[Record]:
+        """Those that were not seen before, remembered from now on."""
+        keys = [r.request_id if r.span_id is None else r.request_id + r.span_id for r in records]
+        unique = set(keys)
+        if len(unique) == len(keys) and self.newer.isdisjoint(unique) and self.older.isdisjoint(unique):
+            self._add(keys)
+            return records
+        found = []
+        for key, record in zip(keys, records, strict=True):
+            if key not in self.newer and key not in self.older:
+                self._add((key,))
+                found.append(record)
+        return found
+
+    def restore(self, keys: Iterable[str]) -> None:
+        """Remember what was remembered before a restart, in its order."""
+        for key in keys:
+            self._add((key,))
+        self.added.clear()
+
+    def _add(self, keys: Sequence[str]) -> None:
+        self.newer.update(keys)
+        self.added += keys
+        if len(self.newer) >= self._half:
+            self.older, self.newer = self.newer, set()
+
+
+class Tallies(msgspec.Struct, array_like=True):
+    """What is counted of the log as a whole."""
+
+    lines: int = 0
+    untimed: int = 0
+    ahead: int = 0
+    duplicates: int = 0
+    teams_folded: int = 0
+    models_folded: int = 0
+    bad: dict[str, int] = {}
+    faults: dict[str, dict[str, int]] = {}  # by path, by reason
+    rotations: dict[str, int] = {}
+
+
+class Frame(msgspec.Struct, array_like=True):
+    """One commit. A whole one holds every row and all requests that are remembered; any other what is new since the frame before it."""
+
+    rows: list[bytes]
+    requests: list[str]
+    tallies: Tallies
+    positions: dict[str, tuple[Position, ...]]
+    accounts: dict[str, bytes]  # what else must be as old as the counts: reconciliation, attribution
+    whole: bool = False
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Frame)
+
+Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What the last commit held, and how it looks on a page."""
+
+    rows: dict[Key, bytes] = field(default_factory=dict)
+    tallies: Tallies = field(default_factory=Tallies)
+    accounts: dict[str, bytes] = field(default_factory=dict)
+    samples: tuple[Sample, ...] = ()
+    blocks: dict[tuple[Key, bool], tuple[bytes, Block]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """Something else that is counted and shown with the log's counts: its state as bytes, and its series.
+
+    revision: changes whenever the state may have; encoding it for nothing many times a second would be dear."""
+
+    name: str
+    revision: Callable[[], int]
+    state: Callable[[], bytes]
+    samples: Callable[[], Iterable[Sample]]
+
+
+class Ledger:
+    """Counts records, commits them, and shows what is safe. checkpoint None: nothing outlives the process, and every commit succeeds."""
+
+    def __init__(self, traffic: Traffic, window: Window | None = None, checkpoint: Checkpoint | None = None) -> None:
+        self.traffic = traffic
+        self.window = window or Window()
+        self.tallies = Tallies()
+        self.accounts: list[Account] = []
+        self.positions: dict[str, tuple[Position, ...]] = {}  # as they were restored
+        self.restored = False
+        self.commits = 0
+        self.up = True
+        self._checkpoint = checkpoint
+        self._shown = _Shown()
+        self._rows: dict[Key, bytes] = {}  # changed, and not safe yet
+        self._told: Frame | None = None
+        self._revisions: dict[str, int] = {}
+
+    def restore(self, frames: Sequence[bytes]) -> dict[str, bytes]:
+        """Go on from what was stored; the state of each account. Raises msgspec.MsgspecError for what is no state of this release."""
+        accounts: dict[str, bytes] = {}
+        rows: dict[Key, bytes] = {}
+        for data in frames:
+            frame = _decoder.decode(data)
+            for stored in frame.rows:
+                row = read_row(stored)
+                rows[row.model, row.team] = stored
+            self.window.restore(frame.requests)
+            self.tallies, self.positions = frame.tallies, frame.positions
+            accounts |= frame.accounts
+        for stored in rows.values():
+            self.traffic.restore(stored)
+        self.traffic.teams.folded, self.traffic.models.folded = self.tallies.teams_folded, self.tallies.models_folded
+        self._shown.rows, self._shown.accounts, self._shown.tallies = rows, accounts, _copy(self.tallies)
+        self.restored = bool(frames)
+        return accounts
+
+    def count(self, records: list[Record]) -> list[Record]:
+        """Count records that were not counted before; they are returned."""
+        fresh = self.window.fresh(records)
+        self.tallies.duplicates += len(records) - len(fresh)
+        self.tallies.lines += len(fresh)
+        self.traffic.add_all(fresh)
+        return fresh
+
+    @property
+    def committed_lines(self) -> int:
+        return self._shown.tallies.lines
+
+    def begin(self, positions: Mapping[str, tuple[Position, ...]]) -> Callable[[], None] | None:
+        """What is to be written for a commit of all that was counted until now, as a call that may run in a thread; None: nothing is new.
+
+        positions: up to where each log was counted. Afterwards `succeeded` or `failed` must be called."""
+        self._rows |= self.traffic.changed()
+        self.tallies.teams_folded, self.tallies.models_folded = self.traffic.teams.folded, self.traffic.models.folded
+        revisions = {account.name: account.revision() for account in self.accounts}
+        changed = {account.name: account.state() for account in self.accounts if self._revisions.get(account.name) != revisions[account.name]}
+        accounts = self._shown.accounts | changed
+        tallies = _copy(self.tallies)
+        frame = Frame(list(self._rows.values()), self.window.added, tallies, dict(positions), changed)
+        before = self._told
+        if before and not frame.rows and not frame.requests and not changed and (tallies, frame.positions) == (before.tallies, before.positions):
+            return None
+        self._told = Frame([], [], tallies, frame.positions, accounts)
+        samples = tuple(sample for account in self.accounts for sample in account.samples()) if changed else self._shown.samples
+        self._revisions = revisions
+        self._next = (self._rows, tallies, accounts, samples)
+        self.window.added, self._rows = [], {}
+        if (checkpoint := self._checkpoint) is None:
+            return lambda: None
+        if checkpoint.needs_rewrite:
+            rows = self._shown.rows | self._next[0]
+            whole = Frame(list(rows.values()), [*self.window.older, *self.window.newer], tallies, frame.positions, accounts, whole=True)
+            data = _encoder.encode(whole)
+            return lambda: checkpoint.rewrite(data)
+        data = _encoder.encode(frame)
+        return lambda: checkpoint.append(data)
+
+    def succeeded(self) -> None:
+        """What was begun is safe: it is what the page shows now."""
+        rows, tallies, accounts, samples = self._next
+        self._shown.rows |= rows
+        self._shown.tallies, self._shown.accounts, self._shown.samples = tallies, accounts, samples
+        self.commits += 1
+        self.up = True
+
+    def failed(self) -> None:
+        """What was begun is not safe; it is part of the next commit, which writes everything."""
+        self._rows = self._next[0] | self._rows
+        self._told, self._revisions = None, {}
+        self.up = False
+
+    def commit(self, positions: Mapping[str, tuple[Position, ...]]) -> None:
+        """Begin, write and conclude in one call. Raises OSError."""
+        if (write := self.begin(positions)) is None:
+            return
+        try:
+            write()
+        except BaseException:
+            self.failed()
+            raise
+        self.succeeded()
+
+    def samples(self) -> Iterator[Sample]:
+        """What is safe, but for the rows."""
+        told = self._shown.tallies
+        yield ours.LOG_LINES, {}, told.lines
+        yield ours.LOG_UNTIMED, {}, told.untimed
+        yield ours.LOG_AHEAD, {}, told.ahead
+        yield ours.LOG_DUPLICATES, {}, told.duplicates
+        yield from ((ours.LOG_BAD_LINES, {"reason": why}, count) for why, count in told.bad.items())
+        for path, faults in told.faults.items():
+            yield from ((ours.LOG_FAULTS, {"path": path, "reason": why}, count) for why, count in faults.items())
+        yield from ((ours.LOG_ROTATIONS, {"path": path}, count) for path, count in told.rotations.items())
+        yield ours.TEAMS, {}, len(self.traffic.teams)
+        yield ours.TEAMS_FOLDED, {}, told.teams_folded
+        yield ours.MODELS_FOLDED, {}, told.models_folded
+        yield from self._shown.samples
+        if self._checkpoint:
+            yield ours.CHECKPOINT_UP, {}, float(self.up)
+            yield ours.CHECKPOINT_BYTES, {}, self._checkpoint.bytes
+            yield ours.CHECKPOINT_COMMITS, {}, self.commits
+
+    def blocks(self, openmetrics: bool) -> Iterator[Block]:
+        """The rows that are safe, as lines; what did not change since it was last asked for is not rendered again."""
+        kept = self._shown.blocks
+        for key, stored in self._shown.rows.items():
+            found = kept.get((key, openmetrics))
+            if found is None or found[0] is not stored:
+                exemplars = self.traffic.exemplars(*key) if openmetrics else ()
+                found = kept[key, openmetrics] = stored, exposition.block(row_samples(read_row(stored), exemplars), openmetrics)
+            yield found[1]
+
+
+def _copy(tallies: Tallies) -> Tallies:
+    faults = {path: dict(reasons) for path, reasons in tallies.faults.items()}
+    return msgspec.structs.replace(tallies, bad=dict(tallies.bad), faults=faults, rotations=dict(tallies.rotations))

@@ -1,0 +1,225 @@
+"""The books: each request once, and only what is safe is shown."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from test_checkpoint import FailingDisk
+
+from exporters import exposition
+from exporters.checkpoint import Checkpoint
+from exporters.ledger import Account, Ledger, Window
+from exporters.request_log import Counted, RequestRecord
+from exporters.traffic import BoundedNames, Traffic
+
+
+def record(number: int, **about) -> RequestRecord:
+    return RequestRecord(request_id=f"r{number}", **{"team": "t", "model": "m", "outcome": "ok", "prompt_tokens": 1, "ttft_ms": 5.0, **about})
+
+
+def ledger(checkpoint: Checkpoint | None = None, window: int = 1000) -> Ledger:
+    return Ledger(Traffic(BoundedNames(), BoundedNames(("m",))), Window(window), checkpoint)
+
+
+def opened(path: Path, disk: FailingDisk | None = None) -> Ledger:
+    """A ledger that goes on from this file."""
+    checkpoint = Checkpoint(path, disk)
+    books = ledger(checkpoint)
+    books.restore(checkpoint.open())
+    return books
+
+
+def shown(books: Ledger, richer: bool = False) -> dict[tuple[str, ...], float]:
+    text = exposition.page((exposition.block(books.samples()), *books.blocks(richer)))
+    found = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    return {(s.name, *(f"{k}={v}" for k, v in sorted(s.labels.items()))): s.value for s in found}
+
+
+GOOD = ("vllm_watch_requests_total", "model_name=m", "outcome=ok", "team=t")
+SAME = ("vllm_watch_log_duplicate_lines_total",)
+UP = ("vllm_watch_checkpoint_up",)
+
+
+# --- each request once
+
+
+def test_a_request_that_comes_again_is_not_counted_again_in_one_batch_or_in_two():
+    books = ledger()
+    assert 2 == len(books.count([record(1), record(2), record(1)]))
+    assert 1 == len(books.count([record(2), record(3)]))
+    books.commit({})
+    assert (3, 2) == (shown(books)[GOOD], shown(books)[SAME])
+
+
+def test_two_requests_of_one_id_are_two_where_their_spans_differ():
+    """A client may send the id of its first try with its second one too; both were work."""
+    books = ledger()
+    assert 2 == len(books.count([record(1, span_id="a"), record(1, span_id="b")]))
+    assert [] == books.count([record(1, span_id="b")])
+
+
+@given(st.lists(st.integers(0, 30), max_size=120), st.integers(2, 12), st.integers(1, 9))
+def test_the_window_knows_the_last_half_of_its_limit_for_sure_and_holds_no_more_than_its_limit(numbers, limit, step):
+    window, lately = Window(limit), []
+    for at in range(0, len(numbers), step):
+        batch = [record(number) for number in numbers[at : at + step]]
+        for fresh in window.fresh(batch):
+            assert fresh.request_id not in lately[-(limit // 2) :]
+            lately.append(fresh.request_id)
+        assert len(window) <= limit + step
+
+
+def test_what_is_counted_is_the_same_from_the_whole_record_and_from_its_counted_part():
+    about = {"team": "a", "model": "m", "outcome": "timeout", "reason": "prefill_timeout", "finish_reason": "abort", "n": 2, "cache_hit": True,
+             "prompt_tokens": 7, "cached_tokens": 2, "completion_tokens": 3, "queue_ms": 1.5, "ttft_ms": 20.0, "tpot_ms": 2.0, "e2e_ms": 99.0,
+             "engine_queue_ms": 0.5, "engine_ttft_ms": 15.0, "trace_id": "f" * 32}  # fmt: skip
+    one, other = ledger(), ledger()
+    one.count([RequestRecord(request_id="r", **about)])
+    other.count([Counted(request_id="r", **about)])
+    one.commit({})
+    other.commit({})
+    assert shown(one) == shown(other)
+    assert 0.005 == shown(one)["vllm_watch_ttft_overhead_seconds_sum", "model_name=m", "team=a"]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["ok", "rejected", None]), st.none() | st.integers(0, 9), st.none() | st.floats(0, 1e4))),
+       st.randoms(use_true_random=False), st.integers(1, 7))  # fmt: skip
+def test_order_and_batches_change_no_count(rows, shuffle, step):
+    records = [record(i, team=team, outcome=outcome, prompt_tokens=tokens, e2e_ms=e2e) for i, (team, outcome, tokens, e2e) in enumerate(rows)]
+    one, other = ledger(), ledger()
+    one.count(records)
+    shuffle.shuffle(records)
+    for at in range(0, len(records), step):
+        other.count(records[at : at + step])
+    one.commit({})
+    other.commit({})
+    assert shown(one) == {name: pytest.approx(value, rel=1e-12) for name, value in shown(other).items()}
+
+
+# --- only what is safe
+
+
+def test_a_count_is_shown_when_it_is_safe_and_not_before(tmp_path):
+    books = opened(tmp_path / "state")
+    books.count([record(1)])
+    assert GOOD not in shown(books)
+    write = books.begin({})
+    books.count([record(2)])
+    write()
+    assert GOOD not in shown(books), "written, but nobody said so yet"
+    books.succeeded()
+    assert 1 == shown(books)[GOOD]
+    books.commit({})
+    assert 2 == shown(books)[GOOD]
+
+
+def test_while_it_cannot_be_written_the_page_keeps_what_was_safe_and_then_advances_once(tmp_path):
+    disk = FailingDisk()
+    books = opened(tmp_path / "state", disk)
+    books.count([record(1)])
+    books.commit({})
+    disk.fails = {"sync"}
+    for number in (2, 3, 4):
+        books.count([record(number)])
+        with pytest.raises(OSError, match="No space"):
+            books.commit({})
+        assert (1, 0) == (shown(books)[GOOD], shown(books)[UP])
+    disk.fails = set()
+    books.commit({})
+    assert (4, 1) == (shown(books)[GOOD], shown(books)[UP])
+    assert 4 == shown(opened_after_death(books, tmp_path / "state"))[GOOD]
+
+
+def opened_after_death(books: Ledger, path: Path) -> Ledger:
+    books._checkpoint.close()
+    return opened(path)
+
+
+def test_nothing_new_writes_nothing(tmp_path):
+    books = opened(tmp_path / "state")
+    books.commit({})
+    size = (tmp_path / "state").stat().st_size
+    assert books.begin({}) is None
+    books.count([record(1)])
+    books.commit({})
+    assert (tmp_path / "state").stat().st_size > size
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from(["count", "commit", "die", "full", "again"]), max_size=30), st.integers(0, 1000))
+def test_whatever_dies_or_fails_no_request_is_lost_or_counted_twice(tmp_path_factory, steps, seed):
+    """A pure model beside it: what was read after the last commit that succeeded is read again; what the page showed never falls."""
+    path, rng, disk = tmp_path_factory.mktemp("books") / "state", random.Random(seed), FailingDisk()
+    books, committed, read, highest = opened(path, disk), 0, 0, 0.0
+    for step in steps:
+        match step:
+            case "count":
+                more = rng.randrange(1, 5)
+                books.count([record(number) for number in range(read, read + more)])
+                read += more
+            case "again":  # the same lines come once more
+                books.count([record(number) for number in range(max(0, read - 3), read)])
+            case "commit":
+                try:
+                    books.commit({})
+                    committed = read
+                except OSError:
+                    pass
+            case "full":
+                disk.fails = set() if disk.fails else {rng.choice(["write", "sync", "rename"])}
+            case "die":
+                books._checkpoint.close()
+                disk.fails = set()
+                books = opened(path, disk)
+                read = int(books.committed_lines)
+                assert committed <= read, "what was safe is there; what failed only in its last step may be too"
+                committed = read
+        now = shown(books).get(GOOD, 0.0)
+        assert highest <= now <= read
+        highest = now
+    disk.fails = set()
+    books.commit({})
+    assert read == shown(books).get(GOOD, 0.0)
+    books._checkpoint.close()
+
+
+def test_a_restart_goes_on_with_every_series_and_knows_what_it_counted(tmp_path):
+    books = opened(tmp_path / "state")
+    books.traffic.teams._limit = 2
+    for number, team in enumerate(("a", "b", "c", "a")):
+        books.count([record(number, team=team, outcome="rejected" if team == "b" else "ok", reason="queue_full", cache_hit=True, e2e_ms=7.0)])
+    books.tallies.bad["json"] = 3
+    books.commit({})
+    before = shown(books)
+    after = opened_after_death(books, tmp_path / "state")
+    ours = {name: value for name, value in shown(after).items() if not name[0].startswith("vllm_watch_checkpoint")}
+    assert ours == {name: value for name, value in before.items() if not name[0].startswith("vllm_watch_checkpoint")}
+    after.traffic.teams._limit = 2
+    assert [] == after.count([record(0, team="a")])
+    assert 1 == len(after.count([record(9, team="c")]))
+    after.commit({})
+    assert 2 == shown(after)["vllm_watch_requests_total", "model_name=m", "outcome=ok", "team=__other__"]
+
+
+def test_an_account_is_as_old_as_the_counts_beside_it(tmp_path):
+    """Reconciliation and attribution are stored and shown with the counts that they were made from."""
+    from exporters.catalogue import ours
+
+    value = [1]
+    books = opened(tmp_path / "state")
+    books.accounts.append(Account("gpu", lambda: value[0], lambda: bytes(value), lambda: [(ours.LOG_BYTES_BEHIND, {"path": "x"}, value[0])]))
+    books.commit({})
+    value[0] = 2
+    assert 1 == shown(books)["vllm_watch_log_unread_bytes", "path=x"]
+    books.commit({})
+    assert 2 == shown(books)["vllm_watch_log_unread_bytes", "path=x"]
+    books._checkpoint.close()
+    checkpoint = Checkpoint(tmp_path / "state")
+    assert {"gpu": b"\x02"} == ledger(checkpoint).restore(checkpoint.open())
+    checkpoint.close()
