@@ -17,8 +17,8 @@ from exporters.gpu import GpuReading
 from exporters.ledger import Account
 from exporters.prices import Prices
 from exporters.reconcile import Finished, Reconciler
-from exporters.request_log import UNKNOWN_TEAM, ended_at
-from exporters.traffic import OTHER, Record, Traffic
+from exporters.request_log import UNKNOWN_TEAM, RequestRecord, ended_at
+from exporters.traffic import OTHER, Traffic
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -71,13 +71,14 @@ class Accounts:
         gpus: Mapping[str, Sequence[str]],
         aliases: Mapping[str, str],
         prices: Prices | None,
+        patience_s: float,
         stored: Mapping[str, bytes],
     ) -> None:
         states = (
             msgspec.msgpack.decode(stored["reconcile"], type=reconcile.State) if "reconcile" in stored else None,
             msgspec.msgpack.decode(stored["attribution"], type=attribution.State) if "attribution" in stored else None,
         )
-        self.reconciler = Reconciler(aliases, states[0], gpus)
+        self.reconciler = Reconciler(aliases, states[0], gpus, patience_s)
         self.attribution = Attribution(prices, states[1])
         self.hours = Hours()
         self._traffic = traffic
@@ -99,10 +100,10 @@ class Accounts:
     def _revised(self) -> int:
         return self._revision
 
-    def looked(self, upstream: str, view: View, asked_s: float, now_s: float, logged: Mapping[str, Finished], late_s: float | None) -> None:
+    def looked(self, upstream: str, view: View, asked_s: float, now_s: float, logged: Mapping[str, Finished]) -> None:
         """Take in an engine's page. logged: what the log held when it was asked for. Unix seconds."""
         self._revision += 1
-        self.reconciler.look(upstream, view, asked_s, logged, self._traffic.e2e_p99_s(), late_s)
+        self.reconciler.look(upstream, view, asked_s, logged, self._traffic.e2e_p99_s())
         before_s, before = self._views.get(upstream, (now_s, view))
         silent = upstream in self._silent
         self._silent.discard(upstream)
@@ -144,12 +145,13 @@ class Accounts:
         self._revision += 1
         self._energy.read(cards)
         self._cards = {card.uuid: card for reading in cards for card in _parts(reading)}
-        before_s, self._unclaimed_s = self._unclaimed_s or now_s, now_s
+        before_s, self._unclaimed_s = self._unclaimed_s, now_s
         taken = {uuid for upstream in self._views for uuid in self._owned(upstream)}
         free = [self._with_energy("", card) for uuid, card in self._cards.items() if uuid not in taken]
-        self.attribution.unclaimed(free, before_s, now_s)
+        if before_s is not None:
+            self.attribution.unclaimed(free, before_s, now_s)
 
-    def ran(self, records: Iterable[Record], now_s: float) -> None:
+    def ran(self, records: Iterable[RequestRecord], now_s: float) -> None:
         """Keep when these requests ran, for the other way to share the hour; worth the time only where there is a card to share."""
         if not self._cards:
             return

@@ -24,7 +24,7 @@ from exporters.exposition import Distribution
 from exporters.ledger import Window
 from exporters.request_log import BadLine, Fields, RequestRecord, ended_at, parse_block, timestamp
 from exporters.tail import MAX_LINE_BYTES
-from exporters.traffic import Record, Row, Traffic, read_row, row_samples
+from exporters.traffic import Row, Traffic, read_row, row_samples
 
 CHUNK_BYTES = 1 << 20
 _PACKED: Mapping[bytes, Callable[[BinaryIO], io.BufferedIOBase]] = {
@@ -67,7 +67,7 @@ def run(
     with tempfile.TemporaryFile() as spool:
         history = _History(spool)
         step: int | None = None
-        batch: list[Record] = []
+        batch: list[RequestRecord] = []
 
         def close(step: int) -> None:
             fresh = window.fresh(batch)

@@ -111,6 +111,8 @@ class Checkpoint:
             raise OSError("the state is not open; it is written whole first")
         data = _framed(frame)
         try:
+            if not os.path.samestat(os.stat(self.path), os.fstat(self._fd)):  # or it was removed: then nothing in it is safe
+                raise OSError(f"{self.path} was replaced by another file; it is written anew")
             self._write(self._fd, data)
             self._disk.sync(self._fd)
         except BaseException:

@@ -16,8 +16,9 @@ from exporters import exposition
 from exporters.catalogue import ours
 from exporters.checkpoint import Checkpoint
 from exporters.exposition import Block, Sample
+from exporters.request_log import RequestRecord
 from exporters.tail import Position
-from exporters.traffic import Record, Traffic, read_row, row_samples
+from exporters.traffic import Traffic, read_row, row_samples
 
 WINDOW = 200_000  # requests that are remembered at most; half as many at least
 
@@ -34,7 +35,7 @@ class Window:
     def __len__(self) -> int:
         return len(self.older) + len(self.newer)
 
-    def fresh(self, records: list[Record]) -> list[Record]:
+    def fresh(self, records: list[RequestRecord]) -> list[RequestRecord]:
         """Those that were not seen before, remembered from now on."""
         keys = [r.request_id if r.span_id is None else r.request_id + r.span_id for r in records]
         unique = set(keys)
@@ -152,7 +153,7 @@ class Ledger:
         self.restored = bool(frames)
         return accounts
 
-    def count(self, records: list[Record]) -> list[Record]:
+    def count(self, records: list[RequestRecord]) -> list[RequestRecord]:
         """Count records that were not counted before; they are returned."""
         fresh = self.window.fresh(records)
         self.tallies.duplicates += len(records) - len(fresh)

@@ -10,8 +10,8 @@ gap = unlogged - phantom, E what the engines had finished at the look, and L(t) 
 On the right: what was logged when the page was asked for had been finished before, so it is in E or in no engine.
 On the left: what had been finished at the look has its line `later`, so what E has beyond L is in no log. How late is late:
 
-  far    a line comes at most `patience` after the engine is done (twice the 99th percentile of e2e, at least 30 s: a reader may be slow,
-         but not slower than that). True of each request, and exact as soon as that long nothing came. Under load it says little.
+  far    a line comes at most `patience` after the engine is done (twice the 99th percentile of e2e, 30 s to an hour: a reader may be
+         slow, but not slower than that). True of each request, and exact as soon as that long nothing came. Under load it says little.
   near   a line comes on the average within a quarter of `delay` (1 s, or more where lines are known to be late). True of many: it is used
          over 30 s and 100 lines at least, of which the smallest difference counts. So what lingers is never taken for what is missing.
 
@@ -31,7 +31,7 @@ from exporters.catalogue import reconciled
 from exporters.engine import Totals, View
 from exporters.exposition import Sample
 
-PATIENCE_AT_LEAST_S = 30.0
+PATIENCE_AT_LEAST_S, PATIENCE_AT_MOST_S = 30.0, 3600.0
 DELAY_AT_LEAST_S = 1.0  # within which the line of an ordinary request is written and read
 DELAY_PER_LATENESS = 4.0
 NEAR_AT_LEAST_S = 30.0
@@ -182,8 +182,15 @@ class Reconciler:
     until each has answered, phantoms are not booked. Call `look` for each page, `gone` for each that did not come, and `settle` with every
     new state of the log. Looks count from when the log was first read to its end."""
 
-    def __init__(self, aliases: Mapping[str, str] | None = None, state: State | None = None, upstreams: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        aliases: Mapping[str, str] | None = None,
+        state: State | None = None,
+        upstreams: Iterable[str] = (),
+        patience_s: float = PATIENCE_AT_LEAST_S,
+    ) -> None:
         self.aliases = aliases or {}
+        self._patience_s = patience_s
         self._kept = state or State()
         configured = set(upstreams) or set(self._kept.upstreams)
         self._silent = configured
@@ -238,8 +245,8 @@ class Reconciler:
         for name in {*cores, *(kept.cores if kept else ())}:
             watch = self._watches[name]
             watch.changed = True
-            watch.patience_s = max(PATIENCE_AT_LEAST_S, 2 * (e2e_p99_s or 0.0))
-            watch.delay_s = max(DELAY_AT_LEAST_S, DELAY_PER_LATENESS * (late_s or 0.0))
+            watch.patience_s = min(PATIENCE_AT_MOST_S, max(self._patience_s, 2 * (e2e_p99_s or 0.0)))
+            watch.delay_s = min(watch.patience_s, max(DELAY_AT_LEAST_S, DELAY_PER_LATENESS * (late_s or 0.0)))
         self._kept.upstreams[upstream] = Upstream(
             looked_s=asked_s,
             started_s=view.started_s,
@@ -253,7 +260,9 @@ class Reconciler:
         self._silent.add(upstream)
 
     def names_due(self, upstream: str, now_s: float) -> bool:
-        """Whether to ask this engine for its names: at first, after a restart, when the log has a new one, and once a minute."""
+        """Whether to ask an engine that was looked at for its names: at first, after a restart, when the log has a new one, and once a minute."""
+        if upstream not in self._kept.upstreams:
+            return False
         naming = self._naming.get(upstream, _Naming())
         if 0 < naming.failures < NAMES_TRIES or self._unplaced() - naming.about:
             return True

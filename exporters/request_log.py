@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, get_args
@@ -68,34 +68,6 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     reason: str | None = None
     retry_after_s: Measure | None = None
     est_prompt_tokens: Count | None = None
-
-
-class Counted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is counted of a request: a part of RequestRecord under the same names, decoded in two thirds of the time."""
-
-    request_id: str
-    ts: datetime | None = None
-    trace_id: str | None = None
-    span_id: str | None = None
-    team: str | None = None
-    model: str | None = None
-    route: str | None = None
-    upstream: str | None = None
-    n: Count | None = None
-    prompts: Count | None = None
-    prompt_tokens: Count | None = None
-    cached_tokens: Count | None = None
-    completion_tokens: Count | None = None
-    cache_hit: bool | None = None
-    queue_ms: Measure | None = None
-    ttft_ms: Measure | None = None
-    tpot_ms: Measure | None = None
-    e2e_ms: Measure | None = None
-    engine_queue_ms: Measure | None = None
-    engine_ttft_ms: Measure | None = None
-    finish_reason: str | None = None
-    outcome: Outcome | None = None
-    reason: str | None = None
 
 
 class BadLine(ValueError):
@@ -217,7 +189,6 @@ def _nearest(word: str, words: Iterable[str]) -> str:
 _OURS = RequestRecord.__struct_fields__
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(RequestRecord)
-_counted_decoder = msgspec.json.Decoder(Counted)
 _well_formed = msgspec.json.Decoder(msgspec.Raw)
 _parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -303,16 +274,6 @@ def parse_block(block: bytes, fields: Fields | None = None) -> tuple[list[Reques
     return _one_by_one(block, fields)
 
 
-def count_block(block: bytes, fields: Fields | None = None) -> tuple[Sequence[Counted | RequestRecord], list[tuple[bytes, BadLine]]]:
-    """As parse_block, but where every line is a record of ours only what is counted of each is read."""
-    if not fields:
-        with contextlib.suppress(*_DECODE_ERRORS):
-            records = _counted_decoder.decode_lines(block)
-            if len(records) == block.count(b"\n") + (block[-1:] not in (b"\n", b"")):
-                return records, []
-    return parse_block(block, fields)
-
-
 def _one_by_one(block: bytes, fields: Fields | None) -> tuple[list[RequestRecord], list[tuple[bytes, BadLine]]]:
     records: list[RequestRecord] = []
     bad: list[tuple[bytes, BadLine]] = []
@@ -360,12 +321,12 @@ def _bad(error: msgspec.ValidationError, line: bytes) -> BadLine:
     return BadLine("range" if re.match(r"Expected `(int|float)` [<>]|.*out of range", why) else "type", why)
 
 
-def ended_at(record: RequestRecord | Counted) -> float | None:
+def ended_at(record: RequestRecord) -> float | None:
     """When the request ended, in unix seconds; None when the line does not say or says nonsense."""
     if record.ts is None:
         return None
     try:
-        stamp = record.ts if isinstance(record.ts, datetime) else _time(record.ts)
+        stamp = _time(record.ts)
     except ValueError:
         return None
     return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import time
 from collections import Counter, deque
@@ -27,9 +28,9 @@ from exporters.checkpoint import Checkpoint, Unreadable
 from exporters.exposition import Sample
 from exporters.ledger import Ledger, Window
 from exporters.prices import Prices
-from exporters.request_log import BadLine, Fields, RequestRecord, Word, count_block, ended_at, parse_block
+from exporters.request_log import BadLine, Fields, RequestRecord, Word, ended_at, parse_block
 from exporters.tail import Tail
-from exporters.traffic import BoundedNames, Record, Traffic
+from exporters.traffic import BoundedNames, Traffic
 
 TOLD_AT_MOST = 50
 FIRST_GPU_READING_S = 10.0
@@ -38,6 +39,7 @@ COMMIT_S = 0.1  # how often what was counted is made safe while a backlog is rea
 RETRY_COMMIT_S = 1.0
 SETTLE_S = 0.5  # how often the log is compared with the engines
 CLOCKS_DIFFER_S = 1.0
+GARBAGE_AFTER = 50_000  # objects, not Python's 700: a batch of lines has thousands, and none of them is garbage
 BATCH_BYTES = 4 << 20  # lines are counted by the thousand where there are as many
 BAD_LINES = ("json", "type", "range", "size", "torn")
 
@@ -78,6 +80,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu: Literal["auto", "off"] = "auto"
     elsewhere: tuple[str, ...] = ()  # upstreams in the log whose engines are none of these, such as an API that is paid for
     aliases: Mapping[str, str] = {}  # model's name in the log -> model_name of the engine's series, where the engine cannot tell
+    patience_s: float = 30.0  # how long the line of a request comes after the engine is done with it, at most; more where requests are long
     prices: Prices | str | None = None  # a path leads to a prices.yaml
     otlp: otlp.Otlp | None = None  # without it no spans
     state: str | None = None  # a file; without it nothing outlives the process, and counting begins at the beginning of the logs
@@ -100,7 +103,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} names one thing twice; it would be counted twice")
         if self.remember < 1000:
             raise ValueError("remember is at least 1000 requests; 200000 is what it is without")
-        if min(self.engine_interval_s, self.gpu_interval_s, self.timeout_s) <= 0:
+        if min(self.engine_interval_s, self.gpu_interval_s, self.timeout_s, self.patience_s) <= 0:
             raise ValueError("intervals and timeouts are more than 0 seconds")
 
     @property
@@ -217,10 +220,9 @@ class Logs:
     def poll(self, tail: Tail, now_s: float, clock_s: float) -> bool:
         """Read and count what is new in one log; whether there was anything. now_s: unix seconds, clock_s: monotonic."""
         blocks = tail.poll(clock_s, BATCH_BYTES)
-        read = parse_block if self.spans else count_block
-        records: list[Record] = []
+        records: list[RequestRecord] = []
         for block in blocks:
-            found, bad = read(block, self.fields)
+            found, bad = parse_block(block, self.fields)
             records += found
             for line, error in bad:
                 self._refuse(tail, line, error)
@@ -231,13 +233,12 @@ class Logs:
             self.caught_up.add(str(tail.path))
         return bool(blocks)
 
-    def _count(self, tail: Tail, fresh: Sequence[Record], now_s: float) -> None:
+    def _count(self, tail: Tail, fresh: Sequence[RequestRecord], now_s: float) -> None:
         tallies = self.ledger.tallies
         tallies.untimed += sum(record.ts is None for record in fresh)
         if self.spans:
             for record in fresh:
-                if isinstance(record, RequestRecord):
-                    self.spans.add(record)
+                self.spans.add(record)
         self.accounts.ran(fresh, now_s)
         ended = ended_at(fresh[-1])
         lag_s = 0.0 if ended is None else now_s - ended
@@ -335,7 +336,7 @@ class Sidecar:
 
     def _open_accounts(self, stored: Mapping[str, bytes]) -> Accounts:
         config, prices = self.config, self.config.prices if isinstance(self.config.prices, Prices) else None
-        about = self.ledger.traffic, {target.name: target.gpus for target in config.engines}, config.aliases, prices
+        about = self.ledger.traffic, {target.name: target.gpus for target in config.engines}, config.aliases, prices, config.patience_s
         try:
             accounts = Accounts(*about, stored)
         except msgspec.MsgspecError as error:
@@ -472,7 +473,7 @@ class Sidecar:
         except BaseException:
             accounts.gone(target.name, time.time())
             raise
-        accounts.looked(target.name, view, asked_s, time.time(), logged, max(self.logs.lag_s.values(), default=None))
+        accounts.looked(target.name, view, asked_s, time.time(), logged)
         if accounts.reconciler.names_due(target.name, time.time()):
             accounts.reconciler.named(target.name, await engine.served(self._session, url, timeout_s), time.time())
         for event in self.histories[target.name].observe(view, time.time()):
@@ -523,6 +524,8 @@ def application(sidecar: Sidecar) -> web.Application:
 
 async def serve(sidecar: Sidecar, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. Raises OSError when the address is taken."""
+    gc.freeze()  # what is loaded by now stays
+    gc.set_threshold(GARBAGE_AFTER)
     runner = web.AppRunner(application(sidecar), access_log=None)
     host, port = split_address(sidecar.config.listen)
     await runner.setup()

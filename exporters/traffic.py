@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate, compress, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple, cast, get_args
 
@@ -20,7 +20,7 @@ from exporters.catalogue import bounds, ours
 from exporters.catalogue.metric import Metric
 from exporters.exposition import Distribution, Exemplar, Sample
 from exporters.reconcile import Finished
-from exporters.request_log import UNKNOWN_TEAM, Counted, Outcome, RequestRecord, ended_at
+from exporters.request_log import UNKNOWN_TEAM, Outcome, RequestRecord, ended_at
 
 OTHER = "__other__"
 UNKNOWN_MODEL = "__unknown__"
@@ -28,8 +28,9 @@ FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "rejected", "too
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 GOOD = ("ok", "unknown")
 REASONS_LIMIT = 40  # a gateway's vocabulary is fixed and small; a log that is not must not make series without end
+EXEMPLARS_OF = 64  # of a flood, the newest of each kind are looked at for exemplars
 TRACE_ID_CHARS = 32  # W3C trace context; what else a log may call a trace leads nowhere
-_UNFINISHED = ("abort", "error", "rejected")  # finish reasons of a request that the engine did not count, where a log tells no outcome
+_UNFINISHED = ("abort", "error", "rejected")  # finish reasons of a request that the engine did not count
 _ASIDE = ("/models", "/tokenize", "/detokenize", "/load_lora_adapter", "/unload_lora_adapter", "/health", "/version")  # routes that make nothing
 _MAX_NAME = 120
 
@@ -48,11 +49,7 @@ _KIND = attrgetter("model", "team", "outcome", "finish_reason", "upstream", "rou
 _FIGURES = attrgetter(
     "prompt_tokens", "cached_tokens", "completion_tokens", "ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms", "engine_ttft_ms",
 )  # fmt: skip
-_TRACE = attrgetter("trace_id")
 _MS = tuple(tuple(bound * 1000 for bound in limits) for _, limits in _TIMES)
-
-
-Record = Counted | RequestRecord
 
 
 class Work(NamedTuple):
@@ -140,10 +137,10 @@ class _Cell:
         self.counts = [[0] * (len(limits) + 1) for limits in _MS]
         self.sums_ms = [0.0] * len(_MS)
         self.negative = 0
-        self.last: list[dict[int, tuple[Record, float]]] = [{} for _ in _MS]  # the newest traced record of each bucket, with its value
+        self.last: list[dict[int, tuple[RequestRecord, float]]] = [{} for _ in _MS]  # the newest traced record of each bucket, with its value
 
-    def observe(self, at: int, told: Sequence[float | None], alike: Sequence[Record], traced: bool) -> None:
-        """Take in one time of each record, None where it has none. traced: whether every record has a trace."""
+    def observe(self, at: int, told: Sequence[float | None], alike: Sequence[RequestRecord]) -> None:
+        """Take in one time of each record, None where it has none."""
         if missing := told.count(None):
             if missing == len(told):
                 return
@@ -155,15 +152,17 @@ class _Cell:
         for bucket, count in Counter(buckets).items() if len(buckets) > 20 else ((bucket, 1) for bucket in buckets):
             counts[bucket] += count
         self.sums_ms[at] += sum(values)
-        pairs = zip(buckets, zip(alike, values, strict=True), strict=True)
-        self.last[at].update(pairs if traced else (pair for pair in pairs if len(pair[1][0].trace_id or "") == TRACE_ID_CHARS))
+        if (newest := len(buckets) - EXEMPLARS_OF) > 0:
+            buckets, alike, values = buckets[newest:], alike[newest:], values[newest:]
+        traced = (record.trace_id and len(record.trace_id) == TRACE_ID_CHARS for record in alike)
+        self.last[at].update(compress(zip(buckets, zip(alike, values, strict=True), strict=True), traced))
 
-    def compare(self, ttft: Sequence[float | None], engine: Sequence[float | None], alike: Sequence[Record]) -> None:
+    def compare(self, ttft: Sequence[float | None], engine: Sequence[float | None], alike: Sequence[RequestRecord]) -> None:
         """Take in how much later the client's first token came than the engine's; a negative figure tells of clocks or definitions."""
         both = [(t - e, record) for t, e, record in zip(ttft, engine, alike, strict=True) if t is not None and e is not None]
         overheads = [(over, record) for over, record in both if over >= 0]
         self.negative += len(both) - len(overheads)
-        self.observe(_OVERHEAD, [over for over, _ in overheads], [record for _, record in overheads], traced=False)
+        self.observe(_OVERHEAD, [over for over, _ in overheads], [record for _, record in overheads])
 
 
 _row_encoder = msgspec.msgpack.Encoder()
@@ -188,9 +187,9 @@ class Traffic:
     def add(self, record: RequestRecord) -> None:
         self.add_all((record,))
 
-    def add_all(self, records: Sequence[Record]) -> None:
+    def add_all(self, records: Sequence[RequestRecord]) -> None:
         """Count records. Those that differ in figures alone are counted in one go, column by column: a log may have grown for a night."""
-        groups: dict[tuple[Any, ...], list[Record]] = {}
+        groups: dict[tuple[Any, ...], list[RequestRecord]] = {}
         for kind, record in zip(map(_KIND, records), records, strict=True):
             if (alike := groups.get(kind)) is None:
                 groups[kind] = [record]
@@ -201,7 +200,7 @@ class Traffic:
 
     def _add(
         self,
-        alike: list[Record],
+        alike: list[RequestRecord],
         model: str | None,
         team: str | None,
         outcome: str | None,
@@ -234,16 +233,19 @@ class Traffic:
         for at, tokens in enumerate(told):
             if tokens is not None:
                 cell.tokens[at] = (cell.tokens[at] or 0) + tokens
-        if outcome in GOOD and not (outcome == "unknown" and finish in _UNFINISHED) and self._is_compared(upstream, route):
+        # A client that hangs up behind the last token has an answer that the engine finished, and counted.
+        whole = finish not in _UNFINISHED and (outcome in GOOD or (outcome == "client_abort" and finish is not None))
+        if whole and self._is_compared(upstream, route):
             texts = texts or 1
             cell.finished.requests += texts * (prompts or 1) * count
-            cell.finished.missing += prompt.count(None)
+            missing = prompt.count(None)
+            cell.finished.missing += missing
             cell.finished.prompt_tokens += texts * (told[0] or 0)
             cell.finished.cached_tokens += texts * (told[1] or 0)
-            cell.finished.completion_tokens += sum(c for p, c in zip(prompt, completion, strict=True) if c and p is not None)
-        traced = {len(trace) if trace else 0 for trace in map(_TRACE, alike)} == {TRACE_ID_CHARS}
+            known = completion if not missing else [c for p, c in zip(prompt, completion, strict=True) if p is not None]
+            cell.finished.completion_tokens += _sum(known) or 0
         for at, values in enumerate(times):
-            cell.observe(at, values, alike, traced)
+            cell.observe(at, values, alike)
         if engine_ttft.count(None) < count:
             cell.compare(times[_TTFT], engine_ttft, alike)
 

@@ -618,8 +618,9 @@ def test_an_engine_that_never_tells_its_names_is_compared_nevertheless():
 
 def test_names_are_asked_for_at_first_after_a_restart_for_a_new_name_and_once_a_minute():
     sidecar = caught_up()
-    assert sidecar.names_due("e", 0.0)
+    assert not sidecar.names_due("e", 0.0), "there was no look that counts"
     sidecar.look("e", view({(MODEL, "0"): core()}), 1.0, {})
+    assert sidecar.names_due("e", 1.0)
     sidecar.named("e", {MODEL: MODEL}, 1.0)
     assert not sidecar.names_due("e", 2.0)
     sidecar.settle(3.0, {"new": Finished(1)}, at_end=True)
@@ -661,6 +662,14 @@ def test_lines_that_were_read_while_the_page_was_on_its_way_accuse_no_one():
         sidecar.settle(5.0 * at + 0.6, {MODEL: Finished(at + 1, at + 1, at + 1)}, at_end=True)
     assert 18 == sidecar.state().models[MODEL].engine.requests
     assert not any(map(any, sidecar.state().models[MODEL].phantom.values()))
+
+
+def test_a_percentile_beyond_all_buckets_does_not_wait_for_ever():
+    sidecar = caught_up()
+    sidecar.look("e", view({(MODEL, "0"): core()}), 1.0, {}, e2e_p99_s=float("inf"), late_s=float("inf"))
+    sidecar.settle(2.0, {}, at_end=True)
+    sidecar.settle(3700.0, {}, at_end=True)
+    assert 2.0 == sidecar.state().models[MODEL].settled_s
 
 
 def test_all_series_of_the_catalogue_are_shown_and_causes_start_at_0():

@@ -93,12 +93,19 @@ def record(x: Exchange, ended: float, unix_s: float) -> RequestRecord:
         engine_queue_ms=_round(reply.engine_queue_ms),
         engine_ttft_ms=_round(reply.engine_ttft_ms),
         status=x.status,
-        finish_reason=_FINISH.get(outcome, reply.finish_reason),
+        finish_reason=_finish_reason(x, outcome),
         outcome=outcome,
         reason=x.reason,
         retry_after_s=x.retry_after_s,
         est_prompt_tokens=x.est_prompt_tokens,
     )
+
+
+def _finish_reason(x: Exchange, outcome: Outcome) -> str | None:
+    """The engine's where it finished. A client that hangs up behind the last token does not undo that; of several texts, others may have run on."""
+    if outcome == "client_abort" and x.reply.finish_reason and (x.n or 1) * x.prompts == 1:
+        return x.reply.finish_reason
+    return _FINISH.get(outcome, x.reply.finish_reason)
 
 
 def _tpot_ms(x: Exchange) -> float | None:
