@@ -13,6 +13,7 @@ from exporters.catalogue.prometheus import UP
 _AGAINST_OUR_WILL = ('reason!~"sw_power_cap|sync_boost"',)
 _UNCORRECTED = ('kind="uncorrected"',)
 _KIND_GPU = 'kind="gpu"'
+_REPEATED, _TRAINED = ('kind!="recovery"',), ('kind="recovery"',)
 _LOST = 'reason="lost"'  # the other cards still answer
 _CHIP = 'sensor="gpu"'
 _SOURCE = (*TARGET, "source")
@@ -30,15 +31,15 @@ def _all_alike(*exprs: str) -> str:
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
     ten, quarter, hour = (s.window(w) for w in ("10m", "15m", "1h"))
-    hot, held, memory, links = (
-        s.at(t) for t in (thresholds.GPU_TEMPERATURE, thresholds.THROTTLED, thresholds.GPU_MEMORY, thresholds.NVLINK_ERRORS)
-    )
+    hot, held, memory, links = (s.at(t) for t in (thresholds.GPU_TEMPERATURE, thresholds.THROTTLED, thresholds.GPU_MEMORY, thresholds.NVLINK_ERRORS))
     throttled = promql.per_second(gpu.THROTTLE, ten, CARD, _AGAINST_OUR_WILL)
     their_heat = dcgm.THERMAL_VIOLATION.base(promql.repeated(dcgm.THERMAL_VIOLATION.metric, ten, _THEIRS))
     used, free = (field.base(promql.current(field.metric, _THEIRS)) for field in (dcgm.FB_USED, dcgm.FB_FREE))
     xid = promql.worst(dcgm.XID_ERRORS.metric, _THEIRS)
     xid_before = f"max {by(_THEIRS)} ({promql.seen(dcgm.XID_ERRORS.metric, hour, offset=hour)})"  # over a gap, too: what is old news stays old
     damaged = " + ".join(promql.repeated(f.metric, quarter, _THEIRS, per_second=False) for f in (dcgm.NVLINK_CRC, dcgm.NVLINK_REPLAY))
+    new_xid = promql.growth(gpu.XID_ERRORS, hour, (*CARD, "xid"))
+    repeated, trained = (promql.growth(gpu.NVLINK_ERRORS, quarter, CARD, kinds) for kinds in (_REPEATED, _TRAINED))
     bad = [
         promql.repeated(gpu.ECC_ERRORS, hour, CARD, _UNCORRECTED, per_second=False) + " > 0",
         promql.repeated(dcgm.ECC_UNCORRECTED.metric, hour, _THEIRS, per_second=False) + " > 0",
@@ -77,11 +78,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMGPUXid", Severity.WARNING,
-            f"label_replace({xid} > 0 unless {xid} == {xid_before}, "
-            '"uuid", "$1", "UUID", "(.+)")',
+            _all_alike(f"{new_xid} > 0", f"{xid} > 0 unless {xid} == {xid_before}"),
             hold="0s",
             summary="The driver has reported a GPU error.",
-            description="GPU {{ $labels.uuid }} at {{ $labels.instance }} reports XID {{ $value | humanize }}; requests on it may have been lost.",
+            description="GPU {{ $labels.uuid }} at {{ $labels.instance }} reports XID {{ with $labels.xid }}{{ . }}{{ else }}"
+            "{{ $value | humanize }}{{ end }}; requests on it may have been lost.",
             panel=PanelRef("gpu", "xid"), owner="hardware",
         ),
         Alert(
@@ -96,6 +97,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMGPUNVLinkErrors", Severity.WARNING,
             _all_alike(
+                f"{repeated} > {links}",
+                f"{trained} > 0",
                 f"({damaged}) > {links}",
                 f"{promql.repeated(dcgm.NVLINK_RECOVERY.metric, quarter, _THEIRS, per_second=False)} > 0",
             ),

@@ -168,6 +168,17 @@ LOG_DIFFERS_AT_LEAST = Threshold(
     "A handful of requests by hand, straight to the engine, is nobody's missing bill.",
     "Low-traffic guard.",
 )  # fmt: skip
+BOOKS_DIFFER = Threshold(
+    "books_differ", 0.01, Unit.RATIO,
+    "What the sidecar books as unlogged or phantom is sure to the last request, so this is no matter of precision: at a hundredth a team's bill is "
+    "off by more than anyone rounds.",
+    "The reconciliation of log and engines closes to the last token; what remains open is not booked.",
+)  # fmt: skip
+BOOKS_DIFFER_AT_LEAST = Threshold(
+    "books_differ_at_least", 3.0, Unit.REQUESTS,
+    "One or two requests by hand, straight to the engine, are nobody's way around the gateway.",
+    "Low-traffic guard.",
+)  # fmt: skip
 LOG_LAG = Threshold(
     "log_lag", 60.0, Unit.SECONDS,
     "A record is written when its request ends and read within a second; a minute later figures per team describe another time than the engine's.",

@@ -7,13 +7,18 @@ from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
 from alerts.subjects import ENGINE, MODEL, TARGET, TEAM, by, on
-from exporters.catalogue import gateway, ours, promql, vllm
+from exporters.catalogue import attributed, gateway, ours, promql, reconciled, vllm
+from exporters.catalogue.metric import Metric
 
 _OK = ('outcome="ok"',)
 _ALL = ("cluster",)  # all models together: an adapter or an alias has another name in the log than at the engine
+_MONEY = ("cluster", "currency")
+_ALL_THE_TIME = ('basis="allocation"',)
 _REACHED = ('outcome!="rejected"',)  # what an engine may have seen
 _BY_POLICY = ('outcome="rejected"', 'reason!~"engine_busy|bad_request"')  # refused by us, not by the engine
 _CUT_OFF = ('finished_reason="length"',)
+_REQUESTS = 'kind="requests"'
+_UNEXPLAINED = 'cause!~"restart|start"'  # what an engine finished and took with it, or before anybody looked, is nobody's fault
 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
@@ -28,7 +33,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     reached, ok = (f"sum {by(_ALL)} ({recorded.LOGGED_IN_ALL}{{{', '.join(where)}}})" for where in (_REACHED, _OK))
     cut_off = recorded.share(recorded.BY_REASON, recorded.FINISHED, "30m", s, _CUT_OFF)
     cut_often = f"sum {by(MODEL)} ({recorded.counted(recorded.BY_REASON, '30m', s, where=_CUT_OFF)}) >= {few}"
-    spent = promql.current(ours.GPU_COST, ("cluster", "currency"))
+    spent = f"{promql.current(ours.GPU_COST, _MONEY)} / 3600"
+    attributed_cost = promql.per_second(attributed.COST, hour, _MONEY, _ALL_THE_TIME)
     tokens = " + ".join(promql.per_second(made, hour, ("cluster",)) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS))
     unread = promql.lowest(ours.LOG_BYTES_BEHIND, five, (*TARGET, "path"))
     behind = promql.worst(ours.LOG_LAG, (*TARGET, "path"))
@@ -79,22 +85,24 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMTrafficUnlogged", Severity.WARNING,
-            _more(s, finished, reached),
+            _booked(s, reconciled.UNLOGGED, reconciled.ENGINE, _more(s, finished, reached)),
             hold="15m",
             summary="Engines finish requests that nobody logged.",
-            description="The engines{{ with $labels.cluster }} of {{ . }}{{ end }} finished {{ $value | humanize }} more requests in half "
-            "an hour than the request log knows: somebody passes by the gateway, or records are lost.",
-            panel=PanelRef("watch", "log-against-engine"), threshold=s.at(thresholds.LOG_DIFFERS), drawn=False,
-            muted_by=("VLLMSidecarDown", "VLLMRequestLogUnwritable", "VLLMRequestLogLagging"),
+            description="The engines{{ with $labels.cluster }} of {{ . }}{{ end }} finished {{ $value | humanize }} more requests"
+            "{{ with $labels.model_name }} for {{ . }}{{ end }} in half an hour than the request log knows: somebody passes by the gateway, or "
+            "records are lost.",
+            panel=PanelRef("watch", "unlogged"), threshold=s.at(thresholds.BOOKS_DIFFER), drawn=False,
+            muted_by=("VLLMSidecarDown", "VLLMRequestLogUnwritable", "VLLMRequestLogLagging", "VLLMCheckpointFailing"),
         ),
         Alert(
             "VLLMTrafficPhantom", Severity.WARNING,
-            _more(s, ok, finished),
+            _booked(s, reconciled.PHANTOM, reconciled.LOGGED, _more(s, ok, finished), _UNEXPLAINED),
             hold="15m",
             summary="The log holds requests that no engine finished.",
-            description="The request log{{ with $labels.cluster }} of {{ . }}{{ end }} has {{ $value | humanize }} more good requests in "
-            "half an hour than the engines finished: an engine is not scraped, or a log is read twice.",
-            panel=PanelRef("watch", "log-against-engine"), threshold=s.at(thresholds.LOG_DIFFERS), drawn=False,
+            description="The request log{{ with $labels.cluster }} of {{ . }}{{ end }} has {{ $value | humanize }} more good requests"
+            "{{ with $labels.model_name }} for {{ . }}{{ end }} in half an hour than the engines finished: an engine is not watched, or records "
+            "were written twice.",
+            panel=PanelRef("watch", "phantom"), threshold=s.at(thresholds.BOOKS_DIFFER), drawn=False,
             muted_by=("VLLMEngineDown", "VLLMEngineUnreachable", "VLLMEngineGone"),
         ),
         Alert(
@@ -116,13 +124,13 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMCostOverBudget", Severity.WARNING,
-            f"{spent} / 3600 / {on(('cluster',))} group_left () (({tokens}) > 0) * 1000 "
-            f"> {on(('cluster', 'currency'))} {promql.current(ours.COST_BUDGET, ('cluster', 'currency'))}",
+            f"({attributed_cost} or {spent} unless {on(_ALL)} {attributed_cost}) / {on(_ALL)} group_left () (({tokens}) > 0) * 1000 "
+            f"> {on(_MONEY)} {promql.current(ours.COST_BUDGET, _MONEY)}",
             hold="1h",
             summary="A thousand tokens cost more than the budget.",
             description='A thousand tokens cost {{ $value | printf "%.3g" }} {{ $labels.currency }} over the last hour, '
             "cards that stood idle included.",
-            panel=PanelRef("teams", "cost-per-1k"),
+            panel=PanelRef("cost", "cost-per-1k"),
         ),
     )  # fmt: skip
 
@@ -138,6 +146,17 @@ def _hangups(s: Settings) -> str:
     open_ended = f"({begun} - {ended} - {promql.current(vllm.NUM_REQUESTS_RUNNING, MODEL)})"
     unlogged = f"{promql.per(open_ended, begun)} > {ratio} and {open_ended} >= {few}"
     return f"({logged}) or ({unlogged}) unless {on(MODEL)} {everyone}"
+
+
+def _booked(s: Settings, amiss: Metric, whole: Metric, otherwise: str, *where: str) -> str:
+    """How many requests a sidecar booked as amiss within half an hour, by model, where they are more than a share of the whole; where no sidecar
+    compares the log with engines, what Prometheus can compare."""
+    half, each = s.window(recorded.BOOKS), (_REQUESTS,)
+    counted = promql.growth(amiss, half, MODEL, (*each, *where))
+    much = f"{counted} > {s.at(thresholds.BOOKS_DIFFER)} * ({promql.growth(whole, half, MODEL, each)})"
+    return (
+        f"({counted} >= {s.at(thresholds.BOOKS_DIFFER_AT_LEAST)} and {much}) or ({otherwise}) unless {on(_ALL)} {promql.series(reconciled.SETTLED)}"
+    )
 
 
 def _more(s: Settings, these: str, those: str) -> str:

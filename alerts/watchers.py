@@ -10,7 +10,7 @@ from exporters.catalogue import ours, promql, watchers
 from exporters.catalogue.prometheus import UP
 
 _OUR_RULES = ('rule_group=~".*;vllm-.*"',)  # the label is file;group
-_NOT_GPU = ('kind!="gpu"',)  # a card that is gone has its own alert
+_OTHERS = ('kind!~"gpu|checkpoint"',)  # a card that is gone has its own alert, and so has a state that cannot be written
 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
@@ -35,12 +35,29 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMSidecarSourceFailing", Severity.WARNING,
-            f"{promql.current(ours.SOURCE_UP, (*TARGET, 'kind', 'source'), _NOT_GPU)} == 0",
+            f"{promql.current(ours.SOURCE_UP, (*TARGET, 'kind', 'source'), _OTHERS)} == 0",
             hold="5m",
             summary="The sidecar cannot read one of its sources.",
             description="The sidecar {{ $labels.instance }} cannot read its {{ $labels.kind }} {{ $labels.source }}: what it shows of it "
             "stands still.",
             panel=PanelRef("watch", "sources-up"),
+        ),
+        Alert(
+            "VLLMCheckpointFailing", Severity.WARNING,
+            f"{promql.current(ours.CHECKPOINT_UP, TARGET)} == 0",
+            hold="2m",
+            summary="The sidecar cannot save what it counted.",
+            description="The sidecar {{ $labels.instance }} cannot write its state: what it shows of the request log stands still until it can.",
+            panel=PanelRef("watch", "checkpoint"), muted_by=("VLLMSidecarDown",),
+        ),
+        Alert(
+            "VLLMSpansDropped", Severity.WARNING,
+            f"{promql.growth(ours.SPANS_DROPPED, five, (*TARGET, 'reason'))} > 0",
+            hold="10m",
+            summary="Spans of requests are lost.",
+            description="The sidecar {{ $labels.instance }} has lost {{ $value | humanize }} spans within five minutes ({{ $labels.reason }}): "
+            "traces of these requests lack the gateway's part.",
+            panel=PanelRef("watch", "spans-dropped"), muted_by=("VLLMSidecarDown",),
         ),
         Alert(
             "VLLMRuleFailing", Severity.WARNING,

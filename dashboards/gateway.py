@@ -179,6 +179,15 @@ _UPSTREAMS = (
 )  # fmt: skip
 
 _ITSELF = (
+    Panel(
+        "ttft-overhead", "What the way to the engine adds to the first token",
+        "The client's time to first token less the engine's own, request by request: the wait for a slot here, the gateway's work, and the network. "
+        "Unlike the gap between the p95 of either, this is a time that requests really waited.",
+        "A few milliseconds while nobody waits here.",
+        "As much as what waited in the gateway: requests are held back, see slots. More than that: see the loop lag beside this, then the network.",
+        (ask.quantile(0.5, ours.TTFT_OVERHEAD, called="p50"), ask.p95(ours.TTFT_OVERHEAD, called="p95")), detail="latency",
+        optional="Only where the engine tells its own times: start vLLM with --enable-per-request-metrics.",
+    ),
     LOOP_LAG,
     LOG,
     Panel(

@@ -20,6 +20,8 @@ _SEEN = promql.series(gpu.INFO, _PLACE)
 _NAMED = ("index", "name", "mig", "driver_version")
 _HEAT = ('reason!~"sw_power_cap|sync_boost"',)  # what is held down against the operator's will
 _UNCORRECTED = ('kind="uncorrected"',)
+_ANY_WORK = ('kind="graphics"',)
+_DIVIDED = (*_PLACE, 'GPU_I_ID!=""')
 _DCGM = "DCGM"
 
 
@@ -68,9 +70,15 @@ def _same_key(expr: str) -> str:
     return f'label_replace({expr}, "uuid", "$1", "UUID", "(.+)")'
 
 
-def _others(expr: str) -> str:
-    """Without the cards that a sidecar shows."""
-    return f"({_same_key(expr)} unless on (uuid) {_SEEN})"
+def _others(expr: str, but: str = _SEEN) -> str:
+    """Without the cards that a sidecar shows; but: where it may show a card and not this figure of it, as with nvidia-smi."""
+    return f"({_same_key(expr)} unless on (uuid) {but})"
+
+
+def _their_links(field: Field) -> str:
+    """Growth on the links of a card."""
+    grown = promql.repeated(field.metric, RATE, ("UUID",), _PLACE, per_second=False)
+    return _others(field.base(grown), f"({promql.seen(gpu.NVLINK_ERRORS, '5m', _PLACE)})")
 
 
 # Queries. Lines carry the start of the uuid; figures of all cards together say which exporter they are from.
@@ -111,6 +119,26 @@ _NAMES = f"topk by (uuid) (1, max by (uuid, {', '.join(_NAMED)}) ({_SEEN}))"
 def _named(expr: str, called: str, unit: Unit) -> Query:
     """A figure by card, with what the driver calls the card."""
     return Query(f"{expr} * on (uuid) group_left ({', '.join(_NAMED)}) {_NAMES}", called, shown_unit(unit))
+
+
+def _of_instances(expr: str, unit: Unit) -> Query:
+    """A figure by MIG instance of our cards, with its profile, which nvidia-smi does not tell."""
+    part = "uuid, gpu_instance"
+    profiles = f"topk by ({part}) (1, max by ({part}, profile) ({promql.series(gpu.MIG_INFO, _PLACE)}))"
+    return _line(f"({expr} * on ({part}) group_left (profile) {profiles})", unit, "{{gpu_instance}} {{profile}}")
+
+
+def _of_their_instances(expr: str, unit: Unit) -> Query:
+    return Query(expr, "GPU {{gpu}} instance {{GPU_I_ID}} {{GPU_I_PROFILE}}", shown_unit(unit))
+
+
+def _their_instances(field: Field, shown: Metric) -> str:
+    """A gauge by MIG instance, for cards of which no sidecar shows this."""
+    told = promql.worst(field.metric, ("UUID", "gpu", "GPU_I_ID", "GPU_I_PROFILE"), _DIVIDED)
+    return _others(field.base(told), promql.series(shown, _PLACE))
+
+
+_PART_USED = _their_instances(dcgm.FB_USED, gpu.MIG_MEMORY_USED)
 
 
 def _held(field: Field, reason: str) -> Query:
@@ -246,7 +274,7 @@ _HEAT_AND_POWER = (
         "Watts that the whole board draws, and the limit in force.",
         "Below the limit, and alike on cards that do the same work.",
         "A card that draws far less than its twins does less: compare utilisation. A changed limit is someone's setting: ask who.",
-        (*_lines(gpu.POWER, dcgm.POWER_USAGE, "draws"), *_lines(gpu.POWER_LIMIT, dcgm.POWER_LIMIT, "limit")), width=6,
+        (*_lines(gpu.POWER, dcgm.POWER_USAGE, "draws"), *_lines(gpu.POWER_LIMIT, dcgm.POWER_LIMIT, "limit")),
     ),
     Panel(
         "temperature", "Temperature by sensor",
@@ -258,7 +286,13 @@ _HEAT_AND_POWER = (
             _line(_theirs(dcgm.GPU_TEMP), Unit.CELSIUS, "gpu"),
             _line(_theirs(dcgm.MEMORY_TEMP), Unit.CELSIUS, "memory"),
         ),
-        width=6,
+    ),
+    Panel(
+        "throttle-now", "Cards whose clocks are held down now, by reason",
+        "How many cards say that their clocks are held down, by reason. hw_slowdown is any of the other hw_ reasons, or a signal from outside.",
+        "None but sw_power_cap, which is a card that works at its limit, as set.",
+        "The panels beside it say since when and how much of the time; a thermal reason on one card is that card, on all of them the room.",
+        (Query(f"sum by (reason) ({_ours(gpu.THROTTLED_NOW, 'reason')})", ask.legend(("reason",)), shown_unit(Unit.COUNT)),), Shape.STACK,
     ),
     Panel(
         "throttle-reasons", "Clocks held down, by reason",
@@ -270,7 +304,7 @@ _HEAT_AND_POWER = (
             _held(dcgm.POWER_VIOLATION, "power"), _held(dcgm.THERMAL_VIOLATION, "thermal"), _held(dcgm.SYNC_BOOST_VIOLATION, "sync_boost"),
             _held(dcgm.BOARD_LIMIT_VIOLATION, "board limit"), _held(dcgm.RELIABILITY_VIOLATION, "reliability"),
         ),
-        width=6,
+        width=12,
     ),
     Panel(
         "throttle-cards", "Clocks held down by heat or power brake, by card",
@@ -281,20 +315,24 @@ _HEAT_AND_POWER = (
             _line(_capped(f"max by (uuid) ({_ours_rate(gpu.THROTTLE, 'reason', only=_HEAT)})"), Unit.SECONDS, per_second=True),
             _line(_capped(_their_rate(dcgm.THERMAL_VIOLATION)), Unit.SECONDS, per_second=True),
         ),
-        width=6, full_scale=False,
+        width=12, full_scale=False,
     ),
 )  # fmt: skip
 
 _ERRORS = (
     Panel(
-        "xid", "Last XID error",
-        "Number of the driver's last XID error, by card; 0 while there was none. It is a code and not a count, and stays until the exporter starts "
-        "again.",
-        "Zero.",
+        "xid", "XID errors",
+        "Errors that the driver reported, by card. From our sidecar: how many of each number came in this range; other stands for numbers that mean "
+        "no lost work. From dcgm-exporter: the number of the last one, which is a code and no count, and stays until the exporter starts again.",
+        "No row of ours, and 0 as the last number.",
         "Look the code up in NVIDIA's XID list: 13 and 31 are mostly the application, 48, 63, 64 and 94 memory, 79 a card off the bus, 74 NVLink.",
-        (Query(promql.worst(dcgm.XID_ERRORS.metric, ("UUID", "gpu", "hostname", "err_msg"), _PLACE), "{{hostname}} GPU {{gpu}} {{err_msg}}"),),
-        width=6,
-        optional="Our sidecar does not read XID errors; run NVIDIA's dcgm-exporter on the GPU host and scrape it.",
+        (
+            Query(f"{promql.repeated(gpu.XID_ERRORS, '$__range', ('uuid', 'xid'), _PLACE, per_second=False)} > 0", "errors"),
+            Query(_same_key(promql.worst(dcgm.XID_ERRORS.metric, ("UUID", "hostname", "err_msg"), _PLACE)), "last number (DCGM)"),
+        ),
+        Shape.TABLE, width=24,
+        optional="No card reported an error in this range, or nobody listens: our sidecar does where it reads cards by NVML, dcgm-exporter anywhere. "
+        "Start one of them on the GPU host.",
     ),
     Panel(
         "ecc", "Memory errors",
@@ -306,7 +344,7 @@ _ERRORS = (
             _line(_their_growth(dcgm.ECC_CORRECTED), Unit.COUNT, "corrected"),
             _line(_their_growth(dcgm.ECC_UNCORRECTED), Unit.COUNT, "uncorrected"),
         ),
-        width=6,
+        width=12,
         optional="Empty on cards without ECC, or while it is off; turn it on with nvidia-smi -e 1, and name the ECC_*_AGG_TOTAL fields in "
                  "dcgm-exporter's counters file.",
     ),
@@ -321,16 +359,8 @@ _ERRORS = (
             _line(_theirs(dcgm.REMAPPED_UNCORRECTED), Unit.COUNT, "uncorrected"),
             _line(_theirs(dcgm.REMAP_FAILURE), Unit.COUNT, "failed"),
         ),
-        width=6,
+        width=12,
         optional="Empty on cards older than Ampere and while MIG is on, which report no rows; else start the sidecar on the GPU host.",
-    ),
-    Panel(
-        "absent", "Values that the driver could not give",
-        "How many values could not be had at the last reading, by reason, all cards together.",
-        "not_supported and not_available are gaps of the card and stay as they are.",
-        "lost: a card fell off the bus. unknown_error on a card that was fine is a failure: read the kernel log and drain the host. permission: "
-        "start the sidecar with access to the devices.",
-        (Query(f"sum by (reason) ({_ours(gpu.ABSENT, 'reason')})", ask.legend(("reason",)), shown_unit(Unit.COUNT)),), width=6,
     ),
 )  # fmt: skip
 
@@ -349,6 +379,14 @@ _MORE = (
         Shape.TABLE, width=24,
     ),
     Panel(
+        "absent", "Values that the driver could not give",
+        "How many values could not be had at the last reading, by reason, all cards together.",
+        "not_supported and not_available are gaps of the card and stay as they are.",
+        "lost: a card fell off the bus. unknown_error on a card that was fine is a failure: read the kernel log and drain the host. permission: "
+        "start the sidecar with access to the devices.",
+        (Query(f"sum by (reason) ({_ours(gpu.ABSENT, 'reason')})", ask.legend(("reason",)), shown_unit(Unit.COUNT)),),
+    ),
+    Panel(
         "energy", "Power from the energy counter",
         "Watts as the growth of the card's energy counter: it misses no peak between two samples of the power. Where a card has no such counter "
         "the sidecar adds up its power over time.",
@@ -361,16 +399,33 @@ _MORE = (
     ),
     Panel(
         "mig-activity", "Activity by MIG instance",
-        "Share of the time in which the compute engine of an instance was active.",
+        "Share of the time in which an instance did any work.",
         "Instances that serve are active; the others are free to be given away.",
         "An instance that stays idle is paid for and unused: give it to another engine, or divide the card differently.",
         (
-            Query(
-                promql.worst(dcgm.ENGINE_ACTIVE.metric, ("UUID", "gpu", "GPU_I_ID", "GPU_I_PROFILE"), (*_PLACE, 'GPU_I_ID!=""')),
-                "GPU {{gpu}} instance {{GPU_I_ID}} {{GPU_I_PROFILE}}", shown_unit(Unit.RATIO),
-            ),
+            _of_instances(_ours(gpu.MIG_ACTIVITY, "gpu_instance", only=_ANY_WORK), Unit.RATIO),
+            _of_their_instances(_their_instances(dcgm.ENGINE_ACTIVE, gpu.MIG_ACTIVITY), Unit.RATIO),
         ),
-        optional="Empty while no card is divided by MIG. Our sidecar does not read instances; run NVIDIA's dcgm-exporter, which does.",
+        optional="Empty while no card is divided by MIG. Our sidecar reads this by NVML on Hopper and later; for Ampere run NVIDIA's dcgm-exporter.",
+    ),
+    Panel(
+        "mig-memory", "Memory in use by MIG instance, share",
+        "Memory in use over what the instance has. Each instance has a part of its own, so one may be full while its neighbours are not.",
+        "Flat, a little above the engine's --gpu-memory-utilization.",
+        "Near 100 % the next allocation on that instance fails, whatever the card has free: see the page on full memory.",
+        (
+            _of_instances(promql.per(*(_ours(metric, "gpu_instance") for metric in (gpu.MIG_MEMORY_USED, gpu.MIG_MEMORY_TOTAL))), Unit.RATIO),
+            _of_their_instances(promql.per(_PART_USED, f"({_PART_USED} + {_their_instances(dcgm.FB_FREE, gpu.MIG_MEMORY_USED)})"), Unit.RATIO),
+        ),
+        optional="Empty while no card is divided by MIG; else start the sidecar on the GPU host.",
+    ),
+    Panel(
+        "nvlink-traffic", "NVLink traffic",
+        "Payload over all NVLinks of a card, by direction.",
+        "Alike on the cards of one tensor-parallel engine, and none on cards that work alone.",
+        "One card far below its group has lost a link: compare its errors beside this, and see the page on the interconnect.",
+        (_line(_ours_rate(gpu.NVLINK_BYTES, "direction"), Unit.BYTES, "{{direction}}", per_second=True),),
+        optional="Empty on cards without NVLink, and where the sidecar reads cards by nvidia-smi; start it with access to NVML on the GPU host.",
     ),
     Panel(
         "nvlink-errors", "NVLink errors",
@@ -379,11 +434,13 @@ _MORE = (
         "Every collective of a tensor-parallel engine waits for the worst link: compare with inter-token latency, and see the page on the "
         "interconnect.",
         (
-            _line(_their_growth(dcgm.NVLINK_CRC), Unit.COUNT, "damaged"),
-            _line(_their_growth(dcgm.NVLINK_REPLAY), Unit.COUNT, "repeated"),
-            _line(_their_growth(dcgm.NVLINK_RECOVERY), Unit.COUNT, "trained again"),
+            _line(_ours_growth(gpu.NVLINK_ERRORS, "kind"), Unit.COUNT, "{{kind}}"),
+            _line(_their_links(dcgm.NVLINK_CRC), Unit.COUNT, "damaged"),
+            _line(_their_links(dcgm.NVLINK_REPLAY), Unit.COUNT, "repeated"),
+            _line(_their_links(dcgm.NVLINK_RECOVERY), Unit.COUNT, "trained again"),
         ),
-        optional="Our sidecar does not read the links; name the NVLINK_*_ERROR_COUNT_TOTAL fields in the counters file of dcgm-exporter.",
+        optional="Empty on cards without NVLink. Our sidecar reads links by NVML up to Hopper; elsewhere name the NVLINK_*_ERROR_COUNT_TOTAL fields "
+        "in the counters file of dcgm-exporter.",
     ),
     Panel(
         "profiling", "Engine and memory activity, by card",

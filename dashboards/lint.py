@@ -124,6 +124,7 @@ EXCEPTIONS: tuple[Allowed, ...] = (
     Allowed("query-labels", "vllm-watch-kv-cache/Engines and their caches/A", "every field of vLLM's CacheConfig is a label, more with each release"),
     Allowed("query-matchers", "vllm-watch-teams/* by team (estimate)/A", "a team's share is one of the work of all teams and models, chosen or not"),
     Allowed("query-matchers", "vllm-watch-teams/Engine's errors by route and status/A", "the board is about teams: none chooses a job or an address"),
+    Allowed("query-matchers", "vllm-watch-cost/Cost per 1K tokens, all cards/A", "all that the cards cost, over all tokens: no part of either alone"),
     Allowed("query-matchers", "vllm-watch-fleet/Balance: */A", "the whole is that of all engines of a model, chosen or not"),
     Allowed("query-matchers", "vllm-watch-gpu/Tokens per joule/A", "the watts are those of all cards of a cluster, so the tokens are as well"),
     Allowed("query-matchers", "vllm-watch-watch/S*, by target/A", "which targets are engines does not depend on which of them are chosen"),

@@ -1,6 +1,7 @@
 """Teams: who uses the service, who is refused or fails, and what does it cost?
 
-Law: cost and energy here are estimates by token weight, and say so. What a team is billed comes from exact attribution, not from this board.
+Law: cost and energy here are estimates by token weight at a price that one types in, and say so. What a team is billed stands on Cost: there a
+sidecar attributed it, by look and by request, and the sum is exact.
 
 weight of a team = prompt tokens - cached tokens + completion tokens, each per second
 share of a team  = its weight / the weight of all teams and models in the chosen clusters
@@ -98,7 +99,7 @@ _TOP = (
         f"In the currency of the price of a GPU hour above. {_HOW} With all teams and models chosen it adds up to cards x price.",
         "What the teams expect to pay.",
         "Too high for what is asked: look at cost per 1K tokens. Cards that serve nothing are in the sum: give them back.",
-        (Query(_COST_PER_HOUR, "{{team}}"),), Shape.STACK, detail="gpu", optional=_NEEDS_CARDS,
+        (Query(_COST_PER_HOUR, "{{team}}"),), Shape.STACK, detail="cost", optional=_NEEDS_CARDS,
     ),
 )  # fmt: skip
 
@@ -205,21 +206,21 @@ _BILL = (
         "here only by how much of their prompts came from the cache.",
         "Low and steady; it falls as the cards are used better.",
         "It rises when cards stand idle or the cache stops helping: see utilisation and cache hits.",
-        (Query(promql.per(f"({_COST_PER_HOUR})", _KILOTOKENS_PER_HOUR), "{{team}}"),), optional=_NEEDS_CARDS,
+        (Query(promql.per(f"({_COST_PER_HOUR})", _KILOTOKENS_PER_HOUR), "{{team}}"),), detail="cost", optional=_NEEDS_CARDS,
     ),
     Panel(
         "power", "Power by team (estimate)",
         f"Watts that all cards draw, shared by tokens. {_HOW}",
         "In line with the team's share of the work.",
         "It is the cards that draw it: see the GPU board for what they do with it.",
-        (Query(_TEAM_WATTS, "{{team}}", shown_unit(Unit.WATTS)),), Shape.STACK, detail="gpu", optional=_NEEDS_CARDS,
+        (Query(_TEAM_WATTS, "{{team}}", shown_unit(Unit.WATTS)),), Shape.STACK, detail="cost", optional=_NEEDS_CARDS,
     ),
     Panel(
         "joules-per-token", "Joules per token by team (estimate)",
         f"Power over all tokens of the team, prompt and completion, those from the cache included. {_HOW}",
         "Low and steady; larger batches lower it.",
         "It rises when cards draw power for little work: fewer cards, or more work for each.",
-        (Query(promql.per(f"({_TEAM_WATTS})", _TOKENS), "{{team}}", shown_unit(Unit.JOULES)),), detail="gpu", optional=_NEEDS_CARDS,
+        (Query(promql.per(f"({_TEAM_WATTS})", _TOKENS), "{{team}}", shown_unit(Unit.JOULES)),), detail="cost", optional=_NEEDS_CARDS,
     ),
 )  # fmt: skip
 
@@ -267,7 +268,7 @@ BOARD = Board(
         Row("Use", _USE),
         Row("Refused and failed", _TROUBLE),
         Row("Waiting and pace", _WAITING),
-        Row("Cost and energy (estimates)", _BILL),
+        Row("Cost and energy (estimates; the board Cost has what was attributed)", _BILL),
         Row("Bookkeeping", _MORE, collapsed=True),
     ),
     extra=(_PRICE,),

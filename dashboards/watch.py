@@ -8,7 +8,7 @@ from alerts import thresholds
 from dashboards import ask
 from dashboards.gateway import LOG, LOOP_LAG
 from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
-from exporters.catalogue import gateway, ours, promql, vllm, watchers
+from exporters.catalogue import gateway, ours, promql, reconciled, vllm, watchers
 from exporters.catalogue.metric import Metric, Unit
 from exporters.catalogue.prometheus import SCRAPE_DURATION, SCRAPE_SAMPLES, UP
 
@@ -20,6 +20,10 @@ _WATCHERS = (  # series that each of them always shows; the collector has none b
     ours.SIDECAR_INFO, gateway.LOG_WAITING, ours.LAB_PROCESS_UP, watchers.HEAD_SERIES, watchers.ALERTMANAGER_CONFIG_LOADED,
     watchers.EXPORT_QUEUE, watchers.SPANS_ACCEPTED,
 )  # fmt: skip
+_NO_STATE = "Only where a sidecar keeps its counts on disk: set state in its configuration."
+_NO_TRACES = "Only where a sidecar sends spans of requests: set otlp in its configuration."
+_NO_BOOKS = "Only where a sidecar reads the request logs and the engines: set requests_log and engines in its configuration."
+_KINDS = ('kind="requests"',), ('kind!="requests"',)
 _NO_SPANS = (
     "The collector has counted no span yet, or is not scraped. Point vLLM's --otlp-traces-endpoint at it, send one request, and let this "
     "Prometheus scrape the collector's own page, port 8888."
@@ -54,10 +58,27 @@ def _never_is_zero(part: Metric, whole: Metric, called: str, by: tuple[str, ...]
     return Query(expr, ask.legend(by, called), shown_unit(part.unit, per_second=True))
 
 
+def _covered() -> Query:
+    """Of what the engines finished, the part that no book says is missing in the log."""
+    by = ("model_name", "kind")
+    missing = promql.share(reconciled.UNLOGGED, reconciled.ENGINE, _RANGE, by, where=ask.where(reconciled.ENGINE))
+    return Query(f"clamp(1 - {missing}, 0, 1)", ask.legend(by), shown_unit(Unit.RATIO))
+
+
+def _settled_ago() -> Query:
+    by = ("model_name",)
+    return Query(f"time() - {promql.current(reconciled.SETTLED, by, ask.where(reconciled.SETTLED))}", ask.legend(by), shown_unit(Unit.SECONDS))
+
+
+def _happened(metric: Metric, *by: str) -> Query:
+    """Growth of a counter, as far as it grew."""
+    grown = ask.growth(metric, by=by)
+    return Query(f"{grown.expr} > 0", grown.legend, grown.unit)
+
+
 def _failed_readings() -> Query:
     """Every reason has a series from the start, at 0, so that the first failure counts; only those with failures are shown."""
-    failed = ask.growth(ours.SOURCE_ERRORS, by=("source", "reason"))
-    return Query(f"{failed.expr} > 0", failed.legend, failed.unit)
+    return _happened(ours.SOURCE_ERRORS, "source", "reason")
 
 
 def _queue() -> Query:
@@ -114,6 +135,14 @@ BOARD = Board(
                     _ended(vllm.REQUEST_SUCCESS, "engine", 'finished_reason!~"abort|error"'),
                 ),
                 detail="teams",
+            ),
+            Panel(
+                "coverage", "Logged, share of what engines finished",
+                "Of the requests and tokens that the engines finished in this range, the part that the request log has or may still get: the rest is "
+                "sure to be missing in it.",
+                "100 %.",
+                "Figures per team are too low by the rest: see unlogged requests below, by model and cause.",
+                (_covered(),), Shape.NUMBER, detail="teams", height=6, lowest_first=True, optional=_NO_BOOKS,
             ),
             Panel(
                 "firing-alerts", "Firing alerts",
@@ -207,6 +236,166 @@ BOARD = Board(
                 (ask.growth(ours.LOG_BAD_LINES, by=("reason",)),), detail="teams",
             ),
         )),
+        Row("What the sidecar keeps and passes on", (
+            Panel(
+                "checkpoint", "Sidecar: counts are safe on disk",
+                "Whether what the sidecar shows of the request log was written to its file of state. Only what is safe there is shown, so that no "
+                "restart takes anything back.",
+                "yes for every sidecar.",
+                "Figures from the log stand still until it can be written again; nothing is lost meanwhile. The runbook says what may be in the way.",
+                (ask.now(ours.CHECKPOINT_UP, ("instance",)),), Shape.NUMBER, detail="teams",
+                optional=_NO_STATE,
+            ),
+            Panel(
+                "checkpoint-commits", "Sidecar: writings of its state",
+                "How often the state was written, per second. It is written when there is something new to keep.",
+                "Some per second while requests end, none while nobody asks.",
+                "None while bytes of the log wait to be read: it cannot be written, or the disk is very slow.",
+                (ask.rate(ours.CHECKPOINT_COMMITS, ("instance",)),), optional=_NO_STATE,
+            ),
+            Panel(
+                "checkpoint-bytes", "Sidecar: size of its state",
+                "Bytes of the file of state: what was counted, and the ids of the last requests, by which lines that come twice are known.",
+                "Level; it falls now and then, when the file is begun anew.",
+                "Growth without end is teams or models without end: see requests without a series of their own.",
+                (ask.now(ours.CHECKPOINT_BYTES, ("instance",)),), optional=_NO_STATE,
+            ),
+            Panel(
+                "log-faults", "Request log: what happened to the files",
+                "Things that befell a log file, by reason: left out (long, nul, packed), a last line without its end (torn), cut with lines unread "
+                "(cut), gone at a start (gone), changed where it was read already (reread), a rotated file that cannot be read (unreadable).",
+                "None, but for torn where a gateway was killed.",
+                "cut: rotate by renaming, or what was not read yet is lost. long and nul: a writer that is no gateway, or a disk that was full. "
+                "packed: leave the newest rotated file uncompressed.",
+                (_happened(ours.LOG_FAULTS, "reason"),), detail="teams",
+                optional="Nothing happened to a log in this range, or no sidecar is scraped. Run vllm-watch sidecar run to have one.",
+            ),
+            Panel(
+                "log-duplicates", "Request log: lines that came twice",
+                "Lines whose request was counted before. They are told by their ids and counted once.",
+                "Zero.",
+                "A log that is shipped or copied back comes twice. Nothing is counted twice by it; beyond the ids that are remembered it would be.",
+                (ask.growth(ours.LOG_DUPLICATES, by=(), called="lines"),), detail="teams",
+            ),
+            Panel(
+                "log-ahead", "Request log: records from the future",
+                "Readings whose newest record ended more than a second after the sidecar's own time.",
+                "Zero.",
+                "The clocks of gateway and sidecar differ: set both by NTP. Until then the lag above shows 0 where it should show more.",
+                (ask.growth(ours.LOG_AHEAD, by=(), called="readings"),), detail="teams",
+            ),
+            Panel(
+                "ttft-negative", "First tokens sooner at the client than in the engine",
+                "Requests whose time to first token was shorter at the gateway than the engine's own figure for it, which cannot be.",
+                "None.",
+                "The two measure different things, or a clock jumped: do not trust the panel on what the way adds, on the board Gateway.",
+                (ask.growth(ours.TTFT_NEGATIVE, by=("model_name",)),), detail="gateway",
+                optional="Only where the engine tells its own times: start vLLM with --enable-per-request-metrics.",
+            ),
+            Panel(
+                "spans-dropped", "Sidecar: spans of requests lost, by reason",
+                "Spans that never reached the collector: refused by it, or given up while it did not answer and the queue was full.",
+                "None.",
+                "The traces of these requests lack the gateway's part. Is the collector up, and does it take what is sent? The sidecar's log has its "
+                "answer.",
+                (ask.growth(ours.SPANS_DROPPED, by=("reason",)),), optional=_NO_TRACES,
+            ),
+            Panel(
+                "spans-sent", "Sidecar: spans of requests sent",
+                "Spans per second that the collector took, and those left out on purpose: sampled, of before the start, or without ids.",
+                "As many as requests end, or the share of them that you sample.",
+                "Fewer: see spans that wait. incomplete: the log's writer gives no ids or no times.",
+                (ask.rate(ours.SPANS_SENT, (), "sent"), ask.rate(ours.SPANS_LEFT_OUT, ("reason",), "left out")), optional=_NO_TRACES,
+            ),
+            Panel(
+                "spans-waiting", "Sidecar: spans that wait",
+                "Spans of requests that wait to be sent or are on their way.",
+                "Near zero.",
+                "Growing: the collector does not answer, or is slower than requests end. When the queue is full the oldest are lost.",
+                (ask.now(ours.SPANS_WAITING, (), "waiting"),), optional=_NO_TRACES,
+            ),
+        ), collapsed=True),
+        Row("Log against engine, to the last token", (
+            Panel(
+                "logged-requests", "Requests finished, by model: log and engine",
+                "Requests per second that the sidecar took from the request log and from the engines' counters, counted alike: each of n, each "
+                "prompt, under the engine's name of the model.",
+                "The two lines of a model lie on each other; the log's comes a moment later.",
+                "Apart for long: see unlogged and phantom beside this, where it is booked as soon as it is sure.",
+                tuple(
+                    ask.rate(metric, ("model_name",), called, only=_KINDS[0])
+                    for called, metric in (("log", reconciled.LOGGED), ("engine", reconciled.ENGINE))
+                ),
+                optional=_NO_BOOKS,
+            ),
+            Panel(
+                "logged-tokens", "Tokens of finished requests, by model and kind: log and engine",
+                "Tokens per second of prompts and answers, as the request log and as the engines have them.",
+                "The two lines of a model and kind lie on each other.",
+                "Apart while requests agree: records without usage, whose tokens nobody knows; a client's stream without usage is one.",
+                tuple(
+                    ask.rate(metric, ("model_name", "kind"), called, only=_KINDS[1])
+                    for called, metric in (("log", reconciled.LOGGED), ("engine", reconciled.ENGINE))
+                ),
+                optional=_NO_BOOKS,
+            ),
+            Panel(
+                "unlogged", "Unlogged, by model and cause",
+                "Requests that an engine finished and no log shows, once that is sure, which takes half a minute or more.",
+                "Zero.",
+                "unknown: somebody passes by the gateway, or records are lost. The runbook tells them apart.",
+                (ask.growth(reconciled.UNLOGGED, by=("model_name", "cause"), only=_KINDS[0]),), detail="teams", optional=_NO_BOOKS,
+            ),
+            Panel(
+                "unlogged-tokens", "Tokens unlogged, by kind and cause",
+                "Tokens of finished requests that no log shows, or shows without figures (no_usage).",
+                "Zero.",
+                "no_usage: the engine told no usage to the gateway, so these tokens are on no team's account. unknown: see requests beside this.",
+                (ask.growth(reconciled.UNLOGGED, by=("kind", "cause"), only=_KINDS[1]),), detail="teams", optional=_NO_BOOKS,
+            ),
+            Panel(
+                "phantom", "Phantom, by model and cause",
+                "Requests that a log shows and no engine has counted, once that is sure.",
+                "Zero, apart from restart and start: what an engine finished after it was last looked at, or before it was first.",
+                "unknown: an engine that the sidecar does not read, or lines that were written twice under new ids.",
+                (ask.growth(reconciled.PHANTOM, by=("model_name", "cause"), only=_KINDS[0]),), detail="teams", optional=_NO_BOOKS,
+            ),
+            Panel(
+                "books-open", "Open difference, requests",
+                "Engine less log, as far as nobody can tell yet what is on its way and what is missing.",
+                "A few, and back to zero when nobody asks.",
+                "It rises and stays: it will be booked as unlogged. Below zero while an engine does not answer: wait for the engine.",
+                (ask.now(reconciled.OPEN, ("model_name",), only=_KINDS[0]),), optional=_NO_BOOKS,
+            ),
+            Panel(
+                "books-open-tokens", "Open difference, tokens",
+                "The same for tokens, by kind.",
+                "What the requests that are open account for.",
+                "As for requests.",
+                (ask.now(reconciled.OPEN, ("model_name", "kind"), only=_KINDS[1]),), optional=_NO_BOOKS,
+            ),
+            Panel(
+                "books-settled", "Books settled up to, ago",
+                "How long ago the newest look at the engines was that has been compared with all that the logs could still say about it.",
+                "Half a minute, or twice the time that the longest requests take.",
+                "Growing: an engine does not answer, or the log is not read to its end. Until then nothing is booked as phantom.",
+                (_settled_ago(),), optional=_NO_BOOKS,
+            ),
+            Panel(
+                "aborted-tokens", "Tokens worked on for requests that were aborted",
+                "Tokens per second that went into answers nobody has, by type. It is told when the engine is next idle, so it comes in steps.",
+                "A few.",
+                "Much: clients hang up, and their work is paid for by all; see outcomes on the board Teams.",
+                (ask.rate(reconciled.ABORTED, ("model_name", "type")),), detail="teams", optional=_NO_BOOKS,
+            ),
+            Panel(
+                "unfinished-tokens", "Tokens in no finished request",
+                "Tokens that an engine has worked on for requests that still run, or were aborted since it was last idle, by type.",
+                "It follows the requests that run, and is zero in an idle engine.",
+                "Growth that no running request explains is work for requests that were aborted.",
+                (ask.now(reconciled.UNFINISHED, ("model_name", "type")),), detail="teams", optional=_NO_BOOKS,
+            ),
+        ), collapsed=True),
         Row("The gateway", (LOG, LOOP_LAG)),
         Row("What the sidecar could not count as it came", (
             Panel(

@@ -104,6 +104,7 @@ CARD = {**SIDECAR, "uuid": "GPU-1a"}
 DCGM = {"job": "dcgm", "instance": "10.0.0.9:9400", "UUID": "GPU-2f"}
 THEIR_CARD = {**DCGM, "uuid": "GPU-2f"}
 _LOG = "/var/log/vllm/requests.jsonl"
+_STATE = "/var/lib/vllm-watch/state/sidecar.state"
 _H100 = "NVIDIA H100 80GB HBM3"
 
 
@@ -147,6 +148,10 @@ def card_info(uuid: str = "GPU-1a") -> str:
 
 def throttled(**seconds_of: str) -> Series:
     return {card("throttle_seconds_total", reason=reason): values for reason, values in seconds_of.items()}
+
+
+def links(**errors_of: str) -> Series:
+    return {card("nvlink_errors_total", kind=kind): values for kind, values in errors_of.items()}
 
 
 def dcgm(field: str, /, **labels: str) -> str:
@@ -199,6 +204,25 @@ def in_cluster(cluster: str, of: Series) -> Series:
 def outcomes(**grown: str) -> Series:
     """What ended in the request log, by outcome."""
     return {log("requests_total", outcome=outcome): values for outcome, values in grown.items()}
+
+
+def books(unlogged: str, phantom: str, engine: str, log: str) -> Series:
+    """What a sidecar that compares the log with the engines has booked for a model, in requests."""
+    of = {"kind": "requests", "model_name": "chat"}
+    return {
+        sidecar("unlogged_total", cause="unknown", **of): unlogged, sidecar("phantom_total", cause="unknown", **of): phantom,
+        sidecar("reconcile_engine_total", **of): engine, sidecar("reconcile_logged_total", **of): log,
+        sidecar("reconcile_settled_timestamp_seconds", model_name="chat"): "0+60x100",
+    }  # fmt: skip
+
+
+def cost(teams: str, idle: str) -> Series:
+    """What a sidecar attributed: all the time, and busy time only."""
+    of = {"currency": "EUR", "model_name": "chat"}
+    return {
+        sidecar("cost_total", basis="allocation", team="search", **of): teams, sidecar("cost_total", basis="allocation", team="__idle__", **of): idle,
+        sidecar("cost_total", basis="usage", team="search", **of): teams,
+    }  # fmt: skip
 
 
 _ENGINES = (
@@ -510,9 +534,22 @@ _TRAFFIC = (
         below=finished(stop="0+71x60", length="0+29x60"),
         gone_within="35m",
     ),
+    # Of 50 requests a minute one is in no log: 2 %. Within half an hour that is more than 1 % of them after 16 minutes.
     Case(
-        "VLLMTrafficUnlogged",
-        {
+        "VLLMTrafficUnlogged", shows="to the last request",
+        series=books(unlogged=grows((40, 0), (60, 1)), phantom=grows((100, 0)), engine=grows((100, 50)), log=grows((40, 50), (60, 49))),
+        silent_at="70m", fires_at="71m", labels={"model_name": "chat"},
+        description="The engines finished 30 more requests for chat in half an hour than the request log knows: somebody passes by the gateway, "
+        "or records are lost.",
+        below={
+            **books(unlogged=grows((40, 0), (60, 0.48)), phantom=grows((100, 0)), engine=grows((100, 50)), log=grows((100, 50))),
+            **finished(stop=grows((100, 20))), **outcomes(ok=grows((100, 9))),
+        },
+        gone_within="30m",
+    ),
+    Case(
+        "VLLMTrafficUnlogged", shows="where no sidecar compares",
+        series={
             **finished(stop=grows((100, 20))),
             **outcomes(ok=grows((40, 19.6), (60, 15.6)), client_abort=grows((100, 0.4)), rejected=grows((100, 9))),
         },
@@ -526,14 +563,26 @@ _TRAFFIC = (
         gone_within="35m",
     ),
     Case(
-        "VLLMTrafficPhantom",
-        {
+        "VLLMTrafficPhantom", shows="to the last request",
+        series=books(unlogged=grows((100, 0)), phantom=grows((40, 0), (60, 1)), engine=grows((40, 50), (60, 49)), log=grows((100, 50))),
+        silent_at="70m", fires_at="71m", labels={"model_name": "chat"},
+        description="The request log has 30 more good requests for chat in half an hour than the engines finished: an engine is not watched, or "
+        "records were written twice.",
+        below={
+            **books(unlogged=grows((100, 0)), phantom=grows((40, 0), (60, 0.48)), engine=grows((100, 50)), log=grows((100, 50))),
+            **finished(stop=grows((100, 9))), **outcomes(ok=grows((100, 20))),
+        },
+        gone_within="30m",
+    ),
+    Case(
+        "VLLMTrafficPhantom", shows="where no sidecar compares",
+        series={
             **finished(stop=grows((40, 20), (60, 16))),
             **outcomes(ok=grows((100, 20)), client_abort=grows((100, 9))),
         },
         silent_at="62m", fires_at="63m", labels={},
-        description="The request log has 95.17 more good requests in half an hour than the engines finished: an engine is not scraped, or "
-        "a log is read twice.",
+        description="The request log has 95.17 more good requests in half an hour than the engines finished: an engine is not watched, or "
+        "records were written twice.",
         below={
             **finished(stop=grows((40, 20), (60, 19.05))),
             **outcomes(ok=grows((100, 20)), client_abort=grows((100, 9))),
@@ -575,8 +624,23 @@ _TRAFFIC = (
     ),
     # 20 EUR an hour are 0.005556 EUR a second: at 2500 tokens a second 0.002222 EUR for a thousand of them, at 2800 0.001984 EUR.
     Case(
-        "VLLMCostOverBudget",
-        {
+        "VLLMCostOverBudget", shows="as attributed",
+        series={
+            **cost(teams="0+0.2x130", idle="0+0.1333333x130"), sidecar("gpu_cost_per_hour", currency="EUR"): "10x130",
+            sidecar("cost_budget_per_1k_tokens", currency="EUR"): "0.002x130",
+            engine("prompt_tokens_total"): "0+120000x130", engine("generation_tokens_total"): "0+30000x130",
+        },
+        silent_at="60m", fires_at="61m", labels={"currency": "EUR"},
+        description="A thousand tokens cost 0.00222 EUR over the last hour, cards that stood idle included.",
+        below={
+            **cost(teams="0+0.2x130", idle="0+0.09x130"), sidecar("gpu_cost_per_hour", currency="EUR"): "20x130",
+            sidecar("cost_budget_per_1k_tokens", currency="EUR"): "0.002x130",
+            engine("prompt_tokens_total"): "0+120000x130", engine("generation_tokens_total"): "0+30000x130",
+        },
+    ),
+    Case(
+        "VLLMCostOverBudget", shows="where nothing is attributed",
+        series={
             sidecar("gpu_cost_per_hour", currency="EUR"): "20x130", sidecar("cost_budget_per_1k_tokens", currency="EUR"): "0.002x130",
             engine("prompt_tokens_total"): "0+120000x130", engine("generation_tokens_total"): "0+30000x130",
         },
@@ -649,8 +713,16 @@ _GPU = (
         gone_within="15m",
     ),
     Case(
-        "VLLMGPUXid",
-        {dcgm("XID_ERRORS"): "0x3 79x90"},
+        "VLLMGPUXid", shows="by the sidecar",
+        series={card("xid_errors_total", xid="79"): "0x3 1x90", card("xid_errors_total", xid="31"): "2x93"},
+        silent_at="3m", fires_at="4m", labels={**CARD, "xid": "79"},
+        description="GPU GPU-1a at 10.0.0.7:9401 reports XID 79; requests on it may have been lost.",
+        below={card("xid_errors_total", xid="79"): "0x93", card("xid_errors_total", xid="31"): "2x93"},
+        still_at="62m", over_at="64m", gone_within="1h",
+    ),
+    Case(
+        "VLLMGPUXid", shows="by dcgm-exporter",
+        series={dcgm("XID_ERRORS"): "0x3 79x90"},
         silent_at="3m", fires_at="4m", labels=THEIR_CARD,
         description="GPU GPU-2f at 10.0.0.9:9400 reports XID 79; requests on it may have been lost.",
         below={dcgm("XID_ERRORS"): "0x93"},
@@ -678,6 +750,22 @@ _GPU = (
         silent_at="3m", fires_at="4m", labels=THEIR_CARD,
         description="GPU GPU-2f at 10.0.0.9:9400 has had uncorrected memory errors within the hour, or has no spare rows left.",
         below={dcgm("ECC_DBE_AGG_TOTAL"): "2x40", dcgm("ROW_REMAP_FAILURE"): "0x40"},
+    ),
+    Case(
+        "VLLMGPUNVLinkErrors", shows="packets damaged, by the sidecar",
+        series=links(crc_flit="0x9 0+0.5x60", replay="0x9 0+0.3x60", recovery="1x69"),
+        silent_at="22m", fires_at="23m", labels=CARD,
+        description="The NVLinks of GPU GPU-1a at 10.0.0.7:9401 counted 10.4 errors within a quarter of an hour.",
+        below=links(crc_flit="0x9 0+0.4x60", replay="0x9 0+0.2x60", recovery="1x69"),
+        gone_within="30m",
+    ),
+    Case(
+        "VLLMGPUNVLinkErrors", shows="a link trained again, by the sidecar",
+        series=links(crc_flit="7x79", recovery="4x19 5x60"),
+        silent_at="19m", fires_at="20m", labels=CARD,
+        description="The NVLinks of GPU GPU-1a at 10.0.0.7:9401 counted 1.071 errors within a quarter of an hour.",
+        below=links(crc_flit="7x79", recovery="4x79"),
+        over_at="50m", gone_within="30m",
     ),
     Case(
         "VLLMGPUNVLinkErrors", shows="packets damaged",
@@ -734,8 +822,23 @@ _WATCHERS = (
         {sidecar("source_up", kind="engine", source="vllm-1"): "1x3 0x40"},
         silent_at="8m", fires_at="9m", labels={**SIDECAR, "kind": "engine", "source": "vllm-1"},
         description="The sidecar 10.0.0.7:9401 cannot read its engine vllm-1: what it shows of it stands still.",
-        below={sidecar("source_up", kind="gpu", source="gpu"): "1x3 0x40",
+        below={sidecar("source_up", kind="gpu", source="gpu"): "1x3 0x40", sidecar("source_up", kind="checkpoint", source=_STATE): "1x3 0x40",
                sidecar("source_up", kind="engine", source="vllm-1"): "1x3 0x4 1x40"},
+    ),
+    Case(
+        "VLLMCheckpointFailing",
+        {sidecar("checkpoint_up"): "1x3 0x40"},
+        silent_at="5m", fires_at="6m", labels=SIDECAR,
+        description="The sidecar 10.0.0.7:9401 cannot write its state: what it shows of the request log stands still until it can.",
+        below={sidecar("checkpoint_up"): "1x3 0x1 1x40"},
+    ),
+    Case(
+        "VLLMSpansDropped",
+        {sidecar("spans_dropped_total", reason="refused"): "0x3 1+1x40", sidecar("spans_dropped_total", reason="timeout"): "3x43"},
+        silent_at="13m", fires_at="14m", labels={**SIDECAR, "reason": "refused"},
+        description="The sidecar 10.0.0.7:9401 has lost 5 spans within five minutes (refused): traces of these requests lack the gateway's part.",
+        below={sidecar("spans_dropped_total", reason="refused"): "0x3 900x40", sidecar("spans_dropped_total", reason="timeout"): "3x43"},
+        gone_within="5m",
     ),
     Case(
         "VLLMRuleFailing",
@@ -943,6 +1046,12 @@ QUIET: tuple[Quiet, ...] = (
            engine("num_requests_running"): "0+100x40"}, "40m"),
     Quiet("VLLMAnswersCutOff", "the one answer there was",
           finished(stop="0x60", length="0x5 1x55"), "60m"),
+    Quiet("VLLMTrafficUnlogged", "two by hand, to the last request",
+          books(unlogged="7x20 8x20 9x50", phantom="7x90", engine="7x20 8x20 9x50", log="7x90"), "90m"),
+    Quiet("VLLMTrafficPhantom", "what a restart took with it",
+          {**books(unlogged="7x90", phantom="7x90", engine=grows((30, 50), (60, 50)), log="7+50x90"),
+           sidecar("phantom_total", cause="restart", kind="requests", model_name="chat"): "0x30 40x60",
+           sidecar("phantom_total", cause="start", kind="requests", model_name="chat"): "0x10 40x80"}, "90m"),
     Quiet("VLLMTrafficUnlogged", "where there is no log", finished(stop="0+20x90"), "90m"),
     Quiet("VLLMTrafficUnlogged", "a handful by hand",
           {**finished(stop="0x20 9x70"), **outcomes(ok="0x90")}, "90m"),

@@ -49,6 +49,11 @@ Sampled = tuple[str, Mapping[str, str], list[tuple[int, float]]]  # name, labels
 NOT_SHOWN: dict[str, tuple[str, str]] = {
     "VLLMMetricsAbsent": (cases.A, r"vllm:.*"),
     "VLLMRestartLoop by its counters": (cases.A, r"process_.*"),
+    **dict.fromkeys(
+        (f"{alert} where no sidecar compares" for alert in ("VLLMTrafficUnlogged", "VLLMTrafficPhantom")),
+        (cases.SIDECAR["instance"], r"vllm_watch_(reconcile|unlogged|phantom)_.*"),
+    ),
+    "VLLMCostOverBudget where nothing is attributed": (cases.SIDECAR["instance"], r"vllm_watch_cost_total"),
     "VLLMClientHangupsRising without a request log": (cases.SIDECAR["instance"], r"vllm_watch_(requests|tokens|log|ttft|tpot|e2e)_.*"),
 }
 
@@ -60,8 +65,8 @@ SITUATIONS: dict[str, cases.Series] = {
     },
     "VLLMGatewayRejecting": {cases.log("request_reasons_total", outcome="rejected", reason="unknown_key"): "0+11x40"},
     "VLLMEngineRejecting": {cases.engine("kv_cache_usage_perc"): "0.95x40"},
-    "VLLMTrafficPhantom": {cases.gateway("upstream_up", upstream="elsewhere", address="10.0.9.9:8000"): "1x90"},
-    "VLLMCostOverBudget": {cases.card("utilization_ratio"): "0x130"},
+    "VLLMTrafficPhantom where no sidecar compares": {cases.gateway("upstream_up", upstream="elsewhere", address="10.0.9.9:8000"): "1x90"},
+    **{f"VLLMCostOverBudget {shows}": {cases.card("utilization_ratio"): "0x130"} for shows in ("as attributed", "where nothing is attributed")},
     "VLLMRequestLogUnwritable while records wait": {cases.gateway("log_waiting_requests"): "0x40"},  # one write failed, the next did not
 }
 

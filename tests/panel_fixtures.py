@@ -14,10 +14,13 @@ from itertools import product
 from pathlib import Path
 
 from alerts.families import ALERTS as ALERT_RULES
-from exporters.catalogue import EVERYTHING, bounds, dcgm, gateway, gpu, ours, page, prometheus, vllm, watchers
+from exporters.attribution import ABORTED, IDLE, UNATTRIBUTED
+from exporters.catalogue import EVERYTHING, attributed, bounds, dcgm, gateway, gpu, ours, page, prometheus, reconciled, vllm, watchers
 from exporters.catalogue.component import Component, shown_by
 from exporters.catalogue.metric import Across, Kind, Metric, Unit
 from exporters.catalogue.page import Page
+from exporters.gpu import XIDS
+from exporters.reconcile import KINDS, PHANTOM_CAUSES, UNLOGGED_CAUSES
 from stack.gateway.reasons import REASONS
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -130,7 +133,8 @@ _OF_EVERY_PROCESS = {metric.name for metric in vllm.BESIDE}
 WORDS: dict[str, tuple[str, ...]] = {
     "UUID": CARDS, "GPU_I_ID": ("",), "GPU_I_PROFILE": ("",), "device": ("nvidia0",), "gpu": ("0",), "hostname": ("gpu-host-1",),
     "modelName": ("NVIDIA H100 80GB HBM3",), "alertmanager": ("http://alertmanager:9093/api/v2/alerts",), "alertname": ("",),
-    "alertstate": ("",), "band": ("demo", "experimental"), "cache_dtype": ("auto",), "currency": ("USD",),
+    "alertstate": ("",), "band": ("demo", "experimental"),
+    "basis": ("allocation", "usage"), "cause": ("unknown",), "cache_dtype": ("auto",), "currency": ("USD",),
     "data_type": ("traces",), "driver_version": ("570.86.15",), "enable_prefix_caching": ("True",), "err_code": ("31",),
     "err_msg": ("GPU memory page fault",), "exporter": ("otlp/traces",),
     "finish_reason": ("stop", "length", "abort", "error", "rejected"), "finished_reason": ("stop", "length", "abort", "error", "repetition"),
@@ -147,7 +151,10 @@ WORDS: dict[str, tuple[str, ...]] = {
     "waiting_lora_adapters": ("",), "direction": ("received", "transmitted"), "gpu_instance": ("1", "2"), "mig_uuid": ("MIG-5f1e",),
     "profile": ("3g.40gb",), "xid": ("79", "other"),
 }  # fmt: skip
-_SIDECAR_SOURCES = tuple({"kind": kind, "source": source} for kind, source in (("engine", "vllm-0"), ("gpu", "nvml"), ("log", "requests.jsonl")))
+_SIDECAR_SOURCES = tuple(
+    {"kind": kind, "source": source}
+    for kind, source in (("engine", "vllm-0"), ("gpu", "nvml"), ("log", "requests.jsonl"), ("checkpoint", "sidecar.state"))
+)
 _BANDED = tuple({"team": team, "band": band} for team, band in zip(TEAMS, WORDS["band"], strict=True))
 _THROTTLES = ("sw_power_cap", "sw_thermal_slowdown", "sync_boost", "hw_thermal_slowdown", "hw_power_brake")
 
@@ -156,6 +163,9 @@ SETS: dict[Metric, tuple[Labels, ...]] = {
     ours.REASONS: tuple({"outcome": r.outcome, "reason": name} for name, r in REASONS.items()),
     ours.TOKENS: tuple({"type": kind} for kind in ("prompt", "completion", "cached")),
     ours.LOG_BAD_LINES: tuple({"reason": why} for why in ("json", "type", "range", "size", "long")),
+    ours.LOG_FAULTS: tuple({"reason": why} for why in ("long", "nul", "torn", "cut", "gone", "reread", "packed", "unreadable")),
+    ours.SPANS_DROPPED: tuple({"reason": why} for why in ("refused", "timeout", "unavailable", "queue_full", "defect")),
+    ours.SPANS_LEFT_OUT: tuple({"reason": why} for why in ("sampled", "history", "incomplete")),
     ours.SOURCE_UP: _SIDECAR_SOURCES, ours.SOURCE_LAST_SUCCESS: _SIDECAR_SOURCES, ours.SOURCE_AGE: _SIDECAR_SOURCES,
     ours.SOURCE_DURATION: _SIDECAR_SOURCES,
     ours.SOURCE_ERRORS: tuple({**source, "reason": "timeout"} for source in _SIDECAR_SOURCES),
@@ -177,7 +187,27 @@ SETS: dict[Metric, tuple[Labels, ...]] = {
     gpu.ABSENT: tuple({"uuid": card, "reason": why} for card in CARDS for why in ("not_supported", "unknown_error", "lost")),
     gpu.THROTTLED_NOW: tuple({"uuid": card, "reason": why} for card in CARDS for why in ("hw_slowdown", *_THROTTLES)),
     gpu.NVLINK_ERRORS: tuple({"uuid": card, "kind": kind} for card in CARDS for kind in ("crc_flit", "crc_data", "replay", "recovery")),
+    **dict.fromkeys((reconciled.LOGGED, reconciled.ENGINE, reconciled.OPEN), tuple({"kind": kind} for kind in KINDS)),
+    reconciled.UNLOGGED: tuple({"kind": kind, "cause": cause} for kind in KINDS for cause in UNLOGGED_CAUSES),
+    reconciled.PHANTOM: tuple({"kind": kind, "cause": cause} for kind in KINDS for cause in PHANTOM_CAUSES),
+    **dict.fromkeys((reconciled.ABORTED, reconciled.UNFINISHED), tuple({"type": kind} for kind in ("prompt", "completion"))),
+    gpu.XID_ERRORS: tuple({"uuid": card, "xid": xid} for card in CARDS for xid in (*map(str, XIDS), "other")),
     gpu.MIG_ACTIVITY: tuple({"uuid": CARDS[0], "gpu_instance": "1", "kind": kind} for kind in ("graphics", "sm", "occupancy", "tensor", "memory")),
+}  # fmt: skip
+_OF_WORK = (*TEAMS, ABORTED, UNATTRIBUTED)
+SETS |= {
+    **dict.fromkeys((attributed.ALLOCATED, attributed.BUSY, attributed.IDLE_WATTS), tuple({"uuid": card} for card in CARDS)),
+    attributed.TEAM_SECONDS: (
+        *({"team": team, "method": "tokens"} for team in _OF_WORK), {"team": IDLE, "method": "measured"}, {"team": UNATTRIBUTED, "method": "unknown"},
+    ),
+    attributed.TEAM_ENERGY: tuple(
+        {"team": team, "state": state, "method": "counter"}
+        for team, state in (*((team, "active") for team in _OF_WORK), (IDLE, "idle"), (UNATTRIBUTED, "unknown"))
+    ),
+    attributed.COST: (
+        *({"team": team, "basis": "allocation"} for team in (*_OF_WORK, IDLE)), *({"team": team, "basis": "usage"} for team in _OF_WORK),
+    ),
+    attributed.DECODE_WEIGHT: ({"method": "engine"},),
 }  # fmt: skip
 _WHOLE_CARDS = tuple({"UUID": card, "gpu": str(i), "device": f"nvidia{i}"} for i, card in enumerate((*CARDS, OTHER_CARD)))
 _INSTANCES = tuple({"UUID": SPLIT_CARD, "gpu": "3", "device": "nvidia3", "GPU_I_ID": i, "GPU_I_PROFILE": "3g.40gb"} for i in ("1", "2"))
@@ -200,6 +230,9 @@ PER_SECOND: dict[Metric, float] = {
     vllm.MOONCAKE_STORE_OPERATION_KEYS: 20, vllm.MOONCAKE_STORE_OPERATION_FAILED_KEYS: 0.2, vllm.PROCESS_CPU: 0.3,
     ours.TOKENS: 1900, ours.LOG_LINES: 4, ours.LOG_BAD_LINES: 0.01, ours.LOG_UNTIMED: 0.01, ours.TEAMS_FOLDED: 0.01, ours.MODELS_FOLDED: 0.01,
     ours.LOG_ROTATIONS: 0.001, ours.ENGINE_RESTARTS: 0.001, ours.ENGINE_CHANGES: 0.001, ours.CACHE_LOOKUPS: 2, ours.TTFT: 2.1,
+    ours.TTFT_OVERHEAD: 2.1, ours.TTFT_NEGATIVE: 0.01,
+    attributed.ALLOCATED: 1, attributed.BUSY: 0.6, attributed.TEAM_SECONDS: 2, attributed.TEAM_ENERGY: 1000, attributed.COST: 0.002,
+    attributed.API_COST: 0.003, reconciled.ENGINE: 1100, reconciled.LOGGED: 1090, reconciled.UNLOGGED: 11, reconciled.PHANTOM: 1,
     gpu.ENERGY: 1000, gpu.THROTTLE: 0.2, gpu.ECC_ERRORS: 0.001,
 }  # fmt: skip
 _BY_UNIT = {Unit.REQUESTS: 2.0, Unit.TOKENS: 500.0, Unit.SECONDS: 0.02, Unit.BYTES: 1e6, Unit.JOULES: 300.0, Unit.ITEMS: 5.0, Unit.COUNT: 0.05}
@@ -227,12 +260,13 @@ TYPICAL: dict[Metric, float] = {
     vllm.E2E_REQUEST_LATENCY: 6.3, vllm.REQUEST_INFERENCE_TIME: 5.5, vllm.REQUEST_DECODE_TIME: 5.2, vllm.REQUEST_PREFILL_TIME: 0.4,
     vllm.REQUEST_QUEUE_TIME: 0.5, vllm.KV_BLOCK_LIFETIME: 40.0, vllm.KV_BLOCK_IDLE_BEFORE_EVICT: 20.0, vllm.KV_BLOCK_REUSE_GAP: 5.0,
     vllm.REQUEST_PARAMS_N: 1.0, vllm.REQUEST_NUM_PREEMPTIONS: 0.5, vllm.REQUEST_PROMPT_TOKENS: 400.0,
-    ours.TTFT: 0.35, ours.TPOT: 0.03, ours.E2E: 6.0, ours.QUEUE: 0.05, ours.ENGINE_QUEUE: 0.5, gateway.LOOP_LAG: 0.002,
+    ours.TTFT: 0.35, ours.TPOT: 0.03, ours.E2E: 6.0, ours.QUEUE: 0.05, ours.ENGINE_QUEUE: 0.5, ours.TTFT_OVERHEAD: 0.05,
+    gateway.LOOP_LAG: 0.002,
 }  # fmt: skip
 _TYPICAL_BY_UNIT = {Unit.SECONDS: 0.5, Unit.TOKENS: 150.0, Unit.BYTES: 5e6, Unit.COUNT: 2.0, Unit.ITEMS: 64.0, Unit.BLOCKS: 32.0}
 _BOUNDS: dict[Metric, Sequence[float]] = {
     ours.TTFT: bounds.TTFT_S, ours.TPOT: bounds.OUR_TPOT_S, ours.E2E: bounds.OUR_REQUEST_S, ours.QUEUE: bounds.OUR_REQUEST_S,
-    ours.ENGINE_QUEUE: bounds.OUR_REQUEST_S, gateway.LOOP_LAG: gateway.LOOP_LAG_BOUNDS_S,
+    ours.ENGINE_QUEUE: bounds.OUR_REQUEST_S, ours.TTFT_OVERHEAD: bounds.TTFT_S, gateway.LOOP_LAG: gateway.LOOP_LAG_BOUNDS_S,
 }  # fmt: skip
 _DECADES = (1.0, 2.0, 5.0)
 

@@ -115,7 +115,7 @@ def cut(values: str, at: int) -> str:
     return " ".join(expanded(values)[:at]) + " stale"
 
 
-HEALTHY = ("up", "vllm_watch_source_up", "prometheus_notifications_alertmanagers_discovered")  # gauges whose 0 is trouble
+HEALTHY = ("up", "vllm_watch_source_up", "vllm_watch_checkpoint_up", "prometheus_notifications_alertmanagers_discovered")  # gauges whose 0 is trouble
 
 
 def idle(case: Case, until_s: int) -> dict[str, str]:

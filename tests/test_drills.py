@@ -176,6 +176,27 @@ def test_a_moved_file_comes_back_with_what_was_in_it(tmp_path):
     assert [path] == list(tmp_path.iterdir())
 
 
+def test_a_disk_that_is_full_for_one_process_has_room_again_whatever_happens(tmp_path):
+    loop = 'trap "" XFSZ; while read file; do echo x > "$file"; echo; done'
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    writer = subprocess.Popen(["sh", "-c", loop], stdin=pipe, stdout=pipe, stderr=nowhere, text=True)
+
+    def written(name):
+        writer.stdin.write(f"{tmp_path / name}\n")
+        writer.stdin.flush()
+        writer.stdout.readline()
+        return (tmp_path / name).read_text()
+
+    try:
+        with contextlib.suppress(RuntimeError), faults._full_disk(writer.pid):
+            assert "" == written("while-full")
+            raise RuntimeError
+        assert "x\n" == written("afterwards")
+    finally:
+        writer.kill()
+        writer.communicate()
+
+
 def test_the_children_of_a_process_are_found_and_nobody_elses():
     parent = subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True)
     try:

@@ -21,7 +21,7 @@ from alerts import settings, slo, thresholds
 from alerts.families import ALERTS, RECORDINGS
 from alerts.panel_ref import PanelRef
 from dashboards.boards import BOARDS
-from exporters import events, request_log, sidecar
+from exporters import events, otlp, request_log, sidecar
 from exporters.catalogue import EVERYTHING, expression, ours
 from runbooks import book
 from runbooks.book import Page
@@ -363,7 +363,7 @@ FOREIGN: dict[str, str] = {
 }  # fmt: skip
 _STRUCTS: tuple[type[msgspec.Struct], ...] = (
     settings.Overlay, slo.Objective, slo.Objectives, request_log.RequestRecord, events.TuningEvent, sidecar.SidecarConfig, sidecar.Engine,
-    sidecar.Teams, sidecar.Prices, gateway_config.GatewayConfig, gateway_config.Limits, gateway_config.Timeouts, policy.Policy,
+    sidecar.Teams, sidecar.Prices, otlp.Otlp, gateway_config.GatewayConfig, gateway_config.Limits, gateway_config.Timeouts, policy.Policy,
     policy.Team, policy.Band, policy.Capacity, policy.Model, policy.Upstream,
 )  # fmt: skip
 

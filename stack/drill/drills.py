@@ -42,6 +42,8 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMAlertmanagerUnreachable", "Alertmanager is killed", faults.killed("alertmanager"), seen_at_prometheus=True),
     Drill("VLLMRuleFailing", "a rule that matches many series with many is loaded", faults.rule_that_cannot_be),
     Drill("VLLMSidecarSourceFailing", "the events file becomes a folder", faults.events_unreadable),
+    Drill("VLLMCheckpointFailing", "the sidecar can write nothing, as on a full disk", faults.state_unwritable),
+    Drill("VLLMSpansDropped", "what takes the spans of requests refuses every one", faults.spans_refused),
     Drill("VLLMRequestLogUnwritable", "the request log becomes a folder while requests go on", faults.log_is_no_file),
     Drill("VLLMRequestLogLagging", "records are written two minutes after their requests ended", faults.records_come_late),
     Drill("VLLMTrafficPhantom", "records of requests that never were are written to the log", faults.forged_records, pace=QUICKER),

@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -407,20 +408,27 @@ def dcgm_tells(*metrics: Metric, value: float = 0.0, per_s: float = 0.0) -> Faul
             about = {"UUID": CARDS[1]["uuid"], "gpu": "1", "hostname": "stand-in"}
             return web.Response(text=exposition.render((metric, about, figure) for metric in metrics))
 
-        app = web.Application()
-        app.router.add_get("/metrics", page)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with _served("GET", "/metrics", page) as url:
             with _prometheus_yml(lab) as content:
-                content["scrape_configs"].append({"job_name": "dcgm", "static_configs": [{"targets": [f"127.0.0.1:{runner.addresses[0][1]}"]}]})
+                content["scrape_configs"].append({"job_name": "dcgm", "static_configs": [{"targets": [url.removeprefix("http://")]}]})
                 _rewrite(lab, content)
                 yield
-        finally:
-            await runner.cleanup()
 
     return tell
+
+
+@contextlib.asynccontextmanager
+async def _served(method: str, path: str, answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """A stand-in that answers on one path; its address."""
+    app = web.Application()
+    app.router.add_route(method, path, answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
 
 
 @contextlib.contextmanager
@@ -451,6 +459,48 @@ def killed(name: str) -> Fault:
 async def events_unreadable(lab: DrillLab) -> AsyncIterator[None]:
     with _folder_instead_of(lab.config.events):
         yield
+
+
+@fault
+async def state_unwritable(lab: DrillLab) -> AsyncIterator[None]:
+    """The sidecar may make no file longer, as on a full disk, and has something to keep all the time."""
+    with _full_disk(lab.pid("sidecar")):
+        async with meanwhile(every(0.5, partial(short, lab))):
+            yield
+
+
+@contextlib.contextmanager
+def _full_disk(pid: int) -> Iterator[None]:
+    """Every write of a process fails. Linux. One that has ended meanwhile needs nothing back."""
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@fault
+async def spans_refused(lab: DrillLab) -> AsyncIterator[None]:
+    """A stand-in for a collector that wants no span; the sidecar is started again with its address, and without it in the end."""
+
+    async def never(_: web.Request) -> web.Response:
+        return web.Response(status=400)
+
+    path = lab.config.folder / "sidecar.yaml"
+    before = path.read_text()
+    async with _served("POST", "/v1/traces", never) as url:
+        try:
+            path.write_text(json.dumps({**yaml.safe_load(before), "otlp": {"endpoint": url}}))  # JSON is YAML
+            await lab.end("sidecar")
+            await lab.start("sidecar")
+            async with meanwhile(every(0.5, partial(short, lab))):
+                yield
+        finally:
+            path.write_text(before)
+        await lab.end("sidecar")
+        await lab.start("sidecar")
 
 
 @fault

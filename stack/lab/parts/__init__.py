@@ -77,6 +77,8 @@ PROGRAMS = {
     # Checks the boards against Grafana's own types.
     "node": Program(("node", "nodejs"), (18,), company=("npm",), system_packages=("nodejs", "npm")),
     "grafana-schema": Program(()),
+    # Another reader of logs, for the fault table.
+    "mtail": Program(("mtail",), package="mtail", inside="usr/bin/mtail"),
     # Static, for images made from nothing; the one on PATH may be linked to this system's libraries.
     "busybox": Program((), (), "busybox-static", "usr/bin/busybox", ("--help",)),
 }

@@ -1,0 +1,224 @@
+"""Cost: what did the cards cost, whose work was it, and what did a token come to?
+
+Law: everything here is what a sidecar attributed, by look and by request, at the prices in its configuration. Over all rows, with __idle__,
+__aborted__ and __unattributed__ among them, it sums to the whole; who had which part of a batch is an estimate of share, and the panels say so."""
+
+from __future__ import annotations
+
+from dashboards import ask
+from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
+from exporters.catalogue import attributed, ours, promql, vllm
+from exporters.catalogue.metric import Metric, Unit
+
+_RANGE = "$__range"
+_TEAM, _MONEY = ("team",), ("currency",)
+_WHOLE = ask.where(attributed.PENDING)  # clusters and models, whoever the team
+_ALLOCATION, _USAGE = 'basis="allocation"', 'basis="usage"'
+_ACTIVE = ('state="active"',)
+_TOKENS = ('type!="cached"',)
+
+_SPLIT = "Who had which part is an estimate of share; the sum is exact."
+_NOBODY = "__idle__: nothing ran. __aborted__: work for callers who hung up. __unattributed__: work that no log shows, or time that nobody knows of."
+_NO_CARDS = "Only where a sidecar sees cards and engines: start it on the GPU host, with engines in its configuration."
+_NO_PRICES = "No price is set, so nothing here is money. Put prices into the sidecar's configuration; the page on cost in docs says how."
+_NO_API = "No price of an API is set. Put api under prices in the sidecar's configuration to compare."
+
+
+def _money_per_hour(metric: Metric, by: tuple[str, ...], where: tuple[str, ...], called: str = "") -> Query:
+    return Query(f"3600 * {promql.per_second(metric, RATE, by, where)}", ask.legend(by, called))
+
+
+def _by_team(basis: str) -> Query:
+    return _money_per_hour(attributed.COST, (*_TEAM, *_MONEY), ask.where(attributed.COST, basis))
+
+
+def _in_range(metric: Metric, called: str, *only: str) -> Query:
+    return ask.growth(metric, _RANGE, _MONEY, called, only)
+
+
+def _team_tokens() -> str:
+    """Of finished requests, prompts and answers; those from the cache are part of prompts."""
+    return promql.per_second(ours.TOKENS, RATE, _TEAM, ask.where(ours.TOKENS, *_TOKENS))
+
+
+def _per_1k(metric: Metric, called: str, *only: str) -> Query:
+    spent = promql.per_second(metric, RATE, (*_TEAM, *_MONEY), ask.where(metric, *only))
+    return Query(promql.per(f"1000 * {spent}", _team_tokens(), on=_TEAM), ask.legend((*_TEAM, *_MONEY), called))
+
+
+def _cost_of_all() -> Query:
+    """As VLLMCostOverBudget reckons: all that the cards cost over all tokens of the engines."""
+    spent = promql.per_second(attributed.COST, RATE, ("cluster", *_MONEY), (*_WHOLE, _ALLOCATION))
+    tokens = " + ".join(promql.per_second(made, RATE, ("cluster",), _WHOLE) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS))
+    return Query(promql.per(f"1000 * {spent}", f"({tokens})", on=("cluster",)), ask.legend(_MONEY, "cost"))
+
+
+def _cards(by: tuple[str, ...], metric: Metric, called: str = "") -> Query:
+    """Seconds of a card in each second, which is a number of cards."""
+    return Query(ask.rate(metric, by).expr, ask.legend(by, called), shown_unit(Unit.COUNT))
+
+
+_TOP = (
+    Panel(
+        "spent", "Cost of this range",
+        "What the cards cost in the time shown, for the teams chosen above: allocation is all the time that they were there, usage the time in which "
+        "they are known to have worked. With all teams chosen, idle time is in the first.",
+        "Near each other: cards that are paid for work.",
+        "Far apart: cards stand idle. Give some back, or bring more work to them.",
+        (_in_range(attributed.COST, "allocation", _ALLOCATION), _in_range(attributed.COST, "usage", _USAGE)), Shape.NUMBER, height=5,
+        optional=_NO_PRICES,
+    ),
+    Panel(
+        "api-cost", "The same tokens at an API's price",
+        "What the logged tokens of this range would have cost at the API prices in the sidecar's configuration.",
+        "Above what the cards cost.",
+        "Below: these tokens are cheaper elsewhere, as far as price alone goes; see how much of the time the cards work before you decide.",
+        (_in_range(attributed.API_COST, ""),), Shape.NUMBER, height=5, optional=_NO_API,
+    ),
+    Panel(
+        "at-work", "At work, share of the time of all cards",
+        "Part of this range in which the engine of a card had requests running. The rest is idle, or time in which the engine did not answer.",
+        "High, but for the hours without load.",
+        "Low: more engines than the load needs, or one that gets no traffic. See cards by model below.",
+        (Query(promql.share(attributed.BUSY, attributed.ALLOCATED, _RANGE, (), where=_WHOLE), "at work", shown_unit(Unit.RATIO)),),
+        Shape.NUMBER, height=5, optional=_NO_CARDS,
+    ),
+    Panel(
+        "cost", "Cost per hour by team, all the time",
+        f"What all the time of the cards costs, by whose it was. {_NOBODY} {_SPLIT}",
+        "Mostly teams.",
+        "Much of __idle__: see how much of the time they work. Much of __unattributed__: somebody passes by the gateway, see the board Watch.",
+        (_by_team(_ALLOCATION),), Shape.STACK, detail="teams", optional=_NO_PRICES,
+    ),
+    Panel(
+        "usage", "Cost per hour by team, busy time only",
+        f"What the time costs in which the cards are known to have worked, by whose work it was. {_SPLIT}",
+        "What the teams expect to pay for what they asked.",
+        "One team far above what it was: longer prompts or answers, or no hits in the prefix cache; see its tokens.",
+        (_by_team(_USAGE),), Shape.STACK, detail="teams", optional=_NO_PRICES,
+    ),
+    Panel(
+        "cards", "Cards by team",
+        f"Whole cards, by whose time it was; a MIG instance counts as its compute slices of 7. {_NOBODY} {_SPLIT}",
+        "The sum is the cards that are there; most of it has a team.",
+        "__aborted__ grows: clients give up waiting, and their work is paid for by all.",
+        (_cards(_TEAM, attributed.TEAM_SECONDS),), Shape.STACK, detail="gpu", optional=_NO_CARDS,
+    ),
+)  # fmt: skip
+
+_TOKEN = (
+    Panel(
+        "cost-per-1k", "Cost per 1K tokens, all cards",
+        "What all the time of the cards costs, over all tokens of the engines, prompts and answers; beside it the budget, where one is set.",
+        "Below the budget.",
+        "Few tokens for many cards: see how much of the time they work. The runbook of VLLMCostOverBudget tells more.",
+        (_cost_of_all(), Query(promql.current(ours.COST_BUDGET, _MONEY, ask.where(ours.COST_BUDGET)), ask.legend(_MONEY, "budget"))),
+        optional=_NO_PRICES,
+    ),
+    Panel(
+        "cost-per-1k-team", "Cost per 1K tokens by team, busy time only",
+        f"Cost of a team's work over its tokens, prompts and answers; beside it what an API would take for the same. {_SPLIT}",
+        "Steady for the same kind of requests, and below the API's.",
+        "Dearer than others: long answers to short prompts, or prompts that never hit the cache.",
+        (_per_1k(attributed.COST, "", _USAGE), _per_1k(attributed.API_COST, "API")), detail="teams", optional=_NO_PRICES,
+    ),
+    Panel(
+        "joules-per-token", "Joules per token by team",
+        f"Energy of a team's work over its tokens. What a card draws when nothing runs is not in it, but __idle__'s. {_SPLIT}",
+        "Low and steady; larger batches lower it.",
+        "It rises when the cards work for few requests at once.",
+        (
+            Query(
+                promql.per(promql.per_second(attributed.TEAM_ENERGY, RATE, _TEAM, ask.where(attributed.TEAM_ENERGY, *_ACTIVE)), _team_tokens()),
+                ask.legend(_TEAM), shown_unit(Unit.JOULES),
+            ),
+        ),
+        detail="gpu", optional=_NO_CARDS,
+    ),
+    Panel(
+        "watts", "Power by team",
+        f"Watts of the cards, by whose work drew them. {_NOBODY} {_SPLIT}",
+        "In line with the teams' part of the cards.",
+        "Much of __idle__: cards that stand idle draw power all the same.",
+        (ask.rate(attributed.TEAM_ENERGY, _TEAM),), Shape.STACK, detail="gpu", optional=_NO_CARDS,
+    ),
+    Panel(
+        "watts-by-state", "Power by state",
+        "Watts of the cards: active is what work drew, idle what the cards draw in any case, unknown the time in which an engine did not answer.",
+        "Mostly active while requests are served.",
+        "idle near active: too few requests for these cards.",
+        (ask.rate(attributed.TEAM_ENERGY, ("state",)),), Shape.STACK, detail="gpu", optional=_NO_CARDS,
+    ),
+    Panel(
+        "cards-by-model", "Cards by model: there, and at work",
+        "Whole cards that were there for a model, and those of them whose engine had requests running. __none__ are cards that no engine claims.",
+        "At work near there, under load.",
+        "One model far apart: it has more cards than its load needs. __none__: name these cards under an engine, or give them back.",
+        (_cards(("model_name",), attributed.ALLOCATED, "there"), _cards(("model_name",), attributed.BUSY, "at work")), detail="fleet",
+        optional=_NO_CARDS,
+    ),
+)  # fmt: skip
+
+_HOW = (
+    Panel(
+        "share-difference", "How far two ways to share are apart",
+        "A team's share of the busy time by requests running at each moment, less its share by tokens, for the last full hour.",
+        "Within a few percent of zero.",
+        "Far from it: believe the split by requests, which vllm-watch cost makes from the log, and doubt the live one for that team.",
+        (ask.now(attributed.SHARE_DIFFERENCE, _TEAM),), full_scale=False,
+        optional="Shown after the first full hour with requests. Let the sidecar run, with cards in sight.",
+    ),
+    Panel(
+        "seconds-by-method", "Cards by how their time was attributed",
+        "tokens: shared by work that ended. measured: nothing ran. unknown: the engine did not answer.",
+        "No unknown.",
+        "unknown is nobody's: see whether the engine answers the sidecar.",
+        (_cards(("method",), attributed.TEAM_SECONDS),), Shape.STACK, optional=_NO_CARDS,
+    ),
+    Panel(
+        "energy-by-method", "Power by how it was measured",
+        "counter: the card's own. integrated: power over time. mig_activity and mig_fraction: the card's, split over its instances.",
+        "counter.",
+        "integrated misses peaks between two readings; mig_fraction knows sizes only.",
+        (ask.rate(attributed.TEAM_ENERGY, ("method",)),), Shape.STACK, optional=_NO_CARDS,
+    ),
+    Panel(
+        "decode-weight", "What a generated token weighs",
+        "How much a generated token counts beside a computed prompt token, by model: from the engine's own prefill and decode times, or the default.",
+        "Steady for a model and its load.",
+        "default: the engine has not shown a hundred tokens of each yet, or does not tell these times.",
+        (ask.now(attributed.DECODE_WEIGHT, ("model_name", "method")),), detail="latency", optional=_NO_CARDS,
+    ),
+    Panel(
+        "pending", "Busy time that is no team's yet",
+        "Seconds of a card that went into requests which still run. They are attributed when these end.",
+        "As long as the requests that run.",
+        "Growth without end: requests that never end, or whose log nobody reads.",
+        (ask.now(attributed.PENDING, ("model_name",)),), detail="watch", optional=_NO_CARDS,
+    ),
+    Panel(
+        "idle-watts", "Power of idle cards",
+        "What a card drew in the last half minute or more in which its engine neither ran nor queued anything.",
+        "Alike on cards of one kind.",
+        "One above its twins: something else runs on it.",
+        (
+            Query(
+                f'label_replace({promql.worst(attributed.IDLE_WATTS, ("uuid",), ask.where(attributed.IDLE_WATTS))}, '
+                '"card", "$1", "uuid", "(.{1,12}).*")',
+                ask.legend(("card",)), shown_unit(Unit.WATTS),
+            ),
+        ),
+        detail="gpu", optional="Shown once a card was idle for half a minute; it is not measured under MIG. Let the engine rest for a moment.",
+    ),
+)  # fmt: skip
+
+BOARD = Board(
+    slug="cost",
+    title="vLLM / Cost",
+    question="What did the cards cost, whose work was it, and what did a token come to?",
+    rows=(
+        Row("", _TOP),
+        Row("Tokens, energy, models", _TOKEN),
+        Row("How it was shared", _HOW, collapsed=True),
+    ),
+)
