@@ -196,22 +196,20 @@ def place(
         back = last_that_holds(position, partial(read, file.name))
         return back and replace(back, name=file.name, identity=file.identity)
 
-    free = list(known)
+    hollow = [p for p in known if p.marks[-1].digest == _digest(bytes(min(p.offset, GUARD_BYTES)))]  # inside a hole, and any other is like it
+    solid = [p for p in known if p not in hollow]
     placed: dict[Seen, Position] = {}
-    for file in seen:
-        held = [(p, back) for p in free if p.offset and p.identity == file.identity and (back := holds(file, p))]
-        if held:  # several where it was cut before: the one that was read furthest
-            own, placed[file] = max(held, key=lambda pair: pair[1].offset)
-            free.remove(own)
+    for among, moved in ((solid, False), (solid, True), (hollow, False)):
+        for file in sorted((file for file in seen if file not in placed), key=lambda file: -file.size):  # of two copies the longer one holds more
+            fitting = [p for p in among if p.offset and (_begins_like(file, p) if moved else p.identity == file.identity)]
+            held = [(p, back) for p in fitting if (back := holds(file, p)) and (back.offset == p.offset or not moved)]
+            if held:  # several where it was cut before: the one that was read furthest
+                own, placed[file] = max(held, key=lambda pair: pair[1].offset)
+                among.remove(own)
+    free = [*solid, *hollow]
     rest = [file for file in seen if file not in placed]
-    for file in sorted(rest, key=lambda file: -file.size):  # of two copies the longer one holds more
-        for p in free:
-            if _begins_like(file, p) and (back := holds(file, p)) and back.offset == p.offset:
-                placed[file] = back
-                free.remove(p)
-                break
     everyone = [*placed.values(), *followed, *free]
-    for file in (file for file in rest if file not in placed):
+    for file in rest:
         alike = [p for p in everyone if _begins_like(file, p)] if file.first.strip(b"\0") else []
         cut = any(p.identity == file.identity and _begins_like(file, p) for p in known)
         if file.live or cut:
@@ -254,7 +252,8 @@ def _moved_on(position: Position, taken: Taken, data: bytes, end: int) -> Positi
     if not heads or (heads[-1].offset < HEAD_BYTES and (size == HEAD_BYTES or size >= 2 * heads[-1].offset)):
         heads = (*heads, Mark(size, _digest(data[:size])))
     *steps, newest = position.marks
-    if not position.skipping and newest.offset >= (steps[-1].offset if steps else 0) + STEP_BYTES:
+    in_a_hole = not data[: end - taken.used].strip(b"\0")  # which says nothing: any other hole is like it
+    if not position.skipping and not in_a_hole and newest.offset >= (steps[-1].offset if steps else 0) + STEP_BYTES:
         steps.append(newest)
     if len(steps) > STEPS:  # every second one of the older half goes: the further back, the wider apart
         steps = steps[: STEPS // 2 : 2] + steps[STEPS // 2 :]

@@ -401,6 +401,7 @@ def test_a_file_that_was_moved_away_and_back_is_read_on_and_not_again(path, tmp_
     assert [b"1", b"2"] == polled(tail, 0)
     path.rename(away)
     assert [] == polled(tail, 1)
+    assert [] == polled(tail, 10)
     add(away, 3)
     assert [b"3"] == polled(tail, 20), "without a successor the old file is followed on"
     away.rename(path)
@@ -542,6 +543,77 @@ def test_the_folder_is_looked_through_once_a_second_and_when_the_path_leads_else
     assert 4 == disk.looks
 
 
+def test_lines_that_end_alike_are_told_apart_by_the_beginning(path):
+    long_end = "x" * (2 * GUARD_BYTES)
+    add(path, "a" + long_end)
+    tail = Tail(path)
+    assert 1 == len(polled(tail, 0))
+    os.truncate(path, 0)
+    add(path, "b" + long_end)
+    assert [f"b{long_end}".encode()] == polled(tail, 1)
+
+
+def test_a_file_that_was_cut_to_its_beginning_and_moved_aside_while_nobody_read_is_read_on(path, rotated):
+    add(path, "a" * HEAD_BYTES, "b")
+    tail = Tail(path)
+    assert 2 == len(polled(tail, 0))
+    os.truncate(path, HEAD_BYTES + 1)
+    add(path, "c")
+    path.rename(rotated)
+    add(path, "d")
+    assert {b"c", b"d"} <= set(drained(again(tail)))
+
+
+def test_files_that_begin_with_a_hole_are_not_taken_for_copies_of_each_other(path, rotated):
+    hole = b"\0" * HEAD_BYTES
+    path.write_bytes(hole + b"1\n")
+    tail = Tail(path)
+    assert [b"1"] == polled(tail, 0)
+    path.rename(path.with_name("requests.jsonl.2"))
+    rotated.write_bytes(hole + b"\0\0" + b"2\n")
+    path.write_bytes(hole + b"\0\0\0\0" + b"3\n")
+    assert {b"2", b"3"} == set(drained(again(tail)))
+
+
+def test_files_that_begin_with_a_blank_line_are_not_taken_for_copies_of_each_other(path, rotated):
+    tail = Tail(path)
+    for line in ("", "a" * 100):
+        add(path, line)
+        tail.poll(0)
+    path.rename(path.with_name("requests.jsonl.2"))
+    add(rotated, "", "b" * 100)
+    add(path, "", "c")
+    assert {b"b" * 100, b"c"} == set(drained(again(tail)))
+
+
+def test_a_path_that_is_renamed_between_a_look_and_the_opening_is_read_once():
+    class Renaming(FakeDisk):
+        opened = 0
+
+        def open(self, path: Path) -> int:
+            self.opened += 1
+            if self.opened == 2:  # the first one was the look
+                self.named["log.1"] = self.named.pop("log")
+                self.append("log", b"2\n")
+            return super().open(path)
+
+    disk = Renaming()
+    disk.append("log", b"1\n")
+    tail = Tail(Path("/x/log"), disk=disk)
+    assert [b"1", b"2"] == drained(tail)
+
+
+def test_a_file_that_was_let_go_keeps_one_mark(path, rotated):
+    add(path, *("x" * 999 for _ in range(500)))
+    tail = Tail(path)
+    assert 500 == len(polled(tail, 0))
+    assert 2 == len(tail.positions()[0].marks)
+    path.rename(rotated)
+    add(path, "new")
+    assert [b"new"] == drained(tail)
+    assert [1, 1] == [len(position.marks) for position in tail.positions()]
+
+
 def test_a_file_that_is_gone_at_a_start_is_told_and_the_new_one_read(path):
     add(path, 1)
     tail = Tail(path)
@@ -575,6 +647,36 @@ def test_a_pattern_follows_every_file_that_fits_also_those_that_come_later(tmp_p
     add(tmp_path / "requests-a.jsonl", "a2")
     (tmp_path / "requests-a.jsonl").rename(tmp_path / "requests-a.jsonl-20260512")
     assert {b"a2", b"b1"} == set(drained(tail, 1))
+    assert [] == drained(again(tail))
+
+
+def test_two_names_of_one_file_are_read_once(tmp_path):
+    add(tmp_path / "requests-a.jsonl", 1)
+    (tmp_path / "requests-now.jsonl").symlink_to(tmp_path / "requests-a.jsonl")
+    assert [b"1"] == drained(Tail(tmp_path / "requests*.jsonl"))
+
+
+def test_a_cut_from_a_hole_to_a_longer_hole_is_seen(path, rotated):
+    """As a writer without O_APPEND leaves it at each copytruncate; the line before the cut comes once though its copy is new."""
+    hole = 2 * MAX_LINE_BYTES
+    path.write_bytes(b"\0" * hole + b"1\n")
+    tail = Tail(path)
+    assert [b"1"] == drained(tail)
+    copytruncate(path, rotated)
+    path.write_bytes(b"\0" * (hole + 2) + b"2\n")
+    assert [b"2"] == drained(tail, 40)
+
+
+@pytest.mark.parametrize("copy", ["requests.jsonl.1", "requests.jsonl.2"], ids=["with the inode of the hole", "with a new inode"])
+def test_a_reading_that_ended_in_a_hole_is_not_taken_for_that_of_another_file_with_a_hole(path, rotated, copy):
+    hole = b"\0" * (2 * MAX_LINE_BYTES)
+    rotated.write_bytes(hole + b"half")
+    path.write_bytes(hole + b"1\n")
+    tail = Tail(path, ())
+    assert [b"1"] == drained(tail)
+    if copy != rotated.name:
+        rotated.rename(path.with_name("hold-the-inode"))
+    copytruncate(path, path.with_name(copy))
     assert [] == drained(again(tail))
 
 
@@ -696,7 +798,8 @@ BEGINNING = re.compile(rb"(\d{6});(\d{6});")  # id and size of a line
 
 
 def line_of(number: int, size: int) -> bytes:
-    return b"%06d;%06d;%s!\n" % (number, size, b"x" * size)
+    """With its id all over, as a line of ours is shorter than a guard: behind a hole nothing else tells two files apart."""
+    return b"%06d;%06d;%s!\n" % (number, size, (b"%06d" % number * (size // 6 + 1))[:size])
 
 
 def id_of(line: bytes) -> list[int]:
@@ -712,7 +815,7 @@ def ids(data: bytes | bytearray) -> set[int]:
 
 class Histories(RuleBasedStateMachine):
     """Whatever happens, each id is read exactly once, except where its last copy was destroyed before a commit (it may be lost) or where a file was
-    cut to a beginning that stays (what stays may come again)."""
+    cut to a beginning that stays (what it held may come again, and what was not read of it may be lost)."""
 
     @initialize(appends=st.booleans())
     def start(self, appends: bool) -> None:
@@ -720,6 +823,7 @@ class Histories(RuleBasedStateMachine):
         self.appends = appends
         self.at = 0  # where a writer that does not append writes next
         self.half = b""
+        self.cut_short: Inode | None = None
         self.next_id = 0
         self.now = 0.0
         self.written: set[int] = set()
@@ -809,6 +913,7 @@ class Histories(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(["cut to nothing", "cut to a beginning", "delete"]), share=st.floats(0.05, 0.95))
     def lose(self, kind: str, share: float) -> None:
         live = self.disk.named["log"]
+        before = ids(live.data)
 
         def act() -> None:
             if kind == "delete":
@@ -817,17 +922,19 @@ class Histories(RuleBasedStateMachine):
                 del live.data[int(share * len(live.data)) if kind == "cut to a beginning" else 0 :]
 
         self.destroy(act)
-        if kind == "cut to a beginning":
-            self.may_come_again |= {int(match[1]) for match in BEGINNING.finditer(bytes(live.data))}
+        if kind == "cut to a beginning":  # behind what was read it is as if nothing had been, and a copy is not looked into
+            self.cut_short = live
+            self.may_be_lost |= {number for number in before - ids(live.data) if not self.committed[number]}
+            self.may_come_again |= before | {int(match[1]) for match in BEGINNING.finditer(bytes(live.data))}  # what was cut away may stand in a copy
         elif kind == "delete":
             self.open_anew()
 
     @precondition(lambda self: "log" in self.disk.named)
     @rule()
     def copy(self) -> None:
-        """A copy beside it; one of lines that nobody has read yet cannot be told from a log."""
+        """A copy beside it; one of lines that nobody has read yet, or whose beginning nobody has, cannot be told from a log."""
         live = self.disk.named["log"]
-        if (found := ids(live.data)) and self.committed[min(found)] and live.data.startswith(b"%06d;" % min(found)):
+        if live is not self.cut_short and (found := ids(live.data)) and self.committed[min(found)] and live.data.startswith(b"%06d;" % min(found)):
 
             def act() -> None:
                 self.disk.named.pop("log.copy", None)
