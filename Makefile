@@ -8,7 +8,7 @@ VENV := $(CACHE)/python-$(firstword $(shell cat pyproject.toml Makefile | sha256
 RUN := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m stack.cli
 ARGS ?=
 
-.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway
+.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-faults bench-sidecar
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,8 @@ help:
 	@echo 'make bench-dashboards          what printing costs, and what Overview costs a Prometheus with 24 h of 20 engines'
 	@echo 'make bench-admission           a flood beside first come first served, and a million requests on a virtual clock'
 	@echo 'make bench-gateway             what the gateway adds to a request, and how many streams a core holds; ARGS=--peers compares'
+	@echo 'make bench-sidecar             how fast the sidecar reads, how long a scrape waits, what it all takes; ARGS="--soak 50000000" only that'
+	@echo 'make bench-faults              what may happen to a log, done to the sidecar and to mtail; then 10,000 random histories'
 	@echo 'make bench-rules               what all alerts and recorded series cost a Prometheus that watches 20 engines'
 
 lab: $(VENV)/run.done
@@ -49,6 +51,15 @@ bench-gateway: $(VENV)/dev.done
 
 bench-admission: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/admission_sim.py
+
+bench-faults: $(VENV)/dev.done
+	@$(RUN) lab install mtail
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_faults.py
+	PYTHONPATH=$(CURDIR) VLLM_WATCH_HISTORIES=10000 $(VENV)/bin/python -m pytest -q tests/test_sidecar_histories.py
+
+bench-sidecar: $(VENV)/dev.done
+	@$(RUN) lab install mtail
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_sidecar.py $(ARGS)
 
 lint: $(VENV)/dev.done
 	$(VENV)/bin/ruff check .

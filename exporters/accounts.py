@@ -63,6 +63,7 @@ class _Energy:
 class Accounts:
     """Reconciliation and attribution for some engines. gpus: by engine, the UUIDs of its cards or MIG instances; an engine alone has all.
 
+    now_s tells when something was (unix seconds), clock_s (monotonic) how long it took: a clock that is put right must not cost a year of GPU time.
     stored: what `accounts` told when it was last stored. Raises msgspec.MsgspecError for what is none of it."""
 
     def __init__(
@@ -83,11 +84,11 @@ class Accounts:
         self.hours = Hours()
         self._traffic = traffic
         self._gpus = gpus
-        self._views: dict[str, tuple[float, View]] = {}  # the last look at each engine
+        self._views: dict[str, tuple[float, View]] = {}  # the last look at each engine, by the monotonic clock
         self._silent: set[str] = set()
         self._energy = _Energy()
         self._cards: dict[str, Card] = {}  # what can be claimed, by UUID
-        self._unclaimed_s: float | None = None
+        self._unclaimed_s: float | None = None  # monotonic
         self._revision = 0
 
     def accounts(self) -> list[Account]:
@@ -100,14 +101,15 @@ class Accounts:
     def _revised(self) -> int:
         return self._revision
 
-    def looked(self, upstream: str, view: View, asked_s: float, now_s: float, logged: Mapping[str, Finished]) -> None:
-        """Take in an engine's page. logged: what the log held when it was asked for. Unix seconds."""
+    def looked(self, upstream: str, view: View, asked_s: float, now_s: float, clock_s: float, logged: Mapping[str, Finished]) -> None:
+        """Take in an engine's page. logged: what the log held when it was asked for."""
         self._revision += 1
         self.reconciler.look(upstream, view, asked_s, logged, self._traffic.e2e_p99_s())
-        before_s, before = self._views.get(upstream, (now_s, view))
+        before_clock_s, before = self._views.get(upstream, (clock_s, view))
+        before_s = now_s - (clock_s - before_clock_s)
         silent = upstream in self._silent
         self._silent.discard(upstream)
-        self._views[upstream] = now_s, view
+        self._views[upstream] = clock_s, view
         cards = self._claimed(upstream)
         for model, grown in engine.growth(before, view).items():
             self._advance(
@@ -122,39 +124,45 @@ class Accounts:
                 )
             )  # fmt: skip
             cards = ()  # they are the engine's, and counted once, whatever it serves
+        self.attribution.unclaimed(cards, before_s, now_s)  # where it serves nothing
 
-    def gone(self, upstream: str, now_s: float) -> None:
+    def gone(self, upstream: str, now_s: float, clock_s: float) -> None:
         """This engine did not answer. Its cards are there all the same; what they did nobody knows."""
         self._revision += 1
         self.reconciler.gone(upstream)
         self._silent.add(upstream)
         if upstream not in self._views:
             return
-        before_s, view = self._views[upstream]
-        self._views[upstream] = now_s, view
+        before_clock_s, view = self._views[upstream]
+        before_s = now_s - (clock_s - before_clock_s)
+        self._views[upstream] = clock_s, view
         if model := next((name for name, _ in view.cores), None):
             self._advance(Look(upstream, model, before_s, now_s, None, None, cards=self._claimed(upstream)))
+        else:
+            self.attribution.unclaimed(self._claimed(upstream), before_s, now_s)
 
     def settle(self, now_s: float, at_end: bool) -> None:
         """Take in the newest state of the log. at_end: it was read to its end just now."""
         self._revision += 1
         self.reconciler.settle(now_s, self._traffic.finished(), at_end)
 
-    def cards(self, cards: Sequence[GpuReading], now_s: float) -> None:
+    def cards(self, cards: Sequence[GpuReading], clock_s: float) -> None:
         """Take in a reading of the cards. Those that no engine has cost money too."""
         self._revision += 1
         self._energy.read(cards)
         self._cards = {card.uuid: card for reading in cards for card in _parts(reading)}
-        before_s, self._unclaimed_s = self._unclaimed_s, now_s
+        before_s, self._unclaimed_s = self._unclaimed_s, clock_s
         taken = {uuid for upstream in self._views for uuid in self._owned(upstream)}
         free = [self._with_energy("", card) for uuid, card in self._cards.items() if uuid not in taken]
         if before_s is not None:
-            self.attribution.unclaimed(free, before_s, now_s)
+            self.attribution.unclaimed(free, before_s, clock_s)
 
-    def ran(self, records: Iterable[RequestRecord], now_s: float) -> None:
+    def ran(self, records: Sequence[RequestRecord], now_s: float) -> None:
         """Keep when these requests ran, for the other way to share the hour; worth the time only where there is a card to share."""
         if not self._cards:
             return
+        if not any(ended and now_s - ended < 2 * attribution.HOUR_S for ended in (ended_at(records[0]), ended_at(records[-1]))):
+            return  # a backlog of hours long past, for which there is no live figure
         placed = self.reconciler.state().placed
         for record in records:
             if record.e2e_ms is None or (model := placed.get(record.model or "")) is None or (ended := ended_at(record)) is None:

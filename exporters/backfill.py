@@ -11,6 +11,7 @@ import heapq
 import io
 import lzma
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from exporters.tail import MAX_LINE_BYTES
 from exporters.traffic import Row, Traffic, read_row, row_samples
 
 CHUNK_BYTES = 1 << 20
+FILL_S = 86_400  # a series without news is repeated for so long; a gap of years is a wrong clock
 _PACKED: Mapping[bytes, Callable[[BinaryIO], io.BufferedIOBase]] = {
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
     b"BZh": bz2.BZ2File,
@@ -121,7 +123,7 @@ class _History:
                             if not lines:
                                 lines.append(_lines(metric, every, _nothing(sample[2]), step * step_s))
                             text = _lines(metric, every, sample[2])
-                            lines += [text.replace("\n", f" {(at + 1) * step_s}\n") for at in range(step, until)]
+                            lines += [text.replace("\n", f" {(at + 1) * step_s}\n") for at in range(step, min(until, step + FILL_S // step_s))]
                 if series and not headed:
                     out.write(exposition.head(metric, openmetrics=True))
                     headed = True
@@ -159,7 +161,7 @@ def _records(path: Path, fields: Fields, told: Told, progress: Callable[[int], N
                     told.untimed += 1
                 else:
                     yield ended_s, record
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise OSError(f"{path} cannot be read: {error}") from error
 
 

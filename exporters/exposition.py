@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 from exporters.catalogue.metric import Kind, Metric
@@ -61,7 +61,7 @@ def block(samples: Iterable[Sample], openmetrics: bool = False) -> Block:
             rows = lines[metric.name] = []
         key = (metric.name, *labels.items())
         if isinstance(value, Distribution):
-            _histogram(rows, key, value, openmetrics)
+            rows.append(_histogram(key, value, openmetrics))
         else:
             rows.append(f"{_plain_prefix(key)}{_number(value)}\n")
     return {name: (metrics[name], "".join(rows)) for name, rows in lines.items()}
@@ -97,25 +97,26 @@ def _plain_prefix(key: tuple[Any, ...]) -> str:
 
 
 @lru_cache(maxsize=1 << 12)
-def _bucket_prefixes(key: tuple[Any, ...], bounds: tuple[float, ...]) -> tuple[str, ...]:
-    labels = _labels(key[1:])
-    before = f"{labels}," if labels else ""
-    return tuple(f'{key[0]}_bucket{{{before}le="{_number(bound)}"}} ' for bound in (*bounds, float("inf")))
+def _places(key: tuple[Any, ...], bounds: tuple[float, ...], place: str) -> str:
+    """All lines of a histogram, with places for `%` to put their numbers in."""
+    name, labels = key[0], _labels(key[1:]).replace("%", "%%")
+    before, alone = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
+    buckets = "".join(f'{name}_bucket{{{before}le="{_number(bound)}"}} {place}\n' for bound in (*bounds, float("inf")))
+    return f"{buckets}{name}_count{alone} %s\n{name}_sum{alone} %s\n"
 
 
 def _labels(items: Iterable[tuple[str, str]]) -> str:
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(items))
 
 
-def _histogram(rows: list[str], key: tuple[Any, ...], distribution: Distribution, openmetrics: bool) -> None:
-    prefixes = _bucket_prefixes(key, distribution.bounds)
+def _histogram(key: tuple[Any, ...], distribution: Distribution, openmetrics: bool) -> str:
     running = list(accumulate(distribution.counts))
-    if openmetrics and distribution.exemplars:
-        rows += [f"{p}{n}{_exemplar(distribution.exemplars.get(b))}\n" for b, (p, n) in enumerate(zip(prefixes, running, strict=True))]
+    if openmetrics and (exemplars := distribution.exemplars):
+        numbers: Iterable[Any] = chain.from_iterable((count, _exemplar(exemplars.get(bucket))) for bucket, count in enumerate(running))
+        places = _places(key, distribution.bounds, "%s%s")
     else:
-        rows += [f"{prefix}{count}\n" for prefix, count in zip(prefixes, running, strict=True)]
-    name, *labels = key
-    rows.append(f"{_plain_prefix((f'{name}_count', *labels))}{running[-1]}\n{_plain_prefix((f'{name}_sum', *labels))}{_number(distribution.sum)}\n")
+        numbers, places = running, _places(key, distribution.bounds, "%s")
+    return places % (*numbers, running[-1], _number(distribution.sum))
 
 
 def _exemplar(exemplar: Exemplar | None) -> str:

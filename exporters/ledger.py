@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import msgspec
 
@@ -21,6 +22,8 @@ from exporters.tail import Position
 from exporters.traffic import Traffic, read_row, row_samples
 
 WINDOW = 200_000  # requests that are remembered at most; half as many at least
+OUR_CHARS = 48  # of a request_id and a span_id of our gateway, both hexadecimal
+KEY_CHARS = 200  # an id may be what a client sent: of a longer one a digest is remembered
 
 
 class Window:
@@ -28,16 +31,16 @@ class Window:
 
     def __init__(self, limit: int = WINDOW) -> None:
         self._half = max(1, limit // 2)
-        self.older: set[str] = set()
-        self.newer: set[str] = set()
-        self.added: list[str] = []  # since the last commit, in the order in which they came
+        self.older: set[bytes] = set()
+        self.newer: set[bytes] = set()
+        self.added: list[bytes] = []  # since the last commit, in the order in which they came
 
     def __len__(self) -> int:
         return len(self.older) + len(self.newer)
 
     def fresh(self, records: list[RequestRecord]) -> list[RequestRecord]:
         """Those that were not seen before, remembered from now on."""
-        keys = [r.request_id if r.span_id is None else r.request_id + r.span_id for r in records]
+        keys = _known([r.request_id if r.span_id is None else r.request_id + r.span_id for r in records])
         unique = set(keys)
         if len(unique) == len(keys) and self.newer.isdisjoint(unique) and self.older.isdisjoint(unique):
             self._add(keys)
@@ -49,17 +52,30 @@ class Window:
                 found.append(record)
         return found
 
-    def restore(self, keys: Iterable[str]) -> None:
+    def restore(self, keys: Iterable[bytes]) -> None:
         """Remember what was remembered before a restart, in its order."""
-        for key in keys:
-            self._add((key,))
+        self._add(list(keys))
         self.added.clear()
 
-    def _add(self, keys: Sequence[str]) -> None:
-        self.newer.update(keys)
+    def _add(self, keys: Sequence[bytes]) -> None:
         self.added += keys
-        if len(self.newer) >= self._half:
-            self.older, self.newer = self.newer, set()
+        while keys:  # a generation is exactly a half: so what is stored without its order becomes the same two again
+            room = self._half - len(self.newer)
+            self.newer.update(keys[:room])
+            keys = keys[room:]
+            if len(self.newer) >= self._half:
+                self.older, self.newer = self.newer, set()
+
+
+def _known(ids: Sequence[str]) -> list[bytes]:
+    """Ids as they are remembered: those of our gateway as the number they stand for, in half the memory."""
+    if ids and max(map(len, ids)) > KEY_CHARS:
+        ids = [one if len(one) <= KEY_CHARS else blake2b(one.encode(), digest_size=16).hexdigest() for one in ids]
+    unhex = bytes.fromhex
+    try:
+        return [unhex(one) if len(one) == OUR_CHARS and one.islower() and one.isalnum() else one.encode() for one in ids]
+    except ValueError:  # one is as long, and no hexadecimal number
+        return [known for one in ids for known in _known((one,))] if len(ids) > 1 else [ids[0].encode()]
 
 
 class Tallies(msgspec.Struct, array_like=True):
@@ -74,13 +90,14 @@ class Tallies(msgspec.Struct, array_like=True):
     bad: dict[str, int] = {}
     faults: dict[str, dict[str, int]] = {}  # by path, by reason
     rotations: dict[str, int] = {}
+    complete: bool = False  # whether every log was read to its end once
 
 
 class Frame(msgspec.Struct, array_like=True):
     """One commit. A whole one holds every row and all requests that are remembered; any other what is new since the frame before it."""
 
     rows: list[bytes]
-    requests: list[str]
+    requests: list[bytes]
     tallies: Tallies
     positions: dict[str, tuple[Position, ...]]
     accounts: dict[str, bytes]  # what else must be as old as the counts: reconciliation, attribution
@@ -146,8 +163,7 @@ class Ledger:
             self.window.restore(frame.requests)
             self.tallies, self.positions = frame.tallies, frame.positions
             accounts |= frame.accounts
-        for stored in rows.values():
-            self.traffic.restore(stored)
+        rows = {key: self.traffic.restore(stored) for key, stored in rows.items()}
         self.traffic.teams.folded, self.traffic.models.folded = self.tallies.teams_folded, self.tallies.models_folded
         self._shown.rows, self._shown.accounts, self._shown.tallies = rows, accounts, _copy(self.tallies)
         self.restored = bool(frames)
@@ -161,6 +177,16 @@ class Ledger:
         self.traffic.add_all(fresh)
         return fresh
 
+    def keep(self, accounts: Iterable[Account]) -> None:
+        """Store and show these with the counts. What was restored of them is safe, and is shown."""
+        self.accounts += accounts
+        self._shown.samples = self._account_samples()
+
+    @property
+    def complete(self) -> bool:
+        """Whether what is safe is all that every log held at some time."""
+        return self._shown.tallies.complete
+
     @property
     def committed_lines(self) -> int:
         return self._shown.tallies.lines
@@ -172,21 +198,23 @@ class Ledger:
         self._rows |= self.traffic.changed()
         self.tallies.teams_folded, self.tallies.models_folded = self.traffic.teams.folded, self.traffic.models.folded
         revisions = {account.name: account.revision() for account in self.accounts}
-        changed = {account.name: account.state() for account in self.accounts if self._revisions.get(account.name) != revisions[account.name]}
+        revised = {account.name: account.state() for account in self.accounts if self._revisions.get(account.name) != revisions[account.name]}
+        changed = {name: state for name, state in revised.items() if self._shown.accounts.get(name) != state}
         accounts = self._shown.accounts | changed
         tallies = _copy(self.tallies)
-        frame = Frame(list(self._rows.values()), self.window.added, tallies, dict(positions), changed)
+        # A log that is not read any more may be read again: where it stood stays known.
+        frame = Frame(list(self._rows.values()), self.window.added, tallies, {**self.positions, **positions}, changed)
         before = self._told
+        self._revisions = revisions
         if before and not frame.rows and not frame.requests and not changed and (tallies, frame.positions) == (before.tallies, before.positions):
             return None
         self._told = Frame([], [], tallies, frame.positions, accounts)
-        samples = tuple(sample for account in self.accounts for sample in account.samples()) if changed else self._shown.samples
-        self._revisions = revisions
+        samples = self._account_samples() if changed else self._shown.samples
         self._next = (self._rows, tallies, accounts, samples)
         self.window.added, self._rows = [], {}
         if (checkpoint := self._checkpoint) is None:
             return lambda: None
-        if checkpoint.needs_rewrite:
+        if before is None or checkpoint.needs_rewrite:
             rows = self._shown.rows | self._next[0]
             whole = Frame(list(rows.values()), [*self.window.older, *self.window.newer], tallies, frame.positions, accounts, whole=True)
             data = _encoder.encode(whole)
@@ -219,6 +247,16 @@ class Ledger:
             raise
         self.succeeded()
 
+    def _account_samples(self) -> tuple[Sample, ...]:
+        return tuple(sample for account in self.accounts for sample in account.samples())
+
+    def health(self) -> Iterator[Sample]:
+        """Whether counts are made safe, which is told even while none may be shown."""
+        if self._checkpoint:
+            yield ours.CHECKPOINT_UP, {}, float(self.up)
+            yield ours.CHECKPOINT_BYTES, {}, self._checkpoint.bytes
+            yield ours.CHECKPOINT_COMMITS, {}, self.commits
+
     def samples(self) -> Iterator[Sample]:
         """What is safe, but for the rows."""
         told = self._shown.tallies
@@ -234,10 +272,6 @@ class Ledger:
         yield ours.TEAMS_FOLDED, {}, told.teams_folded
         yield ours.MODELS_FOLDED, {}, told.models_folded
         yield from self._shown.samples
-        if self._checkpoint:
-            yield ours.CHECKPOINT_UP, {}, float(self.up)
-            yield ours.CHECKPOINT_BYTES, {}, self._checkpoint.bytes
-            yield ours.CHECKPOINT_COMMITS, {}, self.commits
 
     def blocks(self, openmetrics: bool) -> Iterator[Block]:
         """The rows that are safe, as lines; what did not change since it was last asked for is not rendered again."""

@@ -413,7 +413,7 @@ class Spans:
         self._queue: deque[Span] = deque()
         self._under_way = 0
         self._state: str | None = None  # a reason of DROPPED; None while all is well
-        self._stopping = threading.Event()
+        self._stopping, self._full = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         # Every key has one writer: the thread counts what it sent, what was refused, and its defects; `add` counts the rest.
         self.sent = 0
@@ -426,6 +426,7 @@ class Spans:
     def stop(self) -> None:
         """Sends what is queued if that is quick; waits at most LAST_WORDS_S."""
         self._stopping.set()
+        self._full.set()
         self._thread.join(LAST_WORDS_S)
         if self.waiting:
             log.warning("%d spans were not sent", self.waiting)
@@ -448,6 +449,8 @@ class Spans:
                 self._queue.popleft()
                 self.dropped[self._state if self._state in WAITED_FOR else "queue_full"] += 1
             self._queue.append(request)
+            if len(self._queue) == BATCH:
+                self._full.set()
 
     def samples(self) -> Iterator[Sample]:
         yield ours.SPANS_SENT, {}, self.sent
@@ -458,7 +461,10 @@ class Spans:
     # From here on: in the thread.
 
     def _run(self) -> None:
-        while not self._stopping.wait(0 if len(self._queue) >= BATCH else LINGER_S):
+        while not self._stopping.is_set():
+            if len(self._queue) < BATCH:
+                self._full.wait(LINGER_S)  # a flood fills the queue in that time
+            self._full.clear()
             self._next_batch()
         until = time.monotonic() + LAST_WORDS_S
         while self._queue and self._state not in WAITED_FOR and time.monotonic() < until:

@@ -213,7 +213,7 @@ class Reconciler:
 
         late_s: by how much, on the average, a line comes after the engine is done, where that is known."""
         self._take(logged, newest=False)
-        if self._read_s is None or asked_s < self._read_s:
+        if self._read_s is None or 0 < self._read_s - asked_s < PATIENCE_AT_LEAST_S:  # further back only a clock that was set goes
             return
         self._silent.discard(upstream)
         kept = self._kept.upstreams.get(upstream)

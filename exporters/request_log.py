@@ -21,6 +21,7 @@ Outcome = Literal["ok", "client_abort", "rejected", "upstream_error", "timeout"]
 
 # Held to when a line is read: more is a fault of who wrote it, and would spoil every sum that it is added to.
 Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
+Texts = Annotated[int, msgspec.Meta(ge=0, lt=10**5)]  # multiplied with each other and with tokens, in sums of 64 bits
 Measure = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 
 
@@ -50,8 +51,8 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     attempt: Count | None = None
     tried: str | None = None
     stream: bool | None = None
-    n: Count | None = None
-    prompts: Count | None = None
+    n: Texts | None = None
+    prompts: Texts | None = None
     prompt_tokens: Count | None = None
     cached_tokens: Count | None = None
     completion_tokens: Count | None = None
@@ -323,10 +324,13 @@ def _bad(error: msgspec.ValidationError, line: bytes) -> BadLine:
 
 def ended_at(record: RequestRecord) -> float | None:
     """When the request ended, in unix seconds; None when the line does not say or says nonsense."""
-    if record.ts is None:
-        return None
+    return None if record.ts is None else unix_seconds(record.ts)
+
+
+def unix_seconds(ts: str) -> float | None:
+    """An RFC 3339 time in unix seconds, UTC where it names no zone; None for what is none."""
     try:
-        stamp = _time(record.ts)
+        stamp = _time(ts)
     except ValueError:
         return None
     return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()

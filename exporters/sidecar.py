@@ -163,6 +163,7 @@ class Source:
 
 # Why a reading of each kind of source fails. All are shown at 0 from the start: growth needs a sample before the first failure.
 REASONS: Mapping[str, tuple[str, ...]] = {
+    "accounts": ("other",),
     "checkpoint": ("os", "other", "permission"),
     "log": ("os", "other", "permission"),
     "engine": ("bad_page", "http_4xx", "http_5xx", "other", "timeout", "unreachable"),
@@ -204,7 +205,9 @@ class Logs:
     spans: otlp.Spans | None = None
     lag_s: dict[str, float] = field(default_factory=dict)
     caught_up: set[str] = field(default_factory=set)
+    failing: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
+    _left_bytes: dict[str, int] = field(default_factory=dict)  # behind the last line, of logs that were read to their end just now
     _faults: dict[str, Counter[str]] = field(default_factory=dict)
     _rotations: Counter[str] = field(default_factory=Counter)
 
@@ -219,7 +222,11 @@ class Logs:
 
     def poll(self, tail: Tail, now_s: float, clock_s: float) -> bool:
         """Read and count what is new in one log; whether there was anything. now_s: unix seconds, clock_s: monotonic."""
+        path = str(tail.path)
+        self._left_bytes.pop(path, None)
+        self.failing.add(path)
         blocks = tail.poll(clock_s, BATCH_BYTES)
+        self.failing.discard(path)
         records: list[RequestRecord] = []
         for block in blocks:
             found, bad = parse_block(block, self.fields)
@@ -230,8 +237,21 @@ class Logs:
             self._count(tail, fresh, now_s)
         self._note(tail)
         if not blocks:
-            self.caught_up.add(str(tail.path))
+            self.caught_up.add(path)
+            self._left_bytes[path] = tail.unread_bytes()
         return bool(blocks)
+
+    def begin_commit(self) -> Callable[[], None] | None:
+        """As `Ledger.begin`, with how far the logs were counted. One that cannot be read keeps no other from being complete; and as long as it could
+        not even be looked at, nothing is known of it, which is not the same as nothing read."""
+        self.ledger.tallies.complete |= len(self.caught_up | self.failing) == len(self.tails)
+        found = {str(tail.path): tail.positions() for tail in self.tails}
+        return self.ledger.begin({path: positions for path, positions in found.items() if positions or path not in self.failing})
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all logs were read to their end just now. Half a line, whose writer may be dead, is behind the end."""
+        return all(self._left_bytes.get(str(tail.path)) == tail.unread_bytes() for tail in self.tails)
 
     def _count(self, tail: Tail, fresh: Sequence[RequestRecord], now_s: float) -> None:
         tallies = self.ledger.tallies
@@ -264,9 +284,8 @@ class Logs:
 
     @property
     def shown(self) -> bool:
-        """Whether the counts may be shown. Without a state they are once every log was read to its end: a scrape in the middle would take what
-        follows for new traffic."""
-        return self.ledger.restored or len(self.caught_up) == len(self.tails)
+        """Whether the counts may be shown: once every log was read to its end. A scrape before that would take what follows for new traffic."""
+        return self.ledger.complete
 
     def samples(self) -> Iterator[Sample]:
         for tail in self.tails:
@@ -274,6 +293,7 @@ class Logs:
             yield ours.LOG_BYTES_BEHIND, labels, tail.unread_bytes()
             if (lag := self.lag_s.get(str(tail.path))) is not None:
                 yield ours.LOG_LAG, labels, lag
+        yield from self.ledger.health()
         if self.shown:
             yield from self.ledger.samples()
 
@@ -317,8 +337,9 @@ class Sidecar:
         self.version = version
         self.started_s = time.time()
         self.ledger, self._checkpoint, stored = open_ledger(config)
-        # Records of before the start are history, unless a state says up to where they were read.
-        self.spans = otlp.Spans(config.otlp, version, since_s=0.0 if self.ledger.restored else self.started_s) if config.otlp else None
+        # Records of before the start are history, unless a state says up to where every log was read.
+        followed = bool(config.requests_log) and all(path in self.ledger.positions for path in config.requests_log)
+        self.spans = otlp.Spans(config.otlp, version, since_s=0.0 if followed else self.started_s) if config.otlp else None
         tails = [Tail(Path(p), since=self.ledger.positions.get(p)) for p in config.requests_log]
         self.accounts = self._open_accounts(stored)
         self.logs = Logs(tails, self.ledger, config.fields, self.accounts, self.spans)
@@ -331,6 +352,8 @@ class Sidecar:
         self._unwritten: deque[events.TuningEvent] = deque(maxlen=1000)
         self._tasks: list[asyncio.Task[None]] = []
         self._state_source: Source | None = None
+        self._accounts_source = Source("accounts", "accounts", up=True, tried=True)
+        self._unbooked: set[str] = set()
         self._writing: asyncio.Future[None] | None = None
         self._retry_s = 0.0
 
@@ -342,7 +365,7 @@ class Sidecar:
         except msgspec.MsgspecError as error:
             log.error("what was stored of the engines and cards is of another release (%s); their accounts begin anew", error)
             accounts = Accounts(*about, {})
-        self.ledger.accounts += accounts.accounts()
+        self.ledger.keep(accounts.accounts())
         return accounts
 
     async def start(self) -> None:
@@ -365,6 +388,7 @@ class Sidecar:
             self._follow(self._gpu_source, self._read_gpu, self.config.gpu_interval_s)
         if self.config.events:
             self._follow(Source("events", self.config.events), self._read_events, 2.0)
+        self.sources.append(self._accounts_source)
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -437,18 +461,20 @@ class Sidecar:
                         raise FileNotFoundError(f"{tail.path} is not there (yet)")
             now_s = time.monotonic()
             if now_s - settled_s >= SETTLE_S:
-                self.accounts.settle(time.time(), at_end=not more and not any(tail.unread_bytes() for tail in self.logs.tails))
-                await self.accounts.compare_hour(time.time())
+                with self._booking("log"):
+                    self.accounts.settle(time.time(), at_end=self.logs.at_end)
+                    await self.accounts.compare_hour(time.time())
                 settled_s = now_s
             if not more or now_s - committed_s >= COMMIT_S:
-                await self._commit()
+                with self._booking("counts"):
+                    await self._commit()
                 committed_s = now_s
             await asyncio.sleep(0 if more else LOG_INTERVAL_S)  # a long backlog must not keep a scrape waiting
 
     async def _commit(self) -> None:
         if not self.ledger.up and time.monotonic() < self._retry_s:
             return
-        write = self.ledger.begin({str(tail.path): tail.positions() for tail in self.logs.tails})
+        write = self.logs.begin_commit()
         if write is None:
             return
         if self._state_source is None:
@@ -464,16 +490,34 @@ class Sidecar:
                 raise
             self.ledger.succeeded()
 
+    @contextlib.contextmanager
+    def _booking(self, what: str) -> Iterator[None]:
+        """Bring something into the books. What fails there is a fault of ours: neither the engine, the cards nor the log is down."""
+        source = self._accounts_source
+        try:
+            yield
+        except Exception:
+            source.errors["other"] += 1
+            if what not in self._unbooked:
+                log.exception("what came of the %s cannot be taken into the books", what)
+            self._unbooked.add(what)
+        else:
+            self._unbooked.discard(what)
+            source.last_success_s = time.time()
+        source.up = not self._unbooked
+
     async def _read_engine(self, target: Engine) -> None:
         url, timeout_s, accounts = target.url.rstrip("/"), self.config.timeout_s, self.accounts
         asked_s, logged = time.time(), self.ledger.traffic.finished()
         try:
             text, version = await engine.read(self._session, url, timeout_s)
             view = await asyncio.to_thread(engine.parse, text, version, self._readers[target.name].parse)
-        except BaseException:
-            accounts.gone(target.name, time.time())
+        except Exception:
+            with self._booking(f"engine {target.name}"):
+                accounts.gone(target.name, time.time(), time.monotonic())
             raise
-        accounts.looked(target.name, view, asked_s, time.time(), logged)
+        with self._booking(f"engine {target.name}"):
+            accounts.looked(target.name, view, asked_s, time.time(), time.monotonic(), logged)
         if accounts.reconciler.names_due(target.name, time.time()):
             accounts.reconciler.named(target.name, await engine.served(self._session, url, timeout_s), time.time())
         for event in self.histories[target.name].observe(view, time.time()):
@@ -485,7 +529,8 @@ class Sidecar:
         # A reading after none may have to load the driver, which takes seconds without persistence mode; this source is down meanwhile.
         first = self._gpu_source is not None and not self._gpu_source.up
         self._gpus = await self._gpu_reader.read(FIRST_GPU_READING_S if first else self.config.timeout_s / 2)
-        self.accounts.cards(self._gpus, time.time())
+        with self._booking("cards"):
+            self.accounts.cards(self._gpus, time.monotonic())
 
     async def _read_events(self) -> None:
         """Write what happened, then read what everyone wrote. A full disk is this source's failure, and the events wait for it to end."""

@@ -6,11 +6,11 @@ together as `__other__`. What a record does not say is not counted, never taken 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections import Counter
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress, repeat
+from itertools import accumulate, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple, cast, get_args
 
@@ -20,7 +20,7 @@ from exporters.catalogue import bounds, ours
 from exporters.catalogue.metric import Metric
 from exporters.exposition import Distribution, Exemplar, Sample
 from exporters.reconcile import Finished
-from exporters.request_log import UNKNOWN_TEAM, Outcome, RequestRecord, ended_at
+from exporters.request_log import UNKNOWN_TEAM, Outcome, RequestRecord, unix_seconds
 
 OTHER = "__other__"
 UNKNOWN_MODEL = "__unknown__"
@@ -28,8 +28,9 @@ FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "rejected", "too
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 GOOD = ("ok", "unknown")
 REASONS_LIMIT = 40  # a gateway's vocabulary is fixed and small; a log that is not must not make series without end
-EXEMPLARS_OF = 64  # of a flood, the newest of each kind are looked at for exemplars
-TRACE_ID_CHARS = 32  # W3C trace context; what else a log may call a trace leads nowhere
+EXEMPLARS_OF = 16  # of a flood, the newest of each row are looked at for exemplars
+MANY = 100
+_TRACE_ID = re.compile("[0-9a-fA-F]{32}")  # W3C trace context; what else a log may call a trace leads nowhere, and could spoil the page
 _UNFINISHED = ("abort", "error", "rejected")  # finish reasons of a request that the engine did not count
 _ASIDE = ("/models", "/tokenize", "/detokenize", "/load_lora_adapter", "/unload_lora_adapter", "/health", "/version")  # routes that make nothing
 _MAX_NAME = 120
@@ -137,7 +138,26 @@ class _Cell:
         self.counts = [[0] * (len(limits) + 1) for limits in _MS]
         self.sums_ms = [0.0] * len(_MS)
         self.negative = 0
-        self.last: list[dict[int, tuple[RequestRecord, float]]] = [{} for _ in _MS]  # the newest traced record of each bucket, with its value
+        self.last: list[dict[int, tuple[str, float, str | None]]] = [{} for _ in _MS]  # of each bucket the newest trace, its value, and when
+
+    def add(self, texts: int, alike: Sequence[RequestRecord]) -> None:
+        """Add up what the records say, column by column. texts: asked for of each prompt; 0: no engine is to be compared."""
+        prompt, cached, completion, *times, engine_ttft = zip(*map(_FIGURES, alike), strict=True)
+        told = [_sum(tokens) for tokens in (prompt, cached, completion)]
+        for at, tokens in enumerate(told):
+            if tokens is not None:
+                self.tokens[at] = (self.tokens[at] or 0) + tokens
+        if texts:
+            missing = prompt.count(None)
+            self.finished.missing += missing
+            self.finished.prompt_tokens += texts * (told[0] or 0)
+            self.finished.cached_tokens += texts * (told[1] or 0)
+            known = completion if not missing else [c for p, c in zip(prompt, completion, strict=True) if p is not None]
+            self.finished.completion_tokens += _sum(known) or 0
+        for at, values in enumerate(times):
+            self.observe(at, values, alike)
+        if engine_ttft.count(None) < len(alike):
+            self.compare(times[_TTFT], engine_ttft, alike)
 
     def observe(self, at: int, told: Sequence[float | None], alike: Sequence[RequestRecord]) -> None:
         """Take in one time of each record, None where it has none."""
@@ -147,15 +167,21 @@ class _Cell:
             alike = [record for value, record in zip(told, alike, strict=True) if value is not None]
             told = [value for value in told if value is not None]
         values = cast("Sequence[float]", told)
-        buckets = list(map(bisect_left, repeat(_MS[at]), values))
-        counts = self.counts[at]
-        for bucket, count in Counter(buckets).items() if len(buckets) > 20 else ((bucket, 1) for bucket in buckets):
-            counts[bucket] += count
+        limits, counts = _MS[at], self.counts[at]
+        if len(values) > MANY:  # in order, each bound is looked for once, and not each value
+            ordered, before = sorted(values), 0
+            for bucket, limit in enumerate(limits):
+                if (below := bisect_right(ordered, limit, before)) > before:
+                    counts[bucket] += below - before
+                    before = below
+            counts[-1] += len(ordered) - before
+        else:
+            for bucket in map(bisect_left, repeat(limits), values):
+                counts[bucket] += 1
         self.sums_ms[at] += sum(values)
-        if (newest := len(buckets) - EXEMPLARS_OF) > 0:
-            buckets, alike, values = buckets[newest:], alike[newest:], values[newest:]
-        traced = (record.trace_id and len(record.trace_id) == TRACE_ID_CHARS for record in alike)
-        self.last[at].update(compress(zip(buckets, zip(alike, values, strict=True), strict=True), traced))
+        for record, value in zip(alike[-EXEMPLARS_OF:], values[-EXEMPLARS_OF:], strict=True):
+            if (trace := record.trace_id) and _TRACE_ID.fullmatch(trace):
+                self.last[at][bisect_left(limits, value)] = trace, value, record.ts
 
     def compare(self, ttft: Sequence[float | None], engine: Sequence[float | None], alike: Sequence[RequestRecord]) -> None:
         """Take in how much later the client's first token came than the engine's; a negative figure tells of clocks or definitions."""
@@ -189,18 +215,25 @@ class Traffic:
 
     def add_all(self, records: Sequence[RequestRecord]) -> None:
         """Count records. Those that differ in figures alone are counted in one go, column by column: a log may have grown for a night."""
-        groups: dict[tuple[Any, ...], list[RequestRecord]] = {}
+        kinds: dict[tuple[Any, ...], list[RequestRecord]] = {}
         for kind, record in zip(map(_KIND, records), records, strict=True):
-            if (alike := groups.get(kind)) is None:
-                groups[kind] = [record]
+            if (alike := kinds.get(kind)) is None:
+                kinds[kind] = [record]
             else:
                 alike.append(record)
-        for kind, alike in groups.items():
-            self._add(alike, *kind)
+        groups: dict[tuple[_Cell, int], list[RequestRecord]] = {}
+        for kind, alike in kinds.items():
+            group = self._count(len(alike), *kind)
+            if group in groups:
+                groups[group] += alike
+            else:
+                groups[group] = alike
+        for (cell, texts), alike in groups.items():
+            cell.add(texts, alike)
 
-    def _add(
+    def _count(
         self,
-        alike: list[RequestRecord],
+        count: int,
         model: str | None,
         team: str | None,
         outcome: str | None,
@@ -211,8 +244,8 @@ class Traffic:
         prompts: int | None,
         hit: bool | None,
         reason: str | None,
-    ) -> None:
-        count = len(alike)
+    ) -> tuple[_Cell, int]:
+        """Count one kind. Where its figures belong: the row, and how many texts of each prompt an engine finished that is compared, or 0."""
         outcome = outcome or "unknown"
         cell = self._by_name.get((model, team)) or self._cell(model, team, outcome, count)
         if not cell.changed:
@@ -228,26 +261,12 @@ class Traffic:
             cell.finishes[name] = cell.finishes.get(name, 0) + count
         if hit is not None:
             cell.lookups[not hit] = (cell.lookups[not hit] or 0) + count
-        prompt, cached, completion, *times, engine_ttft = zip(*map(_FIGURES, alike), strict=True)
-        told = [_sum(tokens) for tokens in (prompt, cached, completion)]
-        for at, tokens in enumerate(told):
-            if tokens is not None:
-                cell.tokens[at] = (cell.tokens[at] or 0) + tokens
         # A client that hangs up behind the last token has an answer that the engine finished, and counted.
         whole = finish not in _UNFINISHED and (outcome in GOOD or (outcome == "client_abort" and finish is not None))
-        if whole and self._is_compared(upstream, route):
-            texts = texts or 1
-            cell.finished.requests += texts * (prompts or 1) * count
-            missing = prompt.count(None)
-            cell.finished.missing += missing
-            cell.finished.prompt_tokens += texts * (told[0] or 0)
-            cell.finished.cached_tokens += texts * (told[1] or 0)
-            known = completion if not missing else [c for p, c in zip(prompt, completion, strict=True) if p is not None]
-            cell.finished.completion_tokens += _sum(known) or 0
-        for at, values in enumerate(times):
-            cell.observe(at, values, alike)
-        if engine_ttft.count(None) < count:
-            cell.compare(times[_TTFT], engine_ttft, alike)
+        if not (whole and self._is_compared(upstream, route)):
+            return cell, 0
+        cell.finished.requests += (texts or 1) * (prompts or 1) * count
+        return cell, texts or 1
 
     def changed(self) -> dict[tuple[str, str], bytes]:
         """Rows that changed since the last call, by model and team, as bytes to be stored; `row` reads them back."""
@@ -257,8 +276,8 @@ class Traffic:
         self._changed.clear()
         return rows
 
-    def restore(self, stored: bytes) -> None:
-        """Go on from a stored row. Raises msgspec.MsgspecError for what is none."""
+    def restore(self, stored: bytes) -> bytes:
+        """Go on from a stored row; it as it is from now on. Raises msgspec.MsgspecError for what is none."""
         row = read_row(stored)
         cell = self._cells[row.model, row.team] = _Cell(row.model, row.team)
         self.models.seat(row.model)
@@ -272,6 +291,7 @@ class Traffic:
         for at, (counts, sum_ms) in enumerate(zip(row.counts, row.sums_ms, strict=False)):
             if len(counts) == len(cell.counts[at]):  # a release with other bounds begins this histogram anew
                 cell.counts[at], cell.sums_ms[at] = counts, sum_ms
+        return _row_encoder.encode(_row(cell))
 
     def finished(self) -> dict[str, Finished]:
         """What engines should have counted by now, by the model's name in the log."""
@@ -299,7 +319,7 @@ class Traffic:
     def exemplars(self, model: str, team: str) -> tuple[Mapping[int, Exemplar], ...]:
         """The newest traced observation of each bucket, for each histogram of a row."""
         return tuple(
-            {bucket: Exemplar(record.trace_id or "", value / 1000, ended_at(record)) for bucket, (record, value) in last.items()}
+            {bucket: Exemplar(trace, value / 1000, None if ts is None else unix_seconds(ts)) for bucket, (trace, value, ts) in last.items()}
             for last in self._cells[model, team].last
         )
 

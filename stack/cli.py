@@ -214,11 +214,14 @@ def sidecar_backfill(files: tuple[Path, ...], out: Path, path: Path | None, step
               promtool tsdb create-blocks-from openmetrics past.om /path/to/prometheus/data
     """
     from exporters import backfill
+    from exporters.catalogue.ours import REQUEST_TRAFFIC
     from exporters.ledger import Window
 
     pairs = dict(label.partition("=")[::2] for label in labels)
     if bad := next((name for name in pairs if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name)), None):
         raise click.UsageError(f"--label {bad!r} is no label; write it like job=vllm-watch")
+    if taken := next((name for name in pairs for metric in REQUEST_TRAFFIC if name in (*metric.labels, "le")), None):
+        raise click.UsageError(f"--label {taken} is a label that the series have already; choose another name")
     with _told(), contextlib.ExitStack() as stack:
         settings = config.sidecar(path) if path else sidecar_module.SidecarConfig()
         counts = sidecar_module.counting(settings)

@@ -40,10 +40,10 @@ class Books:
         for team, (prompt, completion) in teams.items():
             self.traffic.add(RequestRecord(request_id=team, team=team, model="m", outcome="ok", prompt_tokens=prompt, completion_tokens=completion))
 
-    def look(self, seen: View, upstream: str = "e", after_s: float = 5.0) -> None:
+    def look(self, seen: View, upstream: str = "e", after_s: float = 5.0, clock_s: float | None = None) -> None:
         self.now += after_s
         self.accounts.settle(self.now - 0.1, at_end=True)
-        self.accounts.looked(upstream, seen, self.now, self.now, self.traffic.finished())
+        self.accounts.looked(upstream, seen, self.now, self.now, self.now if clock_s is None else clock_s, self.traffic.finished())
         self.accounts.settle(self.now + 0.1, at_end=True)
 
     def figures(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
@@ -122,10 +122,29 @@ def test_while_an_engine_is_silent_its_cards_go_on_costing_and_what_they_did_is_
     books.look(view())
     for _ in range(3):
         books.now += 5
-        books.accounts.gone("e", books.now)
+        books.accounts.gone("e", books.now, books.now)
     books.look(view())
     assert 20 == books.figures("gpu_allocated_seconds_total")[()]
     assert 20 == books.figures("gpu_seconds_total", "team", "method")["__unattributed__", "unknown"]
+
+
+def test_a_clock_that_is_put_right_costs_no_gpu_time():
+    books = Books()
+    books.accounts.cards([card("GPU-a")], 100)
+    for clock_s, jump_s in enumerate((0, 0, 3e7, 0, -3e7, 0), 100):
+        books.look(view(), after_s=1 + jump_s, clock_s=clock_s)
+    assert 5 == pytest.approx(books.figures("gpu_allocated_seconds_total")[()])
+
+
+def test_the_time_of_a_card_whose_engine_serves_nothing_is_nobodys_and_is_told():
+    books = Books()
+    books.accounts.cards([card("GPU-a")], books.now)
+    empty = View("0.32.0", NOON - 100, {}, ())
+    for seen in (view(), empty):
+        books.look(seen)
+    books.accounts.gone("e", books.now + 5, books.now + 5)
+    books.look(view(), after_s=10)
+    assert {("m",): 5.0, ("__none__",): 10.0} == books.figures("gpu_allocated_seconds_total", "model_name")
 
 
 def test_a_restart_goes_on_with_the_same_sums_and_bills_nobody_for_the_time_between():

@@ -68,6 +68,14 @@ def test_what_cannot_be_placed_or_read_is_told_and_costs_nothing_else(tmp_path):
     assert 2 == found[REQUESTS][-1][1]
 
 
+@pytest.mark.parametrize("spoil", [lambda data: data[:-9], lambda data: data[:40] + b"\xff" * 40 + data[80:]])
+def test_a_packed_file_that_is_spoilt_is_named(tmp_path, spoil):
+    path = tmp_path / "log.gz"
+    path.write_bytes(spoil(gzip.compress(b"".join(record(number, NOON + number, team=f"t{number * 7919 % 31}") for number in range(200)))))
+    with pytest.raises(OSError, match=r"log\.gz cannot be read"):
+        filled(path)
+
+
 def test_a_line_that_comes_after_its_step_is_counted_later_and_said(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(record(1, NOON + 1) + record(2, NOON + 100) + record(3, NOON + 2))
@@ -101,7 +109,14 @@ def test_what_promtool_takes_into_a_real_prometheus_adds_up_to_the_log(tmp_path,
     assert 0.2 < ask("histogram_quantile(0.5, sum by (le) (vllm_watch_ttft_seconds_bucket))", end) < 0.25
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [(["--label", "9=x"], "write it like job=vllm-watch"), (["--step", "999"], "1<=x<=240")])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--label", "9=x"], "write it like job=vllm-watch"),
+        (["--label", "team=x"], "that the series have already"),
+        (["--step", "999"], "1<=x<=240"),
+    ],
+)
 def test_a_mistake_names_the_way_out(tmp_path, arguments, sentence):
     (tmp_path / "log").write_bytes(record(1, NOON))
     result = CliRunner().invoke(cli.main, ["sidecar", "backfill", str(tmp_path / "log"), "--out", str(tmp_path / "o"), *arguments])

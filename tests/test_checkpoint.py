@@ -134,7 +134,7 @@ def test_what_is_no_state_is_moved_away_and_named(tmp_path):
     path = tmp_path / "state"
     path.write_bytes(b"something else")
     checkpoint = Checkpoint(path)
-    with pytest.raises(Unreadable, match="moved to state.unreadable"):
+    with pytest.raises(Unreadable, match=r"moved to state\.unreadable"):
         checkpoint.open()
     checkpoint.rewrite(b"new")
     checkpoint.close()

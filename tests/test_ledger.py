@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +14,9 @@ from test_checkpoint import FailingDisk
 
 from exporters import exposition
 from exporters.checkpoint import Checkpoint
-from exporters.ledger import Account, Ledger, Window
+from exporters.ledger import Account, Frame, Ledger, Tallies, Window
 from exporters.request_log import RequestRecord
-from exporters.traffic import BoundedNames, Traffic
+from exporters.traffic import BoundedNames, Traffic, read_row
 
 
 def record(number: int, **about) -> RequestRecord:
@@ -35,7 +36,7 @@ def opened(path: Path, disk: FailingDisk | None = None) -> Ledger:
 
 
 def shown(books: Ledger, richer: bool = False) -> dict[tuple[str, ...], float]:
-    text = exposition.page((exposition.block(books.samples()), *books.blocks(richer)))
+    text = exposition.page((exposition.block((*books.samples(), *books.health())), *books.blocks(richer)))
     found = [s for family in text_string_to_metric_families(text) for s in family.samples]
     return {(s.name, *(f"{k}={v}" for k, v in sorted(s.labels.items()))): s.value for s in found}
 
@@ -72,6 +73,25 @@ def test_the_window_knows_the_last_half_of_its_limit_for_sure_and_holds_no_more_
             assert fresh.request_id not in lately[-(limit // 2) :]
             lately.append(fresh.request_id)
         assert len(window) <= limit + step
+
+
+@given(st.lists(st.integers(1, 25), max_size=12), st.integers(2, 40))
+def test_a_window_that_was_stored_without_its_order_is_the_same_window(batches, limit):
+    window, at = Window(limit), 0
+    for size in batches:
+        window.fresh([record(number) for number in range(at, at + size)])
+        at += size
+    again = Window(limit)
+    again.restore([*sorted(window.older), *sorted(window.newer)])
+    assert (window.older, window.newer) == (again.older, again.newer)
+
+
+def test_an_id_of_any_length_takes_little_room_and_is_known_again():
+    window = Window(100)
+    long = [RequestRecord(request_id="x" * 900_000 + tail) for tail in "ab"]
+    assert long == window.fresh(long)
+    assert [] == window.fresh(long)
+    assert max(map(len, window.newer)) < 100
 
 
 OUTCOMES = st.sampled_from(["ok", "rejected", None])
@@ -200,6 +220,54 @@ def test_a_restart_goes_on_with_every_series_and_knows_what_it_counted(tmp_path)
     assert 2 == shown(after)["vllm_watch_requests_total", "model_name=m", "outcome=ok", "team=__other__"]
 
 
+def test_histograms_of_other_bounds_begin_anew_and_the_page_stands():
+    books = ledger()
+    books.count([record(1)])
+    books.commit({})
+    (stored,) = books._shown.rows.values()
+    row = read_row(stored)
+    for counts in (tuple([*each, 0] for each in row.counts), row.counts[:2]):
+        other = msgspec.structs.replace(row, counts=counts, sums_ms=row.sums_ms[: len(counts)])
+        frame = Frame([msgspec.msgpack.encode(other)], [b"r1"], Tallies(lines=1), {}, {}, whole=True)
+        after = ledger()
+        after.restore([msgspec.msgpack.encode(frame)])
+        assert 1 == shown(after)[GOOD]
+        after.count([record(2)])
+        after.commit({})
+        assert (2, 2 if len(counts) == 2 else 1) == (shown(after)[GOOD], shown(after)["vllm_watch_ttft_seconds_count", "model_name=m", "team=t"])
+
+
+def test_a_write_that_never_began_loses_no_request_from_the_window(tmp_path):
+    """Such as where no thread can be started: the file is as it was, and what comes next must still hold everything."""
+    books = opened(tmp_path / "state")
+    books.commit({})
+    books.count([record(1)])
+    assert books.begin({}) is not None
+    books.failed()
+    books.commit({})
+    assert [] == opened_after_death(books, tmp_path / "state").count([record(1)])
+
+
+def test_where_a_log_stood_is_known_as_long_as_nobody_reads_it(tmp_path):
+    from exporters.tail import begun
+
+    books = opened(tmp_path / "state")
+    books.commit({"a": (begun("a", (1, 2)),), "b": ()})
+    after = opened_after_death(books, tmp_path / "state")
+    after.commit({"b": (begun("b", (1, 3)),)})
+    again = opened_after_death(after, tmp_path / "state")
+    assert {"a": (begun("a", (1, 2)),), "b": (begun("b", (1, 3)),)} == again.positions
+
+
+def test_an_account_that_was_revised_and_stayed_the_same_writes_nothing(tmp_path):
+    revision = [1]
+    books = opened(tmp_path / "state")
+    books.keep([Account("gpu", lambda: revision[0], lambda: b"same", list)])
+    books.commit({})
+    revision[0] = 2
+    assert books.begin({}) is None
+
+
 def test_an_account_is_as_old_as_the_counts_beside_it(tmp_path):
     """Reconciliation and attribution are stored and shown with the counts that they were made from."""
     from exporters.catalogue import ours
@@ -216,3 +284,12 @@ def test_an_account_is_as_old_as_the_counts_beside_it(tmp_path):
     checkpoint = Checkpoint(tmp_path / "state")
     assert {"gpu": b"\x02"} == ledger(checkpoint).restore(checkpoint.open())
     checkpoint.close()
+
+
+def test_what_was_restored_of_an_account_is_shown_before_the_first_commit(tmp_path):
+    """On a disk that is full at the start there may be none for hours."""
+    from exporters.catalogue import ours
+
+    books = ledger()
+    books.keep([Account("gpu", lambda: 1, lambda: b"x", lambda: [(ours.LOG_BYTES_BEHIND, {"path": "x"}, 7)])])
+    assert 7 == shown(books)["vllm_watch_log_unread_bytes", "path=x"]

@@ -185,7 +185,7 @@ def lines() -> st.SearchStrategy[bytes]:
     ended = st.datetimes().map(lambda t: f"{t.isoformat()}Z")
     needed = {"request_id": texts, "trace_id": st.just(TRACE), "span_id": st.just(SPAN), "ts": ended, "e2e_ms": real}
     optional = {f.name: values(f) for f in msgspec.structs.fields(RequestRecord) if f.name not in needed}
-    optional |= {"status": st.integers(-(2**63), 2**64 - 1)}
+    optional |= {"status": st.integers(-(2**63), 2**64 - 1), "n": st.integers(0, 10**5 - 1), "prompts": st.integers(0, 10**5 - 1)}
     return st.fixed_dictionaries(needed, optional=optional).map(lambda found: json.dumps(found).encode())
 
 

@@ -52,9 +52,7 @@ async def until(condition, within_s=10.0):
 
 
 def values(text: str) -> dict[tuple[str, ...], float]:
-    return {
-        (s.name, *(f"{k}={v}" for k, v in sorted(s.labels.items()))): s.value for f in text_string_to_metric_families(text) for s in f.samples
-    }
+    return {(s.name, *(f"{k}={v}" for k, v in sorted(s.labels.items()))): s.value for f in text_string_to_metric_families(text) for s in f.samples}
 
 
 @pytest.fixture
@@ -68,9 +66,7 @@ async def fake_engine():
 async def test_log_and_engine_meet_on_one_page_and_a_dead_engine_leaves_the_rest(tmp_path, fake_engine):
     log, events = tmp_path / "requests.jsonl", tmp_path / "events.jsonl"
     log.write_text('{"request_id":"a","team":"demo","model":"tiny","outcome":"ok","prompt_tokens":3,"ttft_ms":12}\nnonsense\n')
-    settings = SidecarConfig(
-        requests_log=(str(log),), engines=(Engine("e", fake_engine.url),), gpu="off", events=str(events), engine_interval_s=0.05
-    )
+    settings = SidecarConfig(requests_log=(str(log),), engines=(Engine("e", fake_engine.url),), gpu="off", events=str(events), engine_interval_s=0.05)
     sidecar = Sidecar(settings, "9.9")
     await sidecar.start()
     try:
@@ -166,6 +162,132 @@ async def test_a_long_log_is_shown_when_it_was_read_to_its_end_and_not_before(tm
         await sidecar.stop()
 
 
+def line(number: int | str, **about) -> str:
+    return json.dumps({"request_id": f"r{number}", "team": "demo", "model": "tiny", "outcome": "ok", **about}) + "\n"
+
+
+async def test_a_log_that_cannot_be_read_hides_no_other(tmp_path):
+    log, folder = tmp_path / "requests.jsonl", tmp_path / "folder"
+    log.write_text(line(1))
+    folder.mkdir()
+    sidecar = Sidecar(SidecarConfig(requests_log=(str(log), str(folder)), gpu="off"))
+    await sidecar.start()
+    try:
+        await until(lambda: sidecar.ready and sidecar.logs.shown)
+        assert 1 == values(sidecar.page())["vllm_watch_log_lines_total",]
+        assert not sidecar.logs.at_end, "what it holds nobody knows, so nothing is sure to be in no log"
+    finally:
+        await sidecar.stop()
+
+
+def test_half_a_line_whose_writer_died_is_behind_the_end_and_what_comes_after_it_is_not(tmp_path):
+    log = tmp_path / "requests.jsonl"
+    log.write_text(line(1) + '{"request_id":"r2')
+    logs = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off")).logs
+    (tail,) = logs.tails
+    logs.poll(tail, 0, 0)
+    assert not logs.at_end
+    logs.poll(tail, 0, 1)
+    assert logs.at_end
+    with log.open("a") as file:
+        file.write('"}\n')
+    assert not logs.at_end
+
+
+def test_a_first_reading_that_was_killed_half_way_is_not_shown_before_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("exporters.sidecar.BATCH_BYTES", 1)
+    monkeypatch.setattr("exporters.tail.CHUNK_BYTES", 2000)
+    log = tmp_path / "requests.jsonl"
+    log.write_text("".join(line(number) for number in range(100)))
+    settings = SidecarConfig(requests_log=(str(log),), gpu="off", state=str(tmp_path / "state"))
+
+    def read(sidecar: Sidecar) -> bool:
+        more = sidecar.logs.poll(sidecar.logs.tails[0], 0, 0)
+        write = sidecar.logs.begin_commit()
+        write()
+        sidecar.ledger.succeeded()
+        return more
+
+    for _ in range(2):
+        sidecar = Sidecar(settings)
+        assert read(sidecar)
+        assert 0 < sidecar.ledger.committed_lines < 100
+        assert ("vllm_watch_log_lines_total",) not in values(sidecar.page())
+        assert 1 == values(sidecar.page())["vllm_watch_checkpoint_up",]
+        sidecar._checkpoint.close()
+    sidecar = Sidecar(settings)
+    while read(sidecar):
+        pass
+    assert 100 == values(sidecar.page())["vllm_watch_log_lines_total",]
+    sidecar._checkpoint.close()
+
+
+async def test_of_a_log_that_could_not_be_looked_at_nothing_is_known_after_a_restart(tmp_path):
+    """Else its rotated files, a month of history, would be taken for what came in between."""
+    folder = tmp_path / "logs"
+    folder.touch()
+    settings = SidecarConfig(requests_log=(str(folder / "log"),), gpu="off", state=str(tmp_path / "state"))
+    sidecar = Sidecar(settings)
+    await sidecar.start()
+    try:
+        await until(lambda: sidecar.ledger.commits)
+    finally:
+        await sidecar.stop()
+    folder.unlink()
+    folder.mkdir()
+    (folder / "log").write_text(line(1))
+    (folder / "log.1").write_text(line("old"))
+    logs = Sidecar(settings).logs
+    logs.poll(logs.tails[0], 0, 0)
+    assert 1 == logs.ledger.tallies.lines
+
+
+async def test_a_fault_in_the_books_takes_neither_the_engine_nor_the_log_down(tmp_path, fake_engine, monkeypatch, caplog):
+    log = tmp_path / "requests.jsonl"
+    log.write_text(line(1))
+    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), engines=(Engine("e", fake_engine.url),), gpu="off", engine_interval_s=0.05))
+
+    def fail(*_: object, **__: object) -> None:
+        raise ArithmeticError("a fault")
+
+    for place in ("looked", "settle"):
+        monkeypatch.setattr(sidecar.accounts, place, fail)
+    await sidecar.start()
+    try:
+        await until(lambda: {"engine e", "log"} <= sidecar._unbooked)
+        with log.open("a") as file:
+            file.write(line(2))
+        await until(lambda: sidecar.ledger.committed_lines == 2)
+        found = values(sidecar.page())
+        assert {"log": 1, "engine": 1, "accounts": 0} == {name[1][5:]: value for name, value in found.items() if name[0] == "vllm_watch_source_up"}
+        assert any(name[0] == "vllm_watch_engine_info" for name in found)
+        assert 2 == caplog.text.count("cannot be taken into the books"), "each told once"
+        monkeypatch.undo()
+        await until(lambda: sidecar._accounts_source.up)
+    finally:
+        await sidecar.stop()
+
+
+async def test_a_count_that_cannot_be_stored_does_not_end_the_reading(tmp_path, monkeypatch):
+    log = tmp_path / "requests.jsonl"
+    log.write_text(line(1))
+    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off"))
+    changed = sidecar.ledger.traffic.changed
+
+    def fail() -> dict[tuple[str, str], bytes]:
+        raise OverflowError("can't serialize ints > 2**64 - 1")
+
+    sidecar.ledger.traffic.changed = fail
+    await sidecar.start()
+    try:
+        await until(lambda: not sidecar._accounts_source.up)
+        sidecar.ledger.traffic.changed = changed
+        await until(lambda: sidecar._accounts_source.up)
+        assert 1 == values(sidecar.page())["vllm_watch_log_lines_total",]
+    finally:
+        await sidecar.stop()
+
+
 async def test_events_that_cannot_be_written_wait_and_do_not_take_the_engine_down(tmp_path, fake_engine):
     (tmp_path / "file").touch()
     nowhere = str(tmp_path / "file" / "events.jsonl")
@@ -195,7 +317,7 @@ async def test_a_reason_of_failure_stands_at_0_before_its_first_failure(tmp_path
     finally:
         await sidecar.stop()
     told = {name[1:3]: value for name, value in found.items() if name[0] == "vllm_watch_source_errors_total"}
-    assert {"kind=log", "kind=engine", "kind=events"} == {kind for kind, _ in told}
+    assert {"kind=accounts", "kind=log", "kind=engine", "kind=events"} == {kind for kind, _ in told}
     assert 0 == told["kind=engine", "reason=http_5xx"]
     assert 0 == told["kind=engine", "reason=unreachable"]
     assert set(gpu.REASONS) < set(REASONS["gpu"])

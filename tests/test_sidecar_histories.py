@@ -173,7 +173,7 @@ class Histories(RuleBasedStateMachine):
     def commit(self, meanwhile: bool = False) -> None:
         """As the sidecar commits. meanwhile: another line is counted while the state is being written."""
         counted = set(self.counted)
-        if (write := self.ledger.begin({str(self.log): self.tail.positions()})) is None:
+        if (write := self.logs.begin_commit()) is None:
             return
         if meanwhile:
             self.write([0], 0, "", "poll")

@@ -141,7 +141,8 @@ def test_a_bucket_leads_to_the_last_trace_that_fell_into_it_where_the_scraper_ca
     for number, ttft_ms in ((1, 30.0), (2, 31.0), (3, 4000.0)):
         traffic.add(RequestRecord(request_id="r", ts="2026-01-01T00:00:00.250Z", model="m", team="t", outcome="ok", ttft_ms=ttft_ms,
                                   trace_id=f"{number:032x}"))  # fmt: skip
-    traffic.add(RequestRecord(request_id="r", model="m", team="t", outcome="ok", ttft_ms=31.0, trace_id="not a trace"))
+    for nonsense in ("not a trace", "\0" * 32):  # Prometheus would refuse the whole page for the second one
+        traffic.add(RequestRecord(request_id="r", model="m", team="t", outcome="ok", ttft_ms=31.0, trace_id=nonsense))
     text, content_type = exposition.answer(traffic.samples(), "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2")
     assert "application/openmetrics-text; version=1.0.0; charset=utf-8" == content_type
     carried = {s.labels["le"]: s.exemplar for family in openmetrics_parser(text) for s in family.samples if s.exemplar and "ttft" in s.name}
