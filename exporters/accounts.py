@@ -181,7 +181,7 @@ class Accounts:
         logged: dict[str, Work] = {}
         for (name, team), work in self._traffic.work().items():
             if placed.get(name) == look.model_name:
-                logged[team] = logged.get(team, Work()).plus(Work(*work))
+                logged[team] = logged.get(team, Work()).plus(work)
         lost = self.reconciler.aborted(look.model_name), self.reconciler.unlogged(look.model_name)
         aborted, unlogged = (Work(tokens.prompt, 0, tokens.completion) for tokens in lost)
         self.attribution.advance(replace(look, logged=logged, aborted=aborted, unlogged=unlogged))

@@ -142,7 +142,6 @@ class Ledger:
         self.tallies = Tallies()
         self.accounts: list[Account] = []
         self.positions: dict[str, tuple[Position, ...]] = {}  # as they were restored
-        self.restored = False
         self.commits = 0
         self.up = True
         self._checkpoint = checkpoint
@@ -166,7 +165,6 @@ class Ledger:
         rows = {key: self.traffic.restore(stored) for key, stored in rows.items()}
         self.traffic.teams.folded, self.traffic.models.folded = self.tallies.teams_folded, self.tallies.models_folded
         self._shown.rows, self._shown.accounts, self._shown.tallies = rows, accounts, _copy(self.tallies)
-        self.restored = bool(frames)
         return accounts
 
     def count(self, records: list[RequestRecord]) -> list[RequestRecord]:

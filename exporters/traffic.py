@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat
 from operator import attrgetter
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 
+from exporters.attribution import Work
 from exporters.catalogue import bounds, ours
 from exporters.catalogue.metric import Metric
 from exporters.exposition import Distribution, Exemplar, Sample
@@ -51,14 +52,6 @@ _FIGURES = attrgetter(
     "prompt_tokens", "cached_tokens", "completion_tokens", "ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms", "engine_ttft_ms",
 )  # fmt: skip
 _MS = tuple(tuple(bound * 1000 for bound in limits) for _, limits in _TIMES)
-
-
-class Work(NamedTuple):
-    """Tokens of one team and model; cached ones are part of the prompts."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
 
 
 class BoundedNames:

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from exporters import checkpoint as checkpoint_module
 from exporters import exposition
-from exporters import sidecar as sidecar_module
+from exporters import logs as logs_module
 from exporters import tail as tail_module
 from exporters.catalogue import ours
 from exporters.catalogue.metric import Kind
@@ -165,7 +165,7 @@ class Histories(RuleBasedStateMachine):
     @rule(step_s=st.sampled_from([0.05, 0.05, 1.5, 7.0]), budget=st.sampled_from([None, None, 1]))
     def poll(self, step_s: float, budget: int | None) -> None:
         self.now += step_s
-        sidecar_module.BATCH_BYTES = budget or 4 << 20
+        logs_module.BATCH_BYTES = budget or 4 << 20
         with contextlib.suppress(OSError):
             self.logs.poll(self.tail, 0.0, self.now)
 
@@ -388,8 +388,8 @@ class Histories(RuleBasedStateMachine):
 def test_random_histories_are_counted_exactly_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SMALL.items():
         monkeypatch.setattr(tail_module, name, value)
-    monkeypatch.setattr(sidecar_module, "BATCH_BYTES", 4 << 20)
-    for module in (tail_module, sidecar_module):
+    monkeypatch.setattr(logs_module, "BATCH_BYTES", 4 << 20)
+    for module in (tail_module, logs_module):
         monkeypatch.setattr(module, "TOLD_AT_MOST", 0)
     run_state_machine_as_test(
         Histories,
