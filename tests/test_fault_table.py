@@ -115,8 +115,9 @@ def test_a_state_that_is_removed_under_the_sidecar_is_written_anew(sidecar: Side
 def test_nothing_comes_later_and_no_counter_ever_fell(sidecar: Sidecar):
     """After a clean restart every case still has its counts, and no scrape of the whole run saw a counter lower than the one before."""
     ran = [log for log in (sidecar.root / case.team for case in CASES) if log.exists()]
-    if not ran:
-        pytest.skip("no case was run")
+    if not ran:  # this test alone
+        run(CASES[0], sidecar, Log(sidecar.root / CASES[0].team))
+        ran = [sidecar.root / CASES[0].team]
     first = Log(ran[0])
     sidecar.start(first)
     before = {folder.name: Figures.on_page(sidecar.page(), folder.name) for folder in ran}
