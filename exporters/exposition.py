@@ -16,22 +16,14 @@ OPENMETRICS = "application/openmetrics-text"
 OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 
 
-class Exemplar(NamedTuple):
-    """One observation that can be looked up: its trace, its value in the histogram's unit, and when it was (unix seconds, or not known)."""
-
-    trace_id: str
-    value: float
-    at_s: float | None
-
-
 class Distribution(NamedTuple):
     """Counts per bucket for upper bounds in seconds, one more than there are bounds; the sum of what was observed; and of each bucket an observation
-    that can be looked up."""
+    that can be looked up, as `exemplar` writes it, or nothing."""
 
     bounds: tuple[float, ...]
     counts: Sequence[int]
     sum: float
-    exemplars: Mapping[int, Exemplar] = {}
+    exemplars: Sequence[str] = ()
 
 
 Sample = tuple[Metric, Mapping[str, str], float | Distribution]
@@ -65,6 +57,12 @@ def block(samples: Iterable[Sample], openmetrics: bool = False) -> Block:
         else:
             rows.append(f"{_plain_prefix(key)}{_number(value)}\n")
     return {name: (metrics[name], "".join(rows)) for name, rows in lines.items()}
+
+
+def exemplar(trace_id: str, value: float, at_s: float | None) -> str:
+    """What follows a bucket's count in OpenMetrics: an observation in the histogram's unit, its trace, and when it was (unix seconds, if known)."""
+    at = "" if at_s is None else f" {at_s:.3f}"
+    return f' # {{trace_id="{_escaped(trace_id)}"}} {_number(value)}{at}'
 
 
 def page(blocks: Iterable[Block], openmetrics: bool = False) -> str:
@@ -111,19 +109,12 @@ def _labels(items: Iterable[tuple[str, str]]) -> str:
 
 def _histogram(key: tuple[Any, ...], distribution: Distribution, openmetrics: bool) -> str:
     running = list(accumulate(distribution.counts))
-    if openmetrics and (exemplars := distribution.exemplars):
-        numbers: Iterable[Any] = chain.from_iterable((count, _exemplar(exemplars.get(bucket))) for bucket, count in enumerate(running))
+    if openmetrics and distribution.exemplars:
+        numbers: Iterable[Any] = chain.from_iterable(zip(running, distribution.exemplars, strict=True))
         places = _places(key, distribution.bounds, "%s%s")
     else:
         numbers, places = running, _places(key, distribution.bounds, "%s")
     return places % (*numbers, running[-1], _number(distribution.sum))
-
-
-def _exemplar(exemplar: Exemplar | None) -> str:
-    if exemplar is None:
-        return ""
-    at = "" if exemplar.at_s is None else f" {exemplar.at_s:.3f}"
-    return f' # {{trace_id="{_escaped(exemplar.trace_id)}"}} {_number(exemplar.value)}{at}'
 
 
 def _number(value: float) -> str:

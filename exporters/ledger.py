@@ -7,6 +7,7 @@ Law: a request is counted once. Its request_id and span_id are remembered for as
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -69,13 +70,21 @@ class Window:
 
 def _known(ids: Sequence[str]) -> list[bytes]:
     """Ids as they are remembered: those of our gateway as the number they stand for, in half the memory."""
-    if ids and max(map(len, ids)) > KEY_CHARS:
-        ids = [one if len(one) <= KEY_CHARS else blake2b(one.encode(), digest_size=16).hexdigest() for one in ids]
-    unhex = bytes.fromhex
-    try:
-        return [unhex(one) if len(one) == OUR_CHARS and one.islower() and one.isalnum() else one.encode() for one in ids]
-    except ValueError:  # one is as long, and no hexadecimal number
-        return [known for one in ids for known in _known((one,))] if len(ids) > 1 else [ids[0].encode()]
+    if ids and set(map(len, ids)) == {OUR_CHARS} and (numbers := _number("".join(ids))) is not None:
+        return [numbers[at : at + OUR_CHARS // 2] for at in range(0, len(numbers), OUR_CHARS // 2)]
+    return [(_number(one) if len(one) == OUR_CHARS else None) or _kept(one) for one in ids]
+
+
+def _number(text: str) -> bytes | None:
+    """What lower-case hexadecimal digits stand for; None for any other text, since two might stand for one number."""
+    with contextlib.suppress(ValueError):
+        if (number := bytes.fromhex(text)).hex() == text:
+            return number
+    return None
+
+
+def _kept(one: str) -> bytes:
+    return one.encode() if len(one) <= KEY_CHARS else blake2b(one.encode(), digest_size=16).hexdigest().encode()
 
 
 class Tallies(msgspec.Struct, array_like=True):

@@ -20,7 +20,7 @@ from exporters.tail import Tail
 
 TOLD_AT_MOST = 50
 CLOCKS_DIFFER_S = 1.0
-BATCH_BYTES = 4 << 20  # lines are counted by the thousand where there are as many
+BATCH_BYTES = 2 << 20  # lines are counted by the thousand where there are as many
 BAD_LINES = ("json", "type", "range", "size", "torn")
 
 log = logging.getLogger("vllm_watch.sidecar")

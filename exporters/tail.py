@@ -133,22 +133,22 @@ def at_end(file: Seen, read: Read) -> Position:
     return Position(file.name, file.identity, heads, (Mark(offset, _digest(read(offset - back, back))),), left=file.size)
 
 
-def take(data: bytes, skipping: bool = False) -> Taken:
-    """Whole lines of what stands behind the last one, as one block that ends with a newline and may hold blank lines.
+def take(data: bytes, skipping: bool = False, start: int = 0) -> Taken:
+    """Whole lines of what stands behind the last one, which is from `start` on, as one block that ends with a newline and may hold blank lines.
 
     NUL blocks, which crashes and cuts under a writer leave, end a line as a newline does; the last ones stay until something follows, since a
     network file system may show a size before its bytes."""
-    end = data.rfind(b"\n") + 1
-    if not end and (skipping or len(data) > MAX_LINE_BYTES):
-        end = data.rfind(b"\0") + 1
+    end = data.rfind(b"\n", start) + 1
+    if not end and (skipping or len(data) - start > MAX_LINE_BYTES):
+        end = data.rfind(b"\0", start) + 1
         if not end:
-            return Taken(used=len(data), skipping=True, long=not skipping)
-    block = data[:end]
+            return Taken(used=len(data) - start, skipping=True, long=not skipping)
+    block = data[start:end]
     if nul := b"\0" in block:
         block = block.replace(b"\0", b"\n")
     if skipping:
         block = block[block.find(b"\n") + 1 :]
-    return Taken(b"" if block.isspace() else block, end, nul=nul)
+    return Taken(b"" if block.isspace() else block, max(0, end - start), nul=nul)
 
 
 def lines_of(block: bytes) -> list[bytes]:
@@ -165,7 +165,7 @@ def read_on(position: Position, read: Read) -> Batch | Changed | Packed:
             return Changed(last_that_holds(position, read))
         if position.offset == 0 and data.startswith(_PACKED):
             return Packed()
-        taken = take(data[back:], position.skipping)
+        taken = take(data, position.skipping, back)
         if taken.used or len(data) < back + window:
             break
     return Batch(taken, _moved_on(position, taken, data, back + taken.used), len(data) == back + window)

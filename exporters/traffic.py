@@ -5,13 +5,15 @@ together as `__other__`. What a record does not say is not counted, never taken 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat
-from operator import attrgetter
+from operator import attrgetter, sub
 from typing import Any, cast, get_args
 
 import msgspec
@@ -19,7 +21,7 @@ import msgspec
 from exporters.attribution import Work
 from exporters.catalogue import bounds, ours
 from exporters.catalogue.metric import Metric
-from exporters.exposition import Distribution, Exemplar, Sample
+from exporters.exposition import Distribution, Sample, exemplar
 from exporters.reconcile import Finished
 from exporters.request_log import UNKNOWN_TEAM, Outcome, RequestRecord, unix_seconds
 
@@ -30,7 +32,7 @@ OUTCOMES: tuple[str, ...] = get_args(Outcome)
 GOOD = ("ok", "unknown")
 REASONS_LIMIT = 40  # a gateway's vocabulary is fixed and small; a log that is not must not make series without end
 EXEMPLARS_OF = 16  # of a flood, the newest of each row are looked at for exemplars
-MANY = 100
+MANY = 20
 _TRACE_ID = re.compile("[0-9a-fA-F]{32}")  # W3C trace context; what else a log may call a trace leads nowhere, and could spoil the page
 _UNFINISHED = ("abort", "error", "rejected")  # finish reasons of a request that the engine did not count
 _ASIDE = ("/models", "/tokenize", "/detokenize", "/load_lora_adapter", "/unload_lora_adapter", "/health", "/version")  # routes that make nothing
@@ -46,8 +48,6 @@ _TIMES: tuple[tuple[Metric, tuple[float, ...]], ...] = (
     (ours.TTFT_OVERHEAD, bounds.TTFT_S),
 )
 _TTFT, _E2E, _OVERHEAD = 0, 2, len(_TIMES) - 1
-# What requests of a kind have in common, and what is added up.
-_KIND = attrgetter("model", "team", "outcome", "finish_reason", "upstream", "route", "n", "prompts", "cache_hit", "reason")
 _FIGURES = attrgetter(
     "prompt_tokens", "cached_tokens", "completion_tokens", "ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms", "engine_ttft_ms",
 )  # fmt: skip
@@ -117,7 +117,8 @@ class _Cell:
     """The row that is being counted in."""
 
     __slots__ = (
-        "changed", "counts", "finished", "finishes", "last", "lookups", "model", "negative", "outcomes", "reasons", "sums_ms", "team", "tokens",
+        "changed", "counts", "exemplars", "finished", "finishes", "last", "lookups", "model", "negative", "outcomes", "reasons", "sums_ms", "team",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, model: str, team: str) -> None:
@@ -131,7 +132,8 @@ class _Cell:
         self.counts = [[0] * (len(limits) + 1) for limits in _MS]
         self.sums_ms = [0.0] * len(_MS)
         self.negative = 0
-        self.last: list[dict[int, tuple[str, float, str | None]]] = [{} for _ in _MS]  # of each bucket the newest trace, its value, and when
+        self.last: list[dict[int, tuple[str, float, str | None]]] = [{} for _ in _MS]  # of a bucket the newest trace, its value, and when
+        self.exemplars: list[list[str]] = [[""] * len(counts) for counts in self.counts]  # the same as text, once somebody asked
 
     def add(self, texts: int, alike: Sequence[RequestRecord]) -> None:
         """Add up what the records say, column by column. texts: asked for of each prompt; 0: no engine is to be compared."""
@@ -147,19 +149,22 @@ class _Cell:
             self.finished.cached_tokens += texts * (told[1] or 0)
             known = completion if not missing else [c for p, c in zip(prompt, completion, strict=True) if p is not None]
             self.finished.completion_tokens += _sum(known) or 0
+        first = max(0, len(alike) - EXEMPLARS_OF)
+        traced = [(at, r.trace_id, r.ts) for at, r in enumerate(alike[first:], first) if r.trace_id and _TRACE_ID.fullmatch(r.trace_id)]
         for at, values in enumerate(times):
-            self.observe(at, values, alike)
-        if engine_ttft.count(None) < len(alike):
-            self.compare(times[_TTFT], engine_ttft, alike)
+            self.observe(at, values, traced)
+        self.observe(_OVERHEAD, self.overheads(times[_TTFT], engine_ttft), traced)
 
-    def observe(self, at: int, told: Sequence[float | None], alike: Sequence[RequestRecord]) -> None:
-        """Take in one time of each record, None where it has none."""
-        if missing := told.count(None):
-            if missing == len(told):
-                return
-            alike = [record for value, record in zip(told, alike, strict=True) if value is not None]
-            told = [value for value in told if value is not None]
+    def observe(self, at: int, told: Sequence[float | None], traced: Iterable[tuple[int, str, str | None]]) -> None:
+        """Take in one time of each record, None where it has none. traced: which records of these can be looked up, by what trace, and when."""
         values = cast("Sequence[float]", told)
+        try:
+            total = sum(values)  # which tells of a None sooner than looking for it does
+        except TypeError:
+            if not (values := [value for value in told if value is not None]):
+                return
+            total = sum(values)
+        self.sums_ms[at] += total
         limits, counts = _MS[at], self.counts[at]
         if len(values) > MANY:  # in order, each bound is looked for once, and not each value
             ordered, before = sorted(values), 0
@@ -171,17 +176,19 @@ class _Cell:
         else:
             for bucket in map(bisect_left, repeat(limits), values):
                 counts[bucket] += 1
-        self.sums_ms[at] += sum(values)
-        for record, value in zip(alike[-EXEMPLARS_OF:], values[-EXEMPLARS_OF:], strict=True):
-            if (trace := record.trace_id) and _TRACE_ID.fullmatch(trace):
-                self.last[at][bisect_left(limits, value)] = trace, value, record.ts
+        for which, trace, ts in traced:
+            if (value := told[which]) is not None:
+                self.last[at][bisect_left(limits, value)] = trace, value, ts
 
-    def compare(self, ttft: Sequence[float | None], engine: Sequence[float | None], alike: Sequence[RequestRecord]) -> None:
-        """Take in how much later the client's first token came than the engine's; a negative figure tells of clocks or definitions."""
-        both = [(t - e, record) for t, e, record in zip(ttft, engine, alike, strict=True) if t is not None and e is not None]
-        overheads = [(over, record) for over, record in both if over >= 0]
-        self.negative += len(both) - len(overheads)
-        self.observe(_OVERHEAD, [over for over, _ in overheads], [record for _, record in overheads])
+    def overheads(self, ttft: Sequence[float | None], engine: Sequence[float | None]) -> Sequence[float | None]:
+        """How much later the client's first token came than the engine's; a negative figure tells of clocks or definitions, and is only counted."""
+        with contextlib.suppress(TypeError):  # some have none
+            overs = list(map(sub, ttft, engine))
+            if min(overs) >= 0:
+                return overs
+        told = [None if t is None or e is None else t - e for t, e in zip(ttft, engine, strict=True)]
+        self.negative += sum(over is not None and over < 0 for over in told)
+        return [over if over is not None and over >= 0 else None for over in told]
 
 
 _row_encoder = msgspec.msgpack.Encoder()
@@ -208,12 +215,9 @@ class Traffic:
 
     def add_all(self, records: Sequence[RequestRecord]) -> None:
         """Count records. Those that differ in figures alone are counted in one go, column by column: a log may have grown for a night."""
-        kinds: dict[tuple[Any, ...], list[RequestRecord]] = {}
-        for kind, record in zip(map(_KIND, records), records, strict=True):
-            if (alike := kinds.get(kind)) is None:
-                kinds[kind] = [record]
-            else:
-                alike.append(record)
+        kinds: defaultdict[tuple[Any, ...], list[RequestRecord]] = defaultdict(list)
+        for r in records:
+            kinds[r.model, r.team, r.outcome, r.finish_reason, r.upstream, r.route, r.n, r.prompts, r.cache_hit, r.reason].append(r)
         groups: dict[tuple[_Cell, int], list[RequestRecord]] = {}
         for kind, alike in kinds.items():
             group = self._count(len(alike), *kind)
@@ -309,12 +313,14 @@ class Traffic:
         enough = 0.99 * sum(counts)
         return next((bound for bound, below in zip((*bounds.OUR_REQUEST_S, math.inf), accumulate(counts), strict=False) if 0 < enough <= below), None)
 
-    def exemplars(self, model: str, team: str) -> tuple[Mapping[int, Exemplar], ...]:
-        """The newest traced observation of each bucket, for each histogram of a row."""
-        return tuple(
-            {bucket: Exemplar(trace, value / 1000, None if ts is None else unix_seconds(ts)) for bucket, (trace, value, ts) in last.items()}
-            for last in self._cells[model, team].last
-        )
+    def exemplars(self, model: str, team: str) -> Sequence[Sequence[str]]:
+        """The newest traced observation of each bucket, for each histogram of a row. Each is written once: most are the same at the next scrape."""
+        cell = self._cells[model, team]
+        for texts, last in zip(cell.exemplars, cell.last, strict=True):
+            for bucket, (trace, value, ts) in last.items():
+                texts[bucket] = exemplar(trace, value / 1000, None if ts is None else unix_seconds(ts))
+            last.clear()
+        return cell.exemplars
 
     def samples(self) -> Iterator[Sample]:
         """Everything as it stands now, stored or not."""
@@ -351,7 +357,7 @@ def read_row(stored: bytes) -> Row:
     return _row_decoder.decode(stored)
 
 
-def row_samples(row: Row, exemplars: tuple[Mapping[int, Exemplar], ...] = ()) -> Iterator[Sample]:
+def row_samples(row: Row, exemplars: Sequence[Sequence[str]] = ()) -> Iterator[Sample]:
     """The series of one model and team."""
     who = {"model_name": row.model, "team": row.team}
     for outcome, count in row.outcomes.items():
@@ -369,7 +375,7 @@ def row_samples(row: Row, exemplars: tuple[Mapping[int, Exemplar], ...] = ()) ->
             yield ours.CACHE_LOOKUPS, {"model_name": row.model, "result": result, "team": row.team}, lookups
     for at, (metric, limits) in enumerate(_TIMES):
         if any(row.counts[at]):
-            yield metric, who, Distribution(limits, row.counts[at], row.sums_ms[at] / 1000, exemplars[at] if exemplars else {})
+            yield metric, who, Distribution(limits, row.counts[at], row.sums_ms[at] / 1000, exemplars[at] if exemplars else ())
     if row.overhead_negative or any(row.counts[_OVERHEAD]):
         yield ours.TTFT_NEGATIVE, who, row.overhead_negative
 
@@ -391,9 +397,10 @@ def _row(cell: _Cell) -> Row:
     )
 
 
-def _sum(values: Sequence[int | None]) -> int | None:
+def _sum(values: Sequence[Any]) -> Any:
     """The sum of those that are known; None where none is."""
-    missing = values.count(None)
-    if missing == len(values):
-        return None
-    return sum(values) if not missing else sum(value for value in values if value is not None)  # type: ignore[arg-type]
+    try:
+        return sum(values)
+    except TypeError:
+        known = [value for value in values if value is not None]
+        return sum(known) if known else None
