@@ -30,7 +30,7 @@ class Unreadable(ValueError):
 class Disk:
     """The few calls that change the disk. All may raise OSError; a test can make them."""
 
-    def write(self, fd: int, data: bytes) -> int:
+    def write(self, fd: int, data: bytes | memoryview) -> int:
         return os.write(fd, data)
 
     def sync(self, fd: int) -> None:
@@ -91,10 +91,9 @@ class Checkpoint:
         """Replace all that is there by one frame. Raises OSError; the old file then stays as it was, and stays what the next start reads."""
         self._forget()
         beside = self.path.with_name(self.path.name + ".new")
-        data = MAGIC + _framed(frame)
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            self._write(fd, data)
+            size = self._write(fd, MAGIC + _head(frame)) + self._write(fd, frame)
             self._disk.sync(fd)
             self._disk.rename(beside, self.path)
             self._sync_folder()
@@ -103,22 +102,21 @@ class Checkpoint:
             with contextlib.suppress(OSError):
                 beside.unlink()
             raise
-        self._fd, self.bytes, self.base_bytes = fd, len(data), len(data)
+        self._fd, self.bytes, self.base_bytes = fd, size, size
 
     def append(self, frame: bytes) -> None:
         """Add a frame behind the others. Raises OSError."""
         if self._fd is None:
             raise OSError("the state is not open; it is written whole first")
-        data = _framed(frame)
         try:
             if not os.path.samestat(os.stat(self.path), os.fstat(self._fd)):  # or it was removed: then nothing in it is safe
                 raise OSError(f"{self.path} was replaced by another file; it is written anew")
-            self._write(self._fd, data)
+            size = self._write(self._fd, _head(frame)) + self._write(self._fd, frame)
             self._disk.sync(self._fd)
         except BaseException:
             self._forget()
             raise
-        self.bytes += len(data)
+        self.bytes += size
 
     def close(self) -> None:
         self._forget()
@@ -126,10 +124,12 @@ class Checkpoint:
             os.close(self._lock_fd)
             self._lock_fd = None
 
-    def _write(self, fd: int, data: bytes) -> None:
+    def _write(self, fd: int, data: bytes) -> int:
+        """Writes all of it, without another copy of what may be megabytes; how much that was."""
         view = memoryview(data)
         while view:
-            view = view[self._disk.write(fd, bytes(view[: 1 << 24])) :]
+            view = view[self._disk.write(fd, view) :]
+        return len(data)
 
     def _sync_folder(self) -> None:
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -159,5 +159,5 @@ def frames_of(data: bytes) -> list[bytes] | None:
     return frames or None
 
 
-def _framed(frame: bytes) -> bytes:
-    return _HEAD.pack(len(frame), zlib.crc32(frame)) + frame
+def _head(frame: bytes) -> bytes:
+    return _HEAD.pack(len(frame), zlib.crc32(frame))

@@ -437,11 +437,10 @@ class Spans:
 
     def add(self, record: RequestRecord) -> None:
         """Queue the span of a record that was counted, or count why it has none. Costs a few microseconds, whatever the collector does."""
-        request = span_of(record)
-        if request is None:
-            self.left_out["incomplete"] += 1
-        elif request.end_ns < self._since_s * 1e9:
+        if (ended := ended_at(record)) is not None and ended < self._since_s:  # first: a backlog may be all history
             self.left_out["history"] += 1
+        elif (request := span_of(record)) is None:
+            self.left_out["incomplete"] += 1
         elif not kept(request, self._config):
             self.left_out["sampled"] += 1
         else:
