@@ -1,0 +1,1 @@
+"""Loads with known shapes, sent to a running engine, and what came of them."""

@@ -1,0 +1,141 @@
+"""What a bench leaves behind: a folder with bench.json (what was run, against what, every run's figures) and requests.jsonl (a record a request).
+
+Law: a run that broke off is kept and marked, and no figure stands for what was not measured: it is absent, never 0.
+
+A figure's name is `metric.statistic`, with the class of requests before it where a workload has classes: `ttft_ms.p50`, `short:ttft_ms.p95`, `qps`.
+Of requests: ttft_ms (sent -> first token with content), tpot_ms ((e2e - ttft) / (tokens - 1), of answers with two tokens or more), e2e_ms; each as
+mean, p50, p95, p99. Of the run: qps (answers/s), tokens_per_second (output), total_tokens_per_second, goodput_qps (answers that met the slo),
+error_ratio. Of the engine's own counters, over the run: queue_ms.mean, hit_ratio, preemptions, prompt_tokens, completion_tokens, kv_peak_ratio,
+memory_peak_gb (weights + profiled peak + most KV blocks in use), driver_memory_gb. Of answers that must be JSON: invalid_json_ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from exporters.request_log import RequestRecord, parse_line, to_line
+
+FORMAT = 1
+BENCH, REQUESTS = "bench.json", "requests.jsonl"
+
+
+class BadBench(ValueError):
+    """A folder that holds no bench; the message names it and says why."""
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """What answered, as it says itself. cache: labels of its cache_config_info; arguments: how it was started, where that is known."""
+
+    url: str
+    model: str
+    version: str | None = None
+    max_model_len: int | None = None
+    started_s: float | None = None
+    cache: Mapping[str, str] = {}
+    arguments: tuple[str, ...] | None = None
+
+
+class Start(msgspec.Struct, frozen=True):
+    """How long an engine took from its start until it answered, in seconds. warm: it had been started before with the same model."""
+
+    kind: Literal["cold", "warm"]
+    seconds: float
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration under test. what: in the user's words."""
+
+    name: str
+    engine: Engine
+    what: str = ""
+    starts: tuple[Start, ...] = ()
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One pass of one workload at one load against one arm: the unit of all statistics. Times in unix seconds.
+
+    point: the load, such as c8 (eight at once) or r2.5 (2.5 requests/s). failed: by reason. cut: why it is not whole."""
+
+    number: int
+    arm: str
+    workload: str
+    point: str
+    started_s: float
+    ended_s: float
+    seed: int
+    asked: int
+    ok: int
+    failed: Mapping[str, int] = {}
+    figures: Mapping[str, float] = {}
+    caveats: tuple[str, ...] = ()
+    cut: str | None = None
+
+
+class Bench(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole bench. order: of the runs of several arms. events: ids of the tuning events that were written for it. cut: why it is not whole."""
+
+    id: str
+    title: str
+    tool: str
+    started_s: float
+    ended_s: float
+    arms: tuple[Arm, ...]
+    runs: tuple[Run, ...]
+    workloads: tuple[Mapping[str, Any], ...]
+    workload_hash: str
+    order: Literal["single", "interleaved", "sequential"] = "single"
+    scale: float = 1.0
+    slo: Mapping[str, float] = {}
+    hardware: str = ""
+    caveats: tuple[str, ...] = ()
+    events: tuple[str, ...] = ()
+    cut: str | None = None
+    format: int = FORMAT
+
+
+def request_id(bench: str, run: int, number: int) -> str:
+    """The id of a request, which tells its run."""
+    return f"{bench}-{run}-{number}"
+
+
+def run_of(record: RequestRecord) -> int | None:
+    """Which run a record belongs to; None for a record of something else."""
+    parts = record.request_id.rsplit("-", 2)
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() else None
+
+
+def write(folder: Path, bench: Bench) -> None:
+    """Write or replace bench.json; its requests are beside it already. Raises OSError."""
+    beside = folder / f"{BENCH}.new"
+    beside.write_bytes(msgspec.json.format(msgspec.json.encode(bench), indent=1) + b"\n")
+    beside.replace(folder / BENCH)
+
+
+def add_requests(folder: Path, records: Sequence[RequestRecord]) -> None:
+    """Append records, whose team is their class of requests and whose variant is the arm. Raises OSError."""
+    with (folder / REQUESTS).open("ab") as file:
+        file.write(b"".join(to_line(record) for record in records))
+
+
+def read(folder: Path) -> Bench:
+    """Raises BadBench."""
+    path = folder / BENCH if folder.is_dir() else folder
+    try:
+        bench = msgspec.json.decode(path.read_bytes(), type=Bench)
+    except OSError as error:
+        raise BadBench(f"{folder} holds no bench: {path}: {error.strerror}; give the folder that `vllm-watch bench run` wrote") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadBench(f"{path} is no bench of ours: {error}") from error
+    if bench.format != FORMAT:
+        raise BadBench(f"{path} has format {bench.format}, this release reads {FORMAT}")
+    return bench
+
+
+def requests(folder: Path) -> Iterator[RequestRecord]:
+    """The records of a bench. Raises OSError, and BadLine for a line that is none."""
+    with (folder / REQUESTS).open("rb") as file:
+        for line in file:
+            yield parse_line(line)
