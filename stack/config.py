@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import yaml
 
-from exporters.prices import Prices
-from exporters.sidecar import SidecarConfig
+if TYPE_CHECKING:
+    from exporters.sidecar import SidecarConfig
 
 T = TypeVar("T")
 
@@ -31,6 +31,9 @@ def load(path: Path, kind: type[T]) -> T:
 
 def sidecar(path: Path) -> SidecarConfig:
     """The sidecar's file, and its prices where they are in a file of their own, found from where it stands. Raises BadConfig."""
+    from exporters.prices import Prices
+    from exporters.sidecar import SidecarConfig  # with all of the sidecar: the gateway, which reads files too, does without
+
     settings = load(path, SidecarConfig)
     return msgspec.structs.replace(settings, prices=load(path.parent / settings.prices, Prices)) if isinstance(settings.prices, str) else settings
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from stack import cli
+from stack.cli import gateway as commands
 from stack.gateway import check
 from stack.gateway.admission import Admission
 from stack.gateway.policy import Policy
@@ -286,7 +287,7 @@ def test_the_policy_of_the_json_is_the_whole_policy(tmp_path: Path):
 def test_a_terminal_gets_tables_with_the_same_cells(tmp_path: Path):
     path = written(tmp_path, teams=TEAMS.replace("sql", "'[sql]'"))
     console = Console(width=150, record=True, file=io.StringIO())
-    cli._draw(check.check(path), console)
+    commands.draw(check.check(path), console)
     text = console.export_text()
     for cell in ("│ [sql] ", "│ 12 (50 %) ", "│ 4001 and more ", "│ https://api.example.com ", "\nin order"):
         assert cell in text

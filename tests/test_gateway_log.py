@@ -156,9 +156,9 @@ def test_what_aiohttp_cannot_parse_is_not_quoted_in_the_log():
 
     from aiohttp.http_exceptions import InvalidHeader
 
-    from stack.cli import _without_bytes
+    from stack.cli.common import without_bytes
 
     error = InvalidHeader("Authorization: Bearer SECRET")
     record = logging.LogRecord("aiohttp.server", logging.ERROR, "f", 1, "Error handling request from %s", ("SECRET",), (type(error), error, None))
-    assert _without_bytes(record)
+    assert without_bytes(record)
     assert "SECRET" not in logging.Formatter().format(record)

@@ -25,6 +25,7 @@ from alerts.panel_ref import board_uid
 from dashboards.boards import boards
 from dashboards.model import Profile
 from stack import cli, grafana
+from stack.cli import dashboards as commands
 from stack.grafana import Changes, Create, Difference, Existing, Refuse, Skip, Update
 
 ROOT = Path(__file__).parent.parent
@@ -35,7 +36,7 @@ FIRST = UIDS[0]
 APIS = ("10.4.0", "13.2.0")  # the older and the newer one; which of them a release gets has a test of its own
 
 
-PRINTED = functools.cache(cli._boards)  # printing boards takes longer than pushing them
+PRINTED = functools.cache(commands.printed_boards)  # printing boards takes longer than pushing them
 
 
 def two(*arguments: Any) -> dict[str, str]:
@@ -47,12 +48,12 @@ def two(*arguments: Any) -> dict[str, str]:
 def _ground(monkeypatch):
     """urllib heeds the proxies of the environment, which would not find our loopback."""
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    monkeypatch.setattr(cli, "_boards", two)
+    monkeypatch.setattr(commands, "printed_boards", two)
 
 
 @pytest.fixture
 def every_board(_ground, monkeypatch):
-    monkeypatch.setattr(cli, "_boards", PRINTED)
+    monkeypatch.setattr(commands, "printed_boards", PRINTED)
 
 
 def run(*arguments: str | Path, token: str | None = EDITOR) -> Result:
@@ -594,7 +595,7 @@ def test_a_password_comes_from_a_file(fake, tmp_path):
 
 def test_there_is_no_option_that_takes_a_secret():
     """What stands in the command line can be read by everyone on the machine."""
-    options = {option for parameter in cli.dashboards_push.params for option in parameter.opts}
+    options = {option for parameter in commands.dashboards_push.params for option in parameter.opts}
     assert not options & {"--token", "--password", "--user", "--api-key"}
 
 

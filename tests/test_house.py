@@ -22,7 +22,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Library -> where it may be imported. Those used all over (msgspec, aiohttp, yaml) have no door.
 DOORS = {
-    "click": ("stack/cli.py",),
+    "click": tuple(f"stack/cli/{path.name}" for path in (ROOT / "stack/cli").glob("*.py")),
     "grafanalib": ("dashboards/panels.py",),
     "grpc": ("exporters/otlp.py",),
     "httptools": ("stack/gateway/client.py",),
@@ -32,8 +32,12 @@ DOORS = {
     "promql_parser": ("exporters/catalogue/expression.py",),
     "pynvml": ("exporters/gpu_nvml.py",),
     "prometheus_client": ("exporters/catalogue/page.py", "stack/gateway/metrics.py"),
-    "rich": ("stack/cli.py", "stack/drill/run.py", "stack/lab/up.py"),
-    "uvloop": ("stack/gateway/serve.py", "stack/cli.py"),
+    "rich": (
+        *(f"stack/cli/{topic}.py" for topic in ("alerts", "cost", "gateway", "lab", "metrics", "runbook")),
+        "stack/drill/run.py",
+        "stack/lab/up.py",
+    ),
+    "uvloop": ("stack/cli/board.py", "stack/cli/sidecar.py", "stack/gateway/serve.py"),
 }
 FORBIDDEN = ("vllm", "httpx", "starlette", "requests")
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from exporters.catalogue import EVERYTHING, check, page
 from stack import bundle, cli
+from stack.cli.metrics import known_release
 
 GOLDEN = Path(__file__).parent / "golden"
 PAGES = sorted(GOLDEN.glob("*.prom"))
@@ -157,8 +158,8 @@ def test_a_page_of_somebody_else_does_not_pass(tmp_path):
 
 
 def test_a_release_that_cannot_be_read_is_no_release():
-    assert "0.32.0" == cli._release(None, "0.32.0+cpu")
-    assert cli._release(None, "dev") is None
+    assert "0.32.0" == known_release(None, "0.32.0+cpu")
+    assert known_release(None, "dev") is None
     assert CliRunner().invoke(cli.main, ["metrics", "check", str(PAGES[0]), "--release", "dev"]).exit_code == 2
 
 

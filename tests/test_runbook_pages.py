@@ -25,7 +25,7 @@ from exporters import events, otlp, request_log, sidecar
 from exporters.catalogue import EVERYTHING, expression, ours
 from runbooks import book
 from runbooks.book import Page
-from stack.cli import main
+from stack.cli import COMMANDS, main
 from stack.gateway import config as gateway_config
 from stack.gateway import policy
 from stack.gateway.reasons import REASONS
@@ -322,7 +322,8 @@ def ours_options() -> frozenset[str]:
         for inner in getattr(command, "commands", {}).values():
             visit(inner)
 
-    visit(main)
+    for command in (main, *(listed.real() for listed in COMMANDS)):
+        visit(command)
     return frozenset(found)
 
 

@@ -120,7 +120,9 @@ class Histories(RuleBasedStateMachine):
     """Whatever happens: the page shows exactly what is safe, never falls and never shows an id twice; and in the end every id is counted, but for
     those that nobody could have read.
 
-    may_be_lost: cut away or deleted before they were read. at_risk: destroyed too, but read or being read; lost only by a SIGKILL before a commit."""
+    may_be_lost: cut away or deleted before they were read. at_risk: destroyed too, but read or being read; lost only by a SIGKILL before a commit.
+    cut_unseen: the log was cut to a part of what was read, and nobody looked since. Copied and cut again before that look, it cannot be known again
+    by its content: what was written in between may be lost, and is told."""
 
     @initialize(appends=st.booleans())
     def start(self, appends: bool) -> None:
@@ -138,6 +140,7 @@ class Histories(RuleBasedStateMachine):
         self.counted: set[int] = set()
         self.committed: set[int] = set()
         self.counters: dict[tuple[str, ...], float] = {}
+        self.cut_unseen = False
         self.log_disk, self.state_disk = LogDisk(), StateDisk()
         self.writer = os.open(self.log, os.O_RDWR | os.O_CREAT)
         self.open_books()
@@ -168,6 +171,7 @@ class Histories(RuleBasedStateMachine):
         logs_module.BATCH_BYTES = budget or 4 << 20
         with contextlib.suppress(OSError):
             self.logs.poll(self.tail, 0.0, self.now)
+            self.cut_unseen = False
 
     @rule(meanwhile=st.booleans())
     def commit(self, meanwhile: bool = False) -> None:
@@ -303,6 +307,8 @@ class Histories(RuleBasedStateMachine):
     def copytruncate(self, looks: list[str]) -> None:
         self.destroy(self.shift)
         data = self.log.read_bytes()
+        if self.cut_unseen:
+            self.may_be_lost |= ids_in(data) - self.counted
         with (self.folder / "requests.jsonl.1").open("wb", buffering=0) as copy:
             for stage, start, end in (("at nothing", 0, 0), ("at a part", 0, len(data) // 2), ("at all", len(data) // 2, len(data))):
                 copy.write(data[start:end])
@@ -319,6 +325,7 @@ class Histories(RuleBasedStateMachine):
         else:
             size = int(share * self.log.stat().st_size) if kind == "cut to a beginning" else 0
             self.destroy(lambda: os.truncate(self.log, size))
+            self.cut_unseen = bool(size)
             self.half = b""  # behind another half it could make a whole line that nobody wrote
 
     @rule(number=st.sampled_from([1, 2, 3]))

@@ -1,0 +1,73 @@
+"""The command `vllm-watch`: options, one call, output. One module for each topic, imported only when it is meant: a sidecar or gateway that runs
+for months does not carry the libraries of the boards. This folder is the one click door."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+import signal
+from pathlib import Path
+
+import click
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+
+
+class Later(click.Command):
+    """A command as the list of commands needs it; where: `module:name` of the real one, in this folder."""
+
+    def __init__(self, name: str, where: str, line: str) -> None:
+        super().__init__(name, help=line)
+        self.where = where
+
+    def real(self) -> click.Command:
+        """The command itself, with all that it imports."""
+        module, _, name = self.where.partition(":")
+        command: click.Command = getattr(importlib.import_module(f"stack.cli.{module}"), name)
+        return command
+
+
+COMMANDS = (
+    Later("alerts", "alerts:alerts_group", "Alert rules, who is told of them, and the numbers behind them."),
+    Later("board", "board:board_command", "The boards as a live page over any Prometheus, without Grafana; runbook pages are under /runbooks/."),
+    Later("cost", "cost:cost_command", "GPU hours, cost, energy and tokens of each team and model."),
+    Later("dashboards", "dashboards:dashboards", "Our boards in a Grafana that is there already."),
+    Later("drill", "drill:drill_command", "Break a real vLLM in a lab of its own, and see the alert arrive, and go when it is mended."),
+    Later("gateway", "gateway:gateway", "The way in: who asks, how it went, one JSON line for each request."),
+    Later("lab", "lab:lab", "A real vLLM on this machine's CPU, watched by the whole stack."),
+    Later("metrics", "metrics:metrics", "What vLLM exposes, and whether a page or dashboard fits it."),
+    Later("render", "render:render", "Write dashboards and rule files from their source, in place."),
+    Later("runbook", "runbook:runbook_command", "What to do about an alert: its page, by name, by a part of it, or by words that it holds."),
+    Later("secrets", "deploy:secrets", "Print what the compose stack made at its first start: Grafana's password and a key for each team."),
+    Later("sidecar", "sidecar:sidecar", "The exporter that joins request log, engine and GPU."),
+)
+
+
+class Listing(click.Group):
+    """Lists and completes its commands from their one line, and imports the one that was meant."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.real() if isinstance(command, Later) else command, rest
+
+
+def version() -> str:
+    """This release; 'unknown' where the code runs without having been installed."""
+    try:
+        return importlib.metadata.version("vllm-watch")
+    except importlib.metadata.PackageNotFoundError:
+        found = re.search(r'^version = "([^"]+)"', (Path(__file__).parents[2] / "pyproject.toml").read_text(), re.MULTILINE)
+        return found[1] if found else "unknown"
+
+
+@click.group(cls=Listing, commands=COMMANDS, context_settings=CONTEXT)
+@click.version_option(version(), prog_name="vllm-watch")
+def main() -> None:
+    """The observability stack for vLLM.
+
+    \b
+    Example:  vllm-watch metrics check http://127.0.0.1:8000
+    """
+    # Whatever a command started must go with it, also when it is ended politely by another program.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))

@@ -1,0 +1,5 @@
+"""`python -m stack.cli`, for where the command is not on the path."""
+
+from stack.cli import main
+
+main()

@@ -1,0 +1,141 @@
+"""`vllm-watch alerts`: rules with a deployment's own numbers and links, who is told of them, and what they rest on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from alerts import routing
+from alerts.rules import Links
+from exporters.catalogue import page
+from stack import alerts, export
+from stack.cli.common import AS_JSON, mistakes_told
+from stack.cli.options import THRESHOLDS
+from stack.cli.scraped import page_of
+
+
+@click.group("alerts")
+def alerts_group() -> None:
+    """Alert rules, who is told of them, and the numbers behind them."""
+
+
+_RUNBOOK_BASE = click.option("--runbook-base", metavar="URL", help=f"Where runbook pages are served.  [default: {Links().runbooks}]")
+_DASHBOARD_BASE = click.option("--dashboard-base", metavar="URL", help=f"Where Grafana is.  [default: {Links().dashboards}]")
+_SLO = click.option("--slo", type=click.Path(path_type=Path, dir_okay=False), help="Your own objectives; see `alerts slo`.")
+
+
+@alerts_group.command("export")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write to.")
+@_RUNBOOK_BASE
+@_DASHBOARD_BASE
+@THRESHOLDS
+@_SLO
+@click.option(
+    "--receiver", type=click.Choice(list(routing.RECEIVERS)), default="none", show_default=True, help="How Alertmanager tells people; none: nobody."
+)
+@click.option("--deadman", is_flag=True, help="Also tell a service that expects to hear from VLLMWatchdog every few minutes.")
+@click.option("--secrets", default=routing.SECRETS, show_default=True, metavar="DIR", help="Where Alertmanager finds the files with its secrets.")
+@click.option("--force", is_flag=True, help="Overwrite files that did not come from here, or were changed since.")
+@AS_JSON
+def alerts_export(
+    out: Path, runbook_base: str | None, dashboard_base: str | None, thresholds: Path | None, slo: Path | None, receiver: str, deadman: bool,
+    secrets: str, force: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Write rule files for Prometheus, a configuration for Alertmanager, and every number that they rest on.
+
+    \b
+    Example:  vllm-watch alerts export --out rules --runbook-base https://wiki.example.org/vllm --receiver slack
+    """
+    with mistakes_told():
+        links = alerts.links(runbook_base, dashboard_base)
+        wanted = alerts.Wanted(thresholds, slo, links, receiver, secrets, deadman)
+        warned = [*alerts.warnings(links), *alerts.without_page(wanted.objectives)]
+        written, older = alerts.write(out, wanted, force)
+        steps = list(alerts.next_steps(out, wanted))
+    _say_files(written, older, warned, steps, as_json)
+
+
+def _say_files(written: dict[Path, bool], older: list[Path], warned: list[str], steps: list[str], as_json: bool) -> None:
+    for warning in warned:
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        rows = [{"path": str(file), "changed": changed} for file, changed in written.items()]
+        click.echo(json.dumps({"files": rows, "left_over": [str(file) for file in older], "warnings": warned, "next": steps}, indent=1))
+        return
+    for file, changed in written.items():
+        click.echo(f"{'written' if changed else 'unchanged'}: {file}")
+    for file in older:
+        click.echo(f"left over from an earlier export, remove it: {file}")
+    for step in steps:
+        click.echo(f"next: {step}")
+
+
+@alerts_group.command("list")
+@THRESHOLDS
+@AS_JSON
+def alerts_list(thresholds: Path | None, as_json: bool) -> None:
+    """Print every alert with its number, and every number that may be set in a file for --thresholds.
+
+    \b
+    Example:  vllm-watch alerts list
+    """
+    with mistakes_told():
+        settings = alerts.Wanted(thresholds).settings
+    found, numbers = list(alerts.rows(settings)), list(alerts.number_rows(settings))
+    if as_json:
+        click.echo(json.dumps({"alerts": found, "thresholds": numbers}, indent=1, ensure_ascii=False))
+        return
+    table = Table("alert", "severity", "for", "threshold", "summary", "panel")
+    for row in found:
+        number = f"{used['name']} = {used['value']:.12g}" if (used := row["threshold"]) else ""
+        table.add_row(row["name"], row["severity"], row["for"], number, row["summary"], row["panel"])
+    more = Table("threshold", "value", "shipped", "why")
+    for own in numbers:
+        more.add_row(own["name"], f"{own['value']:.12g} ({own['shown']})", f"{own['shipped']:.12g}", own["why"])
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table, more)
+
+
+@alerts_group.command("slo")
+@click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--page", "target", metavar="URL|FILE", help="A vLLM server or a file with its page: is every latency bound one of its buckets?")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write slo.yaml to this folder instead of printing it.")
+@_RUNBOOK_BASE
+@_DASHBOARD_BASE
+@click.option("--force", is_flag=True, help="Overwrite a slo.yaml that did not come from here, or was changed since.")
+@AS_JSON
+def alerts_slo(
+    file: Path | None, target: str | None, out: Path | None, runbook_base: str | None, dashboard_base: str | None, force: bool, as_json: bool
+) -> None:
+    """Turn objectives of your own into burn-rate alerts and the recorded series that they need.
+
+    FILE is YAML in the form of objectives.yml, which `alerts export` writes; without FILE the shipped ones are taken.
+
+    \b
+    Example:  vllm-watch alerts slo --page http://127.0.0.1:8000
+    """
+    file = file or alerts.SHIPPED_OBJECTIVES
+    with mistakes_told():
+        objectives, links = alerts.objectives(file), alerts.links(runbook_base, dashboard_base)
+        if target and (missed := list(alerts.misses(objectives, page.parse(page_of(target)[0]), target))):
+            raise ValueError(f"{file}: {'; '.join(missed)}")
+        warned = [*alerts.warnings(links), *alerts.without_page(objectives)]
+        groups = alerts.slo_groups(objectives, links)
+        printed = alerts.slo_file(groups)
+        if out:
+            written = export.write(out, printed, alerts.foreign, force)
+    if out:
+        whole = f"it stands on its own; with all the other rules, in place of the shipped objectives: vllm-watch alerts export --slo {file}"
+        _say_files(written, [], warned, [f"promtool check rules {out}/slo.yaml", whole], as_json)
+        return
+    for warning in warned:
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        click.echo(json.dumps({"groups": [group.as_dict() for group in groups], "warnings": warned}, indent=1, ensure_ascii=False))
+    else:
+        click.echo(printed["slo.yaml"].rstrip())

@@ -1,0 +1,56 @@
+"""What every command shares: mistakes as one sentence, the log of those that serve, the twin in JSON. The sidecar and the gateway import this,
+so it imports nothing that they do not need."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterator
+
+import click
+
+from stack.config import BadConfig
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+
+
+class Told(click.ClickException):
+    """A mistake that the caller can mend; exit status 2, as for wrong options."""
+
+    exit_code = 2
+
+
+@contextlib.contextmanager
+def mistakes_told() -> Iterator[None]:
+    """Errors that a user can act on, as one sentence and exit status 2."""
+    try:
+        yield
+    except (BadConfig, ValueError, OSError) as error:
+        raise Told(_sentence(error)) from error
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def json_text(content: object) -> str:
+    """Indented JSON with letters of every language as they are."""
+    return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def log_to_stderr() -> None:
+    """The log of a command that serves."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("aiohttp.server").addFilter(without_bytes)
+
+
+def without_bytes(record: logging.LogRecord) -> bool:
+    """aiohttp quotes what it cannot parse, and that may be a key or a prompt: the log says only that it happened."""
+    if record.exc_info and type(record.exc_info[1]).__module__ == "aiohttp.http_exceptions":
+        record.msg, record.args = f"a request that is no sound HTTP was refused ({type(record.exc_info[1]).__name__})", ()
+        record.exc_info = record.exc_text = None
+    return True

@@ -1,0 +1,63 @@
+"""`vllm-watch cost`: who used how much, and for how much."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from exporters.prices import Prices
+from stack import config, cost
+from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.cli.options import TOKEN_FILE, USER_FILE, duration
+from stack.prometheus import address_from
+
+
+@click.command("cost")
+@click.option("--prometheus", "url", metavar="URL", help="What the sidecar recorded there.")
+@click.option("--log", "logs", multiple=True, type=click.Path(path_type=Path, dir_okay=False), help="Request logs instead; once for each file.")
+@click.option("--since", "since_s", metavar="TIME", callback=duration, help="How far back.  [default: 24h; with --log all of it]")
+@click.option("--prices", "prices_path", type=click.Path(path_type=Path, dir_okay=False), help="prices.yaml; see docs/cost.md.")
+@click.option("--gpus", multiple=True, metavar="N|MODEL=N", help="With --log: how many cards a model runs on.  [default: 1]")
+@click.option("--by", type=click.Choice(["team", "model", "team,model"]), default="team,model", show_default=True)
+@TOKEN_FILE
+@USER_FILE
+@AS_JSON
+@click.option("--csv", "as_csv", is_flag=True, help="The rows and their total as CSV.")
+def cost_command(
+    url: str | None, logs: tuple[Path, ...], since_s: float | None, prices_path: Path | None, gpus: tuple[str, ...], by: str,
+    token_file: Path | None, user_file: Path | None, as_json: bool, as_csv: bool,
+) -> None:  # fmt: skip
+    """GPU hours, cost, energy and tokens of each team and model. Idle, aborted and unattributed time have rows; the total is their sum.
+
+    How much of a shared card was whose is an estimate of share; what is shared out is exact.
+
+    \b
+    Example:  vllm-watch cost --prometheus http://127.0.0.1:9090 --since 24h
+    """
+    if bool(url) == bool(logs):
+        raise click.UsageError("name either --prometheus URL or --log FILE")
+    if gpus and not logs:
+        raise click.UsageError("--gpus belongs to --log; Prometheus knows the cards")
+    if as_json and as_csv:
+        raise click.UsageError("choose --json or --csv")
+    with mistakes_told():
+        prices = config.load(prices_path, Prices) if prices_path else None
+        told = cost.reckon(address_from(url, token_file, user_file) if url else None, logs, since_s, time.time(), prices, gpus, by)
+    if as_json or as_csv:
+        click.echo(json_text(told) if as_json else cost.as_csv(told), nl=as_json)
+        return
+    head, rows = cost.sheet(told)
+    table = Table()
+    for number, name in enumerate(head):
+        table.add_column(name, justify="left" if number < len(cost.BY[by]) else "right")
+    for number, row in enumerate(rows):
+        table.add_row(*map(escape, row), end_section=number == len(rows) - 2)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    for note in told["notes"]:
+        click.echo(f"note: {note}")

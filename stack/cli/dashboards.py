@@ -1,0 +1,126 @@
+"""`vllm-watch dashboards`: our boards as files, or pushed to a Grafana."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from alerts.rules import Links
+from dashboards import panels
+from dashboards.boards import boards as boards_of
+from dashboards.model import Profile
+from stack import export, grafana
+from stack.cli import version
+from stack.cli.common import AS_JSON, mistakes_told
+from stack.cli.options import THRESHOLDS, settings_of
+
+
+@click.group()
+def dashboards() -> None:
+    """Our boards in a Grafana that is there already."""
+
+
+_PROFILE = click.option(
+    "--profile", type=click.Choice([p.value for p in Profile]), default=Profile.FULL.value, show_default=True,
+    help="engine: only what vLLM's own series can fill.",
+)  # fmt: skip
+_RUNBOOKS = click.option("--runbooks", metavar="URL", help=f"Where links to runbooks lead.  [default: {Links().runbooks}]")
+
+
+@dashboards.command("export")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write to.")
+@_PROFILE
+@click.option(
+    "--for", "use", type=click.Choice(["import", "provisioning"]), default="import", show_default=True,
+    help="import: for Grafana's import dialog. provisioning: read-only boards and the provider file beside them.",
+)  # fmt: skip
+@click.option("--path", help="Where Grafana will see the folder; by default --out itself.")
+@_RUNBOOKS
+@THRESHOLDS
+@click.option("--force", is_flag=True, help="Overwrite files that did not come from here.")
+@AS_JSON
+def dashboards_export(
+    out: Path, profile: str, use: str, path: str | None, runbooks: str | None, thresholds: Path | None, force: bool, as_json: bool
+) -> None:
+    """Write the boards as files, with the data source as a variable: nothing to replace before an import.
+
+    \b
+    Example:  vllm-watch dashboards export --out boards --for provisioning --path /var/lib/grafana/vllm
+    """
+    if path and use != "provisioning":
+        raise click.UsageError("--path belongs to --for provisioning")
+    with mistakes_told():
+        files = {f"{slug}.json": text for slug, text in printed_boards(profile, runbooks, use == "import", thresholds).items()}
+    seen = path or str(out.resolve())
+    if use == "provisioning":
+        files["vllm-watch.yaml"] = grafana.provider(seen)
+    with mistakes_told():
+        written = export.write(out, files, grafana.foreign, force)
+    older = export.left_over(out, files, grafana.foreign, "*.json")
+    if as_json:
+        rows = [{"path": str(file), "changed": changed} for file, changed in written.items()]
+        click.echo(json.dumps({"files": rows, "left_over": [str(file) for file in older]}, indent=1))
+        return
+    for file, changed in written.items():
+        click.echo(f"{'written' if changed else 'unchanged'}: {file}")
+    for file in older:
+        click.echo(f"left over from an earlier export, remove it: {file}")
+    _say_where_runbooks_are(runbooks)
+    if use == "import":
+        click.echo("in Grafana: Dashboards > New > Import; or let vllm-watch dashboards push do it")
+        return
+    click.echo(f"mount {out.resolve()} at {seen} and {out.resolve() / 'vllm-watch.yaml'} at /etc/grafana/provisioning/dashboards/vllm-watch.yaml")
+    click.echo("timeInterval of the Prometheus data source must equal its scrape interval (15s where unset), or panels with rates stay empty")
+
+
+def printed_boards(profile: str, runbooks: str | None, editable: bool, thresholds: Path | None) -> dict[str, str]:
+    """Grafana's JSON by slug. Raises BadConfig."""
+    links, chosen = Links(runbooks=runbooks) if runbooks else Links(), Profile(profile)
+    return {board.slug: panels.to_json(board, chosen, links=links, editable=editable) for board in boards_of(chosen, settings_of(thresholds))}
+
+
+def _say_where_runbooks_are(runbooks: str | None) -> None:
+    if runbooks is None:
+        click.echo(f"links to runbooks lead to {Links().runbooks}, right for this machine alone; --runbooks URL changes that")
+
+
+@dashboards.command("push")
+@click.option("--grafana", "url", required=True, metavar="URL", help="Where Grafana is, with its path if it has one.")
+@click.option("--token-file", type=click.Path(path_type=Path), help=f"A service account's token; else {grafana.TOKEN_VARIABLE} is read.")
+@click.option("--user-file", type=click.Path(path_type=Path), help="user:password, for a Grafana without service accounts.")
+@click.option("--folder", default=grafana.FOLDER, show_default=True, help="Title or uid, for boards that are new; others stay where they are.")
+@click.option("--datasource", metavar="NAME", help="Name or uid of the Prometheus that the boards open with.")
+@_PROFILE
+@_RUNBOOKS
+@THRESHOLDS
+@click.option("--dry-run", is_flag=True, help="Say what would change, panel by panel, and change nothing.")
+@click.option("--force", is_flag=True, help="Overwrite a board under our uid that is not ours.")
+@click.option("--api", type=click.Choice(["auto", "newer", "older"]), default="auto", show_default=True, help="Which of Grafana's two APIs to use.")
+@AS_JSON
+def dashboards_push(
+    url: str, token_file: Path | None, user_file: Path | None, folder: str, datasource: str | None, profile: str, runbooks: str | None,
+    thresholds: Path | None, dry_run: bool, force: bool, api: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Create or update the boards through Grafana's API; what is equal already is left alone.
+
+    Exit 1 when a board was refused, 2 when nothing could be done.
+
+    \b
+    Example:  GRAFANA_TOKEN=$(cat token) vllm-watch dashboards push --grafana http://127.0.0.1:3000 --dry-run
+    """
+    with mistakes_told():
+        report = grafana.push(
+            grafana.Client(url, grafana.authorization(token_file, user_file)),
+            [json.loads(text) for text in printed_boards(profile, runbooks, True, thresholds).values()],
+            folder=folder, data_source=datasource, message=f"vllm-watch {version()}", dry_run=dry_run, force=force,
+            engine_only=profile == Profile.ENGINE, api=api,
+        )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(asdict(report), indent=1, ensure_ascii=False))
+    else:
+        click.echo("\n".join(grafana.told(report)))
+        _say_where_runbooks_are(runbooks)
+    raise SystemExit(1 if report.fails else 0)

@@ -1,0 +1,83 @@
+"""`vllm-watch gateway`. The process that runs pays for every import, so what only another command needs is imported by that one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stack.cli.common import AS_JSON, json_text, log_to_stderr, mistakes_told
+from stack.gateway import check, make_key, run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@click.group()
+def gateway() -> None:
+    """The way in: who asks, how it went, one JSON line for each request."""
+
+
+@gateway.command("run")
+@click.option("--config", "path", required=True, type=click.Path(path_type=Path), help="YAML; see stack/deploy/gateway.yaml.")
+def gateway_run(path: Path) -> None:
+    """Pass requests on to vLLM and log them.
+
+    \b
+    Example:  vllm-watch gateway run --config gateway.yaml
+    """
+    log_to_stderr()
+    with mistakes_told():
+        raise SystemExit(run(path))
+
+
+@gateway.command("key")
+@click.argument("team")
+def gateway_key(team: str) -> None:
+    """Make a key for TEAM: the secret to hand out, and the hash that belongs into teams.yaml.
+
+    \b
+    Example:  vllm-watch gateway key demo
+    """
+    with mistakes_told():
+        key, hashed = make_key(team)
+    click.echo(f"key for {team} (shown once): {key}\nfor teams.yaml:\n  teams:\n    {team}:\n      keys: ['{hashed}']")
+
+
+@gateway.command("check")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@AS_JSON
+def gateway_check(file: Path, as_json: bool) -> None:
+    """Find mistakes in FILE and say what it means: who goes first, who may have how much, which engine gets which share.
+
+    FILE is teams.yaml, or gateway.yaml, with which the teams.yaml that it names is checked too. Exit 1 when there are mistakes.
+
+    \b
+    Example:  vllm-watch gateway check teams.yaml
+    """
+    told = check.check(file)
+    if as_json:
+        click.echo(json_text(told))
+    elif sys.stdout.isatty() and not told["mistakes"]:
+        from rich.console import Console
+
+        draw(told, Console(highlight=False))
+    else:
+        click.echo(check.as_text(told))
+    raise SystemExit(1 if told["mistakes"] else 0)
+
+
+def draw(told: dict[str, Any], console: Console) -> None:
+    """The same as the text of `gateway check`, with its tables drawn."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    console.print(check.summary(told), markup=False)
+    for sheet in check.sheets(told):
+        table = Table(*sheet.head, title=sheet.title, title_justify="left")
+        for row in sheet.rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    console.print(check.verdict(told), markup=False)

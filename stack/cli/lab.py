@@ -1,0 +1,56 @@
+"""`vllm-watch lab`: a real vLLM on this machine, watched by the whole stack."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+from rich.console import Console
+
+from stack.cli.options import duration
+from stack.lab import parts
+from stack.lab.up import NEEDED, up
+
+
+@click.group()
+def lab() -> None:
+    """A real vLLM on this machine's CPU, watched by the whole stack."""
+
+
+@lab.command("up")
+@click.option("--engine", metavar="URL", help="Watch this vLLM instead of starting one; the lab sends it about two small requests a second.")
+@click.option("--for", "for_s", metavar="TIME", callback=duration, help="Stop after this time of readiness; exit 0 only if all was well.")
+@click.option("--port-offset", type=click.IntRange(0, 50000), default=0, show_default=True, help="Add this to every port.")
+def lab_up(engine: str | None, for_s: float | None, port_offset: int) -> None:
+    """Install what is missing, start everything, feed it, and show how it does.
+
+    \b
+    Example:  vllm-watch lab up --for 120s
+    """
+    raise SystemExit(up(engine, for_s, port_offset, Console(width=None if sys.stdout.isatty() else 110)))
+
+
+@lab.command("install")
+@click.argument("names", nargs=-1)
+@click.option("--every", is_flag=True, help="Every part that the tests use; in CI a missing one is a failure, elsewhere it is named.")
+def lab_install(names: tuple[str, ...], every: bool) -> None:
+    """Install real parts into the cache, or say where they are already. Without NAMES: all that the lab needs.
+
+    \b
+    Example:  vllm-watch lab install prometheus promtool
+    """
+    console = Console(soft_wrap=True, highlight=False)
+    unknown = sorted(set(names) - set(parts.PARTS))
+    if unknown:
+        raise click.UsageError(f"{unknown[0]} is no part; there are {', '.join(parts.PARTS)}")
+    wanted = tuple(parts.PARTS) if every else names or NEEDED
+    try:
+        found = parts.ensure(wanted, console.print)
+    except parts.PartMissing as error:
+        if not every or os.environ.get("CI"):
+            raise click.ClickException(str(error)) from error
+        found = {name: part for name in wanted if (part := parts.find(name))}
+        console.print(f"going on without what is missing:\n{error}")
+    for part in found.values():
+        console.print(f"{part.name} {part.version}: {part.path} ({part.origin})")

@@ -1,0 +1,138 @@
+"""`vllm-watch metrics`: the catalogue, and what of it a page or a dashboard holds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from exporters.catalogue import EVERYTHING, NEVER_EXISTED, check, page
+from exporters.catalogue.metric import Metric
+from exporters.catalogue.metric import key as release_key
+from stack import bundle
+from stack.cli.common import AS_JSON, Told, mistakes_told
+from stack.cli.scraped import page_of, text_of
+
+
+@click.group()
+def metrics() -> None:
+    """What vLLM exposes, and whether a page or dashboard fits it."""
+
+
+@metrics.command("list")
+@AS_JSON
+@click.argument("word", default="")
+def metrics_list(as_json: bool, word: str) -> None:
+    """Print the catalogue, or the part of it whose name or meaning has WORD.
+
+    \b
+    Example:  vllm-watch metrics list queue
+    """
+    chosen = [m for m in EVERYTHING if word.lower() in f"{m.name} {m.name.replace('_', ' ')} {m.meaning}".lower()]
+    if not chosen:
+        raise Told(f"nothing in the catalogue has {word!r} in its name or meaning")
+    if as_json:
+        click.echo(json.dumps([_metric_as_json(m) for m in chosen], indent=1))
+        return
+    table = Table("name", "kind", "unit", "vLLM", "meaning and notes")
+    for metric in chosen:
+        lived = f"{metric.since or '?'} .. {metric.until or ''}" if metric.name.startswith("vllm:") else ""
+        told = [metric.meaning, *(f"- {note}" for note in metric.notes)]
+        told += [f"needs {metric.needs}"] * bool(metric.needs) + ["known from source only"] * (metric.evidence == "source")
+        table.add_row(metric.name, str(metric.kind), str(metric.unit), lived, "\n".join(told))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _metric_as_json(metric: Metric) -> dict[str, Any]:
+    return {name: getattr(metric, name) for name in metric.__dataclass_fields__}
+
+
+@metrics.command("check")
+@click.argument("target", required=False)
+@click.option("--dashboard", "boards", multiple=True, type=click.Path(path_type=Path), help="A Grafana dashboard of your own to check as well.")
+@click.option("--release", help="The engine's vLLM version, where the page cannot be asked for it.")
+@AS_JSON
+def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | None, as_json: bool) -> None:
+    """Compare a live page with the catalogue, and with every panel and rule.
+
+    TARGET is the address of a vLLM server, or a file with its page. Exit 1 for unknown or escaped names, or when a panel or rule
+    that is not optional can never return anything.
+
+    \b
+    Example:  vllm-watch metrics check http://127.0.0.1:8000 --dashboard mine.json
+    """
+    if target is None and not boards:
+        raise click.UsageError("name a server, a file with its page, or a --dashboard")
+    with mistakes_told():
+        theirs = [use for path in boards for use in check.uses_of_dashboard(text_of(path), path.name)]
+        strangers = list(check.strangers(theirs, EVERYTHING, NEVER_EXISTED))
+        report = None
+        if target is not None:
+            text, told = page_of(target)
+            report = check.check(page.parse(text), EVERYTHING, [*bundle.uses(), *theirs], known_release(release, told))
+    if as_json:
+        rows = [{"place": s.use.place, "name": s.name, "instead" if s.name else "error": s.instead} for s in strangers]
+        click.echo(json.dumps({"page": report.as_json() if report else None, "dashboards": rows}, indent=1))
+    else:
+        _say(report, strangers, len(theirs))
+    raise SystemExit(1 if strangers or (report and report.fails) else 0)
+
+
+def known_release(asked: str | None, told: str | None) -> str | None:
+    """What the user says, else what the engine says if it can be read: builds from source call themselves dev."""
+    if asked:
+        return ".".join(map(str, release_key(asked)))
+    with contextlib.suppress(ValueError):
+        return ".".join(map(str, release_key(told or "")))
+    return None
+
+
+def _say(report: check.Report | None, strangers: list[check.Stranger], read: int) -> None:
+    for stranger in strangers:
+        if stranger.name is None:
+            click.echo(f"unread    {stranger.use.place}: {stranger.instead}")
+        else:
+            click.echo(f"no release has {stranger.name} ({stranger.use.place}){': use ' + stranger.instead if stranger.instead else ''}")
+    if report is None:
+        click.echo(f"{len(strangers)} of {read} queries to look at" if strangers else f"{read} queries read, every name is known")
+        return
+    if not report.is_ours:
+        click.echo(f"this page holds no series of vLLM, only {len(report.beside)} others: is it the right address?")
+        return
+    since, before = report.releases
+    told = "vLLM of an unknown release" if since == "0.0" else f"vLLM {since}" + (f" or later, before {before}" if before else " or later")
+    click.echo(told)
+    click.echo(f"known     {len(report.known)} families, and {len(report.beside)} that are not vLLM's own")
+    for name in report.unknown:
+        click.echo(f"unknown   {name}: not in this catalogue; a newer vLLM, or a plug-in")
+    if report.escaped:
+        click.echo(f"escaped   {len(report.escaped)} families such as {report.escaped[0]}: {check.ESCAPED_ADVICE}")
+    for old, new in report.renamed:
+        click.echo(f"renamed   {old} is called {new} in newer releases; our queries ask for both")
+    for need, names in _by_need(report.absent):
+        listed = ", ".join(names) if len(names) < 4 else f"{len(names)} families such as {names[0]}"
+        click.echo(f"absent    {listed}" + (f" (needs {need})" if need else ""))
+    for why, places in _by_reason(report.broken):
+        click.echo(f"empty     {places[0]}{f' and {len(places) - 1} more' if places[1:] else ''}: optional. {why}")
+    for broken in report.broken:
+        if not broken.use.optional:
+            missing = [f"{name} (now {now})" if (now := check.successor(name, EVERYTHING)) else name for name in broken.missing]
+            click.echo(f"broken    {broken.use.place}: misses {', '.join(missing) or 'a matching series'}")
+    click.echo("in order" if not report.fails else "not in order")
+
+
+def _by_reason(broken: tuple[check.Broken, ...]) -> list[tuple[str, list[str]]]:
+    """What is empty on a healthy engine, gathered by the one thing that would fill it."""
+    reasons = dict.fromkeys(b.use.optional for b in broken if b.use.optional)
+    return [(reason, [b.use.place for b in broken if b.use.optional == reason]) for reason in reasons]
+
+
+def _by_need(absent: tuple[Metric, ...]) -> list[tuple[str, list[str]]]:
+    needs = sorted({metric.needs for metric in absent})
+    return [(need, [metric.name for metric in absent if metric.needs == need]) for need in needs]

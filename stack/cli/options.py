@@ -1,0 +1,30 @@
+"""Options of several commands that read our numbers or ask a Prometheus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from alerts.settings import SHIPPED, Overlay, Settings
+from dashboards.interpolate import duration_s
+from stack import config
+
+THRESHOLDS = click.option("--thresholds", type=click.Path(path_type=Path, dir_okay=False), help="Your own numbers; see `alerts list`.")
+TOKEN_FILE = click.option("--token-file", type=click.Path(path_type=Path), help="A bearer token for Prometheus.")
+USER_FILE = click.option("--user-file", type=click.Path(path_type=Path), help="user:password for Prometheus.")
+
+
+def settings_of(thresholds: Path | None) -> Settings:
+    """A deployment's own numbers, or those that are shipped. Raises BadConfig."""
+    return Settings(config.load(thresholds, Overlay)) if thresholds else SHIPPED
+
+
+def duration(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+    """A callback: seconds of a time such as 120s or 1h."""
+    if text is None:
+        return None
+    try:
+        return duration_s(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None

@@ -1,0 +1,24 @@
+"""`vllm-watch render`: every printed file from its source."""
+
+from __future__ import annotations
+
+import click
+
+from stack import bundle
+
+
+@click.command()
+@click.option("--check", "only_check", is_flag=True, help="Change nothing; exit 1 when a printed file is out of date.")
+def render(only_check: bool) -> None:
+    """Write dashboards and rule files from their source, in place.
+
+    \b
+    Example:  vllm-watch render --check
+    """
+    changed = bundle.stale() if only_check else bundle.write()
+    for path in changed:
+        click.echo(f"{'out of date' if only_check else 'printed'}: {path}")
+    if only_check and changed:
+        raise SystemExit(1)
+    if not changed:
+        click.echo(f"all printed files below {bundle.ROOT} are up to date")

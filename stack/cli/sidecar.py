@@ -1,0 +1,112 @@
+"""`vllm-watch sidecar`. The process that runs pays for every import, so what only another command needs is imported by that one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from exporters import sidecar as sidecar_module
+from stack import config
+from stack.cli import version
+from stack.cli.common import Told, log_to_stderr, mistakes_told
+
+
+@click.group()
+def sidecar() -> None:
+    """The exporter that joins request log, engine and GPU."""
+
+
+@sidecar.command("run")
+@click.option("--config", "path", required=True, type=click.Path(path_type=Path), help="YAML; see stack/deploy/sidecar.yaml.")
+def sidecar_run(path: Path) -> None:
+    """Serve /metrics, /-/healthy and /-/ready.
+
+    \b
+    Example:  vllm-watch sidecar run --config sidecar.yaml
+    """
+    import uvloop
+
+    log_to_stderr()
+    with mistakes_told():
+        settings = config.sidecar(path)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings))
+
+
+@sidecar.command("explain")
+@click.argument("line", default="-")
+@click.option("--config", "path", type=click.Path(path_type=Path, dir_okay=False), help="The sidecar's YAML, with its field_names.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON, one object for each line.")
+def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
+    """Say what becomes of a LINE of a request log: each field, what it is counted as, or why it is refused.
+
+    Without LINE, or with -, every line of the standard input. Exit 1 when one is refused.
+
+    \b
+    Example:  vllm-watch sidecar explain '{"request_id": "r1", "model": "tiny", "e2e_ms": 48.7, "outcome": "ok"}'
+    """
+    from stack import explain
+
+    with mistakes_told():
+        settings = config.sidecar(path) if path else sidecar_module.SidecarConfig()
+    lines = (sys.stdin.buffer.read() if line == "-" else os.fsencode(line)).split(b"\n")
+    told = [explain.explain(each, settings) for each in lines if each.strip()]
+    if not told:
+        raise Told("there is no line to explain")
+    click.echo("\n".join(json.dumps(one) for one in told) if as_json else "\n\n".join(map(explain.as_text, told)))
+    raise SystemExit(1 if any(one["refused"] for one in told) else 0)
+
+
+@sidecar.command("backfill")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Where the OpenMetrics file goes.")
+@click.option("--config", "path", type=click.Path(path_type=Path, dir_okay=False), help="The sidecar's YAML, with its teams and field_names.")
+@click.option("--step", "step_s", default=60, show_default=True, type=click.IntRange(1, 240), help="Seconds between samples.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Added to every series, such as job=vllm-watch.")
+def sidecar_backfill(files: tuple[Path, ...], out: Path, path: Path | None, step_s: int, labels: tuple[str, ...]) -> None:
+    """Make series of the past from old request logs, packed or not, for promtool to bring into Prometheus.
+
+    Leave out what a running sidecar has counted, or it is there twice. Each FILE is best in the order of time, as it was written.
+
+    \b
+    Example:  vllm-watch sidecar backfill requests.jsonl.2.gz requests.jsonl.1 --out past.om --label job=vllm-watch
+              promtool tsdb create-blocks-from openmetrics past.om /path/to/prometheus/data
+    """
+    from exporters import backfill
+    from exporters.catalogue.ours import REQUEST_TRAFFIC
+    from exporters.ledger import Window
+
+    pairs = dict(label.partition("=")[::2] for label in labels)
+    if bad := next((name for name in pairs if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name)), None):
+        raise click.UsageError(f"--label {bad!r} is no label; write it like job=vllm-watch")
+    if taken := next((name for name in pairs for metric in REQUEST_TRAFFIC if name in (*metric.labels, "le")), None):
+        raise click.UsageError(f"--label {taken} is a label that the series have already; choose another name")
+    with mistakes_told(), contextlib.ExitStack() as stack:
+        settings = config.sidecar(path) if path else sidecar_module.SidecarConfig()
+        counts = sidecar_module.counting(settings)
+        whole = sum(file.stat().st_size for file in files)
+        bar = stack.enter_context(click.progressbar(length=whole, label="reading", file=sys.stderr, hidden=not sys.stderr.isatty()))
+        text = stack.enter_context(out.open("w", encoding="utf-8"))
+        told = backfill.run(files, text, counts, settings.fields, Window(settings.remember), step_s, pairs, bar.update)
+    click.echo(backfill.summary(told, out))
+    if not told.requests:
+        raise SystemExit(1)
+
+
+async def _serve(settings: sidecar_module.SidecarConfig) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    sidecar = sidecar_module.Sidecar(settings, version())
+    try:
+        await sidecar_module.serve(sidecar, stop)
+    except OSError as error:
+        raise OSError(f"{settings.listen} cannot be used: {error.strerror}; choose another with `listen:`") from error
