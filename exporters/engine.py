@@ -22,6 +22,7 @@ _SUMS = (
     vllm.REQUEST_INFERENCE_TIME, vllm.E2E_REQUEST_LATENCY,
 )  # fmt: skip
 _CONFIGURATION = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization")
+SAME_BLOCKS = 0.01
 _KNOWN = frozenset(metric.name for metric in (*vllm.VLLM, *vllm.RETIRED))
 
 
@@ -289,8 +290,15 @@ def _differences(before: View, after: View) -> Iterator[tuple[str, tuple[str | N
     for cache in after.caches:
         was = old.get(cache.engine, cache.configuration)
         for name in sorted(set(was) | set(cache.configuration)):
-            if was.get(name) != cache.configuration.get(name):
+            if not _alike(name, was.get(name), cache.configuration.get(name)):
                 yield name, (was.get(name), cache.configuration.get(name))
+
+
+def _alike(name: str, old: str | None, new: str | None) -> bool:
+    """Whether an option is the same. A GPU's blocks are counted anew at each start, and may differ by a few."""
+    if name != "num_gpu_blocks" or not (old and new and old.isdecimal() and new.isdecimal()):
+        return old == new
+    return abs(int(old) - int(new)) <= SAME_BLOCKS * max(int(old), int(new))
 
 
 async def fetch(url: str, timeout_s: float = 10.0) -> tuple[str, str | None]:

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from exporters import engine, events, exposition, gpu, otlp
+from exporters import engine, events, events_http, exposition, gpu, otlp
 from exporters.accounts import Accounts
 from exporters.catalogue import ours, page
 from exporters.checkpoint import Checkpoint, Unreadable
@@ -82,6 +82,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: str | None = None  # a file; without it nothing outlives the process, and counting begins at the beginning of the logs
     remember: int = 200_000  # requests that are known again when their line comes twice
     events: str | None = None
+    events_token_file: str | None = None  # a file with one word; without it nobody else reads or writes events over HTTP
     engine_interval_s: float = 5.0
     gpu_interval_s: float = 1.0
     timeout_s: float = 4.0
@@ -97,6 +98,8 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, listed in (("requests_log", self.requests_log), ("engines", tuple(e.url.rstrip("/") for e in self.engines))):
             if len(set(listed)) != len(listed):
                 raise ValueError(f"{name} names one thing twice; it would be counted twice")
+        if self.events_token_file and not self.events:
+            raise ValueError("events_token_file belongs to events; name the file that they are kept in")
         if self.remember < 1000:
             raise ValueError("remember is at least 1000 requests; 200000 is what it is without")
         if min(self.engine_interval_s, self.gpu_interval_s, self.timeout_s, self.patience_s) <= 0:
@@ -284,6 +287,8 @@ class Sidecar:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._writing:  # in its thread, which cannot be cancelled
             await asyncio.wait((self._writing,))
+        with contextlib.suppress(OSError):  # what was seen since the last beat; an event that is written twice has one id
+            await self._write_events()
         if self._gpu_source:
             await self._gpu_reader.close()
         await self._session.close()
@@ -422,15 +427,17 @@ class Sidecar:
 
     async def _read_events(self) -> None:
         """Write what happened, then read what everyone wrote. A full disk is this source's failure, and the events wait for it to end."""
-        path = Path(self.config.events or "")
+        await self._write_events()
+        self._events, _ = await asyncio.to_thread(events.read, Path(self.config.events or ""))
+
+    async def _write_events(self) -> None:
         while self._unwritten:
-            await asyncio.to_thread(events.append, path, self._unwritten[0])
+            await asyncio.to_thread(events.append, Path(self.config.events or ""), self._unwritten[0])
             self._unwritten.popleft()
-        self._events, _ = await asyncio.to_thread(events.read, path)
 
 
 def application(sidecar: Sidecar) -> web.Application:
-    """/metrics, /-/healthy (the process answers) and /-/ready (every source was tried)."""
+    """/metrics, /-/healthy (the process answers), /-/ready (every source was tried), and /events for those who have the token."""
 
     async def metrics(request: web.Request) -> web.Response:
         page, content_type = sidecar.answer(request.headers.get("Accept", ""))
@@ -450,6 +457,8 @@ def application(sidecar: Sidecar) -> web.Application:
 
     app = web.Application()
     app.add_routes([web.get("/metrics", metrics), web.get("/-/healthy", healthy), web.get("/-/ready", ready)])
+    kept, token = sidecar.config.events, sidecar.config.events_token_file
+    app.add_routes(events_http.routes(Path(kept) if kept else None, Path(token) if token else None))
     app.on_startup.append(start)
     app.on_cleanup.append(stop)
     return app

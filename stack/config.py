@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+_BOOL = "tag:yaml.org,2002:bool"
+
+
 class BadConfig(Exception):
     """A configuration file that cannot be used; the message is for the person who edits it."""
 
@@ -88,7 +91,12 @@ def source(text: str, place: str) -> Source:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice: YAML allows it nowhere, and PyYAML lets the last one win without a word."""
+    """Refuses a key that stands twice: YAML allows it nowhere, and PyYAML lets the last one win without a word. Only true and false are truth values,
+    as YAML 1.2 has it: `off` is a word, such as the name of an arm."""
+
+    yaml_implicit_resolvers: Any = {  # noqa: RUF012 (as PyYAML declares it)
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL] for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -97,6 +105,9 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and (mark := first.setdefault(key.value, key.start_mark)) is not key.start_mark:
                 raise yaml.MarkedYAMLError(problem=f"{key.value} stands here again, first in line {mark.line + 1}", problem_mark=key.start_mark)
         return node
+
+
+_Loader.add_implicit_resolver(_BOOL, re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF"))
 
 
 def _line(node: yaml.Node | None, sentence: str) -> int | None:

@@ -6,6 +6,9 @@ What it takes from there, and the tests lean on:
 - newer API: a save that does not bring back resourceVersion and generation is a conflict; uid, id and version leave the spec; the spec is
   brought to schemaVersion 42, loses nulls and empty defaults, gains others, and its panels are sorted
   (pkg/registry/apis/dashboard/mutate.go, apps/dashboard/pkg/migration/frontend_defaults.go).
+- annotations are found by tags, all of which they must have, within from and to where both are given, the newest hundred without a limit; a point
+  ends when it begins; what a PATCH does not name stays; tags of more than 500 bytes are a 400
+  (pkg/api/annotations.go, pkg/services/annotations/annotationsimpl/xorm_store.go).
 - a provisioned board of the newer API is annotated grafana.app/managedBy.
 It knows no permission but two tokens, and no panel: that a board looks right is not what it can show."""
 
@@ -51,6 +54,8 @@ class FakeGrafana:
         self.tells_namespace = True
         self.boards: dict[str, Stored] = {}
         self.folders: dict[str, str] = {}
+        self.annotations: dict[int, dict[str, Any]] = {}
+        self.numbered = 0
         self.sources: list[dict[str, Any]] = [source("prom", "Prometheus", time_interval, default=True)]
         self.scraped_every_s = scraped_every_s
         self.alerts: list[str] = []
@@ -89,6 +94,10 @@ class FakeGrafana:
         app.router.add_get("/api/dashboards/uid/{uid}", self._older_read)
         app.router.add_post("/api/dashboards/db", self._older_write)
         app.router.add_get("/apis/dashboard.grafana.app", self._group)
+        app.router.add_get("/api/annotations", self._list_annotations)
+        app.router.add_post("/api/annotations", self._make_annotation)
+        app.router.add_patch("/api/annotations/{id}", self._change_annotation)
+        app.router.add_delete("/api/annotations/{id}", self._drop_annotation)
         newer = "/apis/dashboard.grafana.app/{api}/namespaces/{ns}/dashboards"
         app.router.add_post(newer, self._newer_write)
         app.router.add_get(newer + "/{uid}", self._newer_read)
@@ -112,7 +121,7 @@ class FakeGrafana:
             return says(401, "Invalid API key" if who else "Unauthorized")
         if request.method != "GET":
             self.writes.append((request.method, request.path))
-            self.bodies.append(await request.json())
+            self.bodies.append(await request.json() if request.can_read_body else None)
             if who == f"Bearer {VIEWER}":
                 return says(403, "You'll need additional permissions to perform this action.")
             self.before_write()
@@ -170,6 +179,37 @@ class FakeGrafana:
             return says(412, "a folder/dashboard with the same uid already exists")
         self.folders[body["uid"]] = body["title"]
         return web.json_response(body)
+
+    # annotations
+
+    async def _list_annotations(self, request: web.Request) -> web.Response:
+        tags, limit = set(request.query.getall("tags", [])), int(request.query.get("limit", 100))
+        start, end = int(request.query.get("from", 0)), int(request.query.get("to", 0))
+        found = [{"id": number, "dashboardId": 0, **one} for number, one in self.annotations.items() if tags <= set(one["tags"])]
+        if start and end:
+            found = [one for one in found if one["time"] <= end and one["timeEnd"] >= start]
+        return web.json_response(sorted(found, key=lambda one: (-one["timeEnd"], -one["time"]))[:limit])
+
+    async def _make_annotation(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if not body.get("text"):
+            return says(400, "Failed to save annotation")
+        if 1 + sum(len(tag.encode()) + 3 for tag in body["tags"]) > 500:
+            return says(400, "tags length exceeds the maximum allowed")
+        self.numbered += 1
+        self.annotations[self.numbered] = {**body, "timeEnd": body.get("timeEnd") or body["time"]}
+        return web.json_response({"message": "Annotation added", "id": self.numbered})
+
+    async def _change_annotation(self, request: web.Request) -> web.Response:
+        number = int(request.match_info["id"])
+        if number not in self.annotations:
+            return says(500, "Could not find annotation to update")
+        self.annotations[number] |= await request.json()
+        return web.json_response({"message": "Annotation patched"})
+
+    async def _drop_annotation(self, request: web.Request) -> web.Response:
+        self.annotations.pop(int(request.match_info["id"]), None)
+        return web.json_response({"message": "Annotation deleted"})
 
     # the older API
 

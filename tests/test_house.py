@@ -33,11 +33,11 @@ DOORS = {
     "pynvml": ("exporters/gpu_nvml.py",),
     "prometheus_client": ("exporters/catalogue/page.py", "stack/gateway/metrics.py"),
     "rich": (
-        *(f"stack/cli/{topic}.py" for topic in ("alerts", "cost", "gateway", "lab", "metrics", "runbook")),
+        *(f"stack/cli/{topic}.py" for topic in ("alerts", "bench", "cost", "gateway", "lab", "metrics", "runbook", "tuning")),
         "stack/drill/run.py",
         "stack/lab/up.py",
     ),
-    "uvloop": ("stack/cli/board.py", "stack/cli/sidecar.py", "stack/gateway/serve.py"),
+    "uvloop": ("stack/cli/bench.py", "stack/cli/board.py", "stack/cli/sidecar.py", "stack/gateway/serve.py"),
 }
 FORBIDDEN = ("vllm", "httpx", "starlette", "requests")
 

@@ -72,14 +72,19 @@ def snapshot_page(shown: Sequence[Board], boards: Sequence[Board], snapshot: dic
     """One file that needs nobody: style, scripts and figures inside; it may run just these scripts and load nothing."""
     content = {"boards": [_named(one) for one in shown], "shown": [described(board, boards) for board in shown], "snapshot": snapshot}
     scripts = [static(name).decode() for name in ("plotly.min.js", *SCRIPTS)]
+    return standing_alone(f"{shown[0].title}: snapshot", static(STYLE).decode(), scripts, content)
+
+
+def standing_alone(title: str, style: str, scripts: Sequence[str], content: object, body: str = "") -> str:
+    """A page that may run just these scripts and load nothing. content: what they find in the element `data`. body: HTML, escaped already."""
     if any("</script" in script.lower() for script in scripts):
         raise ValueError("a script holds the end of a script and cannot be put into a page")
     allowed = " ".join(f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)
     policy = _POLICY.format(scripts=f"script-src {allowed}").replace("'self' ", "").replace("connect-src 'self'", "connect-src 'none'")
     inline = "".join(f"<script>{script}</script>\n" for script in scripts)
     return (
-        f'{_HEAD}<meta http-equiv="Content-Security-Policy" content="{policy}">\n<title>{html.escape(shown[0].title)}: snapshot</title>\n'
-        f"<style>{static(STYLE).decode()}</style>\n{_data(content)}</head>\n<body>\n{inline}</body>\n</html>\n"
+        f'{_HEAD}<meta http-equiv="Content-Security-Policy" content="{policy}">\n<title>{html.escape(title)}</title>\n'
+        f"<style>{style}</style>\n{_data(content)}</head>\n<body>\n{body}{inline}</body>\n</html>\n"
     )
 
 

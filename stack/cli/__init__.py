@@ -30,17 +30,27 @@ class Later(click.Command):
 
 COMMANDS = (
     Later("alerts", "alerts:alerts_group", "Alert rules, who is told of them, and the numbers behind them."),
+    Later("annotate", "events:annotate_command", "Write down what was changed; boards and alerts show it."),
+    Later("bench", "bench:bench", "Loads with known shapes against a running engine, measured as its clients see it."),
     Later("board", "board:board_command", "The boards as a live page over any Prometheus, without Grafana; runbook pages are under /runbooks/."),
+    Later(
+        "compare",
+        "tuning:compare_command",
+        "What B does beside A: two saved benches, arms of one, or live traffic around an event or of two variants.",
+    ),
     Later("cost", "cost:cost_command", "GPU hours, cost, energy and tokens of each team and model."),
     Later("dashboards", "dashboards:dashboards", "Our boards in a Grafana that is there already."),
     Later("drill", "drill:drill_command", "Break a real vLLM in a lab of its own, and see the alert arrive, and go when it is mended."),
+    Later("events", "events:events_command", "What was changed, restarted or noted, the newest last; regions with their end, open ones marked."),
     Later("gateway", "gateway:gateway", "The way in: who asks, how it went, one JSON line for each request."),
     Later("lab", "lab:lab", "A real vLLM on this machine's CPU, watched by the whole stack."),
     Later("metrics", "metrics:metrics", "What vLLM exposes, and whether a page or dashboard fits it."),
     Later("render", "render:render", "Write dashboards and rule files from their source, in place."),
+    Later("report", "tuning:report_command", "One page of a bench or an experiment, with everything in it; Markdown, CSV and JSON beside it."),
     Later("runbook", "runbook:runbook_command", "What to do about an alert: its page, by name, by a part of it, or by words that it holds."),
     Later("secrets", "deploy:secrets", "Print what the compose stack made at its first start: Grafana's password and a key for each team."),
     Later("sidecar", "sidecar:sidecar", "The exporter that joins request log, engine and GPU."),
+    Later("tune", "tuning:tune_command", "An experiment: one workload, configurations of an engine in turns, and what the change did."),
 )
 
 

@@ -1,0 +1,449 @@
+"""Runs workloads against one engine and writes down what came of it, run by run.
+
+Law: what was measured is kept, whatever happens next: each run is on disk before the next one begins, and one that broke off says why."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from exporters import engine, gpu
+from exporters.catalogue import page, vllm
+from exporters.catalogue.page import Page
+from stack.bench import figures, result, workload
+from stack.bench.figures import Around, Startup
+from stack.bench.load import Done, Load, Prepared, Target
+from stack.bench.prompts import Remote, Writer
+from stack.bench.result import Arm, Bench, Engine, Run, Start
+from stack.bench.workload import Point, Workload
+
+LOOK_S = 10.0
+PEAK_EVERY_S = 2.0
+DEAD_AFTER = 10  # requests in a row that reach nobody
+UNREACHED = ("connect_failed", "connect_timeout", "connection_lost")
+WARM_UP = -1  # the number of a run that nobody counts; what it sends no other run does
+
+
+class BadTarget(ValueError):
+    """No engine that can be measured; one sentence with the way out."""
+
+
+class Told(Protocol):
+    """Who is told how it goes."""
+
+    def run(self, number: int, of: int, arm: str, workload: Workload, point: Point, asked: int) -> None: ...
+
+    def done(self, done: Done) -> None: ...
+
+    def ended(self, run: Run) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An engine under test. log: of its start, for what only that tells. what: in the user's words."""
+
+    name: str
+    target: Target
+    engine: Engine
+    what: str = ""
+    startup: Startup = field(default_factory=Startup)
+
+    @property
+    def local(self) -> bool:
+        return (urlsplit(self.target.url).hostname or "") in ("127.0.0.1", "localhost", "::1")
+
+
+@contextlib.asynccontextmanager
+async def _session() -> Any:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LOOK_S)) as session:
+        yield session
+
+
+async def look(url: str, model: str | None, key: str | None = None) -> tuple[Engine, Page]:
+    """Who answers there, and its page. Raises BadTarget."""
+    url = url.rstrip("/")
+    async with _session() as session:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            async with session.get(f"{url}/v1/models", headers=headers) as response:
+                status, answer = response.status, await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise BadTarget(
+                f"no server answers at {url}/v1/models ({error or type(error).__name__}); is vLLM up, and is that its address?"
+            ) from error
+        if status != 200:
+            raise BadTarget(f"{url}/v1/models answers {status}" + ("; give the key with --api-key-file" if status in (401, 403) else ""))
+        cards = {card.get("id"): card for card in answer.get("data", []) if isinstance(card, dict)} if isinstance(answer, dict) else {}
+        if not cards:
+            raise BadTarget(f"{url} serves no model")
+        if model is not None and model not in cards:
+            raise BadTarget(f"{url} serves {', '.join(sorted(map(str, cards)))}, not {model}")
+        name = model or str(next(iter(cards)))
+        try:
+            text, version = await engine.read(session, url, LOOK_S)
+            found = page.parse(text)
+            view = engine.parse(text, version)
+        except (aiohttp.ClientError, TimeoutError, page.BadPage) as error:
+            raise BadTarget(f"{url}/metrics cannot be read ({error}); the bench needs vLLM's own page, so give the address of vLLM itself") from error
+        limit = cards[name].get("max_model_len")
+        return Engine(
+            url=url, model=name, version=version, max_model_len=limit if isinstance(limit, int) else None, started_s=view.started_s,
+            cache=dict(figures.cache_labels(found)),
+        ), found  # fmt: skip
+
+
+@dataclass(slots=True)
+class Peak:
+    """The most that was seen while a run went on."""
+
+    kv_ratio: float | None = None
+    driver_bytes: float | None = None
+
+    def saw(self, found: Page, model: str) -> None:
+        values = [value for labels, value in found.of(vllm.KV_CACHE_USAGE.name) if labels.get("model_name") == model]
+        if values:
+            self.kv_ratio = max(self.kv_ratio or 0.0, *values)
+
+    async def watch(self, subject: Subject, read: Callable[[], Any]) -> None:
+        """Until it is cancelled."""
+        cards = gpu.GpuSource() if subject.local else None
+        try:
+            while True:
+                await asyncio.sleep(PEAK_EVERY_S)
+                with contextlib.suppress(BadTarget):
+                    self.saw(await read(), subject.engine.model)
+                if cards:
+                    try:
+                        used = [card.memory_used_bytes for card in await cards.read(2.0) if card.memory_used_bytes is not None]
+                        self.driver_bytes = max(self.driver_bytes or 0.0, sum(used)) if used else self.driver_bytes
+                    except gpu.GpuUnavailable:
+                        await cards.close()
+                        cards = None
+        finally:
+            if cards:
+                await cards.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One run to come. round: how often each arm had this load before."""
+
+    round: int
+    arm: str
+    workload: Workload
+    point: Point
+
+
+def schedule(
+    workloads: Sequence[Workload], points: Callable[[Workload], Sequence[Point]], arms: Sequence[str], runs: int, together: bool
+) -> list[Step]:
+    """The order of all runs. Arms take turns, and each round begins with the one that the round before ended with (A B, B A, A B): so a drift of the
+    machine falls on all alike, and engines that cannot stand side by side start as seldom as can be.
+
+    together: all engines stand at once, so that the arms of one load follow each other directly."""
+    steps = []
+    for round_ in range(runs):
+        turns = arms if round_ % 2 == 0 else arms[::-1]
+        loads = [(workload, point) for workload in workloads for point in points(workload)]
+        if together:
+            steps += [Step(round_, arm, workload, point) for workload, point in loads for arm in turns]
+        else:
+            steps += [Step(round_, arm, workload, point) for arm in turns for workload, point in loads]
+    return steps
+
+
+class Stopped(Exception):
+    """The bench cannot go on; the message says why."""
+
+
+@dataclass(slots=True)
+class Bencher:
+    """A bench on its way: `steps` one after the other against whatever engine stands for an arm, everything kept in `folder`.
+
+    subject: gives the engine of an arm, started if need be; starts: how long its starts took. seed: what all prompts and lengths follow from."""
+
+    folder: Path
+    title: str
+    tool: str
+    workloads: Sequence[Workload]
+    steps: Sequence[Step]
+    subject: Callable[[str], Any]
+    told: Told
+    seed: int
+    order: Literal["single", "interleaved", "sequential"] = "single"
+    scale: float = 1.0
+    starts: Callable[[str], Sequence[Start]] = lambda _: ()
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    arms: dict[str, Arm] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    caveats: dict[str, None] = field(default_factory=dict)
+    events: list[str] = field(default_factory=list)
+    started_s: float = field(default_factory=time.time)
+    cut: str | None = None
+    _warm: set[tuple[str, float | None, str]] = field(default_factory=set)
+    _writers: dict[str, Writer] = field(default_factory=dict)
+
+    async def go(self) -> Bench:
+        """Runs all steps; what there is when it ends, whyever it ends. Raises BadTarget and NoTokenizer before anything was measured."""
+        try:
+            for number, step in enumerate(self.steps):
+                await self._step(number, step)
+        except Stopped as why:
+            self.cut = str(why)
+        except asyncio.CancelledError:
+            self.cut = "it was stopped by hand"
+        finally:
+            self._write()
+        return self.bench()
+
+    def bench(self) -> Bench:
+        """All there is by now."""
+        slos = [workload.slo for workload in self.workloads]
+        slo = msgspec.structs.asdict(slos[0]) if all(each == slos[0] for each in slos) else {}
+        return Bench(
+            id=self.id,
+            title=self.title,
+            tool=self.tool,
+            started_s=self.started_s,
+            ended_s=time.time(),
+            arms=tuple(self.arms.values()),
+            runs=tuple(self.runs),
+            workloads=tuple(workload.resolved(each) for each in self.workloads),
+            workload_hash=workload.hash_of(self.workloads),
+            order=self.order,
+            scale=self.scale,
+            slo={name: value for name, value in slo.items() if value is not None},
+            hardware=_hardware(),
+            caveats=tuple(self.caveats),
+            events=tuple(self.events),
+            cut=self.cut,
+        )
+
+    def _write(self) -> None:
+        if self.runs or self.cut:
+            result.write(self.folder, self.bench())
+
+    async def _step(self, number: int, step: Step) -> None:
+        subject: Subject = await self.subject(step.arm)
+        self.arms[step.arm] = Arm(name=step.arm, engine=subject.engine, what=subject.what, starts=tuple(self.starts(step.arm)))
+        async with _session() as session:
+            writer = await self._writer(session, subject)
+            await self._warm_up(writer, subject, step)
+            asks = workload.plan(step.workload, step.point, self._lengths(step), number)
+            prepared = await self._prepared(writer, step.workload, asks, number)
+            self.told.run(number, len(self.steps), step.arm, step.workload, step.point, len(asks))
+            run = await self._run(session, subject, step, number, prepared)
+        self.runs.append(run)
+        self._write()
+        self.told.ended(run)
+        if run.cut:
+            raise Stopped(run.cut)
+
+    async def _writer(self, session: aiohttp.ClientSession, subject: Subject) -> Writer:
+        """Made once for each engine's address: the same model has the same tokens."""
+        remote = Remote(session, subject.target.url, subject.target.model, subject.target.key)
+        known = self._writers.get(subject.target.url)
+        writer = known.through(remote) if known else await Writer.of(remote, subject.target.model, self.id, self.seed)
+        self._writers[subject.target.url] = writer
+        return writer
+
+    def _lengths(self, step: Step) -> int:
+        """What lengths and times follow from: the same for all arms of a round."""
+        return self.seed + (step.round if step.workload.seed == "fresh" else 0)
+
+    async def _prepared(self, writer: Writer, its: Workload, asks: Sequence[workload.Ask], number: int) -> list[Prepared]:
+        options = {"ignore_eos": True} if its.ignore_eos else {}
+        instruction = f"{its.json.instruction}\n{json.dumps(its.json.schema)}" if its.json else ""
+        return await writer.prepare(asks, number, its.endpoint, options, instruction)
+
+    async def _warm_up(self, writer: Writer, subject: Subject, step: Step) -> None:
+        """Once for each start of an engine and workload: a few requests that nobody counts, and with `cache: warm` all that is shared."""
+        key = (subject.target.url, subject.engine.started_s, step.workload.name)
+        if key in self._warm:
+            return
+        asks = list(workload.plan(step.workload, step.point, self._lengths(step), WARM_UP))
+        some = asks[: step.workload.warm_up]
+        if step.workload.cache == "warm":
+            first = {ask.segments[0].key: ask for ask in reversed(asks) if len(ask.segments) > 1}
+            some += [ask for ask in first.values() if ask not in some]
+        alone = [workload.Ask(number=at, kind=None, segments=a.segments, output_tokens=min(a.output_tokens, 16)) for at, a in enumerate(some)]
+        if alone:
+            load = Load(self._target(subject, step.workload))
+            await load.send(await self._prepared(writer, step.workload, alone, WARM_UP), 2)
+            if all(done.record.outcome != "ok" for done in load.done):
+                reason = load.done[0].record.reason or ""
+                raise Stopped(f"no request of the warm-up was answered by {subject.target.url}: {_why(reason, load.said)}")
+        self._warm.add(key)
+
+    def _target(self, subject: Subject, its: Workload) -> Target:
+        return Target(subject.target.url, subject.target.model, subject.target.key, its.timeout_s)
+
+    async def _run(self, session: aiohttp.ClientSession, subject: Subject, step: Step, number: int, prepared: Sequence[Prepared]) -> Run:
+        its, cut = step.workload, None
+        unreached = 0
+
+        def told(done: Done) -> None:
+            nonlocal unreached
+            unreached = unreached + 1 if done.record.reason in UNREACHED else 0
+            if unreached == DEAD_AFTER and not sending.done():
+                sending.cancel()
+            self.told.done(done)
+
+        load = Load(self._target(subject, its), arm=step.arm, keep_text=its.json is not None, told=told)
+        if its.cache == "cold":
+            await _emptied(session, subject)
+        before, peak = await _page(session, subject), Peak()
+        watching = asyncio.create_task(peak.watch(subject, lambda: _page(session, subject)))
+        started_s, began = time.time(), time.monotonic()
+        sending = asyncio.create_task(load.send(prepared, step.point.concurrency))
+        stopped = False
+        try:
+            await asyncio.wait((sending,))
+        except asyncio.CancelledError:
+            stopped = True
+            sending.cancel()
+            await asyncio.wait((sending,))
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        seconds = time.monotonic() - began
+        if stopped:
+            cut = f"it was stopped by hand after {len(load.done)} of {len(prepared)} requests"
+        elif unreached >= DEAD_AFTER:
+            cut = f"{subject.target.url} stopped answering after {sum(d.record.outcome == 'ok' for d in load.done)} of {len(prepared)} requests"
+        elif error := sending.exception():
+            raise error
+        around = None
+        try:
+            after = await _settled(session, subject, before, sum(done.record.outcome == "ok" for done in load.done))
+            peak.saw(after, subject.engine.model)
+            around = Around(before, after, subject.engine.model, peak.kv_ratio, peak.driver_bytes, subject.startup)
+        except BadTarget as error:
+            cut = cut or str(error)
+        records = [done.record for done in load.done]
+        result.add_requests(self.folder, records)
+        found = figures.figures(records, seconds, its.slo, around)
+        if its.json and (texts := [done.text for done in load.done if done.record.outcome == "ok"]):
+            found["invalid_json_ratio"] = sum(not _is_json(text) for text in texts) / len(texts)
+        failed = Counter(record.reason or "unknown" for record in records if record.outcome != "ok")
+        run = Run(
+            number=number,
+            arm=step.arm,
+            workload=its.name,
+            point=step.point.label,
+            started_s=started_s,
+            ended_s=started_s + seconds,
+            seed=self.seed + (number if its.seed == "fresh" else 0),
+            asked=len(prepared),
+            ok=len(records) - failed.total(),
+            failed=dict(failed),
+            figures=found,
+            caveats=tuple(_caveats(load, prepared, its)),
+            cut=cut,
+        )
+        if stopped:
+            self.runs.append(run)
+            raise asyncio.CancelledError
+        return run
+
+
+def _caveats(load: Load, prepared: Sequence[Prepared], its: Workload) -> Iterator[str]:
+    """What a reader of the run's figures has to know."""
+    wanted = {asked.request_id: asked for asked in prepared}
+    good = [done.record for done in load.done if done.record.outcome == "ok"]
+    other = [r.prompt_tokens for r in good if r.prompt_tokens is not None and r.prompt_tokens != wanted[r.request_id].ask.prompt_tokens]
+    if other:
+        yield f"{len(other)} of {len(good)} prompts had another length than was asked for, by the engine's count"
+    if unknown := sum(record.completion_tokens is None for record in good):
+        yield f"{unknown} of {len(good)} answers came without the engine's count of tokens"
+    short = sum(r.completion_tokens is not None and r.completion_tokens < wanted[r.request_id].ask.output_tokens for r in good)
+    if short and its.ignore_eos:
+        yield f"{short} of {len(good)} answers were shorter than was asked for"
+    if load.late_s > 0.05:
+        yield f"requests were sent up to {load.late_s:.2f} s late: this machine could not keep the pace"
+    for reason, words in sorted(load.said.items()):
+        if words:
+            yield f"the engine said ({reason}): {words}"
+    if its.replay and its.replay.left_out:
+        yield f"{its.replay.left_out} lines of the log could not be sent again: they do not say when they began, or how long they were"
+    if its.seed == "fixed":
+        yield "every run sent the same prompts, so later runs find them in the prefix cache"
+
+
+def _why(reason: str, said: Mapping[str, str]) -> str:
+    return f"{reason}: {said[reason]}" if said.get(reason) else reason
+
+
+def _is_json(text: str | None) -> bool:
+    try:
+        json.loads(text or "")
+    except ValueError:
+        return False
+    return True
+
+
+async def _emptied(session: aiohttp.ClientSession, subject: Subject) -> None:
+    """Empties the prefix cache of an engine in its development mode; any other does not offer it, and finds nothing of a run in it either way."""
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+        async with session.post(f"{subject.target.url}/reset_prefix_cache"):
+            pass
+
+
+async def _page(session: aiohttp.ClientSession, subject: Subject) -> Page:
+    """The engine's page. Raises BadTarget."""
+    try:
+        text, _ = await engine.read(session, subject.target.url, LOOK_S)
+        return page.parse(text)
+    except (aiohttp.ClientError, TimeoutError, page.BadPage) as error:
+        raise BadTarget(f"{subject.target.url}/metrics does not answer any more ({error or type(error).__name__})") from error
+
+
+async def _settled(session: aiohttp.ClientSession, subject: Subject, before: Page, answered: int) -> Page:
+    """The page once it counts all that was answered; an engine's counters come a moment behind its answers."""
+    name = vllm.REQUEST_SUCCESS.name
+    then = before.total(name, model_name=subject.engine.model) or 0.0
+    for _ in range(10):
+        found = await _page(session, subject)
+        if (found.total(name, model_name=subject.engine.model) or 0.0) - then >= answered:
+            break
+        await asyncio.sleep(0.1)
+    return found
+
+
+def _hardware() -> str:
+    """This machine, in words; the engine's own may be another."""
+    names = {line.partition(":")[2].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")}
+    return f"{', '.join(sorted(names)) or platform.machine()}, {os.cpu_count()} cores, {platform.system()} (where the bench ran)"
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+async def probe(subject: Subject, its: Workload, seed: int) -> tuple[float, float] | None:
+    """Seconds to the first token and for each further one, of one short request alone; None where it was not answered. Raises NoTokenizer."""
+    asks = workload.plan(its, workload.points(its)[0], seed, WARM_UP - 1)[:1]
+    few = [workload.Ask(number=0, kind=None, segments=ask.segments, output_tokens=min(ask.output_tokens, 16)) for ask in asks]
+    async with _session() as session:
+        writer = await Writer.of(Remote(session, subject.target.url, subject.target.model, subject.target.key), subject.target.model, "probe", seed)
+        load = Load(subject.target)
+        await load.send(await writer.prepare(few, 0, "completions", {"ignore_eos": True}), 1)
+    record = load.done[0].record
+    return None if record.ttft_ms is None else (record.ttft_ms / 1000, (record.tpot_ms or 0.0) / 1000)

@@ -1,0 +1,319 @@
+"""`vllm-watch bench`: workloads sent to a running engine, and what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from stack.bench import importer, result, run, workload
+from stack.bench.figures import Startup, startup
+from stack.bench.load import Done, Target
+from stack.bench.result import Bench, Run
+from stack.bench.workload import Point, Suite, Workload
+from stack.cli import version
+from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.tuning.judge import smallest_effect
+
+T = TypeVar("T")
+NO_LIMIT = 1 << 40  # tokens, where the engine does not say
+FIGURES = (
+    "ttft_ms.p50",
+    "ttft_ms.p95",
+    "tpot_ms.p50",
+    "e2e_ms.p95",
+    "queue_ms.mean",
+    "tokens_per_second",
+    "qps",
+    "goodput_qps",
+    "hit_ratio",
+    "error_ratio",
+)
+
+
+@click.group()
+def bench() -> None:
+    """Loads with known shapes against a running engine, measured as its clients see it."""
+
+
+@bench.command("run")
+@click.argument("what", metavar="WORKLOAD")
+@click.option("--url", required=True, help="Where vLLM is, such as http://127.0.0.1:8000.")
+@click.option("--model", help="The served name, where there are several.")
+@click.option("--api-key-file", type=click.Path(path_type=Path, dir_okay=False), help="A key for the engine, sent as a bearer token.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The folder to write.  [default: bench-WORKLOAD-TIME]")
+@click.option(
+    "--only", multiple=True, metavar="NAME|POINT", help="Only this workload of the file, or this load, such as c8; may be given more than once."
+)
+@click.option("--runs", type=click.IntRange(1, 1000), help="How often each load is run.  [default: as the workload says, else 6]")
+@click.option("--requests", type=click.IntRange(1), help="Requests in a run, whatever the workload says.")
+@click.option("--scale", type=float, help="Multiply every length, for a context that is too short; printed with the results.")
+@click.option("--seed", type=int, help="What prompts, lengths and times follow from.  [default: another one each time]")
+@click.option(
+    "--engine-log", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="What vLLM printed when it started: weights and KV bytes."
+)
+@click.option("--name", default="", help="What this is, for the report.")
+@AS_JSON
+def bench_run(
+    what: str,
+    url: str,
+    model: str | None,
+    api_key_file: Path | None,
+    out: Path | None,
+    only: tuple[str, ...],
+    runs: int | None,
+    requests: int | None,
+    scale: float | None,
+    seed: int | None,
+    engine_log: Path | None,
+    name: str,
+    as_json: bool,
+) -> None:
+    """Run a WORKLOAD, a file or one of those that `bench list` names, and write every request and every run's figures to a folder.
+
+    Ctrl-C keeps what was measured by then. Exit 1 when it broke off.
+
+    \b
+    Example:  vllm-watch bench run short-short --url http://127.0.0.1:8000 --only c4 --runs 2
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with mistakes_told():
+        key = api_key_file.read_text().strip() if api_key_file else None
+        suite = workload.load(what)
+        subject = wait(_subject("", url, model, key, startup(engine_log.read_text(errors="replace")) if engine_log else Startup()))
+        suite, points = chosen(suite, only, subject.engine.max_model_len, scale, requests)
+        seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
+        folder = fresh(out or Path(f"bench-{suite.workloads[0].name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
+        times = runs or suite.workloads[0].runs
+        steps = run.schedule(suite.workloads, points, [subject.name], times, True)
+        wait(foretell(console, subject, suite, points, times, 1, seed))
+        screen = Screen(console)
+
+        async def same(_: str) -> run.Subject:
+            return subject
+
+        bencher = run.Bencher(
+            folder, name or suite.workloads[0].name, f"vllm-watch {version()}", suite.workloads, steps, same, screen, seed, scale=scale or 1.0
+        )
+        found = measured(bencher, screen)
+    if as_json:
+        click.echo(json_text(msgspec.to_builtins(found)))
+    else:
+        show(page_console(), found, suite.metrics)
+        click.echo(f"written to {folder}")
+    raise SystemExit(1 if found.cut else 0)
+
+
+@bench.command("list")
+@AS_JSON
+def bench_list(as_json: bool) -> None:
+    """The workloads that come with us.
+
+    \b
+    Example:  vllm-watch bench list
+    """
+    suites = {name: workload.load(path) for name, path in workload.shipped().items()}
+    rows = [
+        (each.name, " ".join(point.label for point in workload.points(each)), each.about) for suite in suites.values() for each in suite.workloads
+    ]
+    if as_json:
+        click.echo(json_text([{"name": name, "points": points.split(), "about": about} for name, points, about in rows]))
+        return
+    table = Table("workload", "loads", "what it is")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(highlight=False).print(table)
+
+
+@bench.command("import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write.")
+def bench_import(files: tuple[Path, ...], out: Path) -> None:
+    """Take in results of `vllm bench serve --save-result --save-detailed`, or of AIPerf, to be compared and reported like our own.
+
+    \b
+    Example:  vllm-watch bench import openai-infqps-concurrency8-tiny.json --out theirs
+    """
+    with mistakes_told():
+        found, records = importer.imported(files)
+        folder = fresh(out)
+        result.add_requests(folder, records)
+        result.write(folder, found)
+    show(page_console(), found, ())
+    click.echo(f"written to {folder}")
+
+
+async def _subject(name: str, url: str, model: str | None, key: str | None, started: Startup) -> run.Subject:
+    found, _ = await run.look(url, model, key)
+    return run.Subject(name or found.model, Target(found.url, found.model, key), found, startup=started)
+
+
+def page_console() -> Console:
+    """For what is the result: as wide as its tables where nobody sees a terminal."""
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
+
+
+def wait(work: Coroutine[Any, Any, T]) -> T:
+    """Runs it to its end."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def chosen(
+    suite: Suite, only: Sequence[str], context: int | None, scale: float | None, requests: int | None
+) -> tuple[Suite, Callable[[Workload], Sequence[Point]]]:
+    """What is to be run of a file, cut to the engine's context, and at which loads. Raises BadConfig and ValueError."""
+    names = {each.name for each in suite.workloads}
+    labels = {point.label for each in suite.workloads for point in workload.points(each)}
+    if unknown := sorted(set(only) - names - labels):
+        raise ValueError(f"--only {unknown[0]} is neither a workload nor a load of this file; there are {', '.join(sorted(names | labels))}")
+    wanted, loads = set(only) & names or names, set(only) & labels or labels
+    found = tuple(
+        workload.fitting(msgspec.structs.replace(each, requests=requests) if requests else each, context or NO_LIMIT, scale)
+        for each in suite.workloads if each.name in wanted
+    )  # fmt: skip
+    return Suite(workloads=found, metrics=suite.metrics), lambda each: [point for point in workload.points(each) if point.label in loads]
+
+
+def fresh(folder: Path) -> Path:
+    """The folder, made. Raises ValueError where a bench is in it."""
+    if (folder / result.BENCH).exists() or (folder / result.REQUESTS).exists():
+        raise ValueError(f"{folder} holds a bench already; name another folder with --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+async def foretell(
+    console: Console, subject: run.Subject, suite: Suite, points: Callable[[Workload], Sequence[Point]], runs: int, arms: int, seed: int
+) -> None:
+    """Say what is about to happen, how long it will take, and how small an effect it can find."""
+    engine = subject.engine
+    console.print(
+        f"{engine.model} at {engine.url}: vLLM {engine.version or 'of an unknown version'}, context {engine.max_model_len or '?'}; seed {seed}"
+    )
+    seconds = 0.0
+    for each in suite.workloads:
+        times = await run.probe(subject, each, seed)
+        for point in points(each):
+            expected = workload.expected_seconds(each, point, *times) if times else None
+            seconds += (expected or 0.0) * runs * arms
+            long = f", about {expected:.0f} s each" if expected else ""
+            console.print(
+                f"  {each.name} {point.label}: {runs} runs of {workload.requests_of(each, point)} requests"
+                + (f" x {arms} arms" if arms > 1 else "")
+                + long
+            )
+    smallest = smallest_effect(runs)
+    found = (
+        f"the smallest change it finds four times in five is {100 * (smallest - 1):.0f} %"
+        if smallest
+        else "fewer than six runs of an arm give no verdict"
+    )
+    console.print(f"about {seconds / 60:.0f} min in all; at 8 % between runs, {found}")
+
+
+class Screen:
+    """How it goes: one line that moves on a terminal, one line for each run elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._now = ""
+        self._asked = self._done = self._failed = 0
+        self._first_s: list[float] = []
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Screen:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def run(self, number: int, of: int, arm: str, workload: Workload, point: Point, asked: int) -> None:
+        self._now, self._asked, self._done, self._failed = f"run {number + 1} of {of}: {workload.name} {point.label} on {arm}", asked, 0, 0
+        self._first_s, self._began = [], time.monotonic()
+
+    def done(self, done: Done) -> None:
+        self._done += 1
+        self._failed += done.record.outcome != "ok"
+        if done.record.ttft_ms is not None:
+            self._first_s.append(done.record.ttft_ms)
+        if self._live:
+            self._live.update(Text(self._line()))
+
+    def ended(self, run: Run) -> None:
+        figures = ", ".join(f"{name} {number(run.figures[name])}" for name in FIGURES[:6] if name in run.figures)
+        failed = f"; {run.asked - run.ok} of {run.asked} failed" if run.ok < run.asked else ""
+        self._console.print(Text(f"{self._now}: {figures}{failed}" + (f" ({run.cut})" if run.cut else "")))
+
+    def _line(self) -> str:
+        seconds = max(1e-3, time.monotonic() - self._began)
+        ttft = f", TTFT {sorted(self._first_s)[len(self._first_s) // 2]:.0f} ms" if self._first_s else ""
+        return f"{self._now}: {self._done} of {self._asked}, {self._done / seconds:.1f}/s{ttft}" + (
+            f", {self._failed} failed" if self._failed else ""
+        )
+
+
+def measured(bencher: run.Bencher, screen: Screen) -> Bench:
+    """Runs it; Ctrl-C ends it early and keeps what there is."""
+    with screen:
+        return wait(bencher.go())
+
+
+def show(console: Console, found: Bench, metrics: Sequence[str]) -> None:
+    """The middle run of each load, with the lowest and the highest."""
+    groups: dict[tuple[str, str, str], list[Run]] = {}
+    for each in found.runs:
+        if each.cut is None:
+            groups.setdefault((each.workload, each.point, each.arm), []).append(each)
+    bands = {each["name"]: each["expected_hit"] for each in found.workloads if each.get("expected_hit")}
+    for (name, point, arm), runs in groups.items():
+        table = Table(title=f"{name} {point} on {arm}, {len(runs)} runs", title_justify="left")
+        for column in ("figure", "median", "lowest", "highest"):
+            table.add_column(column, justify="left" if column == "figure" else "right")
+        for figure, values in sorted(by_figure(runs).items()):
+            if not metrics or figure.rpartition(":")[2].partition(".")[0] in metrics:
+                middle, low, high = values
+                table.add_row(figure + expected(figure, bands.get(name)), number(middle), number(low), number(high))
+        console.print(table)
+    for caveat in dict.fromkeys((*found.caveats, *(caveat for each in found.runs for caveat in each.caveats))):
+        console.print(Text(f"note: {caveat}"))
+    if found.scale != 1:
+        console.print(f"note: every length was multiplied by {found.scale:g}")
+    if found.cut:
+        console.print(Text(f"NOT WHOLE: {found.cut}"))
+
+
+def by_figure(runs: Sequence[Run]) -> Mapping[str, tuple[float, float, float]]:
+    """Median, lowest and highest of each figure."""
+    found = {}
+    for figure in {name for each in runs for name in each.figures}:
+        values = sorted(each.figures[figure] for each in runs if figure in each.figures)
+        middle = (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+        found[figure] = middle, values[0], values[-1]
+    return found
+
+
+def expected(figure: str, band: Sequence[float] | None) -> str:
+    return f" (expected {100 * band[0]:.0f} to {100 * band[1]:.0f} %)" if band and figure == "hit_ratio" else ""
+
+
+def number(value: float) -> str:
+    """With as many digits as mean something."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

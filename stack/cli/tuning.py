@@ -1,0 +1,289 @@
+"""`vllm-watch tune`, `compare` and `report`: what a change did."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from exporters import events
+from exporters.prices import Prices
+from exporters.request_log import parse_block
+from stack import config
+from stack.bench import result, run
+from stack.bench.workload import Suite
+from stack.cli import version
+from stack.cli.bench import Screen, chosen, foretell, fresh, page_console, show, wait
+from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.cli.options import duration
+from stack.gateway import teams
+from stack.lab.parts import PartMissing
+from stack.lab.supervisor import LabError
+from stack.tuning import experiment, judge, lab_rows, live, report
+from stack.tuning.experiment import Engines, Experiment
+from stack.tuning.judge import Judgement
+
+VERDICTS = "verdicts.json"
+
+
+def _share(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
+    """`15%` as 0.15; a number without the sign is a per cent as well."""
+    if text is None:
+        return None
+    try:
+        return float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no number of per cent, such as 15%") from None
+
+
+COLOURS = {"better": "green", "worse": "red", "equivalent": "cyan"}
+
+
+@click.command("tune")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The folder to write.  [default: tune-FILE-TIME]")
+@click.option("--runs", type=click.IntRange(1, 1000), help="Runs of each arm at each load, whatever the file says; six are the least for a verdict.")
+@click.option("--api-key-file", type=click.Path(path_type=Path, dir_okay=False), help="A key for the engines, sent as a bearer token.")
+@click.option("--seed", type=int, help="What prompts, lengths and times follow from.  [default: another one each time]")
+@AS_JSON
+def tune_command(file: Path, out: Path | None, runs: int | None, api_key_file: Path | None, seed: int | None, as_json: bool) -> None:
+    """An experiment: one workload, configurations of an engine in turns, and what the change did.
+
+    FILE names the workload and the arms; see docs/tuning.md. Ctrl-C keeps what was measured. Exit 1 when it broke off.
+
+    \b
+    Example:  vllm-watch tune prefix-caching.yaml --out prefix-caching
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with mistakes_told():
+        its, suite = experiment.load(file)
+        its = msgspec.structs.replace(its, runs=runs) if runs else its
+        key = api_key_file.read_text().strip() if api_key_file else None
+        seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
+        folder = fresh(out or Path(f"tune-{file.stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
+        try:
+            bench = wait(_tune(console, its, suite, folder, key, seed))
+        except (LabError, PartMissing) as error:
+            raise ValueError(str(error)) from error
+        judgements = experiment.judged(its, bench)
+        (folder / VERDICTS).write_bytes(msgspec.json.format(msgspec.json.encode(judgements), indent=1) + b"\n")
+    if as_json:
+        click.echo(json_text({"bench": msgspec.to_builtins(bench), "judgements": msgspec.to_builtins(judgements)}))
+    else:
+        console = page_console()
+        show(console, bench, suite.metrics)
+        for each in judgements:
+            show_judgement(console, each)
+        click.echo(f"written to {folder}")
+    raise SystemExit(1 if bench.cut else 0)
+
+
+async def _tune(console: Console, its: Experiment, suite: Suite, folder: Path, key: str | None, seed: int) -> result.Bench:
+    async with Engines(its, folder, console.print, key) as engines:
+        arms = list(its.arms)
+        for arm in reversed(arms):  # so that the first one, whose turn comes first, is up
+            subject = await engines.subject(arm)
+        suite, points = chosen(suite, its.only, subject.engine.max_model_len, its.scale, its.requests)
+        told = list(experiment.caveats(its, engines))
+        for caveat in told:
+            console.print(Text(f"  {caveat}"))
+        steps = run.schedule(suite.workloads, points, arms, its.runs, its.side_by_side)
+        if its.order == "sequential":
+            steps.sort(key=lambda step: arms.index(step.arm))
+        await foretell(console, subject, suite, points, its.runs, len(arms), seed)
+        with Screen(console) as screen:
+            bencher = run.Bencher(
+                folder, its.title or suite.workloads[0].name, f"vllm-watch {version()}", suite.workloads, steps, engines.subject, screen, seed,
+                order=its.order, scale=its.scale or 1.0, starts=lambda arm: engines.starts.get(arm, ()), caveats=dict.fromkeys(told),
+            )  # fmt: skip
+            return await bencher.go()
+
+
+def show_judgement(console: Console, found: Judgement) -> None:
+    """The verdicts, why where that is no matter of figures, and what to know."""
+    table = Table(title=f"{found.workload} {found.point}: {found.b} compared with {found.a}", title_justify="left")
+    for column in ("", found.a, found.b, "change", "95 % interval", "p", "verdict"):
+        table.add_column(Text(column), justify="right" if column in (found.a, found.b, "change", "p") else "left")
+    rows = [row for row in judge.table(found) if row.verdict != "not judged"]
+    for row in rows:
+        table.add_row(*(Text(cell, style=COLOURS.get(row.verdict.split(" ")[0], "")) for cell in row[:-1]))
+    console.print(table)
+    for row in rows:
+        if row.verdict.startswith("inconclusive"):
+            console.print(Text(f"{row.metric}: {row.why}"))
+    for check in found.checks:
+        if not check.ok:
+            console.print(Text(f"check {check.name}: {check.what}", style="yellow"))
+    if not found.controlled:
+        console.print(Text("uncontrolled: nothing here tells the change from whatever else changed meanwhile", style="yellow"))
+
+
+@click.command("compare")
+@click.argument("folders", nargs=-1, type=click.Path(path_type=Path, exists=True))
+@click.option("--arms", nargs=2, metavar="A B", help="Arms of one bench; or one of each of two.")
+@click.option("--event", "event_id", metavar="ID", help="Live traffic around a tuning event; with --log and --events.")
+@click.option("--variant", "variants", nargs=2, metavar="A B", help="Live traffic of two variants of a canary; with --log.")
+@click.option("--log", "logs", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False), help="A request log; once for each file.")
+@click.option("--events", "events_path", type=click.Path(path_type=Path, dir_okay=False), help="The file of events, with --event.")
+@click.option("--window", "window_s", metavar="TIME", callback=duration, default="2h", show_default=True, help="With --event: how much on each side.")
+@click.option("--max-p95-regression", metavar="PERCENT", callback=_share, help="Exit 3 when a p95 is worse by more, such as 15%.")
+@click.option("--max-error-rate", metavar="PERCENT", callback=_share, help="Exit 3 when more of B's requests failed, such as 0.5%.")
+@AS_JSON
+def compare_command(
+    folders: tuple[Path, ...],
+    arms: tuple[str, str] | None,
+    event_id: str | None,
+    variants: tuple[str, str] | None,
+    logs: tuple[Path, ...],
+    events_path: Path | None,
+    window_s: float,
+    max_p95_regression: float | None,
+    max_error_rate: float | None,
+    as_json: bool,
+) -> None:
+    """What B does beside A: two saved benches, arms of one, or live traffic around an event or of two variants.
+
+    Two benches that were run one after the other are compared with the caveat that nothing was interleaved. Exit 3 when a gate is not kept.
+
+    \b
+    Example:  vllm-watch compare bench-before bench-after --max-p95-regression 15%
+    """
+    with mistakes_told():
+        if bool(folders) == bool(logs):
+            raise click.UsageError("give one or two folders of benches, or --log with --event or --variant")
+        found = _live(logs, event_id, variants, events_path, window_s) if logs else _saved(folders, arms)
+        limits = judge.Limits(max_p95_regression, max_error_rate)
+        broken = [violation for each in found for violation in judge.gates(each, limits)]
+    if as_json:
+        click.echo(json_text({"judgements": msgspec.to_builtins(found), "broken": msgspec.to_builtins(broken)}))
+    else:
+        console = page_console()
+        for each in found:
+            show_judgement(console, each)
+            for finding in each.findings if logs else ():
+                console.print(Text(f"{finding.metric.title}: {live.consistent(finding)}"))
+            for caveat in each.caveats:
+                console.print(Text(f"note: {caveat}"))
+        for violation in broken:
+            console.print(Text(f"GATE {violation.limit}: {violation.what}", style="red"))
+    raise SystemExit(3 if broken else 0)
+
+
+def _saved(folders: Sequence[Path], arms: tuple[str, str] | None) -> list[Judgement]:
+    """Benches that were saved: two, or two arms of one. Raises BadBench and BadComparison."""
+    benches = [result.read(folder) for folder in folders]
+    if len(benches) > 2:
+        raise judge.BadComparison(f"{len(benches)} benches are given; compare two")
+    one_bench = len(benches) == 1
+    known = [arms_of([bench]) for bench in benches]
+    if arms is None:
+        if one_bench and len(known[0]) != 2:
+            raise judge.BadComparison(f"{folders[0]} has the arms {', '.join(known[0])}; say which two with --arms A B")
+        arms = (known[0][0], known[0][1]) if one_bench else (known[0][0], known[1][0])
+    sides = [[run for run in bench.runs if run.arm == arm] for bench, arm in zip((benches[0], benches[-1]), arms, strict=True)]
+    for folder, arm, runs, names in zip((folders[0], folders[-1]), arms, sides, (known[0], known[-1]), strict=True):
+        if not runs:
+            raise judge.BadComparison(f"{folder} has no run of an arm {arm}; there are {', '.join(names)}")
+    labels = arms if one_bench else (folders[0].name, folders[1].name)
+    loads = [load for load in dict.fromkeys((run.workload, run.point) for run in sides[0]) if any((r.workload, r.point) == load for r in sides[1])]
+    if not loads:
+        raise judge.BadComparison(f"{folders[0]} and {folders[-1]} have no workload and load in common")
+    engines = [{(arm.engine.url, arm.engine.started_s) for arm in bench.arms} for bench in (benches[0], benches[-1])]
+    setting = judge.Setting(
+        one_bench=one_bench, shared_engine=bool(engines[0] & engines[1]) and not one_bench, repeated=any(map(experiment.repeats, benches))
+    )
+    return [
+        judge.judge(*([run for run in side if (run.workload, run.point) == load] for side in sides), setting=setting, names=labels) for load in loads
+    ]
+
+
+def _live(logs: Sequence[Path], event_id: str | None, variants: tuple[str, str] | None, events_path: Path | None, window_s: float) -> list[Judgement]:
+    """Traffic that was there anyhow. Raises BadComparison and OSError."""
+    if (event_id is None) == (variants is None):
+        raise click.UsageError("with --log, say either --event ID or --variant A B")
+    if variants is not None:
+        return [live.between_variants(live.windowed(live.blocks_of(logs)), *variants)]
+    if events_path is None:
+        raise click.UsageError("--event needs the file of events: --events FILE")
+    told = {event.id: event for event in events.read(events_path)[0]}
+    if event_id not in told:
+        raise judge.BadComparison(f"{events_path} holds no event {event_id}; `vllm-watch events --events {events_path}` lists them")
+    at_s = told[event_id].at_s
+    others = [event.at_s for event in told.values() if event.id != event_id]
+    return [live.around_event(live.windowed(live.blocks_of(logs), live.spans_around(at_s, window_s)), at_s, window_s, other_events_s=others)]
+
+
+@click.command("report")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="The page; .md, .csv and .json go beside it.  [default: FOLDER/report.html]"
+)
+@click.option("--events", "events_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The file of events, to be drawn.")
+@click.option("--prices", "prices_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="prices.yaml: GPU hours against an API.")
+@click.option("--gpus", type=float, help="How many cards each arm's engine held, for the cost.")
+@click.option("--gpu-name", help="What cards they are, where prices differ by card.")
+@click.option("--lab", is_flag=True, help="Week 11's seven rows: pass, fail or not measured, each with its evidence.")
+@click.option(
+    "--log", "logs", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False), help="With --lab: a gateway's request log."
+)
+@click.option("--teams", "teams_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="With --lab: the gateway's teams.yaml.")
+def report_command(
+    folder: Path,
+    out: Path | None,
+    events_path: Path | None,
+    prices_path: Path | None,
+    gpus: float | None,
+    gpu_name: str | None,
+    lab: bool,
+    logs: tuple[Path, ...],
+    teams_path: Path | None,
+) -> None:
+    """One page of a bench or an experiment, with everything in it; Markdown, CSV and JSON beside it.
+
+    \b
+    Example:  vllm-watch report prefix-caching -o report.html --lab
+    """
+    with mistakes_told():
+        judgements = _verdicts(folder)
+        material = report.gather(
+            folder,
+            judgements=judgements,
+            events=events.read(events_path)[0] if events_path else (),
+            prices=config.load(prices_path, Prices) if prices_path else None,
+            gpus=gpus,
+            gpu_name=gpu_name,
+        )
+        records = [record for path in logs for record in parse_block(path.read_bytes())[0]]
+        rows = lab_rows.lab_rows(material, log=records, policy=teams.load_policy(teams_path) if teams_path else None) if lab else []
+        written = report.write(material, out or (folder if folder.is_dir() else folder.parent) / "report.html", rows)
+    for row in rows:
+        click.echo(f"{row.state:13} {row.item}: {row.evidence}")
+    click.echo("written: " + ", ".join(map(str, written)))
+
+
+def _verdicts(folder: Path) -> list[Judgement]:
+    """Those that `tune` wrote; else what the arms of the bench say. Raises BadBench and ValueError."""
+    path = (folder if folder.is_dir() else folder.parent) / VERDICTS
+    if path.exists():
+        return msgspec.json.decode(path.read_bytes(), type=list[Judgement])
+    bench = result.read(folder)
+    first, *others = arms_of([bench]) or [""]
+    loads = dict.fromkeys((run.workload, run.point) for run in bench.runs)
+    pairs = [
+        [[run for run in bench.runs if (run.arm, run.workload, run.point) == (arm, *load)] for arm in (first, other)]
+        for other in others
+        for load in loads
+    ]
+    return [judge.judge(a, b) for a, b in pairs if a and b]
+
+
+def arms_of(benches: Sequence[result.Bench]) -> list[str]:
+    """Their arms, in the order in which they come."""
+    return list(dict.fromkeys(arm.name for bench in benches for arm in bench.arms))

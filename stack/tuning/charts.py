@@ -1,0 +1,168 @@
+"""A report's figures -> what static/report.js draws: numbers, names and times. Pure.
+
+Law: a request that is not drawn is counted in a sentence under its picture; what is summed up is summed up over all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from exporters.events import TuningEvent
+from exporters.request_log import RequestRecord, ended_at
+from stack.bench.result import Run
+from stack.tuning.derived import Group, Material, bands, finite, groups, kinds, median, rank
+from stack.tuning.judge import SHARE, metric_of
+
+MOST_POINTS = 3000
+MOST_FAILED = 600
+MOST_FIGURES = 6
+SHARES = (*(n / 100 for n in range(100)), 0.995, 0.999, 1.0)  # of the requests, where a distribution is read
+DOTS = ("ttft_ms.p50", "ttft_ms.p95", "tpot_ms.p50", "tokens_per_second", "hit_ratio", "queue_ms.mean", "memory_peak_gb", "e2e_ms.p50", "qps")
+TIMES = ("ttft_ms", "tpot_ms", "e2e_ms")
+
+Drawn = dict[str, Any]
+
+
+def drawn(material: Material) -> Drawn:
+    """All pictures. Times in unix milliseconds."""
+    names = [arm.name for arm in material.bench.arms]
+    whole = groups(material.bench)
+    each = [one for group in whole for one in (group, *(replace(group, kind=kind) for kind in kinds(group)))]
+    return {"arms": names, "shares": SHARES, "groups": [_group(material, group, names) for group in each], "time": _time(material, names)}
+
+
+def _group(material: Material, group: Group, names: Sequence[str]) -> Drawn:
+    return {
+        "title": group.title, "spread": _spread(material, group, names), "dots": _dots(group, names, bands(material.bench).get(group.workload)),
+    }  # fmt: skip
+
+
+def _spread(material: Material, group: Group, names: Sequence[str]) -> list[Drawn]:
+    """How the answered requests of each arm are distributed, over all its runs that count."""
+    found = []
+    for metric in TIMES:
+        curves = []
+        for index, name in enumerate(names):
+            records = [record for run in group.counted(name) for record in material.of_run.get(run.number, ())]
+            values = sorted(
+                value
+                for record in records
+                if record.outcome == "ok" and group.kind in (None, record.team) and (value := getattr(record, metric)) is not None
+            )
+            if values:
+                curves.append({"arm": index, "count": len(values), "at": [_short(_quantile(values, share)) for share in SHARES]})
+        if curves:
+            known = metric_of(metric)
+            found.append({"title": known.title, "unit": known.unit, "curves": curves})
+    return found
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Linear between the two nearest. values: sorted, at least one."""
+    at = share * (len(values) - 1)
+    low = math.floor(at)
+    return values[low] + (values[min(low + 1, len(values) - 1)] - values[low]) * (at - low)
+
+
+def _dots(group: Group, names: Sequence[str], band: tuple[float, float] | None) -> list[Drawn]:
+    """A dot a run, in the order in which they ran: what moves with time and not with the arm is drift."""
+    prefix = f"{group.kind}:" if group.kind else ""
+    there = {figure for run in group.runs for figure, value in run.figures.items() if finite(value) is not None}
+    of_requests = [figure for figure in sorted(there, key=rank) if figure.startswith(prefix) and (":" in figure) == bool(prefix)]
+    wanted = [prefix + figure for figure in DOTS if prefix + figure in there]
+    found = []
+    for figure in (wanted or of_requests)[:MOST_FIGURES]:
+        known = metric_of(figure.removeprefix(prefix))
+        scale = 100 if known.unit == SHARE else 1
+        dots = [
+            {"run": run.number, "arm": names.index(run.arm), "value": _short(value * scale), "cut": run.cut is not None}
+            for run in sorted(group.runs, key=lambda run: (run.started_s, run.number))
+            if run.arm in names and (value := finite(run.figures.get(figure))) is not None
+        ]
+        middles = [median(group.values(name, figure)) for name in names]
+        found.append({
+            "title": known.title, "unit": "%" if known.unit == SHARE else known.unit, "dots": dots,
+            "medians": [None if value is None else _short(value * scale) for value in middles],
+            "band": [edge * 100 for edge in band] if band and figure.endswith("hit_ratio") else None,
+        })  # fmt: skip
+    return found
+
+
+def _time(material: Material, names: Sequence[str]) -> Drawn:
+    """Every request by the time of its end, with the runs and events around it."""
+    bench = material.bench
+    runs = [run for run in bench.runs if run.arm in names]
+    timed = {run.number: [(at_s, record) for record in material.of_run.get(run.number, ()) if (at_s := ended_at(record)) is not None] for run in runs}
+    streamed = any(record.ttft_ms is not None for found in timed.values() for _, record in found)
+    metric = "ttft_ms" if streamed else "e2e_ms"
+    good = {number: [(at_s, value) for at_s, record in found if (value := _measured(record, metric)) is not None] for number, found in timed.items()}
+    bad = [(at_s, run, record) for run in runs for at_s, record in timed[run.number] if record.outcome not in (None, "ok")]
+    kept, every = _thinned(good)
+    shown_bad = bad[:: math.ceil(len(bad) / MOST_FAILED) or 1]
+    whole, shown = sum(map(len, good.values())), sum(map(len, kept.values()))
+    notes = []
+    if every > 1:
+        notes.append(f"{shown:,} of {whole:,} answers are drawn: one in {every} of each run, in the order of their ends, and the run's slowest.")
+    if len(shown_bad) < len(bad):
+        notes.append(f"{len(shown_bad):,} of {len(bad):,} failed requests are marked.")
+    if every > 1 or len(shown_bad) < len(bad):
+        notes.append("Distributions and tables count all.")
+    at_least = [run.started_s for run in runs] + [bench.started_s]
+    at_most = [run.ended_s for run in runs] + [bench.ended_s]
+    return {
+        "title": metric_of(metric).title, "unit": "ms", "start": _ms(min(at_least)), "end": _ms(max(at_most)), "note": " ".join(notes),
+        "points": [_points(index, [run for run in runs if run.arm == name], kept) for index, name in enumerate(names)],
+        "failed": [
+            {"at": _ms(at_s), "arm": names.index(run.arm), "run": run.number, "why": record.reason or record.outcome}
+            for at_s, run, record in shown_bad
+        ],
+        "runs": [
+            {"run": run.number, "arm": names.index(run.arm), "from": _ms(run.started_s), "to": _ms(run.ended_s), "cut": run.cut is not None}
+            for run in runs
+        ],
+        "events": [_event(f"E{number}", event, max(at_most)) for number, event in enumerate(material.happened, 1)],
+    }  # fmt: skip
+
+
+def _event(name: str, event: TuningEvent, ended_s: float) -> Drawn:
+    """end: of a region; one that is open reaches to the end of the picture."""
+    windows = [[_ms(window.start_s), _ms(window.end_s)] for window in (event.before, event.after) if window]
+    end = ended_s if event.open else event.end_s
+    return {"name": name, "at": _ms(event.at_s), "end": None if end is None else _ms(max(end, event.at_s)), "windows": windows}
+
+
+def _measured(record: RequestRecord, metric: str) -> float | None:
+    value: float | None = getattr(record, metric)
+    return value if record.outcome in (None, "ok") else None
+
+
+def _thinned(good: dict[int, list[tuple[float, float]]]) -> tuple[dict[int, list[tuple[float, float]]], int]:
+    """One in so many requests of each run, and its slowest; and how many."""
+    every = math.ceil(sum(map(len, good.values())) / MOST_POINTS) or 1
+    kept = {}
+    for number, found in good.items():
+        ordered = sorted(found)
+        slowest = max(ordered, key=lambda one: one[1], default=None)
+        kept[number] = [one for index, one in enumerate(ordered) if index % every == 0 or one is slowest]
+    return kept, every
+
+
+def _points(index: int, runs: Iterable[Run], kept: dict[int, list[tuple[float, float]]]) -> Drawn:
+    points = [(run.number, at_s, value) for run in runs for at_s, value in kept.get(run.number, ())]
+    return {
+        "arm": index,
+        "run": [run for run, _, _ in points],
+        "at": [_ms(at_s) for _, at_s, _ in points],
+        "value": [_short(v) for _, _, v in points],
+    }
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _short(value: float) -> float:
+    """Five digits are more than a screen shows."""
+    return float(f"{value:.5g}")

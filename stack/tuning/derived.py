@@ -1,0 +1,317 @@
+"""What a report works out from a bench: medians over runs, hit bands, cost, starts, failures, and what two arms were started with. Pure.
+
+Law: what was not measured is None, never 0; a run that was cut counts only where its arm has no whole one."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from urllib.parse import urlsplit
+
+import msgspec
+
+from exporters.events import TuningEvent
+from exporters.prices import Prices
+from exporters.request_log import RequestRecord
+from stack.bench.result import Arm, Bench, Run, run_of
+from stack.bench.workload import METRICS
+from stack.gateway.reasons import REASONS
+from stack.tuning.judge import SHARE, Judgement
+
+HIDDEN = "(hidden)"
+ABSENT = "\u2013"  # a dash stands for what was not measured
+_SECRET = re.compile(r"(key|token|secret|password)$")
+_REFUSED = re.compile(r"(http|stream_error)_(429|503)")
+_HOUR_S = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """All that a report is made of. gpus: cards that each arm's engine held; gpu_name: what they are, which finds their price."""
+
+    bench: Bench
+    records: Sequence[RequestRecord] = ()
+    judgements: Sequence[Judgement] = ()
+    events: Sequence[TuningEvent] = ()
+    prices: Prices | None = None
+    gpus: float | None = None
+    gpu_name: str | None = None
+    of_run: Mapping[int, Sequence[RequestRecord]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bench", without_secrets(self.bench))
+        of_run: dict[int, list[RequestRecord]] = {}
+        for record in self.records:
+            if (number := run_of(record)) is not None:
+                of_run.setdefault(number, []).append(record)
+        object.__setattr__(self, "of_run", of_run)
+
+    @property
+    def happened(self) -> list[TuningEvent]:
+        """Events that were written for the bench, or fell into it, as they were told last; by time."""
+        bench = self.bench
+        newest = {event.id: event for event in self.events}.values()
+        mine = (event for event in newest if event.id in bench.events or (event.at_s <= bench.ended_s and _end_s(event) >= bench.started_s))
+        return sorted(mine, key=lambda event: event.at_s)
+
+
+def _end_s(event: TuningEvent) -> float:
+    return math.inf if event.open else event.end_s or event.at_s
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All runs of one workload at one load; kind: of one class of its requests only."""
+
+    workload: str
+    point: str
+    runs: tuple[Run, ...]
+    kind: str | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.workload}, {self.point}" + (f": {self.kind} requests" if self.kind else "")
+
+    def counted(self, arm: str) -> list[Run]:
+        """The whole runs of an arm, or those that were cut where there are no others."""
+        mine = [run for run in self.runs if run.arm == arm]
+        return [run for run in mine if run.cut is None] or mine
+
+    def values(self, arm: str, figure: str) -> list[float]:
+        return [value for run in self.counted(arm) if (value := finite(run.figures.get(figure))) is not None]
+
+
+def groups(bench: Bench) -> list[Group]:
+    """In the order in which they were first run."""
+    found: dict[tuple[str, str], list[Run]] = {}
+    for run in bench.runs:
+        found.setdefault((run.workload, run.point), []).append(run)
+    return [Group(workload, point, tuple(runs)) for (workload, point), runs in found.items()]
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+# --- how figures are written
+
+
+def rank(figure: str) -> tuple[bool, int, str]:
+    """All requests before their classes; metrics in the order of the workloads' list."""
+    kind, _, rest = figure.rpartition(":")
+    metric = rest.partition(".")[0]
+    return bool(kind), METRICS.index(metric) if metric in METRICS else len(METRICS), figure
+
+
+def plain(value: float) -> str:
+    """Three significant digits at least, thousands grouped, no exponent."""
+    if abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    text = f"{value:.3g}"
+    return f"{value:.12f}".rstrip("0").rstrip(".") if "e" in text else text
+
+
+def written(value: float | None, unit: str = "") -> str:
+    """A figure as people read it; a dash for what is absent."""
+    if finite(value) is None or value is None:
+        return ABSENT
+    return f"{plain(value * 100)} %" if unit == SHARE else f"{plain(value)} {unit}".rstrip()
+
+
+# --- engines
+
+
+def without_secrets(bench: Bench) -> Bench:
+    """No key, token or login: a report is handed around."""
+    arms = tuple(
+        msgspec.structs.replace(
+            arm, engine=msgspec.structs.replace(arm.engine, url=_without_login(arm.engine.url), arguments=_masked(arm.engine.arguments))
+        )
+        for arm in bench.arms
+    )
+    return msgspec.structs.replace(bench, arms=arms)
+
+
+def _without_login(url: str) -> str:
+    return url.replace(f"{urlsplit(url).netloc.rpartition('@')[0]}@", "", 1) if "@" in url else url
+
+
+def _masked(arguments: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    if arguments is None:
+        return None
+    shown, hide = [], False
+    for text in arguments:
+        name, equals, _ = text.partition("=")
+        secret = text.startswith("-") and _SECRET.search(name) is not None
+        shown.append(f"{name}={HIDDEN}" if secret and equals else HIDDEN if hide and not text.startswith("--") else text)
+        hide = (secret and not equals) or (hide and not text.startswith("--"))  # vLLM takes several keys after one --api-key
+    return tuple(shown)
+
+
+def flags(arguments: Iterable[str]) -> dict[str, str]:
+    """Options as they were written: `--a 1`, `--a=1` and `--a`; what stands before the first option is the command."""
+    found: dict[str, str] = {}
+    last = None
+    for text in arguments:
+        if text.startswith("--"):
+            last, equals, value = text.partition("=")
+            found[last] = value if equals else "set"
+        elif last:
+            found[last] = text if found[last] == "set" else f"{found[last]} {text}"
+    return found
+
+
+def settings(arms: Sequence[Arm]) -> list[tuple[str, tuple[str, ...], bool]]:
+    """(setting, its value in each arm, whether they differ): options and cache configuration; those that differ first."""
+    each = []
+    for arm in arms:
+        told = {} if arm.engine.arguments is None else flags(arm.engine.arguments)
+        each.append(told | {f"cache: {name}": value for name, value in arm.engine.cache.items()})
+    rows = []
+    for name in sorted({name for told in each for name in told}):
+        unknown = [ABSENT if arm.engine.arguments is None and name.startswith("--") else "not set" for arm in arms]
+        values = tuple(told.get(name, missing) for told, missing in zip(each, unknown, strict=True))
+        rows.append((name, values, len(set(values)) > 1))
+    return sorted(rows, key=lambda row: (not row[2], row[0]))
+
+
+# --- what the runs add up to
+
+
+def stability(runs: Iterable[Run]) -> tuple[int, Counter[str]]:
+    """How many requests ended, and the failures among them by reason. A refusal is no failure, nor is what was stopped with the bench."""
+    failed: Counter[str] = Counter()
+    ended = 0
+    for run in runs:
+        failed.update({reason: count for reason, count in run.failed.items() if not refused(reason) and reason != "stopped"})
+        ended += run.ok
+    return ended + failed.total(), failed
+
+
+def refused(reason: str) -> bool:
+    known = REASONS.get(reason)
+    return known.outcome == "rejected" if known else reason == "rejected" or _REFUSED.fullmatch(reason) is not None
+
+
+def by_reason(failed: Mapping[str, int]) -> str:
+    """Failures in words, the most frequent first."""
+    ordered = sorted(((reason, count) for reason, count in failed.items() if count), key=lambda pair: (-pair[1], pair[0]))
+    return ", ".join(f"{count:,} {reason}" for reason, count in ordered)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The hit ratio of an arm beside what the workload leads one to expect, from a scenario. off: its prefix cache was off."""
+
+    workload: str
+    point: str
+    arm: str
+    measured: float | None
+    low: float | None
+    high: float | None
+    expected: tuple[float, float]
+    scenario: str
+    off: bool
+
+    @property
+    def reading(self) -> str:
+        if self.measured is None:
+            return "not measured"
+        if self.off:
+            return "prefix caching is off"
+        low, high = self.expected
+        return "below the band" if self.measured < low else "above the band" if self.measured > high else "within the band"
+
+
+def hits(bench: Bench) -> list[Hit]:
+    """Of the workloads that say what hit ratio is to be expected."""
+    expected, scenarios = bands(bench), {workload.get("name"): str(workload.get("scenario") or "") for workload in bench.workloads}
+    found = []
+    for group in groups(bench):
+        if group.workload not in expected:
+            continue
+        for arm in bench.arms:
+            values = group.values(arm.name, "hit_ratio")
+            off = arm.engine.cache.get("enable_prefix_caching") == "False"
+            low, high = (min(values), max(values)) if values else (None, None)
+            found.append(
+                Hit(group.workload, group.point, arm.name, median(values), low, high, expected[group.workload], scenarios[group.workload], off)
+            )
+    return found
+
+
+def bands(bench: Bench) -> dict[str, tuple[float, float]]:
+    """The hit ratio that is to be expected, lowest and highest, of the workloads that say so."""
+    told = {str(workload.get("name")): workload.get("expected_hit") for workload in bench.workloads}
+    return {name: (float(band[0]), float(band[1])) for name, band in told.items() if isinstance(band, Sequence) and len(band) == 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A thousand output tokens of one arm at one load, at its measured throughput; prices in the report's currency.
+
+    own: of the GPU hours. api_output: bought, the output alone. api_whole: bought, with the prompts that belong to it.
+    even_at: output tokens/s from which the GPU hours cost less than api_whole."""
+
+    workload: str
+    point: str
+    arm: str
+    tokens_per_second: float
+    own: float
+    api_output: float | None
+    api_whole: float | None
+
+    @property
+    def times(self) -> float | None:
+        """How many times the API's price the own cost is."""
+        return self.own / self.api_whole if self.api_whole else None
+
+    @property
+    def even_at(self) -> float | None:
+        return None if self.times is None else self.tokens_per_second * self.times
+
+
+def costs(material: Material) -> list[Cost]:
+    """None without prices, the number of cards, or a throughput."""
+    prices, gpus = material.prices, material.gpus
+    if prices is None or not gpus:
+        return []
+    per_second = prices.per_hour(material.gpu_name) * gpus / _HOUR_S
+    found = []
+    for group in groups(material.bench):
+        for arm in material.bench.arms:
+            speed = median(group.values(arm.name, "tokens_per_second"))
+            if not speed:
+                continue
+            api = prices.api_price(arm.engine.model)
+            bought = [record for run in group.counted(arm.name) for record in material.of_run.get(run.number, ()) if record.outcome == "ok"]
+            known = [
+                (r.prompt_tokens, r.cached_tokens or 0, r.completion_tokens) for r in bought if r.prompt_tokens is not None and r.completion_tokens
+            ]
+            whole = None
+            if api and known:
+                prompt, cached, output = (sum(part or 0 for part in parts) for parts in zip(*known, strict=True))
+                whole = api.cost(prompt, cached, output) / output * 1000
+            found.append(Cost(group.workload, group.point, arm.name, speed, per_second / speed * 1000, api.output_per_1k if api else None, whole))
+    return found
+
+
+def starts(arm: Arm) -> dict[str, list[float]]:
+    """Seconds of each start by kind, cold ones first."""
+    ordered = sorted(arm.starts, key=lambda start: start.kind)
+    return {kind: [start.seconds for start in found] for kind, found in groupby(ordered, key=lambda start: start.kind)}
+
+
+def kinds(group: Group) -> Iterator[str]:
+    """Classes of requests that its figures name."""
+    named = {figure.rpartition(":")[0] for run in group.runs for figure in run.figures}
+    yield from sorted(named - {""})

@@ -1,0 +1,257 @@
+"""An experiment: one workload, two or more configurations of an engine, runs that take turns, and for every load a judgement.
+
+Law: off really is off. What the engines say of themselves is read back and compared; arms that were to differ and do not are refused, and what cannot
+be seen is said."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+
+from stack.bench import run, workload
+from stack.bench.figures import Startup, startup
+from stack.bench.load import Target
+from stack.bench.result import Bench, Engine, Start
+from stack.bench.run import Subject
+from stack.bench.workload import Suite
+from stack.bundle import ROOT
+from stack.config import BadConfig, read
+from stack.lab import parts, plan
+from stack.lab.supervisor import Supervisor
+from stack.tuning.judge import Judgement, Setting, judge
+
+READY_S = 900.0  # a large model takes minutes to load
+INFO_S = 60.0  # the first answer of /server_info looks over the whole machine
+# What differs between two starts of the same configuration.
+_INCIDENTAL = re.compile(
+    r"instance_id$|port$|_ports$|_ip$|_path$|address$|compilation_time$|num_(g|c)pu_blocks$|kv_cache_(size_tokens|max_concurrency)$"
+)
+
+
+class ArmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One configuration, in one of three ways. url: an engine that stands. command: how to start one, with {port} where its port goes, such as
+    "vllm serve MODEL --port {port} --enable-prefix-caching". lab: arguments for the lab's own small engine on the CPU."""
+
+    url: str | None = None
+    command: str | tuple[str, ...] | None = None
+    lab: tuple[str, ...] | None = None
+    env: dict[str, str] = {}
+    what: str = ""
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return tuple(shlex.split(self.command)) if isinstance(self.command, str) else self.command or ()
+
+
+class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A file of an experiment. workload: a file, from where this one stands, or a shipped one. arms: the first is what the others are compared with.
+
+    together: all engines stand side by side, else one at a time, started anew for its turn. order: sequential runs are judged with a caveat.
+    same: the arms are alike on purpose, to see what noise alone does. only, runs, requests, scale, model: as of `bench run`."""
+
+    workload: str
+    arms: dict[str, ArmConfig]
+    title: str = ""
+    model: str | None = None
+    only: tuple[str, ...] = ()
+    runs: int = 6
+    requests: int | None = None
+    scale: float | None = None
+    order: Literal["interleaved", "sequential"] = "interleaved"
+    together: bool | None = None
+    same: bool = False
+
+    @property
+    def side_by_side(self) -> bool:
+        """As it is said; else where no engine is to be started."""
+        return all(arm.url for arm in self.arms.values()) if self.together is None else self.together
+
+
+def load(path: Path) -> tuple[Experiment, Suite]:
+    """The experiment and its workloads. Raises BadConfig."""
+    source = read(path)
+    experiment = source.into(Experiment)
+    for sentence in mistakes(experiment):
+        raise BadConfig(source.told(sentence))
+    beside = path.parent / experiment.workload
+    return experiment, workload.load(beside if beside.exists() else experiment.workload)
+
+
+def mistakes(experiment: Experiment) -> Iterator[str]:
+    """What is wrong that types cannot tell."""
+    if len(experiment.arms) < 2:
+        yield f"arms: there {'is one' if experiment.arms else 'are none'}; a comparison needs two or more"
+    for name, arm in experiment.arms.items():
+        ways = [way for way in ("url", "command", "lab") if getattr(arm, way) is not None]
+        if len(ways) != 1:
+            yield f"arms.{name}: {' and '.join(ways) or 'nothing'} is given; say one of url, command or lab"
+        if arm.command is not None and not any("{port}" in word for word in arm.argv):
+            yield f"arms.{name}.command: it has no {{port}}, where the engine is told which port to listen on"
+        if arm.url is not None and not arm.url.startswith(("http://", "https://")):
+            yield f"arms.{name}.url: {arm.url!r} should be like http://127.0.0.1:8000"
+    if experiment.runs < 1:
+        yield f"runs: {experiment.runs} should be 1 or more"
+    if experiment.order == "sequential" and experiment.side_by_side is False and experiment.together:
+        yield "together: it means nothing where runs are sequential"
+
+
+@dataclass(slots=True)
+class Engines:
+    """The engines of an experiment: given, or started for their turn and stopped after it. Enter it as a context.
+
+    say: is told what happens meanwhile. starts: of each arm, how long it took until it answered."""
+
+    experiment: Experiment
+    folder: Path
+    say: Callable[[str], None]
+    key: str | None = None
+    starts: dict[str, list[Start]] = field(default_factory=dict)
+    subjects: dict[str, Subject] = field(default_factory=dict)
+    settings: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    _supervisor: Supervisor = field(init=False)
+    _ports: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._supervisor = Supervisor(self.folder, ROOT)
+
+    async def __aenter__(self) -> Engines:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._supervisor.stop()
+
+    async def subject(self, arm: str) -> Subject:
+        """The engine of this arm, up and looked at. Raises BadTarget and LabError."""
+        if found := self.subjects.get(arm):
+            return found
+        config = self.experiment.arms[arm]
+        if config.url is None and not self.experiment.side_by_side:
+            for other in [name for name in self.subjects if self.experiment.arms[name].url is None]:
+                await self._end(other)
+        started = await self._start(arm, config) if config.url is None else Startup()
+        url = config.url or f"http://127.0.0.1:{self._ports[arm]}"
+        engine, _ = await run.look(url, self.experiment.model, self.key)
+        settings = await told_settings(url, engine)
+        arguments = None if config.url else tuple(self._supervisor.running[arm].spec.argv)
+        self.settings[arm] = settings
+        found = self.subjects[arm] = Subject(
+            arm, Target(engine.url, engine.model, self.key), msgspec.structs.replace(engine, arguments=arguments), config.what, started
+        )
+        return found
+
+    async def _end(self, arm: str) -> None:
+        await self._supervisor.end(arm)
+        del self.subjects[arm]
+
+    async def _start(self, arm: str, config: ArmConfig) -> Startup:
+        port = self._ports.setdefault(arm, _free_port())
+        spec = _process(arm, config, self.folder, port)
+        self.say(f"starting {arm}: {shlex.join(spec.argv)}")
+        began = time.monotonic()
+        await self._supervisor.start(spec)
+        await self._supervisor.wait_healthy(arm)
+        seconds = time.monotonic() - began
+        before = self.starts.setdefault(arm, [])
+        before.append(Start("warm" if before else "cold", round(seconds, 2)))
+        self.say(f"{arm} answers after {seconds:.0f} s")
+        return startup(self._supervisor.running[arm].log.read_text(errors="replace"))
+
+
+def _process(arm: str, config: ArmConfig, folder: Path, port: int) -> plan.Process:
+    """How an arm is started. It shows its configuration, which an engine in service must not: nobody else reaches this port."""
+    env = {"VLLM_SERVER_DEV_MODE": "1", **config.env}
+    if config.lab is not None:
+        programs = {name: part.path for name, part in parts.ensure(("engine", "model"), lambda _: None).items()}
+        lab = plan.LabConfig(folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": config.lab})
+        spec = next(process for process in plan.processes(lab) if process.name == "vllm")
+        return plan.Process(arm, spec.argv, spec.address, spec.health, (), {**spec.env, **env}, READY_S)
+    url = f"http://127.0.0.1:{port}"
+    return plan.Process(arm, tuple(word.replace("{port}", str(port)) for word in config.argv), url, f"{url}/health", (), env, READY_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def told_settings(url: str, engine: Engine) -> Mapping[str, str]:
+    """What an engine says of its configuration, flat: all of it where it runs in its development mode, else what stands on its page."""
+    cache = {f"cache_config.{name}": value for name, value in engine.cache.items()}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=INFO_S)) as session,
+            session.get(f"{url}/server_info", params={"config_format": "json"}) as response,
+        ):
+            told = await response.json(content_type=None) if response.status == 200 else {}
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        told = {}
+    config = told.get("vllm_config") if isinstance(told, dict) else None
+    return dict(_flat("", config)) | cache if isinstance(config, dict) else cache
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _flat(f"{prefix}.{name}" if prefix else str(name), inner)
+    else:
+        yield prefix, str(value)
+
+
+def differences(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
+    """Settings in which two engines differ, but for those that differ from start to start."""
+    names = sorted({*a, *b})
+    return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name) and not _INCIDENTAL.search(name)}
+
+
+def caveats(experiment: Experiment, engines: Engines) -> Iterator[str]:
+    """What could not be controlled. Raises BadConfig where arms that should differ say that they are the same."""
+    first, *others = experiment.arms
+    for other in others:
+        a, b = experiment.arms[first], experiment.arms[other]
+        differ = differences(engines.settings[first], engines.settings[other])
+        whole = all("model_config.model" in engines.settings[name] for name in (first, other))
+        if not differ and whole and not experiment.same:
+            raise BadConfig(
+                f"{first} and {other} run with the same configuration, by their own word: what was to be flipped did not; `same: true` if meant"
+            )
+        if not differ and not experiment.same:
+            yield f"{first} and {other} show the same cache configuration, and no engine says more of itself: that they differ is your word"
+        if differ:
+            told = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in list(differ.items())[:6])
+            yield f"{first} -> {other}, by the engines' own word: {told}" + (f" and {len(differ) - 6} more" if len(differ) > 6 else "")
+        if a.url and b.url and a.url.rstrip("/") == b.url.rstrip("/") and not experiment.same:
+            raise BadConfig(f"arms {first} and {other} are the same engine ({a.url}); `same: true` if meant")
+    if not experiment.side_by_side:
+        yield "each arm's engine was started anew for its turns, so the state of a long-running one is no part of this"
+    elif not all(arm.url for arm in experiment.arms.values()):
+        yield "all engines stood on this machine at once: they took turns, but shared its memory"
+
+
+def judged(experiment: Experiment, bench: Bench) -> list[Judgement]:
+    """Each other arm beside the first, for every load that both have runs of."""
+    first, *others = experiment.arms
+    found = []
+    for other in others:
+        for name, point in dict.fromkeys((each.workload, each.point) for each in bench.runs):
+            a, b = ([each for each in bench.runs if (each.arm, each.workload, each.point) == (arm, name, point)] for arm in (first, other))
+            if a and b:
+                urls = {experiment.arms[arm].url for arm in (first, other)}
+                setting = Setting(shared_engine=len(urls) == 1 and None not in urls, repeated=repeats(bench))
+                found.append(judge(a, b, setting=setting, names=(first, other)))
+    return found
+
+
+def repeats(bench: Bench) -> bool:
+    """Whether prompts, or what they share, were the same in all runs on purpose."""
+    return any(each.get("seed") == "fixed" or each.get("cache") == "warm" for each in bench.workloads)
