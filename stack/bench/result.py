@@ -10,15 +10,19 @@ memory_peak_gb (weights + profiled peak + most KV blocks in use), driver_memory_
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
 from exporters.request_log import RequestRecord, parse_line, to_line
 
 FORMAT = 1
+HIDDEN = "(hidden)"
+_SECRET = re.compile(r"(key|token|secret|password)$")
 BENCH, REQUESTS = "bench.json", "requests.jsonl"
 
 
@@ -107,10 +111,37 @@ def run_of(record: RequestRecord) -> int | None:
     return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() else None
 
 
+def without_secrets(bench: Bench) -> Bench:
+    """No key, token or login: benches and reports are handed around."""
+    arms = tuple(
+        msgspec.structs.replace(
+            arm, engine=msgspec.structs.replace(arm.engine, url=_without_login(arm.engine.url), arguments=_masked(arm.engine.arguments))
+        )
+        for arm in bench.arms
+    )
+    return msgspec.structs.replace(bench, arms=arms)
+
+
+def _without_login(url: str) -> str:
+    return url.replace(f"{urlsplit(url).netloc.rpartition('@')[0]}@", "", 1) if "@" in url else url
+
+
+def _masked(arguments: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    if arguments is None:
+        return None
+    shown, hide = [], False
+    for text in arguments:
+        name, equals, _ = text.partition("=")
+        secret = text.startswith("-") and _SECRET.search(name) is not None
+        shown.append(f"{name}={HIDDEN}" if secret and equals else HIDDEN if hide and not text.startswith("--") else text)
+        hide = (secret and not equals) or (hide and not text.startswith("--"))  # vLLM takes several keys after one --api-key
+    return tuple(shown)
+
+
 def write(folder: Path, bench: Bench) -> None:
-    """Write or replace bench.json; its requests are beside it already. Raises OSError."""
+    """Write or replace bench.json, without secrets; its requests are beside it already. Raises OSError."""
     beside = folder / f"{BENCH}.new"
-    beside.write_bytes(msgspec.json.format(msgspec.json.encode(bench), indent=1) + b"\n")
+    beside.write_bytes(msgspec.json.format(msgspec.json.encode(without_secrets(bench)), indent=1) + b"\n")
     beside.replace(folder / BENCH)
 
 

@@ -198,7 +198,7 @@ class Bencher:
     _writers: dict[str, Writer] = field(default_factory=dict)
 
     async def go(self) -> Bench:
-        """Runs all steps; what there is when it ends, whyever it ends. Raises BadTarget and NoTokenizer before anything was measured."""
+        """Runs all steps; what there is when it ends, whyever it ends. What cannot be measured at all is raised: BadTarget, NoTokenizer."""
         try:
             for number, step in enumerate(self.steps):
                 await self._step(number, step)
@@ -206,9 +206,12 @@ class Bencher:
             self.cut = str(why)
         except asyncio.CancelledError:
             self.cut = "it was stopped by hand"
-        finally:
-            self._write()
-        return self.bench()
+        except Exception as error:
+            self.cut = str(error)
+            if self.runs:
+                self._write()
+            raise
+        return self._write()
 
     def bench(self) -> Bench:
         """All there is by now."""
@@ -233,9 +236,10 @@ class Bencher:
             cut=self.cut,
         )
 
-    def _write(self) -> None:
-        if self.runs or self.cut:
-            result.write(self.folder, self.bench())
+    def _write(self) -> Bench:
+        found = self.bench()
+        result.write(self.folder, found)
+        return found
 
     async def _step(self, number: int, step: Step) -> None:
         subject: Subject = await self.subject(step.arm)
@@ -294,12 +298,13 @@ class Bencher:
 
     async def _run(self, session: aiohttp.ClientSession, subject: Subject, step: Step, number: int, prepared: Sequence[Prepared]) -> Run:
         its, cut = step.workload, None
-        unreached = 0
+        unreached, dead = 0, False
 
         def told(done: Done) -> None:
-            nonlocal unreached
+            nonlocal unreached, dead
             unreached = unreached + 1 if done.record.reason in UNREACHED else 0
             if unreached == DEAD_AFTER and not sending.done():
+                dead = True
                 sending.cancel()
             self.told.done(done)
 
@@ -323,7 +328,7 @@ class Bencher:
         seconds = time.monotonic() - began
         if stopped:
             cut = f"it was stopped by hand after {len(load.done)} of {len(prepared)} requests"
-        elif unreached >= DEAD_AFTER:
+        elif dead:
             cut = f"{subject.target.url} stopped answering after {sum(d.record.outcome == 'ok' for d in load.done)} of {len(prepared)} requests"
         elif error := sending.exception():
             raise error

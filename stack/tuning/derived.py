@@ -11,21 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from urllib.parse import urlsplit
-
-import msgspec
 
 from exporters.events import TuningEvent
 from exporters.prices import Prices
 from exporters.request_log import RequestRecord
-from stack.bench.result import Arm, Bench, Run, run_of
+from stack.bench.result import Arm, Bench, Run, run_of, without_secrets
 from stack.bench.workload import METRICS
 from stack.gateway.reasons import REASONS
 from stack.tuning.judge import SHARE, Judgement
 
-HIDDEN = "(hidden)"
 ABSENT = "\u2013"  # a dash stands for what was not measured
-_SECRET = re.compile(r"(key|token|secret|password)$")
 _REFUSED = re.compile(r"(http|stream_error)_(429|503)")
 _HOUR_S = 3600
 
@@ -128,33 +123,6 @@ def written(value: float | None, unit: str = "") -> str:
 
 
 # --- engines
-
-
-def without_secrets(bench: Bench) -> Bench:
-    """No key, token or login: a report is handed around."""
-    arms = tuple(
-        msgspec.structs.replace(
-            arm, engine=msgspec.structs.replace(arm.engine, url=_without_login(arm.engine.url), arguments=_masked(arm.engine.arguments))
-        )
-        for arm in bench.arms
-    )
-    return msgspec.structs.replace(bench, arms=arms)
-
-
-def _without_login(url: str) -> str:
-    return url.replace(f"{urlsplit(url).netloc.rpartition('@')[0]}@", "", 1) if "@" in url else url
-
-
-def _masked(arguments: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    if arguments is None:
-        return None
-    shown, hide = [], False
-    for text in arguments:
-        name, equals, _ = text.partition("=")
-        secret = text.startswith("-") and _SECRET.search(name) is not None
-        shown.append(f"{name}={HIDDEN}" if secret and equals else HIDDEN if hide and not text.startswith("--") else text)
-        hide = (secret and not equals) or (hide and not text.startswith("--"))  # vLLM takes several keys after one --api-key
-    return tuple(shown)
 
 
 def flags(arguments: Iterable[str]) -> dict[str, str]:

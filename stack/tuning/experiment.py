@@ -27,7 +27,7 @@ from stack.bundle import ROOT
 from stack.config import BadConfig, read
 from stack.lab import parts, plan
 from stack.lab.supervisor import Supervisor
-from stack.tuning.judge import Judgement, Setting, judge
+from stack.tuning.judge import HEADLINE, Judgement, Setting, judge, metric_of
 
 READY_S = 900.0  # a large model takes minutes to load
 INFO_S = 60.0  # the first answer of /server_info looks over the whole machine
@@ -56,7 +56,8 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """A file of an experiment. workload: a file, from where this one stands, or a shipped one. arms: the first is what the others are compared with.
 
     together: all engines stand side by side, else one at a time, started anew for its turn. order: sequential runs are judged with a caveat.
-    same: the arms are alike on purpose, to see what noise alone does. only, runs, requests, scale, model: as of `bench run`."""
+    same: the arms are alike on purpose, to see what noise alone does. also: figures to be judged besides the usual, such as short:ttft_ms.p95; the more
+    are judged, the stronger must each be. only, runs, requests, scale, model: as of `bench run`."""
 
     workload: str
     arms: dict[str, ArmConfig]
@@ -69,6 +70,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     order: Literal["interleaved", "sequential"] = "interleaved"
     together: bool | None = None
     same: bool = False
+    also: tuple[str, ...] = ()
 
     @property
     def side_by_side(self) -> bool:
@@ -248,7 +250,8 @@ def judged(experiment: Experiment, bench: Bench) -> list[Judgement]:
             if a and b:
                 urls = {experiment.arms[arm].url for arm in (first, other)}
                 setting = Setting(shared_engine=len(urls) == 1 and None not in urls, repeated=repeats(bench))
-                found.append(judge(a, b, setting=setting, names=(first, other)))
+                metrics = (*HEADLINE, *map(metric_of, experiment.also))
+                found.append(judge(a, b, setting=setting, metrics=metrics, names=(first, other)))
     return found
 
 

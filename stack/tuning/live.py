@@ -691,14 +691,14 @@ def _measured(
     metric = figure.metric
     reach = max(found.reach, 3 / requests) if figure.counted else found.reach  # nothing in n requests: up to 3 in n, 95 %
     b = fmean(values[1])
-    told = [b - found.effect, b, found.effect, found.effect - reach, found.effect + reach]
+    a, effect, low, high = b - found.effect, found.effect, found.effect - reach, found.effect + reach
     if metric.scale == "ratio":
-        told = [math.exp(value) for value in told]
+        a, b, effect, low, high = map(math.exp, (a, b, effect, low, high))
         values = tuple(map(math.exp, values[0])), tuple(map(math.exp, values[1]))
     else:
-        told[0] = max(0.0, told[0])
-        metric = replace(metric, margin=MARGIN * told[0]) if metric.unit == "ms" else metric
-    return Finding(metric, *told, p=found.p, p_holm=None, verdict="inconclusive", why=NOT_JUDGED, runs=blocks, values=values)
+        a = max(0.0, a)
+        metric = replace(metric, margin=MARGIN * a) if metric.unit == "ms" else metric
+    return Finding(metric, a, b, effect, low, high, found.p, None, "inconclusive", NOT_JUDGED, blocks, values)
 
 
 def _explained(figure: Figure, found: Estimate, load: float, longer: float) -> str | None:
