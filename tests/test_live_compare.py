@@ -154,6 +154,12 @@ def test_a_course_that_is_like_itself_is_rarely_called_a_step(design: live._Desi
     assert naive >= 18
 
 
+def test_blocks_that_are_alike_by_chance_are_not_surer_than_their_requests():
+    course = [0.01, -0.01] * 24
+    assert live._estimated(live._step(24, 24, False), course, 100, 0).reach < 0.1
+    assert live._estimated(live._step(24, 24, False), course, 100, 0, least_error=1.0).reach > 1.5
+
+
 def test_unchanged_traffic_is_rarely_called_a_change():
     """With a day's course, days that differ as a whole, and minutes that correlate at 0.8."""
     assert simulate(15, SMALL, seed=5, resamples=150)["any"] <= 3
@@ -326,6 +332,19 @@ def test_longer_prompts_within_a_stratum_may_be_all_of_an_effect():
     )
     assert "inconclusive" == found.verdict
     assert "prompts that were compared as alike became 71 % longer, which may be all of it" in found.why
+
+
+@pytest.mark.parametrize(("prompts", "ttft_ms", "verdict"), [(108, 100.0, "inconclusive"), (103, 102.5, "inconclusive"), (97, 102.5, "equivalent")])
+def test_other_prompts_within_a_stratum_may_hide_an_effect(prompts: int, ttft_ms: float, verdict: str):
+    """Much longer ones that take no longer; as much longer as they take; shorter ones that take a little longer."""
+    assert verdict == finding(around(later(steady(), prompt_tokens=prompts, ttft_ms=ttft_ms)), "ttft_ms").verdict
+
+
+def test_a_block_without_most_of_the_traffic_is_no_block():
+    """The large team is silent from the second hour after the event to the third."""
+    small = [record(EVENT_S + (n + 0.2) * 300, team="small") for n in range(-50, 50)]
+    silent = [each for each in steady() if not timestamp(EVENT_S + HOUR_S) <= each.ts < timestamp(EVENT_S + 2 * HOUR_S)]
+    assert (24, 19) == finding(around(silent + small), "ttft_ms").runs
 
 
 def test_longer_answers_are_no_effect_on_the_time_they_take():

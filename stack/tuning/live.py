@@ -167,7 +167,7 @@ Stratum = Callable[[Seen], Hashable]
 class Figure(NamedTuple):
     """A metric of live traffic. of: its value of a request, None where the record does not say. stratum: what is compared with its like only.
     level: what a block of a stratum comes to, None for too few; in logarithms for ratios. work: what may explain a change within a stratum.
-    counted: the value is a share of requests, so that none at all still says little of few requests. judged: it gets a verdict."""
+    counted: the value is a share of requests, so that few requests say little however alike the blocks are. judged: it gets a verdict."""
 
     metric: Metric
     of: Callable[[Seen], Any]
@@ -311,23 +311,23 @@ class Placed:
                     found[key][at] = cell
         return found
 
-    def fewest(self, cells: Mapping[At, Iterable[Sequence[Any]]]) -> int:
-        """Of the sides, the count of the one with the fewest."""
-        counts = dict.fromkeys(self.sides, 0)
+    def counts(self, cells: Mapping[At, Iterable[Sequence[Any]]]) -> Counter[Hashable]:
+        """How many there are on each side, those with none too."""
+        counts = Counter(dict.fromkeys(self.sides, 0))
         for at, cell in cells.items():
             counts[self.side_of[at]] += sum(map(len, cell))
-        return min(counts.values())
+        return counts
 
     def says(self, of: Callable[[Seen], Any]) -> bool:
         return any(of(seen) is not None for _, seen in self.requests)
 
 
 class Courses(NamedTuple):
-    """A figure by course and block, all strata weighed alike. level: of all that is compared. requests: the fewest that one side has."""
+    """A figure by course and block, all strata weighed alike. level: of all that is compared. requests: on each side."""
 
     at: Mapping[At, float]
     level: float
-    requests: int
+    requests: Counter[Hashable]
 
 
 def _courses(placed: Placed, of: Callable[[Seen], Any], stratum: Stratum, level: Callable[[Cell], float | None]) -> Courses | None:
@@ -335,7 +335,8 @@ def _courses(placed: Placed, of: Callable[[Seen], Any], stratum: Stratum, level:
 
     Each stratum is centred on the mean of its sides, so that a stratum which is absent from some blocks does not move those."""
     cells = placed.cells(stratum, of)
-    weights = {key: fewest for key, places in cells.items() if (fewest := placed.fewest(places)) >= LEAST_REQUESTS}
+    counts = {key: count for key, places in cells.items() if min((count := placed.counts(places)).values()) >= LEAST_REQUESTS}
+    weights = {key: min(count.values()) for key, count in counts.items()}
     total = sum(weights.values())
     sums: dict[At, float] = defaultdict(float)
     present: dict[At, float] = defaultdict(float)
@@ -355,7 +356,9 @@ def _courses(placed: Placed, of: Callable[[Seen], Any], stratum: Stratum, level:
             present[at] += weight
     if not total:
         return None
-    return Courses({at: sums[at] / there for at, there in present.items() if there >= LEAST_PRESENT * total}, middle / total, total)
+    return Courses(
+        {at: sums[at] / there for at, there in present.items() if there >= LEAST_PRESENT * total}, middle / total, sum(counts.values(), Counter())
+    )
 
 
 # ---- the estimate ---------------------------------------------------------------------------------------------------------------
@@ -423,9 +426,12 @@ def _dot(left: Sequence[float], right: Sequence[float]) -> float:
     return sum(map(mul, left, right), 0.0)
 
 
-def _estimated(design: _Design, values: Sequence[float], resamples: int, seed: int) -> Estimate:
-    """The effect with its interval and p, from courses that are made of the residuals' surprises and have no effect."""
-    effect, error, rho, residuals = design.estimate(values)
+def _estimated(design: _Design, values: Sequence[float], resamples: int, seed: int, least_error: float = 0.0) -> Estimate:
+    """The effect with its interval and p, from courses that are made of the residuals' surprises and have no effect.
+
+    least_error: a standard error that is known from elsewhere, for courses that may be smooth by chance."""
+    effect, seen_error, rho, residuals = design.estimate(values)
+    error = max(seen_error, least_error)
     if error <= 1e-12 * (1 + abs(effect)):  # every block is the same
         return Estimate(effect, 0.0, 1 / (resamples + 1) if abs(effect) > 1e-12 else 1.0)
     surprises = [value - rho * last for last, value in pairwise(residuals)]
@@ -670,13 +676,14 @@ def _finding(figure: Figure, placed: Placed, sided: Callable[[Courses], Sided], 
     blocks = len(first), len(second)
     if design is None:
         return _nothing(figure.metric, True, blocks), None
-    found = _estimated(design, course, resamples, seed)
+    least = math.sqrt(courses.level * (1 - courses.level) * sum(1 / count for count in courses.requests.values())) if figure.counted else 0.0
+    found = _estimated(design, course, resamples, seed, least)
     values = tuple(courses.level + value for value in first), tuple(courses.level + value for value in second)
     longer = 0.0
     if figure.work is not None and (lengths := _courses(placed, figure.work, figure.stratum, _mean_log)) is not None:
         design, course, _ = sided(lengths)
         longer = design.estimate(course)[0] if design else 0.0
-    return _measured(figure, found, values, blocks, courses.requests), _explained(figure, found, load, longer)
+    return _measured(figure, found, values, blocks, min(courses.requests.values())), _explained(figure, found, load, longer)
 
 
 def _nothing(metric: Metric, measured: bool, blocks: tuple[int, int] = (0, 0)) -> Finding:
@@ -841,9 +848,8 @@ def _check_mix(a: Sequence[Seen], b: Sequence[Seen], names: tuple[str, str]) -> 
 
 def _check_compared(placed: Placed) -> Check:
     """How much of the traffic is in strata that every side has."""
-    strata = [[(at, list(minutes.values())) for at, minutes in places.items()] for places in placed.strata(_prompt).values()]
-    sizes = [(sum(len(there) for _, cell in places for there in cell), placed.fewest(dict(places))) for places in strata]
-    share = sum(count for count, fewest in sizes if fewest >= LEAST_REQUESTS) / len(placed.requests)
+    sizes = [placed.counts({at: list(minutes.values()) for at, minutes in places.items()}) for places in placed.strata(_prompt).values()]
+    share = sum(count.total() for count in sizes if min(count.values()) >= LEAST_REQUESTS) / len(placed.requests)
     return Check(
         "compared",
         share >= LEAST_COMPARED,
