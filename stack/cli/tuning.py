@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,17 +23,26 @@ from stack import config
 from stack.bench import result, run
 from stack.bench.workload import Suite
 from stack.cli import version
-from stack.cli.bench import Screen, chosen, foretell, fresh, page_console, show, wait
+from stack.cli.bench import NO_LIMIT, SEED_HELP, Screen, chosen, foretell, fresh, page_console, show, wait
 from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.cli.options import duration
 from stack.gateway import teams
-from stack.lab.parts import PartMissing
-from stack.lab.supervisor import LabError
 from stack.tuning import experiment, judge, lab_rows, live, report
 from stack.tuning.experiment import Engines, Experiment
 from stack.tuning.judge import Judgement
 
 VERDICTS = "verdicts.json"
+_NO_WORK = {
+    "about",
+    "scenario",
+    "expected_hit",
+    "runs",
+    "order",
+    "slo",
+    "concurrency",
+    "rate",
+    "burst",
+}  # of a workload, beside a load that both have
 
 
 def _share(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
@@ -38,9 +50,12 @@ def _share(_: click.Context, __: click.Parameter, text: str | None) -> float | N
     if text is None:
         return None
     try:
-        return float(text.strip().removesuffix("%")) / 100
+        share = float(text.strip().removesuffix("%")) / 100
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no number of per cent, such as 15%") from None
+        share = math.nan
+    if not 0 <= share < math.inf:
+        raise click.BadParameter(f"{text!r} is no number of per cent, such as 15%")
+    return share
 
 
 COLOURS = {"better": "green", "worse": "red", "equivalent": "cyan"}
@@ -51,7 +66,7 @@ COLOURS = {"better": "green", "worse": "red", "equivalent": "cyan"}
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The folder to write.  [default: tune-FILE-TIME]")
 @click.option("--runs", type=click.IntRange(1, 1000), help="Runs of each arm at each load, whatever the file says; six are the least for a verdict.")
 @click.option("--api-key-file", type=click.Path(path_type=Path, dir_okay=False), help="A key for the engines, sent as a bearer token.")
-@click.option("--seed", type=int, help="What prompts, lengths and times follow from.  [default: another one each time]")
+@click.option("--seed", type=int, help=SEED_HELP)
 @AS_JSON
 def tune_command(file: Path, out: Path | None, runs: int | None, api_key_file: Path | None, seed: int | None, as_json: bool) -> None:
     """An experiment: one workload, configurations of an engine in turns, and what the change did.
@@ -68,10 +83,7 @@ def tune_command(file: Path, out: Path | None, runs: int | None, api_key_file: P
         key = api_key_file.read_text().strip() if api_key_file else None
         seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
         folder = fresh(out or Path(f"tune-{file.stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
-        try:
-            bench = wait(_tune(console, its, suite, folder, key, seed))
-        except (LabError, PartMissing) as error:
-            raise ValueError(str(error)) from error
+        bench = wait(_tune(console, its, suite, folder, key, seed))
         judgements = experiment.judged(its, bench)
         (folder / VERDICTS).write_bytes(msgspec.json.format(msgspec.json.encode(judgements), indent=1) + b"\n")
     if as_json:
@@ -86,18 +98,20 @@ def tune_command(file: Path, out: Path | None, runs: int | None, api_key_file: P
 
 
 async def _tune(console: Console, its: Experiment, suite: Suite, folder: Path, key: str | None, seed: int) -> result.Bench:
-    async with Engines(its, folder, console.print, key) as engines:
+    async with Engines(its, folder, lambda words: console.print(Text(words)), key) as engines:
         arms = list(its.arms)
+        contexts = []
         for arm in reversed(arms):  # so that the first one, whose turn comes first, is up
             subject = await engines.subject(arm)
-        suite, points = chosen(suite, its.only, subject.engine.max_model_len, its.scale, its.requests)
+            contexts.append(subject.engine.max_model_len or NO_LIMIT)
+        suite, points = chosen(suite, its.only, min(contexts), its.scale, its.requests)
         told = list(experiment.caveats(its, engines))
         for caveat in told:
             console.print(Text(f"  {caveat}"))
         steps = run.schedule(suite.workloads, points, arms, its.runs, its.side_by_side)
         if its.order == "sequential":
             steps.sort(key=lambda step: arms.index(step.arm))
-        await foretell(console, subject, suite, points, its.runs, len(arms), seed)
+        await foretell(console, subject, suite, steps, len(arms), seed)
         with Screen(console) as screen:
             bencher = run.Bencher(
                 folder, its.title or suite.workloads[0].name, f"vllm-watch {version()}", suite.workloads, steps, engines.subject, screen, seed,
@@ -132,7 +146,7 @@ def show_judgement(console: Console, found: Judgement) -> None:
 @click.option("--variant", "variants", nargs=2, metavar="A B", help="Live traffic of two variants of a canary; with --log.")
 @click.option("--log", "logs", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False), help="A request log; once for each file.")
 @click.option("--events", "events_path", type=click.Path(path_type=Path, dir_okay=False), help="The file of events, with --event.")
-@click.option("--window", "window_s", metavar="TIME", callback=duration, default="2h", show_default=True, help="With --event: how much on each side.")
+@click.option("--window", "window_s", metavar="TIME", callback=duration, default="4h", show_default=True, help="With --event: how much on each side.")
 @click.option("--max-p95-regression", metavar="PERCENT", callback=_share, help="Exit 3 when a p95 is worse by more, such as 15%.")
 @click.option("--max-error-rate", metavar="PERCENT", callback=_share, help="Exit 3 when more of B's requests failed, such as 0.5%.")
 @AS_JSON
@@ -150,7 +164,8 @@ def compare_command(
 ) -> None:
     """What B does beside A: two saved benches, arms of one, or live traffic around an event or of two variants.
 
-    Two benches that were run one after the other are compared with the caveat that nothing was interleaved. Exit 3 when a gate is not kept.
+    Two benches that were run one after the other are compared with the caveat that nothing was interleaved. Around an event, a log that reaches back
+    for some days, to the same hours, finds far more. Exit 3 when a gate is not kept.
 
     \b
     Example:  vllm-watch compare bench-before bench-after --max-p95-regression 15%
@@ -158,6 +173,8 @@ def compare_command(
     with mistakes_told():
         if bool(folders) == bool(logs):
             raise click.UsageError("give one or two folders of benches, or --log with --event or --variant")
+        if arms if logs else event_id or variants:
+            raise click.UsageError("--arms goes with folders of benches, --event and --variant go with --log")
         found = _live(logs, event_id, variants, events_path, window_s) if logs else _saved(folders, arms)
         limits = judge.Limits(max_p95_regression, max_error_rate)
         broken = [violation for each in found for violation in judge.gates(each, limits)]
@@ -169,7 +186,7 @@ def compare_command(
             show_judgement(console, each)
             for finding in each.findings if logs else ():
                 console.print(Text(f"{finding.metric.title}: {live.consistent(finding)}"))
-            for caveat in each.caveats:
+            for caveat in (caveat for caveat in each.caveats if caveat not in {check.what for check in each.checks}):
                 console.print(Text(f"note: {caveat}"))
         for violation in broken:
             console.print(Text(f"GATE {violation.limit}: {violation.what}", style="red"))
@@ -178,9 +195,13 @@ def compare_command(
 
 def _saved(folders: Sequence[Path], arms: tuple[str, str] | None) -> list[Judgement]:
     """Benches that were saved: two, or two arms of one. Raises BadBench and BadComparison."""
+    if len(folders) > 2:
+        raise judge.BadComparison(f"{len(folders)} benches are given; compare two")
+    folders = list({_place(folder): folder for folder in folders}.values())  # two names of one are its arms
     benches = [result.read(folder) for folder in folders]
-    if len(benches) > 2:
-        raise judge.BadComparison(f"{len(benches)} benches are given; compare two")
+    for folder, bench in zip(folders, benches, strict=True):
+        if not bench.runs:
+            raise judge.BadComparison(f"{folder} has no runs{f': {bench.cut}' if bench.cut else ''}")
     one_bench = len(benches) == 1
     known = [arms_of([bench]) for bench in benches]
     if arms is None:
@@ -191,17 +212,40 @@ def _saved(folders: Sequence[Path], arms: tuple[str, str] | None) -> list[Judgem
     for folder, arm, runs, names in zip((folders[0], folders[-1]), arms, sides, (known[0], known[-1]), strict=True):
         if not runs:
             raise judge.BadComparison(f"{folder} has no run of an arm {arm}; there are {', '.join(names)}")
-    labels = arms if one_bench else (folders[0].name, folders[1].name)
+    labels = arms if one_bench else _labels(folders)
     loads = [load for load in dict.fromkeys((run.workload, run.point) for run in sides[0]) if any((r.workload, r.point) == load for r in sides[1])]
     if not loads:
         raise judge.BadComparison(f"{folders[0]} and {folders[-1]} have no workload and load in common")
-    engines = [{(arm.engine.url, arm.engine.started_s) for arm in bench.arms} for bench in (benches[0], benches[-1])]
-    setting = judge.Setting(
-        one_bench=one_bench, shared_engine=bool(engines[0] & engines[1]) and not one_bench, repeated=any(map(experiment.repeats, benches))
-    )
-    return [
-        judge.judge(*([run for run in side if (run.workload, run.point) == load] for side in sides), setting=setting, names=labels) for load in loads
+    engines = [
+        {(each.engine.url, each.engine.started_s) for each in bench.arms if each.name == arm}
+        for bench, arm in zip((benches[0], benches[-1]), arms, strict=True)
     ]
+    found = []
+    for load in loads:
+        repeated = any(experiment.repeats(bench, load[0]) for bench in benches)
+        setting = judge.Setting(one_bench=one_bench, shared_engine=engines[0] == engines[1], repeated=repeated)
+        a, b = ([run for run in side if (run.workload, run.point) == load] for side in sides)
+        judgement = judge.judge(a, b, setting=setting, names=labels)
+        found.append(replace(judgement, caveats=(*_asked_otherwise(benches, load[0]), *judgement.caveats)))
+    return found
+
+
+def _place(folder: Path) -> Path:
+    return (folder if folder.is_dir() else folder.parent).resolve()
+
+
+def _labels(folders: Sequence[Path]) -> tuple[str, str]:
+    """What two benches are called: their folders' names, or where those are the same, as much of their paths as tells them apart."""
+    first, second = (_place(folder).parts for folder in folders)
+    least = next(least for least in range(1, max(len(first), len(second)) + 1) if first[-least:] != second[-least:])
+    return "/".join(first[-least:]), "/".join(second[-least:])
+
+
+def _asked_otherwise(benches: Sequence[result.Bench], name: str) -> list[str]:
+    """What two benches say differently of the workload that has this name in both."""
+    first, second = (next((each for each in bench.workloads if each.get("name") == name), {}) for bench in (benches[0], benches[-1]))
+    differ = sorted(key for key in {*first, *second} - _NO_WORK if first.get(key) != second.get(key))
+    return [f"the benches asked otherwise: workload {name} has another {', '.join(differ)}"] if differ and first and second else []
 
 
 def _live(logs: Sequence[Path], event_id: str | None, variants: tuple[str, str] | None, events_path: Path | None, window_s: float) -> list[Judgement]:
@@ -251,6 +295,9 @@ def report_command(
     Example:  vllm-watch report prefix-caching -o report.html --lab
     """
     with mistakes_told():
+        page = out or (folder if folder.is_dir() else folder.parent) / "report.html"
+        if (beside := page.name.removesuffix(".html") + ".json") in (result.BENCH, VERDICTS):
+            raise ValueError(f"{page} would bring a {beside} with it, which is the name of a bench's own file; give another name with -o")
         judgements = _verdicts(folder)
         material = report.gather(
             folder,
@@ -262,7 +309,7 @@ def report_command(
         )
         records = [record for path in logs for record in parse_block(path.read_bytes())[0]]
         rows = lab_rows.lab_rows(material, log=records, policy=teams.load_policy(teams_path) if teams_path else None) if lab else []
-        written = report.write(material, out or (folder if folder.is_dir() else folder.parent) / "report.html", rows)
+        written = report.write(material, page, rows)
     for row in rows:
         click.echo(f"{row.state:13} {row.item}: {row.evidence}")
     click.echo("written: " + ", ".join(map(str, written)))
@@ -272,16 +319,16 @@ def _verdicts(folder: Path) -> list[Judgement]:
     """Those that `tune` wrote; else what the arms of the bench say. Raises BadBench and ValueError."""
     path = (folder if folder.is_dir() else folder.parent) / VERDICTS
     if path.exists():
-        return msgspec.json.decode(path.read_bytes(), type=list[Judgement])
-    bench = result.read(folder)
-    first, *others = arms_of([bench]) or [""]
-    loads = dict.fromkeys((run.workload, run.point) for run in bench.runs)
-    pairs = [
-        [[run for run in bench.runs if (run.arm, run.workload, run.point) == (arm, *load)] for arm in (first, other)]
-        for other in others
-        for load in loads
-    ]
-    return [judge.judge(a, b) for a, b in pairs if a and b]
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=list[Judgement])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise result.BadBench(f"{path} holds no verdicts of ours: {error}; without it they are worked out anew") from error
+    first, *others = arms_of([result.read(folder)]) or [""]
+    found = []
+    for other in others:
+        with contextlib.suppress(judge.BadComparison):  # an arm that was never run
+            found += _saved([folder], (first, other))
+    return found
 
 
 def arms_of(benches: Sequence[result.Bench]) -> list[str]:
