@@ -171,7 +171,7 @@ def test_a_run_leaves_a_record_for_each_request_and_its_figures(tmp_path):
     found = measured(engine, tmp_path, made(), runs=2)
     assert msgspec.json.encode(found) == msgspec.json.encode(result.read(tmp_path))
     records = list(result.requests(tmp_path))
-    assert ([0] * 6 + [1] * 6, {40}, {5}, {"it"}) == (
+    assert ([1] * 6 + [2] * 6, {40}, {5}, {"it"}) == (
         [result.run_of(record) for record in records], {r.prompt_tokens for r in records}, {r.completion_tokens for r in records},
         {r.variant for r in records},
     )  # fmt: skip

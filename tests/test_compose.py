@@ -429,6 +429,11 @@ class TestRunning:
         eventually(lambda: ask(stack, f"{gpu.POWER.name} == 42.5"), within_s=60, what="the stand-in card's power")
         assert [] == ask(stack, gpu.TEMPERATURE.name)
 
+    def test_a_change_is_annotated_in_the_sidecars_container_without_a_token(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+        stack.project("exec", "-T", "sidecar", "vllm-watch", "annotate", "prefix caching on", "--diff", "enable-prefix-caching=off->on")
+        assert "prefix caching on" in stack.project("exec", "-T", "sidecar", "vllm-watch", "events", "--since", "1h")
+        eventually(lambda: ask(stack, f'{ours.EVENT_TIME.name}{{kind="change"}} > 0'), within_s=60, what="the change at Prometheus")
+
     def test_a_request_leaves_its_trace_in_the_trace_store(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
         """Client's traceparent -> gateway -> real vLLM -> real collector -> the stand-in for Jaeger."""
         trace = hashlib.md5(os.urandom(8), usedforsecurity=False).hexdigest()

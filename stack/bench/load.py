@@ -61,7 +61,7 @@ class Done:
 
 
 class Load:
-    """One run's requests on their way. done: what has ended so far, in that order. said: by reason, what the engine said first.
+    """One run's requests on their way. done: what has ended so far, in that order. said: by reason, the first words about it.
 
     late_s: how long after its time a request of an open loop was sent at worst, which is the fault of this machine."""
 
@@ -142,6 +142,7 @@ class Load:
             outcome, reason = "timeout", "timeout"
         except Unreachable as error:
             outcome, reason = ("timeout", "connect_timeout") if error.late else ("upstream_error", "connect_failed")
+            self.said.setdefault(reason, str(error))
         except Broken:
             outcome, reason = "upstream_error", "connection_lost"
         except asyncio.CancelledError:

@@ -6,7 +6,8 @@ A figure's name is `metric.statistic`, with the class of requests before it wher
 Of requests: ttft_ms (sent -> first token with content), tpot_ms ((e2e - ttft) / (tokens - 1), of answers with two tokens or more), e2e_ms; each as
 mean, p50, p95, p99. Of the run: qps (answers/s), tokens_per_second (output), total_tokens_per_second, goodput_qps (answers that met the slo),
 error_ratio. Of the engine's own counters, over the run: queue_ms.mean, hit_ratio, preemptions, prompt_tokens, completion_tokens, kv_peak_ratio,
-memory_peak_gb (weights + profiled peak + most KV blocks in use), driver_memory_gb. Of answers that must be JSON: invalid_json_ratio."""
+memory_peak_gb (weights + profiled peak + most KV blocks in use), driver_memory_gb. Of answers that must be JSON: invalid_json_ratio, and
+score.mean where a command gives each a score."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from exporters.request_log import RequestRecord, parse_line, to_line
 
 FORMAT = 1
 HIDDEN = "(hidden)"
-_SECRET = re.compile(r"(key|token|secret|password)$")
+_SECRET = re.compile(r"(key|token|secret|password)$", re.IGNORECASE)
+_INSIDE = re.compile(r"((?:--[\w-]*|\b\w*)(?:key|token|secret|password)=|--[\w-]*(?:key|token|secret|password)\s+)[^\s;|&]+", re.IGNORECASE)
+_LOGIN = re.compile(r"://[^/@\s]+@")
 BENCH, REQUESTS = "bench.json", "requests.jsonl"
 
 
@@ -115,25 +118,34 @@ def without_secrets(bench: Bench) -> Bench:
     """No key, token or login: benches and reports are handed around."""
     arms = tuple(
         msgspec.structs.replace(
-            arm, engine=msgspec.structs.replace(arm.engine, url=_without_login(arm.engine.url), arguments=_masked(arm.engine.arguments))
+            arm,
+            engine=msgspec.structs.replace(
+                arm.engine, url=without_login(arm.engine.url), arguments=None if arm.engine.arguments is None else masked(arm.engine.arguments)
+            ),
         )
         for arm in bench.arms
     )
     return msgspec.structs.replace(bench, arms=arms)
 
 
-def _without_login(url: str) -> str:
+def without_login(url: str) -> str:
+    """The address alone."""
     return url.replace(f"{urlsplit(url).netloc.rpartition('@')[0]}@", "", 1) if "@" in url else url
 
 
-def _masked(arguments: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    if arguments is None:
-        return None
+def is_secret(name: str) -> bool:
+    """Whether a name, such as of an option or a variable, is that of something to be hidden."""
+    return _SECRET.search(name) is not None
+
+
+def masked(arguments: Sequence[str]) -> tuple[str, ...]:
+    """A command line without its keys, tokens and logins: in options, in variables before it, and where a shell is handed a whole line."""
     shown, hide = [], False
     for text in arguments:
         name, equals, _ = text.partition("=")
-        secret = text.startswith("-") and _SECRET.search(name) is not None
-        shown.append(f"{name}={HIDDEN}" if secret and equals else HIDDEN if hide and not text.startswith("--") else text)
+        secret = is_secret(name) and (text.startswith("-") or (equals != "" and name.isidentifier() and " " not in text))
+        clear = _LOGIN.sub("://", _INSIDE.sub(rf"\1{HIDDEN}", text))
+        shown.append(f"{name}={HIDDEN}" if secret and equals else HIDDEN if hide and not text.startswith("--") else clear)
         hide = (secret and not equals) or (hide and not text.startswith("--"))  # vLLM takes several keys after one --api-key
     return tuple(shown)
 
@@ -169,4 +181,5 @@ def requests(folder: Path) -> Iterator[RequestRecord]:
     """The records of a bench. Raises OSError, and BadLine for a line that is none."""
     with (folder / REQUESTS).open("rb") as file:
         for line in file:
-            yield parse_line(line)
+            if line.endswith(b"\n"):  # else it was being written when all ended
+                yield parse_line(line)

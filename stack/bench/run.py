@@ -9,6 +9,8 @@ import contextlib
 import json
 import os
 import platform
+import shlex
+import statistics
 import time
 import uuid
 from collections import Counter
@@ -27,12 +29,12 @@ from exporters.catalogue.page import Page
 from stack.bench import figures, result, workload
 from stack.bench.figures import Around, Startup
 from stack.bench.load import Done, Load, Prepared, Target
-from stack.bench.prompts import Remote, Writer
+from stack.bench.prompts import NoTokenizer, Remote, Writer
 from stack.bench.result import Arm, Bench, Engine, Run, Start
 from stack.bench.workload import Point, Workload
 
 LOOK_S = 10.0
-PEAK_EVERY_S = 2.0
+FIRST_PEAK_S, PEAK_EVERY_S = 0.25, 2.0  # short runs have a peak too
 DEAD_AFTER = 10  # requests in a row that reach nobody
 UNREACHED = ("connect_failed", "connect_timeout", "connection_lost")
 WARM_UP = -1  # the number of a run that nobody counts; what it sends no other run does
@@ -76,6 +78,8 @@ async def _session() -> Any:
 async def look(url: str, model: str | None, key: str | None = None) -> tuple[Engine, Page]:
     """Who answers there, and its page. Raises BadTarget."""
     url = url.rstrip("/")
+    if "@" in urlsplit(url).netloc:
+        raise BadTarget(f"the address {result.without_login(url)} came with a login, which no request is sent with; give a key with --api-key-file")
     async with _session() as session:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
@@ -121,9 +125,11 @@ class Peak:
     async def watch(self, subject: Subject, read: Callable[[], Any]) -> None:
         """Until it is cancelled."""
         cards = gpu.GpuSource() if subject.local else None
+        pause_s = FIRST_PEAK_S
         try:
             while True:
-                await asyncio.sleep(PEAK_EVERY_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PEAK_EVERY_S)
                 with contextlib.suppress(BadTarget):
                     self.saw(await read(), subject.engine.model)
                 if cards:
@@ -149,16 +155,16 @@ class Step:
 
 
 def schedule(
-    workloads: Sequence[Workload], points: Callable[[Workload], Sequence[Point]], arms: Sequence[str], runs: int, together: bool
+    workloads: Sequence[Workload], points: Callable[[Workload], Sequence[Point]], arms: Sequence[str], runs: int | None, together: bool
 ) -> list[Step]:
     """The order of all runs. Arms take turns, and each round begins with the one that the round before ended with (A B, B A, A B): so a drift of the
     machine falls on all alike, and engines that cannot stand side by side start as seldom as can be.
 
-    together: all engines stand at once, so that the arms of one load follow each other directly."""
+    runs: of each load; None: as its workload says. together: all engines stand at once, so that the arms of one load follow each other directly."""
     steps = []
-    for round_ in range(runs):
+    for round_ in range(runs or max(each.runs for each in workloads)):
         turns = arms if round_ % 2 == 0 else arms[::-1]
-        loads = [(workload, point) for workload in workloads for point in points(workload)]
+        loads = [(each, point) for each in workloads if round_ < (runs or each.runs) for point in points(each)]
         if together:
             steps += [Step(round_, arm, workload, point) for workload, point in loads for arm in turns]
         else:
@@ -193,24 +199,27 @@ class Bencher:
     caveats: dict[str, None] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     started_s: float = field(default_factory=time.time)
-    cut: str | None = None
-    _warm: set[tuple[str, float | None, str]] = field(default_factory=set)
+    cut: str | None = "it did not come to its end"  # what a reader finds of one that was killed
+    _warm: set[tuple[str, float | None, str, str]] = field(default_factory=set)
     _writers: dict[str, Writer] = field(default_factory=dict)
 
     async def go(self) -> Bench:
-        """Runs all steps; what there is when it ends, whyever it ends. What cannot be measured at all is raised: BadTarget, NoTokenizer."""
+        """Runs all steps; what there is when it ends, whyever it ends. Where there is nothing, BadTarget and NoTokenizer are raised."""
         try:
-            for number, step in enumerate(self.steps):
+            for number, step in enumerate(self.steps, 1):
                 await self._step(number, step)
+            self.cut = None
         except Stopped as why:
             self.cut = str(why)
         except asyncio.CancelledError:
             self.cut = "it was stopped by hand"
         except Exception as error:
             self.cut = str(error)
-            if self.runs:
+            if not self.runs:
+                raise
+            if not isinstance(error, BadTarget | NoTokenizer):
                 self._write()
-            raise
+                raise
         return self._write()
 
     def bench(self) -> Bench:
@@ -246,7 +255,7 @@ class Bencher:
         self.arms[step.arm] = Arm(name=step.arm, engine=subject.engine, what=subject.what, starts=tuple(self.starts(step.arm)))
         async with _session() as session:
             writer = await self._writer(session, subject)
-            await self._warm_up(writer, subject, step)
+            await self._warm_up(session, writer, subject, step)
             asks = workload.plan(step.workload, step.point, self._lengths(step), number)
             prepared = await self._prepared(writer, step.workload, asks, number)
             self.told.run(number, len(self.steps), step.arm, step.workload, step.point, len(asks))
@@ -274,23 +283,26 @@ class Bencher:
         instruction = f"{its.json.instruction}\n{json.dumps(its.json.schema)}" if its.json else ""
         return await writer.prepare(asks, number, its.endpoint, options, instruction)
 
-    async def _warm_up(self, writer: Writer, subject: Subject, step: Step) -> None:
-        """Once for each start of an engine and workload: a few requests that nobody counts, and with `cache: warm` all that is shared."""
-        key = (subject.target.url, subject.engine.started_s, step.workload.name)
+    async def _warm_up(self, session: aiohttp.ClientSession, writer: Writer, subject: Subject, step: Step) -> None:
+        """Once for each start of an engine and workload: a few requests that nobody counts. With `cache: warm` all that is shared, for each load,
+        since a longer run has more of it."""
+        warm = step.workload.cache == "warm"
+        key = (subject.target.url, subject.engine.started_s, step.workload.name, step.point.label if warm else "")
         if key in self._warm:
             return
         asks = list(workload.plan(step.workload, step.point, self._lengths(step), WARM_UP))
         some = asks[: step.workload.warm_up]
-        if step.workload.cache == "warm":
+        if warm:
             first = {ask.segments[0].key: ask for ask in reversed(asks) if len(ask.segments) > 1}
             some += [ask for ask in first.values() if ask not in some]
         alone = [workload.Ask(number=at, kind=None, segments=a.segments, output_tokens=min(a.output_tokens, 16)) for at, a in enumerate(some)]
         if alone:
-            load = Load(self._target(subject, step.workload))
+            load, before = Load(self._target(subject, step.workload)), await _page(session, subject)
             await load.send(await self._prepared(writer, step.workload, alone, WARM_UP), 2)
             if all(done.record.outcome != "ok" for done in load.done):
                 reason = load.done[0].record.reason or ""
                 raise Stopped(f"no request of the warm-up was answered by {subject.target.url}: {_why(reason, load.said)}")
+            await _settled(session, subject, before, sum(done.record.outcome == "ok" for done in load.done))  # none of them counts in the run
         self._warm.add(key)
 
     def _target(self, subject: Subject, its: Workload) -> Target:
@@ -324,7 +336,6 @@ class Bencher:
             await asyncio.wait((sending,))
         finally:
             watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
         seconds = time.monotonic() - began
         if stopped:
             cut = f"it was stopped by hand after {len(load.done)} of {len(prepared)} requests"
@@ -334,16 +345,28 @@ class Bencher:
             raise error
         around = None
         try:
+            await asyncio.gather(watching, return_exceptions=True)
             after = await _settled(session, subject, before, sum(done.record.outcome == "ok" for done in load.done))
-            peak.saw(after, subject.engine.model)
-            around = Around(before, after, subject.engine.model, peak.kv_ratio, peak.driver_bytes, subject.startup)
+            if _restarted(before, after):
+                cut = cut or f"{subject.target.url} was restarted meanwhile"
+            else:
+                around = Around(before, after, subject.engine.model, peak.kv_ratio, peak.driver_bytes, subject.startup)
         except BadTarget as error:
             cut = cut or str(error)
-        records = [done.record for done in load.done]
+        except asyncio.CancelledError:
+            stopped, cut = True, cut or "it was stopped by hand before the engine's counters were read"
+        records, unscored = [done.record for done in load.done], []
         result.add_requests(self.folder, records)
         found = figures.figures(records, seconds, its.slo, around)
         if its.json and (texts := [done.text for done in load.done if done.record.outcome == "ok"]):
             found["invalid_json_ratio"] = sum(not _is_json(text) for text in texts) / len(texts)
+            if its.json.score and not stopped:
+                try:
+                    found["score.mean"] = statistics.fmean([await _score(its.json.score, text or "") for text in texts])
+                except (OSError, ValueError) as error:
+                    unscored.append(f"no score: {error}")
+                except asyncio.CancelledError:
+                    stopped, cut = True, cut or "it was stopped by hand before its answers were scored"
         failed = Counter(record.reason or "unknown" for record in records if record.outcome != "ok")
         run = Run(
             number=number,
@@ -357,7 +380,7 @@ class Bencher:
             ok=len(records) - failed.total(),
             failed=dict(failed),
             figures=found,
-            caveats=tuple(_caveats(load, prepared, its)),
+            caveats=(*_caveats(load, prepared, its), *unscored),
             cut=cut,
         )
         if stopped:
@@ -382,7 +405,7 @@ def _caveats(load: Load, prepared: Sequence[Prepared], its: Workload) -> Iterato
         yield f"requests were sent up to {load.late_s:.2f} s late: this machine could not keep the pace"
     for reason, words in sorted(load.said.items()):
         if words:
-            yield f"the engine said ({reason}): {words}"
+            yield f"{'no connection' if reason in UNREACHED else 'the engine said'} ({reason}): {words}"
     if its.replay and its.replay.left_out:
         yield f"{its.replay.left_out} lines of the log could not be sent again: they do not say when they began, or how long they were"
     if its.seed == "fixed":
@@ -399,6 +422,22 @@ def _is_json(text: str | None) -> bool:
     except ValueError:
         return False
     return True
+
+
+async def _score(command: Sequence[str], text: str) -> float:
+    """What a command says of an answer. Raises OSError where it cannot be started, ValueError where it says no number."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        told, complaint = await process.communicate(text.encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+    try:
+        return float(told)
+    except ValueError:
+        last = complaint.decode(errors="replace").strip().splitlines()[-1:]
+        raise ValueError(f"{shlex.join(command)} printed no number{f': {last[0]}' if last else ''}") from None
 
 
 async def _emptied(session: aiohttp.ClientSession, subject: Subject) -> None:
@@ -429,6 +468,12 @@ async def _settled(session: aiohttp.ClientSession, subject: Subject, before: Pag
     return found
 
 
+def _restarted(before: Page, after: Page) -> bool:
+    """Whether the counters began anew, as far as the engine says when it started."""
+    started = [found.total(vllm.PROCESS_START_TIME.name) for found in (before, after)]
+    return None not in started and started[0] != started[1]
+
+
 def _hardware() -> str:
     """This machine, in words; the engine's own may be another."""
     names = {line.partition(":")[2].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")}
@@ -448,7 +493,7 @@ async def probe(subject: Subject, its: Workload, seed: int) -> tuple[float, floa
     few = [workload.Ask(number=0, kind=None, segments=ask.segments, output_tokens=min(ask.output_tokens, 16)) for ask in asks]
     async with _session() as session:
         writer = await Writer.of(Remote(session, subject.target.url, subject.target.model, subject.target.key), subject.target.model, "probe", seed)
-        load = Load(subject.target)
+        load = Load(Target(subject.target.url, subject.target.model, subject.target.key, its.timeout_s))
         await load.send(await writer.prepare(few, 0, "completions", {"ignore_eos": True}), 1)
     record = load.done[0].record
     return None if record.ttft_ms is None else (record.ttft_ms / 1000, (record.tpot_ms or 0.0) / 1000)

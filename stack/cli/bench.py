@@ -6,6 +6,7 @@ import asyncio
 import random
 import sys
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +30,7 @@ from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.tuning.judge import smallest_effect
 
 T = TypeVar("T")
+SEED_HELP = "What prompts, lengths and times follow from; an engine asked with it before has them in its cache.  [default: another one each time]"
 NO_LIMIT = 1 << 40  # tokens, where the engine does not say
 FIGURES = (
     "ttft_ms.p50",
@@ -61,7 +63,7 @@ def bench() -> None:
 @click.option("--runs", type=click.IntRange(1, 1000), help="How often each load is run.  [default: as the workload says, else 6]")
 @click.option("--requests", type=click.IntRange(1), help="Requests in a run, whatever the workload says.")
 @click.option("--scale", type=float, help="Multiply every length, for a context that is too short; printed with the results.")
-@click.option("--seed", type=int, help="What prompts, lengths and times follow from.  [default: another one each time]")
+@click.option("--seed", type=int, help=SEED_HELP)
 @click.option(
     "--engine-log", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="What vLLM printed when it started: weights and KV bytes."
 )
@@ -97,9 +99,8 @@ def bench_run(
         suite, points = chosen(suite, only, subject.engine.max_model_len, scale, requests)
         seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
         folder = fresh(out or Path(f"bench-{suite.workloads[0].name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
-        times = runs or suite.workloads[0].runs
-        steps = run.schedule(suite.workloads, points, [subject.name], times, True)
-        wait(foretell(console, subject, suite, points, times, 1, seed))
+        steps = run.schedule(suite.workloads, points, [subject.name], runs, True)
+        wait(foretell(console, subject, suite, steps, 1, seed))
         screen = Screen(console)
 
         async def same(_: str) -> run.Subject:
@@ -181,11 +182,18 @@ def chosen(
     if unknown := sorted(set(only) - names - labels):
         raise ValueError(f"--only {unknown[0]} is neither a workload nor a load of this file; there are {', '.join(sorted(names | labels))}")
     wanted, loads = set(only) & names or names, set(only) & labels or labels
-    found = tuple(
-        workload.fitting(msgspec.structs.replace(each, requests=requests) if requests else each, context or NO_LIMIT, scale)
-        for each in suite.workloads if each.name in wanted
-    )  # fmt: skip
-    return Suite(workloads=found, metrics=suite.metrics), lambda each: [point for point in workload.points(each) if point.label in loads]
+
+    def points(each: Workload) -> Sequence[Point]:
+        return [point for point in workload.points(each) if point.label in loads]
+
+    mine = [each for each in suite.workloads if each.name in wanted and points(each)]
+    if not mine:
+        raise ValueError(f"--only {' --only '.join(only)} leaves nothing: {', '.join(sorted(wanted))} has no such load")
+    if requests is not None:
+        mine = [msgspec.structs.replace(each, requests=requests) for each in mine]
+        for sentence in workload.mistakes(Suite(workloads=tuple(mine))):
+            raise ValueError(f"with {requests} requests in a run, {sentence}")
+    return Suite(workloads=tuple(workload.fitting(each, context or NO_LIMIT, scale) for each in mine), metrics=suite.metrics), points
 
 
 def fresh(folder: Path) -> Path:
@@ -196,33 +204,34 @@ def fresh(folder: Path) -> Path:
     return folder
 
 
-async def foretell(
-    console: Console, subject: run.Subject, suite: Suite, points: Callable[[Workload], Sequence[Point]], runs: int, arms: int, seed: int
-) -> None:
+async def foretell(console: Console, subject: run.Subject, suite: Suite, steps: Sequence[run.Step], arms: int, seed: int) -> None:
     """Say what is about to happen, how long it will take, and how small an effect it can find."""
     engine = subject.engine
     console.print(
         f"{engine.model} at {engine.url}: vLLM {engine.version or 'of an unknown version'}, context {engine.max_model_len or '?'}; seed {seed}"
     )
-    seconds = 0.0
+    seconds: float | None = 0.0
+    counts = Counter((step.workload.name, step.point) for step in steps)
     for each in suite.workloads:
         times = await run.probe(subject, each, seed)
-        for point in points(each):
+        for point in (point for name, point in counts if name == each.name):
+            runs = counts[each.name, point] // arms
             expected = workload.expected_seconds(each, point, *times) if times else None
-            seconds += (expected or 0.0) * runs * arms
+            seconds = None if seconds is None or expected is None else seconds + expected * runs * arms
             long = f", about {expected:.0f} s each" if expected else ""
             console.print(
                 f"  {each.name} {point.label}: {runs} runs of {workload.requests_of(each, point)} requests"
                 + (f" x {arms} arms" if arms > 1 else "")
                 + long
             )
-    smallest = smallest_effect(runs)
+    smallest = smallest_effect(min(counts.values()) // arms)
     found = (
         f"the smallest change it finds four times in five is {100 * (smallest - 1):.0f} %"
         if smallest
         else "fewer than six runs of an arm give no verdict"
     )
-    console.print(f"about {seconds / 60:.0f} min in all; at 8 % between runs, {found}")
+    took = "nobody answered a first request, so nobody knows how long it takes" if seconds is None else f"about {seconds / 60:.0f} min in all"
+    console.print(f"{took}; at 8 % between runs, {found}")
 
 
 class Screen:
@@ -230,10 +239,10 @@ class Screen:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._live = Live(get_renderable=self._line, console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._now = ""
         self._asked = self._done = self._failed = 0
-        self._first_s: list[float] = []
+        self._first_ms: deque[float] = deque(maxlen=200)
         self._began = time.monotonic()
 
     def __enter__(self) -> Screen:
@@ -246,28 +255,27 @@ class Screen:
             self._live.stop()
 
     def run(self, number: int, of: int, arm: str, workload: Workload, point: Point, asked: int) -> None:
-        self._now, self._asked, self._done, self._failed = f"run {number + 1} of {of}: {workload.name} {point.label} on {arm}", asked, 0, 0
-        self._first_s, self._began = [], time.monotonic()
+        self._now, self._asked, self._done, self._failed = f"run {number} of {of}: {workload.name} {point.label} on {arm}", asked, 0, 0
+        self._began = time.monotonic()
+        self._first_ms.clear()
 
     def done(self, done: Done) -> None:
         self._done += 1
         self._failed += done.record.outcome != "ok"
         if done.record.ttft_ms is not None:
-            self._first_s.append(done.record.ttft_ms)
-        if self._live:
-            self._live.update(Text(self._line()))
+            self._first_ms.append(done.record.ttft_ms)
 
     def ended(self, run: Run) -> None:
         figures = ", ".join(f"{name} {number(run.figures[name])}" for name in FIGURES[:6] if name in run.figures)
         failed = f"; {run.asked - run.ok} of {run.asked} failed" if run.ok < run.asked else ""
         self._console.print(Text(f"{self._now}: {figures}{failed}" + (f" ({run.cut})" if run.cut else "")))
 
-    def _line(self) -> str:
+    def _line(self) -> Text:
         seconds = max(1e-3, time.monotonic() - self._began)
-        ttft = f", TTFT {sorted(self._first_s)[len(self._first_s) // 2]:.0f} ms" if self._first_s else ""
-        return f"{self._now}: {self._done} of {self._asked}, {self._done / seconds:.1f}/s{ttft}" + (
-            f", {self._failed} failed" if self._failed else ""
-        )
+        first_ms = sorted(self._first_ms)  # of the latest requests
+        ttft = f", TTFT {first_ms[len(first_ms) // 2]:.0f} ms" if first_ms else ""
+        failed = f", {self._failed} failed" if self._failed else ""
+        return Text(f"{self._now}: {self._done} of {self._asked}, {self._done / seconds:.1f}/s{ttft}{failed}")
 
 
 def measured(bencher: run.Bencher, screen: Screen) -> Bench:
@@ -284,7 +292,7 @@ def show(console: Console, found: Bench, metrics: Sequence[str]) -> None:
             groups.setdefault((each.workload, each.point, each.arm), []).append(each)
     bands = {each["name"]: each["expected_hit"] for each in found.workloads if each.get("expected_hit")}
     for (name, point, arm), runs in groups.items():
-        table = Table(title=f"{name} {point} on {arm}, {len(runs)} runs", title_justify="left")
+        table = Table(title=Text(f"{name} {point} on {arm}, {len(runs)} runs"), title_justify="left")
         for column in ("figure", "median", "lowest", "highest"):
             table.add_column(column, justify="left" if column == "figure" else "right")
         for figure, values in sorted(by_figure(runs).items()):

@@ -122,7 +122,7 @@ async def _tune(console: Console, its: Experiment, suite: Suite, folder: Path, k
 
 def show_judgement(console: Console, found: Judgement) -> None:
     """The verdicts, why where that is no matter of figures, and what to know."""
-    table = Table(title=f"{found.workload} {found.point}: {found.b} compared with {found.a}", title_justify="left")
+    table = Table(title=Text(f"{found.workload} {found.point}: {found.b} compared with {found.a}"), title_justify="left")
     for column in ("", found.a, found.b, "change", "95 % interval", "p", "verdict"):
         table.add_column(Text(column), justify="right" if column in (found.a, found.b, "change", "p") else "left")
     rows = [row for row in judge.table(found) if row.verdict != "not judged"]

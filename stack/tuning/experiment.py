@@ -5,8 +5,12 @@ be seen is said."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import re
 import shlex
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,17 +24,19 @@ import msgspec
 from stack.bench import run, workload
 from stack.bench.figures import Startup, startup
 from stack.bench.load import Target
-from stack.bench.result import Bench, Engine, Start
-from stack.bench.run import Subject
-from stack.bench.workload import Suite
+from stack.bench.result import HIDDEN, Bench, Engine, Start, is_secret, masked
+from stack.bench.run import BadTarget, Subject
+from stack.bench.workload import METRICS, Suite
 from stack.bundle import ROOT
-from stack.config import BadConfig, read
+from stack.config import BadConfig, meant, read
 from stack.lab import parts, plan
-from stack.lab.supervisor import Supervisor
+from stack.lab.supervisor import LabError, Supervisor
 from stack.tuning.judge import HEADLINE, Judgement, Setting, judge, metric_of
 
+END_S = 15.0  # to let go of memory and shared segments
 READY_S = 900.0  # a large model takes minutes to load
 INFO_S = 60.0  # the first answer of /server_info looks over the whole machine
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")  # stands in the name of a log, and in every record
 # What differs between two starts of the same configuration.
 _INCIDENTAL = re.compile(
     r"instance_id$|port$|_ports$|_ip$|_path$|address$|compilation_time$|num_(g|c)pu_blocks$|kv_cache_(size_tokens|max_concurrency)$"
@@ -56,15 +62,15 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """A file of an experiment. workload: a file, from where this one stands, or a shipped one. arms: the first is what the others are compared with.
 
     together: all engines stand side by side, else one at a time, started anew for its turn. order: sequential runs are judged with a caveat.
-    same: the arms are alike on purpose, to see what noise alone does. also: figures to be judged besides the usual, such as short:ttft_ms.p95; the more
-    are judged, the stronger must each be. only, runs, requests, scale, model: as of `bench run`."""
+    same: the arms are alike on purpose, to see what noise alone does. also: figures to be judged besides the usual, such as short:ttft_ms.p95; the
+    more are judged, the stronger must each be. only, runs (else as the workload says), requests, scale, model: as of `bench run`."""
 
     workload: str
     arms: dict[str, ArmConfig]
     title: str = ""
     model: str | None = None
     only: tuple[str, ...] = ()
-    runs: int = 6
+    runs: int | None = None
     requests: int | None = None
     scale: float | None = None
     order: Literal["interleaved", "sequential"] = "interleaved"
@@ -84,8 +90,12 @@ def load(path: Path) -> tuple[Experiment, Suite]:
     experiment = source.into(Experiment)
     for sentence in mistakes(experiment):
         raise BadConfig(source.told(sentence))
-    beside = path.parent / experiment.workload
-    return experiment, workload.load(beside if beside.exists() else experiment.workload)
+    beside, shipped = path.parent / experiment.workload, workload.shipped()
+    if not beside.is_file() and experiment.workload not in shipped:
+        raise BadConfig(
+            source.told(f"workload: {beside} is no file, and {experiment.workload} no shipped workload{meant(experiment.workload, shipped)}")
+        )
+    return experiment, workload.load(beside if beside.is_file() else experiment.workload)
 
 
 def mistakes(experiment: Experiment) -> Iterator[str]:
@@ -93,17 +103,28 @@ def mistakes(experiment: Experiment) -> Iterator[str]:
     if len(experiment.arms) < 2:
         yield f"arms: there {'is one' if experiment.arms else 'are none'}; a comparison needs two or more"
     for name, arm in experiment.arms.items():
+        if not _NAME.fullmatch(name):
+            yield f"arms.{name}: {name[:60]!r} is no name; use 1 to 60 of letters, digits, . _ - and begin with a letter or digit"
         ways = [way for way in ("url", "command", "lab") if getattr(arm, way) is not None]
         if len(ways) != 1:
             yield f"arms.{name}: {' and '.join(ways) or 'nothing'} is given; say one of url, command or lab"
-        if arm.command is not None and not any("{port}" in word for word in arm.argv):
-            yield f"arms.{name}.command: it has no {{port}}, where the engine is told which port to listen on"
+        try:
+            ported = arm.command is None or any("{port}" in word for word in arm.argv)
+        except ValueError as error:
+            yield f"arms.{name}.command: it is no command line: {str(error).lower()}"
+        else:
+            if not ported:
+                yield f"arms.{name}.command: it has no {{port}}, where the engine is told which port to listen on"
+        if arm.url is not None and arm.env:
+            yield f"arms.{name}.env: an engine that stands already has its environment; set it where the engine is started"
         if arm.url is not None and not arm.url.startswith(("http://", "https://")):
             yield f"arms.{name}.url: {arm.url!r} should be like http://127.0.0.1:8000"
-    if experiment.runs < 1:
-        yield f"runs: {experiment.runs} should be 1 or more"
-    if experiment.order == "sequential" and experiment.side_by_side is False and experiment.together:
-        yield "together: it means nothing where runs are sequential"
+    for key in ("runs", "requests"):
+        if (given := getattr(experiment, key)) is not None and given < 1:
+            yield f"{key}: {given} should be 1 or more"
+    for index, figure in enumerate(experiment.also):
+        if (base := figure.rpartition(":")[2].partition(".")[0]) not in METRICS:
+            yield f"also[{index}]: {figure} is no figure, such as ttft_ms.p95 or, of a class, short:ttft_ms.p95{meant(base, METRICS)}"
 
 
 @dataclass(slots=True)
@@ -129,17 +150,26 @@ class Engines:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._supervisor.stop()
+        try:
+            await self._supervisor.stop()
+        except BaseException:  # a second Ctrl-C: without grace
+            for running in self._supervisor.running.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(running.process.pid, signal.SIGKILL)
+            raise
 
     async def subject(self, arm: str) -> Subject:
-        """The engine of this arm, up and looked at. Raises BadTarget and LabError."""
+        """The engine of this arm, up and looked at. Raises BadTarget."""
         if found := self.subjects.get(arm):
             return found
         config = self.experiment.arms[arm]
         if config.url is None and not self.experiment.side_by_side:
             for other in [name for name in self.subjects if self.experiment.arms[name].url is None]:
                 await self._end(other)
-        started = await self._start(arm, config) if config.url is None else Startup()
+        try:
+            started = await self._start(arm, config) if config.url is None else Startup()
+        except (LabError, parts.PartMissing) as error:
+            raise BadTarget(str(error)) from error
         url = config.url or f"http://127.0.0.1:{self._ports[arm]}"
         engine, _ = await run.look(url, self.experiment.model, self.key)
         settings = await told_settings(url, engine)
@@ -151,13 +181,18 @@ class Engines:
         return found
 
     async def _end(self, arm: str) -> None:
+        """Asks it to end, so that it lets go of what it holds, then ends what is left of its group."""
+        process = self._supervisor.running[arm].process
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            process.terminate()
+            await asyncio.wait_for(process.wait(), END_S)
         await self._supervisor.end(arm)
         del self.subjects[arm]
 
     async def _start(self, arm: str, config: ArmConfig) -> Startup:
-        port = self._ports.setdefault(arm, _free_port())
+        self._ports[arm] = port = _free_port()  # each time: meanwhile the one before may be that of a connection to another arm's engine
         spec = _process(arm, config, self.folder, port)
-        self.say(f"starting {arm}: {shlex.join(spec.argv)}")
+        self.say(f"starting {arm}: {shlex.join(masked(spec.argv))}")
         began = time.monotonic()
         await self._supervisor.start(spec)
         await self._supervisor.wait_healthy(arm)
@@ -189,7 +224,7 @@ def _free_port() -> int:
 
 async def told_settings(url: str, engine: Engine) -> Mapping[str, str]:
     """What an engine says of its configuration, flat: all of it where it runs in its development mode, else what stands on its page."""
-    cache = {f"cache_config.{name}": value for name, value in engine.cache.items()}
+    cache = {f"cache_config.{name}": value for name, value in engine.cache.items()} | ({"version": engine.version} if engine.version else {})
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=INFO_S)) as session,
@@ -221,16 +256,22 @@ def caveats(experiment: Experiment, engines: Engines) -> Iterator[str]:
     first, *others = experiment.arms
     for other in others:
         a, b = experiment.arms[first], experiment.arms[other]
-        differ = differences(engines.settings[first], engines.settings[other])
         whole = all("model_config.model" in engines.settings[name] for name in (first, other))
-        if not differ and whole and not experiment.same:
+        differ = {
+            name: pair
+            for name, pair in differences(engines.settings[first], engines.settings[other]).items()
+            if whole or None not in pair  # where one says more than the other, that is no difference
+        }
+        if not differ and whole and a.env == b.env and not experiment.same:
             raise BadConfig(
                 f"{first} and {other} run with the same configuration, by their own word: what was to be flipped did not; `same: true` if meant"
             )
-        if not differ and not experiment.same:
+        if not differ and whole and not experiment.same:
+            yield f"{first} and {other} show the same configuration; their environments differ, of which an engine says nothing"
+        elif not differ and not experiment.same:
             yield f"{first} and {other} show the same cache configuration, and no engine says more of itself: that they differ is your word"
         if differ:
-            told = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in list(differ.items())[:6])
+            told = ", ".join(f"{name} {HIDDEN if is_secret(name) else f'{old} -> {new}'}" for name, (old, new) in list(differ.items())[:6])
             yield f"{first} -> {other}, by the engines' own word: {told}" + (f" and {len(differ) - 6} more" if len(differ) > 6 else "")
         if a.url and b.url and a.url.rstrip("/") == b.url.rstrip("/") and not experiment.same:
             raise BadConfig(f"arms {first} and {other} are the same engine ({a.url}); `same: true` if meant")
@@ -248,13 +289,13 @@ def judged(experiment: Experiment, bench: Bench) -> list[Judgement]:
         for name, point in dict.fromkeys((each.workload, each.point) for each in bench.runs):
             a, b = ([each for each in bench.runs if (each.arm, each.workload, each.point) == (arm, name, point)] for arm in (first, other))
             if a and b:
-                urls = {experiment.arms[arm].url for arm in (first, other)}
-                setting = Setting(shared_engine=len(urls) == 1 and None not in urls, repeated=repeats(bench))
+                urls = {(experiment.arms[arm].url or arm).rstrip("/") for arm in (first, other)}
+                setting = Setting(shared_engine=len(urls) == 1, repeated=repeats(bench, name))
                 metrics = (*HEADLINE, *map(metric_of, experiment.also))
                 found.append(judge(a, b, setting=setting, metrics=metrics, names=(first, other)))
     return found
 
 
-def repeats(bench: Bench) -> bool:
-    """Whether prompts, or what they share, were the same in all runs on purpose."""
-    return any(each.get("seed") == "fixed" or each.get("cache") == "warm" for each in bench.workloads)
+def repeats(bench: Bench, name: str) -> bool:
+    """Whether a workload's prompts, or what they share, were the same in all runs on purpose."""
+    return any(each.get("seed") == "fixed" or each.get("cache") == "warm" for each in bench.workloads if each.get("name") == name)
