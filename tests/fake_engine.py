@@ -28,6 +28,7 @@ class FakeEngine:
         self.gap_s = 0.0
         self.settings: dict[str, Any] | None = None
         self.context = 4096
+        self.aliases: tuple[str, ...] = ()
         self.key: str | None = None
         self.died = False
         self.resets = 0
@@ -52,7 +53,7 @@ class FakeEngine:
         return await handler(request)
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": MODEL, "max_model_len": self.context}]})
+        return web.json_response({"data": [{"id": name, "root": MODEL, "max_model_len": self.context} for name in (MODEL, *self.aliases)]})
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "0.32.0"})

@@ -8,9 +8,9 @@ import pytest
 
 from exporters.request_log import ended_at
 from stack.bench import result
-from stack.bench.workload import Slo
 from stack.bench.importer import imported, parse
 from stack.bench.result import BadBench
+from stack.bench.workload import Slo
 
 # Written by `vllm bench serve --save-result --save-detailed` of vLLM 0.32 against a server that refused the fourth request; figures shortened.
 VLLM = {

@@ -24,6 +24,7 @@ from fake_engine import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporters import events
 from stack import config
 from stack.bench import result, workload
 from stack.bench.result import Bench, Engine
@@ -228,6 +229,38 @@ def test_two_standing_engines_take_turns_and_are_judged(tmp_path):
     report = CliRunner().invoke(main, ["report", str(tmp_path / "o")])
     assert 0 == report.exit_code, report.output
     assert "TTFT" in (tmp_path / "o" / "report.html").read_text()
+
+
+def test_an_experiment_is_an_event_with_its_verdict(tmp_path):
+    off, on = FakeEngine(), FakeEngine()
+    off.first_s, off.caching = 0.03, "False"
+    with standing(off, on) as urls:
+        place = ("--events", str(tmp_path / "events.jsonl"))
+        told = told_by(str(written(tmp_path, two_arms(urls, "runs: 6\ntitle: caching\n"))), "--out", str(tmp_path / "o"), *place)
+    assert 0 == told.exit_code, told.output
+    bench = result.read(tmp_path / "o")
+    ((event,), bad) = events.read(tmp_path / "events.jsonl")
+    assert (0, bench.id, (bench.id,), "note") == (bad, event.id, bench.events, event.kind)
+    assert event.what.startswith("experiment caching; on against off (small c4): ")
+    assert (("tuning", "better"), ("False", "True")) == (event.tags, event.diff["enable_prefix_caching"])
+    assert event.at_s <= bench.runs[0].started_s < bench.runs[-1].ended_s <= (event.end_s or 0)
+
+
+def test_an_alias_is_counted_under_the_name_of_the_engines_series(tmp_path):
+    engine = FakeEngine()
+    engine.aliases = ("friendly",)
+    with standing(engine) as (url,):
+        arguments = ["bench", "run", str(opened_file(tmp_path)), "--url", url, "--model", "friendly", "--out", str(tmp_path / "o"), "--runs", "1"]
+        told = CliRunner().invoke(main, arguments)
+    assert 0 == told.exit_code, told.output
+    bench = result.read(tmp_path / "o")
+    assert ("friendly", "tiny") == (bench.arms[0].engine.model, bench.arms[0].engine.series)
+    assert bench.runs[0].figures["prompt_tokens"] > 0
+
+
+def opened_file(folder: Path) -> Path:
+    written(folder, "")
+    return folder / "small.yaml"
 
 
 def test_sequential_runs_are_judged_as_uncontrolled(tmp_path):

@@ -34,10 +34,12 @@ class BadBench(ValueError):
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """What answered, as it says itself. cache: labels of its cache_config_info; arguments: how it was started, where that is known."""
+    """What answered, as it says itself. series: the model's name on its page, where that is known; cache: labels of its cache_config_info;
+    arguments: how it was started, where that is known."""
 
     url: str
     model: str
+    series: str | None = None
     version: str | None = None
     max_model_len: int | None = None
     started_s: float | None = None

@@ -65,6 +65,11 @@ class Subject:
     startup: Startup = field(default_factory=Startup)
 
     @property
+    def series(self) -> str:
+        """The model's name on the engine's page: an alias or an adapter is counted under the first name served."""
+        return self.engine.series or self.engine.model
+
+    @property
     def local(self) -> bool:
         return (urlsplit(self.target.url).hostname or "") in ("127.0.0.1", "localhost", "::1")
 
@@ -84,7 +89,8 @@ async def look(url: str, model: str | None, key: str | None = None) -> tuple[Eng
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             async with session.get(f"{url}/v1/models", headers=headers) as response:
-                status, answer = response.status, await response.json(content_type=None)
+                status, body = response.status, await response.read()
+                answer = json.loads(body)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise BadTarget(
                 f"no server answers at {url}/v1/models ({error or type(error).__name__}); is vLLM up, and is that its address?"
@@ -104,8 +110,9 @@ async def look(url: str, model: str | None, key: str | None = None) -> tuple[Eng
         except (aiohttp.ClientError, TimeoutError, page.BadPage) as error:
             raise BadTarget(f"{url}/metrics cannot be read ({error}); the bench needs vLLM's own page, so give the address of vLLM itself") from error
         limit = cards[name].get("max_model_len")
+        series = (engine.names(body) or {}).get(name)
         return Engine(
-            url=url, model=name, version=version, max_model_len=limit if isinstance(limit, int) else None, started_s=view.started_s,
+            url=url, model=name, series=series, version=version, max_model_len=limit if isinstance(limit, int) else None, started_s=view.started_s,
             cache=dict(figures.cache_labels(found)),
         ), found  # fmt: skip
 
@@ -131,7 +138,7 @@ class Peak:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PEAK_EVERY_S)
                 with contextlib.suppress(BadTarget):
-                    self.saw(await read(), subject.engine.model)
+                    self.saw(await read(), subject.series)
                 if cards:
                     try:
                         used = [card.memory_used_bytes for card in await cards.read(2.0) if card.memory_used_bytes is not None]
@@ -350,7 +357,7 @@ class Bencher:
             if _restarted(before, after):
                 cut = cut or f"{subject.target.url} was restarted meanwhile"
             else:
-                around = Around(before, after, subject.engine.model, peak.kv_ratio, peak.driver_bytes, subject.startup)
+                around = Around(before, after, subject.series, peak.kv_ratio, peak.driver_bytes, subject.startup)
         except BadTarget as error:
             cut = cut or str(error)
         except asyncio.CancelledError:
@@ -459,10 +466,10 @@ async def _page(session: aiohttp.ClientSession, subject: Subject) -> Page:
 async def _settled(session: aiohttp.ClientSession, subject: Subject, before: Page, answered: int) -> Page:
     """The page once it counts all that was answered; an engine's counters come a moment behind its answers."""
     name = vllm.REQUEST_SUCCESS.name
-    then = before.total(name, model_name=subject.engine.model) or 0.0
+    then = before.total(name, model_name=subject.series) or 0.0
     for _ in range(10):
         found = await _page(session, subject)
-        if (found.total(name, model_name=subject.engine.model) or 0.0) - then >= answered:
+        if (found.total(name, model_name=subject.series) or 0.0) - then >= answered:
             break
         await asyncio.sleep(0.1)
     return found

@@ -30,7 +30,7 @@ from stack.config import BadConfig, Source, meant, read, source
 
 METRICS = (
     "ttft_ms", "tpot_ms", "e2e_ms", "qps", "tokens_per_second", "total_tokens_per_second", "goodput_qps", "error_ratio", "queue_ms", "hit_ratio",
-    "preemptions", "prompt_tokens", "completion_tokens", "kv_peak_ratio", "memory_peak_gb", "driver_memory_gb", "invalid_json_ratio",
+    "preemptions", "prompt_tokens", "completion_tokens", "kv_peak_ratio", "memory_peak_gb", "driver_memory_gb", "invalid_json_ratio", "score",
 )  # fmt: skip
 LEAST_REQUESTS = 20  # of a run that does not say how many
 MOST_REQUESTS = 1_000_000

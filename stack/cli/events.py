@@ -29,7 +29,7 @@ COPIED_S = 30 * 86400.0  # how far back `annotate --grafana` looks for what Graf
 _Command = Callable[..., Any]
 
 
-def _where(command: _Command) -> _Command:
+def where(command: _Command) -> _Command:
     """The options that say which log of events is meant."""
     for option in (
         click.option("--sidecar-token-file", type=click.Path(path_type=Path), help="The token of its events_token_file."),
@@ -88,7 +88,7 @@ def _time(name: str, text: str) -> Callable[[_Command], _Command]:
 @click.option("--who", metavar="NAME", help="By default the name of the user here.")
 @click.option("--upstream", metavar="NAME", help="The engine that it is about, as the sidecar calls it.")
 @click.option("--model", metavar="NAME", help="The model that it is about.")
-@_where
+@where
 @_grafana("--grafana", "Copy it, and what was not copied in the last 30 days, into this Grafana as annotations.")
 @AS_JSON
 def annotate_command(
@@ -107,7 +107,7 @@ def annotate_command(
     """
     _refuse_mixtures(text, closed, at_s, from_s, to_s, is_open, (tags, diffs, event_id, who, upstream, model))
     with mistakes_told():
-        log, copier = _log(path, sidecar_url, sidecar_token_file), _client(grafana_url, token_file, user_file)
+        log, copier = log_of(path, sidecar_url, sidecar_token_file), _client(grafana_url, token_file, user_file)
     if closed:
         with mistakes_told():
             told = log.close(closed, at_s)
@@ -131,7 +131,7 @@ def annotate_command(
 @click.command("events")
 @click.option("--since", "since_s", metavar="TIME", callback=duration, help="How far back, such as 24h.  [default: all of them]")
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(get_args(Kind)), help="May be given more than once.")
-@_where
+@where
 @_grafana("--copy-to-grafana", "Make the annotations that this Grafana lacks, restarts left out.")
 @AS_JSON
 def events_command(
@@ -146,7 +146,7 @@ def events_command(
     Example:  vllm-watch events --since 24h --kind change --events events.jsonl
     """
     with mistakes_told():
-        log, copier = _log(path, sidecar_url, sidecar_token_file), _client(grafana_url, token_file, user_file)
+        log, copier = log_of(path, sidecar_url, sidecar_token_file), _client(grafana_url, token_file, user_file)
         found = log.since(0.0 if since_s is None else time.time() - since_s)
     shown = [event for event in found if not kinds or event.kind in kinds]
     copies = _copy(copier, shown) if copier else None
@@ -175,7 +175,7 @@ def _refuse_mixtures(
         raise click.UsageError("--from and --to are a region; leave out --at and --open")
 
 
-def _log(path: Path | None, sidecar_url: str | None, token_file: Path | None) -> annotate.EventLog:
+def log_of(path: Path | None, sidecar_url: str | None, token_file: Path | None) -> annotate.EventLog:
     """The log that is meant. Raises ValueError and OSError."""
     source = click.get_current_context().get_parameter_source("path")
     if sidecar_url:

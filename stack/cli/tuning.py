@@ -25,9 +25,11 @@ from stack.bench.workload import Suite
 from stack.cli import version
 from stack.cli.bench import NO_LIMIT, SEED_HELP, Screen, chosen, foretell, fresh, page_console, show, wait
 from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.cli.events import log_of, where
 from stack.cli.options import duration
 from stack.gateway import teams
 from stack.tuning import experiment, judge, lab_rows, live, report
+from stack.tuning.annotate import EventLog
 from stack.tuning.experiment import Engines, Experiment
 from stack.tuning.judge import Judgement
 
@@ -67,11 +69,23 @@ COLOURS = {"better": "green", "worse": "red", "equivalent": "cyan"}
 @click.option("--runs", type=click.IntRange(1, 1000), help="Runs of each arm at each load, whatever the file says; six are the least for a verdict.")
 @click.option("--api-key-file", type=click.Path(path_type=Path, dir_okay=False), help="A key for the engines, sent as a bearer token.")
 @click.option("--seed", type=int, help=SEED_HELP)
+@where
 @AS_JSON
-def tune_command(file: Path, out: Path | None, runs: int | None, api_key_file: Path | None, seed: int | None, as_json: bool) -> None:
+def tune_command(
+    file: Path,
+    out: Path | None,
+    runs: int | None,
+    api_key_file: Path | None,
+    seed: int | None,
+    path: Path | None,
+    sidecar_url: str | None,
+    sidecar_token_file: Path | None,
+    as_json: bool,
+) -> None:
     """An experiment: one workload, configurations of an engine in turns, and what the change did.
 
-    FILE names the workload and the arms; see docs/tuning.md. Ctrl-C keeps what was measured. Exit 1 when it broke off.
+    FILE names the workload and the arms; see docs/tuning.md. Where a log of events is named, or a lab runs here, the experiment is written there as a
+    region with its verdict. Ctrl-C keeps what was measured. Exit 1 when it broke off.
 
     \b
     Example:  vllm-watch tune prefix-caching.yaml --out prefix-caching
@@ -80,12 +94,16 @@ def tune_command(file: Path, out: Path | None, runs: int | None, api_key_file: P
     with mistakes_told():
         its, suite = experiment.load(file)
         its = msgspec.structs.replace(its, runs=runs) if runs else its
+        log = _events(path, sidecar_url, sidecar_token_file)
         key = api_key_file.read_text().strip() if api_key_file else None
         seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
         folder = fresh(out or Path(f"tune-{file.stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
         bench = wait(_tune(console, its, suite, folder, key, seed))
         judgements = experiment.judged(its, bench)
         (folder / VERDICTS).write_bytes(msgspec.json.format(msgspec.json.encode(judgements), indent=1) + b"\n")
+        if log and bench.runs:
+            bench = msgspec.structs.replace(bench, events=(log.record(experiment.event(bench, judgements)).event.id,))
+            result.write(folder, bench)
     if as_json:
         click.echo(json_text({"bench": msgspec.to_builtins(bench), "judgements": msgspec.to_builtins(judgements)}))
     else:
@@ -95,6 +113,16 @@ def tune_command(file: Path, out: Path | None, runs: int | None, api_key_file: P
             show_judgement(console, each)
         click.echo(f"written to {folder}")
     raise SystemExit(1 if bench.cut else 0)
+
+
+def _events(path: Path | None, sidecar_url: str | None, token_file: Path | None) -> EventLog | None:
+    """The log of events that is meant, if any."""
+    try:
+        return log_of(path, sidecar_url, token_file)
+    except click.UsageError:
+        if path or sidecar_url or token_file:
+            raise
+        return None
 
 
 async def _tune(console: Console, its: Experiment, suite: Suite, folder: Path, key: str | None, seed: int) -> result.Bench:
@@ -109,13 +137,14 @@ async def _tune(console: Console, its: Experiment, suite: Suite, folder: Path, k
         for caveat in told:
             console.print(Text(f"  {caveat}"))
         steps = run.schedule(suite.workloads, points, arms, its.runs, its.side_by_side)
-        if its.order == "sequential":
+        order = its.order or suite.workloads[0].order
+        if order == "sequential":
             steps.sort(key=lambda step: arms.index(step.arm))
         await foretell(console, subject, suite, steps, len(arms), seed)
         with Screen(console) as screen:
             bencher = run.Bencher(
                 folder, its.title or suite.workloads[0].name, f"vllm-watch {version()}", suite.workloads, steps, engines.subject, screen, seed,
-                order=its.order, scale=its.scale or 1.0, starts=lambda arm: engines.starts.get(arm, ()), caveats=dict.fromkeys(told),
+                order=order, scale=its.scale or 1.0, starts=lambda arm: engines.starts.get(arm, ()), caveats=dict.fromkeys(told),
             )  # fmt: skip
             return await bencher.go()
 

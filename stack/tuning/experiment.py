@@ -13,7 +13,7 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
+from exporters.events import MAX_OPTIONS, MAX_TEXT, NewEvent
 from stack.bench import run, workload
 from stack.bench.figures import Startup, startup
 from stack.bench.load import Target
@@ -31,7 +32,7 @@ from stack.bundle import ROOT
 from stack.config import BadConfig, meant, read
 from stack.lab import parts, plan
 from stack.lab.supervisor import LabError, Supervisor
-from stack.tuning.judge import HEADLINE, Judgement, Setting, judge, metric_of
+from stack.tuning.judge import HEADLINE, Judgement, Setting, counts, judge, metric_of
 
 END_S = 15.0  # to let go of memory and shared segments
 READY_S = 900.0  # a large model takes minutes to load
@@ -61,9 +62,9 @@ class ArmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A file of an experiment. workload: a file, from where this one stands, or a shipped one. arms: the first is what the others are compared with.
 
-    together: all engines stand side by side, else one at a time, started anew for its turn. order: sequential runs are judged with a caveat.
-    same: the arms are alike on purpose, to see what noise alone does. also: figures to be judged besides the usual, such as short:ttft_ms.p95; the
-    more are judged, the stronger must each be. only, runs (else as the workload says), requests, scale, model: as of `bench run`."""
+    together: all engines stand side by side, else one at a time, started anew for its turn. same: the arms are alike on purpose, to see what noise
+    alone does. also: figures to be judged besides the usual, such as short:ttft_ms.p95; the more are judged, the stronger must each be. runs, order:
+    else as the workload says; sequential runs are judged with a caveat. only, requests, scale, model: as of `bench run`."""
 
     workload: str
     arms: dict[str, ArmConfig]
@@ -73,7 +74,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     runs: int | None = None
     requests: int | None = None
     scale: float | None = None
-    order: Literal["interleaved", "sequential"] = "interleaved"
+    order: Literal["interleaved", "sequential"] | None = None
     together: bool | None = None
     same: bool = False
     also: tuple[str, ...] = ()
@@ -299,3 +300,24 @@ def judged(experiment: Experiment, bench: Bench) -> list[Judgement]:
 def repeats(bench: Bench, name: str) -> bool:
     """Whether a workload's prompts, or what they share, were the same in all runs on purpose."""
     return any(each.get("seed") == "fixed" or each.get("cache") == "warm" for each in bench.workloads if each.get("name") == name)
+
+
+def event(bench: Bench, judgements: Sequence[Judgement]) -> NewEvent:
+    """The experiment as a region: what was compared, and what came of it. A note: nothing that is in service was changed, so no alert listens."""
+    found = [f"{one.b} against {one.a} ({one.workload} {one.point}): " + _verdicts(one) for one in judgements]
+    verdicts = {finding.verdict for one in judgements for finding in one.findings if finding.judged} & {"better", "worse"}
+    settings = [arm.engine.cache for arm in bench.arms[:2]]
+    changed = differences(settings[0], settings[-1]) if settings else {}
+    return NewEvent(
+        what="; ".join([f"experiment {bench.title}", *found])[:MAX_TEXT],
+        kind="note",
+        id=bench.id,
+        at_s=bench.started_s,
+        end_s=bench.ended_s,
+        diff=dict(list(changed.items())[:MAX_OPTIONS]),
+        tags=("tuning", *sorted(verdicts)),
+    )
+
+
+def _verdicts(judgement: Judgement) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts(judgement).items() if count) or "nothing was judged"

@@ -138,6 +138,7 @@ _KNOWN = {
     "preemptions": Metric("", "preemptions", "", "lower", "difference", 0.0),
     "kv_peak_ratio": Metric("", "KV cache peak", SHARE, "lower", "difference"),
     "driver_memory_gb": Metric("", "memory by the driver", "GB", "lower"),
+    "score": Metric("", "score", "", "higher"),
     "invalid_json_ratio": Metric("", "invalid JSON", SHARE, "lower", "difference", 0.005),
     "prompt_tokens": Metric("", "prompt tokens", "", "lower"),
     "completion_tokens": Metric("", "output tokens", "", "higher"),
