@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -631,3 +633,14 @@ def _until(is_so: Any) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("it never was")
+
+
+def test_the_examples_of_the_page_are_sound(tmp_path):
+    """docs/tuning.md: the indented blocks that begin with a file."""
+    blocks = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n)+", (Path(__file__).parent.parent / "docs/tuning.md").read_text(), re.M)]
+    (its,) = [block for block in blocks if block.startswith("# prefix-caching.yaml")]
+    (tmp_path / "prefix-caching.yaml").write_text(its)
+    found, suite = experiment.load(tmp_path / "prefix-caching.yaml")
+    assert (["off", "on"], ["shared-prefix"]) == (list(found.arms), [each.name for each in suite.workloads])
+    (short,) = [block for block in blocks if block.startswith("workloads:")]
+    assert ["short-short"] == [each.name for each in opened(short).workloads]
