@@ -8,7 +8,7 @@ VENV := $(CACHE)/python-$(firstword $(shell cat pyproject.toml Makefile | sha256
 RUN := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m stack.cli
 ARGS ?=
 
-.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-judge bench-runner bench-faults bench-sidecar
+.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-judge bench-runner bench-crosscheck bench-tuning bench-faults bench-sidecar
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,8 @@ help:
 	@echo 'make bench-gateway             what the gateway adds to a request, and how many streams a core holds; ARGS=--peers compares'
 	@echo 'make bench-sidecar             how fast the sidecar reads, how long a scrape waits, what it all takes; ARGS="--soak 50000000" only that'
 	@echo 'make bench-judge               2,000 simulated experiments a line: how often the judge cries wolf, and what it finds'
+	@echo 'make bench-crosscheck          our TTFT, TPOT and throughput beside those of `vllm bench serve`, in turns on one real engine'
+	@echo 'make bench-tuning              prefix caching and chunked prefill, off and on, with a real engine started anew for each turn'
 	@echo 'make bench-runner              what sending and measuring a request or an event costs the bench itself'
 	@echo 'make bench-faults              what may happen to a log, done to the sidecar and to mtail; then 10,000 random histories'
 	@echo 'make bench-rules               what all alerts and recorded series cost a Prometheus that watches 20 engines'
@@ -53,6 +55,14 @@ bench-gateway: $(VENV)/dev.done
 
 bench-admission: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/admission_sim.py
+
+bench-crosscheck: $(VENV)/dev.done
+	@$(RUN) lab install engine model
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_crosscheck.py $(ARGS)
+
+bench-tuning: $(VENV)/dev.done
+	@$(RUN) lab install engine model
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_tuning.py $(ARGS)
 
 bench-runner: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_runner.py $(ARGS)

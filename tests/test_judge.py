@@ -211,6 +211,14 @@ def test_shares_are_compared_by_their_difference():
     assert pytest.approx(0.002 / 6) == errors.a, "the mean: a median of errors is mostly 0"
 
 
+def test_a_wait_is_seen_beside_next_to_none():
+    """0.02 to 0.08 ms of queue are all the same to everybody; in logarithms they would drown a wait of 25 ms."""
+    none, wait = [0.02, 0.08, 0.03, 0.06, 0.02, 0.07], [24.0, 31.0, 19.0, 27.0, 22.0, 25.0]
+    queue = found(of_two(none, wait, "queue_ms.mean"), "queue_ms.mean")
+    assert "worse" == queue.verdict
+    assert 15 < (queue.effect or 0) < 40, "times 1 ms"
+
+
 def test_a_ratio_of_values_that_may_be_zero_is_a_difference():
     """A queue that is empty in some runs has no ratio; within a millisecond nobody waits longer."""
     queue = found(of_two([0.0, 0.2, 0.1, 0.0, 0.1, 0.0], [0.3, 0.2, 0.1, 0.4, 0.2, 0.3], "queue_ms.mean"), "queue_ms.mean")

@@ -230,7 +230,13 @@ async def foretell(console: Console, subject: run.Subject, suite: Suite, steps: 
         if smallest
         else "fewer than six runs of an arm give no verdict"
     )
-    took = "nobody answered a first request, so nobody knows how long it takes" if seconds is None else f"about {seconds / 60:.0f} min in all"
+    took = (
+        "nobody answered a first request, so nobody knows how long it takes"
+        if seconds is None
+        else f"about {seconds:.0f} s in all, going by one request alone"
+        if seconds < 120
+        else f"about {seconds / 60:.0f} min in all, going by one request alone"
+    )
     console.print(f"{took}; at 8 % between runs, {found}")
 
 

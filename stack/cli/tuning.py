@@ -158,6 +158,7 @@ def show_judgement(console: Console, found: Judgement) -> None:
     for row in rows:
         table.add_row(*(Text(cell, style=COLOURS.get(row.verdict.split(" ")[0], "")) for cell in row[:-1]))
     console.print(table)
+    console.print("The figures of the arms are medians over runs; the change has a smooth drift over the runs taken out.")
     for row in rows:
         if row.verdict.startswith("inconclusive"):
             console.print(Text(f"{row.metric}: {row.why}"))
