@@ -121,8 +121,8 @@ class Histories(RuleBasedStateMachine):
     those that nobody could have read.
 
     may_be_lost: cut away or deleted before they were read. at_risk: destroyed too, but read or being read; lost only by a SIGKILL before a commit.
-    cut_unseen: the log was cut to a part of what was read, and nobody looked since. Copied and cut again before that look, it cannot be known again
-    by its content: what was written in between may be lost, and is told."""
+    cut_unseen: the log was cut to a part of what was read, and no look since is safe on disk. Copied and cut again before that, it cannot be known
+    again by its content: what was written in between may be lost, and is told. looked: whether there was a look since."""
 
     @initialize(appends=st.booleans())
     def start(self, appends: bool) -> None:
@@ -140,7 +140,7 @@ class Histories(RuleBasedStateMachine):
         self.counted: set[int] = set()
         self.committed: set[int] = set()
         self.counters: dict[tuple[str, ...], float] = {}
-        self.cut_unseen = False
+        self.cut_unseen = self.looked = False
         self.log_disk, self.state_disk = LogDisk(), StateDisk()
         self.writer = os.open(self.log, os.O_RDWR | os.O_CREAT)
         self.open_books()
@@ -171,12 +171,12 @@ class Histories(RuleBasedStateMachine):
         logs_module.BATCH_BYTES = budget or 4 << 20
         with contextlib.suppress(OSError):
             self.logs.poll(self.tail, 0.0, self.now)
-            self.cut_unseen = False
+            self.looked = not self.log_disk.blocked
 
     @rule(meanwhile=st.booleans())
     def commit(self, meanwhile: bool = False) -> None:
         """As the sidecar commits. meanwhile: another line is counted while the state is being written."""
-        counted = set(self.counted)
+        counted, looked = set(self.counted), self.looked
         if (write := self.logs.begin_commit()) is None:
             return
         if meanwhile:
@@ -191,6 +191,7 @@ class Histories(RuleBasedStateMachine):
             self.ledger.succeeded()
             self.committed = counted
             self.at_risk -= counted
+            self.cut_unseen &= not looked
 
     @rule(
         call=st.sampled_from(["write", "sync", "rename"]),
@@ -325,7 +326,7 @@ class Histories(RuleBasedStateMachine):
         else:
             size = int(share * self.log.stat().st_size) if kind == "cut to a beginning" else 0
             self.destroy(lambda: os.truncate(self.log, size))
-            self.cut_unseen = bool(size)
+            self.cut_unseen, self.looked = bool(size), False
             self.half = b""  # behind another half it could make a whole line that nobody wrote
 
     @rule(number=st.sampled_from([1, 2, 3]))
