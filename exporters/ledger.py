@@ -150,7 +150,7 @@ class Ledger:
         self.window = window or Window()
         self.tallies = Tallies()
         self.accounts: list[Account] = []
-        self.positions: dict[str, tuple[Position, ...]] = {}  # as they were restored
+        self.positions: dict[str, tuple[Position, ...]] = {}  # where each log stood when it was last known
         self.commits = 0
         self.up = True
         self._checkpoint = checkpoint
@@ -209,8 +209,9 @@ class Ledger:
         changed = {name: state for name, state in revised.items() if self._shown.accounts.get(name) != state}
         accounts = self._shown.accounts | changed
         tallies = _copy(self.tallies)
-        # A log that is not read any more may be read again: where it stood stays known.
-        frame = Frame(list(self._rows.values()), self.window.added, tallies, {**self.positions, **positions}, changed)
+        # A log that is not read any more, or cannot be opened just now, may be read again: where it stood stays known.
+        self.positions = {**self.positions, **positions}
+        frame = Frame(list(self._rows.values()), self.window.added, tallies, self.positions, changed)
         before = self._told
         self._revisions = revisions
         if before and not frame.rows and not frame.requests and not changed and (tallies, frame.positions) == (before.tallies, before.positions):
