@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from exporters.catalogue import vllm
 from exporters.catalogue.metric import Metric
@@ -97,7 +98,7 @@ def _known(values: Iterable[int | None]) -> int | None:
 
 
 def _of_engine(around: Around) -> Iterator[tuple[str, float]]:
-    grown: Callable[..., float | None] = lambda metric, part="": _grown(around, metric, part)  # noqa: E731
+    grown = partial(_grown, around)
     queued, queued_s = grown(vllm.REQUEST_QUEUE_TIME, "_count"), grown(vllm.REQUEST_QUEUE_TIME, "_sum")
     if queued and queued_s is not None:
         yield "queue_ms.mean", 1000 * queued_s / queued
@@ -125,8 +126,8 @@ def _kv_bytes(around: Around) -> float | None:
         return around.startup.kv
 
 
-def _grown(around: Around, metric: Metric, part: str) -> float | None:
-    """How much a counter grew for the model, over all its engine cores; None where it is not on both pages, or fell."""
+def _grown(around: Around, metric: Metric, part: str = "") -> float | None:
+    """How much a counter grew for the model, over all its engine cores; None where the page does not show it, or it fell."""
     before, after = (page.total(metric.name + part, model_name=around.model) for page in (around.before, around.after))
     return None if after is None or (grown := after - (before or 0.0)) < 0 else grown
 

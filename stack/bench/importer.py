@@ -23,6 +23,7 @@ from stack.bench.result import Arm, BadBench, Bench, Engine, Run, request_id
 from stack.bench.workload import Slo
 
 ARM, WORKLOAD = "imported", "vllm-bench-serve"
+NO_SLO = Slo()
 _Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 _SAME_PROMPTS = "vllm bench serve sends the same prompts again unless --seed changes: after another run, the prefix cache may have held them"
@@ -81,7 +82,7 @@ class AiperfRecord(msgspec.Struct, frozen=True):
 _Read = tuple[Run, list[RequestRecord]]
 
 
-def imported(paths: Sequence[Path], slo: Slo = Slo()) -> tuple[Bench, list[RequestRecord]]:  # noqa: B008
+def imported(paths: Sequence[Path], slo: Slo = NO_SLO) -> tuple[Bench, list[RequestRecord]]:
     """Files as one bench of one arm, each result a run. Raises BadBench."""
     texts = []
     for path in paths:
@@ -93,7 +94,7 @@ def imported(paths: Sequence[Path], slo: Slo = Slo()) -> tuple[Bench, list[Reque
     return parse(texts, slo)
 
 
-def parse(texts: Sequence[tuple[str, str]], slo: Slo = Slo()) -> tuple[Bench, list[RequestRecord]]:  # noqa: B008
+def parse(texts: Sequence[tuple[str, str]], slo: Slo = NO_SLO) -> tuple[Bench, list[RequestRecord]]:
     """Names and texts of files as one bench. Raises BadBench."""
     name = "import-" + hashlib.sha256("\0".join(text for _, text in texts).encode()).hexdigest()[:12]
     read: list[_Read] = []

@@ -111,7 +111,7 @@ class Writer:
 
     def ids(self, key: str, tokens: int) -> list[int]:
         """The tokens of a segment."""
-        return random.Random(f"{self._seed}/{key}").choices(self._vocabulary, k=tokens)  # noqa: S311
+        return random.Random(f"{self._seed}/{key}").choices(self._vocabulary, k=tokens)  # noqa: S311 (nothing secret)
 
     def _completion(self, ask: Ask, run: int, options: Mapping[str, Any]) -> Prepared:
         prompt = [token for segment in ask.segments for token in self.ids(segment.key, segment.tokens)]

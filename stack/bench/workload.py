@@ -577,7 +577,7 @@ def scaled(workload: Workload, scale: float) -> Workload:
 
 def plan(workload: Workload, point: Point, seed: int, run: int) -> tuple[Ask, ...]:
     """Every request of a run, in the order of their numbers. Runs of one seed differ in their keys alone."""
-    rng = random.Random(f"{seed} {workload.name} {point.label}")  # noqa: S311
+    rng = random.Random(f"{seed} {workload.name} {point.label}")  # noqa: S311 (nothing secret)
     keys = _Keys(workload, point, run)
     if workload.replay is not None:
         return tuple(_again(workload, keys))

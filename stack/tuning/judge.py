@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
@@ -457,8 +457,8 @@ def _one_load(a: Sequence[Run], b: Sequence[Run]) -> tuple[str, str]:
     return loads.pop()
 
 
-def _list(words: object) -> str:
-    return ", ".join(sorted(set(map(str, words))))  # type: ignore[call-overload]
+def _list(words: Iterable[object]) -> str:
+    return ", ".join(sorted(set(map(str, words))))
 
 
 def _ranks(times: Sequence[float]) -> list[float]:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import pairwise
-from operator import mul
+from operator import attrgetter, mul
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
@@ -205,12 +205,8 @@ def _all_tokens(seen: Seen) -> float | None:
 
 def _answered(name: str) -> Callable[[Seen], float | None]:
     """A field of a request that was answered; of others it says when they were given up."""
-    place = Seen._fields.index(name)
-
-    def value(seen: Seen) -> float | None:
-        return seen[place] if seen.outcome in ("ok", None) else None  # type: ignore[return-value]
-
-    return value
+    field = attrgetter(name)
+    return lambda seen: field(seen) if seen.outcome in ("ok", None) else None
 
 
 def _cached(seen: Seen) -> tuple[int, int] | None:
@@ -437,7 +433,7 @@ def _estimated(design: _Design, values: Sequence[float], resamples: int, seed: i
     surprises = [value - rho * last for last, value in pairwise(residuals)]
     drift = fmean(surprises)
     surprises = [value - drift for value in surprises]
-    rng, warm = Random(seed), round(3 / (1 - rho))  # noqa: S311
+    rng, warm = Random(seed), round(3 / (1 - rho))  # noqa: S311 (nothing secret)
     apart = []
     for _ in range(resamples):
         course, now = [], 0.0
