@@ -205,8 +205,8 @@ def _all_tokens(seen: Seen) -> float | None:
 
 def _answered(name: str) -> Callable[[Seen], float | None]:
     """A field of a request that was answered; of others it says when they were given up."""
-    field = attrgetter(name)
-    return lambda seen: field(seen) if seen.outcome in ("ok", None) else None
+    told = attrgetter(name)
+    return lambda seen: told(seen) if seen.outcome in ("ok", None) else None
 
 
 def _cached(seen: Seen) -> tuple[int, int] | None:
