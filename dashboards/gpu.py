@@ -122,7 +122,7 @@ def _named(expr: str, called: str, unit: Unit) -> Query:
 
 
 def _of_instances(expr: str, unit: Unit) -> Query:
-    """A figure by MIG instance of our cards, with its profile, which nvidia-smi does not tell."""
+    """A figure by MIG instance of our cards, with its profile where that is told."""
     part = "uuid, gpu_instance"
     profiles = f"topk by ({part}) (1, max by ({part}, profile) ({promql.series(gpu.MIG_INFO, _PLACE)}))"
     return _line(f"({expr} * on ({part}) group_left (profile) {profiles})", unit, "{{gpu_instance}} {{profile}}")

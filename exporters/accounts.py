@@ -41,7 +41,8 @@ class _Energy:
             self._last[card.uuid] = card.energy_joules
             grown = card.energy_joules - before if card.energy_joules >= before else card.energy_joules
             if card.instances:
-                shares = {i.mig_uuid: (attribution.mig_fraction(i.profile), i.graphics_ratio) for i in card.instances if i.mig_uuid and i.profile}
+                named = [(i.mig_uuid, i.profile, i.graphics_ratio) for i in card.instances if i.mig_uuid and i.profile]
+                shares = {uuid: (attribution.mig_fraction(profile, card.name), activity) for uuid, profile, activity in named}
                 for uuid, (joules, method) in attribution.split_energy(grown, shares).items() if shares else ():
                     self._add(uuid, joules, method)
             else:
@@ -211,4 +212,4 @@ def _parts(reading: GpuReading) -> Iterator[Card]:
         yield Card(reading.uuid, reading.name)
     for instance in reading.instances:
         if instance.mig_uuid and instance.profile:
-            yield Card(instance.mig_uuid, reading.name, attribution.mig_fraction(instance.profile), instance.profile)
+            yield Card(instance.mig_uuid, reading.name, attribution.mig_fraction(instance.profile, reading.name), instance.profile)

@@ -39,6 +39,7 @@ IDLE_AT_LEAST_S = 30.0  # power falls for some seconds after the last request
 SETTLE_S = 30.0  # how long after the last request its line may come
 HOUR_S = 3600.0
 MIG_SLICES = 7
+_FOUR_SLICES = re.compile(r"\bA30\b|RTX PRO [56]000")  # source: NVIDIA's MIG user guide, and `nvidia-smi mig -lgip` of such a card
 
 EnergyMethod = Literal["counter", "integrated", "mig_activity", "mig_fraction"]
 
@@ -70,7 +71,7 @@ NOTHING = Work()
 class Card:
     """A card, or the part of one, that an engine runs on.
 
-    fraction: 1, or for a MIG instance `mig_fraction(profile)`. joules: used between the two looks; None where nobody measures.
+    fraction: 1, or for a MIG instance `mig_fraction(profile, name)`. joules: used between the two looks; None where nobody measures.
     method: how the joules were had; those of an instance come from `split_energy`."""
 
     uuid: str
@@ -132,11 +133,11 @@ class Look:
         return self.busy_s == 0 and not (self.running_before or self.running_after or self.waiting)
 
 
-def mig_fraction(profile: str) -> float:
-    """The part of a card that a MIG profile such as 3g.40gb is: its compute slices of 7. Raises ValueError."""
+def mig_fraction(profile: str, card: str | None = None) -> float:
+    """The part of a card that a MIG profile such as 3g.40gb is: its compute slices of 7, or of the 4 of some cards. Raises ValueError."""
     if not (found := re.match(r"(?:\d+c\.)?([1-7])g\.", profile)):
         raise ValueError(f"{profile!r} is no MIG profile; write it like 1g.10gb")
-    return int(found[1]) / MIG_SLICES
+    return min(1.0, int(found[1]) / (4 if card and _FOUR_SLICES.search(card) else MIG_SLICES))
 
 
 def split_energy(joules: float, parts: Mapping[str, tuple[float, float | None]]) -> dict[str, tuple[float, EnergyMethod]]:

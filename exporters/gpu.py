@@ -226,32 +226,54 @@ def _row(number: int, line: str, asked: Sequence[str]) -> GpuReading:
 _PART_COLUMNS = {"used": "memory_used_bytes", "free": "memory_free_bytes", "total": "memory_total_bytes", "reserved": "memory_reserved_bytes"}
 
 
-def parse_mig(text: str) -> list[MigReading]:
+_LISTED = re.compile(
+    r"(?P<card>GPU) \d+: .*\(UUID: (?P<uuid>\S+)\)|\s+MIG (?:\d+c\.)?(?P<profile>\S+)\s+Device\s+(?P<index>\d+): \(UUID: (?P<mig>\S+)\)"
+)
+
+
+def parse_list(text: str) -> dict[tuple[str, str], tuple[str, str]]:
+    """UUID and profile of each MIG device in what `nvidia-smi -L` prints, by the UUID of its card and its number there.
+
+    A compute instance such as 1c.3g.71gb has the profile of its GPU instance, as by NVML."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    card = ""
+    for line in filter(None, map(_LISTED.match, text.split("\n"))):
+        if line["card"]:
+            card = line["uuid"]
+        else:
+            found[card, line["index"]] = line["mig"], line["profile"]
+    return found
+
+
+def parse_mig(text: str, listing: str = "") -> list[MigReading]:
     """The GPU instances in what `nvidia-smi -q -x` prints, whichever the version of its DTD: this part has been the same in all.
 
-    Compute instances of one GPU instance share its memory and repeat it; the first one is taken. Raises BadReport."""
+    It tells neither UUID nor profile; `nvidia-smi -L`, the listing, does. Compute instances of one GPU instance share its memory and repeat it;
+    the first one is taken. Raises BadReport."""
     if "<!ENTITY" in text:
         raise BadReport("nvidia-smi -q -x declares entities, which it never does")
     try:
         root = ElementTree.fromstring(text)  # noqa: S314  without entities, and of bounded size
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, UnicodeEncodeError) as error:
         raise BadReport(f"nvidia-smi -q -x printed no XML: {error}") from error
+    named = parse_list(listing)
     found: dict[tuple[str, int], MigReading] = {}
     for card in root.iterfind("gpu"):
         for part in card.iterfind("mig_devices/mig_device"):
-            reading = _part(card.findtext("uuid", "").strip() or card.get("id", ""), part)
+            reading = _part(card.findtext("uuid", "").strip() or card.get("id", ""), part, named)
             found.setdefault((reading.uuid, reading.gpu_instance), reading)
     return list(found.values())
 
 
-def _part(uuid: str, part: ElementTree.Element) -> MigReading:
+def _part(uuid: str, part: ElementTree.Element, named: Mapping[tuple[str, str], tuple[str, str]]) -> MigReading:
     number = part.findtext("gpu_instance_id", "").strip()
     if not uuid or not re.fullmatch("[0-9]{1,6}", number):
         raise BadReport(f"nvidia-smi -q -x shows a MIG device without card or instance: {uuid!r}, {number[:20]!r}")
     told = {ours: _value(part.findtext(f"fb_memory_usage/{theirs}", "").strip(), "MiB") for theirs, ours in _PART_COLUMNS.items()}
     values = {name: value * _MIB for name, value in told.items() if isinstance(value, float)}
     absent = {name: why for name, why in told.items() if isinstance(why, str)}
-    return plausible(MigReading(uuid=uuid, gpu_instance=int(number), absent=absent, **values))  # type: ignore[arg-type]
+    mig_uuid, profile = named.get((uuid, part.findtext("index", "").strip()), (None, None))
+    return plausible(MigReading(uuid, int(number), mig_uuid, profile, absent=absent, **values))
 
 
 def _value(cell: str, unit: str) -> float | str:
@@ -675,12 +697,13 @@ class GpuSource:
         return await self._with_instances(readings) if any(reading.mig for reading in readings) else readings
 
     async def _with_instances(self, readings: Sequence[GpuReading]) -> list[GpuReading]:
-        """Divided cards with their parts, of which only the long report tells. What it fails to tell costs nothing else."""
+        """Divided cards with their parts, of which only the long report and the list tell. What they fail to tell costs nothing else."""
         code, out, err = await self._run_smi("-q", "-x")
+        _, listing, _ = await self._run_smi("-L")
         try:
             if code:
                 raise BadReport(f"nvidia-smi -q -x ended with code {code}: {(out + err).strip()[:200]}")
-            parts = parse_mig(out)
+            parts = parse_mig(out, listing)
         except BadReport as error:
             log.debug("%s", error)  # each second; what counts is that it is absent
             return [replace(r, absent={**r.absent, "instances": "unknown_error"}) if r.mig else r for r in readings]

@@ -172,6 +172,7 @@ def test_gpu_instances_come_from_the_long_report_once_each():
     [
         ("No devices were found", "printed no XML"),
         (H200_MIG[:1500], "printed no XML"),
+        ("<a>\ud800</a>", "printed no XML"),
         ("<!DOCTYPE a [<!ENTITY b 'c'>]><a/>", "declares entities"),
         ("<a><gpu id='0'><mig_devices><mig_device/></mig_devices></gpu></a>", "without card or instance: '0', ''"),
     ],
@@ -679,10 +680,12 @@ echo "$1" | sed 's/--query-gpu=//; s/uuid,/GPU-1,/; s/utilization.gpu/37/'"""
 
 
 async def test_nvidia_smi_tells_the_memory_of_instances(fake_nvml, fake_smi, source):
-    """The long report is only asked for where a card is divided."""
-    gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"case $1 in -q) cat {GOLDEN}/h200-mig.xml;; *) cat {GOLDEN}/h200-mig.csv;; esac"))
+    """And their names. The long report and the list are only asked for where a card is divided."""
+    answers = f"-q) cat {GOLDEN}/h200-mig.xml;; -L) cat {GOLDEN}/h200-mig-list.txt;; *) cat {GOLDEN}/h200-mig.csv;;"
+    gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"case $1 in {answers} esac"))
     [card] = await gpus.read(10)
     assert ([2, 3, 9, 10], 40022 * 2**20) == ([part.gpu_instance for part in card.instances], card.instances[0].memory_used_bytes)
+    assert ["3g.71gb", "2g.35gb", "1g.18gb", "1g.18gb"] == [part.profile for part in card.instances]
 
 
 @pytest.mark.parametrize("answer", ["echo nonsense", "exit 3"])

@@ -97,7 +97,7 @@ _PART = ("gpu_instance", "uuid")
 MIG_INFO = Metric(
     "vllm_watch_mig_info", Kind.INFO, Unit.NONE, "One GPU instance of a card under MIG, by profile and by the uuid that CUDA_VISIBLE_DEVICES takes.",
     labels=("gpu_instance", "mig_uuid", "profile", "uuid"), across=Across.MAX,
-    notes=("uuid is the card's. nvidia-smi tells neither profile nor mig_uuid: both are empty there.",
+    notes=("uuid is the card's. Where nothing tells profile or mig_uuid (NVML, or `nvidia-smi -L`), they are empty.",
            "Where an instance is split further, mig_uuid is that of its first compute instance."),
 )  # fmt: skip
 MIG_MEMORY_USED = Metric("vllm_watch_mig_memory_used_bytes", Kind.GAUGE, Unit.BYTES, "Memory in use on a GPU instance.", labels=_PART)

@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from stack.gateway.policy import BANDS
 
 FOLDER = Path("/var/lib/vllm-watch/secrets")
 TEAMS = tuple(BANDS)  # one for each band
+_KEYS = "keys"
 _PASSWORD = "grafana_admin_password"  # noqa: S105  a file name
 _TEAMS_HEAD = "# Made once by the init service, yours to edit since. Keys stand here as hashes; `vllm-watch gateway key TEAM` makes one.\n"
 
@@ -34,23 +35,33 @@ class Secrets:
 
 
 def make(folder: Path, random: Callable[[int], str] = secrets.token_urlsafe) -> Secrets:
-    """The secrets in `folder`, made where they are missing.
+    """The secrets in `folder`, made where they are missing."""
+    make_password(folder, random)
+    make_keys(folder, {team: team for team in TEAMS}, random=random)
+    return read(folder)
 
-    Grafana runs as another user of our group: its password alone is readable by the group, all else by us only."""
-    keys = folder / "keys"
-    keys.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+def make_password(folder: Path, random: Callable[[int], str] = secrets.token_urlsafe) -> None:
+    """Grafana runs as another user of our group: its password alone is readable by the group, all else by us only."""
     _once(folder / _PASSWORD, lambda: random(24), mode=0o640)
-    for team in TEAMS:
+
+
+def make_keys(
+    folder: Path, bands: Mapping[str, str], upstreams: Mapping[str, object] | None = None, random: Callable[[int], str] = secrets.token_urlsafe
+) -> None:
+    """A key for each team, and teams.yaml with their bands and, where they are given, its engines."""
+    keys = folder / _KEYS
+    keys.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for team in bands:
         _once(keys / team, lambda team=team: teams.make_key(team, random)[0])  # type: ignore[misc]
-    made = read(folder)
-    _once(folder / "teams.yaml", lambda: teams_yaml(made.keys))
-    return made
+    made = {team: (keys / team).read_text().strip() for team in bands}
+    _once(folder / "teams.yaml", lambda: teams_yaml(made, bands, upstreams))
 
 
-def teams_yaml(keys: dict[str, str]) -> str:
+def teams_yaml(keys: Mapping[str, str], bands: Mapping[str, str], upstreams: Mapping[str, object] | None = None) -> str:
     """The gateway's file for these keys."""
-    terms = {team: {"band": team, "keys": [teams.hashed(key)]} for team, key in keys.items()}
-    return _TEAMS_HEAD + yaml.safe_dump({"teams": terms}, sort_keys=False)
+    terms = {team: {"band": bands[team], "keys": [teams.hashed(key)]} for team, key in keys.items()}
+    return _TEAMS_HEAD + yaml.safe_dump({"teams": terms} | ({"upstreams": upstreams} if upstreams else {}), sort_keys=False)
 
 
 def _once(path: Path, text: Callable[[], str], mode: int = 0o600) -> None:
@@ -65,9 +76,10 @@ def _once(path: Path, text: Callable[[], str], mode: int = 0o600) -> None:
 
 
 def read(folder: Path) -> Secrets:
-    """The secrets that were made. Raises BadConfig."""
+    """The secrets that were made, or those of the teams that have a volume of their own, in `teams` beside it. Raises BadConfig."""
     try:
-        keys = {team: (folder / "keys" / team).read_text().strip() for team in TEAMS}
+        own = sorted(folder.parent.glob(f"teams/*/{_KEYS}/[!.]*"))
+        keys = {path.name: path.read_text().strip() for path in own or [folder / _KEYS / team for team in TEAMS]}
         return Secrets((folder / _PASSWORD).read_text().strip(), keys)
     except OSError as error:
         raise BadConfig(f"{error.filename}: {error.strerror}; `docker compose up` makes the secrets") from error

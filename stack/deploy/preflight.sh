@@ -1,7 +1,8 @@
 #!/bin/sh
-# Is this host ready for `docker compose up`?   sh stack/deploy/preflight.sh [cpu]
+# Is this host ready for `docker compose up`?   sh stack/deploy/preflight.sh [cpu|mig]
 # Checks Docker, compose, the NVIDIA driver and the container toolkit, and says what to install. Changes nothing.
-# With `cpu`, checks only what the overlay without a GPU needs. Exit status 0: ready; 1: something is missing.
+# With `cpu`, checks only what the overlay without a GPU needs; with `mig`, also the slices that compose.mig.yml gives to teams.
+# Exit status 0: ready; 1: something is missing.
 # A script of the host on purpose: from inside a container neither the driver nor the toolkit's set-up can be seen.
 ready=0
 
@@ -53,5 +54,23 @@ if command -v nvidia-container-runtime-hook >/dev/null 2>&1; then
 else
   bad "the NVIDIA container toolkit (docker says: could not select device driver \"nvidia\")" \
     "Install nvidia-container-toolkit (https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html) and restart docker."
+fi
+
+if [ "${1:-}" = mig ]; then
+  slices=$(nvidia-smi -L 2>/dev/null)
+  taken=
+  for name in $(grep -o 'TEAM_[A-Z0-9_]*_MIG' "${0%/*}/compose.mig.yml" | sort -u); do
+    eval "uuid=\${$name:-}"
+    [ -n "$uuid" ] || uuid=$(sed -n "s/^$name=//p" .env 2>/dev/null | head -n 1)
+    case " $taken " in *" ${uuid:-none} "*) bad "a slice of its own for $name" "Two teams have $uuid; give each its own."; continue ;; esac
+    taken="$taken $uuid"
+    if [ -z "$uuid" ]; then
+      bad "$name" "Set it to the UUID of that team's slice, as nvidia-smi -L shows it (MIG-...); how to make slices: docs/mig.md"
+    elif printf '%s\n' "$slices" | grep -q "(UUID: $uuid)"; then
+      good "$name $uuid"
+    else
+      bad "the slice of $name ($uuid is not among those of nvidia-smi -L)" "Slices are gone after a reboot: make them again (docs/mig.md)."
+    fi
+  done
 fi
 exit "$ready"

@@ -35,7 +35,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Paths are relative to the folder of the configuration file. upstream: the engine's URL, without /v1; not needed where teams.yaml has
     upstreams of its own, which stand in place of it.
 
-    upstream_key_file: holds the engine's own API key, when it wants one; clients' keys are never sent on."""
+    upstream_key_file: holds the engine's own API key, when it wants one; clients' keys are never sent on.
+    engine_pages: whether /metrics and /health of the engine are passed on, without a key; no where teams must not see each other's figures."""
 
     upstream: str | None = None
     listen: str = "127.0.0.1:8000"
@@ -44,6 +45,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     requests_log: str = "requests.jsonl"
     teams: str = "teams.yaml"
     anonymous_team: str | None = None
+    engine_pages: bool = True
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
 

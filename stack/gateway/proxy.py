@@ -45,6 +45,7 @@ class Proxy:
         *,
         limits: Limits,
         timeouts: Timeouts,
+        engine_pages: bool = True,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         new_hex: Callable[[int], str] | None = None,
@@ -64,6 +65,7 @@ class Proxy:
         self._metrics = metrics
         self._limits = limits
         self._timeouts = timeouts
+        self._engine_pages = _ENGINE_PAGES if engine_pages else ()
         self._clock = clock
         self._wall = wall
         self._new_hex = new_hex or _hex_of(random.Random(secrets.token_bytes(32)))  # noqa: S311  # ids are no secrets
@@ -86,7 +88,7 @@ class Proxy:
         path = request.path.rstrip("/")  # with a slash at its end, the engine would send the client on, to an address past the gateway
         if path == "/-/healthy":
             return web.Response(text="ok\n")
-        engine_page = path in _ENGINE_PAGES and request.method in ("GET", "HEAD")
+        engine_page = path in self._engine_pages and request.method in ("GET", "HEAD")
         if not engine_page and (not path.startswith("/v1/") or ".." in path.split("/")):
             return web.json_response(error_body(404, "not_found", f"{path[:100]} is not served here; see /v1/..."), status=404)
         x = Exchange(

@@ -76,7 +76,7 @@ async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callabl
                     metrics.upstream(name, address, up)
 
             watch = Watch(session, tell, lambda: proxy.running > 0)
-            proxy = Proxy(terms, log, metrics, client, watch, limits=config.limits, timeouts=config.timeouts)
+            proxy = Proxy(terms, log, metrics, client, watch, limits=config.limits, timeouts=config.timeouts, engine_pages=config.engine_pages)
             metrics.watches(proxy.admission)
             metrics_url = await stack.enter_async_context(
                 _listening("metrics_listen", config.metrics_listen, web.Server(metrics.page, access_log=None, logger=_http_log()))

@@ -133,6 +133,7 @@ class Visit:
         body = b"" if open_to_all else await self._body()
         if not self._admitted or x.team is None:
             self._ask = asks.Ask(body=body)
+            self._asked = self._passed_on(x.team, body)
             choice = self._choice(body)
         else:
             self._read(body)
@@ -140,6 +141,20 @@ class Visit:
             await self._wait_for_slot(x.team)
             choice = self._choice(body)
         return await self._answered(choice)
+
+    def _passed_on(self, team: str | None, body: bytes) -> Asked:
+        """The model of a request that leaves no record: a team with a list of models meets the engines of those only.
+
+        Raises _End for a body that names another one."""
+        terms = None if team is None else self._terms.team(team)
+        if terms is None or terms.models is None:
+            return Asked(None)
+        names = self._terms.names
+        if (named := asks.read(self._x.route, body).model) is None:
+            return names.of(next(iter(names.visible(terms)), None))
+        if not may_ask(terms, asked := names.of(named)):
+            raise _End("model_not_allowed", f"team {team} may not ask for model {named[:100]!r}")
+        return asked
 
     def _read(self, body: bytes) -> None:
         """What is asked for, by whom, and how much that may be."""
