@@ -1,0 +1,1 @@
+"""Before deploying: what a model and its KV cache take, how many users fit, on which card or slice, at what cost. Pure arithmetic."""

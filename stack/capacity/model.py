@@ -1,0 +1,411 @@
+"""A model's shape, read from its config.json: what each layer keeps in the KV cache, how many parameters, how many bytes of weights.
+
+Which layers see a window, share a cache or keep a state is decided as vLLM 0.32 and the configuration classes of transformers that it uses
+decide it (model_executor/models, transformers_utils/model_arch_config_convertor.py). A family that is not in FAMILIES is refused: a guess
+would look like a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from stack.capacity import weights
+from stack.capacity.fields import HIDDEN, BadModel, Fields
+
+__all__ = ["BadModel", "Layer", "ModelShape", "read", "shape"]
+
+Kind = Literal["full", "window", "chunked", "mla", "state", "none"]
+READ_THE_LOG = "read the line 'GPU KV cache size' of vLLM's start-up log instead"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one layer keeps: keys and values for every token, for the last tokens only, or a state for every request."""
+
+    kind: Kind
+    kv_heads: int = 0
+    head_k: int = 0
+    head_v: int = 0
+    window: int | None = None  # tokens; of a sliding window or of a chunk
+    latent: int = 0  # mla: kv_lora_rank + qk_rope_head_dim values per token, whatever the number of heads
+    state_bytes: float = 0.0  # state: of the whole model, so divided by the tensor-parallel size
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """All that memory is computed from; the notes say what was assumed."""
+
+    name: str
+    architecture: str
+    layers: tuple[Layer, ...]
+    hidden: int
+    vocabulary: int
+    max_positions: int
+    dtype: str  # in which vLLM computes: float32 is served as bfloat16
+    parameters: int | None
+    weight_bytes: float | None  # in memory, over all GPUs, without what tensor parallelism copies
+    quantization: str | None
+    notes: tuple[str, ...] = ()
+    weights_from: str = "counted from config.json"
+    heads: int = 0  # of the queries; 0 where no layer attends
+    tied: bool = False  # input embeddings and output head are one matrix
+    moe: bool = False
+    multimodal: bool = False
+    replicated: int = 0  # parameters that every GPU of a tensor-parallel group holds whole
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What config.json does not say, because the model's class implies it."""
+
+    matrices: int = 3  # of a feed-forward block: 3 with a gate, 2 without
+    tied: bool = False
+    every: int = 0  # one layer in so many sees everything, the others a window; 0: the window, if there is one, holds for all
+    learned: bool = False  # positions are a table of their own, not turned into the queries
+    wider: int = 0  # tokens that vLLM's window has beyond the configured one
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+GATED, GATED_TIED, PLAIN, PLAIN_TIED = Family(), Family(tied=True), Family(matrices=2), Family(matrices=2, tied=True)
+LEARNED = Family(matrices=2, tied=True, learned=True)
+# Defaults here and below: transformers' configuration classes, for fields that published files leave out.
+QWEN = Family(defaults={"use_sliding_window": False})
+QWEN_GATED = Family(defaults={"use_sliding_window": False, "attn_output_gate": True})
+GEMMA3 = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072}
+FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(("llama", "ministral3", "mixtral", "granite", "granitemoe", "olmo", "olmo2", "olmoe", "phi3", "phimoe"), GATED),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), QWEN),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"), QWEN),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), QWEN_GATED),
+    **dict.fromkeys(("deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4", "glm4_moe", "glm4_moe_lite", "seed_oss", "minimax_m2"), GATED),
+    **dict.fromkeys(("internlm2", "internlm3", "stablelm", "jamba", "llama4_text"), GATED),
+    **dict.fromkeys(("gemma", "cohere"), GATED_TIED),
+    "smollm3": Family(tied=True, defaults={"use_sliding_window": False}),
+    **dict.fromkeys(("gpt_neox", "gptj", "phi", "nemotron", "nemotron_h"), PLAIN),
+    **dict.fromkeys(("bloom", "starcoder2"), PLAIN_TIED),
+    **dict.fromkeys(("gpt2", "opt"), LEARNED),
+    **dict.fromkeys(("mamba", "mamba2"), GATED_TIED),
+    "falcon_mamba": GATED,
+    "mistral": Family(defaults={"sliding_window": 4096}),
+    "falcon": Family(matrices=2, tied=True, defaults={"multi_query": True}),
+    "gpt_bigcode": Family(matrices=2, tied=True, learned=True, defaults={"multi_query": True}),
+    "gpt_oss": Family(every=2, defaults={"sliding_window": 128}),
+    "olmo3": Family(every=4, defaults={"sliding_window": 4096}),
+    "gemma2": Family(tied=True, every=2, defaults={"sliding_window": 4096}),
+    "gemma3_text": Family(tied=True, every=6, defaults=GEMMA3),
+    "gemma4_text": Family(tied=True, defaults={"global_head_dim": 512}),
+    "cohere2": Family(tied=True, every=4, wider=1),
+}
+ENCODERS = {"bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "mpnet", "modernbert", "nomic_bert"}
+ENCODERS |= {"clip", "siglip", "siglip_vision_model", "vit", "wav2vec2", "dinov2"}
+CROSS = {"t5", "mt5", "bart", "mbart", "whisper", "marian", "pegasus", "m2m_100", "mllama"}
+SPARSE = {"deepseek_v32", "deepseek_v4", "deepseek_v41", "glm_moe_dsa"}
+DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "half": 2, "float": 4}
+KINDS: dict[str, Kind] = {
+    "full_attention": "full",
+    "attention": "full",
+    "sliding_attention": "window",
+    "chunked_attention": "chunked",
+    "linear_attention": "state",
+    "mamba": "state",
+}
+
+
+def shape(config: Mapping[str, Any], name: str = "") -> ModelShape:
+    """The shape that a config.json describes; raises BadModel."""
+    where = f"{name}/config.json" if name else "config.json"
+    text = _text(config, where)
+    model_type = _model_type(config, text, where)
+    family = FAMILIES[model_type]
+    fields = Fields(where, text, family.defaults)
+    layers = _layers(fields, model_type, family)
+    count = _count(fields, model_type, family, layers, tied := _tied(config, text, family))
+    dtype, notes = _dtype(config, text)
+    quantization = config.get("quantization_config") or text.get("quantization_config") or config.get("compression_config")
+    how = weights.stored(quantization) if isinstance(quantization, Mapping) else None
+    unknown = isinstance(quantization, Mapping) and how is None
+    method = str(quantization.get("quant_method")) if isinstance(quantization, Mapping) else None
+    multimodal = any(isinstance(config.get(part), Mapping) for part in ("vision_config", "audio_config"))
+    if multimodal:
+        notes += ("the tower for images or sound is not in the counted parameters; a folder with the weights has it",)
+    if unknown:
+        notes += (f"how {method!r} stores weights is not known here: give a folder with the weights",)
+    architectures = config.get("architectures")
+    return ModelShape(
+        name=name or str(config.get("_name_or_path") or model_type),
+        architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else model_type,
+        layers=layers,
+        hidden=fields.whole(*HIDDEN),
+        vocabulary=fields.whole("vocab_size"),
+        max_positions=_positions(fields, layers),
+        dtype=dtype,
+        parameters=count.total,
+        weight_bytes=None if unknown else weights.counted_bytes(count, DTYPES[dtype], how),
+        quantization=method,
+        notes=notes + _assumed(layers) + (how.notes if how else ()),
+        heads=_heads(fields)[0] if _grows(layers) else 0,
+        tied=tied,
+        moe=count.experts > 0,
+        multimodal=multimodal,
+        replicated=count.replicated,
+    )
+
+
+def _assumed(layers: tuple[Layer, ...]) -> tuple[str, ...]:
+    """What the kinds of layers leave open."""
+    kinds = {layer.kind for layer in layers}
+    notes: tuple[str, ...] = ()
+    if {"chunked", "full"} <= kinds:
+        notes += ("vLLM keeps chunked layers whole unless VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1 is set; computed so here",)
+    if "state" in kinds:
+        notes += (f"layers with a state make vLLM choose its block size from the backend: {READ_THE_LOG} before relying on the figure",)
+    return notes
+
+
+def read(path: Path) -> ModelShape:
+    """The shape of a model's folder, or of a config.json alone; a folder's own files say what the weights take. Raises BadModel."""
+    folder, file = (path, path / "config.json") if path.is_dir() else (path.parent, path)
+    if not file.is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise BadModel(f"{folder}: this is an adapter (adapter_config.json); give the folder of the model that it adapts")
+        raise BadModel(f"{file}: there is no such file; give a model's folder or its config.json")
+    found = shape(weights.read_json(file), folder.resolve().name)
+    measured = weights.file_bytes(folder, len(found.layers)) if path.is_dir() else None
+    if measured is None:
+        return found
+    size, source = measured
+    if "headers" not in source and any("float32" in note for note in found.notes):
+        size /= 2
+    kept = tuple(note for note in found.notes if "folder with the weights" not in note)
+    return replace(found, weight_bytes=size, weights_from=source, notes=kept)
+
+
+def _text(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The part of the configuration that describes the language model; raises BadModel for what is no language model."""
+    if not isinstance(config, Mapping):
+        raise BadModel(f"{where}: this should be a JSON object and is a {type(config).__name__}; give a model's own config.json")
+    if not config:
+        raise BadModel(f"{where}: this is empty; give the config.json that lies beside the model's weights")
+    if "_class_name" in config or "_diffusers_version" in config:
+        raise BadModel(f"{where}: this is a diffusion pipeline, which keeps no KV cache; give a language model")
+    for nested in ("text_config", "language_config", "llm_config"):
+        if isinstance(config.get(nested), Mapping):
+            return config[nested]  # type: ignore[no-any-return]  # checked on the line before
+    return config
+
+
+def _model_type(config: Mapping[str, Any], text: Mapping[str, Any], where: str) -> str:
+    """The family that this configuration names; raises BadModel where it is not known here."""
+    found = text.get("model_type") or config.get("model_type")
+    if not isinstance(found, str):
+        raise BadModel(f"{where}: model_type is missing, so the architecture is not known; give the model's whole config.json")
+    if found in ENCODERS:
+        raise BadModel(f"{where}: {found} is an encoder and keeps no KV cache; give a model that generates text")
+    if found in CROSS or config.get("is_encoder_decoder") is True:
+        raise BadModel(f"{where}: {found} has an encoder whose states are cached too, which is not computed here; {READ_THE_LOG}")
+    if found in SPARSE or text.get("index_topk") is not None:
+        raise BadModel(f"{where}: {found} keeps an index beside its KV cache, which is not computed here; {READ_THE_LOG}")
+    if found not in FAMILIES:
+        raise BadModel(f"{where}: the architecture {found!r} is not known here; {READ_THE_LOG}, or name its bytes per token yourself")
+    return found
+
+
+def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """The type that vLLM computes in, and what was assumed."""
+    named = next((str(level[key]) for level in (text, config) for key in ("dtype", "torch_dtype") if level.get(key)), None)
+    if named is None:
+        return "bfloat16", ("config.json names no dtype; bfloat16 assumed",)
+    named = named.removeprefix("torch.")
+    if named in ("float32", "float"):
+        return "bfloat16", ("the model is stored as float32; vLLM serves it as bfloat16 unless told otherwise",)
+    if named not in DTYPES:
+        raise BadModel(f"config.json: dtype {named!r} is not one that vLLM computes in (float16, bfloat16, float32)")
+    return ("float16" if named == "half" else named), ()
+
+
+def _tied(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> bool:
+    for level in (text, config):
+        if isinstance(level.get("tie_word_embeddings"), bool):
+            return bool(level["tie_word_embeddings"])
+    return family.tied
+
+
+def _heads(fields: Fields) -> tuple[int, int, int]:
+    """Query heads, KV heads and the size of a head."""
+    heads = fields.whole("num_attention_heads", "n_head", "n_heads", largest=10_000)
+    names = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
+    one = fields.switch("multi_query") and not fields.switch("new_decoder_architecture")
+    kv_heads = 1 if one else fields.whole(*names, default=heads, largest=10_000)
+    if kv_heads > heads:
+        raise BadModel(f"{fields.where}: {kv_heads} KV heads for {heads} attention heads cannot be; one of the two fields is wrong")
+    hidden = fields.whole(*HIDDEN)
+    if fields.get("kv_lora_rank") is not None:
+        return heads, kv_heads, 0  # a latent has no heads; what it is projected to is read where it is counted
+    named = [key for key in ("head_dim", "attention_head_dim", "hidden_size_per_head") if fields.get(key) is not None]
+    if not named and hidden % heads:
+        raise BadModel(f"{fields.where}: {heads} attention heads do not divide hidden_size {hidden}, and head_dim is missing")
+    return heads, kv_heads, fields.whole(*named, largest=10_000) if named else hidden // heads
+
+
+def _layers(fields: Fields, model_type: str, family: Family) -> tuple[Layer, ...]:
+    """One Layer per block of the model, in order."""
+    number = fields.whole("num_hidden_layers", "n_layer", "n_layers", "num_layers", largest=2000)
+    if model_type in ("mamba", "mamba2", "falcon_mamba"):
+        return (Layer("state", state_bytes=_state_bytes(fields, model_type)),) * number
+    if fields.get("per_layer_config"):
+        raise BadModel(f"{fields.where}: its layers differ from one another (per_layer_config), which is not computed here; {READ_THE_LOG}")
+    _, kv_heads, size = _heads(fields)
+    if fields.get("kv_lora_rank") is not None:
+        return (Layer("mla", 1, latent=fields.whole("kv_lora_rank") + fields.whole("qk_rope_head_dim")),) * number
+    kinds = _kinds(fields, model_type, family, number)
+    window = _window(fields, family, kinds)
+    chunk = fields.whole("attention_chunk_size", default=8192) if "chunked" in kinds else None
+    state = _state_bytes(fields, model_type) if "state" in kinds else 0.0
+    shared = number - fields.count("num_kv_shared_layers")
+    layers = []
+    for place, kind in enumerate(kinds):
+        if kind == "none" or place >= shared:
+            layers.append(Layer("none"))
+        elif kind == "state":
+            layers.append(Layer("state", state_bytes=state))
+        elif kind == "full" and model_type == "gemma4_text":
+            wide = fields.whole("global_head_dim")
+            layers.append(Layer("full", fields.whole("num_global_key_value_heads", default=kv_heads), wide, wide))
+        else:
+            limit = window if kind == "window" else chunk if kind == "chunked" else None
+            layers.append(Layer(kind, kv_heads, size, size, limit))
+    return tuple(layers)
+
+
+def _kinds(fields: Fields, model_type: str, family: Family, number: int) -> tuple[Kind, ...]:
+    """What each layer is: as config.json lists it, else as the family's own rule has it."""
+    if model_type == "nemotron_h":
+        pattern = fields.get("hybrid_override_pattern")
+        if not isinstance(pattern, str) or len(pattern) != number or set(pattern) - set("M*E-"):
+            raise BadModel(f"{fields.where}: hybrid_override_pattern should be {number} letters out of M * E -; take the whole config.json")
+        named: dict[str, Kind] = {"M": "state", "*": "full"}
+        return tuple(named.get(letter, "none") for letter in pattern)
+    if model_type == "jamba":
+        period, offset = fields.whole("attn_layer_period"), fields.count("attn_layer_offset")
+        return tuple("full" if place % period == offset else "state" for place in range(number))
+    if (listed := fields.names("layer_types", number)) is not None and model_type != "gpt_oss":
+        if unknown := set(listed) - set(KINDS):
+            raise BadModel(f"{fields.where}: layer_types names {sorted(unknown)[0]!r}, which is not known here; {READ_THE_LOG}")
+        return tuple(KINDS[word] for word in listed)
+    if model_type in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        every = fields.whole("full_attention_interval", default=4)
+        return tuple("state" if (place + 1) % every else "full" for place in range(number))
+    if model_type == "llama4_text":
+        return tuple("chunked" if (place + 1) % 4 else "full" for place in range(number))
+    off = not fields.get("sliding_window") or fields.get("use_sliding_window") is False
+    first = number if off else fields.count("max_window_layers") if fields.get("use_sliding_window") is True else 0
+    every = fields.whole("sliding_window_pattern", default=family.every) if family.every else number + 1
+    kinds: list[Kind] = ["window" if place >= first and (place + 1) % every else "full" for place in range(number)]
+    return tuple(kinds)
+
+
+def _window(fields: Fields, family: Family, kinds: tuple[Kind, ...]) -> int | None:
+    return fields.whole("sliding_window") + family.wider if "window" in kinds else None
+
+
+def _state_bytes(fields: Fields, model_type: str) -> float:
+    """Bytes of one layer's state for one request: the last inputs of the convolution, and the recurrent state.
+
+    Source: vLLM model_executor/layers/mamba/mamba_utils.py. The convolution keeps the model's type (2 bytes), the state the type that the
+    configuration names, else float32 for Nemotron-H and the model's own type for the others."""
+    named = fields.get("mamba_ssm_dtype") or fields.get("mamba_ssm_cache_dtype") or ("float32" if model_type == "nemotron_h" else "bfloat16")
+    cell = DTYPES.get(str(named), 2)
+    kernel = fields.whole("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel", default=4) - 1
+    if model_type in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        heads, key, value = fields.whole("linear_num_value_heads"), fields.whole("linear_key_head_dim"), fields.whole("linear_value_head_dim")
+        return (2 * fields.whole("linear_num_key_heads") * key + heads * value) * kernel * 2 + heads * key * value * cell
+    if model_type in ("nemotron_h", "mamba2"):
+        inner, conv, _ = weights.mamba2_sizes(fields)
+        return conv * kernel * 2 + inner * fields.whole("ssm_state_size", "state_size") * cell
+    inner, state, _ = weights.mamba1_sizes(fields)
+    return inner * kernel * 2 + inner * state * cell
+
+
+def _count(fields: Fields, model_type: str, family: Family, layers: tuple[Layer, ...], tied: bool) -> weights.Count:
+    """The model's parameters."""
+    hidden, vocabulary = fields.whole(*HIDDEN), fields.whole("vocab_size")
+    count = weights.Count(embeddings=vocabulary * hidden * (1 if tied else 2))
+    if family.learned:
+        count.embeddings += _positions(fields, layers) * hidden
+    if own := fields.count("hidden_size_per_layer_input"):  # Gemma 4: a small table of its own for every layer, and its projections
+        count.embeddings += fields.whole("vocab_size_per_layer_input", default=vocabulary) * own * len(layers)
+        count.linear += 3 * hidden * own * len(layers)
+    stateful = [layer.kind == "state" for layer in layers]
+    heads, _, size = _heads(fields) if not all(stateful) else (0, 0, 0)
+    for place, layer in enumerate(layers):
+        if layer.kind == "state":
+            count.linear += _mixer(fields, model_type)
+        elif layer.kind == "mla":
+            whole, copied = weights.latent_attention(fields, heads)
+            count.linear += whole
+            count.replicated += copied
+        elif model_type != "nemotron_h" or layer.kind == "full":
+            k, v = (layer.head_k, layer.head_v) if layer.kind != "none" else (size, size)  # a shared cache leaves queries and output
+            count.linear += weights.attention(fields, heads, layer.kv_heads, k, v)
+        _feed_forward(fields, model_type, family, place, layer, count)
+    return count
+
+
+def _mixer(fields: Fields, model_type: str) -> int:
+    if model_type in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        return weights.delta_net(fields)
+    return weights.mamba2(fields) if model_type in ("nemotron_h", "mamba2") else weights.mamba1(fields)
+
+
+def _feed_forward(fields: Fields, model_type: str, family: Family, place: int, layer: Layer, count: weights.Count) -> None:
+    """Adds one layer's feed-forward block: a dense one, or a router with its experts."""
+    if model_type in ("mamba", "mamba2", "falcon_mamba"):
+        return
+    hidden = fields.whole(*HIDDEN)
+    letter = fields.get("hybrid_override_pattern")[place] if model_type == "nemotron_h" else ""
+    if letter in ("M", "*"):
+        return
+    inner = fields.whole("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", default=4 * hidden)
+    experts = fields.count("num_experts", "num_local_experts", "n_routed_experts")
+    routed = experts > 0 and _is_routed(fields, model_type, place, letter)
+    if not routed or model_type == "gemma4_text":
+        dense = fields.whole("intermediate_size_mlp", default=inner) if model_type == "llama4_text" else inner
+        twice = fields.switch("use_double_wide_mlp") and layer.kind == "none"
+        count.linear += family.matrices * hidden * dense * (2 if twice else 1)
+    if not routed:
+        return
+    each = fields.whole("moe_intermediate_size", default=inner)
+    shared = fields.count("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
+    shared = shared or fields.count("n_shared_experts") * each or (inner if model_type == "llama4_text" else 0)
+    count.experts += experts * family.matrices * hidden * each
+    count.linear += family.matrices * hidden * shared
+    count.kept += hidden * experts
+    count.replicated += hidden * experts
+
+
+def _is_routed(fields: Fields, model_type: str, place: int, letter: str) -> bool:
+    """Whether this layer has experts; the rules are those of the models' own classes."""
+    if model_type == "nemotron_h":
+        return letter == "E"
+    if model_type == "jamba":
+        return place % fields.whole("expert_layer_period") == fields.count("expert_layer_offset")
+    if model_type == "llama4_text":
+        return (place + 1) % fields.whole("interleave_moe_layer_step", default=1) == 0
+    if (listed := fields.names("mlp_layer_types", fields.whole("num_hidden_layers"))) is not None:
+        return listed[place] == "sparse"
+    if fields.get("first_k_dense_replace") is not None:
+        return place >= fields.count("first_k_dense_replace") and place % fields.whole("moe_layer_freq", default=1) == 0
+    dense = fields.get("mlp_only_layers") or []
+    return place not in dense and (place + 1) % fields.whole("decoder_sparse_step", default=1) == 0
+
+
+def _positions(fields: Fields, layers: tuple[Layer, ...]) -> int:
+    """The longest context that the model was made for; where only states are kept, nothing bounds it."""
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    return fields.whole(*names, default=None if _grows(layers) else 2**17)
+
+
+def _grows(layers: tuple[Layer, ...]) -> bool:
+    return any(layer.kind not in ("state", "none") for layer in layers)

@@ -1,0 +1,202 @@
+"""Parameters counted from a model's shape, and the bytes that they take: by quantization, or as the files themselves say.
+
+Counted are the matrices; norms and biases are left out, which is below 0.1 % of any model of use. Source of the shapes: vLLM 0.32,
+model_executor/models."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stack.capacity.fields import HIDDEN, BadModel, Fields
+
+SIZES = {"F64": 8, "F32": 4}  # types that vLLM casts to two bytes; all others stay as they are
+LARGEST_HEADER = 100 * 2**20  # of a safetensors file; the format's own limit
+TOWER = re.compile("vis(?:ion|ual)|audio")  # has layers of its own, numbered for themselves
+OTHER_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+@dataclass(slots=True)
+class Count:
+    """Parameters by how they are stored and divided."""
+
+    embeddings: int = 0  # and the output head; hardly any quantization touches them
+    linear: int = 0
+    experts: int = 0
+    kept: int = 0  # routers and state matrices, never quantized
+    replicated: int = 0  # of all these: held whole by every GPU of a tensor-parallel group
+
+    @property
+    def total(self) -> int:
+        return self.embeddings + self.linear + self.experts + self.kept
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Bytes per parameter of a quantized checkpoint; None where a kind keeps the model's own type."""
+
+    method: str
+    linear: float | None
+    experts: float | None
+    notes: tuple[str, ...] = field(default=())
+
+
+def attention(fields: Fields, heads: int, kv_heads: int, head_k: int, head_v: int) -> int:
+    """Parameters of one layer's query, key, value and output projections; a gated output doubles the queries (Qwen3-Next)."""
+    hidden = fields.whole(*HIDDEN)
+    queries = heads * head_k * (2 if fields.switch("attn_output_gate") else 1)
+    return hidden * (queries + kv_heads * (head_k + head_v) + heads * head_v)
+
+
+def latent_attention(fields: Fields, heads: int) -> tuple[int, int]:
+    """Parameters of one layer of multi-head latent attention, and those among them that every GPU holds (the two down-projections)."""
+    hidden, rank = fields.whole("hidden_size"), fields.whole("kv_lora_rank")
+    nope, rope, value = fields.whole("qk_nope_head_dim"), fields.whole("qk_rope_head_dim"), fields.whole("v_head_dim")
+    low = fields.count("q_lora_rank")
+    down = hidden * (low + rank + rope)
+    up = (low or hidden) * heads * (nope + rope) + rank * heads * (nope + value) + heads * value * hidden
+    return down + up, down
+
+
+def mamba1(fields: Fields) -> int:
+    """Parameters of one Mamba mixer (Jamba, Falcon-Mamba)."""
+    hidden, inner, state, rank = fields.whole("hidden_size"), *mamba1_sizes(fields)
+    return inner * (3 * hidden + 2 * rank + 3 * state + fields.whole("mamba_d_conv", "conv_kernel", default=4))
+
+
+def mamba1_sizes(fields: Fields) -> tuple[int, int, int]:
+    """Inner width, state width, rank of the time step."""
+    hidden = fields.whole("hidden_size")
+    inner = fields.whole("mamba_expand") * hidden if fields.get("mamba_expand") is not None else fields.whole("intermediate_size")
+    rank = fields.get("mamba_dt_rank", fields.get("time_step_rank"))
+    return inner, fields.whole("mamba_d_state", "state_size"), rank if isinstance(rank, int) else -(-hidden // 16)
+
+
+def mamba2(fields: Fields) -> int:
+    """Parameters of one Mamba-2 mixer (Nemotron-H)."""
+    hidden, inner, conv, heads = fields.whole("hidden_size"), *mamba2_sizes(fields)
+    return hidden * (2 * inner + conv - inner + heads) + conv * fields.whole("conv_kernel", default=4) + inner * hidden
+
+
+def mamba2_sizes(fields: Fields) -> tuple[int, int, int]:
+    """Inner width, width of the convolution, heads."""
+    heads = fields.whole("mamba_num_heads", "num_heads")
+    inner = heads * fields.whole("mamba_head_dim", "head_dim")
+    return inner, inner + 2 * fields.whole("n_groups") * fields.whole("ssm_state_size", "state_size"), heads
+
+
+def delta_net(fields: Fields) -> int:
+    """Parameters of one gated delta net (Qwen3-Next, Qwen3.5)."""
+    hidden = fields.whole("hidden_size")
+    keys = fields.whole("linear_num_key_heads") * fields.whole("linear_key_head_dim")
+    value_heads = fields.whole("linear_num_value_heads")
+    values = value_heads * fields.whole("linear_value_head_dim")
+    kernel = fields.whole("linear_conv_kernel_dim")
+    return hidden * (2 * keys + 2 * values + 2 * value_heads) + (2 * keys + values) * kernel + values * hidden
+
+
+def stored(quantization: Mapping[str, Any]) -> Stored | None:
+    """How a quantization_config stores its linear layers and experts; None where that is not known here.
+
+    Scales: fp8 one float32 per 128 x 128 block; awq and gptq a float16 and a zero point per group; mxfp4 one byte per 32; nvfp4 one byte
+    per 16; bitsandbytes one float32 per 64, or one byte where the scales are quantized again."""
+    method = str(quantization.get("quant_method", "")).lower().replace("_", "-")
+    group = quantization.get("group_size")
+    group = group if isinstance(group, int) and group > 0 else None
+    if method in ("fp8", "fbgemm-fp8", "modelopt", "ptpc-fp8"):
+        return Stored(method, 1 + 4 / 128**2, 1 + 4 / 128**2)
+    if method in ("awq", "gptq", "auto-round", "awq-marlin", "gptq-marlin"):
+        bits = quantization.get("bits", quantization.get("w_bit", 4))
+        if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 8:
+            raise BadModel(f"quantization_config: bits should lie between 2 and 8 and is {bits!r}")
+        each = bits / 8 + ((2 + bits / 8) / group if group else 0)
+        return Stored(method, each, each)
+    if method in ("mxfp4", "gpt-oss-mxfp4"):
+        return Stored(method, None, 0.5 + 1 / 32, ("vLLM's kernels may pad the experts' matrices: gpt-oss was measured 7 % above this count",))
+    if method in ("modelopt-fp4", "nvfp4"):
+        return Stored(method, 0.5 + 1 / 16, 0.5 + 1 / 16)
+    if method == "bitsandbytes":
+        four = 0.5 + (1 / 64 + 4 / (64 * 256) if quantization.get("bnb_4bit_use_double_quant") else 4 / 64)
+        each = four if quantization.get("load_in_4bit") else 1.0
+        return Stored(method, each, each)
+    if method == "compressed-tensors":
+        return _compressed(quantization)
+    return None
+
+
+def _compressed(quantization: Mapping[str, Any]) -> Stored | None:
+    groups = quantization.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    scheme = first.get("weights") if isinstance(first, Mapping) else None
+    bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
+    if not isinstance(scheme, Mapping) or isinstance(bits, bool) or not isinstance(bits, int):
+        return None
+    group = scheme.get("group_size")
+    scale = (1 if scheme.get("type") == "float" and bits == 4 else 2) / group if isinstance(group, int) and group > 0 else 0
+    return Stored("compressed-tensors", bits / 8 + scale, bits / 8 + scale)
+
+
+def counted_bytes(count: Count, cell: float, how: Stored | None) -> float:
+    """Bytes of these parameters in memory; cell is the size of the model's own type."""
+    linear = cell if how is None or how.linear is None else how.linear
+    experts = cell if how is None or how.experts is None else how.experts
+    return (count.embeddings + count.kept) * cell + count.linear * linear + count.experts * experts
+
+
+def file_bytes(folder: Path, layers: int) -> tuple[float, str] | None:
+    """What the weights in a model's folder take in memory, and where that was read; None where there are none.
+
+    The headers of the safetensors files are read (8 bytes and the length that they give), never the tensors. Layers beyond the model's own
+    are left out: vLLM loads them only for speculative decoding. Float32 is counted at the two bytes that vLLM casts it to."""
+    index = folder / "model.safetensors.index.json"
+    wanted = None
+    if index.is_file():
+        listed = read_json(index)
+        names = listed.get("weight_map", {})
+        wanted = sorted({str(name) for name in names.values()}) if isinstance(names, Mapping) else None
+        present = wanted is not None and all((folder / name).is_file() for name in wanted)
+        total = listed.get("metadata", {}).get("total_size") if isinstance(listed.get("metadata"), Mapping) else None
+        if not present and isinstance(total, int | float) and total > 0:
+            return float(total), f"total_size in {index.name}"
+    files = [folder / name for name in wanted] if wanted else sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
+    if files and all(path.is_file() for path in files):
+        return float(sum(_tensor_bytes(path, layers) for path in files)), f"headers of {len(files)} safetensors file{'s' if len(files) > 1 else ''}"
+    binaries = sorted(folder.glob("pytorch_model*.bin"))
+    return (float(sum(path.stat().st_size for path in binaries)), "sizes of the .bin files") if binaries else None
+
+
+def _tensor_bytes(path: Path, layers: int) -> int:
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= LARGEST_HEADER:
+            raise BadModel(f"{path}: this is not a safetensors file; is the download complete?")
+        try:
+            tensors = {name: tensor for name, tensor in json.loads(file.read(length)).items() if name != "__metadata__"}
+            return sum(_loaded(name, tensor["dtype"], tensor["data_offsets"], layers) for name, tensor in tensors.items())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise BadModel(f"{path}: the header cannot be read; is the download complete?") from None
+
+
+def _loaded(name: str, dtype: str, offsets: list[int], layers: int) -> int:
+    """Bytes that one tensor takes once vLLM has loaded it."""
+    layer = OTHER_LAYER.search(name)
+    if layer and int(layer[1]) >= layers and not TOWER.search(name):
+        return 0
+    size = offsets[1] - offsets[0]
+    return size * 2 // SIZES[dtype] if dtype in SIZES and "scale" not in name else size
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        raise BadModel(f"{path}: this cannot be read as JSON; is the download complete?") from None
+    if not isinstance(value, dict):
+        raise BadModel(f"{path}: this should be a JSON object and is a {type(value).__name__}; give a model's own file")
+    return value
