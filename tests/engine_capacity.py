@@ -28,7 +28,10 @@ def layer_spec(layer, case, block):
         mode = "align" if case["prefix_caching"] else "none"
         state = int(layer["state_bytes"] // case["tensor_parallel"])
         padded = case.get("state_page")
-        return MambaSpec(block_size=block, shapes=((state,),), dtypes=(torch.uint8,), mamba_cache_mode=mode, page_size_padded=padded)
+        return MambaSpec(
+            block_size=block, shapes=((state,),), dtypes=(torch.uint8,), mamba_cache_mode=mode, page_size_padded=padded,
+            num_prefill_checkpoint_blocks=layer["checkpoints"],
+        )
     return FullAttentionSpec(num_kv_heads=heads, head_size=layer["head_k"], head_size_v=layer["head_v"], **common)
 
 

@@ -33,7 +33,7 @@ DOORS = {
     "pynvml": ("exporters/gpu_nvml.py",),
     "prometheus_client": ("exporters/catalogue/page.py", "stack/gateway/metrics.py"),
     "rich": (
-        *(f"stack/cli/{topic}.py" for topic in ("alerts", "bench", "cost", "gateway", "lab", "metrics", "runbook", "tuning")),
+        *(f"stack/cli/{topic}.py" for topic in ("alerts", "bench", "capacity", "cost", "doctor", "gateway", "lab", "metrics", "runbook", "tuning")),
         "stack/drill/run.py",
         "stack/lab/up.py",
     ),

@@ -71,8 +71,17 @@ def once(metric: Metric, by: Sequence[str] = BY, where: Matchers = ()) -> str:
 
 def lowest(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
     """The least that a gauge was within the window, its engines combined like its present value: more than 0 means at every scrape."""
-    _expect(metric, Kind.GAUGE)
-    return f"{metric.across} by ({', '.join(by)}) ({_each(metric, where, f'min_over_time({{}}[{window}])')})"
+    return _over_time("min", metric, window, by, where)
+
+
+def average(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+    """What a gauge was on average within the window, its engines combined like its present value."""
+    return _over_time("avg", metric, window, by, where)
+
+
+def highest(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+    """The most that a gauge was at any scrape within the window, its engines combined like its present value, whenever each had its most."""
+    return _over_time("max", metric, window, by, where)
 
 
 def rise(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
@@ -206,6 +215,11 @@ def _gauge(metric: Metric, across: Across, by: Sequence[str], where: Matchers, o
     _expect(metric, Kind.GAUGE)
     inner = _each(metric, where, "{}" + (f" offset {offset}" if offset else ""))
     return f"{across} by ({', '.join(by)}) ({inner})" if by else f"{across}({inner})"
+
+
+def _over_time(function: str, metric: Metric, window: str, by: Sequence[str], where: Matchers) -> str:
+    _expect(metric, Kind.GAUGE)
+    return f"{metric.across} by ({', '.join(by)}) ({_each(metric, where, f'{function}_over_time({{}}[{window}])')})"
 
 
 def _rates(metric: Metric, part: str, window: str, where: Matchers, offset: str) -> str:

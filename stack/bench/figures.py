@@ -25,11 +25,14 @@ QUANTILES = {"p50": 50, "p95": 95, "p99": 99}
 @dataclass(frozen=True, slots=True)
 class Startup:
     """What an engine's start-up log says of its memory, in bytes, and how many tokens its KV cache holds. used: weights, the peak of a forward pass,
-    and whatever else is not the KV cache's."""
+    and whatever else is not the KV cache's. concurrency: how many requests of longest_tokens the cache holds at once."""
 
     used: float | None = None
     kv: float | None = None
     kv_tokens: int | None = None
+    weights: float | None = None
+    concurrency: float | None = None
+    longest_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +143,20 @@ def cache_labels(page: Page) -> Mapping[str, str]:
 # "Actual usage is 15.1 GiB for consumed memory (weights + non-torch), 1.4 GiB for peak activation, and 0.5 GiB for CUDAGraph memory."
 _USED = re.compile(r"Actual usage is (.*?memory)\b(?=\. )")
 _PART = re.compile(r"([\d.]+) GiB for ")
-_KV = re.compile(r"Available KV cache memory: ([\d.]+) GiB")
+_KV = re.compile(r"Available KV cache memory: ([\d.]+) GiB|(?:Explicitly|Auto) set \(([\d.]+)/[\d.]+\) GiB for KV cache")  # on GPUs; on CPUs
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
+_WEIGHTS = re.compile(r"Model loading took ([\d.]+) Gi?B")
+_CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
 
 
 def startup(log: str) -> Startup:
     """What vLLM said when it started. Of several workers the first one; what it did not say is None."""
-    used, kv, tokens = _USED.search(log), _KV.search(log), _KV_TOKENS.search(log)
+    used, kv, tokens, weights, most = (each.search(log) for each in (_USED, _KV, _KV_TOKENS, _WEIGHTS, _CONCURRENCY))
     return Startup(
         used=sum(map(float, _PART.findall(used[1]))) * GIB if used else None,
-        kv=float(kv[1]) * GIB if kv else None,
+        kv=float(kv[1] or kv[2]) * GIB if kv else None,
         kv_tokens=int(tokens[1].replace(",", "")) if tokens else None,
+        weights=float(weights[1]) * GIB if weights else None,
+        concurrency=float(most[2]) if most else None,
+        longest_tokens=int(most[1].replace(",", "")) if most else None,
     )

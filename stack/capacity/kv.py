@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 
 from stack.capacity.model import Layer, ModelShape
@@ -42,7 +43,7 @@ class Serving:
     max_num_batched_tokens: int = 8192  # of the API server on H100 and H200; 16384 from 160 GiB, 2048 below 70 GiB and on A100 (arg_utils.py)
     gpu_memory_utilization: float = 0.92  # config/cache.py
     async_scheduling: bool = True  # one step more in flight, whose blocks of a window are not yet free
-    prefix_caching: bool = True  # a state then keeps two blocks, not one
+    prefix_caching: bool = True  # a state then keeps two blocks or three, not one
     hybrid_manager: bool = True  # without it (--disable-hybrid-kv-cache-manager) windows are kept whole
 
     def __post_init__(self) -> None:
@@ -86,13 +87,14 @@ class Page:
     tokens: int  # in a block
     bytes: float
     window: int | None = None
+    checkpoints: int = 0  # of a state
 
     def blocks(self, tokens: int, serving: Serving) -> int:
         """Blocks that a request of so many tokens may hold.
 
         window: min(W - 1 + in flight, tokens) / block, and one more because a window need not begin with a block."""
         if self.kind == "state":
-            return 2 if serving.prefix_caching else 1
+            return 2 + self.checkpoints if serving.prefix_caching else 1
         if self.window is not None:
             return ceil(min(self.window - 1 + serving.in_flight, tokens) / self.tokens) + 1
         return ceil(tokens / self.tokens)
@@ -190,7 +192,7 @@ def _page(layer: Layer, shape: ModelShape, serving: Serving) -> Page | None:
     if layer.kind == "none":
         return None
     if layer.kind == "state":
-        return Page("state", serving.block_size, layer.state_bytes / serving.tensor_parallel)
+        return Page("state", serving.block_size, layer.state_bytes / serving.tensor_parallel, checkpoints=layer.checkpoints)
     if layer.kind == "mla":
         each = BLOBS[named] if named in BLOBS else layer.latent * SERVED[named][0] + 2 * SERVED[named][1]
         return Page("mla", serving.block_size, serving.block_size * each)
@@ -208,7 +210,8 @@ def _page(layer: Layer, shape: ModelShape, serving: Serving) -> Page | None:
     return Page("full", serving.block_size, serving.block_size * each)  # a chunk too: vLLM keeps it whole by default
 
 
-def _groups(shape: ModelShape, serving: Serving) -> list[Group]:
+@lru_cache(maxsize=256)  # a plan asks for the same ones hundreds of times
+def _groups(shape: ModelShape, serving: Serving) -> tuple[Group, ...]:
     """The layers in groups of one block table each: get_kv_cache_groups, for layouts that keep a layer's blocks together (all of CUDA's)."""
     pages = {place: page for place, layer in enumerate(shape.layers) if (page := _page(layer, shape, serving)) is not None}
     if not pages:
@@ -217,8 +220,8 @@ def _groups(shape: ModelShape, serving: Serving) -> list[Group]:
     if not serving.hybrid_manager and any(page.kind == "full" for page in pages.values()):
         pages = {place: replace(page, kind="full", window=None) if page.kind == "window" else page for place, page in pages.items()}
     if _alike(list(pages.values())):
-        return [Group(tuple(pages), tuple(pages.values()))]
-    return _equal_groups(_equal_pages(pages))
+        return (Group(tuple(pages), tuple(pages.values())),)
+    return tuple(_equal_groups(_equal_pages(pages)))
 
 
 def _alike(pages: Sequence[Page]) -> bool:

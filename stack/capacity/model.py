@@ -17,6 +17,7 @@ from stack.capacity.fields import HIDDEN, BadModel, Fields
 __all__ = ["BadModel", "Layer", "ModelShape", "read", "shape"]
 
 Kind = Literal["full", "window", "chunked", "mla", "state", "none"]
+_MAMBA2 = ("nemotron_h", "mamba2")
 READ_THE_LOG = "read the line 'GPU KV cache size' of vLLM's start-up log instead"
 
 
@@ -31,6 +32,7 @@ class Layer:
     window: int | None = None  # tokens; of a sliding window or of a chunk
     latent: int = 0  # mla: kv_lora_rank + qk_rope_head_dim values per token, whatever the number of heads
     state_bytes: float = 0.0  # state: of the whole model, so divided by the tensor-parallel size
+    checkpoints: int = 0  # state: blocks that prefix caching keeps of a request beside the two of every state
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ def _layers(fields: Fields, model_type: str, family: Family) -> tuple[Layer, ...
     """One Layer per block of the model, in order."""
     number = fields.whole("num_hidden_layers", "n_layer", "n_layers", "num_layers", largest=2000)
     if model_type in ("mamba", "mamba2", "falcon_mamba"):
-        return (Layer("state", state_bytes=_state_bytes(fields, model_type)),) * number
+        return (_state(fields, model_type),) * number
     if fields.get("per_layer_config"):
         raise BadModel(f"{fields.where}: its layers differ from one another (per_layer_config), which is not computed here; {READ_THE_LOG}")
     _, kv_heads, size = _heads(fields)
@@ -262,14 +264,13 @@ def _layers(fields: Fields, model_type: str, family: Family) -> tuple[Layer, ...
     kinds = _kinds(fields, model_type, family, number)
     window = _window(fields, family, kinds)
     chunk = fields.whole("attention_chunk_size", default=8192) if "chunked" in kinds else None
-    state = _state_bytes(fields, model_type) if "state" in kinds else 0.0
     shared = number - fields.count("num_kv_shared_layers")
     layers = []
     for place, kind in enumerate(kinds):
         if kind == "none" or place >= shared:
             layers.append(Layer("none"))
         elif kind == "state":
-            layers.append(Layer("state", state_bytes=state))
+            layers.append(_state(fields, model_type))
         elif kind == "full" and model_type == "gemma4_text":
             wide = fields.whole("global_head_dim")
             layers.append(Layer("full", fields.whole("num_global_key_value_heads", default=kv_heads), wide, wide))
@@ -310,6 +311,11 @@ def _window(fields: Fields, family: Family, kinds: tuple[Kind, ...]) -> int | No
     return fields.whole("sliding_window") + family.wider if "window" in kinds else None
 
 
+def _state(fields: Fields, model_type: str) -> Layer:
+    """A layer with a state. Mamba 2 keeps one more block, for the checkpoint within a prefill (vLLM mamba_mixer2.py, get_kv_cache_spec)."""
+    return Layer("state", state_bytes=_state_bytes(fields, model_type), checkpoints=int(model_type in _MAMBA2))
+
+
 def _state_bytes(fields: Fields, model_type: str) -> float:
     """Bytes of one layer's state for one request: the last inputs of the convolution, and the recurrent state.
 
@@ -321,7 +327,7 @@ def _state_bytes(fields: Fields, model_type: str) -> float:
     if model_type in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         heads, key, value = fields.whole("linear_num_value_heads"), fields.whole("linear_key_head_dim"), fields.whole("linear_value_head_dim")
         return (2 * fields.whole("linear_num_key_heads") * key + heads * value) * kernel * 2 + heads * key * value * cell
-    if model_type in ("nemotron_h", "mamba2"):
+    if model_type in _MAMBA2:
         inner, conv, _ = weights.mamba2_sizes(fields)
         return conv * kernel * 2 + inner * fields.whole("ssm_state_size", "state_size") * cell
     inner, state, _ = weights.mamba1_sizes(fields)

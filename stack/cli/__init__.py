@@ -33,6 +33,7 @@ COMMANDS = (
     Later("annotate", "events:annotate_command", "Write down what was changed; boards and alerts show it."),
     Later("bench", "bench:bench", "Loads with known shapes against a running engine, measured as its clients see it."),
     Later("board", "board:board_command", "The boards as a live page over any Prometheus, without Grafana; runbook pages are under /runbooks/."),
+    Later("capacity", "capacity:capacity_command", "How many users fit, on which GPU or slice, at what cost; flags and limits that follow."),
     Later(
         "compare",
         "tuning:compare_command",

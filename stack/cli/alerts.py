@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -14,9 +16,13 @@ from alerts import routing
 from alerts.rules import Links
 from exporters.catalogue import page
 from stack import alerts, export
-from stack.cli.common import AS_JSON, mistakes_told
-from stack.cli.options import THRESHOLDS
+from stack.bench import result
+from stack.capacity import derive
+from stack.capacity.worksheet import read as read_worksheet
+from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.cli.options import THRESHOLDS, TOKEN_FILE, USER_FILE, duration
 from stack.cli.scraped import page_of
+from stack.prometheus import address_from
 
 
 @click.group("alerts")
@@ -139,3 +145,54 @@ def alerts_slo(
         click.echo(json.dumps({"groups": [group.as_dict() for group in groups], "warnings": warned}, indent=1, ensure_ascii=False))
     else:
         click.echo(printed["slo.yaml"].rstrip())
+
+
+@alerts_group.command("derive")
+@click.option("--prometheus", "url", required=True, metavar="URL", help="Where the engines' pages are recorded.")
+@click.option("--window", "window_s", default="7d", show_default=True, metavar="TIME", callback=duration, help="How far back to look.")
+@click.option("--bench", "bench_folder", type=click.Path(path_type=Path), help="A saved bench with several loads: where the engine's knee is.")
+@click.option("--arm", metavar="NAME", help="Which arm of the bench is deployed, of several.")
+@click.option(
+    "--worksheet", type=click.Path(path_type=Path, dir_okay=False), help="A capacity worksheet, for its targets; else the objectives count."
+)
+@click.option("--model", metavar="NAME", help="Look at this model alone.  [default: all; the strictest number counts]")
+@THRESHOLDS
+@_SLO
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the file for --thresholds there instead of printing it.")
+@click.option("--force", is_flag=True, help="Overwrite a file that did not come from here, or was changed since.")
+@TOKEN_FILE
+@USER_FILE
+@AS_JSON
+def alerts_derive(
+    url: str, window_s: float, bench_folder: Path | None, arm: str | None, worksheet: Path | None, model: str | None, thresholds: Path | None,
+    slo: Path | None, out: Path | None, force: bool, token_file: Path | None, user_file: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Find this deployment's own thresholds in what was recorded of it, each with its reason; where too little is known, what is shipped stays.
+
+    queue_length by Little's law, kv_cache_usage by where preemptions begin, ttft_p95 and inter_token_p95 by the knee of a bench.
+
+    \b
+    Example:  vllm-watch alerts derive --prometheus http://127.0.0.1:9090 --out thresholds.yml
+    """
+    if arm and not bench_folder:
+        raise click.UsageError("--arm belongs to --bench")
+    with mistakes_told():
+        settings = alerts.Wanted(thresholds).settings
+        sheet = read_worksheet(worksheet) if worksheet else None
+        promised = (sheet.ttft_p95, sheet.itl_p95) if sheet else (None, None)
+        aims = derive.targets(alerts.objectives(slo or alerts.SHIPPED_OBJECTIVES), *promised)
+        bench = derive.loads(result.read(bench_folder), arm) if bench_folder else None
+        asked = asyncio.run(derive.ask(address_from(url, token_file, user_file), settings, window_s, time.time(), model))
+        found = derive.derive(asked, settings, aims, bench)
+        text = derive.overlay(asked, settings, found)
+        changed = export.write(out.parent, {out.name: export.marked(text, "vllm-watch alerts derive")}, export.changed_since, force) if out else {}
+    if as_json:
+        click.echo(json_text(derive.told(asked, found) | {"files": [{"path": str(path), "changed": new} for path, new in changed.items()]}))
+        return
+    if not out:
+        click.echo(text, nl=False)
+        return
+    for each in found:
+        is_now = f"is now {each.threshold.shown}, was {each.before.shown}" if each.value is not None else f"stays at {each.before.shown}"
+        click.echo(f"{each.before.name} {is_now}. {each.why}")
+    _say_files(changed, [], [], [f"vllm-watch alerts export --out rules --thresholds {out}"], as_json=False)

@@ -1,0 +1,133 @@
+"""Whether a model fits a card or slice; where it does not, which single change would make it fit, checked by the same arithmetic. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from stack.capacity import cards, kv, memory
+from stack.capacity.cards import GIB, Card
+from stack.capacity.kv import BadServing, Cache, Serving
+from stack.capacity.memory import Part, default_batched_tokens
+from stack.capacity.model import ModelShape
+from stack.capacity.worksheet import WEIGHT_BYTES
+
+
+class DoesNotFit(ValueError):
+    """What is too big for the card, and by how much. ways: changes of which each one alone makes it fit."""
+
+    def __init__(self, what: str, ways: tuple[str, ...]) -> None:
+        fits = "; ".join(ways) if ways else "no single change that we know; make two, such as quantized weights on several cards"
+        super().__init__(f"{what}. What fits: {fits}")
+        self.what, self.ways = what, ways
+
+
+def room(shape: ModelShape, serving: Serving, card: Card) -> tuple[tuple[Part, ...], float, Cache]:
+    """What stands beside the cache, the bytes that are left for it, and what they hold. Raises DoesNotFit with what would."""
+    name = shape.name or "the model"
+    if card.profile and serving.tensor_parallel * serving.pipeline_parallel > 1:
+        raise DoesNotFit(f"{card.name} is a MIG slice, and a model cannot be split over slices", ways(shape, serving, card))
+    its_parts = memory.parts(shape, serving, card)
+    spare = memory.kv_budget(shape, serving, card, its_parts)
+    if spare <= 0:
+        whole, largest = sum(part.bytes for part in its_parts), max(its_parts, key=lambda part: part.bytes)
+        what = (
+            f"{name} does not fit {card.name}: {largest.name} {gib(largest.bytes)} and {gib(whole - largest.bytes)} besides, per GPU, and vLLM may "
+            f"use {gib(whole + spare)} of {gib(usable(card))} (--gpu-memory-utilization {serving.gpu_memory_utilization:g}): {gib(-spare)} too much"
+        )
+        raise DoesNotFit(what, ways(shape, serving, card))
+    cache = kv.cache(shape, serving, spare)
+    if not kv.starts(shape, serving, spare):
+        one = kv.request_bytes(shape, serving, serving.max_model_len)
+        what = (
+            f"vLLM does not start {name} on {card.name} with max_model_len {serving.max_model_len:,}: one such request takes {gib(one)} of KV cache "
+            f"per GPU, and {gib(spare)} are left for it ({cache.concurrency:.2f} of one request)"
+        )
+        raise DoesNotFit(what, ways(shape, serving, card))
+    return its_parts, spare, cache
+
+
+def fits(shape: ModelShape, serving: Serving, card: Card) -> bool:
+    """Whether vLLM starts: the weights fit, and one request of max_model_len."""
+    if card.profile and serving.tensor_parallel * serving.pipeline_parallel > 1:
+        return False
+    try:
+        return kv.starts(shape, serving, left(shape, serving, card))
+    except BadServing:  # heads that cannot be divided so
+        return False
+
+
+def left(shape: ModelShape, serving: Serving, card: Card) -> float:
+    """Bytes per GPU for the KV cache."""
+    return memory.kv_budget(shape, serving, card, memory.parts(shape, serving, card))
+
+
+def quantized(shape: ModelShape, dtype: str) -> ModelShape:
+    """The same with weights of this type, about: embeddings and the last layer stay as they are, as in nearly all such files."""
+    parameters = shape.parameters or 0
+    kept = min(parameters, (1 if shape.tied else 2) * shape.vocabulary * shape.hidden)
+    weights = (parameters - kept) * WEIGHT_BYTES[dtype] + kept * WEIGHT_BYTES[shape.dtype]
+    return replace(shape, weight_bytes=weights, weights_from=f"parameters at {dtype}, embeddings at {shape.dtype}", quantization=dtype)
+
+
+def ways(shape: ModelShape, serving: Serving, card: Card) -> tuple[str, ...]:
+    """Changes of which each one alone makes it fit; the nearest hardware first."""
+    return tuple(way for way in _changes(shape, serving, card) if way)
+
+
+def _changes(shape: ModelShape, serving: Serving, card: Card) -> Iterator[str | None]:
+    alone = replace(serving, tensor_parallel=1, pipeline_parallel=1) if card.profile else serving
+    whole = cards.card(card.of) if card.of else card
+    number = alone.tensor_parallel * alone.pipeline_parallel
+    many = f"{number} x " if number > 1 else ""
+    near = _smallest(shape, alone, card, (*cards.slices(whole), whole))
+    if near:
+        yield f"{many}{near.name}" + (", its smallest slice that does" if near.profile else ", the whole card")
+    other = _smallest(shape, alone, card, (each for each in cards.CARDS if each.profile is None))
+    if other and other != near:
+        yield f"{many}{other.name}, the smallest whole card that does ({gib(usable(other))})"
+    split = next(
+        (wide for wide in (2, 4, 8) if wide > alone.tensor_parallel and fits(shape, _on(replace(alone, tensor_parallel=wide), card, whole), whole)), 0
+    )
+    if split:
+        yield f"{split} whole {whole.name} with --tensor-parallel-size {split}"
+    if shape.parameters and shape.quantization is None:
+        small = next((dtype for dtype in ("fp8", "int4") if fits(quantized(shape, dtype), alone, card)), None)
+        yield small and f"weights in {small}, about {gib(quantized(shape, small).weight_bytes or 0)} in all (check the quality)"
+    if alone.cache_dtype == "auto" and fits(shape, replace(alone, cache_dtype="fp8"), card):
+        yield "--kv-cache-dtype fp8 (check the quality)"
+    most = longest(shape, alone, card)
+    yield f"--max-model-len {most} or less" if most else None
+
+
+def longest(shape: ModelShape, serving: Serving, card: Card) -> int:
+    """The longest max_model_len up to this one with which vLLM starts; 0 where there is none."""
+    return kv.longest_context(shape, serving, max(0.0, left(shape, serving, card)))
+
+
+def _smallest(shape: ModelShape, serving: Serving, card: Card, among: Iterable[Card]) -> Card | None:
+    ordered = sorted(among, key=lambda each: (usable(each), each.flops))
+    return next((each for each in ordered if fits(shape, _on(serving, card, each), each)), None)
+
+
+# ---- vLLM's own choices -----------------------------------------------------------------------------------------------------
+
+
+def default_seqs(card: Card) -> int:
+    """--max-num-seqs of `vllm serve` where nobody sets it. Source: vLLM 0.32 engine/arg_utils.py, get_batch_defaults."""
+    return 1024 if usable(card) >= 70 * GIB and "A100" not in card.name else 256
+
+
+def usable(card: Card) -> int:
+    """Bytes of which gpu_memory_utilization is a share: what CUDA reports."""
+    return card.usable_bytes or card.memory_bytes
+
+
+def _on(serving: Serving, card: Card, other: Card) -> Serving:
+    """The same on another card, where vLLM chooses another batch; what a person chose stays."""
+    chosen = serving.max_num_batched_tokens != default_batched_tokens(card)
+    return serving if chosen else replace(serving, max_num_batched_tokens=default_batched_tokens(other))
+
+
+def gib(number: float) -> str:
+    return f"{number / GIB:,.2f} GiB"

@@ -1,0 +1,369 @@
+"""The capacity worksheet: a YAML file with four parts (model, traffic, targets, tuning) in which any value may still be empty. Read, understood,
+and given back filled in.
+
+Law: numbers may be written as people write them (8B, 16k, 500ms), and one that can be read in two ways is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from stack.capacity.traffic import BadTraffic, Traffic, of_shape
+from stack.config import BadConfig, Source, meant
+from stack.config import source as read_text
+
+Cell = int | float | str | None
+
+
+class ModelPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """config: a model's folder or config.json, from where the worksheet stands. name: as clients ask for it. quantization: of the weights."""
+
+    parameters: Cell = None
+    dtype: str | None = None
+    max_model_len: Cell = None
+    config: str | None = None
+    name: str | None = None
+
+
+class TrafficPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Lengths in tokens of a request. A rate, or people and the time that they think; cached_share: of prompt tokens in the prefix cache, 0 to 1."""
+
+    p50_prompt_tokens: Cell = None
+    p95_prompt_tokens: Cell = None
+    p50_output_tokens: Cell = None
+    p95_output_tokens: Cell = None
+    requests_per_second: Cell = None
+    rate_per_s: Cell = None
+    concurrent_users: Cell = None
+    users: Cell = None
+    think_time: Cell = None
+    think_time_s: Cell = None
+    cached_share: Cell = None
+
+
+class TargetsPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Times to the first token and between tokens; money for a thousand tokens, prompt and output together."""
+
+    ttft_p95: Cell = None
+    itl_p95: Cell = None
+    cost_per_1k_tokens: Cell = None
+
+
+class TuningPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of `vllm serve` under their own names."""
+
+    tensor_parallel_size: Cell = None
+    pipeline_parallel_size: Cell = None
+    gpu_memory_utilization: Cell = None
+    enable_prefix_caching: bool | str | None = None
+    speculative_config: str | dict[str, Any] | None = None
+    kv_cache_dtype: str | None = None
+    block_size: Cell = None
+    max_num_seqs: Cell = None
+    max_num_batched_tokens: Cell = None
+
+
+class Form(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The file as it is written. gpu: as --gpu."""
+
+    model: ModelPart | None = None
+    traffic: TrafficPart | None = None
+    targets: TargetsPart | None = None
+    tuning: TuningPart | None = None
+    gpu: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worksheet:
+    """The file as it is meant: plain numbers, seconds, shares; None is empty."""
+
+    parameters: float | None = None
+    dtype: str | None = None
+    max_model_len: int | None = None
+    config: Path | None = None
+    name: str | None = None
+    p50_prompt_tokens: float | None = None
+    p95_prompt_tokens: float | None = None
+    p50_output_tokens: float | None = None
+    p95_output_tokens: float | None = None
+    requests_per_second: float | None = None
+    concurrent_users: float | None = None
+    think_time: float | None = None
+    cached_share: float | None = None
+    ttft_p95: float | None = None
+    itl_p95: float | None = None
+    cost_per_1k_tokens: float | None = None
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    gpu_memory_utilization: float | None = None
+    enable_prefix_caching: bool | None = None
+    speculative_config: str | None = None
+    kv_cache_dtype: str | None = None
+    block_size: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu: str | None = None
+
+    def traffic(self) -> Traffic | None:
+        """What its lengths, rate and targets say; None where it has no lengths at all. Raises BadTraffic for some of them only."""
+        lengths = {name: getattr(self, name) for name in _LENGTHS}
+        if not any(lengths.values()):
+            return None
+        half = [name for name in ("prompt", "output") if not any(lengths[f"{p}_{name}_tokens"] for p in ("p50", "p95"))]
+        if half:
+            raise BadTraffic(f"p50_{half[0]}_tokens and p95_{half[0]}_tokens are empty; without them nothing can be said of this traffic")
+        alone = [f"{name} is empty; the other percentile stands for it" for name, value in lengths.items() if value is None]
+        prompt, output = (
+            [lengths[f"{p}_{name}_tokens"] or lengths[f"{q}_{name}_tokens"] for p, q in (("p50", "p95"), ("p95", "p50"))]
+            for name in ("prompt", "output")
+        )  # fmt: skip
+        shape = of_shape(prompt[0], prompt[1], output[0], output[1])
+        if self.ttft_p95 and self.itl_p95:
+            alone.append("the targets stand for the times that requests take; an engine that is faster has fewer of them at once")
+        return Traffic(
+            shape.sizes, shape.prompt_tokens, shape.output_tokens, self.requests_per_second, self.ttft_p95, self.itl_p95, self.concurrent_users,
+            self.think_time or 0.0, self.cached_share, "the worksheet's lengths; the targets as times", (*shape.notes, *alone),
+        )  # fmt: skip
+
+
+# ---- numbers as people write them -------------------------------------------------------------------------------------------
+
+_DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
+_NUMBER = r"([+-]?(?:\d+(?:[_,]\d{3})*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
+
+
+def _split(text: str, units: str) -> tuple[float, str] | None:
+    found = re.fullmatch(rf"\s*{_NUMBER}\s*({units})\s*", text)
+    return (float(re.sub("[_,]", "", found[1])), found[2]) if found else None
+
+
+def _finite(value: float, words: str) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{value:g} should be {words}")
+    return value
+
+
+def count(value: int | float | str) -> float:
+    """How many: 8e9, "8B", "70b", "1.5 B" (all decimal). Raises ValueError."""
+    split = _split(value, "[kKmMbBgGtT]?") if isinstance(value, str) else (float(value), "")
+    if split is None:
+        raise ValueError(f"{value!r} is no number; write it like 8e9 or 8B")
+    return _finite(split[0] * _DECIMAL[split[1].lower()], "more than 0")
+
+
+def tokens(value: int | float | str) -> int:
+    """Tokens as vLLM's own options are written: 16k is 16,000 and 16K is 16,384. Raises ValueError."""
+    split = _split(value, "[kKmM]?") if isinstance(value, str) else (float(value), "")
+    if split is None:
+        raise ValueError(f"{value!r} is no number of tokens; write it like 16384, 16K (the same) or 16k (16000)")
+    number = _finite(split[0] * (_BINARY.get(split[1]) or _DECIMAL[split[1]]), "1 or more")
+    if number != int(number):
+        raise ValueError(f"{value} is no whole number of tokens")
+    return int(number)
+
+
+def seconds(value: int | float | str, most: float = math.inf) -> float:
+    """0.5, "0.5s", "500ms". A bare number of more than `most` seconds is refused, for it was meant in another unit. Raises ValueError."""
+    split = _split(value, "s|ms|us|min|") if isinstance(value, str) else (float(value), "")
+    if split is None:
+        raise ValueError(f"{value!r} is no time; write it like 0.5, 0.5s or 500ms")
+    if not split[1] and split[0] > most:
+        raise ValueError(f"{value} without a unit is seconds; write {value}ms or {value}s, whichever is meant")
+    return _finite(split[0] * _SECONDS.get(split[1], 1.0), "more than 0")
+
+
+def _think(value: int | float | str) -> float:
+    return 0.0 if value in (0, "0", "0s") else seconds(value)
+
+
+def _share(value: int | float | str, least: float = 0.0) -> float:
+    split = _split(value, "%|") if isinstance(value, str) else (float(value), "")
+    if split is None or not least <= (share := split[0] / (100 if split[1] else 1)) <= 1 or (least == 0.0 and share < 0):
+        raise ValueError(f"{value} should be from 0 to 1")
+    return share
+
+
+def _memory_share(value: int | float | str) -> float:
+    share = _share(value)
+    return _finite(share, "more than 0 and at most 1")
+
+
+def _whole(value: int | float | str) -> int:
+    if isinstance(value, str) or value != int(value) or value < 1:
+        raise ValueError(f"{value} should be a whole number, 1 or more")
+    return int(value)
+
+
+def _money(value: int | float | str) -> float:
+    split = _split(value.strip("$€£ "), "|[A-Z]{3}") if isinstance(value, str) else (float(value), "")
+    if split is None:
+        raise ValueError(f"{value!r} is no amount; write it like 0.002")
+    return _finite(split[0], "more than 0")
+
+
+def _yes(value: bool | str) -> bool:
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} should be true or false")
+    return value
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _word(value: str) -> str:
+    return value.strip()
+
+
+_PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    "parameters": count, "dtype": _word, "max_model_len": tokens, "config": Path, "name": _word,
+    "p50_prompt_tokens": tokens, "p95_prompt_tokens": tokens, "p50_output_tokens": tokens, "p95_output_tokens": tokens,
+    "requests_per_second": count, "concurrent_users": count, "think_time": _think, "cached_share": _share,
+    "ttft_p95": lambda value: seconds(value, 60.0), "itl_p95": lambda value: seconds(value, 5.0), "cost_per_1k_tokens": _money,
+    "tensor_parallel_size": _whole, "pipeline_parallel_size": _whole, "gpu_memory_utilization": _memory_share, "enable_prefix_caching": _yes,
+    "speculative_config": _json, "kv_cache_dtype": _word, "block_size": _whole, "max_num_seqs": _whole, "max_num_batched_tokens": tokens,
+}  # fmt: skip
+_ALSO = {"rate_per_s": "requests_per_second", "users": "concurrent_users", "think_time_s": "think_time"}
+_LENGTHS = tuple(f"{p}_{what}_tokens" for what in ("prompt", "output") for p in ("p50", "p95"))
+_PARTS: Mapping[str, type[msgspec.Struct]] = {"model": ModelPart, "traffic": TrafficPart, "targets": TargetsPart, "tuning": TuningPart}
+_PART_OF = {key: part for part, kind in _PARTS.items() for key in kind.__struct_fields__}
+
+
+# ---- reading ----------------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> Worksheet:
+    """The file, understood. Raises BadConfig, which names line and key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise BadConfig(f"{path} cannot be read: {why}") from error
+    return parse(text, str(path), path.parent)
+
+
+def parse(text: str, place: str = "worksheet", folder: Path = Path()) -> Worksheet:
+    """Its text, understood. Raises BadConfig."""
+    source = _indented(read_text(text, place))
+    form = source.into(Form)
+    values: dict[str, Any] = {"gpu": form.gpu}
+    for key, name, value in _given(form):
+        try:
+            read_value = _PARSERS[name](value)
+        except ValueError as error:
+            raise BadConfig(source.told(f"{key}: {error}")) from None
+        if values.setdefault(name, read_value) != read_value:
+            raise BadConfig(source.told(f"{key}: {value} is not what {name} says; keep one of them"))
+    for what in ("prompt", "output"):
+        low, high = values.get(f"p50_{what}_tokens"), values.get(f"p95_{what}_tokens")
+        if low is not None and high is not None and high < low:
+            raise BadConfig(source.told(f"traffic.p95_{what}_tokens: {high} is less than p50_{what}_tokens ({low}), which cannot be"))
+    if "concurrent_users" in values and "requests_per_second" in values:
+        raise BadConfig(source.told("traffic.concurrent_users: the rate is given too, and one follows from the other; keep one of them"))
+    if (dtype := values.get("dtype")) is not None and dtype.lower() not in WEIGHT_BYTES:
+        raise BadConfig(source.told(f"model.dtype: {dtype!r} is no type of weights{meant(dtype.lower(), WEIGHT_BYTES)}"))
+    if "config" in values:
+        values["config"] = folder / values["config"]
+    return Worksheet(**values)
+
+
+def _indented(source: Source) -> Source:
+    """The same where a copy lost its indentation, so that every key stands at the left: no name occurs in two parts."""
+    if not isinstance(source.data, dict) or not any(key in _PART_OF for key in source.data):
+        return source
+    data: dict[Any, Any] = {}
+    for key, value in source.data.items():
+        if key in _PART_OF:
+            data[_PART_OF[key]] = (data.get(_PART_OF[key]) or {}) | {key: value}
+        else:
+            data[key] = {**value, **(data.get(key) or {})} if isinstance(value, dict) else data.get(key) or value
+    return Source(source.place, data, source.root)
+
+
+# Bytes of one weight; 4-bit types bring a scale of 16 bits for every 128 weights (AWQ, GPTQ), or of 8 bits for every 16 (NVFP4) or 32 (MXFP4).
+WEIGHT_BYTES: Mapping[str, float] = {
+    "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2, "half": 2, "float32": 4, "fp32": 4, "float": 4, "fp8": 1, "int8": 1,
+    "int4": 0.5 + 2 / 128, "awq": 0.5 + 2 / 128, "gptq": 0.5 + 2 / 128, "nvfp4": 0.5 + 1 / 16, "fp4": 0.5 + 1 / 16,
+    "mxfp4": 0.5 + 1 / 32,
+}  # fmt: skip
+
+
+def _given(form: Form) -> Iterator[tuple[str, str, Any]]:
+    """Every value that is not empty: where it stands, what we call it, and itself."""
+    for part in _PARTS:
+        held = getattr(form, part)
+        for key, value in (msgspec.structs.asdict(held) if held is not None else {}).items():
+            if value is not None and value != "":
+                yield f"{part}.{key}", _ALSO.get(key, key), value
+
+
+# ---- filling in -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What goes into an empty value, None to leave it empty, and a remark that says where it is from."""
+
+    value: str | None
+    remark: str
+
+
+def fill(text: str, entries: Mapping[str, Entry]) -> str:
+    """The worksheet with its empty values filled in, by name; whatever else stands there stays, remarks and all."""
+    source: Source = read_text(text if "\n" in text.strip() else f"{text.strip()}\n#", "worksheet")
+    edits = sorted(_edits(source.root, entries), key=lambda edit: -edit[0].start_mark.index)
+    for node, entry, block in edits:
+        start, end = node.start_mark.index, node.end_mark.index
+        line_end = text.find("\n", end)
+        line_end = len(text) if line_end < 0 else line_end
+        alone = block and not text[end:line_end].strip()
+        put = "" if entry.value is None else f" {entry.value}" if start == end else entry.value
+        rest = text[line_end:] if alone else text[end:]
+        text = text[:start] + put + (f"  # {entry.remark}" if alone else "") + rest
+    return text
+
+
+def _edits(root: yaml.Node | None, entries: Mapping[str, Entry]) -> Iterator[tuple[yaml.ScalarNode, Entry, bool]]:
+    """Empty values that have an entry, and whether they stand on a line of their own."""
+    for name, held in _pairs(root):
+        for key, value in _pairs(held) if name in _PARTS else [(name, held)]:
+            entry = entries.get(_ALSO.get(key, key))
+            if entry and isinstance(value, yaml.ScalarNode) and value.tag == "tag:yaml.org,2002:null":
+                yield value, entry, not (isinstance(held, yaml.MappingNode) and held.flow_style)
+
+
+def _pairs(node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        yield from ((key.value, value) for key, value in node.value if isinstance(key, yaml.ScalarNode))
+
+
+FORM = """\
+model:
+  parameters:
+  dtype:
+  max_model_len:
+traffic:
+  p50_prompt_tokens:
+  p95_prompt_tokens:
+  p50_output_tokens:
+  p95_output_tokens:
+targets:
+  ttft_p95:
+  itl_p95:
+  cost_per_1k_tokens:
+tuning:
+  tensor_parallel_size:
+  gpu_memory_utilization:
+  enable_prefix_caching:
+  speculative_config:
+"""

@@ -1,0 +1,145 @@
+"""`vllm-watch capacity`: how many users fit, on which GPU or slice, at what cost."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from stack.capacity import live, study, worksheet
+from stack.capacity.fit import gib
+from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.gateway.config import read_key
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+def _parsed(read: Any) -> Any:
+    """A callback: numbers as the worksheet has them."""
+
+    def callback(_: click.Context, __: click.Parameter, text: str | None) -> Any:
+        try:
+            return None if text is None else read(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return callback
+
+
+@click.command("capacity")
+@click.option("--model", type=click.Path(path_type=Path), help="A model's folder, or its config.json.")
+@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="Such as H200 or H200/1g.18gb; several are compared.")
+@click.option("--slices", is_flag=True, help="Compare each GPU with its MIG slices.")
+@click.option("--traffic", "sheet", type=FILE, metavar="YAML", help="A worksheet; any of its values may be empty.")
+@click.option("--log", "logs", multiple=True, type=FILE, help="Request logs, for lengths, times and rate as they were.")
+@click.option("--served-model-name", "name", metavar="NAME", help="As clients ask for it; only its lines of the logs count.")
+@click.option("--rate", "rate_per_s", callback=_parsed(worksheet.count), metavar="R", help="New requests a second.")
+@click.option("--users", callback=_parsed(worksheet.count), metavar="N", help="People at work at once, instead of a rate.")
+@click.option("--think", "think_s", callback=_parsed(worksheet.seconds), metavar="TIME", help="From a reply to their next request.")
+@click.option("--tp", "tensor_parallel", type=click.IntRange(1), help="GPUs that share every layer.  [default: 1]")
+@click.option("--pp", "pipeline_parallel", type=click.IntRange(1), help="GPUs that have layers of their own.  [default: 1]")
+@click.option("--max-model-len", callback=_parsed(worksheet.tokens), metavar="N", help="[default: what the model was made for]")
+@click.option("--kv-dtype", "cache_dtype", metavar="TYPE", help="Of the KV cache: auto, fp8, ...  [default: auto]")
+@click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True), help="[default: vLLM's own]")
+@click.option("--max-num-seqs", type=click.IntRange(1), help="[default: what the cache holds of the traffic]")
+@click.option("--max-num-batched-tokens", callback=_parsed(worksheet.tokens), metavar="N", help="[default: vLLM's own for the GPU]")
+@click.option("--measured-rate", "measured_per_s", callback=_parsed(worksheet.count), metavar="R", help="At which one replica kept its targets.")
+@click.option("--prices", type=FILE, help="prices.yaml; see docs/cost.md.")
+@click.option("--live", "url", metavar="URL", help="Compare with an engine that runs: what it says of its cache, and what is in use.")
+@click.option("--engine-log", type=FILE, help="With --live: its start-up log.")
+@click.option("--api-key-file", type=FILE, help="With --live: holds the engine's API key.")
+@click.option("--fill", is_flag=True, help="Print the worksheet filled in, and nothing else.")
+@AS_JSON
+def capacity_command(
+    sheet: Path | None, fill: bool, as_json: bool, url: str | None, engine_log: Path | None, api_key_file: Path | None, **options: Any
+) -> None:  # fmt: skip
+    """How many users fit, on which GPU or slice, at what cost; flags and limits that follow.
+
+    Exit 1 where the model fits none of the GPUs, or where only its weights can be told.
+
+    \b
+    Example:  vllm-watch capacity --model config.json --gpu H200 --rate 8 --traffic worksheet.yaml
+    """
+    if fill and as_json:
+        raise click.UsageError("choose --fill or --json")
+    if (engine_log or api_key_file) and not url:
+        raise click.UsageError("--engine-log and --api-key-file belong to --live URL")
+    with mistakes_told():
+        found = study.study(study.Asked(worksheet=sheet, **options), somewhere=not url)
+        looked = _looked(found, url, engine_log, api_key_file) if url and isinstance(found, study.Study) else None
+    if fill and (isinstance(found, study.WeightsOnly) or len(found.plans) != 1):
+        raise click.UsageError("--fill takes one --gpu that the model fits, and its config.json")
+    if as_json:
+        click.echo(json_text(study.told(found) | ({"live": _live(looked)} if looked else {})))
+    elif isinstance(found, study.WeightsOnly):
+        _draw_weights(found)
+    elif fill:
+        click.echo(study.filled(found), nl=False)
+    else:
+        _draw(found)
+        if looked:
+            _draw_live(looked)
+    raise SystemExit(1 if isinstance(found, study.WeightsOnly) or not (found.plans or looked) else 0)
+
+
+def _looked(found: study.Study, url: str, engine_log: Path | None, api_key_file: Path | None) -> live.Loop:
+    log = engine_log.read_text(encoding="utf-8", errors="replace") if engine_log else None
+    key = read_key(api_key_file, "--api-key-file") if api_key_file else None
+    expected = found.plans[0].kv_bytes if found.plans else None
+    return asyncio.run(live.loop(url, found.shape, found.serving, log, key, expected))
+
+
+def _live(looked: live.Loop) -> dict[str, Any]:
+    head = ("name", "unit", "predicted", "reported", "difference", "source")
+    figures = [dict(zip(head, (f.name, f.unit, f.predicted, f.reported, f.difference, f.source), strict=True)) for f in looked.figures]
+    in_use = [{"name": f.name, "unit": f.unit, "reported": f.reported, "source": f.source} for f in looked.in_use]
+    return {"model": looked.model, "version": looked.version, "figures": figures, "in_use": in_use, "said": list(looked.said)}
+
+
+def _draw_live(looked: live.Loop) -> None:
+    rows: list[tuple[str, ...]] = [
+        (name, *("" if value is None else f"{value:,.6g}" for value in (ours, theirs)), "" if off is None else f"{off:+.2%}", source)
+        for name, ours, theirs, off, source in looked.rows()
+    ]
+    title = f"{looked.model}, vLLM {looked.version or 'of an unknown release'}: reckoned, and as it says itself"
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    _table(console, study.Sheet(title, ("figure", "reckoned", "reported", "difference", "source"), rows))
+    for sentence in looked.said:
+        click.echo(sentence)
+
+
+def _draw(found: study.Study) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    alone = len(found.plans) == 1 and not found.refused
+    compared = [study.comparison(found)] if found.plans else []
+    for sheet in study.sheets(found.plans[0]) if alone else compared:
+        _table(console, sheet)
+    if alone:
+        click.echo(f"\n{found.plans[0].command}\n\n# for teams.yaml; vllm-watch gateway check says what it means\n{found.plans[0].gateway.yaml}")
+    for _, error in found.refused:
+        click.echo(f"refused: {error}")
+    for note in dict.fromkeys((*found.notes, *(note for each in found.plans for note in each.notes))):
+        click.echo(f"note: {note}")
+
+
+def _draw_weights(found: study.WeightsOnly) -> None:
+    assumed = ", assumed" if found.assumed else ""
+    click.echo(f"weights: {found.parameters / 1e9:.4g}e9 parameters x {found.weight_bytes / found.parameters:g} bytes ({found.dtype}{assumed})")
+    click.echo(f"         {found.weight_bytes / 1e9:,.1f} GB = {gib(found.weight_bytes)}")
+    for name, usable in found.cards.items():
+        verdict = "smaller, so the rest may fit" if found.weight_bytes < usable else "too much for it"
+        click.echo(f"{name}: vLLM may use {gib(usable)}; the weights alone are {verdict}")
+    click.echo(f"refused: {found.refusal}")
+
+
+def _table(console: Console, sheet: study.Sheet) -> None:
+    table = Table(*sheet.head, title=sheet.title, title_justify="left")
+    for row in sheet.rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
