@@ -16,6 +16,7 @@ from dashboards.panels import to_json
 from exporters.catalogue import expression
 from exporters.catalogue.check import Use
 from runbooks import book
+from stack.doctor import matrix
 
 ROOT = Path(__file__).resolve().parent.parent
 PRINTED_ONLY = ("alerts/prometheus", "dashboards/json")  # folders that hold nothing else: what has no source there is removed
@@ -33,6 +34,7 @@ def files() -> Iterator[tuple[Path, str]]:
     for alert in ALERTS:
         if page := book.text(alert.name):
             yield Path("runbooks") / f"{alert.name}.md", book.stamped(page, facts(alert))
+    yield Path("runbooks/tuning.md"), matrix.page()
 
 
 def page_text(name: str, settings: Settings = SHIPPED) -> str | None:

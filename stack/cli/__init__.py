@@ -41,6 +41,7 @@ COMMANDS = (
     ),
     Later("cost", "cost:cost_command", "GPU hours, cost, energy and tokens of each team and model."),
     Later("dashboards", "dashboards:dashboards", "Our boards in a Grafana that is there already."),
+    Later("doctor", "doctor:doctor_command", "Which resource is the bottleneck, what says so, and which one lever to pull first."),
     Later("drill", "drill:drill_command", "Break a real vLLM in a lab of its own, and see the alert arrive, and go when it is mended."),
     Later("events", "events:events_command", "What was changed, restarted or noted, the newest last; regions with their end, open ones marked."),
     Later("gateway", "gateway:gateway", "The way in: who asks, how it went, one JSON line for each request."),

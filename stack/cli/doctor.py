@@ -1,0 +1,135 @@
+"""`vllm-watch doctor`: which resource is the bottleneck, what says so, and which one lever to pull first."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+
+from alerts.settings import Settings
+from exporters.catalogue import page
+from exporters.catalogue.page import Page
+from exporters.engine import fetch
+from stack.cli.common import AS_JSON, Told, json_text, mistakes_told
+from stack.cli.options import THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
+from stack.cli.scraped import text_of
+from stack.doctor import before, evidence, report, series
+from stack.doctor.diagnose import diagnose, ranked, serious
+from stack.doctor.series import Pages, Series
+from stack.prometheus import Address, Prometheus, Refused, address_from
+from stack.tuning.live import Span
+
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+
+@click.command("doctor")
+@click.argument("urls", nargs=-1, metavar="[URL]...")
+@click.option("--for", "for_s", metavar="TIME", callback=duration, default="30s", show_default=True, help="Between two looks at URL.")
+@click.option("--gateway", "gateway_url", metavar="URL", help="With URL: the gateway's metrics address as well.")
+@click.option("--prometheus", "prometheus_url", metavar="URL", help="Ask a Prometheus instead.")
+@click.option("--window", "window_s", metavar="TIME", callback=duration, default="15m", show_default=True, help="With --prometheus: how far back.")
+@click.option("--model", metavar="NAME", help="This model alone, as the engine's page calls it.")
+@click.option("--before", "before_path", type=_FILE, help="A saved page of an engine; with --after and --seconds.")
+@click.option("--after", "after_path", type=_FILE, help="The same engine's page later.")
+@click.option("--gateway-before", type=_FILE, help="A saved page of the gateway, beside --before.")
+@click.option("--gateway-after", type=_FILE, help="The same later, beside --after.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), help="How much later.")
+@click.option("--log", "logs", multiple=True, type=_FILE, help="A request log of the same time; once for each file. Packed ones end in .gz.")
+@click.option("--workload", "words", metavar="WORDS", help="Before there is traffic: what to expect of a workload, such as rag.")
+@click.option("--goal", type=click.Choice([one.name for one in before.GOALS]), help="First and second lever for a goal.")
+@THRESHOLDS
+@TOKEN_FILE
+@USER_FILE
+@AS_JSON
+def doctor_command(
+    urls: tuple[str, ...], for_s: float, gateway_url: str | None, prometheus_url: str | None, window_s: float, model: str | None,
+    before_path: Path | None, after_path: Path | None, gateway_before: Path | None, gateway_after: Path | None, seconds: float | None,
+    logs: tuple[Path, ...], words: str | None, goal: str | None, thresholds: Path | None, token_file: Path | None, user_file: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Which resource is the bottleneck, what says so, and which one lever to pull first.
+
+    Reads an engine twice (URL, one or several), a Prometheus, or two saved pages; a request log adds what clients saw. See docs/doctor.md.
+    Exit 1 when a finding is serious, 2 for a mistake.
+
+    \b
+    Example:  vllm-watch doctor --prometheus http://127.0.0.1:9090 --window 15m
+              vllm-watch doctor http://127.0.0.1:8000 --for 30s --log requests.jsonl
+              vllm-watch doctor --before before.prom --after after.prom --seconds 30
+              vllm-watch doctor --workload rag
+    """
+    saved = (before_path, after_path, seconds)
+    ways = [bool(urls), bool(prometheus_url), any(one is not None for one in saved), words is not None, goal is not None]
+    if sum(ways) != 1:
+        raise click.UsageError("name one of: URL, --prometheus URL, --before FILE with --after FILE and --seconds N, --workload WORDS, --goal NAME")
+    if words is not None or goal is not None:
+        with mistakes_told():
+            told = report.workload_as_json(words) if words is not None else report.goal_as_json(goal or "")
+        click.echo(json_text(told) if as_json else (report.workload_as_text if words is not None else report.goal_as_text)(told), nl=as_json)
+        return
+    if any(ways[2:3]) and not all(one is not None for one in saved):
+        raise click.UsageError("saved pages are --before FILE, --after FILE and --seconds N, all three")
+    if bool(gateway_before) != bool(gateway_after) or (gateway_before and not before_path) or (gateway_url and not urls):
+        raise click.UsageError("--gateway goes with URL; --gateway-before and --gateway-after go together, with --before and --after")
+    with mistakes_told():
+        settings, spans = settings_of(thresholds), list[Span]()
+        if prometheus_url:
+            found, span = asyncio.run(_recorded(address_from(prometheus_url, token_file, user_file), window_s, model))
+            spans.append(span)
+        elif urls:
+            found, span = asyncio.run(_looked(urls, gateway_url, for_s))
+            spans.append(span)
+        else:
+            found = _saved([(before_path, after_path), (gateway_before, gateway_after)], seconds or 0.0)
+        _say(found, logs, spans, model, settings, as_json)
+
+
+def _say(found: Series, logs: Sequence[Path], spans: Sequence[Span], model: str | None, settings: Settings, as_json: bool) -> None:
+    """Prints, and exits."""
+    records = evidence.records_of(logs, spans) if logs else None
+    diagnoses = [diagnose(one, settings) for one in evidence.evidence(found, records, model)]
+    click.echo(json_text(report.as_json(diagnoses, found.source)) if as_json else report.as_text(diagnoses, found.source), nl=as_json)
+    raise SystemExit(1 if serious(ranked(diagnoses)) else 0)
+
+
+async def _recorded(where: Address, window_s: float, model: str | None) -> tuple[Series, Span]:
+    """From Prometheus. Raises OSError when it does not answer."""
+    now_s = time.time()
+    try:
+        async with Prometheus(where) as prometheus:
+            return await series.over(prometheus, window_s, now_s, model), (now_s - window_s, now_s)
+    except Refused as error:
+        raise Told(str(error)) from None
+
+
+async def _looked(urls: Sequence[str], gateway_url: str | None, for_s: float) -> tuple[Series, Span]:
+    """Two looks at each. Raises OSError when one does not answer."""
+    sources = [*urls, *([gateway_url] if gateway_url else [])]
+    began_s, then = time.time(), await asyncio.gather(*map(_page, sources))
+    click.echo(f"looking for {for_s:g} s at {', '.join(sources)}", err=True)
+    await asyncio.sleep(for_s)
+    ended_s, now = time.time(), await asyncio.gather(*map(_page, sources))
+    pages = [Pages(_instance(url), *both) for url, both in zip(sources, zip(then, now, strict=True), strict=True)]
+    return series.between(pages, ended_s - began_s, f"{', '.join(urls)}, {ended_s - began_s:.0f} s"), (began_s, ended_s)
+
+
+async def _page(url: str) -> Page:
+    return page.parse((await fetch(url))[0])
+
+
+def _instance(url: str) -> str:
+    return urlsplit(url).netloc or url
+
+
+def _saved(pairs: Sequence[tuple[Path | None, Path | None]], seconds: float) -> Series:
+    """Raises ValueError and OSError."""
+    sources, named = [], []
+    for first, second in pairs:
+        if first and second:
+            sources.append(Pages(str(second), *(page.parse(text_of(path)) for path in (first, second))))
+            named.append(f"{first} and {second}")
+    return series.between(sources, seconds, f"{named[0]}, {seconds:g} s apart")

@@ -1,0 +1,599 @@
+"""Evidence -> findings, the one to act on first. Pure.
+
+Law: where the evidence is too thin nothing is said but what is missing and how to get it. Of quality nothing is ever said: no series knows it.
+
+A latency is a finding when it is over its threshold (alerts/thresholds.py, or a deployment's own numbers); the shares of queue, prefill and decode
+and what stands beside them say whose it is. Findings come in the order of the matrix, in which causes stand before what they cause, and those for
+which somebody must act before all others.
+
+Confidence, 0 to 1, is sqrt(amount) x (0.5 + 0.5 x over). amount: requests that the finding rests on, of ENOUGH, at most 1. over: 1 - threshold /
+figure, so 0 at the threshold, a half at twice of it. Just over it on plenty of evidence is 0.5: it may be the noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from alerts import thresholds
+from alerts.engine import FROZEN_FOR
+from alerts.settings import SHIPPED, Settings, seconds
+from alerts.thresholds import Threshold
+from exporters.catalogue.metric import Unit
+from stack.doctor.evidence import Clients, Evidence, Figures, Gateway
+from stack.doctor.matrix import AREAS, ROWS, Area, Row
+from stack.gateway.reasons import REASONS
+
+LEAST_REQUESTS = 10  # with fewer, one of them decides every figure
+LEAST_SECONDS = 5.0
+ENOUGH = thresholds.COMPARED_AT_LEAST.value
+FEW = thresholds.ERRORS_AT_LEAST
+MANY_AT_ONCE = 32.0  # of these drafts and weights share a step so often that reading them is not what it waits for
+_PER = 300.0  # seconds in which the thresholds of counts are meant
+_LATER = ("team_limit", "queue_full", "est_wait", "queue_ttl")  # of the gateway, for load
+_ITS_OWN = tuple(name for name, reason in REASONS.items() if reason.outcome == "rejected" and name not in (*_LATER, "engine_busy", "draining"))
+
+# What no alert has a number for.
+FAR_LONGER = Threshold(
+    "far_longer", 4.0, Unit.NONE, "Prompts four times as long as the median take four times as long or more to compute; twice is ordinary.",
+    "Judgement; the seeds of head-of-line blocking are files of 20,000 tokens among prompts of some hundred.",
+)  # fmt: skip
+STRETCHED = Threshold(
+    "stretched", 5.0, Unit.NONE, "A p99 of five times the median is no ordinary spread between steps or prompts of like length.",
+    "Judgement; in recorded pages of an engine that is well it is 1 to 3.",
+)  # fmt: skip
+LATE_LOOP = Threshold(
+    "late_loop", 0.01, Unit.SECONDS, "An event loop that wakes up 10 ms late adds that to every token that it sends on.",
+    "runbooks/incident-flow.md; a gateway with a core of its own stays below 1 ms.",
+)  # fmt: skip
+SLOWER_STREAM = Threshold(
+    "slower_stream", 2.0, Unit.NONE, "Between engine and client a token takes a fraction of a millisecond; half of the pace is lost on the way.",
+    "runbooks/incident-flow.md.",
+)  # fmt: skip
+ROOM = Threshold(
+    "room", 0.8, Unit.RATIO, "Above it more sequences bring preemptions instead of speed.", "runbooks/VLLMQueueTimeHigh.md",
+)  # fmt: skip
+MOST_OF_IT = Threshold(
+    "most_of_it", 0.75, Unit.RATIO, "Who has three quarters of what is under way makes the queue that everybody stands in.", "Judgement.",
+)  # fmt: skip
+LONG_PROMPT = Threshold(
+    "long_prompt", 256.0, Unit.TOKENS, "Of shorter prompts hardly a block is whole, so the cache could not hold what they share.",
+    "16 blocks of 16 tokens, the block size of vLLM on GPUs.",
+)  # fmt: skip
+
+MOSTLY_PREFILL = Threshold(
+    "mostly_prefill", 2 / 3, Unit.RATIO, "Where two thirds of a request's time go into its prompt, the prompt is too long, whatever is reused of it.",
+    "Judgement.",
+)  # fmt: skip
+WORTH_IT = Threshold(
+    "worth_it", 0.1, Unit.RATIO, "What takes less than a tenth of a request's time is not worth a change while nobody waits for it.", "Judgement.",
+)  # fmt: skip
+
+_ROW = {row.name: row for row in ROWS}
+State = Literal["idle", "thin", "busy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A figure, and the threshold it was held against, if any. least: of a figure that should be as large as the limit, not as small."""
+
+    what: str
+    value: float
+    unit: Unit = Unit.NONE
+    limit: Threshold | None = None
+    least: bool = False
+
+    @property
+    def over(self) -> float:
+        """0 at the limit, towards 1 the further the figure is on the wrong side of it; 0 on the right one."""
+        if self.limit is None:
+            return 0.0
+        larger, smaller = (self.limit.value, self.value) if self.least else (self.value, self.limit.value)
+        return 1 - smaller / larger if larger > smaller else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """engine: where one stands out. serious: whether somebody should act now."""
+
+    row: Row
+    model: str
+    serious: bool
+    confidence: float
+    facts: tuple[Fact, ...]
+    engine: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.row.finding
+
+
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """An area of which nothing can be said. how: to get what is missing."""
+
+    area: Area
+    why: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Of one model. shares: of the time of its requests, as far as they are known. requests: that the figures rest on."""
+
+    model: str
+    state: State
+    requests: float
+    seconds: float
+    findings: tuple[Finding, ...]
+    unsure: tuple[Unsure, ...]
+    shares: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a check came to. amount: how many requests it rests on. over: of the fact that decides."""
+
+    name: str
+    serious: bool
+    amount: float
+    over: float
+    facts: tuple[Fact, ...]
+
+    @property
+    def confidence(self) -> float:
+        return math.sqrt(min(1.0, self.amount / ENOUGH)) * (0.5 + 0.5 * min(1.0, self.over))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a check may look at."""
+
+    figures: Figures
+    at: Callable[[Threshold], Threshold]
+    clients: Clients | None = None
+    gateway: Gateway | None = None
+
+    def limit_of(self, threshold: Threshold) -> Threshold:
+        """A count that is meant for five minutes, for a longer time."""
+        limit = self.at(threshold)
+        return replace(limit, value=limit.value * max(1.0, self.figures.seconds / _PER))
+
+
+def diagnose(evidence: Evidence, settings: Settings = SHIPPED) -> Diagnosis:
+    """What is wrong with one model, if anything is."""
+    whole = Case(evidence.whole, settings.at, evidence.clients, evidence.gateway)
+    state = _state(evidence)
+    found = {_ROW[one.name].finding: (one, "") for one in _checked(whole, state)}
+    for engine, figures in evidence.engines.items():
+        for one in _checked(Case(figures, settings.at), _state_of(figures)):
+            found.setdefault(_ROW[one.name].finding, (one, engine))
+    findings = sorted((_finding(one, evidence, where, settings) for one, where in found.values()), key=_urgency)
+    return Diagnosis(
+        model=evidence.model, state=state, requests=evidence.whole.requests, seconds=evidence.whole.seconds, findings=tuple(findings),
+        unsure=tuple(_unsure(evidence, state)), shares=evidence.whole.shares, notes=evidence.notes,
+    )  # fmt: skip
+
+
+def ranked(diagnoses: Iterable[Diagnosis]) -> list[Finding]:
+    """The findings of all models; the first one's lever is the one to pull."""
+    return sorted((finding for diagnosis in diagnoses for finding in diagnosis.findings), key=_urgency)
+
+
+def _urgency(finding: Finding) -> tuple[bool, int, float]:
+    return not finding.serious, ROWS.index(finding.row), -finding.confidence
+
+
+def _finding(one: Found, evidence: Evidence, engine: str, settings: Settings) -> Finding:
+    if not engine:
+        engine = _who_stands_out(one.name, evidence, settings)
+    return Finding(row=_ROW[one.name], model=evidence.model, serious=one.serious, confidence=one.confidence, facts=one.facts, engine=engine)
+
+
+def _who_stands_out(name: str, evidence: Evidence, settings: Settings) -> str:
+    """The one engine of several of which the finding of the model holds; '' where several have it, or none alone."""
+
+    def has(figures: Figures) -> bool:
+        return any(one.name == name for one in _checked(Case(figures, settings.at), _state_of(figures)))
+
+    having = [engine for engine, figures in evidence.engines.items() if has(figures)]
+    return having[0] if len(having) == 1 else ""
+
+
+def _state(evidence: Evidence) -> State:
+    asked = evidence.clients.requests if evidence.clients else 0.0
+    return "thin" if (state := _state_of(evidence.whole)) == "idle" and asked else state
+
+
+def _state_of(figures: Figures) -> State:
+    if not figures.work:
+        return "idle"
+    return "thin" if figures.requests < LEAST_REQUESTS or figures.seconds < LEAST_SECONDS else "busy"
+
+
+def _checked(case: Case, state: State) -> Iterator[Found]:
+    """Each check once; those of latencies only where there is enough to go by."""
+    if state == "idle":
+        return
+    for check in (*_OF_STATES, *(_OF_LATENCIES if state == "busy" else ())):
+        if found := check(case):
+            yield found
+
+
+# ---- checks
+
+
+def _found(name: str, amount: float, *facts: Fact, serious: bool = True, over: float | None = None) -> Found:
+    """over: else the most that any fact is over its limit."""
+    return Found(name, serious, amount, max((fact.over for fact in facts), default=0.0) if over is None else over, facts)
+
+
+def _frozen(case: Case) -> Found | None:
+    """Something to do at every scrape, and nothing made. Several requests that all stand still say more than one, which may be a long prefill."""
+    figures = case.figures
+    if figures.running is None or figures.waiting is None or figures.prompt_tokens is None or figures.generation_tokens is None:
+        return None
+    held = figures.running.lowest + figures.waiting.lowest
+    if held <= 0 or figures.tokens > 0 or figures.seconds < LEAST_SECONDS:
+        return None
+    sure = min(1.0, held * figures.seconds / seconds(FROZEN_FOR))
+    return _found(
+        "frozen-engine", sure * ENOUGH, Fact("requests that run or wait, at least", held, Unit.REQUESTS), Fact("tokens made", 0.0, Unit.TOKENS),
+        Fact("for", figures.seconds, Unit.SECONDS), over=1.0,
+    )  # fmt: skip
+
+
+def _errors(case: Case) -> Found | None:
+    """From who saw them: the clients' side where there is one, else the engine's own and its HTTP answers, refusals left out."""
+    if case.clients:
+        failed = sum(case.clients.outcomes.get(outcome, 0.0) for outcome in ("upstream_error", "timeout"))
+        whole = case.clients.requests
+    else:
+        figures = case.figures
+        answered = figures.http.get("5xx", 0.0) - sum(figures.rejections.values())
+        failed = max(figures.finished.get("error", 0.0), answered)
+        whole = max(sum(figures.finished.values()), sum(figures.http.values()))
+    limit, few = case.at(thresholds.ERROR_RATIO), case.at(FEW)
+    if not whole or failed < few.value or failed / whole <= limit.value:
+        return None
+    return _found("errors", whole, Fact("of the requests fail", failed / whole, Unit.RATIO, limit), Fact("failed", failed, Unit.REQUESTS))
+
+
+def _wrong(case: Case) -> Found | None:
+    limit, few = case.at(thresholds.REFUSAL_RATIO), case.at(FEW)
+    if case.clients and case.clients.reasons:
+        wrong, whole = sum(case.clients.reasons.get(reason, 0.0) for reason in _ITS_OWN), case.clients.requests
+    else:
+        wrong, whole = case.figures.http.get("4xx", 0.0), sum(case.figures.http.values())
+    if not whole or wrong < few.value or wrong / whole <= limit.value:
+        return None
+    facts = (Fact("of the requests are refused for what they say", wrong / whole, Unit.RATIO, limit), Fact("refused", wrong, Unit.REQUESTS))
+    return _found("wrong-requests", whole, *facts, serious=False)
+
+
+def _rejections(case: Case) -> Found | None:
+    limit = case.limit_of(thresholds.ENGINE_REFUSALS)
+    refused = sum(case.figures.rejections.values())
+    if refused < limit.value:
+        return None
+    by_reason = [Fact(f"by {reason}", count, Unit.REQUESTS) for reason, count in sorted(case.figures.rejections.items()) if count]
+    return _found("rejections", refused + case.figures.requests, Fact("refused by the engine", refused, Unit.REQUESTS, limit), *by_reason)
+
+
+def _gateway_rejections(case: Case) -> Found | None:
+    if case.clients is None:
+        return None
+    limit, few = case.at(thresholds.REFUSAL_RATIO), case.at(FEW)
+    by_reason = {reason: case.clients.reasons[reason] for reason in _LATER if case.clients.reasons.get(reason)}
+    refused, whole = sum(by_reason.values()), case.clients.requests
+    if refused < few.value or refused / whole <= limit.value:
+        return None
+    told = [Fact(f"refused by {reason}", count, Unit.REQUESTS) for reason, count in by_reason.items()]
+    team, most = max(case.clients.refused.items(), key=lambda item: item[1], default=("", 0.0))
+    told += [Fact(f"refused of team {team}, more than of any other", most, Unit.REQUESTS)] * bool(team)
+    name = "rejections-by-team-limit" if max(by_reason, key=lambda reason: by_reason[reason]) == "team_limit" else "rejections-by-gateway"
+    return _found(name, whole, Fact("of the requests are refused by the gateway", refused / whole, Unit.RATIO, limit), *told)
+
+
+def _deferred(case: Case) -> Found | None:
+    deferred = case.figures.deferred
+    if deferred is None or deferred.lowest <= 0:
+        return None
+    held = Fact("held back at every scrape, at least", deferred.lowest, Unit.REQUESTS)
+    return _found("deferred-requests", case.figures.requests + deferred.lowest, held, serious=False, over=0.5)
+
+
+def _kv(case: Case) -> Found | None:
+    """Blocks are taken from who runs; or all are in use, and the queue is for want of them."""
+    figures = case.figures
+    nearly, rate = case.at(thresholds.KV_CACHE_USAGE), case.at(thresholds.PREEMPTIONS)
+    used = [Fact("of the KV cache in use at its fullest", figures.kv.highest, Unit.RATIO, nearly)] if figures.kv else []
+    per_second = (figures.preemptions or 0.0) / figures.seconds
+    if per_second > rate.value and (figures.preemptions or 0.0) >= case.at(FEW).value:
+        facts = (Fact("preemptions per second", per_second, Unit.COUNT, rate), Fact("preemptions", figures.preemptions or 0.0, Unit.COUNT), *used)
+        return _found("kv-bound", figures.requests, *facts, *_ran(figures), over=facts[0].over)
+    waits = figures.waiting is not None and figures.waiting.lowest > 0
+    if figures.kv and figures.kv.highest > nearly.value and waits and _queue_leads(figures):
+        return _found("kv-full", figures.requests, *used, *_waited(case))
+    return None
+
+
+def _queue(case: Case) -> Found | None:
+    """A wait that is over its limit, or that makes the first token late; not for want of cache, which is another finding."""
+    figures = case.figures
+    if figures.queue is None or _kv(case) or not _queue_leads(figures):
+        return None
+    facts, length = _waited(case), case.at(thresholds.QUEUE_LENGTH)
+    if figures.waiting and figures.waiting.lowest > length.value:
+        facts = (*facts, Fact("requests wait at every scrape, at least", figures.waiting.lowest, Unit.REQUESTS, length))
+    if not any(fact.over for fact in facts):
+        return None
+    places = _at_its_places(figures) and not _slow_steps(case) and not (figures.kv and figures.kv.highest > ROOM.value)
+    room = [Fact("of the KV cache in use at its fullest", figures.kv.highest, Unit.RATIO)] if figures.kv else []
+    return _found("queue-bound" if places else "queue-at-capacity", figures.requests, *facts, *_ran(figures), *room)
+
+
+def _queue_leads(figures: Figures) -> bool:
+    """Whether more time goes into waiting than into computing prompts."""
+    return figures.queue is not None and (figures.prefill is None or figures.queue.total > figures.prefill.total)
+
+
+def _at_its_places(figures: Figures) -> bool:
+    """As many run as ever did, with others waiting: the number of sequences is met."""
+    running, waiting = figures.running, figures.waiting
+    return bool(running and waiting and running.highest > 0 and running.mean >= 0.95 * running.highest and waiting.mean > 0)
+
+
+def _slow_steps(case: Case) -> bool:
+    return bool((gaps := case.figures.between_tokens) and gaps.at(95) > case.at(thresholds.INTER_TOKEN_P95).value)
+
+
+def _waited(case: Case) -> tuple[Fact, ...]:
+    figures = case.figures
+    facts = []
+    if figures.queue:
+        facts += [Fact("queue time p95", figures.queue.at(95), Unit.SECONDS, case.at(thresholds.QUEUE_TIME_P95))]
+        facts += [Fact("queue time, mean", figures.queue.mean, Unit.SECONDS)]
+    return (*facts, *_late(case))
+
+
+def _late(case: Case) -> tuple[Fact, ...]:
+    first = case.figures.ttft
+    return (Fact("time to first token p95", first.at(95), Unit.SECONDS, case.at(thresholds.TTFT_P95)),) if first else ()
+
+
+def _ran(figures: Figures) -> tuple[Fact, ...]:
+    running, waiting = figures.running, figures.waiting
+    facts = [Fact("running, at most", running.highest, Unit.REQUESTS)] if running else []
+    return (*facts, *([Fact("waiting, at most", waiting.highest, Unit.REQUESTS)] if waiting else []))
+
+
+def _prefill(case: Case) -> Found | None:
+    """First tokens are late and computing prompts is most of that: because nothing is reused, or because there is so much to compute."""
+    figures = case.figures
+    if figures.prefill is None or _queue_leads(figures):
+        return None
+    prompts = [Fact("prompt, mean", figures.prompt_length.mean, Unit.TOKENS)] if figures.prompt_length else []
+    name, reused = _why_prefill(case), case.at(thresholds.CACHE_HITS_BEFORE)
+    hits = [] if figures.hit_ratio is None else [Fact("of the prompt tokens found in the cache", figures.hit_ratio, Unit.RATIO, reused, least=True)]
+    off = [Fact("prefix caching", 0.0, Unit.FLAG)] if figures.caching is False else []
+    share = [Fact("of a request's time is prefill", part, Unit.RATIO) for area, part in figures.shares.items() if area == "prefill"]
+    late = _late(case)
+    facts = (*late, Fact("prefill, mean", figures.prefill.mean, Unit.SECONDS), *share, *prompts, *hits, *off)
+    if any(fact.over for fact in late):
+        return _found(name, figures.requests, *facts, over=late[0].over)
+    matters = figures.shares.get("prefill", 0.0) > WORTH_IT.value
+    return _found(name, figures.requests, *facts, serious=False, over=0.5) if name != "prefill-bound" and matters else None
+
+
+def _reuse(case: Case) -> Found | None:
+    """Beside prefill that is too much: that nothing of it is reused is true as well."""
+    figures, first = case.figures, _prefill(case)
+    if first is None or first.name != "prefill-bound" or figures.caching is False or not _nothing_reused(case):
+        return None
+    hits = Fact("of the prompt tokens found in the cache", figures.hit_ratio or 0.0, Unit.RATIO, case.at(thresholds.CACHE_HITS_BEFORE), least=True)
+    return _found("unique-prompts", figures.requests, hits, serious=False, over=0.5)
+
+
+def _why_prefill(case: Case) -> str:
+    """Where computing prompts is most of a request's time it is too much, whatever is reused; where it is less, what is not reused comes first."""
+    figures = case.figures
+    long = figures.prompt_length is not None and figures.prompt_length.mean >= LONG_PROMPT.value
+    if figures.caching is False and long:
+        return "cache-off"
+    most = figures.shares.get("prefill", 0.0) > MOSTLY_PREFILL.value
+    return "unique-prompts" if long and not most and _nothing_reused(case) else "prefill-bound"
+
+
+def _nothing_reused(case: Case) -> bool:
+    ratio = case.figures.hit_ratio
+    return ratio is not None and ratio < case.at(thresholds.CACHE_HITS_BEFORE).value
+
+
+def _head_of_line(case: Case) -> Found | None:
+    """A tail in what many meet, and a few prompts that explain it. A long prompt's own first token is late anyhow: more must be than are long."""
+    figures = case.figures
+    lengths = figures.prompt_length
+    if lengths is None or lengths.at(99) < FAR_LONGER.value * max(lengths.at(50), 1.0):
+        return None
+    far = Fact("prompt length, p99 over median", lengths.at(99) / max(lengths.at(50), 1.0), Unit.NONE, FAR_LONGER)
+    long = lengths.above(FAR_LONGER.value * lengths.at(50))
+    for what, spread, limit in (
+        ("time between tokens", figures.between_tokens, thresholds.INTER_TOKEN_P95),
+        ("time to first token", figures.ttft, thresholds.TTFT_P95),
+    ):
+        if spread is None or spread.at(99) <= case.at(limit).value or spread.at(99) <= STRETCHED.value * spread.at_most(50):
+            continue
+        if spread is figures.ttft and spread.above(STRETCHED.value * spread.at_most(50)) <= 1.5 * long:
+            continue
+        tail = Fact(f"{what}, p99 over median", spread.at(99) / spread.at_most(50), Unit.NONE, STRETCHED)
+        p99 = Fact(f"{what} p99", spread.at(99), Unit.SECONDS, case.at(limit))
+        return _found("head-of-line", figures.requests, tail, p99, far, Fact("of the prompts are that long", long, Unit.RATIO), over=tail.over)
+    return None
+
+
+def _decode(case: Case) -> Found | None:
+    figures, gaps = case.figures, case.figures.between_tokens
+    if gaps is None or not _slow_steps(case):
+        return None
+    share = figures.shares.get("decode")
+    if share is not None and share < max(figures.shares.values()):
+        return None
+    if gaps.at(95) > STRETCHED.value * gaps.at_most(50) and (_head_of_line(case) or _prefill(case)):
+        return None  # steps are long when they hold prompts, and those are told already
+    facts = (
+        Fact("time between tokens p95", gaps.at(95), Unit.SECONDS, case.at(thresholds.INTER_TOKEN_P95)),
+        Fact("time between tokens, mean", gaps.mean, Unit.SECONDS),
+        *([] if share is None else [Fact("of a request's time is decode", share, Unit.RATIO)]),
+        *_ran(figures),
+    )
+    many = figures.running is not None and figures.running.mean > MANY_AT_ONCE
+    return _found("decode-at-batch" if many or figures.drafts else "decode-bound", figures.requests, *facts)
+
+
+def _drafts(case: Case) -> Found | None:
+    figures, limit = case.figures, case.at(thresholds.ACCEPTANCE)
+    if figures.acceptance is None or figures.acceptance >= limit.value:
+        return None
+    facts = (
+        Fact("of the drafted tokens accepted", figures.acceptance, Unit.RATIO, limit, least=True),
+        Fact("drafted", figures.drafted or 0.0, Unit.TOKENS),
+    )
+    return _found("speculative-decoding", figures.requests, *facts, serious=False)
+
+
+def _gateway_queue(case: Case) -> Found | None:
+    """The wait before the engine, where the engine itself has room."""
+    figures, gate, clients = case.figures, case.gateway, case.clients
+    limit = case.at(thresholds.QUEUE_TIME_P95)
+    queued = clients.queue if clients else None
+    waits = bool(gate and gate.waiting and gate.waiting.lowest > 0)
+    room = figures.waiting is not None and figures.waiting.mean < 1 and not (figures.kv and figures.kv.highest > ROOM.value)
+    if not room or not (queued or waits):
+        return None
+    late = queued is not None and queued.at(95) > limit.value
+    long = waits and gate is not None and gate.waiting is not None and gate.waiting.lowest > case.at(thresholds.QUEUE_LENGTH).value
+    if not late and not long:
+        return None
+    facts = [Fact("queue time p95 in the gateway", queued.at(95), Unit.SECONDS, limit)] if queued else []
+    if gate and gate.waiting:
+        length = case.at(thresholds.QUEUE_LENGTH)
+        facts += [Fact("requests wait in the gateway, at least", gate.waiting.lowest, Unit.REQUESTS, length)]
+    if gate and gate.slots:
+        facts += [Fact("slots", gate.slots.highest, Unit.REQUESTS)]
+    return _found("gateway-queue", queued.count if queued else figures.requests, *facts, *_ran(figures))
+
+
+def _one_team(case: Case) -> Found | None:
+    """Only beside something that waits: a team alone on an idle engine takes nothing from anybody."""
+    teams = case.gateway.teams if case.gateway and case.gateway.teams else case.clients.teams if case.clients else {}
+    whole = sum(teams.values())
+    refused = _gateway_rejections(case)
+    crowded = refused is not None and refused.name != "rejections-by-team-limit"  # which touches that team alone
+    if len(teams) < 2 or not (crowded or any(check(case) for check in (_queue, _kv, _gateway_queue))):
+        return None
+    team, most = max(teams.items(), key=lambda item: item[1])
+    told = Fact(f"of the requests are of team {team}", most / whole, Unit.RATIO, MOST_OF_IT)
+    return _found("one-team", case.clients.requests if case.clients else whole, told) if told.over else None
+
+
+def _hangups(case: Case) -> Found | None:
+    """From the log; else from the two histograms of the engine, as long as some are sure."""
+    limit, few = case.at(thresholds.HANGUP_RATIO), case.at(FEW)
+    if case.clients:
+        left, whole = case.clients.outcomes.get("client_abort", 0.0), case.clients.requests
+        told = Fact("of the clients leave", left / whole if whole else 0.0, Unit.RATIO, limit)
+        sure = left
+    elif case.figures.hangups and case.figures.begun:
+        (sure, left), whole = case.figures.hangups, case.figures.begun
+        told = Fact("of the requests that began neither ended nor run", left / whole, Unit.RATIO, limit)
+    else:
+        return None
+    if left < few.value or sure < 1 or left / whole <= limit.value:
+        return None
+    return _found("hang-ups", whole, told, Fact("left, at least", sure, Unit.REQUESTS))
+
+
+def _streaming(case: Case) -> Found | None:
+    """Tokens as clients got them against tokens as the engine made them: the mean of each request, at both."""
+    client = case.clients.tpot if case.clients else None
+    engine = case.figures.per_token
+    if client is None or engine is None:
+        return None
+    slow, limit = case.at(thresholds.INTER_TOKEN_P95), SLOWER_STREAM
+    times = Fact("times as long for a token at the client as in the engine, p95", client.at(95) / engine.at_most(95), Unit.NONE, limit)
+    if not times.over or client.at(95) <= slow.value:
+        return None
+    lag = case.gateway.lag if case.gateway else None
+    late = [Fact("the gateway's event loop is late, p95", lag.at(95), Unit.SECONDS, LATE_LOOP)] if lag else []
+    name = "slow-gateway" if any(fact.over for fact in late) else "slow-streaming"
+    return _found(name, client.count, times, Fact("time per token at the client p95", client.at(95), Unit.SECONDS, slow), *late, over=times.over)
+
+
+Check = Callable[[Case], Found | None]
+_OF_STATES: tuple[Check, ...] = (_frozen, _errors, _rejections, _gateway_rejections, _wrong, _deferred)
+_OF_LATENCIES: tuple[Check, ...] = (
+    _kv, _head_of_line, _prefill, _reuse, _queue, _gateway_queue, _decode, _drafts, _streaming, _hangups, _one_team,
+)  # fmt: skip
+
+
+# ---- what cannot be said
+
+
+_QUALITY = Unsure("quality", "no series knows whether an answer is good", "replay a prompt whose answer you know: runbooks/quality.md")
+
+
+def _unsure(evidence: Evidence, state: State) -> Iterator[Unsure]:
+    """One for each area at most; an idle engine leaves nothing to ask but its quality."""
+    figures = evidence.whole
+    if state == "thin":
+        yield from (Unsure(area, _too_thin(figures), _more(figures)) for area in ("queue", "prefill", "decode"))
+    elif state == "busy":
+        yield from _not_shown(figures)
+    if state != "idle":
+        if evidence.clients is None or evidence.clients.tpot is None:
+            yield Unsure("streaming", "nobody tells what clients got", "--log with the request log, or a Prometheus that has the sidecar's series")
+        if evidence.clients is None and not figures.http:
+            yield Unsure("API", "neither clients nor the engine's HTTP answers are told", "--log, or --gateway with its metrics page")
+    yield _QUALITY
+
+
+def _too_thin(figures: Figures) -> str:
+    if figures.seconds < LEAST_SECONDS:
+        return f"{figures.seconds:.3g} s are too short a time"
+    return f"{figures.requests:.0f} requests in {figures.seconds:.0f} s are too few; {LEAST_REQUESTS} are the least"
+
+
+def _more(figures: Figures) -> str:
+    """How to get enough, at the pace seen."""
+    if figures.requests < 1:
+        return "look again while requests end (--for, --window)"
+    seconds = 1.2 * max(figures.seconds * LEAST_REQUESTS / figures.requests, 2 * LEAST_SECONDS)
+    return f"look for {math.ceil(seconds)} s or longer (--for, --window)"
+
+
+_NEEDS: dict[Area, tuple[tuple[str, str], ...]] = {
+    "queue": (("queue", "request_queue_time_seconds"), ("kv", "kv_cache_usage_perc")),
+    "prefill": (("prefill", "request_prefill_time_seconds"), ("ttft", "time_to_first_token_seconds")),
+    "decode": (("between_tokens", "inter_token_latency_seconds"),),
+}
+
+
+def _not_shown(figures: Figures) -> Iterator[Unsure]:
+    for area, needs in _NEEDS.items():
+        missing = [series for name, series in needs if getattr(figures, name) is None]
+        if missing:
+            yield Unsure(area, f"the engine shows no {' and no '.join(missing)}", "`vllm-watch metrics check URL` says why; some frontends show less")
+
+
+def areas(diagnosis: Diagnosis) -> Mapping[Area, str]:
+    """One word for each: finding, unsure, or fine."""
+    found = {finding.row.area for finding in diagnosis.findings}
+    unsure = {one.area for one in diagnosis.unsure}
+    return {area: "finding" if area in found else "unsure" if area in unsure else "fine" for area in AREAS}
+
+
+def serious(findings: Sequence[Finding]) -> bool:
+    return any(finding.serious for finding in findings)

@@ -1,0 +1,427 @@
+"""What a diagnosis rests on: figures of a model, of each of its engines, and of what its clients saw. Pure.
+
+Law: what was not measured is None or empty, never 0. Seconds, tokens and requests; ratios are 0 to 1."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporters.catalogue import gateway, ours, vllm
+from exporters.catalogue.metric import Metric
+from exporters.catalogue.page import Labels, Page
+from exporters.request_log import UNKNOWN_TEAM, RequestRecord, ended_at, parse_block
+from stack.bench.figures import quantile
+from stack.doctor.series import Series
+from stack.tuning.live import Span, blocks_of
+
+_INF = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A distribution: of a histogram's growth (buckets: bound and how many up to it), or of values that are known one by one."""
+
+    count: float
+    total: float
+    buckets: tuple[tuple[float, float], ...] = ()
+    values: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread | None:
+        known = tuple(values)
+        return cls(len(known), sum(known), values=known) if known else None
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    def at(self, percent: int) -> float:
+        """A percentile, read from buckets as PromQL does. Below the first bound nothing is known but the mean, which then stands in for it."""
+        if self.values:
+            return quantile(self.values, percent)
+        return min(self._read(percent), self.mean) if self.within_first(percent) else self._read(percent)
+
+    def at_most(self, percent: int) -> float:
+        """The percentile, or the first bound where it lies below that."""
+        return self.buckets[0][0] if self.within_first(percent) else self.at(percent)
+
+    def within_first(self, percent: int) -> bool:
+        """Whether it lies in the first bucket, where a percentile is a guess."""
+        return bool(self.buckets) and self.buckets[0][1] >= percent / 100 * self.buckets[-1][1]
+
+    def above(self, limit: float) -> float:
+        """Share of what is larger than a limit, 0 to 1; of buckets as if each were filled evenly."""
+        if self.values:
+            return sum(value > limit for value in self.values) / len(self.values)
+        low, under, everything = 0.0, 0.0, self.buckets[-1][1]
+        for bound, upto in self.buckets:
+            if limit <= bound:
+                part = 0.0 if bound == _INF else (limit - low) / (bound - low)
+                return 1 - (under + part * (upto - under)) / everything
+            low, under = bound, upto
+        return 0.0
+
+    def _read(self, percent: int) -> float:
+        rank, low, under = percent / 100 * self.buckets[-1][1], 0.0, 0.0
+        for bound, upto in self.buckets:
+            if upto >= rank:
+                return low if bound == _INF else low + (bound - low) * (rank - under) / (upto - under)
+            low, under = bound, upto
+        return low
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """At the scrapes of the time: the least, the mean and the most."""
+
+    lowest: float
+    mean: float
+    highest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of a model or of one engine. begun: requests that got a first token; ended: with a last one; finished: by how. lengths in tokens.
+
+    between_tokens: of every gap; per_token: of every request, its mean. caching: whether prefix caching is on. http: answers of the API by class of
+    their status."""
+
+    seconds: float
+    begun: float | None = None
+    ended: float | None = None
+    finished: Mapping[str, float] = field(default_factory=dict)
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    lookups: float | None = None
+    hits: float | None = None
+    preemptions: float | None = None
+    drafts: float | None = None
+    drafted: float | None = None
+    accepted: float | None = None
+    rejections: Mapping[str, float] = field(default_factory=dict)
+    http: Mapping[str, float] = field(default_factory=dict)
+    ttft: Spread | None = None
+    between_tokens: Spread | None = None
+    per_token: Spread | None = None
+    e2e: Spread | None = None
+    queue: Spread | None = None
+    prefill: Spread | None = None
+    decode: Spread | None = None
+    prompt_length: Spread | None = None
+    answer_length: Spread | None = None
+    running: Gauge | None = None
+    waiting: Gauge | None = None
+    deferred: Gauge | None = None
+    kv: Gauge | None = None
+    caching: bool | None = None
+
+    @property
+    def requests(self) -> float:
+        """How many the figures of requests rest on."""
+        return max(self.begun or 0.0, self.ended or 0.0)
+
+    @property
+    def work(self) -> float:
+        """Everything that shows that somebody asked for something."""
+        gauges = sum(gauge.highest for gauge in (self.running, self.waiting) if gauge)
+        return gauges + self.requests + sum(self.finished.values()) + sum(self.rejections.values()) + self.tokens
+
+    @property
+    def tokens(self) -> float:
+        return (self.prompt_tokens or 0.0) + (self.generation_tokens or 0.0)
+
+    @property
+    def hit_ratio(self) -> float | None:
+        return self.hits / self.lookups if self.lookups and self.hits is not None else None
+
+    @property
+    def acceptance(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted and self.accepted is not None else None
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """How the time of the requests that ended is divided between queue, prefill and decode; empty where one of them is not known."""
+        parts = {"queue": self.queue, "prefill": self.prefill, "decode": self.decode}
+        known = {name: spread.total for name, spread in parts.items() if spread}
+        whole = sum(known.values())
+        return {name: total / whole for name, total in known.items()} if len(known) == len(parts) and whole > 0 else {}
+
+    @property
+    def hangups(self) -> tuple[float, float] | None:
+        """(sure, likely) how many clients left: requests that began and neither ended nor run. vLLM counts no hang-up as such, so this is told
+        from its two histograms: sure takes all that run for requests that began meanwhile, likely only as many as came and went at most."""
+        if self.begun is None or self.ended is None or self.running is None:
+            return None
+        return self.begun - self.ended - self.running.highest, self.begun - self.ended - (self.running.highest - self.running.lowest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clients:
+    """What those who asked saw. outcomes, reasons, teams: how many requests; refused: of each team. Times of answers that ended well. source: who
+    tells it."""
+
+    source: str
+    outcomes: Mapping[str, float]
+    reasons: Mapping[str, float] = field(default_factory=dict)
+    teams: Mapping[str, float] = field(default_factory=dict)
+    refused: Mapping[str, float] = field(default_factory=dict)
+    ttft: Spread | None = None
+    tpot: Spread | None = None
+    queue: Spread | None = None
+
+    @property
+    def requests(self) -> float:
+        return sum(self.outcomes.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """What the gateway itself shows. teams: requests in each, that wait or run, at most. lag: of its event loop."""
+
+    waiting: Gauge | None = None
+    running: Gauge | None = None
+    slots: Gauge | None = None
+    slots_limit: Gauge | None = None
+    teams: Mapping[str, float] = field(default_factory=dict)
+    lag: Spread | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that is known of one model. notes: what to bear in mind when it is read."""
+
+    model: str
+    source: str
+    whole: Figures
+    engines: Mapping[str, Figures]
+    clients: Clients | None = None
+    gateway: Gateway | None = None
+    notes: tuple[str, ...] = ()
+
+
+# ---- series -> evidence
+
+
+Place = tuple[str, str]  # instance, and the engine core behind it
+
+
+def evidence(series: Series, records: Sequence[RequestRecord] | None = None, model: str | None = None) -> tuple[Evidence, ...]:
+    """One for each model that an engine shows. records: the request log of the same time. model: this one alone. Raises ValueError when nobody
+    shows the model that was asked for, or any."""
+    places: dict[str, set[Place]] = defaultdict(set)
+    for labels, _ in series.highest.of(vllm.NUM_REQUESTS_RUNNING.name):
+        if model in (None, labels.get("model_name")):
+            places[labels.get("model_name", "")].add((labels["instance"], labels.get("engine", "")))
+    if not places:
+        shown = f"no engine in {series.source} shows " + (f"the model {model}" if model is not None else "vLLM's series")
+        raise ValueError(f"{shown}; `vllm-watch metrics check URL` looks at an engine's page, and --model names a model as that page does")
+    return tuple(_of_model(series, name, sorted(its), _records_of(records, name, len(places)), len(places)) for name, its in sorted(places.items()))
+
+
+def _of_model(series: Series, model: str, places: Sequence[Place], records: Sequence[RequestRecord] | None, models: int) -> Evidence:
+    several = Counter(instance for instance, _ in places)
+    named = {(f"{instance} engine {core}" if several[instance] > 1 else instance): (instance, core) for instance, core in places}
+    notes = [
+        f"{instance} started anew within this time: " + ("its figures count from then" if series.scraped else "its cache was cold after that")
+        for instance in series.restarted if instance in several
+    ]  # fmt: skip
+    notes += ["the request log holds no record of this model and time"] * (records is not None and not records)
+    return Evidence(
+        model=model,
+        source=series.source,
+        whole=_figures(series, model, places),
+        engines={name: _figures(series, model, [place]) for name, place in named.items()} if len(named) > 1 else {},
+        clients=_clients(series, model, records, models),
+        gateway=_gateway(series),
+        notes=tuple(notes),
+    )
+
+
+def _figures(series: Series, model: str, places: Sequence[Place]) -> Figures:
+    """Summed over engine cores. What has no core, such as refusals, is of the whole instance; what has no model, of all that it serves."""
+    instances = {instance for instance, _ in places}
+
+    def mine(labels: Labels) -> bool:
+        if labels.get("model_name", model) != model or labels.get("instance") not in instances:
+            return False
+        return "engine" not in labels or (labels["instance"], labels["engine"]) in places
+
+    def grown(metric: Metric, *by: str) -> dict[tuple[str, ...], float]:
+        found: dict[tuple[str, ...], float] = {}
+        for labels, value in series.grown.of(metric.name):
+            if mine(labels):
+                key = tuple(labels.get(label, "") for label in by)
+                found[key] = found.get(key, 0.0) + value
+        return found
+
+    def total(metric: Metric) -> float | None:
+        return grown(metric).get(())
+
+    def spread(metric: Metric) -> Spread | None:
+        return _spread(series.grown, metric, mine)
+
+    def gauge(metric: Metric, across: Callable[[Iterable[float]], float] = sum, **where: str) -> Gauge | None:
+        return _gauge(series, metric, lambda labels: mine(labels) and where.items() <= labels.items(), across)
+
+    asked = {key: value for key, value in grown(vllm.HTTP_REQUESTS, "handler", "status").items() if key[0].startswith("/v1/")}
+    return Figures(
+        seconds=series.seconds,
+        begun=_count(series, vllm.TIME_TO_FIRST_TOKEN, mine),
+        ended=_count(series, vllm.E2E_REQUEST_LATENCY, mine),
+        finished={reason: value for (reason,), value in grown(vllm.REQUEST_SUCCESS, "finished_reason").items()},
+        prompt_tokens=total(vllm.PROMPT_TOKENS),
+        generation_tokens=total(vllm.GENERATION_TOKENS),
+        lookups=total(vllm.PREFIX_CACHE_QUERIES),
+        hits=total(vllm.PREFIX_CACHE_HITS),
+        preemptions=total(vllm.NUM_PREEMPTIONS),
+        drafts=total(vllm.SPEC_DECODE_NUM_DRAFTS),
+        drafted=total(vllm.SPEC_DECODE_NUM_DRAFT_TOKENS),
+        accepted=total(vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS),
+        rejections={reason: value for (reason,), value in grown(vllm.ADMISSION_REJECTIONS, "reason").items()},
+        http=_summed(asked, 1),
+        ttft=spread(vllm.TIME_TO_FIRST_TOKEN),
+        between_tokens=spread(vllm.INTER_TOKEN_LATENCY),
+        per_token=spread(vllm.REQUEST_TIME_PER_OUTPUT_TOKEN),
+        e2e=spread(vllm.E2E_REQUEST_LATENCY),
+        queue=spread(vllm.REQUEST_QUEUE_TIME),
+        prefill=spread(vllm.REQUEST_PREFILL_TIME),
+        decode=spread(vllm.REQUEST_DECODE_TIME),
+        prompt_length=spread(vllm.REQUEST_PROMPT_TOKENS),
+        answer_length=spread(vllm.REQUEST_GENERATION_TOKENS),
+        running=gauge(vllm.NUM_REQUESTS_RUNNING),
+        waiting=gauge(vllm.NUM_REQUESTS_WAITING),
+        deferred=gauge(vllm.NUM_REQUESTS_WAITING_BY_REASON, reason="deferred"),
+        kv=gauge(vllm.KV_CACHE_USAGE, max),
+        caching=_caching(series.configured, mine),
+    )
+
+
+def _count(series: Series, metric: Metric, mine: Callable[[Labels], bool]) -> float | None:
+    found = [value for labels, value in series.grown.of(f"{metric.name}_count") if mine(labels)]
+    return sum(found) if found else None
+
+
+def _spread(page: Page, metric: Metric, mine: Callable[[Labels], bool]) -> Spread | None:
+    """What a histogram took in; None where that is nothing."""
+    counts: dict[float, float] = {}
+    for labels, value in page.of(f"{metric.name}_bucket"):
+        if mine(labels):
+            bound = float(labels["le"])
+            counts[bound] = counts.get(bound, 0.0) + value
+    total = sum(value for labels, value in page.of(f"{metric.name}_sum") if mine(labels))
+    buckets = tuple(sorted(counts.items()))
+    return Spread(buckets[-1][1], total, buckets) if buckets and buckets[-1][1] > 0 else None
+
+
+def _gauge(series: Series, metric: Metric, mine: Callable[[Labels], bool], across: Callable[[Iterable[float]], float] = sum) -> Gauge | None:
+    found = [[value for labels, value in page.of(metric.name) if mine(labels)] for page in (series.lowest, series.mean, series.highest)]
+    return Gauge(*(across(values) for values in found)) if all(found) else None
+
+
+def _caching(configured: Sequence[Labels], mine: Callable[[Labels], bool]) -> bool | None:
+    """Off when it is off at one engine: there the others' hits are of no help."""
+    told = [labels["enable_prefix_caching"] for labels in configured if "enable_prefix_caching" in labels and mine(labels)]
+    return all(word == "True" for word in told) if told else None
+
+
+# ---- what clients saw
+
+
+def records_of(paths: Iterable[Path], spans: Sequence[Span] = ()) -> list[RequestRecord]:
+    """The records of request logs that ended within the spans; all of them without. Lines that are none are passed over. Raises OSError."""
+    found: list[RequestRecord] = []
+    for block in blocks_of(paths):
+        for record in parse_block(block)[0]:
+            at_s = ended_at(record)
+            if not spans or (at_s is not None and any(start <= at_s < end for start, end in spans)):
+                found.append(record)
+    return found
+
+
+def _records_of(records: Sequence[RequestRecord] | None, model: str, models: int) -> Sequence[RequestRecord] | None:
+    """Where one model is served, aliases and adapters are that model as well."""
+    return records if records is None or models == 1 else [record for record in records if record.model == model]
+
+
+def _clients(series: Series, model: str, records: Sequence[RequestRecord] | None, models: int) -> Clients | None:
+    """From the log; else from what a sidecar counted of it; else from what the gateway counts, which knows no model."""
+    if records:
+        return _of_log(records)
+    sidecar = dict(_by(series.grown, ours.REQUESTS, ("team", "outcome"), lambda labels: labels.get("model_name") == model))
+    if sidecar:
+        of_model = _having(model_name=model)
+        return Clients(
+            source="the sidecar's series",
+            outcomes=_summed(sidecar, 1),
+            teams=_summed(sidecar, 0),
+            reasons=_summed(dict(_by(series.grown, ours.REASONS, ("reason",), of_model)), 0),
+            refused=_summed(dict(_by(series.grown, ours.REASONS, ("team",), _having(model_name=model, outcome="rejected"))), 0),
+            ttft=_spread(series.grown, ours.TTFT, of_model),
+            tpot=_spread(series.grown, ours.TPOT, of_model),
+            queue=_spread(series.grown, ours.QUEUE, of_model),
+        )
+    counted = dict(_by(series.grown, gateway.REQUESTS, ("team", "outcome"))) if models == 1 else {}
+    if not counted:
+        return None
+    rejected = dict(_by(series.grown, gateway.REJECTED, ("team", "reason")))
+    return Clients(
+        source="the gateway's page", outcomes=_summed(counted, 1), teams=_summed(counted, 0), reasons=_summed(rejected, 1),
+        refused=_summed(rejected, 0),
+    )  # fmt: skip
+
+
+def _of_log(records: Sequence[RequestRecord]) -> Clients:
+    good = [record for record in records if record.outcome in ("ok", None)]
+
+    def seconds(name: str) -> Spread | None:
+        return Spread.of(value / 1000 for record in good if (value := getattr(record, name)) is not None)
+
+    return Clients(
+        source="the request log",
+        outcomes=Counter(record.outcome or "unknown" for record in records),
+        reasons=Counter(record.reason for record in records if record.reason),
+        teams=Counter(record.team or UNKNOWN_TEAM for record in records),
+        refused=Counter(record.team or UNKNOWN_TEAM for record in records if record.outcome == "rejected"),
+        ttft=seconds("ttft_ms"),
+        tpot=seconds("tpot_ms"),
+        queue=seconds("queue_ms"),
+    )
+
+
+def _gateway(series: Series) -> Gateway | None:
+    def gauge(metric: Metric) -> Gauge | None:
+        return _gauge(series, metric, lambda _: True)
+
+    in_hand: Counter[str] = Counter()
+    for metric in (gateway.WAITING, gateway.RUNNING):
+        in_hand.update({labels.get("team", ""): value for labels, value in series.highest.of(metric.name)})
+    shown = (gauge(gateway.WAITING), gauge(gateway.RUNNING), gauge(gateway.SLOTS), gauge(gateway.SLOTS_LIMIT))
+    lag = _spread(series.grown, gateway.LOOP_LAG, lambda _: True)
+    if lag is None and not any(shown):
+        return None
+    waiting, running, slots, limit = shown
+    teams = {team: value for team, value in in_hand.items() if value > 0}
+    return Gateway(waiting=waiting, running=running, slots=slots, slots_limit=limit, teams=teams, lag=lag)
+
+
+def _having(**labels: str) -> Callable[[Labels], bool]:
+    return lambda its: labels.items() <= its.items()
+
+
+def _by(page: Page, metric: Metric, names: Sequence[str], mine: Callable[[Labels], bool] = lambda _: True) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Growth by some labels; what did not grow is left out."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for labels, value in page.of(metric.name):
+        if mine(labels) and value > 0:
+            found[tuple(labels.get(name, "") for name in names)] += value  # type: ignore[assignment]  # a Counter of floats adds up as well
+    yield from found.items()
+
+
+def _summed(by: Mapping[tuple[str, ...], float], at: int) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for key, value in by.items():
+        found[key[at]] = found.get(key[at], 0.0) + value
+    return found

@@ -1,0 +1,189 @@
+"""A diagnosis as people and programs read it.
+
+Law: one lever is the first, that of the first finding over all models; the levers of all others come after that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from exporters.catalogue.metric import Unit
+from stack.doctor import before, diagnose, matrix
+from stack.doctor.diagnose import Diagnosis, Fact, Finding
+from stack.doctor.matrix import Row
+from stack.tuning.derived import plain
+
+_STATES = {"idle": "idle: nobody asked anything", "thin": "too little to go by", "busy": "busy"}
+
+
+# ---- while it runs
+
+
+def as_json(diagnoses: Sequence[Diagnosis], source: str) -> dict[str, Any]:
+    """Numbers in base units; serious is what the exit status says."""
+    found = diagnose.ranked(diagnoses)
+    return {
+        "source": source,
+        "serious": diagnose.serious(found),
+        "first_lever": _lever(found[0]) if found else None,
+        "findings": [_finding_as_json(finding, first=at == 0) for at, finding in enumerate(found)],
+        "models": [
+            {
+                "model": one.model, "state": one.state, "requests": one.requests, "seconds": one.seconds, "shares": dict(one.shares),
+                "areas": dict(diagnose.areas(one)), "notes": list(one.notes),
+                "unsure": [{"area": each.area, "why": each.why, "how": each.how} for each in one.unsure],
+            }
+            for one in diagnoses
+        ],
+    }  # fmt: skip
+
+
+def _lever(finding: Finding) -> dict[str, Any]:
+    row = finding.row
+    proof = row.proof
+    return {
+        "model": finding.model, "engine": finding.engine, "finding": finding.name, "pull": row.lever,
+        "worked_when": proof.told if proof else "", "commands": list(proof.commands(row.name)) if proof else [],
+        "experiment": proof.arms.file() if proof and proof.arms else None,
+    }  # fmt: skip
+
+
+def _finding_as_json(finding: Finding, first: bool) -> dict[str, Any]:
+    row = finding.row
+    return {
+        "finding": finding.name, "row": row.name, "model": finding.model, "engine": finding.engine, "area": row.area, "serious": finding.serious,
+        "confidence": round(finding.confidence, 3), "symptom": row.symptom, "cause": row.cause,
+        "evidence": [
+            {
+                "what": fact.what, "value": fact.value, "unit": str(fact.unit),
+                "limit": fact.limit.value if fact.limit else None, "threshold": fact.limit.name if fact.limit else None,
+            }
+            for fact in finding.facts
+        ],
+        "queries": list(row.asks), "lever" if first else "after_that": row.lever, "second_lever": row.second, "risk": row.risk,
+        "worked_when": row.proof.told if row.proof else "", "dated": row.dated, "pages": list(row.pages),
+    }  # fmt: skip
+
+
+def as_text(diagnoses: Sequence[Diagnosis], source: str) -> str:
+    """Findings first, then what is fine, what cannot be said, and what the figures rest on."""
+    found = diagnose.ranked(diagnoses)
+    several = len(diagnoses) > 1
+    lines = [f"{source}: " + (_count(found) if found else "no finding"), ""]
+    for number, finding in enumerate(found, 1):
+        lines += [*_finding(number, finding, several), ""]
+    for one in diagnoses:
+        lines += [*_about(one), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _count(found: Sequence[Finding]) -> str:
+    serious = sum(finding.serious for finding in found)
+    return f"{len(found)} finding{'s' * (len(found) > 1)}, " + (f"{serious} serious" if serious else "none serious")
+
+
+def _finding(number: int, finding: Finding, several: bool) -> Iterator[str]:
+    row = finding.row
+    where = " ".join([f"of {finding.model}"] * several + [f"at {finding.engine}"] * bool(finding.engine))
+    loud = "serious" if finding.serious else "not serious"
+    yield f"{number}. {finding.name}{f' {where}' if where else ''} ({row.area}; {loud}; confidence {finding.confidence:.2f})"
+    yield f"   {row.symptom} {row.cause}"
+    yield from (f"     {_fact(fact)}" for fact in finding.facts)
+    yield f"   {'first lever' if number == 1 else 'after that '}  {row.lever}"
+    if number == 1:
+        yield from _first(row)
+    yield f"   pages        {', '.join(row.pages)} (vllm-watch runbook NAME)"
+
+
+def _first(row: Row) -> Iterator[str]:
+    yield f"   if not that  {row.second}"
+    yield f"   risk         {row.risk}"
+    yield from (f"   dated        {text}" for text in [row.dated] if text)
+    if row.proof:
+        yield f"   it worked    when {row.proof.told}"
+        yield from (f"     {command}" for command in row.proof.commands(row.name))
+        if row.proof.arms:
+            yield f"   {row.name}.yaml, with your own model and numbers:"
+            yield from (f"     {line}" for line in row.proof.arms.file().splitlines())
+
+
+def _about(one: Diagnosis) -> Iterator[str]:
+    yield f"{one.model}: {_STATES[one.state]}; {one.requests:.0f} requests in {plain(one.seconds)} s"
+    if one.shares:
+        yield "   time of a request: " + ", ".join(f"{area} {share * 100:.0f} %" for area, share in one.shares.items())
+    fine = [area for area, word in diagnose.areas(one).items() if word == "fine"]
+    if one.state == "busy" and fine:
+        yield f"   fine: {', '.join(fine)}"
+    yield from (f"   not said of {each.area}: {each.why}; {each.how}" for each in one.unsure)
+    yield from (f"   note: {note}" for note in one.notes)
+
+
+def _fact(fact: Fact) -> str:
+    if fact.unit is Unit.FLAG:
+        return f"{fact.what}: {'on' if fact.value else 'off'}"
+    side = ("under" if fact.least else "over") if fact.over else "within"
+    limit = f"; {side} {fact.limit.name}, {fact.limit.shown}" if fact.limit else ""
+    if fact.unit is Unit.RATIO:
+        return f"{plain(100 * fact.value)} % {fact.what}{limit}"
+    unit = {Unit.SECONDS: "s", Unit.REQUESTS: "", Unit.COUNT: "", Unit.NONE: ""}.get(fact.unit, str(fact.unit))
+    return f"{fact.what}: {f'{plain(fact.value)} {unit}'.strip()}{limit}"
+
+
+# ---- before there is traffic
+
+
+def workload_as_json(words: str) -> dict[str, Any]:
+    """Raises ValueError for words that mean nothing."""
+    advice, scenarios = before.meant(words)
+    return {
+        "asked": words,
+        "workloads": [
+            {
+                "name": one.name, "workload": one.title, "bottleneck": one.bottleneck, "first_lever": one.lever, "second_lever": one.second,
+                "measure": list(one.measure), "benches": list(one.benches), "row": one.row, "dated": one.dated,
+            }
+            for one in advice
+        ],
+        "scenarios": [
+            {
+                "scenario": one.title, "same": one.same, "changes": one.changes, "expected_hit": list(one.expected_hit), "ttft_impact": one.impact,
+                "bench": one.bench.name, "row": one.row, "first_lever": matrix.row(one.row).lever,
+            }
+            for one in scenarios
+        ],
+    }  # fmt: skip
+
+
+def workload_as_text(told: Mapping[str, Any]) -> str:
+    """From `workload_as_json`."""
+    lines = []
+    for one in told["workloads"]:
+        lines += [
+            f"{one['workload']} ({one['name']})", f"   bottleneck   {one['bottleneck']}", f"   first lever  {one['first_lever']}",
+            f"   after that   {one['second_lever']}", f"   measure      {', '.join(one['measure'])}", *_run(one["benches"]),
+            *[f"   dated        {one['dated']}"] * bool(one["dated"]), "",
+        ]  # fmt: skip
+    for one in told["scenarios"]:
+        low, high = (f"{100 * share:.0f}" for share in one["expected_hit"])
+        lines += [
+            f"{one['scenario']}", f"   same         {one['same']}; {one['changes']} changes",
+            f"   expect       {low} to {high} % of the prompt tokens from the prefix cache; effect on the first token: {one['ttft_impact']}",
+            f"   first lever  {one['first_lever']}", *_run([one["bench"]]), "",
+        ]  # fmt: skip
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _run(benches: Sequence[str]) -> Iterator[str]:
+    yield from (f"   measured by  vllm-watch bench run {bench} --url http://127.0.0.1:8000" for bench in benches)
+
+
+def goal_as_json(name: str) -> dict[str, Any]:
+    """Raises ValueError for what is no goal."""
+    one = before.goal(name)
+    return {"goal": one.name, "title": one.title, "first_lever": one.lever, "second_lever": one.second, "row": one.row}
+
+
+def goal_as_text(told: Mapping[str, Any]) -> str:
+    """From `goal_as_json`."""
+    how = f"vllm-watch runbook tuning; the row is {told['row']}"
+    return f"{told['title']}\n   first lever  {told['first_lever']}\n   after that   {told['second_lever']}\n   worked?      {how}\n"

@@ -1,0 +1,479 @@
+"""The doctor decides: what is found at which figures, what is abstained from, in which order, and what the command prints. Recorded situations of
+real engines stand in test_doctor_situations.py; here are hand-made ones, just before and just after an edge."""
+
+from __future__ import annotations
+
+import gzip
+import http.server
+import itertools
+import json
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+from test_doctor_evidence import pair, scraped
+
+from alerts import thresholds
+from alerts.settings import Overlay, Settings
+from stack.cli.doctor import doctor_command
+from stack.doctor import report
+from stack.doctor.diagnose import LEAST_REQUESTS, MANY_AT_ONCE, Diagnosis, areas, diagnose, ranked, serious
+from stack.doctor.evidence import Clients, Evidence, Figures, Gateway, Gauge, Spread, evidence
+from stack.doctor.matrix import ROWS
+from stack.doctor.series import Pages, between
+
+SITUATIONS = Path(__file__).parent / "situations"
+NOTHING = Gauge(0, 0, 0)
+
+
+def spread(*values: float) -> Spread:
+    found = Spread.of(values)
+    assert found
+    return found
+
+
+def well(**changes: Any) -> Figures:
+    """A busy engine with nothing wrong: 100 requests in a minute, half a second to the first token, 30 ms between tokens."""
+    figures = Figures(
+        seconds=60, begun=100, ended=100, finished={"stop": 100.0}, prompt_tokens=30_000, generation_tokens=10_000, lookups=30_000, hits=15_000,
+        preemptions=0, http={"2xx": 100.0}, ttft=spread(*[0.5] * 100), between_tokens=spread(*[0.03] * 1000), per_token=spread(*[0.03] * 100),
+        e2e=spread(*[4.0] * 100), queue=spread(*[0.01] * 100), prefill=spread(*[0.3] * 100), decode=spread(*[3.0] * 100),
+        prompt_length=spread(*[300.0] * 100), answer_length=spread(*[100.0] * 100), running=Gauge(4, 6, 8), waiting=NOTHING, deferred=NOTHING,
+        kv=Gauge(0.2, 0.3, 0.4), caching=True,
+    )  # fmt: skip
+    return replace(figures, **changes)
+
+
+def of(figures: Figures, engines: dict[str, Figures] | None = None, **around: Any) -> Diagnosis:
+    settings = around.pop("settings", Settings())
+    return diagnose(Evidence(model=around.pop("model", "m"), source="test", whole=figures, engines=engines or {}, **around), settings)
+
+
+def names(figures: Figures, **around: Any) -> list[str]:
+    return [finding.row.name for finding in of(figures, **around).findings]
+
+
+# ---- nothing, and too little
+
+
+def test_nothing_is_wrong_with_an_engine_that_is_well():
+    diagnosis = of(well())
+    assert ((), "busy") == (diagnosis.findings, diagnosis.state)
+    assert {"queue": "fine", "prefill": "fine", "decode": "fine", "streaming": "unsure", "API": "fine", "quality": "unsure"} == areas(diagnosis)
+
+
+def test_an_engine_that_nobody_asks_is_idle_and_no_question_is_open_but_quality():
+    diagnosis = of(Figures(seconds=60, begun=0, ended=0, running=NOTHING, waiting=NOTHING, prompt_tokens=0, generation_tokens=0))
+    assert ("idle", (), ["quality"]) == (diagnosis.state, diagnosis.findings, [one.area for one in diagnosis.unsure])
+
+
+def slow(requests: int, **changes: Any) -> Figures:
+    """So many requests, far too slow in everything."""
+    return well(
+        begun=requests, ended=requests, finished={"stop": float(requests)}, http={"2xx": float(requests)}, ttft=spread(*[30.0] * requests),
+        queue=spread(*[25.0] * requests), between_tokens=spread(*[0.9] * requests), **changes,
+    )  # fmt: skip
+
+
+def test_a_handful_of_requests_is_abstained_from_and_what_is_missing_is_said():
+    few, enough = of(slow(LEAST_REQUESTS - 1)), of(slow(LEAST_REQUESTS))
+    assert ("thin", ()) == (few.state, few.findings)
+    assert {"queue", "prefill", "decode"} <= {one.area for one in few.unsure}
+    assert "9 requests in 60 s are too few; 10 are the least" == few.unsure[0].why
+    assert "look for 80 s or longer (--for, --window)" == few.unsure[0].how
+    assert enough.findings
+
+
+def test_a_moment_is_no_time_to_judge_by():
+    assert [] == names(slow(50, seconds=4))
+    assert names(slow(50, seconds=5))
+
+
+def test_figures_that_an_engine_does_not_show_leave_their_area_open():
+    diagnosis = of(well(queue=None, kv=None))
+    assert "no request_queue_time_seconds and no kv_cache_usage_perc" in next(one.why for one in diagnosis.unsure if one.area == "queue")
+
+
+@given(
+    st.builds(
+        Figures, seconds=st.floats(1, 1e5), begun=st.floats(0, 1e6), ended=st.floats(0, 1e6), preemptions=st.floats(0, 1e5),
+        prompt_tokens=st.floats(0, 1e9), generation_tokens=st.floats(0, 1e9), lookups=st.floats(0, 1e9), hits=st.floats(0, 1e9),
+        drafted=st.floats(0, 1e9), accepted=st.floats(0, 1e9), finished=st.dictionaries(st.sampled_from(["stop", "error"]), st.floats(0, 1e6)),
+        rejections=st.dictionaries(st.sampled_from(["max_num_queued_reqs"]), st.floats(0, 1e6)),
+        running=st.builds(Gauge, *[st.floats(0, 500)] * 3), waiting=st.builds(Gauge, *[st.floats(0, 500)] * 3),
+        kv=st.builds(Gauge, *[st.floats(0, 1)] * 3), caching=st.booleans(),
+        **{
+            name: st.none() | st.lists(st.floats(0.001, 1e4), min_size=1, max_size=5).map(Spread.of)
+            for name in ("ttft", "between_tokens", "per_token", "queue", "prefill", "decode", "prompt_length")
+        },
+    )
+)  # fmt: skip
+def test_whatever_the_figures_quality_is_never_found_and_confidence_is_a_share(figures):
+    diagnosis = of(figures)
+    assert "quality" not in {finding.row.area for finding in diagnosis.findings}
+    assert "quality" in {one.area for one in diagnosis.unsure}
+    assert all(0 <= finding.confidence <= 1 for finding in diagnosis.findings)
+    assert len(diagnosis.findings) == len({finding.name for finding in diagnosis.findings})
+
+
+# ---- whose is it
+
+
+QUEUED = {"queue": spread(*[8.0] * 100), "ttft": spread(*[8.5] * 100), "waiting": Gauge(5, 10, 20)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "row"),
+    [
+        ({**QUEUED, "running": Gauge(8, 8, 8)}, "queue-bound"),
+        ({**QUEUED, "running": Gauge(2, 5, 8)}, "queue-at-capacity"),
+        ({**QUEUED, "running": Gauge(8, 8, 8), "between_tokens": spread(*[0.2] * 900)}, "queue-at-capacity"),
+        ({**QUEUED, "running": Gauge(8, 8, 8), "kv": Gauge(0.7, 0.8, 0.85)}, "queue-at-capacity"),
+        ({**QUEUED, "running": Gauge(8, 8, 8), "kv": Gauge(0.8, 0.9, 0.95)}, "kv-full"),
+        ({**QUEUED, "running": Gauge(8, 8, 8), "preemptions": 30}, "kv-bound"),
+        ({"prefill": spread(*[4.0] * 100), "ttft": spread(*[4.0] * 100)}, "prefill-bound"),
+        ({"prefill": spread(*[9.0] * 100), "ttft": spread(*[9.0] * 100), "hits": 300}, "prefill-bound"),
+        ({"prefill": spread(*[4.0] * 100), "ttft": spread(*[4.0] * 100), "hits": 300}, "unique-prompts"),
+        ({"prefill": spread(*[4.0] * 100), "ttft": spread(*[4.0] * 100), "caching": False, "hits": 0, "lookups": 0}, "cache-off"),
+        ({"prefill": spread(*[4.0] * 100), "ttft": spread(*[4.0] * 100), "hits": 0, "prompt_length": spread(*[40.0] * 100)}, "prefill-bound"),
+        ({"between_tokens": spread(*[0.2] * 1000), "per_token": spread(*[0.2] * 100)}, "decode-bound"),
+        ({"between_tokens": spread(*[0.2] * 1000), "running": Gauge(40, MANY_AT_ONCE + 1, 60)}, "decode-at-batch"),
+        ({"between_tokens": spread(*[0.2] * 1000), "drafts": 500, "drafted": 1500, "accepted": 1200}, "decode-at-batch"),
+    ],
+)  # fmt: skip
+def test_the_first_finding_is_the_cause(changes, row):
+    diagnosis = of(well(**changes))
+    assert row == diagnosis.findings[0].row.name
+    assert diagnosis.findings[0].serious
+
+
+@pytest.mark.parametrize(
+    ("threshold", "changes"),
+    [
+        (thresholds.TTFT_P95, {"ttft": spread(*[2.6] * 100), "prefill": spread(*[2.5] * 100)}),
+        (thresholds.QUEUE_TIME_P95, {"queue": spread(*[5.1] * 100)}),
+        (thresholds.INTER_TOKEN_P95, {"between_tokens": spread(*[0.11] * 1000)}),
+        (thresholds.PREEMPTIONS, {"preemptions": 7}),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_deployments_own_number_is_what_a_figure_is_held_against(threshold, changes):
+    assert names(well(**changes))
+    own = Settings(Overlay(thresholds={threshold.name: threshold.value * 1.5}))
+    assert [] == names(well(**changes), settings=own)
+    finding = of(well(**changes)).findings[0]
+    assert threshold.name in {fact.limit.name for fact in finding.facts if fact.limit}
+
+
+def test_prompts_of_which_nothing_is_reused_are_told_and_not_serious_while_nobody_waits():
+    diagnosis = of(well(hits=100, prefill=spread(*[1.0] * 100)))
+    assert [("unique-prompts", False)] == [(finding.name, finding.serious) for finding in diagnosis.findings]
+    assert [] == names(well(hits=100, prefill=spread(*[0.01] * 100))), "a hundredth of the time is not worth a change"
+
+
+def test_a_long_prompts_own_late_first_token_is_no_head_of_line():
+    """Of ten requests one is long: that it is late itself is what it asked for. That three are, is."""
+    lengths = spread(*[200.0] * 90, *[20_000.0] * 10)
+    own = well(prompt_length=lengths, ttft=spread(*[0.2] * 90, *[6.0] * 10))
+    others = well(prompt_length=lengths, ttft=spread(*[0.2] * 70, *[6.0] * 30))
+    assert "head-of-line" not in names(own)
+    assert "head-of-line" in names(others)
+
+
+def test_pauses_of_those_who_are_answered_are_head_of_line_only_where_a_few_prompts_explain_them():
+    paused = {"between_tokens": spread(*[0.02] * 950, *[2.0] * 50)}
+    assert "head-of-line" in names(well(prompt_length=spread(*[200.0] * 95, *[20_000.0] * 5), **paused))
+    assert "head-of-line" not in names(well(**paused))
+
+
+# ---- what is not latency
+
+
+def test_a_frozen_engine_is_found_without_a_single_request_and_the_surer_the_more_stand_still():
+    def frozen(running: float, seconds: float) -> Figures:
+        return Figures(
+            seconds=seconds, begun=0, ended=0, prompt_tokens=0, generation_tokens=0, running=Gauge(running, running, running), waiting=NOTHING
+        )
+
+    one, several = of(frozen(1, 30)).findings[0], of(frozen(8, 30)).findings[0]
+    assert ("frozen-engine", True) == (one.name, one.serious)
+    assert one.confidence < several.confidence
+    assert [] == names(replace(frozen(8, 30), generation_tokens=1.0))
+    assert [] == names(replace(frozen(8, 30), running=Gauge(0, 4, 8))), "it had nothing to do at one scrape"
+
+
+def test_an_engine_that_refuses_is_found_by_its_counter_whatever_its_answers_look_like():
+    assert ["rejections"] == names(well(rejections={"max_num_queued_reqs": 10.0}))
+    assert [] == names(well(rejections={"max_num_queued_reqs": 9.0}))
+    assert [] == names(well(rejections={"max_num_queued_reqs": 25.0}, seconds=900)), "the number is meant for five minutes"
+
+
+def test_refusals_by_the_engine_are_no_errors():
+    assert ["rejections"] == names(well(rejections={"max_num_queued_reqs": 40.0}, http={"2xx": 100.0, "5xx": 20.0}))
+    assert ["errors"] == names(well(http={"2xx": 100.0, "5xx": 20.0}))
+
+
+def clients(**outcomes: float) -> Clients:
+    return Clients(source="the request log", outcomes=outcomes)
+
+
+def test_errors_hangups_and_refusals_are_told_by_the_log_where_there_is_one():
+    assert ["errors"] == names(well(), clients=clients(ok=95, upstream_error=5))
+    assert ["hang-ups"] == names(well(), clients=clients(ok=80, client_abort=20))
+    assert [] == names(well(), clients=clients(ok=95, client_abort=5))
+    refused = Clients(source="log", outcomes={"ok": 50, "rejected": 50}, reasons={"est_wait": 50}, refused={"batch": 50})
+    assert ["rejections-by-gateway"] == names(well(), clients=refused)
+    assert ["rejections-by-team-limit"] == names(well(), clients=replace(refused, reasons={"team_limit": 50}))
+    assert ["wrong-requests"] == names(well(), clients=replace(refused, reasons={"unknown_key": 50}))
+
+
+def test_hangups_are_told_from_the_engines_two_histograms_where_nobody_else_tells():
+    """vLLM's abort counter stays at 0; what began, neither ended nor runs is gone."""
+    assert ["hang-ups"] == names(well(begun=100, ended=75))
+    assert [] == names(well(begun=100, ended=92)), "eight may still run"
+
+
+def test_requests_that_are_held_back_are_told():
+    assert ["deferred-requests"] == names(well(deferred=Gauge(3, 3, 4)))
+    assert [] == names(well(deferred=Gauge(0, 2, 4)))
+
+
+def test_drafts_that_are_thrown_away_are_told():
+    assert ["speculative-decoding"] == names(well(drafts=1000, drafted=3000, accepted=900))
+    assert [] == names(well(drafts=1000, drafted=3000, accepted=1300))
+
+
+def test_a_queue_in_the_gateway_is_its_own_only_while_the_engine_has_room():
+    waits = {
+        "clients": Clients(source="log", outcomes={"ok": 100.0}, queue=spread(*[9.0] * 100)),
+        "gateway": Gateway(waiting=Gauge(12, 15, 20), running=Gauge(4, 4, 4), slots=Gauge(4, 4, 4)),
+    }
+    assert ["gateway-queue"] == names(well(), **waits)
+    assert "gateway-queue" not in names(well(waiting=Gauge(3, 4, 5)), **waits)
+    assert "gateway-queue" not in names(well(kv=Gauge(0.8, 0.85, 0.9)), **waits)
+
+
+def test_the_team_that_has_most_is_named_where_something_waits_and_only_there():
+    crowd = {"clients": Clients(source="log", outcomes={"ok": 100.0}, teams={"batch": 80, "chat": 20})}
+    assert [] == names(well(), **crowd)
+    assert ["one-team", "queue-bound"] == names(well(**QUEUED, running=Gauge(8, 8, 8)), **crowd)
+    waits = {**crowd, "gateway": Gateway(waiting=Gauge(12, 15, 20), teams={"batch": 18, "chat": 2})}
+    assert ["gateway-queue", "one-team"] == names(well(), **waits), "the engine has room: nobody need have less"
+
+
+def test_a_stream_that_is_slow_on_its_way_is_told_from_a_slow_engine():
+    late = {"clients": Clients(source="log", outcomes={"ok": 100.0}, tpot=spread(*[0.2] * 100))}
+    assert ["slow-streaming"] == names(well(), **late)
+    assert ["slow-gateway"] == names(well(), **late, gateway=Gateway(lag=spread(*[0.05] * 100)))
+    assert ["decode-bound"] == names(well(between_tokens=spread(*[0.2] * 1000), per_token=spread(*[0.2] * 100)), **late)
+
+
+# ---- several engines, several models, order
+
+
+def test_the_engine_that_stands_out_is_named():
+    slow_one = well(**QUEUED, running=Gauge(8, 8, 8))
+    both = of(slow_one, {"a": slow_one, "b": slow_one})
+    one = of(slow_one, {"a": slow_one, "b": well()})
+    hidden = of(well(), {"a": slow_one, "b": well(), "c": well()})
+    assert ["", "a", "a"] == [diagnosis.findings[0].engine for diagnosis in (both, one, hidden)]
+
+
+def test_what_somebody_must_act_on_comes_first_and_causes_before_what_they_cause():
+    figures = well(**QUEUED, running=Gauge(8, 8, 8), preemptions=60, rejections={"max_num_queued_reqs": 50.0}, drafts=10, drafted=900, accepted=90)
+    assert ["kv-bound", "rejections", "speculative-decoding"] == names(figures)
+
+
+def test_more_evidence_and_a_figure_further_over_make_it_surer():
+    def confidence(requests: int, ttft_s: float) -> float:
+        figures = slow(requests, running=Gauge(8, 8, 8))
+        return of(replace(figures, queue=spread(*[ttft_s] * requests), ttft=spread(*[ttft_s] * requests))).findings[0].confidence
+
+    assert confidence(20, 30.0) < confidence(50, 30.0) < confidence(100, 30.0)
+    assert confidence(100, 6.0) < confidence(100, 30.0)
+
+
+def test_one_lever_is_the_first_over_all_models():
+    bad = well(**QUEUED, running=Gauge(8, 8, 8))
+    diagnoses = [of(bad, clients=clients(ok=60, client_abort=40)), of(well(preemptions=600), model="other")]
+    told = report.as_json(diagnoses, "test")
+    assert ["lever"] == [key for finding in told["findings"] for key in ("lever",) if key in finding]
+    assert 2 <= len([finding for finding in told["findings"] if "after_that" in finding])
+    assert ("kv-bound", "other") == (told["first_lever"]["finding"], told["first_lever"]["model"])
+    text = report.as_text(diagnoses, "test")
+    assert (1, 2) == (text.count("first lever"), text.count("after that"))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.area != "quality"], ids=lambda row: row.name)
+def test_every_row_is_reached_by_some_check(row):
+    """A row that nothing finds is a promise of the page that the doctor does not keep."""
+    source = (Path(report.__file__).parent / "diagnose.py").read_text()
+    assert f'"{row.name}"' in source
+
+
+# ---- pages of three releases
+
+
+@pytest.mark.parametrize(
+    ("release", "row"),
+    [("0.10.2", "queue-bound"), ("0.20.2", "kv-bound"), ("0.32.0", "kv-bound")],
+)
+def test_the_captured_pages_of_each_release_are_read(release, row):
+    """0.10.2: 8 of 12 wait for 4 places. 0.20.2 and 0.32.0: 24 blocks of cache."""
+    (one,) = evidence(between([Pages("engine", *pair(release))], 30, "pages"))
+    own = Settings(Overlay(thresholds={"ttft_p95": 0.5, "queue_time_p95": 0.5}))
+    assert row == diagnose(one, own).findings[0].name
+
+
+# ---- the command
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(doctor_command, [str(argument) for argument in arguments])
+
+
+def unpacked(situation: str, folder: Path) -> list[str | Path]:
+    """The arguments that read a recorded situation."""
+    for when in ("before", "after"):
+        (folder / f"{when}.prom").write_bytes(gzip.decompress((SITUATIONS / situation / f"{when}.prom.gz").read_bytes()))
+    return ["--before", folder / "before.prom", "--after", folder / "after.prom", "--seconds", "24"]
+
+
+def test_two_saved_pages_give_findings_and_exit_1(tmp_path):
+    result = run(*unpacked("queue-bound", tmp_path))
+    assert 1 == result.exit_code
+    assert "1. queue-bound (queue; serious; confidence" in result.output
+    assert "first lever  More places: `--max-num-seqs` one step up, only while the cache has room." in result.output
+    assert "not said of quality" in result.output
+
+
+def test_the_json_twin_has_the_same_findings_with_numbers_and_thresholds(tmp_path):
+    result = run(*unpacked("queue-bound", tmp_path), "--json")
+    told = json.loads(result.output)
+    assert (1, True, "queue-bound") == (result.exit_code, told["serious"], told["findings"][0]["finding"])
+    (queue,) = (fact for fact in told["findings"][0]["evidence"] if fact["threshold"] == "queue_time_p95")
+    assert ("seconds", 5.0) == (queue["unit"], queue["limit"])
+    assert queue["value"] > 5
+
+
+def test_an_engine_that_is_well_is_exit_0(tmp_path):
+    result = run(*unpacked("none-healthy", tmp_path))
+    assert (0, True) == (result.exit_code, "no finding" in result.output)
+
+
+def test_thresholds_of_a_deployment_are_read_from_their_file(tmp_path):
+    (own := tmp_path / "own.yaml").write_text("thresholds: {ttft_p95: 100, queue_time_p95: 100, queue_length: 1000}\n")
+    assert 0 == run(*unpacked("queue-bound", tmp_path), "--thresholds", own).exit_code
+    own.write_text("thresholds: {ttft_p59: 1}\n")
+    result = run(*unpacked("queue-bound", tmp_path), "--thresholds", own)
+    assert (2, True) == (result.exit_code, "did you mean thresholds.ttft_p95" in result.output)
+
+
+def test_a_request_log_adds_what_clients_saw(tmp_path):
+    log = SITUATIONS / "hang-ups" / "requests.jsonl.gz"
+    told = json.loads(run(*unpacked("hang-ups", tmp_path), "--log", log, "--json").output)
+    assert "hang-ups" == told["findings"][0]["finding"]
+    assert "of the clients leave" in told["findings"][0]["evidence"][0]["what"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [], ["http://127.0.0.1:1", "--prometheus", "http://127.0.0.1:2"], ["--before", "{page}"], ["--before", "{page}", "--after", "{page}"],
+        ["--seconds", "3"], ["--prometheus", "http://127.0.0.1:1", "--gateway", "http://127.0.0.1:2"], ["--workload", "rag", "--goal", "ttft"],
+        ["--goal", "fame"], ["--workload", "rga"], ["--prometheus", "nowhere"],
+        ["--before", "{page}", "--after", "{page}", "--seconds", "3", "--gateway-before", "{page}"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_wrong_use_is_exit_2_with_a_sentence(arguments, tmp_path):
+    (page := tmp_path / "page.prom").write_text("vllm:num_requests_running 0\n")
+    result = run(*(argument.format(page=page) for argument in arguments))
+    assert 2 == result.exit_code
+    assert re.search(r"Error: \S+ ", result.output)
+    assert "Traceback" not in result.output
+
+
+def test_a_page_of_something_else_and_an_engine_that_is_away_are_told(tmp_path):
+    (page := tmp_path / "page.prom").write_text("up 1\n")
+    result = run("--before", page, "--after", page, "--seconds", "30")
+    assert (2, True) == (result.exit_code, "no engine in" in result.output)
+    away = run("http://127.0.0.1:9", "--for", "1s")
+    assert (2, True) == (away.exit_code, "does not answer" in away.output)
+    gone = run("--prometheus", "http://127.0.0.1:9")
+    assert (2, True) == (gone.exit_code, "does not answer" in gone.output)
+
+
+@pytest.fixture
+def engine() -> Iterator[str]:
+    """An address that shows the pages of a recorded situation, one after the other."""
+    texts = [gzip.decompress((SITUATIONS / "kv-bound" / f"{when}.prom.gz").read_bytes()) for when in ("before", "after")]
+    looks = itertools.count()
+
+    class Shows(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = texts[min(next(looks), 1)] if self.path == "/metrics" else b'{"version":"0.32.0"}'
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Shows)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_a_running_engine_is_looked_at_twice(engine):
+    """A short time says little of latency, and preemptions by the dozen all the same."""
+    result = run(engine, "--for", "5s")
+    assert 1 == result.exit_code
+    assert "1. kv-bound" in result.output
+    assert f"looking for 5 s at {engine}" in result.stderr
+
+
+@pytest.mark.prometheus
+def test_a_prometheus_is_asked_for_its_window_and_model(past, tmp_path):
+    import time
+
+    (file := tmp_path / "page.om").write_text(scraped(*pair("0.20.2"), 600, int(time.time())))
+    where = past(file)
+    own = tmp_path / "own.yaml"
+    own.write_text("thresholds: {preemptions_per_second: 0.05}\n")
+    result = run("--prometheus", where, "--window", "11m", "--model", "tiny", "--thresholds", own, "--json")
+    told = json.loads(result.output)
+    assert (1, "kv-bound", ["tiny"]) == (result.exit_code, told["findings"][0]["finding"], [one["model"] for one in told["models"]])
+    nobody = run("--prometheus", where, "--window", "11m", "--model", "nobody")
+    assert (2, True) == (nobody.exit_code, "shows the model nobody" in nobody.output)
+
+
+def test_before_there_is_traffic_both_tables_and_the_goals_answer():
+    ralph = run("--workload", "ralph")
+    assert 0 == ralph.exit_code
+    assert "70 to 95 % of the prompt tokens from the prefix cache" in ralph.output
+    assert "vllm-watch bench run agent-loop" in ralph.output
+    assert "disaggregated prefill" in run("--goal", "ttft").output.split("after that")[1]
+    told = json.loads(run("--workload", "rag", "--json").output)
+    assert [0.0, 0.15] == told["scenarios"][0]["expected_hit"]
+
+
+def test_the_examples_of_the_page_are_options_that_there_are():
+    known = {option for parameter in doctor_command.params for option in parameter.opts}
+    text = (Path(__file__).parent.parent / "docs/doctor.md").read_text()
+    lines = [line for line in text.splitlines() if "vllm-watch doctor" in line]
+    assert lines
+    assert set() == {option for line in lines for option in re.findall(r"(?<![\w-])--[a-z-]+", line)} - known
+
+
+def test_serious_is_what_the_exit_status_says():
+    assert serious(ranked([of(well(preemptions=60))]))
+    assert not serious(ranked([of(well(hits=100, prefill=spread(*[1.0] * 100)))]))

@@ -1,0 +1,260 @@
+"""What the doctor's figures are made of: two pages and a Prometheus tell the same, restarts and renames change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporters.catalogue import expression, page, vllm
+from exporters.catalogue.page import Page
+from exporters.request_log import RequestRecord
+from stack.doctor.evidence import Evidence, Figures, Gauge, Spread, evidence
+from stack.doctor.matrix import ROWS
+from stack.doctor.series import Pages, Series, between, over
+from stack.prometheus import Answer, Prometheus, address
+
+GOLDEN = Path(__file__).parent / "golden"
+PAIRS = {  # of one running engine each
+    "0.10.2": ("0.10.2-load-under-load", "0.10.2-load-after-load"),
+    "0.20.2": ("0.20.2-preempt-under-load", "0.20.2-after"),
+    "0.32.0": ("0.32.0-preempt-after-load", "0.32.0-reject-after-load"),
+}
+each_release = pytest.mark.parametrize("release", PAIRS)
+SECONDS = 60
+
+
+def golden(name: str) -> Page:
+    return page.parse((GOLDEN / f"{name}.prom").read_text())
+
+
+def pair(release: str) -> tuple[Page, Page]:
+    first, second = PAIRS[release]
+    return golden(first), golden(second)
+
+
+def one(before: Page, after: Page, seconds: float = SECONDS) -> Evidence:
+    (found,) = evidence(between([Pages("engine:8000", before, after)], seconds, "two pages"))
+    return found
+
+
+def changed(given: Page, values: Mapping[str, float]) -> Page:
+    """The page with other values of these samples."""
+    return Page({name: [(labels, values.get(name, value)) for labels, value in rows] for name, rows in given.samples.items()}, given.kinds)
+
+
+# ---- two pages
+
+
+def test_a_counter_is_what_it_grew_by_and_a_gauge_what_it_was_at_both():
+    figures = one(*pair("0.32.0")).whole
+    assert (24, 24, 7) == (figures.begun, figures.ended, figures.preemptions)
+    assert {"max_num_queued_reqs": 126, "max_num_queued_tokens": 0} == figures.rejections
+    assert 24 == figures.finished["length"]
+    assert pytest.approx(1056 / 2970) == figures.hit_ratio
+    assert (Gauge(0, 0, 0), True) == (figures.running, figures.caching)
+
+
+def test_a_restart_between_the_pages_is_told_and_its_figures_count_from_there():
+    before, after = pair("0.32.0")
+    started = {vllm.PROCESS_START_TIME.name: (before.total(vllm.PROCESS_START_TIME.name) or 0) + 1000}
+    found = one(before, changed(after, started))
+    assert 116 == found.whole.ended
+    assert "engine:8000 started anew within this time: its figures count from then" in found.notes
+
+
+def test_a_restart_is_seen_where_the_page_tells_no_start():
+    """With several API servers there is no start time; then a total that fell says it."""
+    before, after = (Page({n: rows for n, rows in each.samples.items() if not n.startswith("process_")}, each.kinds) for each in pair("0.32.0"))
+    assert 92 == one(after, before).whole.ended
+    assert one(after, before).notes
+    assert not one(before, after).notes
+
+
+def test_the_older_names_of_0_10_give_the_same_figures():
+    """0.10.2 shows old and new side by side; 0.10.0 had the old ones alone."""
+    newer = [metric.name for metric in (vllm.KV_CACHE_USAGE, vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES, vllm.INTER_TOKEN_LATENCY)]
+    old = [Page({n: rows for n, rows in each.samples.items() if not n.startswith(tuple(newer))}, each.kinds) for each in pair("0.10.2")]
+    assert one(*pair("0.10.2")).whole == one(*old).whole
+
+
+@each_release
+def test_every_figure_that_a_release_can_tell_is_told(release):
+    figures = one(*pair(release)).whole
+    missing = {field.name for field in fields(Figures) if getattr(figures, field.name) in (None, {})}
+    allowed = {"drafts", "drafted", "accepted"} | (
+        {"rejections", "deferred"} if release == "0.10.2" else {"rejections"} if release == "0.20.2" else set()
+    )
+    assert missing <= allowed | ({"per_token"} if release == "0.10.2" else set())
+
+
+def test_cores_of_one_model_are_summed_and_each_is_an_engine_of_its_own():
+    before, after = pair("0.32.0")
+
+    def two(given: Page) -> Page:
+        rows = {n: [*its, *(({**labels, "engine": "1"}, value) for labels, value in its if "engine" in labels)] for n, its in given.samples.items()}
+        return Page(rows, given.kinds)
+
+    found = one(two(before), two(after))
+    assert 48 == found.whole.ended
+    assert {"engine:8000 engine 0": 24, "engine:8000 engine 1": 24} == {name: figures.ended for name, figures in found.engines.items()}
+    assert {"max_num_queued_reqs": 126, "max_num_queued_tokens": 0} == found.whole.rejections, "the API server refuses, for both"
+
+
+def test_models_are_told_apart_and_one_of_them_can_be_asked_for():
+    before, after = pair("0.32.0")
+
+    def renamed(given: Page) -> Page:
+        return Page({n: [({**labels, "model_name": "other"}, v) for labels, v in rows] for n, rows in given.samples.items()}, given.kinds)
+
+    series = between([Pages("a:1", before, after), Pages("b:1", renamed(before), renamed(after))], SECONDS, "pages")
+    assert ["other", "tiny"] == [each.model for each in evidence(series)]
+    assert ["tiny"] == [each.model for each in evidence(series, model="tiny")]
+    with pytest.raises(ValueError, match="shows the model nobody"):
+        evidence(series, model="nobody")
+
+
+def test_a_page_without_an_engine_is_refused_with_a_way_out():
+    empty = page.parse("up 1\n")
+    with pytest.raises(ValueError, match="vllm-watch metrics check"):
+        one(empty, empty)
+
+
+# ---- the log
+
+
+def record(**given: object) -> RequestRecord:
+    return RequestRecord(request_id="x", **given)  # type: ignore[arg-type]
+
+
+def test_a_log_says_who_left_who_was_refused_and_how_fast_answers_came():
+    records = [
+        *(record(outcome="ok", team="a", model="tiny", ttft_ms=100.0, tpot_ms=10.0, queue_ms=5.0) for _ in range(3)),
+        record(outcome="client_abort", reason="client_hangup", team="b", ttft_ms=9000.0),
+        record(outcome="rejected", reason="team_limit", team="b"),
+    ]
+    (found,) = evidence(between([Pages("e", *pair("0.32.0"))], SECONDS, "pages"), records)
+    clients = found.clients
+    assert clients is not None
+    assert {"ok": 3, "client_abort": 1, "rejected": 1} == clients.outcomes
+    assert ({"a": 3, "b": 2}, {"b": 1}) == (clients.teams, clients.refused)
+    assert clients.ttft is not None
+    assert (3, pytest.approx(0.1)) == (clients.ttft.count, clients.ttft.at(95)), "a wait that was given up is no time to first token"
+
+
+def test_an_empty_log_is_told_and_taken_for_nothing():
+    (found,) = evidence(between([Pages("e", *pair("0.32.0"))], SECONDS, "pages"), [])
+    assert found.clients is None
+    assert any("no record" in note for note in found.notes)
+
+
+# ---- distributions
+
+
+BOUNDS = (0.1, 0.2, 0.5, 1.0, 2.0, float("inf"))
+
+
+def bucketed(values: list[float]) -> Spread:
+    return Spread(len(values), sum(values), tuple((bound, float(sum(value <= bound for value in values))) for bound in BOUNDS))
+
+
+@given(st.lists(st.floats(0.001, 1.9), min_size=1, max_size=60), st.sampled_from((50, 95, 99)))
+def test_a_percentile_of_buckets_lies_in_the_bucket_that_holds_it(values, percent):
+    """As exact as the buckets are, and never beyond: rank as PromQL counts it."""
+    exact = sorted(values)[max(0, -(-percent * len(values) // 100) - 1)]
+    upper = next(bound for bound in BOUNDS if exact <= bound)
+    lower = max((bound for bound in BOUNDS if bound < exact), default=0.0)
+    assert lower <= bucketed(values).at_most(percent) <= upper
+    assert bucketed(values).at(percent) <= upper
+
+
+@given(st.lists(st.floats(0.001, 1.9), min_size=1, max_size=60), st.floats(0, 3), st.floats(0, 3))
+def test_the_share_above_a_limit_falls_with_the_limit_and_lies_between_0_and_1(values, one_limit, other):
+    spread, low, high = bucketed(values), min(one_limit, other), max(one_limit, other)
+    assert 0 <= spread.above(high) <= spread.above(low) + 1e-9 <= 1 + 2e-9
+
+
+def test_below_the_first_bound_the_mean_stands_in_for_a_guess():
+    """A page of fast requests would read 0.285 s, 95 % of a bound that nothing came near to."""
+    spread = Spread(100, 2.0, ((0.3, 100.0), (float("inf"), 100.0)))
+    assert pytest.approx(0.02) == spread.at(95)
+    assert 0.3 == spread.at_most(95)
+
+
+# ---- a real Prometheus
+
+
+def scraped(before: Page, after: Page, seconds: int, ends_s: int) -> str:
+    """Both pages as scrapes every ten seconds: what counts grows evenly, what is a gauge changes at the last one."""
+    counts = tuple(name for name, kind in after.kinds.items() if kind in ("counter", "histogram"))
+    lines = []
+    for name, rows in after.samples.items():
+        was = {tuple(sorted(labels.items())): value for labels, value in before.of(name)}
+        for labels, now in rows:
+            inner = ",".join(f'{key}="{value}"' for key, value in {**labels, "instance": "engine:8000", "job": "vllm"}.items())
+            then = was.get(tuple(sorted(labels.items())), 0.0)
+            for at in range(0, seconds + 1, 10):
+                share = at / seconds if name.startswith(counts) else float(at == seconds)
+                lines.append(f"{name}{{{inner}}} {then + share * (now - then):.12g} {ends_s - seconds + at}")
+    return "\n".join([*lines, "# EOF", ""])
+
+
+@pytest.mark.prometheus
+@each_release
+def test_a_prometheus_gives_the_same_figures_as_the_two_pages(release, past, tmp_path):
+    before, after = pair(release)
+    ends_s = 1_750_000_000
+    (file := tmp_path / "page.om").write_text(scraped(before, after, SECONDS, ends_s))
+
+    async def asked() -> Series:
+        async with Prometheus(address(past(file))) as prometheus:
+            return await over(prometheus, SECONDS + 1, ends_s)  # a window leaves out the sample at its very beginning
+
+    recorded = asyncio.run(asked())
+    (theirs,), ours = evidence(recorded), one(before, after)
+    assert (ours.model, ours.whole.caching) == (theirs.model, theirs.whole.caching)
+    for field in fields(Figures):
+        mine, its = getattr(ours.whole, field.name), getattr(theirs.whole, field.name)
+        match mine:
+            case Spread():
+                assert its is not None, field.name
+                assert pytest.approx((mine.count, mine.mean, mine.at(95)), rel=0.05) == (its.count, its.mean, its.at(95)), field.name
+            case Gauge():
+                assert pytest.approx((mine.lowest, mine.highest)) == (its.lowest, its.highest), field.name
+            case dict():
+                assert pytest.approx({k: v for k, v in mine.items() if v}, rel=0.05) == {k: v for k, v in its.items() if v}, field.name
+            case bool() | None:
+                assert mine == its, field.name
+            case _:
+                assert pytest.approx(mine, rel=0.05) == its, field.name
+
+
+@pytest.mark.prometheus
+def test_every_query_of_the_matrix_is_understood_and_those_about_a_busy_engine_answer(past, tmp_path):
+    ends_s = 1_750_000_000
+    (file := tmp_path / "page.om").write_text(scraped(*pair("0.32.0"), 600, ends_s))
+
+    async def asked() -> dict[str, Answer]:
+        async with Prometheus(address(past(file))) as prometheus:
+            return {ask: await prometheus.as_of(ask, ends_s) for row in ROWS for ask in row.asks}
+
+    answers = asyncio.run(asked())
+    assert {} == {ask: answer.error for ask, answer in answers.items() if answer.error}
+    of_vllm = [ask for ask in answers if all(name.startswith("vllm:") for name in expression.names(ask))]
+    silent = {ask for ask in of_vllm if not answers[ask].series}
+    assert {"frozen-engine", "speculative-decoding"} == {row.name for row in ROWS if silent & set(row.asks)}, "it moves, and drafts nothing"
+    assert len(of_vllm) > 3 * len(silent)
+
+
+def test_no_query_asks_of_other_models_than_the_one_that_is_meant():
+    from stack.doctor.series import questions
+
+    asked = [question.expr for question in questions(60, 'a"b') if "model_name" in question.expr]
+    assert asked
+    assert all(re.search(r'model_name="a\\"b"', expr) for expr in asked if "cache_config" not in expr)
