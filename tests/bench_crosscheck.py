@@ -5,7 +5,6 @@ core. What each measured is judged like two arms of an experiment: a difference 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 from bench_dashboards import free_port
 from bench_gateway import _processor
-from test_gateway_live import Engine, get, started
+from engines import get, started
 
 from exporters.catalogue import page, vllm
 from stack.bench import result
@@ -86,17 +85,6 @@ class Counted(NamedTuple):
         return cls(*(found.total(name) or 0.0 for name in (vllm.PROMPT_TOKENS.name, f"{TTFT}_count", f"{TTFT}_sum")))
 
 
-def until_up(engine: Engine) -> None:
-    """Raises TimeoutError."""
-    deadline = time.monotonic() + engine.spec.within_s
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            if engine.ready():
-                return
-        time.sleep(0.5)
-    raise TimeoutError(f"the engine did not answer within {engine.spec.within_s:.0f} s")
-
-
 def turns(url: str, folder: Path, rounds: int, requests: int) -> tuple[list[Run], list[Run]]:
     found: dict[str, list[Run]] = {"ours": [], "theirs": []}
     for round_ in range(rounds):
@@ -121,8 +109,7 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         engine = started(Path(folder), engine_parts(), free_port(), cores[0], "--no-enable-prefix-caching")
         try:
-            until_up(engine)
-            engine.keeps_to(cores[0])
+            engine.up()
             os.sched_setaffinity(0, {cores[-1]})
             a, b = turns(engine.spec.address, Path(folder), rounds, requests)
         finally:

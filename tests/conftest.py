@@ -9,9 +9,12 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import hypothesis
 import pytest
+from engines import Engines
 
 from stack.lab import parts
 
@@ -40,15 +43,16 @@ def part() -> Callable[[str], parts.Part]:
 
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
-    """Loopback ports that were free a moment ago and are not handed out twice."""
+    """Loopback ports that were free a moment ago and are not handed out twice, in whichever process the tests run: each has its share of them."""
     given: set[int] = set()
+    process, of = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
     def port() -> int:
         while True:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 number: int = probe.getsockname()[1]
-            if number not in given:
+            if number not in given and number // 2 % of == process:  # Linux hands out odd ones only
                 given.add(number)
                 return number
 
@@ -76,12 +80,34 @@ def eventually() -> Callable[..., None]:
     return wait
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process that runs a share of the tests hands over what it has seen."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["parts"] = _used, _missing
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    used, missing = getattr(node, "workeroutput", {}).get("parts", ({}, {}))
+    _used.update(used)
+    for name, count in missing.items():
+        _missing[name] = _missing.get(name, 0) + count
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("real parts")
     for name, version in sorted(_used.items()):
         terminalreporter.write_line(f"ran:     {name} {version}")
     for name, count in sorted(_missing.items()):
         terminalreporter.write_line(f"missing: {name}; {count} tests did not run")
+
+
+@pytest.fixture(scope="session")
+def real_engines(part, free_port, tmp_path_factory) -> Iterator[Engines]:
+    """What starts real vLLMs; none runs before a test asks for it."""
+    engines = Engines(tmp_path_factory.mktemp("engines"), {name: part(name).path for name in ("engine", "model")}, free_port)
+    yield engines
+    engines.end()
 
 
 @pytest.fixture(scope="session")
@@ -110,3 +136,35 @@ def past(part, free_port, eventually, tmp_path_factory) -> Iterator[Callable[[Pa
     for server in servers:
         server.terminate()
         server.wait(20)
+
+
+@pytest.fixture(scope="module")
+def chromium(part) -> Iterator[Any]:
+    """A real browser. Of one file: while its loop runs, no test can have a loop of its own."""
+    from playwright.sync_api import sync_playwright
+
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=part("chromium").path, args=quiet)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def new_tab(chromium) -> Iterator[Callable[..., SimpleNamespace]]:
+    """Opens a tab; whatever the browser complains of in it fails the test, as does a dialog, which would be a script that somebody else wrote."""
+    tabs: list[SimpleNamespace] = []
+
+    def open_(**settings: Any) -> SimpleNamespace:
+        context = chromium.new_context(**settings)
+        page, complaints = context.new_page(), list[str]()
+        page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+        tabs.append(SimpleNamespace(page=page, context=context, complaints=complaints))
+        return tabs[-1]
+
+    yield open_
+    for tab in tabs:
+        tab.context.close()
+        assert [] == tab.complaints

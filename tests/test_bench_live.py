@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from bench_crosscheck import ROOT, command, ours, theirs
-from test_gateway_live import CONTEXT, Engine, get, started
+from engines import CONTEXT, Engine, Engines, get
 
 from exporters.catalogue import page, vllm
 from stack.bench import result
@@ -43,22 +43,11 @@ TALKS = {
 
 
 @pytest.fixture(scope="module")
-def engines(part: Any, free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
-    """Both, ready, on one core; the other one is for the clients."""
-    programs, folder = {name: part(name).path for name in ("engine", "model")}, tmp_path_factory.mktemp("engines")
-    cores = sorted(os.sched_getaffinity(0))
-    found = {
-        "off": started(folder, programs, free_port(), cores[0], "--no-enable-prefix-caching"),
-        "on": started(folder, programs, free_port(), cores[-1], "--enable-prefix-caching"),
-    }
-    try:
-        for name, engine in found.items():
-            eventually(engine.ready, within_s=engine.spec.within_s, what=f"engine {name} being ready")
-            engine.keeps_to(cores[0])
-        yield found
-    finally:
-        for engine in found.values():
-            engine.end()
+def engines(real_engines: Engines) -> Iterator[dict[str, Engine]]:
+    """Both on one core; the other one is for the clients."""
+    found = {"off": real_engines.own("--no-enable-prefix-caching"), "on": real_engines.shared()}
+    yield {name: engine.up() for name, engine in found.items()}
+    found["off"].end()
 
 
 def tuned(folder: Path, experiment: Any, *options: object) -> tuple[subprocess.CompletedProcess[str], Path]:

@@ -18,14 +18,13 @@ import urllib.error
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import quote, urlencode
 
 import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 from multidict import MultiDict
-from playwright.sync_api import Error, expect, sync_playwright
+from playwright.sync_api import Error, expect
 
 from alerts import thresholds
 from alerts.panel_ref import PanelRef, board_uid
@@ -41,7 +40,6 @@ from stack.cli import main
 from stack.prometheus import Answer, Prometheus, Refused, Series, address
 
 ROOT = Path(__file__).parent.parent
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 NOW = 1_767_229_200  # where the backfilled hour ends
 HOSTILE = '<img src=x onerror=alert(1)>"} or vector(7) #'
 
@@ -769,26 +767,9 @@ def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path):
 # --- in a real Chromium
 
 
-@pytest.fixture(scope="module")
-def chromium(part):
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=part("chromium").path, args=QUIET)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def tab(chromium):
-    """A tab whose every complaint is kept; a dialog would be a script that somebody else wrote."""
-    context = chromium.new_context(viewport={"width": 1400, "height": 1200}, timezone_id="UTC")
-    page = context.new_page()
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
-    yield SimpleNamespace(page=page, context=context, complaints=complaints)
-    context.close()
-    assert [] == complaints
+def tab(new_tab):
+    return new_tab(viewport={"width": 1400, "height": 1200}, timezone_id="UTC")
 
 
 def shown(page, slug: str, board: str = "shapes"):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from engines import FEWER_PROCESSES
 
 from alerts import printer
 from alerts.families import ALERTS
@@ -318,8 +319,8 @@ def test_the_table_has_every_drill_and_the_page_begins_with_this_alerts_labels()
 
 
 def drill(*arguments, **options):
-    command = [sys.executable, "-m", "stack.cli", "drill", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, **options)
+    command, env = [sys.executable, "-m", "stack.cli", "drill", *arguments], {**os.environ, **FEWER_PROCESSES, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env, **options)
 
 
 def test_the_list_names_every_alert_once():

@@ -616,7 +616,7 @@ def test_ctrl_c_at_any_time_leaves_no_process(tmp_path, moment, arm, again):
     finally:
         tune.kill()
         tune.wait()
-    assert 1 == tune.returncode, rest
+    assert tune.returncode in (1, -signal.SIGINT if again else 1), rest  # the second may find a Python that is leaving and takes no more signals
     assert "Traceback" not in rest
     _until(lambda: not alive(tmp_path))
     if moment.startswith("run"):

@@ -13,13 +13,11 @@ import json
 import math
 import os
 import random
-import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +27,7 @@ from typing import Any
 
 import openai
 import pytest
+from engines import CONTEXT, Engine, Engines, get
 
 from exporters.catalogue import page, vllm
 from exporters.catalogue.gateway import REQUESTS
@@ -41,7 +40,6 @@ pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parent.parent
 SOON_S = 20.0  # for what takes moments on a quiet machine
-CONTEXT = 32768  # the tiny model's
 LIMITED = 2  # requests that the second engine takes
 CHAT: dict[str, Any] = {
     "model": plan.MODEL, "messages": [{"role": "user", "content": "the cache of the server"}], "max_tokens": 12, "extra_body": {"ignore_eos": True},
@@ -71,99 +69,23 @@ GATES: dict[str, Any] = {
 PLACES = {"one": "one", "stable": "one", "canary": "one", "two": "two"}  # upstream -> engine
 
 
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        text: str = answer.read().decode()
-    return text
-
-
 # ---- the engines
 
 
-@dataclass
-class Engine:
-    """A real vLLM. last: what its page said when it was killed, None while it lives."""
-
-    spec: plan.Process
-    log: Path
-    process: subprocess.Popen[bytes]
-    last: page.Page | None = None
-
-    def ready(self) -> bool:
-        if self.process.poll() is not None:
-            pytest.fail(f"the engine ended: {supervisor.last_words(self.log)}")
-        return get(self.spec.health) == ""
-
-    def figure(self, metric: Metric, part: str = "") -> float:
-        """A figure of its page, all labels together. part: of a histogram, its sum or count."""
-        found = (self.last or page.parse(get(self.spec.address + "/metrics"))).total(metric.name + part)
-        assert found is not None, metric.name + part
-        return found
-
-    @property
-    def abandoned(self) -> float:
-        """Texts that began and were broken off: all that the engine counts of them is their first token and that their end is missing."""
-        return self.figure(vllm.TIME_TO_FIRST_TOKEN, "_count") - self.figure(vllm.E2E_REQUEST_LATENCY, "_count")
-
-    @property
-    def running(self) -> float:
-        return self.figure(vllm.NUM_REQUESTS_RUNNING)
-
-    def kill(self) -> None:
-        """SIGKILL to all its processes, as a crash; what it has counted is kept. Once."""
-        if self.last is None:
-            self.last = page.parse(get(self.spec.address + "/metrics"))
-            self.end(signal.SIGKILL)
-
-    def end(self, number: int = signal.SIGTERM) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    def keeps_to(self, core: int) -> None:
-        """All its threads run there."""
-        for task in Path("/proc").glob("[0-9]*/task/[0-9]*"):
-            with contextlib.suppress(ProcessLookupError):
-                if os.getpgid(int(task.parts[2])) == self.process.pid:
-                    os.sched_setaffinity(int(task.name), {core})
-
-
-def started(folder: Path, programs: Mapping[str, Path], port: int, core: int, *arguments: str) -> Engine:
-    """An engine as the lab starts its own, on this port, with one core."""
-
-    def alone() -> None:
-        supervisor._die_with_parent()
-        os.sched_setaffinity(0, {core})
-
-    config = plan.LabConfig(folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": arguments})
-    spec = next(process for process in plan.processes(config) if process.name == "vllm")
-    log = folder / f"vllm-{port}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(spec.argv, stdout=output, stderr=output, env={**os.environ, **spec.env}, start_new_session=True, preexec_fn=alone)
-    return Engine(spec, log, process)
+@pytest.fixture(scope="module")
+def engines(real_engines: Engines) -> Iterator[dict[str, Engine]]:
+    found = {
+        "one": real_engines.shared(),
+        "two": real_engines.own("--max-num-seqs", str(LIMITED), "--max-num-queued-reqs", str(LIMITED)),
+    }
+    yield {name: engine.up() for name, engine in found.items()}
+    found["two"].end()
 
 
 @pytest.fixture(scope="module")
-def engines(part: Any, free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
-    """Both, ready, on one core: where each process of a vLLM has a core of its own, they wait for each other by giving it away and taking it again,
-    and others got none of it for up to a minute (Linux 6.18). What remains is for the clients and gateways."""
-    programs, folder = {name: part(name).path for name in ("engine", "model")}, tmp_path_factory.mktemp("engines")
-    cores = sorted(os.sched_getaffinity(0))
-    found = {
-        "one": started(folder, programs, free_port(), cores[0], "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-        "two": started(folder, programs, free_port(), cores[-1], "--max-num-seqs", str(LIMITED), "--max-num-queued-reqs", str(LIMITED)),
-    }
-    try:
-        for name, engine in found.items():
-            eventually(engine.ready, within_s=engine.spec.within_s, what=f"engine {name} being ready")
-            engine.keeps_to(cores[0])
-        yield found
-    finally:
-        for engine in found.values():
-            engine.end()
+def before(engines: dict[str, Engine]) -> dict[str, page.Page]:
+    """What each engine had counted before the first request of this file."""
+    return {name: engine.shown() for name, engine in engines.items()}
 
 
 # ---- the gateways
@@ -282,7 +204,9 @@ def running(name: str, folder: Path, policy: Any, engines: Mapping[str, str], po
 
 
 @pytest.fixture(scope="module")
-def gates(engines: dict[str, Engine], free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Gate]]:
+def gates(
+    engines: dict[str, Engine], before: dict[str, page.Page], free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Gate]]:
     urls = {name: engine.spec.address for name, engine in engines.items()}
     with contextlib.ExitStack() as stack:
         found = {
@@ -789,7 +713,7 @@ def test_while_the_engine_is_down_another_answers_if_there_is_one(gates: dict[st
 
 
 def test_what_was_offered_is_on_record_once_and_the_engines_counted_the_same_tokens(
-    gates: dict[str, Gate], engines: dict[str, Engine], eventually: Any
+    gates: dict[str, Gate], engines: dict[str, Engine], before: dict[str, page.Page], eventually: Any
 ):
     """Over all that this file has sent.
 
@@ -816,11 +740,15 @@ def test_what_was_offered_is_on_record_once_and_the_engines_counted_the_same_tok
             sum((record.prompt_tokens or 0) * (record.n or 1) for record in finished),
             sum(record.completion_tokens or 0 for record in finished),
         )
-        counted = (engine.figure(vllm.REQUEST_PROMPT_TOKENS, "_sum"), engine.figure(vllm.REQUEST_GENERATION_TOKENS, "_sum"))
-        assert told == counted, name
-        assert engine.figure(vllm.PROMPT_TOKENS) > told[0]
-        assert engine.figure(vllm.GENERATION_TOKENS) > told[1]
+
+        def counted(metric: Metric, part: str = "", engine: Engine = engine, name: str = name) -> float:
+            return engine.figure(metric, part) - (before[name].total(metric.name + part) or 0.0)
+
+        assert told == (counted(vllm.REQUEST_PROMPT_TOKENS, "_sum"), counted(vllm.REQUEST_GENERATION_TOKENS, "_sum")), name
+        assert counted(vllm.PROMPT_TOKENS) > told[0]
+        assert counted(vllm.GENERATION_TOKENS) > told[1]
         # What found the engine dead never began. Of a crowd that was refused, those who had room may have begun and were then broken off.
         broken_off = sum(record.outcome in ("client_abort", "timeout", "upstream_error") and record.reason != "upstream_down" for record in here)
         crowds = [record for record in records if record.route == "/v1/completions" and "engine_busy" in f"{record.reason} {record.tried}"]
-        assert broken_off <= engine.abandoned <= broken_off + (LIMITED * len(crowds) if name == "two" else 0), name
+        abandoned = counted(vllm.TIME_TO_FIRST_TOKEN, "_count") - counted(vllm.E2E_REQUEST_LATENCY, "_count")
+        assert broken_off <= abandoned <= broken_off + (LIMITED * len(crowds) if name == "two" else 0), name

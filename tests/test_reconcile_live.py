@@ -16,7 +16,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from test_gateway_live import CHAT, Engine, Gate, get, running, started
+from engines import Engines, get
+from test_gateway_live import CHAT, Gate, running
 
 from exporters.catalogue import page, vllm
 from exporters.request_log import ended_at
@@ -34,22 +35,17 @@ LOOK_S = 1.0
 class Watched:
     """An engine, a gateway before it and a sidecar beside them, each a process; engine and sidecar can be ended and begun again."""
 
-    def __init__(self, folder: Path, programs: dict[str, Path], ports: tuple[int, int], eventually: Any) -> None:
-        self.folder, self._programs, self._port, self._eventually = folder, programs, ports[0], eventually
-        self.address = f"http://127.0.0.1:{ports[1]}"
-        self.core = min(os.sched_getaffinity(0))
-        self.engine = self._engine()
+    def __init__(self, folder: Path, port: int, engines: Engines, eventually: Any) -> None:
+        self.folder, self._engines, self._eventually = folder, engines, eventually
+        self.address = f"http://127.0.0.1:{port}"
+        self.engine = engines.taken().up()
+        self.before = self.engine.shown()  # others have asked this engine too, before the sidecar's first look
         self.gate: Gate
         self.sidecar: subprocess.Popen[bytes] | None = None
 
-    def _engine(self) -> Engine:
-        engine = started(self.folder, self._programs, self._port, self.core, "--max-num-seqs", "8", "--max-num-queued-reqs", "8")
-        self._eventually(engine.ready, within_s=engine.spec.within_s, what="the engine being ready")
-        engine.keeps_to(self.core)
-        return engine
-
     def again(self) -> None:
-        self.engine = self._engine()
+        self.engine = self._engines.again(self.engine, "--max-num-seqs", "8", "--max-num-queued-reqs", "8").up()
+        self.before = page.Page()
 
     def watch(self) -> None:
         """Start the sidecar."""
@@ -74,9 +70,10 @@ class Watched:
         return int(page.parse(get(f"{self.address}/metrics")).total(f"vllm_watch_{family}", kind=kind, **labels) or 0)
 
     def engine_counts(self) -> dict[str, int]:
-        """What this process of the engine has finished."""
-        metrics = (vllm.REQUEST_SUCCESS, ""), (vllm.REQUEST_PROMPT_TOKENS, "_sum"), (vllm.REQUEST_GENERATION_TOKENS, "_sum")
-        return {kind: int(self.engine.figure(metric, part)) for kind, (metric, part) in zip(KINDS, metrics, strict=True)}
+        """What this process of the engine has finished for us."""
+        names = vllm.REQUEST_SUCCESS.name, f"{vllm.REQUEST_PROMPT_TOKENS.name}_sum", f"{vllm.REQUEST_GENERATION_TOKENS.name}_sum"
+        now = self.engine.shown()
+        return {kind: int((now.total(name) or 0) - (self.before.total(name) or 0)) for kind, name in zip(KINDS, names, strict=True)}
 
     def log_counts(self) -> dict[str, int]:
         """What the log holds of finished work, counted as an engine counts."""
@@ -119,9 +116,9 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(part: Any, free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    programs, folder = {name: part(name).path for name in ("engine", "model")}, tmp_path_factory.mktemp("watched")
-    all_of_it = Watched(folder, programs, (free_port(), free_port()), eventually)
+def watched(real_engines: Engines, free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("watched")
+    all_of_it = Watched(folder, free_port(), real_engines, eventually)
     try:
         with running("one", folder, POLICY, {"one": all_of_it.engine.spec.address}, (free_port(), free_port())) as all_of_it.gate:
             eventually(lambda: get(f"{all_of_it.gate.url}/-/healthy"), within_s=30, what="the gateway being ready")

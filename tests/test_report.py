@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from exporters.events import TuningEvent, Window
 from exporters.prices import ApiPrice, GpuPrice, Prices
@@ -31,7 +31,6 @@ from stack.tuning.lab_rows import CRITERIA, lab_rows
 T0 = 1_790_000_000.0
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>|`*_[x](javascript:alert(3))"
 PRICES = Prices(gpu_hour=3.0, gpus=(GpuPrice("H200", 3.6),), api=(ApiPrice("tiny", 0.001, 0.004, 0.0005),))
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 
 def made(
@@ -607,23 +606,10 @@ def test_what_is_stated_counts_only_where_nothing_was_measured_and_needs_evidenc
 # --- in a real Chromium
 
 
-@pytest.fixture(scope="module")
-def chromium(part):
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=part("chromium").path, args=QUIET)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def opened(chromium, tmp_path):
-    """Opens a report from the disk without a network; whatever the browser complains of fails the test."""
-    context = chromium.new_context(viewport={"width": 1400, "height": 1000}, offline=True, timezone_id="Europe/Berlin")
-    page = context.new_page()
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+def opened(new_tab, tmp_path):
+    """Opens a report from the disk without a network."""
+    page = new_tab(viewport={"width": 1400, "height": 1000}, offline=True, timezone_id="Europe/Berlin").page
 
     def show(told: Material):
         file = tmp_path / "report.html"
@@ -631,9 +617,7 @@ def opened(chromium, tmp_path):
         page.goto(file.as_uri())
         return page
 
-    yield show
-    context.close()
-    assert [] == complaints
+    return show
 
 
 @pytest.mark.chromium
