@@ -143,6 +143,35 @@ def test_a_log_needs_no_lengths_in_the_worksheet_and_lends_its_targets(folder):
     assert any("targets of the worksheet stand for them" in note for note in plan["notes"])
 
 
+def test_people_who_do_not_think_may_be_given(folder):
+    (plan,) = told("--model", "config.json", "--gpu", "H200", "--traffic", "shape.yaml", "--users", 79, "--think", 0)["plans"]
+    assert pytest.approx(10) == plan["traffic"]["rate_per_s"]
+
+
+def test_another_type_than_the_models_own_is_an_option_too(folder):
+    (folder / "half.yaml").write_text("model: {dtype: float16, max_model_len: 8192}\n")
+    (plan,) = told("--model", "config.json", "--gpu", "H200", "--traffic", "half.yaml")["plans"]
+    assert "--dtype float16" in plan["vllm"]["command"]
+
+
+def test_a_file_of_another_name_names_the_model(folder):
+    (plan,) = told("--model", "tiny.json", "--gpu", "L4")["plans"]
+    assert ("tiny", True) == (plan["model"]["name"], plan["vllm"]["command"].startswith("vllm serve tiny --served-model-name tiny "))
+
+
+def test_a_refusal_names_each_way_on_a_line_of_its_own(folder):
+    _, output = run("--model", CONFIGS / "DeepSeek-V2-Lite.json", "--gpu", "H100/1g.10gb", "--max-model-len", 16384)
+    what = (
+        "refused: DeepSeek-V2-Lite does not fit H100-80GB/1g.10gb: weights 29.26 GiB and 2.73 GiB besides, per GPU, and vLLM may use 8.97 GiB of "
+        "9.75 GiB (--gpu-memory-utilization 0.92): 23.01 GiB too much"
+    )
+    assert [
+        what,
+        "    what fits: H100-80GB/3g.40gb, its smallest slice that does",
+        "    what fits: A100-40GB, the smallest whole card that does (39.25 GiB)",
+    ] == output.splitlines()
+
+
 def test_without_a_rate_it_is_said_what_is_missing(folder):
     status, output = run("--model", "config.json", "--gpu", "H200", "--traffic", "shape.yaml")
     assert 0 == status
@@ -203,6 +232,25 @@ def test_parameters_alone_give_the_weights_and_ask_for_the_rest(folder, said):
     status, output = run("--traffic", "few.yaml", "--json")
     found = json.loads(output)
     assert (1, None, 16e9) == (status, found["kv_cache"], found["weights"]["bytes"])
+
+
+ONE_BY_ONE = {
+    "parameters": "8B", "dtype": "bfloat16", "max_model_len": "8192", "p50_prompt_tokens": "1500", "p95_prompt_tokens": "4000",
+    "p50_output_tokens": "300", "p95_output_tokens": "700", "ttft_p95": "500ms", "itl_p95": "25ms", "cost_per_1k_tokens": "0.002",
+    "tensor_parallel_size": "2", "gpu_memory_utilization": "0.9", "enable_prefix_caching": "true", "speculative_config": "{method: ngram}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", re.findall(r"^  (\w+):", worksheet.FORM, re.MULTILINE))
+def test_a_form_without_indentation_and_with_one_value_gives_a_plan_or_one_sentence(folder, key):
+    """Half of the lengths is a mistake; whatever else stands alone is enough for a plan without traffic."""
+    flat = "\n".join(line.strip() for line in worksheet.FORM.splitlines()).replace(f"{key}:", f"{key}: {ONE_BY_ONE[key]}")
+    (folder / "flat.yaml").write_text(flat)
+    status, output = run("--traffic", "flat.yaml", "--model", "config.json", "--gpu", "H200")
+    if key.endswith("_tokens") and key.startswith("p"):
+        assert (2, True) == (status, output.startswith("Error: p50_")), output
+    else:
+        assert (0, True) == (status, "no traffic is given, so only the guaranteed concurrency is known" in output), output
 
 
 def test_an_empty_form_without_a_model_asks_for_one(folder):
@@ -287,6 +335,8 @@ def test_the_type_of_the_weights_is_taken_from_the_worksheet(folder):
         (("--model", "config.json", "--gpu", "H200", "--log", "shape.yaml", "--log", "./shape.yaml"), "--log names one file twice"),
         (("--model", "config.json", "--gpu", "H200", "--prices", "shape.yaml"), "shape.yaml"),
         (("--model", "config.json", "--gpu", "H200", "--engine-log", "x"), "belong to --live URL"),
+        (("--model", "config.json", "--gpu", "H200", "--max-num-seqs", "10000"), "max_num_seqs 10,000 is more than max_num_batched_tokens 8,192"),
+        (("--model", "config.json", "--live", "nowhere"), "'nowhere' is no address of an engine"),
         (("--model", "config.json", "--gpu", "H200", "--fill", "--json"), "choose --fill or --json"),
         (("--model", "config.json", "--gpu", "H200", "--gpu", "H100", "--fill"), "--fill takes one --gpu"),
     ],

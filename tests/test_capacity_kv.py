@@ -123,8 +123,9 @@ def test_the_longest_context_is_where_vllm_would_start():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"max_model_len": 0}, "max_model_len should be a whole number from 1 on"),
+        ({"max_model_len": 0}, "max_model_len should be a whole number from 1 to"),
         ({"block_size": 24}, "multiple of 16"),
+        ({"max_num_batched_tokens": 10**12}, "from 1 to 1,000,000,000 and is 1000000000000"),
         ({"gpu_memory_utilization": 92}, "at most 1"),
         ({"cache_dtype": "fp3"}, "cache type 'fp3' is not computed here"),
         ({"tensor_parallel": 2.0}, "tensor_parallel should be"),
@@ -138,6 +139,8 @@ def test_flags_that_cannot_be_are_refused(changes, told):
 def test_what_does_not_divide_is_refused_as_vllm_refuses_it():
     with pytest.raises(BadServing, match="does not divide the 32 attention heads"):
         token_bytes(model("Llama-3.1-8B-Instruct"), Serving(4096, tensor_parallel=3))
+    with pytest.raises(BadServing, match="tensor_parallel 5 does not divide the 128 attention heads of DeepSeek-V3"):
+        token_bytes(model("DeepSeek-V3"), Serving(4096, tensor_parallel=5))
     with pytest.raises(BadServing, match="neither divides nor is a multiple of the 8 KV heads"):
         token_bytes(replace(model("Llama-3.1-8B-Instruct"), heads=36), Serving(4096, tensor_parallel=12))
     with pytest.raises(BadServing, match="pipeline_parallel is 40 and the model has 32 layers"):

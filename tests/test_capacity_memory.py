@@ -128,7 +128,7 @@ def test_slices_are_not_joined():
 
 def test_unknown_weights_are_not_guessed():
     found = replace(model("Llama-3.1-8B-Instruct"), weight_bytes=None)
-    with pytest.raises(BadModel, match="what the weights take is not known"):
+    with pytest.raises(BadModel, match="what its weights take is not known"):
         parts(found, Serving(4096), card("H100"))
 
 

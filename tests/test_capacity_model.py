@@ -16,6 +16,7 @@ from stack.capacity.model import FAMILIES, BadModel, ModelShape, read, shape
 CONFIGS = Path(__file__).parent / "golden" / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
 REFUSED = {"DeepSeek-V3.2"}
+MB = 10**6
 
 
 def config(name: str) -> dict[str, Any]:
@@ -131,6 +132,9 @@ def test_layers_that_share_the_cache_of_others_keep_nothing():
         ({"quant_method": "gptq", "bits": 8, "group_size": 128}, 8.61),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 5.61),
         ({"quant_method": "modelopt_fp4"}, 5.61),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 5.61),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}}, 5.61),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8.46),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 8, "type": "int", "group_size": None}}}}, 8.46),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}}}, 5.61),
     ],
@@ -142,11 +146,61 @@ def test_weights_follow_the_quantization_and_embeddings_do_not(quantization, gib
     assert gib == pytest.approx(found.weight_bytes / 2**30, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("name", "quantization", "published_gb"),
+    [
+        ("Llama-3.1-8B-Instruct", {"quant_method": "awq", "bits": 4, "group_size": 128}, 5.73),
+        ("Llama-3.1-70B-Instruct", {"quant_method": "awq", "bits": 4, "group_size": 128}, 39.77),
+        ("Mixtral-8x7B-v0.1", {"quant_method": "awq", "bits": 4, "group_size": 128}, 24.65),
+        ("Qwen3-30B-A3B", {"quant_method": "gptq", "bits": 4, "group_size": 128}, 16.9),
+        ("Llama-3.1-70B-Instruct", {"quant_method": "modelopt", "quant_algo": "NVFP4"}, 42.7),
+        ("gpt-oss-120b", None, 65.2),
+    ],
+)
+def test_quantized_checkpoints_are_as_large_as_their_published_files(name, quantization, published_gb):
+    found = shape(config(name) | ({"quantization_config": quantization} if quantization else {}))
+    assert published_gb == pytest.approx(found.weight_bytes / 1e9, rel=0.01)
+
+
+EXPERTS_ALONE = {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}}}
+
+
+@pytest.mark.parametrize(
+    ("left", "spared"),
+    [
+        (["re:.*self_attn.*", "lm_head"], True),
+        (["self_attn"], True),
+        ([f"model.layers.{place}.self_attn.o_proj" for place in range(48)], True),
+        (["model.layers.0.self_attn.o_proj"], False),
+        (["re:vision_model.*self_attn"], False),
+        (["lm_head"], False),
+        ([5, None], False),
+    ],
+)
+def test_attention_that_a_checkpoint_leaves_as_it_was_counts_whole(left, spared):
+    """Qwen3-30B-A3B: 48 layers of 18.9 million parameters in attention, at two bytes instead of 4.5 bits."""
+    small, mixed = (shape(config("Qwen3-30B-A3B") | {"quantization_config": EXPERTS_ALONE | {"ignore": names}}).weight_bytes for names in ([], left))
+    attention = 48 * 2048 * (32 * 128 * 2 + 4 * 128 * 2)
+    assert (attention * (2 - 0.5625) if spared else 0) == pytest.approx(mixed - small)
+
+
 def test_only_the_experts_of_gpt_oss_are_small():
     """19.1 billion in experts at 4.25 bits, the rest at 16: 12.8 GiB; the file is 13.8 GB."""
     found = model("gpt-oss-20b")
     assert 13.76e9 == pytest.approx(found.weight_bytes, rel=0.01)
     assert any("pad" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "modelopt"},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+        {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}}},
+    ],
+)
+def test_a_quantization_of_several_types_gives_no_weight_figure(quantization):
+    assert shape(config("Llama-3.1-8B-Instruct") | {"quantization_config": quantization}).weight_bytes is None
 
 
 def test_an_unknown_quantization_gives_no_weight_figure():
@@ -188,10 +242,10 @@ def folder(tmp_path: Path, **changes: Any) -> Path:
 
 def test_weights_are_read_from_the_headers(tmp_path):
     """Float32 is cast to two bytes; a thirteenth layer of a model of twelve is only for speculative decoding."""
-    tensors = {"h.0": ("BF16", 1000), "head": ("F32", 400), "layers.12.x": ("BF16", 5000), "vision_tower.layers.30.x": ("BF16", 30)}
+    tensors = {"h.0": ("BF16", 100 * MB), "head": ("F32", 40 * MB), "layers.12.x": ("BF16", 500 * MB), "vision_tower.layers.30.x": ("BF16", 3 * MB)}
     safetensors(folder(tmp_path) / "model.safetensors", tensors)
     found = read(tmp_path)
-    assert 1230 == found.weight_bytes
+    assert 123 * MB == found.weight_bytes
     assert "headers of 1 safetensors file" == found.weights_from
     assert tmp_path.name == found.name
 
@@ -199,16 +253,66 @@ def test_weights_are_read_from_the_headers(tmp_path):
 def test_shards_are_added_up_and_copies_beside_them_are_not(tmp_path):
     folder(tmp_path)
     for shard in ("model-1.safetensors", "model-2.safetensors", "consolidated.safetensors"):
-        safetensors(tmp_path / shard, {shard: ("F8_E4M3", 700), f"{shard}.weight_scale_inv": ("F32", 40)})
-    index = {"metadata": {"total_size": 9999}, "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+        safetensors(tmp_path / shard, {shard: ("F8_E4M3", 70 * MB), f"{shard}.weight_scale_inv": ("F32", 4 * MB)})
+    index = {"metadata": {"total_size": 99 * MB}, "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert 1480 == read(tmp_path).weight_bytes
+    assert 148 * MB == read(tmp_path).weight_bytes
 
 
 def test_an_index_alone_is_enough(tmp_path):
-    index = {"metadata": {"total_size": 9999}, "weight_map": {"a": "model-1.safetensors"}}
+    index = {"metadata": {"total_size": 99 * MB}, "weight_map": {"a": "model-1.safetensors"}}
     (folder(tmp_path) / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert (9999.0, "total_size in model.safetensors.index.json") == ((found := read(tmp_path)).weight_bytes, found.weights_from)
+    assert (99.0 * MB, "total_size in model.safetensors.index.json") == ((found := read(tmp_path)).weight_bytes, found.weights_from)
+
+
+@pytest.mark.parametrize("total", ["Infinity", "NaN", "[1]", '"9"'])
+def test_an_index_that_tells_no_size_leaves_the_count(tmp_path, total):
+    (folder(tmp_path) / "model.safetensors.index.json").write_text(f'{{"metadata": {{"total_size": {total}}}, "weight_map": {{"a": "x"}}}}')
+    assert "counted from config.json" == read(tmp_path).weights_from
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00004.safetensors", "pytorch_model-00001-of-00004.bin"])
+def test_a_download_that_is_not_complete_is_no_smaller_model(tmp_path, name):
+    safetensors(folder(tmp_path) / name, {"h.0": ("BF16", 100 * MB)})
+    with pytest.raises(BadModel, match="of 4 such files 1 are here; is the download complete"):
+        read(tmp_path)
+
+
+def test_weights_that_are_too_few_for_the_model_are_not_taken(tmp_path):
+    """Such as an adapter that lies in the folder alone: 124 million parameters take 31 MB at two bits each."""
+    safetensors(folder(tmp_path) / "adapter_model.safetensors", {"a": ("BF16", 30 * MB)})
+    with pytest.raises(BadModel, match=r"30,000,000 bytes .*, too few for the 124,318,464 parameters"):
+        read(tmp_path)
+
+
+def test_a_model_is_named_by_its_folder_or_by_its_own_file(tmp_path):
+    named = folder(tmp_path) / "chat-7b.json"
+    named.write_text(json.dumps(config("gpt2")))
+    assert ["chat-7b", tmp_path.name, tmp_path.name] == [read(path).name for path in (named, tmp_path / "config.json", tmp_path)]
+    named.write_text(json.dumps(config("gpt2") | {"n_layer": "x"}))
+    with pytest.raises(BadModel, match=r"chat-7b\.json: n_layer should be"):
+        read(named)
+    named.write_text("[" * 100_000)
+    with pytest.raises(BadModel, match="cannot be read as JSON"):
+        read(named)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "longest"),
+    [
+        ("Llama-2-7b", {"rope_scaling": {"type": "linear", "factor": 4.0}}, 16_384),
+        ("Llama-2-7b", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 8192),
+        ("Llama-2-7b", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 4096),
+        ("Llama-2-7b", {"rope_scaling": {"type": "linear", "factor": None}}, 4096),
+        ("Llama-2-7b", {"rope_scaling": "linear"}, 4096),
+        ("Llama-2-7b", {"model_max_length": 131_072}, 131_072),
+        ("Llama-2-7b", {"seq_length": 2048}, 2048),
+        ("gemma-3-27b", {}, 131_072),
+        ("DeepSeek-V3", {}, 163_840),
+    ],
+)
+def test_the_longest_context_is_what_vllm_takes(name, changes, longest):
+    assert longest == shape(config(name) | changes).max_positions
 
 
 def test_a_file_alone_is_counted(tmp_path):
@@ -231,6 +335,9 @@ def test_a_folder_that_is_no_model_says_so(tmp_path):
         read(tmp_path)
     (folder(tmp_path) / "model.safetensors").write_bytes(b"<html>")
     with pytest.raises(BadModel, match="not a safetensors file"):
+        read(tmp_path)
+    safetensors(tmp_path / "model.safetensors", {"a": ("BF16", -100 * MB)})
+    with pytest.raises(BadModel, match="the header cannot be read"):
         read(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 9) + b'{"a": {}}')
     with pytest.raises(BadModel, match="the header cannot be read"):
@@ -267,6 +374,13 @@ LLAMA = config("Llama-3.1-8B-Instruct")
         ({"layer_types": "full"}, "should be a list of words"),
         ({"torch_dtype": "int8"}, "dtype 'int8'"),
         ({"quantization_config": {"quant_method": "awq", "bits": "four"}}, "bits should lie between 2 and 8"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": -4}}}}},
+            "bits should lie between 2 and 8 and is -4",
+        ),
+        ({"quantization_config": "fp8"}, "quantization_config should be an object and is 'fp8'"),
+        ({"num_experts": 8, "mlp_only_layers": 5}, "mlp_only_layers should be a list of layers' numbers and is 5"),
+        ({"hidden_size": 10**400}, r"hidden_size should lie between 1 and 100,000,000 and is 10{39}\.\.\.;"),
     ],
 )
 def test_a_bad_configuration_is_refused_in_one_sentence(changes, told):

@@ -17,7 +17,7 @@ from exporters.request_log import RequestRecord, timestamp
 from stack.capacity import cards, fit, follow, kv, model, worksheet
 from stack.capacity import plan as plan_module
 from stack.capacity.fit import DoesNotFit
-from stack.capacity.kv import Serving
+from stack.capacity.kv import BadServing, Serving
 from stack.capacity.plan import CACHE_SHARE, MEASURED_SHARE, Plan, Targets, TooSlow, plan, replica_hour, replicas_for, steady_rate, told
 from stack.capacity.traffic import BadTraffic, in_flight, of_log, of_shape, rate_of_users, request_s, resident_tokens, within
 from stack.config import BadConfig
@@ -296,6 +296,10 @@ def test_times(text, number):
         ("model:\n  parameters: 8B\n  max_model_lenn: 8192\n", "line 3: model.max_model_lenn is unknown; did you mean max_model_len?"),
         ("modell:\n  parameters: 8B\n", "line 1: modell is unknown; did you mean model?"),
         ("model:\n  parameters: eight\n", "line 2: model.parameters: 'eight' is no number; write it like 8e9 or 8B"),
+        ("model:\n  parameters: 8\n", "line 2: model.parameters: 8 is no language model's number of parameters; write 8e9 or 8B"),
+        ("model:\n  parameters: .inf\n", "line 2: model.parameters: this is larger than any number"),
+        ("tuning:\n  speculative_config: ngram\n", "line 2: tuning.speculative_config: 'ngram' should be an object, such as {method: ngram"),
+        ("tuning:\n  speculative_config: {a: .nan}\n", "line 2: tuning.speculative_config: {'a': nan} should be an object"),
         ("model:\n  parameters: -8B\n", "line 2: model.parameters: -8e+09 should be more than 0"),
         ("model:\n  dtype: bfloat1\n", "line 2: model.dtype: 'bfloat1' is no type of weights; did you mean bfloat16?"),
         ("traffic:\n  p50_prompt_tokens: 9\n  p95_prompt_tokens: 8\n", "line 3: traffic.p95_prompt_tokens: 8 is less than p50_prompt_tokens (9)"),
@@ -346,7 +350,7 @@ def test_only_what_is_empty_is_filled_in(text, filled):
     assert filled == worksheet.fill(text, ENTRIES)
 
 
-@given(st.sets(st.sampled_from(["parameters", "p50_prompt_tokens", "tensor_parallel_size", "max_model_len"])), st.integers(1, 2**20))
+@given(st.sets(st.sampled_from(["parameters", "p50_prompt_tokens", "tensor_parallel_size", "max_model_len"])), st.integers(10_000, 2**20))
 def test_a_filled_worksheet_is_a_worksheet_that_says_what_was_filled_in(names, value):
     form = worksheet.parse(worksheet.fill(worksheet.FORM, {name: worksheet.Entry(str(value), "so") for name in names}))
     assert dict.fromkeys(names, value) == {name: getattr(form, name) for name in names if getattr(form, name) is not None}
@@ -369,7 +373,7 @@ def test_thirty_one_gigabytes_of_weights_do_not_go_into_a_slice_of_ten():
     refused = refusal(CODER, "H100/1g.10gb")
     assert "DeepSeek-V2-Lite does not fit H100-80GB/1g.10gb: weights 29.26 GiB" in refused.what
     assert refused.ways[0].startswith("H100-80GB/3g.40gb, its smallest slice that does")
-    assert any("--tensor-parallel-size 2" in way for way in refused.ways)
+    assert not [way for way in refused.ways if "--tensor-parallel-size" in way], "one card is enough"
     smaller = [each for each in cards.slices(H100) if each.memory_bytes < cards.card("H100/3g.40gb").memory_bytes]
     assert smaller
     assert not [each.name for each in smaller if fit.fits(CODER, Serving(16384), each)]
@@ -405,6 +409,16 @@ def test_a_model_is_not_split_over_slices():
     refused = refusal(LLAMA, "H200/1g.18gb", tensor_parallel=2)
     assert "a model cannot be split over slices" in refused.what
     assert "2 whole H200 with --tensor-parallel-size 2" in refused.ways
+
+
+def test_a_share_below_vllms_own_is_raised_first():
+    refused = refusal(LLAMA, "H200", gpu_memory_utilization=0.1)
+    assert "--gpu-memory-utilization 0.92, as vLLM has it" in refused.ways
+    assert not [way for way in refusal(LLAMA, "A10", max_model_len=131_072).ways if "utilization" in way]
+
+
+def test_several_cards_are_named_where_one_is_too_small():
+    assert "2 whole H100-80GB with --tensor-parallel-size 2" in refusal(shape_of("Llama-3.1-70B-Instruct"), "H100", max_model_len=8192).ways
 
 
 def test_what_nothing_holds_alone_is_said_so():
@@ -601,6 +615,22 @@ def test_the_flags_are_those_that_were_reckoned_with():
         "--max-num-batched-tokens 4096 --tensor-parallel-size 2 --kv-cache-dtype fp8 --no-enable-prefix-caching "
         """--speculative-config '{"method": "ngram"}'"""
     ) == it.command
+
+
+def test_requests_at_once_are_no_more_than_the_tokens_of_a_step():
+    """vLLM refuses max_num_seqs beyond max_num_batched_tokens, and lowers its own choice."""
+    with pytest.raises(BadServing, match="max_num_seqs 200 is more than max_num_batched_tokens 100, and vLLM refuses that"):
+        plan(LLAMA, Serving(8192, max_num_batched_tokens=100), H200, EIGHT, tuning=follow.Tuning(max_num_seqs=200))
+    it = plan(LLAMA, Serving(1024, max_num_batched_tokens=20), H200, of_shape(10, 10, 10, 10))
+    assert ("--max-num-seqs", "20") in [(flag.option, flag.value) for flag in it.flags]
+    assert 20 == plan(LLAMA, Serving(1024, max_num_batched_tokens=20), H200).gateway.slots
+
+
+def test_a_folder_is_served_by_its_path_under_its_name():
+    """The path as a shell takes it, and the name that the gateway's limits are for."""
+    it = plan(replace(LLAMA, folder="my models/Llama"), Serving(8192), H200)
+    assert it.command.startswith("vllm serve 'my models/Llama' --served-model-name Llama-3.1-8B-Instruct ")
+    assert '"Llama-3.1-8B-Instruct":' in it.gateway.yaml
 
 
 def test_no_more_requests_at_once_than_the_cache_holds_nor_than_speed_allows():

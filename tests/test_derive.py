@@ -21,9 +21,9 @@ from exporters.catalogue import bounds, vllm
 from stack import cli, config
 from stack.bench.result import Arm, Bench, Engine, Run, write
 from stack.capacity import derive
-from stack.capacity.derive import HEADROOM, LEAST_STEPS, MISSED, Asked, Load, Targets, knee, on_bound, onset
+from stack.capacity.derive import HEADROOM, LEAST_STEPS, MISSED, Asked, Load, Target, Targets, knee, on_bound, onset
 
-AIMS = Targets(2.5, 0.1, "the objectives")
+AIMS = Targets(Target(2.5, "the objectives"), Target(0.1, "the objectives"))
 ENGINE = ("", "", "vllm", "vllm-0:8000", "chat")
 CORE, MODEL = (*ENGINE, "0"), ("", "chat")
 TTFT, INTER_TOKEN = thresholds.TTFT_P95.name, thresholds.INTER_TOKEN_P95.name
@@ -155,6 +155,14 @@ def test_a_queue_may_be_as_long_as_what_is_served_within_its_time_limit():
     assert 8 == derived(found, own)["queue_length"].value
 
 
+def test_an_engine_that_drains_less_than_one_request_says_so():
+    """0.15 a second within five seconds is 0.75 of a request."""
+    found = asked(queued={ENGINE: course(*[3.0] * 40)}, drained={ENGINE: course(*[0.15] * 40)})
+    got = derived(found)["queue_length"]
+    assert 1 == got.value
+    assert "that drains not even one" in got.why
+
+
 def test_the_slowest_engine_decides_for_all():
     other = (*ENGINE[:3], "vllm-1:8000", "chat")
     waits = course(*[3.0] * 20)
@@ -217,6 +225,8 @@ def test_no_latency_is_looser_than_its_target():
     own = derived(asked(), aims=derive.targets(slo.shipped(), 0.8), bench=None)
     assert 0.75 == own[TTFT].value, "a target of 0.8 s is missed long before 2.5 s are, bench or none"
     assert "The target is 0.8 s (the worksheet)" in own[TTFT].why
+    half = derived(asked(), aims=derive.targets(slo.shipped(), 0.8), bench=slow)
+    assert "beyond the target of 0.1 s (the objectives)" in half[INTER_TOKEN].why, "the worksheet says nothing of it"
 
 
 @pytest.mark.parametrize(
@@ -386,9 +396,9 @@ def test_a_program_reads_the_same(recorded):
     found = json.loads(text)
     assert 0 == status
     assert {"queue_length": 20.0, "kv_cache_usage": 0.91} == found["thresholds"]
-    assert [("kv_cache_usage", True), ("queue_length", True), (INTER_TOKEN, False), (TTFT, False)] == sorted(
-        (row["name"], row["derived"]) for row in found["numbers"]
-    ) or found
+    assert {"kv_cache_usage": True, "queue_length": True, INTER_TOKEN: False, TTFT: False} == {
+        row["name"]: row["derived"] for row in found["numbers"]
+    }
     assert pytest.approx(RATE, rel=0.01) == next(row for row in found["numbers"] if row["name"] == "queue_length")["evidence"]["requests_per_second"]
 
 
@@ -419,6 +429,11 @@ def test_a_worksheet_says_what_is_promised(recorded, tmp_path):
     status, text = run("derive", "--prometheus", recorded, "--window", "3h", "--worksheet", tmp_path / "sheet.yaml", "--json")
     assert 0 == status
     assert 0.5 == json.loads(text)["thresholds"][TTFT]
+
+
+def test_a_window_of_no_time_is_told():
+    status, text = run("derive", "--prometheus", "http://127.0.0.1:9", "--window", "0")
+    assert (2, True) == (status, "a window of no time holds nothing: look back further with --window" in text)
 
 
 def test_where_no_prometheus_answers_that_is_said():

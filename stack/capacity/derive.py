@@ -80,6 +80,8 @@ async def ask(where: Address, settings: Settings, window_s: float, now_s: float,
     """What a Prometheus recorded of the engines of these settings. Raises NoEvidence with a sentence."""
     if model is not None and not re.fullmatch(r'[^"\\\n]+', model):
         raise NoEvidence(f"{model!r} is no model's name")
+    if window_s <= 0:
+        raise NoEvidence("a window of no time holds nothing: look back further with --window")
     matchers = (settings.engine, *((f'model_name="{model}"',) if model else ()))
     async with Prometheus(where) as prometheus:
         try:
@@ -229,30 +231,42 @@ class Derived:
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
-    """What this deployment promises, in seconds, and who says so."""
+class Target:
+    """What this deployment promises for one kind of latency, in seconds, infinite where nothing is promised; and who says so."""
 
-    ttft_s: float | None
-    inter_token_s: float | None
+    seconds: float
     source: str
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g} s ({self.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Of both kinds."""
+
+    ttft: Target
+    inter_token: Target
 
 
 def targets(objectives: Objectives, ttft_s: float | None = None, inter_token_s: float | None = None) -> Targets:
-    """Of a worksheet where it says them, else the strictest objective of each kind."""
-    told = {
-        kind: min((each.within_s for each in objectives.objectives if each.latency == kind and each.within_s), default=None)
-        for kind in ("ttft", "inter_token")
-    }
-    own = ttft_s is not None or inter_token_s is not None
-    return Targets(ttft_s or told["ttft"], inter_token_s or told["inter_token"], "the worksheet" if own else "the objectives")
+    """Each of a worksheet where it says it, else the strictest objective of its kind."""
+
+    def one(kind: str, own_s: float | None) -> Target:
+        if own_s is not None:
+            return Target(own_s, "the worksheet")
+        within = (each.within_s for each in objectives.objectives if each.latency == kind and each.within_s)
+        return Target(min(within, default=math.inf), "the objectives")
+
+    return Targets(one("ttft", ttft_s), one("inter_token", inter_token_s))
 
 
 def derive(asked: Asked, settings: Settings, aims: Targets, bench: Mapping[str, Sequence[Load]] | None = None) -> list[Derived]:
     """All numbers that can be derived, those that stay included. bench: as `loads` gives it."""
     return [
-        _queue_length(asked, settings, aims), _kv_cache_usage(asked, settings),
-        _latency(asked, settings.at(thresholds.TTFT_P95), aims.ttft_s, aims, bench),
-        _latency(asked, settings.at(thresholds.INTER_TOKEN_P95), aims.inter_token_s, aims, bench),
+        _queue_length(asked, settings, aims.ttft), _kv_cache_usage(asked, settings),
+        _latency(asked, settings.at(thresholds.TTFT_P95), aims.ttft, bench),
+        _latency(asked, settings.at(thresholds.INTER_TOKEN_P95), aims.inter_token, bench),
     ]  # fmt: skip
 
 
@@ -260,7 +274,7 @@ def _looser(value: float, before: Threshold) -> str:
     return f" This is looser than {before.shown}, which it was." if value > before.value else ""
 
 
-def _queue_length(asked: Asked, settings: Settings, aims: Targets) -> Derived:
+def _queue_length(asked: Asked, settings: Settings, ttft: Target) -> Derived:
     """Little's law: a queue that is served at so many requests a second is gone after the time limit if it is no longer than rate x limit."""
     before, limit = settings.at(thresholds.QUEUE_LENGTH), settings.at(thresholds.QUEUE_TIME_P95)
     if full := dict(_rates(asked, queued=True)):
@@ -275,9 +289,10 @@ def _queue_length(asked: Asked, settings: Settings, aims: Targets) -> Derived:
         seen = f"No queue lasted; the slowest engine, {_named(engine)}, finished at least {rate:.3g} a second when it was busiest (95th percentile)"
     else:
         return Derived(before, None, f"There were too few requests: fewer than {LEAST_FINISHED:g}, or in fewer than {LEAST_STEPS} steps.")
-    why = f"{seen}: in queue_time_p95, {limit.shown}, that drains {value:g}.{_looser(value, before)}"
-    if aims.ttft_s is not None and limit.value > aims.ttft_s:
-        why += f" Who waits so long has missed the TTFT target of {aims.ttft_s:g} s ({aims.source}): set queue_time_p95 below it to hear sooner."
+    drains = f"{value:g}" if rate * limit.value >= 1 else "not even one, and a queue is one request at least"
+    why = f"{seen}: in queue_time_p95, {limit.shown}, that drains {drains}.{_looser(value, before)}"
+    if limit.value > ttft.seconds:
+        why += f" Who waits so long has missed the TTFT target of {ttft}: set queue_time_p95 below it to hear sooner."
     return Derived(before, value, why, {"requests_per_second": rate, "limit_s": limit.value})
 
 
@@ -321,14 +336,14 @@ def _kv_cache_usage(asked: Asked, settings: Settings) -> Derived:
     return Derived(before, value, why + _looser(value, before), evidence)
 
 
-def _latency(asked: Asked, before: Threshold, target_s: float | None, aims: Targets, bench: Mapping[str, Sequence[Load]] | None) -> Derived:
+def _latency(asked: Asked, before: Threshold, target: Target, bench: Mapping[str, Sequence[Load]] | None) -> Derived:
     """The p95 at the knee of a bench or, where that is more, what live traffic keeps to; never beyond the target."""
-    bounds, limit_s = asked.bounds.get(before.name, ()), math.inf if target_s is None else target_s
+    bounds = asked.bounds.get(before.name, ())
     found = _at_knee(before.name, bench)
     if isinstance(found, str):
-        if before.value <= limit_s:
+        if before.value <= target.seconds:
             return Derived(before, None, found)
-        return Derived(before, _within(limit_s, bounds), f"The target is {limit_s:g} s ({aims.source}), which {before.shown} is beyond. {found}")
+        return Derived(before, _within(target.seconds, bounds), f"The target is {target}, which {before.shown} is beyond. {found}")
     workload, load, seconds = found
     what = "TTFT" if before.name == thresholds.TTFT_P95.name else "time per token"
     why = f"From {load.label} of {workload} on the engine does nearly its most, and only waiting grows; its p95 {what} is {seconds:.3g} s there."
@@ -338,9 +353,9 @@ def _latency(asked: Asked, before: Threshold, target_s: float | None, aims: Targ
         why += f" Live traffic needs more, and keeps to {kept:.3g} s in {KEPT} % of {steps} busy steps: that counts."
         evidence["live_s"] = kept
     value, near = on_bound(max(seconds, kept), bounds)
-    if value > limit_s:
-        value = _within(limit_s, bounds)
-        why += f" That is beyond the target of {limit_s:g} s ({aims.source}), so the target counts."
+    if value > target.seconds:
+        value = _within(target.seconds, bounds)
+        why += f" That is beyond the target of {target}, so the target counts."
     elif near:
         why += f" {value:g} s is the nearest bucket bound, where the estimate is exact."
     else:

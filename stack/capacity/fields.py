@@ -7,6 +7,7 @@ from typing import Any
 
 HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")  # the width of a model, by its usual names
 LARGEST = 100_000_000  # no field of a published model comes near; more is a typing mistake
+_SHOWN = 40  # letters of a wrong value
 
 
 class BadModel(ValueError):
@@ -32,10 +33,12 @@ class Fields:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value in (float("inf"), float("-inf")):
                 raise BadModel(
-                    f"{self.where}: {name} should be a whole number and is {value!r}; take config.json as the model's authors published it"
+                    f"{self.where}: {name} should be a whole number and is {shown(value)}; take config.json as the model's authors published it"
                 )
             if value != int(value) or not 1 <= value <= largest:
-                raise BadModel(f"{self.where}: {name} should lie between 1 and {largest:,} and is {value!r}; take config.json as it was published")
+                raise BadModel(
+                    f"{self.where}: {name} should lie between 1 and {largest:,} and is {shown(value)}; take config.json as it was published"
+                )
             return int(value)
         if default is None:
             raise BadModel(f"{self.where}: {names[0]} is missing, and without it the KV cache cannot be computed; take the model's whole config.json")
@@ -52,8 +55,17 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise BadModel(f"{self.where}: {name} should be true or false and is {value!r}")
+            raise BadModel(f"{self.where}: {name} should be true or false and is {shown(value)}")
         return value
+
+    def places(self, name: str) -> frozenset[int]:
+        """Numbers of layers, counted from 0; none where the field is absent; raises BadModel."""
+        value = self.get(name)
+        if value is None:
+            return frozenset()
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+            raise BadModel(f"{self.where}: {name} should be a list of layers' numbers and is {shown(value)}")
+        return frozenset(value)
 
     def names(self, name: str, length: int) -> tuple[str, ...] | None:
         """One word per layer, or None where the field is absent; raises BadModel when their number is another."""
@@ -65,3 +77,12 @@ class Fields:
         if len(value) != length:
             raise BadModel(f"{self.where}: {name} has {len(value)} entries and the model {length} layers; one of the two is wrong")
         return tuple(value)
+
+
+def shown(value: Any) -> str:
+    """A wrong value as a sentence quotes it."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

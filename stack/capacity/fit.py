@@ -12,13 +12,15 @@ from stack.capacity.memory import Part, default_batched_tokens
 from stack.capacity.model import ModelShape
 from stack.capacity.worksheet import WEIGHT_BYTES
 
+NO_WAY = "no single change that we know; make two, such as quantized weights on several cards"
+USUAL_SHARE = Serving(1).gpu_memory_utilization
+
 
 class DoesNotFit(ValueError):
     """What is too big for the card, and by how much. ways: changes of which each one alone makes it fit."""
 
     def __init__(self, what: str, ways: tuple[str, ...]) -> None:
-        fits = "; ".join(ways) if ways else "no single change that we know; make two, such as quantized weights on several cards"
-        super().__init__(f"{what}. What fits: {fits}")
+        super().__init__(f"{what}. What fits: {'; '.join(ways or (NO_WAY,))}")
         self.what, self.ways = what, ways
 
 
@@ -86,10 +88,13 @@ def _changes(shape: ModelShape, serving: Serving, card: Card) -> Iterator[str | 
     other = _smallest(shape, alone, card, (each for each in cards.CARDS if each.profile is None))
     if other and other != near:
         yield f"{many}{other.name}, the smallest whole card that does ({gib(usable(other))})"
+    if serving.gpu_memory_utilization < USUAL_SHARE and fits(shape, replace(alone, gpu_memory_utilization=USUAL_SHARE), card):
+        yield f"--gpu-memory-utilization {USUAL_SHARE:g}, as vLLM has it"
+    one_is_enough = near is not None and number == 1 and not (card.profile and serving.tensor_parallel > 1)
     split = next(
         (wide for wide in (2, 4, 8) if wide > alone.tensor_parallel and fits(shape, _on(replace(alone, tensor_parallel=wide), card, whole), whole)), 0
     )
-    if split:
+    if split and not one_is_enough:
         yield f"{split} whole {whole.name} with --tensor-parallel-size {split}"
     if shape.parameters and shape.quantization is None:
         small = next((dtype for dtype in ("fp8", "int4") if fits(quantized(shape, dtype), alone, card)), None)

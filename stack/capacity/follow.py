@@ -25,6 +25,7 @@ class Tuning:
     prefix_caching: bool | None = None
     speculative: str | None = None
     max_num_seqs: int | None = None
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ def flags(serving: Serving, tuning: Tuning, seqs: int | None, why_seqs: str, nam
     for option, value, usual, why in (
         ("--tensor-parallel-size", serving.tensor_parallel, 1, "GPUs that share every layer"),
         ("--pipeline-parallel-size", serving.pipeline_parallel, 1, "GPUs that have layers of their own"),
+        ("--dtype", tuning.dtype, None, "the worksheet's type, not the model's own"),
         ("--kv-cache-dtype", serving.cache_dtype, "auto", "bytes of the cache; check the quality"),
         ("--block-size", serving.block_size, 16, "tokens of one block of the cache"),
     ):

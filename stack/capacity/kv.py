@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
+from stack.capacity.fields import shown
 from stack.capacity.model import Layer, ModelShape
 
 # Bytes per value, and bytes of scales beside every head's keys and again beside its values (triton_attn.py, customize_spec).
@@ -25,6 +26,9 @@ CELLS: dict[str, tuple[float, int]] = {
 }
 SERVED = {**CELLS, "float32": (4, 0)}  # a model's own type may also be the wide one (--dtype float32); vLLM takes no such cache type
 BLOBS = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}  # bytes per token of a packed latent, scales included (mla_attention.py)
+
+
+LARGEST = 10**9  # of a flag; more is a typing mistake
 
 
 class BadServing(ValueError):
@@ -49,8 +53,8 @@ class Serving:
     def __post_init__(self) -> None:
         for name in ("max_model_len", "block_size", "tensor_parallel", "pipeline_parallel", "max_num_batched_tokens"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise BadServing(f"{name} should be a whole number from 1 on and is {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+                raise BadServing(f"{name} should be a whole number from 1 to {LARGEST:,} and is {shown(value)}")
         if self.block_size % 16:
             raise BadServing(f"block_size should be a multiple of 16, as vLLM's kernels want it, and is {self.block_size}")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -193,14 +197,14 @@ def _page(layer: Layer, shape: ModelShape, serving: Serving) -> Page | None:
         return None
     if layer.kind == "state":
         return Page("state", serving.block_size, layer.state_bytes / serving.tensor_parallel, checkpoints=layer.checkpoints)
+    heads, split = layer.kv_heads, serving.tensor_parallel
+    if shape.heads % split:
+        raise BadServing(f"tensor_parallel {split} does not divide the {shape.heads} attention heads of {shape.name}; vLLM refuses it")
     if layer.kind == "mla":
         each = BLOBS[named] if named in BLOBS else layer.latent * SERVED[named][0] + 2 * SERVED[named][1]
         return Page("mla", serving.block_size, serving.block_size * each)
     if named in BLOBS:
         raise BadServing(f"the cache type {named} is for multi-head latent attention, which {shape.name} does not use")
-    heads, split = layer.kv_heads, serving.tensor_parallel
-    if shape.heads % split:
-        raise BadServing(f"tensor_parallel {split} does not divide the {shape.heads} attention heads of {shape.name}; vLLM refuses it")
     if heads % split and split % heads:
         raise BadServing(f"tensor_parallel {split} neither divides nor is a multiple of the {heads} KV heads of {shape.name}; vLLM refuses it")
     cell, scale = SERVED[named]

@@ -19,8 +19,8 @@ from exporters.catalogue import page, vllm
 from exporters.catalogue.page import Page
 from stack.bench.figures import Startup, startup
 from stack.bench.result import without_login
-from stack.capacity import kv
-from stack.capacity.kv import Serving
+from stack.capacity import kv, memory
+from stack.capacity.kv import BadServing, Serving
 from stack.capacity.model import ModelShape
 
 READ_S = 10.0
@@ -91,6 +91,9 @@ async def loop(
 async def read(url: str, key: str | None = None) -> tuple[str, Served]:
     """An engine's page and what it serves. Raises BadLive."""
     base = url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
+    if not re.match(r"https?://[\w\[]", base):
+        named = "what stands there" if "@" in base else repr(base)  # a login is shown nowhere
+        raise BadLive(f"{named} is no address of an engine; write it like http://127.0.0.1:8000")
     if (shown := without_login(base)) != base:
         raise BadLive(f"the address {shown} came with a login, which no request is sent with; give a key with --api-key-file")
     try:
@@ -141,7 +144,9 @@ class _Told:
     found: Page
 
     def label(self, name: str) -> float | None:
-        return _number(self.labels.get(name))
+        """A number above 0; nothing that is read here can be less."""
+        value = _number(self.labels.get(name))
+        return value if value is not None and value > 0 else None
 
     def first(self, *told: tuple[float | None, str]) -> tuple[float | None, str]:
         """The first that is known, and where it comes from."""
@@ -191,7 +196,7 @@ class _Told:
 
     def gauge(self, metric: str) -> float | None:
         """Of this engine core."""
-        values = [value for labels, value in self.found.of(metric) if labels.get("engine", "") == self.engine and value == value]
+        values = [value for labels, value in self.found.of(metric) if labels.get("engine", "") == self.engine and math.isfinite(value) and value >= 0]
         return sum(values) if values else None
 
 
@@ -271,7 +276,9 @@ def compare(
     shape, ours, differs = _as_run(told, shape, serving, served)
     pool = _pool(told, shape, ours, kv_bytes)
     figures = tuple(_figures(told, shape, ours, pool, kv_bytes))
+    silent = ("the log tells nothing of an engine's start; is it vLLM's, from the first line on?",)
     notes += (*differs, *_other_model(told, shape, served, figures), *_other_start(told))
+    notes += silent if log is not None and told.log == Startup() and not told.said else ()
     in_use = tuple(_in_use(told, shape, ours))
     return Loop(told.model or next(iter(served.names), ""), served.version, ours, figures, in_use, (*notes, *_meaning(told, shape, ours, figures)))
 
@@ -287,9 +294,12 @@ def _as_run(told: _Told, shape: ModelShape, plan: Serving | None, served: Served
         "prefix_caching": _yes(told.labels.get("enable_prefix_caching")), **parallel,
     }  # fmt: skip
     known = {name: value for name, value in says.items() if value is not None}
-    as_run = replace(plan or Serving(longest or shape.max_positions), **known)  # type: ignore[arg-type]  # each value is of its field's type
+    try:
+        as_run = replace(plan or Serving(longest or shape.max_positions), **known)  # type: ignore[arg-type]  # each value is of its field's type
+    except BadServing as error:
+        raise BadLive(f"what {served.place} or the log says of its options cannot be reckoned with: {error}") from error
     differs = [f"{name} {value}, not {getattr(plan, name)}" for name, value in known.items() if plan and getattr(plan, name) != value]
-    notes = [f"the engine runs with {'; '.join(differs)} as planned: the figures are for how it runs"] if differs else []
+    notes = [f"the engine runs with {'; '.join(differs)} as assumed: the figures are for how it runs"] if differs else []
     if longest is None and plan is None:
         notes.append(f"nothing says how long its requests may be; {as_run.max_model_len:,} tokens, the model's own limit, are assumed")
     if "max_num_batched_tokens" not in known and any(layer.kind in ("window", "chunked") for layer in shape.layers):
@@ -325,7 +335,7 @@ def _figures(told: _Told, shape: ModelShape, serving: Serving, pool: kv.Cache | 
     tokens, tokens_from = told.tokens(_alike(shape))
     at_once, at_once_from = told.concurrency
     blocks, blocks_from = told.blocks
-    weights = None if shape.weight_bytes is None else shape.weight_bytes / (serving.tensor_parallel * serving.pipeline_parallel)
+    weights = None if shape.weight_bytes is None else memory.weight_bytes(shape, serving)
     each = kv.request_bytes(shape, serving, serving.max_model_len) / serving.max_model_len
     independent = pool is not None and (reported is not None or tokens_from != _BY_BLOCKS)
     found = [
@@ -391,7 +401,7 @@ class _Use:
 
 def _use(told: _Told) -> _Use | None:
     share = told.gauge(_usage(told.found))
-    if share is None:
+    if share is None or share > 1:
         return None
     blocks, _ = told.blocks
     return _Use(
@@ -422,9 +432,9 @@ def _times(one: float | None, other: float | None) -> float | None:
 
 def _meaning(told: _Told, shape: ModelShape, serving: Serving, figures: tuple[Figure, ...]) -> Iterator[str]:
     tokens = next((figure for figure in figures if figure.name == _TOKENS), None)
-    if tokens and tokens.difference is not None and tokens.reported:
-        off, less = f"{abs(tokens.difference):.1%}", tokens.difference > 0
-        how = "as reckoned" if abs(tokens.difference) < 0.0005 else f"{off} {'less' if less else 'more'} than reckoned"
+    if tokens and tokens.predicted and tokens.reported:
+        off = tokens.reported / tokens.predicted - 1
+        how = "as reckoned" if abs(off) < 0.0005 else f"{abs(off):.1%} {'less' if off < 0 else 'more'} than reckoned"
         yield f"the engine's cache holds {tokens.reported:,.0f} tokens, {how}"
     use = _use(told)
     if use is None:

@@ -74,7 +74,7 @@ def weight_bytes(shape: ModelShape, serving: Serving) -> float:
     Divided by tensor_parallel, but for what every GPU of the group holds whole: routers, the down-projections of latent attention, and KV
     heads beyond the last one. With pipeline stages the fullest has the most layers; the embeddings, or the output head, are added to it."""
     if shape.weight_bytes is None or not shape.parameters:
-        raise BadModel(f"{shape.name}: what the weights take is not known ({'; '.join(shape.notes)}); give the folder with the weights")
+        raise BadModel(f"{shape.name}: what its weights take is not known ({'; '.join(shape.notes)}); give the folder of the model with its weights")
     split, share = serving.tensor_parallel, most_layers(shape, serving) / len(shape.layers)
     divided = shape.weight_bytes
     if serving.pipeline_parallel > 1:

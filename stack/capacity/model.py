@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stack.capacity import weights
-from stack.capacity.fields import HIDDEN, BadModel, Fields
+from stack.capacity.fields import HIDDEN, LARGEST, BadModel, Fields, shown
 
 __all__ = ["BadModel", "Layer", "ModelShape", "read", "shape"]
 
@@ -56,6 +56,7 @@ class ModelShape:
     moe: bool = False
     multimodal: bool = False
     replicated: int = 0  # parameters that every GPU of a tensor-parallel group holds whole
+    folder: str = ""  # with the model's files, as it was given; "" where there was a config.json alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,10 @@ ENCODERS = {"bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra",
 ENCODERS |= {"clip", "siglip", "siglip_vision_model", "vit", "wav2vec2", "dinov2"}
 CROSS = {"t5", "mt5", "bart", "mbart", "whisper", "marian", "pegasus", "m2m_100", "mllama"}
 SPARSE = {"deepseek_v32", "deepseek_v4", "deepseek_v41", "glm_moe_dsa"}
+_CONTEXT = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
+_SCALED_ALREADY = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "half": 2, "float": 4}
 KINDS: dict[str, Kind] = {
     "full_attention": "full",
@@ -115,25 +120,27 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def shape(config: Mapping[str, Any], name: str = "") -> ModelShape:
-    """The shape that a config.json describes; raises BadModel."""
-    where = f"{name}/config.json" if name else "config.json"
+def shape(config: Mapping[str, Any], name: str = "", where: str = "") -> ModelShape:
+    """The shape that a config.json describes; where: how a mistake names that file. Raises BadModel."""
+    where = where or (f"{name}/config.json" if name else "config.json")
     text = _text(config, where)
     model_type = _model_type(config, text, where)
     family = FAMILIES[model_type]
     fields = Fields(where, text, family.defaults)
     layers = _layers(fields, model_type, family)
     count = _count(fields, model_type, family, layers, tied := _tied(config, text, family))
-    dtype, notes = _dtype(config, text)
+    dtype, notes = _dtype(config, text, where)
     quantization = config.get("quantization_config") or text.get("quantization_config") or config.get("compression_config")
-    how = weights.stored(quantization) if isinstance(quantization, Mapping) else None
-    unknown = isinstance(quantization, Mapping) and how is None
-    method = str(quantization.get("quant_method")) if isinstance(quantization, Mapping) else None
+    if quantization and not isinstance(quantization, Mapping):
+        raise BadModel(f"{where}: quantization_config should be an object and is {shown(quantization)}; take config.json as it was published")
+    how = weights.stored(quantization, len(layers), where) if quantization else None
+    unknown = bool(quantization) and how is None
+    method = how.method if how else str(quantization.get("quant_method")) if quantization else None
     multimodal = any(isinstance(config.get(part), Mapping) for part in ("vision_config", "audio_config"))
     if multimodal:
         notes += ("the tower for images or sound is not in the counted parameters; a folder with the weights has it",)
     if unknown:
-        notes += (f"how {method!r} stores weights is not known here: give a folder with the weights",)
+        notes += (f"how {method!r} stores weights is not known here; a folder with the weights tells",)
     architectures = config.get("architectures")
     return ModelShape(
         name=name or str(config.get("_name_or_path") or model_type),
@@ -141,7 +148,7 @@ def shape(config: Mapping[str, Any], name: str = "") -> ModelShape:
         layers=layers,
         hidden=fields.whole(*HIDDEN),
         vocabulary=fields.whole("vocab_size"),
-        max_positions=_positions(fields, layers),
+        max_positions=_positions(fields, model_type, layers),
         dtype=dtype,
         parameters=count.total,
         weight_bytes=None if unknown else weights.counted_bytes(count, DTYPES[dtype], how),
@@ -167,20 +174,30 @@ def _assumed(layers: tuple[Layer, ...]) -> tuple[str, ...]:
 
 
 def read(path: Path) -> ModelShape:
-    """The shape of a model's folder, or of a config.json alone; a folder's own files say what the weights take. Raises BadModel."""
+    """The shape of a model's folder, or of a config.json alone; a folder's own files say what the weights take. Raises BadModel.
+
+    The name is that of the folder, or of the file where it is called otherwise than config.json."""
     folder, file = (path, path / "config.json") if path.is_dir() else (path.parent, path)
     if not file.is_file():
         if (folder / "adapter_config.json").is_file():
             raise BadModel(f"{folder}: this is an adapter (adapter_config.json); give the folder of the model that it adapts")
         raise BadModel(f"{file}: there is no such file; give a model's folder or its config.json")
-    found = shape(weights.read_json(file), folder.resolve().name)
-    measured = weights.file_bytes(folder, len(found.layers)) if path.is_dir() else None
+    found = shape(weights.read_json(file), folder.resolve().name if file.name == "config.json" else file.stem, str(file))
+    if not path.is_dir():
+        return found
+    found = replace(found, folder=str(path))
+    measured = weights.file_bytes(folder, len(found.layers))
     if measured is None:
         return found
     size, source = measured
     if "headers" not in source and any("float32" in note for note in found.notes):
         size /= 2
-    kept = tuple(note for note in found.notes if "folder with the weights" not in note)
+    if size < (found.parameters or 0) * weights.FEWEST:
+        raise BadModel(
+            f"{folder}: its weights are {size:,.0f} bytes ({source}), too few for the {found.parameters:,} parameters of its config.json; "
+            "is the download complete?"
+        )
+    kept = tuple(note for note in found.notes if "a folder with the weights" not in note)
     return replace(found, weight_bytes=size, weights_from=source, notes=kept)
 
 
@@ -210,11 +227,11 @@ def _model_type(config: Mapping[str, Any], text: Mapping[str, Any], where: str) 
     if found in SPARSE or text.get("index_topk") is not None:
         raise BadModel(f"{where}: {found} keeps an index beside its KV cache, which is not computed here; {READ_THE_LOG}")
     if found not in FAMILIES:
-        raise BadModel(f"{where}: the architecture {found!r} is not known here; {READ_THE_LOG}, or name its bytes per token yourself")
+        raise BadModel(f"{where}: the architecture {found!r} is not known here; {READ_THE_LOG}")
     return found
 
 
-def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+def _dtype(config: Mapping[str, Any], text: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
     """The type that vLLM computes in, and what was assumed."""
     named = next((str(level[key]) for level in (text, config) for key in ("dtype", "torch_dtype") if level.get(key)), None)
     if named is None:
@@ -223,7 +240,7 @@ def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[str, tup
     if named in ("float32", "float"):
         return "bfloat16", ("the model is stored as float32; vLLM serves it as bfloat16 unless told otherwise",)
     if named not in DTYPES:
-        raise BadModel(f"config.json: dtype {named!r} is not one that vLLM computes in (float16, bfloat16, float32)")
+        raise BadModel(f"{where}: dtype {shown(named)} is not one that vLLM computes in (float16, bfloat16, float32)")
     return ("float16" if named == "half" else named), ()
 
 
@@ -339,7 +356,7 @@ def _count(fields: Fields, model_type: str, family: Family, layers: tuple[Layer,
     hidden, vocabulary = fields.whole(*HIDDEN), fields.whole("vocab_size")
     count = weights.Count(embeddings=vocabulary * hidden * (1 if tied else 2))
     if family.learned:
-        count.embeddings += _positions(fields, layers) * hidden
+        count.embeddings += _positions(fields, model_type, layers) * hidden
     if own := fields.count("hidden_size_per_layer_input"):  # Gemma 4: a small table of its own for every layer, and its projections
         count.embeddings += fields.whole("vocab_size_per_layer_input", default=vocabulary) * own * len(layers)
         count.linear += 3 * hidden * own * len(layers)
@@ -347,14 +364,14 @@ def _count(fields: Fields, model_type: str, family: Family, layers: tuple[Layer,
     heads, _, size = _heads(fields) if not all(stateful) else (0, 0, 0)
     for place, layer in enumerate(layers):
         if layer.kind == "state":
-            count.linear += _mixer(fields, model_type)
+            count.attention += _mixer(fields, model_type)
         elif layer.kind == "mla":
             whole, copied = weights.latent_attention(fields, heads)
-            count.linear += whole
+            count.attention += whole
             count.replicated += copied
         elif model_type != "nemotron_h" or layer.kind == "full":
             k, v = (layer.head_k, layer.head_v) if layer.kind != "none" else (size, size)  # a shared cache leaves queries and output
-            count.linear += weights.attention(fields, heads, layer.kv_heads, k, v)
+            count.attention += weights.attention(fields, heads, layer.kv_heads, k, v)
         _feed_forward(fields, model_type, family, place, layer, count)
     return count
 
@@ -403,14 +420,20 @@ def _is_routed(fields: Fields, model_type: str, place: int, letter: str) -> bool
         return listed[place] == "sparse"
     if fields.get("first_k_dense_replace") is not None:
         return place >= fields.count("first_k_dense_replace") and place % fields.whole("moe_layer_freq", default=1) == 0
-    dense = fields.get("mlp_only_layers") or []
-    return place not in dense and (place + 1) % fields.whole("decoder_sparse_step", default=1) == 0
+    return place not in fields.places("mlp_only_layers") and (place + 1) % fields.whole("decoder_sparse_step", default=1) == 0
 
 
-def _positions(fields: Fields, layers: tuple[Layer, ...]) -> int:
-    """The longest context that the model was made for; where only states are kept, nothing bounds it."""
-    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-    return fields.whole(*names, default=None if _grows(layers) else 2**17)
+def _positions(fields: Fields, model_type: str, layers: tuple[Layer, ...]) -> int:
+    """The longest context that vLLM takes: the least that is named, times the factor by which positions are scaled; where only states are kept,
+    nothing bounds it. Yarn and its like, and Gemma 3, have it scaled already. Source: vLLM config/model.py, _get_and_verify_max_len."""
+    if fields.get("model_max_length") is not None:  # Cohere's word for it, which stands above the others
+        return fields.whole("model_max_length")
+    names = [name for name in _CONTEXT if fields.get(name) is not None] or list(_CONTEXT[:1])
+    longest = min(fields.whole(name, default=None if _grows(layers) else 2**17) for name in names)
+    rope = next((found for key in ("rope_parameters", "rope_scaling") if isinstance(found := fields.get(key), Mapping)), {})
+    factor = rope.get("factor")
+    scaled = "gemma3" in model_type or rope.get("rope_type", rope.get("type")) in _SCALED_ALREADY
+    return longest if scaled or not isinstance(factor, int | float) or not 1 <= factor <= LARGEST else int(longest * factor)
 
 
 def _grows(layers: tuple[Layer, ...]) -> bool:

@@ -6,6 +6,7 @@ tells: what memory bandwidth and arithmetic allow is a bound, and the real card 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from statistics import fmean
@@ -17,7 +18,7 @@ from stack.capacity import cards, follow, kv
 from stack.capacity.cards import Card
 from stack.capacity.fit import DoesNotFit, default_seqs, gib, room, usable
 from stack.capacity.follow import Flag, Gateway, Tuning
-from stack.capacity.kv import Cache, Serving
+from stack.capacity.kv import BadServing, Cache, Serving
 from stack.capacity.memory import Part
 from stack.capacity.model import ModelShape
 from stack.capacity.traffic import P95_SIGMAS, BadTraffic, Traffic, within
@@ -123,7 +124,7 @@ class Plan:
 
     @property
     def command(self) -> str:
-        return " ".join(("vllm serve", self.shape.name or "MODEL", *(flag.words for flag in self.flags)))
+        return " ".join(("vllm serve", shlex.quote(self.shape.folder or self.shape.name or "MODEL"), *(flag.words for flag in self.flags)))
 
 
 def plan(
@@ -132,6 +133,11 @@ def plan(
 ) -> Plan:  # fmt: skip
     """The plan for one kind of card. measured_per_s: requests a second at which one replica was seen to keep its targets; name: as clients ask for
     the model. Raises DoesNotFit, TooSlow, BadTraffic, BadServing, and BadModel where the weights are not known."""
+    if (tuning.max_num_seqs or 0) > serving.max_num_batched_tokens:
+        raise BadServing(
+            f"max_num_seqs {tuning.max_num_seqs:,} is more than max_num_batched_tokens {serving.max_num_batched_tokens:,}, and vLLM refuses that; "
+            "set the one lower or the other higher"
+        )
     parts, kv_bytes, cache = room(shape, serving, card)
     traffic = within(traffic, serving.max_model_len) if traffic else None
     hard = tuple(_impossible(shape, serving, card, traffic, targets, tuning))
@@ -142,9 +148,10 @@ def plan(
     if measured_per_s:
         why = f"one replica was measured to keep its targets at {measured_per_s:g} a second; {MEASURED_SHARE:.0%} of that, away from the knee"
         speed.append(Limit(MEASURED, measured_per_s * MEASURED_SHARE, False, why))
-    seqs, why_seqs = _seqs(card, tuning, traffic, expected, speed)
-    slots = seqs or max(1, min(default_seqs(card), math.floor(cache.concurrency)))
-    limits = [*_memory_limits(traffic, held, tuning.max_num_seqs or default_seqs(card)), *speed]
+    most_seqs = tuning.max_num_seqs or min(default_seqs(card), serving.max_num_batched_tokens)
+    seqs, why_seqs = _seqs(most_seqs, tuning, traffic, expected, speed)
+    slots = seqs or max(1, min(most_seqs, math.floor(cache.concurrency)))
+    limits = [*_memory_limits(traffic, held, most_seqs), *speed]
     rate = traffic.arrivals_per_s if traffic else None
     least = min((limit.rate_per_s for limit in limits), default=None)
     known = measured_per_s or (traffic and traffic.time_s)  # else there are bounds only of speed, and the cache may need more
@@ -154,7 +161,7 @@ def plan(
         shape, serving, card, its_name, parts, kv_bytes, kv.token_bytes(shape, serving), cache, traffic, targets,
         guaranteed=cache.concurrency, expected=expected, at_p95=1 / share(_p95(traffic)) if traffic else None,
         cache_share=rate * held.share if rate and held and traffic and traffic.time_s else None, limits=tuple(limits), replicas=replicas,
-        flags=tuple(follow.flags(serving, tuning, seqs, why_seqs, name)),
+        flags=tuple(follow.flags(serving, tuning, seqs, why_seqs, its_name)),
         gateway=follow.gateway(serving, cache, traffic, share, slots, replicas or 1, its_name),
         cost=_cost(prices, card, serving, traffic, replicas, least, its_name) if prices else None,
         notes=(*shape.notes, *(traffic.notes if traffic else ()), *hard, *_notes(shape, traffic, measured_per_s)),
@@ -225,13 +232,13 @@ def replicas_for(rate_per_s: float, one_per_s: float) -> int:
     return max(1, math.ceil(rate_per_s / one_per_s - 1e-9))
 
 
-def _seqs(card: Card, tuning: Tuning, traffic: Traffic | None, expected: float | None, speed: list[Limit]) -> tuple[int | None, str]:
+def _seqs(most_seqs: int, tuning: Tuning, traffic: Traffic | None, expected: float | None, speed: list[Limit]) -> tuple[int | None, str]:
     """--max-num-seqs and its reason: no more than the cache holds, and than are there at once at the rate that speed allows."""
     if tuning.max_num_seqs:
         return tuning.max_num_seqs, "as given"
     if traffic is None or expected is None:
         return None, ""
-    most = [(expected, "requests of this traffic that the cache holds"), (float(default_seqs(card)), "vLLM's own choice for this card")]
+    most = [(expected, "requests of this traffic that the cache holds"), (float(most_seqs), "vLLM's own choice for this card and batch")]
     if traffic.time_s:
         most += [(limit.rate_per_s * traffic.time_s, f"more at once than {limit.name} allows would wait inside the engine") for limit in speed]
     seqs, why = min(most)

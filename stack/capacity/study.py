@@ -90,7 +90,9 @@ def study(asked: Asked, somewhere: bool = True) -> Study | WeightsOnly:
     where = asked.model or form.config
     if where is None:
         return _weights_only(form, named)
-    shape, notes = _typed(model.read(where), form)
+    read = model.read(where)
+    shape, notes = _typed(read, form)
+    dtype = shape.dtype if shape.dtype != read.dtype else None
     if not named and somewhere:
         raise ValueError("--gpu is missing: name a card or slice, such as H200 or H200/1g.18gb; several are compared")
     wanted = tuple(dict.fromkeys(each for name in named for each in _cards(cards.card(name), asked.slices)))
@@ -103,7 +105,7 @@ def study(asked: Asked, somewhere: bool = True) -> Study | WeightsOnly:
             plans.append(
                 plan.plan(
                     shape, _serving(asked, form, shape, card), card, traffic, Targets(form.ttft_p95, form.itl_p95, form.cost_per_1k_tokens),
-                    Tuning(form.enable_prefix_caching, form.speculative_config, asked.max_num_seqs or form.max_num_seqs), prices,
+                    Tuning(form.enable_prefix_caching, form.speculative_config, asked.max_num_seqs or form.max_num_seqs, dtype), prices,
                     asked.measured_per_s, asked.name or form.name or "",
                 )
             )  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from stack.capacity.fields import shown
 from stack.capacity.traffic import BadTraffic, Traffic, of_shape
 from stack.config import BadConfig, Source, meant
 from stack.config import source as read_text
@@ -138,6 +139,7 @@ class Worksheet:
 
 _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
+_FEWEST_PARAMETERS = 10_000
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
 _NUMBER = r"([+-]?(?:\d+(?:[_,]\d{3})*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
 
@@ -148,7 +150,9 @@ def _split(text: str, units: str) -> tuple[float, str] | None:
 
 
 def _finite(value: float, words: str) -> float:
-    if not (math.isfinite(value) and value > 0):
+    if math.isinf(value):
+        raise ValueError("this is larger than any number that can be reckoned with")
+    if not value > 0:
         raise ValueError(f"{value:g} should be {words}")
     return value
 
@@ -159,6 +163,14 @@ def count(value: int | float | str) -> float:
     if split is None:
         raise ValueError(f"{value!r} is no number; write it like 8e9 or 8B")
     return _finite(split[0] * _DECIMAL[split[1].lower()], "more than 0")
+
+
+def parameters(value: int | float | str) -> float:
+    """Of a model: as `count`, but no model has as few as 8, so that is a B forgotten. Raises ValueError."""
+    number = count(value)
+    if number < _FEWEST_PARAMETERS:
+        raise ValueError(f"{value} is no language model's number of parameters; write 8e9 or 8B for 8 billion")
+    return number
 
 
 def tokens(value: int | float | str) -> int:
@@ -182,7 +194,8 @@ def seconds(value: int | float | str, most: float = math.inf) -> float:
     return _finite(split[0] * _SECONDS.get(split[1], 1.0), "more than 0")
 
 
-def _think(value: int | float | str) -> float:
+def think(value: int | float | str) -> float:
+    """As `seconds`, or 0. Raises ValueError."""
     return 0.0 if value in (0, "0", "0s") else seconds(value)
 
 
@@ -217,8 +230,15 @@ def _yes(value: bool | str) -> bool:
     return value
 
 
-def _json(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _speculative(value: str | dict[str, Any]) -> str:
+    """The JSON object that --speculative-config takes."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(found, dict):
+            raise ValueError
+        return json.dumps(found, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError(f"{shown(value)} should be an object, such as {{method: ngram, num_speculative_tokens: 3}}") from None
 
 
 def _word(value: str) -> str:
@@ -226,12 +246,12 @@ def _word(value: str) -> str:
 
 
 _PARSERS: Mapping[str, Callable[[Any], Any]] = {
-    "parameters": count, "dtype": _word, "max_model_len": tokens, "config": Path, "name": _word,
+    "parameters": parameters, "dtype": _word, "max_model_len": tokens, "config": Path, "name": _word,
     "p50_prompt_tokens": tokens, "p95_prompt_tokens": tokens, "p50_output_tokens": tokens, "p95_output_tokens": tokens,
-    "requests_per_second": count, "concurrent_users": count, "think_time": _think, "cached_share": _share,
+    "requests_per_second": count, "concurrent_users": count, "think_time": think, "cached_share": _share,
     "ttft_p95": lambda value: seconds(value, 60.0), "itl_p95": lambda value: seconds(value, 5.0), "cost_per_1k_tokens": _money,
     "tensor_parallel_size": _whole, "pipeline_parallel_size": _whole, "gpu_memory_utilization": _memory_share, "enable_prefix_caching": _yes,
-    "speculative_config": _json, "kv_cache_dtype": _word, "block_size": _whole, "max_num_seqs": _whole, "max_num_batched_tokens": tokens,
+    "speculative_config": _speculative, "kv_cache_dtype": _word, "block_size": _whole, "max_num_seqs": _whole, "max_num_batched_tokens": tokens,
 }  # fmt: skip
 _ALSO = {"rate_per_s": "requests_per_second", "users": "concurrent_users", "think_time_s": "think_time"}
 _LENGTHS = tuple(f"{p}_{what}_tokens" for what in ("prompt", "output") for p in ("p50", "p95"))
@@ -290,10 +310,11 @@ def _indented(source: Source) -> Source:
     return Source(source.place, data, source.root)
 
 
-# Bytes of one weight; 4-bit types bring a scale of 16 bits for every 128 weights (AWQ, GPTQ), or of 8 bits for every 16 (NVFP4) or 32 (MXFP4).
+# Bytes of one weight; 4-bit types bring a scale of 16 bits for every 128 weights (AWQ, GPTQ: a zero point too), or of 8 bits for every 16 (NVFP4)
+# or 32 (MXFP4).
 WEIGHT_BYTES: Mapping[str, float] = {
     "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2, "half": 2, "float32": 4, "fp32": 4, "float": 4, "fp8": 1, "int8": 1,
-    "int4": 0.5 + 2 / 128, "awq": 0.5 + 2 / 128, "gptq": 0.5 + 2 / 128, "nvfp4": 0.5 + 1 / 16, "fp4": 0.5 + 1 / 16,
+    "int4": 0.5 + 2 / 128, "awq": 0.5 + 2.5 / 128, "gptq": 0.5 + 2.5 / 128, "nvfp4": 0.5 + 1 / 16, "fp4": 0.5 + 1 / 16,
     "mxfp4": 0.5 + 1 / 32,
 }  # fmt: skip
 

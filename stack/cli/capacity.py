@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stack.capacity import live, study, worksheet
-from stack.capacity.fit import gib
+from stack.capacity.fit import NO_WAY, DoesNotFit, gib
 from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.gateway.config import read_key
 
@@ -41,7 +41,7 @@ def _parsed(read: Any) -> Any:
 @click.option("--served-model-name", "name", metavar="NAME", help="As clients ask for it; only its lines of the logs count.")
 @click.option("--rate", "rate_per_s", callback=_parsed(worksheet.count), metavar="R", help="New requests a second.")
 @click.option("--users", callback=_parsed(worksheet.count), metavar="N", help="People at work at once, instead of a rate.")
-@click.option("--think", "think_s", callback=_parsed(worksheet.seconds), metavar="TIME", help="From a reply to their next request.")
+@click.option("--think", "think_s", callback=_parsed(worksheet.think), metavar="TIME", help="From a reply to their next request.")
 @click.option("--tp", "tensor_parallel", type=click.IntRange(1), help="GPUs that share every layer.  [default: 1]")
 @click.option("--pp", "pipeline_parallel", type=click.IntRange(1), help="GPUs that have layers of their own.  [default: 1]")
 @click.option("--max-model-len", callback=_parsed(worksheet.tokens), metavar="N", help="[default: what the model was made for]")
@@ -123,7 +123,10 @@ def _draw(found: study.Study) -> None:
     if alone:
         click.echo(f"\n{found.plans[0].command}\n\n# for teams.yaml; vllm-watch gateway check says what it means\n{found.plans[0].gateway.yaml}")
     for _, error in found.refused:
-        click.echo(f"refused: {error}")
+        click.echo(f"refused: {getattr(error, 'what', error)}")
+        if isinstance(error, DoesNotFit):
+            for way in error.ways or (NO_WAY,):
+                click.echo(f"    what fits: {way}")
     for note in dict.fromkeys((*found.notes, *(note for each in found.plans for note in each.notes))):
         click.echo(f"note: {note}")
 
