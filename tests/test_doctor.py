@@ -126,6 +126,7 @@ def test_whatever_the_figures_quality_is_never_found_and_confidence_is_a_share(f
 # ---- whose is it
 
 
+DRAFTED = {"between_tokens": spread(*[0.3] * 1000), "drafts": 500, "drafted": 1500, "accepted": 1200}
 QUEUED = {"queue": spread(*[8.0] * 100), "ttft": spread(*[8.5] * 100), "waiting": Gauge(5, 10, 20)}
 
 
@@ -145,7 +146,10 @@ QUEUED = {"queue": spread(*[8.0] * 100), "ttft": spread(*[8.5] * 100), "waiting"
         ({"prefill": spread(*[4.0] * 100), "ttft": spread(*[4.0] * 100), "hits": 0, "prompt_length": spread(*[40.0] * 100)}, "prefill-bound"),
         ({"between_tokens": spread(*[0.2] * 1000), "per_token": spread(*[0.2] * 100)}, "decode-bound"),
         ({"between_tokens": spread(*[0.2] * 1000), "running": Gauge(40, MANY_AT_ONCE + 1, 60)}, "decode-at-batch"),
-        ({"between_tokens": spread(*[0.2] * 1000), "drafts": 500, "drafted": 1500, "accepted": 1200}, "decode-at-batch"),
+        ({**DRAFTED, "per_token": spread(*[0.2] * 100)}, "decode-drafted"),
+        ({**DRAFTED, "per_token": spread(*[0.2] * 100), "running": Gauge(40, MANY_AT_ONCE + 1, 60)}, "decode-at-batch"),
+        ({**DRAFTED, "per_token": None}, "decode-drafted"),
+        ({"ttft": spread(*[4.0] * 100)}, "api-server-bound"),
     ],
 )  # fmt: skip
 def test_the_first_finding_is_the_cause(changes, row):
@@ -183,8 +187,75 @@ def test_a_long_prompts_own_late_first_token_is_no_head_of_line():
     lengths = spread(*[200.0] * 90, *[20_000.0] * 10)
     own = well(prompt_length=lengths, ttft=spread(*[0.2] * 90, *[6.0] * 10))
     others = well(prompt_length=lengths, ttft=spread(*[0.2] * 70, *[6.0] * 30))
-    assert "head-of-line" not in names(own)
-    assert "head-of-line" in names(others)
+    assert "head-of-line-first" not in names(own)
+    assert "head-of-line-first" in names(others)
+
+
+def test_late_first_tokens_behind_a_long_prompt_ask_for_another_lever_than_pauses():
+    """Whoever runs is served first: smaller steps leave a prompt that waits just as far behind, a cap on the long one does not."""
+    long = {"prompt_length": spread(*[200.0] * 95, *[20_000.0] * 5)}
+    late = of(well(**long, ttft=spread(*[0.2] * 70, *[6.0] * 30), between_tokens=spread(*[0.02] * 950, *[2.0] * 50))).findings[0]
+    paused = of(well(**long, between_tokens=spread(*[0.02] * 950, *[2.0] * 50))).findings[0]
+    assert ("head-of-line", "head-of-line") == (late.name, paused.name)
+    assert "--long-prefill-token-threshold" in late.row.lever
+    assert "--max-num-batched-tokens" in paused.row.lever
+
+
+def test_a_short_pause_in_a_hundred_is_told_and_nobody_is_called_for_it():
+    long = spread(*[200.0] * 95, *[20_000.0] * 5)
+
+    def found(pause_s: float) -> list[tuple[str, bool]]:
+        figures = well(prompt_length=long, between_tokens=spread(*[0.02] * 970, *[pause_s] * 30))
+        return [(finding.name, finding.serious) for finding in of(figures).findings]
+
+    assert [("head-of-line", False)] == found(0.15)
+    assert [("head-of-line", True)] == found(0.8)
+
+
+def test_a_gap_is_a_step_of_several_tokens_where_tokens_are_drafted():
+    """Four tokens each 0.2 s are twenty a second, twice as fast as people read."""
+    assert [] == names(well(between_tokens=spread(*[0.2] * 500), per_token=spread(*[0.05] * 100), drafts=500, drafted=2000, accepted=1500))
+
+
+def test_a_late_first_token_is_not_the_api_servers_while_a_step_explains_it_or_the_ends_are_of_other_requests():
+    late = {"ttft": spread(*[4.0] * 100)}
+    assert "api-server-bound" in names(well(**late))
+    for other in (
+        {"between_tokens": spread(*[0.02] * 950, *[4.5] * 50)},
+        {"ended": 60},
+        {"waiting": Gauge(0, 2, 4)},
+        {"prefill": spread(*[3.5] * 100)},
+    ):
+        assert "api-server-bound" not in names(well(**late, **other))
+
+
+def test_two_late_requests_are_no_pattern_however_few_there_are():
+    """After a start the first ones are slow; the p95 of a dozen is one of them."""
+    twelve = {"begun": 12, "ended": 12, "queue": spread(*[0.01] * 12)}
+
+    def slow(late: int) -> list[str]:
+        times = spread(*[4.0] * late, *[0.3] * (12 - late))
+        return names(well(**twelve, ttft=times, prefill=times))
+
+    assert [] == slow(2)
+    assert ["prefill-bound"] == slow(3)
+
+
+def test_a_full_cache_is_serious_only_where_somebody_waits_for_it():
+    full = {"kv": Gauge(0.9, 0.92, 0.94), "waiting": Gauge(1, 2, 3)}
+
+    def found(**changes: Any) -> list[tuple[str, bool]]:
+        return [(finding.row.name, finding.serious) for finding in of(well(**full, **changes)).findings]
+
+    assert [("kv-full", False)] == found(queue=spread(*[0.6] * 100))
+    assert [("kv-full", True)] == found(queue=spread(*[6.0] * 100))
+
+
+def test_embeddings_are_not_told_to_switch_on_a_cache_that_their_model_may_not_have():
+    pooling = {"generation_tokens": 0, "between_tokens": None, "per_token": None, "decode": spread(*[0.0] * 100)}
+    assert [] == names(well(**pooling, caching=False, hits=None, lookups=None))
+    assert [] == names(well(**pooling, hits=0))
+    assert "no answer has a second token" == next(one.why for one in of(well(**pooling)).unsure if one.area == "decode")
 
 
 def test_pauses_of_those_who_are_answered_are_head_of_line_only_where_a_few_prompts_explain_them():
@@ -206,6 +277,8 @@ def test_a_frozen_engine_is_found_without_a_single_request_and_the_surer_the_mor
     assert ("frozen-engine", True) == (one.name, one.serious)
     assert one.confidence < several.confidence
     assert [] == names(replace(frozen(8, 30), generation_tokens=1.0))
+    short = of(frozen(8, 14))
+    assert ((), "look for 30 s (--for)") == (short.findings, next(one.how for one in short.unsure if one.area == "API"))
     assert [] == names(replace(frozen(8, 30), running=Gauge(0, 4, 8))), "it had nothing to do at one scrape"
 
 
@@ -238,6 +311,23 @@ def test_hangups_are_told_from_the_engines_two_histograms_where_nobody_else_tell
     """vLLM's abort counter stays at 0; what began, neither ended nor runs is gone."""
     assert ["hang-ups"] == names(well(begun=100, ended=75))
     assert [] == names(well(begun=100, ended=92)), "eight may still run"
+
+
+def test_whoever_waits_again_after_a_preemption_has_not_left():
+    thrashing = {"begun": 30, "ended": 5, "running": Gauge(0, 6, 12), "preemptions": 40}
+    assert "hang-ups" not in names(well(**thrashing, waiting=Gauge(0, 5, 10)))
+    assert "hang-ups" in names(well(**thrashing, waiting=NOTHING))
+
+
+def test_preemptions_are_told_before_ten_requests_have_ended():
+    """Long answers preempt each other for minutes before one of them is complete."""
+    diagnosis = of(well(begun=3, ended=3, preemptions=60))
+    assert ("thin", ["kv-bound"]) == (diagnosis.state, [finding.row.name for finding in diagnosis.findings])
+
+
+def test_what_is_told_at_the_end_of_a_request_is_not_said_to_be_missing_while_none_ended():
+    diagnosis = of(well(begun=20, ended=0, running=Gauge(0, 10, 20), queue=None, prefill=None, decode=None, e2e=None))
+    assert "no request ended" in next(one.why for one in diagnosis.unsure if one.area == "queue")
 
 
 def test_requests_that_are_held_back_are_told():
@@ -284,6 +374,14 @@ def test_the_engine_that_stands_out_is_named():
     one = of(slow_one, {"a": slow_one, "b": well()})
     hidden = of(well(), {"a": slow_one, "b": well(), "c": well()})
     assert ["", "a", "a"] == [diagnosis.findings[0].engine for diagnosis in (both, one, hidden)]
+
+
+def test_a_queue_at_one_engine_is_the_balancers_while_another_has_room():
+    full, room = well(**QUEUED, running=Gauge(8, 8, 8)), well(begun=12, ended=12, running=Gauge(0, 1, 3))
+    assert [("queue-uneven", "a")] == [(one.row.name, one.engine) for one in of(full, {"a": full, "b": room}).findings]
+    busy = replace(room, running=Gauge(4, 6, 8))
+    assert ["queue-bound"] == names(full, engines={"a": full, "b": busy})
+    assert ["queue-bound"] == names(full, engines={"a": full, "b": full})
 
 
 def test_what_somebody_must_act_on_comes_first_and_causes_before_what_they_cause():
@@ -389,6 +487,8 @@ def test_a_request_log_adds_what_clients_saw(tmp_path):
         [], ["http://127.0.0.1:1", "--prometheus", "http://127.0.0.1:2"], ["--before", "{page}"], ["--before", "{page}", "--after", "{page}"],
         ["--seconds", "3"], ["--prometheus", "http://127.0.0.1:1", "--gateway", "http://127.0.0.1:2"], ["--workload", "rag", "--goal", "ttft"],
         ["--goal", "fame"], ["--workload", "rga"], ["--prometheus", "nowhere"],
+        ["127.0.0.1:8000"], ["http://127.0.0.1:9", "--for", "0s"], ["--prometheus", "http://127.0.0.1:9", "--window", "0s"],
+        ["--before", "{page}", "--after", "{page}", "--seconds", "nan"],
         ["--before", "{page}", "--after", "{page}", "--seconds", "3", "--gateway-before", "{page}"],
     ],
     ids=" ".join,
@@ -399,6 +499,24 @@ def test_wrong_use_is_exit_2_with_a_sentence(arguments, tmp_path):
     assert 2 == result.exit_code
     assert re.search(r"Error: \S+ ", result.output)
     assert "Traceback" not in result.output
+
+
+def test_a_page_that_is_none_is_named(tmp_path):
+    (good := tmp_path / "good.prom").write_text("vllm:num_requests_running 0\n")
+    (bad := tmp_path / "bad.prom").write_text("<html>502 Bad Gateway</html>\n")
+    assert "bad.prom: this is no Prometheus metrics page" in run("--before", good, "--after", bad, "--seconds", "30").output
+
+
+def test_pages_in_the_wrong_order_and_one_page_twice_are_told(tmp_path):
+    _, before, _, after, *rest = unpacked("kv-bound", tmp_path)
+    for first, second, said in ((after, before, "the other way round"), (after, after, "are the same one")):
+        result = run("--before", first, "--after", second, *rest)
+        assert (2, True) == (result.exit_code, said in result.output)
+
+
+def test_a_log_of_another_time_is_told(tmp_path):
+    result = run(*unpacked("kv-bound", tmp_path), "--log", SITUATIONS / "rejections-2" / "requests.jsonl.gz")
+    assert "is the log of the same time?" in result.output
 
 
 def test_a_page_of_something_else_and_an_engine_that_is_away_are_told(tmp_path):
@@ -462,6 +580,8 @@ def test_before_there_is_traffic_both_tables_and_the_goals_answer():
     assert "70 to 95 % of the prompt tokens from the prefix cache" in ralph.output
     assert "vllm-watch bench run agent-loop" in ralph.output
     assert "disaggregated prefill" in run("--goal", "ttft").output.split("after that")[1]
+    assert 1 == ralph.output.count("first lever"), "the scenario of a workload has no other"
+    assert 2 == run("--workload", "chat").output.count("first lever"), "two things that chat may mean"
     told = json.loads(run("--workload", "rag", "--json").output)
     assert [0.0, 0.15] == told["scenarios"][0]["expected_hit"]
 
@@ -472,6 +592,18 @@ def test_the_examples_of_the_page_are_options_that_there_are():
     lines = [line for line in text.splitlines() if "vllm-watch doctor" in line]
     assert lines
     assert set() == {option for line in lines for option in re.findall(r"(?<![\w-])--[a-z-]+", line)} - known
+
+
+def test_a_terminal_of_80_columns_breaks_no_sentence_at_its_edge():
+    """Commands and files stay whole, so that they can be copied."""
+    text = report.as_text([of(well(preemptions=60, hits=100, prefill=spread(*[1.0] * 100)))], "test")
+    told = report.folded(text, 80)
+    assert [] == [line for line in told.splitlines() if len(line) > 80 and not line.startswith("     ")]
+    assert text.split() == told.split()
+    whole = [line for line in text.splitlines() if line.startswith("     ")]
+    assert whole
+    assert set(whole) <= set(told.splitlines())
+    assert text == report.folded(text, 0)
 
 
 def test_serious_is_what_the_exit_status_says():

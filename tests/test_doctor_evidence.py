@@ -120,6 +120,37 @@ def test_models_are_told_apart_and_one_of_them_can_be_asked_for():
         evidence(series, model="nobody")
 
 
+def test_one_model_of_two_does_not_get_the_log_of_the_other():
+    before, after = pair("0.32.0")
+
+    def renamed(given: Page) -> Page:
+        return Page({n: [({**labels, "model_name": "other"}, v) for labels, v in rows] for n, rows in given.samples.items()}, given.kinds)
+
+    series = between([Pages("a:1", before, after), Pages("b:1", renamed(before), renamed(after))], SECONDS, "pages")
+    records = [record(outcome="ok", model="tiny"), *(record(outcome="upstream_error", model="other") for _ in range(20))]
+    (tiny,) = evidence(series, records, model="tiny")
+    assert tiny.clients is not None
+    assert {"ok": 1} == tiny.clients.outcomes
+
+
+@pytest.mark.parametrize(("seconds", "wrong"), [(SECONDS, False), (SECONDS / 100, True), (SECONDS * 100, True)])
+def test_a_time_that_cannot_be_is_told(seconds, wrong):
+    before, after = pair("0.32.0")
+    busy = {vllm.NUM_REQUESTS_RUNNING.name: 4.0, f"{vllm.INTER_TOKEN_LATENCY.name}_sum": 240.0}
+    was = changed(before, {**busy, f"{vllm.INTER_TOKEN_LATENCY.name}_sum": 0.0})
+    assert wrong == any(" s right?" in note for note in one(was, changed(after, busy), seconds).notes)
+
+
+def test_pages_that_cannot_be_two_looks_are_refused():
+    before, after = (changed(each, {vllm.PROCESS_CPU.name: cpu}) for each, cpu in zip(pair("0.32.0"), (10.0, 11.0), strict=True))
+    before = changed(before, {vllm.PROCESS_START_TIME.name: after.total(vllm.PROCESS_START_TIME.name) or 0})
+    assert Pages("e", before, after).checked()
+    with pytest.raises(ValueError, match="the same one"):
+        Pages("e", after, after).checked()
+    with pytest.raises(ValueError, match="the other way round"):
+        Pages("e", after, before).checked()
+
+
 def test_a_page_without_an_engine_is_refused_with_a_way_out():
     empty = page.parse("up 1\n")
     with pytest.raises(ValueError, match="vllm-watch metrics check"):
@@ -248,7 +279,9 @@ def test_every_query_of_the_matrix_is_understood_and_those_about_a_busy_engine_a
     assert {} == {ask: answer.error for ask, answer in answers.items() if answer.error}
     of_vllm = [ask for ask in answers if all(name.startswith("vllm:") for name in expression.names(ask))]
     silent = {ask for ask in of_vllm if not answers[ask].series}
-    assert {"frozen-engine", "speculative-decoding"} == {row.name for row in ROWS if silent & set(row.asks)}, "it moves, and drafts nothing"
+    assert {"frozen-engine", "speculative-decoding", "decode-drafted"} == {row.name for row in ROWS if silent & set(row.asks)}, (
+        "it moves, and drafts nothing"
+    )
     assert len(of_vllm) > 3 * len(silent)
 
 
@@ -257,4 +290,4 @@ def test_no_query_asks_of_other_models_than_the_one_that_is_meant():
 
     asked = [question.expr for question in questions(60, 'a"b') if "model_name" in question.expr]
     assert asked
-    assert all(re.search(r'model_name="a\\"b"', expr) for expr in asked if "cache_config" not in expr)
+    assert all(re.search(r'model_name="a\\"b"', expr) for expr in asked if "cache_config" not in expr and "num_requests_running" not in expr)

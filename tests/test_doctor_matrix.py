@@ -50,7 +50,7 @@ def test_disaggregated_prefill_is_never_the_first_lever(row):
 
 
 def test_disaggregated_prefill_is_a_second_lever_where_long_prefills_are_in_the_way():
-    assert {"head-of-line", "prefill-bound"} == {row.name for row in ROWS if DISAGGREGATED.search(row.second)}
+    assert {"head-of-line", "head-of-line-first", "prefill-bound"} == {row.name for row in ROWS if DISAGGREGATED.search(row.second)}
 
 
 def test_quality_has_no_lever_and_leads_to_its_page():
@@ -210,6 +210,15 @@ def test_a_band_is_that_of_the_workload_that_measures_it(title, band):
         ("many short queries", ["short-queries"], []),
         ("coding assistant", ["interactive-coding"], []),
         ("long documents beside short code", ["long-among-short"], []),
+        ("code completion", ["interactive-coding"], []),
+        ("Repeated analysis on the same codebase", ["long-context-edits"], ["Repeated analysis on the same codebase"]),
+        ("Long repository context + small edits", ["long-context-edits"], ["Repeated analysis on the same codebase"]),
+        ("Mixed long-doc summarization and short coding", ["long-among-short"], []),
+        ("Interactive coding assistant", ["interactive-coding"], []),
+        ("Strict JSON / tool output", ["strict-json"], []),
+        ("Ralph-loop capstone", ["ralph-loop"], ["Ralph loop with the same PROMPT.md"]),
+        ("Multi-tenant chatbot with shared system prompt", [], ["Multi-tenant chatbot with shared system prompt"]),
+        ("RAG with new chunks each time", [], ["RAG with new chunks each time"]),
         ("repository context with small edits", ["long-context-edits"], ["Repeated analysis on the same codebase"]),
     ],
 )
@@ -222,5 +231,5 @@ def test_free_words_find_their_rows(words, workloads, scenarios):
 def test_words_that_nobody_knows_are_answered_with_the_nearest_names():
     with pytest.raises(ValueError, match=r"the nearest names are .*rag"):
         before.meant("rga")
-    with pytest.raises(ValueError, match="there are long-context-edits"):
+    with pytest.raises(ValueError, match=r"there are long-context-edits.* rag, codebase"):
         before.meant("zzzzzz")

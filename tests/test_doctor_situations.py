@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from test_doctor_evidence import scraped
 
 from alerts.settings import Overlay, Settings
-from exporters.catalogue import page
+from exporters.catalogue import expression, page
+from exporters.catalogue.page import Page
 from stack.doctor.diagnose import Diagnosis, diagnose
 from stack.doctor.evidence import evidence, records_of
 from stack.doctor.matrix import ROWS
-from stack.doctor.series import Pages, between
+from stack.doctor.series import Pages, between, over
+from stack.prometheus import Prometheus, address
 
 FOLDERS = sorted(folder for folder in (Path(__file__).parent / "situations").iterdir() if folder.is_dir())
 LABELS = {row.finding for row in ROWS} | {"none", "abstain"}
@@ -71,3 +75,70 @@ def test_what_is_found_rests_on_figures_and_on_at_least_one_that_is_out_of_bound
     for finding in found(folder).findings:
         assert finding.facts
         assert 0 < finding.confidence <= 1
+
+
+# ---- the same, and more of it
+
+
+def times(its: Pages, factor: float) -> Pages:
+    """As if everything that is counted had happened so many times as often."""
+    counts = tuple(name for name, kind in its.after.kinds.items() if kind in ("counter", "histogram") and not name.startswith("process_"))
+    rows = {}
+    for name, now in its.after.samples.items():
+        was = {tuple(sorted(labels.items())): value for labels, value in its.before.of(name)}
+        then = [was.get(tuple(sorted(labels.items())), 0.0) for labels, _ in now]
+        grown = [(labels, start + factor * (value - start)) for (labels, value), start in zip(now, then, strict=True)]
+        rows[name] = grown if name.startswith(counts) else now
+    return Pages(its.instance, its.before, Page(rows, its.after.kinds))
+
+
+@each_situation
+def test_more_of_the_same_is_the_same_finding_and_no_less_sure(folder):
+    """What is found hangs on no recorded number, such as how many requests there were."""
+    said, its = about(folder), two(folder, "engine")
+    if its.restarted or said["label"] == "abstain":
+        return
+    settings = Settings(Overlay(thresholds=said["thresholds"]))
+    seen = [diagnose(evidence(between([times(its, factor)], said["seconds"], ""))[0], settings).findings[:1] for factor in (1, 2, 10)]
+    assert 1 == len({tuple(one.row.name for one in its) for its in seen})
+    assert sorted(sure := [round(one.confidence, 6) for its in seen for one in its]) == sure
+
+
+# ---- the same from a Prometheus
+
+
+def renamed(given: Page, model: str) -> Page:
+    return Page({n: [({**labels, "model_name": model}, v) for labels, v in rows] for n, rows in given.samples.items()}, given.kinds)
+
+
+@pytest.mark.prometheus
+def test_a_prometheus_leads_to_the_same_first_finding_and_its_evidence_is_there(past, tmp_path):
+    """All situations in one Prometheus, each a model of its own: with what engines alone tell, and at the thresholds of each."""
+    ends_s, seconds, lines, wanted = 1_750_000_000, 30, list[str](), {}
+    for folder in FOLDERS:
+        said, its = about(folder), two(folder, folder.name)
+        if its.restarted:
+            continue
+        settings = Settings(Overlay(thresholds=said["thresholds"]))
+        (alone,) = evidence(between([its], seconds, folder.name))
+        wanted[folder.name] = settings, diagnose(alone, settings)
+        text = scraped(renamed(its.before, folder.name), renamed(its.after, folder.name), seconds, ends_s)
+        lines += [line.replace('instance="engine:8000"', f'instance="{folder.name}"') for line in text.splitlines() if line != "# EOF"]
+    (file := tmp_path / "all.om").write_text("\n".join([*lines, "# EOF", ""]))
+
+    async def asked(where: str) -> tuple[dict[str, Any], dict[str, set[str]]]:
+        async with Prometheus(address(where)) as prometheus:
+            models = {one.model: one for one in evidence(await over(prometheus, seconds + 1, ends_s))}
+            asks = {ask for _, diagnosis in wanted.values() for finding in diagnosis.findings[:1] for ask in finding.row.asks}
+            answers = {ask: await prometheus.as_of(ask, ends_s) for ask in asks}
+            return models, {ask: {series.metric.get("model_name", "") for series in answer.series} for ask, answer in answers.items()}
+
+    models, shown = asyncio.run(asked(past(file)))
+    assert wanted.keys() == models.keys()
+    assert 12 < sum(bool(diagnosis.findings) for _, diagnosis in wanted.values())
+    for name, (settings, diagnosis) in wanted.items():
+        recorded = diagnose(models[name], settings)
+        assert [one.name for one in diagnosis.findings[:1]] == [one.name for one in recorded.findings[:1]], name
+        for ask in [ask for one in diagnosis.findings[:1] for ask in one.row.asks]:
+            if "model_name" in ask and all(each.startswith("vllm:") for each in expression.names(ask)) and "frozen" not in diagnosis.findings[0].name:
+                assert name in shown[ask], ask

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
 
 from alerts.settings import Settings
 from exporters.catalogue import page
-from exporters.catalogue.page import Page
+from exporters.catalogue.page import BadPage, Page
 from exporters.engine import fetch
 from stack.cli.common import AS_JSON, Told, json_text, mistakes_told
 from stack.cli.options import THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
@@ -69,12 +72,16 @@ def doctor_command(
     if words is not None or goal is not None:
         with mistakes_told():
             told = report.workload_as_json(words) if words is not None else report.goal_as_json(goal or "")
-        click.echo(json_text(told) if as_json else (report.workload_as_text if words is not None else report.goal_as_text)(told), nl=as_json)
+        _echo(told, (report.workload_as_text if words is not None else report.goal_as_text)(told), as_json)
         return
     if any(ways[2:3]) and not all(one is not None for one in saved):
         raise click.UsageError("saved pages are --before FILE, --after FILE and --seconds N, all three")
     if bool(gateway_before) != bool(gateway_after) or (gateway_before and not before_path) or (gateway_url and not urls):
         raise click.UsageError("--gateway goes with URL; --gateway-before and --gateway-after go together, with --before and --after")
+    if bare := next((url for url in [*urls, *([gateway_url] if gateway_url else [])] if "://" not in url), None):
+        raise click.UsageError(f"{bare} is no address; write it like http://127.0.0.1:8000")
+    if for_s <= 0 or window_s <= 0 or (seconds is not None and not math.isfinite(seconds)):
+        raise click.UsageError("--for, --window and --seconds are times longer than 0, such as 30s")
     with mistakes_told():
         settings, spans = settings_of(thresholds), list[Span]()
         if prometheus_url:
@@ -88,11 +95,16 @@ def doctor_command(
         _say(found, logs, spans, model, settings, as_json)
 
 
+def _echo(told: Mapping[str, Any], text: str, as_json: bool) -> None:
+    """In a terminal no wider than that; what goes into a file or a pipe keeps its lines."""
+    click.echo(json_text(told) if as_json else report.folded(text, shutil.get_terminal_size((0, 0)).columns), nl=as_json)
+
+
 def _say(found: Series, logs: Sequence[Path], spans: Sequence[Span], model: str | None, settings: Settings, as_json: bool) -> None:
     """Prints, and exits."""
     records = evidence.records_of(logs, spans) if logs else None
     diagnoses = [diagnose(one, settings) for one in evidence.evidence(found, records, model)]
-    click.echo(json_text(report.as_json(diagnoses, found.source)) if as_json else report.as_text(diagnoses, found.source), nl=as_json)
+    _echo(report.as_json(diagnoses, found.source), report.as_text(diagnoses, found.source), as_json)
     raise SystemExit(1 if serious(ranked(diagnoses)) else 0)
 
 
@@ -125,11 +137,19 @@ def _instance(url: str) -> str:
     return urlsplit(url).netloc or url
 
 
+def _read(path: Path) -> Page:
+    """A saved page. Raises ValueError and OSError."""
+    try:
+        return page.parse(text_of(path))
+    except BadPage as error:
+        raise BadPage(f"{path}: {error}") from None
+
+
 def _saved(pairs: Sequence[tuple[Path | None, Path | None]], seconds: float) -> Series:
     """Raises ValueError and OSError."""
     sources, named = [], []
     for first, second in pairs:
         if first and second:
-            sources.append(Pages(str(second), *(page.parse(text_of(path)) for path in (first, second))))
+            sources.append(Pages(str(second), _read(first), _read(second)).checked())
             named.append(f"{first} and {second}")
     return series.between(sources, seconds, f"{named[0]}, {seconds:g} s apart")

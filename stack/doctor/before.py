@@ -83,14 +83,14 @@ WORKLOADS: tuple[Advice, ...] = (
         name="long-among-short", title="Summaries of long documents beside short code",
         words=("mixed", "summarization", "summaries", "documents", "long", "files"),
         bottleneck="long prefills that others wait behind",
-        lever="Smaller steps: `--max-num-batched-tokens` half of its default, measured against the short requests.",
-        second="`--long-prefill-token-threshold`; then an engine of their own for long prompts, or disaggregated prefill, which is experimental.",
-        measure=("short:ttft_ms.p95", "tpot_ms.p95", "queue_ms"), benches=("head-of-line", "mixed-burst"), row="head-of-line",
-        dated="Chunked prefill is on by default; what is left to choose is the size of the chunk.",
+        lever="Cap a long prompt's part of a step: `--long-prefill-token-threshold` at a quarter of what a step holds.",
+        second="An engine of their own for long prompts; then disaggregated prefill, which is experimental.",
+        measure=("short:ttft_ms.p95", "tpot_ms.p95", "queue_ms"), benches=("head-of-line", "mixed-burst"), row="head-of-line-first",
+        dated="Chunked prefill is on by default; what is left to choose is how much of a step a long prompt may take.",
     ),
     Advice(
         name="interactive-coding", title="Interactive coding assistant",
-        words=("coding", "assistant", "interactive", "autocomplete", "copilot", "ide", "chat"),
+        words=("coding", "assistant", "interactive", "autocomplete", "completion", "copilot", "ide", "chat"),
         bottleneck="the wait that a person feels: the first token, then the pace of the rest",
         lever="`--speculative-config` with n-gram drafts: code repeats itself, so answers come faster at the few requests that run at once.",
         second="A smaller `max_tokens`, which ends answers earlier; for the first token itself, shorter prompts.",
@@ -179,20 +179,20 @@ def goal(name: str) -> Goal:
 
 
 def meant(words: str) -> tuple[tuple[Advice, ...], tuple[Scenario, ...]]:
-    """The rows of both tables that free words mean best, and the scenarios that belong to a workload. Raises ValueError, with the nearest names, when
-    they mean none."""
+    """The rows of both tables that free words mean best, and what belongs to them in the other. Raises ValueError, with the nearest names, when they
+    mean none."""
     asked = _words(words)
     rows: tuple[Advice | Scenario, ...] = (*WORKLOADS, *SCENARIOS)
     scores = {row: sum(_names(row, word) for word in asked) for row in rows}
     best = max(scores.values())
     named = {row for row, score in scores.items() if score > best / 2}
-    titles = {one.scenario for one in WORKLOADS if one in named}
-    advice = tuple(one for one in WORKLOADS if one in named)
-    scenarios = tuple(one for one in SCENARIOS if one in named or one.title in titles)
+    titles = {one.title if isinstance(one, Scenario) else one.scenario for one in named}
+    advice = tuple(one for one in WORKLOADS if one in named or one.scenario in titles - {""})
+    scenarios = tuple(one for one in SCENARIOS if one.title in titles)
     if not best:
         known = sorted({*(one.name for one in WORKLOADS), *(word for one in SCENARIOS for word in one.words)})
         near = list(dict.fromkeys(name for word in (words.lower(), *asked) for name in difflib.get_close_matches(word, known, n=3, cutoff=0.5)))
-        names = ", ".join(near or [one.name for one in WORKLOADS])
+        names = ", ".join(near or [*(one.name for one in WORKLOADS), *(one.words[0] for one in SCENARIOS)])
         raise ValueError(f"no workload is known by {words!r}; " + ("the nearest names are " if near else "there are ") + names)
     return advice, scenarios
 

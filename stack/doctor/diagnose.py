@@ -21,14 +21,17 @@ from alerts.engine import FROZEN_FOR
 from alerts.settings import SHIPPED, Settings, seconds
 from alerts.thresholds import Threshold
 from exporters.catalogue.metric import Unit
-from stack.doctor.evidence import Clients, Evidence, Figures, Gateway
+from stack.doctor.evidence import Clients, Evidence, Figures, Gateway, Spread
 from stack.doctor.matrix import AREAS, ROWS, Area, Row
 from stack.gateway.reasons import REASONS
 
 LEAST_REQUESTS = 10  # with fewer, one of them decides every figure
+LEAST_LATE = 3  # beyond a limit; the p95 of a dozen requests is one of them, and after a start the first ones are slow
 LEAST_SECONDS = 5.0
+LEAST_STILL_S = 15.0  # the prefill of 100,000 tokens at 10,000 a second takes ten, and nothing else may be made meanwhile
 ENOUGH = thresholds.COMPARED_AT_LEAST.value
 FEW = thresholds.ERRORS_AT_LEAST
+SAME_REQUESTS = 0.1  # of those that began, so many more or fewer ended: the figures of both are then of nearly the same ones
 MANY_AT_ONCE = 32.0  # of these drafts and weights share a step so often that reading them is not what it waits for
 _PER = 300.0  # seconds in which the thresholds of counts are meant
 _LATER = ("team_limit", "queue_full", "est_wait", "queue_ttl")  # of the gateway, for load
@@ -62,6 +65,9 @@ LONG_PROMPT = Threshold(
     "16 blocks of 16 tokens, the block size of vLLM on GPUs.",
 )  # fmt: skip
 
+OUTSIDE = Threshold(
+    "outside", 0.5, Unit.RATIO, "Where queue and prefill are not half of the wait for a first token, most of it was before them.", "Judgement.",
+)  # fmt: skip
 MOSTLY_PREFILL = Threshold(
     "mostly_prefill", 2 / 3, Unit.RATIO, "Where two thirds of a request's time go into its prompt, the prompt is too long, whatever is reused of it.",
     "Judgement.",
@@ -170,6 +176,8 @@ def diagnose(evidence: Evidence, settings: Settings = SHIPPED) -> Diagnosis:
     for engine, figures in evidence.engines.items():
         for one in _checked(Case(figures, settings.at), _state_of(figures)):
             found.setdefault(_ROW[one.name].finding, (one, engine))
+    if uneven := _uneven(evidence, settings):
+        found[_ROW[uneven[0].name].finding] = uneven
     findings = sorted((_finding(one, evidence, where, settings) for one, where in found.values()), key=_urgency)
     return Diagnosis(
         model=evidence.model, state=state, requests=evidence.whole.requests, seconds=evidence.whole.seconds, findings=tuple(findings),
@@ -200,6 +208,24 @@ def _who_stands_out(name: str, evidence: Evidence, settings: Settings) -> str:
 
     having = [engine for engine, figures in evidence.engines.items() if has(figures)]
     return having[0] if len(having) == 1 else ""
+
+
+def _uneven(evidence: Evidence, settings: Settings) -> tuple[Found, str] | None:
+    """Requests wait at one engine while another of the model runs less than half as many and has none waiting: more room is not what is missing."""
+    full, free = list[tuple[str, Found, float]](), list[float]()
+    for engine, figures in evidence.engines.items():
+        running, waiting = figures.running, figures.waiting
+        if running is None or waiting is None:
+            continue
+        if waiting.highest <= 0:
+            free.append(running.mean)
+        elif _state_of(figures) == "busy" and (found := _queue(Case(figures, settings.at))):
+            full.append((engine, found, running.mean))
+    if not full or not free or min(free) >= min(running for _, _, running in full) / 2:
+        return None
+    engine, queue, there = full[0]
+    facts = (*queue.facts, Fact("running there, mean", there, Unit.REQUESTS), Fact("running where none waits, mean", min(free), Unit.REQUESTS))
+    return replace(queue, name="queue-uneven", facts=facts), engine if len(full) == 1 else ""
 
 
 def _state(evidence: Evidence) -> State:
@@ -236,7 +262,7 @@ def _frozen(case: Case) -> Found | None:
     if figures.running is None or figures.waiting is None or figures.prompt_tokens is None or figures.generation_tokens is None:
         return None
     held = figures.running.lowest + figures.waiting.lowest
-    if held <= 0 or figures.tokens > 0 or figures.seconds < LEAST_SECONDS:
+    if held <= 0 or figures.tokens > 0 or figures.seconds < LEAST_STILL_S:
         return None
     sure = min(1.0, held * figures.seconds / seconds(FROZEN_FOR))
     return _found(
@@ -305,29 +331,38 @@ def _deferred(case: Case) -> Found | None:
     return _found("deferred-requests", case.figures.requests + deferred.lowest, held, serious=False, over=0.5)
 
 
-def _kv(case: Case) -> Found | None:
-    """Blocks are taken from who runs; or all are in use, and the queue is for want of them."""
+def _preempted(case: Case) -> Found | None:
+    """Blocks are taken from who runs. No latency is needed for this: long answers may preempt for minutes before one of them ends."""
+    figures, rate = case.figures, case.at(thresholds.PREEMPTIONS)
+    preempted = figures.preemptions or 0.0
+    per_second = Fact("preemptions per second", preempted / figures.seconds, Unit.COUNT, rate)
+    if not per_second.over or preempted < case.at(FEW).value or figures.seconds < LEAST_SECONDS:
+        return None
+    facts = (per_second, Fact("preemptions", preempted, Unit.COUNT), *_used(case), *_ran(figures))
+    return _found("kv-bound", max(figures.requests, preempted), *facts, over=per_second.over)
+
+
+def _kv_full(case: Case) -> Found | None:
+    """All blocks are in use, and the queue is for want of them."""
     figures = case.figures
-    nearly, rate = case.at(thresholds.KV_CACHE_USAGE), case.at(thresholds.PREEMPTIONS)
-    used = [Fact("of the KV cache in use at its fullest", figures.kv.highest, Unit.RATIO, nearly)] if figures.kv else []
-    per_second = (figures.preemptions or 0.0) / figures.seconds
-    if per_second > rate.value and (figures.preemptions or 0.0) >= case.at(FEW).value:
-        facts = (Fact("preemptions per second", per_second, Unit.COUNT, rate), Fact("preemptions", figures.preemptions or 0.0, Unit.COUNT), *used)
-        return _found("kv-bound", figures.requests, *facts, *_ran(figures), over=facts[0].over)
     waits = figures.waiting is not None and figures.waiting.lowest > 0
-    if figures.kv and figures.kv.highest > nearly.value and waits and _queue_leads(figures):
-        return _found("kv-full", figures.requests, *used, *_waited(case))
-    return None
+    if _preempted(case) or not waits or not _queue_leads(figures) or not any(fact.over for fact in _used(case)):
+        return None
+    felt = any(fact.over for fact in _waited(case))
+    return _found("kv-full", figures.requests, *_used(case), *_waited(case), serious=felt)
+
+
+def _used(case: Case) -> tuple[Fact, ...]:
+    kv = case.figures.kv
+    return (Fact("of the KV cache in use at its fullest", kv.highest, Unit.RATIO, case.at(thresholds.KV_CACHE_USAGE)),) if kv else ()
 
 
 def _queue(case: Case) -> Found | None:
     """A wait that is over its limit, or that makes the first token late; not for want of cache, which is another finding."""
     figures = case.figures
-    if figures.queue is None or _kv(case) or not _queue_leads(figures):
+    if figures.queue is None or _preempted(case) or _kv_full(case) or not _queue_leads(figures):
         return None
-    facts, length = _waited(case), case.at(thresholds.QUEUE_LENGTH)
-    if figures.waiting and figures.waiting.lowest > length.value:
-        facts = (*facts, Fact("requests wait at every scrape, at least", figures.waiting.lowest, Unit.REQUESTS, length))
+    facts = _waited(case)
     if not any(fact.over for fact in facts):
         return None
     places = _at_its_places(figures) and not _slow_steps(case) and not (figures.kv and figures.kv.highest > ROOM.value)
@@ -354,14 +389,22 @@ def _waited(case: Case) -> tuple[Fact, ...]:
     figures = case.figures
     facts = []
     if figures.queue:
-        facts += [Fact("queue time p95", figures.queue.at(95), Unit.SECONDS, case.at(thresholds.QUEUE_TIME_P95))]
+        facts += [_p95("queue time p95", figures.queue, case.at(thresholds.QUEUE_TIME_P95))]
         facts += [Fact("queue time, mean", figures.queue.mean, Unit.SECONDS)]
+    length = case.at(thresholds.QUEUE_LENGTH)
+    if figures.waiting and figures.waiting.lowest > length.value:
+        facts += [Fact("requests wait at every scrape, at least", figures.waiting.lowest, Unit.REQUESTS, length)]
     return (*facts, *_late(case))
 
 
 def _late(case: Case) -> tuple[Fact, ...]:
     first = case.figures.ttft
-    return (Fact("time to first token p95", first.at(95), Unit.SECONDS, case.at(thresholds.TTFT_P95)),) if first else ()
+    return (_p95("time to first token p95", first, case.at(thresholds.TTFT_P95)),) if first else ()
+
+
+def _p95(what: str, spread: Spread, limit: Threshold) -> Fact:
+    """Held against its limit only where more than one or two are beyond that."""
+    return Fact(what, spread.at(95), Unit.SECONDS, limit if round(spread.above(limit.value) * spread.count) >= LEAST_LATE else None)
 
 
 def _ran(figures: Figures) -> tuple[Fact, ...]:
@@ -373,7 +416,7 @@ def _ran(figures: Figures) -> tuple[Fact, ...]:
 def _prefill(case: Case) -> Found | None:
     """First tokens are late and computing prompts is most of that: because nothing is reused, or because there is so much to compute."""
     figures = case.figures
-    if figures.prefill is None or _queue_leads(figures):
+    if figures.prefill is None or _queue_leads(figures) or _api_server(case):
         return None
     prompts = [Fact("prompt, mean", figures.prompt_length.mean, Unit.TOKENS)] if figures.prompt_length else []
     name, reused = _why_prefill(case), case.at(thresholds.CACHE_HITS_BEFORE)
@@ -386,6 +429,23 @@ def _prefill(case: Case) -> Found | None:
         return _found(name, figures.requests, *facts, over=late[0].over)
     matters = figures.shares.get("prefill", 0.0) > WORTH_IT.value
     return _found(name, figures.requests, *facts, serious=False, over=0.5) if name != "prefill-bound" and matters else None
+
+
+def _api_server(case: Case) -> Found | None:
+    """First tokens are late and neither queue nor prefill is why. The two are told when a request ends, first tokens as they come: only where as many
+    end as begin do they speak of the same requests. A core that computes takes in nothing new, so up to a step of that wait is its own."""
+    figures, first = case.figures, case.figures.ttft
+    queue, prefill, steps, begun, ended = figures.queue, figures.prefill, figures.between_tokens, figures.begun, figures.ended
+    if first is None or queue is None or prefill is None or steps is None or not begun or not ended:
+        return None
+    if figures.waiting is None or figures.waiting.highest > 0 or abs(begun - ended) > SAME_REQUESTS * begun:
+        return None
+    before_s = first.mean - queue.mean - prefill.mean
+    outside = Fact("of the time to first token is neither queue nor prefill", before_s / first.mean, Unit.RATIO, OUTSIDE)
+    if not outside.over or before_s <= steps.at(99) or not any(fact.over for fact in _late(case)):
+        return None
+    means = (Fact(f"{name}, mean", spread.mean, Unit.SECONDS) for name, spread in (("queue time", queue), ("prefill", prefill)))
+    return _found("api-server-bound", figures.requests, *_late(case), outside, *means)
 
 
 def _reuse(case: Case) -> Found | None:
@@ -401,7 +461,7 @@ def _why_prefill(case: Case) -> str:
     """Where computing prompts is most of a request's time it is too much, whatever is reused; where it is less, what is not reused comes first."""
     figures = case.figures
     long = figures.prompt_length is not None and figures.prompt_length.mean >= LONG_PROMPT.value
-    if figures.caching is False and long:
+    if figures.caching is False and long and not _pooling(figures):
         return "cache-off"
     most = figures.shares.get("prefill", 0.0) > MOSTLY_PREFILL.value
     return "unique-prompts" if long and not most and _nothing_reused(case) else "prefill-bound"
@@ -409,7 +469,12 @@ def _why_prefill(case: Case) -> str:
 
 def _nothing_reused(case: Case) -> bool:
     ratio = case.figures.hit_ratio
-    return ratio is not None and ratio < case.at(thresholds.CACHE_HITS_BEFORE).value
+    return ratio is not None and ratio < case.at(thresholds.CACHE_HITS_BEFORE).value and not _pooling(case.figures)
+
+
+def _pooling(figures: Figures) -> bool:
+    """Embeddings and scores: nothing is generated, prompts share nothing, and some of these models have no prefix cache at all."""
+    return figures.generation_tokens == 0 and figures.requests > 0
 
 
 def _head_of_line(case: Case) -> Found | None:
@@ -420,37 +485,45 @@ def _head_of_line(case: Case) -> Found | None:
         return None
     far = Fact("prompt length, p99 over median", lengths.at(99) / max(lengths.at(50), 1.0), Unit.NONE, FAR_LONGER)
     long = lengths.above(FAR_LONGER.value * lengths.at(50))
-    for what, spread, limit in (
-        ("time between tokens", figures.between_tokens, thresholds.INTER_TOKEN_P95),
-        ("time to first token", figures.ttft, thresholds.TTFT_P95),
+    for name, what, spread, threshold in (
+        ("head-of-line-first", "time to first token", figures.ttft, thresholds.TTFT_P95),
+        ("head-of-line", "time between tokens", figures.between_tokens, thresholds.INTER_TOKEN_P95),
     ):
-        if spread is None or spread.at(99) <= case.at(limit).value or spread.at(99) <= STRETCHED.value * spread.at_most(50):
+        limit = case.at(threshold)
+        if spread is None or spread.at(99) <= limit.value or spread.at(99) <= STRETCHED.value * spread.at_most(50):
             continue
         if spread is figures.ttft and spread.above(STRETCHED.value * spread.at_most(50)) <= 1.5 * long:
             continue
         tail = Fact(f"{what}, p99 over median", spread.at(99) / spread.at_most(50), Unit.NONE, STRETCHED)
-        p99 = Fact(f"{what} p99", spread.at(99), Unit.SECONDS, case.at(limit))
-        return _found("head-of-line", figures.requests, tail, p99, far, Fact("of the prompts are that long", long, Unit.RATIO), over=tail.over)
+        p99 = Fact(f"{what} p99", spread.at(99), Unit.SECONDS, limit)
+        felt = spread.at(95) > limit.value or spread.at(99) > STRETCHED.value * limit.value  # one short pause in a hundred is not
+        return _found(name, figures.requests, tail, p99, far, Fact("of the prompts are that long", long, Unit.RATIO), serious=felt, over=tail.over)
     return None
 
 
 def _decode(case: Case) -> Found | None:
-    figures, gaps = case.figures, case.figures.between_tokens
-    if gaps is None or not _slow_steps(case):
+    figures, pace = case.figures, _pace(case.figures)
+    limit = case.at(thresholds.INTER_TOKEN_P95)
+    if pace is None or pace.at(95) <= limit.value:
         return None
     share = figures.shares.get("decode")
     if share is not None and share < max(figures.shares.values()):
         return None
-    if gaps.at(95) > STRETCHED.value * gaps.at_most(50) and (_head_of_line(case) or _prefill(case)):
+    if pace.at(95) > STRETCHED.value * pace.at_most(50) and (_head_of_line(case) or _prefill(case)):
         return None  # steps are long when they hold prompts, and those are told already
     facts = (
-        Fact("time between tokens p95", gaps.at(95), Unit.SECONDS, case.at(thresholds.INTER_TOKEN_P95)),
-        Fact("time between tokens, mean", gaps.mean, Unit.SECONDS),
+        Fact("time per token p95" if figures.drafts else "time between tokens p95", pace.at(95), Unit.SECONDS, limit),
+        Fact("the same, mean", pace.mean, Unit.SECONDS),
         *([] if share is None else [Fact("of a request's time is decode", share, Unit.RATIO)]),
         *_ran(figures),
     )
     many = figures.running is not None and figures.running.mean > MANY_AT_ONCE
-    return _found("decode-at-batch" if many or figures.drafts else "decode-bound", figures.requests, *facts)
+    return _found("decode-at-batch" if many else "decode-drafted" if figures.drafts else "decode-bound", figures.requests, *facts)
+
+
+def _pace(figures: Figures) -> Spread | None:
+    """How fast tokens come. With drafts a gap is a step of several tokens, so that only the mean of each request tells; 0.10 does not show that."""
+    return figures.per_token if figures.drafts and figures.per_token else figures.between_tokens
 
 
 def _drafts(case: Case) -> Found | None:
@@ -492,7 +565,7 @@ def _one_team(case: Case) -> Found | None:
     whole = sum(teams.values())
     refused = _gateway_rejections(case)
     crowded = refused is not None and refused.name != "rejections-by-team-limit"  # which touches that team alone
-    if len(teams) < 2 or not (crowded or any(check(case) for check in (_queue, _kv, _gateway_queue))):
+    if len(teams) < 2 or not (crowded or any(check(case) for check in (_queue, _preempted, _kv_full, _gateway_queue))):
         return None
     team, most = max(teams.items(), key=lambda item: item[1])
     told = Fact(f"of the requests are of team {team}", most / whole, Unit.RATIO, MOST_OF_IT)
@@ -533,9 +606,9 @@ def _streaming(case: Case) -> Found | None:
 
 
 Check = Callable[[Case], Found | None]
-_OF_STATES: tuple[Check, ...] = (_frozen, _errors, _rejections, _gateway_rejections, _wrong, _deferred)
+_OF_STATES: tuple[Check, ...] = (_frozen, _errors, _preempted, _rejections, _gateway_rejections, _wrong, _deferred)
 _OF_LATENCIES: tuple[Check, ...] = (
-    _kv, _head_of_line, _prefill, _reuse, _queue, _gateway_queue, _decode, _drafts, _streaming, _hangups, _one_team,
+    _kv_full, _head_of_line, _api_server, _prefill, _reuse, _queue, _gateway_queue, _decode, _drafts, _streaming, _hangups, _one_team,
 )  # fmt: skip
 
 
@@ -555,7 +628,10 @@ def _unsure(evidence: Evidence, state: State) -> Iterator[Unsure]:
     if state != "idle":
         if evidence.clients is None or evidence.clients.tpot is None:
             yield Unsure("streaming", "nobody tells what clients got", "--log with the request log, or a Prometheus that has the sidecar's series")
-        if evidence.clients is None and not figures.http:
+        if figures.running and figures.running.lowest > 0 and not figures.tokens and figures.seconds < LEAST_STILL_S:
+            still = f"requests run and no token was made in {figures.seconds:.3g} s: a long prefill, or an engine that stands still"
+            yield Unsure("API", still, f"look for {2 * LEAST_STILL_S:g} s (--for)")
+        elif evidence.clients is None and not figures.http:
             yield Unsure("API", "neither clients nor the engine's HTTP answers are told", "--log, or --gateway with its metrics page")
     yield _QUALITY
 
@@ -582,10 +658,16 @@ _NEEDS: dict[Area, tuple[tuple[str, str], ...]] = {
 
 
 def _not_shown(figures: Figures) -> Iterator[Unsure]:
+    """Areas of which a series is missing: because nothing happened that it would have counted, or because the engine has it not."""
     for area, needs in _NEEDS.items():
-        missing = [series for name, series in needs if getattr(figures, name) is None]
-        if missing:
-            yield Unsure(area, f"the engine shows no {' and no '.join(missing)}", "`vllm-watch metrics check URL` says why; some frontends show less")
+        missing = {name: series for name, series in needs if getattr(figures, name) is None}
+        if missing.keys() == {"between_tokens"} and figures.generation_tokens is not None and figures.generation_tokens <= figures.requests:
+            yield Unsure(area, "no answer has a second token", "nothing, where embeddings, scores or single labels are asked for")
+        elif missing.keys() & {"queue", "prefill"} and figures.ended == 0:
+            yield Unsure(area, "no request ended, and the engine tells this of ended ones", "look for longer than an answer takes (--for, --window)")
+        elif missing:
+            why = f"the engine shows no {' and no '.join(missing.values())}"
+            yield Unsure(area, why, "`vllm-watch metrics check URL` says why; some frontends show less")
 
 
 def areas(diagnosis: Diagnosis) -> Mapping[Area, str]:

@@ -15,9 +15,12 @@ from exporters.catalogue.page import Labels, Page
 from exporters.request_log import UNKNOWN_TEAM, RequestRecord, ended_at, parse_block
 from stack.bench.figures import quantile
 from stack.doctor.series import Series
+from stack.tuning.derived import plain
 from stack.tuning.live import Span, blocks_of
 
 _INF = float("inf")
+LOG = "the request log"
+FAR_OFF = 30.0  # times; bursts between two looks make ten
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +155,13 @@ class Figures:
     @property
     def hangups(self) -> tuple[float, float] | None:
         """(sure, likely) how many clients left: requests that began and neither ended nor run. vLLM counts no hang-up as such, so this is told
-        from its two histograms: sure takes all that run for requests that began meanwhile, likely only as many as came and went at most."""
+        from its two histograms: sure takes all that run for requests that began meanwhile, likely only as many as came and went at most.
+        Where requests are preempted, some that began wait again."""
         if self.begun is None or self.ended is None or self.running is None:
             return None
-        return self.begun - self.ended - self.running.highest, self.begun - self.ended - (self.running.highest - self.running.lowest)
+        held = [self.running, *([self.waiting] if self.preemptions and self.waiting else [])]
+        most, least = sum(gauge.highest for gauge in held), sum(gauge.lowest for gauge in held)
+        return self.begun - self.ended - most, self.begun - self.ended - (most - least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +219,13 @@ def evidence(series: Series, records: Sequence[RequestRecord] | None = None, mod
     shows the model that was asked for, or any."""
     places: dict[str, set[Place]] = defaultdict(set)
     for labels, _ in series.highest.of(vllm.NUM_REQUESTS_RUNNING.name):
-        if model in (None, labels.get("model_name")):
-            places[labels.get("model_name", "")].add((labels["instance"], labels.get("engine", "")))
-    if not places:
+        places[labels.get("model_name", "")].add((labels["instance"], labels.get("engine", "")))
+    asked = sorted(places) if model is None else [model] * (model in places)
+    if not asked:
         shown = f"no engine in {series.source} shows " + (f"the model {model}" if model is not None else "vLLM's series")
+        shown += f", only {', '.join(sorted(places))}" * bool(places)
         raise ValueError(f"{shown}; `vllm-watch metrics check URL` looks at an engine's page, and --model names a model as that page does")
-    return tuple(_of_model(series, name, sorted(its), _records_of(records, name, len(places)), len(places)) for name, its in sorted(places.items()))
+    return tuple(_of_model(series, name, sorted(places[name]), _records_of(records, name, len(places)), len(places)) for name in asked)
 
 
 def _of_model(series: Series, model: str, places: Sequence[Place], records: Sequence[RequestRecord] | None, models: int) -> Evidence:
@@ -229,15 +236,40 @@ def _of_model(series: Series, model: str, places: Sequence[Place], records: Sequ
         for instance in series.restarted if instance in several
     ]  # fmt: skip
     notes += ["the request log holds no record of this model and time"] * (records is not None and not records)
+    whole, clients = _figures(series, model, places), _clients(series, model, records, models)
+    notes += _wrong_time(whole) if series.scraped and not series.restarted else ()
+    notes += _wrong_log(whole, clients)
     return Evidence(
         model=model,
         source=series.source,
-        whole=_figures(series, model, places),
+        whole=whole,
         engines={name: _figures(series, model, [place]) for name, place in named.items()} if len(named) > 1 else {},
-        clients=_clients(series, model, records, models),
+        clients=clients,
         gateway=_gateway(series),
         notes=tuple(notes),
     )
+
+
+def _wrong_time(figures: Figures) -> Iterator[str]:
+    """Seconds between tokens in seconds of time are how many were answered at once (Little's law); far from what runs, the time is another."""
+    gaps, running = figures.between_tokens, figures.running
+    if gaps is None or running is None:
+        return
+    at_once = gaps.total / figures.seconds
+    if at_once > FAR_OFF * max(running.highest, 1.0) or at_once * FAR_OFF < running.lowest:
+        yield (
+            f"are {figures.seconds:g} s right? By the gaps between tokens {plain(at_once)} requests were answered at once, and {running.lowest:g} to "
+            f"{running.highest:g} ran"
+        )
+
+
+def _wrong_log(figures: Figures, clients: Clients | None) -> Iterator[str]:
+    """Of saved pages nobody knows the time, so that a log of another day would be taken for theirs."""
+    if clients is None or clients.source != LOG or figures.ended is None:
+        return
+    logged = clients.outcomes.get("ok", 0.0) + clients.outcomes.get("unknown", 0.0)
+    if max(logged, figures.ended) > 2 * min(logged, figures.ended) + 10:
+        yield f"is the log of the same time? It holds {logged:.0f} complete answers, and the engine ended {figures.ended:.0f}"
 
 
 def _figures(series: Series, model: str, places: Sequence[Place]) -> Figures:
@@ -380,7 +412,7 @@ def _of_log(records: Sequence[RequestRecord]) -> Clients:
         return Spread.of(value / 1000 for record in good if (value := getattr(record, name)) is not None)
 
     return Clients(
-        source="the request log",
+        source=LOG,
         outcomes=Counter(record.outcome or "unknown" for record in records),
         reasons=Counter(record.reason for record in records if record.reason),
         teams=Counter(record.team or UNKNOWN_TEAM for record in records),

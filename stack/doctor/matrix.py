@@ -113,6 +113,8 @@ _QUEUE, _PREFILL = _mean(vllm.REQUEST_QUEUE_TIME), _mean(vllm.REQUEST_PREFILL_TI
 _TTFT, _GAPS = _p(95, vllm.TIME_TO_FIRST_TOKEN), _p(95, vllm.INTER_TOKEN_LATENCY)
 _HITS = promql.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES)
 _PROMPTS = _mean(vllm.REQUEST_PROMPT_TOKENS)
+_ACCEPTED = promql.share(vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS, vllm.SPEC_DECODE_NUM_DRAFT_TOKENS)
+_FAR_LONGER = f"{_p(99, vllm.REQUEST_PROMPT_TOKENS)} / ({_p(50, vllm.REQUEST_PROMPT_TOKENS)} > 0)"
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -231,14 +233,29 @@ ROWS: tuple[Row, ...] = (
         pages=("VLLMGatewayRejecting", "VLLMErrorRatioHigh"),
     ),
     Row(
+        name="head-of-line-first",
+        label="head-of-line",
+        area="prefill",
+        symptom="Most first tokens are early and a tail is many times later, while a few prompts are far longer than the rest.",
+        cause="A long prompt takes what is left of every step until it is computed; whoever comes meanwhile waits behind it.",
+        asks=(f"{_p(99, vllm.TIME_TO_FIRST_TOKEN)} / ({_p(50, vllm.TIME_TO_FIRST_TOKEN)} > 0)", _FAR_LONGER),
+        lever="Cap a long prompt's part of a step: `--long-prefill-token-threshold` at a quarter of what a step holds.",
+        second="An engine of their own for long prompts; then disaggregated prefill (`--kv-transfer-config`), which is experimental.",
+        risk="The long prompts' own first tokens come later; four of them at once fill the step again.",
+        proof=Proof(
+            "ttft_ms", "falls", "tokens_per_second", "long-prefill-token-threshold 0 -> 2048", "long-prefill-token-threshold=0->2048",
+            Arms("head-of-line", "", "--long-prefill-token-threshold 2048"),
+        ),
+        pages=("VLLMTTFTBudgetDrain", "VLLMTTFTBudgetBurn"),
+        dated="Chunked prefill is on by default in current vLLM, and by itself it does not help here: what runs is served first, so the next part of "
+        "the long prompt goes before every prompt that waits. Smaller steps (`--max-num-batched-tokens`) do not change that.",
+    ),
+    Row(
         name="head-of-line",
         area="prefill",
-        symptom="Most requests are fast and a tail is many times slower, while a few prompts are far longer than the rest.",
-        cause="The prefill of a long prompt fills whole steps; whoever is answered meanwhile pauses, whoever comes meanwhile waits.",
-        asks=(
-            f"{_p(99, vllm.INTER_TOKEN_LATENCY)} / ({_p(50, vllm.INTER_TOKEN_LATENCY)} > 0)",
-            f"{_p(99, vllm.REQUEST_PROMPT_TOKENS)} / ({_p(50, vllm.REQUEST_PROMPT_TOKENS)} > 0)",
-        ),
+        symptom="Answers pause now and then for many times the usual gap, while a few prompts are far longer than the rest.",
+        cause="The prefill of a long prompt fills whole steps, and whoever is answered meanwhile gets one token a step.",
+        asks=(f"{_p(99, vllm.INTER_TOKEN_LATENCY)} / ({_p(50, vllm.INTER_TOKEN_LATENCY)} > 0)", _FAR_LONGER),
         lever="Smaller steps: `--max-num-batched-tokens` half of what it is, not below the number of sequences.",
         second="`--long-prefill-token-threshold`, which caps a long prompt's part of a step; then an engine of their own for long prompts, or "
         "disaggregated prefill (`--kv-transfer-config`), which is experimental.",
@@ -247,7 +264,7 @@ ROWS: tuple[Row, ...] = (
             "tpot_ms", "falls", "tokens_per_second", "max-num-batched-tokens 8192 -> 4096", "max-num-batched-tokens=8192->4096",
             Arms("head-of-line", "--max-num-batched-tokens 8192", "--max-num-batched-tokens 4096"),
         ),
-        pages=("VLLMInterTokenBudgetBurn", "VLLMTTFTBudgetBurn"),
+        pages=("VLLMInterTokenBudgetBurn", "VLLMInterTokenLatencyHigh"),
         dated="Chunked prefill is on by default in current vLLM, so switching it on is no lever; where an engine runs with "
         "`--no-enable-chunked-prefill`, that goes first, because prompts are not cut at all there.",
     ),
@@ -260,7 +277,8 @@ ROWS: tuple[Row, ...] = (
         asks=(f"group by (instance, enable_prefix_caching) ({promql.series(vllm.CACHE_CONFIG_INFO)})", _PREFILL, _PROMPTS),
         lever="Switch it on: `--enable-prefix-caching`, the default of current vLLM.",
         second="Shorter prompts, or what they share at their beginning.",
-        risk="Prompts that share nothing gain nothing; blocks that are kept for reuse are given up first, so nothing is lost either.",
+        risk="Prompts that share nothing gain nothing; blocks that are kept for reuse are given up first, so nothing is lost either. Where vLLM left "
+        "it off by itself (its log at the start says so) the model does not support it: leave it.",
         proof=Proof(
             "ttft_ms", "falls", "tpot_ms", "prefix caching on", "enable-prefix-caching=off->on",
             Arms("shared-prefix", "--no-enable-prefix-caching", "--enable-prefix-caching"),
@@ -298,6 +316,21 @@ ROWS: tuple[Row, ...] = (
         dated="Chunked prefill and prefix caching are on by default in current vLLM; neither shortens the computing of one long new prompt.",
     ),
     Row(
+        name="api-server-bound",
+        area="API",
+        symptom="First tokens are late, and queue and prefill together are less than half of that wait.",
+        cause="The time goes before the engine's core sees the request: tokenizing, chat templates and images on an API server whose CPU is full.",
+        asks=(_mean(vllm.TIME_TO_FIRST_TOKEN), _QUEUE, _PREFILL, promql.per_second(vllm.PROCESS_CPU, by=("instance",))),
+        lever="Look at the CPU of the engine's API server, and give it more of them: `--renderer-num-workers` 4.",
+        second="`--api-server-count` 2, where one process is at a whole core.",
+        risk="More workers take cores that the engine's own loop needs as well; with several API servers the process_ series vanish from its page.",
+        proof=Proof(
+            "ttft_ms", "falls", "tpot_ms", "renderer-num-workers 1 -> 4", "renderer-num-workers=1->4",
+            Arms("short-short", "--renderer-num-workers 1", "--renderer-num-workers 4"),
+        ),
+        pages=("VLLMTTFTBudgetBurn",),
+    ),
+    Row(
         name="gateway-queue",
         area="queue",
         symptom="Requests wait in the gateway while the engines have room.",
@@ -325,6 +358,19 @@ ROWS: tuple[Row, ...] = (
         risk="Its work takes longer; without a word to it, it will send again.",
         proof=Proof("queue_ms", "falls", "error_ratio", "max_running for team batch", "max_running=none->8"),
         pages=("VLLMQueueTimeHigh", "VLLMGatewayRejecting"),
+    ),
+    Row(
+        name="queue-uneven",
+        label="queue-bound",
+        area="queue",
+        symptom="Requests wait at one engine while another of the same model has room.",
+        cause="Whoever spreads the requests does not: clients that keep one connection, sessions that stick, weights, an address that is missing.",
+        asks=(_WAITING, _RUNNING, _QUEUE),
+        lever="Mend the balancer: by requests under way (least connections), not by connection or in turn.",
+        second="Where requests stick to an engine for its prefix cache, let those past it that would wait there.",
+        risk="A conversation that moves is computed again from its beginning: look at the hit ratio.",
+        proof=Proof("queue_ms", "falls", "hit_ratio", "balancer by requests under way"),
+        pages=("VLLMQueueTimeHigh",),
     ),
     Row(
         name="queue-bound",
@@ -359,17 +405,34 @@ ROWS: tuple[Row, ...] = (
         name="decode-bound",
         area="decode",
         symptom="Answers come slower than people read, with few of them at a time.",
-        cause="Each step reads the whole model and the cache of everyone who runs: memory bandwidth is the limit, and few requests share it.",
+        cause="Each step reads the whole model and the cache of everyone who runs: memory bandwidth is the limit, and few requests share it. Or the "
+        "engine runs with `--enforce-eager`, or the card slows itself down for heat: rule out both first.",
         asks=(_GAPS, promql.per_second(vllm.GENERATION_TOKENS), _RUNNING),
-        lever="Several tokens a step: `--speculative-config` with n-gram or suffix drafts first, which need no second model.",
+        lever="Several tokens a step: `--speculative-config` with n-gram drafts first, which need no second model.",
         second="Quantized weights (`--quantization`) or a smaller model after a check of quality; a card with more bandwidth.",
-        risk="Where few drafts are accepted, or many run at once, drafting costs more than it brings.",
+        risk="Where few drafts are accepted, or many run at once, drafting costs more than it brings; the methods `ngram` and `suffix` switch "
+        "asynchronous scheduling off (0.32).",
         proof=Proof(
             "tpot_ms", "falls", "tokens_per_second", "n-gram drafts on", "speculative-config=none->ngram",
             Arms("coding-qa", "", _drafting(4)),
         ),
         pages=("VLLMInterTokenBudgetBurn", "VLLMInterTokenLatencyHigh"),
         dated="The series is inter_token_latency_seconds; time_per_output_token_seconds is gone since 0.15.",
+    ),
+    Row(
+        name="decode-drafted",
+        label="decode-bound",
+        area="decode",
+        symptom="Answers come slower than people read, with few of them at a time, though tokens are drafted.",
+        cause="The step itself is too long: it reads the whole model, however many tokens come of it.",
+        asks=(promql.quantile(0.95, vllm.REQUEST_TIME_PER_OUTPUT_TOKEN), _RUNNING, _ACCEPTED),
+        lever="Less to read in a step: quantized weights (`--quantization`) after a check of quality.",
+        second="A smaller model, several cards (`--tensor-parallel-size`), or a card with more bandwidth.",
+        risk="Answers may change with the weights ([quality](quality.md)); a draft that was made for the larger weights may be accepted less often.",
+        proof=Proof("tpot_ms", "falls", "error_ratio", "weights in fp8", "quantization=none->fp8", Arms("coding-qa", "", "--quantization fp8")),
+        pages=("VLLMInterTokenBudgetBurn", "VLLMInterTokenLatencyHigh"),
+        dated="inter_token_latency_seconds has the time of a step, which brings several tokens when some are drafted; "
+        "request_time_per_output_token_seconds has that of a token.",
     ),
     Row(
         name="decode-at-batch",
@@ -394,13 +457,13 @@ ROWS: tuple[Row, ...] = (
         cause="A draft that does not fit the traffic or the sampling, too many tokens drafted at once, or batches so large that the card has nothing "
         "to spare for drafts.",
         asks=(
-            promql.share(vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS, vllm.SPEC_DECODE_NUM_DRAFT_TOKENS),
+            _ACCEPTED,
             promql.per_second(vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS, by=("model_name", "position")),
         ),
         lever="Draft less: a smaller `num_speculative_tokens` in `--speculative-config`, down to the last position that is accepted in a "
         "third of the drafts.",
         second="Another method (n-gram and suffix risk least; EAGLE or MTP where the model has one), or none.",
-        risk="At a low rate n-gram drafts may still pay: they cost next to nothing. Only the time per token decides.",
+        risk="At a low rate drafts may still pay: three tokens a step are three, whatever was thrown away. Only the time per token decides.",
         proof=Proof(
             "tpot_ms", "falls", "tokens_per_second", "drafts of 5 -> 2 tokens", "num_speculative_tokens=5->2",
             Arms("coding-qa", _drafting(5), _drafting(2)),

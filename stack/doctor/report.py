@@ -4,6 +4,8 @@ Law: one lever is the first, that of the first finding over all models; the leve
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -77,6 +79,20 @@ def as_text(diagnoses: Sequence[Diagnosis], source: str) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def folded(text: str, width: int) -> str:
+    """For a terminal so many columns wide: sentences go on below where they began; figures, commands and files stay whole. 0: as it is."""
+    return "".join(_folded(line, width) for line in text.splitlines(keepends=True)) if width else text
+
+
+def _folded(line: str, width: int) -> str:
+    if len(line) <= width or line.startswith(" " * 5):
+        return line
+    label = re.match(r" {3}[a-z?]+(?: [a-z]+)* {2,}", line)
+    below = " " * (len(label[0]) if label else 3 if line.startswith(" ") else 0)
+    head, rest = (label[0], line[len(label[0]) :]) if label else (below, line.strip())
+    return textwrap.fill(rest.strip(), width, initial_indent=head, subsequent_indent=below, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
 def _count(found: Sequence[Finding]) -> str:
     serious = sum(finding.serious for finding in found)
     return f"{len(found)} finding{'s' * (len(found) > 1)}, " + (f"{serious} serious" if serious else "none serious")
@@ -140,7 +156,7 @@ def workload_as_json(words: str) -> dict[str, Any]:
         "workloads": [
             {
                 "name": one.name, "workload": one.title, "bottleneck": one.bottleneck, "first_lever": one.lever, "second_lever": one.second,
-                "measure": list(one.measure), "benches": list(one.benches), "row": one.row, "dated": one.dated,
+                "measure": list(one.measure), "benches": list(one.benches), "row": one.row, "scenario": one.scenario, "dated": one.dated,
             }
             for one in advice
         ],
@@ -168,7 +184,8 @@ def workload_as_text(told: Mapping[str, Any]) -> str:
         lines += [
             f"{one['scenario']}", f"   same         {one['same']}; {one['changes']} changes",
             f"   expect       {low} to {high} % of the prompt tokens from the prefix cache; effect on the first token: {one['ttft_impact']}",
-            f"   first lever  {one['first_lever']}", *_run([one["bench"]]), "",
+            *[f"   first lever  {one['first_lever']}"] * (one["scenario"] not in {each["scenario"] for each in told["workloads"]}),
+            *_run([one["bench"]]), "",
         ]  # fmt: skip
     return "\n".join(lines).rstrip() + "\n"
 

@@ -64,6 +64,17 @@ class Pages:
     before: Page
     after: Page
 
+    def checked(self) -> Pages:
+        """These, if they can be two looks at one process. Raises ValueError for the same page twice, or the later one first."""
+        at = vllm.PROCESS_CPU.name  # an API server that shows a page spends time on it
+        if self.before.samples == self.after.samples and self.before.total(at):
+            raise ValueError(f"both pages of {self.instance} are the same one; take them some seconds apart")
+        began, begins = (page.total(vllm.PROCESS_START_TIME.name) for page in (self.before, self.after))
+        spent, spends = (page.total(at) for page in (self.before, self.after))
+        if began and begins and (begins < began or (begins == began and spent and spends and spends < spent)):
+            raise ValueError(f"the page before is later than {self.instance}; give them the other way round, and of one engine")
+        return self
+
     @property
     def restarted(self) -> bool:
         return engine.restarted(*(engine.parse("", reader=lambda _, page=page: page) for page in (self.before, self.after)))  # type: ignore[misc]
@@ -139,7 +150,8 @@ def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
     """Everything that is asked of a Prometheus. model: of this one alone, as far as series say whose they are."""
     window = written(max(round(seconds), 1))
     for metric in (*COUNTERS, *HISTOGRAMS, *GAUGES):
-        where = (f"model_name={_quoted(model)}",) if model is not None and "model_name" in metric.labels else ()
+        its = model is not None and "model_name" in metric.labels and metric is not vllm.NUM_REQUESTS_RUNNING  # which says what models there are
+        where = (f"model_name={_quoted(model or '')}",) if its else ()
         by = tuple(dict.fromkeys(("instance", *metric.labels)))
         match metric.kind:
             case Kind.COUNTER:
