@@ -167,7 +167,7 @@ def test_a_refusal_names_each_way_on_a_line_of_its_own(folder):
     )
     assert [
         what,
-        "    what fits: H100-80GB/3g.40gb, its smallest slice that does",
+        "    what fits: H100-80GB/3g.40gb, its smallest slice that does with max_model_len 16,384",
         "    what fits: A100-40GB, the smallest whole card that does (39.25 GiB)",
     ] == output.splitlines()
 
@@ -176,7 +176,48 @@ def test_without_a_rate_it_is_said_what_is_missing(folder):
     status, output = run("--model", "config.json", "--gpu", "H200", "--traffic", "shape.yaml")
     assert 0 == status
     assert "not given: requests_per_second or concurrent_users" in output
-    assert "not known" in output
+    assert "cannot be told" in output
+
+
+def test_without_targets_nothing_binds_and_what_is_missing_stands_beside(folder):
+    (folder / "aimless.yaml").write_text(re.sub("targets:.*\n", "", SHAPE))
+    _, output = run("--model", "config.json", "--gpu", "H200", "--traffic", "aimless.yaml", "--rate", 8)
+    assert "(binds)" not in output
+    (row,) = [line for line in output.splitlines() if line.startswith("│ together")]
+    assert ["together", "", "cannot be told", "not given: ttft_p95, itl_p95"] == [cell.strip() for cell in row.split("│")[1:-1]]
+
+
+def test_how_many_users_fit_is_told(folder):
+    words = ("--model", "config.json", "--gpu", "H200", "--traffic", "shape.yaml", "--think", "30s")
+    (plan,) = told(*words)["plans"]
+    assert re.search(rf"│ users +│ below {plan['replicas']['users_per_replica']:,.0f} ", run(*words)[1])
+    assert "users each" in run(*words, "--gpu", "H100")[1]
+
+
+def test_times_of_another_model_are_no_measurement_of_this_one(folder):
+    words = ("--model", "config.json", "--gpu", "H200", "--max-model-len", "8K", "--log", "requests.jsonl")
+    assert "note: the log is of chat: if that is another model than" in run(*words)[1].replace("\n", " ")
+    assert "the log is of chat" not in run(*words, "--served-model-name", "chat")[1], "then somebody said that it is"
+
+
+def test_a_refusal_says_on_how_many_cards(folder):
+    _, output = run("--model", CONFIGS / "DeepSeek-V3.json", "--gpu", "L4", "--tp", 8)
+    assert "does not fit 8 x L4: " in output
+    (folder / "hasty.yaml").write_text(SHAPE.replace("25ms", "0.1ms"))
+    assert "takes 2 x H200 at least" in run("--model", "config.json", "--gpu", "H200", "--tp", 2, "--traffic", "hasty.yaml")[1]
+    _, output = run("--model", "config.json", "--gpu", "H200", "--gpu", "H100", "--tp", 2)
+    assert ["2 x H200", "2 x H100-80GB"] == [line.split("│")[1].strip() for line in output.splitlines() if line.startswith("│")]
+
+
+def test_a_slice_may_be_written_with_a_blank(folder):
+    (plan,) = told("--model", "tiny.json", "--gpu", "H100 1g.10gb")["plans"]
+    assert "H100-80GB/1g.10gb" == plan["gpu"]["name"]
+
+
+def test_a_cost_target_is_told_in_digits(folder):
+    (folder / "cheap.yaml").write_text(SHAPE.replace("itl_p95: 25ms", "itl_p95: 25ms, cost_per_1k_tokens: 0.00001"))
+    _, output = run("--model", "config.json", "--gpu", "H200", "--traffic", "cheap.yaml", "--rate", 8, "--prices", "prices.yaml")
+    assert "target 0.0000100: missed" in output
 
 
 # ---- several cards ----------------------------------------------------------------------------------------------------------
@@ -185,6 +226,8 @@ def test_without_a_rate_it_is_said_what_is_missing(folder):
 def test_cards_and_slices_are_compared_by_cost(folder):
     status, output = run("--model", "config.json", "--gpu", "H200", "--slices", "--traffic", "shape.yaml", "--rate", 80, "--prices", "prices.yaml")
     assert 0 == status
+    assert output.startswith("Cheapest by your prices: "), output[:80]
+    assert "an hour; at least, until --measured-rate says" in output.splitlines()[0]
     rows = [line.split("│")[1].strip() for line in output.splitlines() if line.startswith("│")]
     assert {"H200", "H200/1g.35gb", "H200/3g.71gb", "H200/1g.18gb"} <= set(rows)
     assert "H200/1g.18gb" == rows[-1], "what does not fit comes last"
@@ -279,6 +322,13 @@ def test_the_worksheet_comes_back_filled_in_and_is_one_again(folder):
     assert 0 == run("--model", "config.json", "--gpu", "H200", "--traffic", _written(folder, output))[0]
 
 
+def test_what_is_filled_in_has_its_true_reason_and_remarks_stay_in_their_column(folder):
+    (folder / "columns.yaml").write_text(SHAPE + "tuning:\n  max_num_seqs:\n  kv_cache_dtype:              # of the cache\n")
+    _, output = run("--model", "config.json", "--gpu", "H200", "--traffic", "columns.yaml", "--rate", 8, "--fill")
+    assert re.search(r"max_num_seqs: \d+  # more at once than compute allows would wait inside the engine\n", output)
+    assert "  kv_cache_dtype: auto         # of the cache\n" in output
+
+
 def _written(folder: Path, text: str) -> Path:
     (folder / "again.yaml").write_text(text)
     return folder / "again.yaml"
@@ -356,6 +406,7 @@ def test_a_mistake_is_one_sentence_and_no_figure(folder, words, sentence):
         ({"1500": "-1"}, "traffic.p50_prompt_tokens: -1 should be 1 or more"),
         ({"25ms": ".nan"}, "targets.itl_p95: nan should be more than 0"),
         ({"25ms": "2ms"}, "itl_p95: 2 ms cannot be: reading 13.98 GiB of weights"),
+        ({"25ms": "3.125ms"}, "itl_p95: 3.125 ms cannot be: reading 13.98 GiB of weights once for every token takes H200 at least 3.1269 ms"),
     ],
 )
 def test_impossible_traffic_is_refused(folder, change, sentence):
@@ -404,6 +455,15 @@ def test_a_running_engine_is_compared_with_what_is_reckoned(folder, engine):
     (found,) = [figure for figure in told("--model", "tiny.json", "--live", engine)["live"]["figures"] if figure["name"] == "KV cache tokens"]
     assert {"name", "unit", "predicted", "reported", "difference", "source"} == set(found)
     assert (2097152, 2097152, 0) == (found["predicted"], found["reported"], found["difference"])
+
+
+def test_figures_of_an_engine_have_their_units(folder, engine):
+    _, output = run("--model", "tiny.json", "--gpu", "L4", "--live", engine)
+    rows = {row[0]: row[1:4] for line in output.splitlines() if line.startswith("│") for row in [[cell.strip() for cell in line.split("│")[1:]]]}
+    assert ["", "1.00 GiB", ""] == rows["KV cache memory"]
+    assert ["2,097,152", "2,097,152", "+0.00%"] == rows["KV cache tokens"]
+    assert ["", "0.0%", ""] == rows["in use"]
+    assert "so it is not compared with the plan's" in output
 
 
 def test_a_plan_and_an_engine_are_told_together(folder, engine):

@@ -113,7 +113,12 @@ def test_every_recorded_page_is_read(path):
 
 def test_a_plan_that_was_not_followed_is_said_and_the_engine_counts():
     plan = Serving(4096, block_size=16, gpu_memory_utilization=0.8)
-    found = compare(golden("0.32.0-before"), None, tiny(), plan, kv_bytes=1.1 * GIB)
+    by_hand = compare(golden("0.32.0-before"), None, tiny(), plan, kv_bytes=1.1 * GIB)
+    assert "its KV cache memory was set by hand (page: kv_cache_memory_bytes), so it is not compared with the plan's 1.10 GiB" in by_hand.said
+    assert (None, GIB) == told(by_hand)["KV cache memory"][:2]
+    assert "KV cache tokens as planned" not in told(by_hand)
+    measured = re.sub(r'kv_cache_memory_bytes="[^"]*"', 'kv_cache_memory_bytes="None"', golden("0.32.0-before"))
+    found = compare(measured, "Available KV cache memory: 1.00 GiB\n", tiny(), plan, kv_bytes=1.1 * GIB)
     assert (
         "the engine runs with max_model_len 512, not 4096; block_size 128, not 16; gpu_memory_utilization 0.92, not 0.8 as assumed: "
         "the figures are for how it runs"

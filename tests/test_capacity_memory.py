@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from test_capacity_model import model
 
 from stack.capacity.cards import CARDS, card, slices
+from stack.capacity.fit import default_seqs
 from stack.capacity.kv import BadServing, Serving, cache
 from stack.capacity.memory import default_batched_tokens, kv_budget, parts, weight_bytes
 from stack.capacity.model import BadModel
@@ -132,6 +136,29 @@ def test_unknown_weights_are_not_guessed():
         parts(found, Serving(4096), card("H100"))
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("B200", 16_384), ("H200", 8192), ("H100", 8192), ("A100", 2048), ("L4", 2048), ("H200/3g.71gb", 2048)])
+@pytest.mark.parametrize(("name", "tokens"), [("B200", 16_384), ("H200", 8192), ("H100", 8192), ("A100", 2048), ("L4", 2048)])
 def test_the_default_batch_depends_on_the_card(name, tokens):
     assert tokens == default_batched_tokens(card(name))
+
+
+@pytest.mark.parametrize("piece", [each for each in CARDS if each.of], ids=lambda each: each.name)
+def test_a_slice_has_the_defaults_of_its_whole_card(piece):
+    """vLLM asks NVML for the memory of the card by its number, which is not that of the slice."""
+    whole = card(piece.of)
+    assert (default_batched_tokens(whole), default_seqs(whole)) == (default_batched_tokens(piece), default_seqs(piece))
+
+
+TABLE = re.findall(r"^\| ([\w.-]+)[^|]*\| ([\d.]+) GiB \|(.*)\|$", (Path(__file__).parent.parent / "docs/mig.md").read_text(), re.MULTILINE)
+CONFIGS = {"Qwen2.5-7B": "Qwen2.5-7B-Instruct", "Llama-3.1-8B": "Llama-3.1-8B-Instruct"}
+
+
+@pytest.mark.parametrize(("name", "weights", "cells"), TABLE[1:], ids=[name for name, *_ in TABLE[1:]])  # of the first there is no config here
+def test_the_table_of_slices_is_what_is_reckoned(name, weights, cells):
+    found = model(CONFIGS.get(name, name))
+    for place, cell in zip(("H100/1g.10gb", "H200/1g.18gb", "H100/3g.40gb", "H200/3g.71gb"), cells.split("|"), strict=True):
+        piece = card(place)
+        serving = Serving(8192, max_num_batched_tokens=default_batched_tokens(piece), gpu_memory_utilization=0.9)
+        left = kv_budget(found, serving, piece, parts(found, serving, piece))
+        holds = math.floor(cache(found, serving, left).concurrency) if left > 0 else 0
+        assert (f"{left / GIB:.1f} GiB, {holds}" if holds else "no") == cell.strip(), place
+    assert float(weights) == pytest.approx(weight_bytes(found, Serving(8192)) / GIB, abs=0.06)

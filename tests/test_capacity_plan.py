@@ -520,6 +520,12 @@ def test_without_a_rate_or_times_nothing_is_said_of_replicas():
     assert any("not given: requests_per_second or concurrent_users" in note for note in plan(LLAMA, Serving(8192), H200, of_shape(9, 9, 9, 9)).notes)
 
 
+def test_nothing_is_said_to_bind_where_the_cache_may_be_used_up_first():
+    """Compute alone is a limit without times, and the cache is not reckoned."""
+    it = plan(LLAMA, Serving(8192), H200, replace(EIGHT, tpot_s=None))
+    assert (["compute"], None) == ([limit.name for limit in it.limits], it.binds)
+
+
 def test_of_a_mixture_of_experts_no_speed_is_guessed():
     it = plan(QWEN, Serving(8192), H200, EIGHT, Targets(itl_p95_s=1e-6))
     assert ["KV cache"] == [limit.name for limit in it.limits]
@@ -531,6 +537,9 @@ def test_users_that_one_replica_takes():
     it = plan(LLAMA, Serving(8192), H200, replace(EIGHT, rate_per_s=None, users=100.0, think_s=32.1))
     assert it.binds is not None
     assert pytest.approx(it.binds.rate_per_s * 40) == it.users_per_replica
+    assert it.users_per_replica == plan(LLAMA, Serving(8192), H200, replace(EIGHT, think_s=32.1)).users_per_replica, "how many there are is not asked"
+    assert not any("asks again the moment" in note for note in it.notes)
+    assert any("asks again the moment" in n for n in plan(LLAMA, Serving(8192), H200, replace(EIGHT, rate_per_s=None, users=100.0)).notes)
 
 
 def test_operations_leave_out_the_table_and_give_the_head_to_the_reply():
@@ -545,7 +554,7 @@ def test_operations_leave_out_the_table_and_give_the_head_to_the_reply():
 
 
 def test_a_token_cannot_come_faster_than_its_weights_are_read():
-    with pytest.raises(TooSlow, match=r"itl_p95: 1 ms cannot be: reading 13.98 GiB of weights .* H100-80GB at least 4.48 ms \(3.35 TB/s\)"):
+    with pytest.raises(TooSlow, match=r"itl_p95: 1 ms cannot be: reading 13.98 GiB of weights .* H100-80GB at least 4.4804 ms \(3.35 TB/s\)"):
         plan(LLAMA, Serving(8192), H100, targets=Targets(itl_p95_s=0.001))
     plan(LLAMA, Serving(8192), H100, targets=Targets(itl_p95_s=0.0045))
     plan(LLAMA, Serving(8192, tensor_parallel=8), H100, targets=Targets(itl_p95_s=0.001))

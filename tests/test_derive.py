@@ -23,6 +23,7 @@ from stack.bench.result import Arm, Bench, Engine, Run, write
 from stack.capacity import derive
 from stack.capacity.derive import HEADROOM, LEAST_STEPS, MISSED, Asked, Load, Target, Targets, knee, on_bound, onset
 
+PATIENT = Targets(Target(10.0, "the worksheet"), Target(0.1, "the objectives"))  # more than queue_time_p95
 AIMS = Targets(Target(2.5, "the objectives"), Target(0.1, "the objectives"))
 ENGINE = ("", "", "vllm", "vllm-0:8000", "chat")
 CORE, MODEL = (*ENGINE, "0"), ("", "chat")
@@ -146,13 +147,41 @@ def test_a_number_goes_to_a_bound_that_is_near_and_else_stays(value, of):
 def test_a_queue_may_be_as_long_as_what_is_served_within_its_time_limit():
     """Four a second while anybody waits, and half of that at other times, which is no measure: twenty within five seconds."""
     found = asked(queued={ENGINE: course(*[3.0] * 20, *[0.0] * 20)}, drained={ENGINE: course(*[4.05] * 20, *[2.0] * 20)})
-    got = derived(found)["queue_length"]
+    got = derived(found, aims=PATIENT)["queue_length"]
     assert 20 == got.value
     assert "finished 4.05 a second" in got.why
     assert "looser than 10 requests, which it was" in got.why
-    assert "missed the TTFT target of 2.5 s (the objectives)" in got.why
     own = Settings(Overlay(thresholds={"queue_time_p95": 2.0}))
     assert 8 == derived(found, own)["queue_length"].value
+
+
+def test_a_queue_is_never_longer_than_shipped_where_who_waits_has_missed_the_target():
+    found = asked(queued={ENGINE: course(*[3.0] * 20)}, drained={ENGINE: course(*[4.05] * 20)})
+    got = derived(found)["queue_length"]
+    assert got.value is None
+    assert "that drains 20. Who waits so long has missed the TTFT target of 2.5 s (the objectives)" in got.why
+    assert 5 == derived(replace(found, drained={ENGINE: course(*[1.0] * 200)}, queued={ENGINE: course(*[3.0] * 200)}))["queue_length"].value
+
+
+def test_a_short_queue_is_a_queue_and_tells_too_little():
+    """Two steps in which 24 and more waited are no reason to say that no queue lasted."""
+    found = asked(queued={ENGINE: course(*[0.0] * 38, 24.0, 29.0)}, drained={ENGINE: course(*[6.6] * 40)})
+    got = derived(found, aims=PATIENT)["queue_length"]
+    assert (None, "A queue lasted in 2 steps only; 12 would tell.") == (got.value, got.why)
+
+
+def test_what_is_known_of_a_young_prometheus_is_told_with_the_window_that_fits():
+    """Twelve minutes of a week are three steps."""
+    week = 7 * 86_400.0
+    drained = {ENGINE: {week - 700.0 + 300.0 * step: 6.0 for step in range(3)}}
+    young = Asked("http://prometheus:9090", 0.0, week, 300.0, drained=drained)
+    got = derived(young)["queue_length"]
+    assert (
+        "There were too few requests: in 3 steps only; 12 would tell. Seen is the last 12 min of the window, in steps of 5 min: --window 12m fits "
+        "what is recorded."
+    ) == got.why
+    few = derived(asked(drained={ENGINE: course(*[0.01] * 40)}))["queue_length"]
+    assert "There were too few requests: fewer than 100." == few.why
 
 
 def test_an_engine_that_drains_less_than_one_request_says_so():
@@ -174,7 +203,7 @@ def test_the_slowest_engine_decides_for_all():
 
 def test_an_engine_that_never_had_a_queue_is_a_floor_and_never_stricter_than_shipped():
     quick, slow = (asked(queued={ENGINE: course(*[0.0] * 40)}, drained={ENGINE: course(*[rate] * 40)}) for rate in (6.0, 0.5))
-    assert 30 == derived(quick)["queue_length"].value
+    assert 30 == derived(quick, aims=PATIENT)["queue_length"].value
     assert derived(slow)["queue_length"].value is None
     assert "no measure" in derived(slow)["queue_length"].why
 
@@ -220,13 +249,20 @@ def test_live_traffic_that_needs_longer_is_not_told_of_all_day():
 def test_no_latency_is_looser_than_its_target():
     slow = {"long (at once)": [replace(each, ttft_s=40 * each.ttft_s, tpot_s=0.3) for each in SATURATES]}
     got = derived(asked(), bench=slow)
-    assert (2.5, 0.1) == (got[TTFT].value, got[INTER_TOKEN].value)
-    assert "beyond the target of 2.5 s (the objectives)" in got[TTFT].why
+    assert (2.5, None, 0.1) == (got[TTFT].threshold.value, got[TTFT].value, got[INTER_TOKEN].threshold.value), "2.5 s as before is nothing new"
+    assert (
+        "2.5 s (the objectives) is the target. At the knee (c8 of long (at once)) p95 TTFT is 8 s, so this engine breaks the target before it is "
+        "full."
+    ) == got[TTFT].why
     own = derived(asked(), aims=derive.targets(slo.shipped(), 0.8), bench=None)
     assert 0.75 == own[TTFT].value, "a target of 0.8 s is missed long before 2.5 s are, bench or none"
     assert "The target is 0.8 s (the worksheet)" in own[TTFT].why
     half = derived(asked(), aims=derive.targets(slo.shipped(), 0.8), bench=slow)
-    assert "beyond the target of 0.1 s (the objectives)" in half[INTER_TOKEN].why, "the worksheet says nothing of it"
+    assert "0.1 s (the objectives) is the target" in half[INTER_TOKEN].why, "the worksheet says nothing of it"
+    live = asked(p95={TTFT: {MODEL: course(*[51.9] * 13)}}, observed={TTFT: {MODEL: course(*[50.0] * 13)}})
+    why = derived(live, bench=BENCH)[TTFT].why
+    assert "p95 TTFT is 0.2 s. Live traffic keeps to 51.9 s only (in 95 % of 13 busy steps)." in why
+    assert "that counts" not in why
 
 
 @pytest.mark.parametrize(
@@ -300,7 +336,7 @@ WHOLE = {
 
 def test_the_file_holds_each_number_with_its_reason_and_keeps_what_was_given():
     settings = Settings(Overlay(thresholds={"log_lag": 30.0, "queue_length": 7.0}, engine_job="llm-.*"))
-    found = derive.derive(asked(**WHOLE), settings, AIMS)
+    found = derive.derive(asked(**WHOLE), settings, PATIENT)
     text = derive.overlay(asked(**WHOLE), settings, found)
     read = config.parse(text, Overlay, "thresholds.yml")
     assert {"queue_length": 20.0, "kv_cache_usage": 0.92, "log_lag": 30.0} == dict(read.thresholds)
@@ -377,9 +413,9 @@ def test_what_was_recorded_becomes_a_file_that_an_export_takes(recorded, part, t
     command = ("derive", "--prometheus", recorded, "--window", "3h", "--bench", tmp_path, "--out", out)
     status, text = run(*command)
     assert 0 == status, text
-    assert "queue_length is now 20 requests, was 10 requests. While requests waited, chat on vllm-0:8000 finished 4 a second" in text
+    assert "queue_length stays at 10 requests. While requests waited, chat on vllm-0:8000 finished 4 a second" in text
     numbers = dict(config.load(out, Overlay).thresholds)
-    assert {"queue_length": 20.0, "kv_cache_usage": 0.91, TTFT: 0.75, INTER_TOKEN: 0.075} == numbers
+    assert {"kv_cache_usage": 0.91, TTFT: 0.75, INTER_TOKEN: 0.075} == numbers
     assert 0 == run("export", "--out", tmp_path / "rules", "--thresholds", out)[0]
     done = subprocess.run(
         [part("promtool").path, "check", "rules", *(tmp_path / "rules").glob("*.yaml")], capture_output=True, text=True, check=False
@@ -391,8 +427,9 @@ def test_what_was_recorded_becomes_a_file_that_an_export_takes(recorded, part, t
 
 
 @pytest.mark.prometheus
-def test_a_program_reads_the_same(recorded):
-    status, text = run("derive", "--prometheus", recorded, "--window", "3h", "--json")
+def test_a_program_reads_the_same(recorded, tmp_path):
+    (tmp_path / "sheet.yaml").write_text("targets: {ttft_p95: 6s}\n")
+    status, text = run("derive", "--prometheus", recorded, "--window", "3h", "--worksheet", tmp_path / "sheet.yaml", "--json")
     found = json.loads(text)
     assert 0 == status
     assert {"queue_length": 20.0, "kv_cache_usage": 0.91} == found["thresholds"]
@@ -431,9 +468,10 @@ def test_a_worksheet_says_what_is_promised(recorded, tmp_path):
     assert 0.5 == json.loads(text)["thresholds"][TTFT]
 
 
-def test_a_window_of_no_time_is_told():
-    status, text = run("derive", "--prometheus", "http://127.0.0.1:9", "--window", "0")
-    assert (2, True) == (status, "a window of no time holds nothing: look back further with --window" in text)
+@pytest.mark.parametrize("window", ["0", "5s"])
+def test_a_window_of_no_time_is_told(window):
+    status, text = run("derive", "--prometheus", "http://127.0.0.1:9", "--window", window)
+    assert (2, True) == (status, "holds fewer than 12 steps of a minute: look back further with --window" in text)
 
 
 def test_where_no_prometheus_answers_that_is_said():

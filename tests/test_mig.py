@@ -353,9 +353,9 @@ def test_the_shipped_models_fit_their_slices(services: dict[str, Any], team: str
     """With room for four requests of full length: a slice that holds the weights alone serves nobody."""
     command = services[f"vllm-{team}"]["command"]
     said = dict(itertools.pairwise(command))
-    shape = model.shape(CONFIGS[command[0]], command[0])
-    serving = Serving(max_model_len=int(said["--max-model-len"]), gpu_memory_utilization=float(said["--gpu-memory-utilization"]))
-    card = cards.card(slice_name)
+    shape, card = model.shape(CONFIGS[command[0]], command[0]), cards.card(slice_name)
+    batch, share = memory.default_batched_tokens(card), float(said["--gpu-memory-utilization"])
+    serving = Serving(max_model_len=int(said["--max-model-len"]), max_num_batched_tokens=batch, gpu_memory_utilization=share)
     budget = memory.kv_budget(shape, serving, card, memory.parts(shape, serving, card))
     assert cache(shape, serving, budget).concurrency > 4
 

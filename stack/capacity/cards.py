@@ -144,11 +144,20 @@ def slices(whole: Card) -> tuple[Card, ...]:
 
 
 CARDS: tuple[Card, ...] = tuple(card for whole in WHOLE for card in (whole, *slices(whole)))
+
+
+def whole(card: Card) -> Card:
+    """The card that a slice is cut from; a whole card is its own."""
+    return next(each for each in WHOLE if each.name == card.of) if card.of else card
+
+
 USUAL = {"a100": "A100-80GB", "h100": "H100-80GB", "h100nvl94": "H100-NVL", "h10094": "H100-NVL", "4090": "RTX-4090", "5090": "RTX-5090"}
 
 
 def card(name: str) -> Card:
-    """The card of this name: "H200", "h100-80gb", "H200/3g.71gb", "1g.18gb@H200"; raises ValueError with the nearest names."""
+    """The card of this name: "H200", "h100-80gb", "H200/3g.71gb", "H200 3g.71gb", "1g.18gb@H200"; raises ValueError with the nearest names."""
+    if "@" not in name and "/" not in name:
+        name = re.sub(r"[\s:]+(?=(mig[- ])?\d+g\.\d+gb\s*$)", "/", name.strip(), flags=re.IGNORECASE)  # as some write it: H100 1g.10gb
     profile, at, whole_name = name.partition("@")
     if not at:
         whole_name, _, profile = name.partition("/")

@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import median
@@ -80,8 +80,8 @@ async def ask(where: Address, settings: Settings, window_s: float, now_s: float,
     """What a Prometheus recorded of the engines of these settings. Raises NoEvidence with a sentence."""
     if model is not None and not re.fullmatch(r'[^"\\\n]+', model):
         raise NoEvidence(f"{model!r} is no model's name")
-    if window_s <= 0:
-        raise NoEvidence("a window of no time holds nothing: look back further with --window")
+    if window_s < LEAST_STEPS * 60:
+        raise NoEvidence(f"a window of {window_s:g} s holds fewer than {LEAST_STEPS} steps of a minute: look back further with --window")
     matchers = (settings.engine, *((f'model_name="{model}"',) if model else ()))
     async with Prometheus(where) as prometheus:
         try:
@@ -263,11 +263,12 @@ def targets(objectives: Objectives, ttft_s: float | None = None, inter_token_s: 
 
 def derive(asked: Asked, settings: Settings, aims: Targets, bench: Mapping[str, Sequence[Load]] | None = None) -> list[Derived]:
     """All numbers that can be derived, those that stay included. bench: as `loads` gives it."""
-    return [
+    found = (
         _queue_length(asked, settings, aims.ttft), _kv_cache_usage(asked, settings),
         _latency(asked, settings.at(thresholds.TTFT_P95), aims.ttft, bench),
         _latency(asked, settings.at(thresholds.INTER_TOKEN_P95), aims.inter_token, bench),
-    ]  # fmt: skip
+    )  # fmt: skip
+    return [replace(each, value=None) if each.value == each.before.value else each for each in found]
 
 
 def _looser(value: float, before: Threshold) -> str:
@@ -281,6 +282,9 @@ def _queue_length(asked: Asked, settings: Settings, ttft: Target) -> Derived:
         engine, rate = min(full.items(), key=lambda pair: pair[1])
         value = float(max(1, math.floor(rate * limit.value)))
         seen = f"While requests waited, {_named(engine)} finished {rate:.3g} a second (the median; of {len(full)} such engines the slowest)"
+    elif lasted := max((len(_steps(asked, engine, queued=True)) for engine in asked.drained), default=0):
+        lacked = f"; {LEAST_STEPS} would tell" if lasted < LEAST_STEPS else f", in which fewer than {LEAST_FINISHED:g} requests finished"
+        return Derived(before, None, f"A queue lasted in {lasted} steps{' only' if lasted < LEAST_STEPS else ''}{lacked}.{_young(asked)}")
     elif ever := dict(_rates(asked, queued=False)):
         engine, rate = min(ever.items(), key=lambda pair: pair[1])
         value = float(math.floor(rate * limit.value))
@@ -288,21 +292,41 @@ def _queue_length(asked: Asked, settings: Settings, ttft: Target) -> Derived:
             return Derived(before, None, f"No queue lasted, and {rate:.3g} requests a second at the busiest are no measure of what an engine can do.")
         seen = f"No queue lasted; the slowest engine, {_named(engine)}, finished at least {rate:.3g} a second when it was busiest (95th percentile)"
     else:
-        return Derived(before, None, f"There were too few requests: fewer than {LEAST_FINISHED:g}, or in fewer than {LEAST_STEPS} steps.")
+        busy = max((_steps(asked, engine, queued=False) for engine in asked.drained), key=len, default=[])
+        few = f"in {len(busy)} steps only; {LEAST_STEPS} would tell" if len(busy) < LEAST_STEPS else f"fewer than {LEAST_FINISHED:g}"
+        return Derived(before, None, f"There were too few requests: {few}.{_young(asked)}")
     drains = f"{value:g}" if rate * limit.value >= 1 else "not even one, and a queue is one request at least"
     why = f"{seen}: in queue_time_p95, {limit.shown}, that drains {drains}.{_looser(value, before)}"
     if limit.value > ttft.seconds:
-        why += f" Who waits so long has missed the TTFT target of {ttft}: set queue_time_p95 below it to hear sooner."
+        missed = f"Who waits so long has missed the TTFT target of {ttft}: set queue_time_p95 below it"
+        if value > before.value:
+            return Derived(before, None, f"{seen}: in queue_time_p95, {limit.shown}, that drains {drains}. {missed} for a number of your own.")
+        why += f" {missed} to hear sooner."
     return Derived(before, value, why, {"requests_per_second": rate, "limit_s": limit.value})
 
 
 def _rates(asked: Asked, queued: bool) -> Iterator[tuple[Subject, float]]:
     """Requests per second that an engine finishes: the median of the steps in which the queue was never empty, or a high one of all steps."""
-    for engine, course in asked.drained.items():
-        queue = asked.queued.get(engine, {})
-        rates = [rate for at, rate in course.items() if (queue.get(at, 0.0) >= 1 if queued else rate > 0)]
+    for engine in asked.drained:
+        rates = _steps(asked, engine, queued)
         if len(rates) >= LEAST_STEPS and sum(rates) * asked.step_s >= LEAST_FINISHED:
             yield engine, median(rates) if queued else quantile(rates, KEPT)
+
+
+def _steps(asked: Asked, engine: Subject, queued: bool) -> list[float]:
+    """Requests per second of an engine's steps in which the queue was never empty, or of all in which requests finished."""
+    queue = asked.queued.get(engine, {})
+    return [rate for at, rate in asked.drained[engine].items() if (queue.get(at, 0.0) >= 1 if queued else rate > 0)]
+
+
+def _young(asked: Asked) -> str:
+    """The way out where Prometheus holds much less than the window, whose steps are then too long."""
+    since = min((at for each in (asked.usage, asked.drained) for course in each.values() for at in course), default=asked.to_s)
+    minutes = math.ceil((asked.to_s - since) / 60)
+    if asked.step_s <= 60 or minutes * 60 > (asked.to_s - asked.from_s) / 2:
+        return ""
+    fits = f"--window {minutes}m fits what is recorded" if minutes >= LEAST_STEPS else f"ask again when {LEAST_STEPS} min are recorded"
+    return f" Seen is the last {minutes} min of the window, in steps of {asked.step_s / 60:.3g} min: {fits}."
 
 
 def _kv_cache_usage(asked: Asked, settings: Settings) -> Derived:
@@ -313,7 +337,7 @@ def _kv_cache_usage(asked: Asked, settings: Settings) -> Derived:
     ]  # fmt: skip
     preempted = sum(was for _, was in steps)
     if len(steps) < LEAST_STEPS:
-        return Derived(before, None, f"The cache was in use in {len(steps)} steps only; {LEAST_STEPS} would say something.")
+        return Derived(before, None, f"The cache was in use in {len(steps)} steps only; {LEAST_STEPS} would say something.{_young(asked)}")
     if found := onset(steps):
         seen = f"Preemptions were seen in {found.steps} steps of {_duration(asked.step_s)}, from {found.usage:.0%} of the blocks on"
         seen += f" (and once at {found.lowest:.0%}, where a scrape came too late or too early)." if found.lowest < found.usage else "."
@@ -346,17 +370,22 @@ def _latency(asked: Asked, before: Threshold, target: Target, bench: Mapping[str
         return Derived(before, _within(target.seconds, bounds), f"The target is {target}, which {before.shown} is beyond. {found}")
     workload, load, seconds = found
     what = "TTFT" if before.name == thresholds.TTFT_P95.name else "time per token"
-    why = f"From {load.label} of {workload} on the engine does nearly its most, and only waiting grows; its p95 {what} is {seconds:.3g} s there."
+    knee_ = f"{load.label} of {workload}"
+    why = f"From {knee_} on the engine does nearly its most, and only waiting grows; its p95 {what} is {seconds:.3g} s there."
     evidence = {"knee_load": load.at, "knee_s": seconds}
     kept, steps = _kept(asked, before.name)
+    live = f"in {KEPT} % of {steps} busy steps"
     if kept > seconds:
-        why += f" Live traffic needs more, and keeps to {kept:.3g} s in {KEPT} % of {steps} busy steps: that counts."
         evidence["live_s"] = kept
     value, near = on_bound(max(seconds, kept), bounds)
     if value > target.seconds:
         value = _within(target.seconds, bounds)
-        why += f" That is beyond the target of {target}, so the target counts."
-    elif near:
+        why = f"{target} is the target. At the knee ({knee_}) p95 {what} is {seconds:.3g} s"
+        why += ", so this engine breaks the target before it is full." if seconds > target.seconds else "."
+        return Derived(before, value, why + (f" Live traffic keeps to {kept:.3g} s only ({live})." if kept > target.seconds else ""), evidence)
+    if kept > seconds:
+        why += f" Live traffic needs more, and keeps to {kept:.3g} s {live}: that counts."
+    if near:
         why += f" {value:g} s is the nearest bucket bound, where the estimate is exact."
     else:
         why += " No bucket bound is near, so the alert's estimate is not exact."

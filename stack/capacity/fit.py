@@ -26,7 +26,7 @@ class DoesNotFit(ValueError):
 
 def room(shape: ModelShape, serving: Serving, card: Card) -> tuple[tuple[Part, ...], float, Cache]:
     """What stands beside the cache, the bytes that are left for it, and what they hold. Raises DoesNotFit with what would."""
-    name = shape.name or "the model"
+    name, where = shape.name or "the model", placed(serving, card)
     if card.profile and serving.tensor_parallel * serving.pipeline_parallel > 1:
         raise DoesNotFit(f"{card.name} is a MIG slice, and a model cannot be split over slices", ways(shape, serving, card))
     its_parts = memory.parts(shape, serving, card)
@@ -34,7 +34,7 @@ def room(shape: ModelShape, serving: Serving, card: Card) -> tuple[tuple[Part, .
     if spare <= 0:
         whole, largest = sum(part.bytes for part in its_parts), max(its_parts, key=lambda part: part.bytes)
         what = (
-            f"{name} does not fit {card.name}: {largest.name} {gib(largest.bytes)} and {gib(whole - largest.bytes)} besides, per GPU, and vLLM may "
+            f"{name} does not fit {where}: {largest.name} {gib(largest.bytes)} and {gib(whole - largest.bytes)} besides, per GPU, and vLLM may "
             f"use {gib(whole + spare)} of {gib(usable(card))} (--gpu-memory-utilization {serving.gpu_memory_utilization:g}): {gib(-spare)} too much"
         )
         raise DoesNotFit(what, ways(shape, serving, card))
@@ -42,11 +42,17 @@ def room(shape: ModelShape, serving: Serving, card: Card) -> tuple[tuple[Part, .
     if not kv.starts(shape, serving, spare):
         one = kv.request_bytes(shape, serving, serving.max_model_len)
         what = (
-            f"vLLM does not start {name} on {card.name} with max_model_len {serving.max_model_len:,}: one such request takes {gib(one)} of KV cache "
+            f"vLLM does not start {name} on {where} with max_model_len {serving.max_model_len:,}: one such request takes {gib(one)} of KV cache "
             f"per GPU, and {gib(spare)} are left for it ({cache.concurrency:.2f} of one request)"
         )
         raise DoesNotFit(what, ways(shape, serving, card))
     return its_parts, spare, cache
+
+
+def placed(serving: Serving, card: Card) -> str:
+    """The card, or so many of it."""
+    number = serving.tensor_parallel * serving.pipeline_parallel
+    return f"{number} x {card.name}" if number > 1 else card.name
 
 
 def fits(shape: ModelShape, serving: Serving, card: Card) -> bool:
@@ -79,12 +85,13 @@ def ways(shape: ModelShape, serving: Serving, card: Card) -> tuple[str, ...]:
 
 def _changes(shape: ModelShape, serving: Serving, card: Card) -> Iterator[str | None]:
     alone = replace(serving, tensor_parallel=1, pipeline_parallel=1) if card.profile else serving
-    whole = cards.card(card.of) if card.of else card
+    whole = cards.whole(card)
     number = alone.tensor_parallel * alone.pipeline_parallel
     many = f"{number} x " if number > 1 else ""
     near = _smallest(shape, alone, card, (*cards.slices(whole), whole))
     if near:
-        yield f"{many}{near.name}" + (", its smallest slice that does" if near.profile else ", the whole card")
+        which = "its smallest slice that does" if near.profile else "the whole card"
+        yield f"{many}{near.name}, {which} with max_model_len {serving.max_model_len:,}"
     other = _smallest(shape, alone, card, (each for each in cards.CARDS if each.profile is None))
     if other and other != near:
         yield f"{many}{other.name}, the smallest whole card that does ({gib(usable(other))})"
@@ -119,8 +126,9 @@ def _smallest(shape: ModelShape, serving: Serving, card: Card, among: Iterable[C
 
 
 def default_seqs(card: Card) -> int:
-    """--max-num-seqs of `vllm serve` where nobody sets it. Source: vLLM 0.32 engine/arg_utils.py, get_batch_defaults."""
-    return 1024 if usable(card) >= 70 * GIB and "A100" not in card.name else 256
+    """--max-num-seqs of `vllm serve` where nobody sets it. For a slice as for its whole card; source: see default_batched_tokens."""
+    whole = cards.whole(card)
+    return 1024 if usable(whole) >= 70 * GIB and "A100" not in whole.name else 256
 
 
 def usable(card: Card) -> int:

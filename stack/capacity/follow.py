@@ -62,7 +62,7 @@ def flags(serving: Serving, tuning: Tuning, seqs: int | None, why_seqs: str, nam
     yield Flag("--gpu-memory-utilization", f"{serving.gpu_memory_utilization:g}", "the share of the GPU's memory that is reckoned with")
     if seqs:
         yield Flag("--max-num-seqs", str(seqs), why_seqs)
-    yield Flag("--max-num-batched-tokens", str(serving.max_num_batched_tokens), "tokens of one step; activations are reckoned with it")
+    yield Flag("--max-num-batched-tokens", str(serving.max_num_batched_tokens), "tokens of one step, of prompts and replies together")
     for option, value, usual, why in (
         ("--tensor-parallel-size", serving.tensor_parallel, 1, "GPUs that share every layer"),
         ("--pipeline-parallel-size", serving.pipeline_parallel, 1, "GPUs that have layers of their own"),

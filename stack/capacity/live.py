@@ -158,6 +158,11 @@ class _Told:
         return self.label("num_gpu_blocks_override") is not None
 
     @property
+    def by_hand(self) -> bool:
+        """Whether the cache's bytes were set and not measured: the page tells them only then."""
+        return self.kv_bytes[1].startswith("page")
+
+    @property
     def kv_bytes(self) -> tuple[float | None, str]:
         if self.override:
             return None, ""
@@ -278,6 +283,8 @@ def compare(
     figures = tuple(_figures(told, shape, ours, pool, kv_bytes))
     silent = ("the log tells nothing of an engine's start; is it vLLM's, from the first line on?",)
     notes += (*differs, *_other_model(told, shape, served, figures), *_other_start(told))
+    if told.by_hand and kv_bytes is not None:
+        notes += (f"its KV cache memory was set by hand ({told.kv_bytes[1]}), so it is not compared with the plan's {kv_bytes / 2**30:,.2f} GiB",)
     notes += silent if log is not None and told.log == Startup() and not told.said else ()
     in_use = tuple(_in_use(told, shape, ours))
     return Loop(told.model or next(iter(served.names), ""), served.version, ours, figures, in_use, (*notes, *_meaning(told, shape, ours, figures)))
@@ -340,13 +347,13 @@ def _figures(told: _Told, shape: ModelShape, serving: Serving, pool: kv.Cache | 
     independent = pool is not None and (reported is not None or tokens_from != _BY_BLOCKS)
     found = [
         Figure("weights", "bytes", weights, told.log.weights, "start-up log"),
-        Figure("KV cache memory", "bytes", kv_bytes, reported, whence),
+        Figure("KV cache memory", "bytes", None if told.by_hand else kv_bytes, reported, whence),
         Figure(_BLOCKS, "blocks", pool.blocks if pool and reported is not None else None, blocks, blocks_from),
         Figure(_TOKENS, "tokens", pool.tokens if pool and independent else None, tokens, tokens_from),
         Figure("longest requests at once", "requests", pool.concurrency if pool else None, at_once, at_once_from),
         Figure("bytes per token of the longest request", "bytes", each, reported / tokens if reported and tokens else None, f"{whence} / tokens"),
     ]
-    if kv_bytes is not None:
+    if kv_bytes is not None and not told.by_hand:
         found.append(Figure("KV cache tokens as planned", "tokens", kv.cache(shape, serving, kv_bytes).tokens, tokens, tokens_from))
     yield from (figure for figure in found if figure.reported is not None)
 

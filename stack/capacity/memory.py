@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stack.capacity.cards import GIB, MIB, Card
+from stack.capacity.cards import GIB, MIB, Card, whole
 from stack.capacity.kv import BadServing, Serving, most_layers
 from stack.capacity.model import BadModel, ModelShape
 
@@ -84,11 +84,15 @@ def weight_bytes(shape: ModelShape, serving: Serving) -> float:
 
 
 def default_batched_tokens(card: Card) -> int:
-    """max_num_batched_tokens of vLLM's API server on this card when nobody sets it (engine/arg_utils.py, get_batch_defaults)."""
-    memory = card.usable_bytes or card.memory_bytes
+    """max_num_batched_tokens of vLLM's API server on this card when nobody sets it.
+
+    Source: vLLM 0.32 engine/arg_utils.py, get_batch_defaults. Memory and name are NVML's of the device by its number (platforms/cuda.py), and under
+    that number NVML has the whole card, not the slice in use."""
+    asked = whole(card)
+    memory = asked.usable_bytes or asked.memory_bytes
     if memory >= 160 * GIB:
         return 16384
-    return 8192 if memory >= 70 * GIB and "A100" not in card.name else 2048
+    return 8192 if memory >= 70 * GIB and "A100" not in asked.name else 2048
 
 
 def _copied(shape: ModelShape, split: int) -> float:

@@ -16,7 +16,7 @@ from exporters.attribution import mig_fraction
 from exporters.prices import Prices
 from stack.capacity import cards, follow, kv
 from stack.capacity.cards import Card
-from stack.capacity.fit import DoesNotFit, default_seqs, gib, room, usable
+from stack.capacity.fit import DoesNotFit, default_seqs, gib, placed, room, usable
 from stack.capacity.follow import Flag, Gateway, Tuning
 from stack.capacity.kv import BadServing, Cache, Serving
 from stack.capacity.memory import Part
@@ -102,7 +102,9 @@ class Plan:
 
     @property
     def binds(self) -> Limit | None:
-        """What is used up first."""
+        """What is used up first; None where nobody knows how long a request holds its cache, which may then be the first."""
+        if not self.measured and (self.traffic is None or self.traffic.time_s is None):
+            return None
         return min(self.limits, key=lambda limit: limit.rate_per_s, default=None)
 
     @property
@@ -117,8 +119,8 @@ class Plan:
 
     @property
     def users_per_replica(self) -> float | None:
-        """People that one replica takes, by what binds; None where their number and times are not known."""
-        if self.traffic is None or self.traffic.users is None or self.traffic.time_s is None or self.binds is None:
+        """People that one replica takes, by what binds; None where nobody speaks of people, or times are not known."""
+        if self.traffic is None or not (self.traffic.users or self.traffic.think_s) or self.traffic.time_s is None or self.binds is None:
             return None
         return self.binds.rate_per_s * (self.traffic.time_s + self.traffic.think_s)
 
@@ -316,8 +318,8 @@ def _impossible(
     weights, itl_s, ttft_s = weights_read(shape, serving), targets.itl_p95_s, targets.ttft_p95_s
     if weights and itl_s and card.bandwidth and itl_s < (least_s := weights / card.bandwidth):
         what = (
-            f"itl_p95: {milli(itl_s)} cannot be: reading {gib(weights)} of weights once for every token takes {card.name} at least {milli(least_s)} "
-            f"({card.bandwidth / 1e12:.3g} TB/s)"
+            f"itl_p95: {milli(itl_s, 5)} cannot be: reading {gib(weights)} of weights once for every token takes {placed(serving, card)} at least "
+            f"{milli(least_s, 5)} ({card.bandwidth / 1e12:.3g} TB/s)"
         )
         if not tuning.speculative:
             raise TooSlow(f"{what}; tensor parallelism, a smaller or quantized model, or speculative decoding get below that")
@@ -327,7 +329,10 @@ def _impossible(
     if needed and ttft_s and card.flops:
         least_s = needed / _flops(shape, serving, card)
         if least_s > ttft_s:
-            what = f"ttft_p95: {milli(ttft_s)} cannot be for {prompt:,.0f} prompt tokens (p95): {card.name} computes them in {milli(least_s)} at best"
+            what = (
+                f"ttft_p95: {milli(ttft_s)} cannot be for {prompt:,.0f} prompt tokens (p95): {placed(serving, card)} computes them in "
+                f"{milli(least_s)} at best"
+            )
             if tuning.prefix_caching is False:
                 raise TooSlow(f"{what}; shorter prompts, prefix caching, or more GPUs to a replica get below that")
             yield f"{what}, unless most of them are in the prefix cache"
@@ -375,6 +380,8 @@ def _notes(shape: ModelShape, traffic: Traffic | None, measured_per_s: float | N
     if traffic is None:
         yield "no traffic is given, so only the guaranteed concurrency is known; --traffic or --log say more"
         return
+    if traffic.users and not traffic.think_s:
+        yield "no time to think is given, so each of these users asks again the moment a reply ends; --think says how long they read"
     if traffic.missing:
         yield f"not given: {', '.join(traffic.missing)}; without that, requests at once, replicas and their cost are not known"
     if not measured_per_s:
@@ -386,8 +393,8 @@ def _notes(shape: ModelShape, traffic: Traffic | None, measured_per_s: float | N
         yield "how many of its experts' weights a step reads depends on the batch, so there are no bounds by memory bandwidth and compute"
 
 
-def milli(time_s: float) -> str:
-    return f"{time_s * 1000:.3g} ms" if time_s < 1 else f"{time_s:,.3g} s"
+def milli(time_s: float, figures: int = 3) -> str:
+    return f"{time_s * 1000:.{figures}g} ms" if time_s < 1 else f"{time_s:,.{figures}g} s"
 
 
 # ---- the twin in JSON -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from exporters.request_log import RequestRecord, parse_block
 from stack import config
 from stack.capacity import cards, model, plan, worksheet
 from stack.capacity.cards import Card
-from stack.capacity.fit import DoesNotFit, gib, quantized, usable
+from stack.capacity.fit import DoesNotFit, gib, placed, quantized, usable
 from stack.capacity.kv import Serving
 from stack.capacity.memory import default_batched_tokens
 from stack.capacity.model import ModelShape
@@ -97,7 +97,7 @@ def study(asked: Asked, somewhere: bool = True) -> Study | WeightsOnly:
         raise ValueError("--gpu is missing: name a card or slice, such as H200 or H200/1g.18gb; several are compared")
     wanted = tuple(dict.fromkeys(each for name in named for each in _cards(cards.card(name), asked.slices)))
     prices = config.load(asked.prices, Prices) if asked.prices else None
-    traffic = _traffic(asked, form)
+    traffic = _traffic(asked, form, shape)
     plans: list[Plan] = []
     refused: list[tuple[Card, DoesNotFit | TooSlow]] = []
     for card in wanted:
@@ -161,7 +161,7 @@ def _serving(asked: Asked, form: Worksheet, shape: ModelShape, card: Card | None
     )  # fmt: skip
 
 
-def _traffic(asked: Asked, form: Worksheet) -> Traffic | None:
+def _traffic(asked: Asked, form: Worksheet, shape: ModelShape) -> Traffic | None:
     """Of the logs where there are some, else of the worksheet; what was measured goes before targets, and options before both."""
     found = None if asked.logs else form.traffic()
     rate, users = asked.rate_per_s or form.requests_per_second, asked.users or form.concurrent_users
@@ -170,7 +170,7 @@ def _traffic(asked: Asked, form: Worksheet) -> Traffic | None:
     elif asked.users:
         rate = None
     if asked.logs:
-        found = _logged(asked, form)
+        found = _logged(asked, form, shape)
     if found is None:
         if rate or users:
             raise BadTraffic("a rate or users are given and no lengths: fill in p50 and p95 of prompt and output tokens, or name a --log")
@@ -182,13 +182,19 @@ def _traffic(asked: Asked, form: Worksheet) -> Traffic | None:
     )  # fmt: skip
 
 
-def _logged(asked: Asked, form: Worksheet) -> Traffic:
+def _logged(asked: Asked, form: Worksheet, shape: ModelShape) -> Traffic:
     """What the logs say; the worksheet's targets stand for times that they do not have."""
     if len({path.resolve() for path in asked.logs}) != len(asked.logs):
         raise ValueError("--log names one file twice; it would be counted twice")
     bad: Counter[str] = Counter()
-    found = of_log(_records(asked.logs, bad), ", ".join(path.name for path in asked.logs), asked.name)
-    notes = [f"{number:,} lines of {name} are no request records" for name, number in bad.items() if number]
+    models: set[str] = set()
+    found = of_log(_records(asked.logs, bad, models), ", ".join(path.name for path in asked.logs), asked.name)
+    notes = [
+        f"the log is of {name}: if that is another model than {shape.name}, or ran on another GPU, its TTFT and TPOT say nothing of this plan"
+        for name in models
+        if not (asked.name or form.name or found.ttft_s is found.tpot_s is None or name.rpartition("/")[2].lower() == shape.name.lower())
+    ]
+    notes += [f"{number:,} lines of {name} are no request records" for name, number in bad.items() if number]
     ttft_s = form.ttft_p95 if found.ttft_s is None else found.ttft_s
     tpot_s = form.itl_p95 if found.tpot_s is None else found.tpot_s
     if (ttft_s, tpot_s) != (found.ttft_s, found.tpot_s):
@@ -196,12 +202,14 @@ def _logged(asked: Asked, form: Worksheet) -> Traffic:
     return replace(found, ttft_s=ttft_s, tpot_s=tpot_s, notes=(*found.notes, *notes))
 
 
-def _records(paths: tuple[Path, ...], bad: Counter[str]) -> Iterator[RequestRecord]:
+def _records(paths: tuple[Path, ...], bad: Counter[str], models: set[str]) -> Iterator[RequestRecord]:
+    """Counts in bad the lines that are none, by file, and adds to models what the records are of."""
     for path in paths:
         with path.open("rb") as file:
             while lines := file.readlines(_READ_BYTES):
                 records, wrong = parse_block(b"".join(lines))
                 bad[path.name] += len(wrong)
+                models.update(record.model for record in records if record.model)
                 yield from records
 
 
@@ -239,7 +247,7 @@ def filled(found: Study) -> str:
     spent = f"{at_least}{digits(per_1k)} {it.cost.currency} by this plan" if it.cost and per_1k else promise
     parameters, dtype = found.shape.parameters, found.shape.quantization or found.shape.dtype
     utilization = f"{it.serving.gpu_memory_utilization:g}"
-    seqs = next((flag.value for flag in it.flags if flag.option == "--max-num-seqs"), None)
+    seqs = next((Entry(flag.value, flag.why) for flag in it.flags if flag.option == "--max-num-seqs"), Entry(None, "vLLM's own choice"))
     return worksheet.fill(found.text, {
         "parameters": Entry(f"{parameters:d}" if parameters else None, "counted from the model's shapes" if parameters else "cannot be counted"),
         "dtype": Entry(dtype if dtype in WEIGHT_BYTES else None, "from the model" if dtype in WEIGHT_BYTES else f"{dtype}, from the model"),
@@ -255,8 +263,8 @@ def filled(found: Study) -> str:
         "enable_prefix_caching": Entry("true", "as vLLM does; pays where prompts begin alike"),
         "speculative_config": Entry(None, "none; adds weights and cache of its own"),
         "kv_cache_dtype": Entry(it.serving.cache_dtype, "what this plan counts with"),
-        "max_num_seqs": Entry(seqs, "what the cache holds of this traffic"),
-        "max_num_batched_tokens": Entry(str(it.serving.max_num_batched_tokens), "vLLM's choice for this card"),
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": Entry(str(it.serving.max_num_batched_tokens), "what this plan counts with"),
     })  # fmt: skip
 
 
@@ -328,16 +336,27 @@ def _replicas(it: Plan) -> Sheet:
     binds, rate = it.binds, it.traffic.arrivals_per_s if it.traffic else None
     rows: list[tuple[str, ...]] = [
         (limit.name + (" (binds)" if limit is binds else ""), f"{'below ' if limit.bound else ''}{digits(limit.rate_per_s)}",
-         str(plan.replicas_for(rate, limit.rate_per_s)) if rate else "", limit.why)
+         str(plan.replicas_for(rate, limit.rate_per_s)) if rate and it.replicas else "", limit.why)
         for limit in sorted(it.limits, key=lambda limit: limit.rate_per_s)
     ]  # fmt: skip
+    if _people(it) and it.traffic:
+        again = f"{milli(it.traffic.think_s)} after a reply" if it.traffic.think_s else "at once"
+        why = f"people at work, each asking again {again}; by what binds"
+        rows.append(("users", _people(it), "", why))
     more = "" if it.measured else "; more where the card is slower than its bounds"
-    rows.append(("together", "", _count(it), f"the most that any of them asks for{more}"))
+    lacking = "" if it.traffic is None else f"not given: {', '.join(it.traffic.missing)}"
+    rows.append(("together", "", _count(it), lacking if it.replicas is None else f"the most that any of them asks for{more}"))
     return Sheet("replicas: what one takes, requests a second", ("limit", "one replica", "replicas", "why"), rows)
 
 
+def _people(it: Plan) -> str:
+    """Users that one replica takes, "" where nobody speaks of people."""
+    users = it.users_per_replica
+    return "" if users is None or it.binds is None else f"{'below ' if it.binds.bound else ''}{users:,.0f}"
+
+
 def _count(it: Plan) -> str:
-    return "not known" if it.replicas is None else f"{'' if it.measured else 'at least '}{it.replicas}"
+    return "cannot be told" if it.replicas is None else f"{'' if it.measured else 'at least '}{it.replicas}"
 
 
 def _money(it: Plan, cost: Cost) -> Sheet:
@@ -360,24 +379,36 @@ def _kept(it: Plan) -> str:
     target = it.targets.cost_per_1k_tokens
     if target is None:
         return ""
-    return f"; target {target:g}: " + {True: "kept", False: "missed", None: "not missed as far as bounds tell"}[target_kept(it)]
+    return f"; target {digits(target)}: " + {True: "kept", False: "missed", None: "not missed as far as bounds tell"}[target_kept(it)]
 
 
 def comparison(found: Study) -> Sheet:
     """A row for each card or slice, the cheapest first where prices and replicas are known."""
     unit = next((each.cost.currency for each in found.plans if each.cost), "")
     money = (f"{unit} an hour", f"{unit} per 1K") if unit else ()
-    head = ("GPU", "KV cache", "tokens", "guaranteed", "expected", "binds", "replicas", "cards", *money)
+    people = ("users each",) if any(each.users_per_replica for each in found.plans) else ()
+    head = ("GPU", "KV cache", "tokens", "guaranteed", "expected", "binds", "replicas", "cards", *people, *money)
     rows: list[tuple[str, ...]] = []
     for it in sorted(found.plans, key=lambda it: it.cost.per_hour if it.cost and it.cost.per_hour else 0.0):
         gpus = "" if it.replicas is None else str(-(-it.replicas * it.gpus // it.card.instances))
         spent = (digits(it.cost.per_hour, 2), digits(it.cost.per_1k_tokens)) if it.cost else ()
         rows.append((
-            it.card.name, gib(it.kv_bytes), f"{it.cache.tokens:,}", f"{it.guaranteed:,.2f}", "" if it.expected is None else f"{it.expected:,.1f}",
-            it.binds.name if it.binds else "", "" if it.replicas is None else _count(it), gpus, *spent,
+            placed(it.serving, it.card), gib(it.kv_bytes), f"{it.cache.tokens:,}", f"{it.guaranteed:,.2f}",
+            "" if it.expected is None else f"{it.expected:,.1f}", it.binds.name if it.binds else "",
+            "" if it.replicas is None else _count(it), gpus, *(_people(it) for _ in people), *spent,
         ))  # fmt: skip
     rows += [(card.name, _word(error), *[""] * (len(head) - 2)) for card, error in found.refused]
     return Sheet(f"{found.shape.name or 'the model'}: which GPU or slice", head, rows)
+
+
+def conclusion(found: Study) -> str:
+    """What the comparison comes to, where prices and replicas are known; else ""."""
+    priced = [(it.cost.per_hour, it.cost.currency, it) for it in found.plans if it.cost and it.cost.per_hour]
+    if not priced:
+        return ""
+    hour, unit, it = min(priced, key=lambda row: row[0])
+    bound = "" if it.measured else "; at least, until --measured-rate says what one replica takes"
+    return f"Cheapest by your prices: {(it.replicas or 1) * it.gpus} x {it.card.name}, {digits(hour, 2)} {unit} an hour{bound}"
 
 
 def digits(value: float | None, least: int = 0) -> str:

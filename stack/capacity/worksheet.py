@@ -350,6 +350,8 @@ def fill(text: str, entries: Mapping[str, Entry]) -> str:
         alone = block and not text[end:line_end].strip()
         put = "" if entry.value is None else f" {entry.value}" if start == end else entry.value
         rest = text[line_end:] if alone else text[end:]
+        if re.match(rf" {{{len(put) + 2},}}#", rest):
+            rest = rest[len(put) :]  # so that remarks stay in their column
         text = text[:start] + put + (f"  # {entry.remark}" if alone else "") + rest
     return text
 

@@ -13,10 +13,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from stack.capacity import live, study, worksheet
+from stack.capacity.cards import GIB
 from stack.capacity.fit import NO_WAY, DoesNotFit, gib
 from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.gateway.config import read_key
 
+PIPED = 150  # columns where nobody says how many there are
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -104,20 +106,33 @@ def _live(looked: live.Loop) -> dict[str, Any]:
 
 def _draw_live(looked: live.Loop) -> None:
     rows: list[tuple[str, ...]] = [
-        (name, *("" if value is None else f"{value:,.6g}" for value in (ours, theirs)), "" if off is None else f"{off:+.2%}", source)
-        for name, ours, theirs, off, source in looked.rows()
+        (f.name, *(_shown(value, f.unit) for value in (f.predicted, f.reported)), "" if f.difference is None else f"{f.difference:+.2%}", f.source)
+        for f in (*looked.figures, *looked.in_use)
     ]
     title = f"{looked.model}, vLLM {looked.version or 'of an unknown release'}: reckoned, and as it says itself"
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else PIPED, highlight=False)
     _table(console, study.Sheet(title, ("figure", "reckoned", "reported", "difference", "source"), rows))
     for sentence in looked.said:
         click.echo(sentence)
 
 
+def _shown(value: float | None, unit: str) -> str:
+    """A figure of an engine with its unit, "" where it is not known."""
+    if value is None:
+        return ""
+    if unit == "share":
+        return f"{value:.1%}"
+    if unit == "bytes":
+        return gib(value) if value >= GIB / 100 else f"{value:,.6g} bytes"
+    return f"{value:,.2f}".removesuffix(".00")
+
+
 def _draw(found: study.Study) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else PIPED, highlight=False)
     alone = len(found.plans) == 1 and not found.refused
     compared = [study.comparison(found)] if found.plans else []
+    if not alone and (best := study.conclusion(found)):
+        click.echo(best)
     for sheet in study.sheets(found.plans[0]) if alone else compared:
         _table(console, sheet)
     if alone:
