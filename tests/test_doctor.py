@@ -23,7 +23,7 @@ from test_doctor_evidence import pair, scraped
 from alerts import thresholds
 from alerts.settings import Overlay, Settings
 from stack.cli.doctor import doctor_command
-from stack.doctor import report
+from stack.doctor import before, report
 from stack.doctor.diagnose import LEAST_REQUESTS, MANY_AT_ONCE, Diagnosis, areas, diagnose, ranked, serious
 from stack.doctor.evidence import Clients, Evidence, Figures, Gateway, Gauge, Spread, evidence
 from stack.doctor.matrix import ROWS
@@ -48,7 +48,8 @@ def well(**changes: Any) -> Figures:
         prompt_length=spread(*[300.0] * 100), answer_length=spread(*[100.0] * 100), running=Gauge(4, 6, 8), waiting=NOTHING, deferred=NOTHING,
         kv=Gauge(0.2, 0.3, 0.4), caching=True,
     )  # fmt: skip
-    return replace(figures, **changes)
+    figures = replace(figures, **changes)
+    return replace(figures, crowded=figures.running) if figures.waiting and figures.waiting.lowest > 0 and "crowded" not in changes else figures
 
 
 def of(figures: Figures, engines: dict[str, Figures] | None = None, **around: Any) -> Diagnosis:
@@ -69,9 +70,18 @@ def test_nothing_is_wrong_with_an_engine_that_is_well():
     assert {"queue": "fine", "prefill": "fine", "decode": "fine", "streaming": "unsure", "API": "fine", "quality": "unsure"} == areas(diagnosis)
 
 
-def test_an_engine_that_nobody_asks_is_idle_and_no_question_is_open_but_quality():
-    diagnosis = of(Figures(seconds=60, begun=0, ended=0, running=NOTHING, waiting=NOTHING, prompt_tokens=0, generation_tokens=0))
-    assert ("idle", (), ["quality"]) == (diagnosis.state, diagnosis.findings, [one.area for one in diagnosis.unsure])
+IDLE = Figures(seconds=60, begun=0, ended=0, running=NOTHING, waiting=NOTHING, prompt_tokens=0, generation_tokens=0)
+
+
+def test_an_engine_whose_page_shows_nothing_is_idle_and_who_waits_before_it_is_open_unless_somebody_tells():
+    diagnosis = of(IDLE)
+    assert ("idle", (), ["API", "quality"]) == (diagnosis.state, diagnosis.findings, [one.area for one in diagnosis.unsure])
+    text = report.as_text([diagnosis], "test")
+    assert "nobody asked" not in text
+    assert "m: idle: its page shows no request; 0 requests in 60 s" in text
+    assert "--gateway" in text
+    told = of(IDLE, gateway=Gateway(running=NOTHING, waiting=NOTHING))
+    assert ("idle", ["quality"]) == (told.state, [one.area for one in told.unsure])
 
 
 def slow(requests: int, **changes: Any) -> Figures:
@@ -93,7 +103,7 @@ def test_a_handful_of_requests_is_abstained_from_and_what_is_missing_is_said():
 
 def test_a_moment_is_no_time_to_judge_by():
     assert [] == names(slow(50, seconds=4))
-    assert names(slow(50, seconds=5))
+    assert names(slow(50, seconds=5, waiting=Gauge(1, 2, 3)))
 
 
 def test_figures_that_an_engine_does_not_show_leave_their_area_open():
@@ -162,7 +172,7 @@ def test_the_first_finding_is_the_cause(changes, row):
     ("threshold", "changes"),
     [
         (thresholds.TTFT_P95, {"ttft": spread(*[2.6] * 100), "prefill": spread(*[2.5] * 100)}),
-        (thresholds.QUEUE_TIME_P95, {"queue": spread(*[5.1] * 100)}),
+        (thresholds.QUEUE_TIME_P95, {"queue": spread(*[5.1] * 100), "waiting": Gauge(1, 2, 3)}),
         (thresholds.INTER_TOKEN_P95, {"between_tokens": spread(*[0.11] * 1000)}),
         (thresholds.PREEMPTIONS, {"preemptions": 7}),
     ],
@@ -184,16 +194,16 @@ def test_prompts_of_which_nothing_is_reused_are_told_and_not_serious_while_nobod
 
 def test_a_long_prompts_own_late_first_token_is_no_head_of_line():
     """Of ten requests one is long: that it is late itself is what it asked for. That three are, is."""
-    lengths = spread(*[200.0] * 90, *[20_000.0] * 10)
-    own = well(prompt_length=lengths, ttft=spread(*[0.2] * 90, *[6.0] * 10))
-    others = well(prompt_length=lengths, ttft=spread(*[0.2] * 70, *[6.0] * 30))
+    long = {"prompt_length": spread(*[200.0] * 90, *[20_000.0] * 10), "prefill": spread(*[0.1] * 90, *[5.0] * 10)}
+    own = well(**long, ttft=spread(*[0.2] * 90, *[6.0] * 10))
+    others = well(**long, ttft=spread(*[0.2] * 70, *[6.0] * 30))
     assert "head-of-line-first" not in names(own)
     assert "head-of-line-first" in names(others)
 
 
 def test_late_first_tokens_behind_a_long_prompt_ask_for_another_lever_than_pauses():
     """Whoever runs is served first: smaller steps leave a prompt that waits just as far behind, a cap on the long one does not."""
-    long = {"prompt_length": spread(*[200.0] * 95, *[20_000.0] * 5)}
+    long = {"prompt_length": spread(*[200.0] * 95, *[20_000.0] * 5), "prefill": spread(*[0.1] * 95, *[3.0] * 5)}
     late = of(well(**long, ttft=spread(*[0.2] * 70, *[6.0] * 30), between_tokens=spread(*[0.02] * 950, *[2.0] * 50))).findings[0]
     paused = of(well(**long, between_tokens=spread(*[0.02] * 950, *[2.0] * 50))).findings[0]
     assert ("head-of-line", "head-of-line") == (late.name, paused.name)
@@ -260,11 +270,88 @@ def test_embeddings_are_not_told_to_switch_on_a_cache_that_their_model_may_not_h
 
 def test_pauses_of_those_who_are_answered_are_head_of_line_only_where_a_few_prompts_explain_them():
     paused = {"between_tokens": spread(*[0.02] * 950, *[2.0] * 50)}
-    assert "head-of-line" in names(well(prompt_length=spread(*[200.0] * 95, *[20_000.0] * 5), **paused))
+    long = {"prompt_length": spread(*[200.0] * 95, *[20_000.0] * 5), "prefill": spread(*[0.1] * 95, *[3.0] * 5)}
+    assert "head-of-line" in names(well(**long, **paused))
     assert "head-of-line" not in names(well(**paused))
 
 
+def test_a_tail_far_longer_than_any_prefill_is_not_from_prompts():
+    """After a core stood still for a minute first tokens are late, beside the same few long prompts as ever."""
+    stood = {
+        "prompt_length": spread(*[200.0] * 95, *[1200.0] * 5), "prefill": spread(*[0.05] * 95, *[0.4] * 5),
+        "ttft": spread(*[0.1] * 80, *[62.0] * 20), "between_tokens": spread(*[0.02] * 990, *[60.0] * 20),
+    }  # fmt: skip
+    assert [] == [name for name in names(well(**stood)) if name.startswith(("head-of-line", "api-server"))]
+
+
+def test_a_core_that_stood_still_is_no_busy_api_server():
+    late = {"ttft": spread(*[4.0] * 100)}
+    assert "api-server-bound" not in names(well(**late, between_tokens=spread(*[0.02] * 999, 60.0)))
+
+
+# ---- what people wait for in a queue
+
+
+CROWD = {**QUEUED, "waiting": Gauge(0, 12, 28), "kv": Gauge(0.0, 0.001, 0.002)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "row"),
+    [
+        ({"running": Gauge(0, 5, 16), "crowded": Gauge(16, 16, 16)}, "queue-bound"),  # Prometheus, with calm minutes before
+        ({"running": Gauge(4, 15, 16), "crowded": Gauge(4, 15.2, 16, looks=15)}, "queue-bound"),  # one look between two batches
+        ({"running": Gauge(4, 10, 16), "crowded": Gauge(4, 10, 16, looks=2)}, "queue-unclear"),
+        ({"running": Gauge(0, 8, 16), "crowded": Gauge(16, 16, 16, looks=1)}, "queue-unclear"),
+        ({"running": Gauge(2, 8, 16), "crowded": Gauge(2, 8, 16, looks=15)}, "queue-at-capacity"),
+        ({"running": Gauge(12, 14, 16), "crowded": Gauge(12, 14, 16, looks=15), "kv": Gauge(0.5, 0.6, 0.7)}, "queue-at-capacity"),
+    ],
+)
+def test_places_are_told_by_what_runs_while_others_wait_and_two_looks_may_not_tell(changes, row):
+    assert [row] == names(well(**{**CROWD, **changes}))
+
+
+def test_a_queue_that_nobody_sees_is_no_finding_but_a_question():
+    """Those who ended had waited: the crowd is gone."""
+    diagnosis = of(well(queue=spread(*[8.0] * 100), ttft=spread(*[8.5] * 100), running=Gauge(0, 1, 2)))
+    assert () == diagnosis.findings
+    assert "nobody waits at any look" in next(one.why for one in diagnosis.unsure if one.area == "queue")
+
+
+def test_a_queue_that_stands_is_told_before_ten_requests_have_ended():
+    """Long answers: half a minute after the crowd came nobody has ended."""
+    standing = {"seconds": 15.7, "begun": 3, "ended": 0, "waiting": Gauge(24, 26, 28), "running": Gauge(16, 16, 16), "queue": None, "prefill": None}
+    diagnosis = of(well(**standing))
+    assert ("thin", [("queue-bound", True)]) == (diagnosis.state, [(one.row.name, one.serious) for one in diagnosis.findings])
+    assert "queue" not in {one.area for one in diagnosis.unsure}
+    assert ["queue-bound"] == names(well(**{**standing, "begun": 16})), "and when many began and none ended"
+    assert [] == names(well(**{**standing, "waiting": Gauge(10, 12, 14)}))
+    assert [] == names(well(**{**standing, "prompt_tokens": 0, "generation_tokens": 0, "seconds": 14})), "it may stand still"
+
+
+def test_what_the_gateway_refuses_while_an_engine_queues_is_what_it_is_there_for():
+    refused = Clients(source="log", outcomes={"ok": 50, "rejected": 50}, reasons={"queue_ttl": 49.6}, refused={"batch": 49.6})
+    queues = well(**QUEUED, running=Gauge(8, 8, 8))
+    assert ["queue-bound", "rejections-by-gateway"] == names(queues, clients=refused)
+    few = Gateway(slots=Gauge(16, 20, 24), slots_limit=Gauge(64, 64, 64))
+    assert [("rejections", False)] == [(one.name, one.serious) for one in of(well(), clients=refused, gateway=few).findings]
+    all_of_them = replace(few, slots=few.slots_limit)
+    (found,) = of(well(), clients=refused, gateway=all_of_them).findings
+    assert (True, 'vllm-watch annotate "slots 64 -> 80" --diff \'slots=64->80\' --id rejections-by-gateway --events events.jsonl') == (
+        found.serious, report.as_json([of(well(), clients=refused, gateway=all_of_them)], "test")["first_lever"]["commands"][0],
+    )  # fmt: skip
+    assert "refused by queue_ttl: 50" in report.as_text([of(well(), clients=refused)], "test")
+
+
 # ---- what is not latency
+
+
+def test_an_engine_that_stood_still_before_its_page_showed_a_request_is_told_by_the_gateway():
+    holds = Gateway(running=Gauge(6, 8, 9), waiting=Gauge(2, 3, 4))
+    diagnosis = of(IDLE, gateway=holds)
+    assert ["frozen-engine"] == [finding.name for finding in diagnosis.findings]
+    assert "frozen-engine" not in names(IDLE, gateway=replace(holds, only=False)), "they may be at engines that were not looked at"
+    assert [] == names(IDLE, gateway=replace(holds, running=Gauge(0, 4, 9)))
+    assert "frozen-engine" not in names(well(), gateway=holds)
 
 
 def test_a_frozen_engine_is_found_without_a_single_request_and_the_surer_the_more_stand_still():
@@ -391,7 +478,7 @@ def test_what_somebody_must_act_on_comes_first_and_causes_before_what_they_cause
 
 def test_more_evidence_and_a_figure_further_over_make_it_surer():
     def confidence(requests: int, ttft_s: float) -> float:
-        figures = slow(requests, running=Gauge(8, 8, 8))
+        figures = slow(requests, running=Gauge(8, 8, 8), waiting=Gauge(1, 2, 3))
         return of(replace(figures, queue=spread(*[ttft_s] * requests), ttft=spread(*[ttft_s] * requests))).findings[0].confidence
 
     assert confidence(20, 30.0) < confidence(50, 30.0) < confidence(100, 30.0)
@@ -414,6 +501,41 @@ def test_every_row_is_reached_by_some_check(row):
     """A row that nothing finds is a promise of the page that the doctor does not keep."""
     source = (Path(report.__file__).parent / "diagnose.py").read_text()
     assert f'"{row.name}"' in source
+
+
+# ---- how it is told
+
+
+def test_numbers_of_a_lever_are_those_of_the_engine_or_placeholders():
+    def change(figures: Figures, **around: Any) -> str:
+        return next(line for line in report.as_text([of(figures, **around)], "test").splitlines() if "annotate" in line)
+
+    queue = well(**QUEUED, running=Gauge(16, 16, 16))
+    assert "max-num-seqs 16 -> 24" in change(queue)
+    assert "max-num-seqs OLD -> 5" in change(well(preemptions=60, running=Gauge(5, 6, 7)))
+    assert "max-num-seqs OLD -> NEW" in change(queue, engines={"a": queue, "b": queue})
+    assert "--max-num-seqs 16" in report.as_json([of(queue)], "test")["first_lever"]["experiment"]
+
+
+def test_a_percentile_in_a_wide_bucket_is_its_bounds():
+    """91 s in the queue and 70 s to the first token cannot be: one is from 60 to 120, the other from 40 to 80."""
+    inf = float("inf")
+    queue = Spread(100, 6000.0, ((30.0, 5.0), (60.0, 40.0), (120.0, 100.0), (inf, 100.0)))
+    ttft = Spread(100, 6100.0, ((20.0, 5.0), (40.0, 40.0), (80.0, 100.0), (inf, 100.0)))
+    text = report.as_text([of(well(**{**QUEUED, "queue": queue, "ttft": ttft}, running=Gauge(8, 8, 8)))], "test")
+    assert "queue time p95: 60 to 120 s; over queue_time_p95, 5 s" in text
+    assert "time to first token p95: 40 to 80 s" in text
+
+
+def test_one_sentence_is_said_once_and_of_what_is_fine_the_figure():
+    assert "not said of queue, prefill, decode: 3 requests in 60 s are too few" in report.as_text([of(slow(3))], "test")
+    assert "fine: queue (queue time p95: 0.01 s), prefill (prefill p95: 0.3 s)" in report.as_text([of(well())], "test")
+    assert "queue (queue time p95: under 0.001 s)" in report.as_text([of(well(queue=spread(*[2e-5] * 100)))], "test")
+
+
+def test_a_log_that_was_given_is_not_asked_for():
+    (streaming,) = (one for one in of(well(), logged=True).unsure if one.area == "streaming")
+    assert "the log has no streamed answer of this time" == streaming.why
 
 
 # ---- pages of three releases
@@ -481,6 +603,39 @@ def test_a_request_log_adds_what_clients_saw(tmp_path):
     assert "of the clients leave" in told["findings"][0]["evidence"][0]["what"]
 
 
+def test_commands_repeat_what_was_given(tmp_path):
+    log = tmp_path / "re quests.jsonl.gz"
+    log.write_bytes((SITUATIONS / "hang-ups" / "requests.jsonl.gz").read_bytes())
+    told = run(*unpacked("hang-ups", tmp_path), "--log", log).output
+    assert "vllm-watch doctor --before BEFORE --after AFTER --seconds 24" in told
+    kept = run(*unpacked("queue-bound", tmp_path), "--log", log).output
+    assert f"vllm-watch compare --log '{log}' --event queue-bound" in kept
+
+
+def test_a_page_that_is_no_gateways_is_told(tmp_path, engine):
+    arguments = unpacked("kv-bound", tmp_path)
+    result = run(*arguments, "--gateway-before", arguments[1], "--gateway-after", arguments[3])
+    assert (2, True) == (result.exit_code, "shows no series of the gateway" in result.output)
+    live = run(engine, "--gateway", engine, "--for", "9s")
+    assert (2, True) == (live.exit_code, f"{engine} shows no series of the gateway; its metrics are at metrics_listen" in live.output)
+    assert "looking" not in live.output, "it is told before the wait"
+
+
+def test_pages_of_the_gateway_tell_of_an_engine_that_looks_idle_and_is_not(tmp_path):
+    engine_pages = unpacked("none-idle", tmp_path)
+    assert (0, True) == ((alone := run(*engine_pages)).exit_code, "whether somebody asks and waits before the engine" in alone.output)
+    (page := tmp_path / "gateway.prom").write_text(
+        'vllm_watch_gateway_running_requests{team="a",band="b"} 9\nvllm_watch_gateway_upstream_up{upstream="x",address="x:8000"} 1\n'
+    )
+    told = run(*engine_pages, "--gateway-before", page, "--gateway-after", page)
+    assert (1, True) == (told.exit_code, "1. frozen-engine" in told.output)
+    assert "requests that the gateway has there, at least: 9" in told.output
+
+
+def test_help_lists_the_names_of_workloads():
+    assert all(one.name in re.sub(r"\s+", "", run("--help").output) for one in before.WORKLOADS)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -531,14 +686,15 @@ def test_a_page_of_something_else_and_an_engine_that_is_away_are_told(tmp_path):
 
 @pytest.fixture
 def engine() -> Iterator[str]:
-    """An address that shows the pages of a recorded situation, one after the other."""
+    """An address that shows the pages of a recorded situation, one after the other; its third look fails."""
     texts = [gzip.decompress((SITUATIONS / "kv-bound" / f"{when}.prom.gz").read_bytes()) for when in ("before", "after")]
     looks = itertools.count()
 
     class Shows(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = texts[min(next(looks), 1)] if self.path == "/metrics" else b'{"version":"0.32.0"}'
-            self.send_response(200)
+            look = next(looks) if self.path == "/metrics" else -1
+            body = b'{"version":"0.32.0"}' if look < 0 else texts[min(look, 1)]
+            self.send_response(503 if look == 2 else 200)
             self.end_headers()
             self.wfile.write(body)
 
@@ -553,9 +709,10 @@ def engine() -> Iterator[str]:
 
 def test_a_running_engine_is_looked_at_twice(engine):
     """A short time says little of latency, and preemptions by the dozen all the same."""
-    result = run(engine, "--for", "5s")
+    result = run(engine, f"{engine}/", "--for", "5s")
     assert 1 == result.exit_code
-    assert "1. kv-bound" in result.output
+    assert "1. kv-bound (queue" in result.output, "an address that is given twice is one engine"
+    assert f"vllm-watch doctor {engine} --for 5s" in result.output
     assert f"looking for 5 s at {engine}" in result.stderr
 
 
@@ -570,6 +727,7 @@ def test_a_prometheus_is_asked_for_its_window_and_model(past, tmp_path):
     result = run("--prometheus", where, "--window", "11m", "--model", "tiny", "--thresholds", own, "--json")
     told = json.loads(result.output)
     assert (1, "kv-bound", ["tiny"]) == (result.exit_code, told["findings"][0]["finding"], [one["model"] for one in told["models"]])
+    assert f"vllm-watch doctor --prometheus {where} --window 11m --model tiny" == told["first_lever"]["commands"][-1]
     nobody = run("--prometheus", where, "--window", "11m", "--model", "nobody")
     assert (2, True) == (nobody.exit_code, "shows the model nobody" in nobody.output)
 

@@ -17,7 +17,7 @@ from exporters.catalogue.page import Page
 from exporters.request_log import RequestRecord
 from stack.doctor.evidence import Evidence, Figures, Gauge, Spread, evidence
 from stack.doctor.matrix import ROWS
-from stack.doctor.series import Pages, Series, between, over
+from stack.doctor.series import Pages, Series, between, gauges_of, over
 from stack.prometheus import Answer, Prometheus, address
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -61,6 +61,31 @@ def test_a_counter_is_what_it_grew_by_and_a_gauge_what_it_was_at_both():
     assert (Gauge(0, 0, 0), True) == (figures.running, figures.caching)
 
 
+def test_looks_between_the_pages_count_for_gauges_and_what_runs_beside_a_queue_is_known():
+    """Whoever runs while nobody waits says nothing of how many may."""
+    page_ = golden("0.32.0-preempt-after-load")
+
+    def look(running: float, waiting: float) -> Page:
+        return changed(page_, {vllm.NUM_REQUESTS_RUNNING.name: running, vllm.NUM_REQUESTS_WAITING.name: waiting})
+
+    inside = [gauges_of(look(*each)) for each in ((16, 28), (15, 20), (16, 24))]
+    figures = evidence(between([Pages("e", look(0, 0), look(3, 0), inside)], SECONDS, ""))[0].whole
+    assert (Gauge(0, 10, 16), Gauge(15, 47 / 3, 16, looks=3)) == (figures.running, figures.crowded)
+
+
+def test_what_a_gateway_runs_is_at_the_engines_that_were_looked_at_only_where_it_has_no_other():
+    def gateway_of(*addresses: str) -> Page:
+        ups = "".join(f'vllm_watch_gateway_upstream_up{{upstream="{each}",address="{each}"}} 1\n' for each in addresses)
+        return page.parse(f'vllm_watch_gateway_running_requests{{team="a",band="b"}} 2\n{ups}')
+
+    def only(*addresses: str) -> bool | None:
+        pages = [Pages("e:1", *pair("0.32.0")), Pages("g:1", gateway_of(*addresses), gateway_of(*addresses))]
+        gate = evidence(between(pages, SECONDS, ""))[0].gateway
+        return gate and gate.only
+
+    assert (True, False) == (only("e:1"), only("e:1", "f:1"))
+
+
 def test_a_restart_between_the_pages_is_told_and_its_figures_count_from_there():
     before, after = pair("0.32.0")
     started = {vllm.PROCESS_START_TIME.name: (before.total(vllm.PROCESS_START_TIME.name) or 0) + 1000}
@@ -88,7 +113,7 @@ def test_the_older_names_of_0_10_give_the_same_figures():
 def test_every_figure_that_a_release_can_tell_is_told(release):
     figures = one(*pair(release)).whole
     missing = {field.name for field in fields(Figures) if getattr(figures, field.name) in (None, {})}
-    allowed = {"drafts", "drafted", "accepted"} | (
+    allowed = {"drafts", "drafted", "accepted", "crowded"} | (
         {"rejections", "deferred"} if release == "0.10.2" else {"rejections"} if release == "0.20.2" else set()
     )
     assert missing <= allowed | ({"per_token"} if release == "0.10.2" else set())
@@ -264,6 +289,38 @@ def test_a_prometheus_gives_the_same_figures_as_the_two_pages(release, past, tmp
                 assert mine == its, field.name
             case _:
                 assert pytest.approx(mine, rel=0.05) == its, field.name
+
+
+@pytest.mark.prometheus
+def test_a_prometheus_younger_than_the_window_says_how_much_it_recorded(past, tmp_path):
+    ends_s = 1_750_000_000
+    (file := tmp_path / "page.om").write_text(scraped(*pair("0.32.0"), 120, ends_s))
+
+    async def asked() -> Series:
+        async with Prometheus(address(past(file))) as prometheus:
+            return await over(prometheus, 900, ends_s)
+
+    found = asyncio.run(asked())
+    assert pytest.approx(120, abs=10) == found.seconds
+    assert re.search(r"the last 15m, of which it recorded 1[12]\d s", found.source)
+
+
+@pytest.mark.prometheus
+def test_what_runs_beside_a_queue_is_told_by_a_prometheus_too(past, tmp_path):
+    """Calm minutes before the crowd say nothing of how many may run."""
+    ends_s, labels = 1_750_000_000, 'model_name="m",engine="0",instance="e"'
+    lines = [
+        f"{metric.name}{{{labels}}} {crowd if at > 600 else calm} {ends_s - 900 + at}"
+        for metric, calm, crowd in ((vllm.NUM_REQUESTS_RUNNING, 1, 16), (vllm.NUM_REQUESTS_WAITING, 0, 28))
+        for at in range(0, 901, 15)
+    ]
+    (file := tmp_path / "page.om").write_text("\n".join([*lines, "# EOF", ""]))
+
+    async def asked() -> Series:
+        async with Prometheus(address(past(file))) as prometheus:
+            return await over(prometheus, 899, ends_s)
+
+    assert Gauge(16, 16, 16) == evidence(asyncio.run(asked()))[0].whole.crowded
 
 
 @pytest.mark.prometheus

@@ -77,7 +77,7 @@ async def test_a_core_that_stands_still_is_found_while_its_page_answers(engine, 
         core = core_of(engine)
         os.kill(core, signal.SIGSTOP)
         try:
-            status, said = await told(engine)
+            status, said = await told(engine, "--for", "16s")  # less may be one long prefill
         finally:
             os.kill(core, signal.SIGCONT)
     assert (1, "frozen-engine") == (status, names(said)[0]), said

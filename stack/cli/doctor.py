@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from alerts.settings import Settings
+from alerts.settings import Settings, written
 from exporters.catalogue import page
 from exporters.catalogue.page import BadPage, Page
 from exporters.engine import fetch
@@ -22,9 +23,12 @@ from stack.cli.options import THRESHOLDS, TOKEN_FILE, USER_FILE, duration, setti
 from stack.cli.scraped import text_of
 from stack.doctor import before, evidence, report, series
 from stack.doctor.diagnose import diagnose, ranked, serious
-from stack.doctor.series import Pages, Series
+from stack.doctor.matrix import ANYWHERE, Source
+from stack.doctor.series import Pages, Series, gauges_of
 from stack.prometheus import Address, Prometheus, Refused, address_from
 from stack.tuning.live import Span
+
+LOOK_S, LOOKS = 2.0, 60  # gauges between two looks: so often, and never more in all
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
@@ -42,7 +46,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.option("--gateway-after", type=_FILE, help="The same later, beside --after.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="How much later.")
 @click.option("--log", "logs", multiple=True, type=_FILE, help="A request log of the same time; once for each file. Packed ones end in .gz.")
-@click.option("--workload", "words", metavar="WORDS", help="Before there is traffic: what to expect of a workload, such as rag.")
+@click.option("--workload", "words", metavar="WORDS", help=f"Before there is traffic: what to expect of {before.NAMES}.")
 @click.option("--goal", type=click.Choice([one.name for one in before.GOALS]), help="First and second lever for a goal.")
 @THRESHOLDS
 @TOKEN_FILE
@@ -82,17 +86,25 @@ def doctor_command(
         raise click.UsageError(f"{bare} is no address; write it like http://127.0.0.1:8000")
     if for_s <= 0 or window_s <= 0 or (seconds is not None and not math.isfinite(seconds)):
         raise click.UsageError("--for, --window and --seconds are times longer than 0, such as 30s")
+    its = [f"--model {shlex.quote(model)}"] if model else []
     with mistakes_told():
         settings, spans = settings_of(thresholds), list[Span]()
         if prometheus_url:
-            found, span = asyncio.run(_recorded(address_from(prometheus_url, token_file, user_file), window_s, model))
+            where = address_from(prometheus_url, token_file, user_file)
+            files = [f"--{name}-file {shlex.quote(str(path))}" for name, path in (("token", token_file), ("user", user_file)) if path]
+            again = ["--prometheus", where.shown, *files, "--window", written(round(window_s)), *its]
+            found, span = asyncio.run(_recorded(where, window_s, model))
             spans.append(span)
         elif urls:
+            urls = tuple(dict.fromkeys(url.rstrip("/") for url in urls))
+            again = [*urls, *([f"--gateway {gateway_url}"] if gateway_url else []), "--for", f"{for_s:g}s", *its]
             found, span = asyncio.run(_looked(urls, gateway_url, for_s))
             spans.append(span)
         else:
+            again = ["--before", "BEFORE", "--after", "AFTER", "--seconds", f"{seconds:g}", *its]
             found = _saved([(before_path, after_path), (gateway_before, gateway_after)], seconds or 0.0)
-        _say(found, logs, spans, model, settings, as_json)
+        log = " ".join(f"--log {shlex.quote(str(path))}" for path in logs) or ANYWHERE.log
+        _say(found, logs, spans, model, settings, Source(" ".join(("vllm-watch doctor", *again)), log), as_json)
 
 
 def _echo(told: Mapping[str, Any], text: str, as_json: bool) -> None:
@@ -100,11 +112,13 @@ def _echo(told: Mapping[str, Any], text: str, as_json: bool) -> None:
     click.echo(json_text(told) if as_json else report.folded(text, shutil.get_terminal_size((0, 0)).columns), nl=as_json)
 
 
-def _say(found: Series, logs: Sequence[Path], spans: Sequence[Span], model: str | None, settings: Settings, as_json: bool) -> None:
+def _say(
+    found: Series, logs: Sequence[Path], spans: Sequence[Span], model: str | None, settings: Settings, asked: Source, as_json: bool
+) -> None:  # fmt: skip
     """Prints, and exits."""
     records = evidence.records_of(logs, spans) if logs else None
     diagnoses = [diagnose(one, settings) for one in evidence.evidence(found, records, model)]
-    _echo(report.as_json(diagnoses, found.source), report.as_text(diagnoses, found.source), as_json)
+    _echo(report.as_json(diagnoses, found.source, asked), report.as_text(diagnoses, found.source, asked), as_json)
     raise SystemExit(1 if serious(ranked(diagnoses)) else 0)
 
 
@@ -119,13 +133,20 @@ async def _recorded(where: Address, window_s: float, model: str | None) -> tuple
 
 
 async def _looked(urls: Sequence[str], gateway_url: str | None, for_s: float) -> tuple[Series, Span]:
-    """Two looks at each. Raises OSError when one does not answer."""
+    """Two looks at each, and one at their gauges now and then. Raises OSError when one does not answer, ValueError for a gateway that is none."""
     sources = [*urls, *([gateway_url] if gateway_url else [])]
     began_s, then = time.time(), await asyncio.gather(*map(_page, sources))
+    if gateway_url:
+        Pages(gateway_url, then[-1], then[-1]).of_gateway()
     click.echo(f"looking for {for_s:g} s at {', '.join(sources)}", err=True)
-    await asyncio.sleep(for_s)
+    inside, every_s = list[Sequence[Page]](), max(LOOK_S, for_s / LOOKS)
+    while (left_s := began_s + for_s - time.time()) > every_s:
+        await asyncio.sleep(every_s)
+        seen = [gauges_of(one) for one in await asyncio.gather(*map(_page, sources), return_exceptions=True) if isinstance(one, Page)]
+        inside += [seen] * (len(seen) == len(sources))  # a look that fails is one less; of an engine that is gone the last one tells
+    await asyncio.sleep(max(left_s, 0.0))
     ended_s, now = time.time(), await asyncio.gather(*map(_page, sources))
-    pages = [Pages(_instance(url), *both) for url, both in zip(sources, zip(then, now, strict=True), strict=True)]
+    pages = [Pages(_instance(url), then[at], now[at], [look[at] for look in inside]) for at, url in enumerate(sources)]
     return series.between(pages, ended_s - began_s, f"{', '.join(urls)}, {ended_s - began_s:.0f} s"), (began_s, ended_s)
 
 
@@ -147,9 +168,10 @@ def _read(path: Path) -> Page:
 
 def _saved(pairs: Sequence[tuple[Path | None, Path | None]], seconds: float) -> Series:
     """Raises ValueError and OSError."""
-    sources, named = [], []
+    sources, named = list[Pages](), list[str]()
     for first, second in pairs:
         if first and second:
-            sources.append(Pages(str(second), _read(first), _read(second)).checked())
+            pages = Pages(str(second), _read(first), _read(second)).checked()
+            sources.append(pages.of_gateway() if sources else pages)
             named.append(f"{first} and {second}")
     return series.between(sources, seconds, f"{named[0]}, {seconds:g} s apart")

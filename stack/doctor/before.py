@@ -178,6 +178,9 @@ def goal(name: str) -> Goal:
     return found
 
 
+NAMES = ", ".join((*(one.name for one in WORKLOADS), *(one.words[0] for one in SCENARIOS[1:])))
+
+
 def meant(words: str) -> tuple[tuple[Advice, ...], tuple[Scenario, ...]]:
     """The rows of both tables that free words mean best, and what belongs to them in the other. Raises ValueError, with the nearest names, when they
     mean none."""
@@ -192,7 +195,7 @@ def meant(words: str) -> tuple[tuple[Advice, ...], tuple[Scenario, ...]]:
     if not best:
         known = sorted({*(one.name for one in WORKLOADS), *(word for one in SCENARIOS for word in one.words)})
         near = list(dict.fromkeys(name for word in (words.lower(), *asked) for name in difflib.get_close_matches(word, known, n=3, cutoff=0.5)))
-        names = ", ".join(near or [*(one.name for one in WORKLOADS), *(one.words[0] for one in SCENARIOS)])
+        names = ", ".join(near) or NAMES
         raise ValueError(f"no workload is known by {words!r}; " + ("the nearest names are " if near else "there are ") + names)
     return advice, scenarios
 

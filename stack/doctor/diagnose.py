@@ -21,13 +21,15 @@ from alerts.engine import FROZEN_FOR
 from alerts.settings import SHIPPED, Settings, seconds
 from alerts.thresholds import Threshold
 from exporters.catalogue.metric import Unit
-from stack.doctor.evidence import Clients, Evidence, Figures, Gateway, Spread
+from stack.doctor.evidence import Clients, Evidence, Figures, Gateway, Gauge, Spread
 from stack.doctor.matrix import AREAS, ROWS, Area, Row
 from stack.gateway.reasons import REASONS
 
 LEAST_REQUESTS = 10  # with fewer, one of them decides every figure
 LEAST_LATE = 3  # beyond a limit; the p95 of a dozen requests is one of them, and after a start the first ones are slow
 LEAST_SECONDS = 5.0
+LEAST_LOOKS = 5  # at which somebody waits; of fewer, one that falls between two batches decides what runs then
+FULL, FULL_WITH_ROOM = 0.95, 0.75  # what runs while others wait, of the most: so much is all places taken, the latter where the cache is nearly empty
 LEAST_STILL_S = 15.0  # the prefill of 100,000 tokens at 10,000 a second takes ten, and nothing else may be made meanwhile
 ENOUGH = thresholds.COMPARED_AT_LEAST.value
 FEW = thresholds.ERRORS_AT_LEAST
@@ -60,6 +62,9 @@ ROOM = Threshold(
 MOST_OF_IT = Threshold(
     "most_of_it", 0.75, Unit.RATIO, "Who has three quarters of what is under way makes the queue that everybody stands in.", "Judgement.",
 )  # fmt: skip
+NEARLY_EMPTY = Threshold(
+    "nearly_empty", 0.3, Unit.RATIO, "Where less than a third of the cache was ever in use, nobody waits for room in it.", "Judgement.",
+)  # fmt: skip
 LONG_PROMPT = Threshold(
     "long_prompt", 256.0, Unit.TOKENS, "Of shorter prompts hardly a block is whole, so the cache could not hold what they share.",
     "16 blocks of 16 tokens, the block size of vLLM on GPUs.",
@@ -82,13 +87,16 @@ State = Literal["idle", "thin", "busy"]
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A figure, and the threshold it was held against, if any. least: of a figure that should be as large as the limit, not as small."""
+    """A figure, and the threshold it was held against, if any. least: of a figure that should be as large as the limit, not as small.
+
+    between: the bounds that it lies in, where no more is known."""
 
     what: str
     value: float
     unit: Unit = Unit.NONE
     limit: Threshold | None = None
     least: bool = False
+    between: tuple[float, float] | None = None
 
     @property
     def over(self) -> float:
@@ -101,7 +109,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """engine: where one stands out. serious: whether somebody should act now."""
+    """engine: where one stands out. serious: whether somebody should act now. old, new: numbers of its lever, as far as the figures tell them."""
 
     row: Row
     model: str
@@ -109,10 +117,18 @@ class Finding:
     confidence: float
     facts: tuple[Fact, ...]
     engine: str = ""
+    old: float | None = None
+    new: float | None = None
 
     @property
     def name(self) -> str:
         return self.row.finding
+
+    def filled(self, text: str) -> str:
+        """A command or a file of the row with its numbers; those that nobody knows stay OLD and NEW."""
+        for name, number in (("OLD", self.old), ("NEW", self.new)):
+            text = text if number is None else text.replace(name, f"{number:.0f}")
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +142,9 @@ class Unsure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Of one model. shares: of the time of its requests, as far as they are known. requests: that the figures rest on."""
+    """Of one model. shares: of the time of its requests, as far as they are known. requests: that the figures rest on.
+
+    seen: what areas are judged by."""
 
     model: str
     state: State
@@ -135,18 +153,21 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     unsure: tuple[Unsure, ...]
     shares: Mapping[str, float] = field(default_factory=dict)
+    seen: Mapping[Area, Fact] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a check came to. amount: how many requests it rests on. over: of the fact that decides."""
+    """What a check came to. amount: how many requests it rests on. over: of the fact that decides. old, new: as in a finding."""
 
     name: str
     serious: bool
     amount: float
     over: float
     facts: tuple[Fact, ...]
+    old: float | None = None
+    new: float | None = None
 
     @property
     def confidence(self) -> float:
@@ -155,12 +176,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a check may look at."""
+    """What a check may look at. one: whether the figures are of one engine alone, so that what runs there tells its places."""
 
     figures: Figures
     at: Callable[[Threshold], Threshold]
     clients: Clients | None = None
     gateway: Gateway | None = None
+    one: bool = True
 
     def limit_of(self, threshold: Threshold) -> Threshold:
         """A count that is meant for five minutes, for a longer time."""
@@ -170,7 +192,7 @@ class Case:
 
 def diagnose(evidence: Evidence, settings: Settings = SHIPPED) -> Diagnosis:
     """What is wrong with one model, if anything is."""
-    whole = Case(evidence.whole, settings.at, evidence.clients, evidence.gateway)
+    whole = Case(evidence.whole, settings.at, evidence.clients, evidence.gateway, one=not evidence.engines)
     state = _state(evidence)
     found = {_ROW[one.name].finding: (one, "") for one in _checked(whole, state)}
     for engine, figures in evidence.engines.items():
@@ -181,7 +203,8 @@ def diagnose(evidence: Evidence, settings: Settings = SHIPPED) -> Diagnosis:
     findings = sorted((_finding(one, evidence, where, settings) for one, where in found.values()), key=_urgency)
     return Diagnosis(
         model=evidence.model, state=state, requests=evidence.whole.requests, seconds=evidence.whole.seconds, findings=tuple(findings),
-        unsure=tuple(_unsure(evidence, state)), shares=evidence.whole.shares, notes=evidence.notes,
+        unsure=tuple(one for one in _unsure(evidence, whole, state) if one.area not in {finding.row.area for finding in findings}),
+        shares=evidence.whole.shares, seen=_seen(evidence.whole), notes=evidence.notes,
     )  # fmt: skip
 
 
@@ -197,7 +220,10 @@ def _urgency(finding: Finding) -> tuple[bool, int, float]:
 def _finding(one: Found, evidence: Evidence, engine: str, settings: Settings) -> Finding:
     if not engine:
         engine = _who_stands_out(one.name, evidence, settings)
-    return Finding(row=_ROW[one.name], model=evidence.model, serious=one.serious, confidence=one.confidence, facts=one.facts, engine=engine)
+    return Finding(
+        row=_ROW[one.name], model=evidence.model, serious=one.serious, confidence=one.confidence, facts=one.facts, engine=engine, old=one.old,
+        new=one.new,
+    )  # fmt: skip
 
 
 def _who_stands_out(name: str, evidence: Evidence, settings: Settings) -> str:
@@ -219,17 +245,17 @@ def _uneven(evidence: Evidence, settings: Settings) -> tuple[Found, str] | None:
             continue
         if waiting.highest <= 0:
             free.append(running.mean)
-        elif _state_of(figures) == "busy" and (found := _queue(Case(figures, settings.at))):
+        elif found := _queue(Case(figures, settings.at)):
             full.append((engine, found, running.mean))
     if not full or not free or min(free) >= min(running for _, _, running in full) / 2:
         return None
     engine, queue, there = full[0]
-    facts = (*queue.facts, Fact("running there, mean", there, Unit.REQUESTS), Fact("running where none waits, mean", min(free), Unit.REQUESTS))
-    return replace(queue, name="queue-uneven", facts=facts), engine if len(full) == 1 else ""
+    facts = (*queue.facts, Fact("running there, mean", there), Fact("running where none waits, mean", min(free)))
+    return replace(queue, name="queue-uneven", facts=facts, old=None, new=None), engine if len(full) == 1 else ""
 
 
 def _state(evidence: Evidence) -> State:
-    asked = evidence.clients.requests if evidence.clients else 0.0
+    asked = (evidence.clients.requests if evidence.clients else 0.0) + _sent(evidence.gateway)
     return "thin" if (state := _state_of(evidence.whole)) == "idle" and asked else state
 
 
@@ -256,17 +282,24 @@ def _found(name: str, amount: float, *facts: Fact, serious: bool = True, over: f
     return Found(name, serious, amount, max((fact.over for fact in facts), default=0.0) if over is None else over, facts)
 
 
+def _sent(gate: Gateway | None) -> float:
+    """Requests that the gateway has at these engines at every look, whatever their own pages say."""
+    return gate.running.lowest if gate and gate.running and gate.only else 0.0
+
+
 def _frozen(case: Case) -> Found | None:
     """Something to do at every scrape, and nothing made. Several requests that all stand still say more than one, which may be a long prefill."""
     figures = case.figures
     if figures.running is None or figures.waiting is None or figures.prompt_tokens is None or figures.generation_tokens is None:
         return None
-    held = figures.running.lowest + figures.waiting.lowest
+    sent = _sent(case.gateway)
+    held = max(figures.running.lowest + figures.waiting.lowest, sent)
     if held <= 0 or figures.tokens > 0 or figures.seconds < LEAST_STILL_S:
         return None
     sure = min(1.0, held * figures.seconds / seconds(FROZEN_FOR))
     return _found(
-        "frozen-engine", sure * ENOUGH, Fact("requests that run or wait, at least", held, Unit.REQUESTS), Fact("tokens made", 0.0, Unit.TOKENS),
+        "frozen-engine", sure * ENOUGH, Fact("requests that run or wait, at least", held, Unit.REQUESTS),
+        *[Fact("requests that the gateway has there, at least", sent, Unit.REQUESTS)] * bool(sent), Fact("tokens made", 0.0, Unit.TOKENS),
         Fact("for", figures.seconds, Unit.SECONDS), over=1.0,
     )  # fmt: skip
 
@@ -320,7 +353,22 @@ def _gateway_rejections(case: Case) -> Found | None:
     team, most = max(case.clients.refused.items(), key=lambda item: item[1], default=("", 0.0))
     told += [Fact(f"refused of team {team}, more than of any other", most, Unit.REQUESTS)] * bool(team)
     name = "rejections-by-team-limit" if max(by_reason, key=lambda reason: by_reason[reason]) == "team_limit" else "rejections-by-gateway"
-    return _found(name, whole, Fact("of the requests are refused by the gateway", refused / whole, Unit.RATIO, limit), *told)
+    found = _found(name, whole, Fact("of the requests are refused by the gateway", refused / whole, Unit.RATIO, limit), *told)
+    if name == "rejections-by-team-limit":
+        return found
+    queues, gate = case.figures.waiting, case.gateway
+    slots = gate and gate.slots and gate.slots_limit and (gate.slots.mean, gate.slots_limit.mean)
+    facts = [Fact("waiting in the engine, mean", queues.mean)] if queues else []
+    facts += [Fact("slots, mean", slots[0]), Fact("slots at most", slots[1])] if slots else []
+    held_back = bool(queues and queues.mean >= 1) or bool(slots and slots[0] < slots[1])  # the gateway does for the engine what it is there for
+    found = replace(found, serious=not held_back, facts=(*found.facts, *facts))
+    return found if held_back else _with_slots(found, gate)
+
+
+def _with_slots(found: Found, gate: Gateway | None) -> Found:
+    """With the numbers of a lever that raises slots a quarter."""
+    limit = gate and (gate.slots_limit or gate.slots)
+    return replace(found, old=limit.highest, new=math.ceil(1.25 * limit.highest)) if limit else found
 
 
 def _deferred(case: Case) -> Found | None:
@@ -339,14 +387,21 @@ def _preempted(case: Case) -> Found | None:
     if not per_second.over or preempted < case.at(FEW).value or figures.seconds < LEAST_SECONDS:
         return None
     facts = (per_second, Fact("preemptions", preempted, Unit.COUNT), *_used(case), *_ran(figures))
-    return _found("kv-bound", max(figures.requests, preempted), *facts, over=per_second.over)
+    found = _found("kv-bound", max(figures.requests, preempted), *facts, over=per_second.over)
+    return replace(found, new=_fewer(case))
+
+
+def _fewer(case: Case) -> float | None:
+    """A quarter less than what runs."""
+    running = case.figures.running
+    return max(1, math.floor(0.75 * running.highest)) if running and running.highest >= 1 and case.one else None
 
 
 def _kv_full(case: Case) -> Found | None:
     """All blocks are in use, and the queue is for want of them."""
     figures = case.figures
     waits = figures.waiting is not None and figures.waiting.lowest > 0
-    if _preempted(case) or not waits or not _queue_leads(figures) or not any(fact.over for fact in _used(case)):
+    if _preempted(case) or not waits or not _queue_leads(case) or not any(fact.over for fact in _used(case)):
         return None
     felt = any(fact.over for fact in _waited(case))
     return _found("kv-full", figures.requests, *_used(case), *_waited(case), serious=felt)
@@ -360,25 +415,45 @@ def _used(case: Case) -> tuple[Fact, ...]:
 def _queue(case: Case) -> Found | None:
     """A wait that is over its limit, or that makes the first token late; not for want of cache, which is another finding."""
     figures = case.figures
-    if figures.queue is None or _preempted(case) or _kv_full(case) or not _queue_leads(figures):
+    crowded, waiting = figures.crowded, figures.waiting
+    if crowded is None or waiting is None or _preempted(case) or _kv_full(case) or not _queue_leads(case):
         return None
     facts = _waited(case)
     if not any(fact.over for fact in facts):
         return None
-    places = _at_its_places(figures) and not _slow_steps(case) and not (figures.kv and figures.kv.highest > ROOM.value)
+    name = _whose_queue(case, crowded)
+    ran = Fact("running while others wait, mean", crowded.mean)
     room = [Fact("of the KV cache in use at its fullest", figures.kv.highest, Unit.RATIO)] if figures.kv else []
-    return _found("queue-bound" if places else "queue-at-capacity", figures.requests, *facts, *_ran(figures), *room)
+    found = _found(name, max(figures.requests, waiting.lowest), *facts, *_ran(figures), ran, *room)
+    known = name == "queue-bound" and case.one
+    return replace(found, old=crowded.highest, new=math.ceil(1.5 * crowded.highest)) if known else found
 
 
-def _queue_leads(figures: Figures) -> bool:
-    """Whether more time goes into waiting than into computing prompts."""
-    return figures.queue is not None and (figures.prefill is None or figures.queue.total > figures.prefill.total)
+def _whose_queue(case: Case, crowded: Gauge) -> str:
+    """Of the scheduler's places, when about as many run as ever while others wait; else of what the engine can do. Two looks may not tell it."""
+    kv = case.figures.kv
+    if _slow_steps(case) or (kv and kv.highest > ROOM.value):
+        return "queue-at-capacity"
+    full = FULL_WITH_ROOM if kv and kv.highest < NEARLY_EMPTY.value else FULL
+    if crowded.mean >= full * crowded.highest > 0 and crowded.looks != 1:
+        return "queue-bound"
+    return "queue-unclear" if crowded.looks is not None and crowded.looks < LEAST_LOOKS else "queue-at-capacity"
 
 
-def _at_its_places(figures: Figures) -> bool:
-    """As many run as ever did, with others waiting: the number of sequences is met."""
-    running, waiting = figures.running, figures.waiting
-    return bool(running and waiting and running.highest > 0 and running.mean >= 0.95 * running.highest and waiting.mean > 0)
+def _queue_leads(case: Case) -> bool:
+    """Whether more time goes into waiting than into computing prompts. Before enough requests end to tell that, a queue that stands leads."""
+    figures = case.figures
+    if figures.queue is None or _state_of(figures) == "thin":
+        return bool(_standing(case))
+    return figures.prefill is None or figures.queue.total > figures.prefill.total
+
+
+def _standing(case: Case) -> tuple[Fact, ...]:
+    """A queue over its limit at every look, while tokens are made."""
+    figures, length = case.figures, case.at(thresholds.QUEUE_LENGTH)
+    if figures.waiting is None or figures.waiting.lowest <= length.value or not figures.tokens or figures.seconds < LEAST_SECONDS:
+        return ()
+    return (Fact("requests wait at every scrape, at least", figures.waiting.lowest, Unit.REQUESTS, length),)
 
 
 def _slow_steps(case: Case) -> bool:
@@ -386,15 +461,11 @@ def _slow_steps(case: Case) -> bool:
 
 
 def _waited(case: Case) -> tuple[Fact, ...]:
-    figures = case.figures
-    facts = []
-    if figures.queue:
-        facts += [_p95("queue time p95", figures.queue, case.at(thresholds.QUEUE_TIME_P95))]
-        facts += [Fact("queue time, mean", figures.queue.mean, Unit.SECONDS)]
-    length = case.at(thresholds.QUEUE_LENGTH)
-    if figures.waiting and figures.waiting.lowest > length.value:
-        facts += [Fact("requests wait at every scrape, at least", figures.waiting.lowest, Unit.REQUESTS, length)]
-    return (*facts, *_late(case))
+    queue = case.figures.queue
+    if _state_of(case.figures) == "thin":
+        return _standing(case)
+    times = (_p95("queue time p95", queue, case.at(thresholds.QUEUE_TIME_P95)), Fact("queue time, mean", queue.mean, Unit.SECONDS)) if queue else ()
+    return (*times, *_standing(case), *_late(case))
 
 
 def _late(case: Case) -> tuple[Fact, ...]:
@@ -404,7 +475,8 @@ def _late(case: Case) -> tuple[Fact, ...]:
 
 def _p95(what: str, spread: Spread, limit: Threshold) -> Fact:
     """Held against its limit only where more than one or two are beyond that."""
-    return Fact(what, spread.at(95), Unit.SECONDS, limit if round(spread.above(limit.value) * spread.count) >= LEAST_LATE else None)
+    known = limit if round(spread.above(limit.value) * spread.count) >= LEAST_LATE else None
+    return Fact(what, spread.at(95), Unit.SECONDS, known, between=spread.around(95))
 
 
 def _ran(figures: Figures) -> tuple[Fact, ...]:
@@ -416,7 +488,7 @@ def _ran(figures: Figures) -> tuple[Fact, ...]:
 def _prefill(case: Case) -> Found | None:
     """First tokens are late and computing prompts is most of that: because nothing is reused, or because there is so much to compute."""
     figures = case.figures
-    if figures.prefill is None or _queue_leads(figures) or _api_server(case):
+    if figures.prefill is None or _queue_leads(case) or _api_server(case):
         return None
     prompts = [Fact("prompt, mean", figures.prompt_length.mean, Unit.TOKENS)] if figures.prompt_length else []
     name, reused = _why_prefill(case), case.at(thresholds.CACHE_HITS_BEFORE)
@@ -433,7 +505,8 @@ def _prefill(case: Case) -> Found | None:
 
 def _api_server(case: Case) -> Found | None:
     """First tokens are late and neither queue nor prefill is why. The two are told when a request ends, first tokens as they come: only where as many
-    end as begin do they speak of the same requests. A core that computes takes in nothing new, so up to a step of that wait is its own."""
+    end as begin do they speak of the same requests. A core that computes or stands still takes in nothing new, so up to the longest gap between
+    tokens that wait is its own."""
     figures, first = case.figures, case.figures.ttft
     queue, prefill, steps, begun, ended = figures.queue, figures.prefill, figures.between_tokens, figures.begun, figures.ended
     if first is None or queue is None or prefill is None or steps is None or not begun or not ended:
@@ -442,7 +515,7 @@ def _api_server(case: Case) -> Found | None:
         return None
     before_s = first.mean - queue.mean - prefill.mean
     outside = Fact("of the time to first token is neither queue nor prefill", before_s / first.mean, Unit.RATIO, OUTSIDE)
-    if not outside.over or before_s <= steps.at(99) or not any(fact.over for fact in _late(case)):
+    if not outside.over or before_s <= steps.most or not any(fact.over for fact in _late(case)):
         return None
     means = (Fact(f"{name}, mean", spread.mean, Unit.SECONDS) for name, spread in (("queue time", queue), ("prefill", prefill)))
     return _found("api-server-bound", figures.requests, *_late(case), outside, *means)
@@ -478,7 +551,8 @@ def _pooling(figures: Figures) -> bool:
 
 
 def _head_of_line(case: Case) -> Found | None:
-    """A tail in what many meet, and a few prompts that explain it. A long prompt's own first token is late anyhow: more must be than are long."""
+    """A tail in what many meet, and a few prompts that explain it: their own prefill is as long as the tail, or a good part of that. A long
+    prompt's own first token is late anyhow: more must be than are long."""
     figures = case.figures
     lengths = figures.prompt_length
     if lengths is None or lengths.at(99) < FAR_LONGER.value * max(lengths.at(50), 1.0):
@@ -491,6 +565,8 @@ def _head_of_line(case: Case) -> Found | None:
     ):
         limit = case.at(threshold)
         if spread is None or spread.at(99) <= limit.value or spread.at(99) <= STRETCHED.value * spread.at_most(50):
+            continue
+        if figures.prefill and spread.at(99) > FAR_LONGER.value * figures.prefill.at_most(99):
             continue
         if spread is figures.ttft and spread.above(STRETCHED.value * spread.at_most(50)) <= 1.5 * long:
             continue
@@ -518,7 +594,8 @@ def _decode(case: Case) -> Found | None:
         *_ran(figures),
     )
     many = figures.running is not None and figures.running.mean > MANY_AT_ONCE
-    return _found("decode-at-batch" if many else "decode-drafted" if figures.drafts else "decode-bound", figures.requests, *facts)
+    found = _found("decode-at-batch" if many else "decode-drafted" if figures.drafts else "decode-bound", figures.requests, *facts)
+    return replace(found, new=_fewer(case)) if many else found
 
 
 def _pace(figures: Figures) -> Spread | None:
@@ -556,7 +633,8 @@ def _gateway_queue(case: Case) -> Found | None:
         facts += [Fact("requests wait in the gateway, at least", gate.waiting.lowest, Unit.REQUESTS, length)]
     if gate and gate.slots:
         facts += [Fact("slots", gate.slots.highest, Unit.REQUESTS)]
-    return _found("gateway-queue", queued.count if queued else figures.requests, *facts, *_ran(figures))
+    found = _found("gateway-queue", queued.count if queued else figures.requests, *facts, *_ran(figures))
+    return _with_slots(found, gate)
 
 
 def _one_team(case: Case) -> Found | None:
@@ -606,9 +684,9 @@ def _streaming(case: Case) -> Found | None:
 
 
 Check = Callable[[Case], Found | None]
-_OF_STATES: tuple[Check, ...] = (_frozen, _errors, _preempted, _rejections, _gateway_rejections, _wrong, _deferred)
+_OF_STATES: tuple[Check, ...] = (_frozen, _errors, _preempted, _rejections, _gateway_rejections, _wrong, _deferred, _kv_full, _queue)
 _OF_LATENCIES: tuple[Check, ...] = (
-    _kv_full, _head_of_line, _api_server, _prefill, _reuse, _queue, _gateway_queue, _decode, _drafts, _streaming, _hangups, _one_team,
+    _head_of_line, _api_server, _prefill, _reuse, _gateway_queue, _decode, _drafts, _streaming, _hangups, _one_team,
 )  # fmt: skip
 
 
@@ -618,22 +696,48 @@ _OF_LATENCIES: tuple[Check, ...] = (
 _QUALITY = Unsure("quality", "no series knows whether an answer is good", "replay a prompt whose answer you know: runbooks/quality.md")
 
 
-def _unsure(evidence: Evidence, state: State) -> Iterator[Unsure]:
-    """One for each area at most; an idle engine leaves nothing to ask but its quality."""
+def _unsure(evidence: Evidence, case: Case, state: State) -> Iterator[Unsure]:
+    """One for each area at most; of an idle engine, whether somebody waits before it, and its quality."""
     figures = evidence.whole
     if state == "thin":
         yield from (Unsure(area, _too_thin(figures), _more(figures)) for area in ("queue", "prefill", "decode"))
     elif state == "busy":
         yield from _not_shown(figures)
+        yield from _over_already(case)
     if state != "idle":
         if evidence.clients is None or evidence.clients.tpot is None:
-            yield Unsure("streaming", "nobody tells what clients got", "--log with the request log, or a Prometheus that has the sidecar's series")
+            if evidence.logged:
+                yield Unsure("streaming", "the log has no streamed answer of this time", "--log with one that has")
+            else:
+                yield Unsure(
+                    "streaming", "nobody tells what clients got", "--log with the request log, or a Prometheus that has the sidecar's series"
+                )
         if figures.running and figures.running.lowest > 0 and not figures.tokens and figures.seconds < LEAST_STILL_S:
             still = f"requests run and no token was made in {figures.seconds:.3g} s: a long prefill, or an engine that stands still"
             yield Unsure("API", still, f"look for {2 * LEAST_STILL_S:g} s (--for)")
         elif evidence.clients is None and not figures.http:
             yield Unsure("API", "neither clients nor the engine's HTTP answers are told", "--log, or --gateway with its metrics page")
+    elif evidence.gateway is None and not evidence.logged:
+        yield Unsure("API", "whether somebody asks and waits before the engine is not on its page", "--gateway with its metrics page, or --log")
     yield _QUALITY
+
+
+def _over_already(case: Case) -> Iterator[Unsure]:
+    """Those who ended had waited, and nobody waits now."""
+    queue, waiting = case.figures.queue, case.figures.waiting
+    if queue is None or waiting is None or case.figures.crowded or not _queue_leads(case) or not any(fact.over for fact in _waited(case)):
+        return
+    why = f"requests that ended had waited, {queue.mean:.3g} s on average, and nobody waits at any look: a crowd that is gone"
+    yield Unsure("queue", why, "look while it is there (--for), or ask a Prometheus about that time")
+
+
+def _seen(figures: Figures) -> Mapping[Area, Fact]:
+    """The figure that an area is judged by first."""
+    shown: tuple[tuple[Area, str, Spread | None], ...] = (
+        ("queue", "queue time p95", figures.queue), ("prefill", "prefill p95", figures.prefill),
+        ("decode", "time per token p95", _pace(figures)),
+    )  # fmt: skip
+    return {area: Fact(what, spread.at(95), Unit.SECONDS, between=spread.around(95)) for area, what, spread in shown if spread}
 
 
 def _too_thin(figures: Figures) -> str:

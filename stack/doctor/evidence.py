@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from exporters.catalogue import gateway, ours, vllm
@@ -14,7 +14,7 @@ from exporters.catalogue.metric import Metric
 from exporters.catalogue.page import Labels, Page
 from exporters.request_log import UNKNOWN_TEAM, RequestRecord, ended_at, parse_block
 from stack.bench.figures import quantile
-from stack.doctor.series import Series
+from stack.doctor.series import CROWDED, Series
 from stack.tuning.derived import plain
 from stack.tuning.live import Span, blocks_of
 
@@ -40,6 +40,11 @@ class Spread:
     @property
     def mean(self) -> float:
         return self.total / self.count
+
+    @property
+    def most(self) -> float:
+        """The largest, or the bound that it is below."""
+        return max(self.values) if self.values else self._read(100)
 
     def at(self, percent: int) -> float:
         """A percentile, read from buckets as PromQL does. Below the first bound nothing is known but the mean, which then stands in for it."""
@@ -67,29 +72,40 @@ class Spread:
             low, under = bound, upto
         return 0.0
 
+    def around(self, percent: int) -> tuple[float, float] | None:
+        """The bounds of the bucket that holds a percentile, where the upper one is twice the lower or more; the figure itself is then a guess."""
+        rank, low = percent / 100 * self.buckets[-1][1] if self.buckets else _INF, 0.0
+        for bound, upto in self.buckets:
+            if upto >= rank:
+                return (low, bound) if 0 < 2 * low <= bound < _INF else None
+            low = bound
+        return None
+
     def _read(self, percent: int) -> float:
         rank, low, under = percent / 100 * self.buckets[-1][1], 0.0, 0.0
         for bound, upto in self.buckets:
             if upto >= rank:
-                return low if bound == _INF else low + (bound - low) * (rank - under) / (upto - under)
+                return low if bound == _INF else min(bound, low + (bound - low) * (rank - under) / (upto - under))
             low, under = bound, upto
         return low
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """At the scrapes of the time: the least, the mean and the most."""
+    """At the scrapes of the time: the least, the mean and the most. looks: at how many, where that is known."""
 
     lowest: float
     mean: float
     highest: float
+    looks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Of a model or of one engine. begun: requests that got a first token; ended: with a last one; finished: by how. lengths in tokens.
 
-    between_tokens: of every gap; per_token: of every request, its mean. caching: whether prefix caching is on. http: answers of the API by class of
+    between_tokens: of every gap; per_token: of every request, its mean. crowded: what runs while others wait.
+    caching: whether prefix caching is on. http: answers of the API by class of
     their status."""
 
     seconds: float
@@ -117,6 +133,7 @@ class Figures:
     answer_length: Spread | None = None
     running: Gauge | None = None
     waiting: Gauge | None = None
+    crowded: Gauge | None = None
     deferred: Gauge | None = None
     kv: Gauge | None = None
     caching: bool | None = None
@@ -185,7 +202,8 @@ class Clients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """What the gateway itself shows. teams: requests in each, that wait or run, at most. lag: of its event loop."""
+    """What the gateway itself shows. teams: requests in each, that wait or run, at most. lag: of its event loop. only: whether all that it runs
+    is at the engines that were looked at."""
 
     waiting: Gauge | None = None
     running: Gauge | None = None
@@ -193,11 +211,12 @@ class Gateway:
     slots_limit: Gauge | None = None
     teams: Mapping[str, float] = field(default_factory=dict)
     lag: Spread | None = None
+    only: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that is known of one model. notes: what to bear in mind when it is read."""
+    """All that is known of one model. logged: whether a request log was given. notes: what to bear in mind when it is read."""
 
     model: str
     source: str
@@ -205,6 +224,7 @@ class Evidence:
     engines: Mapping[str, Figures]
     clients: Clients | None = None
     gateway: Gateway | None = None
+    logged: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -245,7 +265,8 @@ def _of_model(series: Series, model: str, places: Sequence[Place], records: Sequ
         whole=whole,
         engines={name: _figures(series, model, [place]) for name, place in named.items()} if len(named) > 1 else {},
         clients=clients,
-        gateway=_gateway(series),
+        gateway=_gateway(series, models),
+        logged=records is not None,
         notes=tuple(notes),
     )
 
@@ -325,6 +346,7 @@ def _figures(series: Series, model: str, places: Sequence[Place]) -> Figures:
         answer_length=spread(vllm.REQUEST_GENERATION_TOKENS),
         running=gauge(vllm.NUM_REQUESTS_RUNNING),
         waiting=gauge(vllm.NUM_REQUESTS_WAITING),
+        crowded=_crowded(series, mine, instances),
         deferred=gauge(vllm.NUM_REQUESTS_WAITING_BY_REASON, reason="deferred"),
         kv=gauge(vllm.KV_CACHE_USAGE, max),
         caching=_caching(series.configured, mine),
@@ -349,8 +371,18 @@ def _spread(page: Page, metric: Metric, mine: Callable[[Labels], bool]) -> Sprea
 
 
 def _gauge(series: Series, metric: Metric, mine: Callable[[Labels], bool], across: Callable[[Iterable[float]], float] = sum) -> Gauge | None:
-    found = [[value for labels, value in page.of(metric.name) if mine(labels)] for page in (series.lowest, series.mean, series.highest)]
-    return Gauge(*(across(values) for values in found)) if all(found) else None
+    return _named(series, metric.name, mine, across)
+
+
+def _named(series: Series, name: str, mine: Callable[[Labels], bool], across: Callable[[Iterable[float]], float] = sum) -> Gauge | None:
+    found = [[value for labels, value in page.of(name) if mine(labels)] for page in (series.lowest, series.mean, series.highest)]
+    lowest, mean, highest = found
+    return Gauge(across(lowest), across(mean), across(highest)) if all(found) else None
+
+
+def _crowded(series: Series, mine: Callable[[Labels], bool], instances: Iterable[str]) -> Gauge | None:
+    found = _named(series, CROWDED, mine)
+    return found and replace(found, looks=min((series.looks[each] for each in instances if each in series.looks), default=None))
 
 
 def _caching(configured: Sequence[Labels], mine: Callable[[Labels], bool]) -> bool | None:
@@ -423,7 +455,7 @@ def _of_log(records: Sequence[RequestRecord]) -> Clients:
     )
 
 
-def _gateway(series: Series) -> Gateway | None:
+def _gateway(series: Series, models: int) -> Gateway | None:
     def gauge(metric: Metric) -> Gauge | None:
         return _gauge(series, metric, lambda _: True)
 
@@ -436,7 +468,9 @@ def _gateway(series: Series) -> Gateway | None:
         return None
     waiting, running, slots, limit = shown
     teams = {team: value for team, value in in_hand.items() if value > 0}
-    return Gateway(waiting=waiting, running=running, slots=slots, slots_limit=limit, teams=teams, lag=lag)
+    upstreams = len({labels.get("address") for labels, _ in series.highest.of(gateway.UPSTREAM_UP.name)})
+    only = models == 1 and upstreams <= len({labels["instance"] for labels, _ in series.highest.of(vllm.NUM_REQUESTS_RUNNING.name)})
+    return Gateway(waiting=waiting, running=running, slots=slots, slots_limit=limit, teams=teams, lag=lag, only=only)
 
 
 def _having(**labels: str) -> Callable[[Labels], bool]:

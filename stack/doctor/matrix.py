@@ -44,10 +44,22 @@ arms:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """What was asked, as commands that ask it again. log: options that name the request log."""
+
+    again: str = "vllm-watch doctor --prometheus http://127.0.0.1:9090 --window 1h"
+    log: str = "--log requests.jsonl"
+
+
+ANYWHERE = Source()
+
+
+@dataclass(frozen=True, slots=True)
 class Proof:
     """How to know that it worked. figure: as benches and comparisons call it, or `hang-ups` and `refusals`, which the doctor counts.
 
-    keeps: what must not become worse for it. change: the annotation. arms: where an experiment can show it before it is rolled out."""
+    keeps: what must not become worse for it. change: the annotation; OLD and NEW stand for numbers that differ from engine to engine.
+    arms: where an experiment can show it before it is rolled out."""
 
     figure: str
     moves: Moves
@@ -60,14 +72,14 @@ class Proof:
     def told(self) -> str:
         return f"the figure {self.figure} {self.moves}, and {self.keeps} is no worse"
 
-    def commands(self, name: str) -> tuple[str, ...]:
+    def commands(self, name: str, source: Source = ANYWHERE) -> tuple[str, ...]:
         """Before it is rolled out an experiment, where there is one; then the event, and some hours later what the traffic says."""
         diff = f" --diff '{self.diff}'" if self.diff else ""
-        seen = f"vllm-watch compare --log requests.jsonl --event {name} --events events.jsonl"
+        seen = f"vllm-watch compare {source.log} --event {name} --events events.jsonl"
         return (
             *([f"vllm-watch tune {name}.yaml --out {name}"] if self.arms else []),
             f'vllm-watch annotate "{self.change}"{diff} --id {name} --events events.jsonl',
-            seen if self.figure in LIVE else "vllm-watch doctor --prometheus http://127.0.0.1:9090 --window 1h",
+            seen if self.figure in LIVE else source.again,
         )
 
 
@@ -155,8 +167,8 @@ ROWS: tuple[Row, ...] = (
         second="Hold more: `--kv-cache-dtype fp8` after a check of quality, or another engine.",
         risk="With fewer at once more requests wait; where that is worse than preemptions, the cache itself is too small for this load.",
         proof=Proof(
-            "preemptions", "falls", "tokens_per_second", "max-num-seqs 64 -> 48", "max-num-seqs=64->48",
-            Arms("compliance-summaries", "--max-num-seqs 64", "--max-num-seqs 48"),
+            "preemptions", "falls", "tokens_per_second", "max-num-seqs OLD -> NEW", "max-num-seqs=OLD->NEW",
+            Arms("compliance-summaries", "--max-num-seqs OLD", "--max-num-seqs NEW"),
         ),
         pages=("VLLMKVCacheThrashing", "VLLMPreemptionsSustained"),
         dated="Older guides speak of swapping: current engines have no swap, they compute again. `--max-model-len` caps a single request and adds no "
@@ -173,8 +185,8 @@ ROWS: tuple[Row, ...] = (
         second="`--kv-cache-dtype fp8` after a check of quality; then another engine.",
         risk="Too high, and a burst runs out of memory for activations; a shorter `--max-model-len` adds no block.",
         proof=Proof(
-            "queue_ms", "falls", "error_ratio", "gpu-memory-utilization 0.90 -> 0.94", "gpu-memory-utilization=0.90->0.94",
-            Arms("compliance-summaries", "--gpu-memory-utilization 0.90", "--gpu-memory-utilization 0.94"),
+            "queue_ms", "falls", "error_ratio", "gpu-memory-utilization OLD -> NEW", "gpu-memory-utilization=OLD->NEW",
+            Arms("compliance-summaries", "--gpu-memory-utilization OLD", "--gpu-memory-utilization NEW"),
         ),
         pages=("VLLMKVCacheNearlyFull",),
     ),
@@ -201,7 +213,7 @@ ROWS: tuple[Row, ...] = (
         lever="Raise `slots` of the capacity in teams.yaml one step, only while no request waits in an engine and its cache has room.",
         second="Give the refused team another `weight` or band, or add an engine.",
         risk="More slots than an engine runs at once only move the queue into the engine, where no team has a share of its own.",
-        proof=Proof("refusals", "falls", "ttft_ms", "slots 64 -> 80", "slots=64->80"),
+        proof=Proof("refusals", "falls", "ttft_ms", "slots OLD -> NEW", "slots=OLD->NEW"),
         pages=("VLLMGatewayRejecting",),
     ),
     Row(
@@ -214,7 +226,7 @@ ROWS: tuple[Row, ...] = (
         lever="Have its client send fewer at once and wait as long as Retry-After says: the terms work as they are meant.",
         second="If the team should have more, a higher `max_in_flight` for it in teams.yaml; once all slots are taken, others pay for it.",
         risk="None for the first; its work takes as long as its share allows.",
-        proof=Proof("refusals", "falls", "queue_ms", "client of team batch sends 4 at once", "concurrency=16->4"),
+        proof=Proof("refusals", "falls", "queue_ms", "client sends NEW at once", "concurrency=OLD->NEW"),
         pages=("VLLMGatewayRejecting",),
     ),
     Row(
@@ -243,8 +255,8 @@ ROWS: tuple[Row, ...] = (
         second="An engine of their own for long prompts; then disaggregated prefill (`--kv-transfer-config`), which is experimental.",
         risk="The long prompts' own first tokens come later; four of them at once fill the step again.",
         proof=Proof(
-            "ttft_ms", "falls", "tokens_per_second", "long-prefill-token-threshold 0 -> 2048", "long-prefill-token-threshold=0->2048",
-            Arms("head-of-line", "", "--long-prefill-token-threshold 2048"),
+            "ttft_ms", "falls", "tokens_per_second", "long-prefill-token-threshold 0 -> NEW", "long-prefill-token-threshold=0->NEW",
+            Arms("head-of-line", "", "--long-prefill-token-threshold NEW"),
         ),
         pages=("VLLMTTFTBudgetDrain", "VLLMTTFTBudgetBurn"),
         dated="Chunked prefill is on by default in current vLLM, and by itself it does not help here: what runs is served first, so the next part of "
@@ -261,8 +273,8 @@ ROWS: tuple[Row, ...] = (
         "disaggregated prefill (`--kv-transfer-config`), which is experimental.",
         risk="The long prompts' own first tokens come later; steps that are too small cost throughput.",
         proof=Proof(
-            "tpot_ms", "falls", "tokens_per_second", "max-num-batched-tokens 8192 -> 4096", "max-num-batched-tokens=8192->4096",
-            Arms("head-of-line", "--max-num-batched-tokens 8192", "--max-num-batched-tokens 4096"),
+            "tpot_ms", "falls", "tokens_per_second", "max-num-batched-tokens OLD -> NEW", "max-num-batched-tokens=OLD->NEW",
+            Arms("head-of-line", "--max-num-batched-tokens OLD", "--max-num-batched-tokens NEW"),
         ),
         pages=("VLLMInterTokenBudgetBurn", "VLLMInterTokenLatencyHigh"),
         dated="Chunked prefill is on by default in current vLLM, so switching it on is no lever; where an engine runs with "
@@ -311,7 +323,7 @@ ROWS: tuple[Row, ...] = (
         second="`--max-num-batched-tokens` a step up, which lengthens the gaps between tokens; then more engines, or disaggregated prefill "
         "(`--kv-transfer-config`), which is experimental.",
         risk="What was left out of a prompt may be what made the answer good: check answers ([quality](quality.md)).",
-        proof=Proof("ttft_ms", "falls", "error_ratio", "prompts cut to 8 documents", "documents=20->8"),
+        proof=Proof("ttft_ms", "falls", "error_ratio", "documents in a prompt OLD -> NEW", "documents=OLD->NEW"),
         pages=("VLLMTTFTBudgetBurn", "VLLMTTFTHigh"),
         dated="Chunked prefill and prefix caching are on by default in current vLLM; neither shortens the computing of one long new prompt.",
     ),
@@ -344,7 +356,7 @@ ROWS: tuple[Row, ...] = (
         lever="Raise `slots` of the capacity in teams.yaml one step, only while no request waits in an engine and its cache has room.",
         second="The limit of the team that waits (`max_running`); then another engine.",
         risk="Too many slots move the queue into the engine, where no team has a share of its own.",
-        proof=Proof("queue_ms", "falls", "tpot_ms", "slots 64 -> 80", "slots=64->80"),
+        proof=Proof("queue_ms", "falls", "tpot_ms", "slots OLD -> NEW", "slots=OLD->NEW"),
         pages=("VLLMGatewayRejecting",),
     ),
     Row(
@@ -356,7 +368,7 @@ ROWS: tuple[Row, ...] = (
         lever="Give that team a `max_running` in teams.yaml, and send the gateway SIGHUP; nothing that runs is cut.",
         second="A band or `weight` that says who goes first; then an engine of its own.",
         risk="Its work takes longer; without a word to it, it will send again.",
-        proof=Proof("queue_ms", "falls", "error_ratio", "max_running for team batch", "max_running=none->8"),
+        proof=Proof("queue_ms", "falls", "error_ratio", "max_running for that team", "max_running=none->NEW"),
         pages=("VLLMQueueTimeHigh", "VLLMGatewayRejecting"),
     ),
     Row(
@@ -382,8 +394,8 @@ ROWS: tuple[Row, ...] = (
         second="Another engine; until it is there, `slots` of the gateway's capacity, so that the queue stands where teams have shares.",
         risk="More at once make each step longer, and the cache fuller: past nine tenths of it come preemptions.",
         proof=Proof(
-            "queue_ms", "falls", "tpot_ms", "max-num-seqs 64 -> 96", "max-num-seqs=64->96",
-            Arms("short-short", "--max-num-seqs 64", "--max-num-seqs 96"),
+            "queue_ms", "falls", "tpot_ms", "max-num-seqs OLD -> NEW", "max-num-seqs=OLD->NEW",
+            Arms("short-short", "--max-num-seqs OLD", "--max-num-seqs NEW"),
         ),
         pages=("VLLMQueueTimeHigh", "VLLMQueueGrowing"),
         dated="The default is no longer 256 everywhere: 1024 on H100, H200 and larger (0.32). An engine with so many places is rarely short of them.",
@@ -398,7 +410,20 @@ ROWS: tuple[Row, ...] = (
         lever="Add an engine behind the same balancer.",
         second="Bound the queue until it is there: `slots` of the gateway's capacity, or `--max-num-queued-reqs` where no gateway is.",
         risk="Its cache is cold at first, and the old queue stays where it is.",
-        proof=Proof("queue_ms", "falls", "tpot_ms", "one engine more", "engines=1->2"),
+        proof=Proof("queue_ms", "falls", "tpot_ms", "one engine more", "engines=OLD->NEW"),
+        pages=("VLLMQueueTimeHigh", "VLLMQueueGrowing"),
+    ),
+    Row(
+        name="queue-unclear",
+        label="queue-bound",
+        area="queue",
+        symptom="Requests wait, and the looks do not tell for what.",
+        cause="Places or capacity: not known from so few moments at which somebody waits; a Prometheus, or a longer time between two looks, tells.",
+        asks=(_QUEUE, _WAITING, _RUNNING, _KV),
+        lever="Look longer before anything is changed: as many running at every look is a want of places, more at one than at another is not.",
+        second="Bound the queue until that is known: `slots` of the gateway's capacity.",
+        risk="The queue stands a little longer.",
+        proof=Proof("queue_ms", "falls", "tpot_ms", "what the longer look asked for"),
         pages=("VLLMQueueTimeHigh", "VLLMQueueGrowing"),
     ),
     Row(
@@ -445,8 +470,8 @@ ROWS: tuple[Row, ...] = (
         second="Another engine, so that nobody waits for it; quantized weights after a check of quality.",
         risk="What does not run waits: first tokens become later unless an engine is added.",
         proof=Proof(
-            "tpot_ms", "falls", "ttft_ms", "max-num-seqs 128 -> 96", "max-num-seqs=128->96",
-            Arms("coding-qa", "--max-num-seqs 128", "--max-num-seqs 96"),
+            "tpot_ms", "falls", "ttft_ms", "max-num-seqs OLD -> NEW", "max-num-seqs=OLD->NEW",
+            Arms("coding-qa", "--max-num-seqs OLD", "--max-num-seqs NEW"),
         ),
         pages=("VLLMInterTokenBudgetBurn", "VLLMInterTokenLatencyHigh"),
     ),
@@ -465,7 +490,7 @@ ROWS: tuple[Row, ...] = (
         second="Another method (n-gram and suffix risk least; EAGLE or MTP where the model has one), or none.",
         risk="At a low rate drafts may still pay: three tokens a step are three, whatever was thrown away. Only the time per token decides.",
         proof=Proof(
-            "tpot_ms", "falls", "tokens_per_second", "drafts of 5 -> 2 tokens", "num_speculative_tokens=5->2",
+            "tpot_ms", "falls", "tokens_per_second", "num_speculative_tokens OLD -> NEW", "num_speculative_tokens=OLD->NEW",
             Arms("coding-qa", _drafting(5), _drafting(2)),
         ),
         pages=("VLLMAcceptanceLow",),
@@ -521,7 +546,7 @@ ROWS: tuple[Row, ...] = (
         lever="Find the age at which they leave: where it is always the same it is a timeout, so raise that, or have that client stream.",
         second="Where it is not: what is slow by the other findings, or shorter answers (`max_tokens`).",
         risk="Whoever waits longer holds a place for longer.",
-        proof=Proof("hang-ups", "falls", "queue_ms", "timeout of the client 30 s -> 120 s", "timeout=30->120"),
+        proof=Proof("hang-ups", "falls", "queue_ms", "timeout of the client OLD s -> NEW s", "timeout=OLD->NEW"),
         pages=("VLLMClientHangupsRising",),
         dated='vLLM\'s own counter stays at 0 for clients that leave, whatever its `finished_reason="abort"` promises.',
     ),

@@ -12,22 +12,23 @@ from typing import Any
 from exporters.catalogue.metric import Unit
 from stack.doctor import before, diagnose, matrix
 from stack.doctor.diagnose import Diagnosis, Fact, Finding
-from stack.doctor.matrix import Row
+from stack.doctor.matrix import ANYWHERE, Source
 from stack.tuning.derived import plain
 
-_STATES = {"idle": "idle: nobody asked anything", "thin": "too little to go by", "busy": "busy"}
+LEAST_S = 0.001  # nobody asks how much less than that
+_STATES = {"idle": "idle: its page shows no request", "thin": "too little to go by", "busy": "busy"}
 
 
 # ---- while it runs
 
 
-def as_json(diagnoses: Sequence[Diagnosis], source: str) -> dict[str, Any]:
+def as_json(diagnoses: Sequence[Diagnosis], source: str, asked: Source = ANYWHERE) -> dict[str, Any]:
     """Numbers in base units; serious is what the exit status says."""
     found = diagnose.ranked(diagnoses)
     return {
         "source": source,
         "serious": diagnose.serious(found),
-        "first_lever": _lever(found[0]) if found else None,
+        "first_lever": _lever(found[0], asked) if found else None,
         "findings": [_finding_as_json(finding, first=at == 0) for at, finding in enumerate(found)],
         "models": [
             {
@@ -40,14 +41,19 @@ def as_json(diagnoses: Sequence[Diagnosis], source: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lever(finding: Finding) -> dict[str, Any]:
+def _lever(finding: Finding, asked: Source) -> dict[str, Any]:
     row = finding.row
     proof = row.proof
     return {
         "model": finding.model, "engine": finding.engine, "finding": finding.name, "pull": row.lever,
-        "worked_when": proof.told if proof else "", "commands": list(proof.commands(row.name)) if proof else [],
-        "experiment": proof.arms.file() if proof and proof.arms else None,
+        "worked_when": proof.told if proof else "", "commands": list(_commands(finding, asked)),
+        "experiment": finding.filled(proof.arms.file()) if proof and proof.arms else None,
     }  # fmt: skip
+
+
+def _commands(finding: Finding, asked: Source) -> Iterator[str]:
+    if finding.row.proof:
+        yield from map(finding.filled, finding.row.proof.commands(finding.row.name, asked))
 
 
 def _finding_as_json(finding: Finding, first: bool) -> dict[str, Any]:
@@ -59,6 +65,7 @@ def _finding_as_json(finding: Finding, first: bool) -> dict[str, Any]:
             {
                 "what": fact.what, "value": fact.value, "unit": str(fact.unit),
                 "limit": fact.limit.value if fact.limit else None, "threshold": fact.limit.name if fact.limit else None,
+                "between": list(fact.between) if fact.between else None,
             }
             for fact in finding.facts
         ],
@@ -67,13 +74,13 @@ def _finding_as_json(finding: Finding, first: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_text(diagnoses: Sequence[Diagnosis], source: str) -> str:
+def as_text(diagnoses: Sequence[Diagnosis], source: str, asked: Source = ANYWHERE) -> str:
     """Findings first, then what is fine, what cannot be said, and what the figures rest on."""
     found = diagnose.ranked(diagnoses)
     several = len(diagnoses) > 1
     lines = [f"{source}: " + (_count(found) if found else "no finding"), ""]
     for number, finding in enumerate(found, 1):
-        lines += [*_finding(number, finding, several), ""]
+        lines += [*_finding(number, finding, several, asked), ""]
     for one in diagnoses:
         lines += [*_about(one), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -98,7 +105,7 @@ def _count(found: Sequence[Finding]) -> str:
     return f"{len(found)} finding{'s' * (len(found) > 1)}, " + (f"{serious} serious" if serious else "none serious")
 
 
-def _finding(number: int, finding: Finding, several: bool) -> Iterator[str]:
+def _finding(number: int, finding: Finding, several: bool, asked: Source) -> Iterator[str]:
     row = finding.row
     where = " ".join([f"of {finding.model}"] * several + [f"at {finding.engine}"] * bool(finding.engine))
     loud = "serious" if finding.serious else "not serious"
@@ -107,30 +114,34 @@ def _finding(number: int, finding: Finding, several: bool) -> Iterator[str]:
     yield from (f"     {_fact(fact)}" for fact in finding.facts)
     yield f"   {'first lever' if number == 1 else 'after that '}  {row.lever}"
     if number == 1:
-        yield from _first(row)
+        yield from _first(finding, asked)
     yield f"   pages        {', '.join(row.pages)} (vllm-watch runbook NAME)"
 
 
-def _first(row: Row) -> Iterator[str]:
+def _first(finding: Finding, asked: Source) -> Iterator[str]:
+    row = finding.row
     yield f"   if not that  {row.second}"
     yield f"   risk         {row.risk}"
     yield from (f"   dated        {text}" for text in [row.dated] if text)
     if row.proof:
         yield f"   it worked    when {row.proof.told}"
-        yield from (f"     {command}" for command in row.proof.commands(row.name))
+        yield from (f"     {command}" for command in _commands(finding, asked))
         if row.proof.arms:
             yield f"   {row.name}.yaml, with your own model and numbers:"
-            yield from (f"     {line}" for line in row.proof.arms.file().splitlines())
+            yield from (f"     {line}" for line in finding.filled(row.proof.arms.file()).splitlines())
 
 
 def _about(one: Diagnosis) -> Iterator[str]:
     yield f"{one.model}: {_STATES[one.state]}; {one.requests:.0f} requests in {plain(one.seconds)} s"
     if one.shares:
         yield "   time of a request: " + ", ".join(f"{area} {share * 100:.0f} %" for area, share in one.shares.items())
-    fine = [area for area, word in diagnose.areas(one).items() if word == "fine"]
+    fine = [f"{area} ({_fact(one.seen[area])})" if area in one.seen else area for area, word in diagnose.areas(one).items() if word == "fine"]
     if one.state == "busy" and fine:
         yield f"   fine: {', '.join(fine)}"
-    yield from (f"   not said of {each.area}: {each.why}; {each.how}" for each in one.unsure)
+    areas: dict[tuple[str, str], list[str]] = {}
+    for each in one.unsure:
+        areas.setdefault((each.why, each.how), []).append(each.area)
+    yield from (f"   not said of {', '.join(named)}: {why}; {how}" for (why, how), named in areas.items())
     yield from (f"   note: {note}" for note in one.notes)
 
 
@@ -141,8 +152,13 @@ def _fact(fact: Fact) -> str:
     limit = f"; {side} {fact.limit.name}, {fact.limit.shown}" if fact.limit else ""
     if fact.unit is Unit.RATIO:
         return f"{plain(100 * fact.value)} % {fact.what}{limit}"
+    shown = plain(round(fact.value) if fact.unit is Unit.REQUESTS else fact.value)  # a growth that Prometheus tells is no whole number
+    if fact.unit is Unit.SECONDS and 0 < fact.value < LEAST_S:
+        shown = f"under {LEAST_S:g}"
+    if fact.between:
+        shown = " to ".join(map(plain, fact.between))
     unit = {Unit.SECONDS: "s", Unit.REQUESTS: "", Unit.COUNT: "", Unit.NONE: ""}.get(fact.unit, str(fact.unit))
-    return f"{fact.what}: {f'{plain(fact.value)} {unit}'.strip()}{limit}"
+    return f"{fact.what}: {f'{shown} {unit}'.strip()}{limit}"
 
 
 # ---- before there is traffic

@@ -6,7 +6,7 @@ the names of the catalogue, whatever a release called them, and have the label `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from alerts.settings import written
@@ -28,15 +28,19 @@ HISTOGRAMS = (
 )  # fmt: skip
 GAUGES = (
     vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING, vllm.NUM_REQUESTS_WAITING_BY_REASON, vllm.KV_CACHE_USAGE, gateway.WAITING, gateway.RUNNING,
-    gateway.SLOTS, gateway.SLOTS_LIMIT,
+    gateway.SLOTS, gateway.SLOTS_LIMIT, gateway.UPSTREAM_UP,
 )  # fmt: skip
+CROWDED = f"{vllm.NUM_REQUESTS_RUNNING.name}, while others wait"  # what runs at those looks at which somebody waits beside it
+SUBQUERIES = 120  # moments of a window that a question about two gauges at once looks at
+ALL_OF_IT = 0.9  # a Prometheus that recorded so much of the window recorded it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
     """grown: by how much counters and histograms grew, by sample name. lowest, mean, highest: of gauges, at the scrapes of that time.
 
-    configured: what engines say of their caches. restarted: instances whose process began anew; of two pages their growth counts from there.
+    looks: how many moments CROWDED rests on, by instance, where that is known. configured: what engines say of their caches.
+    restarted: instances whose process began anew; of two pages their growth counts from there.
     source: where it came from, for people. scraped: how often, where that is known."""
 
     seconds: float
@@ -48,6 +52,7 @@ class Series:
     configured: Sequence[Labels] = ()
     restarted: tuple[str, ...] = ()
     scraped: int | None = None
+    looks: Mapping[str, int] = field(default_factory=dict)
 
 
 _INTO = ("grown", "lowest", "mean", "highest")
@@ -58,11 +63,12 @@ _INTO = ("grown", "lowest", "mean", "highest")
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Two pages of one engine or gateway. instance: what it is called; host:port as a rule."""
+    """Two pages of one engine or gateway. instance: what it is called; host:port as a rule. inside: looks between the two, for their gauges."""
 
     instance: str
     before: Page
     after: Page
+    inside: Sequence[Page] = ()
 
     def checked(self) -> Pages:
         """These, if they can be two looks at one process. Raises ValueError for the same page twice, or the later one first."""
@@ -76,13 +82,25 @@ class Pages:
         return self
 
     @property
+    def looks(self) -> Sequence[Page]:
+        return (self.before, *self.inside, self.after)
+
+    def of_gateway(self) -> Pages:
+        """These, if they are a gateway's. Raises ValueError."""
+        if not any(metric.name in self.after for metric in (gateway.SLOTS, gateway.RUNNING, gateway.REQUESTS)):
+            raise ValueError(
+                f"{self.instance} shows no series of the gateway; its metrics are at metrics_listen (127.0.0.1:8010 where nothing else is set)"
+            )
+        return self
+
+    @property
     def restarted(self) -> bool:
         return engine.restarted(*(engine.parse("", reader=lambda _, page=page: page) for page in (self.before, self.after)))  # type: ignore[misc]
 
 
 def between(sources: Sequence[Pages], seconds: float, source: str) -> Series:
     """What happened between two pages of each source."""
-    grown, gauges = _Samples(), (_Samples(), _Samples(), _Samples())
+    grown, gauges, crowded = _Samples(), (_Samples(), _Samples(), _Samples()), dict[str, int]()
     for pages in sources:
         before = Page() if pages.restarted else pages.before
         for metric in (*COUNTERS, *HISTOGRAMS):
@@ -92,16 +110,21 @@ def between(sources: Sequence[Pages], seconds: float, source: str) -> Series:
                     fell = now < (was := then.get(labels, 0.0))  # one series that began anew, such as that of an adapter
                     grown.add(metric.name + part, pages.instance, labels, now if fell else now - was)
         for metric in GAUGES:
-            then, after = _by_labels(pages.before, metric), _by_labels(pages.after, metric)
-            for labels, now in after.items():
-                was = then.get(labels, now)
-                for into, value in zip(gauges, (min(was, now), (was + now) / 2, max(was, now)), strict=True):
-                    into.add(metric.name, pages.instance, labels, value)
+            seen = [_by_labels(page, metric) for page in pages.looks]
+            for labels in seen[-1]:
+                _add(gauges, metric.name, pages.instance, labels, [look[labels] for look in seen if labels in look])
+        running, waiting = ([_by_labels(page, metric) for page in pages.looks] for metric in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING))
+        for labels in running[-1]:
+            then_ran = [ran[labels] for ran, queue in zip(running, waiting, strict=True) if labels in ran and queue.get(labels, 0.0) > 0]
+            if then_ran:
+                _add(gauges, CROWDED, pages.instance, labels, then_ran)
+                crowded[pages.instance] = max(crowded.get(pages.instance, 0), len(then_ran))
     lowest, mean, highest = (each.page() for each in gauges)
     return Series(
         seconds=seconds, source=source, grown=grown.page(), lowest=lowest, mean=mean, highest=highest,
         configured=[{**labels, "instance": each.instance} for each in sources for labels, _ in each.after.of(vllm.CACHE_CONFIG_INFO.name)],
-        restarted=tuple(each.instance for each in sources if each.restarted), scraped=2,
+        restarted=tuple(each.instance for each in sources if each.restarted), scraped=max((len(each.looks) for each in sources), default=0),
+        looks=crowded,
     )  # fmt: skip
 
 
@@ -116,6 +139,16 @@ class _Samples:
 
     def page(self) -> Page:
         return Page(self._found)
+
+
+def _add(gauges: Sequence[_Samples], name: str, instance: str, labels: Iterable[tuple[str, str]], seen: Sequence[float]) -> None:
+    for into, value in zip(gauges, (min(seen), sum(seen) / len(seen), max(seen)), strict=True):
+        into.add(name, instance, labels, value)
+
+
+def gauges_of(page: Page) -> Page:
+    """The little of a page that a look between two others is for."""
+    return Page({name: page.of(name) for metric in GAUGES for name in metric.names if name in page})
 
 
 def _parts(metric: Metric) -> tuple[str, ...]:
@@ -163,6 +196,12 @@ def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
             case _:
                 for into, over_time in (("lowest", promql.lowest), ("mean", promql.average), ("highest", promql.highest)):
                     yield Question(into, metric.name, over_time(metric, window, by, where))
+    step = f"{max(round(seconds / SUBQUERIES), 5)}s"
+    running, waiting = (f"({promql.series(metric)})" for metric in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING))
+    labels = ", ".join(("instance", *vllm.NUM_REQUESTS_RUNNING.labels))
+    for into, over in (("lowest", "min"), ("mean", "avg"), ("highest", "max")):
+        yield Question(into, CROWDED, f"sum by ({labels}) ({over}_over_time(({running} and {waiting} > 0)[{window}:{step}]))")
+    yield Question("began", "", f"min(min_over_time(timestamp({running})[{window}:{step}]))")
     yield Question("configured", "", promql.series(vllm.CACHE_CONFIG_INFO))
     yield Question("restarted", "", f"{promql.resets(vllm.GENERATION_TOKENS, window, ('instance',))} > 0")
 
@@ -177,6 +216,7 @@ class _Told:
     pages: dict[str, _Samples] = field(default_factory=lambda: {into: _Samples() for into in _INTO})
     configured: list[Labels] = field(default_factory=list)
     restarted: list[str] = field(default_factory=list)
+    began_s: float | None = None
 
 
 async def over(prometheus: Prometheus, seconds: float, at_s: float, model: str | None = None) -> Series:
@@ -192,12 +232,18 @@ async def over(prometheus: Prometheus, seconds: float, at_s: float, model: str |
             labels = [(name, word) for name, word in series.metric.items() if name not in ("__name__", "instance")]
             if question.into == "configured":
                 told.configured.append(dict(labels) | {"instance": instance})
+            elif question.into == "began":
+                told.began_s = value
             elif question.into == "restarted":
                 told.restarted.append(instance)
             elif value == value:
                 told.pages[question.into].add(question.name, instance, labels, value * question.times)
     grown, lowest, mean, highest = (told.pages[into].page() for into in _INTO)
+    source = f"{prometheus.where.shown}, the last {written(round(seconds))}"
+    recorded_s = seconds if told.began_s is None else at_s - told.began_s
+    if 0 < recorded_s < ALL_OF_IT * seconds:
+        source, seconds = f"{source}, of which it recorded {recorded_s:.0f} s", recorded_s
     return Series(
-        seconds=seconds, source=f"{prometheus.where.shown}, the last {written(round(seconds))}", grown=grown, lowest=lowest, mean=mean,
-        highest=highest, configured=told.configured, restarted=tuple(sorted(told.restarted)),
+        seconds=seconds, source=source, grown=grown, lowest=lowest, mean=mean, highest=highest, configured=told.configured,
+        restarted=tuple(sorted(told.restarted)),
     )  # fmt: skip
