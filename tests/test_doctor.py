@@ -556,7 +556,7 @@ def test_the_captured_pages_of_each_release_are_read(release, row):
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(doctor_command, [str(argument) for argument in arguments])
+    return CliRunner().invoke(doctor_command, [str(argument) for argument in arguments], env={"COLUMNS": None})  # as into a pipe
 
 
 def unpacked(situation: str, folder: Path) -> list[str | Path]:

@@ -588,18 +588,20 @@ def test_a_program_that_is_not_there_is_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("moment", "arm", "again"),
+    ("moment", "arm", "again", "deaf"),
     [
-        ("starting on", "--start-s 30", False),  # while an engine starts
-        ("off answers", "--first-s 30", True),  # while it is asked a first time; it would end its answer before itself
-        ("run 1 of", "", False),  # between two runs, or while the next engine starts
+        ("starting on", "--start-s 30", False, False),  # while an engine starts
+        ("off answers", "--first-s 30", True, False),  # while it is asked a first time; it would end its answer before itself
+        ("run 1 of", "", False, False),  # between two runs, or while the next engine starts
+        ("starting on", "--start-s 30", False, True),  # a shell that puts it into the background leaves it deaf to SIGINT
     ],
 )
-def test_ctrl_c_at_any_time_leaves_no_process(tmp_path, moment, arm, again):
+def test_ctrl_c_at_any_time_leaves_no_process(tmp_path, moment, arm, again, deaf):
     path = started_arms(tmp_path, "runs: 3\n", off=arm, on=arm)
     tune = subprocess.Popen(
         [sys.executable, "-m", "stack.cli", "tune", str(path), "--out", str(tmp_path / "o")],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parent.parent,
+        preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if deaf else None,
     )  # fmt: skip
     try:
         assert tune.stdout is not None
@@ -608,7 +610,7 @@ def test_ctrl_c_at_any_time_leaves_no_process(tmp_path, moment, arm, again):
                 break
         if moment.startswith("starting"):
             _until(lambda: (tmp_path / "pids").exists())
-        tune.send_signal(signal.SIGINT)
+        tune.send_signal(signal.SIGTERM if deaf else signal.SIGINT)
         if again:
             time.sleep(1)
             tune.send_signal(signal.SIGINT)
