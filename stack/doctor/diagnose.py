@@ -2,109 +2,22 @@
 
 Law: where the evidence is too thin nothing is said but what is missing and how to get it. Of quality nothing is ever said: no series knows it.
 
-A latency is a finding when it is over its threshold (alerts/thresholds.py, or a deployment's own numbers); the shares of queue, prefill and decode
-and what stands beside them say whose it is. Findings come in the order of the matrix, in which causes stand before what they cause, and those for
-which somebody must act before all others.
-
-Confidence, 0 to 1, is sqrt(amount) x (0.5 + 0.5 x over). amount: requests that the finding rests on, of ENOUGH, at most 1. over: 1 - threshold /
-figure, so 0 at the threshold, a half at twice of it. Just over it on plenty of evidence is 0.5: it may be the noise."""
+Findings come in the order of the matrix, in which causes stand before what they cause, and those for which somebody must act before all others."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
-from alerts import thresholds
-from alerts.engine import FROZEN_FOR
-from alerts.settings import SHIPPED, Settings, seconds
-from alerts.thresholds import Threshold
+from alerts.settings import SHIPPED, Settings
 from exporters.catalogue.metric import Unit
-from stack.doctor.evidence import Clients, Evidence, Figures, Gateway, Gauge, Spread
+from stack.doctor import checks
+from stack.doctor.checks import Case, Fact, Found, State
+from stack.doctor.evidence import Evidence, Figures, Spread
 from stack.doctor.matrix import AREAS, ROWS, Area, Row
-from stack.gateway.reasons import REASONS
-
-LEAST_REQUESTS = 10  # with fewer, one of them decides every figure
-LEAST_LATE = 3  # beyond a limit; the p95 of a dozen requests is one of them, and after a start the first ones are slow
-LEAST_SECONDS = 5.0
-LEAST_LOOKS = 5  # at which somebody waits; of fewer, one that falls between two batches decides what runs then
-FULL, FULL_WITH_ROOM = 0.95, 0.75  # what runs while others wait, of the most: so much is all places taken, the latter where the cache is nearly empty
-LEAST_STILL_S = 15.0  # the prefill of 100,000 tokens at 10,000 a second takes ten, and nothing else may be made meanwhile
-ENOUGH = thresholds.COMPARED_AT_LEAST.value
-FEW = thresholds.ERRORS_AT_LEAST
-SAME_REQUESTS = 0.1  # of those that began, so many more or fewer ended: the figures of both are then of nearly the same ones
-MANY_AT_ONCE = 32.0  # of these drafts and weights share a step so often that reading them is not what it waits for
-_PER = 300.0  # seconds in which the thresholds of counts are meant
-_LATER = ("team_limit", "queue_full", "est_wait", "queue_ttl")  # of the gateway, for load
-_ITS_OWN = tuple(name for name, reason in REASONS.items() if reason.outcome == "rejected" and name not in (*_LATER, "engine_busy", "draining"))
-
-# What no alert has a number for.
-FAR_LONGER = Threshold(
-    "far_longer", 4.0, Unit.NONE, "Prompts four times as long as the median take four times as long or more to compute; twice is ordinary.",
-    "Judgement; the seeds of head-of-line blocking are files of 20,000 tokens among prompts of some hundred.",
-)  # fmt: skip
-STRETCHED = Threshold(
-    "stretched", 5.0, Unit.NONE, "A p99 of five times the median is no ordinary spread between steps or prompts of like length.",
-    "Judgement; in recorded pages of an engine that is well it is 1 to 3.",
-)  # fmt: skip
-LATE_LOOP = Threshold(
-    "late_loop", 0.01, Unit.SECONDS, "An event loop that wakes up 10 ms late adds that to every token that it sends on.",
-    "runbooks/incident-flow.md; a gateway with a core of its own stays below 1 ms.",
-)  # fmt: skip
-SLOWER_STREAM = Threshold(
-    "slower_stream", 2.0, Unit.NONE, "Between engine and client a token takes a fraction of a millisecond; half of the pace is lost on the way.",
-    "runbooks/incident-flow.md.",
-)  # fmt: skip
-ROOM = Threshold(
-    "room", 0.8, Unit.RATIO, "Above it more sequences bring preemptions instead of speed.", "runbooks/VLLMQueueTimeHigh.md",
-)  # fmt: skip
-MOST_OF_IT = Threshold(
-    "most_of_it", 0.75, Unit.RATIO, "Who has three quarters of what is under way makes the queue that everybody stands in.", "Judgement.",
-)  # fmt: skip
-NEARLY_EMPTY = Threshold(
-    "nearly_empty", 0.3, Unit.RATIO, "Where less than a third of the cache was ever in use, nobody waits for room in it.", "Judgement.",
-)  # fmt: skip
-LONG_PROMPT = Threshold(
-    "long_prompt", 256.0, Unit.TOKENS, "Of shorter prompts hardly a block is whole, so the cache could not hold what they share.",
-    "16 blocks of 16 tokens, the block size of vLLM on GPUs.",
-)  # fmt: skip
-
-OUTSIDE = Threshold(
-    "outside", 0.5, Unit.RATIO, "Where queue and prefill are not half of the wait for a first token, most of it was before them.", "Judgement.",
-)  # fmt: skip
-MOSTLY_PREFILL = Threshold(
-    "mostly_prefill", 2 / 3, Unit.RATIO, "Where two thirds of a request's time go into its prompt, the prompt is too long, whatever is reused of it.",
-    "Judgement.",
-)  # fmt: skip
-WORTH_IT = Threshold(
-    "worth_it", 0.1, Unit.RATIO, "What takes less than a tenth of a request's time is not worth a change while nobody waits for it.", "Judgement.",
-)  # fmt: skip
 
 _ROW = {row.name: row for row in ROWS}
-State = Literal["idle", "thin", "busy"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A figure, and the threshold it was held against, if any. least: of a figure that should be as large as the limit, not as small.
-
-    between: the bounds that it lies in, where no more is known."""
-
-    what: str
-    value: float
-    unit: Unit = Unit.NONE
-    limit: Threshold | None = None
-    least: bool = False
-    between: tuple[float, float] | None = None
-
-    @property
-    def over(self) -> float:
-        """0 at the limit, towards 1 the further the figure is on the wrong side of it; 0 on the right one."""
-        if self.limit is None:
-            return 0.0
-        larger, smaller = (self.limit.value, self.value) if self.least else (self.value, self.limit.value)
-        return 1 - smaller / larger if larger > smaller else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,46 +70,13 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a check came to. amount: how many requests it rests on. over: of the fact that decides. old, new: as in a finding."""
-
-    name: str
-    serious: bool
-    amount: float
-    over: float
-    facts: tuple[Fact, ...]
-    old: float | None = None
-    new: float | None = None
-
-    @property
-    def confidence(self) -> float:
-        return math.sqrt(min(1.0, self.amount / ENOUGH)) * (0.5 + 0.5 * min(1.0, self.over))
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What a check may look at. one: whether the figures are of one engine alone, so that what runs there tells its places."""
-
-    figures: Figures
-    at: Callable[[Threshold], Threshold]
-    clients: Clients | None = None
-    gateway: Gateway | None = None
-    one: bool = True
-
-    def limit_of(self, threshold: Threshold) -> Threshold:
-        """A count that is meant for five minutes, for a longer time."""
-        limit = self.at(threshold)
-        return replace(limit, value=limit.value * max(1.0, self.figures.seconds / _PER))
-
-
 def diagnose(evidence: Evidence, settings: Settings = SHIPPED) -> Diagnosis:
     """What is wrong with one model, if anything is."""
     whole = Case(evidence.whole, settings.at, evidence.clients, evidence.gateway, one=not evidence.engines)
     state = _state(evidence)
-    found = {_ROW[one.name].finding: (one, "") for one in _checked(whole, state)}
+    found = {_ROW[one.name].finding: (one, "") for one in checks.found_in(whole, state)}
     for engine, figures in evidence.engines.items():
-        for one in _checked(Case(figures, settings.at), _state_of(figures)):
+        for one in checks.found_in(Case(figures, settings.at), checks.state_of(figures)):
             found.setdefault(_ROW[one.name].finding, (one, engine))
     if uneven := _uneven(evidence, settings):
         found[_ROW[uneven[0].name].finding] = uneven
@@ -230,7 +110,7 @@ def _who_stands_out(name: str, evidence: Evidence, settings: Settings) -> str:
     """The one engine of several of which the finding of the model holds; '' where several have it, or none alone."""
 
     def has(figures: Figures) -> bool:
-        return any(one.name == name for one in _checked(Case(figures, settings.at), _state_of(figures)))
+        return any(one.name == name for one in checks.found_in(Case(figures, settings.at), checks.state_of(figures)))
 
     having = [engine for engine, figures in evidence.engines.items() if has(figures)]
     return having[0] if len(having) == 1 else ""
@@ -245,7 +125,7 @@ def _uneven(evidence: Evidence, settings: Settings) -> tuple[Found, str] | None:
             continue
         if waiting.highest <= 0:
             free.append(running.mean)
-        elif found := _queue(Case(figures, settings.at)):
+        elif found := checks.queue_bound(Case(figures, settings.at)):
             full.append((engine, found, running.mean))
     if not full or not free or min(free) >= min(running for _, _, running in full) / 2:
         return None
@@ -255,439 +135,8 @@ def _uneven(evidence: Evidence, settings: Settings) -> tuple[Found, str] | None:
 
 
 def _state(evidence: Evidence) -> State:
-    asked = (evidence.clients.requests if evidence.clients else 0.0) + _sent(evidence.gateway)
-    return "thin" if (state := _state_of(evidence.whole)) == "idle" and asked else state
-
-
-def _state_of(figures: Figures) -> State:
-    if not figures.work:
-        return "idle"
-    return "thin" if figures.requests < LEAST_REQUESTS or figures.seconds < LEAST_SECONDS else "busy"
-
-
-def _checked(case: Case, state: State) -> Iterator[Found]:
-    """Each check once; those of latencies only where there is enough to go by."""
-    if state == "idle":
-        return
-    for check in (*_OF_STATES, *(_OF_LATENCIES if state == "busy" else ())):
-        if found := check(case):
-            yield found
-
-
-# ---- checks
-
-
-def _found(name: str, amount: float, *facts: Fact, serious: bool = True, over: float | None = None) -> Found:
-    """over: else the most that any fact is over its limit."""
-    return Found(name, serious, amount, max((fact.over for fact in facts), default=0.0) if over is None else over, facts)
-
-
-def _sent(gate: Gateway | None) -> float:
-    """Requests that the gateway has at these engines at every look, whatever their own pages say."""
-    return gate.running.lowest if gate and gate.running and gate.only else 0.0
-
-
-def _frozen(case: Case) -> Found | None:
-    """Something to do at every scrape, and nothing made. Several requests that all stand still say more than one, which may be a long prefill."""
-    figures = case.figures
-    if figures.running is None or figures.waiting is None or figures.prompt_tokens is None or figures.generation_tokens is None:
-        return None
-    sent = _sent(case.gateway)
-    held = max(figures.running.lowest + figures.waiting.lowest, sent)
-    if held <= 0 or figures.tokens > 0 or figures.seconds < LEAST_STILL_S:
-        return None
-    sure = min(1.0, held * figures.seconds / seconds(FROZEN_FOR))
-    return _found(
-        "frozen-engine", sure * ENOUGH, Fact("requests that run or wait, at least", held, Unit.REQUESTS),
-        *[Fact("requests that the gateway has there, at least", sent, Unit.REQUESTS)] * bool(sent), Fact("tokens made", 0.0, Unit.TOKENS),
-        Fact("for", figures.seconds, Unit.SECONDS), over=1.0,
-    )  # fmt: skip
-
-
-def _errors(case: Case) -> Found | None:
-    """From who saw them: the clients' side where there is one, else the engine's own and its HTTP answers, refusals left out."""
-    if case.clients:
-        failed = sum(case.clients.outcomes.get(outcome, 0.0) for outcome in ("upstream_error", "timeout"))
-        whole = case.clients.requests
-    else:
-        figures = case.figures
-        answered = figures.http.get("5xx", 0.0) - sum(figures.rejections.values())
-        failed = max(figures.finished.get("error", 0.0), answered)
-        whole = max(sum(figures.finished.values()), sum(figures.http.values()))
-    limit, few = case.at(thresholds.ERROR_RATIO), case.at(FEW)
-    if not whole or failed < few.value or failed / whole <= limit.value:
-        return None
-    return _found("errors", whole, Fact("of the requests fail", failed / whole, Unit.RATIO, limit), Fact("failed", failed, Unit.REQUESTS))
-
-
-def _wrong(case: Case) -> Found | None:
-    limit, few = case.at(thresholds.REFUSAL_RATIO), case.at(FEW)
-    if case.clients and case.clients.reasons:
-        wrong, whole = sum(case.clients.reasons.get(reason, 0.0) for reason in _ITS_OWN), case.clients.requests
-    else:
-        wrong, whole = case.figures.http.get("4xx", 0.0), sum(case.figures.http.values())
-    if not whole or wrong < few.value or wrong / whole <= limit.value:
-        return None
-    facts = (Fact("of the requests are refused for what they say", wrong / whole, Unit.RATIO, limit), Fact("refused", wrong, Unit.REQUESTS))
-    return _found("wrong-requests", whole, *facts, serious=False)
-
-
-def _rejections(case: Case) -> Found | None:
-    limit = case.limit_of(thresholds.ENGINE_REFUSALS)
-    refused = sum(case.figures.rejections.values())
-    if refused < limit.value:
-        return None
-    by_reason = [Fact(f"by {reason}", count, Unit.REQUESTS) for reason, count in sorted(case.figures.rejections.items()) if count]
-    return _found("rejections", refused + case.figures.requests, Fact("refused by the engine", refused, Unit.REQUESTS, limit), *by_reason)
-
-
-def _gateway_rejections(case: Case) -> Found | None:
-    if case.clients is None:
-        return None
-    limit, few = case.at(thresholds.REFUSAL_RATIO), case.at(FEW)
-    by_reason = {reason: case.clients.reasons[reason] for reason in _LATER if case.clients.reasons.get(reason)}
-    refused, whole = sum(by_reason.values()), case.clients.requests
-    if refused < few.value or refused / whole <= limit.value:
-        return None
-    told = [Fact(f"refused by {reason}", count, Unit.REQUESTS) for reason, count in by_reason.items()]
-    team, most = max(case.clients.refused.items(), key=lambda item: item[1], default=("", 0.0))
-    told += [Fact(f"refused of team {team}, more than of any other", most, Unit.REQUESTS)] * bool(team)
-    name = "rejections-by-team-limit" if max(by_reason, key=lambda reason: by_reason[reason]) == "team_limit" else "rejections-by-gateway"
-    found = _found(name, whole, Fact("of the requests are refused by the gateway", refused / whole, Unit.RATIO, limit), *told)
-    if name == "rejections-by-team-limit":
-        return found
-    queues, gate = case.figures.waiting, case.gateway
-    slots = gate and gate.slots and gate.slots_limit and (gate.slots.mean, gate.slots_limit.mean)
-    facts = [Fact("waiting in the engine, mean", queues.mean)] if queues else []
-    facts += [Fact("slots, mean", slots[0]), Fact("slots at most", slots[1])] if slots else []
-    held_back = bool(queues and queues.mean >= 1) or bool(slots and slots[0] < slots[1])  # the gateway does for the engine what it is there for
-    found = replace(found, serious=not held_back, facts=(*found.facts, *facts))
-    return found if held_back else _with_slots(found, gate)
-
-
-def _with_slots(found: Found, gate: Gateway | None) -> Found:
-    """With the numbers of a lever that raises slots a quarter."""
-    limit = gate and (gate.slots_limit or gate.slots)
-    return replace(found, old=limit.highest, new=math.ceil(1.25 * limit.highest)) if limit else found
-
-
-def _deferred(case: Case) -> Found | None:
-    deferred = case.figures.deferred
-    if deferred is None or deferred.lowest <= 0:
-        return None
-    held = Fact("held back at every scrape, at least", deferred.lowest, Unit.REQUESTS)
-    return _found("deferred-requests", case.figures.requests + deferred.lowest, held, serious=False, over=0.5)
-
-
-def _preempted(case: Case) -> Found | None:
-    """Blocks are taken from who runs. No latency is needed for this: long answers may preempt for minutes before one of them ends."""
-    figures, rate = case.figures, case.at(thresholds.PREEMPTIONS)
-    preempted = figures.preemptions or 0.0
-    per_second = Fact("preemptions per second", preempted / figures.seconds, Unit.COUNT, rate)
-    if not per_second.over or preempted < case.at(FEW).value or figures.seconds < LEAST_SECONDS:
-        return None
-    facts = (per_second, Fact("preemptions", preempted, Unit.COUNT), *_used(case), *_ran(figures))
-    found = _found("kv-bound", max(figures.requests, preempted), *facts, over=per_second.over)
-    return replace(found, new=_fewer(case))
-
-
-def _fewer(case: Case) -> float | None:
-    """A quarter less than what runs."""
-    running = case.figures.running
-    return max(1, math.floor(0.75 * running.highest)) if running and running.highest >= 1 and case.one else None
-
-
-def _kv_full(case: Case) -> Found | None:
-    """All blocks are in use, and the queue is for want of them."""
-    figures = case.figures
-    waits = figures.waiting is not None and figures.waiting.lowest > 0
-    if _preempted(case) or not waits or not _queue_leads(case) or not any(fact.over for fact in _used(case)):
-        return None
-    felt = any(fact.over for fact in _waited(case))
-    return _found("kv-full", figures.requests, *_used(case), *_waited(case), serious=felt)
-
-
-def _used(case: Case) -> tuple[Fact, ...]:
-    kv = case.figures.kv
-    return (Fact("of the KV cache in use at its fullest", kv.highest, Unit.RATIO, case.at(thresholds.KV_CACHE_USAGE)),) if kv else ()
-
-
-def _queue(case: Case) -> Found | None:
-    """A wait that is over its limit, or that makes the first token late; not for want of cache, which is another finding."""
-    figures = case.figures
-    crowded, waiting = figures.crowded, figures.waiting
-    if crowded is None or waiting is None or _preempted(case) or _kv_full(case) or not _queue_leads(case):
-        return None
-    facts = _waited(case)
-    if not any(fact.over for fact in facts):
-        return None
-    name = _whose_queue(case, crowded)
-    ran = Fact("running while others wait, mean", crowded.mean)
-    room = [Fact("of the KV cache in use at its fullest", figures.kv.highest, Unit.RATIO)] if figures.kv else []
-    found = _found(name, max(figures.requests, waiting.lowest), *facts, *_ran(figures), ran, *room)
-    known = name == "queue-bound" and case.one
-    return replace(found, old=crowded.highest, new=math.ceil(1.5 * crowded.highest)) if known else found
-
-
-def _whose_queue(case: Case, crowded: Gauge) -> str:
-    """Of the scheduler's places, when about as many run as ever while others wait; else of what the engine can do. Two looks may not tell it."""
-    kv = case.figures.kv
-    if _slow_steps(case) or (kv and kv.highest > ROOM.value):
-        return "queue-at-capacity"
-    full = FULL_WITH_ROOM if kv and kv.highest < NEARLY_EMPTY.value else FULL
-    if crowded.mean >= full * crowded.highest > 0 and crowded.looks != 1:
-        return "queue-bound"
-    return "queue-unclear" if crowded.looks is not None and crowded.looks < LEAST_LOOKS else "queue-at-capacity"
-
-
-def _queue_leads(case: Case) -> bool:
-    """Whether more time goes into waiting than into computing prompts. Before enough requests end to tell that, a queue that stands leads."""
-    figures = case.figures
-    if figures.queue is None or _state_of(figures) == "thin":
-        return bool(_standing(case))
-    return figures.prefill is None or figures.queue.total > figures.prefill.total
-
-
-def _standing(case: Case) -> tuple[Fact, ...]:
-    """A queue over its limit at every look, while tokens are made."""
-    figures, length = case.figures, case.at(thresholds.QUEUE_LENGTH)
-    if figures.waiting is None or figures.waiting.lowest <= length.value or not figures.tokens or figures.seconds < LEAST_SECONDS:
-        return ()
-    return (Fact("requests wait at every scrape, at least", figures.waiting.lowest, Unit.REQUESTS, length),)
-
-
-def _slow_steps(case: Case) -> bool:
-    return bool((gaps := case.figures.between_tokens) and gaps.at(95) > case.at(thresholds.INTER_TOKEN_P95).value)
-
-
-def _waited(case: Case) -> tuple[Fact, ...]:
-    queue = case.figures.queue
-    if _state_of(case.figures) == "thin":
-        return _standing(case)
-    times = (_p95("queue time p95", queue, case.at(thresholds.QUEUE_TIME_P95)), Fact("queue time, mean", queue.mean, Unit.SECONDS)) if queue else ()
-    return (*times, *_standing(case), *_late(case))
-
-
-def _late(case: Case) -> tuple[Fact, ...]:
-    first = case.figures.ttft
-    return (_p95("time to first token p95", first, case.at(thresholds.TTFT_P95)),) if first else ()
-
-
-def _p95(what: str, spread: Spread, limit: Threshold) -> Fact:
-    """Held against its limit only where more than one or two are beyond that."""
-    known = limit if round(spread.above(limit.value) * spread.count) >= LEAST_LATE else None
-    return Fact(what, spread.at(95), Unit.SECONDS, known, between=spread.around(95))
-
-
-def _ran(figures: Figures) -> tuple[Fact, ...]:
-    running, waiting = figures.running, figures.waiting
-    facts = [Fact("running, at most", running.highest, Unit.REQUESTS)] if running else []
-    return (*facts, *([Fact("waiting, at most", waiting.highest, Unit.REQUESTS)] if waiting else []))
-
-
-def _prefill(case: Case) -> Found | None:
-    """First tokens are late and computing prompts is most of that: because nothing is reused, or because there is so much to compute."""
-    figures = case.figures
-    if figures.prefill is None or _queue_leads(case) or _api_server(case):
-        return None
-    prompts = [Fact("prompt, mean", figures.prompt_length.mean, Unit.TOKENS)] if figures.prompt_length else []
-    name, reused = _why_prefill(case), case.at(thresholds.CACHE_HITS_BEFORE)
-    hits = [] if figures.hit_ratio is None else [Fact("of the prompt tokens found in the cache", figures.hit_ratio, Unit.RATIO, reused, least=True)]
-    off = [Fact("prefix caching", 0.0, Unit.FLAG)] if figures.caching is False else []
-    share = [Fact("of a request's time is prefill", part, Unit.RATIO) for area, part in figures.shares.items() if area == "prefill"]
-    late = _late(case)
-    facts = (*late, Fact("prefill, mean", figures.prefill.mean, Unit.SECONDS), *share, *prompts, *hits, *off)
-    if any(fact.over for fact in late):
-        return _found(name, figures.requests, *facts, over=late[0].over)
-    matters = figures.shares.get("prefill", 0.0) > WORTH_IT.value
-    return _found(name, figures.requests, *facts, serious=False, over=0.5) if name != "prefill-bound" and matters else None
-
-
-def _api_server(case: Case) -> Found | None:
-    """First tokens are late and neither queue nor prefill is why. The two are told when a request ends, first tokens as they come: only where as many
-    end as begin do they speak of the same requests. A core that computes or stands still takes in nothing new, so up to the longest gap between
-    tokens that wait is its own."""
-    figures, first = case.figures, case.figures.ttft
-    queue, prefill, steps, begun, ended = figures.queue, figures.prefill, figures.between_tokens, figures.begun, figures.ended
-    if first is None or queue is None or prefill is None or steps is None or not begun or not ended:
-        return None
-    if figures.waiting is None or figures.waiting.highest > 0 or abs(begun - ended) > SAME_REQUESTS * begun:
-        return None
-    before_s = first.mean - queue.mean - prefill.mean
-    outside = Fact("of the time to first token is neither queue nor prefill", before_s / first.mean, Unit.RATIO, OUTSIDE)
-    if not outside.over or before_s <= steps.most or not any(fact.over for fact in _late(case)):
-        return None
-    means = (Fact(f"{name}, mean", spread.mean, Unit.SECONDS) for name, spread in (("queue time", queue), ("prefill", prefill)))
-    return _found("api-server-bound", figures.requests, *_late(case), outside, *means)
-
-
-def _reuse(case: Case) -> Found | None:
-    """Beside prefill that is too much: that nothing of it is reused is true as well."""
-    figures, first = case.figures, _prefill(case)
-    if first is None or first.name != "prefill-bound" or figures.caching is False or not _nothing_reused(case):
-        return None
-    hits = Fact("of the prompt tokens found in the cache", figures.hit_ratio or 0.0, Unit.RATIO, case.at(thresholds.CACHE_HITS_BEFORE), least=True)
-    return _found("unique-prompts", figures.requests, hits, serious=False, over=0.5)
-
-
-def _why_prefill(case: Case) -> str:
-    """Where computing prompts is most of a request's time it is too much, whatever is reused; where it is less, what is not reused comes first."""
-    figures = case.figures
-    long = figures.prompt_length is not None and figures.prompt_length.mean >= LONG_PROMPT.value
-    if figures.caching is False and long and not _pooling(figures):
-        return "cache-off"
-    most = figures.shares.get("prefill", 0.0) > MOSTLY_PREFILL.value
-    return "unique-prompts" if long and not most and _nothing_reused(case) else "prefill-bound"
-
-
-def _nothing_reused(case: Case) -> bool:
-    ratio = case.figures.hit_ratio
-    return ratio is not None and ratio < case.at(thresholds.CACHE_HITS_BEFORE).value and not _pooling(case.figures)
-
-
-def _pooling(figures: Figures) -> bool:
-    """Embeddings and scores: nothing is generated, prompts share nothing, and some of these models have no prefix cache at all."""
-    return figures.generation_tokens == 0 and figures.requests > 0
-
-
-def _head_of_line(case: Case) -> Found | None:
-    """A tail in what many meet, and a few prompts that explain it: their own prefill is as long as the tail, or a good part of that. A long
-    prompt's own first token is late anyhow: more must be than are long."""
-    figures = case.figures
-    lengths = figures.prompt_length
-    if lengths is None or lengths.at(99) < FAR_LONGER.value * max(lengths.at(50), 1.0):
-        return None
-    far = Fact("prompt length, p99 over median", lengths.at(99) / max(lengths.at(50), 1.0), Unit.NONE, FAR_LONGER)
-    long = lengths.above(FAR_LONGER.value * lengths.at(50))
-    for name, what, spread, threshold in (
-        ("head-of-line-first", "time to first token", figures.ttft, thresholds.TTFT_P95),
-        ("head-of-line", "time between tokens", figures.between_tokens, thresholds.INTER_TOKEN_P95),
-    ):
-        limit = case.at(threshold)
-        if spread is None or spread.at(99) <= limit.value or spread.at(99) <= STRETCHED.value * spread.at_most(50):
-            continue
-        if figures.prefill and spread.at(99) > FAR_LONGER.value * figures.prefill.at_most(99):
-            continue
-        if spread is figures.ttft and spread.above(STRETCHED.value * spread.at_most(50)) <= 1.5 * long:
-            continue
-        tail = Fact(f"{what}, p99 over median", spread.at(99) / spread.at_most(50), Unit.NONE, STRETCHED)
-        p99 = Fact(f"{what} p99", spread.at(99), Unit.SECONDS, limit)
-        felt = spread.at(95) > limit.value or spread.at(99) > STRETCHED.value * limit.value  # one short pause in a hundred is not
-        return _found(name, figures.requests, tail, p99, far, Fact("of the prompts are that long", long, Unit.RATIO), serious=felt, over=tail.over)
-    return None
-
-
-def _decode(case: Case) -> Found | None:
-    figures, pace = case.figures, _pace(case.figures)
-    limit = case.at(thresholds.INTER_TOKEN_P95)
-    if pace is None or pace.at(95) <= limit.value:
-        return None
-    share = figures.shares.get("decode")
-    if share is not None and share < max(figures.shares.values()):
-        return None
-    if pace.at(95) > STRETCHED.value * pace.at_most(50) and (_head_of_line(case) or _prefill(case)):
-        return None  # steps are long when they hold prompts, and those are told already
-    facts = (
-        Fact("time per token p95" if figures.drafts else "time between tokens p95", pace.at(95), Unit.SECONDS, limit),
-        Fact("the same, mean", pace.mean, Unit.SECONDS),
-        *([] if share is None else [Fact("of a request's time is decode", share, Unit.RATIO)]),
-        *_ran(figures),
-    )
-    many = figures.running is not None and figures.running.mean > MANY_AT_ONCE
-    found = _found("decode-at-batch" if many else "decode-drafted" if figures.drafts else "decode-bound", figures.requests, *facts)
-    return replace(found, new=_fewer(case)) if many else found
-
-
-def _pace(figures: Figures) -> Spread | None:
-    """How fast tokens come. With drafts a gap is a step of several tokens, so that only the mean of each request tells; 0.10 does not show that."""
-    return figures.per_token if figures.drafts and figures.per_token else figures.between_tokens
-
-
-def _drafts(case: Case) -> Found | None:
-    figures, limit = case.figures, case.at(thresholds.ACCEPTANCE)
-    if figures.acceptance is None or figures.acceptance >= limit.value:
-        return None
-    facts = (
-        Fact("of the drafted tokens accepted", figures.acceptance, Unit.RATIO, limit, least=True),
-        Fact("drafted", figures.drafted or 0.0, Unit.TOKENS),
-    )
-    return _found("speculative-decoding", figures.requests, *facts, serious=False)
-
-
-def _gateway_queue(case: Case) -> Found | None:
-    """The wait before the engine, where the engine itself has room."""
-    figures, gate, clients = case.figures, case.gateway, case.clients
-    limit = case.at(thresholds.QUEUE_TIME_P95)
-    queued = clients.queue if clients else None
-    waits = bool(gate and gate.waiting and gate.waiting.lowest > 0)
-    room = figures.waiting is not None and figures.waiting.mean < 1 and not (figures.kv and figures.kv.highest > ROOM.value)
-    if not room or not (queued or waits):
-        return None
-    late = queued is not None and queued.at(95) > limit.value
-    long = waits and gate is not None and gate.waiting is not None and gate.waiting.lowest > case.at(thresholds.QUEUE_LENGTH).value
-    if not late and not long:
-        return None
-    facts = [Fact("queue time p95 in the gateway", queued.at(95), Unit.SECONDS, limit)] if queued else []
-    if gate and gate.waiting:
-        length = case.at(thresholds.QUEUE_LENGTH)
-        facts += [Fact("requests wait in the gateway, at least", gate.waiting.lowest, Unit.REQUESTS, length)]
-    if gate and gate.slots:
-        facts += [Fact("slots", gate.slots.highest, Unit.REQUESTS)]
-    found = _found("gateway-queue", queued.count if queued else figures.requests, *facts, *_ran(figures))
-    return _with_slots(found, gate)
-
-
-def _one_team(case: Case) -> Found | None:
-    """Only beside something that waits: a team alone on an idle engine takes nothing from anybody."""
-    teams = case.gateway.teams if case.gateway and case.gateway.teams else case.clients.teams if case.clients else {}
-    whole = sum(teams.values())
-    refused = _gateway_rejections(case)
-    crowded = refused is not None and refused.name != "rejections-by-team-limit"  # which touches that team alone
-    if len(teams) < 2 or not (crowded or any(check(case) for check in (_queue, _preempted, _kv_full, _gateway_queue))):
-        return None
-    team, most = max(teams.items(), key=lambda item: item[1])
-    told = Fact(f"of the requests are of team {team}", most / whole, Unit.RATIO, MOST_OF_IT)
-    return _found("one-team", case.clients.requests if case.clients else whole, told) if told.over else None
-
-
-def _hangups(case: Case) -> Found | None:
-    """From the log; else from the two histograms of the engine, as long as some are sure."""
-    limit, few = case.at(thresholds.HANGUP_RATIO), case.at(FEW)
-    if case.clients:
-        left, whole = case.clients.outcomes.get("client_abort", 0.0), case.clients.requests
-        told = Fact("of the clients leave", left / whole if whole else 0.0, Unit.RATIO, limit)
-        sure = left
-    elif case.figures.hangups and case.figures.begun:
-        (sure, left), whole = case.figures.hangups, case.figures.begun
-        told = Fact("of the requests that began neither ended nor run", left / whole, Unit.RATIO, limit)
-    else:
-        return None
-    if left < few.value or sure < 1 or left / whole <= limit.value:
-        return None
-    return _found("hang-ups", whole, told, Fact("left, at least", sure, Unit.REQUESTS))
-
-
-def _streaming(case: Case) -> Found | None:
-    """Tokens as clients got them against tokens as the engine made them: the mean of each request, at both."""
-    client = case.clients.tpot if case.clients else None
-    engine = case.figures.per_token
-    if client is None or engine is None:
-        return None
-    slow, limit = case.at(thresholds.INTER_TOKEN_P95), SLOWER_STREAM
-    times = Fact("times as long for a token at the client as in the engine, p95", client.at(95) / engine.at_most(95), Unit.NONE, limit)
-    if not times.over or client.at(95) <= slow.value:
-        return None
-    lag = case.gateway.lag if case.gateway else None
-    late = [Fact("the gateway's event loop is late, p95", lag.at(95), Unit.SECONDS, LATE_LOOP)] if lag else []
-    name = "slow-gateway" if any(fact.over for fact in late) else "slow-streaming"
-    return _found(name, client.count, times, Fact("time per token at the client p95", client.at(95), Unit.SECONDS, slow), *late, over=times.over)
-
-
-Check = Callable[[Case], Found | None]
-_OF_STATES: tuple[Check, ...] = (_frozen, _errors, _preempted, _rejections, _gateway_rejections, _wrong, _deferred, _kv_full, _queue)
-_OF_LATENCIES: tuple[Check, ...] = (
-    _head_of_line, _api_server, _prefill, _reuse, _gateway_queue, _decode, _drafts, _streaming, _hangups, _one_team,
-)  # fmt: skip
+    asked = (evidence.clients.requests if evidence.clients else 0.0) + checks.sent_by(evidence.gateway)
+    return "thin" if (state := checks.state_of(evidence.whole)) == "idle" and asked else state
 
 
 # ---- what cannot be said
@@ -712,9 +161,9 @@ def _unsure(evidence: Evidence, case: Case, state: State) -> Iterator[Unsure]:
                 yield Unsure(
                     "streaming", "nobody tells what clients got", "--log with the request log, or a Prometheus that has the sidecar's series"
                 )
-        if figures.running and figures.running.lowest > 0 and not figures.tokens and figures.seconds < LEAST_STILL_S:
+        if figures.running and figures.running.lowest > 0 and not figures.tokens and figures.seconds < checks.LEAST_STILL_S:
             still = f"requests run and no token was made in {figures.seconds:.3g} s: a long prefill, or an engine that stands still"
-            yield Unsure("API", still, f"look for {2 * LEAST_STILL_S:g} s (--for)")
+            yield Unsure("API", still, f"look for {2 * checks.LEAST_STILL_S:g} s (--for)")
         elif evidence.clients is None and not figures.http:
             yield Unsure("API", "neither clients nor the engine's HTTP answers are told", "--log, or --gateway with its metrics page")
     elif evidence.gateway is None and not evidence.logged:
@@ -725,7 +174,7 @@ def _unsure(evidence: Evidence, case: Case, state: State) -> Iterator[Unsure]:
 def _over_already(case: Case) -> Iterator[Unsure]:
     """Those who ended had waited, and nobody waits now."""
     queue, waiting = case.figures.queue, case.figures.waiting
-    if queue is None or waiting is None or case.figures.crowded or not _queue_leads(case) or not any(fact.over for fact in _waited(case)):
+    if queue is None or waiting is None or case.figures.crowded or not checks.queue_leads(case) or not any(fact.over for fact in checks.waited(case)):
         return
     why = f"requests that ended had waited, {queue.mean:.3g} s on average, and nobody waits at any look: a crowd that is gone"
     yield Unsure("queue", why, "look while it is there (--for), or ask a Prometheus about that time")
@@ -735,22 +184,22 @@ def _seen(figures: Figures) -> Mapping[Area, Fact]:
     """The figure that an area is judged by first."""
     shown: tuple[tuple[Area, str, Spread | None], ...] = (
         ("queue", "queue time p95", figures.queue), ("prefill", "prefill p95", figures.prefill),
-        ("decode", "time per token p95", _pace(figures)),
+        ("decode", "time per token p95", checks.pace_of(figures)),
     )  # fmt: skip
     return {area: Fact(what, spread.at(95), Unit.SECONDS, between=spread.around(95)) for area, what, spread in shown if spread}
 
 
 def _too_thin(figures: Figures) -> str:
-    if figures.seconds < LEAST_SECONDS:
+    if figures.seconds < checks.LEAST_SECONDS:
         return f"{figures.seconds:.3g} s are too short a time"
-    return f"{figures.requests:.0f} requests in {figures.seconds:.0f} s are too few; {LEAST_REQUESTS} are the least"
+    return f"{figures.requests:.0f} requests in {figures.seconds:.0f} s are too few; {checks.LEAST_REQUESTS} are the least"
 
 
 def _more(figures: Figures) -> str:
     """How to get enough, at the pace seen."""
     if figures.requests < 1:
         return "look again while requests end (--for, --window)"
-    seconds = 1.2 * max(figures.seconds * LEAST_REQUESTS / figures.requests, 2 * LEAST_SECONDS)
+    seconds = 1.2 * max(figures.seconds * checks.LEAST_REQUESTS / figures.requests, 2 * checks.LEAST_SECONDS)
     return f"look for {math.ceil(seconds)} s or longer (--for, --window)"
 
 

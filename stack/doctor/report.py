@@ -11,7 +11,8 @@ from typing import Any
 
 from exporters.catalogue.metric import Unit
 from stack.doctor import before, diagnose, matrix
-from stack.doctor.diagnose import Diagnosis, Fact, Finding
+from stack.doctor.checks import Fact
+from stack.doctor.diagnose import Diagnosis, Finding
 from stack.doctor.matrix import ANYWHERE, Source
 from stack.tuning.derived import plain
 
