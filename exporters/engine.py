@@ -152,7 +152,11 @@ def names(answer: bytes) -> Mapping[str, str] | None:
 
 def parse(text: str, version: str | None = None, reader: Callable[[str], page.Page] = page.parse) -> View:
     """A page as a View. reader: the `parse` of a page.Parser that is kept for this engine reads its pages faster. Raises BadPage."""
-    found = reader(text)
+    return view(reader(text), version)
+
+
+def view(found: page.Page, version: str | None = None) -> View:
+    """A page that was read already, as a View."""
     growing = {(m.name, *sorted(labels.items())): value for m in _GROWING for labels, value in found.of(m.name)}
     return View(
         version=version,

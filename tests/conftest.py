@@ -42,6 +42,14 @@ def part() -> Callable[[str], parts.Part]:
 
 
 @pytest.fixture(scope="session")
+def as_root() -> None:
+    """For a Docker engine of one's own: without root a failure in CI, else the tests are reported as not run."""
+    if os.geteuid() != 0:
+        why = "a Docker engine needs root"
+        pytest.fail(why) if os.environ.get("CI") else pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
     """Loopback ports that were free a moment ago and are not handed out twice, in whichever process the tests run: each has its share of them."""
     given: set[int] = set()

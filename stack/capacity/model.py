@@ -210,8 +210,8 @@ def _text(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     if "_class_name" in config or "_diffusers_version" in config:
         raise BadModel(f"{where}: this is a diffusion pipeline, which keeps no KV cache; give a language model")
     for nested in ("text_config", "language_config", "llm_config"):
-        if isinstance(config.get(nested), Mapping):
-            return config[nested]  # type: ignore[no-any-return]  # checked on the line before
+        if isinstance(inner := config.get(nested), Mapping):
+            return inner
     return config
 
 

@@ -479,10 +479,10 @@ def _having(**labels: str) -> Callable[[Labels], bool]:
 
 def _by(page: Page, metric: Metric, names: Sequence[str], mine: Callable[[Labels], bool] = lambda _: True) -> Iterator[tuple[tuple[str, ...], float]]:
     """Growth by some labels; what did not grow is left out."""
-    found: Counter[tuple[str, ...]] = Counter()
+    found: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for labels, value in page.of(metric.name):
         if mine(labels) and value > 0:
-            found[tuple(labels.get(name, "") for name in names)] += value  # type: ignore[assignment]  # a Counter of floats adds up as well
+            found[tuple(labels.get(name, "") for name in names)] += value
     yield from found.items()
 
 

@@ -95,7 +95,7 @@ class Pages:
 
     @property
     def restarted(self) -> bool:
-        return engine.restarted(*(engine.parse("", reader=lambda _, page=page: page) for page in (self.before, self.after)))  # type: ignore[misc]
+        return engine.restarted(engine.view(self.before), engine.view(self.after))
 
 
 def between(sources: Sequence[Pages], seconds: float, source: str) -> Series:
