@@ -16,16 +16,16 @@ class NotOurs(ValueError):
 
 
 def write(folder: Path, files: Mapping[str, str], foreign: Foreign, force: bool = False) -> dict[Path, bool]:
-    """Write files by name; whether each one changed. Raises NotOurs before anything is written, and OSError."""
+    """Write files by name, which may have folders in it; whether each one changed. Raises NotOurs before anything is written, and OSError."""
     strange = {name: why for name in files if (folder / name).exists() and (why := foreign(folder / name))}
     if strange and not force:
         name, why = next(iter(strange.items()))
         more = f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""
         raise NotOurs(f"{folder / name}{more} {why}; choose another --out, or overwrite with --force")
-    folder.mkdir(parents=True, exist_ok=True)
     changed = {}
     for name, text in files.items():
         path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         changed[path] = not path.exists() or path.read_bytes() != text.encode()
         if changed[path]:
             path.write_text(text, encoding="utf-8", newline="\n")
@@ -34,7 +34,8 @@ def write(folder: Path, files: Mapping[str, str], foreign: Foreign, force: bool 
 
 def left_over(folder: Path, files: Iterable[str], foreign: Foreign, pattern: str) -> list[Path]:
     """Files of an earlier export that this one does not hold."""
-    return sorted(path for path in folder.glob(pattern) if path.name not in set(files) and not foreign(path))
+    printed = set(files)
+    return sorted(path for path in folder.glob(pattern) if path.name not in printed and not foreign(path))
 
 
 # ---- files with comments: the first line says where they come from, and whether they are as they were

@@ -45,6 +45,7 @@ COMMANDS = (
     Later("drill", "drill:drill_command", "Break a real vLLM in a lab of its own, and see the alert arrive, and go when it is mended."),
     Later("events", "events:events_command", "What was changed, restarted or noted, the newest last; regions with their end, open ones marked."),
     Later("gateway", "gateway:gateway", "The way in: who asks, how it went, one JSON line for each request."),
+    Later("kubernetes", "kubernetes:kubernetes", "The stack as Kubernetes manifests, for kustomize, Argo CD and Flux."),
     Later("lab", "lab:lab", "A real vLLM on this machine's CPU, watched by the whole stack."),
     Later("metrics", "metrics:metrics", "What vLLM exposes, and whether a page or dashboard fits it."),
     Later("render", "render:render", "Write dashboards and rule files from their source, in place."),

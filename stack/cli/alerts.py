@@ -13,14 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from alerts import routing
-from alerts.rules import Links
 from exporters.catalogue import page
 from stack import alerts, export
 from stack.bench import result
 from stack.capacity import derive
 from stack.capacity.worksheet import read as read_worksheet
-from stack.cli.common import AS_JSON, json_text, mistakes_told
-from stack.cli.options import THRESHOLDS, TOKEN_FILE, USER_FILE, duration
+from stack.cli.common import AS_JSON, json_text, mistakes_told, say_files
+from stack.cli.options import DASHBOARD_BASE, HTTP_CONFIG, RUNBOOK_BASE, SLO, THRESHOLDS, TOKEN_FILE, USER_FILE, duration
 from stack.cli.scraped import page_of
 from stack.prometheus import address_from
 
@@ -30,17 +29,14 @@ def alerts_group() -> None:
     """Alert rules, who is told of them, and the numbers behind them."""
 
 
-_RUNBOOK_BASE = click.option("--runbook-base", metavar="URL", help=f"Where runbook pages are served.  [default: {Links().runbooks}]")
-_DASHBOARD_BASE = click.option("--dashboard-base", metavar="URL", help=f"Where Grafana is.  [default: {Links().dashboards}]")
-_SLO = click.option("--slo", type=click.Path(path_type=Path, dir_okay=False), help="Your own objectives; see `alerts slo`.")
 
 
 @alerts_group.command("export")
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write to.")
-@_RUNBOOK_BASE
-@_DASHBOARD_BASE
+@RUNBOOK_BASE
+@DASHBOARD_BASE
 @THRESHOLDS
-@_SLO
+@SLO
 @click.option(
     "--receiver", type=click.Choice(list(routing.RECEIVERS)), default="none", show_default=True, help="How Alertmanager tells people; none: nobody."
 )
@@ -63,22 +59,7 @@ def alerts_export(
         warned = [*alerts.warnings(links), *alerts.without_page(wanted.objectives)]
         written, older = alerts.write(out, wanted, force)
         steps = list(alerts.next_steps(out, wanted))
-    _say_files(written, older, warned, steps, as_json)
-
-
-def _say_files(written: dict[Path, bool], older: list[Path], warned: list[str], steps: list[str], as_json: bool) -> None:
-    for warning in warned:
-        click.echo(f"warning: {warning}", err=True)
-    if as_json:
-        rows = [{"path": str(file), "changed": changed} for file, changed in written.items()]
-        click.echo(json.dumps({"files": rows, "left_over": [str(file) for file in older], "warnings": warned, "next": steps}, indent=1))
-        return
-    for file, changed in written.items():
-        click.echo(f"{'written' if changed else 'unchanged'}: {file}")
-    for file in older:
-        click.echo(f"left over from an earlier export, remove it: {file}")
-    for step in steps:
-        click.echo(f"next: {step}")
+    say_files(written, older, warned, steps, as_json)
 
 
 @alerts_group.command("list")
@@ -111,8 +92,8 @@ def alerts_list(thresholds: Path | None, as_json: bool) -> None:
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--page", "target", metavar="URL|FILE", help="A vLLM server or a file with its page: is every latency bound one of its buckets?")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write slo.yaml to this folder instead of printing it.")
-@_RUNBOOK_BASE
-@_DASHBOARD_BASE
+@RUNBOOK_BASE
+@DASHBOARD_BASE
 @click.option("--force", is_flag=True, help="Overwrite a slo.yaml that did not come from here, or was changed since.")
 @AS_JSON
 def alerts_slo(
@@ -137,7 +118,7 @@ def alerts_slo(
             written = export.write(out, printed, alerts.foreign, force)
     if out:
         whole = f"it stands on its own; with all the other rules, in place of the shipped objectives: vllm-watch alerts export --slo {file}"
-        _say_files(written, [], warned, [f"promtool check rules {out}/slo.yaml", whole], as_json)
+        say_files(written, [], warned, [f"promtool check rules {out}/slo.yaml", whole], as_json)
         return
     for warning in warned:
         click.echo(f"warning: {warning}", err=True)
@@ -157,15 +138,17 @@ def alerts_slo(
 )
 @click.option("--model", metavar="NAME", help="Look at this model alone.  [default: all; the strictest number counts]")
 @THRESHOLDS
-@_SLO
+@SLO
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the file for --thresholds there instead of printing it.")
 @click.option("--force", is_flag=True, help="Overwrite a file that did not come from here, or was changed since.")
 @TOKEN_FILE
 @USER_FILE
+@HTTP_CONFIG
 @AS_JSON
 def alerts_derive(
     url: str, window_s: float, bench_folder: Path | None, arm: str | None, worksheet: Path | None, model: str | None, thresholds: Path | None,
-    slo: Path | None, out: Path | None, force: bool, token_file: Path | None, user_file: Path | None, as_json: bool,
+    slo: Path | None, out: Path | None, force: bool, token_file: Path | None, user_file: Path | None, http_config: Path | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Find this deployment's own thresholds in what was recorded of it, each with its reason; where too little is known, what is shipped stays.
 
@@ -182,7 +165,7 @@ def alerts_derive(
         promised = (sheet.ttft_p95, sheet.itl_p95) if sheet else (None, None)
         aims = derive.targets(alerts.objectives(slo or alerts.SHIPPED_OBJECTIVES), *promised)
         bench = derive.loads(result.read(bench_folder), arm) if bench_folder else None
-        asked = asyncio.run(derive.ask(address_from(url, token_file, user_file), settings, window_s, time.time(), model))
+        asked = asyncio.run(derive.ask(address_from(url, token_file, user_file, http_config), settings, window_s, time.time(), model))
         found = derive.derive(asked, settings, aims, bench)
         text = derive.overlay(asked, settings, found)
         changed = export.write(out.parent, {out.name: export.marked(text, "vllm-watch alerts derive")}, export.changed_since, force) if out else {}
@@ -195,4 +178,4 @@ def alerts_derive(
     for each in found:
         is_now = f"is now {each.threshold.shown}, was {each.before.shown}" if each.value is not None else f"stays at {each.before.shown}"
         click.echo(f"{each.before.name} {is_now}. {each.why}")
-    _say_files(changed, [], [], [f"vllm-watch alerts export --out rules --thresholds {out}"], as_json=False)
+    say_files(changed, [], [], [f"vllm-watch alerts export --out rules --thresholds {out}"], as_json=False)

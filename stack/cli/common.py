@@ -7,7 +7,8 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import click
 
@@ -40,6 +41,22 @@ def _sentence(error: Exception) -> str:
 def json_text(content: object) -> str:
     """Indented JSON with letters of every language as they are."""
     return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def say_files(written: Mapping[Path, bool], older: Sequence[Path], warned: Sequence[str], steps: Sequence[str], as_json: bool) -> None:
+    """What an export has written, what is left over from an earlier one, and what to do next."""
+    for warning in warned:
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        rows = [{"path": str(file), "changed": changed} for file, changed in written.items()]
+        click.echo(json.dumps({"files": rows, "left_over": [str(file) for file in older], "warnings": warned, "next": steps}, indent=1))
+        return
+    for file, changed in written.items():
+        click.echo(f"{'written' if changed else 'unchanged'}: {file}")
+    for file in older:
+        click.echo(f"left over from an earlier export, remove it: {file}")
+    for step in steps:
+        click.echo(f"next: {step}")
 
 
 def log_to_stderr() -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from stack.lab.parts import alertmanager, collector, debian, engine, npm
-from stack.lab.parts.cache import GIB, Part, PartMissing, ask_version, cache_dir, release, remembered_version, require_space, stamp, stamped
+from stack.lab.parts import alertmanager, collector, debian, engine, npm, operator_schema
+from stack.lab.parts.cache import GIB, Part, PartMissing, ask_version, cache_dir, release, remembered_version, require_space, stamp, stamped, starts
 from stack.lab.parts.debian import Archive
 from stack.lab.parts.work import Stopped, Work
 
@@ -37,6 +37,7 @@ class Program:
     company: tuple[str, ...] = ()  # programs it cannot run without
     system_packages: tuple[str, ...] = ()  # installed by the system's apt, as root
     prepare: Callable[[Path], Path] | None = None  # makes an unpacked folder run; the program to start
+    silent: bool = False  # Debian built it without its release: the package's counts when it starts
 
 
 PROGRAMS = {
@@ -77,13 +78,20 @@ PROGRAMS = {
     # Checks the boards against Grafana's own types.
     "node": Program(("node", "nodejs"), (18,), company=("npm",), system_packages=("nodejs", "npm")),
     "grafana-schema": Program(()),
+    # Checks Kubernetes manifests: kustomize, which it has inside, and what the Prometheus Operator takes.
+    "kubectl": Program(("kubectl",), (1, 27), "kubectl", "usr/bin/kubectl", ("version", "--client")),
+    "operator-schema": Program(()),
     # Another reader of logs, for the fault table.
     "mtail": Program(("mtail",), package="mtail", inside="usr/bin/mtail"),
+    # A long-term store that takes remote write, for the fleet's tests.
+    "victoriametrics": Program(
+        ("victoria-metrics", "victoria-metrics-prod"), (1, 100), "victoria-metrics", "usr/bin/victoria-metrics", ("-version",), silent=True
+    ),
     # Static, for images made from nothing; the one on PATH may be linked to this system's libraries.
     "busybox": Program((), (), "busybox-static", "usr/bin/busybox", ("--help",)),
 }
 PARTS = (*PROGRAMS, "engine", "model")
-_NEEDS = {"model": ("engine",), "grafana-schema": ("node",)}
+_NEEDS = {"model": ("engine",), "grafana-schema": ("node",), "operator-schema": ("node",)}
 
 
 def find(name: str) -> Part | None:
@@ -110,7 +118,7 @@ def _on_path(cache: Path, name: str, program: Program) -> Part | None:
 
 
 def _recipe(name: str) -> str:
-    if recipe := {"otelcol": collector.RECIPE, "grafana-schema": npm.RECIPE}.get(name):
+    if recipe := {"otelcol": collector.RECIPE, "grafana-schema": npm.RECIPE, "operator-schema": operator_schema.RECIPE}.get(name):
         return recipe
     return PROGRAMS[name].package + (" prepared" if PROGRAMS[name].prepare else "")
 
@@ -178,13 +186,15 @@ def _made(work: Work, found: dict[str, Part]) -> Part:
                 return collector.build(alone)
             case "grafana-schema":
                 return npm.install(alone)
+            case "operator-schema":
+                return operator_schema.install(alone)
             case name:
                 return _from_debian(alone, PROGRAMS[name])
 
 
 def _lock(name: str) -> str:
     """apt keeps one state, so what uses it takes turns."""
-    if name not in PROGRAMS or name in ("otelcol", "grafana-schema"):
+    if name not in PROGRAMS or name in ("otelcol", "grafana-schema", "operator-schema"):
         return name
     return "apt" if PROGRAMS[name].package else "system"
 
@@ -207,7 +217,7 @@ def _unpacked(work: Work, program: Program) -> Part:
     for offer in archive.offered(work, program.package):
         folder = archive.unpacked(work, offer)
         path = program.prepare(folder) if program.prepare else folder / program.inside
-        version = ask_version(path, program.asked)
+        version = ask_version(path, program.asked) or (debian.upstream(offer.version) if program.silent and starts(path, program.asked) else "")
         if version and release(version) >= program.at_least:
             return stamp(work.cache, Part(work.name, path, version, f"Debian {offer.suite}, unpacked"), _recipe(work.name))
     raise PartMissing(f"no version in Debian {', '.join(debian.NEWEST_FIRST)} starts on this system: install it by hand and put it on PATH.")

@@ -126,11 +126,20 @@ def release(version: str) -> tuple[int, ...]:
 
 def ask_version(program: Path, arguments: tuple[str, ...]) -> str:
     """What the program says about itself, or an empty string when it does not start."""
+    return version_in(_said(program, arguments) or "")
+
+
+def starts(program: Path, arguments: tuple[str, ...]) -> bool:
+    """Whether the program starts here, whatever it says."""
+    return _said(program, arguments) is not None
+
+
+def _said(program: Path, arguments: tuple[str, ...]) -> str | None:
     try:
         done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return version_in(done.stdout + done.stderr) if done.returncode == 0 else ""
+        return None
+    return done.stdout + done.stderr if done.returncode == 0 else None
 
 
 def remembered_version(cache: Path, program: Path, arguments: tuple[str, ...]) -> str:

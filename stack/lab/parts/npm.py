@@ -1,4 +1,4 @@
-"""Grafana's own types of its dashboards, and the compiler that checks JSON against them: packages of npm, in a folder of the cache.
+"""Packages of npm, in folders of the cache: Grafana's own types of its dashboards, and the compiler that checks JSON against them.
 
 Nothing of them is run but the compiler; install scripts are refused. npm asks the registry that this machine is configured with."""
 
@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from stack.lab.parts.cache import GIB, Part, require_space, stamp
@@ -31,22 +32,33 @@ def _name(version: str) -> str:
 
 
 def install(work: Work) -> Part:
-    """Fetches the packages into a folder that is there whole or not at all. Raises PartMissing."""
+    """Raises PartMissing."""
+    final = fetched(work, manifest(), f"{len(SCHEMAS)} releases of Grafana's schema, and TypeScript", _all_apart)
+    return stamp(work.cache, Part("grafana-schema", final, ", ".join(SCHEMAS), f"npm, with TypeScript {TYPESCRIPT}"), RECIPE)
+
+
+def fetched(work: Work, wanted: str, what: str, arrange: Callable[[Path], None] = lambda folder: None) -> Path:
+    """Fetches the packages that `wanted`, a package.json, asks for into a folder that is there whole, and arranged, or not at all.
+    Raises PartMissing."""
     require_space(work.cache, GIB / 4)
-    final = work.cache / "npm" / f"grafana-schema-{hashlib.sha256(manifest().encode()).hexdigest()[:12]}"
+    final = work.cache / "npm" / f"{work.name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
     partial = final.with_name(final.name + ".partial")
     for folder in (partial, final):
         shutil.rmtree(folder, ignore_errors=True)
     partial.mkdir(parents=True)
-    (partial / "package.json").write_text(manifest())
-    work.say(f"downloading {len(SCHEMAS)} releases of Grafana's schema, and TypeScript")
+    (partial / "package.json").write_text(wanted)
+    work.say(f"downloading {what}")
     # npm's own cache lies in the home folder, which may not be writable.
     work.run(["npm", "install", *_QUIET], "installing npm packages", os.environ | {"npm_config_cache": str(partial / "cache")}, cwd=partial)
     shutil.rmtree(partial / "cache", ignore_errors=True)
-    for version in SCHEMAS:
-        set_apart(partial, version)
+    arrange(partial)
     partial.rename(final)
-    return stamp(work.cache, Part("grafana-schema", final, ", ".join(SCHEMAS), f"npm, with TypeScript {TYPESCRIPT}"), RECIPE)
+    return final
+
+
+def _all_apart(folder: Path) -> None:
+    for version in SCHEMAS:
+        set_apart(folder, version)
 
 
 def set_apart(folder: Path, version: str) -> None:

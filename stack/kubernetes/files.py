@@ -1,0 +1,104 @@
+"""The objects as files: base/ with everything, overlays/example/ to be copied and changed. Law: a secret is never written, only its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from alerts.printer import as_yaml
+from stack import alerts, export
+from stack.export import marked
+from stack.kubernetes import policies, running, watching
+from stack.kubernetes.objects import BOARD_SERVICE, CLIENTS, CONFIG, METRICS_SERVICE, PORTS, Object
+from stack.kubernetes.wanted import Wanted
+
+BASE, EXAMPLE = "base", "overlays/example"
+_COMMAND = "vllm-watch kubernetes export"
+_KUSTOMIZATION: Object = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+
+
+def files(wanted: Wanted) -> dict[str, str]:
+    """Name and text of every file."""
+    objects = {f"{name}.yaml": each for name, each in _objects(wanted)}
+    base = {**_KUSTOMIZATION, "namespace": wanted.namespace, "resources": sorted(objects)}
+    found = {f"{BASE}/{name}": _text(each) for name, each in objects.items()}
+    found[f"{BASE}/kustomization.yaml"] = as_yaml(base)
+    found[f"{EXAMPLE}/kustomization.yaml"] = as_yaml(_example(wanted))
+    if wanted.full:
+        found[f"{EXAMPLE}/config.yaml"] = as_yaml(_other_engine(wanted))
+    return {name: marked(text, _COMMAND) for name, text in sorted(found.items())}
+
+
+def _objects(wanted: Wanted) -> Iterator[tuple[str, Iterable[Object]]]:
+    """What each file of the base holds; the numbers put them into the order in which one reads them."""
+    yield "10-config", [running.config(wanted)]
+    if wanted.full:
+        yield "20-gateway", running.gateway(wanted)
+    yield "30-board", running.board(wanted)
+    yield "40-network", policies.policies(wanted)
+    yield "50-monitors", watching.monitors(wanted)
+    yield from ((f"60-rules-{name}", [each]) for name, each in watching.rules(wanted))
+    yield from ((f"70-board-{slug}", [each]) for slug, each in watching.boards(wanted))
+
+
+def _text(objects: Iterable[Object]) -> str:
+    return "---\n".join(as_yaml(each) for each in objects)
+
+
+def _example(wanted: Wanted) -> Object:
+    """Another namespace, a label of one's own, an image from one's own registry, another engine."""
+    return {
+        **_KUSTOMIZATION,
+        "namespace": f"{wanted.namespace[:50].rstrip('-')}-example",
+        "resources": ["../../base"],
+        "labels": [{"pairs": {"environment": "example"}, "includeSelectors": False, "includeTemplates": True}],
+        "images": [{"name": wanted.image_name, "newName": "registry.example.org/vllm-watch", "newTag": "example"}],
+        **({"patches": [{"path": "config.yaml"}]} if wanted.full else {}),
+    }
+
+
+def _other_engine(wanted: Wanted) -> Object:
+    """The configuration with the one engine of the example in it: a text in a ConfigMap is exchanged whole."""
+    texts = running.config_text(replace(wanted, engines=("http://another-vllm:8000",)))
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CONFIG}, "data": texts}
+
+
+def write(folder: Path, wanted: Wanted, force: bool = False) -> tuple[dict[Path, bool], list[Path]]:
+    """Export; whether each file changed, and files of an earlier export that this one does not hold.
+
+    Raises NotOurs before anything is written, and OSError."""
+    printed = files(wanted)
+    written = export.write(folder, printed, export.changed_since, force)
+    older = []
+    for part in (BASE, EXAMPLE):
+        names = [Path(name).name for name in printed if name.startswith(f"{part}/")]
+        older += export.left_over(folder / part, names, export.changed_since, "*.yaml")
+    return written, older
+
+
+def warnings(wanted: Wanted) -> Iterator[str]:
+    """What is right only where these defaults are."""
+    yield from alerts.warnings(wanted.rules.links)
+    yield from alerts.without_page(wanted.rules.objectives)
+    if not wanted.operator_labels:
+        yield "no --label: the Prometheus of kube-prometheus-stack reads rules and monitors with release=NAME of its chart alone"
+
+
+def next_steps(folder: Path, wanted: Wanted) -> Iterator[str]:
+    """What to do with exported files, one command or sentence each."""
+    where = f"kubectl -n {wanted.namespace}"
+    yield f"build the image and push it where the cluster finds it: {wanted.image} (another name: --image)"
+    if wanted.full:
+        yield "vllm-watch gateway key TEAM    # a key and its hash for each team; write teams.yaml with the hashes, then gateway check teams.yaml"
+        if text := running.upstreams(wanted):
+            yield f"with several engines teams.yaml names them:\n{text.rstrip()}"
+        yield f"{where} create secret generic {wanted.teams_secret} --from-file=teams.yaml"
+        if wanted.tls_secret:
+            yield f"the secret {wanted.tls_secret} must hold tls.crt, tls.key and ca.crt, for a server called {METRICS_SERVICE}"
+    label = ",".join(f"{key}={value}" for key, value in CLIENTS.items())
+    yield f"kubectl label namespace WHOSE {label}    # whose pods may ask the gateway and open the board"
+    if wanted.full and not wanted.open_engines:
+        yield "whoever asks the engines directly is shut out where the network enforces policies; --open-engines lets them go on"
+    yield f"kubectl apply --server-side -k {folder / BASE}    # or copy {folder / EXAMPLE} and change the copy"
+    yield f"{where} port-forward service/{BOARD_SERVICE} {PORTS['board']}    # the boards and runbooks, at http://127.0.0.1:{PORTS['board']}"

@@ -1,0 +1,216 @@
+"""What runs: the gateway with its sidecar in one pod, and the board. Every container is unprivileged and may write only to its own volumes.
+
+The sidecar stands in the gateway's pod because the request log is a file there, not for the engine's sake: engines are read over HTTP. Cards are
+not: NVML sees those of its own node only, so here the sidecar's `gpu` is off and dcgm-exporter fills the GPU board."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from alerts.printer import as_yaml
+from stack import alerts
+from stack.gateway.config import Timeouts
+from stack.kubernetes.objects import (
+    BOARD,
+    BOARD_SERVICE,
+    CONFIG,
+    GATEWAY,
+    GATEWAY_SERVICE,
+    METRICS_SERVICE,
+    PART_OF,
+    PORTS,
+    Object,
+    config_map,
+    label_of,
+    made,
+    service,
+)
+from stack.kubernetes.wanted import Wanted
+
+USER = 10001  # of the image
+_ETC, _VAR = "/etc/vllm-watch", "/var/lib/vllm-watch"
+LOG = f"{_VAR}/log/requests.jsonl"
+ROTATE_BYTES = 256 << 20  # the log and the one before it; the volume holds four times as much, and a pod that fills it is evicted
+_LOG_VOLUME = "1Gi"
+_ENDS_AFTER_S = 10  # the gateway's own time to write the last records, after running requests had theirs
+
+# Nobody else rotates it. SIGTERM must reach the shell, which as the first process ignores what it does not trap. A rename is all that is needed: the
+# gateway opens the file anew at the next line and the sidecar follows (docs/faults.md).
+ROTATE = """\
+trap 'exit 0' TERM
+while :; do
+  sleep "$EVERY_S" & wait $!
+  if [ "$(stat -c %s "$LOG" 2>/dev/null || echo 0)" -gt "$BYTES" ]; then mv "$LOG" "$LOG.1"; fi
+done
+"""
+
+
+def config_text(wanted: Wanted) -> dict[str, str]:
+    """The files of the containers, by name. Secrets are never among them."""
+    texts = {"thresholds.yml": alerts.numbers(wanted.rules.settings)}
+    if not wanted.full:
+        return texts
+    web = {"web_config": f"{_ETC}/config/web.yml"} if wanted.tls_secret else {}
+    everywhere = "0.0.0.0"  # noqa: S104  in a pod; NetworkPolicies say who reaches it
+    gateway: dict[str, Any] = {
+        "listen": f"{everywhere}:{PORTS['http']}",
+        "metrics_listen": f"{everywhere}:{PORTS['gateway-metrics']}",
+        "requests_log": LOG,
+        "teams": f"{_ETC}/teams/teams.yaml",
+        "engine_pages": False,  # Prometheus reads the engines themselves; teams need not see each other's figures
+        **{f"metrics_{key}": value for key, value in web.items()},
+    }
+    sidecar = {
+        "listen": f"{everywhere}:{PORTS['sidecar']}",
+        "requests_log": [LOG],
+        "engines": [{"name": name, "url": url} for name, url in wanted.engine_names.items()],
+        "gpu": "off",
+        "state": f"{_VAR}/state/sidecar.state",
+        "events": f"{_VAR}/state/events.jsonl",
+        **web,
+    }
+    if len(wanted.engines) == 1:
+        gateway = {"upstream": next(iter(wanted.engine_names.values())), **gateway}
+    texts |= {"gateway.yaml": as_yaml(gateway), "sidecar.yaml": as_yaml(sidecar)}
+    if wanted.tls_secret:
+        texts["web.yml"] = as_yaml({"tls_server_config": {"cert_file": f"{_ETC}/tls/tls.crt", "key_file": f"{_ETC}/tls/tls.key"}})
+    return texts
+
+
+def upstreams(wanted: Wanted) -> str:
+    """What teams.yaml must say where there are several engines; empty where the gateway's own file names the one."""
+    if len(wanted.engines) == 1:
+        return ""
+    return as_yaml({"upstreams": {name: {"url": url} for name, url in wanted.engine_names.items()}})
+
+
+def config(wanted: Wanted) -> Object:
+    return config_map(CONFIG, config_text(wanted))
+
+
+def gateway(wanted: Wanted) -> Iterator[Object]:
+    """The pod of gateway and sidecar, its Services, and the volume of what the sidecar has counted."""
+    yield _deployment(
+        GATEWAY, wanted, list(_gateway_containers(wanted)), list(_gateway_volumes(wanted)),
+        # Slots are counted in the gateway, and a log has one writer: two at once, even for the time of a rollout, would promise each slot twice.
+        strategy={"type": "Recreate"}, ends_after_s=int(Timeouts().drain_s) + _ENDS_AFTER_S,
+    )  # fmt: skip
+    yield service(GATEWAY_SERVICE, GATEWAY, ("http",))
+    yield service(METRICS_SERVICE, GATEWAY, ("gateway-metrics", "sidecar"))
+    claim: Object = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": wanted.state_size}}}
+    if wanted.storage_class:
+        claim["storageClassName"] = wanted.storage_class
+    yield made("v1", "PersistentVolumeClaim", f"{GATEWAY}-state", spec=claim)
+
+
+def board(wanted: Wanted) -> Iterator[Object]:
+    """The boards without Grafana, and the pages that alerts link to."""
+    names = [
+        BOARD_SERVICE,
+        *(f"{BOARD_SERVICE}.$(NAMESPACE){end}" for end in ("", ".svc", ".svc.cluster.local")),
+        urlsplit(wanted.rules.links.runbooks).hostname,
+    ]
+    allowed = [word for name in names if name and not name.startswith("127.") for word in ("--allow-host", name)]
+    arguments = ["board", "--prometheus", wanted.prometheus_url, "--listen", f"0.0.0.0:{PORTS['board']}"]
+    numbers = ["--thresholds", f"{_ETC}/config/thresholds.yml"]
+    container = _container("board", wanted, [*arguments, *numbers, *allowed], ["board"], {"config": f"{_ETC}/config"})
+    container["env"] = [{"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}]
+    # It answers only under its own names, and the kubelet asks by the pod's address.
+    asked = {"httpGet": {"path": "/-/healthy", "port": "board", "httpHeaders": [{"name": "Host", "value": "localhost"}]}}
+    container |= {"livenessProbe": _patient(asked), "readinessProbe": {**asked, "periodSeconds": 10, "timeoutSeconds": 5}}
+    yield _deployment(BOARD, wanted, [container], list(_volumes(wanted)), strategy={"type": "RollingUpdate"}, ends_after_s=_ENDS_AFTER_S)
+    yield service(BOARD_SERVICE, BOARD, ("board",))
+
+
+# ---- pods -------------------------------------------------------------------------------------------------------------------
+
+
+def _deployment(name: str, wanted: Wanted, containers: list[Object], volumes: list[Object], strategy: Object, ends_after_s: int) -> Object:
+    """One pod. A change of what is mounted as configuration makes a new one, by the digest in its annotations."""
+    digest = hashlib.sha256(as_yaml(config_text(wanted)).encode()).hexdigest()[:16]
+    return made("apps/v1", "Deployment", name, spec={
+        "replicas": 1,
+        "revisionHistoryLimit": 3,
+        "strategy": strategy,
+        "selector": {"matchLabels": label_of(name)},
+        "template": {
+            "metadata": {
+                "labels": {**label_of(name), **PART_OF},
+                "annotations": {"kubectl.kubernetes.io/default-container": containers[0]["name"], "checksum/config": digest},
+            },
+            "spec": {
+                "automountServiceAccountToken": False,  # nothing here asks the API
+                "enableServiceLinks": False,  # a Service could else set variables that begin with VLLM_WATCH_
+                "terminationGracePeriodSeconds": ends_after_s,
+                "securityContext": {
+                    "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch",
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
+                "containers": containers,
+                "volumes": volumes,
+            },
+        },
+    })  # fmt: skip
+
+
+def _container(name: str, wanted: Wanted, arguments: list[str], ports: list[str], mounts: Mapping[str, str]) -> Object:
+    """mounts: where each volume is seen; what lies below /etc is read-only. No limit of CPU: held back for a moment, each token would be late."""
+    return {
+        "name": name,
+        "image": wanted.image,
+        "args": arguments,
+        "ports": [{"name": port, "containerPort": PORTS[port]} for port in ports],
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": volume, "mountPath": path, **({"readOnly": True} if path.startswith(_ETC) else {})}
+            for volume, path in {**mounts, "tmp": "/tmp"}.items()  # noqa: S108  the container's own
+        ],
+    }  # fmt: skip
+
+
+def _gateway_containers(wanted: Wanted) -> Iterator[Object]:
+    tls = {"tls": f"{_ETC}/tls"} if wanted.tls_secret else {}
+    config_and_log = {"config": f"{_ETC}/config", "log": f"{_VAR}/log", **tls}
+    scheme = {"scheme": "HTTPS"} if wanted.tls_secret else {}
+
+    front = _container(
+        "gateway", wanted, ["gateway", "run", "--config", f"{_ETC}/config/gateway.yaml"], ["http", "gateway-metrics"],
+        {**config_and_log, "teams": f"{_ETC}/teams"},
+    )  # fmt: skip
+    healthy = {"httpGet": {"path": "/-/healthy", "port": "gateway-metrics", **scheme}}
+    yield front | {"livenessProbe": _patient(healthy), "readinessProbe": {**healthy, "periodSeconds": 5, "timeoutSeconds": 5}}
+
+    beside = _container(
+        "sidecar", wanted, ["sidecar", "run", "--config", f"{_ETC}/config/sidecar.yaml"], ["sidecar"], {**config_and_log, "state": f"{_VAR}/state"}
+    )
+    beside["env"] = [{"name": "VLLM_WATCH_EVENTS", "value": f"{_VAR}/state/events.jsonl"}]
+    # Not asked whether it is ready: that would count for the whole pod, and watching must not take the gateway away.
+    yield beside | {"livenessProbe": _patient({"httpGet": {"path": "/-/healthy", "port": "sidecar", **scheme}})}
+
+    rotation = _container("rotate", wanted, [ROTATE], [], {"log": f"{_VAR}/log"})
+    del rotation["ports"]
+    rotation["env"] = [{"name": name, "value": value} for name, value in (("LOG", LOG), ("BYTES", str(ROTATE_BYTES)), ("EVERY_S", "10"))]
+    yield rotation | {"command": ["sh", "-c"], "resources": {"requests": {"cpu": "5m", "memory": "8Mi"}, "limits": {"memory": "32Mi"}}}
+
+
+def _patient(probe: Object) -> Object:
+    """Restarted only after half a minute without an answer; a start has as long."""
+    return {**probe, "initialDelaySeconds": 10, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3}
+
+
+def _volumes(wanted: Wanted) -> Iterator[Object]:
+    yield {"name": "config", "configMap": {"name": CONFIG}}
+    yield {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}
+
+
+def _gateway_volumes(wanted: Wanted) -> Iterator[Object]:
+    yield from _volumes(wanted)
+    yield {"name": "teams", "secret": {"secretName": wanted.teams_secret, "defaultMode": 0o440}}
+    if wanted.tls_secret:
+        yield {"name": "tls", "secret": {"secretName": wanted.tls_secret, "defaultMode": 0o440}}
+    yield {"name": "log", "emptyDir": {"sizeLimit": _LOG_VOLUME}}
+    yield {"name": "state", "persistentVolumeClaim": {"claimName": f"{GATEWAY}-state"}}

@@ -1,0 +1,87 @@
+"""What is watched and told: rules and monitors for the Prometheus Operator, boards for Grafana's sidecar.
+
+Labels come from relabelling alone. The operator names a job after its monitor; our rules look for `vllm`, `gateway` and `sidecar`, so each
+monitor says its job. `instance` stays the address of the pod: runbook pages put it into commands. Source of what the operator makes of these:
+its pkg/prometheus/promcfg.go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from alerts import printer
+from dashboards import panels
+from dashboards.boards import boards as boards_of
+from stack import grafana
+from stack.kubernetes.objects import METRICS_SERVICE, Object, config_map, label_of, made
+from stack.kubernetes.wanted import Wanted
+
+MONITORING = "monitoring.coreos.com/v1"
+LARGEST_BYTES = 900_000  # etcd takes 1.5 MiB and the API server's limits are near it; a rule file beyond this is written as several objects
+
+
+def rules(wanted: Wanted) -> Iterator[tuple[str, Object]]:
+    """Each rule file as an object, or as several; with the name of its file."""
+    own = wanted.rules
+    for name, text in printer.rule_files(own.links, own.settings, own.objectives, header=""):
+        stem = name.removesuffix(".yaml")
+        parts = list(_split(yaml.safe_load(text)["groups"], LARGEST_BYTES))
+        for number, groups in enumerate(parts, 1):
+            part = f"{stem}-{number}" if len(parts) > 1 else stem
+            yield part, made(MONITORING, "PrometheusRule", f"vllm-watch-{part}", dict(wanted.operator_labels), spec={"groups": groups})
+
+
+def _split(groups: list[Any], limit: int) -> Iterator[list[Any]]:
+    """Groups in order, in portions below a limit of bytes; a group is never cut."""
+    portion: list[Any] = []
+    for group in groups:
+        if portion and len(printer.as_yaml([*portion, group]).encode()) > limit:
+            yield portion
+            portion = []
+        portion.append(group)
+    yield portion
+
+
+def monitors(wanted: Wanted) -> Iterator[Object]:
+    """Engines by their pods, since one Service hides its replicas from each other; ours by their Service."""
+    by_number = wanted.engine_port.isdecimal()
+    port = {"portNumber": int(wanted.engine_port)} if by_number else {"port": wanted.engine_port}
+    yield _monitor("PodMonitor", "vllm-watch-engines", wanted, {
+        "selector": {"matchLabels": dict(wanted.engine_selector)},
+        # A re-exporter built on prometheus_client 0.23 or later answers Prometheus 2 with vllm_ in place of vllm: unless asked for plain text.
+        "scrapeProtocols": ["PrometheusText0.0.4"],
+        "podMetricsEndpoints": [{**port, "path": "/metrics", "interval": wanted.interval, "relabelings": _labels(wanted, wanted.jobs.engine)}],
+    })  # fmt: skip
+    if not wanted.full:
+        return
+    for kind, port_name, job in (("gateway", "gateway-metrics", wanted.jobs.gateway), ("sidecar", "sidecar", wanted.jobs.sidecar)):
+        endpoint = {"port": port_name, "path": "/metrics", "interval": wanted.interval, **_tls(wanted), "relabelings": _labels(wanted, job)}
+        yield _monitor(
+            "ServiceMonitor", f"vllm-watch-{kind}", wanted, {"selector": {"matchLabels": label_of(METRICS_SERVICE)}, "endpoints": [endpoint]}
+        )
+
+
+def _monitor(kind: str, name: str, wanted: Wanted, spec: Object) -> Object:
+    limit = {"sampleLimit": wanted.sample_limit} if wanted.sample_limit else {}
+    return made(MONITORING, kind, name, dict(wanted.operator_labels), spec={**spec, **limit})
+
+
+def _labels(wanted: Wanted, job: str) -> list[Object]:
+    named: list[Object] = [{"targetLabel": "job", "replacement": job}, {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]
+    return named + ([{"targetLabel": "cluster", "replacement": wanted.cluster}] if wanted.cluster else [])
+
+
+def _tls(wanted: Wanted) -> Object:
+    if not wanted.tls_secret:
+        return {}
+    return {"scheme": "https", "tlsConfig": {"ca": {"secret": {"name": wanted.tls_secret, "key": "ca.crt"}}, "serverName": METRICS_SERVICE}}
+
+
+def boards(wanted: Wanted) -> Iterator[tuple[str, Object]]:
+    """Each board as Grafana's sidecar takes it, with its slug. They are read-only there: the objects are their source."""
+    for board in boards_of(wanted.profile, wanted.rules.settings):
+        text = panels.to_json(board, wanted.profile, links=wanted.rules.links, editable=False)
+        labels, folder = {"grafana_dashboard": "1"}, {"grafana_folder": grafana.FOLDER}
+        yield board.slug, config_map(f"vllm-watch-board-{board.slug}", {f"vllm-watch-{board.slug}.json": text}, labels, folder)
