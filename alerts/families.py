@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alerts import cache, engine, gpu, latency, recorded, slo, traffic, watchers
+from alerts import cache, engine, fleet, gpu, latency, recorded, slo, traffic, watchers
 from alerts.rules import Alert, Recording
 from alerts.settings import SHIPPED, Settings
 from exporters.catalogue import promql, vllm
@@ -26,11 +26,13 @@ def recordings(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) 
 
 
 def recorded_families(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> dict[str, tuple[Recording, ...]]:
-    """What the rules rest on, what the objectives make of it, the hours of both, and the figures that people ask for over long ranges."""
+    """What the rules rest on, what the objectives make of it, the hours of both, and the figures that people ask for over long ranges,
+    for a model and for a fleet."""
     objectives = objectives or slo.shipped()
     return {
         "growth": tuple(recorded.recordings(s)), "slo": tuple(slo.recordings(objectives, s)),
-        "hours": tuple(recorded.hours(s, slo.recorded_names(objectives))), "figures": _figures(s),
+        "hours": tuple(recorded.hours(s, (*slo.recorded_names(objectives), *fleet.COUNTED))), "figures": _figures(s),
+        "fleet": tuple(fleet.recordings(s)),
     }  # fmt: skip
 
 

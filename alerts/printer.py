@@ -50,7 +50,10 @@ def recorded_groups(settings: Settings = SHIPPED, objectives: slo.Objectives | N
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text of several lines stands as it is read, after a bar."""
+    """Text of several lines stands as it is read, after a bar; what stands twice is written twice."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
 _Dumper.add_representer(
@@ -60,4 +63,9 @@ _Dumper.add_representer(
 
 def rule_file(header: str, groups: Iterable[Group]) -> str:
     """Groups of rules as text."""
-    return header + yaml.dump({"groups": [group.as_dict() for group in groups]}, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
+    return header + as_yaml({"groups": [group.as_dict() for group in groups]})
+
+
+def as_yaml(content: object) -> str:
+    """YAML as it is printed everywhere: in the order given, text of several lines as it is read."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)

@@ -70,6 +70,11 @@ class Settings:
     def sidecar(self) -> str:
         return f'job=~"{self.overlay.sidecar_job}"'
 
+    @property
+    def ours(self) -> str:
+        """The matcher for all three."""
+        return f'job=~"{self.overlay.engine_job}|{self.overlay.gateway_job}|{self.overlay.sidecar_job}"'
+
     def paced(self, pace: int) -> Settings:
         return replace(self, pace=pace)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from alerts import thresholds
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
 from alerts.subjects import JOB, TARGET, by
 from exporters.catalogue import ours, promql, watchers
-from exporters.catalogue.prometheus import UP
+from exporters.catalogue.prometheus import SAMPLE_LIMIT, SCRAPE_SAMPLES_KEPT, UP
 
 _OUR_RULES = ('rule_group=~".*;vllm-.*"',)  # the label is file;group
 _OTHERS = ('kind!~"gpu|checkpoint"',)  # a card that is gone has its own alert, and so has a state that cannot be written
@@ -15,6 +16,7 @@ _OTHERS = ('kind!~"gpu|checkpoint"',)  # a card that is gone has its own alert, 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
     five, gateways = s.window("5m"), promql.series(UP, (s.gateway,))
+    near, mine = s.at(thresholds.SCRAPE_NEAR_LIMIT), s.ours
     return (
         Alert(
             "VLLMGatewayDown", Severity.CRITICAL,
@@ -66,6 +68,25 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="A rule cannot be evaluated.",
             description="Evaluations of the group {{ $labels.rule_group }} fail at {{ $labels.instance }}: its alerts cannot fire.",
             panel=PanelRef("watch", "rule-failures"), owner="platform",
+        ),
+        Alert(
+            "VLLMScrapeNearLimit", Severity.WARNING,
+            f"{promql.current(SCRAPE_SAMPLES_KEPT, TARGET, (mine,))} / ({promql.current(SAMPLE_LIMIT, TARGET, (mine,))} > 0) > {near} "
+            f"or {promql.growth(watchers.SCRAPES_OVER_LIMIT, five, TARGET)} > 0",
+            hold="10m",
+            summary="A page has nearly as many samples as its job lets in.",
+            description="{{ $labels.instance }} of job {{ $labels.job }} shows nearly as many samples as sample_limit lets in; above it the whole "
+            "page is thrown away. Where this is Prometheus itself, that has begun.",
+            panel=PanelRef("watch", "sample-limit"), owner="platform", threshold=near,
+        ),
+        Alert(
+            "VLLMTeamsOverflow", Severity.WARNING,
+            f"{promql.growth(ours.TEAMS_FOLDED, five, TARGET)} > 0",
+            hold="10m",
+            summary="There are more teams than have series of their own.",
+            description="The sidecar {{ $labels.instance }} has counted {{ $value | humanize }} requests of teams beyond its limit within five "
+            "minutes: they are under __other__, on every board and bill.",
+            panel=PanelRef("watch", "folded"), muted_by=("VLLMSidecarDown",),
         ),
         Alert(
             "VLLMAlertmanagerUnreachable", Severity.WARNING,

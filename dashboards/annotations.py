@@ -41,12 +41,15 @@ def of(board: Board) -> tuple[Annotation, ...]:
     running = promql.series(vllm.NUM_REQUESTS_RUNNING, engine)
     starts = f"{promql.series(PROCESS_START, engine)} and on (cluster, job, instance) {running}"
     firing = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"', 'severity=~"critical|warning"'))
+    alerts = Annotation("Firing alerts", f"max by (alertname, severity, model_name, instance) ({firing})", "{{alertname}} {{instance}}", "red")
+    if board.recorded:  # alerts are written by rules, as all that it reads; events and starts are not
+        return (alerts,)
     return (
         Annotation("Tuning events", f"time() - {events} < {SETTLED_AFTER_S}", "{{kind}}: settling", "purple")
         if board.regions
         else Annotation("Tuning events", f"{events} * 1000", "{{kind}}", "purple", at_value=True),
         Annotation("Engine starts", f"({starts}) * 1000", "{{instance}} started", "orange", at_value=True),
-        Annotation("Firing alerts", f"max by (alertname, severity, model_name, instance) ({firing})", "{{alertname}} {{instance}}", "red"),
+        alerts,
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from alerts.settings import SHIPPED, Settings
-from dashboards import cost, fleet, gateway, gpu, kv_cache, latency, levers, overview, teams, tuning, watch
+from dashboards import cost, fleet, gateway, gpu, kv_cache, latency, levers, long_view, overview, teams, tuning, watch
 from dashboards.model import Board, Panel, Profile, only
 
 # In the order in which one asks: is it well, where does the time go, what is the limit, who is affected and who goes first, did the change help.
-BOARDS: tuple[Board, ...] = tuple(part.BOARD for part in (overview, latency, kv_cache, levers, teams, cost, gateway, gpu, tuning, fleet, watch))
+BOARDS: tuple[Board, ...] = tuple(
+    part.BOARD for part in (overview, latency, kv_cache, levers, teams, cost, gateway, gpu, tuning, fleet, long_view, watch)
+)
 
 
 def boards(profile: Profile = Profile.FULL, settings: Settings = SHIPPED) -> tuple[Board, ...]:

@@ -133,6 +133,9 @@ EXCEPTIONS: tuple[Allowed, ...] = (
     Allowed("query-rate-interval", "vllm-watch-fleet/Engines up and frozen/A", "asks what its alert asks, over the alert's window"),
     Allowed("query-rate-interval", "vllm-watch-fleet/Engines, fullest first/I", "asks what its alert asks, over the alert's window"),
     Allowed("query-rate-interval", "vllm-watch-fleet/Up and frozen, by */A", "asks what its alert asks, over the alert's window"),
+    Allowed("panel-percentile", "vllm-watch-global/*, p95, *", "where it is recorded, the quantile was taken by the rule"),
+    Allowed("query-series", "vllm-watch-global/*", "asks a store that keeps what our rules record and nothing else; Fleet asks raw series"),
+    Allowed("template-label-values", "vllm-watch-global/variable *", "the same: no engine's own series is there"),
     Allowed("query-raw-counter", "vllm-watch-tuning/Last event of each kind/B", "kept in a file, it never restarts: how many are on record"),
 )
 

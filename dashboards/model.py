@@ -151,7 +151,9 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A dashboard: one question, answered in its top row. extra: variables of its own, beside the common ones that its queries use."""
+    """A dashboard: one question, answered in its top row. extra: variables of its own, beside the common ones that its queries use.
+
+    recorded: it reads what our rules record and nothing else, choices and marks included, for a store that keeps nothing else."""
 
     slug: str
     title: str
@@ -159,6 +161,7 @@ class Board:
     rows: tuple[Row, ...]
     extra: tuple[Variable, ...] = ()
     regions: bool = False  # tuning events as regions (event until settled) instead of lines
+    recorded: bool = False
 
     @property
     def panels(self) -> tuple[Panel, ...]:

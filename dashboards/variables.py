@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from alerts import fleet, recorded
+from alerts.subjects import TEAM
 from dashboards.model import Board, Variable
 from exporters.catalogue import ours, vllm
 
@@ -18,12 +21,23 @@ def of(board: Board) -> tuple[Variable, ...]:
     other exporters never shows up among them. Where nobody has a label, the choice stays at All, which matches its absence."""
     used = [name for name in CHAIN if board.uses(name)]
     from_log = "job" not in used and board.uses("team")
-    chain = tuple(Variable(name, _LABELS[name], query=_values(name, used[: used.index(name)], from_log)) for name in used)
+    values = _recorded if board.recorded else partial(_values, from_log=from_log)
+    chain = tuple(Variable(name, _LABELS[name], query=values(name, used[: used.index(name)])) for name in used)
     return (*chain, *board.extra)
+
+
+def _recorded(name: str, parents: Sequence[str]) -> str:
+    """The same from what is recorded of every engine, and of every team."""
+    source, borne = (fleet.TEAM_REQUESTS + recorded.OVER, TEAM) if name == "team" else (fleet.RUNNING, fleet.PLACED)
+    return _asked(source, name, [parent for parent in parents if parent in borne])
 
 
 def _values(name: str, parents: Sequence[str], from_log: bool) -> str:
     source = ours.REQUESTS.name if from_log or name == "team" else vllm.NUM_REQUESTS_RUNNING.name
     # The request log knows no scrape job and no engine's address, and is read in a namespace of its own.
-    matchers = ", ".join(f'{parent}=~"${parent}"' for parent in parents if not (name == "team" and parent in ("namespace", "job", "instance")))
+    return _asked(source, name, [parent for parent in parents if not (name == "team" and parent in ("namespace", "job", "instance"))])
+
+
+def _asked(source: str, name: str, parents: Sequence[str]) -> str:
+    matchers = ", ".join(f'{parent}=~"${parent}"' for parent in parents)
     return f"label_values({source}{{{matchers}}}, {name})" if matchers else f"label_values({source}, {name})"

@@ -10,7 +10,7 @@ from dashboards.gateway import LOG, LOOP_LAG
 from dashboards.model import RATE, Board, Panel, Query, Row, Shape, shown_unit
 from exporters.catalogue import gateway, ours, promql, reconciled, vllm, watchers
 from exporters.catalogue.metric import Metric, Unit
-from exporters.catalogue.prometheus import SCRAPE_DURATION, SCRAPE_SAMPLES, UP
+from exporters.catalogue.prometheus import SAMPLE_LIMIT, SCRAPE_DURATION, SCRAPE_SAMPLES, SCRAPE_SAMPLES_KEPT, UP
 
 _RANGE = "$__range"
 _TARGET = ("job", "instance")
@@ -42,6 +42,12 @@ def _targets(metric: Metric, by: tuple[str, ...], within: str) -> tuple[Query, .
         )
         for called, told in (("engine", (vllm.NUM_REQUESTS_RUNNING,)), ("", _WATCHERS))
     )  # fmt: skip
+
+
+def _near_limit() -> Query:
+    kept, limit = (promql.series(metric, _PLACE) for metric in (SCRAPE_SAMPLES_KEPT, SAMPLE_LIMIT))
+    told = " or ".join(promql.seen(shown, "1h", _PLACE) for shown in (vllm.NUM_REQUESTS_RUNNING, *_WATCHERS))
+    return Query(f"max by (job, instance) ({promql.per(kept, limit)} and on ({_ON}) ({told}))", ask.legend(_TARGET), shown_unit(Unit.RATIO))
 
 
 def _ended(metric: Metric, called: str, *only: str) -> Query:
@@ -166,6 +172,17 @@ BOARD = Board(
                 "Level.",
                 "Growth without end is a label with unbounded values: look at what the target's page repeats.",
                 _targets(SCRAPE_SAMPLES, _TARGET, "1h"),
+            ),
+            Panel(
+                "sample-limit", "Samples, share of what is let in, by target",
+                "Samples of the last scrape of each target over the sample_limit of its job. Above it the whole page is thrown away, and the target "
+                "counts as down.",
+                "At most half.",
+                "Near the line: what has the page more of than the day before? Many adapters, ranks or teams are growth: raise the limit. Labels "
+                "that nobody ends are a defect: see the page of the alert.",
+                (_near_limit(),), threshold=thresholds.SCRAPE_NEAR_LIMIT,
+                optional="Prometheus tells its limits only when it is started with --enable-feature=extra-scrape-metrics, and only of jobs that set "
+                "sample_limit, as stack/deploy/fleet does.",
             ),
             Panel(
                 "rule-failures", "Rules that failed or came too late",

@@ -849,6 +849,32 @@ _WATCHERS = (
         gone_within="5m",
     ),
     Case(
+        "VLLMScrapeNearLimit", shows="as Prometheus tells",
+        series={_written("scrape_samples_post_metric_relabeling", ENGINE): "1600x3 1601x40", _written("scrape_sample_limit", ENGINE): "2000x43"},
+        silent_at="13m", fires_at="14m", labels=ENGINE,
+        description="10.0.0.1:8000 of job vllm shows nearly as many samples as sample_limit lets in; above it the whole page is thrown away. Where "
+        "this is Prometheus itself, that has begun.",
+        below={_written("scrape_samples_post_metric_relabeling", ENGINE): "1600x43", _written("scrape_sample_limit", ENGINE): "2000x43"},
+    ),
+    Case(
+        "VLLMScrapeNearLimit", shows="pages are thrown away",
+        series={prometheus("target_scrapes_exceeded_sample_limit_total"): "0x3 1+1x40"},
+        silent_at="13m", fires_at="14m", labels=PROMETHEUS,
+        description="10.0.0.4:9090 of job prometheus shows nearly as many samples as sample_limit lets in; above it the whole page is thrown away. "
+        "Where this is Prometheus itself, that has begun.",
+        below={prometheus("target_scrapes_exceeded_sample_limit_total"): "0x3 1x40"},
+        gone_within="5m",
+    ),
+    Case(
+        "VLLMTeamsOverflow",
+        {sidecar("teams_folded_total"): "0x3 1+1x40"},
+        silent_at="13m", fires_at="14m", labels=SIDECAR,
+        description="The sidecar 10.0.0.7:9401 has counted 5 requests of teams beyond its limit within five minutes: they are under __other__, on "
+        "every board and bill.",
+        below={sidecar("teams_folded_total"): "0x3 900x40"},
+        gone_within="5m",
+    ),
+    Case(
         "VLLMAlertmanagerUnreachable", shows="none is known",
         series={prometheus("notifications_alertmanagers_discovered"): "1x3 0x40"},
         silent_at="5m", fires_at="6m", labels=PROMETHEUS,

@@ -31,7 +31,8 @@ from exporters.catalogue.bounds import TTFT_S as BOUNDS
 from stack.lab import parts
 
 ENGINES, MODELS, SCRAPE_S, BLOCK_S, WATCHED_S, LIMIT_MS = 20, 3, 15, 7200, 330, 100
-EVERYTHING = tuple(line for line in fleet(ENGINES, MODELS).lines if line.name != "ALERTS")
+MADE_BY_RULES = {"ALERTS", *(recording.record for recording in RECORDINGS)}
+EVERYTHING = tuple(line for line in fleet(ENGINES, MODELS).lines if line.name not in MADE_BY_RULES)
 READ = {name for rule in (*ALERTS, *RECORDINGS) for name in expression.names(rule.expr)}
 
 

@@ -123,7 +123,7 @@ def steps_asked(page: Page) -> list[str]:
 
 @cache
 def whole_scene() -> tuple[Line, ...]:
-    """Everything that exists, under the addresses and names that the cases use."""
+    """Everything that exists, under the addresses and names that the cases use. What rules record of a case is asked, not taken from here."""
     known = {
         "vllm-0:8000": cases.A, "vllm-1:8000": cases.B, "qwen3-8b": cases.MODEL["model_name"],
         "sidecar:9401": cases.SIDECAR["instance"], "gateway:8010": cases.GATEWAY["instance"], "prometheus:9090": cases.PROMETHEUS["instance"],
@@ -132,8 +132,10 @@ def whole_scene() -> tuple[Line, ...]:
     }  # fmt: skip
     sources = {"vllm-0": _of_a_case("source", "VLLMSidecarSourceFailing"), "nvml": "gpu", "requests.jsonl": _of_a_case("path")}
     busy = next(scene for scene in fixtures.scenes() if scene.name == "busy")
+    recorded = {recording.record for recording in RECORDINGS}
     lines = (
-        replace(line, labels={k: (sources if k == "source" else known).get(v, v) for k, v in line.labels.items()}) for line in busy.lines
+        replace(line, labels={k: (sources if k == "source" else known).get(v, v) for k, v in line.labels.items()})
+        for line in busy.lines if line.name not in recorded
     )  # fmt: skip
     return tuple(replace(line, start=0, grows=HOUR_S, clock=True) if line.name in _IS_NOW else line for line in lines)
 

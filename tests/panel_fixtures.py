@@ -13,6 +13,8 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+from alerts import fleet as fleet_rules
+from alerts import recorded
 from alerts.families import ALERTS as ALERT_RULES
 from exporters.attribution import ABORTED, IDLE, UNATTRIBUTED
 from exporters.catalogue import EVERYTHING, attributed, bounds, dcgm, gateway, gpu, ours, page, prometheus, reconciled, vllm, watchers
@@ -149,7 +151,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "state": ("active", "suppressed"), "status": ("ok", "error"), "team": TEAMS, "transfer_type": ("CPU_to_GPU", "GPU_to_CPU"),
     "transport": ("grpc", "http"), "type": ("float",), "uuid": CARDS, "variant": ("stable", "canary"), "version": ("0.1.0",),
     "waiting_lora_adapters": ("",), "direction": ("received", "transmitted"), "gpu_instance": ("1", "2"), "mig_uuid": ("MIG-5f1e",),
-    "profile": ("3g.40gb",), "xid": ("79", "other"),
+    "profile": ("3g.40gb",), "tier": ("cpu",), "xid": ("79", "other"),
 }  # fmt: skip
 _SIDECAR_SOURCES = tuple(
     {"kind": kind, "source": source}
@@ -244,7 +246,8 @@ LEVEL: dict[Metric, float] = {
     watchers.RULE_GROUP_INTERVAL: 15, watchers.ALERTMANAGERS: 1, watchers.EXPORT_QUEUE: 20, watchers.EXPORT_QUEUE_CAPACITY: 1000,
     watchers.ALERTMANAGER_ALERTS: 3, watchers.HEAD_SERIES: 60000,
     vllm.NUM_REQUESTS_RUNNING: 12, vllm.PROCESS_MAX_FDS: 20000, ours.KV_BLOCKS: 40000, ours.KV_BLOCK_SIZE: 16,
-    ours.KV_CAPACITY: 640000, ours.TEAMS: 2, gpu.ABSENT: 1, prometheus.SCRAPE_SAMPLES: 900,
+    ours.KV_CAPACITY: 640000, ours.TEAMS: 2, gpu.ABSENT: 1, prometheus.SCRAPE_SAMPLES: 900, prometheus.SCRAPE_SAMPLES_KEPT: 900,
+    prometheus.SAMPLE_LIMIT: 2000,
     gateway.RUNNING: 24, gateway.WAITING: 6, gateway.WAIT_ESTIMATE: 4, gateway.SLOTS: 24, gateway.SLOTS_LIMIT: 32, gateway.TOKENS: 60000,
     gateway.UPSTREAM_INFLIGHT: 12,
 }  # fmt: skip
@@ -484,6 +487,7 @@ def _watchers(engines: Sequence[Engine], setting: Setting, there: Sequence[str])
                         yield from _family(metric, line, weight, setting.pace, _bounds(metric, empty), name=name)
     if "prometheus" in there:
         yield from _alerts(engines, setting)
+        yield from _recorded(engines, setting, logged="sidecar" in there)
     yield from _stranger() if there else ()
 
 
@@ -512,6 +516,30 @@ def _alerts(engines: Sequence[Engine], setting: Setting) -> Iterator[Line]:
         state = "pending" if i == len(ALERT_RULES) - 2 else "firing"
         yield Line("ALERTS", {**where, "alertname": alert.name, "alertstate": state, "severity": str(alert.severity), "owner": alert.owner}, 1.0)
     yield Line("ALERTS", {"alertname": "KubePodCrashLooping", "alertstate": "firing", "severity": "warning", "namespace": "shop"}, 1.0)
+
+
+# By label of a recorded series; the others are those of the setting.
+_RECORDED_LABELS: dict[str, tuple[str, ...]] = {
+    "team": TEAMS, "outcome": WORDS["outcome"], "type": ("prompt", "completion", "cached"), "basis": WORDS["basis"], "currency": WORDS["currency"],
+}  # fmt: skip
+_RECORDED_BOUNDS = {recorded.TTFT: bounds.TTFT_S, recorded.INTER_TOKEN: bounds.INTER_TOKEN_S}
+
+
+def _recorded(engines: Sequence[Engine], setting: Setting, logged: bool) -> Iterator[Line]:
+    """What a long-term store is sent of our rules (alerts/fleet.py), standing at one value: what they make of raw series is test_fleet.py."""
+    models = tuple(sorted({engine.model for engine in engines}))
+    for record in (record for record in fleet_rules.KEPT if logged or "_watch_" not in record):
+        level = record.partition(":")[0]
+        free = {label: values for label, values in {"model_name": models, **_RECORDED_LABELS}.items() if re.search(rf"(^|_){label}(_|$)", level)}
+        place = {label: value for label, value in setting.place.items() if label in level}
+        limits = next((limits for what, limits in _RECORDED_BOUNDS.items() if record.startswith(what)), ())
+        value = 0.6 if "_usage:" in record else 0.5 if ":p95" in record or ":max_p95" in record else 600.0
+        for values in product(*free.values()):
+            labels = {**place, **dict(zip(free, values, strict=True))}
+            if not limits:
+                yield Line(record, labels, value)
+            for bound in (*limits, math.inf) if limits else ():
+                yield Line(record, {**labels, "le": "+Inf" if bound == math.inf else repr(bound)}, value / (1 + (0.3 / bound) ** 3))
 
 
 STRANGER = "not-ours"

@@ -30,7 +30,7 @@ from stack import cli
 from stack.gateway.reasons import REASONS
 
 ROOT = Path(__file__).parent.parent
-SLUGS = ["overview", "latency", "kv-cache", "levers", "teams", "cost", "gateway", "gpu", "tuning", "fleet", "watch"]
+SLUGS = ["overview", "latency", "kv-cache", "levers", "teams", "cost", "gateway", "gpu", "tuning", "fleet", "global", "watch"]
 
 
 def printed(board, profile=Profile.FULL, **options):

@@ -357,7 +357,7 @@ FOREIGN: dict[str, str] = {
     "num_speculative_tokens": "vLLM's --speculative-config", "num_speculative_tokens_per_batch_size": "vLLM's --speculative-config",
     "rejection_sample_method": "vLLM's --speculative-config", "max_num_queued_tokens": "vLLM's reason of a refusal",
     "alert_relabel_configs": "Prometheus's configuration", "metric_relabel_configs": "Prometheus's configuration",
-    "path_prefix": "Prometheus's configuration", "mute_time_intervals": "Alertmanager's configuration",
+    "path_prefix": "Prometheus's configuration", "sample_limit": "Prometheus's configuration", "mute_time_intervals": "Alertmanager's configuration",
     "webhook_configs": "Alertmanager's configuration", "stop_grace_period": "a compose file",
     "all_reduce_perf": "nccl-tests", "port_xmit_wait": "the kernel's InfiniBand counters", "link_downed": "the kernel's InfiniBand counters",
     "symbol_error": "the kernel's InfiniBand counters",

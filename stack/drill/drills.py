@@ -48,6 +48,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMRequestLogLagging", "records are written two minutes after their requests ended", faults.records_come_late),
     Drill("VLLMTrafficPhantom", "records of requests that never were are written to the log", faults.forged_records, pace=QUICKER),
     Drill("VLLMTrafficUnlogged", "clients ask the engine past the gateway", faults.past_the_gateway, pace=QUICKER, users=True),
+    Drill("VLLMTeamsOverflow", "records of eighty teams are written to the log", faults.more_teams_than_seats),
     # Cards, which are stand-ins
     Drill("VLLMGPUMissing", "a stand-in card falls off the bus", faults.card_lost),
     Drill("VLLMGPUHot", "a stand-in card is at 91 degrees", faults.card_hot),
@@ -103,6 +104,7 @@ DRILLS: tuple[Drill, ...] = (
 FAST = ("VLLMGatewayDown", "VLLMSidecarDown", "VLLMRequestLogUnwritable", "VLLMGPUMissing", "VLLMEngineFrozen", "VLLMEngineUnreachable")
 
 WHY_NOT = {
+    "VLLMScrapeNearLimit": "the lab's Prometheus sets no sample_limit; a real one that does is in tests/test_fleet.py",
     "VLLMLatencyWorseThanLastWeek": "it compares with a week ago, and the lab has no such past",
     "VLLMRequestsDeferred": "it needs adapters or a transfer of KV cache between engines, which the lab's tiny model does not have",
 }

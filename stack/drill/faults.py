@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -311,13 +311,20 @@ async def records_come_late(lab: DrillLab) -> AsyncIterator[None]:
         yield
 
 
-async def _append(lab: DrillLab, every_s: float, late_s: float) -> None:
+@fault
+async def more_teams_than_seats(lab: DrillLab) -> AsyncIterator[None]:
+    """Records of more teams than the sidecar gives series of their own; it keeps the first of them for good."""
+    async with meanwhile(_append(lab, 0.05, 0.0, teams=tuple(f"drill-{number}" for number in range(80)))):
+        yield
+
+
+async def _append(lab: DrillLab, every_s: float, late_s: float, teams: Sequence[str] = ("demo",)) -> None:
     number = 0
     while True:
         number += 1
         record = RequestRecord(
-            request_id=f"drill-{number}", ts=timestamp(time.time() - late_s), team="demo", model=MODEL, prompt_tokens=1, completion_tokens=1,
-            status=200, finish_reason="length", outcome="ok",
+            request_id=f"drill-{number}", ts=timestamp(time.time() - late_s), team=teams[number % len(teams)], model=MODEL, prompt_tokens=1,
+            completion_tokens=1, status=200, finish_reason="length", outcome="ok",
         )  # fmt: skip
         with lab.config.requests_log.open("ab") as file:
             file.write(to_line(record))

@@ -1,0 +1,56 @@
+"""What people ask of a whole fleet over weeks, recorded by place and model, and by team: all that a long-term store has to keep for the board
+Fleet, long view.
+
+Law: no label here grows with the number of engines. Two hundred engines of ten models in four places are ten to forty series of a kind, so a year
+of them can be read; which engine it was is asked of the Prometheus that scraped it, while it still knows. A worst-of is recorded as a maximum
+over engines, a count as growth within five minutes that can be added up (recorded.counted)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from alerts import recorded
+from alerts.recorded import HOURLY, OVER
+from alerts.rules import Recording
+from alerts.settings import Settings
+from alerts.subjects import ENGINE, PLACE, TEAM, by
+from exporters.catalogue import attributed, ours, promql, vllm
+
+PLACED = (*PLACE, "model_name")
+_ENGINES_OF = "cluster_namespace_model_name"
+ENGINES = f"{_ENGINES_OF}:vllm_engines:count"
+RUNNING, WAITING = f"{_ENGINES_OF}:vllm_requests_running:sum", f"{_ENGINES_OF}:vllm_requests_waiting:sum"
+FULLEST = f"{_ENGINES_OF}:vllm_kv_cache_usage:max"
+LONGEST_QUEUE = f"{_ENGINES_OF}:vllm_queue_time_seconds:max_p95_5m"
+GENERATED, PROMPTED, PREEMPTED = (f"{_ENGINES_OF}:vllm_{what}:rate5m" for what in ("generation_tokens", "prompt_tokens", "preemptions"))
+TEAM_TTFT = f"cluster_team:{ours.TTFT.name}:p95_5m"
+
+# Counts, without their window: growth in five minutes, and within an hour for windows of days.
+TEAM_REQUESTS = "cluster_team_outcome:vllm_watch_requests:increase"
+TEAM_TOKENS = "cluster_team_type:vllm_watch_tokens:increase"
+TEAM_COST = "cluster_team_basis_currency:vllm_watch_cost:increase"
+COUNTED = (TEAM_REQUESTS, TEAM_TOKENS, TEAM_COST)
+
+# What the long view reads: these, and of the other rules (alerts/recorded.py) what is counted by model.
+KEPT = (
+    ENGINES, RUNNING, WAITING, FULLEST, LONGEST_QUEUE, GENERATED, PROMPTED, PREEMPTED, TEAM_TTFT,
+    *(what + window for what in COUNTED for window in (OVER, HOURLY)),
+    *(what + OVER for what in (recorded.TTFT, recorded.INTER_TOKEN, recorded.REQUESTS, recorded.HITS, recorded.LOOKUPS)),
+)  # fmt: skip
+
+
+def recordings(s: Settings) -> Iterator[Recording]:
+    """Each from raw series, but for the longest queue, whose engines are recorded already."""
+    window = s.window(OVER)
+    yield Recording(ENGINES, f"count {by(PLACED)} (group {by(ENGINE)} ({promql.series(vllm.NUM_REQUESTS_RUNNING)}))")
+    yield Recording(RUNNING, promql.current(vllm.NUM_REQUESTS_RUNNING, PLACED))
+    yield Recording(WAITING, promql.current(vllm.NUM_REQUESTS_WAITING, PLACED))
+    yield Recording(FULLEST, promql.worst(vllm.KV_CACHE_USAGE, PLACED))
+    yield Recording(LONGEST_QUEUE, f"max {by(PLACED)} ({recorded.QUEUED})")
+    yield Recording(GENERATED, promql.per_second(vllm.GENERATION_TOKENS, window, PLACED))
+    yield Recording(PROMPTED, promql.per_second(vllm.PROMPT_TOKENS, window, PLACED))
+    yield Recording(PREEMPTED, promql.per_second(vllm.NUM_PREEMPTIONS, window, PLACED))
+    yield Recording(TEAM_TTFT, promql.quantile(0.95, ours.TTFT, window, TEAM))
+    yield Recording(TEAM_REQUESTS + OVER, promql.growth(ours.REQUESTS, window, (*TEAM, "outcome")))
+    yield Recording(TEAM_TOKENS + OVER, promql.growth(ours.TOKENS, window, (*TEAM, "type")))
+    yield Recording(TEAM_COST + OVER, promql.growth(attributed.COST, window, (*TEAM, "basis", "currency")))

@@ -1,0 +1,191 @@
+"""What a fleet costs in series: each figure of the budget against a page, each cap against a log that tries to break it."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.exposition import generate_latest
+
+from exporters import budget
+from exporters.budget import Fleet
+from exporters.catalogue import attributed, gateway, gpu, vllm
+from exporters.catalogue.metric import Kind
+from exporters.exposition import Distribution
+from exporters.request_log import UNKNOWN_TEAM, Outcome, RequestRecord
+from exporters.traffic import FINISH_REASONS, OTHER, BoundedNames, Traffic
+from stack import fleet
+from stack.gateway.metrics import GatewayMetrics
+from stack.gateway.reasons import REASONS
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = Path(__file__).parent / "golden"
+PAGES = {path.stem: path.read_text() for path in GOLDEN.glob("*.prom")}
+
+
+def samples(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def series_of(traffic: Traffic) -> int:
+    """As Prometheus counts them: a histogram has a series for each bound, +Inf, sum and count."""
+    return sum(len(value.bounds) + 3 if isinstance(value, Distribution) else 1 for _, _, value in traffic.samples())
+
+
+# ---- figures against pages
+
+
+@pytest.mark.parametrize("release", budget.ENGINE)
+def test_an_engines_page_is_the_fullest_that_was_captured_of_its_release(release):
+    of_release = [samples(text) for name, text in PAGES.items() if name.startswith(f"{release}.")]
+    fullest = max(of_release, key=len)
+    assert budget.EnginePage(len(fullest), sum('engine="' in line for line in fullest)) == budget.ENGINE[release]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_captured_page_is_within_every_limit_of_the_fleets_configuration(name):
+    job = next(job for job in yaml.safe_load((ROOT / fleet.FOLDER / "prometheus.yml").read_text())["scrape_configs"] if job["job_name"] == "vllm")
+    lines = samples(PAGES[name])
+    labels = [re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', line) for line in lines]
+    assert len(lines) < job["sample_limit"]
+    assert len(PAGES[name]) < fleet.BYTES_PER_SAMPLE * len(lines)
+    assert max(map(len, labels)) + 10 < job["label_limit"], "and labels of the place"
+    assert max(len(value) for pairs in labels for _, value in pairs) < job["label_value_length_limit"]
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / fleet.FOLDER).glob("prometheus*.yml")), ids=lambda path: path.stem)
+def test_every_limit_is_twice_what_a_page_is_expected_to_hold(config):
+    jobs = {job["job_name"]: job for job in yaml.safe_load(config.read_text())["scrape_configs"]}
+    expected = {
+        "vllm": budget.engine_page(fleet.RANKS), "gateway": budget.gateway_page(fleet.TEAMS, fleet.UPSTREAMS),
+        "sidecar": budget.sidecar_page(fleet.TEAMS, fleet.MODELS, fleet.ENGINES, fleet.CARDS),
+    }  # fmt: skip
+    for name, most in expected.items():
+        assert 2 * most <= jobs[name]["sample_limit"] < 2 * most + 500
+
+
+def worst(team: str, model: str) -> list[RequestRecord]:
+    """Records of one team and model that meet everything the log can say, and 60 reasons that no gateway of ours gives."""
+    ends = [(outcome, f"why-{n}", sorted(FINISH_REASONS)[n % len(FINISH_REASONS)]) for n, outcome in enumerate(get_args(Outcome) * 12)]
+    full = dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms", "engine_ttft_ms"), 12.0)
+    first = RequestRecord(
+        request_id="r", team=team, model=model, outcome="ok", status=200, finish_reason="stop", stream=True, prompt_tokens=9, cached_tokens=1,
+        completion_tokens=9, cache_hit=True, **full,
+    )  # fmt: skip
+    missed = RequestRecord(request_id="m", team=team, model=model, outcome="ok", finish_reason="odd", prompt_tokens=1, cache_hit=False)
+    untold = RequestRecord(request_id="u", team=team, model=model)
+    return [first, missed, untold, *(RequestRecord(request_id=f"r{n}", team=team, model=model, outcome=o, reason=why, finish_reason=f)
+                                     for n, (o, why, f) in enumerate(ends))]  # fmt: skip
+
+
+def test_a_team_and_model_cost_what_the_catalogue_says_and_no_log_makes_them_cost_more():
+    """What cards are shared by is not in the log: those families are the difference."""
+    traffic = Traffic(BoundedNames(), BoundedNames())
+    for record in worst("a", "m"):
+        traffic.add(record)
+    of_cards = sum(budget.series(m) for m in attributed.ATTRIBUTED if "team" in m.labels)
+    table = 3  # how full the tables are
+    assert budget.SIDECAR_TEAM_AND_MODEL - of_cards == series_of(traffic) - table
+
+
+def test_the_gateway_costs_no_more_for_a_team_than_the_budget_says():
+    shown = GatewayMetrics()
+    reasons = [name for name, one in REASONS.items() if one.outcome == "rejected"]
+    assert len(reasons) <= budget.series(gateway.REJECTED)
+    for outcome, status in product(get_args(Outcome), (200, 404, 503, None)):
+        for reason in reasons if outcome == "rejected" else ("x",):
+            shown.began("a")
+            shown.ended("a", outcome, status, reason)
+    of_team = [line for line in samples(_page(shown)) if 'team="a"' in line]
+    standing = 3  # waiting, running and the estimate, of admission
+    assert len(of_team) + standing <= budget.CREATED * budget.GATEWAY_TEAM
+    assert len(samples(_page(GatewayMetrics()))) <= budget.GATEWAY_FIXED
+
+
+def _page(shown: GatewayMetrics) -> str:
+    return generate_latest(shown.registry).decode()
+
+
+def test_a_card_costs_what_its_families_have():
+    """Held against the vocabularies that the fixtures take from the code: no family of a card is left out."""
+    named = {metric for metric in gpu.GPU if metric not in gpu.MIG}
+    assert budget.SIDECAR_CARD >= len(named)
+    assert budget.SIDECAR_CARD == sum(budget.series(m) for m in (*named, *(m for m in attributed.ATTRIBUTED if "uuid" in m.labels)))
+    assert all(m.kind is not Kind.HISTOGRAM for m in named)
+
+
+# ---- the formula
+
+
+def test_a_fleet_is_the_sum_of_its_pages():
+    one = budget.total(Fleet(engines=1, teams=0, gateways=0, sidecars=0))
+    assert {"engines": 559 + budget.MADE_BY_SCRAPE, "sidecars": 0, "gateways": 0} == one
+    assert 200 * one["engines"] == budget.total(Fleet(engines=200, teams=0, gateways=0, sidecars=0))["engines"]
+
+
+def test_teams_cost_by_the_models_that_they_use():
+    few, more = (budget.total(Fleet(engines=1, teams=teams, models=3)) for teams in (10, 11))
+    assert 3 * budget.SIDECAR_TEAM_AND_MODEL == more["sidecars"] - few["sidecars"]
+
+
+def test_a_rank_costs_what_an_engine_has_by_rank():
+    assert budget.ENGINE["0.32"].of_a_rank == budget.engine_page(2) - budget.engine_page(1)
+
+
+@pytest.mark.parametrize("wrong", [{"engines": 0}, {"engines": 1, "ranks": 0}, {"engines": 1, "teams": -1}, {"engines": 1, "release": "0.9"}])
+def test_a_fleet_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"fleet|release"):
+        Fleet(**wrong)
+
+
+# ---- caps
+
+
+_WORD = st.text(min_size=1, max_size=60)
+
+
+@given(st.lists(st.tuples(_WORD, _WORD, st.sampled_from((*get_args(Outcome), None))), max_size=120))
+def test_whatever_names_a_log_holds_no_more_than_the_limits_get_series(named):
+    traffic = Traffic(BoundedNames(("known",), 5), BoundedNames((), 4))
+    for n, (team, model, outcome) in enumerate(named):
+        traffic.add(RequestRecord(request_id=f"r{n}", team=team, model=model, outcome=outcome, reason=f"{team}{n}"))
+    rows = [labels for _, labels, _ in traffic.samples() if "team" in labels]
+    teams, models, reasons = ({row[label] for row in rows if label in row} for label in ("team", "model_name", "reason"))
+    assert len(teams - {OTHER, UNKNOWN_TEAM}) <= 5
+    assert len(models) <= 4 + 2
+    assert len(reasons) <= budget.REASONS_LIMIT + 1
+    assert len(rows) <= budget.SIDECAR_TEAM_AND_MODEL * (5 + 2) * (4 + 2)
+
+
+def test_a_model_that_was_never_served_takes_no_place():
+    """A client may ask for any name; only one that an engine served gets series."""
+    traffic = Traffic(BoundedNames(), BoundedNames())
+    for n in range(200):
+        traffic.add(RequestRecord(request_id=f"r{n}", team="a", model=f"guess-{n}", outcome="rejected", reason="bad_request"))
+    assert {OTHER} == {labels["model_name"] for _, labels, _ in traffic.samples() if "model_name" in labels}
+
+
+def test_a_key_that_belongs_to_nobody_is_one_team_at_the_gateway():
+    shown = GatewayMetrics()
+    for _ in range(50):
+        shown.began(None)
+        shown.ended(None, "rejected", 401, "unknown_key")
+    assert {UNKNOWN_TEAM} == set(re.findall(r'team="([^"]*)"', _page(shown)))
+
+
+def test_vllm_itself_has_two_families_that_nothing_caps():
+    """What runs together is a label's value there: every combination of adapters stays a series for ever, so only sample_limit ends it."""
+    assert {"running_lora_adapters", "waiting_lora_adapters"} < set(vllm.LORA_REQUESTS_INFO.labels)
+
+
+def test_the_page_of_the_budget_says_what_the_code_computes():
+    """docs/fleet.md."""
+    text = (ROOT / "docs/fleet.md").read_text()
+    assert fleet.budget_table() in text
+    assert all(name in text for name in ("VLLMScrapeNearLimit", "VLLMTeamsOverflow"))
