@@ -3,6 +3,7 @@ Alertmanager, the collector and everything of ours; Grafana, Jaeger and the GPU 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -278,16 +280,17 @@ def _stand_in(docker: PrivateDocker, images: Mapping[str, str], part: Callable[[
     pip = "cp -r /wheelhouse /wheels; printf '[global]\\nno-index = true\\nfind-links = /wheels\\n' > /etc/pip.conf"
     tools = "ln -s python3 /usr/bin/python; ln -s /usr/bin/busybox /usr/local/bin/wget"
     docker.adopt(
-        "python:3.11-slim-bookworm", base, inside=f"{pip}; {tools}", mounts=[f"{wheelhouse(cache_dir(), ROOT / 'pyproject.toml')}:/wheelhouse"]
+        "python:3.11-slim-bookworm", base, inside=f"{pip}; {tools}", mounts=[f"{wheelhouse(cache_dir(), ROOT / 'requirements')}:/wheelhouse"]
     )
     docker.run("build", "--network", "none", "--tag", images["gateway"], str(ROOT), timeout_s=240, env={**docker.environment, "DOCKER_BUILDKIT": "0"})
     base = "python:3.11-slim-bookworm"
     engine = part("engine").path.parent
     docker.adopt(images["vllm"], base, changes=[f"ENV PATH={engine}:/usr/local/bin:/usr/bin:/bin"])
-    for service, program, folder in (("prometheus", "prometheus", "/prometheus"), ("alertmanager", "alertmanager", "/alertmanager")):
+    for program, tool, folder in (("prometheus", "promtool", "/prometheus"), ("alertmanager", "amtool", "/alertmanager")):
         docker.adopt(
-            images[service], base, mounts=_as_mounts(part(program)),
-            inside=f"cp /from /bin/{program}; install -d -o 65534 -g 65534 {folder}; if [ -d /share ]; then cp -r /share /usr/share/prometheus; fi",
+            images[program], base, mounts=[*_as_mounts(part(program)), f"{part(tool).path}:/tool"],
+            inside=f"cp /from /bin/{program}; cp /tool /bin/{tool}; install -d -o 65534 -g 65534 {folder}; "
+            "if [ -d /share ]; then cp -r /share /usr/share/prometheus; fi",
             changes=["USER 65534:65534", f"WORKDIR {folder}", f'ENTRYPOINT ["/bin/{program}"]'],
         )  # fmt: skip
     docker.adopt(
@@ -314,31 +317,41 @@ def _as_mounts(program: Part) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def stack(as_root: None, part: Callable[[str], Part], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    """The whole stack, up and healthy, on an engine of its own; gone afterwards without a trace."""
+def docker(as_root: None, part: Callable[[str], Part], tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateDocker]:
+    """An engine of its own with every image; gone afterwards without a trace."""
     folder = tmp_path_factory.mktemp("docker")
     forwarding = Path("/proc/sys/net/ipv4/ip_forward")
     before = forwarding.read_text(), Path("/proc/net/dev").read_text().count(":")
-    docker = PrivateDocker(part("dockerd").path, part("docker").path, part("compose").path, folder)
+    made = PrivateDocker(part("dockerd").path, part("docker").path, part("compose").path, folder)
     try:
-        variables = {
-            "STANDIN_ENGINE": str(part("engine").path.parent.parent),
-            "STANDIN_PYTHON": _python_behind(part("engine").path.parent / "python"),
-            "STANDIN_MODEL": str(part("model").path),
-            "VLLM_WATCH_MODEL": "/tiny",
-            "VLLM_WATCH_CONTEXT": "2048",
-            "VLLM_WATCH_ENGINE_ARGS": "--served-model-name tiny --enforce-eager --block-size 32 --max-num-seqs 8",
-        }
-        found = resolved(part, variables, CPU, STANDINS)["services"]
-        _stand_in(docker, {name: service["image"] for name, service in found.items()}, part)
-        project = docker.up_project([BASE, CPU, STANDINS], variables, ROOT)
-        project("up", "--detach", "--wait", "--wait-timeout", "150", timeout_s=170)
-        key = _secrets(project)["demo"]
-        yield SimpleNamespace(docker=docker, project=project, variables=variables, bearer={"Authorization": f"Bearer {key}"})
+        found = resolved(part, _variables(part), CPU, STANDINS)["services"]
+        _stand_in(made, {name: service["image"] for name, service in found.items()}, part)
+        yield made
     finally:
-        docker.stop()
+        made.stop()
     assert before == (forwarding.read_text(), Path("/proc/net/dev").read_text().count(":"))
     assert str(folder) not in Path("/proc/mounts").read_text()
+
+
+def _variables(part: Callable[[str], Part]) -> dict[str, str]:
+    return {
+        "STANDIN_ENGINE": str(part("engine").path.parent.parent),
+        "STANDIN_PYTHON": _python_behind(part("engine").path.parent / "python"),
+        "STANDIN_MODEL": str(part("model").path),
+        "VLLM_WATCH_MODEL": "/tiny",
+        "VLLM_WATCH_CONTEXT": "2048",
+        "VLLM_WATCH_ENGINE_ARGS": "--served-model-name tiny --enforce-eager --block-size 32 --max-num-seqs 8",
+    }
+
+
+@pytest.fixture(scope="module")
+def stack(docker: PrivateDocker, part: Callable[[str], Part]) -> SimpleNamespace:
+    """The whole stack, up and healthy."""
+    variables = _variables(part)
+    project = docker.up_project([BASE, CPU, STANDINS], variables, ROOT)
+    project("up", "--detach", "--wait", "--wait-timeout", "150", timeout_s=170)
+    key = _secrets(project)["demo"]
+    return SimpleNamespace(docker=docker, project=project, variables=variables, bearer={"Authorization": f"Bearer {key}"})
 
 
 def _python_behind(python: Path) -> str:
@@ -493,3 +506,157 @@ class TestRunning:
     def test_without_the_toolkit_docker_says_what_the_preflight_quotes(self, stack: SimpleNamespace) -> None:
         with pytest.raises(AssertionError, match="could not select device driver"):
             stack.docker.run("run", "--rm", "--network", "none", "--gpus", "1", "standin-base", "true")
+
+
+# --- run with TLS and logins -----------------------------------------------------------------------------------------------------
+
+SECURE, SECURE_STANDINS = DEPLOY / "compose.secure.yml", ROOT / "tests/compose_standins/secure.yml"
+PORTS = {"GATEWAY": 24000, "GRAFANA": 24001, "PROMETHEUS": 24002, "ALERTMANAGER": 24003, "BOARD": 24004}
+LOGINS = ("alertmanager", "board", "grafana", "operator", "prometheus")
+
+
+@pytest.fixture(scope="module")
+def secured(docker: PrivateDocker) -> SimpleNamespace:
+    """compose.secure.yml, up and healthy on ports of its own, with everything that was made for it."""
+    variables = {f"VLLM_WATCH_PORT_{name}": str(port) for name, port in PORTS.items()} | {"COMPOSE_PROJECT_NAME": "secured"}
+    project = docker.up_project([BASE, CPU, SECURE, SECURE_STANDINS], variables, ROOT)
+    project("up", "--detach", "--wait", "--wait-timeout", "90", timeout_s=120)
+    volumes = docker.folder / "data/volumes"
+    passwords = {user: (volumes / f"secured_tls-{user}/_data/password").read_text() for user in LOGINS}
+    authority = (volumes / "secured_tls-public/_data/ca.crt").read_text()
+
+    def get(service: str, path: str, user: str = "", password: str | None = None, body: object = None, **headers: str) -> tuple[int, str]:
+        """As somebody outside who was given the authority, and the login of `user`."""
+        if user:
+            login = f"{user}:{passwords[user] if password is None else password}"
+            headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        return docker.get(f"https://localhost:{PORTS[service]}{path}", headers, body, authority=authority)
+
+    keys = _secrets(project)
+    return SimpleNamespace(docker=docker, project=project, get=get, keys=keys, secrets=[*passwords.values(), *keys.values()])
+
+
+@pytest.mark.compose
+@pytest.mark.collector
+@pytest.mark.prometheus
+class TestSecured:
+    """The stack of compose.secure.yml as those see it who are let in, and those who are not."""
+
+    def test_every_target_is_up_over_tls_but_the_two_that_have_none(self, secured: SimpleNamespace, eventually: Callable[..., None]) -> None:
+        def up() -> bool:
+            states = json.loads(secured.get("PROMETHEUS", "/api/v1/targets", "operator")[1])["data"]["activeTargets"]
+            assert dict.fromkeys(TARGETS, ("up", "")) == {t["labels"]["job"]: (t["health"], t["lastError"]) for t in states}
+            assert {"vllm", "otelcol"} == {t["labels"]["job"] for t in states if t["scrapeUrl"].startswith("http://")}
+            return True
+
+        eventually(up, within_s=60, what="all targets up")
+
+    def test_an_alert_arrives_and_its_links_begin_with_https(self, secured: SimpleNamespace, eventually: Callable[..., None]) -> None:
+        """Every rule is loaded, and the page that a link leads to is shown to the operator."""
+        rules = json.loads(secured.get("PROMETHEUS", "/api/v1/rules", "operator")[1])["data"]["groups"]
+        assert len(list((ROOT / "alerts/prometheus").glob("*.yaml"))) == len({group["file"] for group in rules})
+
+        def arrived() -> bool:
+            (alert,) = json.loads(secured.get("ALERTMANAGER", "/api/v2/alerts?filter=alertname=VLLMWatchdog", "operator")[1])
+            assert f"https://localhost:{PORTS['BOARD']}/runbooks/VLLMWatchdog" == alert["annotations"]["runbook_url"]
+            return True
+
+        eventually(arrived, within_s=90, what="the watchdog at Alertmanager")
+        status, page = secured.get("BOARD", "/runbooks/VLLMWatchdog", "operator")
+        assert (200, True) == (status, "First five minutes" in page)
+
+    @pytest.mark.parametrize("service", ["GATEWAY", "PROMETHEUS", "ALERTMANAGER", "BOARD"])
+    def test_nobody_is_let_in_without_a_login_or_with_a_wrong_one(self, secured: SimpleNamespace, service: str) -> None:
+        """And nobody at all without TLS."""
+        path = {"GATEWAY": "/v1/models", "BOARD": "/"}.get(service, "/metrics")
+        assert 401 == secured.get(service, path)[0]
+        assert 401 == secured.get(service, path, "operator", "wrong")[0]
+        assert 401 == secured.get(service, path, "grafana", secured.keys["grafana"])[0]
+        plain = f"http://localhost:{PORTS[service]}{path}"
+        try:
+            answer = secured.docker.get(plain)[0]
+        except ConnectionError:
+            answer = 400
+        assert 400 == answer  # Go's way of saying it
+        with pytest.raises(OSError, match="certificate verify failed"):
+            secured.docker.get(plain.replace("http:", "https:"))
+
+    def test_the_gateway_answers_with_a_key_and_the_span_reaches_the_trace_store(
+        self, secured: SimpleNamespace, eventually: Callable[..., None]
+    ) -> None:
+        """Client over TLS -> gateway -> sidecar -> collector over TLS -> the stand-in for Jaeger, which only those on its network can ask."""
+        trace = hashlib.md5(os.urandom(8), usedforsecurity=False).hexdigest()
+        body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "the queue"}]}
+        bearer = {"Authorization": f"Bearer {secured.keys['demo']}", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+        assert 200 == secured.get("GATEWAY", "/v1/chat/completions", body=body, **bearer)[0]
+        code = f"import urllib.request; print(urllib.request.urlopen('http://jaeger:16686/api/traces/{trace}').status)"
+
+        def told() -> bool:
+            return bool(secured.project("exec", "-T", "grafana", "python3", "-c", code).strip() == "200")
+
+        eventually(told, within_s=30, what="the span at the store")
+
+    def test_grafana_asks_prometheus_with_the_login_of_its_data_source(self, secured: SimpleNamespace) -> None:
+        status, answer = secured.get("GRAFANA", "/prometheus")
+        assert (200, "success") == (status, json.loads(answer)["status"])
+
+    def test_the_gateway_reads_hashes_and_neither_keys_nor_passwords(self, secured: SimpleNamespace) -> None:
+        """They lie in the same volume, and are covered."""
+        look = "cd /var/lib/vllm-watch/secrets && cat keys/* grafana_admin_password 2> /dev/null; grep -c sha256 teams.yaml"
+        assert str(len(init.TEAMS)) == secured.project("exec", "-T", "gateway", "sh", "-c", look).strip()
+
+    def test_no_secret_is_seen_where_it_does_not_belong(self, secured: SimpleNamespace) -> None:
+        """Not in a log, a label, a container's settings, an image's history, a command line or an environment."""
+        docker, project = secured.docker, secured.project
+        assert len(LOGINS) + len(init.TEAMS) + 1 == len(set(secured.secrets))
+        containers = docker.run("ps", "--all", "--quiet", "--filter", "label=com.docker.compose.project=secured").split()
+        places = {
+            "logs": project("logs", "--no-color"),
+            "every series that Prometheus read": secured.get("PROMETHEUS", "/api/v1/query?query=%7B__name__=~%22.%2B%22%7D", "operator")[1],
+            "Prometheus' own page": secured.get("PROMETHEUS", "/metrics", "operator")[1],
+            "Prometheus' settings": secured.get("PROMETHEUS", "/api/v1/status/config", "operator")[1],
+            "containers": docker.run("inspect", *containers),
+            "the image": docker.run("history", "--no-trunc", "vllm-watch:0.1.0") + docker.run("image", "inspect", "vllm-watch:0.1.0"),
+            "compose's own view": project("config"),
+            **{str(path): _text(path) for path in Path("/proc").glob("[0-9]*/*") if path.name in ("cmdline", "environ")},
+        }
+        assert all(places[place] for place in ("logs", "every series that Prometheus read", "containers"))
+        assert len(places) > 2 * len(containers)
+        assert [] == [place for place, text in places.items() if any(secret in text for secret in secured.secrets)]
+
+    def test_a_second_up_makes_nothing_anew(self, secured: SimpleNamespace) -> None:
+        volumes = secured.docker.folder / "data/volumes"
+
+        def state() -> dict[str, tuple[bytes, int]]:
+            files = [path for volume in volumes.glob("secured_tls-*") for path in volume.rglob("*") if path.is_file()]
+            return {str(path): (path.read_bytes(), path.stat().st_ctime_ns) for path in files}
+
+        before = state(), secured.project("ps", "--quiet")
+        secured.project("up", "--detach", "--wait", "--wait-timeout", "60")
+        assert before == (state(), secured.project("ps", "--quiet"))
+
+    def test_what_a_person_keeps_beside_the_files_does_not_get_into_the_image(self, docker: PrivateDocker, tmp_path: Path) -> None:
+        """Keys, tokens and caches, wherever they lie; the build sees our packages and nothing else."""
+        for name in (
+            "stack/kept.py", ".env", "stack/.env.local", "stack/deploy/secure/tls.key", "stack/hf_token", "my.pem", "artifacts/log", ".git/x",
+            "stack/__pycache__/a.pyc",
+        ):  # fmt: skip
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("planted")
+        shutil.copy(ROOT / ".dockerignore", tmp_path)
+        (tmp_path / "Dockerfile").write_text('FROM scratch\nCOPY . .\nCMD ["none"]\n')
+        docker.run("build", "--network", "none", "--tag", "planted", str(tmp_path), env={**docker.environment, "DOCKER_BUILDKIT": "0"})
+        name = docker.run("create", "--network", "none", "planted").strip()
+        docker.run("export", "--output", str(tmp_path / "image.tar"), name)
+        docker.run("rm", name)
+        with tarfile.open(tmp_path / "image.tar") as image:
+            ours = {member.name for member in image if member.isfile() and member.size}
+        assert {"stack/kept.py"} == ours
+
+
+def _text(path: Path) -> str:
+    """Of a process that may be gone by now."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

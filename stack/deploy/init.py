@@ -43,7 +43,7 @@ def make(folder: Path, random: Callable[[int], str] = secrets.token_urlsafe) -> 
 
 def make_password(folder: Path, random: Callable[[int], str] = secrets.token_urlsafe) -> None:
     """Grafana runs as another user of our group: its password alone is readable by the group, all else by us only."""
-    _once(folder / _PASSWORD, lambda: random(24), mode=0o640)
+    once(folder / _PASSWORD, lambda: random(24), mode=0o640)
 
 
 def make_keys(
@@ -53,9 +53,9 @@ def make_keys(
     keys = folder / _KEYS
     keys.mkdir(mode=0o700, parents=True, exist_ok=True)
     for team in bands:
-        _once(keys / team, lambda team=team: teams.make_key(team, random)[0])  # type: ignore[misc]
+        once(keys / team, lambda team=team: teams.make_key(team, random)[0])  # type: ignore[misc]
     made = {team: (keys / team).read_text().strip() for team in bands}
-    _once(folder / "teams.yaml", lambda: teams_yaml(made, bands, upstreams))
+    once(folder / "teams.yaml", lambda: teams_yaml(made, bands, upstreams))
 
 
 def teams_yaml(keys: Mapping[str, str], bands: Mapping[str, str], upstreams: Mapping[str, object] | None = None) -> str:
@@ -64,13 +64,17 @@ def teams_yaml(keys: Mapping[str, str], bands: Mapping[str, str], upstreams: Map
     return _TEAMS_HEAD + yaml.safe_dump({"teams": terms} | ({"upstreams": upstreams} if upstreams else {}), sort_keys=False)
 
 
-def _once(path: Path, text: Callable[[], str], mode: int = 0o600) -> None:
-    """Writes a file whole or not at all, and never over one that is there."""
-    if path.exists():
-        return
+def once(path: Path, text: Callable[[], str], mode: int = 0o600) -> None:
+    """Writes a file that is not there yet, and never over one that is."""
+    if not path.exists():
+        whole(path, text(), mode)
+
+
+def whole(path: Path, text: str, mode: int = 0o600) -> None:
+    """Writes a file whole or not at all."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text())
+        file.write(text)
     partial.chmod(mode)
     partial.rename(path)
 

@@ -1,13 +1,20 @@
 #!/bin/sh
-# Is this host ready for `docker compose up`?   sh stack/deploy/preflight.sh [cpu|mig]
+# Is this host ready for `docker compose up`?   sh stack/deploy/preflight.sh [cpu|mig] [secure]
 # Checks Docker, compose, the NVIDIA driver and the container toolkit, and says what to install. Changes nothing.
-# With `cpu`, checks only what the overlay without a GPU needs; with `mig`, also the slices that compose.mig.yml gives to teams.
+# With `cpu`, checks only what the overlay without a GPU needs; with `mig`, also the slices that compose.mig.yml gives to teams; with `secure`, that
+# compose.secure.yml is meant. It warns of secret files that others on this host can read, and of an address that nothing protects.
 # Exit status 0: ready; 1: something is missing.
 # A script of the host on purpose: from inside a container neither the driver nor the toolkit's set-up can be seen.
 ready=0
 
 good() { printf 'ok       %s\n' "$1"; }
 bad() { printf 'missing  %s\n         %s\n' "$1" "$2"; ready=1; }
+warn() { printf 'warning  %s\n         %s\n' "$1" "$2"; }
+# setting NAME: as compose sees it, from the environment or from .env
+setting() {
+  eval "value=\${$1:-}"
+  [ -n "$value" ] || value=$(sed -n "s/^$1=//p" .env 2>/dev/null | head -n 1)
+}
 # at_least 2.24.4 2.40.3: is the second release the first or later?
 at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
 
@@ -26,6 +33,41 @@ else
     good "docker compose $compose"
   fi
 fi
+
+# Files with secrets are mounted as they are on the host, with their owner and mode.
+for name in VLLM_WATCH_HF_TOKEN_FILE VLLM_WATCH_PAGE_FILE VLLM_WATCH_TICKET_FILE VLLM_WATCH_DEADMAN_FILE; do
+  setting "$name"
+  file=$value
+  [ -n "$file" ] && [ "$file" != /dev/null ] || continue
+  if [ ! -f "$file" ]; then
+    bad "$name ($file is no file)" "Give it the path of a file that holds the secret and nothing else."
+  elif [ "$name" = VLLM_WATCH_HF_TOKEN_FILE ]; then
+    [ -z "$(find -L "$file" -prune -perm -004)" ] || warn "$file can be read by everybody on this host" "chmod 600 $file"
+  elif [ -z "$(find -L "$file" -prune -perm -004)" ]; then
+    bad "$name ($file cannot be read by Alertmanager, which runs as nobody)" "chmod 644 $file, in a folder that only you may enter."
+  else
+    case $file in */*) folder=${file%/*} ;; *) folder=. ;; esac
+    [ -z "$(find -L "${folder:-/}" -prune -perm -001)" ] || warn "$file can be read by everybody on this host" \
+      "Move it into a folder that only you may enter (chmod 700)."
+  fi
+done
+
+setting VLLM_WATCH_BIND
+case "$value" in
+  "" | 127.* | localhost | ::1 | "[::1]") ;;
+  *)
+    bind=$value
+    case " $* ${COMPOSE_FILE:-}" in
+      *secure*)
+        setting VLLM_WATCH_HOSTNAME
+        good "ports on $bind, with TLS and logins"
+        [ -n "$value" ] || warn "VLLM_WATCH_HOSTNAME is not set" "Certificates and links name localhost and $bind only; set it to the name by which others call this host."
+        ;;
+      *) warn "VLLM_WATCH_BIND=$bind without compose.secure.yml" \
+        "Ports stay on 127.0.0.1: without TLS and logins they are bound nowhere else. Add -f stack/deploy/compose.secure.yml (docs/hardening.md)." ;;
+    esac
+    ;;
+esac
 
 if [ "${1:-}" = cpu ]; then
   exit "$ready"
@@ -60,8 +102,8 @@ if [ "${1:-}" = mig ]; then
   slices=$(nvidia-smi -L 2>/dev/null)
   taken=
   for name in $(grep -o 'TEAM_[A-Z0-9_]*_MIG' "${0%/*}/compose.mig.yml" | sort -u); do
-    eval "uuid=\${$name:-}"
-    [ -n "$uuid" ] || uuid=$(sed -n "s/^$name=//p" .env 2>/dev/null | head -n 1)
+    setting "$name"
+    uuid=$value
     case " $taken " in *" ${uuid:-none} "*) bad "a slice of its own for $name" "Two teams have $uuid; give each its own."; continue ;; esac
     taken="$taken $uuid"
     if [ -z "$uuid" ]; then

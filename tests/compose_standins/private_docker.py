@@ -11,10 +11,10 @@ import hashlib
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import time
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -111,9 +111,13 @@ class PrivateDocker:
     def up_project(self, files: Sequence[Path], variables: Mapping[str, str], project: Path) -> Project:
         return Project(self, files, variables, project)
 
-    def get(self, url: str, headers: Mapping[str, str] | None = None, body: object = None, timeout_s: float = 30) -> tuple[int, str]:
-        """Status and text of an answer, asked for from where this machine's user would be: the engine's host network."""
-        return self._inside.submit(_get, url, dict(headers or {}), body, timeout_s).result()
+    def get(
+        self, url: str, headers: Mapping[str, str] | None = None, body: object = None, timeout_s: float = 30, authority: str | None = None
+    ) -> tuple[int, str]:
+        """Status and text of an answer, asked for from where this machine's user would be: the engine's host network.
+
+        authority: the only one that is believed, as PEM text. Raises OSError when nobody answers, or not as asked."""
+        return self._inside.submit(_get, url, dict(headers or {}), body, timeout_s, authority).result()
 
     def adopt(self, image: str, base: str, *, inside: str = "true", mounts: Sequence[str] = (), changes: Sequence[str] = ()) -> None:
         """Makes `image` from `base`: runs a shell line in it, then sets what a Dockerfile would (ENTRYPOINT, USER, ENV, WORKDIR)."""
@@ -153,12 +157,13 @@ def _enter_network_of(process: int) -> None:
             raise OSError(ctypes.get_errno(), "setns")
 
 
-def _get(url: str, headers: dict[str, str], body: object, timeout_s: float) -> tuple[int, str]:
+def _get(url: str, headers: dict[str, str], body: object, timeout_s: float, authority: str | None) -> tuple[int, str]:
     data = None if body is None else json.dumps(body).encode()
     if data is not None:
         headers = {"Content-Type": "application/json", **headers}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=timeout_s) as answer:
+        context = ssl.create_default_context(cadata=authority) if authority else None
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=timeout_s, context=context) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -180,16 +185,16 @@ def debian_root(mmdebstrap: Path, cache: Path) -> Path:
     return tar
 
 
-def wheelhouse(cache: Path, pyproject: Path) -> Path:
-    """Wheels of everything that `pip install .` asks for, downloaded once per set of dependencies, for CPython 3.11."""
-    project = tomllib.loads(pyproject.read_text())
-    wanted = [line.split(";")[0].strip() for line in (*project["project"]["dependencies"], *project["build-system"]["requires"])]
-    folder = cache / "compose-test" / f"wheels-{hashlib.sha256(' '.join(wanted).encode()).hexdigest()[:12]}"
+def wheelhouse(cache: Path, requirements: Path) -> Path:
+    """Wheels of everything that the image installs, downloaded once per set of pins, for CPython 3.11."""
+    pins = [requirements / "run.txt", requirements / "build.txt"]
+    folder = cache / "compose-test" / f"wheels-{hashlib.sha256(b''.join(path.read_bytes() for path in pins)).hexdigest()[:12]}"
     if not folder.exists():
         partial = folder.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--python-version=3.11", "--dest", partial]
-        done = subprocess.run([*command, *wanted], capture_output=True, text=True, check=False)
+        command += ["--require-hashes", *(word for path in pins for word in ("-r", path))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"pip download: {done.stderr[-2000:]}"
         partial.rename(folder)
     return folder
