@@ -16,6 +16,7 @@ from dashboards.panels import to_json
 from exporters.catalogue import expression
 from exporters.catalogue.check import Use
 from runbooks import book
+from stack import fleet
 from stack.doctor import matrix
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +36,11 @@ def files() -> Iterator[tuple[Path, str]]:
         if page := book.text(alert.name):
             yield Path("runbooks") / f"{alert.name}.md", book.stamped(page, facts(alert))
     yield Path("runbooks/tuning.md"), matrix.page()
+    yield from fleet.files()
+    if (ROOT / "docs").is_dir():  # an installed package has none
+        from stack import reference  # here, because it names the drills, which read this file
+
+        yield from reference.pages()
 
 
 def page_text(name: str, settings: Settings = SHIPPED) -> str | None:

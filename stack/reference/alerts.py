@@ -1,0 +1,153 @@
+"""docs/alerts.md: every alert with its number, its panel, its page and its drill, and every recorded series."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from alerts import thresholds
+from alerts.families import ALERTS, families, recorded_families
+from alerts.printer import FILES
+from alerts.rules import Alert, Recording, Severity
+from exporters.catalogue import expression, ours
+from stack.drill.drills import DRILLS, WHY_NOT
+from stack.reference import use
+from stack.reference.markdown import GUARDS, PRINTED, code, listed, table, to
+
+_MOST_LINES = 10  # of an expression that is not folded away
+_READER = {
+    Severity.CRITICAL: "Somebody gets up.",
+    Severity.WARNING: "Somebody finds it in the queue of the day.",
+    Severity.INFO: "Nobody is told; it stands beside something else.",
+}
+RECORDED_WHY = {
+    "growth": "Growth within five minutes, which rules and longer windows rest on.",
+    "slo": "What the objectives make of it: the share that was too slow or failed, by window.",
+    "hours": "Growth within an hour, for windows of days.",
+    "figures": "Figures that people ask for over long ranges. No rule reads them.",
+    "fleet": "By place and model, and by team: what the board Fleet, long view reads of a long-term store. No rule reads them.",
+}
+# What a recorded series holds, by its name without the labels before and the window behind it.
+MEANS = {
+    "up:group": "1 for each scrape job that has an engine, up or not",
+    "process_age_seconds:min": "how long an engine's process has run",
+    "vllm_queue_time_seconds:p95_": "p95 of the time in the engine's queue, by engine",
+    "vllm_ttft_seconds_bucket:increase": "times to first token, by bucket, that were added",
+    "vllm_inter_token_latency_seconds_bucket:increase": "times between tokens, by bucket, that were added",
+    "vllm_prefix_cache_hits:increase": "prompt tokens found in the prefix cache",
+    "vllm_prefix_cache_queries:increase": "prompt tokens looked up in the prefix cache",
+    "vllm_request_success:increase": "requests that engines finished",
+    "vllm_watch_requests:increase": "requests that the log shows as ended",
+    "vllm_ttft_seconds:p95_": "p95 of the time to first token",
+    "vllm_inter_token_latency_seconds:p95_": "p95 of the time between tokens",
+    "vllm_slo_ttft_bad:increase": "first tokens later than promised",
+    "vllm_slo_ttft_all:increase": "first tokens that the promise is about",
+    "vllm_slo_inter_token_bad:increase": "gaps between tokens longer than promised",
+    "vllm_slo_inter_token_all:increase": "gaps that the promise is about",
+    "vllm_slo_success_bad:increase": "requests that ended in an error or a timeout",
+    "vllm_slo_success_all:increase": "requests that the promise is about",
+    "vllm_prefix_cache_hits:ratio_": "share of looked up prompt tokens that were found",
+    "vllm_generation_tokens:rate": "generated tokens a second",
+    "vllm_prompt_tokens:rate": "prompt tokens a second",
+    "vllm_engines:count": "engines that answered",
+    "vllm_requests_running:sum": "requests running on all engines of a model",
+    "vllm_requests_waiting:sum": "requests that all engines of a model have accepted and not scheduled",
+    "vllm_kv_cache_usage:max": "share of KV-cache blocks in use on the fullest engine of a model",
+    "vllm_queue_time_seconds:max_p95_": "p95 of the time in the queue, on the engine of a model where it is longest",
+    "vllm_preemptions:rate": "preemptions a second",
+    f"{ours.TTFT.name}:p95_": "p95 of a team's time to first token, at the client",
+    "vllm_watch_tokens:increase": "a team's tokens in the log, by type",
+    "vllm_watch_cost:increase": "what the cards cost for a team, by basis",
+}
+COLUMNS = ("alert", "symptom", "for", "threshold", "drill")
+METRICS_PAGE, BOARDS_PAGE = "metrics.md", "../dashboards/COVERAGE.md"
+
+
+def page() -> str:
+    return "\n".join(_page())
+
+
+def _page() -> Iterator[str]:
+    yield from ("# Alerts and recorded series", "", PRINTED.format(source="`alerts/*.py`"), "")
+    yield from (
+        "Expressions, waiting times and numbers are those that are shipped. Another number for your deployment stands in `thresholds.yaml`, another",
+        "objective in `slo.yaml`: `vllm-watch alerts export`. What to do is on the page of the alert: [runbooks.md](runbooks.md).",
+        "",
+    )
+    for severity, file in FILES.items():
+        alerts = [alert for alert in ALERTS if alert.severity is severity]
+        yield from (f"## {file}", "", f"Severity {severity}. {_READER[severity]}", "")
+        yield from table(COLUMNS, map(_row, alerts))
+        for alert in alerts:
+            yield from _entry(alert)
+    yield from ("## recording.yaml", "", "A name says by which labels, of what, and over how long: `model_name:vllm_ttft_seconds:p95_5m`.", "")
+    yield from ("Panels never read these, so that a board works where nobody loaded the rules; the one board that does is Fleet, long view.", "")
+    for family, recordings in recorded_families().items():
+        yield from (f"### Recorded: {family}", "", RECORDED_WHY.get(family, ""), "")
+        yield from table(("series", "what it holds", "made of", "read by"), map(_recording, recordings))
+    yield from ("## How far this is proven", "")
+    yield from table(("claim", "grade", "where"), _proofs())
+
+
+def _row(alert: Alert) -> tuple[str, str, str, str, str]:
+    number = alert.threshold.shown if alert.threshold else ""
+    return to(alert.name), alert.summary, alert.hold, number, "yes" if drill(alert) else "none"
+
+
+def drill(alert: Alert) -> str:
+    """What is done so that the alert fires; empty where there is no drill."""
+    return next((drill.what for drill in DRILLS if drill.alert == alert.name), "")
+
+
+def _entry(alert: Alert) -> Iterator[str]:
+    family = next(name for name, alerts in families().items() if any(alert.name == one.name for one in alerts))
+    yield from (f"### {alert.name}", "", f"{alert.summary} It holds for {alert.hold} before it fires. Family {family}, owner {alert.owner}.", "")
+    yield from code("promql", expression.pretty(alert.expr), _MOST_LINES)
+    yield from listed(_facts(alert))
+
+
+def _facts(alert: Alert) -> Iterator[str]:
+    if number := alert.threshold:
+        own = f", `{number.name}` in thresholds.yaml" if number in thresholds.ALL else ""
+        yield f"Threshold: {number.shown}{own}. {number.why} Source: {number.source}"
+    else:
+        yield "Threshold: no number of its own in thresholds.yaml."
+    board = use.board_of(alert)
+    yield f"Panel: {to(f'Panels of {board.title}', BOARDS_PAGE, f'{board.title}, {use.panel_of(alert).title}')} (`{board.slug}/{alert.panel.panel}`)"
+    yield f"Page: [{alert.name}](../runbooks/{alert.name}.md)"
+    why_not = WHY_NOT.get(alert.name, "nobody has made one")
+    yield f"Drill: {drill(alert)} (`vllm-watch drill {alert.name}`)" if drill(alert) else f"Drill: none, because {why_not}"
+    if read := use.metrics(alert.expr):
+        yield "Reads: " + ", ".join(to(metric.name, METRICS_PAGE) for metric in read)
+    if recorded := sorted(use.read(alert.expr).recorded):
+        yield "Through: " + ", ".join(f"`{name}`" for name in recorded)
+    if alert.muted_by:
+        yield "Kept back while these fire for the same labels: " + ", ".join(to(name) for name in alert.muted_by)
+    if alert.keep_firing:
+        yield f"Goes on for {alert.keep_firing} after the condition has ended."
+
+
+def meaning(record: str) -> str:
+    """What a recorded series holds; empty where MEANS has no words for it, which a test refuses."""
+    return MEANS.get(re.sub(r"\d+[smhd]$", "", record.partition(":")[2]), "")
+
+
+def _recording(recording: Recording) -> tuple[str, str, str, str]:
+    below = use.recorded_in(recording.expr)
+    made_of = [f"`{name}`" for name in below] or [to(metric.name, METRICS_PAGE) for metric in use.metrics(recording.expr)]
+    told = ", ".join(made_of[:2]) + (f" and {len(made_of) - 2} more" if len(made_of) > 2 else "")
+    boards = [to(f"Panels of {board.title}", BOARDS_PAGE, board.title) for board in use.boards_with(recording.record)]
+    readers = [*(to(name) for name in use.readers(recording.record)), *boards]
+    return f"`{recording.record}`", meaning(recording.record), told, ", ".join(readers) or "people"
+
+
+def _proofs() -> Iterator[tuple[str, str, str]]:
+    yield (
+        "each alert fires just past its threshold and is silent just before it, with promtool's own evaluation", "simulated",
+        "`tests/alert_cases.py`, `tests/test_alert_rules.py`",
+    )  # fmt: skip
+    yield "no rule is dead on pages of vLLM 0.10.2, 0.20.2 and 0.32.0", "tested on captured data", "`tests/test_rules_and_boards.py`"
+    drills = "`make drills`, `tests/test_drills.py`"
+    yield f"{len(DRILLS)} alerts arrive at Alertmanager when their fault is made on a running lab", "tested live", drills
+    yield "alerts on GPUs fire for stand-in cards; no real card was made to fail", "simulated", "`vllm-watch drill VLLMGPUHot`"
+    yield "this page says what the rules say, and its links lead somewhere", "schema-checked", GUARDS

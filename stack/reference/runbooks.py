@@ -1,0 +1,89 @@
+"""docs/runbooks.md: which page to open, by what somebody says, by alert, and without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from alerts.families import ALERTS
+from alerts.rules import Alert
+from runbooks import book
+from stack.reference import alerts, use
+from stack.reference.markdown import PRINTED, table, to
+
+# What somebody says or sees -> pages that are worth opening, the likeliest first. A test wants every page named at least once.
+SYMPTOMS: Mapping[str, tuple[str, ...]] = {
+    "nothing answers": ("VLLMEngineDown", "VLLMGatewayDown", "VLLMEngineGone", "VLLMRestartLoop"),
+    "it is up and makes no tokens": ("VLLMEngineFrozen", "VLLMEngineUnreachable", "VLLMMetricsAbsent"),
+    "it takes long to start, or starts again and again": ("VLLMSlowStart", "VLLMRestartLoop"),
+    "slow before the first word": (
+        "VLLMTTFTBudgetBurn", "VLLMTTFTBudgetDrain", "VLLMTTFTHigh", "VLLMQueueTimeHigh", "VLLMQueueGrowing", "VLLMCacheHitsCollapsed",
+    ),
+    "slow between words, answers stutter": (
+        "VLLMInterTokenBudgetBurn", "VLLMInterTokenBudgetDrain", "VLLMInterTokenLatencyHigh", "VLLMPreemptionsSustained", "VLLMGPUThrottled",
+        "interconnect",
+    ),
+    "slower than before": ("VLLMLatencyWorseSinceTuning", "VLLMLatencyWorseThanLastWeek", "rollback", "tuning"),
+    "requests wait, are held back or refused": (
+        "VLLMGatewayRejecting", "VLLMEngineRejecting", "VLLMQueueGrowing", "VLLMRequestsDeferred",
+    ),
+    "errors and timeouts": ("VLLMSuccessBudgetBurn", "VLLMSuccessBudgetDrain", "VLLMErrorRatioHigh", "incident-flow"),
+    "clients give up": ("VLLMClientHangupsRising", "VLLMTTFTHigh"),
+    "answers are cut off, or became worse": ("VLLMAnswersCutOff", "quality"),
+    "out of memory, the cache is full": (
+        "VLLMKVCacheNearlyFull", "VLLMKVCacheThrashing", "VLLMPreemptionsSustained", "VLLMGPUMemoryNearlyFull",
+    ),
+    "speculation does not pay": ("VLLMAcceptanceLow", "tuning"),
+    "a card is hot, slow, gone or broken": (
+        "VLLMGPUHot", "VLLMGPUThrottled", "VLLMGPUMissing", "VLLMGPUXid", "VLLMGPUECCErrors", "VLLMGPUNVLinkErrors", "interconnect",
+    ),
+    "it costs too much": ("VLLMCostOverBudget", "tuning"),
+    "the figures do not add up": ("VLLMTrafficUnlogged", "VLLMTrafficPhantom", "VLLMRequestLogLagging", "VLLMRequestLogUnwritable"),
+    "no alerts, empty panels, the watchers themselves": (
+        "VLLMWatchdog", "VLLMAlertmanagerUnreachable", "VLLMRuleFailing", "VLLMSidecarDown", "VLLMSidecarSourceFailing", "VLLMCheckpointFailing",
+        "VLLMSpansDropped", "VLLMScrapeNearLimit", "VLLMTeamsOverflow",
+    ),
+    "several alerts at once, or none that names the cause": ("incident-flow",),
+    "something is about to change, or has to be taken back": ("canary", "rollback"),
+}  # fmt: skip
+
+
+def page() -> str:
+    return "\n".join(_page())
+
+
+def _page() -> Iterator[str]:
+    yield from ("# Runbooks", "", PRINTED.format(source="`runbooks/*.md`, `alerts/*.py` and `stack/drill/drills.py`"), "")
+    yield from (
+        "`vllm-watch runbook WORDS` finds a page by the name of an alert or by words, and `--live` fills in the numbers of now.",
+        "`vllm-watch board` serves them at `/runbooks/NAME`. Every page of an alert has the same headings: " + ", ".join(book.HEADINGS) + ".",
+        "",
+    )
+    yield from ("## By what somebody says", "")
+    yield from table(("symptom", "pages"), ((symptom, ", ".join(map(_link, names))) for symptom, names in SYMPTOMS.items()))
+    yield from ("## By alert", "")
+    yield from table(("page", "severity", "panel", "drill"), map(_row, sorted(ALERTS, key=lambda alert: alert.name)))
+    yield from ("## Pages without an alert", "")
+    yield from table(("page", "what it is for"), ((_link(page.name), _one_line(page)) for page in book.pages() if not page.is_alert))
+    yield from ("## How far this is proven", "")
+    yield from table(("claim", "grade", "where"), _proofs())
+
+
+def _link(name: str) -> str:
+    return f"[{name}](../runbooks/{name}.md)"
+
+
+def _row(alert: Alert) -> tuple[str, str, str, str]:
+    board, panel = use.board_of(alert), use.panel_of(alert)
+    shown = to(f"Panels of {board.title}", alerts.BOARDS_PAGE, f"{board.title}: {panel.title}")
+    return _link(alert.name), to(alert.name, "alerts.md", str(alert.severity)), shown, alerts.drill(alert) or "none"
+
+
+def _one_line(page: book.Page) -> str:
+    return f"{page.title}. {page.gist}" if page.title.lower() != page.name else page.gist
+
+
+def _proofs() -> Iterator[tuple[str, str, str]]:
+    yield "one page for each alert, whole, with links that lead somewhere", "schema-checked", "`tests/test_runbook_pages.py`"
+    yield "queries and conditions on the pages run on a real Prometheus", "tested live", "`tests/test_runbook_pages.py`, `tests/test_runbook.py`"
+    yield "the index names every page, and its links lead somewhere", "schema-checked", "`tests/test_reference.py`, `tests/test_docs.py`"
+    yield "that a page helps somebody at night", "not tested", "nobody has been on call with it"

@@ -1,0 +1,188 @@
+"""docs/upgrades.md: what changes for an operator with each release of vLLM, newest first.
+
+Which series came, went and were renamed is the catalogue's to say; by hand are only the notes, each with its grade and its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from exporters.catalogue import RETIRED, VLLM
+from exporters.catalogue.metric import Evidence, Metric, key
+from stack.reference.markdown import PRINTED, listed, table
+
+OLDEST = (0, 9)  # before it: the V0 engine, whose series docs/metrics.md lists as retired
+_LIVE, _CAPTURED, _NOT = "tested live", "tested on captured data", "not tested"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What else an operator must know of a release. grade: how far we know it; source: where from."""
+
+    text: str
+    grade: str
+    source: str
+
+
+NOTES: dict[str, tuple[Note, ...]] = {
+    "0.32": (
+        Note(
+            "`--enable-per-request-metrics` puts queue time and time to first token into `usage`; the compose file sets it.",
+            _LIVE,
+            "measured on 0.32.0",
+        ),
+        Note(
+            "A stream that is refused by `--max-num-queued-reqs` answers HTTP 200 and one error event; 9 of 28 refusals were a 503.",
+            _LIVE,
+            "measured on 0.32.0",
+        ),
+        Note(
+            "Queried prefix-cache tokens equal prompt tokens again; on 0.20.2 retries under preemption counted eight times as many. "
+            "A hit ratio survives the upgrade, a rate of queries does not.",
+            _CAPTURED,
+            "pages of 0.20.2 and 0.32.0",
+        ),
+        Note(
+            "`iteration_tokens_total` no longer holds cached prompt tokens: batches look smaller than on 0.20.2.",
+            _CAPTURED,
+            "pages of 0.20.2 and 0.32.0",
+        ),
+        Note(
+            "The usual image is built for CUDA 13 and wants driver 580; tags that end in -cu129 run on older ones.",
+            _NOT,
+            "head of docker-compose.yml",
+        ),
+    ),
+    "0.29": (
+        Note("New: `--max-num-queued-reqs` (running requests count too) and `--max-num-queued-tokens` refuse what would wait.", _NOT, "vllm#49445"),
+    ),
+    "0.24": (
+        Note("Model FLOPs of DeepSeek-style models (MLA) were unusable before.", _NOT, "vllm#39457"),
+        Note("`cache_config_info` says `kv_cache_size_tokens` and `kv_cache_max_concurrency`.", _NOT, "vllm#42206"),
+    ),
+    "0.20": (
+        Note(
+            "`num_requests_waiting` now includes requests that are held back (deferred): the same load shows a longer queue. "
+            "Reason capacity of `num_requests_waiting_by_reason` says that the engine is full.",
+            _CAPTURED,
+            "page of 0.20.2",
+        ),
+        Note(
+            "No `--enable-per-request-metrics` yet: set `VLLM_WATCH_ENGINE_NEWER` to nothing for this image and older ones.", _LIVE, "help of 0.20.2"
+        ),
+    ),
+    "0.12": (Note("PyTorch 2.9 and CUDA 12.9: look at the driver first.", _NOT, "vLLM's release notes of 0.12.0"),),
+    "0.11": (
+        Note("The V0 engine is gone, with `VLLM_USE_V1`; there is no way back by a variable.", _NOT, "vLLM's release notes of 0.11.0"),
+        Note(
+            "CUDA graphs default to FULL_AND_PIECEWISE: more memory at the start, so check the KV cache's size.",
+            _NOT,
+            "vLLM's release notes of 0.11.0",
+        ),
+    ),
+    "0.10": (
+        Note(
+            "Spans over `grpc://` want TLS unless `OTEL_EXPORTER_OTLP_TRACES_INSECURE=true`; the compose file sets it.", _LIVE, "measured on 0.10.2"
+        ),
+        Note("Older and newer cache names stand side by side: never add the two.", _CAPTURED, "pages of 0.10.2"),
+    ),
+}
+
+_INTRO = f"""# Upgrading vLLM under the stack
+
+{PRINTED.format(source="`stack/reference/upgrades.py` and the catalogue")}
+
+vLLM renames a series in three steps: deprecated in one minor release, hidden in the next (`--show-hidden-metrics-for-version` brings it back for one
+release), removed after that; some were removed without. Boards, alerts and recordings here ask for the older and the newer name in one query, so
+a fleet that mixes releases is counted whole, and a panel whose family the engine does not have says so. Boards of your own do not: check them.
+
+## Before and after
+
+Before, with the engine that runs now. Keep the page: it is what you compare with.
+
+```sh
+curl -s http://127.0.0.1:8000/metrics > before.prom
+vllm-watch metrics check http://127.0.0.1:8000 --dashboard mine.json
+vllm-watch annotate "vLLM upgrade begins"
+```
+
+What the new release would change, before it serves anybody: its source is read, nothing of it is started and no GPU is needed.
+
+```sh
+vllm-watch metrics drift --installed /opt/vllm-next/bin/python
+```
+
+After, with the new engine and under load:
+
+```sh
+vllm-watch metrics drift http://127.0.0.1:8000 --before before.prom
+vllm-watch metrics check http://127.0.0.1:8000 --dashboard mine.json
+vllm-watch doctor http://127.0.0.1:8000
+vllm-watch runbook --firing
+```
+
+`drift` exits 0 when the catalogue says what is there, 1 when it does not. Bounds that moved make quantiles jump without any request being slower,
+so it tells them too.
+
+One engine at a time: with a second one behind the gateway, `vllm-watch compare` judges the two variants on live traffic."""
+
+_OUTRO = """## How far this is proven
+
+| claim | grade | where |
+|---|---|---|
+| series of 0.10.2, 0.20.2 and 0.32.0: names, kinds, labels | tested on captured data | `tests/test_catalogue.py`, `tests/golden/` |
+| series that the source of 0.32.0 names | tested live | `tests/test_drift.py`: the installed engine's own source |
+| series of other releases | not tested | from vLLM's source and merge dates: the first release may be off by one |
+| no panel, alert or recording of ours is dead on the three releases | tested on captured data | `tests/test_metrics_check.py` |
+| `drift` finds what changed, and what it says to paste ends the drift | tested on captured data | `tests/test_drift.py` |
+| a rolling upgrade of a fleet on GPUs | not tested | none could be had |
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join((_INTRO, "", *(line for release in releases() for line in _section(release)), _OUTRO))
+
+
+def releases() -> list[str]:
+    """Minor releases of which there is something to say, the newest first."""
+    told = {_minor(bound) for metric in (*VLLM, *RETIRED) for bound in (metric.since, metric.until) if bound} | set(NOTES)
+    return sorted((release for release in told if key(release)[:2] >= OLDEST), key=key, reverse=True)
+
+
+def _minor(release: str) -> str:
+    return ".".join(release.split(".")[:2])
+
+
+def _section(release: str) -> Iterator[str]:
+    came = [metric for metric in VLLM if metric.since and _minor(metric.since) == release]
+    renamed = [metric for metric in came if metric.formerly]
+    new = [metric for metric in came if not metric.formerly]
+    gone = [metric for metric in RETIRED if metric.until and _minor(metric.until) == release]
+    yield from (f"## vLLM {release}", "")
+    yield from listed(
+        [
+            *(f"renamed: `{old}` is `{metric.name}`{_doubt(metric)}" for metric in renamed for old in metric.formerly),
+            *_told("gone", gone),
+            *_told("new, shown by default", [metric for metric in new if not metric.needs]),
+            *(
+                f"new with {need}: {_names(metric for metric in new if metric.needs == need)}"
+                for need in dict.fromkeys(m.needs for m in new if m.needs)
+            ),
+        ]
+    )
+    if notes := NOTES.get(release):
+        yield from table(("beside the series", "grade", "source"), ((note.text, note.grade, note.source) for note in notes))
+
+
+def _told(what: str, metrics: list[Metric]) -> Iterator[str]:
+    if metrics:
+        yield f"{what}: {_names(metrics)}"
+
+
+def _names(metrics: Iterable[Metric]) -> str:
+    return ", ".join(f"`{metric.name}`{_doubt(metric)}" for metric in metrics)
+
+
+def _doubt(metric: Metric) -> str:
+    return " (from source)" if metric.evidence is Evidence.SOURCE else ""
