@@ -3,8 +3,12 @@ CACHE := $(or $(VLLM_WATCH_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/vllm-wa
 # The first Python that is 3.11 or later and has venv; Debian splits venv off into python3-venv.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-# One environment for each set of dependencies: a changed pyproject.toml gets a new one, and checkouts share what is the same.
-VENV := $(CACHE)/python-$(firstword $(shell cat pyproject.toml Makefile | sha256sum | cut -c1-12))
+# One environment for each set of dependencies: changed pins get a new one, and checkouts share what is the same.
+VENV := $(CACHE)/python-$(firstword $(shell cat pyproject.toml Makefile requirements/run.txt requirements/dev.txt | sha256sum | cut -c1-12))
+UPKEEP := $(CACHE)/upkeep-$(firstword $(shell cat requirements/upkeep.txt | sha256sum | cut -c1-12))
+# Nothing is installed whose bytes are not those that requirements/*.txt name.
+HASHED := install -qq --disable-pip-version-check --require-hashes
+PIP := "$(VENV)/bin/pip" $(HASHED)
 RUN := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m stack.cli
 ARGS ?=
 PYTEST := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest
@@ -13,7 +17,9 @@ ALONGSIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Else every process that the tests start compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-judge bench-runner bench-crosscheck bench-tuning bench-faults bench-sidecar
+.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-judge bench-runner bench-crosscheck bench-tuning bench-faults bench-sidecar bench-fleet bench-soak
+.PHONY: drills
+.PHONY: release audit pins
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +27,9 @@ help:
 	@echo 'make test [ARGS="-k name"]     set up everything and prove everything'
 	@echo 'make check                     lint, types and the fast tests only'
 	@echo 'make cli ARGS="metrics list"   any vllm-watch command from this checkout'
+	@echo 'make release                   wheel, source, image context, bundle and checksums in dist/, the same bytes each time'
+	@echo 'make pins [ARGS=--upgrade]     requirements/*.txt from pyproject.toml: one version and the hashes of each dependency'
+	@echo 'make audit                     known vulnerabilities and licences of what requirements/run.txt pins'
 	@echo 'make bench-dashboards          what printing costs, and what Overview costs a Prometheus with 24 h of 20 engines'
 	@echo 'make bench-admission           a flood beside first come first served, and a million requests on a virtual clock'
 	@echo 'make bench-gateway             what the gateway adds to a request, and how many streams a core holds; ARGS=--peers compares'
@@ -30,7 +39,10 @@ help:
 	@echo 'make bench-tuning              prefix caching and chunked prefill, off and on, with a real engine started anew for each turn'
 	@echo 'make bench-runner              what sending and measuring a request or an event costs the bench itself'
 	@echo 'make bench-faults              what may happen to a log, done to the sidecar and to mtail; then 10,000 random histories'
+	@echo 'make drills                    breaks a real vLLM for every alert that has a drill, and sees it arrive and go; an hour or more'
 	@echo 'make bench-rules               what all alerts and recorded series cost a Prometheus that watches 20 engines'
+	@echo 'make bench-fleet               what 1, 5, 20 and 200 engines cost one Prometheus; ARGS="--only 200" only that'
+	@echo 'make bench-soak                an hour of the whole lab while things go wrong: what leaks, what is lost; ARGS="--for 5m" shorter'
 
 lab: $(VENV)/run.done
 	@$(RUN) lab up $(ARGS)
@@ -51,6 +63,15 @@ test: $(VENV)/dev.done
 check: $(VENV)/dev.done lint
 	$(PYTEST) $(ALONGSIDE) -m "not ($(LIVE))" $(ARGS)
 
+release: $(VENV)/dev.done
+	@PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m tools.release $(ARGS)
+
+pins: $(UPKEEP)/done
+	@PYTHONPATH=$(CURDIR) $(UPKEEP)/bin/python -m tools.pins $(ARGS)
+
+audit: $(UPKEEP)/done $(VENV)/run.done
+	@PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m tools.audit --pip-audit $(UPKEEP)/bin/pip-audit $(ARGS)
+
 bench-dashboards: $(VENV)/dev.done
 	@$(RUN) lab install prometheus promtool
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_dashboards.py
@@ -59,11 +80,24 @@ bench-rules: $(VENV)/dev.done
 	@$(RUN) lab install prometheus promtool
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_rules.py
 
+drills: $(VENV)/run.done
+	@$(RUN) lab install
+	@$(RUN) drill $(or $(ARGS),all)
+
+bench-fleet: $(VENV)/dev.done
+	@$(RUN) lab install prometheus promtool
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_fleet.py $(ARGS)
+
+bench-soak: $(VENV)/dev.done
+	@$(RUN) lab install prometheus alertmanager engine model
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_soak.py $(ARGS)
+
 bench-gateway: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_gateway.py $(ARGS)
 
 bench-admission: $(VENV)/dev.done
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/admission_sim.py
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/admission_scenarios.py
 
 bench-crosscheck: $(VENV)/dev.done
 	@$(RUN) lab install engine model
@@ -98,13 +132,14 @@ $(VENV)/run.done:
 	@test -n '$(PYTHON)' || { echo 'make: Python 3.11 or later with venv is needed: on Debian and Ubuntu, apt-get install python3 python3-venv'; exit 1; }
 	@mkdir -p '$(CACHE)/locks' && echo 'setting up Python (half a minute) in $(VENV)' && flock '$(CACHE)/locks/python.lock' sh -ec '\
 	  test -e "$@" && exit; $(PYTHON) -m venv "$(VENV)"; \
-	  "$(VENV)/bin/python" -c "import tomllib; print(*tomllib.load(open(\"pyproject.toml\", \"rb\"))[\"project\"][\"dependencies\"], sep=\"\\n\")" > "$(VENV)/run.txt"; \
-	  "$(VENV)/bin/pip" install -qq --disable-pip-version-check -r "$(VENV)/run.txt" || \
+	  $(PIP) -r requirements/run.txt || \
 	    { echo "make: Python packages could not be installed; the lines above say which, and the package index must be reachable"; exit 1; }; \
 	  touch "$@"'
 
 $(VENV)/dev.done: $(VENV)/run.done
-	@flock '$(CACHE)/locks/python.lock' sh -ec '\
-	  test -e "$@" && exit; \
-	  "$(VENV)/bin/python" -c "import tomllib; print(*tomllib.load(open(\"pyproject.toml\", \"rb\"))[\"project\"][\"optional-dependencies\"][\"dev\"], \"setuptools>=77\", \"wheel\", sep=\"\\n\")" > "$(VENV)/dev.txt"; \
-	  "$(VENV)/bin/pip" install -qq --disable-pip-version-check -r "$(VENV)/dev.txt"; touch "$@"'
+	@flock '$(CACHE)/locks/python.lock' sh -ec 'test -e "$@" && exit; $(PIP) -r requirements/dev.txt; touch "$@"'
+
+$(UPKEEP)/done:
+	@mkdir -p '$(CACHE)/locks' && flock '$(CACHE)/locks/upkeep.lock' sh -ec '\
+	  test -e "$@" && exit; $(PYTHON) -m venv "$(UPKEEP)"; \
+	  "$(UPKEEP)/bin/pip" $(HASHED) -r requirements/upkeep.txt; touch "$@"'

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from exporters.catalogue import EVERYTHING, NEVER_EXISTED, check, page
+from exporters.catalogue import EVERYTHING, NEVER_EXISTED, check, drift, installed, page
 from exporters.catalogue.metric import Metric
 from exporters.catalogue.metric import key as release_key
 from stack import bundle
 from stack.cli.common import AS_JSON, Told, mistakes_told
+from stack.cli.options import HTTP_CONFIG
 from stack.cli.scraped import page_of, text_of
 
 
@@ -57,8 +60,9 @@ def _metric_as_json(metric: Metric) -> dict[str, Any]:
 @click.argument("target", required=False)
 @click.option("--dashboard", "boards", multiple=True, type=click.Path(path_type=Path), help="A Grafana dashboard of your own to check as well.")
 @click.option("--release", help="The engine's vLLM version, where the page cannot be asked for it.")
+@HTTP_CONFIG
 @AS_JSON
-def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | None, as_json: bool) -> None:
+def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | None, http_config: Path | None, as_json: bool) -> None:
     """Compare a live page with the catalogue, and with every panel and rule.
 
     TARGET is the address of a vLLM server, or a file with its page. Exit 1 for unknown or escaped names, or when a panel or rule
@@ -74,7 +78,7 @@ def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | N
         strangers = list(check.strangers(theirs, EVERYTHING, NEVER_EXISTED))
         report = None
         if target is not None:
-            text, told = page_of(target)
+            text, told = page_of(target, http_config)
             report = check.check(page.parse(text), EVERYTHING, [*bundle.uses(), *theirs], known_release(release, told))
     if as_json:
         rows = [{"place": s.use.place, "name": s.name, "instead" if s.name else "error": s.instead} for s in strangers]
@@ -82,6 +86,98 @@ def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | N
     else:
         _say(report, strangers, len(theirs))
     raise SystemExit(1 if strangers or (report and report.fails) else 0)
+
+
+@metrics.command("drift")
+@click.argument("pages", metavar="[PAGE_OR_URL]...", nargs=-1)
+@click.option("--installed", "places", multiple=True, type=click.Path(path_type=Path), metavar="PYTHON",
+              help="A Python that has vLLM, or the folder of vLLM's source: read, not started; needs no GPU.")  # fmt: skip
+@click.option("--before", help="An earlier page (file or server), for what only two pages tell: bounds and help texts.")
+@click.option("--release", help="The vLLM version of what is read, where it does not say so itself.")
+@AS_JSON
+def metrics_drift(pages: tuple[str, ...], places: tuple[Path, ...], before: str | None, release: str | None, as_json: bool) -> None:
+    """Compare the catalogue with a vLLM, and say what to change in it.
+
+    A page or server says what one engine shows; --installed says what any flag could bring. New families come with an entry to paste, the others with
+    the field to set, and with the panels, alerts and recordings of ours that read them. Exit 0: no drift; 1: drift; 2: it could not be read.
+
+    \b
+    Example:  vllm-watch metrics drift http://127.0.0.1:8000 --before tests/golden/0.32.0-before.prom
+    """
+    if not pages and not places:
+        raise click.UsageError("name a server, a file with its page, or a Python that has vLLM with --installed")
+    with mistakes_told():
+        earlier = drift.of_page(page_of(before)[0]) if before else None
+        found = {target: _found_on(target, release) for target in pages} | {str(place): _found_in(place, release) for place in places}
+        uses = list(bundle.uses())
+        changes = {where: drift.drift(it, uses=uses, before=earlier) for where, it in found.items()}
+    if as_json:
+        click.echo(json.dumps([_drift_as_json(where, it, changes[where]) for where, it in found.items()], indent=1))
+    else:
+        for where, it in found.items():
+            _say_drift(where, it, changes[where])
+    raise SystemExit(1 if any(changes.values()) else 0)
+
+
+def _found_on(target: str, release: str | None) -> drift.Found:
+    text, told = page_of(target)
+    found = drift.of_page(text, known_release(release, told))
+    if not any(name.startswith(check.ENGINE) for name in found.families):
+        raise ValueError(f"{target} holds no series of vLLM under their own names; `vllm-watch metrics check` says more")
+    return found
+
+
+def _found_in(place: Path, release: str | None) -> drift.Found:
+    """What the vLLM of an environment, or in a folder of source, could show. Raises ValueError."""
+    package = _package(place)
+    source = installed.read(installed.files(package))
+    if not source.families:
+        raise ValueError(f"{package} names no series: is it the source of vLLM?")
+    return drift.of_source(source, known_release(release, installed.release(package)))
+
+
+def _package(place: Path) -> Path:
+    if place.is_dir():
+        package = next((folder for folder in (place, place / "vllm") if (folder / "v1").is_dir()), None)
+        if package is None:
+            raise ValueError(f"{place} holds no vllm/v1: name vLLM's source, or a Python that has vLLM")
+        return package
+    ask = "import importlib.util as u; found = u.find_spec('vllm'); print(found.submodule_search_locations[0] if found else '')"
+    try:
+        said = subprocess.run([place, "-I", "-c", ask], capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"{place} did not say within a minute where its vllm is") from error
+    if not said:
+        raise ValueError(f"{place} has no vllm: name a Python that has it, such as that of the environment vLLM runs in")
+    return Path(said)
+
+
+def _drift_as_json(where: str, found: drift.Found, changes: tuple[drift.Change, ...]) -> dict[str, Any]:
+    return {
+        "where": where,
+        "release": found.release,
+        "families": len(found.families),
+        "changes": [dataclasses.asdict(change) for change in changes],
+        "left_out": sorted(name for name in found.families if drift.left_out(name)),
+        "unread": list(found.unread),
+    }
+
+
+def _say_drift(where: str, found: drift.Found, changes: tuple[drift.Change, ...]) -> None:
+    click.echo(f"{where}: vLLM {found.release or 'of an unknown release'}, {len(found.families)} families read")
+    for change in changes:
+        moved = " -> ".join(part for part in (change.was, change.now) if part)
+        click.echo(f"{change.what:9} {change.name}{': ' if moved else ''}{moved}\n          {change.advice}")
+        if change.places:
+            click.echo(f"          read by {', '.join(change.places)}")
+        if change.paste:
+            click.echo(change.paste.rstrip())
+    for beginning, why in drift.LEFT_OUT.items():
+        if named := [name for name in found.families if name.startswith(beginning)]:
+            click.echo(f"left out  {len(named)} that begin with {beginning}: {why}")
+    for place in found.unread:
+        click.echo(f"unread    {place}: a name that is put together at run time; only a page can show it")
+    click.echo(f"drift: {len(changes)} to look at" if changes else "no drift: the catalogue says what is there")
 
 
 def known_release(asked: str | None, told: str | None) -> str | None:

@@ -1,0 +1,109 @@
+"""Says what is known against the dependencies that requirements/run.txt pins: vulnerabilities, by pip-audit; licences, from what is installed.
+
+    python -m tools.audit [--pip-audit PROGRAM] [--licences]
+
+Advisories come from a service on the internet. Where it cannot be asked, or does not know a package, the audit fails and says so: no answer is no
+all-clear. There is no offline mode, because a saved list would only say what was known when it was saved."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tools import pins
+
+ROOT = Path(__file__).resolve().parent.parent
+# Licences that may stand beside Apache-2.0 in one installation, as SPDX names them or as older metadata spell them.
+FINE = (
+    "Apache-2.0", "Apache Software License", "MIT", "MIT-0", "MIT License", "BSD-2-Clause", "BSD-3-Clause", "3-Clause BSD License", "BSD License",
+    "ISC", "PSF-2.0", "Python Software Foundation License", "MPL-2.0", "Mozilla Public License 2.0 (MPL 2.0)",
+)  # fmt: skip
+# Where the metadata says nothing: what the licence file in the package says.
+READ = {"promql-parser": "MIT"}
+
+
+@dataclass(frozen=True, slots=True)
+class Licence:
+    """What a distribution says of its licence; said: '' where it says nothing."""
+
+    name: str
+    said: str
+
+    @property
+    def fine(self) -> bool:
+        """Whether every part of it is on our list; of an OR one part is enough."""
+        if re.search(r"\([^()]*\b(?:AND|OR)\b", self.said):
+            return False  # one within the other: let a person look
+        alternatives = [re.split(r"\s+AND\s+|;", part.strip(" ()")) for part in re.split(r"\s+OR\s+", self.said)]
+        return bool(self.said) and any(all(term.strip(" ()") in FINE for term in terms) for terms in alternatives)
+
+
+def licence(name: str, its: metadata.PackageMetadata) -> Licence:
+    """The SPDX expression, else the classifiers, else the first line of the free text."""
+    told: dict[str, Any] = its.json
+    classified = [line.rpartition(" :: ")[2] for line in told.get("classifier", []) if line.startswith("License :: ") and line.count("::") > 1]
+    free = (told.get("license") or "").strip().splitlines()
+    return Licence(name, told.get("license_expression") or "; ".join(classified) or (free[0].strip() if free else READ.get(name, "")))
+
+
+def licences(pinned: Sequence[pins.Pin]) -> list[Licence]:
+    """Of those that are installed here; what is pinned for other systems only is left out."""
+    installed = {pins.normal(one.metadata["Name"]): one.metadata for one in metadata.distributions()}
+    return [licence(pin.name, installed[pin.name]) for pin in pinned if pin.name in installed]
+
+
+def verdict(report: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """From pip-audit's JSON: what is known against the dependencies, and what could not be asked."""
+    rows = report["dependencies"]
+    found = [
+        f"{row['name']} {row['version']}: {vuln['id']}{', mended in ' + ', '.join(vuln['fix_versions']) if vuln['fix_versions'] else ''}"
+        for row in rows
+        for vuln in row.get("vulns", [])
+    ]
+    return found, [row["name"] for row in rows if "skip_reason" in row]
+
+
+def vulnerabilities(program: str, requirements: Path) -> tuple[int, str]:
+    """Exit status and one sentence. 0: the service knows every package and nothing against it; 1: something is known; 2: it was not answered."""
+    command = [program, "--disable-pip", "--require-hashes", "--progress-spinner", "off", "--format", "json", "-r", str(requirements)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        found, unasked = verdict(json.loads(done.stdout))
+    except FileNotFoundError:
+        return 2, f"vulnerabilities: {program} is not here; `make audit` installs it"
+    except (subprocess.TimeoutExpired, json.JSONDecodeError):
+        return 2, "vulnerabilities: not audited, because the advisory service could not be reached; run this where it can"
+    if unasked:
+        return 2, f"vulnerabilities: not audited, because the advisory service does not know {len(unasked)} packages, such as {unasked[0]}"
+    return (1, f"vulnerabilities: {'; '.join(found)}") if found else (0, "vulnerabilities: none known")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit 0: nothing against them; 1: a vulnerability or a licence; 2: it could not be found out."""
+    asked = argparse.ArgumentParser(prog="python -m tools.audit", description="Vulnerabilities and licences of what requirements/run.txt pins.")
+    asked.add_argument("--pip-audit", default="pip-audit", metavar="PROGRAM", help="the pip-audit to run")
+    asked.add_argument("--licences", action="store_true", help="licences only: asks no service")
+    options = asked.parse_args(arguments)
+    path = ROOT / "requirements" / "run.txt"
+    read = licences(pins.read(path.read_text(), path.name))
+    for one in read:
+        sys.stdout.write(f"{'' if one.fine else 'look at   '}{one.name}: {one.said or 'says nothing of its licence'}\n")
+    wrong = [one.name for one in read if not one.fine]
+    sys.stdout.write(f"licences: {'look at ' + ', '.join(wrong) if wrong else f'{len(read)} packages, all fine beside Apache-2.0'}\n")
+    if options.licences:
+        return 1 if wrong else 0
+    status, sentence = vulnerabilities(options.pip_audit, path)
+    sys.stdout.write(sentence + "\n")
+    return status or (1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

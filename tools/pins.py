@@ -1,0 +1,162 @@
+"""Prints requirements/*.txt: each dependency of pyproject.toml, and all that these need in turn, as one version with the hashes of its files.
+
+Law: versions are chosen here and nowhere else; whatever installs the project (make, the image) takes these files with --require-hashes. A file is
+right for CPython 3.11 and later on every platform that its packages have wheels for: what differs stands behind a marker. No address of an index
+and no path of a machine gets into them.
+
+    python -m tools.pins [--upgrade] [--check]"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "requirements"
+PYTHON = "3.11"  # the oldest that may read the files
+HEAD = "# Printed by `make pins` from pyproject.toml; not edited by hand. {what}\n"
+_ENTRY = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;]+)(?: ; (?P<marker>[^\\]+?))? \\")
+_HASH = re.compile(r"    --hash=sha256:(?P<hash>[0-9a-f]{64})(?: \\)?")
+
+
+class BadPins(ValueError):
+    """A file of pins that cannot be trusted, or that could not be made; one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One version of one distribution. marker: where it is wanted, '' for everywhere; hashes: SHA-256 of each file that may be installed."""
+
+    name: str
+    version: str
+    marker: str
+    hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """One file of pins. extra: the optional dependencies of pyproject.toml that it holds; with_project: whether the project's own are in it too."""
+
+    extra: str
+    with_project: bool
+    what: str
+
+
+SETS: Mapping[str, Set] = {
+    "run": Set("", True, "What the command needs."),
+    "dev": Set("dev", True, "What the tests need, all of run.txt included."),
+    "build": Set("build", False, "What makes a wheel of the checkout."),
+    "upkeep": Set("upkeep", False, "What `make pins` and `make audit` run."),
+}
+
+
+def read(text: str, name: str) -> tuple[Pin, ...]:
+    """The pins of a file, in its order. Raises BadPins at the first line that is anything else: an address, a path, a loose version, no hash."""
+    return tuple(_entries([(at, line) for at, line in enumerate(text.splitlines(), 1) if line and not line.startswith("#")], name))
+
+
+def _entries(lines: Sequence[tuple[int, str]], name: str) -> Iterator[Pin]:
+    head: re.Match[str] | None = None
+    hashes: list[str] = []
+    for at, line in lines:
+        if found := _HASH.fullmatch(line):
+            hashes.append(found["hash"])
+            continue
+        if head:
+            yield _pin(head, hashes, name)
+        head, hashes = _ENTRY.fullmatch(line), []
+        if not head:
+            raise BadPins(f"{name}, line {at}: {line.strip()[:60]!r} is no version with hashes; print the file anew with `make pins`")
+    if head:
+        yield _pin(head, hashes, name)
+
+
+def _pin(head: re.Match[str], hashes: Sequence[str], name: str) -> Pin:
+    if not hashes:
+        raise BadPins(f"{name}: {head['name']} has no hash; print the file anew with `make pins`")
+    return Pin(normal(head["name"]), head["version"], (head["marker"] or "").strip(), tuple(hashes))
+
+
+def normal(name: str) -> str:
+    """A distribution's name as indexes compare them."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def wanted(project: Mapping[str, Any], one: Set) -> list[str]:
+    """The lines of pyproject.toml that a file answers. project: its table of that name."""
+    own = project["dependencies"] if one.with_project else []
+    return [*own, *(project["optional-dependencies"][one.extra] if one.extra else [])]
+
+
+def printed(text: str, what: str) -> str:
+    """What uv wrote, with our head and without comments, which would hold the command line of whoever ran it."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    made = HEAD.format(what=what) + "\n".join(lines) + "\n"
+    read(made, "what uv printed")
+    return made
+
+
+def compile_set(uv: str, name: str, project: Mapping[str, Any], upgrade: bool) -> str:
+    """One file, made anew; versions that still fit stay unless `upgrade`. Raises BadPins with what uv said."""
+    one = SETS[name]
+    command = [uv, "pip", "compile", "-", "--universal", "--python-version", PYTHON, "--generate-hashes", "--no-annotate", "--no-header", "--quiet"]
+    # dev and run go into one environment: they must choose alike.
+    command += ["-c", str(FOLDER / "run.txt")] * (name == "dev")
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / f"{name}.txt"
+        if not upgrade and (FOLDER / made.name).is_file():
+            shutil.copy(FOLDER / made.name, made)  # uv keeps what it finds there
+        asked = "\n".join(wanted(project, one))
+        done = subprocess.run([*command, "--output-file", str(made)], input=asked, capture_output=True, text=True, check=False, env=_clean())
+        if done.returncode:
+            raise BadPins(f"requirements/{name}.txt could not be made; uv says: {' '.join(done.stderr.split())[-600:]}")
+        return printed(made.read_text(), one.what)
+
+
+def _clean() -> dict[str, str]:
+    """Our environment without wheels of this machine, whose hashes nobody else could check. UV_DEFAULT_INDEX may name a mirror."""
+    return {name: value for name, value in os.environ.items() if name not in ("PIP_FIND_LINKS", "UV_FIND_LINKS", "VIRTUAL_ENV", "PYTHONPATH")}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit 0: the files are (now) those that pyproject.toml asks for; 1: --check found another; 2: they could not be made."""
+    asked = argparse.ArgumentParser(prog="python -m tools.pins", description="Print requirements/*.txt from pyproject.toml.")
+    asked.add_argument("--upgrade", action="store_true", help="take the newest versions that fit, instead of keeping those that still do")
+    asked.add_argument("--check", action="store_true", help="change nothing; exit 1 when a file is out of date")
+    options = asked.parse_args(arguments)
+    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    if uv is None:
+        return _said("uv is not here; `make pins` installs it", 2)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    changed = 0
+    for name in SETS:
+        path = FOLDER / f"{name}.txt"
+        try:
+            text = compile_set(uv, name, project, options.upgrade)
+        except BadPins as error:
+            return _said(str(error), 2)
+        same = path.is_file() and path.read_text() == text
+        changed += not same
+        _said(f"{'up to date' if same else 'out of date' if options.check else 'printed'}: requirements/{name}.txt, {len(read(text, name))} packages")
+        if not options.check:
+            path.write_text(text)
+    return 1 if options.check and changed else 0
+
+
+def _said(text: str, status: int = 0) -> int:
+    sys.stdout.write(text + "\n")
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
