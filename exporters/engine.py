@@ -14,6 +14,7 @@ from exporters.catalogue import ours, page, vllm
 from exporters.catalogue.metric import Metric
 from exporters.events import TuningEvent
 from exporters.exposition import Sample
+from exporters.http_config import Way, asking, trouble
 
 MAX_PAGE_BYTES = 16 << 20  # the longest pages seen have 65 kB; many adapters and ranks make some MB
 _GROWING = (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS, vllm.REQUEST_SUCCESS)
@@ -89,16 +90,16 @@ class View:
     cores: Mapping[tuple[str, str], Core] = field(default_factory=dict)
 
 
-async def read(session: aiohttp.ClientSession, url: str, timeout_s: float) -> tuple[str, str | None]:
+async def read(session: aiohttp.ClientSession, url: str, timeout_s: float, way: Way | None = None) -> tuple[str, str | None]:
     """The engine's page and its version (None where /version does not answer).
 
-    Raises aiohttp.ClientError, TimeoutError, and BadPage for a page that has no end."""
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
-    async with session.get(f"{url}/metrics", timeout=timeout) as response:
+    Raises aiohttp.ClientError, TimeoutError, BadPage for a page that has no end, and BadConfig for a file of `way`."""
+    timeout, asked = aiohttp.ClientTimeout(total=timeout_s), asking(way)
+    async with session.get(f"{url}/metrics", timeout=timeout, **asked) as response:
         response.raise_for_status()
         page_bytes = await _body(response)
     try:
-        async with session.get(f"{url}/version", timeout=timeout) as response:
+        async with session.get(f"{url}/version", timeout=timeout, **asked) as response:
             body = await response.json(content_type=None) if response.status == 200 else {}
     except (aiohttp.ClientError, TimeoutError, ValueError):
         body = {}
@@ -115,10 +116,10 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
     return body
 
 
-async def served(session: aiohttp.ClientSession, url: str, timeout_s: float) -> Mapping[str, str] | None:
+async def served(session: aiohttp.ClientSession, url: str, timeout_s: float, way: Way | None = None) -> Mapping[str, str] | None:
     """The names under which an engine serves its model, as `names` reads them; None where it does not say."""
     try:
-        async with session.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=timeout_s)) as response:
+        async with session.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=timeout_s), **asking(way)) as response:
             return names(await _body(response)) if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, page.BadPage):
         return None
@@ -305,13 +306,15 @@ def _alike(name: str, old: str | None, new: str | None) -> bool:
     return abs(int(old) - int(new)) <= SAME_BLOCKS * max(int(old), int(new))
 
 
-async def fetch(url: str, timeout_s: float = 10.0) -> tuple[str, str | None]:
+async def fetch(url: str, timeout_s: float = 10.0, way: Way | None = None) -> tuple[str, str | None]:
     """One look at an engine by whatever address a person types, with or without /metrics. Raises OSError with a sentence."""
     base = url.rstrip("/").removesuffix("/metrics")
     try:
         async with aiohttp.ClientSession() as session:
-            return await read(session, base, timeout_s)
+            return await read(session, base, timeout_s, way)
     except aiohttp.ClientResponseError as error:
-        raise OSError(f"{base}/metrics answers {error.status} {error.message}; is this the address of a vLLM server?") from error
+        hint = "it wants a login: --http-config" if error.status in (401, 403) else "is this the address of a vLLM server?"
+        raise OSError(f"{base}/metrics answers {error.status} {error.message}; {hint}") from error
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise OSError(f"{base}/metrics does not answer ({error or 'no answer in time'}); is the engine up, and the address right?") from error
+        told = trouble(error) or error or "no answer in time"
+        raise OSError(f"{base}/metrics does not answer ({told}); is the engine up, and the address right?") from error

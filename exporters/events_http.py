@@ -1,6 +1,7 @@
 """The log of events over HTTP: POST /events, POST /events/ID/close, GET /events?since=SECONDS.
 
-Law: nobody without the token reads or writes, and who is told 200 or 201 finds the event in the file."""
+Laws: nobody reads or writes without the token, or a login that the listener knows; where no token is configured, nobody does at all. Who is told
+200 or 201 finds the event in the file."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from exporters import events
+from exporters.listener import LET_IN
 
 MAX_BODY_BYTES = 16 << 10
 BODY_WITHIN_S = 5.0
@@ -88,6 +90,11 @@ def routes(path: Path | None, token_file: Path | None, clock: Callable[[], float
     return [web.get("/events", listed), web.post("/events", add), web.post("/events/{id}/close", close)]
 
 
+def owns(path: str) -> bool:
+    """Whether a path is one of these, and so looks at the token by itself: one header cannot hold both a login and a token."""
+    return path == "/events" or path.startswith("/events/")
+
+
 def _enter(request: web.Request, token_file: Path | None) -> None:
     if token_file is None:
         raise _Refused(HTTPStatus.FORBIDDEN, "events are not open to others: set `events_token_file` in the sidecar's configuration")
@@ -98,6 +105,8 @@ def _enter(request: web.Request, token_file: Path | None) -> None:
         token = b""
     if not token:
         raise _Refused(HTTPStatus.FORBIDDEN, "events are not open to others: the file that `events_token_file` names holds no token")
+    if request.get(LET_IN):
+        return
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token):
         raise _Refused(HTTPStatus.UNAUTHORIZED, "the token is missing or not the one in the sidecar's `events_token_file`")

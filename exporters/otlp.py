@@ -16,7 +16,6 @@ import http.client
 import itertools
 import logging
 import re
-import ssl
 import threading
 import time
 from collections import deque
@@ -31,6 +30,7 @@ import msgspec
 
 from exporters.catalogue import ours
 from exporters.exposition import Sample
+from exporters.http_config import trusting
 from exporters.request_log import RequestRecord, ended_at
 
 if TYPE_CHECKING:
@@ -59,11 +59,12 @@ class Otlp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     endpoint: the collector, such as http://otelcol:4318, or http://otelcol:4317 with protocol grpc; https where it has a certificate.
     headers_file: one `name: value` a line, such as a key; read at start. sample: the share of traces that is sent, 0 to 1. Failed requests and
-    those whose first token or end came that late are always sent."""
+    those whose first token or end came that late are always sent. ca_file: who signed the collector's certificate; read at start."""
 
     endpoint: str
     protocol: Literal["http", "grpc"] = "http"
     headers_file: str | None = None
+    ca_file: str | None = None
     sample: float = 1.0
     slow_ttft_s: float = 2.5
     slow_e2e_s: float = 60.0
@@ -71,6 +72,8 @@ class Otlp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def __post_init__(self) -> None:
         if wrong := _mistake(self.endpoint, self.protocol):
             raise ValueError(f"endpoint {wrong}")
+        if self.ca_file and not self.endpoint.startswith("https://"):
+            raise ValueError("ca_file is of no use without TLS; write the endpoint with https://")
         if not 0 <= self.sample <= 1:
             raise ValueError(f"sample is a share of traces from 0 to 1, not {self.sample:g}")
         if not (self.slow_ttft_s > 0 and self.slow_e2e_s > 0):
@@ -334,12 +337,12 @@ _MOST_ANSWER_BYTES = 1 << 16
 _LONGEST_WAIT_S = 60.0
 
 
-def http_sender(endpoint: str, headers: dict[str, str], agent: str, timeout_s: float = TIMEOUT_S) -> Send:
+def http_sender(endpoint: str, headers: dict[str, str], agent: str, timeout_s: float = TIMEOUT_S, ca_file: Path | None = None) -> Send:
     """OTLP over HTTP with protobuf bodies. A connection for each batch: none that was left idle can turn out to be dead."""
     url = urlsplit(endpoint)
     path = url.path.rstrip("/")
     path = path if path.endswith("/v1/traces") else f"{path}/v1/traces"
-    secure = functools.partial(http.client.HTTPSConnection, context=ssl.create_default_context())
+    secure = functools.partial(http.client.HTTPSConnection, context=trusting(ca_file, "otlp"))
     connect = secure if url.scheme == "https" else http.client.HTTPConnection
     headers = {"user-agent": agent, **headers, "content-type": "application/x-protobuf", "connection": "close"}
 
@@ -365,7 +368,7 @@ def http_sender(endpoint: str, headers: dict[str, str], agent: str, timeout_s: f
     return send
 
 
-def grpc_sender(endpoint: str, headers: dict[str, str], agent: str, timeout_s: float = TIMEOUT_S) -> Send:
+def grpc_sender(endpoint: str, headers: dict[str, str], agent: str, timeout_s: float = TIMEOUT_S, ca_file: Path | None = None) -> Send:
     """OTLP over gRPC; the library is loaded only for this."""
     import grpc
 
@@ -375,7 +378,10 @@ def grpc_sender(endpoint: str, headers: dict[str, str], agent: str, timeout_s: f
     waits = (("grpc.min_reconnect_backoff_ms", 1000), ("grpc.max_reconnect_backoff_ms", 5000))
     options = (*waits, ("grpc.enable_http_proxy", 0), ("grpc.primary_user_agent", agent))
     tls = url.scheme == "https"
-    channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(), options) if tls else grpc.insecure_channel(target, options)
+    if ca_file:
+        trusting(ca_file, "otlp")  # says what is wrong with it; gRPC would not
+    roots = ca_file.read_bytes() if ca_file else None
+    channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(roots), options) if tls else grpc.insecure_channel(target, options)
     export = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
     # The codes on which an OTLP client tries again; source: OTLP specification, "OTLP/gRPC Response".
     later = {grpc.StatusCode[name] for name in ("ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "OUT_OF_RANGE", "UNAVAILABLE")}
@@ -395,9 +401,10 @@ def grpc_sender(endpoint: str, headers: dict[str, str], agent: str, timeout_s: f
 
 
 def sender(config: Otlp, version: str) -> Send:
-    """How to reach the collector that is configured. Raises ValueError for a headers_file that cannot be used."""
+    """How to reach the collector that is configured. Raises ValueError for a headers_file that cannot be used, BadConfig for such a ca_file."""
     headers = read_headers(Path(config.headers_file)) if config.headers_file else {}
-    return (grpc_sender if config.protocol == "grpc" else http_sender)(config.endpoint, headers, f"vllm-watch/{version}")
+    ca_file = Path(config.ca_file) if config.ca_file else None
+    return (grpc_sender if config.protocol == "grpc" else http_sender)(config.endpoint, headers, f"vllm-watch/{version}", ca_file=ca_file)
 
 
 class Spans:

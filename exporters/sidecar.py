@@ -25,17 +25,21 @@ from exporters.accounts import Accounts
 from exporters.catalogue import ours, page
 from exporters.checkpoint import Checkpoint, Unreadable
 from exporters.exposition import Sample
+from exporters.http_config import Way
 from exporters.ledger import Ledger, Window
+from exporters.listener import listen, split_address
 from exporters.logs import Logs
 from exporters.prices import Prices
 from exporters.request_log import Fields, Word
 from exporters.tail import Tail
 from exporters.traffic import BoundedNames, Traffic
+from exporters.web_config import Protection
 
 FIRST_GPU_READING_S = 10.0
 LOG_INTERVAL_S = 0.05  # how long a line waits at most before it is looked for
 COMMIT_S = 0.1  # how often what was counted is made safe while a backlog is read
 RETRY_COMMIT_S = 1.0
+OPEN_PATHS = ("/-/healthy", "/-/ready")  # for probes, which have no login and learn nothing else
 SETTLE_S = 0.5  # how often the log is compared with the engines
 GARBAGE_AFTER = 50_000  # objects, not Python's 700: a batch of lines has thousands, and none of them is garbage
 
@@ -45,11 +49,13 @@ log = logging.getLogger("vllm_watch.sidecar")
 class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One vLLM server. url: scheme, host and port, without /metrics.
 
+    http_config: how it is asked where it wants TLS of its own authority or a login, in Prometheus' form; see docs/hardening.md.
     gpus: UUIDs of its cards or MIG instances, as `nvidia-smi -L` shows them; a single engine has all cards of the host unless it says which."""
 
     name: str
     url: str
     gpus: tuple[str, ...] = ()
+    http_config: str | None = None
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")) or self.url.rstrip("/").endswith("/metrics"):
@@ -67,6 +73,7 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to read, how often, where to serve. Times in seconds."""
 
     listen: str = "127.0.0.1:9401"
+    web_config: str | None = None  # TLS and logins of this listener, in the form of Prometheus' web.yml
     requests_log: tuple[str, ...] = ()
     field_names: Mapping[str, str] = {}  # their name -> ours, for logs of other gateways; see request_log.Fields
     field_values: Mapping[str, Mapping[str, Word]] = {}  # our field -> their word -> ours
@@ -108,14 +115,6 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def fields(self) -> Fields:
         return Fields(self.field_names, self.field_values)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """'127.0.0.1:9401' or '[::1]:9401' as host and port. Raises ValueError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise ValueError(f"listen {address!r} is no address; write host:port, such as 127.0.0.1:9401")
-    return host.strip("[]"), int(port)
 
 
 @dataclass(slots=True)
@@ -234,6 +233,7 @@ class Sidecar:
         tails = [Tail(Path(p), since=self.ledger.positions.get(p)) for p in config.requests_log]
         self.accounts = self._open_accounts(stored)
         self.logs = Logs(tails, self.ledger, config.fields, self.accounts, self.spans)
+        self._ways = {e.name: Way(Path(e.http_config), f"engines.{e.name}.http_config") for e in config.engines if e.http_config}
         self._readers = {e.name: page.Parser() for e in config.engines}
         self.histories = {e.name: engine.History(e.name) for e in config.engines}
         self.sources: list[Source] = []
@@ -401,9 +401,10 @@ class Sidecar:
 
     async def _read_engine(self, target: Engine) -> None:
         url, timeout_s, accounts = target.url.rstrip("/"), self.config.timeout_s, self.accounts
+        way = self._ways.get(target.name)
         asked_s, logged = time.time(), self.ledger.traffic.finished()
         try:
-            text, version = await engine.read(self._session, url, timeout_s)
+            text, version = await engine.read(self._session, url, timeout_s, way)
             view = await asyncio.to_thread(engine.parse, text, version, self._readers[target.name].parse)
         except Exception:
             with self._booking(f"engine {target.name}"):
@@ -412,7 +413,7 @@ class Sidecar:
         with self._booking(f"engine {target.name}"):
             accounts.looked(target.name, view, asked_s, time.time(), time.monotonic(), logged)
         if accounts.reconciler.names_due(target.name, time.time()):
-            accounts.reconciler.named(target.name, await engine.served(self._session, url, timeout_s), time.time())
+            accounts.reconciler.named(target.name, await engine.served(self._session, url, timeout_s, way), time.time())
         for event in self.histories[target.name].observe(view, time.time()):
             log.info("%s", event.what)
             if self.config.events:
@@ -465,15 +466,16 @@ def application(sidecar: Sidecar) -> web.Application:
 
 
 async def serve(sidecar: Sidecar, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set. Raises OSError when the address is taken."""
+    """Serve until `stop` is set. Raises BadConfig when the address is taken or web_config cannot be used."""
     gc.freeze()  # what is loaded by now stays
     gc.set_threshold(GARBAGE_AFTER)
     runner = web.AppRunner(application(sidecar), access_log=None)
-    host, port = split_address(sidecar.config.listen)
-    await runner.setup()
+    where = sidecar.config.web_config
+    guard = Protection(None if where is None else Path(where))
+    listening = await listen(runner, "listen", sidecar.config.listen, guard, open_paths=OPEN_PATHS, own_login=events_http.owns)
     try:
-        await web.TCPSite(runner, host, port).start()
-        log.info("serving http://%s:%s/metrics", host, port)
+        log.info("serving %s/metrics", listening.url)
         await stop.wait()
     finally:
+        await listening.close()
         await runner.cleanup()

@@ -6,7 +6,7 @@ import asyncio
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +17,8 @@ import msgspec
 import yaml
 
 from dashboards.interpolate import Range, duration_s
+from exporters.config import BadConfig
+from exporters.http_config import Way, asking, trouble
 
 AT_ONCE = 4
 TIMEOUT_S = 30.0
@@ -70,6 +72,7 @@ class Address:
     url: str
     shown: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    way: Way | None = field(default=None, repr=False)
 
 
 def address(url: str, token: str = "", login: str = "") -> Address:
@@ -94,10 +97,12 @@ def address(url: str, token: str = "", login: str = "") -> Address:
     return Address(plain, plain, headers)
 
 
-def address_from(url: str, token_file: Path | None = None, user_file: Path | None = None) -> Address:
-    """From the options of a command. Raises ValueError or OSError, without showing what a file holds."""
-    if token_file and user_file:
-        raise ValueError("name either --token-file or --user-file")
+def address_from(url: str, token_file: Path | None = None, user_file: Path | None = None, http_config: Path | None = None) -> Address:
+    """From the options of a command. Raises ValueError, BadConfig or OSError, without showing what a file holds."""
+    if sum(one is not None for one in (token_file, user_file, http_config)) > 1:
+        raise ValueError("name either --token-file or --user-file, or --http-config, which says the same and more")
+    if http_config:
+        return replace(address(url), way=Way(http_config))
     token = token_file.read_text(encoding="utf-8", errors="replace").strip() if token_file else ""
     if token_file and (not token or not token.isprintable() or not token.isascii()):
         raise ValueError(f"{token_file} holds no token: one line of text is expected")
@@ -189,9 +194,11 @@ class Prometheus:
             async with self._turn:
                 if self._down and self._clock() < self._down[0]:
                     raise Refused(self._down[1])
-                async with self._session.request(method, url, allow_redirects=False, **given) as response:
+                async with self._session.request(method, url, allow_redirects=False, **given, **asking(self.where.way)) as response:
                     body = await _body(response)
                     status = response.status
+        except BadConfig as error:
+            raise Refused(str(error)) from None
         except aiohttp.ClientConnectionError as error:  # before TimeoutError: a connection that takes too long is both
             told = f"Prometheus at {self.where.shown} does not answer ({_plain(error)}); is it up, and --prometheus right?"
             if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
@@ -206,7 +213,7 @@ class Prometheus:
         except msgspec.MsgspecError:
             if status >= 500:
                 raise Refused(f"Prometheus at {self.where.shown} answers HTTP {status}: it is starting, or in trouble", status) from None
-            hint = "; it wants a login: --user-file or --token-file" if status in (401, 403) else "; is this its address?"
+            hint = _hint(status, body)
             raise Refused(f"{self.where.shown} answers HTTP {status} and not like a Prometheus{hint}", status) from None
         if reply.status != "success":
             raise Refused(reply.error or f"{self.where.shown} answers HTTP {status}", status)
@@ -233,7 +240,15 @@ def _plain(error: Exception) -> str:
     """Without the address, which the sentence around it has already."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return f"no connection within {CONNECT_S:.0f} s"
-    return getattr(error, "strerror", None) or type(error).__name__
+    return trouble(error) or type(error).__name__
+
+
+def _hint(status: int, body: bytes) -> str:
+    if status in (401, 403):
+        return "; it wants a login: --http-config, --user-file or --token-file"
+    if b"HTTP request to an HTTPS server" in body:  # the words of Go's server
+        return "; it speaks TLS: write https://"
+    return "; is this its address?"
 
 
 def _interval_s(config: msgspec.Raw) -> float:

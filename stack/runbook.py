@@ -20,6 +20,7 @@ from alerts import families
 from alerts.panel_ref import PanelRef
 from alerts.rules import Links
 from alerts.settings import SHIPPED, Settings
+from exporters.http_config import Way, asking, trouble
 from runbooks import book
 from runbooks.book import SEVERITIES, Page, placeholders, printable
 from stack.prometheus import Address, Answer, Prometheus
@@ -75,20 +76,24 @@ def alerts_from(body: bytes, where: str) -> list[Firing]:
     return [alert for alert in (read.alerts if isinstance(read, _Webhook) else read) if not alert.is_over]
 
 
-async def firing(url: str) -> list[Firing]:
-    """What an Alertmanager holds now. Raises ValueError for what is no address, OSError when nobody answers, or somebody else."""
+async def firing(url: str, way: Way | None = None) -> list[Firing]:
+    """What an Alertmanager holds now. Raises ValueError for what is no address, OSError when nobody answers, or somebody else.
+
+    BadConfig for a file of `way`."""
     if not re.fullmatch(r"https?://[^\s@]+", url):
         raise ValueError("--alertmanager is no address; write it like " + ALERTMANAGER)
     try:
         timeout = aiohttp.ClientTimeout(total=EACH_S)
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{url.rstrip('/')}/api/v2/alerts", params={"active": "true"}, allow_redirects=False) as response,
+            session.get(f"{url.rstrip('/')}/api/v2/alerts", params={"active": "true"}, allow_redirects=False, **asking(way)) as response,
         ):
             body = await response.read()
     except (aiohttp.ClientError, TimeoutError) as error:
-        told = getattr(error, "strerror", None) or type(error).__name__
+        told = trouble(error) or type(error).__name__
         raise OSError(f"Alertmanager at {url} does not answer ({told}); is it up, and --alertmanager right?") from None
+    if response.status in (401, 403):
+        raise OSError(f"Alertmanager at {url} answers HTTP {response.status}: it wants a login, by --http-config")
     if response.status != 200:
         raise OSError(f"{url} answers HTTP {response.status} and not like an Alertmanager; is this its address?")
     return alerts_from(body, url)

@@ -14,15 +14,14 @@ from stack.board import serve, snapshot
 from stack.prometheus import Address, Refused
 
 
-async def until_signal(where: Address, listen: str, scrape_s: float | None, allowed: Sequence[str], settings: Settings) -> None:
-    """Raises ValueError for a bad address, OSError for one that cannot be used."""
+async def until_signal(
+    where: Address, listen: str, scrape_s: float | None, allowed: Sequence[str], settings: Settings, web_config: Path | None = None
+) -> None:
+    """Raises ValueError for a bad address, BadConfig for one that cannot be used and for a mistake in web_config."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    try:
-        await serve.serve(where, listen, scrape_s, allowed, stop, settings)
-    except OSError as error:
-        raise OSError(f"{listen} cannot be used: {error.strerror or error}; choose another with --listen") from error
+    await serve.serve(where, listen, scrape_s, allowed, stop, settings, web_config)
 
 
 async def write_snapshot(

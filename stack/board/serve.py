@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +23,8 @@ from dashboards import variables
 from dashboards.boards import BOARDS, boards
 from dashboards.interpolate import Range, fill
 from dashboards.model import Board, Panel, Variable
-from exporters.sidecar import split_address
+from exporters.listener import listen, split_address
+from exporters.web_config import Protection
 from runbooks import book
 from stack import bundle
 from stack.board import charts, marks, options, pages
@@ -211,23 +213,23 @@ def _packed(name: str) -> bytes:
 
 
 async def serve(
-    where: Address, listen: str, scrape_s: float | None, allowed: Sequence[str], stop: asyncio.Event, settings: Settings = SHIPPED
-) -> None:
-    """Serve until `stop`. Raises OSError when the address is taken. Prometheus may come and go meanwhile: panels say so."""
-    host, port = split_address(listen)
+    where: Address, address: str, scrape_s: float | None, allowed: Sequence[str], stop: asyncio.Event, settings: Settings = SHIPPED,
+    web_config: Path | None = None,
+) -> None:  # fmt: skip
+    """Serve until `stop`. Raises BadConfig when the address is taken or web_config wrong. Prometheus may come and go meanwhile: panels say so."""
+    guard = Protection(web_config, "--web-config")
+    host, _ = split_address(address)
     async with Prometheus(where, scrape_s) as prometheus:
         desk = Desk(prometheus, boards(settings=settings), settings)
         runner = web.AppRunner(application(desk, host, allowed), access_log=None, handler_cancellation=True, shutdown_timeout=2)
-        await runner.setup()
-        greeting = None
+        listening = await listen(runner, "--listen", address, guard, open_paths=("/-/healthy",))
+        _log.info("boards at %s/ from Prometheus at %s", listening.url, where.shown)
+        greeting = asyncio.create_task(_greet(prometheus))
         try:
-            await web.TCPSite(runner, host, port).start()
-            _log.info("boards at http://%s:%d/ from Prometheus at %s", f"[{host}]" if ":" in host else host, port, where.shown)
-            greeting = asyncio.create_task(_greet(prometheus))
             await stop.wait()
         finally:
-            if greeting:
-                greeting.cancel()
+            greeting.cancel()
+            await listening.close()
             await runner.cleanup()
 
 

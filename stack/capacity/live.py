@@ -17,6 +17,7 @@ import msgspec
 from exporters import engine
 from exporters.catalogue import page, vllm
 from exporters.catalogue.page import Page
+from exporters.http_config import Way, asking, trouble
 from stack.bench.figures import Startup, startup
 from stack.bench.result import without_login
 from stack.capacity import kv, memory
@@ -77,19 +78,20 @@ class Served:
 
 
 async def loop(
-    url: str, shape: ModelShape, serving: Serving | None = None, log: str | None = None, key: str | None = None, kv_bytes: float | None = None
-) -> Loop:
+    url: str, shape: ModelShape, serving: Serving | None = None, log: str | None = None, key: str | None = None, kv_bytes: float | None = None,
+    way: Way | None = None,
+) -> Loop:  # fmt: skip
     """A look at an engine, compared with what we reckon. serving: for what the engine does not tell, such as tensor parallelism; log: the text of its
     start-up log; kv_bytes: what a plan expects to be left for the KV cache of a card. Raises BadLive."""
-    text, served = await read(url, key)
+    text, served = await read(url, key, way)
     return compare(text, log, shape, serving, served, kv_bytes)
 
 
 # ---- the reader -------------------------------------------------------------------------------------------------------------
 
 
-async def read(url: str, key: str | None = None) -> tuple[str, Served]:
-    """An engine's page and what it serves. Raises BadLive."""
+async def read(url: str, key: str | None = None, way: Way | None = None) -> tuple[str, Served]:
+    """An engine's page and what it serves. Raises BadLive, and BadConfig for a file of `way`."""
     base = url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
     if not re.match(r"https?://[\w\[]", base):
         named = "what stands there" if "@" in base else repr(base)  # a login is shown nowhere
@@ -98,15 +100,17 @@ async def read(url: str, key: str | None = None) -> tuple[str, Served]:
         raise BadLive(f"the address {shown} came with a login, which no request is sent with; give a key with --api-key-file")
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=READ_S)) as session:
-            text, version = await engine.read(session, base, READ_S)
-            async with session.get(base + _MODELS, headers={"Authorization": f"Bearer {key}"} if key else {}) as response:
+            text, version = await engine.read(session, base, READ_S, way)
+            asked = asking(way) | ({"headers": {"Authorization": f"Bearer {key}"}} if key else {})
+            async with session.get(base + _MODELS, **asked) as response:
                 status, body = response.status, await response.read()
     except aiohttp.ClientResponseError as error:
         raise BadLive(f"{base}/metrics answers {error.status}; give the address of vLLM itself") from error
     except page.BadPage as error:
         raise BadLive(str(error)) from error
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise BadLive(f"no engine answers at {base}/metrics ({error or type(error).__name__}); is vLLM up, and is that its address?") from error
+        told = trouble(error) or error or type(error).__name__
+        raise BadLive(f"no engine answers at {base}/metrics ({told}); is vLLM up, and is that its address?") from error
     if status in (401, 403):
         raise BadLive(f"{base}{_MODELS} answers {status}; give the key with --api-key-file")
     try:

@@ -9,7 +9,7 @@ import click
 
 from stack.board import run
 from stack.cli.common import log_to_stderr, mistakes_told
-from stack.cli.options import THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
+from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
 from stack.prometheus import address_from
 
 
@@ -17,7 +17,9 @@ from stack.prometheus import address_from
 @click.option("--prometheus", "url", default="http://127.0.0.1:9090", show_default=True, metavar="URL", help="With its path if it has one.")
 @TOKEN_FILE
 @USER_FILE
+@HTTP_CONFIG
 @click.option("--listen", default="127.0.0.1:9402", show_default=True, metavar="HOST:PORT")
+@click.option("--web-config", type=click.Path(path_type=Path, dir_okay=False), help="TLS and logins of this page: Prometheus' web.yml.")
 @click.option("--allow-host", "allowed", multiple=True, metavar="NAME", help="A name, besides loopback, under which browsers may ask.")
 @click.option("--scrape-interval", "scrape_s", metavar="TIME", callback=duration, help="By default Prometheus is asked for it, else 15s.")
 @click.option("--snapshot", type=click.Path(path_type=Path, dir_okay=False), help="Write one static page with its figures instead of serving.")
@@ -26,8 +28,8 @@ from stack.prometheus import address_from
 @click.option("--to", "end", default="now", show_default=True, metavar="TIME", help="With --snapshot.")
 @THRESHOLDS
 def board_command(
-    url: str, token_file: Path | None, user_file: Path | None, listen: str, allowed: tuple[str, ...], scrape_s: float | None,
-    snapshot: Path | None, slugs: tuple[str, ...], start: str, end: str, thresholds: Path | None,
+    url: str, token_file: Path | None, user_file: Path | None, http_config: Path | None, listen: str, web_config: Path | None,
+    allowed: tuple[str, ...], scrape_s: float | None, snapshot: Path | None, slugs: tuple[str, ...], start: str, end: str, thresholds: Path | None,
 ) -> None:  # fmt: skip
     """The boards as a live page over any Prometheus, without Grafana; runbook pages are under /runbooks/.
 
@@ -39,11 +41,11 @@ def board_command(
     if slugs and not snapshot:
         raise click.UsageError("--board belongs to --snapshot; the live page has every board")
     with mistakes_told():
-        where, settings = address_from(url, token_file, user_file), settings_of(thresholds)
+        where, settings = address_from(url, token_file, user_file, http_config), settings_of(thresholds)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             if snapshot:
                 runner.run(run.write_snapshot(snapshot, where, slugs, scrape_s, start, end, settings))
                 click.echo(f"written: {snapshot} ({snapshot.stat().st_size / 1e6:.1f} MB)")
             else:
                 log_to_stderr()
-                runner.run(run.until_signal(where, listen, scrape_s, allowed, settings))
+                runner.run(run.until_signal(where, listen, scrape_s, allowed, settings, web_config))

@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from exporters.http_config import Way
 from stack.capacity import live, study, worksheet
 from stack.capacity.cards import GIB
 from stack.capacity.fit import NO_WAY, DoesNotFit, gib
 from stack.cli.common import AS_JSON, json_text, mistakes_told
+from stack.cli.options import HTTP_CONFIG
 from stack.gateway.config import read_key
 
 PIPED = 150  # columns where nobody says how many there are
@@ -56,10 +58,12 @@ def _parsed(read: Any) -> Any:
 @click.option("--live", "url", metavar="URL", help="Compare with an engine that runs: what it says of its cache, and what is in use.")
 @click.option("--engine-log", type=FILE, help="With --live: its start-up log.")
 @click.option("--api-key-file", type=FILE, help="With --live: holds the engine's API key.")
+@HTTP_CONFIG
 @click.option("--fill", is_flag=True, help="Print the worksheet filled in, and nothing else.")
 @AS_JSON
 def capacity_command(
-    sheet: Path | None, fill: bool, as_json: bool, url: str | None, engine_log: Path | None, api_key_file: Path | None, **options: Any
+    sheet: Path | None, fill: bool, as_json: bool, url: str | None, engine_log: Path | None, api_key_file: Path | None,
+    http_config: Path | None, **options: Any
 ) -> None:  # fmt: skip
     """How many users fit, on which GPU or slice, at what cost; flags and limits that follow.
 
@@ -70,11 +74,11 @@ def capacity_command(
     """
     if fill and as_json:
         raise click.UsageError("choose --fill or --json")
-    if (engine_log or api_key_file) and not url:
-        raise click.UsageError("--engine-log and --api-key-file belong to --live URL")
+    if (engine_log or api_key_file or http_config) and not url:
+        raise click.UsageError("--engine-log, --api-key-file and --http-config belong to --live URL")
     with mistakes_told():
         found = study.study(study.Asked(worksheet=sheet, **options), somewhere=not url)
-        looked = _looked(found, url, engine_log, api_key_file) if url and isinstance(found, study.Study) else None
+        looked = _looked(found, url, engine_log, api_key_file, http_config) if url and isinstance(found, study.Study) else None
     if fill and (isinstance(found, study.WeightsOnly) or len(found.plans) != 1):
         raise click.UsageError("--fill takes one --gpu that the model fits, and its config.json")
     if as_json:
@@ -90,11 +94,11 @@ def capacity_command(
     raise SystemExit(1 if isinstance(found, study.WeightsOnly) or not (found.plans or looked) else 0)
 
 
-def _looked(found: study.Study, url: str, engine_log: Path | None, api_key_file: Path | None) -> live.Loop:
+def _looked(found: study.Study, url: str, engine_log: Path | None, api_key_file: Path | None, http_config: Path | None) -> live.Loop:
     log = engine_log.read_text(encoding="utf-8", errors="replace") if engine_log else None
     key = read_key(api_key_file, "--api-key-file") if api_key_file else None
     expected = found.plans[0].kv_bytes if found.plans else None
-    return asyncio.run(live.loop(url, found.shape, found.serving, log, key, expected))
+    return asyncio.run(live.loop(url, found.shape, found.serving, log, key, expected, Way(http_config) if http_config else None))
 
 
 def _live(looked: live.Loop) -> dict[str, Any]:

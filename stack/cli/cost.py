@@ -14,7 +14,7 @@ from rich.table import Table
 from exporters.prices import Prices
 from stack import config, cost
 from stack.cli.common import AS_JSON, json_text, mistakes_told
-from stack.cli.options import TOKEN_FILE, USER_FILE, duration
+from stack.cli.options import HTTP_CONFIG, TOKEN_FILE, USER_FILE, duration
 from stack.prometheus import address_from
 
 
@@ -27,11 +27,12 @@ from stack.prometheus import address_from
 @click.option("--by", type=click.Choice(["team", "model", "team,model"]), default="team,model", show_default=True)
 @TOKEN_FILE
 @USER_FILE
+@HTTP_CONFIG
 @AS_JSON
 @click.option("--csv", "as_csv", is_flag=True, help="The rows and their total as CSV.")
 def cost_command(
     url: str | None, logs: tuple[Path, ...], since_s: float | None, prices_path: Path | None, gpus: tuple[str, ...], by: str,
-    token_file: Path | None, user_file: Path | None, as_json: bool, as_csv: bool,
+    token_file: Path | None, user_file: Path | None, http_config: Path | None, as_json: bool, as_csv: bool,
 ) -> None:  # fmt: skip
     """GPU hours, cost, energy and tokens of each team and model. Idle, aborted and unattributed time have rows; the total is their sum.
 
@@ -48,7 +49,7 @@ def cost_command(
         raise click.UsageError("choose --json or --csv")
     with mistakes_told():
         prices = config.load(prices_path, Prices) if prices_path else None
-        told = cost.reckon(address_from(url, token_file, user_file) if url else None, logs, since_s, time.time(), prices, gpus, by)
+        told = cost.reckon(address_from(url, token_file, user_file, http_config) if url else None, logs, since_s, time.time(), prices, gpus, by)
     if as_json or as_csv:
         click.echo(json_text(told) if as_json else cost.as_csv(told), nl=as_json)
         return

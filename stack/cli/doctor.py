@@ -8,6 +8,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,8 +19,9 @@ from alerts.settings import Settings, written
 from exporters.catalogue import page
 from exporters.catalogue.page import BadPage, Page
 from exporters.engine import fetch
+from exporters.http_config import Way
 from stack.cli.common import AS_JSON, Told, json_text, mistakes_told
-from stack.cli.options import THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
+from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
 from stack.cli.scraped import text_of
 from stack.doctor import before, evidence, report, series
 from stack.doctor.diagnose import diagnose, ranked, serious
@@ -51,12 +53,13 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 @THRESHOLDS
 @TOKEN_FILE
 @USER_FILE
+@HTTP_CONFIG
 @AS_JSON
 def doctor_command(
     urls: tuple[str, ...], for_s: float, gateway_url: str | None, prometheus_url: str | None, window_s: float, model: str | None,
     before_path: Path | None, after_path: Path | None, gateway_before: Path | None, gateway_after: Path | None, seconds: float | None,
     logs: tuple[Path, ...], words: str | None, goal: str | None, thresholds: Path | None, token_file: Path | None, user_file: Path | None,
-    as_json: bool,
+    http_config: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Which resource is the bottleneck, what says so, and which one lever to pull first.
 
@@ -90,15 +93,17 @@ def doctor_command(
     with mistakes_told():
         settings, spans = settings_of(thresholds), list[Span]()
         if prometheus_url:
-            where = address_from(prometheus_url, token_file, user_file)
-            files = [f"--{name}-file {shlex.quote(str(path))}" for name, path in (("token", token_file), ("user", user_file)) if path]
+            where = address_from(prometheus_url, token_file, user_file, http_config)
+            named = (("token-file", token_file), ("user-file", user_file), ("http-config", http_config))
+            files = [f"--{name} {shlex.quote(str(path))}" for name, path in named if path]
             again = ["--prometheus", where.shown, *files, "--window", written(round(window_s)), *its]
             found, span = asyncio.run(_recorded(where, window_s, model))
             spans.append(span)
         elif urls:
             urls = tuple(dict.fromkeys(url.rstrip("/") for url in urls))
-            again = [*urls, *([f"--gateway {gateway_url}"] if gateway_url else []), "--for", f"{for_s:g}s", *its]
-            found, span = asyncio.run(_looked(urls, gateway_url, for_s))
+            files = [f"--http-config {shlex.quote(str(http_config))}"] if http_config else []
+            again = [*urls, *([f"--gateway {gateway_url}"] if gateway_url else []), *files, "--for", f"{for_s:g}s", *its]
+            found, span = asyncio.run(_looked(urls, gateway_url, for_s, Way(http_config) if http_config else None))
             spans.append(span)
         else:
             again = ["--before", "BEFORE", "--after", "AFTER", "--seconds", f"{seconds:g}", *its]
@@ -132,26 +137,26 @@ async def _recorded(where: Address, window_s: float, model: str | None) -> tuple
         raise Told(str(error)) from None
 
 
-async def _looked(urls: Sequence[str], gateway_url: str | None, for_s: float) -> tuple[Series, Span]:
+async def _looked(urls: Sequence[str], gateway_url: str | None, for_s: float, way: Way | None = None) -> tuple[Series, Span]:
     """Two looks at each, and one at their gauges now and then. Raises OSError when one does not answer, ValueError for a gateway that is none."""
-    sources = [*urls, *([gateway_url] if gateway_url else [])]
-    began_s, then = time.time(), await asyncio.gather(*map(_page, sources))
+    sources, page_now = [*urls, *([gateway_url] if gateway_url else [])], partial(_page, way)
+    began_s, then = time.time(), await asyncio.gather(*map(page_now, sources))
     if gateway_url:
         Pages(gateway_url, then[-1], then[-1]).of_gateway()
     click.echo(f"looking for {for_s:g} s at {', '.join(sources)}", err=True)
     inside, every_s = list[Sequence[Page]](), max(LOOK_S, for_s / LOOKS)
     while (left_s := began_s + for_s - time.time()) > every_s:
         await asyncio.sleep(every_s)
-        seen = [gauges_of(one) for one in await asyncio.gather(*map(_page, sources), return_exceptions=True) if isinstance(one, Page)]
+        seen = [gauges_of(one) for one in await asyncio.gather(*map(page_now, sources), return_exceptions=True) if isinstance(one, Page)]
         inside += [seen] * (len(seen) == len(sources))  # a look that fails is one less; of an engine that is gone the last one tells
     await asyncio.sleep(max(left_s, 0.0))
-    ended_s, now = time.time(), await asyncio.gather(*map(_page, sources))
+    ended_s, now = time.time(), await asyncio.gather(*map(page_now, sources))
     pages = [Pages(_instance(url), then[at], now[at], [look[at] for look in inside]) for at, url in enumerate(sources)]
     return series.between(pages, ended_s - began_s, f"{', '.join(urls)}, {ended_s - began_s:.0f} s"), (began_s, ended_s)
 
 
-async def _page(url: str) -> Page:
-    return page.parse((await fetch(url))[0])
+async def _page(way: Way | None, url: str) -> Page:
+    return page.parse((await fetch(url, way=way))[0])
 
 
 def _instance(url: str) -> str:

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from alerts.rules import Links
+from exporters.http_config import Way
 from stack import bundle, runbook
 from stack.cli.common import AS_JSON, json_text, mistakes_told
-from stack.cli.options import THRESHOLDS, TOKEN_FILE, USER_FILE, settings_of
+from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, settings_of
 from stack.prometheus import address_from
 
 
@@ -31,6 +32,7 @@ from stack.prometheus import address_from
 @click.option("--prometheus", "url", default="http://127.0.0.1:9090", show_default=True, metavar="URL", help="With --live.")
 @TOKEN_FILE
 @USER_FILE
+@HTTP_CONFIG
 @click.option("--section", metavar="HEADING", help="Only this part; its first letters will do, such as mitigation.")
 @click.option("--url", "only_url", is_flag=True, help="Only the address of the page.")
 @click.option("--base", metavar="URL", help=f"Where pages are served.  [default: {Links().runbooks}]")
@@ -38,8 +40,8 @@ from stack.prometheus import address_from
 @AS_JSON
 def runbook_command(
     words: tuple[str, ...], listed: bool, firing: bool, alertmanager: str | None, source: IO[bytes] | None, given: tuple[str, ...], live: bool,
-    url: str, token_file: Path | None, user_file: Path | None, section: str | None, only_url: bool, base: str | None, thresholds: Path | None,
-    as_json: bool,
+    url: str, token_file: Path | None, user_file: Path | None, http_config: Path | None, section: str | None, only_url: bool,
+    base: str | None, thresholds: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """What to do about an alert: its page, by name, by a part of it, or by words that it holds.
 
@@ -61,7 +63,7 @@ def runbook_command(
         if source:
             alerts = runbook.alerts_from(source.read(), getattr(source, "name", "<stdin>"))
         elif firing:
-            alerts = asyncio.run(runbook.firing(alertmanager or runbook.ALERTMANAGER))
+            alerts = asyncio.run(runbook.firing(alertmanager or runbook.ALERTMANAGER, Way(http_config) if http_config else None))
     choice = runbook.choose(" ".join(words), alerts, dict(map(_label, given)), bundle.pages(settings), links, one)
     if choice.page is None:
         click.echo(json_text(choice.rows) if as_json else choice.said, err=choice.status == 1 and not as_json)
@@ -75,7 +77,7 @@ def runbook_command(
     shown = choice.page.filled(choice.labels)
     with mistakes_told():
         heading = runbook.heading(shown, section) if section is not None else ""
-        now = asyncio.run(runbook.ask(shown, address_from(url, token_file, user_file), time.time(), settings)) if live else None
+        now = asyncio.run(runbook.ask(shown, address_from(url, token_file, user_file, http_config), time.time(), settings)) if live else None
     if as_json:
         click.echo(json_text(runbook.as_json(shown, choice.labels, now, heading, links)))
     else:

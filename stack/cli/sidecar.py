@@ -106,7 +106,4 @@ async def _serve(settings: sidecar_module.SidecarConfig) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     sidecar = sidecar_module.Sidecar(settings, version())
-    try:
-        await sidecar_module.serve(sidecar, stop)
-    except OSError as error:
-        raise OSError(f"{settings.listen} cannot be used: {error.strerror}; choose another with `listen:`") from error
+    await sidecar_module.serve(sidecar, stop)

@@ -60,7 +60,9 @@ def origin_of(url: str) -> Origin:
 class Client:
     """Connections to any number of engines, as many as are needed at once; those that are idle are kept for `keep_s`."""
 
-    def __init__(self, connect_s: float, keep_s: float = KEEPALIVE_S) -> None:
+    def __init__(self, connect_s: float, keep_s: float = KEEPALIVE_S, tls: ssl.SSLContext | None = None) -> None:
+        """tls: of engines with https; without it those that the system trusts."""
+        self._tls = tls
         self._connect_s = connect_s
         self._keep_s = keep_s
         self._idle: dict[Origin, list[_Connection]] = {}
@@ -95,7 +97,7 @@ class Client:
         try:
             async with asyncio.timeout(self._connect_s):
                 transport, connection = await loop.create_connection(
-                    lambda: _Connection(self, origin), origin.host, origin.port, ssl=_tls() if origin.tls else None
+                    lambda: _Connection(self, origin), origin.host, origin.port, ssl=(self._tls or _trusted()) if origin.tls else None
                 )
         except TimeoutError:
             raise Unreachable(f"no connection within {self._connect_s:g} s", late=True) from None
@@ -134,7 +136,7 @@ class Client:
 
 
 @lru_cache(maxsize=1)
-def _tls() -> ssl.SSLContext:
+def _trusted() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 

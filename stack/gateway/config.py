@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
+from exporters.http_config import trusting
+from exporters.listener import split_address
+from exporters.web_config import Protection
 from stack.config import BadConfig
 
 
@@ -36,12 +40,17 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     upstreams of its own, which stand in place of it.
 
     upstream_key_file: holds the engine's own API key, when it wants one; clients' keys are never sent on.
+    upstream_ca_file: the authority that signed the engines' certificates, where it is none of those that the system trusts.
+    web_config: TLS of the listener for clients, in the form of Prometheus' web.yml. metrics_web_config: TLS and logins of that for figures.
     engine_pages: whether /metrics and /health of the engine are passed on, without a key; no where teams must not see each other's figures."""
 
     upstream: str | None = None
     listen: str = "127.0.0.1:8000"
     metrics_listen: str = "127.0.0.1:8010"
     upstream_key_file: str | None = None
+    upstream_ca_file: str | None = None
+    web_config: str | None = None
+    metrics_web_config: str | None = None
     requests_log: str = "requests.jsonl"
     teams: str = "teams.yaml"
     anonymous_team: str | None = None
@@ -54,11 +63,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if self.upstream is not None and (wrong := url_mistake(self.upstream)):
             raise ValueError(f"upstream {wrong}")
         for text in (self.listen, self.metrics_listen):
-            address(text)
+            split_address(text)
         for part in ("limits", "timeouts"):
             for name, value in msgspec.structs.asdict(getattr(self, part)).items():
                 if not value > 0:
                     raise ValueError(f"{part}.{name} should be more than 0, not {value:g}")
+
+
+_PATHS = ("requests_log", "teams", "upstream_key_file", "upstream_ca_file", "web_config", "metrics_web_config")
 
 
 def url_mistake(text: str) -> str | None:
@@ -80,28 +92,25 @@ def no_engine(teams: str) -> str:
     return f"upstream: neither this file nor {teams} names an engine; add `upstream: http://HOST:PORT` here or `upstreams` there"
 
 
-def address(text: str) -> tuple[str, int]:
-    """host and port of 'host:port' or '[::1]:port'; port 0 picks a free one. Raises ValueError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{text!r} is no address to listen on; write it like 127.0.0.1:8000")
-    return host.strip("[]"), int(port)
-
-
 def rooted(config: GatewayConfig, folder: Path) -> GatewayConfig:
     """The same with every path absolute, taken from `folder`."""
-    key = config.upstream_key_file
-    return msgspec.structs.replace(
-        config,
-        requests_log=str(folder / config.requests_log),
-        teams=str(folder / config.teams),
-        upstream_key_file=None if key is None else str(folder / key),
-    )
+    named = {name: getattr(config, name) for name in _PATHS}
+    return msgspec.structs.replace(config, **{name: str(folder / path) for name, path in named.items() if path is not None})
+
+
+def protection(path: str | None, setting: str, *, tls_only: bool = False) -> Protection:
+    """Of the listener that a setting leads to. Raises BadConfig."""
+    return Protection(None if path is None else Path(path), setting, tls_only=tls_only)
 
 
 def upstream_key(config: GatewayConfig) -> str | None:
     """The engine's key from its file. Raises BadConfig."""
     return None if config.upstream_key_file is None else read_key(Path(config.upstream_key_file), "upstream_key_file")
+
+
+def upstream_tls(config: GatewayConfig) -> ssl.SSLContext | None:
+    """How engines with https are asked; None as the system has it. Raises BadConfig."""
+    return None if config.upstream_ca_file is None else trusting(Path(config.upstream_ca_file), "upstream_ca_file")
 
 
 def read_key(path: Path, setting: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import signal
+import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,11 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
+from exporters.listener import Listening, clients_at_most, listen
 from stack.config import BadConfig, load
 from stack.gateway.client import KEEPALIVE_S, Client
-from stack.gateway.config import GatewayConfig, Timeouts, address, rooted
+from stack.gateway.config import GatewayConfig, Timeouts, protection, rooted, upstream_tls
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.proxy import Proxy
@@ -64,12 +64,13 @@ def run(config: GatewayConfig | Path) -> int:
 async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callable[[Started], None] = lambda _: None) -> None:
     """Serves until `stop`, then drains: takes nothing new and lets running requests end. Raises BadConfig for what cannot start."""
     terms = load_terms(config)
+    tls = upstream_tls(config)
     metrics = GatewayMetrics()
     log = RequestLog(Path(config.requests_log), metrics, config.limits.log_bytes)
     log.open()
     try:
-        async with _watching_client(config.timeouts) as session, contextlib.AsyncExitStack() as stack:
-            client = stack.enter_context(contextlib.closing(Client(config.timeouts.connect_s)))
+        async with _watching_client(config.timeouts, tls) as session, contextlib.AsyncExitStack() as stack:
+            client = stack.enter_context(contextlib.closing(Client(config.timeouts.connect_s, tls=tls)))
 
             def tell(name: str, up: bool) -> None:
                 if (address := proxy.terms.addresses.get(name)) is not None:  # it may have gone with a reload
@@ -78,13 +79,13 @@ async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callabl
             watch = Watch(session, tell, lambda: proxy.running > 0)
             proxy = Proxy(terms, log, metrics, client, watch, limits=config.limits, timeouts=config.timeouts, engine_pages=config.engine_pages)
             metrics.watches(proxy.admission)
-            metrics_url = await stack.enter_async_context(
-                _listening("metrics_listen", config.metrics_listen, web.Server(metrics.page, access_log=None, logger=_http_log()))
-            )
-            server = web.Server(proxy.handle, handler_cancellation=True, access_log=None, logger=_http_log(), auto_decompress=False,
+            metrics_url = await stack.enter_async_context(_figures(config, metrics))
+            server = web.Server(proxy.handle, handler_cancellation=True, access_log=None, auto_decompress=False,
                                 max_line_size=HEADER_BYTES, max_field_size=HEADER_BYTES)  # fmt: skip
             runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
-            url = await _listen(runner, "listen", config.listen)
+            guard = protection(config.web_config, "web_config", tls_only=True)
+            listening = await listen(runner, "listen", config.listen, guard, most=clients_at_most())
+            url = listening.url
             watch.follow(terms.upstreams, terms.headers)
             watchers = [asyncio.create_task(metrics.watch_loop()), asyncio.create_task(_fit_slots(proxy))]
             places = ", ".join(upstream.url for upstream in terms.upstreams.values())
@@ -93,7 +94,7 @@ async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callabl
             try:
                 await stop.wait()
             finally:
-                await _drain(proxy, runner, server, config.timeouts.drain_s)
+                await _drain(proxy, runner, listening, server, config.timeouts.drain_s)
                 for watcher in watchers:
                     watcher.cancel()
                 await watch.stop()
@@ -130,11 +131,10 @@ async def _fit_slots(proxy: Proxy) -> None:
             proxy.admission.resize(slots.slots, proxy.now())
 
 
-async def _drain(proxy: Proxy, runner: web.ServerRunner, server: web.Server, drain_s: float) -> None:
+async def _drain(proxy: Proxy, runner: web.ServerRunner, listening: Listening, server: web.Server, drain_s: float) -> None:
     """No new connections, none kept idle, running requests end by themselves or are cut."""
     proxy.draining = True
-    for site in list(runner.sites):
-        await site.stop()
+    await listening.close()
     server.pre_shutdown()
     await proxy.until_idle(drain_s)
     if proxy.running:
@@ -161,10 +161,10 @@ async def _until_signal(config: GatewayConfig) -> None:
     await serve(config, stop=stop, on_start=started)
 
 
-def _watching_client(timeouts: Timeouts) -> aiohttp.ClientSession:
+def _watching_client(timeouts: Timeouts, tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
     """The client of the watchers: adds nothing of its own, keeps no cookies, has no limit of connections."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=tls or True),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
@@ -174,39 +174,17 @@ def _watching_client(timeouts: Timeouts) -> aiohttp.ClientSession:
     )
 
 
-def _http_log() -> logging.Logger:
-    """The log of a server without the complaints of its parser: they quote what they cannot read, and that may be a key or a prompt."""
-    log = logging.getLogger("gateway.http")
-    log.addFilter(_no_complaint)  # once, however often it is added
-    return log
-
-
-def _no_complaint(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
 @contextlib.asynccontextmanager
-async def _listening(what: str, listen: str, server: web.Server) -> AsyncIterator[str]:
-    runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
+async def _figures(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncIterator[str]:
+    """The listener of /metrics while the gateway runs; its URL."""
+    runner = web.ServerRunner(web.Server(metrics.page, access_log=None), shutdown_timeout=CUT_S)
+    guard = protection(config.metrics_web_config, "metrics_web_config")
+    listening = await listen(runner, "metrics_listen", config.metrics_listen, guard, open_paths=("/-/healthy",))
     try:
-        yield await _listen(runner, what, listen)
+        yield listening.url
     finally:
+        await listening.close()
         await runner.cleanup()
-
-
-async def _listen(runner: web.ServerRunner, what: str, listen: str) -> str:
-    """Starts listening; the URL. Raises BadConfig that names the setting and the way out."""
-    host, port = address(listen)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-    except OSError as error:
-        await runner.cleanup()
-        if error.errno == errno.EADDRINUSE:
-            raise BadConfig(f"{what}: {listen} is taken by another program; stop that one or set another port") from error
-        raise BadConfig(f"{what}: cannot listen on {listen}: {error.strerror or error}") from error
-    bound = runner.addresses[0]
-    return f"http://{'[' + bound[0] + ']' if ':' in bound[0] else bound[0]}:{bound[1]}"
 
 
 def _fast_loop() -> Callable[[], Any] | None:

@@ -1,0 +1,268 @@
+"""Listens, for every server of ours: TLS and logins by a web configuration file, and bounds for those who are slow, large or many.
+
+aiohttp bounds the size of a head and not its time, and nothing at all in number. So connections are accepted here, one by one, with the TLS settings
+that are in force at that moment, and each is aiohttp's own with a watch on its heads. A request that has come, and its answer, pass no further layer,
+but for the check of the login where there are logins."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from exporters.config import BadConfig
+from exporters.web_config import Protection, TooMany
+
+HEAD_S = 10.0  # a head is complete that long after the connection, or after its own first byte where the connection was kept
+HANDSHAKE_S = 10.0
+GOODBYE_S = 2.0  # the other side confirms the end of TLS
+CONNECTIONS = 512  # at once, for figures and boards
+CLIENTS = 10_000  # at once, for the gateway's clients; less where descriptors are few
+DESCRIPTORS = 65_536  # asked for, where the system lets us
+KEPT_BACK = 256  # descriptors for files, engines and the other listeners
+BACKLOG = 1024
+ACCEPT_AGAIN_S = 0.2
+TELL_EVERY_S = 60.0
+LET_IN: Any = getattr(web, "RequestKey", lambda name, _: name)("vllm_watch.let_in", bool)  # in a request whose login the listener knows
+
+log = logging.getLogger("vllm_watch.listener")
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """host and port of '127.0.0.1:9401' or '[::1]:9401'; port 0 picks a free one. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{text!r} is no address; write host:port, such as 127.0.0.1:9401")
+    return host.strip("[]"), int(port)
+
+
+def clients_at_most() -> int:
+    """Connections of clients, each of which may need one to an engine; as many descriptors as the system gives without asking are taken."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return max(32, min(CLIENTS, (max(soft, wanted) - KEPT_BACK) // 2))
+
+
+class Listening:
+    """One address on which a server answers. url: as clients write it, the port resolved."""
+
+    def __init__(self, server: web.Server, protection: Protection, most: int) -> None:
+        self.url = ""
+        self._server = server
+        self._protection = protection
+        self._most = most
+        self._open: dict[_Connection, None] = {}  # from accepting to closing, in the order of accepting
+        self._sockets: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._made = {**server._kwargs, "logger": _http_log()}
+        self._tell_at = 0.0
+
+    def begin(self, sockets: Sequence[socket.socket]) -> None:
+        self._sockets = list(sockets)
+        host, port, *_ = sockets[0].getsockname()
+        scheme = "https" if self._protection.context() else "http"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        for each in sockets:
+            self._do(self._accept(each))
+
+    async def close(self) -> None:
+        """Takes no new connection. Those that are there belong to the server."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for each in self._sockets:
+            each.close()
+        self._sockets = []
+
+    def gone(self, connection: _Connection) -> None:
+        self._open.pop(connection, None)
+
+    def _do(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                wire, _ = await loop.sock_accept(listener)
+            except OSError as error:  # of this connection, or no descriptor is left
+                self._tell("cannot accept a connection: %s", error.strerror)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            if len(self._open) >= self._most and not self._make_room():
+                self._tell("%d connections are open and none is idle: new ones are closed", self._most)
+                wire.close()
+                continue
+            connection = _Connection(self, self._server, loop, self._made)
+            self._open[connection] = None
+            self._do(self._welcome(connection, wire))
+
+    def _make_room(self) -> bool:
+        """Closes the oldest connection on which nobody asks anything; whether there was one."""
+        idle = next((one for one in self._open if one.idle), None)
+        if idle is not None:
+            idle.cut()
+            self.gone(idle)
+        return idle is not None
+
+    async def _welcome(self, connection: _Connection, wire: socket.socket) -> None:
+        context = self._protection.context()
+        waits = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": GOODBYE_S} if context else {}
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, wire, **cast(Any, waits))
+        except (OSError, ssl.SSLError):  # no TLS, not the right one, or not in time
+            self.gone(connection)
+        except BaseException:
+            self.gone(connection)
+            raise
+
+    def _tell(self, what: str, about: object) -> None:
+        if (now := asyncio.get_running_loop().time()) >= self._tell_at:
+            self._tell_at = now + TELL_EVERY_S
+            log.warning("%s: " + what, self.url, about)
+
+
+class _Connection(web.RequestHandler):
+    """aiohttp's connection, cut when a head takes too long. Of aiohttp's own it reads: how many heads were complete, and what start() waits for."""
+
+    def __init__(self, listening: Listening, server: web.Server, loop: asyncio.AbstractEventLoop, made: dict[str, Any]) -> None:
+        super().__init__(server, loop=loop, **made)
+        self._listening = listening
+        self._late: asyncio.TimerHandle | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it was used, and waits for another request of which nothing has come."""
+        return self._request_count > 0 and self._late is None and self._awaits()
+
+    def _awaits(self) -> bool:
+        return (waiter := self._waiter) is not None and not waiter.done()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._late = self._loop.call_later(HEAD_S, self.cut)
+
+    def data_received(self, data: bytes) -> None:
+        heads = self._request_count
+        super().data_received(data)
+        if self._request_count != heads:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+        elif self._late is None and self._awaits():
+            self._late = self._loop.call_later(HEAD_S, self.cut)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self._listening.gone(self)
+        super().connection_lost(exc)
+
+    def cut(self) -> None:
+        """Closes at once, without the goodbye of TLS: who is slow with a head may be slow with that too."""
+        transport = self.transport
+        self.force_close()
+        if transport is not None:
+            transport.abort()
+
+
+async def listen(
+    runner: web.BaseRunner,
+    setting: str,
+    address: str,
+    protection: Protection | None = None,
+    *,
+    most: int = CONNECTIONS,
+    open_paths: Sequence[str] = (),
+    own_login: Callable[[str], bool] | None = None,
+) -> Listening:
+    """Starts `runner` and listens; on any failure the runner is cleaned up. Raises BadConfig that names the setting and the way out.
+
+    most: connections at once. open_paths: answered without a login, for probes. own_login: whether the handler of a path looks for a login of
+    its own where the listener knows none; it finds LET_IN in the request where it does."""
+    try:
+        protection = protection or Protection(None)
+        await runner.setup()
+        server = cast(web.Server, runner.server)
+        if protection.path is not None and not protection.tls_only:
+            server.request_handler = _guarded(server.request_handler, protection, frozenset(open_paths), own_login)
+        listening = Listening(server, protection, most)
+        listening.begin(await _bound(setting, address))
+    except BaseException:
+        await runner.cleanup()
+        raise
+    return listening
+
+
+def _guarded(handler: Handler, protection: Protection, open_paths: frozenset[str], own_login: Callable[[str], bool] | None) -> Handler:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path in open_paths or not protection.logins:
+            return await handler(request)
+        try:
+            if await protection.admits(request.headers.get("Authorization", "")):
+                request[LET_IN] = True
+                return await handler(request)
+        except TooMany:
+            return web.Response(status=503, headers={"Retry-After": "1"}, text="Too many logins are being checked; come again.\n")
+        if own_login is not None and own_login(request.path):
+            return await handler(request)
+        refusal = web.Response(status=401, text="This needs a login, and what came with the request is none that is known here.\n")
+        for challenge in protection.challenges():
+            refusal.headers.add("WWW-Authenticate", challenge)
+        return refusal
+
+    return handle
+
+
+async def _bound(setting: str, address: str) -> list[socket.socket]:
+    """Sockets that listen, one for each address of the host's name. Raises BadConfig."""
+    host, port = split_address(address)
+    made: list[socket.socket] = []
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, where in dict.fromkeys(found):
+            made.append(one := socket.socket(family, kind, protocol))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind(where)
+            one.listen(BACKLOG)
+            one.setblocking(False)
+    except OSError as error:
+        for one in made:
+            one.close()
+        if error.errno == errno.EADDRINUSE:
+            told = f"{address} is taken by another program and cannot be used: stop that one, or choose another with {setting}"
+        else:
+            told = f"{address} cannot be used: {error.strerror or error}; choose another with {setting}"
+        raise BadConfig(f"{setting}: {told}") from None
+    return made
+
+
+def _http_log() -> logging.Logger:
+    """The log of a server without the complaints of its parser: they quote what they cannot read, and that may be a key or a prompt."""
+    http = logging.getLogger("vllm_watch.http")
+    http.addFilter(_no_complaint)  # once, however often it is added
+    return http
+
+
+def _no_complaint(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

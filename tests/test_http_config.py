@@ -1,0 +1,196 @@
+"""How others are asked: the http_config file of Prometheus, with secrets in files of their own, read again when one of them is another."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ssl
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from authority import Authority, Pair
+
+from exporters import otlp
+from exporters.config import BadConfig
+from exporters.http_config import Way, asking, trouble, trusting
+from stack.gateway.client import Client, Unreachable
+from stack.prometheus import address_from
+
+TOKEN = "tok-55aa"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def pair(authority) -> Pair:
+    return authority.pair("named", "engine.test")  # not what its address says
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Says what it was told in the one header."""
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        body = self.headers.get("Authorization", "none").encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing to say."""
+
+
+@contextlib.contextmanager
+def answering(pair: Pair) -> Iterator[str]:
+    """Over TLS, with this certificate; the URL."""
+    http = HTTPServer(("127.0.0.1", 0), Answer)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.cert, pair.key)
+    http.socket = context.wrap_socket(http.socket, server_side=True, do_handshake_on_connect=False)
+    threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield f"https://127.0.0.1:{http.server_address[1]}"
+    finally:
+        http.shutdown()
+        http.server_close()
+
+
+@pytest.fixture
+def server(pair) -> Iterator[str]:
+    """Its certificate is for engine.test."""
+    with answering(pair) as url:
+        yield url
+
+
+def config(folder: Path, text: str) -> Path:
+    path = folder / "http.yml"
+    path.write_text(text)
+    return path
+
+
+async def said(url: str, way: Way) -> str:
+    async with aiohttp.ClientSession() as session, session.get(url, **way.now()) as got:
+        return await got.text()
+
+
+async def test_a_token_goes_to_whom_the_authority_vouches_for(tmp_path, authority, server):
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    tls = f"tls_config: {{ca_file: {authority.ca}, server_name: engine.test}}"
+    way = Way(config(tmp_path, f"authorization: {{credentials_file: token}}\n{tls}"))
+    assert f"Bearer {TOKEN}" == await said(server, way)
+    (tmp_path / "token").write_text("tok-next")
+    assert "Bearer tok-next" == await said(server, way), "the file is read again when it is another"
+
+
+async def test_a_name_that_the_certificate_does_not_have_is_told(tmp_path, authority, server):
+    way = Way(config(tmp_path, f"tls_config: {{ca_file: {authority.ca}}}"))
+    with pytest.raises(aiohttp.ClientConnectorCertificateError) as told:
+        await said(server, way)
+    assert "its certificate is not accepted: IP address mismatch, certificate is not valid for '127.0.0.1'." == trouble(told.value)
+
+
+def test_a_password_stands_behind_its_user(tmp_path):
+    (tmp_path / "word").write_text("pass:wörd\n")
+    asked = Way(config(tmp_path, "basic_auth: {username: me, password_file: word}")).now()
+    assert "me:pass:wörd" == base64.b64decode(asked["headers"]["Authorization"].removeprefix("Basic ")).decode()
+
+
+def test_who_has_no_such_file_asks_as_before():
+    assert {} == asking(None)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("basic_auth: a password has no place in this file", "basic_auth: {username: me, password: s3cret}"),
+        ("authorization: credentials have no place in this file", "authorization: {credentials: s3cret}"),
+        ("password_file is missing", "basic_auth: {username: me}"),
+        ("credentials_file is missing", "authorization: {type: Bearer}"),
+        ("exclude each other", "basic_auth: {username: me, password_file: secret}\nauthorization: {credentials_file: secret}"),
+        ("tls_config.insecure_skip_verify is unknown", "tls_config: {insecure_skip_verify: true}"),
+        ("cert_file and key_file go together", "tls_config: {cert_file: a}"),
+        ("ca_file: {folder}/a cannot be used: No such file", "tls_config: {ca_file: a}"),
+        ("ca_file: {folder}/secret cannot be used: it holds no certificate", "tls_config: {ca_file: secret}"),
+        ("secret2 cannot be read: No such file", "basic_auth: {username: me, password_file: secret2}"),
+        ("holds no secret; write it on one line", "basic_auth: {username: me, password_file: two}"),
+        ("is none that is known here", "authorization: {type: Basic, credentials_file: secret}"),
+        ("bearer_token is unknown", "bearer_token: s3cret"),
+    ],
+)
+def test_a_mistake_is_one_sentence_that_names_the_place_and_no_secret(words, text, tmp_path):
+    (tmp_path / "secret").write_text("s3cret\n")
+    (tmp_path / "two").write_text("s3cret\ns3cret\n")
+    with pytest.raises(BadConfig) as told:
+        Way(config(tmp_path, text))
+    assert words.replace("{folder}", str(tmp_path)) in str(told.value)
+    assert str(told.value).startswith(f"--http-config: {tmp_path}/http.yml")
+    assert "s3cret" not in str(told.value)
+
+
+def test_one_way_to_log_in_is_enough(tmp_path):
+    (tmp_path / "token").write_text(TOKEN)
+    with pytest.raises(ValueError, match="name either --token-file or --user-file, or --http-config"):
+        address_from("https://127.0.0.1:9", tmp_path / "token", None, config(tmp_path, ""))
+
+
+async def test_the_gateway_asks_an_engine_whose_authority_it_was_told(authority, tmp_path, server):
+    """Its own client; the engine's name has to fit too."""
+    other = Authority(tmp_path / "other")
+    for ca, words in ((authority.ca, "IP address mismatch"), (other.ca, "unable to get local issuer certificate")):
+        client = Client(2.0, tls=trusting(ca, "upstream_ca_file"))
+        with pytest.raises(Unreachable, match=words):
+            await client.send(server, "GET", "/", [], b"")
+        client.close()
+
+
+def test_spans_go_to_a_collector_whose_authority_is_named(authority, tmp_path, server):
+    trusted = otlp.Otlp(endpoint=server, ca_file=str(authority.ca))
+    with pytest.raises(otlp.NotNow, match="IP address mismatch"):
+        otlp.sender(trusted, "0")(b"")
+    with pytest.raises(otlp.NotNow, match="unable to get local issuer"):
+        otlp.sender(otlp.Otlp(endpoint=server), "0")(b"")
+    with pytest.raises(BadConfig, match=r"otlp: ca_file: .*cannot be used"):
+        otlp.sender(otlp.Otlp(endpoint=server, ca_file=str(tmp_path / "none")), "0")
+    with pytest.raises(ValueError, match="write the endpoint with https://"):
+        otlp.Otlp(endpoint="http://127.0.0.1:4318", ca_file="x")
+
+
+def test_a_collector_with_the_right_name_gets_spans_over_http(authority):
+    with answering(authority.pair("collector")) as url:
+        assert otlp.sender(otlp.Otlp(endpoint=url, ca_file=str(authority.ca)), "0")(b"") == b""
+
+
+def test_a_collector_with_the_right_name_gets_spans_over_grpc(authority, tmp_path):
+    pair, got = authority.pair("collector"), list[bytes]()
+
+    def export(body: bytes, _: grpc.ServicerContext) -> bytes:
+        got.append(body)
+        return b""
+
+    service = "opentelemetry.proto.collector.trace.v1.TraceService"
+    handlers = {"Export": grpc.unary_unary_rpc_method_handler(export)}
+    server = grpc.server(futures.ThreadPoolExecutor(1), handlers=[grpc.method_handlers_generic_handler(service, handlers)])
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(pair.key.read_bytes(), pair.cert.read_bytes())]))
+    server.start()
+    try:
+        endpoint = f"https://127.0.0.1:{port}"
+        otlp.sender(otlp.Otlp(endpoint=endpoint, protocol="grpc", ca_file=str(authority.ca)), "0")(b"spans")
+        with pytest.raises(otlp.NotNow, match="UNAVAILABLE"):
+            otlp.sender(otlp.Otlp(endpoint=endpoint, protocol="grpc", ca_file=str(Authority(tmp_path).ca)), "0")(b"spans")
+    finally:
+        server.stop(None)
+    assert [b"spans"] == got

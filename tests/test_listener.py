@@ -1,0 +1,509 @@
+"""Every listener of ours: what web.yml says is what is asked of clients, and whoever is slow, large or many does not keep others out."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import logging
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import bcrypt
+import pytest
+import uvloop
+from aiohttp import web
+from authority import Authority, Pair
+from cryptography.hazmat.primitives import serialization
+
+from exporters import listener, web_config
+from exporters.config import BadConfig
+from exporters.http_config import Way
+from exporters.listener import LET_IN, listen, split_address
+from exporters.web_config import Protection
+
+PASSWORD, TOKEN = "pass-3f7c:öl", "tok-91be"
+HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
+
+
+def login(user: str, password: str) -> dict[str, dict[str, str]]:
+    return {"headers": {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}}
+
+
+LOGIN = login("prometheus", PASSWORD)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy")
+
+
+@pytest.fixture
+def event_loop_policy():
+    """What the gateway, the sidecar and the board run on."""
+    return uvloop.EventLoopPolicy()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def pair(authority) -> Pair:
+    return authority.pair("server")
+
+
+async def answer(request: web.BaseRequest) -> web.StreamResponse:
+    if request.path == "/read":
+        await request.read()
+    return web.Response(text=f"here, {request.get(LET_IN, False)}\n")
+
+
+@contextlib.asynccontextmanager
+async def serving(protection: Protection | None = None, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]] = answer,
+                  **settings: object) -> AsyncIterator[listener.Listening]:  # fmt: skip
+    runner = web.ServerRunner(web.Server(handler, access_log=None), shutdown_timeout=0.2)
+    listening = await listen(runner, "listen", "127.0.0.1:0", protection, **settings)
+    try:
+        yield listening
+    finally:
+        await listening.close()
+        await runner.cleanup()
+
+
+def secured(folder: Path, pair: Pair | None = None, *, users: bool = False, tokens: bool = False, more: str = "") -> Path:
+    """A web.yml in this folder."""
+    text = f"tls_server_config:\n  cert_file: {pair.cert}\n  key_file: {pair.key}\n{more}" if pair else ""
+    if users:
+        text += f"basic_auth_users:\n  prometheus: {HASH}\n"
+    if tokens:
+        (folder / "token").write_text(TOKEN + "\n")
+        text += "bearer_token_files: [token]\n"
+    path = folder / "web.yml"
+    path.write_text(text)
+    return path
+
+
+def trusting(authority: Authority, pair: Pair | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    if pair:
+        context.load_cert_chain(pair.cert, pair.key)
+    return context
+
+
+def asked(path: Path) -> dict[str, object]:
+    """What a file of ours for clients makes of a request, as `status` takes it."""
+    given = Way(path).now()
+    return {"tls": given["ssl"], "headers": given["headers"]}
+
+
+async def status(url: str, *, tls: ssl.SSLContext | bool = True, **asked: object) -> int:
+    async with aiohttp.ClientSession() as session, session.get(url, ssl=tls, **asked) as got:
+        await got.read()
+        return got.status
+
+
+async def test_a_listener_without_a_file_answers_everyone():
+    async with serving() as it:
+        assert it.url.startswith("http://127.0.0.1:")
+        assert 200 == await status(it.url)
+
+
+def test_it_is_the_same_without_uvloop(tmp_path, authority, pair, brief):
+    async def run() -> None:
+        async with serving(Protection(secured(tmp_path, pair, users=True))) as it:
+            assert [200, 401] == [await status(it.url, tls=trusting(authority), **asked) for asked in (LOGIN, {})]
+            reader, writer = await connected(it.url)
+            assert 0.2 < await ends(reader) < 3
+            writer.close()
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(run())
+
+
+async def test_only_those_who_trust_the_authority_get_an_answer_over_tls(tmp_path, authority, pair):
+    async with serving(Protection(secured(tmp_path, pair))) as it:
+        assert it.url.startswith("https://")
+        assert 200 == await status(it.url, tls=trusting(authority))
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await status(it.url)
+        with pytest.raises(aiohttp.ClientError):
+            await status(it.url.replace("https", "http"))
+
+
+@pytest.mark.parametrize(
+    ("want", "asked"),
+    [
+        (200, LOGIN),
+        (200, {"headers": {"Authorization": f"Bearer {TOKEN}"}}),
+        (200, {"headers": {"Authorization": f"bearer {TOKEN}"}}),
+        (401, {}),
+        (401, login("prometheus", "wrong")),
+        (401, login("nobody", PASSWORD)),
+        (401, login("prometheus", "x" * 73)),
+        (401, {"headers": {"Authorization": "Bearer"}}),
+        (401, {"headers": {"Authorization": f"Bearer {TOKEN}x"}}),
+        (401, {"headers": {"Authorization": "Basic !!!"}}),
+        (401, {"headers": {"Authorization": f"Basic {TOKEN}"}}),
+        (401, {"headers": {"Authorization": "Digest x"}}),
+    ],
+)
+async def test_a_login_is_a_users_password_or_a_token(want, asked, tmp_path):
+    async with serving(Protection(secured(tmp_path, users=True, tokens=True))) as it:
+        assert want == await status(it.url, **asked)
+
+
+async def test_who_is_refused_is_told_which_logins_there_are(tmp_path):
+    async with serving(Protection(secured(tmp_path, users=True, tokens=True))) as it, aiohttp.ClientSession() as session, session.get(it.url) as got:
+        assert ['Basic realm="vllm-watch"', 'Bearer realm="vllm-watch"'] == got.headers.getall("WWW-Authenticate")
+
+
+async def test_probes_need_no_login_and_nothing_near_them_is_open(tmp_path):
+    async with serving(Protection(secured(tmp_path, users=True)), open_paths=("/-/healthy",)) as it:
+        assert [200, 401, 401] == [await status(it.url + path) for path in ("/-/healthy", "/-/healthy/", "/-/healthyx")]
+
+
+async def test_a_path_with_a_login_of_its_own_is_told_whether_the_listener_knows_the_client(tmp_path):
+    async with serving(Protection(secured(tmp_path, users=True)), own_login=lambda path: path == "/events") as it, aiohttp.ClientSession() as session:
+        for want, asked in (("here, False\n", {}), ("here, True\n", LOGIN)):
+            async with session.get(it.url + "/events", **asked) as got:
+                assert want == await got.text()
+
+
+async def test_tls_alone_lets_nobody_in_where_a_token_is_wanted(tmp_path, authority, pair):
+    """A listener without logins must not tell the events that it knows who asks."""
+    protection = Protection(secured(tmp_path, pair))
+    async with (
+        serving(protection, own_login=lambda _: True) as it,
+        aiohttp.ClientSession() as session,
+        session.get(it.url, **LOGIN, ssl=trusting(authority)) as got,
+    ):
+        assert "here, False\n" == await got.text()
+
+
+async def test_a_certificate_of_the_client_is_asked_for_and_checked(tmp_path, authority, pair):
+    stranger = Authority(tmp_path / "other")
+    more = f"  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: {authority.ca}\n"
+    async with serving(Protection(secured(tmp_path, pair, more=more))) as it:
+        assert 200 == await status(it.url, tls=trusting(authority, authority.pair("client")))
+        for wrong in (None, stranger.pair("client")):
+            with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
+                await status(it.url, tls=trusting(authority, wrong))
+
+
+async def test_tls_1_2_is_refused_where_1_3_is_the_least(tmp_path, authority, pair):
+    older = trusting(authority)
+    older.maximum_version = ssl.TLSVersion.TLSv1_2
+    async with serving(Protection(secured(tmp_path, pair))) as it:
+        assert 200 == await status(it.url, tls=older)
+    async with serving(Protection(secured(tmp_path, pair, more="  min_version: TLS13\n"))) as it:
+        with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+            await status(it.url, tls=older)
+
+
+async def test_a_new_certificate_holds_from_the_next_connection_on_and_a_broken_one_changes_nothing(tmp_path, caplog):
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+    pair = first.pair("server")
+    async with serving(Protection(secured(tmp_path, pair))) as it:
+        assert 200 == await status(it.url, tls=trusting(first))
+        fresh = second.pair("server")
+        pair.cert.write_bytes(fresh.cert.read_bytes())  # the key is still the old one
+        for _ in range(3):
+            assert 200 == await status(it.url, tls=trusting(first))
+        assert 1 == caplog.text.count("the key is not that of the certificate; what was in force before stays")
+        pair.key.write_bytes(fresh.key.read_bytes())
+        assert 200 == await status(it.url, tls=trusting(second))
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await status(it.url, tls=trusting(first))
+
+
+async def test_who_is_connected_stays_when_the_certificate_is_replaced(tmp_path):
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+    pair = first.pair("server")
+    async with serving(Protection(secured(tmp_path, pair))) as it, aiohttp.ClientSession() as session:
+        async with session.get(it.url, ssl=(tls := trusting(first))) as got:
+            await got.read()
+        fresh = second.pair("server")
+        pair.cert.write_bytes(fresh.cert.read_bytes())
+        pair.key.write_bytes(fresh.key.read_bytes())
+        assert 200 == await status(it.url, tls=trusting(second))
+        async with session.get(it.url, ssl=tls) as got:  # the connection is kept; a new one would be refused
+            assert 200 == got.status
+
+
+async def test_a_token_that_is_taken_back_lets_nobody_in_and_a_new_one_holds_at_once(tmp_path):
+    asked = {"headers": {"Authorization": f"Bearer {TOKEN}"}}
+    async with serving(Protection(secured(tmp_path, tokens=True))) as it:
+        assert 200 == await status(it.url, **asked)
+        (tmp_path / "token").write_text("another-one\n")
+        assert 401 == await status(it.url, **asked)
+        (tmp_path / "token").write_text(TOKEN)
+        assert 200 == await status(it.url, **asked)
+        (tmp_path / "token").unlink()
+        assert 401 == await status(it.url, **asked)
+        assert 401 == await status(it.url, headers={"Authorization": "Bearer "})
+
+
+async def test_a_password_that_was_changed_is_refused_although_it_was_known(tmp_path):
+    path = secured(tmp_path, users=True)
+    async with serving(Protection(path)) as it:
+        assert 200 == await status(it.url, **LOGIN)
+        path.write_text(path.read_text().replace(HASH, bcrypt.hashpw(b"new", bcrypt.gensalt(4)).decode()))
+        assert 401 == await status(it.url, **LOGIN)
+        assert 200 == await status(it.url, **login("prometheus", "new"))
+
+
+async def test_the_file_with_a_mistake_leaves_what_was_in_force(tmp_path, caplog):
+    path = secured(tmp_path, users=True)
+    async with serving(Protection(path)) as it:
+        for text in ("basic_auth_user: {}", "basic_auth_users: {prometheus: secret-word}"):
+            path.write_text(text)
+            assert [200, 401] == [await status(it.url, **LOGIN), await status(it.url)]
+        path.unlink()
+        assert 401 == await status(it.url)
+    assert 3 == caplog.text.count("what was in force before stays")
+    assert "secret-word" not in caplog.text
+
+
+async def test_bcrypt_is_asked_once_for_a_login_that_is_right_and_each_time_for_a_wrong_one(tmp_path, monkeypatch):
+    asked: list[str] = []
+    matches = web_config._matches
+    monkeypatch.setattr(web_config, "_matches", lambda password, hashed: asked.append(hashed) or matches(password, hashed))
+    async with serving(Protection(secured(tmp_path, users=True))) as it:
+        for _ in range(5):
+            assert 200 == await status(it.url, **LOGIN)
+        assert [HASH] == asked
+        for user in ("prometheus", "nobody"):
+            for _ in range(2):
+                assert 401 == await status(it.url, **login(user, "wrong"))
+    assert 5 == len(asked)
+    assert 1 == len({one[:7] for one in asked}), "who does not exist costs as much as who does"
+
+
+async def test_many_wrong_logins_wait_for_each_other_and_keep_nobody_out_who_is_known(tmp_path, monkeypatch):
+    protection = Protection(secured(tmp_path, users=True))
+    gate = asyncio.Event()
+
+    async def slow(*_: object) -> bool:
+        await gate.wait()
+        return False
+
+    async with serving(protection) as it:
+        assert 200 == await status(it.url, **LOGIN)
+        monkeypatch.setattr(asyncio, "to_thread", slow)
+        wrong = [asyncio.create_task(status(it.url, **login("prometheus", f"w{number}"))) for number in range(40)]
+        assert 503 == await next(asyncio.as_completed(wrong))
+        assert 200 == await status(it.url, **LOGIN)
+        gate.set()
+        assert {401: web_config.LOGINS_WAITING, 503: 40 - web_config.LOGINS_WAITING} == {
+            each: codes.count(each) for codes in [await asyncio.gather(*wrong)] for each in set(codes)
+        }
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("tls_server_confg is unknown; did you mean tls_server_config?", "tls_server_confg: {}"),
+        ("tls_server_config.key_file is missing", "tls_server_config: {cert_file: a}"),
+        ("tls_server_config.cert_file: {folder}/a cannot be read: No such file", "tls_server_config: {cert_file: a, key_file: b}"),
+        ("it is no PEM", "tls_server_config: {cert_file: web.yml, key_file: web.yml}"),
+        ("the key is encrypted", "tls_server_config: {cert_file: {cert}, key_file: locked.key}"),
+        ("min_version: Invalid enum value 'TLS10'; did you mean TLS13?", "tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}"),
+        ("client_ca_file checks nobody", "tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}"),
+        ("needs client_ca_file", "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}"),
+        ("Invalid enum value 'RequireAnyClientCert'", "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAnyClientCert}"),
+        ("basic_auth_users.me is no bcrypt hash", "basic_auth_users: {me: s3cret}"),
+        ("a user's name has at least one letter", "basic_auth_users: {'a:b': s3cret}"),
+        ("this is not YAML", "basic_auth_users: {me: [s3cret"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_sentence_that_names_the_place(words, text, tmp_path, pair):
+    key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"x")
+    (tmp_path / "locked.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
+    path = tmp_path / "web.yml"
+    path.write_text(text.replace("{cert}", str(pair.cert)))
+    with pytest.raises(BadConfig) as told:
+        Protection(path)
+    assert words.replace("{folder}", str(tmp_path)) in str(told.value)
+    assert str(path) in str(told.value)
+    assert "s3cret" not in str(told.value)
+
+
+def test_logins_have_no_place_where_clients_bring_keys(tmp_path):
+    with pytest.raises(BadConfig, match="clients bring keys of their own"):
+        Protection(secured(tmp_path, users=True), tls_only=True)
+
+
+# ---- slow, large, many
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    for name in ("HEAD_S", "HANDSHAKE_S"):
+        monkeypatch.setattr(listener, name, 0.3)
+
+
+async def ends(reader: asyncio.StreamReader) -> float:
+    """How long the other side takes to end the connection, in seconds."""
+    began = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        while await asyncio.wait_for(reader.read(4096), 5):
+            pass
+    return time.monotonic() - began
+
+
+async def connected(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(*split_address(url.partition("://")[2]))
+
+
+@pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n", b"GET / HTTP/1.1\r\nHo"])
+async def test_a_head_that_does_not_come_to_its_end_is_cut(first, brief):
+    async with serving() as it:
+        reader, writer = await connected(it.url)
+        writer.write(first)
+        for _ in range(4):  # a byte now and then does not help
+            await asyncio.sleep(0.05)
+            writer.write(b"a" if first else b"")
+        assert await ends(reader) < 3
+        writer.close()
+
+
+async def test_a_second_head_that_does_not_come_to_its_end_is_cut_and_an_idle_connection_is_not(brief):
+    async with serving() as it:
+        reader, writer = await connected(it.url)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"\n\r\n")).startswith(b"HTTP/1.1 200")
+            await reader.readline()
+            await asyncio.sleep(0.5)  # idle for longer than a head may take
+        writer.write(b"GET / HTTP/1.1\r\n")
+        assert 0.2 < await ends(reader) < 3
+        writer.close()
+
+
+async def test_a_body_may_take_longer_than_a_head(brief):
+    async with serving() as it:
+        reader, writer = await connected(it.url)
+        writer.write(b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
+        for _ in range(4):
+            await asyncio.sleep(0.15)
+            writer.write(b"a")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+async def test_a_handshake_that_does_not_come_to_its_end_is_cut(tmp_path, pair, brief):
+    async with serving(Protection(secured(tmp_path, pair))) as it:
+        reader, writer = await connected(it.url)
+        assert 0.2 < await ends(reader) < 2
+        writer.close()
+        assert not it._open
+
+
+@pytest.mark.parametrize(
+    ("want", "sent"),
+    [
+        (b" 400", b"\x16\x03\x01 garbage SECRET\r\n\r\n"),
+        (b" 400", b"GET / HTTP/1.1\r\nno-colon-SECRET\r\n\r\n"),
+        (b" 400", b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n"),
+        (b" 400", b"GET / HTTP/1.1\r\nX: " + b"SECRET" * 2000 + b"\r\n\r\n"),
+        (b" 400", b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: SECRET\r\n" % number for number in range(200)) + b"\r\n"),
+    ],
+)
+async def test_what_is_no_sound_request_gets_400_and_no_line_in_the_log(want, sent, caplog):
+    caplog.set_level(logging.DEBUG)
+    async with serving() as it:
+        reader, writer = await connected(it.url)
+        writer.write(sent)
+        assert want == (await reader.readline())[8:12]
+        writer.close()
+        assert 200 == await status(it.url)
+    assert "SECRET" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+async def test_beyond_the_bound_idle_connections_give_way_and_then_new_ones_do(caplog):
+    """Whoever holds connections open without asking does not keep a scrape out."""
+    gate = asyncio.Event()
+
+    async def slow(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/slow":
+            await gate.wait()
+        return web.Response(text="here\n")
+
+    async with serving(handler=slow, most=3) as it:
+        held = [await connected(it.url) for _ in range(3)]
+        for reader, writer in held:
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"here\n")
+        assert 200 == await status(it.url)
+        await ends(held[0][0])
+        busy = [asyncio.create_task(status(it.url + "/slow")) for _ in range(3)]
+        while len(it._open) < 3 or any(one.idle for one in it._open) or not all(one._current_request for one in it._open):
+            await asyncio.sleep(0.01)
+        with pytest.raises(aiohttp.ClientError):
+            await status(it.url)
+        gate.set()
+        assert [200, 200, 200] == await asyncio.gather(*busy)
+        assert 1 == caplog.text.count("3 connections are open and none is idle")
+        for _, writer in held:
+            writer.close()
+
+
+async def test_connections_that_ended_are_not_counted(tmp_path, authority, pair):
+    async with serving(Protection(secured(tmp_path, pair)), most=2) as it:
+        for _ in range(5):
+            assert 200 == await status(it.url, tls=trusting(authority))
+            with pytest.raises(aiohttp.ClientError):
+                await status(it.url.replace("https", "http"))
+        deadline = time.monotonic() + 5
+        while it._open and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        assert not it._open
+
+
+async def test_a_taken_address_is_told_with_the_way_out():
+    async with serving() as it:
+        runner = web.ServerRunner(web.Server(answer))
+        with pytest.raises(BadConfig, match=r"listen: 127.0.0.1:\d+ is taken by another program.*choose another with listen"):
+            await listen(runner, "listen", it.url.partition("://")[2])
+
+
+@pytest.mark.parametrize("text", ["9401", ":9401", "host:", "host:x", "host:70000"])
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(ValueError, match="is no address; write host:port"):
+        split_address(text)
+
+
+def test_an_address_of_ipv6_loses_its_brackets():
+    assert ("::1", 9401) == split_address("[::1]:9401")
+
+
+def test_descriptors_bound_the_clients_of_a_gateway(monkeypatch):
+    asked = []
+    monkeypatch.setattr(listener.resource, "setrlimit", lambda _, limits: asked.append(limits))
+    for want, limits in ((10_000, (1024, 524_288)), (128, (256, 512)), (10_000, (65_536, 65_536)), (32, (64, 64))):
+        monkeypatch.setattr(listener.resource, "getrlimit", lambda _, limits=limits: limits)
+        assert want == listener.clients_at_most()
+    assert [(65_536, 524_288), (512, 512)] == asked
+
+
+async def test_the_commands_of_the_page_make_files_that_work(tmp_path):
+    """docs/hardening.md, its first block, as it stands there."""
+    page = (Path(__file__).parent.parent / "docs/hardening.md").read_text()
+    block = page.partition("```sh\n")[2].partition("```")[0].replace("python3 -c", f"{sys.executable} -c")
+    done = await asyncio.to_thread(subprocess.run, ["bash", "-euc", block], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+    hashed, password = (tmp_path / "watcher.hash").read_text().strip(), (tmp_path / "watcher.password").read_text().strip()
+    (tmp_path / "web.yml").write_text(
+        f"tls_server_config: {{cert_file: sidecar.pem, key_file: sidecar.key}}\nbasic_auth_users: {{watcher: '{hashed}'}}\n"
+    )
+    (tmp_path / "http.yml").write_text("basic_auth: {username: watcher, password_file: watcher.password}\ntls_config: {ca_file: ca.pem}\n")
+    async with serving(Protection(tmp_path / "web.yml")) as it:
+        assert 200 == await status(it.url, **asked(tmp_path / "http.yml"))
+    assert password not in done.stdout + done.stderr
