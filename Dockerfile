@@ -1,15 +1,16 @@
-# vllm-watch, one image for gateway, sidecar, board, init and cli of docker-compose.yml, and credentials and rules of compose.secure.yml. No engine and no GPU library inside:
-# the container toolkit brings the driver's own into the sidecar.
+# vllm-watch, one image for gateway, sidecar, board, init and cli of docker-compose.yml, and credentials and rules of compose.secure.yml.
+# No engine and no GPU library inside: the container toolkit brings the driver's own into the sidecar.
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 COPY . .
-# From the virtual environment's path to its interpreter nothing changes between the stages, so it is copied whole.
+# From the virtual environment's path to its interpreter nothing changes between the stages, so it is copied whole; it has no pip of its own.
 # What is not ours comes with the hashes of requirements/, also what makes our wheel.
-ARG PIP="pip install --no-cache-dir --disable-pip-version-check"
-RUN python -m venv /opt/build && /opt/build/bin/$PIP --require-hashes -r requirements/build.txt \
- && /opt/build/bin/pip wheel --quiet --no-cache-dir --no-deps --no-build-isolation --wheel-dir /opt/build/wheel . \
- && python -m venv /opt/vllm-watch && /opt/vllm-watch/bin/$PIP --require-hashes -r requirements/run.txt \
- && /opt/vllm-watch/bin/$PIP --no-deps /opt/build/wheel/*.whl
+ARG PIP="/opt/build/bin/pip --no-cache-dir --disable-pip-version-check"
+RUN python -m venv /opt/build && python -m venv --without-pip /opt/vllm-watch \
+ && $PIP install --no-compile --require-hashes -r requirements/build.txt \
+ && $PIP wheel --quiet --no-deps --no-build-isolation --wheel-dir /opt/build/wheel . \
+ && $PIP --python /opt/vllm-watch/bin/python install --require-hashes -r requirements/run.txt \
+ && $PIP --python /opt/vllm-watch/bin/python install --no-deps /opt/build/wheel/*.whl
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/vllm-watch /opt/vllm-watch

@@ -9,6 +9,7 @@ UPKEEP := $(CACHE)/upkeep-$(firstword $(shell cat requirements/upkeep.txt | sha2
 # Nothing is installed whose bytes are not those that requirements/*.txt name.
 HASHED := install -qq --disable-pip-version-check --require-hashes
 PIP := "$(VENV)/bin/pip" $(HASHED)
+NOT_HAD = { echo "make: Python packages could not be installed; the lines above say why: the index must answer, with the very files that requirements/ names"; exit 1; }
 RUN := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m stack.cli
 ARGS ?=
 PYTEST := PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest
@@ -130,16 +131,15 @@ $(VENV)/run.done:
 	@test "$$(uname -s)" = Linux || { echo 'make: this needs Linux; elsewhere use a Debian container or virtual machine. Without make:' \
 	  'pipx install . gives the command vllm-watch, of which metrics, render, gateway and sidecar work anywhere'; exit 1; }
 	@test -n '$(PYTHON)' || { echo 'make: Python 3.11 or later with venv is needed: on Debian and Ubuntu, apt-get install python3 python3-venv'; exit 1; }
-	@mkdir -p '$(CACHE)/locks' && echo 'setting up Python (half a minute) in $(VENV)' && flock '$(CACHE)/locks/python.lock' sh -ec '\
+	@mkdir -p '$(CACHE)/locks' && echo 'setting up Python (half a minute; three were seen on a busy machine) in $(VENV)' && flock '$(CACHE)/locks/python.lock' sh -ec '\
 	  test -e "$@" && exit; $(PYTHON) -m venv "$(VENV)"; \
-	  $(PIP) -r requirements/run.txt || \
-	    { echo "make: Python packages could not be installed; the lines above say which, and the package index must be reachable"; exit 1; }; \
+	  $(PIP) -r requirements/run.txt || $(NOT_HAD); \
 	  touch "$@"'
 
 $(VENV)/dev.done: $(VENV)/run.done
-	@flock '$(CACHE)/locks/python.lock' sh -ec 'test -e "$@" && exit; $(PIP) -r requirements/dev.txt; touch "$@"'
+	@flock '$(CACHE)/locks/python.lock' sh -ec 'test -e "$@" && exit; $(PIP) -r requirements/dev.txt || $(NOT_HAD); touch "$@"'
 
 $(UPKEEP)/done:
 	@mkdir -p '$(CACHE)/locks' && flock '$(CACHE)/locks/upkeep.lock' sh -ec '\
 	  test -e "$@" && exit; $(PYTHON) -m venv "$(UPKEEP)"; \
-	  "$(UPKEEP)/bin/pip" $(HASHED) -r requirements/upkeep.txt; touch "$@"'
+	  "$(UPKEEP)/bin/pip" $(HASHED) -r requirements/upkeep.txt || $(NOT_HAD); touch "$@"'

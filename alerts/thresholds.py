@@ -215,7 +215,7 @@ SCRAPE_NEAR_LIMIT = Threshold(
     "scrape_near_limit", 0.8, Unit.RATIO,
     "A new release, an adapter or a rank adds tens to hundreds of series at once, and a page above its limit is thrown away whole: a fifth of the "
     "limit is room for one such step.",
-    "Our fleet configuration sets sample_limit to twice the budget (exporters/catalogue/budget.py), so a page at this line is far above it.",
+    "Our fleet configuration sets sample_limit to twice the budget (exporters/budget.py), so a page at this line is far above it.",
 )  # fmt: skip
 
 ALL: tuple[Threshold, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Threshold))

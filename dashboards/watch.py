@@ -414,6 +414,19 @@ BOARD = Board(
             ),
         ), collapsed=True),
         Row("The gateway", (LOG, LOOP_LAG)),
+        Row("Who was turned away", (
+            Panel(
+                "turned-away", "Turned away by a listener, by reason",
+                "Requests and connections that gateway and sidecar refused or cut before anybody else looked at them.",
+                "Zero, but for handshake where something only tries whether the port is open.",
+                "login, logins_waiting: somebody tries passwords, or a scrape has the wrong one. slow_head, gave_way, full: more connections than "
+                "there is room for, or a client that hangs; a firewall keeps them out.",
+                (
+                    ask.growth(gateway.TURNED_AWAY, by=("listener", "reason"), called="gateway"),
+                    ask.growth(ours.TURNED_AWAY, by=("reason",), called="sidecar"),
+                ),
+            ),
+        ), collapsed=True),
         Row("What the sidecar could not count as it came", (
             Panel(
                 "log-untimed", "Request log: lines without a time",

@@ -70,6 +70,8 @@ def source(text: str, place: str) -> Source:
         loader = _Loader(text)
         root = loader.get_single_node()
         data = None if root is None else loader.construct_document(root)
+    except RecursionError:
+        raise BadConfig(f"{place}: this is not YAML that can be read: it is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:  # a ValueError is a date that is none
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""

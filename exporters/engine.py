@@ -17,6 +17,8 @@ from exporters.exposition import Sample
 from exporters.http_config import Way, asking, trouble
 
 MAX_PAGE_BYTES = 16 << 20  # the longest pages seen have 65 kB; many adapters and ranks make some MB
+MAX_VERSION_BYTES = 64 << 10  # of the answer that names it
+VERSION_AT_MOST = 64  # characters
 _GROWING = (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS, vllm.REQUEST_SUCCESS)
 _SUMS = (
     vllm.REQUEST_PROMPT_TOKENS, vllm.REQUEST_GENERATION_TOKENS, vllm.REQUEST_PREFILL_TIME, vllm.REQUEST_DECODE_TIME,
@@ -97,30 +99,31 @@ async def read(session: aiohttp.ClientSession, url: str, timeout_s: float, way: 
     timeout, asked = aiohttp.ClientTimeout(total=timeout_s), asking(way)
     async with session.get(f"{url}/metrics", timeout=timeout, **asked) as response:
         response.raise_for_status()
-        page_bytes = await _body(response)
+        page_bytes = await _body(response, MAX_PAGE_BYTES)
     try:
         async with session.get(f"{url}/version", timeout=timeout, **asked) as response:
-            body = await response.json(content_type=None) if response.status == 200 else {}
-    except (aiohttp.ClientError, TimeoutError, ValueError):
+            body = msgspec.json.decode(await _body(response, MAX_VERSION_BYTES)) if response.status == 200 else {}
+    except (aiohttp.ClientError, TimeoutError, ValueError):  # page.BadPage and msgspec's errors are the last
         body = {}
     version = body.get("version") if isinstance(body, dict) else None
-    return page_bytes.decode("utf-8", "replace"), version if isinstance(version, str) else None
+    sound = isinstance(version, str) and len(version) <= VERSION_AT_MOST and version.isprintable()  # it gets into events and logs
+    return page_bytes.decode("utf-8", "replace"), version if sound else None
 
 
-async def _body(response: aiohttp.ClientResponse) -> bytes:
-    body = b""
+async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
+    body = bytearray()
     async for chunk in response.content.iter_chunked(1 << 16):
         body += chunk
-        if len(body) > MAX_PAGE_BYTES:
-            raise page.BadPage(f"{response.url} goes on after {MAX_PAGE_BYTES >> 20} MiB; no engine's page is that long")
-    return body
+        if len(body) > most:
+            raise page.BadPage(f"{response.url} goes on after {most >> 10} KiB; no engine's page is that long")
+    return bytes(body)
 
 
 async def served(session: aiohttp.ClientSession, url: str, timeout_s: float, way: Way | None = None) -> Mapping[str, str] | None:
     """The names under which an engine serves its model, as `names` reads them; None where it does not say."""
     try:
         async with session.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=timeout_s), **asking(way)) as response:
-            return names(await _body(response)) if response.status == 200 else None
+            return names(await _body(response, MAX_PAGE_BYTES)) if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, page.BadPage):
         return None
 

@@ -84,21 +84,20 @@ class Way:
     def __init__(self, path: Path, setting: str = "--http-config") -> None:
         self.path = path
         self._setting = setting
-        self._stamps: tuple[Stamp, ...] | None = None
-        self._files: tuple[Path, ...] = (path,)
+        self._seen: dict[Path, Stamp] = {}  # each file that was read, as it was before that; none after a mistake, so that the next one looks again
         self._asked: dict[str, Any] = {}
         self.now()
 
     def now(self) -> dict[str, Any]:
         """Arguments of a request of aiohttp: headers, ssl and server_hostname, by the files as they are now."""
-        stamps = tuple(map(stamp, self._files))
-        if stamps != self._stamps:
+        if not self._seen or any(stamp(path) != was for path, was in self._seen.items()):
+            seen = {self.path: stamp(self.path)}
             try:
                 told = config.load(self.path, HttpConfig)
-                self._files = (self.path, *(self.path.parent / name for name in _names(told)))
-                self._asked, self._stamps = self._made(told), tuple(map(stamp, self._files))
+                seen |= {path: stamp(path) for name in _names(told) for path in [self.path.parent / name]}
+                self._asked, self._seen = self._made(told), seen
             except BadConfig as error:
-                self._stamps = None  # the next one looks again
+                self._seen = {}
                 raise BadConfig(f"{self._setting}: {error}") from None
         return self._asked
 
@@ -128,8 +127,8 @@ class Way:
         path = self.path.parent / name
         try:
             secret = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            told = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        except (OSError, ValueError) as error:
+            told = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else why(error)
             raise BadConfig(f"{self.path}: {field}: {path} cannot be read: {told}") from None
         if not secret or not secret.isprintable():
             raise BadConfig(f"{self.path}: {field}: {path} holds no secret; write it on one line")

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import logging
 import resource
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from aiohttp import web
@@ -31,10 +33,15 @@ DESCRIPTORS = 65_536  # asked for, where the system lets us
 KEPT_BACK = 256  # descriptors for files, engines and the other listeners
 BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.2
+LOOK_AGAIN_S = 0.05  # for somebody to cut, where nobody was found: at 10,000 connections a look takes milliseconds
+ROOM_SHARE = 16  # at the bound, one of so many connections gives way at a time, so that a flood does not cost a look for each of its connections
 TELL_EVERY_S = 60.0
 LET_IN: Any = getattr(web, "RequestKey", lambda name, _: name)("vllm_watch.let_in", bool)  # in a request whose login the listener knows
 
 log = logging.getLogger("vllm_watch.listener")
+
+# Why somebody was turned away before the server itself was asked; a word of it is a label.
+REASONS = ("login", "logins_waiting", "slow_head", "handshake", "gave_way", "full")
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -58,11 +65,17 @@ def clients_at_most() -> int:
     return max(32, min(CLIENTS, (max(soft, wanted) - KEPT_BACK) // 2))
 
 
+def nobody_yet() -> Counter[str]:
+    """How many were turned away, by reason; all of them from the start on, so that the first one is a rise."""
+    return Counter(dict.fromkeys(REASONS, 0))
+
+
 class Listening:
     """One address on which a server answers. url: as clients write it, the port resolved."""
 
-    def __init__(self, server: web.Server, protection: Protection, most: int) -> None:
+    def __init__(self, server: web.Server, protection: Protection, most: int, turned_away: Counter[str]) -> None:
         self.url = ""
+        self.turned_away = turned_away
         self._server = server
         self._protection = protection
         self._most = most
@@ -70,7 +83,7 @@ class Listening:
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._made = {**server._kwargs, "logger": _http_log()}
-        self._tell_at = 0.0
+        self._tell_at = self._look_at = 0.0
 
     def begin(self, sockets: Sequence[socket.socket]) -> None:
         self._sockets = list(sockets)
@@ -78,57 +91,77 @@ class Listening:
         scheme = "https" if self._protection.context() else "http"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         for each in sockets:
-            self._do(self._accept(each))
+            self._watch(each)
 
     async def close(self) -> None:
         """Takes no new connection. Those that are there belong to the server."""
+        loop, closing, self._sockets = asyncio.get_running_loop(), self._sockets, []
+        for each in closing:
+            loop.remove_reader(each)
+            each.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for each in self._sockets:
-            each.close()
-        self._sockets = []
 
     def gone(self, connection: _Connection) -> None:
         self._open.pop(connection, None)
 
-    def _do(self, work: Any) -> None:
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _accept(self, listener: socket.socket) -> None:
+    def _watch(self, listener: socket.socket) -> None:
+        if listener in self._sockets:  # and was not closed meanwhile
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Takes one connection. Called by the event loop: an await of sock_accept that is cancelled may lose one that was just taken."""
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                wire, _ = await loop.sock_accept(listener)
-            except OSError as error:  # of this connection, or no descriptor is left
-                self._tell("cannot accept a connection: %s", error.strerror)
-                await asyncio.sleep(ACCEPT_AGAIN_S)
-                continue
-            if len(self._open) >= self._most and not self._make_room():
-                self._tell("%d connections are open and none is idle: new ones are closed", self._most)
-                wire.close()
-                continue
-            connection = _Connection(self, self._server, loop, self._made)
-            self._open[connection] = None
-            self._do(self._welcome(connection, wire))
+        try:
+            wire, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # it went away meanwhile
+            return
+        except OSError as error:  # no descriptor is left
+            self._tell("cannot accept a connection: %s", error.strerror)
+            loop.remove_reader(listener)
+            loop.call_later(ACCEPT_AGAIN_S, self._watch, listener)
+            return
+        if len(self._open) >= self._most and not self._make_room():
+            self._tell("%d connections are open and all are busy: new ones are closed", self._most)
+            self.turned_away["full"] += 1
+            wire.close()
+            return
+        wire.setblocking(False)
+        connection = _Connection(self, self._server, loop, self._made)
+        self._open[connection] = None
+        connection.welcome = self._do(self._welcome(connection, wire))
 
     def _make_room(self) -> bool:
-        """Closes the oldest connection on which nobody asks anything; whether there was one."""
-        idle = next((one for one in self._open if one.idle), None)
-        if idle is not None:
-            idle.cut()
-            self.gone(idle)
-        return idle is not None
+        """Cuts the oldest connections on which nobody asks anything, or else the oldest that owe a head; whether there were any.
+
+        Who says nothing keeps nobody out: one would have to open as many connections as there may be while another's head is on its way."""
+        now, share = asyncio.get_running_loop().time(), -(-self._most // ROOM_SHARE)
+        if now < self._look_at:
+            return False
+        found = list(itertools.islice((one for one in self._open if one.idle), share))
+        found = found or list(itertools.islice((one for one in self._open if one.silent), share))
+        for one in found:
+            one.cut()
+            self.gone(one)
+        self.turned_away["gave_way"] += len(found)
+        self._look_at = now if found else now + LOOK_AGAIN_S
+        return bool(found)
 
     async def _welcome(self, connection: _Connection, wire: socket.socket) -> None:
-        context = self._protection.context()
-        waits = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": GOODBYE_S} if context else {}
         try:
+            context = self._protection.context()
+            waits = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": GOODBYE_S} if context else {}
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, wire, **cast(Any, waits))
         except (OSError, ssl.SSLError):  # no TLS, not the right one, or not in time
+            self.turned_away["handshake"] += 1
             self.gone(connection)
         except BaseException:
             self.gone(connection)
@@ -145,6 +178,7 @@ class _Connection(web.RequestHandler):
 
     def __init__(self, listening: Listening, server: web.Server, loop: asyncio.AbstractEventLoop, made: dict[str, Any]) -> None:
         super().__init__(server, loop=loop, **made)
+        self.welcome: asyncio.Task[None] | None = None
         self._listening = listening
         self._late: asyncio.TimerHandle | None = None
 
@@ -153,12 +187,17 @@ class _Connection(web.RequestHandler):
         """Whether it was used, and waits for another request of which nothing has come."""
         return self._request_count > 0 and self._late is None and self._awaits()
 
+    @property
+    def silent(self) -> bool:
+        """Whether a head, or before it a handshake, is due and not complete."""
+        return self._request_count == 0 or self._late is not None
+
     def _awaits(self) -> bool:
         return (waiter := self._waiter) is not None and not waiter.done()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._late = self._loop.call_later(HEAD_S, self.cut)
+        self._late = self._loop.call_later(HEAD_S, self._too_slow)
 
     def data_received(self, data: bytes) -> None:
         heads = self._request_count
@@ -168,7 +207,7 @@ class _Connection(web.RequestHandler):
                 self._late.cancel()
                 self._late = None
         elif self._late is None and self._awaits():
-            self._late = self._loop.call_later(HEAD_S, self.cut)
+            self._late = self._loop.call_later(HEAD_S, self._too_slow)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._late is not None:
@@ -176,12 +215,18 @@ class _Connection(web.RequestHandler):
         self._listening.gone(self)
         super().connection_lost(exc)
 
+    def _too_slow(self) -> None:
+        self._listening.turned_away["slow_head"] += 1
+        self.cut()
+
     def cut(self) -> None:
         """Closes at once, without the goodbye of TLS: who is slow with a head may be slow with that too."""
         transport = self.transport
         self.force_close()
         if transport is not None:
             transport.abort()
+        elif self.welcome is not None:  # it is still in its handshake
+            self.welcome.cancel()
 
 
 async def listen(
@@ -193,18 +238,20 @@ async def listen(
     most: int = CONNECTIONS,
     open_paths: Sequence[str] = (),
     own_login: Callable[[str], bool] | None = None,
+    turned_away: Counter[str] | None = None,
 ) -> Listening:
     """Starts `runner` and listens; on any failure the runner is cleaned up. Raises BadConfig that names the setting and the way out.
 
     most: connections at once. open_paths: answered without a login, for probes. own_login: whether the handler of a path looks for a login of
-    its own where the listener knows none; it finds LET_IN in the request where it does."""
+    its own where the listener knows none; it finds LET_IN in the request where it does. turned_away: what to count in, by reason (nobody_yet())."""
     try:
+        turned_away = nobody_yet() if turned_away is None else turned_away
         protection = protection or Protection(None)
         await runner.setup()
         server = cast(web.Server, runner.server)
         if protection.path is not None and not protection.tls_only:
-            server.request_handler = _guarded(server.request_handler, protection, frozenset(open_paths), own_login)
-        listening = Listening(server, protection, most)
+            server.request_handler = _guarded(server.request_handler, protection, frozenset(open_paths), own_login, turned_away)
+        listening = Listening(server, protection, most, turned_away)
         listening.begin(await _bound(setting, address))
     except BaseException:
         await runner.cleanup()
@@ -212,18 +259,22 @@ async def listen(
     return listening
 
 
-def _guarded(handler: Handler, protection: Protection, open_paths: frozenset[str], own_login: Callable[[str], bool] | None) -> Handler:
+def _guarded(
+    handler: Handler, protection: Protection, open_paths: frozenset[str], own_login: Callable[[str], bool] | None, turned_away: Counter[str]
+) -> Handler:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if request.path in open_paths or not protection.logins:
             return await handler(request)
         try:
-            if await protection.admits(request.headers.get("Authorization", "")):
+            if await protection.admits(request.headers.get("Authorization", ""), request.remote or ""):
                 request[LET_IN] = True
                 return await handler(request)
         except TooMany:
+            turned_away["logins_waiting"] += 1
             return web.Response(status=503, headers={"Retry-After": "1"}, text="Too many logins are being checked; come again.\n")
         if own_login is not None and own_login(request.path):
             return await handler(request)
+        turned_away["login"] += 1
         refusal = web.Response(status=401, text="This needs a login, and what came with the request is none that is known here.\n")
         for challenge in protection.challenges():
             refusal.headers.add("WWW-Authenticate", challenge)
@@ -258,11 +309,11 @@ async def _bound(setting: str, address: str) -> list[socket.socket]:
 
 
 def _http_log() -> logging.Logger:
-    """The log of a server without the complaints of its parser: they quote what they cannot read, and that may be a key or a prompt."""
+    """The log of a server without the complaints of its parser, of head or body: they quote what they cannot read, which may be a key or a prompt."""
     http = logging.getLogger("vllm_watch.http")
     http.addFilter(_no_complaint)  # once, however often it is added
     return http
 
 
 def _no_complaint(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError))

@@ -27,7 +27,7 @@ from exporters.checkpoint import Checkpoint, Unreadable
 from exporters.exposition import Sample
 from exporters.http_config import Way
 from exporters.ledger import Ledger, Window
-from exporters.listener import listen, split_address
+from exporters.listener import listen, nobody_yet, split_address
 from exporters.logs import Logs
 from exporters.prices import Prices
 from exporters.request_log import Fields, Word
@@ -247,6 +247,7 @@ class Sidecar:
         self._unbooked: set[str] = set()
         self._writing: asyncio.Future[None] | None = None
         self._retry_s = 0.0
+        self.turned_away = nobody_yet()
 
     def _open_accounts(self, stored: Mapping[str, bytes]) -> Accounts:
         config, prices = self.config, self.config.prices if isinstance(self.config.prices, Prices) else None
@@ -315,6 +316,8 @@ class Sidecar:
     def samples(self, now_s: float) -> Iterator[Sample]:
         yield ours.SIDECAR_INFO, {"version": self.version}, 1
         yield ours.SIDECAR_START, {}, self.started_s
+        for reason, times in self.turned_away.items():
+            yield ours.TURNED_AWAY, {"reason": reason}, times
         for source in self.sources:
             yield from source.samples(now_s)
         yield from self.logs.samples()
@@ -472,7 +475,8 @@ async def serve(sidecar: Sidecar, stop: asyncio.Event) -> None:
     runner = web.AppRunner(application(sidecar), access_log=None)
     where = sidecar.config.web_config
     guard = Protection(None if where is None else Path(where))
-    listening = await listen(runner, "listen", sidecar.config.listen, guard, open_paths=OPEN_PATHS, own_login=events_http.owns)
+    listening = await listen(runner, "listen", sidecar.config.listen, guard, open_paths=OPEN_PATHS, own_login=events_http.owns,
+                             turned_away=sidecar.turned_away)  # fmt: skip
     try:
         log.info("serving %s/metrics", listening.url)
         await stop.wait()

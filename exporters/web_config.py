@@ -13,6 +13,7 @@ import logging
 import re
 import secrets
 import ssl
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from exporters.config import BadConfig
 
 BCRYPT_BYTES = 72  # of a password; what comes after them bcrypt does not look at, and newer versions refuse
 LOGINS_WAITING = 32  # bcrypt is slow by intent, and only one at a time is checked
+LOGINS_OF_ONE = 8  # address, of those: who floods from one leaves places to the others
 LOGINS_KNOWN = 256
 
 _HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
@@ -94,14 +96,14 @@ class Protection:
         self.path = path
         self.tls_only = tls_only
         self._setting = setting
+        self._seen: dict[Path, Stamp] = {}  # each file that the last reading looked at, as it was before that
         self._force = _Force(WebConfig()) if path is None else self._read(path)
-        self._stamps = self._stamped()
         self._told = ""
         self._tokens: dict[Path, tuple[Stamp, bytes | None]] = {}
         self._known: dict[bytes, None] = {}
         self._key = secrets.token_bytes(32)  # so that what is remembered of a login is of no use outside of this process
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()  # logins that are being checked or wait for it, by the address they come from
         list(self._tokens_now())  # tells of token files that cannot be read
 
     def context(self) -> ssl.SSLContext | None:
@@ -113,13 +115,13 @@ class Protection:
         """Whether anybody has to say who they are, by the files as they are now."""
         return self._now().config.logins
 
-    async def admits(self, authorization: str) -> bool:
-        """Whether this Authorization header is a user's or holds one of the tokens. Raises TooMany."""
+    async def admits(self, authorization: str, peer: str = "") -> bool:
+        """Whether this Authorization header, which came from the address `peer`, is a user's or holds one of the tokens. Raises TooMany."""
         settings = self._now().config
         scheme, _, given = authorization.partition(" ")
         match scheme.lower():
             case "basic":
-                return await self._login(settings.basic_auth_users, given.strip())
+                return await self._login(settings.basic_auth_users, given.strip(), peer)
             case "bearer":
                 mine = self._digest(given.strip().encode("utf-8", "surrogateescape"))
                 return 0 < sum(hmac.compare_digest(mine, self._digest(token)) for token in self._tokens_now())  # all of them, whichever fits
@@ -135,7 +137,7 @@ class Protection:
     # ---- the files
 
     def _now(self) -> _Force:
-        if self.path is not None and self._stamped() != self._stamps:
+        if self.path is not None and any(stamp(path) != was for path, was in self._seen.items()):
             try:
                 force = self._read(self.path)
                 if (force.tls is None) != (self._force.tls is None):
@@ -145,22 +147,21 @@ class Protection:
             else:
                 self._force, self._told = force, ""
                 log.info("%s: %s was read again", self._setting, self.path)
-            self._stamps = self._stamped()
         return self._force
 
     def _read(self, path: Path) -> _Force:
+        """Notes the state of each file before it opens it: what is written while it reads is read the next time. Raises BadConfig."""
+        self._seen = {path: stamp(path)}
         try:
             told = config.load(path, WebConfig)
             if self.tls_only and told.logins:
                 raise BadConfig(f"{path}: basic_auth_users and bearer_token_files have no place here: clients bring keys of their own")
-            return _Force(told, None if told.tls_server_config is None else _context(path, told.tls_server_config))
+            if (tls := told.tls_server_config) is None:
+                return _Force(told)
+            self._seen |= {file: stamp(file) for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name for file in [path.parent / name]}
+            return _Force(told, _context(path, tls))
         except BadConfig as error:
             raise BadConfig(f"{self._setting}: {error}") from None
-
-    def _stamped(self) -> tuple[Stamp, ...]:
-        tls, folder = self._force.config.tls_server_config, self.path and self.path.parent
-        named = (tls.cert_file, tls.key_file, tls.client_ca_file) if tls else ()
-        return tuple(stamp(path) for path in (self.path, *(folder / name for name in named if folder and name)) if path)
 
     def _tokens_now(self) -> Iterator[bytes]:
         for name in self._force.config.bearer_token_files if self.path else ():
@@ -174,8 +175,8 @@ class Protection:
     def _token(self, path: Path) -> bytes | None:
         try:
             token = path.read_bytes().strip()
-        except OSError as error:
-            self._tell(f"{self._setting}: bearer_token_files: {path} cannot be read, so it lets nobody in: {error.strerror}")
+        except (OSError, ValueError) as error:
+            self._tell(f"{self._setting}: bearer_token_files: {path} cannot be read, so it lets nobody in: {why(error)}")
             return None
         if len(token.split()) == 1:
             return token
@@ -189,7 +190,7 @@ class Protection:
 
     # ---- logins
 
-    async def _login(self, users: Mapping[str, str], given: str) -> bool:
+    async def _login(self, users: Mapping[str, str], given: str, peer: str) -> bool:
         try:
             name, colon, password = base64.b64decode(given, validate=True).partition(b":")
             user = name.decode()
@@ -201,14 +202,14 @@ class Protection:
         mark = self._digest(hashed.encode() + password)  # a hash has always the same length
         if mark in self._known:
             return True
-        if self._waiting >= LOGINS_WAITING:
+        if self._waiting.total() >= LOGINS_WAITING or self._waiting[peer] >= LOGINS_OF_ONE:
             raise TooMany
-        self._waiting += 1
+        self._waiting[peer] += 1
         try:
             async with self._turn:
                 right = mark in self._known or await asyncio.to_thread(_matches, password, hashed)
         finally:
-            self._waiting -= 1
+            self._waiting -= Counter((peer,))  # which forgets it at 0
         if right and user in users:
             if len(self._known) >= LOGINS_KNOWN:
                 self._known.clear()
@@ -230,7 +231,7 @@ def stamp(path: Path) -> Stamp:
     """Tells one state of a file from another, also where it is a link that is turned to another file, as Kubernetes does."""
     try:
         it = path.stat()
-    except OSError:
+    except (OSError, ValueError):  # the second for a name that cannot be one
         return None
     return it.st_mtime_ns, it.st_ctime_ns, it.st_size, it.st_ino
 
@@ -267,8 +268,8 @@ def _named(path: Path, field: str, name: str) -> Path:
     try:
         with found.open("rb") as file:
             file.read(1)
-    except OSError as error:
-        raise BadConfig(f"{path}: tls_server_config.{field}: {found} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise BadConfig(f"{path}: tls_server_config.{field}: {found} cannot be read: {why(error)}") from None
     return found
 
 

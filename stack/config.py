@@ -24,7 +24,8 @@ def sidecar(path: Path) -> SidecarConfig:
 
     settings, folder = load(path, SidecarConfig), path.parent
     engines = tuple(_rooted(engine, "http_config", folder) for engine in settings.engines)
-    settings = msgspec.structs.replace(_rooted(settings, "web_config", folder), engines=engines, otlp=_rooted(settings.otlp, "ca_file", folder))
+    spans = _rooted(_rooted(settings.otlp, "ca_file", folder), "headers_file", folder)
+    settings = msgspec.structs.replace(_rooted(settings, "web_config", folder), engines=engines, otlp=spans)
     priced = {"prices": load(folder / settings.prices, Prices)} if isinstance(settings.prices, str) else {}
     rooted: SidecarConfig = msgspec.structs.replace(settings, **priced)
     return rooted

@@ -19,6 +19,7 @@ from exporters.catalogue.metric import Metric
 from exporters.prices import Prices
 from exporters.request_log import UNKNOWN_TEAM, RequestRecord, ended_at, parse_block
 from exporters.traffic import UNKNOWN_MODEL
+from runbooks.book import printable
 from stack.prometheus import Address, Prometheus
 
 BY = {"team": ("team",), "model": ("model",), "team,model": ("team", "model")}
@@ -129,7 +130,8 @@ def sheet(told: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     names = told["by"].split(",")
     rows = [*told["rows"], {names[0]: "total", **told["total"]}]
     cells = [
-        [*(row.get(name, "") for name in names), *(_cell(row[name], digits, times) for name, (_, digits, times) in shown.items())] for row in rows
+        [*(printable(row.get(name, "")) for name in names), *(_cell(row[name], digits, times) for name, (_, digits, times) in shown.items())]
+        for row in rows
     ]
     return [*names, *(head for head, _, _ in shown.values())], cells
 
@@ -289,7 +291,8 @@ def from_log(
     for record in records(paths, log):
         log.add(record, from_s, to_s)
     if not log.spans:
-        raise ValueError(f"{paths[0]} holds no request with a time (ts and e2e_ms){'' if since_s is None else ' since then'}; {log.bad} bad lines")
+        since = "" if since_s is None else " since then; a longer --since, or none, takes older ones"
+        raise ValueError(f"{paths[0]} holds no request with a time (ts and e2e_ms){since}; {log.bad} bad lines")
     from_s, to_s = (log.first_s, log.last_s) if since_s is None else (from_s, to_s)
     found = Found(", ".join(map(str, paths)), from_s, to_s)
     count = {"": 1.0, **(cards or {})}

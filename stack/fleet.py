@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from alerts.subjects import TARGET
 from dashboards.boards import BOARDS
 from exporters import budget
 from exporters.budget import Fleet
-from exporters.catalogue import expression
+from exporters.catalogue import EVERYTHING, expression
+from exporters.catalogue.component import Component, shown_by
 
 FOLDER = Path("stack/deploy/fleet")
-RANKS, TEAMS, MODELS, ENGINES, CARDS = 8, 50, 4, 8, 8  # what one page is expected to hold at most; engines and cards are those of one sidecar
-UPSTREAMS = 64  # of one gateway
 BYTES_PER_SAMPLE = 512  # names, labels, exemplars and help, generously: captured pages have under 200
 LABELS = 80  # of one series: vllm:cache_config_info has one for each of vLLM's cache settings, more with each release
 LABEL_BYTES = 4096  # of one value: vllm:lora_requests_info lists adapters in one
@@ -89,7 +89,7 @@ def raw_names() -> tuple[str, ...]:
 
 def example() -> Fleet:
     """The fleet that docs/fleet.md counts: 200 engines, one on each card, eight to a host with its sidecar, four gateways, 50 teams."""
-    return Fleet(engines=200, models=2, teams=TEAMS, sidecars=25, gateways=4, cards=200)
+    return Fleet(engines=200, models=2, teams=50, sidecars=25, gateways=4, cards=200)
 
 
 def budget_table() -> str:
@@ -166,9 +166,9 @@ remote_write:
 
 def _scraping() -> str:
     jobs = (
-        _job("vllm", "engines", budget.engine_page(RANKS), _OF_ENGINES),
-        _job("gateway", "gateways", budget.gateway_page(TEAMS, UPSTREAMS), ""),
-        _job("sidecar", "sidecars", budget.sidecar_page(TEAMS, MODELS, ENGINES, CARDS), ""),
+        _job("vllm", "engines", _OF_ENGINES),
+        _job("gateway", "gateways"),
+        _job("sidecar", "sidecars"),
     )
     return f"""\
 # More jobs, a file each: more/engines-by-dns.yml is one, to be copied here.
@@ -195,13 +195,13 @@ _OF_ENGINES = """\
 """
 
 
-def _job(name: str, what: str, page: int, more: str) -> str:
+def _job(name: str, what: str, more: str = "") -> str:
     return f"""\
 - job_name: {name}
   file_sd_configs:
     - files: [targets/{what}-*.yml]
       refresh_interval: 1m
-{_limits(page)}{more}{_RELABEL}"""
+{_limits(name)}{more}{_RELABEL}"""
 
 
 def _by_dns() -> str:
@@ -216,13 +216,14 @@ scrape_configs:
         type: A
         port: 8000
         refresh_interval: 30s
-{textwrap.indent(_limits(budget.engine_page(RANKS)) + _OF_ENGINES + _RELABEL, "  ")}"""
+{textwrap.indent(_limits("vllm") + _OF_ENGINES + _RELABEL, "  ")}"""
 
 
-def _limits(page: int) -> str:
-    most = budget.limit(page)
+def _limits(job: str) -> str:
+    most = budget.SAMPLE_LIMIT[job]
     return f"""\
-  # A page is expected to hold {page} samples at most (exporters/budget.py). Above any of these the whole page is thrown away, and `up` is 0.
+  # A page is expected to hold {budget.PAGES[job]} samples at most (exporters/budget.py). Above any of these the whole page is thrown away, and `up`
+  # is 0; with more targets than target_limit no target of the job is scraped.
   sample_limit: {most}
   body_size_limit: {-(-most * BYTES_PER_SAMPLE // 2**20)}MB
   label_limit: {LABELS}
@@ -231,11 +232,19 @@ def _limits(page: int) -> str:
 """
 
 
+def _of_pages() -> Iterator[str]:
+    """Labels that the page of an engine, a gateway or a sidecar has for itself."""
+    yield "le"
+    for metric in EVERYTHING:
+        if shown_by(metric) in (Component.ENGINE, Component.GATEWAY, Component.SIDECAR, Component.GPU):
+            yield from set(metric.labels) - set(TARGET)
+
+
 # honor_labels stays false: a page may not say whose it is. A target that is labelled like a series of its page would turn the page's own label
 # into exported_team and the like, and every board would lose it.
-_RELABEL = """\
+_RELABEL = f"""\
   # A label of a target may not be called as one of its page's: that would become exported_team, and boards by team would be empty.
   relabel_configs:
     - action: labeldrop
-      regex: team|model_name|engine|upstream|outcome|reason|le
+      regex: {"|".join(sorted(set(_of_pages())))}
 """

@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 
 from alerts import families
-from alerts.panel_ref import PanelRef
+from alerts.panel_ref import PanelRef, board_uid
 from alerts.rules import Links
 from alerts.settings import SHIPPED, Settings
 from exporters.http_config import Way, asking, trouble
@@ -44,6 +44,7 @@ class Firing(msgspec.Struct, frozen=True, rename="camel"):
     """One alert as Alertmanager tells it: a word as its status in a webhook, an object in the API and from amtool."""
 
     labels: dict[str, str]
+    annotations: dict[str, str] = {}
     starts_at: str = ""
     status: str | _Status = ""
 
@@ -59,6 +60,15 @@ class Firing(msgspec.Struct, frozen=True, rename="camel"):
     def is_muted(self) -> bool:
         """By a silence, or by an alert that says more."""
         return isinstance(self.status, _Status) and self.status.state == "suppressed"
+
+
+def links_of(alert: Firing | None, base: str | None) -> Links:
+    """Where pages and panels are: at the base that a person gave, else where the alert itself says, else on this machine."""
+    told = alert.annotations if alert else {}
+    page, panel = printable(told.get("runbook_url", "")), printable(told.get("dashboard_url", ""))
+    own = page.removesuffix(f"/{alert.name}") if alert else ""
+    boards, found, _ = panel.partition(f"/d/{board_uid('')}")
+    return Links(base or (own if own != page else Links().runbooks), boards if found else Links().dashboards)
 
 
 class _Webhook(msgspec.Struct):
@@ -111,10 +121,12 @@ class Choice:
     said: str = ""
     rows: Any = ()
     status: int = 0
+    links: Links = field(default_factory=Links)
 
 
-def choose(query: str, alerts: Sequence[Firing] | None, labels: Labels, pages: Sequence[Page], links: Links, one: bool = False) -> Choice:
-    """What a person means by a query, alerts, or both. alerts: None where none were asked for; one: whether a list would not do."""
+def choose(query: str, alerts: Sequence[Firing] | None, labels: Labels, pages: Sequence[Page], base: str | None = None, one: bool = False) -> Choice:
+    """What a person means by a query, alerts, or both. alerts: None where none were asked for; base: of pages; one: whether a list would not do."""
+    links = links_of(None, base)
     found = book.find(query, pages)
     if query and len(found.pages) != 1:
         return _not_one(query, found.pages, pages)
@@ -122,19 +134,20 @@ def choose(query: str, alerts: Sequence[Firing] | None, labels: Labels, pages: S
     said = f"no page is called {query!r}; the nearest is {page.name}" if page and not found.by_name else ""
     if alerts is None:
         rows = [{"page": each.name, "severity": each.severity, "meaning": each.gist, "url": links.runbook(each.name)} for each in pages]
-        return Choice(page, labels, said) if page else Choice(None, labels, index(pages), rows)
+        return Choice(page, labels, said, links=links) if page else Choice(None, labels, index(pages), rows)
     by_name = {each.name: each for each in pages}
     meant = [alert for alert in alerts if (page is None or alert.name == page.name) and _fits(alert, labels)]
     meant.sort(key=lambda alert: (_urgency(by_name.get(alert.name)), alert.starts_at))
     if page and not meant:
-        return Choice(page, labels, f"{page.name} does not fire" + " with these labels" * bool(labels))
+        return Choice(page, labels, f"{page.name} does not fire" + " with these labels" * bool(labels), links=links)
     if not meant:
         return Choice(None, labels, "no alert fires" + " with these labels" * bool(labels), [], 1)
     if len(meant) == 1 and meant[0].name in by_name:
-        return Choice(by_name[meant[0].name], meant[0].labels | dict(labels), said)
+        return Choice(by_name[meant[0].name], meant[0].labels | dict(labels), said, links=links_of(meant[0], base))
     too_many = f"\n{len(meant)} alerts: name one, or narrow them with --label" if page or one else ""
     told = "\n".join(_alert_told(alert, by_name.get(alert.name)) for alert in meant)
-    return Choice(None, labels, told + too_many, [_alert_as_json(alert, by_name.get(alert.name), links) for alert in meant], 2 if too_many else 0)
+    rows = [_alert_as_json(alert, by_name.get(alert.name), links_of(alert, base)) for alert in meant]
+    return Choice(None, labels, told + too_many, rows, 2 if too_many else 0)
 
 
 def heading(page: Page, beginning: str) -> str:

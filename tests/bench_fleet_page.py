@@ -15,7 +15,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from panel_fixtures import CARDS, TEAMS, Line, fleet
 
+from exporters.catalogue import gpu
+
 FRESH_S = 5.0
+FAULTS = frozenset(metric.name for metric in (gpu.XID_ERRORS, gpu.ECC_ERRORS, gpu.NVLINK_ERRORS))  # of cards that are well they stand still
 SERVED = ("vllm", "gateway", "sidecar")
 OF_RULES = ("ALERTS",)
 OF_PROMETHEUS = ("up", "scrape_")  # it makes these itself of every scrape
@@ -35,10 +38,12 @@ class Size:
 
 
 def lines(size: Size) -> list[Line]:
-    """Every series of the fleet: one team's for each of its teams, one card's for each engine."""
+    """Every series of the fleet: one team's for each of its teams, one card's for each engine. Cards are well: a fleet whose every card reports every
+    error at once has an alert for each, and is timed at writing their texts."""
     there = [line for line in fleet(size.engines, size.models).lines if line.labels.get("job") in SERVED and line.name not in OF_RULES]
     of_teams = [copy for line in there for copy in _copies(line, "team", TEAMS, size.teams)]
-    return [copy for line in of_teams for copy in _copies(line, "uuid", CARDS, size.engines)]
+    of_cards = [copy for line in of_teams for copy in _copies(line, "uuid", CARDS, size.engines)]
+    return [replace(line, grows=0.0) if line.name in FAULTS else line for line in of_cards]
 
 
 def _copies(line: Line, label: str, known: tuple[str, ...], count: int) -> Iterator[Line]:

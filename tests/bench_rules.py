@@ -163,11 +163,12 @@ def _report(base: str) -> None:
             for rule in group["rules"]:
                 assert rule["health"] == "ok", rule
                 rules.setdefault(rule["name"], {})[rule["lastEvaluation"]] = rule["evaluationTime"]
-    medians = {name: statistics.median(list(seen.values())[1:] or seen.values()) * 1000 for name, seen in groups.items()}
-    for name, took in sorted(medians.items(), key=lambda pair: -pair[1]):
-        print(f"{took:7.1f} ms  {name}")
+    took = {name: [1000 * seconds for seconds in list(seen.values())[1:] or seen.values()] for name, seen in groups.items()}
+    medians, quickest = ({name: of(times) for name, times in took.items()} for of in (statistics.median, min))
+    for name, usual in sorted(medians.items(), key=lambda pair: -pair[1]):
+        print(f"{usual:7.1f} ms  {name}, {quickest[name]:.1f} ms at its quickest")
     dearest = sorted(((statistics.median(seen.values()) * 1000, name) for name, seen in rules.items()), reverse=True)[:5]
-    print("dearest rules: " + ", ".join(f"{name} {took:.1f} ms" for took, name in dearest))
+    print("dearest rules: " + ", ".join(f"{name} {usual:.1f} ms" for usual, name in dearest))
     asked = f"{base}/api/v1/query?query=scrape_samples_scraped{{job=%22all%22}}"
     samples = json.load(urllib.request.urlopen(asked, timeout=30))["data"]["result"][0]["value"][1]
     total = sum(medians.values())
@@ -175,6 +176,7 @@ def _report(base: str) -> None:
     active = len(json.load(urllib.request.urlopen(f"{base}/api/v1/alerts", timeout=30))["data"]["alerts"])
     told = f"{ENGINES} engines, {samples} series, {active} alerts active; medians of {seldom} to {often} evaluations"
     print(f"{total:7.1f} ms  all {len(medians)} groups, {len(rules)} rules; {told}")
+    print(f"{sum(quickest.values()):7.1f} ms  each group at its quickest, which says more where the machine had other work")
     if not math.isfinite(total) or total > LIMIT_MS:
         raise SystemExit(f"above the limit of {LIMIT_MS} ms")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from bench_fleet import PLANS, QUICK, RAW, READ, RECORDED, Found, blocks, fit, kept, laws, p95, report
-from bench_fleet_page import Pages, Size, lines, targets
+from bench_fleet_page import FAULTS, Pages, Size, lines, targets
 
 from exporters.catalogue import ours, page, vllm
 
@@ -51,6 +51,13 @@ def test_a_fleet_has_a_page_for_each_engine_and_series_for_each_team_and_card():
 def test_a_fleet_grows_by_the_same_for_each_engine():
     four, five, six = (len(lines(replace(SMALL, engines=engines))) for engines in (4, 5, 6))
     assert 0 < six - five == five - four
+
+
+def test_no_card_of_a_fleet_reports_errors():
+    """Each would be an alert, and writing the texts of thousands takes longer than all rules together."""
+    of_cards = [line for line in lines(SMALL) if line.name in FAULTS]
+    assert FAULTS == {line.name for line in of_cards}
+    assert {0.0} == {line.grows for line in of_cards}
 
 
 def test_counters_of_a_page_grow_from_look_to_look():

@@ -4,6 +4,7 @@ Alertmanager, the collector and everything of ours; Grafana, Jaeger and the GPU 
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import hashlib
 import json
 import os
@@ -33,7 +34,8 @@ from stack.lab.parts import Part, cache_dir
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "stack/deploy"
-BASE, CPU, STANDINS = ROOT / "docker-compose.yml", DEPLOY / "compose.cpu.yml", ROOT / "tests/compose_standins/compose.yml"
+BASE, CPU = ROOT / "docker-compose.yml", DEPLOY / "compose.cpu.yml"
+STANDINS, PATIENCE = (ROOT / f"tests/compose_standins/{name}.yml" for name in ("compose", "patience"))
 GATEWAY, PROMETHEUS, ALERTMANAGER, JAEGER, BOARD = (f"http://127.0.0.1:{port}" for port in (8000, 9090, 9093, 16686, 9402))
 TARGETS = {"vllm", "gateway", "sidecar", "prometheus", "alertmanager", "otelcol"}
 
@@ -282,7 +284,15 @@ def _stand_in(docker: PrivateDocker, images: Mapping[str, str], part: Callable[[
     docker.adopt(
         "python:3.11-slim-bookworm", base, inside=f"{pip}; {tools}", mounts=[f"{wheelhouse(cache_dir(), ROOT / 'requirements')}:/wheelhouse"]
     )
-    docker.run("build", "--network", "none", "--tag", images["gateway"], str(ROOT), timeout_s=240, env={**docker.environment, "DOCKER_BUILDKIT": "0"})
+    with concurrent.futures.ThreadPoolExecutor(1) as alongside:
+        legacy = {**docker.environment, "DOCKER_BUILDKIT": "0"}
+        ours = alongside.submit(docker.run, "build", "--network", "none", "--tag", images["gateway"], str(ROOT), timeout_s=600, env=legacy)
+        _adopt_programs(docker, images, part)
+        ours.result()
+
+
+def _adopt_programs(docker: PrivateDocker, images: Mapping[str, str], part: Callable[[str], Part]) -> None:
+    """The images of others."""
     base = "python:3.11-slim-bookworm"
     engine = part("engine").path.parent
     docker.adopt(images["vllm"], base, changes=[f"ENV PATH={engine}:/usr/local/bin:/usr/bin:/bin"])
@@ -345,13 +355,20 @@ def _variables(part: Callable[[str], Part]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def stack(docker: PrivateDocker, part: Callable[[str], Part]) -> SimpleNamespace:
-    """The whole stack, up and healthy."""
+def started(docker: PrivateDocker, part: Callable[[str], Part]) -> SimpleNamespace:
+    """The whole stack, on its way up: while the engine loads, others are looked at."""
     variables = _variables(part)
-    project = docker.up_project([BASE, CPU, STANDINS], variables, ROOT)
-    project("up", "--detach", "--wait", "--wait-timeout", "150", timeout_s=170)
-    key = _secrets(project)["demo"]
-    return SimpleNamespace(docker=docker, project=project, variables=variables, bearer={"Authorization": f"Bearer {key}"})
+    project = docker.up_project([BASE, CPU, STANDINS, PATIENCE], variables, ROOT)
+    project("up", "--detach", timeout_s=300)
+    return SimpleNamespace(docker=docker, project=project, variables=variables)
+
+
+@pytest.fixture(scope="module")
+def stack(started: SimpleNamespace) -> SimpleNamespace:
+    """The whole stack, up and healthy."""
+    started.project("up", "--detach", "--wait", "--wait-timeout", "600", timeout_s=630)
+    key = _secrets(started.project)["demo"]
+    return SimpleNamespace(**vars(started), bearer={"Authorization": f"Bearer {key}"})
 
 
 def _python_behind(python: Path) -> str:
@@ -366,6 +383,170 @@ def _secrets(project: Project) -> dict[str, str]:
     told = project("run", "--rm", "cli", "secrets", "--json")
     found = json.loads(told)
     return {"grafana": found["grafana_password"], **found["keys"]}
+
+
+# --- run with TLS and logins -----------------------------------------------------------------------------------------------------
+
+SECURE, SECURE_STANDINS = DEPLOY / "compose.secure.yml", ROOT / "tests/compose_standins/secure.yml"
+PORTS = {"GATEWAY": 24000, "GRAFANA": 24001, "PROMETHEUS": 24002, "ALERTMANAGER": 24003, "BOARD": 24004}
+LOGINS = ("alertmanager", "board", "grafana", "operator", "prometheus")
+
+
+@pytest.fixture(scope="module")
+def secured(started: SimpleNamespace) -> SimpleNamespace:
+    """compose.secure.yml, up and healthy on ports of its own, with everything that was made for it. It comes before what needs the real engine."""
+    docker = started.docker
+    variables = {f"VLLM_WATCH_PORT_{name}": str(port) for name, port in PORTS.items()} | {"COMPOSE_PROJECT_NAME": "secured"}
+    project = docker.up_project([BASE, CPU, SECURE, SECURE_STANDINS, PATIENCE], variables, ROOT)
+    project("up", "--detach", "--wait", "--wait-timeout", "300", timeout_s=330)
+    volumes = docker.folder / "data/volumes"
+    passwords = {user: (volumes / f"secured_tls-{user}/_data/password").read_text() for user in LOGINS}
+    authority = (volumes / "secured_tls-public/_data/ca.crt").read_text()
+
+    def get(service: str, path: str, user: str = "", password: str | None = None, body: object = None, **headers: str) -> tuple[int, str]:
+        """As somebody outside who was given the authority, and the login of `user`."""
+        if user:
+            login = f"{user}:{passwords[user] if password is None else password}"
+            headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        return docker.get(f"https://localhost:{PORTS[service]}{path}", headers, body, authority=authority)
+
+    keys = _secrets(project)
+    return SimpleNamespace(docker=docker, project=project, get=get, keys=keys, passwords=passwords, secrets=[*passwords.values(), *keys.values()])
+
+
+@pytest.mark.compose
+@pytest.mark.collector
+@pytest.mark.prometheus
+class TestSecured:
+    """The stack of compose.secure.yml as those see it who are let in, and those who are not."""
+
+    def test_every_target_is_up_over_tls_but_the_two_that_have_none(self, secured: SimpleNamespace, eventually: Callable[..., None]) -> None:
+        def up() -> bool:
+            states = json.loads(secured.get("PROMETHEUS", "/api/v1/targets", "operator")[1])["data"]["activeTargets"]
+            assert dict.fromkeys(TARGETS, ("up", "")) == {t["labels"]["job"]: (t["health"], t["lastError"]) for t in states}
+            assert {"vllm", "otelcol"} == {t["labels"]["job"] for t in states if t["scrapeUrl"].startswith("http://")}
+            return True
+
+        eventually(up, within_s=60, what="all targets up")
+
+    def test_an_alert_arrives_and_its_links_begin_with_https(self, secured: SimpleNamespace, eventually: Callable[..., None]) -> None:
+        """Every rule is loaded, and the page that a link leads to is shown to the operator."""
+        rules = json.loads(secured.get("PROMETHEUS", "/api/v1/rules", "operator")[1])["data"]["groups"]
+        assert len(list((ROOT / "alerts/prometheus").glob("*.yaml"))) == len({group["file"] for group in rules})
+
+        def arrived() -> bool:
+            (alert,) = json.loads(secured.get("ALERTMANAGER", "/api/v2/alerts?filter=alertname=VLLMWatchdog", "operator")[1])
+            assert f"https://localhost:{PORTS['BOARD']}/runbooks/VLLMWatchdog" == alert["annotations"]["runbook_url"]
+            return True
+
+        eventually(arrived, within_s=90, what="the watchdog at Alertmanager")
+        status, page = secured.get("BOARD", "/runbooks/VLLMWatchdog", "operator")
+        assert (200, True) == (status, "First five minutes" in page)
+
+    @pytest.mark.parametrize("service", ["GATEWAY", "PROMETHEUS", "ALERTMANAGER", "BOARD"])
+    def test_nobody_is_let_in_without_a_login_or_with_a_wrong_one(self, secured: SimpleNamespace, service: str) -> None:
+        """And nobody at all without TLS."""
+        path = {"GATEWAY": "/v1/models", "BOARD": "/"}.get(service, "/metrics")
+        assert 401 == secured.get(service, path)[0]
+        assert 401 == secured.get(service, path, "operator", "wrong")[0]
+        assert 401 == secured.get(service, path, "grafana", secured.keys["grafana"])[0]
+        plain = f"http://localhost:{PORTS[service]}{path}"
+        try:
+            answer = secured.docker.get(plain)[0]
+        except ConnectionError:
+            answer = 400
+        assert 400 == answer  # Go's way of saying it
+        with pytest.raises(OSError, match="certificate verify failed"):
+            secured.docker.get(plain.replace("http:", "https:"))
+
+    def test_the_gateway_answers_with_a_key_and_the_span_reaches_the_trace_store(
+        self, secured: SimpleNamespace, eventually: Callable[..., None]
+    ) -> None:
+        """Client over TLS -> gateway -> sidecar -> collector over TLS -> the stand-in for Jaeger, which only those on its network can ask."""
+        trace = hashlib.md5(os.urandom(8), usedforsecurity=False).hexdigest()
+        body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "the queue"}]}
+        bearer = {"Authorization": f"Bearer {secured.keys['demo']}", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+        assert 200 == secured.get("GATEWAY", "/v1/chat/completions", body=body, **bearer)[0]
+        code = f"import urllib.request; print(urllib.request.urlopen('http://jaeger:16686/api/traces/{trace}').status)"
+
+        def told() -> bool:
+            return bool(secured.project("exec", "-T", "grafana", "python3", "-c", code).strip() == "200")
+
+        eventually(told, within_s=30, what="the span at the store")
+
+    def test_grafana_asks_prometheus_with_the_login_of_its_data_source(self, secured: SimpleNamespace) -> None:
+        status, answer = secured.get("GRAFANA", "/prometheus")
+        assert (200, "success") == (status, json.loads(answer)["status"])
+
+    def test_the_gateway_reads_hashes_and_neither_keys_nor_passwords(self, secured: SimpleNamespace) -> None:
+        """They lie in the same volume, and are covered."""
+        look = "cd /var/lib/vllm-watch/secrets && cat keys/* grafana_admin_password 2> /dev/null; grep -c sha256 teams.yaml"
+        assert str(len(init.TEAMS)) == secured.project("exec", "-T", "gateway", "sh", "-c", look).strip()
+
+    def test_the_printed_secrets_name_the_addresses_that_answer_and_the_operators_password(self, secured: SimpleNamespace) -> None:
+        told = secured.project("run", "--rm", "cli", "secrets")
+        assert f"https://localhost:{PORTS['GRAFANA']}   user admin, password {secured.keys['grafana']}\n" in told
+        assert f"user operator, password {secured.passwords['operator']}   for" in told
+        assert told.endswith(f"https://localhost:{PORTS['GATEWAY']}/v1/models\n")
+
+    def test_no_secret_is_seen_where_it_does_not_belong(self, secured: SimpleNamespace) -> None:
+        """Not in a log, a label, a container's settings, an image's history, a command line or an environment."""
+        docker, project = secured.docker, secured.project
+        assert len(LOGINS) + len(init.TEAMS) + 1 == len(set(secured.secrets))
+        containers = docker.run("ps", "--all", "--quiet", "--filter", "label=com.docker.compose.project=secured").split()
+        places = {
+            "logs": project("logs", "--no-color"),
+            "every series that Prometheus read": secured.get("PROMETHEUS", "/api/v1/query?query=%7B__name__=~%22.%2B%22%7D", "operator")[1],
+            "Prometheus' own page": secured.get("PROMETHEUS", "/metrics", "operator")[1],
+            "Prometheus' settings": secured.get("PROMETHEUS", "/api/v1/status/config", "operator")[1],
+            "containers": docker.run("inspect", *containers),
+            "the image": docker.run("history", "--no-trunc", "vllm-watch:0.1.0") + docker.run("image", "inspect", "vllm-watch:0.1.0"),
+            "compose's own view": project("config"),
+            **{str(path): _text(path) for path in Path("/proc").glob("[0-9]*/*") if path.name in ("cmdline", "environ")},
+        }
+        assert all(places[place] for place in ("logs", "every series that Prometheus read", "containers"))
+        assert len(places) > 2 * len(containers)
+        assert [] == [place for place, text in places.items() if any(secret in text for secret in secured.secrets)]
+
+    def test_a_second_up_makes_nothing_anew(self, secured: SimpleNamespace) -> None:
+        volumes = secured.docker.folder / "data/volumes"
+
+        def state() -> dict[str, tuple[bytes, int]]:
+            files = [path for volume in volumes.glob("secured_tls-*") for path in volume.rglob("*") if path.is_file()]
+            return {str(path): (path.read_bytes(), path.stat().st_ctime_ns) for path in files}
+
+        before = state(), secured.project("ps", "--quiet")
+        secured.project("up", "--detach", "--wait", "--wait-timeout", "300")
+        assert before == (state(), secured.project("ps", "--quiet"))
+
+    def test_what_a_person_keeps_beside_the_files_does_not_get_into_the_image(self, docker: PrivateDocker, tmp_path: Path) -> None:
+        """Keys, tokens and caches, wherever they lie; the build sees our packages and nothing else."""
+        for name in (
+            "stack/kept.py", ".env", "stack/.env.local", "stack/deploy/secure/tls.key", "stack/hf_token", "my.pem", "artifacts/log", ".git/x",
+            "stack/__pycache__/a.pyc",
+        ):  # fmt: skip
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("planted")
+        shutil.copy(ROOT / ".dockerignore", tmp_path)
+        (tmp_path / "Dockerfile").write_text('FROM scratch\nCOPY . .\nCMD ["none"]\n')
+        docker.run("build", "--network", "none", "--tag", "planted", str(tmp_path), env={**docker.environment, "DOCKER_BUILDKIT": "0"})
+        name = docker.run("create", "--network", "none", "planted").strip()
+        docker.run("export", "--output", str(tmp_path / "image.tar"), name)
+        docker.run("rm", name)
+        with tarfile.open(tmp_path / "image.tar") as image:
+            ours = {member.name for member in image if member.isfile() and member.size}
+        assert {"stack/kept.py"} == ours
+
+
+def _text(path: Path) -> str:
+    """Of a process that may be gone by now."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+# --- run with a real engine ------------------------------------------------------------------------------------------------------
 
 
 def ask(stack: SimpleNamespace, expression: str) -> list[Any]:
@@ -465,7 +646,7 @@ class TestRunning:
     def test_a_restarted_gateway_keeps_its_keys_and_knows_the_team_that_the_operator_added(
         self, stack: SimpleNamespace, eventually: Callable[..., None]
     ) -> None:
-        """The way that the README tells: teams.yaml lies in a volume that only the init service may write."""
+        """The ways of docs/start/gpu-host.md: teams.yaml lies in a volume that only the init service may write, and a signal has it read anew."""
         key, hashed = make_key("fresh")
         file = "/var/lib/vllm-watch/secrets/teams.yaml"
         stack.project("run", "--rm", "-T", "--entrypoint", "sh", "init", "-c", f"printf '  fresh:\\n    keys: [\"{hashed}\"]\\n' >> {file}")
@@ -474,17 +655,21 @@ class TestRunning:
         eventually(lambda: chat(stack)[0] == 200, within_s=30, what="an answer after the restart")
         status, _ = stack.docker.get(f"{GATEWAY}/v1/models", {"Authorization": f"Bearer {key}"})
         assert 200 == status
+        stack.project("run", "--rm", "-T", "--entrypoint", "sh", "init", "-c", f"sed -i /fresh/,+1d {file}")
+        stack.project("exec", "-T", "gateway", "sh", "-c", "kill -HUP 1")
+        bearer = {"Authorization": f"Bearer {key}"}
+        eventually(lambda: stack.docker.get(f"{GATEWAY}/v1/models", bearer)[0] == 401, within_s=30, what="the file read anew without a restart")
 
     def test_a_second_up_changes_nothing(self, stack: SimpleNamespace) -> None:
         before = _secrets(stack.project), stack.project("ps", "--quiet")
-        stack.project("up", "--detach", "--wait", "--wait-timeout", "60")
+        stack.project("up", "--detach", "--wait", "--wait-timeout", "300")
         assert before == (_secrets(stack.project), stack.project("ps", "--quiet"))
 
     def test_keys_and_series_survive_down_and_up_on_ports_of_choice(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
         """On a second project without an engine, which saves its start: that the key is known shows in what the gateway answers."""
         ports = {"VLLM_WATCH_PORT_GATEWAY": "18000", "VLLM_WATCH_PORT_PROMETHEUS": "19090", "VLLM_WATCH_PORT_ALERTMANAGER": "19093"}
-        other = stack.docker.up_project([BASE, CPU, STANDINS], {**stack.variables, **ports, "COMPOSE_PROJECT_NAME": "second"}, ROOT)
-        start = ("up", "--detach", "--wait", "--wait-timeout", "60", "--no-deps", "init", "gateway", "alertmanager", "prometheus")
+        other = stack.docker.up_project([BASE, CPU, STANDINS, PATIENCE], {**stack.variables, **ports, "COMPOSE_PROJECT_NAME": "second"}, ROOT)
+        start = ("up", "--detach", "--wait", "--wait-timeout", "300", "--no-deps", "init", "gateway", "alertmanager", "prometheus")
         query = "http://127.0.0.1:19090/api/v1/query?query=up"
 
         def scraped(at: str = "") -> Any:
@@ -506,157 +691,3 @@ class TestRunning:
     def test_without_the_toolkit_docker_says_what_the_preflight_quotes(self, stack: SimpleNamespace) -> None:
         with pytest.raises(AssertionError, match="could not select device driver"):
             stack.docker.run("run", "--rm", "--network", "none", "--gpus", "1", "standin-base", "true")
-
-
-# --- run with TLS and logins -----------------------------------------------------------------------------------------------------
-
-SECURE, SECURE_STANDINS = DEPLOY / "compose.secure.yml", ROOT / "tests/compose_standins/secure.yml"
-PORTS = {"GATEWAY": 24000, "GRAFANA": 24001, "PROMETHEUS": 24002, "ALERTMANAGER": 24003, "BOARD": 24004}
-LOGINS = ("alertmanager", "board", "grafana", "operator", "prometheus")
-
-
-@pytest.fixture(scope="module")
-def secured(docker: PrivateDocker) -> SimpleNamespace:
-    """compose.secure.yml, up and healthy on ports of its own, with everything that was made for it."""
-    variables = {f"VLLM_WATCH_PORT_{name}": str(port) for name, port in PORTS.items()} | {"COMPOSE_PROJECT_NAME": "secured"}
-    project = docker.up_project([BASE, CPU, SECURE, SECURE_STANDINS], variables, ROOT)
-    project("up", "--detach", "--wait", "--wait-timeout", "90", timeout_s=120)
-    volumes = docker.folder / "data/volumes"
-    passwords = {user: (volumes / f"secured_tls-{user}/_data/password").read_text() for user in LOGINS}
-    authority = (volumes / "secured_tls-public/_data/ca.crt").read_text()
-
-    def get(service: str, path: str, user: str = "", password: str | None = None, body: object = None, **headers: str) -> tuple[int, str]:
-        """As somebody outside who was given the authority, and the login of `user`."""
-        if user:
-            login = f"{user}:{passwords[user] if password is None else password}"
-            headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
-        return docker.get(f"https://localhost:{PORTS[service]}{path}", headers, body, authority=authority)
-
-    keys = _secrets(project)
-    return SimpleNamespace(docker=docker, project=project, get=get, keys=keys, secrets=[*passwords.values(), *keys.values()])
-
-
-@pytest.mark.compose
-@pytest.mark.collector
-@pytest.mark.prometheus
-class TestSecured:
-    """The stack of compose.secure.yml as those see it who are let in, and those who are not."""
-
-    def test_every_target_is_up_over_tls_but_the_two_that_have_none(self, secured: SimpleNamespace, eventually: Callable[..., None]) -> None:
-        def up() -> bool:
-            states = json.loads(secured.get("PROMETHEUS", "/api/v1/targets", "operator")[1])["data"]["activeTargets"]
-            assert dict.fromkeys(TARGETS, ("up", "")) == {t["labels"]["job"]: (t["health"], t["lastError"]) for t in states}
-            assert {"vllm", "otelcol"} == {t["labels"]["job"] for t in states if t["scrapeUrl"].startswith("http://")}
-            return True
-
-        eventually(up, within_s=60, what="all targets up")
-
-    def test_an_alert_arrives_and_its_links_begin_with_https(self, secured: SimpleNamespace, eventually: Callable[..., None]) -> None:
-        """Every rule is loaded, and the page that a link leads to is shown to the operator."""
-        rules = json.loads(secured.get("PROMETHEUS", "/api/v1/rules", "operator")[1])["data"]["groups"]
-        assert len(list((ROOT / "alerts/prometheus").glob("*.yaml"))) == len({group["file"] for group in rules})
-
-        def arrived() -> bool:
-            (alert,) = json.loads(secured.get("ALERTMANAGER", "/api/v2/alerts?filter=alertname=VLLMWatchdog", "operator")[1])
-            assert f"https://localhost:{PORTS['BOARD']}/runbooks/VLLMWatchdog" == alert["annotations"]["runbook_url"]
-            return True
-
-        eventually(arrived, within_s=90, what="the watchdog at Alertmanager")
-        status, page = secured.get("BOARD", "/runbooks/VLLMWatchdog", "operator")
-        assert (200, True) == (status, "First five minutes" in page)
-
-    @pytest.mark.parametrize("service", ["GATEWAY", "PROMETHEUS", "ALERTMANAGER", "BOARD"])
-    def test_nobody_is_let_in_without_a_login_or_with_a_wrong_one(self, secured: SimpleNamespace, service: str) -> None:
-        """And nobody at all without TLS."""
-        path = {"GATEWAY": "/v1/models", "BOARD": "/"}.get(service, "/metrics")
-        assert 401 == secured.get(service, path)[0]
-        assert 401 == secured.get(service, path, "operator", "wrong")[0]
-        assert 401 == secured.get(service, path, "grafana", secured.keys["grafana"])[0]
-        plain = f"http://localhost:{PORTS[service]}{path}"
-        try:
-            answer = secured.docker.get(plain)[0]
-        except ConnectionError:
-            answer = 400
-        assert 400 == answer  # Go's way of saying it
-        with pytest.raises(OSError, match="certificate verify failed"):
-            secured.docker.get(plain.replace("http:", "https:"))
-
-    def test_the_gateway_answers_with_a_key_and_the_span_reaches_the_trace_store(
-        self, secured: SimpleNamespace, eventually: Callable[..., None]
-    ) -> None:
-        """Client over TLS -> gateway -> sidecar -> collector over TLS -> the stand-in for Jaeger, which only those on its network can ask."""
-        trace = hashlib.md5(os.urandom(8), usedforsecurity=False).hexdigest()
-        body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "the queue"}]}
-        bearer = {"Authorization": f"Bearer {secured.keys['demo']}", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
-        assert 200 == secured.get("GATEWAY", "/v1/chat/completions", body=body, **bearer)[0]
-        code = f"import urllib.request; print(urllib.request.urlopen('http://jaeger:16686/api/traces/{trace}').status)"
-
-        def told() -> bool:
-            return bool(secured.project("exec", "-T", "grafana", "python3", "-c", code).strip() == "200")
-
-        eventually(told, within_s=30, what="the span at the store")
-
-    def test_grafana_asks_prometheus_with_the_login_of_its_data_source(self, secured: SimpleNamespace) -> None:
-        status, answer = secured.get("GRAFANA", "/prometheus")
-        assert (200, "success") == (status, json.loads(answer)["status"])
-
-    def test_the_gateway_reads_hashes_and_neither_keys_nor_passwords(self, secured: SimpleNamespace) -> None:
-        """They lie in the same volume, and are covered."""
-        look = "cd /var/lib/vllm-watch/secrets && cat keys/* grafana_admin_password 2> /dev/null; grep -c sha256 teams.yaml"
-        assert str(len(init.TEAMS)) == secured.project("exec", "-T", "gateway", "sh", "-c", look).strip()
-
-    def test_no_secret_is_seen_where_it_does_not_belong(self, secured: SimpleNamespace) -> None:
-        """Not in a log, a label, a container's settings, an image's history, a command line or an environment."""
-        docker, project = secured.docker, secured.project
-        assert len(LOGINS) + len(init.TEAMS) + 1 == len(set(secured.secrets))
-        containers = docker.run("ps", "--all", "--quiet", "--filter", "label=com.docker.compose.project=secured").split()
-        places = {
-            "logs": project("logs", "--no-color"),
-            "every series that Prometheus read": secured.get("PROMETHEUS", "/api/v1/query?query=%7B__name__=~%22.%2B%22%7D", "operator")[1],
-            "Prometheus' own page": secured.get("PROMETHEUS", "/metrics", "operator")[1],
-            "Prometheus' settings": secured.get("PROMETHEUS", "/api/v1/status/config", "operator")[1],
-            "containers": docker.run("inspect", *containers),
-            "the image": docker.run("history", "--no-trunc", "vllm-watch:0.1.0") + docker.run("image", "inspect", "vllm-watch:0.1.0"),
-            "compose's own view": project("config"),
-            **{str(path): _text(path) for path in Path("/proc").glob("[0-9]*/*") if path.name in ("cmdline", "environ")},
-        }
-        assert all(places[place] for place in ("logs", "every series that Prometheus read", "containers"))
-        assert len(places) > 2 * len(containers)
-        assert [] == [place for place, text in places.items() if any(secret in text for secret in secured.secrets)]
-
-    def test_a_second_up_makes_nothing_anew(self, secured: SimpleNamespace) -> None:
-        volumes = secured.docker.folder / "data/volumes"
-
-        def state() -> dict[str, tuple[bytes, int]]:
-            files = [path for volume in volumes.glob("secured_tls-*") for path in volume.rglob("*") if path.is_file()]
-            return {str(path): (path.read_bytes(), path.stat().st_ctime_ns) for path in files}
-
-        before = state(), secured.project("ps", "--quiet")
-        secured.project("up", "--detach", "--wait", "--wait-timeout", "60")
-        assert before == (state(), secured.project("ps", "--quiet"))
-
-    def test_what_a_person_keeps_beside_the_files_does_not_get_into_the_image(self, docker: PrivateDocker, tmp_path: Path) -> None:
-        """Keys, tokens and caches, wherever they lie; the build sees our packages and nothing else."""
-        for name in (
-            "stack/kept.py", ".env", "stack/.env.local", "stack/deploy/secure/tls.key", "stack/hf_token", "my.pem", "artifacts/log", ".git/x",
-            "stack/__pycache__/a.pyc",
-        ):  # fmt: skip
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text("planted")
-        shutil.copy(ROOT / ".dockerignore", tmp_path)
-        (tmp_path / "Dockerfile").write_text('FROM scratch\nCOPY . .\nCMD ["none"]\n')
-        docker.run("build", "--network", "none", "--tag", "planted", str(tmp_path), env={**docker.environment, "DOCKER_BUILDKIT": "0"})
-        name = docker.run("create", "--network", "none", "planted").strip()
-        docker.run("export", "--output", str(tmp_path / "image.tar"), name)
-        docker.run("rm", name)
-        with tarfile.open(tmp_path / "image.tar") as image:
-            ours = {member.name for member in image if member.isfile() and member.size}
-        assert {"stack/kept.py"} == ours
-
-
-def _text(path: Path) -> str:
-    """Of a process that may be gone by now."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -80,14 +80,14 @@ def seen(service: dict[str, Any]) -> set[str]:
 
 @pytest.mark.compose
 def test_each_service_has_the_rights_of_the_table_and_no_others(stack: Any) -> None:
-    """Of MIG a service sees the networks of teams in place of `engine`, its gateways are where the boards are, and the sidecar's file is made."""
+    """Of MIG a service sees the networks of teams in place of `engine`, and the sidecar's file is made."""
     mig = "mig" in stack["name"]
     for name, service in stack["services"].items():
         user, networks, data = RIGHTS[kind(name)]
         assert user == service["user"], name
         found = {network.split("-")[0] for network in service.get("networks") or {}}
         if mig:
-            networks = {{"engine": "team", "clients": "watch", "fetch": "watch"}.get(network, network) for network in networks}
+            networks = {{"engine": "team"}.get(network, network) for network in networks}
             found -= {"engine"} if kind(name) in ("prometheus", "otelcol", "cli", "sidecar") else set()
             data = data | ({"sidecar-state"} if name == "init" else set())
         assert networks == found, name
@@ -333,6 +333,47 @@ def test_an_operators_own_certificate_and_logins_stay(made: Made) -> None:
     mine = {name: (made.root / "gateway" / name).read_text() for name in ("tls.crt", "tls.key", "web.yml")}
     files = made.make(NOW, "other.example")
     assert mine == {name: files[f"gateway/{name}"] for name in mine}
+
+
+def test_a_certificate_whose_key_was_lost_is_made_again(made: Made) -> None:
+    """Nothing can listen with half a pair, and a start that was cut short between the two leaves one."""
+    first = made.make()
+    (made.root / "sidecar/tls.key").unlink()
+    (made.root / "board/tls.key").chmod(0o600)
+    (made.root / "board/tls.key").write_text(first["gateway/tls.key"])
+    second = made.make()
+    for name in ("sidecar", "board"):
+        assert certificates.fits(second[f"{name}/tls.crt"], second[f"{name}/tls.key"])
+    assert {f"{name}/tls.{end}" for name in ("sidecar", "board") for end in ("crt", "key")} == {p for p in first if first[p] != second[p]}
+
+
+@pytest.mark.parametrize("key", [["-passout", "pass:word"], ["-nodes"]], ids=["locked", "other"])
+def test_an_operators_own_certificate_with_a_key_that_does_not_open_it_is_told_in_a_sentence(made: Made, key: list[str]) -> None:
+    """Before a program fails over it: one that wants a password, and one of another certificate."""
+    made.make()
+    folder = made.root / "grafana"
+    made_by = ["openssl", "req", "-x509", "-newkey", "rsa:2048", *key, "-subj", "/CN=mine"]
+    subprocess.run([*made_by, "-keyout", folder / "tls.key", "-out", folder / "tls.crt"], check=True, capture_output=True)
+    if "-nodes" in key:
+        made.make()  # it is right: a key need not be of a curve
+        (folder / "tls.key").write_text((made.root / "board/tls.key").read_text())
+    with pytest.raises(BadConfig, match=r"grafana/tls\.key is not the key of your tls\.crt beside it, or wants a password; put both there") as told:
+        made.make()
+    assert "\n" not in str(told.value)
+
+
+def test_a_password_that_was_removed_with_the_files_of_logins_is_made_anew_and_known_everywhere(made: Made) -> None:
+    """The way of docs/hardening.md; the others' passwords stay."""
+    first = made.make()
+    for path in (made.root / "operator/password", *made.root.glob("*/web.yml")):
+        path.unlink()
+    second = made.make()
+    passwords = {path for path in first if path.endswith("password")}
+    assert {"operator/password"} == {path for path in passwords if first[path] != second[path]}
+    for name, service in credentials.SERVICES.items():
+        for user in service.asked_by:
+            known = read(made.root / name / "web.yml")["basic_auth_users"][user]
+            assert bcrypt.checkpw(second[f"{user}/password"].encode(), known.encode()), (name, user)
 
 
 def test_a_new_authority_signs_everybody_anew(made: Made) -> None:

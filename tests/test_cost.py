@@ -160,7 +160,7 @@ def test_csv_and_json_say_the_same(tmp_path):
         (("--log", "LOG", "--gpus", "chat=many"), "--gpus 'chat=many' is no number of cards; write it like 4 or chat=4"),
         (("--log", "LOG", "--log", "LOG"), "--log names one file twice"),
         (("--log", "EMPTY"), "holds no request with a time (ts and e2e_ms)"),
-        (("--log", "LOG", "--since", "1s"), "holds no request with a time (ts and e2e_ms) since then"),
+        (("--log", "LOG", "--since", "1s"), "since then; a longer --since, or none, takes older ones"),
         (("--log", "LOG", "--prices", "PRICES"), "line 2: gpus[0].gpu_hours is unknown; did you mean gpu_hour?"),
         (("--prometheus", "http://127.0.0.1:9", "--gpus", "4"), "--gpus belongs to --log"),
         (("--prometheus", "http://127.0.0.1:9"), "does not answer"),

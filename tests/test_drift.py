@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporters.catalogue import drift, installed
+from exporters.catalogue import drift, installed, vllm
 from exporters.catalogue.metric import Across, Evidence, Kind, Metric, Unit
 from stack import bundle, cli
 
@@ -121,6 +121,34 @@ def test_the_panels_and_alerts_that_read_a_family_are_named():
     assert all("num_preemptions_total" in use.expr for use in bundle.uses() if use.place in change.places)
 
 
+def fake_rust_page() -> str:
+    """Stands for the Rust frontend, of which no page could be captured: OpenMetrics, without what its source does not register."""
+    lacking = [metric.name for metric in drift.CATALOGUE if vllm.NOT_RUST in metric.notes]
+    lacking += ["vllm:admission_rejections", "vllm:request_num_preemptions", "python_", "process_"]
+    stems = [name.removesuffix("_total") for name in lacking]
+    lines = [line for line in (GOLDEN / "0.32.0-before.prom").read_text().splitlines() if not any(stem in line for stem in stems)]
+    bare = [re.sub(r"^(# (?:HELP|TYPE) \S+?)_total (?!histogram|Histogram)", r"\1 ", line) for line in lines]
+    return "\n".join([*bare, "# EOF", ""])
+
+
+def test_what_the_rust_frontend_does_not_show_is_listed_and_not_called_gone(tmp_path):
+    page = tmp_path / "page"
+    page.write_text(fake_rust_page())
+    result = run(str(page), "--release", "0.32.0")
+    assert 0 == result.exit_code, result.output
+    unshown = drift.unshown(drift.of_page(fake_rust_page(), "0.32.0"))
+    assert {"vllm:cache_config_info", "vllm:engine_sleep_state", "vllm:admission_rejections_total"} <= set(unshown)
+    assert f"it lacks {len(unshown)}: {', '.join(unshown)}" in result.output
+    assert list(unshown) == json.loads(run(str(page), "--release", "0.32.0", "--json").output)[0]["unshown"]
+
+
+def test_a_page_that_is_not_of_the_rust_frontend_says_of_each_family_that_it_is_gone():
+    text = fake_rust_page()
+    assert ("gone", "vllm:cache_config_info") in told(drift.of_page(text.replace("# EOF", ""), "0.32.0"), drift.CATALOGUE)
+    asked = (GOLDEN / "0.32.0-before.prom").read_text() + "# EOF\n"
+    assert () == drift.unshown(drift.of_page(asked, "0.40.0"))
+
+
 SOURCE = """
 ATTENTION = "vllm::attention"
 OLDER = "vllm:older_total"
@@ -191,7 +219,10 @@ def test_the_command_exits_0_without_drift_1_with_it_and_2_where_nothing_can_be_
         (("/nowhere",), "No such file"),
         (("--installed", "/nowhere/python"), "No such file"),
         (("--installed", "/etc"), "holds no vllm/v1"),
-        ((__file__,), "no Prometheus metrics page"),
+        ((__file__,), f"{__file__}: this is no Prometheus metrics page"),
+        ((str(GOLDEN / "0.32.0-before.prom"), "--before", __file__), f"{__file__}: this is no Prometheus metrics page"),
+        ((str(GOLDEN / "0.32.0-before.prom"), "--before", "/dev/null"), "/dev/null: this page holds no samples"),
+        (("http://127.0.0.1:1", "--http-config", "/nowhere"), "/nowhere"),
         (("http://127.0.0.1:1",), "does not answer"),
     ],
 )

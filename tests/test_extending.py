@@ -34,11 +34,11 @@ CHANGES = changes()
 
 
 def copy(to: Path) -> Path:
-    """The tree as it stands, without recordings."""
+    """The tree as it stands, without recordings; with what Python has compiled of it, since its processes would do that again."""
     to.mkdir(exist_ok=True)
     for name in COPIED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__", "situations", "golden"))
+            shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("situations", "golden"))
         else:
             shutil.copy(ROOT / name, to / name)
     (to / "tests/golden").symlink_to(ROOT / "tests/golden")
@@ -57,7 +57,7 @@ def make(tree: Path, without: tuple[str, ...] = ()) -> None:
 
 
 def started(tree: Path, *words: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}
     return subprocess.Popen([sys.executable, *words], cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -31,6 +32,7 @@ from dashboards import variables
 from dashboards.boards import BOARDS
 from dashboards.interpolate import ALL, Range, fill
 from dashboards.model import Board, Query
+from exporters import budget
 from exporters.catalogue import EVERYTHING, expression, promql, vllm
 from stack import fleet
 from stack.lab import parts
@@ -40,9 +42,11 @@ from stack.prometheus import Prometheus, address
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / fleet.FOLDER
 CONFIGS = sorted(FOLDER.glob("prometheus*.yml"))
-PACE = 60  # five minutes of the rules are five seconds
+PACE = 100  # five minutes of the rules are three seconds
+BEFORE_S = 20  # what the first look at a page brings along: longer than the windows that are compared
 PASSWORD = "a word"
 ENGINES = ("vllm-0:8000", "vllm-1:8000", "captured:8000")  # the last comes later
+NEAR, OVER = "near:8000", "over:8000"  # of pages too long and nearly so
 NEAR_LIMIT = 'ALERTS{alertname="VLLMScrapeNearLimit", alertstate="firing"}'
 
 
@@ -94,7 +98,7 @@ def test_a_label_of_a_target_cannot_take_the_place_of_one_that_a_page_has(config
     for name in ("vllm", "gateway", "sidecar"):
         job = jobs(config)[name]
         (rule,) = job["relabel_configs"]
-        assert all(re.fullmatch(rule["regex"], label) for label in ("team", "model_name", "engine", "upstream"))
+        assert all(re.fullmatch(rule["regex"], label) for label in ("team", "model_name", "engine", "upstream", "type", "kind", "uuid", "le"))
         assert not any(re.fullmatch(rule["regex"], label) for label in ("cluster", "namespace", "pod", "__address__", "instance", "job"))
         assert "honor_labels" not in job
 
@@ -186,19 +190,29 @@ class FakeTargets(ThreadingHTTPServer):
     def __init__(self) -> None:
         scenes = {scene.name: scene for scene in fixtures.scenes()}
         self.began_s = time.time()
+        self.looked_at: dict[str, float] = {}
         self.pages: dict[str, list[Line]] = {}
         for line in scenes["busy"].lines:
             if line.labels.get("job") in ("vllm", "sidecar", "gateway") and line.name != "ALERTS":
                 self.pages.setdefault(line.labels["instance"], []).append(line)
-        self.pages["captured:8000"] = list(scenes["page-0.20.2-after"].lines)
+        self.pages["captured:8000"] = self.pages[OVER] = list(scenes["page-0.20.2-after"].lines)
         super().__init__(("127.0.0.1", 0), _Page)
 
     def page(self, instance: str) -> str:
-        """Each value with its time: a page that is late under load would bend every rate."""
-        now = time.time()
-        share, at = (now - self.began_s) / HOUR_S, round(now * 1000)
+        """Each value with its time, one for each second since the last look; the first look brings what was before, so that nobody waits for
+        windows to fill. A page that is late under load bends no rate."""
+        if instance == NEAR:
+            return "".join(f'stranger{{n="{n}"}} 1\n' for n in range(9))
+        now = math.floor(time.time())
+        times = range(self.looked_at.get(instance, now - BEFORE_S) + 1, now + 1)
+        self.looked_at[instance] = now
+        shares = [(at - self.began_s) / HOUR_S for at in times]
+        ends = [f" {at}000\n" for at in times]
         shown = filter(_of_a_page, self.pages[instance])
-        return "".join(f"{_series(line)} {next(line.values([share], self.began_s)):.12g} {at}\n" for line in shown)
+        return "".join([
+            f"{series} {value:.12g}{end}"
+            for line in shown for series in [_series(line)] for value, end in zip(line.values(shares, self.began_s), ends, strict=True)
+        ])  # fmt: skip
 
 
 def _of_a_page(line: Line) -> bool:
@@ -226,12 +240,14 @@ class _Page(BaseHTTPRequestHandler):
 
 
 def of_targets(port: int, *instances: str) -> str:
-    groups = [{"targets": [f"127.0.0.1:{port}"], "labels": {"instance": one, "__metrics_path__": f"/{one}", "team": "nobody"}} for one in instances]
-    return yaml.safe_dump(groups)
+    labels = {"team": "nobody", "type": "h100"}
+    return yaml.safe_dump([
+        {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": one, "__metrics_path__": f"/{one}"} | labels} for one in instances
+    ])  # fmt: skip
 
 
 def shortened(store: str, port: int) -> Mapping[str, object]:
-    """The printed configuration with other addresses, at a faster pace, that sends everything; the gateways' limit is nearly reached."""
+    """The printed configuration with other addresses, at a faster pace, that sends everything. Limits have room for what a first look brings."""
     config = text(FOLDER / "prometheus-victoriametrics.yml")
     config["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["alerting"] = {}
@@ -244,40 +260,58 @@ def shortened(store: str, port: int) -> Mapping[str, object]:
     for job in config["scrape_configs"]:
         if job["job_name"] == "prometheus":
             job["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
+        else:
+            job |= {"sample_limit": BEFORE_S * job["sample_limit"], "body_size_limit": "200MB"}
     return config
 
 
-def of_a_small_limit(config: Mapping[str, object], samples: Mapping[str, int]) -> None:
-    for job in config["scrape_configs"]:
-        if job["job_name"] in samples:
-            job["sample_limit"] = samples[job["job_name"]]
+def limited(name: str, samples: int, instance: str, port: int) -> Mapping[str, object]:
+    (group,) = yaml.safe_load(of_targets(port, instance))
+    return {"job_name": name, "sample_limit": samples, "static_configs": [group]}
 
 
 @pytest.fixture(scope="module")
-def world(part, free_port, eventually, tmp_path_factory) -> Iterator[World]:
+def found_by_name(part, tmp_path_factory) -> Iterator[subprocess.Popen[str] | None]:
+    """A Prometheus that asks a name server for engines, in a network and with mounts of its own, so that resolv.conf may be another. It says what
+    it found, while others are waited for; None where no such network can be made."""
+    folder = tmp_path_factory.mktemp("names")
+    apart = ["unshare", "--net", "--mount", *(() if os.getuid() == 0 else ("--map-root-user",))]
+    if not shutil.which("unshare") or not shutil.which("ip") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        yield None
+        return
+    shutil.copytree(FOLDER / "more", folder / "jobs")
+    (folder / "prometheus.yml").write_text(yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_config_files": ["jobs/*.yml"]}))
+    srv, a = (sd["names"][0] for sd in text(folder / "jobs/engines-by-dns.yml")["scrape_configs"][0]["dns_sd_configs"])
+    (folder / "names.json").write_text(json.dumps({"srv": srv, "a": a}))
+    command = [*apart, sys.executable, Path(__file__).with_name("names.py"), part("prometheus").path, folder]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    yield process
+    process.terminate()
+    process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def world(part, free_port, eventually, tmp_path_factory, found_by_name) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("fleet")
     targets = FakeTargets()
     threading.Thread(target=targets.serve_forever, daemon=True).start()
     store_port, port = free_port(), free_port()
     store, prometheus = f"http://127.0.0.1:{store_port}", f"http://127.0.0.1:{port}"
     config = shortened(store, port)
-    rows = targets.page("gateway:8010").count("\n")
-    of_a_small_limit(config, {"gateway": math.ceil(rows / 0.9)})
     (folder / "jobs").mkdir()
     (folder / "targets").mkdir()
     (folder / "secrets").mkdir()
     (folder / "rules").mkdir()
     (folder / "secrets/victoriametrics-password").write_text(PASSWORD)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    over = {"job_name": "vllm-over", "sample_limit": 10, "file_sd_configs": [{"files": [f"{folder}/targets/over.yml"]}]}
-    (folder / "jobs/over.yml").write_text(yaml.safe_dump({"scrape_configs": [over]}))
+    at = targets.server_address[1]
+    limits = [limited("vllm-near", 10, NEAR, at), limited("vllm-over", 10, OVER, at)]
+    (folder / "jobs/limits.yml").write_text(yaml.safe_dump({"scrape_configs": limits}))
     for name, rules in printer.rule_files(settings=SHIPPED.paced(PACE)):
         (folder / "rules" / name).write_text(rules)
-    at = targets.server_address[1]
     (folder / "targets/engines-a.yml").write_text(of_targets(at, *ENGINES[:2]))
     (folder / "targets/sidecars-a.yml").write_text(of_targets(at, "sidecar:9401"))
     (folder / "targets/gateways-a.yml").write_text(of_targets(at, "gateway:8010"))
-    (folder / "targets/over.yml").write_text(of_targets(at, "captured:8000"))
     commands = (
         [part("victoriametrics").path, f"-storageDataPath={folder}/store", f"-httpListenAddr=127.0.0.1:{store_port}", "-search.latencyOffset=0s",
          "-httpAuth.username=inference", f"-httpAuth.password={PASSWORD}", "-retentionPeriod=100y", "-memory.allowedBytes=256MB",
@@ -289,16 +323,15 @@ def world(part, free_port, eventually, tmp_path_factory) -> Iterator[World]:
     with (folder / "log").open("w") as log:
         try:
             running.extend(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) for command in commands)
-            eventually(lambda: data(prometheus, "query", query="count(up == 1) >= 5")["result"], within_s=60, what="targets that are up")
+            eventually(lambda: data(prometheus, "query", query="count(up == 1) >= 6")["result"], within_s=60, what="targets that are up")
             late = folder / "targets/new.tmp"
             late.write_text(of_targets(at, "captured:8000"))
             late.rename(folder / "targets/engines-late.yml")
             found = 'up{job="vllm", instance="captured:8000"} == 1'
-            eventually(lambda: data(prometheus, "query", query=found)["result"], within_s=30, what="the engine that came later")
-            began = time.time()
+            eventually(lambda: data(prometheus, "query", query=found)["result"], within_s=60, what="the engine that came later")
             firing = f"count({NEAR_LIMIT}) == 3"
             eventually(lambda: data(prometheus, "query", query=firing)["result"], within_s=60, what="alerts about limits")
-            at_s = max(began + 15, time.time())  # longer than the windows that are compared
+            at_s = time.time()
             eventually(lambda: held(store) > at_s + 1, within_s=60, what="what happened until then in the store")
             yield World(prometheus, store, at_s)
         finally:
@@ -324,17 +357,34 @@ def test_engines_are_found_in_files_also_in_one_that_comes_later(world):
 
 
 @live
+def test_engines_are_found_by_the_names_that_a_name_server_knows(found_by_name):
+    """SRV records bring each engine's port along, an A record none."""
+    if found_by_name is None:
+        pytest.skip("no network of its own can be made here: unshare, ip and the right to use them")
+    told, wrong = found_by_name.communicate(timeout=90)
+    assert 0 == found_by_name.returncode, wrong
+    assert ["127.0.0.1:8000", "vllm-0.test:8001", "vllm-1.test:8002"] == json.loads(told)
+
+
+@live
 def test_a_page_keeps_its_own_team_whatever_its_target_is_labelled(world):
-    assert {} == world.ask(world.prometheus, '{exported_team!=""}')
-    assert {} == world.ask(world.prometheus, 'up{team!="", job!="vllm-over"}')
+    assert {} == world.ask(world.prometheus, '{exported_team!=""} or {exported_type!=""}')
+    assert {} == world.ask(world.prometheus, 'up{team!="", job!~"vllm-(near|over)"}')
     teams = world.ask(world.prometheus, "count by (team) (vllm_watch_gateway_requests_total)")
     assert set(fixtures.TEAMS) == {dict(labels)["team"] for labels in teams}
 
 
 @live
+def test_prometheus_makes_as_many_series_of_a_target_as_the_budget_says(world):
+    """Started with its feature extra-scrape-metrics, as everywhere here."""
+    made = world.ask(world.prometheus, 'count({__name__=~"up|scrape_.+", instance="vllm-0:8000"})')
+    assert {frozenset(): budget.MADE_BY_SCRAPE} == made
+
+
+@live
 def test_a_page_near_its_limit_fires_and_one_above_it_is_thrown_away_whole(world):
     firing = world.ask(world.prometheus, NEAR_LIMIT)
-    assert {"gateway", "vllm-over", "prometheus"} == {dict(labels)["job"] for labels in firing}
+    assert {"vllm-near", "vllm-over", "prometheus"} == {dict(labels)["job"] for labels in firing}
     assert [0.0] == list(world.ask(world.prometheus, 'up{job="vllm-over"}').values())
     assert {} == world.ask(world.prometheus, '{__name__=~"vllm:.+", job="vllm-over"}')
 
@@ -379,7 +429,7 @@ def test_the_doctor_reads_the_store(world, tmp_path):
     assert ["qwen3-8b"] == [found["first_lever"]["model"]], "the fixture's engines are in trouble, and the captured one is not"
 
 
-NEAR = 0.1  # of a figure: see docs/fleet.md
+AS_NEAR = 0.1  # of a figure: see docs/fleet.md
 COMPARED = [board for board in BOARDS if board.slug in ("overview", "fleet", "global")]
 SHOWN = [(board, panel, query) for board in COMPARED for panel in board.panels for query in panel.queries]
 
@@ -401,4 +451,4 @@ def test_the_store_answers_a_panel_as_prometheus_does(world, board, panel, query
         if "changes(" in asked:  # MetricsQL takes the first sample of a series that is new in the window for a change
             assert there[labels] - value in range(len(ENGINES) + 1)
             continue
-        assert value == pytest.approx(there[labels], rel=NEAR, abs=1e-9), f"{dict(labels)}: {asked}"
+        assert value == pytest.approx(there[labels], rel=AS_NEAR, abs=1e-9), f"{dict(labels)}: {asked}"

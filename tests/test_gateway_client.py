@@ -1071,9 +1071,9 @@ def secured(certificate: Path) -> ssl.SSLContext:
 def trusting(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As an operator does it, by the environment."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_suffix(".crt")))
-    module._tls.cache_clear()
+    module._trusted.cache_clear()
     yield
-    module._tls.cache_clear()
+    module._trusted.cache_clear()
 
 
 # Fails while the reason is the name of the error, which is the same for every certificate that is not trusted.

@@ -148,17 +148,3 @@ async def test_a_path_that_cannot_be_written_is_told_at_start(tmp_path: Path):
     with pytest.raises(BadConfig, match=r"requests_log: .*/no/where.jsonl cannot be written: No such file"):
         async with opened(tmp_path / "no" / "where.jsonl"):
             pass
-
-
-def test_what_aiohttp_cannot_parse_is_not_quoted_in_the_log():
-    """A malformed header may be a key, a malformed chunk a prompt."""
-    import logging
-
-    from aiohttp.http_exceptions import InvalidHeader
-
-    from stack.cli.common import without_bytes
-
-    error = InvalidHeader("Authorization: Bearer SECRET")
-    record = logging.LogRecord("aiohttp.server", logging.ERROR, "f", 1, "Error handling request from %s", ("SECRET",), (type(error), error, None))
-    assert without_bytes(record)
-    assert "SECRET" not in logging.Formatter().format(record)

@@ -20,6 +20,7 @@ from authority import Authority, Pair
 from exporters import otlp
 from exporters.config import BadConfig
 from exporters.http_config import Way, asking, trouble, trusting
+from stack import config as configuration
 from stack.gateway.client import Client, Unreachable
 from stack.prometheus import address_from
 
@@ -94,6 +95,37 @@ async def test_a_token_goes_to_whom_the_authority_vouches_for(tmp_path, authorit
     assert f"Bearer {TOKEN}" == await said(server, way)
     (tmp_path / "token").write_text("tok-next")
     assert "Bearer tok-next" == await said(server, way), "the file is read again when it is another"
+
+
+def test_a_password_that_is_replaced_while_it_is_read_is_not_missed(tmp_path, monkeypatch):
+    word, read = tmp_path / "word", Path.read_text
+    word.write_text("former")
+    path = config(tmp_path, "basic_auth: {username: me, password_file: word}")
+
+    def slow(file: Path, *given: Any, **named: Any) -> str:
+        text = read(file, *given, **named)
+        if file == word and text == "former":
+            word.write_text("newer")
+        return text
+
+    monkeypatch.setattr(Path, "read_text", slow)
+    way = Way(path)
+    assert "me:newer" == base64.b64decode(way.now()["headers"]["Authorization"].removeprefix("Basic ")).decode()
+
+
+def test_files_that_the_sidecars_configuration_names_are_found_from_where_it_stands(tmp_path):
+    path = tmp_path / "sidecar.yaml"
+    path.write_text(
+        "web_config: web.yml\nengines: [{name: one, url: 'https://e:8000', http_config: http.yml}]\n"
+        "otlp: {endpoint: 'https://c:4318', ca_file: ca.pem, headers_file: /run/headers}\n"
+    )
+    it = configuration.sidecar(path)
+    folder = str(tmp_path)
+    assert (f"{folder}/web.yml", f"{folder}/http.yml", f"{folder}/ca.pem", "/run/headers") == (
+        it.web_config, it.engines[0].http_config, it.otlp.ca_file, it.otlp.headers_file,
+    )  # fmt: skip
+    path.write_text("otlp: {endpoint: 'https://c:4318', headers_file: headers}\n")
+    assert f"{folder}/headers" == configuration.sidecar(path).otlp.headers_file
 
 
 async def test_a_name_that_the_certificate_does_not_have_is_told(tmp_path, authority, server):

@@ -12,9 +12,11 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -33,6 +35,7 @@ from alerts.settings import Overlay, Settings
 from dashboards import variables
 from dashboards.boards import BOARDS
 from dashboards.model import Profile
+from exporters import budget
 from exporters.catalogue import EVERYTHING
 from exporters.sidecar import SidecarConfig
 from stack import alerts, cli, config
@@ -42,7 +45,7 @@ from stack.gateway.config import GatewayConfig, Timeouts
 from stack.kubernetes import files, running, watching
 from stack.kubernetes.objects import BOARD, BOARD_SERVICE, GATEWAY, PORTS
 from stack.kubernetes.policies import policies as policies_of
-from stack.kubernetes.wanted import Wanted
+from stack.kubernetes.wanted import OwnGateway, Wanted
 from stack.lab.parts import npm, operator_schema
 
 ROOT = Path(__file__).parent.parent
@@ -51,8 +54,9 @@ USUAL = Wanted("vllm-watch:0.1.0")
 MUCH = replace(
     USUAL, image="registry.example.org:5000/team/vllm-watch:1", engines=("http://vllm-0.vllm:8000", "http://vllm-1.vllm:8000"), engine_port="http",
     engine_selector=(("app.kubernetes.io/name", "vllm"), ("model", "qwen")), operator_labels=(("release", "kps"),), cluster="east", interval="1s",
-    sample_limit=5000, storage_class="fast", tls_secret="watch-tls",
+    sample_limit=5000, storage_class="fast", tls_secret="watch-tls", login_secret="watch-login",
 )  # fmt: skip
+BESIDE = replace(MUCH, own_gateway=OwnGateway("my-gateway", "logs", "out/requests.jsonl"))
 VARIANTS = {"usual": USUAL, "engine": replace(USUAL, profile=Profile.ENGINE), "much": MUCH}
 each_variant = pytest.mark.parametrize("wanted", VARIANTS.values(), ids=VARIANTS)
 CORE = ("1.27.0", "1.37.0")
@@ -145,7 +149,9 @@ def operator_mistakes(found: list[dict[str, Any]], part: Any, tmp_path: Path) ->
 
 
 def test_rules_and_monitors_are_what_the_operator_declares(part, tmp_path):
-    assert [] == operator_mistakes([each for wanted in VARIANTS.values() for each in operators(objects(wanted))], part, tmp_path)
+    """Rules are the same in each but for the label that MUCH has too."""
+    others = [each for wanted in (USUAL, VARIANTS["engine"], BESIDE, replace(USUAL, sample_limit=0)) for each in watching.monitors(wanted)]
+    assert [] == operator_mistakes([*operators(objects(MUCH)), *others], part, tmp_path)
 
 
 def test_what_the_operator_would_refuse_does_not_pass(part, tmp_path):
@@ -188,29 +194,47 @@ def test_rules_too_large_for_one_object_become_several_with_every_group_whole(mo
 # ---- kustomize --------------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
+def kustomize(kubectl: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False, timeout=60)
+
+
 def kustomized(kubectl: Path, folder: Path) -> list[dict[str, Any]]:
-    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False, timeout=60)
+    done = kustomize(kubectl, folder)
     assert 0 == done.returncode, done.stderr
     return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exported")
-    files.write(folder, USUAL)
+@contextmanager
+def without_rules_and_boards() -> Iterator[None]:
+    """They are most of an export, and the same in each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watching, "rules", lambda wanted: ())
+        patch.setattr(watching, "boards", lambda wanted: ())
+        yield
+
+
+@pytest.fixture
+def few() -> Iterator[None]:
+    with without_rules_and_boards():
+        yield
+
+
+def filed(folder: Path, texts: dict[str, str]) -> Path:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     return folder
 
 
-def test_the_base_is_every_object_in_its_namespace_and_nothing_else_changed(part, exported):
-    found = kustomized(part("kubectl").path, exported / "base")
+def test_the_base_is_every_object_in_its_namespace_and_nothing_else_changed(part, tmp_path):
+    found = kustomized(part("kubectl").path, filed(tmp_path, printed(USUAL)) / "base")
     assert {"vllm"} == {each["metadata"].pop("namespace") for each in found}
     key = lambda each: (each["kind"], each["metadata"]["name"])  # noqa: E731
     assert sorted(objects(USUAL), key=key) == sorted(found, key=key)
 
 
-def test_the_example_has_its_namespace_label_image_and_engine(part, exported):
-    found = kustomized(part("kubectl").path, exported / "overlays/example")
+def test_the_example_has_its_namespace_label_image_and_engine(part, tmp_path, few):
+    found = kustomized(part("kubectl").path, filed(tmp_path, files.files(USUAL)) / "overlays/example")
     assert {"vllm-example"} == {each["metadata"]["namespace"] for each in found}
     assert {"example"} == {each["metadata"]["labels"]["environment"] for each in found}
     containers = [one for pod in pods(found).values() for one in pod["spec"]["containers"]]
@@ -371,16 +395,16 @@ def test_a_gateway_has_one_pod_and_more_time_to_end_than_its_requests():
 @each_variant
 def test_no_secret_is_written_and_teams_come_from_one_by_name(wanted):
     assert {} == of_kind(objects(wanted), "Secret")
-    if wanted.full:
+    if wanted.with_gateway:
         volumes = pods(objects(wanted))[GATEWAY]["spec"]["volumes"]
         assert [wanted.teams_secret] == [volume["secret"]["secretName"] for volume in volumes if volume["name"] == "teams"]
 
 
 def test_a_change_of_the_configuration_makes_new_pods():
     digests = {
-        pod["metadata"]["annotations"]["checksum/config"]
+        pod["metadata"]["annotations"]["checksum/vllm-watch-config"]
         for wanted in (USUAL, replace(USUAL, engines=("http://b:1",)))
-        for pod in pods(objects(wanted)).values()
+        for pod in pods([*running.gateway(wanted), *running.board(wanted)]).values()
     }
     assert 2 == len(digests)
 
@@ -390,6 +414,104 @@ def test_labels_that_scraping_adds_are_none_of_ours_or_of_vllm():
     added = {"namespace", "pod", "container", "endpoint", "service", "job", "node", "cluster", "instance"}
     clashes = {(metric.name, label) for metric in EVERYTHING if metric.name.startswith("vllm") for label in metric.labels if label in added}
     assert set() == clashes
+
+
+# ---- a gateway of somebody else's -------------------------------------------------------------------------------------------
+
+THEIRS = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: my-gateway, namespace: vllm, labels: {app: my-gateway}}
+spec:
+  selector: {matchLabels: {app: my-gateway}}
+  template:
+    metadata: {labels: {app: my-gateway}}
+    spec:
+      containers:
+        - {name: proxy, image: "proxy:1", ports: [{name: http, containerPort: 80}], volumeMounts: [{name: logs, mountPath: /logs}]}
+      volumes: [{name: logs, emptyDir: {}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The overlay of docs/kubernetes.md over an export and somebody's Deployment."""
+    folder = tmp_path_factory.mktemp("beside")
+    with without_rules_and_boards():
+        filed(folder / "manifests", files.files(BESIDE))
+    filed(folder / "my-gateway", {"deployment.yaml": THEIRS, "kustomization.yaml": "resources: [deployment.yaml]\n"})
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(# watched/kustomization.yaml\n.*?)```", page, re.S)
+    return filed(folder, {"watched/kustomization.yaml": shown})
+
+
+def test_somebodys_gateway_gets_our_sidecar_after_its_own_container_and_keeps_what_it_has(part, beside):
+    found = kustomized(part("kubectl").path, beside / "watched")
+    assert [] == core_mistakes(found, CORE[-1])
+    assert [] == mismatches(found)
+    pod, theirs = pods(found)["my-gateway"], yaml.safe_load(THEIRS)["spec"]["template"]["spec"]
+    assert (theirs["containers"], theirs["volumes"]) == (pod["spec"]["containers"][:1], pod["spec"]["volumes"][:1])
+    assert {"containers", "volumes"} == set(pod["spec"]), "rights and accounts of the pod are not ours to set"
+    assert "my-gateway" == pod["metadata"]["labels"]["app"]
+    assert {"my-gateway", BOARD} == set(pods(found))
+    assert ["vllm-watch-sidecar"] == list(of_kind(found, "ServiceMonitor"))
+
+
+def test_the_sidecar_in_somebodys_pod_meets_the_restricted_standard_and_keeps_its_state_with_the_log(part, beside):
+    found = kustomized(part("kubectl").path, beside / "watched")
+    pod = pods(found)["my-gateway"]["spec"]
+    ours = pod["containers"][1]
+    assert {**running.AS_USER, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}} == ours[
+        "securityContext"
+    ]
+    mounts = {mount["mountPath"]: mount for mount in ours["volumeMounts"]}
+    read = config.parse(of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]["sidecar.yaml"], SidecarConfig, "sidecar.yaml")
+    (log,) = read.requests_log
+    assert f"{running.LOGS}/out/requests.jsonl" == log
+    assert ("logs", True) == (mounts[running.LOGS]["name"], mounts[running.LOGS]["readOnly"])
+    assert ("logs", "vllm-watch") == (mounts[str(Path(str(read.state)).parent)]["name"], mounts[str(Path(str(read.state)).parent)]["subPath"])
+    secrets = {volume["secret"]["secretName"]: volume["secret"]["defaultMode"] for volume in pod["volumes"] if "secret" in volume}
+    assert {"watch-tls": 0o444, "watch-login": 0o444} == secrets, "the pod may have no fsGroup, and 0440 would be root's alone"
+
+
+def test_somebodys_gateway_reaches_the_engines_and_no_policy_shuts_its_clients_out_unless_asked_for(part, beside):
+    found = kustomized(part("kubectl").path, beside / "watched")
+    policies, labels = of_kind(found, "NetworkPolicy"), pods(found)["my-gateway"]["metadata"]["labels"]
+    asking = policies["vllm-watch-engines"]["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
+    assert selects(asking, labels)
+    assert [] == [name for name, each in policies.items() if selects(each["spec"]["podSelector"]["matchLabels"], labels)]
+    shown = (beside / "watched/kustomization.yaml").read_text()
+    with_policy = filed(beside, {"closed/kustomization.yaml": f"{shown}  - ../manifests/components/sidecar-policy\n"})
+    added = of_kind(kustomized(part("kubectl").path, with_policy / "closed"), "NetworkPolicy")["vllm-watch-sidecar"]
+    assert selects(added["spec"]["podSelector"]["matchLabels"], labels)
+    assert ["Ingress"] == added["spec"]["policyTypes"]
+    assert [PORTS["sidecar"]] == [port["port"] for rule in added["spec"]["ingress"] for port in rule["ports"]]
+    assert [] == core_mistakes([added], CORE[-1])
+
+
+def test_a_deployment_of_another_name_or_without_volumes_is_refused_by_kustomize(part, beside):
+    """Patches by a target pass over what is not there, silently."""
+    for number, (old, new, said) in enumerate((
+        ("{name: my-gateway, namespace", "{name: other, namespace", "nothing selected by Deployment"),
+        ("      volumes: [{name: logs, emptyDir: {}}]\n", "", "spec/volumes"),
+    )):  # fmt: skip
+        folder = filed(beside, {f"wrong{number}/d.yaml": THEIRS.replace(old, new), f"wrong{number}/kustomization.yaml": "resources: [d.yaml]\n"})
+        overlay = (beside / "watched/kustomization.yaml").read_text().replace("my-gateway", f"wrong{number}")
+        done = kustomize(part("kubectl").path, filed(folder, {f"refused{number}/kustomization.yaml": overlay}) / f"refused{number}")
+        assert (1, True) == (done.returncode, said in done.stderr), done.stderr
+
+
+def test_what_policies_or_certificates_would_stop_is_told():
+    told = lambda **changes: "\n".join(files.warnings(replace(USUAL, **changes)))  # noqa: E731
+    for inside in ("http://vllm", "http://vllm-0.vllm:8000", "http://a.b.vllm.svc:8000", "http://vllm.vllm.svc.cluster.local:8000"):
+        assert "namespace vllm" not in told(engines=(inside,))
+    for outside in ("http://vllm.other.svc:8000", "http://10.0.0.5:8000", "http://llm.example.org"):
+        assert f"{outside}: not in namespace vllm; the gateway may ask no others" in told(engines=(outside,))
+        assert "namespace vllm" not in told(engines=(outside,), own_gateway=BESIDE.own_gateway), "what that may ask is not ours to say"
+    assert "namespace monitoring" not in told()
+    assert "https://thanos.example.org: not in namespace monitoring" in told(prometheus="https://thanos.example.org")
+    assert "name their authority" in told(engines=("https://vllm:8000",))
+    assert "https" == next(watching.monitors(replace(USUAL, engines=("https://vllm:8000",))))["spec"]["podMetricsEndpoints"][0]["scheme"]
 
 
 # ---- what is in them --------------------------------------------------------------------------------------------------------
@@ -422,18 +544,18 @@ def test_boards_in_the_objects_are_the_shipped_ones_for_grafanas_sidecar():
 def test_own_numbers_and_links_are_in_rules_boards_and_the_boards_command(tmp_path):
     (tmp_path / "thresholds.yaml").write_text("thresholds: {queue_length: 77}\n")
     links = alerts.links("https://pages.example/runbooks", "https://grafana.example")
-    found = objects(replace(USUAL, rules=alerts.Wanted(tmp_path / "thresholds.yaml", links=links)))
-    rules = yaml.safe_dump([each["spec"] for each in of_kind(found, "PrometheusRule").values()], width=9999)
+    wanted = replace(USUAL, rules=alerts.Wanted(tmp_path / "thresholds.yaml", links=links))
+    rules = json.dumps([each["spec"] for _, each in watching.rules(wanted)])
     assert re.search(r">\s+77\b", rules.replace("\\n", " "))
     assert "https://pages.example/runbooks/VLLMQueueGrowing" in rules
     assert "https://grafana.example/d/" in rules
-    assert "queue_length: 77" in of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]["thresholds.yml"]
-    assert "pages.example" in pods(found)[BOARD]["spec"]["containers"][0]["args"], "the board answers under the name that links lead to"
+    assert "queue_length: 77" in running.config(wanted)["data"]["thresholds.yml"]
+    assert "pages.example" in pods(list(running.board(wanted)))[BOARD]["spec"]["containers"][0]["args"], "the board answers where links lead"
 
 
 def test_own_job_names_are_those_of_the_monitors(tmp_path):
     (tmp_path / "thresholds.yaml").write_text("engine_job: llm-serving\ngateway_job: 'gate.*'\n")
-    found = objects(replace(USUAL, rules=alerts.Wanted(tmp_path / "thresholds.yaml")))
+    found = list(watching.monitors(replace(USUAL, rules=alerts.Wanted(tmp_path / "thresholds.yaml"))))
     endpoints = [one for kind in ("PodMonitor", "ServiceMonitor") for each in of_kind(found, kind).values() for one in endpoints_of(each)]
     jobs = [rule["replacement"] for one in endpoints for rule in one["relabelings"] if rule["targetLabel"] == "job"]
     assert ["llm-serving", "gateway", "sidecar"] == jobs
@@ -520,7 +642,7 @@ def relabelling(monitor: dict[str, Any], endpoint: dict[str, Any]) -> list[dict[
     return made + [{words.get(word, word): value for word, value in rule.items()} for rule in endpoint["relabelings"]]
 
 
-def scraped_as(monitor: dict[str, Any], found_pods: list[dict[str, str]], folder: Path, ca: Path | None = None) -> dict[str, Any]:
+def scraped_as(monitor: dict[str, Any], found_pods: list[dict[str, str]], folder: Path, secrets: Path | None = None) -> dict[str, Any]:
     """A scrape job of a monitor, over pods that a file lists with the labels that Kubernetes' discovery gives."""
     (endpoint,) = endpoints_of(monitor)
     path = folder / f"{monitor['kind']}-{monitor['metadata']['name']}.json"
@@ -535,7 +657,10 @@ def scraped_as(monitor: dict[str, Any], found_pods: list[dict[str, str]], folder
         job["scrape_protocols"] = protocols
     if tls := endpoint.get("tlsConfig"):
         assert {"name": MUCH.tls_secret, "key": "ca.crt"} == tls["ca"]["secret"]
-        job["tls_config"] = {"ca_file": str(ca), "server_name": tls["serverName"]}
+        job["tls_config"] = {"ca_file": f"{secrets}/tls/ca.crt", "server_name": tls["serverName"]}
+    if login := endpoint.get("authorization"):
+        assert {"name": MUCH.login_secret, "key": "token"} == login["credentials"]
+        job["authorization"] = {"type": login["type"], "credentials_file": f"{secrets}/login/token"}
     return job
 
 
@@ -603,9 +728,10 @@ def watched(part, free_port, eventually, tmp_path_factory) -> Iterator[tuple[str
     folder = tmp_path_factory.mktemp("watched")
     found, port = objects(MUCH), {name: free_port() for name in (*PORTS, "engine", "gone", "prometheus")}
     secret = folder / "etc/tls"
-    for place in (secret, folder / "etc/teams", folder / "etc/config", folder / "var/log", folder / "var/state"):
+    for place in (secret, folder / "etc/login", folder / "etc/teams", folder / "etc/config", folder / "var/log", folder / "var/state"):
         place.mkdir(parents=True)
     make_certificate(secret)
+    (folder / "etc/login/token").write_text("a-word\n")
     _, key_hash = teams.make_key("demo")
     # Two engines: their addresses come from teams.yaml, as the export says.
     assert {"upstreams"} == set(yaml.safe_load(running.upstreams(MUCH)))
@@ -630,7 +756,7 @@ def watched(part, free_port, eventually, tmp_path_factory) -> Iterator[tuple[str
     (folder / "rules").mkdir()
     for name, each in of_kind(found, "PrometheusRule").items():
         (folder / "rules" / f"{name}.yaml").write_text(yaml.safe_dump(each["spec"]))
-    jobs = [scraped_as(pod_monitor, engines, folder), *(scraped_as(monitor, behind, folder, secret / "ca.crt") for monitor in monitors.values())]
+    jobs = [scraped_as(pod_monitor, engines, folder), *(scraped_as(monitor, behind, folder, folder / "etc") for monitor in monitors.values())]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(
         {"global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}, "rule_files": [f"{folder}/rules/*.yaml"],
          "scrape_configs": jobs}))  # fmt: skip
@@ -714,6 +840,25 @@ def test_the_limit_of_samples_is_that_of_each_job(watched):
     assert 3 == given.count("sample_limit: 5000")
 
 
+@pytest.mark.prometheus
+def test_figures_of_gateway_and_sidecar_are_refused_without_the_token_and_probes_are_not(watched):
+    _, port = watched
+    unchecked = ssl._create_unverified_context()  # noqa: S323  Prometheus checks it; here the login is asked about
+    for name in ("gateway-metrics", "sidecar"):
+        at = f"https://127.0.0.1:{port[name]}"
+        assert 200 == urllib.request.urlopen(f"{at}/-/healthy", timeout=5, context=unchecked).status
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{at}/metrics", timeout=5, context=unchecked)
+
+
+def test_pages_are_limited_as_the_budget_says_unless_a_number_or_none_was_asked_for():
+    limits = lambda wanted: {each["metadata"]["name"]: each["spec"].get("sampleLimit") for each in watching.monitors(wanted)}  # noqa: E731
+    names = {"vllm-watch-engines": "vllm", "vllm-watch-gateway": "gateway", "vllm-watch-sidecar": "sidecar"}
+    assert {name: budget.SAMPLE_LIMIT[job] for name, job in names.items()} == limits(USUAL)
+    assert dict.fromkeys(names, 10) == limits(replace(USUAL, sample_limit=10))
+    assert dict.fromkeys(names) == limits(replace(USUAL, sample_limit=0))
+
+
 # ---- the log in the pod -----------------------------------------------------------------------------------------------------
 
 
@@ -751,16 +896,14 @@ def run(*arguments: str | Path) -> Result:
     return result
 
 
-def test_the_same_export_again_changes_nothing(tmp_path):
+def test_the_same_export_again_changes_nothing(tmp_path, few):
     first, again = (json.loads(run("--out", tmp_path / "m", "--json").stdout) for _ in range(2))
     assert {True} == {row["changed"] for row in first["files"]}
     assert {False} == {row["changed"] for row in again["files"]}
-    assert set(printed(replace(USUAL, image=f"vllm-watch:{cli.version()}"))) == {
-        str(Path(row["path"]).relative_to(tmp_path / "m")) for row in again["files"]
-    }
+    assert set(files.files(USUAL)) == {str(Path(row["path"]).relative_to(tmp_path / "m")) for row in again["files"]}
 
 
-def test_a_file_that_is_not_ours_is_refused_before_anything_is_written(tmp_path):
+def test_a_file_that_is_not_ours_is_refused_before_anything_is_written(tmp_path, few):
     theirs = written_in(tmp_path / "m/base/20-gateway.yaml", "kind: Deployment\n")
     refused = run("--out", tmp_path / "m")
     assert 2 == refused.exit_code
@@ -774,13 +917,13 @@ def written_in(path: Path, text: str) -> Path:
     return written(path, text)
 
 
-def test_a_smaller_export_names_what_an_earlier_one_left(tmp_path):
-    run("--out", tmp_path)
+def test_a_smaller_export_names_what_an_earlier_one_left(tmp_path, few):
+    run("--out", tmp_path, "--own-gateway", "my-gateway:logs/requests.jsonl")
     told = json.loads(run("--out", tmp_path, "--profile", "engine", "--json").stdout)
-    assert str(tmp_path / "base/20-gateway.yaml") in told["left_over"]
+    assert {str(tmp_path / name) for name in ("base/20-sidecar.yaml", "components/sidecar/container.yaml")} <= set(told["left_over"])
 
 
-def test_next_steps_are_the_lines_to_type_and_hold_no_secret(tmp_path):
+def test_next_steps_are_the_lines_to_type_and_hold_no_secret(tmp_path, few):
     told = run("--out", tmp_path, "--engine", "http://a:8000", "--engine", "http://b.c:8000", "--tls-secret", "watch-tls").stdout
     assert "kubectl -n vllm create secret generic vllm-watch-teams --from-file=teams.yaml" in told
     assert f"kubectl apply --server-side -k {tmp_path}/base" in told
@@ -804,6 +947,13 @@ WRONG = [
     (("--image", "My Image"), "--image 'My Image' is no image"),
     (("--state-size", "1 GB"), "--state-size '1 GB' is no size; write it like 1Gi"),
     (("--tls-secret", "A b"), "--tls-secret 'A b' is no name in Kubernetes"),
+    (("--login-secret", "A b"), "--login-secret 'A b' is no name in Kubernetes"),
+    (("--own-gateway", "my-gateway"), "--own-gateway 'my-gateway' is no DEPLOYMENT:VOLUME/FILE; write it like my-gateway:logs/requests.jsonl"),
+    (("--own-gateway", ""), "--own-gateway '' is no DEPLOYMENT:VOLUME/FILE"),
+    (("--own-gateway", "my-gateway:logs/"), "--own-gateway 'my-gateway:logs/' is no DEPLOYMENT:VOLUME/FILE"),
+    (("--own-gateway", "My Gateway:logs/a"), "--own-gateway 'My Gateway' is no name in Kubernetes"),
+    (("--own-gateway", "g:logs/../a"), "'../a' is no path of a file from the root of the volume"),
+    (("--own-gateway", "g:logs/a", "--profile", "engine"), "--own-gateway brings a sidecar, and --profile engine is for clusters without one"),
     (("--cluster", "$1"), "--cluster '$1' is no name"),
     (("--runbook-base", "wiki"), "wiki is no web address"),
     (("--thresholds", "/nowhere.yaml"), "/nowhere.yaml cannot be read"),

@@ -19,6 +19,7 @@ import openai
 import pytest
 import yaml
 from engines import FEWER_PROCESSES
+from rich.console import Console
 
 from alerts.panel_ref import PanelRef, board_uid
 from dashboards import variables
@@ -126,6 +127,17 @@ def test_a_taken_port_is_named_with_the_way_out(free_port):
         done = run_lab("--port-offset", str(OFFSET + 500))
     assert 1 == done.returncode
     assert re.search(r"port 30590 for prometheus is taken; stop what listens there, or move all ports with --port-offset \d+", told(done))
+
+
+def test_a_port_that_is_taken_while_parts_are_installed_is_named_too(monkeypatch, tmp_path):
+    """The first lab installs for minutes; who came in between would else be told of by a process, with a setting that the lab does not have."""
+    import socket
+
+    offset = OFFSET + 550
+    with socket.socket() as taken:
+        monkeypatch.setattr(parts, "ensure", lambda *_: taken.bind(("127.0.0.1", plan.PORTS["gateway"] + offset)))
+        with pytest.raises(supervisor.LabError, match=f"port {plan.PORTS['gateway'] + offset} for gateway is taken; .* --port-offset"):
+            up.configured(tmp_path, None, offset, Console(quiet=True))
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path):

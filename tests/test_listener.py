@@ -6,6 +6,8 @@ import asyncio
 import base64
 import contextlib
 import logging
+import resource
+import socket
 import ssl
 import subprocess
 import sys
@@ -101,8 +103,9 @@ def asked(path: Path) -> dict[str, object]:
     return {"tls": given["ssl"], "headers": given["headers"]}
 
 
-async def status(url: str, *, tls: ssl.SSLContext | bool = True, **asked: object) -> int:
-    async with aiohttp.ClientSession() as session, session.get(url, ssl=tls, **asked) as got:
+async def status(url: str, *, tls: ssl.SSLContext | bool = True, local: str = "127.0.0.1", **asked: object) -> int:
+    """local: the address from which it is asked."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=(local, 0))) as session, session.get(url, ssl=tls, **asked) as got:
         await got.read()
         return got.status
 
@@ -284,13 +287,14 @@ async def test_bcrypt_is_asked_once_for_a_login_that_is_right_and_each_time_for_
     assert 1 == len({one[:7] for one in asked}), "who does not exist costs as much as who does"
 
 
-async def test_many_wrong_logins_wait_for_each_other_and_keep_nobody_out_who_is_known(tmp_path, monkeypatch):
+async def test_a_flood_of_wrong_logins_keeps_nobody_out_who_is_known_or_comes_from_elsewhere(tmp_path, monkeypatch):
+    """One address has eight of the 32 places, so that a Prometheus whose login is not known yet gets one too."""
     protection = Protection(secured(tmp_path, users=True))
-    gate = asyncio.Event()
+    gate, matches = asyncio.Event(), web_config._matches
 
-    async def slow(*_: object) -> bool:
+    async def slow(_: object, *given: object) -> bool:
         await gate.wait()
-        return False
+        return matches(*given)
 
     async with serving(protection) as it:
         assert 200 == await status(it.url, **LOGIN)
@@ -298,10 +302,80 @@ async def test_many_wrong_logins_wait_for_each_other_and_keep_nobody_out_who_is_
         wrong = [asyncio.create_task(status(it.url, **login("prometheus", f"w{number}"))) for number in range(40)]
         assert 503 == await next(asyncio.as_completed(wrong))
         assert 200 == await status(it.url, **LOGIN)
+        protection._known.clear()
+        other = asyncio.create_task(status(it.url, local="127.0.0.2", **LOGIN))
+        while protection._waiting["127.0.0.2"] == 0:
+            await asyncio.sleep(0.01)
+        assert 503 == await status(it.url, **LOGIN), "its own address has no place left"
         gate.set()
-        assert {401: web_config.LOGINS_WAITING, 503: 40 - web_config.LOGINS_WAITING} == {
-            each: codes.count(each) for codes in [await asyncio.gather(*wrong)] for each in set(codes)
-        }
+        assert 200 == await other
+        codes = await asyncio.gather(*wrong)
+        assert {401: web_config.LOGINS_OF_ONE, 503: 40 - web_config.LOGINS_OF_ONE} == {each: codes.count(each) for each in set(codes)}
+    assert not protection._waiting, "addresses are forgotten"
+
+
+async def test_no_more_logins_wait_than_there_are_places_from_however_many_addresses(tmp_path, monkeypatch):
+    protection, gate = Protection(secured(tmp_path, users=True)), asyncio.Event()
+
+    async def slow(*_: object) -> bool:
+        await gate.wait()
+        return False
+
+    monkeypatch.setattr(asyncio, "to_thread", slow)
+    header = login("prometheus", "wrong")["headers"]["Authorization"]
+    waiting = [asyncio.create_task(protection.admits(header, f"192.0.2.{number}")) for number in range(web_config.LOGINS_WAITING)]
+    await asyncio.sleep(0)
+    with pytest.raises(web_config.TooMany):
+        await protection.admits(header, "192.0.2.99")
+    gate.set()
+    assert not any(await asyncio.gather(*waiting))
+
+
+def test_what_is_written_while_the_file_is_read_is_not_missed(tmp_path, monkeypatch):
+    path, load = secured(tmp_path, users=True), web_config.config.load
+
+    def slow(*given: object) -> object:
+        monkeypatch.setattr(web_config.config, "load", load)
+        try:
+            return load(*given)
+        finally:
+            path.write_text("bearer_token_files: [token]\n")
+
+    monkeypatch.setattr(web_config.config, "load", slow)
+    protection = Protection(path)
+    assert protection.logins
+    assert ['Bearer realm="vllm-watch"'] == protection.challenges()
+
+
+def test_a_key_that_comes_while_its_certificate_is_read_is_not_missed(tmp_path, monkeypatch, authority):
+    pair, fresh = authority.pair("turning"), authority.pair("turned")
+    protection = Protection(secured(tmp_path, pair))
+    context, made = protection.context(), web_config._context
+
+    def slow(*given: object) -> ssl.SSLContext:
+        monkeypatch.setattr(web_config, "_context", made)
+        try:
+            return made(*given)
+        finally:
+            pair.key.write_bytes(fresh.key.read_bytes())
+
+    monkeypatch.setattr(web_config, "_context", slow)
+    pair.cert.write_bytes(fresh.cert.read_bytes())
+    assert context is protection.context(), "the key does not fit yet"
+    assert context is not protection.context()
+
+
+def test_a_file_that_is_named_before_it_is_there_is_used_when_it_comes(tmp_path, authority, caplog):
+    pair, fresh = authority.pair("early"), authority.pair("late")
+    path = secured(tmp_path, pair)
+    protection = Protection(path)
+    context = protection.context()
+    late = tmp_path / "late.pem"
+    path.write_text(f"tls_server_config: {{cert_file: late.pem, key_file: {fresh.key}}}\n")
+    assert context is protection.context()
+    assert "late.pem cannot be read" in caplog.text
+    late.write_bytes(fresh.cert.read_bytes())
+    assert context is not protection.context()
 
 
 @pytest.mark.parametrize(
@@ -319,6 +393,8 @@ async def test_many_wrong_logins_wait_for_each_other_and_keep_nobody_out_who_is_
         ("basic_auth_users.me is no bcrypt hash", "basic_auth_users: {me: s3cret}"),
         ("a user's name has at least one letter", "basic_auth_users: {'a:b': s3cret}"),
         ("this is not YAML", "basic_auth_users: {me: [s3cret"),
+        ("it is nested too deeply", "basic_auth_users: " + 1000 * "["),
+        ("tls_server_config.cert_file: {folder}/a", 'tls_server_config: {cert_file: "a\\0b", key_file: web.yml}'),
     ],
 )
 def test_a_mistake_in_the_file_is_one_sentence_that_names_the_place(words, text, tmp_path, pair):
@@ -412,6 +488,9 @@ async def test_a_handshake_that_does_not_come_to_its_end_is_cut(tmp_path, pair, 
         (b" 400", b"GET / HTTP/1.1\r\nno-colon-SECRET\r\n\r\n"),
         (b" 400", b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n"),
         (b" 400", b"GET / HTTP/1.1\r\nX: " + b"SECRET" * 2000 + b"\r\n\r\n"),
+        (b" 400", b"POST /read HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhelloSECRET\r\n"),
+        (b" 200", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 6\r\n\r\nSECRET"),
+        (b" 500", b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 6\r\n\r\nSECRET"),
         (b" 400", b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: SECRET\r\n" % number for number in range(200)) + b"\r\n"),
     ],
 )
@@ -450,9 +529,86 @@ async def test_beyond_the_bound_idle_connections_give_way_and_then_new_ones_do(c
             await status(it.url)
         gate.set()
         assert [200, 200, 200] == await asyncio.gather(*busy)
-        assert 1 == caplog.text.count("3 connections are open and none is idle")
+        assert 1 == caplog.text.count("3 connections are open and all are busy")
+        assert 1 == it.turned_away["full"]
         for _, writer in held:
             writer.close()
+
+
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.SelectorEventLoop])
+@pytest.mark.parametrize("tls", [False, True])
+def test_those_who_say_nothing_keep_nobody_out(loop, tls, tmp_path, authority, pair):
+    """Neither without a head nor in a handshake; the oldest of them give way long before their time is over."""
+
+    async def run() -> None:
+        async with serving(Protection(secured(tmp_path, pair) if tls else None), most=3) as it:
+            silent = [await connected(it.url) for _ in range(3)]
+            while len(it._open) < 3:
+                await asyncio.sleep(0)
+            assert 200 == await status(it.url, tls=trusting(authority))
+            assert await ends(silent[0][0]) < 3 < listener.HEAD_S
+            assert 3 >= len(it._open)
+            for _, writer in silent:
+                writer.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
+
+
+async def test_a_look_for_room_at_the_bound_is_not_taken_for_each_of_a_flood(monkeypatch):
+    """With 10,000 connections a look takes milliseconds, in which no stream moves."""
+    looks: list[int] = []
+    idle = listener._Connection.idle
+    monkeypatch.setattr(listener._Connection, "idle", property(lambda one: looks.append(1) or idle.fget(one)))
+    async with serving(most=32) as it:
+        flood = [await connected(it.url) for _ in range(32 + 64)]
+        assert 200 == await status(it.url)
+        assert len(looks) <= (64 / (32 // listener.ROOM_SHARE) + 2) * 32
+        for _, writer in flood:
+            writer.close()
+
+
+async def test_without_descriptors_connections_wait_until_there_are_some(caplog, monkeypatch):
+    monkeypatch.setattr(listener, "ACCEPT_AGAIN_S", 0.01)
+    async with serving() as it:
+        host, port = it.url.removeprefix("http://").split(":")
+        with socket.socket() as client:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            with socket.socket() as last:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), hard))
+            try:
+                client.connect((host, int(port)))
+                client.send(b"GET / HTTP/1.0\r\n\r\n")
+                while "cannot accept a connection: Too many open files" not in caplog.text:
+                    await asyncio.sleep(0.01)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            client.settimeout(5)
+            assert b"200 OK" in await asyncio.to_thread(client.recv, 100)
+        assert 200 == await status(it.url)
+    assert 1 == caplog.text.count("cannot accept"), "it is said once a minute"
+
+
+async def test_whom_a_listener_turned_away_is_counted_by_reason(tmp_path, authority, pair, brief, monkeypatch):
+    monkeypatch.setattr(web_config, "LOGINS_OF_ONE", 0)
+    given = Protection(secured(tmp_path, pair, users=True))
+    counted = listener.nobody_yet()
+    assert set(listener.REASONS) == {reason for reason, times in counted.items() if times == 0}
+    async with serving(given, most=2, turned_away=counted) as it:
+        assert [401, 503] == [await status(it.url, tls=trusting(authority), **asked) for asked in ({}, LOGIN)]
+        with pytest.raises(aiohttp.ClientError):
+            await status(it.url)
+        host, port = it.url.removeprefix("https://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting(authority))
+        assert await ends(reader) < 3
+        writer.close()
+        silent = [await connected(it.url) for _ in range(3)]
+        while not counted["gave_way"]:
+            await asyncio.sleep(0.01)
+        for _, one in silent:
+            one.close()
+    assert (1, 1, 1, 1) == (counted["login"], counted["logins_waiting"], counted["slow_head"], counted["gave_way"])
+    assert counted["handshake"] >= 1
 
 
 async def test_connections_that_ended_are_not_counted(tmp_path, authority, pair):

@@ -97,6 +97,8 @@ def test_every_folder_of_the_bundle_is_told_in_its_readme_and_is_not_empty(thing
     told = set(re.findall(r"^\| `([a-z/]+)/` \|", (things / "README.md").read_text(), re.MULTILINE))
     assert {name for name, *_ in (*release.PRINTED, *release.COPIED)} == told
     assert all(list((things / name).rglob("*.*")) for name in told)
+    rules = {path.name for path in (things / "rules").iterdir() if "\ngroups:\n" in path.read_text()}
+    assert rules == {path.name for path in (things / "rules").glob("*.yaml")}, "what the README says of rule_files"
 
 
 def test_the_boards_of_the_bundle_ask_only_for_series_that_exist(things: Path):
@@ -163,6 +165,22 @@ def test_a_folder_with_other_things_is_not_replaced(tmp_path, capsys):
     assert 2 == release.main(["--out", str(tmp_path), "--force"])
     assert "holds other things than a release" in capsys.readouterr().err
     assert "years" == (tmp_path / "thesis.tex").read_text()
+
+
+@pytest.mark.parametrize(("told", "year"), [("tomorrow", None), ("-1", None), ("99999999999", None), (str(WHEN), WHEN)])
+def test_a_date_that_no_archive_can_hold_is_refused_in_one_sentence(told, year, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", told)
+    if year:
+        assert year == release.epoch(ROOT)
+        return
+    assert 2 == release.main(["--out", str(tmp_path / "dist"), "--force"])
+    assert f"release: SOURCE_DATE_EPOCH is '{told}': give whole seconds" in capsys.readouterr().err
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, capsys):
+    (tmp_path / "dist").write_text("years")
+    assert 2 == release.main(["--out", str(tmp_path / "dist"), "--force"])
+    assert "dist is a file; name a folder with --out" in capsys.readouterr().err
 
 
 # What is named in several places, and must be named alike. Whoever moves a version moves it in all of them: docs/release.md.

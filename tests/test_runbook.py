@@ -401,6 +401,19 @@ def test_several_alerts_are_listed_the_most_urgent_first_each_with_its_command()
     assert "curl -sS http://10.0.0.1:8000/health" in told[1]["sections"]["First five minutes"]
 
 
+def test_page_and_panel_of_an_alert_are_where_the_alert_says():
+    """It knows where boards and pages are served, under --port-offset and in a wiki; this machine's usual ports are a guess."""
+    own = {"runbook_url": "https://wiki/vllm/VLLMWatchdog", "dashboard_url": "https://grafana/sub/d/vllm-watch-overview?viewPanel=188949"}
+    firing = json.dumps([{"labels": {"alertname": "VLLMWatchdog"}, "annotations": own}])
+    ask = ("--from-alertmanager", "-")
+    assert f"panel: {own['dashboard_url']}\n" in command(*ask, stdin=firing).output
+    assert own["runbook_url"] == command(*ask, "--url", stdin=firing).output.strip()
+    assert "https://mine/VLLMWatchdog" == command(*ask, "--url", "--base", "https://mine", stdin=firing).output.strip()
+    elsewhere = json.dumps([{"labels": {"alertname": "VLLMWatchdog"}, "annotations": {"dashboard_url": "https://x", "runbook_url": "https://x"}}])
+    told = json.loads(command(*ask, "--json", stdin=elsewhere).output)
+    assert ("http://127.0.0.1:9402/runbooks/VLLMWatchdog", True) == (told["url"], told["panel_url"].startswith("http://127.0.0.1:3000/d/"))
+
+
 @pytest.mark.usefixtures("small")
 def test_a_name_or_a_label_chooses_among_alerts():
     assert "instance=~\"10" in command("kvcachenearlyfull", "--from-alertmanager", "-", stdin=API).output

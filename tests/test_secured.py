@@ -214,8 +214,11 @@ def test_commands_reach_a_prometheus_that_wants_tls_and_a_login(chain):
     looked = command("doctor", *way, "--window", "1m")
     assert looked.exit_code in (0, 1), looked.output
     assert "does not answer" not in looked.output
-    checked = command("metrics", "check", chain.engine, "--http-config", chain.folder / "engine.http.yml")
-    assert 0 == checked.exit_code, checked.output
+    engine = ("--http-config", chain.folder / "engine.http.yml")
+    for words in (("metrics", "check", chain.engine), ("metrics", "drift", chain.engine), ("alerts", "slo", "--page", chain.engine)):
+        checked = command(*words, *engine)
+        assert 0 == checked.exit_code, checked.output
+        assert "Error" in command(*words).output, "without the login it is told"
 
 
 def test_the_board_shows_what_the_secured_prometheus_holds(chain):

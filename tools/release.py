@@ -25,21 +25,24 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LAST = 4102444800  # the year 2100: a zip holds seven years more, and later is a slip
 NOT_SOURCE = ("dist", "build", "artifacts")
 # What the bundle holds: folder in it, the command that prints it, and what it is for.
 PRINTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("boards/full", ("dashboards", "export"), "every board, for Grafana's import dialog or a provisioned folder"),
     ("boards/engine", ("dashboards", "export", "--profile", "engine"), "the boards that vLLM's own series fill, without anything else of ours"),
-    ("rules", ("alerts", "export"), "recording rules and alerts for Prometheus, Alertmanager's routes, every number in thresholds.yaml"),
-    ("kubernetes", ("kubernetes", "export"), "objects for the Prometheus Operator, with the default names; print your own with `kubernetes export`"),
+    ("rules", ("alerts", "export"), "rules for Prometheus: `rule_files: [rules/*.yaml]`; each `.yml` is routes, objectives or numbers"),
+    ("kubernetes", ("kubernetes", "export"), "gateway with sidecar, board, monitors and rules for the Prometheus Operator, in the default names"),
 )
 COPIED: tuple[tuple[str, str, str], ...] = (
     ("runbooks", "runbooks/*.md", "a page for each alert, and for tuning"),
-    ("alertmanager", "stack/deploy/alertmanager/*.yml", "Alertmanager's configuration for a webhook, Slack, PagerDuty and mail"),
+    ("alertmanager", "stack/deploy/alertmanager/*.yml", "Alertmanager's configuration for nobody, a webhook, Slack, PagerDuty and mail"),
 )
 _README = """# vllm-watch {version}: what an existing Prometheus, Alertmanager and Grafana import
 
-Printed by `make release`; nothing here needs vllm-watch itself. With other addresses, thresholds or receivers: install the wheel and print your own.
+Printed by `make release`. `boards/engine` needs vLLM alone. What the other boards and the rules ask of our gateway and sidecar is empty without
+these; `kubernetes/` starts them from the image that you build. Take one of the two folders of boards: their uids are the same. With other addresses,
+thresholds or receivers: install the wheel and print your own.
 
 | folder | what it is | printed by |
 |---|---|---|
@@ -81,8 +84,10 @@ def why_not(root: Path) -> list[str]:
 
 
 def epoch(root: Path) -> int:
-    """The second that every file is dated: SOURCE_DATE_EPOCH, else the commit's, else 1980, the first that a zip can hold."""
+    """The second that every file is dated: SOURCE_DATE_EPOCH, else the commit's, else 1980, the first that a zip can hold. Raises NotReady."""
     if told := os.environ.get("SOURCE_DATE_EPOCH"):
+        if not told.isdecimal() or int(told) >= LAST:
+            raise NotReady(f"SOURCE_DATE_EPOCH is {told!r}: give whole seconds since 1970, before the year 2100")
         return int(told)
     return int(_git(root, "log", "-1", "--format=%ct")) if (root / ".git").exists() else 315532800
 
@@ -140,7 +145,7 @@ def _image_context(root: Path, listed: Iterable[Path]) -> list[Path]:
 
 def _bundle(site: Path, folder: Path, release: str) -> dict[str, bytes]:
     """Path and content of each file of the bundle, printed by the code below `site`."""
-    env = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": ""}  # the four share what the first has compiled
     for name, command, _ in PRINTED:
         to_do = [sys.executable, "-m", "stack.cli", *command, "--out", str(folder / name)]
         done = subprocess.run(to_do, cwd=site, env=env, capture_output=True, text=True, check=False)
@@ -183,6 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked.add_argument("--force", action="store_true", help="also where something stands against it: to try, not to publish")
     options = asked.parse_args(arguments)
     reasons = why_not(ROOT)
+    if options.out.exists() and not options.out.is_dir():
+        sys.stderr.write(f"release: {options.out} is a file; name a folder with --out\n")
+        return 2
     if options.out.exists() and any(options.out.iterdir()) and not (options.out / "SHA256SUMS").is_file():
         sys.stderr.write(f"release: {options.out} holds other things than a release; name another folder with --out\n")
         return 2
@@ -196,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             made = build(ROOT, Path(folder) / "dist", epoch(ROOT))
             shutil.rmtree(options.out, ignore_errors=True)
             shutil.copytree(made[0].parent, options.out)
-    except NotReady as error:
+    except (NotReady, OSError) as error:
         sys.stderr.write(f"release: {error}\n")
         return 2
     for path in sorted(options.out.iterdir()):

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from exporters.catalogue import expression, page, vllm
 from exporters.catalogue.check import ENGINE, Use
@@ -40,12 +41,28 @@ _UNITS = {
 class Found:
     """What was read of a vLLM. whole: with what any flag could bring, so that what is missing is gone; else only what needs no flag is expected.
 
-    release: None where nobody says, else like 0.32.0. unread: places whose names are put together at run time."""
+    release: None where nobody says, else like 0.32.0. unread: places whose names are put together at run time.
+    openmetrics: a page that ends as OpenMetrics does."""
 
     families: Mapping[str, Family]
     release: str | None = None
     whole: bool = False
     unread: tuple[str, ...] = ()
+    openmetrics: bool = False
+
+    @property
+    def of_rust(self) -> bool:
+        """Whether it is a page of the Rust frontend: OpenMetrics unasked, and none of the families that this frontend lacks."""
+        return self.openmetrics and self.families.keys().isdisjoint(metric.name for metric in CATALOGUE if vllm.NOT_RUST in metric.notes)
+
+
+class _Sorted(NamedTuple):
+    """Families by name: those that are there, of these the ones that the catalogue lacks, and what is missing of it. renamed: old name -> new."""
+
+    shown: dict[str, Family]
+    new: dict[str, Family]
+    gone: dict[str, Metric]
+    renamed: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +87,8 @@ def of_page(text: str, release: str | None = None) -> Found:
     declared = {f"{name}_total" if kind == "counter" and not name.endswith("_total") else name: kind for name, kind in parsed.kinds.items()}
     names = {*parsed.families(), *declared}
     twins = {f"{stem}_created" for name in names for stem in (name, name.removesuffix("_total"))}  # when each was made: of no use to a question
-    return Found({name: _shown(name, declared.get(name, ""), parsed, helps) for name in sorted(names - twins)}, release)
+    families = {name: _shown(name, declared.get(name, ""), parsed, helps) for name in sorted(names - twins)}
+    return Found(families, release, openmetrics=text.rstrip().endswith("# EOF"))
 
 
 def _shown(name: str, kind: str, parsed: page.Page, helps: Mapping[str, str]) -> Family:
@@ -91,21 +109,31 @@ def drift(found: Found, catalogue: Iterable[Metric] = CATALOGUE, uses: Iterable[
 
     before: an earlier page, for what only two pages can tell. Unknown families of others than vLLM are not judged."""
     by_name = {metric.name: metric for metric in catalogue}
-    shown = {_as_catalogued(family, by_name): family for family in found.families.values()}
-    new = {name: family for name, family in shown.items() if name.startswith(ENGINE) and name not in by_name and not left_out(name)}
-    release = found.release or max((by_name[name].since or "0.0" for name in shown.keys() & by_name.keys()), key=key, default="0.0")
-    gone = {name: metric for name, metric in by_name.items() if name not in shown and _expected(metric, found, release)}
-    renamed = _renamed(new, gone)
+    shown, new, gone, renamed = _sorted(found, by_name)
     changes = [
         *(_rename(gone[old], new[name], found.release) for old, name in renamed.items()),
         *(_new(family, name, found) for name, family in new.items() if name not in renamed.values()),
-        *(_gone(metric, found.release) for name, metric in gone.items() if name not in renamed),
+        *(_gone(metric, found.release) for name, metric in gone.items() if name not in renamed and not found.of_rust),
         *(change for name, family in shown.items() if name in by_name for change in _differs(by_name[name], family, found.release)),
         *_between(before, found),
     ]
     asked = list(uses)
     changes.sort(key=lambda change: (change.name, change.what))
     return tuple(replace(change, places=_readers(change, by_name, asked)) for change in changes)
+
+
+def unshown(found: Found, catalogue: Iterable[Metric] = CATALOGUE) -> tuple[str, ...]:
+    """What a page of the Rust frontend does not have and nobody can call gone, since it shows fewer families than an engine has; else nothing."""
+    here = _sorted(found, {metric.name: metric for metric in catalogue})
+    return tuple(sorted(here.gone.keys() - here.renamed.keys())) if found.of_rust else ()
+
+
+def _sorted(found: Found, by_name: Mapping[str, Metric]) -> _Sorted:
+    shown = {_as_catalogued(family, by_name): family for family in found.families.values()}
+    new = {name: family for name, family in shown.items() if name.startswith(ENGINE) and name not in by_name and not left_out(name)}
+    release = found.release or max((by_name[name].since or "0.0" for name in shown.keys() & by_name.keys()), key=key, default="0.0")
+    gone = {name: metric for name, metric in by_name.items() if name not in shown and _expected(metric, found, release)}
+    return _Sorted(shown, new, gone, _renamed(new, gone))
 
 
 def left_out(name: str) -> str:

@@ -96,6 +96,13 @@ RELOADS = Metric(
     "vllm_watch_gateway_reloads_total", Kind.COUNTER, Unit.COUNT,
     "How often teams.yaml was read again, by result: ok or failed, in which case the former terms stay in force.", labels=("result",),
 )  # fmt: skip
+TURNED_AWAY = Metric(
+    "vllm_watch_gateway_turned_away_total", Kind.COUNTER, Unit.COUNT,
+    "Requests and connections that a listener of the gateway (clients, figures) turned away before anybody else looked at them, by reason: "
+    "login (none that is known), logins_waiting (too many unknown ones wait to be checked), slow_head (a head that did not come in time), handshake "
+    "(of TLS, failed or not in time), gave_way (cut to make room: idle, or without a request yet), full (no room).",
+    labels=("listener", "reason"), notes=("A team's wrong key is no such login: see vllm_watch_gateway_rejected_total.",),
+)  # fmt: skip
 LOOP_LAG = Metric(
     "vllm_watch_gateway_event_loop_lag_seconds",
     Kind.HISTOGRAM,
@@ -106,5 +113,5 @@ LOOP_LAG = Metric(
 
 GATEWAY = (
     REQUESTS, INFLIGHT, REJECTED, RUNNING, WAITING, WAIT_ESTIMATE, SLOTS, SLOTS_LIMIT, TOKENS, UPSTREAM_UP, UPSTREAM_INFLIGHT, ATTEMPTS,
-    RELOADS, LOG_ERRORS, LOG_LOST, LOG_WAITING, LOOP_LAG,
+    RELOADS, LOG_ERRORS, LOG_LOST, LOG_WAITING, TURNED_AWAY, LOOP_LAG,
 )  # fmt: skip

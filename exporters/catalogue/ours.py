@@ -228,7 +228,14 @@ SIDECAR_INFO = Metric("vllm_watch_sidecar_info", Kind.INFO, Unit.NONE, "This sid
 SIDECAR_START = Metric(
     "vllm_watch_sidecar_start_timestamp_seconds", Kind.GAUGE, Unit.TIMESTAMP, "When this sidecar started.", labels=(), across=Across.MAX,
 )  # fmt: skip
-SOURCES = (SOURCE_UP, SOURCE_LAST_SUCCESS, SOURCE_AGE, SOURCE_DURATION, SOURCE_ERRORS, SIDECAR_INFO, SIDECAR_START)
+TURNED_AWAY = Metric(
+    "vllm_watch_sidecar_turned_away_total", Kind.COUNTER, Unit.COUNT,
+    "Requests and connections that the sidecar's listener turned away before anybody else looked at them, by reason: "
+    "login (none that is known), logins_waiting (too many unknown ones wait to be checked), slow_head (a head that did not come in time), handshake "
+    "(of TLS, failed or not in time), gave_way (cut to make room: idle, or without a request yet), full (no room).",
+    labels=("reason",),
+)  # fmt: skip
+SOURCES = (SOURCE_UP, SOURCE_LAST_SUCCESS, SOURCE_AGE, SOURCE_DURATION, SOURCE_ERRORS, SIDECAR_INFO, SIDECAR_START, TURNED_AWAY)
 
 # The embedded lab.
 LAB_PROCESS_UP = Metric(

@@ -129,6 +129,8 @@ class Parser:
                         elif name != bare:
                             bare = ""
                     continue
+                if len(stripped) > _LINE_AT_MOST:
+                    raise ValueError(f"{len(stripped)} characters")
                 name, labels, value, head = self._sample(stripped)
             except (ValueError, KeyError, IndexError) as error:
                 raise BadPage(f"this is no Prometheus metrics page: line {at + 1} is {line[:60]!r}") from error
@@ -191,6 +193,7 @@ class Parser:
 
 
 _SHAPES_AT_MOST = 10_000
+_LINE_AT_MOST = 16 << 10  # characters of a sample; prometheus_client takes the square of a line's length where quotes in it are escaped
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = r"[a-zA-Z_][a-zA-Z0-9_]*"
 _SHAPE = re.compile(rf'({_NAME})(?:\{{((?:{_LABEL}="",)*(?:{_LABEL}="")?)\}})?')

@@ -13,7 +13,7 @@ _FROM_0_3_S = "The default bounds start at 0.3 s, so any quantile of faster requ
 _BOUNDS_MOVE = "Bounds are configurable (--custom-histogram-buckets) and differ by release: read them from the page, never write them down."
 _FINISHED_ONLY = "One sample per finished request: clients that hung up and requests that were refused leave none."
 _RATIO_MEAN = "A share of one engine's own cache: average or maximise it over engines, never add it up."
-_NOT_RUST = "The Rust frontend does not show it."
+NOT_RUST = "The Rust frontend does not show it."
 _HIT_HISTORY = (
     "Preempted tokens were counted as hits again until autumn 2025 (#25787), and allocation retries twice (#43736, #39566).",
     "Fixed in July and August 2026: double count when a KV connector defers (#48860), loss on steps without output (#48668).",
@@ -93,7 +93,7 @@ ENGINE_SLEEP_STATE = Metric(
     labels=("engine", "model_name", "sleep_state"),
     across=Across.MAX,
     since="0.11.1",
-    notes=("Three series, one of which is 1; ask for sleep_state before combining engines.", _NOT_RUST),
+    notes=("Three series, one of which is 1; ask for sleep_state before combining engines.", NOT_RUST),
 )
 ITERATION_TOKENS = Metric(
     "vllm:iteration_tokens_total",
@@ -138,7 +138,7 @@ CACHE_CONFIG_INFO = Metric(
         "In all three: block_size, num_gpu_blocks, cache_dtype, enable_prefix_caching, gpu_memory_utilization.",
         "kv_cache_size_tokens and kv_cache_max_concurrency are labels since 0.24 (#42206). PromQL cannot turn a label into a number.",
         "num_gpu_blocks was 'None' in early V1 releases (#15755).",
-        _NOT_RUST,
+        NOT_RUST,
     ),
 )
 PREFIX_CACHE_QUERIES = Metric(
@@ -181,7 +181,7 @@ MM_CACHE_QUERIES = Metric(
     Unit.ITEMS,
     "Images, audio clips and other inputs looked up in the multi-modal cache.",
     since="0.11.1",
-    notes=("Items and not tokens: never add it to the prefix cache counters.", _NOT_RUST),
+    notes=("Items and not tokens: never add it to the prefix cache counters.", NOT_RUST),
 )
 MM_CACHE_HITS = Metric(
     "vllm:mm_cache_hits_total",
@@ -189,7 +189,7 @@ MM_CACHE_HITS = Metric(
     Unit.ITEMS,
     "Images, audio clips and other inputs found in the multi-modal cache, so not preprocessed again.",
     since="0.11.1",
-    notes=("Items and not tokens: never add it to the prefix cache counters.", _NOT_RUST),
+    notes=("Items and not tokens: never add it to the prefix cache counters.", NOT_RUST),
 )
 KV_BLOCK_LIFETIME = Metric(
     "vllm:kv_block_lifetime_seconds",
@@ -417,7 +417,7 @@ CORRUPTED_REQUESTS = Metric(
     since="0.12",
     needs="VLLM_COMPUTE_NANS_IN_LOGITS=1",
     evidence=Evidence.SOURCE,
-    notes=("Absent is not zero: without the variable nobody looks.", _NOT_RUST),
+    notes=("Absent is not zero: without the variable nobody looks.", NOT_RUST),
 )
 REQUEST_PROMPT_TOKENS = Metric(
     "vllm:request_prompt_tokens",
@@ -495,7 +495,7 @@ TOOL_CALL_PARSER_INVOCATIONS = Metric(
         "Streaming counts once per delta and non-streaming once per reply: never mix the modes.",
         "An error inside the parser is counted as no_tool_call.",
         "No engine label.",
-        _NOT_RUST,
+        NOT_RUST,
     ),
 )
 
@@ -1018,7 +1018,7 @@ HTTP_REQUEST_SIZE = Metric(
     "Size of HTTP request bodies, by handler: a count and a sum.",
     labels=("handler",),
     since="0.8.3",
-    notes=(_FROM_START, _NO_MODEL, _NOT_RUST),
+    notes=(_FROM_START, _NO_MODEL, NOT_RUST),
 )
 HTTP_RESPONSE_SIZE = Metric(
     "http_response_size_bytes",
@@ -1027,7 +1027,7 @@ HTTP_RESPONSE_SIZE = Metric(
     "Size of HTTP response bodies, by handler: a count and a sum.",
     labels=("handler",),
     since="0.8.3",
-    notes=("A stream announces no size and counts as 0 bytes.", _FROM_START, _NO_MODEL, _NOT_RUST),
+    notes=("A stream announces no size and counts as 0 bytes.", _FROM_START, _NO_MODEL, NOT_RUST),
 )
 
 # Process: the API server's own process, not the engine's and not the GPU's

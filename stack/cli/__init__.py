@@ -51,7 +51,11 @@ COMMANDS = (
     Later("render", "render:render", "Write dashboards and rule files from their source, in place."),
     Later("report", "tuning:report_command", "One page of a bench or an experiment, with everything in it; Markdown, CSV and JSON beside it."),
     Later("runbook", "runbook:runbook_command", "What to do about an alert: its page, by name, by a part of it, or by words that it holds."),
-    Later("secrets", "deploy:secrets", "Print what the compose stack made at its first start: Grafana's password and a key for each team."),
+    Later(
+        "secrets",
+        "deploy:secrets",
+        "Print what the compose stack made at its first start: Grafana's password and a key for each team; with TLS the operator's too.",
+    ),
     Later("sidecar", "sidecar:sidecar", "The exporter that joins request log, engine and GPU."),
     Later("tune", "tuning:tune_command", "An experiment: one workload, configurations of an engine in turns, and what the change did."),
 )

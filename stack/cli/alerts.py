@@ -29,8 +29,6 @@ def alerts_group() -> None:
     """Alert rules, who is told of them, and the numbers behind them."""
 
 
-
-
 @alerts_group.command("export")
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write to.")
 @RUNBOOK_BASE
@@ -95,10 +93,12 @@ def alerts_list(thresholds: Path | None, as_json: bool) -> None:
 @RUNBOOK_BASE
 @DASHBOARD_BASE
 @click.option("--force", is_flag=True, help="Overwrite a slo.yaml that did not come from here, or was changed since.")
+@HTTP_CONFIG
 @AS_JSON
 def alerts_slo(
-    file: Path | None, target: str | None, out: Path | None, runbook_base: str | None, dashboard_base: str | None, force: bool, as_json: bool
-) -> None:
+    file: Path | None, target: str | None, out: Path | None, runbook_base: str | None, dashboard_base: str | None, force: bool,
+    http_config: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Turn objectives of your own into burn-rate alerts and the recorded series that they need.
 
     FILE is YAML in the form of objectives.yml, which `alerts export` writes; without FILE the shipped ones are taken.
@@ -109,7 +109,7 @@ def alerts_slo(
     file = file or alerts.SHIPPED_OBJECTIVES
     with mistakes_told():
         objectives, links = alerts.objectives(file), alerts.links(runbook_base, dashboard_base)
-        if target and (missed := list(alerts.misses(objectives, page.parse(page_of(target)[0]), target))):
+        if target and (missed := list(alerts.misses(objectives, page.parse(page_of(target, http_config)[0]), target))):
             raise ValueError(f"{file}: {'; '.join(missed)}")
         warned = [*alerts.warnings(links), *alerts.without_page(objectives)]
         groups = alerts.slo_groups(objectives, links)

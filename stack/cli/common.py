@@ -62,12 +62,3 @@ def say_files(written: Mapping[Path, bool], older: Sequence[Path], warned: Seque
 def log_to_stderr() -> None:
     """The log of a command that serves."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("aiohttp.server").addFilter(without_bytes)
-
-
-def without_bytes(record: logging.LogRecord) -> bool:
-    """aiohttp quotes what it cannot parse, and that may be a key or a prompt: the log says only that it happened."""
-    if record.exc_info and type(record.exc_info[1]).__module__ == "aiohttp.http_exceptions":
-        record.msg, record.args = f"a request that is no sound HTTP was refused ({type(record.exc_info[1]).__name__})", ()
-        record.exc_info = record.exc_text = None
-    return True

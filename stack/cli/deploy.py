@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -13,9 +14,11 @@ from stack.deploy import init
 
 @click.command()
 @click.option("--folder", type=click.Path(path_type=Path), help="Where they are; by default the compose stack's volume.")
+@click.option("--grafana", metavar="URL", envvar="VLLM_WATCH_GRAFANA_URL", default="http://127.0.0.1:3000", show_default=True, help="To be printed.")
+@click.option("--gateway", metavar="URL", envvar="VLLM_WATCH_GATEWAY_URL", default="http://127.0.0.1:8000", show_default=True, help="To be printed.")
 @AS_JSON
-def secrets(folder: Path | None, as_json: bool) -> None:
-    """Print what the compose stack made at its first start: Grafana's password and a key for each team.
+def secrets(folder: Path | None, grafana: str, gateway: str, as_json: bool) -> None:
+    """Print what the compose stack made at its first start: Grafana's password and a key for each team; with TLS the operator's too.
 
     \b
     Example:  docker compose run --rm cli secrets
@@ -23,10 +26,13 @@ def secrets(folder: Path | None, as_json: bool) -> None:
     with mistakes_told():
         made = init.read(folder or init.FOLDER)
     if as_json:
-        click.echo(json.dumps({"grafana_password": made.grafana_password, "keys": made.keys}, indent=1))
+        click.echo(json.dumps({name: value for name, value in asdict(made).items() if value is not None}, indent=1))
         return
-    click.echo(f"Grafana     http://127.0.0.1:3000   user admin, password {made.grafana_password}")
+    click.echo(f"Grafana     {grafana}   user admin, password {made.grafana_password}")
+    if made.operator_password:
+        click.echo(f"operator    user operator, password {made.operator_password}   for Prometheus, Alertmanager and the board")
     for team, key in made.keys.items():
         click.echo(f"key         {team:14} {key}")
     some = next(iter(made.keys.values()))
-    click.echo(f'try         curl -H "Authorization: Bearer {some}" http://127.0.0.1:8000/v1/models')
+    trusting = "--cacert ca.crt " if gateway.startswith("https:") else ""
+    click.echo(f'try         curl {trusting}-H "Authorization: Bearer {some}" {gateway}/v1/models')

@@ -12,7 +12,7 @@ from stack.cli import version
 from stack.cli.common import AS_JSON, mistakes_told, say_files
 from stack.cli.options import DASHBOARD_BASE, RUNBOOK_BASE, SLO, THRESHOLDS
 from stack.kubernetes import files
-from stack.kubernetes.wanted import Wanted, pairs
+from stack.kubernetes.wanted import OwnGateway, Wanted, pairs
 
 
 @click.group("kubernetes")
@@ -40,12 +40,16 @@ def kubernetes() -> None:
 @click.option("--prometheus", default="", metavar="URL", help="What the board asks.  [default: prometheus-operated in that namespace]")
 @click.option("--cluster", default="", metavar="NAME", help="A label `cluster` for every series, where one Prometheus sees several.")
 @click.option("--interval", default="15s", show_default=True, metavar="TIME", help="Between two scrapes; Grafana's data source needs the same.")
-@click.option("--sample-limit", default=0, metavar="N", help="Refuse a page with more samples.  [default: no limit]")
+@click.option("--sample-limit", type=int, metavar="N", help="Refuse a page with more samples; 0: never.  [default: twice what each kind may hold]")
 @click.option("--image", metavar="IMAGE", help="Of vllm-watch, as built from its Dockerfile.  [default: vllm-watch with this version]")
 @click.option("--state-size", default="1Gi", show_default=True, metavar="SIZE", help="Of the volume for what the sidecar has counted.")
 @click.option("--storage-class", default="", metavar="NAME", help="Of that volume.  [default: the cluster's]")
 @click.option("--teams-secret", default="vllm-watch-teams", show_default=True, metavar="NAME", help="The secret that holds teams.yaml.")
 @click.option("--tls-secret", default="", metavar="NAME", help="A secret with tls.crt, tls.key and ca.crt: metrics of gateway and sidecar over TLS.")
+@click.option("--login-secret", default="", metavar="NAME", help="A secret with token: metrics of gateway and sidecar only for who has it.")
+@click.option(
+    "--own-gateway", metavar="DEPLOYMENT:VOLUME/FILE", help="A gateway of yours and where it writes its request log: it gets our sidecar; no other."
+)
 @click.option("--open-engines", is_flag=True, help="Let whoever asks the engines directly go on; else only the gateway and Prometheus reach them.")
 @RUNBOOK_BASE
 @DASHBOARD_BASE
@@ -55,9 +59,9 @@ def kubernetes() -> None:
 @AS_JSON
 def kubernetes_export(
     out: Path, profile: str, namespace: str, engines: tuple[str, ...], engine_selector: tuple[str, ...], engine_port: str, labels: tuple[str, ...],
-    monitoring: str, prometheus: str, cluster: str, interval: str, sample_limit: int, image: str | None, state_size: str, storage_class: str,
-    teams_secret: str, tls_secret: str, open_engines: bool, runbook_base: str | None, dashboard_base: str | None, thresholds: Path | None,
-    slo: Path | None, force: bool, as_json: bool,
+    monitoring: str, prometheus: str, cluster: str, interval: str, sample_limit: int | None, image: str | None, state_size: str, storage_class: str,
+    teams_secret: str, tls_secret: str, login_secret: str, own_gateway: str | None, open_engines: bool, runbook_base: str | None,
+    dashboard_base: str | None, thresholds: Path | None, slo: Path | None, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write rules, monitors, boards, gateway, sidecar, board and network policies as objects: a base for kustomize, and an example to build on.
 
@@ -71,7 +75,8 @@ def kubernetes_export(
         wanted = Wanted(
             image or f"vllm-watch:{version()}", Profile(profile), rules, namespace,
             engines, pairs(engine_selector, "--engine-selector"), engine_port, pairs(labels, "--label"),
-            cluster, monitoring, prometheus, interval, sample_limit, state_size, storage_class, teams_secret, tls_secret, open_engines,
+            cluster, monitoring, prometheus, interval, sample_limit, state_size, storage_class, teams_secret, tls_secret,
+            login_secret, open_engines, None if own_gateway is None else OwnGateway.parse(own_gateway),
         )  # fmt: skip
         written, older = files.write(out, wanted, force)
     say_files(written, older, list(files.warnings(wanted)), list(files.next_steps(out, wanted)), as_json)

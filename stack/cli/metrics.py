@@ -94,12 +94,16 @@ def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | N
               help="A Python that has vLLM, or the folder of vLLM's source: read, not started; needs no GPU.")  # fmt: skip
 @click.option("--before", help="An earlier page (file or server), for what only two pages tell: bounds and help texts.")
 @click.option("--release", help="The vLLM version of what is read, where it does not say so itself.")
+@HTTP_CONFIG
 @AS_JSON
-def metrics_drift(pages: tuple[str, ...], places: tuple[Path, ...], before: str | None, release: str | None, as_json: bool) -> None:
+def metrics_drift(
+    pages: tuple[str, ...], places: tuple[Path, ...], before: str | None, release: str | None, http_config: Path | None, as_json: bool
+) -> None:
     """Compare the catalogue with a vLLM, and say what to change in it.
 
     A page or server says what one engine shows; --installed says what any flag could bring. New families come with an entry to paste, the others with
-    the field to set, and with the panels, alerts and recordings of ours that read them. Exit 0: no drift; 1: drift; 2: it could not be read.
+    the field to set, and with the panels, alerts and recordings of ours that read them. The Rust frontend shows fewer families: what its page lacks
+    is listed, and not called gone. Exit 0: no drift; 1: drift; 2: it could not be read.
 
     \b
     Example:  vllm-watch metrics drift http://127.0.0.1:8000 --before tests/golden/0.32.0-before.prom
@@ -107,8 +111,8 @@ def metrics_drift(pages: tuple[str, ...], places: tuple[Path, ...], before: str 
     if not pages and not places:
         raise click.UsageError("name a server, a file with its page, or a Python that has vLLM with --installed")
     with mistakes_told():
-        earlier = drift.of_page(page_of(before)[0]) if before else None
-        found = {target: _found_on(target, release) for target in pages} | {str(place): _found_in(place, release) for place in places}
+        earlier = _found_on(before, None, http_config) if before else None
+        found = {target: _found_on(target, release, http_config) for target in pages} | {str(place): _found_in(place, release) for place in places}
         uses = list(bundle.uses())
         changes = {where: drift.drift(it, uses=uses, before=earlier) for where, it in found.items()}
     if as_json:
@@ -119,9 +123,12 @@ def metrics_drift(pages: tuple[str, ...], places: tuple[Path, ...], before: str 
     raise SystemExit(1 if any(changes.values()) else 0)
 
 
-def _found_on(target: str, release: str | None) -> drift.Found:
-    text, told = page_of(target)
-    found = drift.of_page(text, known_release(release, told))
+def _found_on(target: str, release: str | None, http_config: Path | None) -> drift.Found:
+    text, told = page_of(target, http_config)
+    try:
+        found = drift.of_page(text, known_release(release, told))
+    except page.BadPage as error:
+        raise ValueError(f"{target}: {error}") from error
     if not any(name.startswith(check.ENGINE) for name in found.families):
         raise ValueError(f"{target} holds no series of vLLM under their own names; `vllm-watch metrics check` says more")
     return found
@@ -160,6 +167,7 @@ def _drift_as_json(where: str, found: drift.Found, changes: tuple[drift.Change, 
         "changes": [dataclasses.asdict(change) for change in changes],
         "left_out": sorted(name for name in found.families if drift.left_out(name)),
         "unread": list(found.unread),
+        "unshown": list(drift.unshown(found)),
     }
 
 
@@ -175,6 +183,8 @@ def _say_drift(where: str, found: drift.Found, changes: tuple[drift.Change, ...]
     for beginning, why in drift.LEFT_OUT.items():
         if named := [name for name in found.families if name.startswith(beginning)]:
             click.echo(f"left out  {len(named)} that begin with {beginning}: {why}")
+    if missing := drift.unshown(found):
+        click.echo(f"unshown   the page of the Rust frontend, which shows fewer families; it lacks {len(missing)}: {', '.join(missing)}")
     for place in found.unread:
         click.echo(f"unread    {place}: a name that is put together at run time; only a page can show it")
     click.echo(f"drift: {len(changes)} to look at" if changes else "no drift: the catalogue says what is there")

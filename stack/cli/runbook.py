@@ -35,7 +35,7 @@ from stack.prometheus import address_from
 @HTTP_CONFIG
 @click.option("--section", metavar="HEADING", help="Only this part; its first letters will do, such as mitigation.")
 @click.option("--url", "only_url", is_flag=True, help="Only the address of the page.")
-@click.option("--base", metavar="URL", help=f"Where pages are served.  [default: {Links().runbooks}]")
+@click.option("--base", metavar="URL", help=f"Where pages are served.  [default: where the alert says, else {Links().runbooks}]")
 @THRESHOLDS
 @AS_JSON
 def runbook_command(
@@ -57,21 +57,21 @@ def runbook_command(
     one = live or section is not None or only_url
     if not words and not firing and not source and (one or given):
         raise click.UsageError("name a page; vllm-watch runbook --list has them all")
-    links, alerts = Links(runbooks=base) if base else Links(), None
+    alerts = None
     with mistakes_told():
         settings = settings_of(thresholds)
         if source:
             alerts = runbook.alerts_from(source.read(), getattr(source, "name", "<stdin>"))
         elif firing:
             alerts = asyncio.run(runbook.firing(alertmanager or runbook.ALERTMANAGER, Way(http_config) if http_config else None))
-    choice = runbook.choose(" ".join(words), alerts, dict(map(_label, given)), bundle.pages(settings), links, one)
+    choice = runbook.choose(" ".join(words), alerts, dict(map(_label, given)), bundle.pages(settings), base, one)
     if choice.page is None:
         click.echo(json_text(choice.rows) if as_json else choice.said, err=choice.status == 1 and not as_json)
         raise SystemExit(choice.status)
     if choice.said:
         click.echo(choice.said, err=True)
     if only_url:
-        address = links.runbook(choice.page.name)
+        address = choice.links.runbook(choice.page.name)
         click.echo(json_text({"page": choice.page.name, "url": address}) if as_json else address)
         return
     shown = choice.page.filled(choice.labels)
@@ -79,9 +79,9 @@ def runbook_command(
         heading = runbook.heading(shown, section) if section is not None else ""
         now = asyncio.run(runbook.ask(shown, address_from(url, token_file, user_file, http_config), time.time(), settings)) if live else None
     if as_json:
-        click.echo(json_text(runbook.as_json(shown, choice.labels, now, heading, links)))
+        click.echo(json_text(runbook.as_json(shown, choice.labels, now, heading, choice.links)))
     else:
-        _page_out(runbook.as_text(shown, choice.labels, now, heading, links))
+        _page_out(runbook.as_text(shown, choice.labels, now, heading, choice.links))
 
 
 def _label(text: str) -> tuple[str, str]:

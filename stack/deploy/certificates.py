@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -82,6 +82,16 @@ def is_ours(certificate: str) -> bool:
         return any(str(one.value).startswith(_NAME) for one in Pair(certificate).x509.issuer.get_attributes_for_oid(NameOID.COMMON_NAME))
     except ValueError:
         return False
+
+
+def fits(certificate: str, key: str) -> bool:
+    """Whether the private key, of whichever kind, is the certificate's. Raises ValueError where the key cannot be read as it is."""
+    try:
+        private = serialization.load_pem_private_key(key.encode(), None)
+    except (TypeError, UnsupportedAlgorithm) as error:  # TypeError: it wants a password
+        raise ValueError(str(error)) from error
+    written = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    return private.public_key().public_bytes(*written) == Pair(certificate).x509.public_key().public_bytes(*written)
 
 
 def names_of(certificate: str) -> frozenset[str]:

@@ -6,7 +6,7 @@ A folder is a volume of its own, mounted where that service reads it and nowhere
     password, http.yml  what the service says of itself when it asks another one: its name and its password
     web.yml             who may ask it, as bcrypt hashes;  clients.yml: the gateway's listener for teams, which bring keys of their own
 Laws: a password and a file of names are made once and never replaced; so is a certificate of another authority. A certificate of ours is made anew
-when it has 60 days left or lacks a name. The authority's key lies in a volume that no running service has.
+when it has 60 days left or lacks a name or its key. The authority's key lies in a volume that no running service has.
 The compose service `credentials` runs it as `python -m stack.deploy.credentials`: as root, because it gives files to the users of others."""
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def _authority(folder: Path, now: datetime) -> certificates.Pair:
     left = certificates.days_left(found.certificate, now)
     if left < certificates.RENEW_DAYS:
         raise BadConfig(
-            f"{certificate}: the authority expires in {left:.0f} days; stop the stack, remove the volume tls-authority, start again, and give "
-            "its new ca.crt to whoever asks from outside"
+            f"{certificate}: the authority expires in {left:.0f} days; take the stack down, remove the volume tls-authority (docker volume rm "
+            "vllm-watch_tls-authority), start again, and give the new ca.crt to whoever asks from outside"
         )
     return found
 
@@ -118,7 +118,7 @@ def _authority(folder: Path, now: datetime) -> certificates.Pair:
 def _identity(folder: Path, service: Service, names: list[str], signer: certificates.Pair, now: datetime) -> None:
     """Who it is and whom it believes. An operator's own authority or certificate stays."""
     _anew(folder / "ca.crt", signer.certificate)
-    if not service.listens or not _wanted(folder / "tls.crt", names, signer, now):
+    if not service.listens or not _wanted(folder, names, signer, now):
         return
     made = certificates.leaf(signer, names, now)
     whole(folder / "tls.key", made.key, 0o400)
@@ -132,8 +132,11 @@ def _anew(path: Path, certificate: str, mode: int = 0o400) -> None:
         whole(path, certificate, mode)
 
 
-def _wanted(path: Path, names: list[str], signer: certificates.Pair, now: datetime) -> bool:
-    """Whether a certificate is to be made: there is none, or one of ours that is old, of a former authority, or lacks a name."""
+def _wanted(folder: Path, names: list[str], signer: certificates.Pair, now: datetime) -> bool:
+    """Whether a certificate is to be made: there is none, or one of ours that is old, of a former authority, or lacks a name or its key.
+
+    Raises BadConfig for one of the operator's own that no program could use."""
+    path, key = folder / "tls.crt", folder / "tls.key"
     if not path.exists():
         return True
     text = path.read_text()
@@ -143,10 +146,20 @@ def _wanted(path: Path, names: list[str], signer: certificates.Pair, now: dateti
         raise BadConfig(f"{path} is no certificate in PEM form: {error}; put one there or remove the file") from error
     if certificates.is_of(text, signer) or certificates.is_ours(text):
         fresh = certificates.is_of(text, signer) and left >= certificates.RENEW_DAYS
-        return not (fresh and certificates.names_of(text) >= set(names))
+        return not (fresh and certificates.names_of(text) >= set(names) and _has_key(text, key))
+    if not _has_key(text, key):
+        raise BadConfig(f"{key} is not the key of your {path.name} beside it, or wants a password; put both there in PEM form, or remove both")
     if left < certificates.RENEW_DAYS:
         _log.warning("%s: your own certificate expires in %.0f days; nobody here replaces it", path, left)
     return False
+
+
+def _has_key(certificate: str, key: Path) -> bool:
+    """Whether the certificate's key lies beside it and opens without a password."""
+    try:
+        return certificates.fits(certificate, key.read_text())
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def _asks(user: str) -> str:

@@ -22,16 +22,18 @@ from stack.gateway.policy import BANDS
 FOLDER = Path("/var/lib/vllm-watch/secrets")
 TEAMS = tuple(BANDS)  # one for each band
 _KEYS = "keys"
+OPERATOR_PASSWORD = Path("/etc/vllm-watch/tls/password")  # what compose.secure.yml gives the service cli
 _PASSWORD = "grafana_admin_password"  # noqa: S105  a file name
 _TEAMS_HEAD = "# Made once by the init service, yours to edit since. Keys stand here as hashes; `vllm-watch gateway key TEAM` makes one.\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What lets a person in. keys by team, for the header `Authorization: Bearer KEY`."""
+    """What lets a person in. keys by team, for the header `Authorization: Bearer KEY`; operator_password: where every listener wants a login."""
 
     grafana_password: str
     keys: dict[str, str]
+    operator_password: str | None = None
 
 
 def make(folder: Path, random: Callable[[int], str] = secrets.token_urlsafe) -> Secrets:
@@ -79,12 +81,13 @@ def whole(path: Path, text: str, mode: int = 0o600) -> None:
     partial.rename(path)
 
 
-def read(folder: Path) -> Secrets:
+def read(folder: Path, operator_password: Path = OPERATOR_PASSWORD) -> Secrets:
     """The secrets that were made, or those of the teams that have a volume of their own, in `teams` beside it. Raises BadConfig."""
     try:
         own = sorted(folder.parent.glob(f"teams/*/{_KEYS}/[!.]*"))
         keys = {path.name: path.read_text().strip() for path in own or [folder / _KEYS / team for team in TEAMS]}
-        return Secrets((folder / _PASSWORD).read_text().strip(), keys)
+        operators = operator_password.read_text().strip() if operator_password.exists() else None
+        return Secrets((folder / _PASSWORD).read_text().strip(), keys, operators)
     except OSError as error:
         raise BadConfig(f"{error.filename}: {error.strerror}; `docker compose up` makes the secrets") from error
 

@@ -10,10 +10,10 @@ ready=0
 good() { printf 'ok       %s\n' "$1"; }
 bad() { printf 'missing  %s\n         %s\n' "$1" "$2"; ready=1; }
 warn() { printf 'warning  %s\n         %s\n' "$1" "$2"; }
-# setting NAME: as compose sees it, from the environment or from .env
+# setting NAME: as compose sees it, from the environment or from .env, where the last line counts and quotes may stand
 setting() {
   eval "value=\${$1:-}"
-  [ -n "$value" ] || value=$(sed -n "s/^$1=//p" .env 2>/dev/null | head -n 1)
+  [ -n "$value" ] || value=$(sed -n "s/^$1=[\"']\{0,1\}\([^\"']*\).*/\1/p" .env 2>/dev/null | sed '$!d')
 }
 # at_least 2.24.4 2.40.3: is the second release the first or later?
 at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }

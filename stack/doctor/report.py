@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from exporters.catalogue.metric import Unit
+from runbooks.book import printable
 from stack.doctor import before, diagnose, matrix
 from stack.doctor.checks import Fact
 from stack.doctor.diagnose import Diagnosis, Finding
@@ -84,7 +85,7 @@ def as_text(diagnoses: Sequence[Diagnosis], source: str, asked: Source = ANYWHER
         lines += [*_finding(number, finding, several, asked), ""]
     for one in diagnoses:
         lines += [*_about(one), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(map(printable, lines)).rstrip() + "\n"  # names of models are foreign text
 
 
 def folded(text: str, width: int) -> str:

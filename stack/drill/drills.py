@@ -104,7 +104,7 @@ DRILLS: tuple[Drill, ...] = (
 FAST = ("VLLMGatewayDown", "VLLMSidecarDown", "VLLMRequestLogUnwritable", "VLLMGPUMissing", "VLLMEngineFrozen", "VLLMEngineUnreachable")
 
 WHY_NOT = {
-    "VLLMScrapeNearLimit": "the lab's Prometheus sets no sample_limit; a real one that does is in tests/test_fleet.py",
+    "VLLMScrapeNearLimit": "no page of the lab's comes near its sample_limit; one that does is in tests/test_fleet.py",
     "VLLMLatencyWorseThanLastWeek": "it compares with a week ago, and the lab has no such past",
     "VLLMRequestsDeferred": "it needs adapters or a transfer of KV cache between engines, which the lab's tiny model does not have",
 }

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from exporters.catalogue import gateway as names
 from exporters.catalogue.metric import Metric
+from exporters.listener import nobody_yet
 from exporters.request_log import UNKNOWN_TEAM, Outcome
 from stack.gateway.admission import Admission
 
@@ -41,6 +42,8 @@ class GatewayMetrics:
         self._reloads = self._made(Counter, names.RELOADS)
         for result in ("ok", "failed"):  # so that the first one of them is a rise
             self._reloads.labels(result)
+        self.turned_away = {listener: nobody_yet() for listener in ("clients", "figures")}
+        self.registry.register(_TurnedAway(self.turned_away))
         self._lag = self._made(Histogram, names.LOOP_LAG, buckets=names.LOOP_LAG_BOUNDS_S)
 
     def _made(self, kind: type[T], metric: Metric, **more: Any) -> T:
@@ -138,6 +141,21 @@ class _Standing(Collector):
             family = _gauge(metric)
             family.add_metric((), value)
             yield family
+
+
+class _TurnedAway(Collector):
+    """Whom the listeners turned away."""
+
+    def __init__(self, counted: Mapping[str, Mapping[str, int]]) -> None:
+        self._counted = counted
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        metric = names.TURNED_AWAY
+        family = CounterMetricFamily(metric.name.removesuffix("_total"), metric.meaning, labels=metric.labels)
+        for listener, reasons in self._counted.items():
+            for reason, times in reasons.items():
+                family.add_metric((listener, reason), times)
+        yield family
 
 
 def _gauge(metric: Metric) -> GaugeMetricFamily:

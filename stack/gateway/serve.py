@@ -84,7 +84,7 @@ async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callabl
                                 max_line_size=HEADER_BYTES, max_field_size=HEADER_BYTES)  # fmt: skip
             runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
             guard = protection(config.web_config, "web_config", tls_only=True)
-            listening = await listen(runner, "listen", config.listen, guard, most=clients_at_most())
+            listening = await listen(runner, "listen", config.listen, guard, most=clients_at_most(), turned_away=metrics.turned_away["clients"])
             url = listening.url
             watch.follow(terms.upstreams, terms.headers)
             watchers = [asyncio.create_task(metrics.watch_loop()), asyncio.create_task(_fit_slots(proxy))]
@@ -179,7 +179,8 @@ async def _figures(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncItera
     """The listener of /metrics while the gateway runs; its URL."""
     runner = web.ServerRunner(web.Server(metrics.page, access_log=None), shutdown_timeout=CUT_S)
     guard = protection(config.metrics_web_config, "metrics_web_config")
-    listening = await listen(runner, "metrics_listen", config.metrics_listen, guard, open_paths=("/-/healthy",))
+    listening = await listen(runner, "metrics_listen", config.metrics_listen, guard, open_paths=("/-/healthy",),
+                             turned_away=metrics.turned_away["figures"])  # fmt: skip
     try:
         yield listening.url
     finally:

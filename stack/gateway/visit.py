@@ -315,7 +315,7 @@ class Visit:
         request, watch = self._request, self._proxy.watch
         body = self._ask.renamed(name_at(choice.upstream, self._asked)).body
         try:
-            answer = await self._proxy.client.send(choice.upstream.url, request.method, _path(request), self._headers(choice), body)
+            answer = await self._proxy.client.send(choice.upstream.url, request.method, _path(request, self._x.route), self._headers(choice), body)
         except Unreachable as error:
             watch.failed(choice.name)
             if error.late:
@@ -581,10 +581,10 @@ def _too_large(limit: int) -> _End:
     return _End("body_too_large", f"the request body is larger than {limit} bytes")
 
 
-def _path(request: web.BaseRequest) -> str:
-    """Path and query as they came, without a slash at the path's end."""
+def _path(request: web.BaseRequest, route: str) -> str:
+    """Path and query as they came, without a slash at the path's end; a route that is recorded as we read it, so that the engine reads it alike."""
     path, mark, query = request.rel_url.raw_path_qs.partition("?")
-    return path.rstrip("/") + mark + query
+    return (route if route in asks.RECORDED else path.rstrip("/")) + mark + query
 
 
 def _without(headers: CIMultiDict[str] | CIMultiDictProxy[str], dropped: frozenset[str]) -> list[tuple[str, str]]:

@@ -1,15 +1,18 @@
-"""The objects as files: base/ with everything, overlays/example/ to be copied and changed. Law: a secret is never written, only its name."""
+"""The objects as files: base/ with everything, overlays/example/ to be copied and changed, components/ for a gateway of somebody else's.
+
+Law: a secret is never written, only its name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from alerts.printer import as_yaml
 from stack import alerts, export
 from stack.export import marked
-from stack.kubernetes import policies, running, watching
+from stack.kubernetes import beside, policies, running, watching
 from stack.kubernetes.objects import BOARD_SERVICE, CLIENTS, CONFIG, METRICS_SERVICE, PORTS, Object
 from stack.kubernetes.wanted import Wanted
 
@@ -25,16 +28,20 @@ def files(wanted: Wanted) -> dict[str, str]:
     found = {f"{BASE}/{name}": _text(each) for name, each in objects.items()}
     found[f"{BASE}/kustomization.yaml"] = as_yaml(base)
     found[f"{EXAMPLE}/kustomization.yaml"] = as_yaml(_example(wanted))
-    if wanted.full:
+    if wanted.with_sidecar:
         found[f"{EXAMPLE}/config.yaml"] = as_yaml(_other_engine(wanted))
+    if wanted.own_gateway:
+        found |= {name: as_yaml(each) for name, each in beside.components(wanted, wanted.own_gateway)}
     return {name: marked(text, _COMMAND) for name, text in sorted(found.items())}
 
 
 def _objects(wanted: Wanted) -> Iterator[tuple[str, Iterable[Object]]]:
     """What each file of the base holds; the numbers put them into the order in which one reads them."""
     yield "10-config", [running.config(wanted)]
-    if wanted.full:
+    if wanted.with_gateway:
         yield "20-gateway", running.gateway(wanted)
+    elif wanted.with_sidecar:
+        yield "20-sidecar", [beside.metrics_service()]
     yield "30-board", running.board(wanted)
     yield "40-network", policies.policies(wanted)
     yield "50-monitors", watching.monitors(wanted)
@@ -54,7 +61,7 @@ def _example(wanted: Wanted) -> Object:
         "resources": ["../../base"],
         "labels": [{"pairs": {"environment": "example"}, "includeSelectors": False, "includeTemplates": True}],
         "images": [{"name": wanted.image_name, "newName": "registry.example.org/vllm-watch", "newTag": "example"}],
-        **({"patches": [{"path": "config.yaml"}]} if wanted.full else {}),
+        **({"patches": [{"path": "config.yaml"}]} if wanted.with_sidecar else {}),
     }
 
 
@@ -71,7 +78,7 @@ def write(folder: Path, wanted: Wanted, force: bool = False) -> tuple[dict[Path,
     printed = files(wanted)
     written = export.write(folder, printed, export.changed_since, force)
     older = []
-    for part in (BASE, EXAMPLE):
+    for part in (BASE, EXAMPLE, beside.COMPONENT, beside.POLICY):
         names = [Path(name).name for name in printed if name.startswith(f"{part}/")]
         older += export.left_over(folder / part, names, export.changed_since, "*.yaml")
     return written, older
@@ -83,22 +90,41 @@ def warnings(wanted: Wanted) -> Iterator[str]:
     yield from alerts.without_page(wanted.rules.objectives)
     if not wanted.operator_labels:
         yield "no --label: the Prometheus of kube-prometheus-stack reads rules and monitors with release=NAME of its chart alone"
+    if far := [url for url in wanted.engines if _elsewhere(url, wanted.namespace)] if wanted.with_gateway else []:
+        yield f"{', '.join(far)}: not in namespace {wanted.namespace}; the gateway may ask no others; give 40-network.yaml an egress rule"
+    if _elsewhere(wanted.prometheus_url, wanted.monitoring):
+        yield f"{wanted.prometheus}: not in namespace {wanted.monitoring}; the board may ask no other; give 40-network.yaml an egress rule"
+    if any(url.startswith("https:") for url in wanted.engines):
+        yield "engines with https: name their authority in 50-monitors.yaml (tlsConfig), gateway.yaml (upstream_ca_file), sidecar.yaml (http_config)"
+
+
+def _elsewhere(url: str, namespace: str) -> bool:
+    """Whether a host is surely outside of the namespace; NAME, POD.SERVICE and NAME.NAMESPACE cannot be told apart, and are not."""
+    words = (urlsplit(url).hostname or "").split(".")
+    if "svc" in words[1:]:
+        return words[words.index("svc", 1) - 1] != namespace
+    return len(words) > 2
 
 
 def next_steps(folder: Path, wanted: Wanted) -> Iterator[str]:
     """What to do with exported files, one command or sentence each."""
     where = f"kubectl -n {wanted.namespace}"
     yield f"build the image and push it where the cluster finds it: {wanted.image} (another name: --image)"
-    if wanted.full:
+    if wanted.with_gateway:
         yield "vllm-watch gateway key TEAM    # a key and its hash for each team; write teams.yaml with the hashes, then gateway check teams.yaml"
         if text := running.upstreams(wanted):
             yield f"with several engines teams.yaml names them:\n{text.rstrip()}"
         yield f"{where} create secret generic {wanted.teams_secret} --from-file=teams.yaml"
-        if wanted.tls_secret:
-            yield f"the secret {wanted.tls_secret} must hold tls.crt, tls.key and ca.crt, for a server called {METRICS_SERVICE}"
+    if wanted.with_sidecar and wanted.tls_secret:
+        yield f"the secret {wanted.tls_secret} must hold tls.crt, tls.key and ca.crt, for a server called {METRICS_SERVICE}"
+    if wanted.with_sidecar and wanted.login_secret:
+        yield f"openssl rand -hex 24 | {where} create secret generic {wanted.login_secret} --from-file=token=/dev/stdin    # Prometheus' login"
     label = ",".join(f"{key}={value}" for key, value in CLIENTS.items())
     yield f"kubectl label namespace WHOSE {label}    # whose pods may ask the gateway and open the board"
-    if wanted.full and not wanted.open_engines:
+    if wanted.with_sidecar and not wanted.open_engines:
         yield "whoever asks the engines directly is shut out where the network enforces policies; --open-engines lets them go on"
-    yield f"kubectl apply --server-side -k {folder / BASE}    # or copy {folder / EXAMPLE} and change the copy"
+    if own := wanted.own_gateway:
+        yield f"write an overlay: resources {folder / BASE} and your {own.deployment}, components {folder / beside.COMPONENT} (docs/kubernetes.md)"
+    apply = f"kubectl apply --server-side -k {'that overlay' if wanted.own_gateway else folder / BASE}"
+    yield f"{apply}    # or copy {folder / EXAMPLE} and change the copy"
     yield f"{where} port-forward service/{BOARD_SERVICE} {PORTS['board']}    # the boards and runbooks, at http://127.0.0.1:{PORTS['board']}"

@@ -5,10 +5,10 @@ one model over several pods talks among them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stack.kubernetes.objects import BOARD, CLIENTS, GATEWAY, PART_OF, PORTS, Object, label_of, made
+from stack.kubernetes.objects import BOARD, CLIENTS, GATEWAY, PART_OF, PORTS, SIDECAR, Object, label_of, made
 from stack.kubernetes.wanted import Wanted
 
 _NAMED = "kubernetes.io/metadata.name"  # which every namespace has
@@ -25,16 +25,31 @@ def policies(wanted: Wanted) -> Iterator[Object]:
     prometheus = [_prometheus(wanted)]
     to_prometheus = {"to": prometheus, "ports": [_port(wanted.prometheus_port)]}
     yield _policy(BOARD, label_of(BOARD), [{"from": asks, "ports": [_port(PORTS["board"])]}], [dns, to_prometheus])
-    if not wanted.full:
+    if not wanted.with_sidecar:
         return
     engines = {"podSelector": {"matchLabels": dict(wanted.engine_selector)}}
     port = _port(int(wanted.engine_port) if wanted.engine_port.isdecimal() else wanted.engine_port)
-    scraped = {"from": prometheus, "ports": [_port(PORTS["gateway-metrics"]), _port(PORTS["sidecar"])]}
-    yield _policy(GATEWAY, label_of(GATEWAY), [{"from": asks, "ports": [_port(PORTS["http"])]}, scraped], [dns, {"to": [engines], "ports": [port]}])
+    if wanted.with_gateway:
+        asked_by = [{"from": asks, "ports": [_port(PORTS["http"])]}, _scraped(wanted, "gateway-metrics", "sidecar")]
+        yield _policy(GATEWAY, label_of(GATEWAY), asked_by, [dns, {"to": [engines], "ports": [port]}])
     if wanted.open_engines:
         return
-    asked = {"from": [{"podSelector": {"matchLabels": label_of(GATEWAY)}}, *prometheus], "ports": [port]}
+    asked = {"from": [{"podSelector": {"matchLabels": dict(gateway_pods(wanted))}}, *prometheus], "ports": [port]}
     yield _policy("vllm-watch-engines", dict(wanted.engine_selector), [asked, {"from": [engines]}])
+
+
+def gateway_pods(wanted: Wanted) -> Mapping[str, str]:
+    """What selects the pods of the gateway, ours or not; the sidecar is in them."""
+    return label_of(GATEWAY) if wanted.with_gateway else SIDECAR
+
+
+def of_own_gateway(wanted: Wanted) -> Object:
+    """For pods of a gateway that a policy of somebody's closes already; to others it would be the first one, and shut their clients out."""
+    return _policy("vllm-watch-sidecar", dict(SIDECAR), [_scraped(wanted, "sidecar")])
+
+
+def _scraped(wanted: Wanted, *ports: str) -> Object:
+    return {"from": [_prometheus(wanted)], "ports": [_port(PORTS[port]) for port in ports]}
 
 
 def _prometheus(wanted: Wanted) -> Object:

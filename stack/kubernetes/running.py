@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any
 from urllib.parse import urlsplit
 
 from alerts.printer import as_yaml
@@ -31,8 +30,13 @@ from stack.kubernetes.objects import (
 from stack.kubernetes.wanted import Wanted
 
 USER = 10001  # of the image
+AS_USER = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}}
 _ETC, _VAR = "/etc/vllm-watch", "/var/lib/vllm-watch"
-LOG = f"{_VAR}/log/requests.jsonl"
+LOGS, STATE = f"{_VAR}/log", f"{_VAR}/state"
+EVENTS = f"{STATE}/events.jsonl"
+LOG = f"{LOGS}/requests.jsonl"
+_TMP = "/tmp"  # noqa: S108  the container's own
+_EVERYWHERE = {"config": f"{_ETC}/config", "tmp": _TMP}
 ROTATE_BYTES = 256 << 20  # the log and the one before it; the volume holds four times as much, and a pod that fills it is evicted
 _LOG_VOLUME = "1Gi"
 _ENDS_AFTER_S = 10  # the gateway's own time to write the last records, after running requests had theirs
@@ -51,33 +55,40 @@ done
 def config_text(wanted: Wanted) -> dict[str, str]:
     """The files of the containers, by name. Secrets are never among them."""
     texts = {"thresholds.yml": alerts.numbers(wanted.rules.settings)}
-    if not wanted.full:
+    if not wanted.with_sidecar:
         return texts
-    web = {"web_config": f"{_ETC}/config/web.yml"} if wanted.tls_secret else {}
+    web = {"web_config": f"{_ETC}/config/web.yml"} if wanted.secrets else {}
     everywhere = "0.0.0.0"  # noqa: S104  in a pod; NetworkPolicies say who reaches it
-    gateway: dict[str, Any] = {
-        "listen": f"{everywhere}:{PORTS['http']}",
-        "metrics_listen": f"{everywhere}:{PORTS['gateway-metrics']}",
-        "requests_log": LOG,
-        "teams": f"{_ETC}/teams/teams.yaml",
-        "engine_pages": False,  # Prometheus reads the engines themselves; teams need not see each other's figures
-        **{f"metrics_{key}": value for key, value in web.items()},
-    }
     sidecar = {
         "listen": f"{everywhere}:{PORTS['sidecar']}",
-        "requests_log": [LOG],
+        "requests_log": [f"{LOGS}/{wanted.own_gateway.log}" if wanted.own_gateway else LOG],
         "engines": [{"name": name, "url": url} for name, url in wanted.engine_names.items()],
         "gpu": "off",
-        "state": f"{_VAR}/state/sidecar.state",
-        "events": f"{_VAR}/state/events.jsonl",
+        "state": f"{STATE}/sidecar.state",
+        "events": EVENTS,
         **web,
     }
-    if len(wanted.engines) == 1:
-        gateway = {"upstream": next(iter(wanted.engine_names.values())), **gateway}
-    texts |= {"gateway.yaml": as_yaml(gateway), "sidecar.yaml": as_yaml(sidecar)}
-    if wanted.tls_secret:
-        texts["web.yml"] = as_yaml({"tls_server_config": {"cert_file": f"{_ETC}/tls/tls.crt", "key_file": f"{_ETC}/tls/tls.key"}})
+    texts["sidecar.yaml"] = as_yaml(sidecar)
+    if wanted.secrets:
+        texts["web.yml"] = as_yaml(_web(wanted))
+    if wanted.with_gateway:
+        gateway = {
+            "listen": f"{everywhere}:{PORTS['http']}",
+            "metrics_listen": f"{everywhere}:{PORTS['gateway-metrics']}",
+            "requests_log": LOG,
+            "teams": f"{_ETC}/teams/teams.yaml",
+            "engine_pages": False,  # Prometheus reads the engines themselves; teams need not see each other's figures
+            **{f"metrics_{key}": value for key, value in web.items()},
+        }
+        one = {"upstream": next(iter(wanted.engine_names.values()))} if len(wanted.engines) == 1 else {}
+        texts["gateway.yaml"] = as_yaml({**one, **gateway})
     return texts
+
+
+def _web(wanted: Wanted) -> Object:
+    """What a listener asks of Prometheus; docs/hardening.md."""
+    tls = {"tls_server_config": {"cert_file": f"{_ETC}/tls/tls.crt", "key_file": f"{_ETC}/tls/tls.key"}} if wanted.tls_secret else {}
+    return {**tls, **({"bearer_token_files": [f"{_ETC}/login/token"]} if wanted.login_secret else {})}
 
 
 def upstreams(wanted: Wanted) -> str:
@@ -98,8 +109,8 @@ def gateway(wanted: Wanted) -> Iterator[Object]:
         # Slots are counted in the gateway, and a log has one writer: two at once, even for the time of a rollout, would promise each slot twice.
         strategy={"type": "Recreate"}, ends_after_s=int(Timeouts().drain_s) + _ENDS_AFTER_S,
     )  # fmt: skip
-    yield service(GATEWAY_SERVICE, GATEWAY, ("http",))
-    yield service(METRICS_SERVICE, GATEWAY, ("gateway-metrics", "sidecar"))
+    yield service(GATEWAY_SERVICE, label_of(GATEWAY), ("http",))
+    yield service(METRICS_SERVICE, label_of(GATEWAY), ("gateway-metrics", "sidecar"))
     claim: Object = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": wanted.state_size}}}
     if wanted.storage_class:
         claim["storageClassName"] = wanted.storage_class
@@ -116,13 +127,18 @@ def board(wanted: Wanted) -> Iterator[Object]:
     allowed = [word for name in names if name and not name.startswith("127.") for word in ("--allow-host", name)]
     arguments = ["board", "--prometheus", wanted.prometheus_url, "--listen", f"0.0.0.0:{PORTS['board']}"]
     numbers = ["--thresholds", f"{_ETC}/config/thresholds.yml"]
-    container = _container("board", wanted, [*arguments, *numbers, *allowed], ["board"], {"config": f"{_ETC}/config"})
+    container = _container("board", wanted, [*arguments, *numbers, *allowed], ["board"], _EVERYWHERE)
     container["env"] = [{"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}]
     # It answers only under its own names, and the kubelet asks by the pod's address.
     asked = {"httpGet": {"path": "/-/healthy", "port": "board", "httpHeaders": [{"name": "Host", "value": "localhost"}]}}
     container |= {"livenessProbe": _patient(asked), "readinessProbe": {**asked, "periodSeconds": 10, "timeoutSeconds": 5}}
-    yield _deployment(BOARD, wanted, [container], list(_volumes(wanted)), strategy={"type": "RollingUpdate"}, ends_after_s=_ENDS_AFTER_S)
-    yield service(BOARD_SERVICE, BOARD, ("board",))
+    yield _deployment(BOARD, wanted, [container], list(volumes()), strategy={"type": "RollingUpdate"}, ends_after_s=_ENDS_AFTER_S)
+    yield service(BOARD_SERVICE, label_of(BOARD), ("board",))
+
+
+def digest(wanted: Wanted) -> dict[str, str]:
+    """The annotation of pods that is another when what they mount as configuration is; not called as one that charts use."""
+    return {"checksum/vllm-watch-config": hashlib.sha256(as_yaml(config_text(wanted)).encode()).hexdigest()[:16]}
 
 
 # ---- pods -------------------------------------------------------------------------------------------------------------------
@@ -130,7 +146,6 @@ def board(wanted: Wanted) -> Iterator[Object]:
 
 def _deployment(name: str, wanted: Wanted, containers: list[Object], volumes: list[Object], strategy: Object, ends_after_s: int) -> Object:
     """One pod. A change of what is mounted as configuration makes a new one, by the digest in its annotations."""
-    digest = hashlib.sha256(as_yaml(config_text(wanted)).encode()).hexdigest()[:16]
     return made("apps/v1", "Deployment", name, spec={
         "replicas": 1,
         "revisionHistoryLimit": 3,
@@ -139,16 +154,13 @@ def _deployment(name: str, wanted: Wanted, containers: list[Object], volumes: li
         "template": {
             "metadata": {
                 "labels": {**label_of(name), **PART_OF},
-                "annotations": {"kubectl.kubernetes.io/default-container": containers[0]["name"], "checksum/config": digest},
+                "annotations": {"kubectl.kubernetes.io/default-container": containers[0]["name"], **digest(wanted)},
             },
             "spec": {
                 "automountServiceAccountToken": False,  # nothing here asks the API
                 "enableServiceLinks": False,  # a Service could else set variables that begin with VLLM_WATCH_
                 "terminationGracePeriodSeconds": ends_after_s,
-                "securityContext": {
-                    "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch",
-                    "seccompProfile": {"type": "RuntimeDefault"},
-                },
+                "securityContext": {**AS_USER, "fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"},
                 "containers": containers,
                 "volumes": volumes,
             },
@@ -167,34 +179,37 @@ def _container(name: str, wanted: Wanted, arguments: list[str], ports: list[str]
         "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
             {"name": volume, "mountPath": path, **({"readOnly": True} if path.startswith(_ETC) else {})}
-            for volume, path in {**mounts, "tmp": "/tmp"}.items()  # noqa: S108  the container's own
+            for volume, path in mounts.items()
         ],
     }  # fmt: skip
 
 
 def _gateway_containers(wanted: Wanted) -> Iterator[Object]:
-    tls = {"tls": f"{_ETC}/tls"} if wanted.tls_secret else {}
-    config_and_log = {"config": f"{_ETC}/config", "log": f"{_VAR}/log", **tls}
-    scheme = {"scheme": "HTTPS"} if wanted.tls_secret else {}
-
+    mounts = {**_EVERYWHERE, "log": LOGS, **_secret_folders(wanted)}
     front = _container(
         "gateway", wanted, ["gateway", "run", "--config", f"{_ETC}/config/gateway.yaml"], ["http", "gateway-metrics"],
-        {**config_and_log, "teams": f"{_ETC}/teams"},
+        {**mounts, "teams": f"{_ETC}/teams"},
     )  # fmt: skip
-    healthy = {"httpGet": {"path": "/-/healthy", "port": "gateway-metrics", **scheme}}
+    healthy = _healthy("gateway-metrics", wanted)
     yield front | {"livenessProbe": _patient(healthy), "readinessProbe": {**healthy, "periodSeconds": 5, "timeoutSeconds": 5}}
 
-    beside = _container(
-        "sidecar", wanted, ["sidecar", "run", "--config", f"{_ETC}/config/sidecar.yaml"], ["sidecar"], {**config_and_log, "state": f"{_VAR}/state"}
-    )
-    beside["env"] = [{"name": "VLLM_WATCH_EVENTS", "value": f"{_VAR}/state/events.jsonl"}]
-    # Not asked whether it is ready: that would count for the whole pod, and watching must not take the gateway away.
-    yield beside | {"livenessProbe": _patient({"httpGet": {"path": "/-/healthy", "port": "sidecar", **scheme}})}
+    yield sidecar_container("sidecar", wanted)
 
-    rotation = _container("rotate", wanted, [ROTATE], [], {"log": f"{_VAR}/log"})
+    rotation = _container("rotate", wanted, [ROTATE], [], {"log": LOGS, "tmp": _TMP})
     del rotation["ports"]
     rotation["env"] = [{"name": name, "value": value} for name, value in (("LOG", LOG), ("BYTES", str(ROTATE_BYTES)), ("EVERY_S", "10"))]
     yield rotation | {"command": ["sh", "-c"], "resources": {"requests": {"cpu": "5m", "memory": "8Mi"}, "limits": {"memory": "32Mi"}}}
+
+
+def sidecar_container(name: str, wanted: Wanted) -> Object:
+    """Not asked whether it is ready: that would count for the whole pod, and watching must not take the gateway away."""
+    mounts = {**_EVERYWHERE, "log": LOGS, "state": STATE, **_secret_folders(wanted)}
+    container = _container(name, wanted, ["sidecar", "run", "--config", f"{_ETC}/config/sidecar.yaml"], ["sidecar"], mounts)
+    return container | {"env": [{"name": "VLLM_WATCH_EVENTS", "value": EVENTS}], "livenessProbe": _patient(_healthy("sidecar", wanted))}
+
+
+def _healthy(port: str, wanted: Wanted) -> Object:
+    return {"httpGet": {"path": "/-/healthy", "port": port, **({"scheme": "HTTPS"} if wanted.tls_secret else {})}}
 
 
 def _patient(probe: Object) -> Object:
@@ -202,15 +217,24 @@ def _patient(probe: Object) -> Object:
     return {**probe, "initialDelaySeconds": 10, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3}
 
 
-def _volumes(wanted: Wanted) -> Iterator[Object]:
+def volumes() -> Iterator[Object]:
+    """What every pod of ours has."""
     yield {"name": "config", "configMap": {"name": CONFIG}}
     yield {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}
 
 
+def _secret_folders(wanted: Wanted) -> dict[str, str]:
+    return {name: f"{_ETC}/{name}" for name in wanted.secrets}
+
+
+def secret_volumes(wanted: Wanted, mode: int = 0o440) -> Iterator[Object]:
+    for name, secret in wanted.secrets.items():
+        yield {"name": name, "secret": {"secretName": secret, "defaultMode": mode}}
+
+
 def _gateway_volumes(wanted: Wanted) -> Iterator[Object]:
-    yield from _volumes(wanted)
+    yield from volumes()
     yield {"name": "teams", "secret": {"secretName": wanted.teams_secret, "defaultMode": 0o440}}
-    if wanted.tls_secret:
-        yield {"name": "tls", "secret": {"secretName": wanted.tls_secret, "defaultMode": 0o440}}
+    yield from secret_volumes(wanted)
     yield {"name": "log", "emptyDir": {"sizeLimit": _LOG_VOLUME}}
     yield {"name": "state", "persistentVolumeClaim": {"claimName": f"{GATEWAY}-state"}}

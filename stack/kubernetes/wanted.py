@@ -16,6 +16,7 @@ Pairs = tuple[tuple[str, str], ...]
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_OWN = re.compile(r"(?P<deployment>[^:/]+):(?P<volume>[^:/]+)/(?P<log>.+)")
 _PLAIN = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*")
 _QUANTITY = re.compile(r"[1-9][0-9]*(Mi|Gi|Ti|M|G|T)")
 _IMAGE = re.compile(r"(?P<name>[a-z0-9][-a-z0-9._/]*(:[0-9]+/[-a-z0-9._/]+)?)(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?")
@@ -31,12 +32,39 @@ class Jobs:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnGateway:
+    """A Deployment of somebody's whose pods write a request log: its name, the volume, and the file as it is called from the volume's root.
+
+    Raises ValueError."""
+
+    deployment: str
+    volume: str
+    log: str
+
+    def __post_init__(self) -> None:
+        for name, known in ((self.deployment, _PREFIX), (self.volume, _NAME)):
+            _expect(known, name, "--own-gateway", "is no name in Kubernetes; write it like DEPLOYMENT:VOLUME/requests.jsonl")
+        parts = self.log.split("/")
+        if not _PLAIN.fullmatch(self.log) or "" in parts or ".." in parts:
+            raise ValueError(f"--own-gateway: {self.log!r} is no path of a file from the root of the volume; write it like requests.jsonl")
+
+    @classmethod
+    def parse(cls, text: str) -> OwnGateway:
+        """DEPLOYMENT:VOLUME/FILE. Raises ValueError."""
+        if not (found := _OWN.fullmatch(text)):
+            raise ValueError(f"--own-gateway {text!r} is no DEPLOYMENT:VOLUME/FILE; write it like my-gateway:logs/requests.jsonl")
+        return cls(**found.groupdict())
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """image: of vllm-watch. engines: addresses, without /v1, that the gateway and the sidecar use; a Service of several replicas is one engine to
     them. engine_selector, engine_port: the labels of the engines' pods, and the name or number of the port that they declare.
     operator_labels: what the Prometheus Operator selects our rules and monitors by. cluster: a label for every series, where one Prometheus sees
     several clusters. prometheus: what the board asks; without, the Service that the operator makes. interval: between scrapes.
-    sample_limit: samples of one page, 0 for no limit. tls_secret: holds tls.crt, tls.key and ca.crt, for the pages that Prometheus reads.
+    sample_limit: samples of one page, 0 for no limit; without, what exporters/budget.py expects of each kind of page, with room.
+    tls_secret: holds tls.crt, tls.key and ca.crt, for the pages that Prometheus reads. login_secret: holds token, without which nobody reads them.
+    own_gateway: gets our sidecar, and ours is not written.
     open_engines: whoever asks the engines directly may go on; else only the gateway and Prometheus reach them.
 
     Raises ValueError."""
@@ -53,17 +81,21 @@ class Wanted:
     monitoring: str = "monitoring"
     prometheus: str = ""
     interval: str = "15s"
-    sample_limit: int = 0
+    sample_limit: int | None = None
     state_size: str = "1Gi"
     storage_class: str = ""
     teams_secret: str = "vllm-watch-teams"  # noqa: S105  a name
     tls_secret: str = ""
+    login_secret: str = ""
     open_engines: bool = False
+    own_gateway: OwnGateway | None = None
 
     def __post_init__(self) -> None:
         for what, name in (("--namespace", self.namespace), ("--monitoring-namespace", self.monitoring), ("--teams-secret", self.teams_secret)):
             _expect(_NAME, name, what, "is no name in Kubernetes; write lower-case letters, digits and '-', such as vllm")
-        for what, name in (("--tls-secret", self.tls_secret), ("--storage-class", self.storage_class)):
+        for what, name in (
+            ("--tls-secret", self.tls_secret), ("--login-secret", self.login_secret), ("--storage-class", self.storage_class),
+        ):  # fmt: skip
             if name:
                 _expect(_PREFIX, name, what, "is no name in Kubernetes; write lower-case letters, digits, '-' and '.'")
         if self.cluster:
@@ -83,14 +115,29 @@ class Wanted:
             raise ValueError(f"--prometheus {self.prometheus!r} is no web address; write it like http://prometheus-operated.monitoring.svc:9090")
         if seconds(self.interval) < 1:
             raise ValueError(f"--interval {self.interval} is too short; 15s is what it is without")
-        if self.sample_limit < 0:
+        if (self.sample_limit or 0) < 0:
             raise ValueError("--sample-limit is a number of samples, or 0 for no limit")
+        if self.own_gateway and not self.with_sidecar:
+            raise ValueError("--own-gateway brings a sidecar, and --profile engine is for clusters without one; leave one of them out")
         _ = self.jobs
 
     @property
-    def full(self) -> bool:
-        """Whether the gateway and its sidecar run here too."""
+    def with_sidecar(self) -> bool:
+        """Whether there is a gateway, ours or not, whose log a sidecar reads."""
         return self.profile is Profile.FULL
+
+    @property
+    def with_gateway(self) -> bool:
+        return self.with_sidecar and self.own_gateway is None
+
+    @property
+    def engines_speak_tls(self) -> bool:
+        return all(url.startswith("https:") for url in self.engines)
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """What protects the pages that Prometheus reads: the name of each secret by the folder in which a container sees it."""
+        return {name: secret for name, secret in (("tls", self.tls_secret), ("login", self.login_secret)) if secret}
 
     @property
     def prometheus_url(self) -> str:

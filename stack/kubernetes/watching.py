@@ -14,6 +14,7 @@ import yaml
 from alerts import printer
 from dashboards import panels
 from dashboards.boards import boards as boards_of
+from exporters import budget
 from stack import grafana
 from stack.kubernetes.objects import METRICS_SERVICE, Object, config_map, label_of, made
 from stack.kubernetes.wanted import Wanted
@@ -36,11 +37,14 @@ def rules(wanted: Wanted) -> Iterator[tuple[str, Object]]:
 def _split(groups: list[Any], limit: int) -> Iterator[list[Any]]:
     """Groups in order, in portions below a limit of bytes; a group is never cut."""
     portion: list[Any] = []
+    held = 0
     for group in groups:
-        if portion and len(printer.as_yaml([*portion, group]).encode()) > limit:
+        size = len(printer.as_yaml([group]).encode())
+        if portion and held + size > limit:
             yield portion
-            portion = []
+            portion, held = [], 0
         portion.append(group)
+        held += size
     yield portion
 
 
@@ -48,24 +52,34 @@ def monitors(wanted: Wanted) -> Iterator[Object]:
     """Engines by their pods, since one Service hides its replicas from each other; ours by their Service."""
     by_number = wanted.engine_port.isdecimal()
     port = {"portNumber": int(wanted.engine_port)} if by_number else {"port": wanted.engine_port}
-    yield _monitor("PodMonitor", "vllm-watch-engines", wanted, {
+    yield _monitor("PodMonitor", "vllm-watch-engines", wanted, "vllm", {
         "selector": {"matchLabels": dict(wanted.engine_selector)},
         # A re-exporter built on prometheus_client 0.23 or later answers Prometheus 2 with vllm_ in place of vllm: unless asked for plain text.
         "scrapeProtocols": ["PrometheusText0.0.4"],
-        "podMetricsEndpoints": [{**port, "path": "/metrics", "interval": wanted.interval, "relabelings": _labels(wanted, wanted.jobs.engine)}],
+        "podMetricsEndpoints": [
+            {**port, **({"scheme": "https"} if wanted.engines_speak_tls else {}), **_endpoint(wanted, wanted.jobs.engine)},
+        ],
     })  # fmt: skip
-    if not wanted.full:
-        return
-    for kind, port_name, job in (("gateway", "gateway-metrics", wanted.jobs.gateway), ("sidecar", "sidecar", wanted.jobs.sidecar)):
-        endpoint = {"port": port_name, "path": "/metrics", "interval": wanted.interval, **_tls(wanted), "relabelings": _labels(wanted, job)}
-        yield _monitor(
-            "ServiceMonitor", f"vllm-watch-{kind}", wanted, {"selector": {"matchLabels": label_of(METRICS_SERVICE)}, "endpoints": [endpoint]}
-        )
+    ours = (
+        (wanted.with_gateway, "gateway", "gateway-metrics", wanted.jobs.gateway),
+        (wanted.with_sidecar, "sidecar", "sidecar", wanted.jobs.sidecar),
+    )
+    for kind, port_name, job in (row for runs, *row in ours if runs):
+        spec = {
+            "selector": {"matchLabels": label_of(METRICS_SERVICE)},
+            "endpoints": [{"port": port_name, **_protected(wanted), **_endpoint(wanted, job)}],
+        }
+        yield _monitor("ServiceMonitor", f"vllm-watch-{kind}", wanted, kind, spec)
 
 
-def _monitor(kind: str, name: str, wanted: Wanted, spec: Object) -> Object:
-    limit = {"sampleLimit": wanted.sample_limit} if wanted.sample_limit else {}
+def _monitor(kind: str, name: str, wanted: Wanted, page: str, spec: Object) -> Object:
+    most = budget.SAMPLE_LIMIT[page] if wanted.sample_limit is None else wanted.sample_limit
+    limit = {"sampleLimit": most} if most else {}
     return made(MONITORING, kind, name, dict(wanted.operator_labels), spec={**spec, **limit})
+
+
+def _endpoint(wanted: Wanted, job: str) -> Object:
+    return {"path": "/metrics", "interval": wanted.interval, "relabelings": _labels(wanted, job)}
 
 
 def _labels(wanted: Wanted, job: str) -> list[Object]:
@@ -73,10 +87,12 @@ def _labels(wanted: Wanted, job: str) -> list[Object]:
     return named + ([{"targetLabel": "cluster", "replacement": wanted.cluster}] if wanted.cluster else [])
 
 
-def _tls(wanted: Wanted) -> Object:
-    if not wanted.tls_secret:
-        return {}
-    return {"scheme": "https", "tlsConfig": {"ca": {"secret": {"name": wanted.tls_secret, "key": "ca.crt"}}, "serverName": METRICS_SERVICE}}
+def _protected(wanted: Wanted) -> Object:
+    """How Prometheus asks what web.yml protects."""
+    ca = {"secret": {"name": wanted.tls_secret, "key": "ca.crt"}}
+    tls = {"scheme": "https", "tlsConfig": {"ca": ca, "serverName": METRICS_SERVICE}} if wanted.tls_secret else {}
+    token = {"type": "Bearer", "credentials": {"name": wanted.login_secret, "key": "token"}}
+    return {**tls, **({"authorization": token} if wanted.login_secret else {})}
 
 
 def boards(wanted: Wanted) -> Iterator[tuple[str, Object]]:

@@ -13,6 +13,7 @@ import yaml
 from alerts import printer, routing
 from alerts.rules import Links
 from alerts.settings import SHIPPED, Settings
+from exporters import budget
 
 TEAMS = ("demo", "replay", "default", "experimental")  # one for each band of the gateway
 MODEL = "tiny"
@@ -128,7 +129,7 @@ def processes(config: LabConfig) -> Iterator[Process]:
             str(config.programs["prometheus"]), f"--config.file={config.folder / 'prometheus.yml'}",
             f"--storage.tsdb.path={config.folder / 'prometheus'}", "--storage.tsdb.retention.time=2d",
             f"--rules.alert.resend-delay={config.beat.resend_s}s",
-            f"--web.listen-address=127.0.0.1:{config.port('prometheus')}", "--enable-feature=exemplar-storage",
+            f"--web.listen-address=127.0.0.1:{config.port('prometheus')}", "--enable-feature=exemplar-storage,extra-scrape-metrics",
             *config.args.get("prometheus", ()),
         ),
         config.url("prometheus"), f"{config.url('prometheus')}/-/ready", ("prometheus",),
@@ -184,7 +185,9 @@ def files(config: LabConfig) -> Iterator[tuple[str, str]]:
         "rule_files": [f"{config.folder}/rules/*.yaml"],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{config.port('alertmanager')}"]}]}]},
         "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": [address]}]} | ({"scheme": scheme} if job == "vllm" else {})
+            {"job_name": job, "static_configs": [{"targets": [address]}]}
+            | ({"scheme": scheme} if job == "vllm" else {})
+            | ({"sample_limit": budget.SAMPLE_LIMIT[job]} if job in budget.SAMPLE_LIMIT else {})
             for job, address in targets(config).items()
         ],
     })  # fmt: skip

@@ -105,10 +105,13 @@ def configured(folder: Path, engine_url: str | None, port_offset: int, console: 
         programs = dict.fromkeys(names, Path()) | found
         return LabConfig(folder, programs, engine_url.rstrip("/") if engine_url else None, port_offset)
 
-    before = config()  # a taken port is told before minutes of installing
-    supervisor.refuse_taken_ports(before, plan.processes(before))
+    def free() -> LabConfig:
+        supervisor.refuse_taken_ports(found := config(), plan.processes(found))
+        return found
+
+    free()  # told before minutes of installing, in which somebody else may take one
     parts.ensure(names, report)
-    return config()
+    return free()
 
 
 async def _up(config: LabConfig, for_s: float | None, console: Console) -> int:

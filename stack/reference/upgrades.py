@@ -122,7 +122,7 @@ vllm-watch runbook --firing
 ```
 
 `drift` exits 0 when the catalogue says what is there, 1 when it does not. Bounds that moved make quantiles jump without any request being slower,
-so it tells them too.
+so it tells them too. The Rust frontend shows fewer families: what its page lacks is listed as unshown and is not called gone; `--installed` tells.
 
 One engine at a time: with a second one behind the gateway, `vllm-watch compare` judges the two variants on live traffic."""
 
@@ -135,6 +135,7 @@ _OUTRO = """## How far this is proven
 | series of other releases | not tested | from vLLM's source and merge dates: the first release may be off by one |
 | no panel, alert or recording of ours is dead on the three releases | tested on captured data | `tests/test_metrics_check.py` |
 | `drift` finds what changed, and what it says to paste ends the drift | tested on captured data | `tests/test_drift.py` |
+| what a page of the Rust frontend lacks is not called gone | simulated | `tests/test_drift.py`; the page is made from its source |
 | a rolling upgrade of a fleet on GPUs | not tested | none could be had |
 """
 
