@@ -502,7 +502,7 @@ class TestSecured:
             "containers": docker.run("inspect", *containers),
             "the image": docker.run("history", "--no-trunc", "vllm-watch:0.1.0") + docker.run("image", "inspect", "vllm-watch:0.1.0"),
             "compose's own view": project("config"),
-            **{str(path): _text(path) for path in Path("/proc").glob("[0-9]*/*") if path.name in ("cmdline", "environ")},
+            **{f"{process}/{file}": _text(process / file) for process in Path("/proc").glob("[0-9]*") for file in ("cmdline", "environ")},
         }
         assert all(places[place] for place in ("logs", "every series that Prometheus read", "containers"))
         assert len(places) > 2 * len(containers)
