@@ -320,4 +320,5 @@ async def fetch(url: str, timeout_s: float = 10.0, way: Way | None = None) -> tu
         raise OSError(f"{base}/metrics answers {error.status} {error.message}; {hint}") from error
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         told = trouble(error) or error or "no answer in time"
-        raise OSError(f"{base}/metrics does not answer ({told}); is the engine up, and the address right?") from error
+        hint = "name its authority: --http-config" if isinstance(error, aiohttp.ClientSSLError) else "is the engine up, and the address right?"
+        raise OSError(f"{base}/metrics does not answer ({told}); {hint}") from error

@@ -6,6 +6,7 @@ another: a password or certificate that was replaced holds at once."""
 from __future__ import annotations
 
 import base64
+import os
 import ssl
 from pathlib import Path
 from typing import Any
@@ -170,4 +171,6 @@ def trouble(error: BaseException) -> str:
     for cause in (getattr(error, "certificate_error", None), getattr(error, "os_error", None), error):
         if isinstance(cause, ssl.SSLError):
             return why(cause)
+        if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
+            return os.strerror(cause.errno)  # asyncio's own words repeat the address
     return getattr(error, "strerror", None) or ""

@@ -138,7 +138,7 @@ class Source:
         except Exception as error:  # the one place that must survive every failure of a source
             self.errors[reason(error)] += 1
             if self.up or not self.tried:
-                log.warning("%s %s is down: %s", self.kind, self.name, error or type(error).__name__)
+                log.warning("%s is down: %s", " ".join(dict.fromkeys((self.kind, self.name))), error or type(error).__name__)
             self.up = False
         else:
             if self.tried and not self.up:

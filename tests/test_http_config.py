@@ -135,6 +135,13 @@ async def test_a_name_that_the_certificate_does_not_have_is_told(tmp_path, autho
     assert "its certificate is not accepted: IP address mismatch, certificate is not valid for '127.0.0.1'." == trouble(told.value)
 
 
+async def test_nobody_at_an_address_is_told_in_the_words_of_the_system(free_port):
+    with pytest.raises(aiohttp.ClientConnectorError) as told:
+        async with aiohttp.ClientSession() as session:
+            await session.get(f"http://127.0.0.1:{free_port()}/")
+    assert "Connection refused" == trouble(told.value)
+
+
 def test_a_password_stands_behind_its_user(tmp_path):
     (tmp_path / "word").write_text("pass:wörd\n")
     asked = Way(config(tmp_path, "basic_auth: {username: me, password_file: word}")).now()

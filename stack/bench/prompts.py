@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import aiohttp
 import msgspec
 
+from exporters.http_config import trouble
 from stack.bench.load import Prepared
 from stack.bench.result import request_id
 from stack.bench.workload import Ask
@@ -75,7 +76,7 @@ class Remote:
         except ValueError:  # no JSON
             why = "answers something that is no JSON"
         except (aiohttp.ClientError, TimeoutError) as error:
-            why = f"does not answer ({error or type(error).__name__})"
+            why = f"does not answer ({trouble(error) or error or type(error).__name__})"
         raise NoTokenizer(f"{self._url}{route} {why}; lengths in tokens need the engine's own tokenizer, so give the address of vLLM itself")
 
 
