@@ -61,6 +61,7 @@ from exporters.catalogue.gateway import (
     WAITING,
 )
 from exporters.catalogue.metric import Metric
+from exporters.listener import Listening
 from exporters.request_log import RequestRecord
 from stack.gateway import make_key, watch
 from stack.gateway.config import Limits, Timeouts
@@ -829,13 +830,14 @@ async def test_slots_follow_the_engines_figures_while_these_are_fresh(tmp_path: 
 async def test_those_who_run_and_those_who_wait_end_in_peace_when_it_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The door is held open for a moment, so that somebody can still come in."""
     desk, shut = Desk(), asyncio.Event()
-    stop = web.TCPSite.stop
+    close = Listening.close
 
-    async def stop_later(site: web.TCPSite) -> None:
-        await shut.wait()
-        await stop(site)
+    async def close_later(listening: Listening) -> None:
+        async with asyncio.timeout(10):
+            await shut.wait()
+        await close(listening)
 
-    monkeypatch.setattr(web.TCPSite, "stop", stop_later)
+    monkeypatch.setattr(Listening, "close", close_later)
     async with gateway(tmp_path, desk.answer, policy(capacity=ONE_SLOT)) as it:
         clients = [asking(it, "runs")]
         call = await desk.next()
