@@ -10,6 +10,7 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,29 @@ class _Refused(Exception):
 
 def routes(path: Path | None, token_file: Path | None, clock: Callable[[], float] = time.time) -> list[web.RouteDef]:
     """path: the file of events. token_file: holds one word; it is read at each request, so that a new one holds at once."""
+    desk = _Desk(path, token_file, clock)
+    return [
+        web.get("/events", desk.guarded(desk.listed)),
+        web.post("/events", desk.guarded(desk.add)),
+        web.post("/events/{id}/close", desk.guarded(desk.close)),
+    ]
 
-    def guarded(handle: Callable[[web.Request, Path], Awaitable[web.Response]]) -> Handler:
+
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """Where events are handed in and asked for. Whoever is not let in, or asks for what cannot be, is told so by `guarded`."""
+
+    path: Path | None
+    token_file: Path | None
+    clock: Callable[[], float]
+
+    def guarded(self, handle: Callable[[web.Request, Path], Awaitable[web.Response]]) -> Handler:
         async def answer(request: web.Request) -> web.Response:
             try:
-                _enter(request, token_file)
-                if path is None:
+                _enter(request, self.token_file)
+                if self.path is None:
                     raise _Refused(HTTPStatus.NOT_FOUND, "this sidecar keeps no events: set `events` in its configuration")
-                return await handle(request, path)
+                return await handle(request, self.path)
             except _Refused as error:
                 return _error(error.status, error)
             except events.UnknownEvent as error:
@@ -66,19 +82,16 @@ def routes(path: Path | None, token_file: Path | None, clock: Callable[[], float
 
         return answer
 
-    @guarded
-    async def add(request: web.Request, path: Path) -> web.Response:
-        event = msgspec.json.decode(await _body(request), type=events.NewEvent).event(clock())
+    async def add(self, request: web.Request, path: Path) -> web.Response:
+        event = msgspec.json.decode(await _body(request), type=events.NewEvent).event(self.clock())
         return _recorded(*await asyncio.to_thread(events.record, path, event), HTTPStatus.CREATED)
 
-    @guarded
-    async def close(request: web.Request, path: Path) -> web.Response:
+    async def close(self, request: web.Request, path: Path) -> web.Response:
         told = msgspec.json.decode(await _body(request) or b"{}", type=End).end_s
-        end_s = events.happened(clock() if told is None else told, clock())
+        end_s = events.happened(self.clock() if told is None else told, self.clock())
         return _recorded(*await asyncio.to_thread(events.close, path, request.match_info["id"], end_s), HTTPStatus.OK)
 
-    @guarded
-    async def listed(request: web.Request, path: Path) -> web.Response:
+    async def listed(self, request: web.Request, path: Path) -> web.Response:
         since = request.query.get("since", "0")
         try:
             since_s = float(since)
@@ -86,8 +99,6 @@ def routes(path: Path | None, token_file: Path | None, clock: Callable[[], float
             raise _Refused(HTTPStatus.BAD_REQUEST, f"since={since[:40]} is no number of seconds since 1970") from None
         found, bad = await asyncio.to_thread(events.read, path)
         return _json(HTTPStatus.OK, {"events": events.since(found, since_s), "bad_lines": bad})
-
-    return [web.get("/events", listed), web.post("/events", add), web.post("/events/{id}/close", close)]
 
 
 def owns(path: str) -> bool:

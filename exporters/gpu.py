@@ -310,6 +310,8 @@ class Integral:
 
 # --- samples: pure ---------------------------------------------------------------------------------------------------------------
 
+Sample = tuple[Metric, dict[str, str], float]  # metric, labels, value
+
 _SAMPLES: tuple[tuple[Metric, dict[str, str], str], ...] = (
     (catalogue.UTILIZATION, {}, "utilization_ratio"),
     (catalogue.MEMORY_BUSY, {}, "memory_busy_ratio"),
@@ -361,36 +363,48 @@ THROTTLES: Mapping[str, int] = {
 XIDS: tuple[int, ...] = (13, 31, 43, 45, 48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 154)
 
 
-def families(readings: Sequence[GpuReading]) -> Iterator[tuple[Metric, dict[str, str], float]]:
-    """One tuple per sample: metric, labels, value. Samples of one metric follow each other, as an exposition page wants them."""
+def families(readings: Sequence[GpuReading]) -> Iterator[Sample]:
+    """One tuple per sample. Samples of one metric follow each other, as an exposition page wants them."""
     for reading in readings:
         yield catalogue.INFO, _info(reading), 1.0
     for metric, labels, name in _SAMPLES:
         for reading in readings:
             if (value := getattr(reading, name)) is not None:
                 yield metric, {"uuid": reading.uuid, **labels}, value
-    for reading in readings:
-        if reading.energy_joules is not None:
-            yield catalogue.ENERGY, {"uuid": reading.uuid, "method": reading.energy_method or "counter"}, reading.energy_joules
-    for reading in readings:
-        if reading.event_reasons is not None:
-            for reason, bit in THROTTLES.items():
-                yield catalogue.THROTTLED_NOW, {"uuid": reading.uuid, "reason": reason}, float(bool(reading.event_reasons & bit))
-    for reading in readings:
-        if reading.xids is not None:
-            for xid in XIDS:
-                yield catalogue.XID_ERRORS, {"uuid": reading.uuid, "xid": str(xid)}, float(reading.xids.get(xid, 0))
-            yield catalogue.XID_ERRORS, {"uuid": reading.uuid, "xid": "other"}, float(sum(n for xid, n in reading.xids.items() if xid not in XIDS))
-    for reading in readings:
-        why = Counter(reading.absent.values())
-        for part in reading.instances:
-            why.update(part.absent.values())
-        for reason, count in sorted(why.items()):
-            yield catalogue.ABSENT, {"uuid": reading.uuid, "reason": reason}, float(count)
+    for family in (_energy, _throttled_now, _xid_errors, _absences):
+        for reading in readings:
+            yield from family(reading)
     yield from _part_samples([part for reading in readings for part in reading.instances])
 
 
-def _part_samples(parts: Sequence[MigReading]) -> Iterator[tuple[Metric, dict[str, str], float]]:
+def _energy(reading: GpuReading) -> Iterator[Sample]:
+    if reading.energy_joules is not None:
+        yield catalogue.ENERGY, {"uuid": reading.uuid, "method": reading.energy_method or "counter"}, reading.energy_joules
+
+
+def _throttled_now(reading: GpuReading) -> Iterator[Sample]:
+    if reading.event_reasons is not None:
+        for reason, bit in THROTTLES.items():
+            yield catalogue.THROTTLED_NOW, {"uuid": reading.uuid, "reason": reason}, float(bool(reading.event_reasons & bit))
+
+
+def _xid_errors(reading: GpuReading) -> Iterator[Sample]:
+    if reading.xids is not None:
+        for xid in XIDS:
+            yield catalogue.XID_ERRORS, {"uuid": reading.uuid, "xid": str(xid)}, float(reading.xids.get(xid, 0))
+        yield catalogue.XID_ERRORS, {"uuid": reading.uuid, "xid": "other"}, float(sum(n for xid, n in reading.xids.items() if xid not in XIDS))
+
+
+def _absences(reading: GpuReading) -> Iterator[Sample]:
+    """How many fields of a card and its parts are absent, by why."""
+    why = Counter(reading.absent.values())
+    for part in reading.instances:
+        why.update(part.absent.values())
+    for reason, count in sorted(why.items()):
+        yield catalogue.ABSENT, {"uuid": reading.uuid, "reason": reason}, float(count)
+
+
+def _part_samples(parts: Sequence[MigReading]) -> Iterator[Sample]:
     labels = [{"uuid": part.uuid, "gpu_instance": str(part.gpu_instance)} for part in parts]
     for part, own in zip(parts, labels, strict=True):
         yield catalogue.MIG_INFO, {**own, "mig_uuid": part.mig_uuid or "", "profile": part.profile or ""}, 1.0

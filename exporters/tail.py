@@ -516,33 +516,47 @@ class Tail:
                 break
             match step:
                 case Packed():
-                    if file.live:
-                        self._in_trouble(OSError(EINVAL, "a request log is not compressed", str(self.path.parent / file.position.name)))
-                    else:
-                        self._tell("packed", file.position.name, "is compressed and left out")
-                    self._leave(file, self._size(file))
+                    self._leave_packed(file)
                     break
-                case Changed(back_to=None):  # what is there now is new, and the old rest may be in a copy
-                    self.rotations += 1
-                    self._known.append(file.position)
-                    self._next_look_s = float("-inf")
-                    file.position = begun(file.position.name, file.position.identity)
-                case Changed(back_to=Position() as back):
-                    self._tell("reread", file.position.name, f"was changed before byte {file.position.offset}; it is read on from {back.offset}")
-                    file.position = back
-                case Batch(taken, position, more):
+                case Changed(back_to):
+                    self._go_back(file, back_to)
+                case Batch(taken):
                     if taken.block:
                         blocks.append(taken.block)
                     budget_bytes -= taken.used
-                    file.position, file.more = position, more
-                    if taken.used:
-                        file.grown_s = now_s
-                        file.leave_at = None if file.leave_at is None else now_s + self.grace_s
-                    if taken.long:
-                        self._tell("long", position.name, f"has a line of more than {MAX_LINE_BYTES} bytes before byte {position.offset}")
-                    if taken.nul:
-                        self._tell("nul", position.name, f"has NUL bytes before byte {position.offset}")
+                    self._move_on(file, step, now_s)
         return budget_bytes
+
+    def _move_on(self, file: _Followed, batch: Batch, now_s: float) -> None:
+        """Stand behind a batch, and tell what was left out of it."""
+        taken, position = batch.taken, batch.position
+        file.position, file.more = position, batch.more
+        if taken.used:
+            file.grown_s = now_s
+            file.leave_at = None if file.leave_at is None else now_s + self.grace_s
+        if taken.long:
+            self._tell("long", position.name, f"has a line of more than {MAX_LINE_BYTES} bytes before byte {position.offset}")
+        if taken.nul:
+            self._tell("nul", position.name, f"has NUL bytes before byte {position.offset}")
+
+    def _go_back(self, file: _Followed, back_to: Position | None) -> None:
+        """Read a changed file on from where it still holds what was read, or from its beginning."""
+        position = file.position
+        if back_to:
+            self._tell("reread", position.name, f"was changed before byte {position.offset}; it is read on from {back_to.offset}")
+            file.position = back_to
+        else:  # what is there now is new, and the old rest may be in a copy
+            self.rotations += 1
+            self._known.append(position)
+            self._next_look_s = float("-inf")
+            file.position = begun(position.name, position.identity)
+
+    def _leave_packed(self, file: _Followed) -> None:
+        if file.live:
+            self._in_trouble(OSError(EINVAL, "a request log is not compressed", str(self.path.parent / file.position.name)))
+        else:
+            self._tell("packed", file.position.name, "is compressed and left out")
+        self._leave(file, self._size(file))
 
     def _let_go(self, now_s: float) -> None:
         over = max(0, len(self._followed) - OPEN_AT_MOST)

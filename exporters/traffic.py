@@ -10,9 +10,9 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from operator import attrgetter, sub
 from typing import Any, cast, get_args
 
@@ -360,6 +360,10 @@ def read_row(stored: bytes) -> Row:
 def row_samples(row: Row, exemplars: Sequence[Sequence[str]] = ()) -> Iterator[Sample]:
     """The series of one model and team."""
     who = {"model_name": row.model, "team": row.team}
+    return chain(_count_samples(row, who), _time_samples(row, who, exemplars))
+
+
+def _count_samples(row: Row, who: Mapping[str, str]) -> Iterator[Sample]:
     for outcome, count in row.outcomes.items():
         yield ours.REQUESTS, {"model_name": row.model, "outcome": outcome, "team": row.team}, count
     for outcome, reasons in row.reasons.items():
@@ -373,6 +377,9 @@ def row_samples(row: Row, exemplars: Sequence[Sequence[str]] = ()) -> Iterator[S
     for result, lookups in zip(("hit", "miss"), row.lookups, strict=True):
         if lookups is not None:
             yield ours.CACHE_LOOKUPS, {"model_name": row.model, "result": result, "team": row.team}, lookups
+
+
+def _time_samples(row: Row, who: Mapping[str, str], exemplars: Sequence[Sequence[str]]) -> Iterator[Sample]:
     for at, (metric, limits) in enumerate(_TIMES):
         if any(row.counts[at]):
             yield metric, who, Distribution(limits, row.counts[at], row.sums_ms[at] / 1000, exemplars[at] if exemplars else ())

@@ -186,6 +186,20 @@ class Prometheus:
 
     async def _ask(self, method: str, path: str, form: Mapping[str, str]) -> msgspec.Raw:
         """The `data` of an answer. Raises Refused with the words of Prometheus, or with what came instead of them."""
+        status, body = await self._exchange(method, path, form)
+        try:
+            reply = await asyncio.to_thread(msgspec.json.decode, body, type=_Reply)
+        except msgspec.MsgspecError:
+            if status >= 500:
+                raise Refused(f"Prometheus at {self.where.shown} answers HTTP {status}: it is starting, or in trouble", status) from None
+            hint = _hint(status, body)
+            raise Refused(f"{self.where.shown} answers HTTP {status} and not like a Prometheus{hint}", status) from None
+        if reply.status != "success":
+            raise Refused(reply.error or f"{self.where.shown} answers HTTP {status}", status)
+        return reply.data
+
+    async def _exchange(self, method: str, path: str, form: Mapping[str, str]) -> tuple[int, bytes]:
+        """Status and body of whatever answers there. Raises Refused where nothing does, or not whole."""
         if self._session is None:
             raise RuntimeError("a Prometheus is used as an async context")
         url = f"{self.where.url}/api/v1/{path}"
@@ -196,7 +210,7 @@ class Prometheus:
                     raise Refused(self._down[1])
                 async with self._session.request(method, url, allow_redirects=False, **given, **asking(self.where.way)) as response:
                     body = await _body(response)
-                    status = response.status
+                    return response.status, body
         except BadConfig as error:
             raise Refused(str(error)) from None
         except aiohttp.ClientConnectionError as error:  # before TimeoutError: a connection that takes too long is both
@@ -208,16 +222,6 @@ class Prometheus:
             raise Refused(f"Prometheus at {self.where.shown} took longer than {self._timeout_s:.0f} s; choose a shorter range") from None
         except aiohttp.ClientError as error:
             raise Refused(f"Prometheus at {self.where.shown} broke off its answer ({_plain(error)})") from None
-        try:
-            reply = await asyncio.to_thread(msgspec.json.decode, body, type=_Reply)
-        except msgspec.MsgspecError:
-            if status >= 500:
-                raise Refused(f"Prometheus at {self.where.shown} answers HTTP {status}: it is starting, or in trouble", status) from None
-            hint = _hint(status, body)
-            raise Refused(f"{self.where.shown} answers HTTP {status} and not like a Prometheus{hint}", status) from None
-        if reply.status != "success":
-            raise Refused(reply.error or f"{self.where.shown} answers HTTP {status}", status)
-        return reply.data
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:

@@ -49,6 +49,65 @@ class Ended:
     reason: str = ""
 
 
+class Clock:
+    """The virtual time, and what is still to come: in order of time, and at one time in the order in which it was told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = itertools.count()
+
+    def at(self, when: float, what: Callable[[float], None]) -> None:
+        heapq.heappush(self.events, (when, next(self._order), what))
+
+
+class Visit:
+    """One request and its client, from the arrival to the end, which goes to `ended`."""
+
+    __slots__ = ("_admission", "_arrival", "_clock", "_ended", "_ticket")
+
+    _ticket: Ticket
+
+    def __init__(self, arrival: Arrival, admission: Admission, clock: Clock, ended: list[Ended]) -> None:
+        self._arrival, self._admission, self._clock, self._ended = arrival, admission, clock, ended
+
+    def arrives(self, now: float, team: str) -> None:
+        arrival = self._arrival
+        asked = self._admission.ask(team, arrival.prompt, arrival.output, now, self._granted)
+        if isinstance(asked, Refusal):
+            self._ended.append(Ended(arrival, End.REFUSED, 0.0, asked.reason))
+            return
+        self._ticket = asked
+        self._clock.at(asked.deadline, self._waited_too_long)
+        if arrival.patience_s < float("inf"):
+            self._clock.at(now + arrival.patience_s, self._leaves)
+
+    def _granted(self) -> None:
+        self._clock.at(self._clock.now, self._begins)
+
+    def _begins(self, now: float) -> None:
+        if self._ticket.state is State.RUNNING:
+            self._clock.at(now + self._arrival.holds_s, self._done)
+
+    def _done(self, now: float) -> None:
+        if self._ticket.state is not State.GONE:
+            self._over(End.DONE, now)
+
+    def _waited_too_long(self, now: float) -> None:
+        if self._ticket.state is State.WAITING:
+            self._over(End.WAITED_TOO_LONG, now)
+
+    def _leaves(self, now: float) -> None:
+        if self._ticket.state is not State.GONE:
+            self._over(End.LEFT_WAITING if self._ticket.state is State.WAITING else End.LEFT_RUNNING, now)
+
+    def _over(self, end: End, now: float) -> None:
+        arrival, ticket = self._arrival, self._ticket
+        waited_s = (now if ticket.state is State.WAITING else ticket.began) - arrival.at
+        self._admission.leave(ticket, now, arrival.prompt, arrival.output if end is End.DONE else None)
+        self._ended.append(Ended(arrival, end, waited_s))
+
+
 @dataclass
 class Simulation:
     """look is called after every event with the admission and the time."""
@@ -58,60 +117,18 @@ class Simulation:
     ended: list[Ended] = field(default_factory=list)
 
     def run(self, arrivals: Iterable[Arrival]) -> Admission:
-        admission, clock = Admission(self.policy), itertools.count()
-        events: list[tuple[float, int, Callable[[float], None]]] = []
-
-        def at(when: float, what: Callable[[float], None]) -> None:
-            heapq.heappush(events, (when, next(clock), what))
-
-        def arrives(arrival: Arrival) -> Callable[[float], None]:
-            def visit(now: float) -> None:
-                holder: list[Ticket] = []
-
-                def granted() -> None:
-                    at(self.now, begins)
-
-                def begins(now: float) -> None:
-                    if holder[0].state is State.RUNNING:
-                        at(now + arrival.holds_s, ends(End.DONE))
-
-                def ends(how: End) -> Callable[[float], None]:
-                    def over(now: float) -> None:
-                        ticket = holder[0]
-                        if ticket.state is State.GONE:
-                            return
-                        waits = ticket.state is State.WAITING
-                        if how is End.WAITED_TOO_LONG and not waits:
-                            return
-                        end = End.LEFT_WAITING if how is End.LEFT_RUNNING and waits else how
-                        waited_s = (now if waits else ticket.began) - arrival.at
-                        admission.leave(ticket, now, arrival.prompt, arrival.output if end is End.DONE else None)
-                        self.ended.append(Ended(arrival, end, waited_s))
-
-                    return over
-
-                asked = admission.ask(arrival.team if arrival.team in self.policy.teams else ANYBODY, arrival.prompt, arrival.output, now, granted)
-                if isinstance(asked, Refusal):
-                    self.ended.append(Ended(arrival, End.REFUSED, 0.0, asked.reason))
-                    return
-                holder.append(asked)
-                at(asked.deadline, ends(End.WAITED_TOO_LONG))
-                if arrival.patience_s < float("inf"):
-                    at(now + arrival.patience_s, ends(End.LEFT_RUNNING))
-
-            return visit
-
+        admission, clock = Admission(self.policy), Clock()
         coming = iter(arrivals)
         following = next(coming, None)
-        while following or events:
-            if following and (not events or following.at <= events[0][0]):
-                when, what = following.at, arrives(following)
-                following = next(coming, None)
+        while following or clock.events:
+            if following and (not clock.events or following.at <= clock.events[0][0]):
+                arrival, following = following, next(coming, None)
+                clock.now = arrival.at
+                Visit(arrival, admission, clock, self.ended).arrives(clock.now, arrival.team if arrival.team in self.policy.teams else ANYBODY)
             else:
-                when, _, what = heapq.heappop(events)
-            now = self.now = when
-            what(now)
-            self.look(admission, now)
+                clock.now, _, what = heapq.heappop(clock.events)
+                what(clock.now)
+            self.look(admission, clock.now)
         return admission
 
     def waits(self, team: str) -> list[float]:

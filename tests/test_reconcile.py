@@ -258,29 +258,10 @@ def test_what_is_booked_is_sure_and_in_the_end_nothing_is_missing(steps):
     world = World()
 
     def sure() -> None:
-        if world.sidecar and world.sidecar.state().models:
-            (unlogged, phantom), (true_unlogged, true_phantom) = world.told(), so_far(world)
-            for kind in range(len(KINDS)):
-                assert _sum(unlogged, kind) <= true_unlogged[kind]
-                assert _sum(phantom, kind) <= true_phantom[kind]
+        what_is_booked_is_sure(world)
 
-    for what, *how in steps:
-        match what:
-            case "wait":
-                world.run(how[0], sure)
-            case "ask":
-                request, upstream, rank, lasts_s, late_s, aborts = how
-                world.ask(replace(request, lines_at=[]), upstream, rank, lasts_s, late_s, aborts)
-            case "kill":
-                world.kill(how[0])
-            case "start":
-                world.start(how[0])
-            case "sidecar":
-                world.restart_sidecar(how[0])
-            case "stall":
-                world.reading = False
-                world.run(how[0], sure)
-                world.reading = True
+    for step in steps:
+        take(world, step, sure)
     for upstream in world.processes:
         world.start(upstream)
     world.run(22, sure)
@@ -291,6 +272,33 @@ def test_what_is_booked_is_sure_and_in_the_end_nothing_is_missing(steps):
         gap = _sum(true_unlogged, kind) - _sum(true_phantom, kind)
         assert gap == _sum(unlogged, kind) - _sum(phantom, kind)
         assert 0 == world.sidecar.state().models[MODEL].engine[kind] - world.sidecar.state().models[MODEL].logged[kind] - gap
+
+
+def take(world: World, step: tuple, every_tick) -> None:
+    """One of STEPS."""
+    match step:
+        case "wait", seconds:
+            world.run(seconds, every_tick)
+        case "ask", request, upstream, rank, lasts_s, late_s, aborts:
+            world.ask(replace(request, lines_at=[]), upstream, rank, lasts_s, late_s, aborts)
+        case "kill", upstream:
+            world.kill(upstream)
+        case "start", upstream:
+            world.start(upstream)
+        case "sidecar", away_s:
+            world.restart_sidecar(away_s)
+        case "stall", seconds:
+            world.reading = False
+            world.run(seconds, every_tick)
+            world.reading = True
+
+
+def what_is_booked_is_sure(world: World) -> None:
+    if world.sidecar and world.sidecar.state().models:
+        (unlogged, phantom), (true_unlogged, true_phantom) = world.told(), so_far(world)
+        for kind in range(len(KINDS)):
+            assert _sum(unlogged, kind) <= true_unlogged[kind]
+            assert _sum(phantom, kind) <= true_phantom[kind]
 
 
 def so_far(world: World) -> tuple[list[int], list[int]]:

@@ -86,6 +86,17 @@ class _Layout:
         return Page({name: list(zip(labels, values, strict=False)) for name, labels in self.groups}, self.kinds)
 
 
+def _layout(page: Page, underscores: int, heads: list[str], still: list[int], places: Mapping[str, list[tuple[int, int]]]) -> _Layout:
+    return _Layout(
+        heads=tuple(heads),
+        still=tuple(still),
+        places=tuple(place for its in places.values() for place in its),
+        groups=tuple((name, tuple(labels for labels, _ in rows)) for name, rows in page.samples.items()),
+        kinds=page.kinds,
+        underscores=underscores,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """Name and label names of a series, and what stands outside its quotes."""
@@ -121,16 +132,9 @@ class Parser:
             try:
                 if not (stripped := line.strip()) or stripped[0] == "#":
                     still.append(at)
-                    if declared := stripped and _declared(stripped):
-                        word, name, kind = declared
-                        if word == "TYPE":
-                            kinds[name] = kind
-                            bare = name if kind == "counter" and not name.endswith("_total") else ""
-                        elif name != bare:
-                            bare = ""
+                    if stripped:
+                        bare = _bare_after(stripped, kinds, bare)
                     continue
-                if len(stripped) > _LINE_AT_MOST:
-                    raise ValueError(f"{len(stripped)} characters")
                 name, labels, value, head = self._sample(stripped)
             except (ValueError, KeyError, IndexError) as error:
                 raise BadPage(f"this is no Prometheus metrics page: line {at + 1} is {line[:60]!r}") from error
@@ -148,19 +152,15 @@ class Parser:
                 regular = False
         if not found:
             raise BadPage("this page holds no samples; is it the address of /metrics?")
+        page = Page(found, kinds)
         if regular:
-            self._layout = _Layout(
-                heads=tuple(heads),
-                still=tuple(still),
-                places=tuple(place for its in places.values() for place in its),
-                groups=tuple((name, tuple(labels for labels, _ in rows)) for name, rows in found.items()),
-                kinds=kinds,
-                underscores=text.count("_"),
-            )
-        return Page(found, kinds)
+            self._layout = _layout(page, text.count("_"), heads, still, places)
+        return page
 
     def _sample(self, line: str) -> tuple[str, Labels, float, str]:
         """Name, labels and value of a line, and what stands before the value, if nothing follows it."""
+        if len(line) > _LINE_AT_MOST:
+            raise ValueError(f"{len(line)} characters")
         series, _, written = line.rpartition(" ")
         value = _number(written)
         if value is not None:
@@ -218,6 +218,18 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def _bare_after(comment: str, kinds: dict[str, str], bare: str) -> str:
+    """Note the kind that a comment declares. The counter without _total whose samples may follow, "" where there is none. Raises ValueError."""
+    declared = _declared(comment)
+    if not declared:
+        return bare
+    word, name, kind = declared
+    if word == "TYPE":
+        kinds[name] = kind
+        return name if kind == "counter" and not name.endswith("_total") else ""
+    return bare if name == bare else ""
 
 
 def _declared(comment: str) -> tuple[str, str, str] | None:

@@ -316,64 +316,25 @@ class Bencher:
         return Target(subject.target.url, subject.target.model, subject.target.key, its.timeout_s)
 
     async def _run(self, session: aiohttp.ClientSession, subject: Subject, step: Step, number: int, prepared: Sequence[Prepared]) -> Run:
-        its, cut = step.workload, None
-        unreached, dead = 0, False
-
-        def told(done: Done) -> None:
-            nonlocal unreached, dead
-            unreached = unreached + 1 if done.record.reason in UNREACHED else 0
-            if unreached == DEAD_AFTER and not sending.done():
-                dead = True
-                sending.cancel()
-            self.told.done(done)
-
-        load = Load(self._target(subject, its), arm=step.arm, keep_text=its.json is not None, told=told)
+        its = step.workload
+        course = _Course(subject, self._target(subject, its), step, prepared, self.told.done)
         if its.cache == "cold":
             await _emptied(session, subject)
         before, peak = await _page(session, subject), Peak()
         watching = asyncio.create_task(peak.watch(subject, lambda: _page(session, subject)))
         started_s, began = time.time(), time.monotonic()
-        sending = asyncio.create_task(load.send(prepared, step.point.concurrency))
-        stopped = False
         try:
-            await asyncio.wait((sending,))
-        except asyncio.CancelledError:
-            stopped = True
-            sending.cancel()
-            await asyncio.wait((sending,))
+            await course.send()
         finally:
             watching.cancel()
         seconds = time.monotonic() - began
-        if stopped:
-            cut = f"it was stopped by hand after {len(load.done)} of {len(prepared)} requests"
-        elif dead:
-            cut = f"{subject.target.url} stopped answering after {sum(d.record.outcome == 'ok' for d in load.done)} of {len(prepared)} requests"
-        elif error := sending.exception():
-            raise error
-        around = None
-        try:
-            await asyncio.gather(watching, return_exceptions=True)
-            after = await _settled(session, subject, before, sum(done.record.outcome == "ok" for done in load.done))
-            if _restarted(before, after):
-                cut = cut or f"{subject.target.url} was restarted meanwhile"
-            else:
-                around = Around(before, after, subject.series, peak.kv_ratio, peak.driver_bytes, subject.startup)
-        except BadTarget as error:
-            cut = cut or str(error)
-        except asyncio.CancelledError:
-            stopped, cut = True, cut or "it was stopped by hand before the engine's counters were read"
-        records, unscored = [done.record for done in load.done], []
+        course.say_why()
+        around = await course.around(session, before, peak, watching)
+        records = [done.record for done in course.load.done]
         result.add_requests(self.folder, records)
         found = figures.figures(records, seconds, its.slo, around)
-        if its.json and (texts := [done.text for done in load.done if done.record.outcome == "ok"]):
-            found["invalid_json_ratio"] = sum(not _is_json(text) for text in texts) / len(texts)
-            if its.json.score and not stopped:
-                try:
-                    found["score.mean"] = statistics.fmean([await _score(its.json.score, text or "") for text in texts])
-                except (OSError, ValueError) as error:
-                    unscored.append(f"no score: {error}")
-                except asyncio.CancelledError:
-                    stopped, cut = True, cut or "it was stopped by hand before its answers were scored"
+        if its.json:
+            found |= await course.of_texts(its.json)
         failed = Counter(record.reason or "unknown" for record in records if record.outcome != "ok")
         run = Run(
             number=number,
@@ -387,13 +348,94 @@ class Bencher:
             ok=len(records) - failed.total(),
             failed=dict(failed),
             figures=found,
-            caveats=(*_caveats(load, prepared, its), *unscored),
-            cut=cut,
+            caveats=(*_caveats(course.load, prepared, its), *course.unscored),
+            cut=course.cut,
         )
-        if stopped:
+        if course.stopped:
             self.runs.append(run)
             raise asyncio.CancelledError
         return run
+
+
+class _Course:
+    """The course of one run: its requests on their way, then what is asked of engine and answers. It may break off at each step, and what was
+    measured until then is kept. cut: why it broke off, of which the first reason stands. stopped: by hand."""
+
+    def __init__(self, subject: Subject, target: Target, step: Step, prepared: Sequence[Prepared], told: Callable[[Done], None]) -> None:
+        self.cut: str | None = None
+        self.stopped = False
+        self.unscored: list[str] = []
+        self.load = Load(target, arm=step.arm, keep_text=step.workload.json is not None, told=self._done)
+        self._subject = subject
+        self._step = step
+        self._prepared = prepared
+        self._told = told
+        self._unreached = 0
+        self._dead = False
+        self._sending: asyncio.Task[None]
+
+    def _done(self, done: Done) -> None:
+        self._unreached = self._unreached + 1 if done.record.reason in UNREACHED else 0
+        if self._unreached == DEAD_AFTER and not self._sending.done():
+            self._dead = True
+            self._sending.cancel()
+        self._told(done)
+
+    @property
+    def _answered(self) -> int:
+        return sum(done.record.outcome == "ok" for done in self.load.done)
+
+    def _stop(self, why: str) -> None:
+        self.stopped, self.cut = True, self.cut or why
+
+    async def send(self) -> None:
+        """Sends all, until they have ended, or it is stopped by hand, or the engine is dead."""
+        self._sending = asyncio.create_task(self.load.send(self._prepared, self._step.point.concurrency))
+        try:
+            await asyncio.wait((self._sending,))
+        except asyncio.CancelledError:
+            self.stopped = True
+            self._sending.cancel()
+            await asyncio.wait((self._sending,))
+
+    def say_why(self) -> None:
+        """Why the sending broke off, if it did. Raises what it failed of by a fault of its own."""
+        if self.stopped:
+            self.cut = f"it was stopped by hand after {len(self.load.done)} of {len(self._prepared)} requests"
+        elif self._dead:
+            self.cut = f"{self._subject.target.url} stopped answering after {self._answered} of {len(self._prepared)} requests"
+        elif error := self._sending.exception():
+            raise error
+
+    async def around(self, session: aiohttp.ClientSession, before: Page, peak: Peak, watching: asyncio.Task[None]) -> Around | None:
+        """The engine's counters around the run; None where it does not tell them, or began them anew."""
+        subject = self._subject
+        try:
+            await asyncio.gather(watching, return_exceptions=True)
+            after = await _settled(session, subject, before, self._answered)
+            if not _restarted(before, after):
+                return Around(before, after, subject.series, peak.kv_ratio, peak.driver_bytes, subject.startup)
+            self.cut = self.cut or f"{subject.target.url} was restarted meanwhile"
+        except BadTarget as error:
+            self.cut = self.cut or str(error)
+        except asyncio.CancelledError:
+            self._stop("it was stopped by hand before the engine's counters were read")
+        return None
+
+    async def of_texts(self, wanted: workload.Json) -> dict[str, float]:
+        """Figures of what was answered: how much of it is no JSON, and its score."""
+        texts = [done.text for done in self.load.done if done.record.outcome == "ok"]
+        if not texts:
+            return {}
+        found = {"invalid_json_ratio": sum(not _is_json(text) for text in texts) / len(texts)}
+        if wanted.score and not self.stopped:
+            try:
+                found["score.mean"] = statistics.fmean([await _score(wanted.score, text or "") for text in texts])
+            except (OSError, ValueError) as error:
+                self.unscored.append(f"no score: {error}")
+            except asyncio.CancelledError:
+                self._stop("it was stopped by hand before its answers were scored")
+        return found
 
 
 def _caveats(load: Load, prepared: Sequence[Prepared], its: Workload) -> Iterator[str]:

@@ -373,21 +373,42 @@ def _load_mistakes(place: str, workload: Workload) -> Iterator[str]:
             yield f"{place}.{key}: goes with arrival: {_POINTS[key]}, not with {workload.arrival}; leave arrival out to have several kinds of load"
     if workload.burstiness != 1 and workload.rate is None:
         yield f"{place}.burstiness: is of arrivals at a rate, and there is no rate"
+    yield from _point_mistakes(place, workload)
+    if workload.replay is not None:
+        yield from _replay_mistakes(place, workload, workload.replay)
+
+
+def _point_mistakes(place: str, workload: Workload) -> Iterator[str]:
     for point in (several := points(workload)):
         if several.count(point) > 1:
             yield f"{place}: the load {point.label} stands there twice"
             break
         if (many := requests_of(workload, point)) > MOST_REQUESTS:
             yield f"{place}: the load {point.label} leads to {many:,} requests in a run; {MOST_REQUESTS:,} is the most, so say fewer with requests"
-    if (replay := workload.replay) is not None:
-        for key in ("input_tokens", "output_tokens", "classes", "turn_tokens", "concurrency", "rate", "burst", "json"):
-            if getattr(workload, key):
-                yield f"{place}.{key}: a replay has the lengths and times of its log; leave {key} out"
-        if (replay.log is None) == (not replay.requests):
-            yield f"{place}.replay: give the path of a log, or requests, and not both"
+
+
+def _replay_mistakes(place: str, workload: Workload, replay: Replay) -> Iterator[str]:
+    for key in ("input_tokens", "output_tokens", "classes", "turn_tokens", "concurrency", "rate", "burst", "json"):
+        if getattr(workload, key):
+            yield f"{place}.{key}: a replay has the lengths and times of its log; leave {key} out"
+    if (replay.log is None) == (not replay.requests):
+        yield f"{place}.replay: give the path of a log, or requests, and not both"
 
 
 def _shape_mistakes(place: str, workload: Workload) -> Iterator[str]:
+    yield from _turn_mistakes(place, workload)
+    if workload.expected_hit and workload.expected_hit[0] > workload.expected_hit[1]:
+        yield f"{place}.expected_hit: the lower end comes first, as in [0.3, 0.6]"
+    for kind, shape in shapes(workload).items():
+        yield from _class_mistakes(place if kind is None else f"{place}.classes.{kind}", workload, shape)
+    if workload.cache == "warm" and not any(shape.shared_prefix_tokens for shape in shapes(workload).values()):
+        yield f"{place}.cache: nothing can be warm, since no tokens are shared; give shared_prefix_tokens"
+    most = workload.max_input_tokens
+    if most and workload.turns > 1 and (grown := max(prompt for _, prompt, _ in _longest(workload))) > most:
+        yield f"{place}.max_input_tokens: {workload.turns} turns lead to prompts of {grown} tokens, more than {most}; take fewer turns"
+
+
+def _turn_mistakes(place: str, workload: Workload) -> Iterator[str]:
     if workload.turns > 1 and workload.turn_tokens is None:
         yield f"{place}.turn_tokens is missing; say how many tokens each of the {workload.turns} turns adds"
     if workload.turns == 1 and workload.turn_tokens is not None:
@@ -395,23 +416,17 @@ def _shape_mistakes(place: str, workload: Workload) -> Iterator[str]:
     if workload.requests is not None and workload.requests % workload.turns:
         more = math.ceil(workload.requests / workload.turns) * workload.turns
         yield f"{place}.requests: {workload.requests} is no multiple of turns ({workload.turns}); {more} would be"
-    if workload.expected_hit and workload.expected_hit[0] > workload.expected_hit[1]:
-        yield f"{place}.expected_hit: the lower end comes first, as in [0.3, 0.6]"
-    for kind, shape in shapes(workload).items():
-        where = place if kind is None else f"{place}.classes.{kind}"
-        for key in ("input_tokens", "output_tokens"):
-            if workload.replay is None and getattr(shape, key) is None:
-                yield f"{where}.{key} is missing"
-        if shape.prefix_groups and shape.prefix_groups > 1 and not shape.shared_prefix_tokens:
-            yield f"{where}.prefix_groups: there is nothing that a group could share; give shared_prefix_tokens"
-        shortest = None if shape.input_tokens is None else min(_ends(shape.input_tokens)[0], workload.max_input_tokens or math.inf)
-        if shortest is not None and (prefix := shape.shared_prefix_tokens or 0) >= shortest:
-            yield f"{where}.shared_prefix_tokens: {prefix} leaves nothing of the shortest prompt ({shortest}), which contains it; raise input_tokens"
-    if workload.cache == "warm" and not any(shape.shared_prefix_tokens for shape in shapes(workload).values()):
-        yield f"{place}.cache: nothing can be warm, since no tokens are shared; give shared_prefix_tokens"
-    most = workload.max_input_tokens
-    if most and workload.turns > 1 and (grown := max(prompt for _, prompt, _ in _longest(workload))) > most:
-        yield f"{place}.max_input_tokens: {workload.turns} turns lead to prompts of {grown} tokens, more than {most}; take fewer turns"
+
+
+def _class_mistakes(place: str, workload: Workload, shape: Class) -> Iterator[str]:
+    for key in ("input_tokens", "output_tokens"):
+        if workload.replay is None and getattr(shape, key) is None:
+            yield f"{place}.{key} is missing"
+    if shape.prefix_groups and shape.prefix_groups > 1 and not shape.shared_prefix_tokens:
+        yield f"{place}.prefix_groups: there is nothing that a group could share; give shared_prefix_tokens"
+    shortest = None if shape.input_tokens is None else min(_ends(shape.input_tokens)[0], workload.max_input_tokens or math.inf)
+    if shortest is not None and (prefix := shape.shared_prefix_tokens or 0) >= shortest:
+        yield f"{place}.shared_prefix_tokens: {prefix} leaves nothing of the shortest prompt ({shortest}), which contains it; raise input_tokens"
 
 
 def _json_mistakes(place: str, workload: Workload) -> Iterator[str]:

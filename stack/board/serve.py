@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from alerts.panel_ref import board_uid
 from alerts.settings import SHIPPED, Settings
@@ -100,11 +101,29 @@ class Desk:
         return await asyncio.to_thread(options.offered, variable, values, dict(view.choices), wrong)
 
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
 def application(desk: Desk, listen_host: str = "127.0.0.1", allowed: Sequence[str] = (), now: Callable[[], float] = time.time) -> web.Application:
     """The routes. Everything is GET, nothing is kept, and no request can name a query."""
+    api, books = Api(desk, now), Runbooks(desk.settings)
+
+    async def home(_: web.Request) -> web.StreamResponse:
+        raise web.HTTPFound(f"/d/{board_uid(desk.boards[0].slug)}")
+
+    async def shell(request: web.Request) -> web.StreamResponse:
+        return _html(pages.board_page(_board_of(desk, request), desk.boards))
+
+    app = web.Application(middlewares=[_guard(listen_host, allowed)])
+    app.add_routes([
+        web.get("/", home), web.get("/d/{uid}", shell), web.get("/d/{uid}/{title}", shell),
+        web.get("/api/panel/{uid}/{panel}", api.panel), web.get("/api/annotations/{uid}", api.annotations),
+        web.get("/api/variables/{uid}", api.variables),
+        web.get("/static/{name}", _static), web.get("/runbooks", books.index), web.get("/runbooks/", books.index),
+        web.get("/runbooks/{name}", books.page), web.get("/-/healthy", _healthy),
+    ])  # fmt: skip
+    return app
+
+
+def _guard(listen_host: str, allowed: Sequence[str]) -> Middleware:
+    """Refuses whoever asks under another's name, or from another's page; what it lets through gets our headers."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -121,75 +140,85 @@ def application(desk: Desk, listen_host: str = "127.0.0.1", allowed: Sequence[st
         response.headers.update(_HEADERS)
         return response
 
-    def board_of(request: web.Request) -> Board:
-        board = desk.board(request.match_info["uid"])
-        if board is None:
-            known = "\n".join(f"/d/{board_uid(one.slug)}  {one.title}" for one in desk.boards)
-            raise web.HTTPNotFound(text=f"There is no board {request.match_info['uid'][:80]}. The boards are:\n{known}\n")
-        return board
+    return guard
 
-    def view_of(request: web.Request, board: Board, read: Callable[..., View] = parse) -> View:
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The figures of the boards, as JSON."""
+
+    desk: Desk
+    now: Callable[[], float]
+
+    async def panel(self, request: web.Request) -> web.StreamResponse:
+        board = _board_of(self.desk, request)
+        panel = _panel_of(board, request)
+        return await _told(self.desk.panel(panel, self._view(request, board, parse)))
+
+    async def annotations(self, request: web.Request) -> web.StreamResponse:
+        board = _board_of(self.desk, request)
+        return await _told(self.desk.annotations(board, self._view(request, board, parse)))
+
+    async def variables(self, request: web.Request) -> web.StreamResponse:
+        board = _board_of(self.desk, request)
+        view = self._view(request, board, lenient)
+        found = await self.desk.variables(board, view)
+        return _json({"start": round(view.start_s * 1000), "end": round(view.end_s * 1000), "variables": found})
+
+    def _view(self, request: web.Request, board: Board, read: Callable[..., View]) -> View:
         try:
-            return read(request.query, board, now())
+            return read(request.query, board, self.now())
         except BadView as error:
             raise web.HTTPBadRequest(text=f"{error}\n") from None
 
-    async def home(_: web.Request) -> web.StreamResponse:
-        raise web.HTTPFound(f"/d/{board_uid(desk.boards[0].slug)}")
 
-    async def shell(request: web.Request) -> web.StreamResponse:
-        return _html(pages.board_page(board_of(request), desk.boards))
+@dataclass(frozen=True, slots=True)
+class Runbooks:
+    """The pages of the runbooks, with the thresholds of the settings in them."""
 
-    async def panel(request: web.Request) -> web.StreamResponse:
-        board = board_of(request)
-        number = request.match_info["panel"]
-        found = next((one for one in board.panels if str(pages.panel_id(board, one)) == number), None)
-        if found is None:
-            raise web.HTTPNotFound(text=f"{board.title} has no panel {number[:20]}.\n")
-        return await _told(desk.panel(found, view_of(request, board)))
+    settings: Settings
 
-    async def marked(request: web.Request) -> web.StreamResponse:
-        board = board_of(request)
-        return await _told(desk.annotations(board, view_of(request, board)))
+    async def index(self, _: web.Request) -> web.StreamResponse:
+        return _html(await asyncio.to_thread(lambda: pages.runbook_index(bundle.pages(self.settings))))
 
-    async def choices(request: web.Request) -> web.StreamResponse:
-        board = board_of(request)
-        view = view_of(request, board, lenient)
-        found = await desk.variables(board, view)
-        return _json({"start": round(view.start_s * 1000), "end": round(view.end_s * 1000), "variables": found})
-
-    async def static(request: web.Request) -> web.StreamResponse:
-        name = request.match_info["name"]
-        try:
-            plain = pages.static(name)
-        except KeyError:
-            raise web.HTTPNotFound(text="There is no such file.\n") from None
-        packed = "gzip" in request.headers.get("Accept-Encoding", "")
-        body = await asyncio.to_thread(_packed, name) if packed else plain
-        headers = {"Cache-Control": _FOR_EVER, "Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if packed else {})
-        return web.Response(body=body, content_type=_TYPES[name.rsplit(".", 1)[1]], charset="utf-8", headers=headers)
-
-    async def runbooks(_: web.Request) -> web.StreamResponse:
-        return _html(await asyncio.to_thread(lambda: pages.runbook_index(bundle.pages(desk.settings))))
-
-    async def runbook(request: web.Request) -> web.StreamResponse:
+    async def page(self, request: web.Request) -> web.StreamResponse:
         asked = request.match_info["name"]
-        text = await asyncio.to_thread(bundle.page_text, asked.removesuffix(".md"), desk.settings)
+        text = await asyncio.to_thread(bundle.page_text, asked.removesuffix(".md"), self.settings)
         if text is None:
             return _html(await asyncio.to_thread(lambda: pages.runbook_missing(asked, book.pages())), 404)
         return web.Response(text=text) if asked.endswith(".md") else _html(pages.runbook_page(asked, text))
 
-    async def healthy(_: web.Request) -> web.StreamResponse:
-        return web.Response(text="healthy\n")
 
-    app = web.Application(middlewares=[guard])
-    app.add_routes([
-        web.get("/", home), web.get("/d/{uid}", shell), web.get("/d/{uid}/{title}", shell),
-        web.get("/api/panel/{uid}/{panel}", panel), web.get("/api/annotations/{uid}", marked), web.get("/api/variables/{uid}", choices),
-        web.get("/static/{name}", static), web.get("/runbooks", runbooks), web.get("/runbooks/", runbooks),
-        web.get("/runbooks/{name}", runbook), web.get("/-/healthy", healthy),
-    ])  # fmt: skip
-    return app
+async def _static(request: web.Request) -> web.StreamResponse:
+    name = request.match_info["name"]
+    try:
+        plain = pages.static(name)
+    except KeyError:
+        raise web.HTTPNotFound(text="There is no such file.\n") from None
+    packed = "gzip" in request.headers.get("Accept-Encoding", "")
+    body = await asyncio.to_thread(_packed, name) if packed else plain
+    headers = {"Cache-Control": _FOR_EVER, "Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if packed else {})
+    return web.Response(body=body, content_type=_TYPES[name.rsplit(".", 1)[1]], charset="utf-8", headers=headers)
+
+
+async def _healthy(_: web.Request) -> web.StreamResponse:
+    return web.Response(text="healthy\n")
+
+
+def _board_of(desk: Desk, request: web.Request) -> Board:
+    board = desk.board(request.match_info["uid"])
+    if board is None:
+        known = "\n".join(f"/d/{board_uid(one.slug)}  {one.title}" for one in desk.boards)
+        raise web.HTTPNotFound(text=f"There is no board {request.match_info['uid'][:80]}. The boards are:\n{known}\n")
+    return board
+
+
+def _panel_of(board: Board, request: web.Request) -> Panel:
+    number = request.match_info["panel"]
+    found = next((panel for panel in board.panels if str(pages.panel_id(board, panel)) == number), None)
+    if found is None:
+        raise web.HTTPNotFound(text=f"{board.title} has no panel {number[:20]}.\n")
+    return found
 
 
 async def _told(asked: Awaitable[Any]) -> web.Response:

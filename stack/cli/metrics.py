@@ -201,19 +201,25 @@ def known_release(asked: str | None, told: str | None) -> str | None:
 
 def _say(report: check.Report | None, strangers: list[check.Stranger], read: int) -> None:
     for stranger in strangers:
-        if stranger.name is None:
-            click.echo(f"unread    {stranger.use.place}: {stranger.instead}")
-        else:
-            click.echo(f"no release has {stranger.name} ({stranger.use.place}){': use ' + stranger.instead if stranger.instead else ''}")
+        _say_stranger(stranger)
     if report is None:
         click.echo(f"{len(strangers)} of {read} queries to look at" if strangers else f"{read} queries read, every name is known")
-        return
-    if not report.is_ours:
+    elif report.is_ours:
+        _say_page(report)
+    else:
         click.echo(f"this page holds no series of vLLM, only {len(report.beside)} others: is it the right address?")
-        return
-    since, before = report.releases
-    told = "vLLM of an unknown release" if since == "0.0" else f"vLLM {since}" + (f" or later, before {before}" if before else " or later")
-    click.echo(told)
+
+
+def _say_stranger(stranger: check.Stranger) -> None:
+    if stranger.name is None:
+        click.echo(f"unread    {stranger.use.place}: {stranger.instead}")
+    else:
+        click.echo(f"no release has {stranger.name} ({stranger.use.place}){': use ' + stranger.instead if stranger.instead else ''}")
+
+
+def _say_page(report: check.Report) -> None:
+    """What the page of a vLLM holds, then what it lacks, then what of ours shows nothing because of that."""
+    click.echo(_release_range(*report.releases))
     click.echo(f"known     {len(report.known)} families, and {len(report.beside)} that are not vLLM's own")
     for name in report.unknown:
         click.echo(f"unknown   {name}: not in this catalogue; a newer vLLM, or a plug-in")
@@ -221,16 +227,34 @@ def _say(report: check.Report | None, strangers: list[check.Stranger], read: int
         click.echo(f"escaped   {len(report.escaped)} families such as {report.escaped[0]}: {check.ESCAPED_ADVICE}")
     for old, new in report.renamed:
         click.echo(f"renamed   {old} is called {new} in newer releases; our queries ask for both")
-    for need, names in _by_need(report.absent):
+    _say_absent(report.absent)
+    _say_empty(report.broken)
+    _say_broken(report.broken)
+    click.echo("in order" if not report.fails else "not in order")
+
+
+def _release_range(since: str, before: str | None) -> str:
+    if since == "0.0":
+        return "vLLM of an unknown release"
+    return f"vLLM {since} or later, before {before}" if before else f"vLLM {since} or later"
+
+
+def _say_absent(absent: tuple[Metric, ...]) -> None:
+    for need, names in _by_need(absent):
         listed = ", ".join(names) if len(names) < 4 else f"{len(names)} families such as {names[0]}"
         click.echo(f"absent    {listed}" + (f" (needs {need})" if need else ""))
-    for why, places in _by_reason(report.broken):
+
+
+def _say_empty(broken: tuple[check.Broken, ...]) -> None:
+    for why, places in _by_reason(broken):
         click.echo(f"empty     {places[0]}{f' and {len(places) - 1} more' if places[1:] else ''}: optional. {why}")
-    for broken in report.broken:
-        if not broken.use.optional:
-            missing = [f"{name} (now {now})" if (now := check.successor(name, EVERYTHING)) else name for name in broken.missing]
-            click.echo(f"broken    {broken.use.place}: misses {', '.join(missing) or 'a matching series'}")
-    click.echo("in order" if not report.fails else "not in order")
+
+
+def _say_broken(broken: tuple[check.Broken, ...]) -> None:
+    for one in broken:
+        if not one.use.optional:
+            missing = [f"{name} (now {now})" if (now := check.successor(name, EVERYTHING)) else name for name in one.missing]
+            click.echo(f"broken    {one.use.place}: misses {', '.join(missing) or 'a matching series'}")
 
 
 def _by_reason(broken: tuple[check.Broken, ...]) -> list[tuple[str, list[str]]]:

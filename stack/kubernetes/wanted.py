@@ -91,6 +91,16 @@ class Wanted:
     own_gateway: OwnGateway | None = None
 
     def __post_init__(self) -> None:
+        self._expect_names()
+        self._expect_engines()
+        self._expect_labels()
+        _expect_port(self.engine_port)
+        self._expect_scrapes()
+        if self.own_gateway and not self.with_sidecar:
+            raise ValueError("--own-gateway brings a sidecar, and --profile engine is for clusters without one; leave one of them out")
+        _ = self.jobs
+
+    def _expect_names(self) -> None:
         for what, name in (("--namespace", self.namespace), ("--monitoring-namespace", self.monitoring), ("--teams-secret", self.teams_secret)):
             _expect(_NAME, name, what, "is no name in Kubernetes; write lower-case letters, digits and '-', such as vllm")
         for what, name in (
@@ -102,24 +112,26 @@ class Wanted:
             _expect(_PLAIN, self.cluster, "--cluster", "is no name; write letters, digits, '-', '_', '.' and '/'")
         _expect(_IMAGE, self.image, "--image", "is no image; write it like registry.example.org/vllm-watch:0.1.0")
         _expect(_QUANTITY, self.state_size, "--state-size", "is no size; write it like 1Gi")
+
+    def _expect_engines(self) -> None:
         if not self.engines or not self.engine_selector:
             raise ValueError("--engine and --engine-selector: at least one of each is needed, or nothing would be watched")
         for url in self.engines:
             if wrong := url_mistake(url):
                 raise ValueError(f"--engine {wrong}")
+
+    def _expect_labels(self) -> None:
         for what, pairs in (("--engine-selector", self.engine_selector), ("--label", self.operator_labels)):
             for key, value in pairs:
                 _expect_label(what, key, value)
-        _expect_port(self.engine_port)
+
+    def _expect_scrapes(self) -> None:
         if self.prometheus and (urlsplit(self.prometheus).scheme not in ("http", "https") or not urlsplit(self.prometheus).hostname):
             raise ValueError(f"--prometheus {self.prometheus!r} is no web address; write it like http://prometheus-operated.monitoring.svc:9090")
         if seconds(self.interval) < 1:
             raise ValueError(f"--interval {self.interval} is too short; 15s is what it is without")
         if (self.sample_limit or 0) < 0:
             raise ValueError("--sample-limit is a number of samples, or 0 for no limit")
-        if self.own_gateway and not self.with_sidecar:
-            raise ValueError("--own-gateway brings a sidecar, and --profile engine is for clusters without one; leave one of them out")
-        _ = self.jobs
 
     @property
     def with_sidecar(self) -> bool:

@@ -29,7 +29,18 @@ from stack.lab.supervisor import LabError, Supervisor
 NEEDED = ("prometheus", "alertmanager", "engine", "model")
 SHORTEST_S = 15.0
 _BEAT_S = 2.0
+_READY_WITHIN_S = 120.0  # in a timed run
 _TELL_EVERY_S = 10.0  # where there is no terminal to redraw
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What one look at the lab found. None: Prometheus, or Alertmanager, does not answer."""
+
+    down: list[str] = field(default_factory=list)
+    scraped: Mapping[str, bool] | None = None
+    values: Mapping[str, float | None] = field(default_factory=dict)
+    alerts: list[str] | None = None
 
 
 @dataclass(slots=True)
@@ -39,6 +50,11 @@ class Seen:
     down: dict[str, None] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     alerts: list[str] | None = None
+
+    def add(self, glance: Glance) -> None:
+        self.down |= dict.fromkeys(glance.down)
+        self.values |= {name: value for name, value in glance.values.items() if value is not None}
+        self.alerts = glance.alerts or self.alerts
 
     def faults(self) -> Iterator[str]:
         """Why a timed run was no success; nothing when every target was up and every headline had a value."""
@@ -222,43 +238,59 @@ async def _show(
 ) -> int:  # fmt: skip
     """The status table, every two seconds, until a stop or the end of a timed run."""
     seen, ready_at, began, told_at = Seen(), None, time.monotonic(), 0.0
-    scraped, values, alerts = None, dict[str, float | None](), None
+    found = Glance()  # nothing yet, should the stop come first
     live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
     with live or contextlib.nullcontext():
         while not stopping.is_set():
-            await lab.look()
-            scraped = await headlines.targets(session, config.url("prometheus"))
-            values = await headlines.read(session, config.url("prometheus"))
-            alerts = await headlines.firing(session, config.url("alertmanager"))
-            down = _down(config, lab, scraped)
-            if ready_at is None and not down and scraped:
+            found = await _glance(config, lab, session)
+            if ready_at is None and not found.down and found.scraped:
                 ready_at = time.monotonic()
-                console.print("[green]ready:[/green] every process answers and every target is scraped", highlight=False)
-                console.print(f"boards and runbooks: {config.url('board')}/", highlight=False)
-                places = f"keys for {config.url('gateway')}: {config.folder / 'keys.json'}   logs: {config.folder / 'logs'}"
-                console.print(places, highlight=False, soft_wrap=True)
+                _say_ready(config, console)
             if ready_at is not None:
-                seen.down |= dict.fromkeys(down)
-                seen.values |= {name: value for name, value in values.items() if value is not None}
-                seen.alerts = alerts or seen.alerts
-            view = Group(_table(lab, scraped), _figures(values, alerts, load))
+                seen.add(found)
+            view = Group(_table(lab, found.scraped), _figures(found.values, found.alerts, load))
             if live:
                 live.update(view, refresh=True)
             elif ready_at is not None and time.monotonic() - told_at >= _TELL_EVERY_S:
                 told_at = time.monotonic()
-                console.print(_line(down, values, alerts), highlight=False, soft_wrap=True)
-            if for_s is not None and ready_at is not None and time.monotonic() - ready_at >= for_s:
+                console.print(_line(found.down, found.values, found.alerts), highlight=False, soft_wrap=True)
+            if for_s is not None and _long_enough(for_s, began, ready_at, found.down):
                 break
-            if for_s is not None and ready_at is None and time.monotonic() - began > 120:
-                raise LabError(f"not every target came up within 120 s: {', '.join(down) or 'Prometheus does not answer'}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), _BEAT_S)
     if not live:
-        console.print(_table(lab, scraped), _figures(values, alerts, load))
+        console.print(_table(lab, found.scraped), _figures(found.values, found.alerts, load))
     if for_s is None:
         return 0
-    if stopping.is_set():
-        return 130
+    return 130 if stopping.is_set() else _judged(seen, for_s, console)
+
+
+async def _glance(config: LabConfig, lab: Supervisor, session: aiohttp.ClientSession) -> Glance:
+    await lab.look()
+    scraped = await headlines.targets(session, config.url("prometheus"))
+    values = await headlines.read(session, config.url("prometheus"))
+    alerts = await headlines.firing(session, config.url("alertmanager"))
+    return Glance(_down(config, lab, scraped), scraped, values, alerts)
+
+
+def _say_ready(config: LabConfig, console: Console) -> None:
+    console.print("[green]ready:[/green] every process answers and every target is scraped", highlight=False)
+    console.print(f"boards and runbooks: {config.url('board')}/", highlight=False)
+    places = f"keys for {config.url('gateway')}: {config.folder / 'keys.json'}   logs: {config.folder / 'logs'}"
+    console.print(places, highlight=False, soft_wrap=True)
+
+
+def _long_enough(for_s: float, began: float, ready_at: float | None, down: list[str]) -> bool:
+    """Whether a timed run has been ready for its time. Raises LabError when it does not become ready."""
+    if ready_at is not None:
+        return time.monotonic() - ready_at >= for_s
+    if time.monotonic() - began > _READY_WITHIN_S:
+        raise LabError(f"not every target came up within {_READY_WITHIN_S:.0f} s: {', '.join(down) or 'Prometheus does not answer'}")
+    return False
+
+
+def _judged(seen: Seen, for_s: float, console: Console) -> int:
+    """The exit status of a timed run that had its time, and why."""
     faults = list(seen.faults())
     console.print("\n".join(f"lab: {fault}" for fault in faults) or f"lab: {for_s:.0f} s with every target up and every headline measured")
     return 1 if faults else 0

@@ -106,26 +106,35 @@ def mistakes(experiment: Experiment) -> Iterator[str]:
     for name, arm in experiment.arms.items():
         if not _NAME.fullmatch(name):
             yield f"arms.{name}: {name[:60]!r} is no name; use 1 to 60 of letters, digits, . _ - and begin with a letter or digit"
-        ways = [way for way in ("url", "command", "lab") if getattr(arm, way) is not None]
-        if len(ways) != 1:
-            yield f"arms.{name}: {' and '.join(ways) or 'nothing'} is given; say one of url, command or lab"
-        try:
-            ported = arm.command is None or any("{port}" in word for word in arm.argv)
-        except ValueError as error:
-            yield f"arms.{name}.command: it is no command line: {str(error).lower()}"
-        else:
-            if not ported:
-                yield f"arms.{name}.command: it has no {{port}}, where the engine is told which port to listen on"
-        if arm.url is not None and arm.env:
-            yield f"arms.{name}.env: an engine that stands already has its environment; set it where the engine is started"
-        if arm.url is not None and not arm.url.startswith(("http://", "https://")):
-            yield f"arms.{name}.url: {arm.url!r} should be like http://127.0.0.1:8000"
+        yield from _arm_mistakes(f"arms.{name}", arm)
     for key in ("runs", "requests"):
         if (given := getattr(experiment, key)) is not None and given < 1:
             yield f"{key}: {given} should be 1 or more"
     for index, figure in enumerate(experiment.also):
         if (base := figure.rpartition(":")[2].partition(".")[0]) not in METRICS:
             yield f"also[{index}]: {figure} is no figure, such as ttft_ms.p95 or, of a class, short:ttft_ms.p95{meant(base, METRICS)}"
+
+
+def _arm_mistakes(place: str, arm: ArmConfig) -> Iterator[str]:
+    ways = [way for way in ("url", "command", "lab") if getattr(arm, way) is not None]
+    if len(ways) != 1:
+        yield f"{place}: {' and '.join(ways) or 'nothing'} is given; say one of url, command or lab"
+    if arm.command is not None:
+        yield from _command_mistakes(f"{place}.command", arm)
+    if arm.url is not None and arm.env:
+        yield f"{place}.env: an engine that stands already has its environment; set it where the engine is started"
+    if arm.url is not None and not arm.url.startswith(("http://", "https://")):
+        yield f"{place}.url: {arm.url!r} should be like http://127.0.0.1:8000"
+
+
+def _command_mistakes(place: str, arm: ArmConfig) -> Iterator[str]:
+    try:
+        words = arm.argv
+    except ValueError as error:
+        yield f"{place}: it is no command line: {str(error).lower()}"
+    else:
+        if not any("{port}" in word for word in words):
+            yield f"{place}: it has no {{port}}, where the engine is told which port to listen on"
 
 
 @dataclass(slots=True)
