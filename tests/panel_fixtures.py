@@ -22,6 +22,7 @@ from exporters.catalogue.component import Component, shown_by
 from exporters.catalogue.metric import Across, Kind, Metric, Unit
 from exporters.catalogue.page import Page
 from exporters.gpu import XIDS
+from exporters.listener import REASONS as REASONS_TO_TURN_AWAY
 from exporters.reconcile import KINDS, PHANTOM_CAUSES, UNLOGGED_CAUSES
 from stack.gateway.reasons import REASONS
 
@@ -151,7 +152,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "state": ("active", "suppressed"), "status": ("ok", "error"), "team": TEAMS, "transfer_type": ("CPU_to_GPU", "GPU_to_CPU"),
     "transport": ("grpc", "http"), "type": ("float",), "uuid": CARDS, "variant": ("stable", "canary"), "version": ("0.1.0",),
     "waiting_lora_adapters": ("",), "direction": ("received", "transmitted"), "gpu_instance": ("1", "2"), "mig_uuid": ("MIG-5f1e",),
-    "profile": ("3g.40gb",), "tier": ("cpu",), "xid": ("79", "other"),
+    "listener": ("clients", "figures"), "profile": ("3g.40gb",), "tier": ("cpu",), "xid": ("79", "other"),
 }  # fmt: skip
 _SIDECAR_SOURCES = tuple(
     {"kind": kind, "source": source}
@@ -164,6 +165,8 @@ _THROTTLES = ("sw_power_cap", "sw_thermal_slowdown", "sync_boost", "hw_thermal_s
 SETS: dict[Metric, tuple[Labels, ...]] = {
     ours.REASONS: tuple({"outcome": r.outcome, "reason": name} for name, r in REASONS.items()),
     ours.TOKENS: tuple({"type": kind} for kind in ("prompt", "completion", "cached")),
+    ours.TURNED_AWAY: tuple({"reason": why} for why in REASONS_TO_TURN_AWAY),
+    gateway.TURNED_AWAY: tuple({"listener": who, "reason": why} for who in WORDS["listener"] for why in REASONS_TO_TURN_AWAY),
     ours.LOG_BAD_LINES: tuple({"reason": why} for why in ("json", "type", "range", "size", "long")),
     ours.LOG_FAULTS: tuple({"reason": why} for why in ("long", "nul", "torn", "cut", "gone", "reread", "packed", "unreadable")),
     ours.SPANS_DROPPED: tuple({"reason": why} for why in ("refused", "timeout", "unavailable", "queue_full", "defect")),
