@@ -78,15 +78,22 @@ class Life:
 
 
 def figures(pid: int) -> dict[str, float]:
-    """RSS, descriptors and threads of a process, those of its children included. Raises OSError when it is gone."""
-    found = dict.fromkeys(BOUNDS, 0.0)
+    """Memory, descriptors and threads of a process, those of its children included. Raises OSError when it is gone.
+
+    Memory is what it took itself, in RAM or swapped out. RSS beside it has pages of files too, which the kernel takes and gives back as it likes."""
+    found = dict.fromkeys((*BOUNDS, "RSS, MiB"), 0.0)
     for one in (pid, *descendants(pid)):
         with contextlib.suppress(OSError) if one != pid else contextlib.nullcontext():
             status = dict(line.split(":", 1) for line in Path(f"/proc/{one}/status").read_text().splitlines() if ":" in line)
-            found["RSS, MiB"] += int(status.get("VmRSS", "0 kB").split()[0]) / 1024
+            found["RSS, MiB"] += _mib(status, "VmRSS")
+            found["memory, MiB"] += sum(_mib(status, kind) for kind in ("RssAnon", "RssShmem", "VmSwap"))
             found["threads"] += int(status["Threads"])
             found["descriptors"] += len(os.listdir(f"/proc/{one}/fd"))
     return found
+
+
+def _mib(status: Mapping[str, str], kind: str) -> float:
+    return int(status.get(kind, "0 kB").split()[0]) / 1024
 
 
 @dataclass(slots=True)
@@ -334,17 +341,18 @@ def report(found: Soak, checks: Sequence[Check]) -> str:
         f"requests, by kind and end: {ends}", f"faults: {', '.join(f'{name} {count}' for name, count in times.items())}",
         "\n| | found | allowed | |\n|---|---|---|---|",
         *(f"| {check.what} | {check.found} | {check.allowed} | {'ok' if check.well else '**FAILED**'} |" for check in checks),
-        "\nFor information, in the longest life of each:\n\n| process | RSS, MiB: median, first to last | descriptors | threads |\n|---|---|---|---|",
+        "\nFor information, in the longest life of each:\n",
+        "| process | memory, MiB: median, first to last | RSS, MiB | descriptors | threads |\n|---|---|---|---|---|",
         *(_life(name, max(lives, key=lambda one: one.lasted_s)) for name, lives in sorted(found.lives.items())),
     ]  # fmt: skip
     return "\n".join(lines)
 
 
 def _life(name: str, life: Life) -> str:
-    middle = {figure: statistics.median(seen[figure] for _, seen in life.samples) for figure in BOUNDS}
+    middle = {figure: statistics.median(seen[figure] for _, seen in life.samples) for figure in (*BOUNDS, "RSS, MiB")}
     first, last = life.samples[0][1], life.samples[-1][1]
-    rss = f"{middle['RSS, MiB']:.0f}, {first['RSS, MiB']:.0f} to {last['RSS, MiB']:.0f}"
-    return f"| {name} | {rss} | {middle['descriptors']:.0f} | {middle['threads']:.0f} |"
+    memory = f"{middle['memory, MiB']:.0f}, {first['memory, MiB']:.0f} to {last['memory, MiB']:.0f}"
+    return f"| {name} | {memory} | {middle['RSS, MiB']:.0f} | {middle['descriptors']:.0f} | {middle['threads']:.0f} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

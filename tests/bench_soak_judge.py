@@ -34,7 +34,7 @@ class Bound:
 
 # 1.5 MiB: the ids of an hour's requests are remembered, and an allocator keeps what a burst took. Threads: a loop's pool has up to four threads more
 # than there are cores, and makes one only when all others are busy, which may be late.
-BOUNDS = {"RSS, MiB": Bound(0.03, 1.5), "descriptors": Bound(0.0, 3.0), "threads": Bound(0.0, 3.0)}
+BOUNDS = {"memory, MiB": Bound(0.03, 1.5), "descriptors": Bound(0.0, 3.0), "threads": Bound(0.0, 3.0)}
 
 
 @dataclass(frozen=True, slots=True)
