@@ -38,12 +38,16 @@ class Size:
 
 
 def lines(size: Size) -> list[Line]:
-    """Every series of the fleet: one team's for each of its teams, one card's for each engine. Cards are well: a fleet whose every card reports every
-    error at once has an alert for each, and is timed at writing their texts."""
+    """Every series of the fleet: one team's for each of its teams, one card's for each engine."""
     there = [line for line in fleet(size.engines, size.models).lines if line.labels.get("job") in SERVED and line.name not in OF_RULES]
     of_teams = [copy for line in there for copy in _copies(line, "team", TEAMS, size.teams)]
     of_cards = [copy for line in of_teams for copy in _copies(line, "uuid", CARDS, size.engines)]
-    return [replace(line, grows=0.0) if line.name in FAULTS else line for line in of_cards]
+    return [well(line) for line in of_cards]
+
+
+def well(line: Line) -> Line:
+    """The same of a card that is well: a fleet whose every card reports every error at once has an alert for each, and is timed at writing their texts."""
+    return replace(line, grows=0.0) if line.name in FAULTS else line
 
 
 def _copies(line: Line, label: str, known: tuple[str, ...], count: int) -> Iterator[Line]:

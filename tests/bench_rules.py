@@ -21,6 +21,7 @@ from pathlib import Path
 
 import yaml
 from bench_dashboards import free_port, until_ready
+from bench_fleet_page import well
 from panel_fixtures import Line, fleet
 
 from alerts import printer, recorded
@@ -32,7 +33,7 @@ from stack.lab import parts
 
 ENGINES, MODELS, SCRAPE_S, BLOCK_S, WATCHED_S, LIMIT_MS = 20, 3, 15, 7200, 330, 100
 MADE_BY_RULES = {"ALERTS", *(recording.record for recording in RECORDINGS)}
-EVERYTHING = tuple(line for line in fleet(ENGINES, MODELS).lines if line.name not in MADE_BY_RULES)
+EVERYTHING = tuple(well(line) for line in fleet(ENGINES, MODELS).lines if line.name not in MADE_BY_RULES)
 READ = {name for rule in (*ALERTS, *RECORDINGS) for name in expression.names(rule.expr)}
 
 
