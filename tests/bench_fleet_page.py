@@ -46,7 +46,7 @@ def lines(size: Size) -> list[Line]:
 
 
 def well(line: Line) -> Line:
-    """The same of a card that is well: where each reports every error at once, each has its alerts, and what is timed is the writing of their texts."""
+    """The same of a card that is well: where each reports every error at once, each has its alerts, and the writing of their texts is timed."""
     return replace(line, grows=0.0) if line.name in FAULTS else line
 
 
