@@ -168,8 +168,10 @@ class Soak:
         async with self.lab.session.get(f"{self.lab.url(name)}/metrics") as response:
             return page.parse(await response.text())
 
-    async def settled(self, records: Sequence[RequestRecord]) -> bool:
-        """Until the sidecar has counted every line, and has compared a look that was made from now on with all that the log could say about it."""
+    async def settled(self) -> bool:
+        """Until the sidecar has counted every line, and has compared a look that was made from now on with all that the log could say about it.
+
+        The lines are read anew each time: the last one may come after the answer that it is about."""
         since = time.time()
 
         async def sure() -> bool:
@@ -178,7 +180,7 @@ class Soak:
                 compared = (shown.total(reconciled.SETTLED.name) or 0) > since and not any(
                     shown.total(reconciled.OPEN.name, kind=kind) for kind in judge.KINDS
                 )
-                return compared and shown.total(ours.LOG_LINES.name) == len(records)
+                return compared and shown.total(ours.LOG_LINES.name) == len(self.records()[0])
             return False
 
         return bool(await until(sure, SETTLED_WITHIN_S, 1.0))
@@ -190,8 +192,8 @@ class Soak:
         return found, len(bad)
 
     async def verdict(self) -> list[Check]:
+        settled = await self.settled()
         records, bad = self.records()
-        settled = await self.settled(records)
         shown, gate, engine = [await self.page(name) for name in ("sidecar", "gateway-metrics", "vllm")]
         return [
             *self._leaks(),
