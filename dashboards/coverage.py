@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from dashboards import markdown
 from dashboards.model import Board, Panel
 from exporters.catalogue import VLLM, expression, vllm
 from exporters.catalogue.component import Component
@@ -63,7 +64,7 @@ def _page(boards: Sequence[Board]) -> Iterator[str]:
 
 
 def _counts(boards: Sequence[Board]) -> Iterator[str]:
-    yield from _rows(
+    yield from markdown.table(
         ("board", "its question", "panels", "queries", "panels that an engine alone fills"),
         (
             (board.slug, board.question, len(board.panels), sum(len(p.queries) for p in board.panels), sum(not _beyond(p) for p in board.panels))
@@ -78,7 +79,7 @@ def _counts(boards: Sequence[Board]) -> Iterator[str]:
 def _families(places: dict[Metric, tuple[str, ...]], with_needs: bool) -> Iterator[str]:
     head = ("family", "needs", "on") if with_needs else ("family", "on")
     for_each = ((m.name, m.needs, _where(m, at)) if with_needs else (m.name, _where(m, at)) for m, at in places.items())
-    yield from _rows(head, ((f"`{name}`", *rest) for name, *rest in for_each))
+    yield from markdown.table(head, ((f"`{name}`", *rest) for name, *rest in for_each))
 
 
 def _where(metric: Metric, at: Sequence[str]) -> str:
@@ -86,13 +87,9 @@ def _where(metric: Metric, at: Sequence[str]) -> str:
 
 
 def _panels(board: Board) -> Iterator[str]:
-    yield from _rows(("panel", "title", "unit", "needs"), ((p.slug, p.title, p.unit, ", ".join(_beyond(p)) or "a vLLM engine") for p in board.panels))
+    rows = ((panel.slug, panel.title, panel.unit, ", ".join(_beyond(panel)) or "a vLLM engine") for panel in board.panels)
+    yield from markdown.table(("panel", "title", "unit", "needs"), rows)
 
 
 def _beyond(panel: Panel) -> list[str]:
     return sorted(component.value for component in panel.needs if component not in _PLAIN)
-
-
-def _rows(head: Sequence[str], body: Iterable[Sequence[object]]) -> Iterator[str]:
-    for row in (head, ("---",) * len(head), *body):
-        yield "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"

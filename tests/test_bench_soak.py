@@ -34,33 +34,38 @@ def life(grows_per_hour: float, noise: float = 0.0, for_s: int = HOUR_S, begins:
     return [(at, begins + grows_per_hour * at / HOUR_S + rng.uniform(-noise, noise)) for at in range(0, for_s, 5)]
 
 
+def judged(samples: list[tuple[float, float]], bound: judge.Bound = MEMORY) -> judge.Flat:
+    found = flat(samples, bound)
+    assert found is not None, "there is enough to judge"
+    return found
+
+
 @pytest.mark.parametrize(
     ("grows_per_hour", "noise", "well"),
     [(0.0, 0.0, True), (0.0, 5.0, True), (3.0, 1.0, True), (8.0, 1.0, False), (8.0, 5.0, False), (-9.0, 1.0, True)],
 )
 def test_a_leak_is_told_from_noise(grows_per_hour, noise, well):
     """60 MiB may grow by 3 % and 1.5 MiB in the three quarters that are judged."""
-    found = flat(life(grows_per_hour, noise), MEMORY)
-    assert found is not None
+    found = judged(life(grows_per_hour, noise))
     assert well == found.well
     assert abs(found.per_hour - grows_per_hour) < 1.5
 
 
 def test_what_a_process_takes_while_it_warms_up_is_no_leak():
     samples = [(at, 60.0 if at > 800 else 20.0 + at / 20) for at in range(0, HOUR_S, 5)]
-    assert flat(samples, MEMORY).well  # type: ignore[union-attr]
+    assert judged(samples).well
 
 
 def test_a_burst_moves_no_slope_and_a_level_that_stays_is_found():
     burst = [(at, value + (40.0 if 1800 < at < 2400 else 0.0)) for at, value in life(0.0, 0.1)]
-    assert flat(burst, MEMORY).well  # type: ignore[union-attr]
+    assert judged(burst).well
     stays = [(at, value + (40.0 if at > 2700 else 0.0)) for at, value in life(0.0, 0.1)]
-    assert not flat(stays, MEMORY).well  # type: ignore[union-attr]
+    assert not judged(stays).well
 
 
 def test_one_descriptor_in_ten_minutes_is_a_leak():
     leaks = [(float(at), 30.0 + at // 600) for at in range(0, HOUR_S, 5)]
-    assert not flat(leaks, BOUNDS["descriptors"]).well  # type: ignore[union-attr]
+    assert not judged(leaks, BOUNDS["descriptors"]).well
 
 
 def test_a_life_too_short_is_not_judged():
@@ -82,7 +87,8 @@ def test_the_longest_life_is_judged():
     short = Life(1, [(0.0, {"threads": 1.0}), (60.0, {"threads": 90.0})])
     long = Life(2, [(float(at), {"threads": 4.0}) for at in range(100, 1000, 5)])
     assert long is max((short, long), key=lambda one: one.lasted_s)
-    assert long.flat("threads").well  # type: ignore[union-attr]
+    assert (found := long.flat("threads")) is not None
+    assert found.well
 
 
 def test_every_request_has_one_line_or_is_named():

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import bcrypt
@@ -88,7 +89,7 @@ def make(
         _identity(folder, SERVICES[kind(name)], [name, "localhost", "127.0.0.1", "::1", *names], signer, now)
         if kind(name) in USERS:
             once(folder / "password", lambda: random(24))
-            once(folder / "http.yml", lambda name=name: _asks(kind(name)))  # type: ignore[misc]
+            once(folder / "http.yml", partial(_asks, kind(name)))
     known = {kind(name): (folder / "password").read_text().strip() for name, folder in folders.items() if (folder / "password").exists()}
     for name, folder in folders.items():
         _doors(folder, kind(name), known)

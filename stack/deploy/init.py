@@ -11,6 +11,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -55,9 +56,13 @@ def make_keys(
     keys = folder / _KEYS
     keys.mkdir(mode=0o700, parents=True, exist_ok=True)
     for team in bands:
-        once(keys / team, lambda team=team: teams.make_key(team, random)[0])  # type: ignore[misc]
+        once(keys / team, partial(_new_key, team, random))
     made = {team: (keys / team).read_text().strip() for team in bands}
     once(folder / "teams.yaml", lambda: teams_yaml(made, bands, upstreams))
+
+
+def _new_key(team: str, random: Callable[[int], str]) -> str:
+    return teams.make_key(team, random)[0]
 
 
 def teams_yaml(keys: Mapping[str, str], bands: Mapping[str, str], upstreams: Mapping[str, object] | None = None) -> str:

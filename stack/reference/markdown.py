@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from dashboards import markdown
 from runbooks.book import slug
 
 PRINTED = "Printed by `vllm-watch render`; the source is {source}."
@@ -12,9 +13,7 @@ GUARDS = "`vllm-watch render --check`, `tests/test_reference.py`, `tests/test_do
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
     """Lines of a table, with an empty line behind it."""
-    for row in (head, ("---",) * len(head), *rows):
-        yield "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"
-    yield ""
+    yield from (*markdown.table(head, rows), "")
 
 
 def to(heading: str, page: str = "", shown: str = "") -> str:
