@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import logging
 import time
 from collections import Counter, deque
@@ -20,7 +19,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from exporters import engine, events, events_http, exposition, gpu, otlp
+from exporters import engine, events, events_http, exposition, gpu, otlp, process
 from exporters.accounts import Accounts
 from exporters.catalogue import ours, page
 from exporters.checkpoint import Checkpoint, Unreadable
@@ -41,7 +40,6 @@ COMMIT_S = 0.1  # how often what was counted is made safe while a backlog is rea
 RETRY_COMMIT_S = 1.0
 OPEN_PATHS = ("/-/healthy", "/-/ready")  # for probes, which have no login and learn nothing else
 SETTLE_S = 0.5  # how often the log is compared with the engines
-GARBAGE_AFTER = 50_000  # objects, not Python's 700: a batch of lines has thousands, and none of them is garbage
 
 log = logging.getLogger("vllm_watch.sidecar")
 
@@ -242,6 +240,7 @@ class Sidecar:
         self._events: list[events.TuningEvent] = []
         self._unwritten: deque[events.TuningEvent] = deque(maxlen=1000)
         self._tasks: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._state_source: Source | None = None
         self._accounts_source = Source("accounts", "accounts", up=True, tried=True)
         self._unbooked: set[str] = set()
@@ -261,6 +260,7 @@ class Sidecar:
         return accounts
 
     async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._session = aiohttp.ClientSession()
         if not self.logs.tails and not self.config.engines:
             log.warning("neither requests_log nor engines are configured: there is little to show")
@@ -316,6 +316,8 @@ class Sidecar:
     def samples(self, now_s: float) -> Iterator[Sample]:
         yield ours.SIDECAR_INFO, {"version": self.version}, 1
         yield ours.SIDECAR_START, {}, self.started_s
+        if self._loop:
+            yield ours.TASKS, {}, process.tasks(self._loop)
         for reason, times in self.turned_away.items():
             yield ours.TURNED_AWAY, {"reason": reason}, times
         for source in self.sources:
@@ -470,8 +472,6 @@ def application(sidecar: Sidecar) -> web.Application:
 
 async def serve(sidecar: Sidecar, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. Raises BadConfig when the address is taken or web_config cannot be used."""
-    gc.freeze()  # what is loaded by now stays
-    gc.set_threshold(GARBAGE_AFTER)
     runner = web.AppRunner(application(sidecar), access_log=None)
     where = sidecar.config.web_config
     guard = Protection(None if where is None else Path(where))
@@ -479,7 +479,8 @@ async def serve(sidecar: Sidecar, stop: asyncio.Event) -> None:
                              turned_away=sidecar.turned_away)  # fmt: skip
     try:
         log.info("serving %s/metrics", listening.url)
-        await stop.wait()
+        async with process.tidied():
+            await stop.wait()
     finally:
         await listening.close()
         await runner.cleanup()

@@ -44,6 +44,8 @@ from stack.lab.plan import LabConfig
 from stack.lab.supervisor import LabError, last_words
 
 OURS = ("gateway", "sidecar", "board")
+OF_THE_KERNEL = ("memory, MiB", "descriptors", "threads")
+TASKS = {"gateway": ("gateway-metrics", gateway.TASKS), "sidecar": ("sidecar", ours.TASKS)}  # the board has no figures of its own
 SHORTEST_S = 120.0
 SETTLED_WITHIN_S, STARTED_WITHIN_S = 900.0, 900.0
 TRACEBACK = "Traceback (most recent call last)"
@@ -64,7 +66,7 @@ EXPECTED: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One process from its start to its end: (second, figures) each time it was looked at."""
+    """One process from its start to its end: (second, figures) each time it was looked at. A figure may be missing from a look."""
 
     pid: int
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
@@ -74,14 +76,14 @@ class Life:
         return self.samples[-1][0] - self.samples[0][0]
 
     def flat(self, figure: str) -> Flat | None:
-        return judge.flat([(at, found[figure]) for at, found in self.samples], BOUNDS[figure])
+        return judge.flat([(at, found[figure]) for at, found in self.samples if figure in found], BOUNDS[figure])
 
 
 def figures(pid: int) -> dict[str, float]:
     """Memory, descriptors and threads of a process, those of its children included. Raises OSError when it is gone.
 
     Memory is what it took itself, in RAM or swapped out. RSS beside it has pages of files too, which the kernel takes and gives back as it likes."""
-    found = dict.fromkeys((*BOUNDS, "RSS, MiB"), 0.0)
+    found = dict.fromkeys((*OF_THE_KERNEL, "RSS, MiB"), 0.0)
     for one in (pid, *descendants(pid)):
         with contextlib.suppress(OSError) if one != pid else contextlib.nullcontext():
             status = dict(line.split(":", 1) for line in Path(f"/proc/{one}/status").read_text().splitlines() if ":" in line)
@@ -120,11 +122,20 @@ class Soak:
         while True:
             for name, running in self.lab.supervisor.running.items():
                 with contextlib.suppress(OSError):
-                    self._saw(name, running.process.pid)
+                    self._saw(name, running.process.pid, figures(running.process.pid) | await self._tasks(name))
             await asyncio.sleep(every_s)
 
-    def _saw(self, name: str, pid: int) -> None:
-        found, lives = figures(pid), self.lives.setdefault(name, [])
+    async def _tasks(self, name: str) -> dict[str, float]:
+        """Of its event loop, where it tells: nothing of who has no figures, or does not answer now."""
+        if name in TASKS:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                where, metric = TASKS[name]
+                shown = (await self.page(where)).total(metric.name)
+                return {} if shown is None else {"tasks": shown}
+        return {}
+
+    def _saw(self, name: str, pid: int, found: dict[str, float]) -> None:
+        lives = self.lives.setdefault(name, [])
         if not lives or lives[-1].pid != pid:
             lives.append(Life(pid))
         lives[-1].samples.append((self.now_s, found))
@@ -209,7 +220,7 @@ class Soak:
     def _leaks(self) -> Iterable[Check]:
         for name in OURS:
             life = max(self.lives[name], key=lambda one: one.lasted_s)
-            for figure in BOUNDS:
+            for figure in BOUNDS if name in TASKS else OF_THE_KERNEL:
                 found = life.flat(figure)
                 if found is None:
                     yield Check(f"{name}: {figure}", "too short to judge", "", True)
@@ -344,17 +355,19 @@ def report(found: Soak, checks: Sequence[Check]) -> str:
         "\n| | found | allowed | |\n|---|---|---|---|",
         *(f"| {check.what} | {check.found} | {check.allowed} | {'ok' if check.well else '**FAILED**'} |" for check in checks),
         "\nFor information, in the longest life of each:\n",
-        "| process | memory, MiB: median, first to last | RSS, MiB | descriptors | threads |\n|---|---|---|---|---|",
+        "| process | memory, MiB: median, first to last | RSS, MiB | descriptors | threads | tasks |\n|---|---|---|---|---|---|",
         *(_life(name, max(lives, key=lambda one: one.lasted_s)) for name, lives in sorted(found.lives.items())),
     ]  # fmt: skip
     return "\n".join(lines)
 
 
 def _life(name: str, life: Life) -> str:
-    middle = {figure: statistics.median(seen[figure] for _, seen in life.samples) for figure in (*BOUNDS, "RSS, MiB")}
+    middle = {figure: statistics.median(seen[figure] for _, seen in life.samples) for figure in (*OF_THE_KERNEL, "RSS, MiB")}
+    tasks = [seen["tasks"] for _, seen in life.samples if "tasks" in seen]
+    told = f"{statistics.median(tasks):.0f}" if tasks else ""
     first, last = life.samples[0][1], life.samples[-1][1]
     memory = f"{middle['memory, MiB']:.0f}, {first['memory, MiB']:.0f} to {last['memory, MiB']:.0f}"
-    return f"| {name} | {memory} | {middle['RSS, MiB']:.0f} | {middle['descriptors']:.0f} | {middle['threads']:.0f} |"
+    return f"| {name} | {memory} | {middle['RSS, MiB']:.0f} | {middle['descriptors']:.0f} | {middle['threads']:.0f} | {told} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

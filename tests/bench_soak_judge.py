@@ -33,8 +33,8 @@ class Bound:
 
 
 # 1.5 MiB: the ids of an hour's requests are remembered, and an allocator keeps what a burst took. Threads: a loop's pool has up to four threads more
-# than there are cores, and makes one only when all others are busy, which may be late.
-BOUNDS = {"memory, MiB": Bound(0.03, 1.5), "descriptors": Bound(0.0, 3.0), "threads": Bound(0.0, 3.0)}
+# than there are cores, and makes one only when all others are busy, which may be late. Tasks: a gateway's swing with what is under way.
+BOUNDS = {"memory, MiB": Bound(0.03, 1.5), "descriptors": Bound(0.0, 3.0), "threads": Bound(0.0, 3.0), "tasks": Bound(0.1, 3.0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,8 @@ class Flat:
 
 def flat(samples: Sequence[tuple[float, float]], bound: Bound) -> Flat | None:
     """(second, value) of one life of a process; None where hardly anything is left after the warm-up."""
+    if not samples:
+        return None
     began, ended = samples[0][0], samples[-1][0]
     judged = [one for one in samples if one[0] >= began + max(WARM_UP_S, WARM_UP * (ended - began))]
     if len(judged) < 9:

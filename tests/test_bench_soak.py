@@ -63,13 +63,16 @@ def test_a_burst_moves_no_slope_and_a_level_that_stays_is_found():
     assert not judged(stays).well
 
 
-def test_one_descriptor_in_ten_minutes_is_a_leak():
+def test_one_descriptor_in_ten_minutes_or_a_task_in_five_is_a_leak():
     leaks = [(float(at), 30.0 + at // 600) for at in range(0, HOUR_S, 5)]
     assert not judged(leaks, BOUNDS["descriptors"]).well
+    leaks = [(float(at), 30.0 + at // 300) for at in range(0, HOUR_S, 5)]
+    assert not judged(leaks, BOUNDS["tasks"]).well
 
 
 def test_a_life_too_short_is_not_judged():
     assert flat(life(0.0, for_s=90), MEMORY) is None
+    assert flat([], MEMORY) is None
 
 
 def test_a_slope_is_the_median_over_all_pairs():

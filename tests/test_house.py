@@ -41,7 +41,7 @@ DOORS = {
         "stack/drill/run.py",
         "stack/lab/up.py",
     ),
-    "uvloop": ("stack/cli/bench.py", "stack/cli/board.py", "stack/cli/sidecar.py", "stack/gateway/serve.py"),
+    "uvloop": ("exporters/process.py",),
 }
 FORBIDDEN = ("vllm", "httpx", "starlette", "requests")
 

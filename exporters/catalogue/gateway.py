@@ -110,8 +110,13 @@ LOOP_LAG = Metric(
     "How much later than asked the gateway's event loop woke up; every request waits at least that long, unseen by its timings.",
     labels=(),
 )
+TASKS = Metric(
+    "vllm_watch_gateway_tasks", Kind.GAUGE, Unit.COUNT,
+    "Tasks of the gateway's event loop: some for each connection and request under way, a dozen besides. Without traffic it comes back to those.",
+    labels=(),
+)  # fmt: skip
 
 GATEWAY = (
     REQUESTS, INFLIGHT, REJECTED, RUNNING, WAITING, WAIT_ESTIMATE, SLOTS, SLOTS_LIMIT, TOKENS, UPSTREAM_UP, UPSTREAM_INFLIGHT, ATTEMPTS,
-    RELOADS, LOG_ERRORS, LOG_LOST, LOG_WAITING, TURNED_AWAY, LOOP_LAG,
+    RELOADS, LOG_ERRORS, LOG_LOST, LOG_WAITING, TURNED_AWAY, LOOP_LAG, TASKS,
 )  # fmt: skip

@@ -228,6 +228,11 @@ SIDECAR_INFO = Metric("vllm_watch_sidecar_info", Kind.INFO, Unit.NONE, "This sid
 SIDECAR_START = Metric(
     "vllm_watch_sidecar_start_timestamp_seconds", Kind.GAUGE, Unit.TIMESTAMP, "When this sidecar started.", labels=(), across=Across.MAX,
 )  # fmt: skip
+TASKS = Metric(
+    "vllm_watch_sidecar_tasks", Kind.GAUGE, Unit.COUNT,
+    "Tasks of the sidecar's event loop: one for each source, some for its listener and for who asks at the moment. It does not grow with time.",
+    labels=(), across=Across.MAX,
+)  # fmt: skip
 TURNED_AWAY = Metric(
     "vllm_watch_sidecar_turned_away_total", Kind.COUNTER, Unit.COUNT,
     "Requests and connections that the sidecar's listener turned away before anybody else looked at them, by reason: "
@@ -235,7 +240,7 @@ TURNED_AWAY = Metric(
     "(of TLS, failed or not in time), gave_way (cut to make room: idle, or without a request yet), full (no room).",
     labels=("reason",),
 )  # fmt: skip
-SOURCES = (SOURCE_UP, SOURCE_LAST_SUCCESS, SOURCE_AGE, SOURCE_DURATION, SOURCE_ERRORS, SIDECAR_INFO, SIDECAR_START, TURNED_AWAY)
+SOURCES = (SOURCE_UP, SOURCE_LAST_SUCCESS, SOURCE_AGE, SOURCE_DURATION, SOURCE_ERRORS, SIDECAR_INFO, SIDECAR_START, TASKS, TURNED_AWAY)
 
 # The embedded lab.
 LAB_PROCESS_UP = Metric(

@@ -24,6 +24,7 @@ from dashboards import variables
 from dashboards.boards import BOARDS, boards
 from dashboards.interpolate import Range, fill
 from dashboards.model import Board, Panel, Variable
+from exporters import process
 from exporters.listener import listen, split_address
 from exporters.web_config import Protection
 from runbooks import book
@@ -255,7 +256,8 @@ async def serve(
         _log.info("boards at %s/ from Prometheus at %s", listening.url, where.shown)
         greeting = asyncio.create_task(_greet(prometheus))
         try:
-            await stop.wait()
+            async with process.tidied():
+                await stop.wait()
         finally:
             greeting.cancel()
             await listening.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import sys
 import time
@@ -14,12 +13,12 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
-import uvloop
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from exporters import process
 from stack.bench import importer, result, run, workload
 from stack.bench.figures import Startup, startup
 from stack.bench.load import Done, Target
@@ -169,7 +168,7 @@ def page_console() -> Console:
 
 def wait(work: Coroutine[Any, Any, T]) -> T:
     """Runs it to its end."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with process.runner() as runner:
         return runner.run(work)
 
 

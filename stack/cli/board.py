@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import click
 
+from exporters import process
 from stack.board import run
 from stack.cli.common import log_to_stderr, mistakes_told
 from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
@@ -36,13 +36,11 @@ def board_command(
     \b
     Example:  vllm-watch board --prometheus http://127.0.0.1:9090
     """
-    import uvloop
-
     if slugs and not snapshot:
         raise click.UsageError("--board belongs to --snapshot; the live page has every board")
     with mistakes_told():
         where, settings = address_from(url, token_file, user_file, http_config), settings_of(thresholds)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with process.runner() as runner:
             if snapshot:
                 runner.run(run.write_snapshot(snapshot, where, slugs, scrape_s, start, end, settings))
                 click.echo(f"written: {snapshot} ({snapshot.stat().st_size / 1e6:.1f} MB)")

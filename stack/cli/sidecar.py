@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from exporters import process
 from exporters import sidecar as sidecar_module
 from stack import config
 from stack.cli import version
@@ -32,12 +33,10 @@ def sidecar_run(path: Path) -> None:
     \b
     Example:  vllm-watch sidecar run --config sidecar.yaml
     """
-    import uvloop
-
     log_to_stderr()
     with mistakes_told():
         settings = config.sidecar(path)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with process.runner() as runner:
             runner.run(_serve(settings))
 
 

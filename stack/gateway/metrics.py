@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from exporters import process
 from exporters.catalogue import gateway as names
 from exporters.catalogue.metric import Metric
 from exporters.listener import nobody_yet
@@ -45,6 +46,7 @@ class GatewayMetrics:
         self.turned_away = {listener: nobody_yet() for listener in ("clients", "figures")}
         self.registry.register(_TurnedAway(self.turned_away))
         self._lag = self._made(Histogram, names.LOOP_LAG, buckets=names.LOOP_LAG_BOUNDS_S)
+        self._tasks = self._made(Gauge, names.TASKS)
 
     def _made(self, kind: type[T], metric: Metric, **more: Any) -> T:
         return kind(metric.name.removesuffix("_total"), metric.meaning, metric.labels, registry=self.registry, **more)
@@ -105,6 +107,7 @@ class GatewayMetrics:
     async def page(self, request: web.BaseRequest) -> web.StreamResponse:
         """/metrics and /-/healthy of the metrics port."""
         if request.path == "/metrics":
+            self._tasks.set(process.tasks(asyncio.get_running_loop()))
             return web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
         if request.path == "/-/healthy":
             return web.Response(text="ok\n")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 from aiohttp import web
 
+from exporters import process
 from exporters.listener import Listening, clients_at_most, listen
 from stack.config import BadConfig, load
 from stack.gateway.client import KEEPALIVE_S, Client
@@ -51,9 +50,7 @@ def run(config: GatewayConfig | Path) -> int:
     try:
         if isinstance(config, Path):
             config = rooted(load(config, GatewayConfig), config.resolve().parent)
-        gc.freeze()  # what is loaded by now stays, and need not be looked through again and again
-        gc.set_threshold(GARBAGE_AFTER)
-        with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        with process.runner(GARBAGE_AFTER) as runner:
             runner.run(_until_signal(config))
     except BadConfig as error:
         _log.error("%s", error)
@@ -186,12 +183,3 @@ async def _figures(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncItera
     finally:
         await listening.close()
         await runner.cleanup()
-
-
-def _fast_loop() -> Callable[[], Any] | None:
-    try:
-        import uvloop
-    except ImportError:  # slower, the same otherwise
-        return None
-    loop: Callable[[], Any] = uvloop.new_event_loop
-    return loop
