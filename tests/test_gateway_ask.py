@@ -194,6 +194,35 @@ def test_changes_keep_order_and_bytes_of_all_else():
     assert (want, 5, 'served "é"', True) == (found.body.decode(), found.max_tokens, found.model, found.usage_added)
 
 
+@pytest.mark.parametrize(
+    ("asked_for", "best", "priority", "said"),
+    [
+        ({}, 0, 0, {}), ({}, 5, 5, {"priority": 5}), ({"priority": 0}, 0, 0, {}), ({"priority": 7}, 5, 7, {}),
+        ({"priority": 4}, 5, 5, {"priority": 5}), ({"priority": -1}, 0, 0, {"priority": 0}),
+        ({"priority": "-1"}, 0, 0, {"priority": 0}), ({"priority": -1.0}, 0, 0, {"priority": 0}),
+        ({"priority": "7"}, 5, 7, {"priority": 7}), ({"priority": None}, 0, 0, {"priority": 0}), ({"priority": [-1]}, 0, 0, {"priority": 0}),
+        ({"priority": -(10**30)}, 3, 3, {"priority": 3}), ({"priority": True}, 0, 1, {"priority": 1}),
+    ],
+)  # fmt: skip
+def test_nobody_gets_ahead_of_the_best_priority_of_its_band(asked_for: dict[str, Any], best: int, priority: int, said: dict[str, int]):
+    """However it spells that: what the engine's schema would take for a number is written as one."""
+    fields = {"model": "m", **asked_for}
+    found = asked(CHAT, **fields)
+    assert priority == found.priority(best)
+    assert fields | said == json.loads(found.ranked(CHAT, priority).body)
+    assert (found is found.ranked(CHAT, priority)) == (not said)
+
+
+def test_of_a_priority_given_twice_the_engines_one_counts():
+    found = read(CHAT, b'{"priority":9,"model":"m","priority":-9}')
+    assert b'{"priority":0,"model":"m"}' == found.ranked(CHAT, found.priority(0)).body
+
+
+def test_a_body_without_a_field_for_it_keeps_its_bytes():
+    for route, body in ((MESSAGES, b'{ "priority":-1 }'), (AUDIO, b"--form\r\n")):
+        assert body is read(route, body).ranked(route, 3).body
+
+
 def test_the_options_of_a_stream_stay():
     body = b'{"stream":1,"stream_options":{"continuous_usage_stats":true,"include_usage":false,"x":1.0}}'
     assert b'{"stream":1,"stream_options":{"include_usage":true,"x":1.0}}' == read(TEXT, body).body

@@ -25,7 +25,7 @@ teams:
   search: {{keys: [{hashed("c")}], band: gold, max_in_flight: 20, over_output: refuse, fallback_api: true}}
   lab: {{keys: [{hashed("d")}], band: rest}}
 bands:
-  rest: {{rank: 1, ceiling: 0.5, floor: 1, total_s: 60}}
+  rest: {{rank: 1, ceiling: 0.5, floor: 1, engine_priority: 3, total_s: 60}}
   gold: {{rank: 0, max_wait_s: 15}}
 capacity: {{slots: 25, tokens: 90000, queue: 100, waiting: 3, min_slots: 2}}
 models:
@@ -66,9 +66,9 @@ def test_a_file_in_words_and_numbers(tmp_path: Path):
 down to 2 at once while an engine has more than 3 waiting or over 90 % of its cache used
 
 bands, first served first; those of one rank share
-  band  rank  slots at most  slots first  waits at most  first token      next token       whole reply
-  gold  0     25 (100 %)     0            15 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
-  rest  1     12 (50 %)      1            60 s           as gateway.yaml  as gateway.yaml  60 s
+  band  rank  slots at most  slots first  in engines  waits at most  first token      next token       whole reply
+  gold  0     25 (100 %)     0            0           15 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
+  rest  1     12 (50 %)      1            3           60 s           as gateway.yaml  as gateway.yaml  60 s
 
 teams, with the share of each in its rank while all ask; - is no limit
   team    band  weight  share  running  in flight  prompt tokens  output tokens  keys  models      api
@@ -113,11 +113,11 @@ def test_the_smallest_file_says_what_holds_all_the_same(tmp_path: Path):
 down to 4 at once while an engine has more than 5 waiting or over 90 % of its cache used
 
 bands, first served first; those of one rank share
-  band          rank  slots at most  slots first  waits at most  first token      next token       whole reply
-  demo          0     256 (100 %)    0            15 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
-  replay        0     256 (100 %)    0            30 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
-  default       1     256 (100 %)    0            60 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
-  experimental  2     204 (80 %)     2            120 s          as gateway.yaml  as gateway.yaml  as gateway.yaml
+  band          rank  slots at most  slots first  in engines  waits at most  first token      next token       whole reply
+  demo          0     256 (100 %)    0            0           15 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
+  replay        0     256 (100 %)    0            0           30 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
+  default       1     256 (100 %)    0            0           60 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
+  experimental  2     204 (80 %)     2            0           120 s          as gateway.yaml  as gateway.yaml  as gateway.yaml
 
 teams, with the share of each in its rank while all ask; - is no limit
   team  band     weight  share  running  in flight  prompt tokens  output tokens  keys  models  api

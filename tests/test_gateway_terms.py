@@ -651,6 +651,35 @@ async def test_a_foreign_service_answers_only_teams_that_may_and_sees_no_key_of_
         assert ("a", None, "upstream_error") == ((two := records["two"]).upstream, two.tried, two.outcome)
 
 
+# ---- priorities within an engine
+
+LATER = {"high": {"rank": 0}, "default": {"rank": 1, "engine_priority": 5}}
+
+
+async def test_nobody_jumps_the_queue_of_an_engine_by_head_or_body(tmp_path: Path):
+    """vLLM takes a priority from either; what goes there is what the band may have, and a rank is nothing to choose."""
+    sent = {"a": ("demo", {"priority": -9}), "b": ("demo", {}), "c": ("batch", {}), "d": ("batch", {"priority": 8})}
+    async with gateway(tmp_path, policy=policy({"demo": {"band": "high"}}, bands=LATER)) as it:
+        for name, (team, asked_for) in sent.items():
+            assert 200 == (await ask(it, name, ASK | asked_for, team, **{"X-Vllm-Priority": "-9", "X-data-parallel-rank": "1"})).status
+        seen = {asked[2]["x-request-id"]: asked for asked in it.engine.asked}
+        assert {"a": 0, "b": None, "c": 5, "d": 8} == {name: json.loads(seen[name][3]).get("priority") for name in seen}
+        assert {"a": None, "b": None, "c": "5", "d": "8"} == {name: seen[name][2].get("x-vllm-priority") for name in seen}
+        assert not [asked for asked in it.engine.asked if "x-data-parallel-rank" in asked[2]]
+
+
+async def test_a_foreign_service_hears_nothing_of_priorities(tmp_path: Path):
+    """It would refuse a field that it does not know."""
+    (tmp_path / "b.key").write_text("service-secret\n")
+    async with engines(a=says(failure(500), 500), b=says(REPLY)) as fleet:
+        said = policy({"demo": {"fallback_api": True}}, models=A_THEN_B, upstreams=at(fleet, b={"kind": "api", "key_file": "b.key"}), bands=LATER)
+        async with gateway(tmp_path, policy=said) as it:
+            assert 200 == (await ask(it, "one")).status
+        a, b = fleet["a"], fleet["b"]
+        assert (ASK | {"priority": 5}, ASK) == (json.loads(a.asked[0][3]), json.loads(b.asked[0][3]))
+        assert ("5", None) == (a.asked[0][2].get("x-vllm-priority"), b.asked[0][2].get("x-vllm-priority"))
+
+
 # ---- a canary
 
 

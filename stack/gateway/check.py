@@ -209,9 +209,10 @@ def sheets(told: dict[str, Any]) -> Iterator[Sheet]:
     """Everything that `explain` tells, as tables."""
     yield Sheet(
         "bands, first served first; those of one rank share",
-        ("band", "rank", "slots at most", "slots first", "waits at most", "first token", "next token", "whole reply"),
+        ("band", "rank", "slots at most", "slots first", "in engines", "waits at most", "first token", "next token", "whole reply"),
         [
-            (b["band"], str(b["rank"]), f"{b['most_slots']} ({_percent(b['ceiling'])})", str(b["floor"]), f"{b['max_wait_s']:g} s",
+            (b["band"], str(b["rank"]), f"{b['most_slots']} ({_percent(b['ceiling'])})", str(b["floor"]), str(b["engine_priority"]),
+             f"{b['max_wait_s']:g} s",
              *(_seconds(b[name]) for name in _TIMEOUTS))
             for b in told["bands"]
         ],

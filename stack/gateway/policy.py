@@ -14,11 +14,14 @@ class Band(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """A class of service. rank: lower is served first; bands of one rank share by the weights of their teams.
 
     ceiling: the share of all slots that it may hold, 0 to 1. floor: slots that it gets before higher bands get more.
-    max_wait_s: how long a request may wait for admission. prefill_s, decode_s, total_s: as in gateway.yaml, which holds where this is null."""
+    max_wait_s: how long a request may wait for admission. prefill_s, decode_s, total_s: as in gateway.yaml, which holds where this is null.
+    engine_priority: the best priority that a request may have within an engine, whose smaller numbers go first; one that asks for none gets it.
+    Engines without --scheduling-policy priority refuse any but 0."""
 
     rank: int
     ceiling: float = 1.0
     floor: int = 0
+    engine_priority: int = 0
     max_wait_s: float = 60.0
     prefill_s: float | None = None
     decode_s: float | None = None

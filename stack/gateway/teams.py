@@ -176,7 +176,8 @@ _COUNT: _Range = ("0 or more", lambda n: 0 <= n < math.inf)
 _SHARE: _Range = ("more than 0 and at most 1", lambda n: 0 < n <= 1)
 _NUMBERS: Mapping[type[msgspec.Struct], Mapping[str, _Range]] = {
     Team: {"weight": _POSITIVE, "max_running": _LIMIT, "max_in_flight": _LIMIT, "max_prompt_tokens": _LIMIT, "max_output_tokens": _LIMIT},
-    Band: {"ceiling": _SHARE, "floor": _COUNT, "max_wait_s": _COUNT, "prefill_s": _POSITIVE, "decode_s": _POSITIVE, "total_s": _POSITIVE},
+    Band: {"ceiling": _SHARE, "floor": _COUNT, "engine_priority": _COUNT, "max_wait_s": _COUNT, "prefill_s": _POSITIVE, "decode_s": _POSITIVE,
+           "total_s": _POSITIVE},
     Capacity: {"slots": _POSITIVE, "tokens": _LIMIT, "queue": _COUNT, "queue_tokens": _COUNT, "waiting": _COUNT, "kv_usage": _SHARE,
                "stale_s": _POSITIVE, "min_slots": _POSITIVE},
     Model: {"max_model_len": _LIMIT},

@@ -50,6 +50,9 @@ _NOT_SENT_ON = _HOP | {
     "api-key",
     "x-request-id",
     "traceparent",
+    # settled here, and not by whoever asks: vLLM takes both for orders
+    "x-vllm-priority",
+    "x-data-parallel-rank",
     # of the client's account with somebody else
     "cookie",
     "openai-organization",
@@ -313,9 +316,12 @@ class Visit:
     async def _sent(self, choice: Choice) -> Answer:
         """The engine's answer, as soon as its head is there. Raises _End when none comes."""
         request, watch = self._request, self._proxy.watch
-        body = self._ask.renamed(name_at(choice.upstream, self._asked)).body
+        ask, headers = self._ask.renamed(name_at(choice.upstream, self._asked)), self._headers(choice)
+        if (band := self._band()) and choice.upstream.kind == "engine":
+            ask = ask.ranked(self._x.route, priority := ask.priority(band.engine_priority))
+            headers += [("X-Vllm-Priority", str(priority))] if priority else []  # for routes without the field, from vLLM 0.32 on
         try:
-            answer = await self._proxy.client.send(choice.upstream.url, request.method, _path(request, self._x.route), self._headers(choice), body)
+            answer = await self._proxy.client.send(choice.upstream.url, request.method, _path(request, self._x.route), headers, ask.body)
         except Unreachable as error:
             watch.failed(choice.name)
             if error.late:
