@@ -86,6 +86,10 @@ class Engine:
     def running(self) -> float:
         return self.figure(vllm.NUM_REQUESTS_RUNNING)
 
+    @property
+    def waiting(self) -> float:
+        return self.figure(vllm.NUM_REQUESTS_WAITING)
+
     def kill(self) -> None:
         """SIGKILL to all its processes, as a crash; what it has counted is kept. Once."""
         if self.last is None:

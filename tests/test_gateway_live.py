@@ -57,9 +57,8 @@ GATES: dict[str, Any] = {
         "teams": {
             "demo": {}, "narrow": {"max_in_flight": 1}, "short": {"max_prompt_tokens": 50}, "clamped": {"max_output_tokens": 4},
             "brief": {"max_output_tokens": 4, "over_output": "refuse"}, "other": {"models": ["another"]}, "hurried": {"band": "hurried"},
-            "after": {"band": "after"},
         },
-        "bands": {"default": {"rank": 1}, "hurried": {"rank": 1, "total_s": 3.0}, "after": {"rank": 1, "engine_priority": 5}},
+        "bands": {"default": {"rank": 1}, "hurried": {"rank": 1, "total_s": 3.0}},
         "models": {plan.MODEL: {"max_model_len": CONTEXT}, "another": {}},
         "upstreams": {"one": ONE},
     },
@@ -422,21 +421,6 @@ def test_output_is_limited_to_what_the_team_may_have(terms: Gate, way: str, stre
     ask = terms.caller("clamped", way)
     ask(lambda client: client.chat.completions.create(**LONG, stream=stream))
     assert ("ok", 4, "length") == ((record := ask.record()).outcome, record.completion_tokens, record.finish_reason)
-
-
-AHEAD: dict[str, Any] = {"extra_body": {"priority": -5}, "extra_headers": {"X-Vllm-Priority": "-5"}}
-
-
-@pytest.mark.parametrize("said", AHEAD.items(), ids=AHEAD)
-def test_a_priority_reaches_a_vllm_only_as_its_band_may_have_it(terms: Gate, one: Engine, said: tuple[str, Any]):
-    """This one has no --scheduling-policy priority and refuses any but 0, so it tells what it was given."""
-    ahead = CHAT | dict([said])
-    direct = openai.OpenAI(base_url=f"{one.spec.address}/v1", api_key="none", max_retries=0)
-    with direct, pytest.raises(openai.BadRequestError, match="riority"):
-        direct.chat.completions.create(**ahead)
-    assert 1 <= terms.caller()(lambda client: client.chat.completions.create(**ahead)).usage.completion_tokens
-    with pytest.raises(openai.BadRequestError, match="riority"):
-        terms.caller("after")(lambda client: client.chat.completions.create(**CHAT))
 
 
 def test_a_client_comes_back_when_it_was_told_to_and_gets_its_answer(terms: Gate, way: str, one: Engine, eventually: Any):

@@ -1,0 +1,79 @@
+"""Who goes first within a real vLLM that has priorities: as its clients like, or, through the gateway, as their bands may."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from engines import Engine, Engines
+from test_gateway_live import CHAT, LONG, Gate, running
+
+pytestmark = pytest.mark.engine
+
+AHEAD: dict[str, dict[str, Any]] = {
+    "body": {"extra_body": {"ignore_eos": True, "priority": -5}},
+    "head": {"extra_headers": {"X-Vllm-Priority": "-5"}},
+}  # fmt: skip
+POLICY = {
+    "teams": {"demo": {}, "later": {"band": "later"}}, "bands": {"default": {"rank": 1}, "later": {"rank": 1, "engine_priority": 5}},
+    "upstreams": {"engine": {"url": "{engine}"}},
+}  # fmt: skip
+Send = Callable[[str, dict[str, Any]], float]  # team, what is said besides -> when its answer was complete
+
+
+@pytest.fixture(scope="module")
+def engine(real_engines: Engines) -> Iterator[Engine]:
+    """One request at a time, so that all others wait."""
+    found = real_engines.own("--max-num-seqs", "1", "--scheduling-policy", "priority").up()
+    yield found
+    found.end()
+
+
+@pytest.fixture(scope="module")
+def gate(engine: Engine, free_port: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    with running("gate", tmp_path_factory.mktemp("gate"), POLICY, {"engine": engine.spec.address}, (free_port(), free_port())) as found:
+        yield found
+
+
+def client(url: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+def served(engine: Engine, eventually: Any, send: Send, *requests: tuple[str, dict[str, Any]]) -> list[int]:
+    """The order in which requests, by number, are answered that arrive one after the other while the engine is busy."""
+    with client(engine.spec.address) as holder, ThreadPoolExecutor() as pool:
+        with holder.chat.completions.create(**LONG, stream=True) as held:
+            next(held)
+            ends = []
+            for number, request in enumerate(requests, 1):
+                ends.append(pool.submit(send, *request))
+                eventually(lambda number=number: engine.waiting == number, within_s=20, what=f"{number} waiting requests")
+        times = [end.result(60) for end in ends]
+    eventually(lambda: engine.running == 0, within_s=20, what="an idle engine")
+    return sorted(range(len(times)), key=times.__getitem__)
+
+
+def completed(url: str, key: str, said: dict[str, Any]) -> float:
+    with client(url, key) as asking:
+        assert 12 == asking.chat.completions.create(**(CHAT | said)).usage.completion_tokens
+    return time.monotonic()
+
+
+@pytest.mark.parametrize("said", AHEAD.values(), ids=AHEAD)
+def test_alone_a_vllm_obeys_whoever_asks_to_go_first(engine: Engine, eventually: Any, said: dict[str, Any]):
+    """What the gateway has to prevent; else the test below would prove nothing."""
+    assert [1, 0] == served(engine, eventually, lambda _, more: completed(engine.spec.address, "none", more), ("", {}), ("", said))
+
+
+@pytest.mark.parametrize("said", AHEAD.values(), ids=AHEAD)
+def test_through_the_gateway_nobody_goes_before_its_band(engine: Engine, gate: Gate, eventually: Any, said: dict[str, Any]):
+    def send(team: str, more: dict[str, Any]) -> float:
+        return completed(gate.url, gate.keys[team], more)
+
+    eventually(lambda: engine.running == 0, within_s=20, what="an idle engine")
+    assert [0, 1] == served(engine, eventually, send, ("demo", {}), ("demo", said))
+    assert [1, 0] == served(engine, eventually, send, ("later", said), ("demo", {}))
