@@ -16,22 +16,24 @@ __all__ = ["BadConfig", "Source", "explain", "load", "meant", "parse", "read", "
 
 
 def sidecar(path: Path) -> SidecarConfig:
-    """The sidecar's file, and its prices where they are in a file of their own. Files of prices and of secrets are found from where it stands.
+    """The sidecar's file, and its prices where they are in a file of their own. Every path in it is taken from the folder that it stands in.
 
     Raises BadConfig."""
     from exporters.prices import Prices
     from exporters.sidecar import SidecarConfig  # with all of the sidecar: the gateway, which reads files too, does without
 
     settings, folder = load(path, SidecarConfig), path.parent
-    engines = tuple(_rooted(engine, "http_config", folder) for engine in settings.engines)
-    spans = _rooted(_rooted(settings.otlp, "ca_file", folder), "headers_file", folder)
-    settings = msgspec.structs.replace(_rooted(settings, "web_config", folder), engines=engines, otlp=spans)
-    priced = {"prices": load(folder / settings.prices, Prices)} if isinstance(settings.prices, str) else {}
-    rooted: SidecarConfig = msgspec.structs.replace(settings, **priced)
+    rooted: SidecarConfig = msgspec.structs.replace(
+        _rooted(settings, folder, "web_config", "state", "events", "events_token_file"),
+        requests_log=tuple(str(folder / log) for log in settings.requests_log),
+        engines=tuple(_rooted(engine, folder, "http_config") for engine in settings.engines),
+        otlp=settings.otlp and _rooted(settings.otlp, folder, "ca_file", "headers_file"),
+        prices=load(folder / settings.prices, Prices) if isinstance(settings.prices, str) else settings.prices,
+    )
     return rooted
 
 
-def _rooted(struct: Any, field: str, folder: Path) -> Any:
-    """The same with the path in this field taken from `folder`, where there is one."""
-    path = getattr(struct, field, None)
-    return struct if path is None else msgspec.structs.replace(struct, **{field: str(folder / path)})
+def _rooted(struct: Any, folder: Path, *fields: str) -> Any:
+    """The same with the paths in these fields taken from `folder`, where there are any."""
+    named = {field: getattr(struct, field) for field in fields}
+    return msgspec.structs.replace(struct, **{field: str(folder / path) for field, path in named.items() if path is not None})

@@ -126,6 +126,11 @@ def test_files_that_the_sidecars_configuration_names_are_found_from_where_it_sta
     )  # fmt: skip
     path.write_text("otlp: {endpoint: 'https://c:4318', headers_file: headers}\n")
     assert f"{folder}/headers" == configuration.sidecar(path).otlp.headers_file
+    path.write_text("requests_log: [log/requests.jsonl, /var/log/b.jsonl]\nstate: s.state\nevents: events.jsonl\nevents_token_file: token\n")
+    it = configuration.sidecar(path)
+    assert ((f"{folder}/log/requests.jsonl", "/var/log/b.jsonl"), f"{folder}/s.state", f"{folder}/events.jsonl", f"{folder}/token") == (
+        it.requests_log, it.state, it.events, it.events_token_file,
+    )  # fmt: skip
 
 
 async def test_a_name_that_the_certificate_does_not_have_is_told(tmp_path, authority, server):
