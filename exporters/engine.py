@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
+from exporters import answers
 from exporters.catalogue import ours, page, vllm
 from exporters.catalogue.metric import Metric
 from exporters.events import TuningEvent
 from exporters.exposition import Sample
 from exporters.http_config import Way, asking, trouble
 
-MAX_PAGE_BYTES = 16 << 20  # the longest pages seen have 65 kB; many adapters and ranks make some MB
 MAX_VERSION_BYTES = 64 << 10  # of the answer that names it
 VERSION_AT_MOST = 64  # characters
 _GROWING = (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS, vllm.REQUEST_SUCCESS)
@@ -99,7 +99,7 @@ async def read(session: aiohttp.ClientSession, url: str, timeout_s: float, way: 
     timeout, asked = aiohttp.ClientTimeout(total=timeout_s), asking(way)
     async with session.get(f"{url}/metrics", timeout=timeout, **asked) as response:
         response.raise_for_status()
-        page_bytes = await _body(response, MAX_PAGE_BYTES)
+        page_bytes = await _body(response)
     try:
         async with session.get(f"{url}/version", timeout=timeout, **asked) as response:
             body = msgspec.json.decode(await _body(response, MAX_VERSION_BYTES)) if response.status == 200 else {}
@@ -110,20 +110,18 @@ async def read(session: aiohttp.ClientSession, url: str, timeout_s: float, way: 
     return page_bytes.decode("utf-8", "replace"), version if sound else None
 
 
-async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_chunked(1 << 16):
-        body += chunk
-        if len(body) > most:
-            raise page.BadPage(f"{response.url} goes on after {most >> 10} KiB; no engine's page is that long")
-    return bytes(body)
+async def _body(response: aiohttp.ClientResponse, most: int | None = None) -> bytes:
+    try:
+        return await answers.whole(response, most)
+    except answers.Endless as error:
+        raise page.BadPage(f"{response.url}: {error}; no engine's page is that long") from None
 
 
 async def served(session: aiohttp.ClientSession, url: str, timeout_s: float, way: Way | None = None) -> Mapping[str, str] | None:
     """The names under which an engine serves its model, as `names` reads them; None where it does not say."""
     try:
         async with session.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=timeout_s), **asking(way)) as response:
-            return names(await _body(response, MAX_PAGE_BYTES)) if response.status == 200 else None
+            return names(await _body(response)) if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, page.BadPage):
         return None
 

@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 from dashboards.interpolate import Range, duration_s
+from exporters.answers import Endless, whole
 from exporters.config import BadConfig
 from exporters.http_config import Way, asking, trouble
 
@@ -209,8 +210,7 @@ class Prometheus:
                 if self._down and self._clock() < self._down[0]:
                     raise Refused(self._down[1])
                 async with self._session.request(method, url, allow_redirects=False, **given, **asking(self.where.way)) as response:
-                    body = await _body(response)
-                    return response.status, body
+                    return response.status, await whole(response, LARGEST_ANSWER)
         except BadConfig as error:
             raise Refused(str(error)) from None
         except aiohttp.ClientConnectionError as error:  # before TimeoutError: a connection that takes too long is both
@@ -220,17 +220,11 @@ class Prometheus:
             raise Refused(told) from None
         except TimeoutError:
             raise Refused(f"Prometheus at {self.where.shown} took longer than {self._timeout_s:.0f} s; choose a shorter range") from None
+        except Endless:
+            told = f"the answer is larger than {LARGEST_ANSWER >> 20} MiB; choose a shorter range or fewer series"
+            raise Refused(told, _TOO_LARGE) from None
         except aiohttp.ClientError as error:
             raise Refused(f"Prometheus at {self.where.shown} broke off its answer ({_plain(error)})") from None
-
-
-async def _body(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_chunked(1 << 20):
-        body += chunk
-        if len(body) > LARGEST_ANSWER:
-            raise Refused(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB; choose a shorter range or fewer series", _TOO_LARGE)
-    return bytes(body)
 
 
 def _series(reply: msgspec.Raw) -> list[Series]:

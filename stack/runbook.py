@@ -20,6 +20,7 @@ from alerts import families
 from alerts.panel_ref import PanelRef, board_uid
 from alerts.rules import Links
 from alerts.settings import SHIPPED, Settings
+from exporters.answers import whole
 from exporters.http_config import Way, asking, trouble
 from runbooks import book
 from runbooks.book import SEVERITIES, Page, placeholders, printable
@@ -98,9 +99,9 @@ async def firing(url: str, way: Way | None = None) -> list[Firing]:
             aiohttp.ClientSession(timeout=timeout) as session,
             session.get(f"{url.rstrip('/')}/api/v2/alerts", params={"active": "true"}, allow_redirects=False, **asking(way)) as response,
         ):
-            body = await response.read()
+            body = await whole(response)
     except (aiohttp.ClientError, TimeoutError) as error:
-        told = trouble(error) or type(error).__name__
+        told = trouble(error) or str(error) or type(error).__name__
         raise OSError(f"Alertmanager at {url} does not answer ({told}); is it up, and --alertmanager right?") from None
     if response.status in (401, 403):
         raise OSError(f"Alertmanager at {url} answers HTTP {response.status}: it wants a login, by --http-config")

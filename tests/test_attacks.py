@@ -3,6 +3,7 @@ keeps every byte that it is sent. What docs/threats.md says of an attack is show
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
@@ -33,10 +34,15 @@ from exporters.catalogue import OURS, page
 from exporters.exposition import OPENMETRICS
 from exporters.http_config import Way
 from exporters.request_log import parse_line
-from stack import cli
+from stack import cli, runbook
+from stack.bench import prompts, result
+from stack.bench import run as bench
+from stack.capacity import live
 from stack.doctor import report
 from stack.doctor.diagnose import Diagnosis
 from stack.gateway import make_key
+from stack.prometheus import Prometheus, address
+from stack.tuning import annotate, experiment
 
 ROOT = Path(__file__).parent.parent
 KEY, HASH = make_key("demo")
@@ -520,6 +526,44 @@ async def test_a_version_without_an_end_is_not_kept(tmp_path, free_port):
     began = time.monotonic()
     assert ("a 1\n", None) == await looked(tmp_path, free_port, metrics=page_says("a 1\n"), version=endless)
     assert time.monotonic() - began < LOOK_S, "it went on until the time was over"
+
+
+ASKERS = {
+    "runbook": lambda url: runbook.firing(url),
+    "capacity": lambda url: live.read(url),
+    "bench": lambda url: bench.look(url, None),
+    "prompts": lambda url: tokenized(url),
+    "annotate": lambda url: asyncio.to_thread(annotate.SidecarLog(url, "token").close, "e1", 5.0),
+    "experiment": lambda url: experiment.told_settings(url, result.Engine(url=url, model="tiny", version="0.32.0")),
+    "board": lambda url: asked(url),
+}
+
+
+async def tokenized(url: str) -> object:
+    async with aiohttp.ClientSession() as session:
+        return await prompts.Remote(session, url, "tiny").ids("a")
+
+
+async def asked(url: str) -> object:
+    async with Prometheus(address(url)) as prometheus:
+        return (await prometheus.as_of("up", 0.0)).error
+
+
+@pytest.mark.parametrize("ask", ASKERS.values(), ids=ASKERS)
+async def test_who_answers_without_an_end_fills_nobodys_memory(ask, free_port):
+    """Anybody may sit at an address that was mistyped."""
+    app = web.Application()
+    app.add_routes([web.get("/metrics", page_says("a 1\n")), web.get("/version", page_says("{}")), web.route("*", "/{any:.*}", endless)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port := free_port()).start()
+    try:
+        told = await ask(f"http://127.0.0.1:{port}")
+    except (ValueError, OSError) as error:
+        told = error
+    finally:
+        await runner.cleanup()
+    assert re.search("goes on after 16 MiB|larger than 12 MiB", str(told)) or told == {"version": "0.32.0"}
 
 
 @pytest.mark.parametrize("version", ["0.9\n2026-11-22 09:00:00,000 INFO forged", "\x1b[2J", "x" * 65, 5, None, ["0.9"]], ids=range(6))

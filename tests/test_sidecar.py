@@ -12,7 +12,7 @@ from aiohttp import ClientSession, web
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporters import gpu
+from exporters import answers, gpu
 from exporters.catalogue import OURS
 from exporters.sidecar import REASONS, Engine, Prices, Sidecar, SidecarConfig, Source, application
 from stack import cli, config
@@ -324,9 +324,7 @@ async def test_a_reason_of_failure_stands_at_0_before_its_first_failure(tmp_path
 
 
 async def test_a_page_without_end_is_cut_and_counted(tmp_path, fake_engine, monkeypatch):
-    from exporters import engine as engine_module
-
-    monkeypatch.setattr(engine_module, "MAX_PAGE_BYTES", 1000)
+    monkeypatch.setattr(answers, "MOST_BYTES", 1000)
     sidecar = Sidecar(SidecarConfig(engines=(Engine("e", fake_engine.url),), gpu="off"))
     await sidecar.start()
     try:

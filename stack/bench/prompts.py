@@ -7,6 +7,7 @@ The tokens of a segment follow from its key and the bench's seed alone; the keys
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -14,6 +15,7 @@ from typing import Any, Literal, Protocol
 import aiohttp
 import msgspec
 
+from exporters.answers import whole
 from exporters.http_config import trouble
 from stack.bench.load import Prepared
 from stack.bench.result import request_id
@@ -69,7 +71,7 @@ class Remote:
         why = ""
         try:
             async with self._session.post(f"{self._url}{route}", json={"model": self._model, **body}, headers=self._headers) as response:
-                status, answer = response.status, await response.json(content_type=None)
+                status, answer = response.status, json.loads(await whole(response))
             if status == 200 and isinstance(answer, dict) and isinstance(answer.get(field), kind):
                 return answer[field]
             why = f"answers {status}"

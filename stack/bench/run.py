@@ -24,6 +24,7 @@ import aiohttp
 import msgspec
 
 from exporters import engine, gpu
+from exporters.answers import whole
 from exporters.catalogue import page, vllm
 from exporters.catalogue.page import Page
 from stack.bench import figures, result, workload
@@ -89,7 +90,7 @@ async def look(url: str, model: str | None, key: str | None = None) -> tuple[Eng
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             async with session.get(f"{url}/v1/models", headers=headers) as response:
-                status, body = response.status, await response.read()
+                status, body = response.status, await whole(response)
                 answer = json.loads(body)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise BadTarget(

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from exporters import engine
+from exporters.answers import whole
 from exporters.catalogue import page, vllm
 from exporters.catalogue.page import Page
 from exporters.http_config import Way, asking, trouble
@@ -103,7 +104,7 @@ async def read(url: str, key: str | None = None, way: Way | None = None) -> tupl
             text, version = await engine.read(session, base, READ_S, way)
             asked = asking(way) | ({"headers": {"Authorization": f"Bearer {key}"}} if key else {})
             async with session.get(base + _MODELS, **asked) as response:
-                status, body = response.status, await response.read()
+                status, body = response.status, await whole(response)
     except aiohttp.ClientResponseError as error:
         raise BadLive(f"{base}/metrics answers {error.status}; give the address of vLLM itself") from error
     except page.BadPage as error:

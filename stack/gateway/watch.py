@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from exporters.answers import whole
 from stack.gateway.policy import Upstream
 from stack.gateway.signals import API, ENGINE, Health, Sample, read
 
@@ -166,14 +167,9 @@ class Watch:
 
     async def _sample(self, it: _Watched) -> Sample | None:
         """The engine's figures now. Raises aiohttp.ClientError, OSError and TimeoutError."""
-        page = bytearray()
         async with self._get(it, "/metrics") as answer:
             answer.raise_for_status()
-            async for chunk in answer.content.iter_any():
-                page += chunk
-                if len(page) > PAGE_BYTES:
-                    raise aiohttp.ClientPayloadError(f"it goes on after {PAGE_BYTES >> 20} MiB")
-        return read(bytes(page), self._clock())
+            return read(await whole(answer, PAGE_BYTES), self._clock())
 
     def _get(self, it: _Watched, path: str) -> aiohttp.client._RequestContextManager:
         return self._session.get(

@@ -18,6 +18,7 @@ import aiohttp
 import msgspec
 
 from exporters import events
+from exporters.answers import whole
 from exporters.events import NewEvent, TuningEvent
 
 TIMEOUT_S = 10.0
@@ -107,7 +108,7 @@ class SidecarLog:
             aiohttp.ClientSession(headers=self._headers, timeout=self._timeout) as session,
             session.request(method, f"{self.url}{path}", json=body, allow_redirects=False) as response,
         ):
-            return response.status, await response.read()
+            return response.status, await whole(response)
 
 
 def token(path: Path) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
+from exporters.answers import whole
 from exporters.events import MAX_OPTIONS, MAX_TEXT, NewEvent
 from stack.bench import run, workload
 from stack.bench.figures import Startup, startup
@@ -240,7 +241,7 @@ async def told_settings(url: str, engine: Engine) -> Mapping[str, str]:
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=INFO_S)) as session,
             session.get(f"{url}/server_info", params={"config_format": "json"}) as response,
         ):
-            told = await response.json(content_type=None) if response.status == 200 else {}
+            told = msgspec.json.decode(await whole(response)) if response.status == 200 else {}
     except (aiohttp.ClientError, TimeoutError, ValueError):
         told = {}
     config = told.get("vllm_config") if isinstance(told, dict) else None
