@@ -112,9 +112,14 @@ def as_csv(told: Mapping[str, Any]) -> str:
     writer = csv.DictWriter(text, [*names, "currency", *told["total"]], lineterminator="\n")
     writer.writeheader()
     for row in told["rows"]:
-        writer.writerow({"currency": told["currency"], **row})
+        writer.writerow({"currency": told["currency"], **row, **{name: _no_formula(row[name]) for name in names}})
     writer.writerow({"currency": told["currency"], **dict.fromkeys(names, ""), names[0]: "total", **told["total"]})
     return text.getvalue()
+
+
+def _no_formula(name: str) -> str:
+    """A name that came from a client, so that no spreadsheet obeys it: they show an apostrophe before it, and not what it would reckon."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
 def sheet(told: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -252,7 +252,8 @@ def test_of_very_many_values_those_that_are_chosen_stay_and_the_cut_is_told():
     ("host", "admitted"),
     [("127.0.0.1:9402", True), ("localhost:19402", True), ("[::1]:9402", True), ("127.8.8.8", True), ("LOCALHOST", True), ("board.lan:9402", True),
      ("10.0.0.5:9402", True), ("evil.example", False), ("127.0.0.1.evil.example", False), ("localhost.evil.example:9402", False), ("10.0.0.6", False),
-     ("", False), ("[::1", True), (":9402", False)],
+     ("", False), ("[::1", False), (":9402", False), ("[::1].evil.example", False), ("[::1].evil.example:9402", False), ("::1", False),
+     ("[evil.example]", False), ("localhost:9402:1", False), ("localhost:x", False)],
 )  # fmt: skip
 def test_only_our_own_names_are_answered(host, admitted):
     """A foreign page whose name was made to lead here still sends that name."""

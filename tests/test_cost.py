@@ -152,6 +152,13 @@ def test_csv_and_json_say_the_same(tmp_path):
     assert {""} == {row["cost_usage"] for row in table}
 
 
+def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path):
+    """A team may be whatever a foreign log says."""
+    path = write(tmp_path, request(0, 5, "=HYPERLINK(1)"), request(2, 5, "@x"), request(3, 5, "a=b"))
+    told = {row["team"] for row in csv.DictReader(io.StringIO(run("--log", path, "--csv")[1]))}
+    assert {"'=HYPERLINK(1)", "'@x", "a=b"} == told - {"total", ABORTED}
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import ipaddress
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ _HEADERS = {
 }  # fmt: skip
 _TYPES = {"js": "text/javascript", "css": "text/css"}
 
+_HOST = re.compile(r"(?:\[([^][]+)\]|([^][:]+))(?::\d*)?")  # RFC 9110, section 7.2: an address of IPv6 in brackets, or a name; a port
+
 _log = logging.getLogger("board")
 
 
@@ -47,8 +50,8 @@ def admitted(host: str, listen_host: str, allowed: Sequence[str] = ()) -> bool:
     """Whether a request's Host is one of ours: loopback, the address that we listen on, or one that was allowed.
 
     A page of somebody else may have its name resolved to this machine and so read what is served here; its Host gives it away."""
-    name = host.rsplit("]", 1)[0].lstrip("[") if host.startswith("[") else host.rsplit(":", 1)[0] if ":" in host else host
-    name = name.lower().rstrip(".")
+    found = _HOST.fullmatch(host)
+    name = (found[1] or found[2] or "").lower().rstrip(".") if found else ""
     if name == "localhost" or name in (one.lower() for one in (listen_host.strip("[]"), *allowed)):
         return bool(name)
     try:

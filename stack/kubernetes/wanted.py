@@ -96,8 +96,9 @@ class Wanted:
         self._expect_labels()
         _expect_port(self.engine_port)
         self._expect_scrapes()
-        if self.own_gateway and not self.with_sidecar:
-            raise ValueError("--own-gateway brings a sidecar, and --profile engine is for clusters without one; leave one of them out")
+        for option, given in (("--own-gateway", self.own_gateway), ("--tls-secret", self.tls_secret), ("--login-secret", self.login_secret)):
+            if given and not self.with_sidecar:
+                raise ValueError(f"{option} is for a sidecar, and --profile engine is for clusters without one; leave one of them out")
         _ = self.jobs
 
     def _expect_names(self) -> None:
