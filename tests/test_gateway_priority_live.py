@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from engines import Engine, Engines
+from engines import Engine, Engines, get
 from test_gateway_live import CHAT, LONG, Gate, running
 
 pytestmark = pytest.mark.engine
@@ -22,6 +22,7 @@ POLICY = {
     "teams": {"demo": {}, "later": {"band": "later"}}, "bands": {"default": {"rank": 1}, "later": {"rank": 1, "engine_priority": 5}},
     "upstreams": {"engine": {"url": "{engine}"}},
 }  # fmt: skip
+TOKENS = 100  # the next one is served so much later that a busy client cannot take one for the other
 Send = Callable[[str, dict[str, Any]], float]  # team, what is said besides -> when its answer was complete
 
 
@@ -34,8 +35,9 @@ def engine(real_engines: Engines) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def gate(engine: Engine, free_port: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+def gate(engine: Engine, free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     with running("gate", tmp_path_factory.mktemp("gate"), POLICY, {"engine": engine.spec.address}, (free_port(), free_port())) as found:
+        eventually(lambda: get(f"{found.url}/-/healthy"), within_s=30, what="the gateway being ready")
         yield found
 
 
@@ -51,7 +53,9 @@ def served(engine: Engine, eventually: Any, send: Send, *requests: tuple[str, di
             ends = []
             for number, request in enumerate(requests, 1):
                 ends.append(pool.submit(send, *request))
-                eventually(lambda number=number: engine.waiting == number, within_s=20, what=f"{number} waiting requests")
+                waits = lambda number=number: engine.waiting == number or any(end.done() for end in ends)  # noqa: E731
+                eventually(waits, within_s=20, what=f"{number} waiting requests")
+                assert [] == [end.result() for end in ends if end.done()], "answered while the engine had no room"
         times = [end.result(60) for end in ends]
     eventually(lambda: engine.running == 0, within_s=20, what="an idle engine")
     return sorted(range(len(times)), key=times.__getitem__)
@@ -59,8 +63,9 @@ def served(engine: Engine, eventually: Any, send: Send, *requests: tuple[str, di
 
 def completed(url: str, key: str, said: dict[str, Any]) -> float:
     with client(url, key) as asking:
-        assert 12 == asking.chat.completions.create(**(CHAT | said)).usage.completion_tokens
-    return time.monotonic()
+        answer, at = asking.chat.completions.create(**(CHAT | said | {"max_tokens": TOKENS})), time.monotonic()
+    assert TOKENS == answer.usage.completion_tokens
+    return at
 
 
 @pytest.mark.parametrize("said", AHEAD.values(), ids=AHEAD)
