@@ -234,7 +234,7 @@ def attributes(record: RequestRecord) -> dict[str, Value]:
 # --- from spans to bytes ---------------------------------------------------------------------------------------------------------
 
 _FIELD_OF = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
-_MOST_STENCILS = 1000
+_STENCILS_LAST = 1000  # spans: a message keeps every string that it was ever given (protobuf's arena), until it goes itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ class _Stencil:
 
 class Encoder:
     """Spans -> the body of an export request, by OpenTelemetry's own messages. For one thread: they are filled in again and again, since making
-    new ones takes nine times as long."""
+    new ones takes nine times as long, and made anew now and then, since they never forget."""
 
     def __init__(self, version: str) -> None:
         from opentelemetry.proto.common.v1 import common_pb2
@@ -260,6 +260,7 @@ class Encoder:
         self._resource = trace_pb2.ResourceSpans(resource=resource_pb2.Resource(attributes=[name])).SerializeToString()
         self._scope = trace_pb2.ScopeSpans(scope=common_pb2.InstrumentationScope(name="vllm-watch", version=version)).SerializeToString()
         self._stencils: dict[tuple[str, ...], _Stencil] = {}
+        self._filled = 0
 
     def body(self, spans: Sequence[Span]) -> bytes:
         """One after the other, messages of one kind are their union: the scope's name and each of its spans, the resource and its scope."""
@@ -274,6 +275,9 @@ class Encoder:
 
     def _encoded(self, request: Span) -> bytes:
         record, found = request.record, attributes(request.record)
+        if self._filled >= _STENCILS_LAST:
+            self._stencils, self._filled = {}, 0
+        self._filled += 1
         stencil = self._stencils.get(names := tuple(found)) or self._stencil(names)
         span = stencil.span
         span.trace_id, span.span_id, span.parent_span_id = request.trace_id, request.span_id, request.parent_id or b""
@@ -291,8 +295,6 @@ class Encoder:
         return encoded
 
     def _stencil(self, names: tuple[str, ...]) -> _Stencil:
-        if len(self._stencils) >= _MOST_STENCILS:
-            self._stencils.clear()
         span = self._trace.Span(kind=self._trace.Span.SPAN_KIND_SERVER, attributes=[self._common.KeyValue(key=name) for name in names])
         message = self._trace.ScopeSpans(spans=[span])
         made = _Stencil(message, message.spans[0], tuple(attribute.value for attribute in message.spans[0].attributes))
