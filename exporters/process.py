@@ -15,13 +15,17 @@ GARBAGE_AFTER = 50_000  # objects, not Python's 700: a batch of lines has thousa
 # mallopt(3), by its numbers in malloc.h. Left alone, glibc makes an arena for each thread, up to eight for each core, and raises the size from which
 # a block is mapped on its own with the largest that was freed, up to 32 MiB: what a burst took, in whichever thread, then stays for good. With the
 # interpreter's lock one arena is enough. The two sizes are glibc's own to begin with; naming them keeps them there.
-_MALLOC = {"M_ARENA_MAX": (-8, 1), "M_MMAP_THRESHOLD": (-3, 128 << 10), "M_TRIM_THRESHOLD": (-1, 128 << 10)}
+_ARENA_MAX = (-8, 1)
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 128 << 10), (-1, 128 << 10)
 
 
-def runner(garbage_after: int = GARBAGE_AFTER) -> asyncio.Runner:
-    """Runs what lasts. Call it when all is imported and nothing has made a thread: an arena that is there stays."""
+def runner(garbage_after: int = GARBAGE_AFTER, batches: bool = False) -> asyncio.Runner:
+    """Runs what lasts. Call it when all is imported and nothing has made a thread: an arena that is there stays.
+
+    batches: it takes megabytes at a time as a matter of course, which mapped anew each time would cost it a tenth of its pace; `tidied` alone gives
+    them back."""
     if libc := _glibc():
-        for number, value in _MALLOC.values():
+        for number, value in (_ARENA_MAX,) if batches else (_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD):
             libc.mallopt(number, value)
     gc.freeze()  # what is loaded by now stays, and need not be looked through again and again
     gc.set_threshold(garbage_after)
@@ -43,12 +47,16 @@ async def tidied(every_s: float = TIDY_EVERY_S) -> AsyncIterator[None]:
 
 
 async def _tidy(every_s: float) -> None:
-    libc = _glibc()
     while True:
         await asyncio.sleep(every_s)
         gc.collect()
-        if libc:
-            libc.malloc_trim(0)
+        trim()
+
+
+def trim() -> None:
+    """What is free on the heap goes back to the system, also from between what is in use."""
+    if libc := _glibc():
+        libc.malloc_trim(0)
 
 
 def tasks(loop: asyncio.AbstractEventLoop) -> int:

@@ -12,6 +12,9 @@ import ctypes, pathlib, sys, threading
 if sys.argv[1] == "ours":
     from exporters import process
     process.runner()
+if sys.argv[1] == "batches":
+    from exporters import process
+    process.runner(batches=True)
 
 def anonymous_mib():
     return int(pathlib.Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) / 1024
@@ -31,6 +34,8 @@ del large
 blocks = [bytearray(1 << 20) for _ in range(40)]
 above = [bytearray(1000) for _ in range(100)]
 del blocks
+if sys.argv[1] == "batches":
+    process.trim()
 kept = anonymous_mib() - before
 sys.stdout.write(f"{kept:.1f}\\n")
 sys.stdout.flush()
@@ -51,6 +56,12 @@ def after_bursts(whose: str) -> tuple[float, int]:
 
 def test_what_is_freed_goes_back_and_threads_share_an_arena():
     kept_mib, arenas = after_bursts("ours")
+    assert kept_mib < 2
+    assert 1 == arenas
+
+
+def test_who_takes_much_at_a_time_gives_it_back_when_it_is_tidied():
+    kept_mib, arenas = after_bursts("batches")
     assert kept_mib < 2
     assert 1 == arenas
 

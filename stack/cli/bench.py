@@ -168,7 +168,7 @@ def page_console() -> Console:
 
 def wait(work: Coroutine[Any, Any, T]) -> T:
     """Runs it to its end."""
-    with process.runner() as runner:
+    with process.runner(batches=True) as runner:
         return runner.run(work)
 
 

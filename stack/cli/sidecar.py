@@ -36,7 +36,7 @@ def sidecar_run(path: Path) -> None:
     log_to_stderr()
     with mistakes_told():
         settings = config.sidecar(path)
-        with process.runner() as runner:
+        with process.runner(batches=True) as runner:
             runner.run(_serve(settings))
 
 
