@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -209,6 +210,9 @@ def open_ledger(config: SidecarConfig) -> tuple[Ledger, Checkpoint | None, Mappi
     ledger, stored = fresh(checkpoint), {}
     try:
         stored = ledger.restore(checkpoint.open())
+        # One that was once written relative is the same log.
+        full = {path: whole if (whole := os.path.abspath(path)) in config.requests_log else path for path in ledger.positions}
+        ledger.positions = {full[path]: at for path, at in ledger.positions.items()}
     except Unreadable as error:
         log.error("%s", error)
     except msgspec.MsgspecError as error:

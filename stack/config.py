@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +17,15 @@ __all__ = ["BadConfig", "Source", "explain", "load", "meant", "parse", "read", "
 
 
 def sidecar(path: Path) -> SidecarConfig:
-    """The sidecar's file, and its prices where they are in a file of their own. Every path in it is taken from the folder that it stands in.
-
-    Raises BadConfig."""
+    """The sidecar's file, and its prices where they are in a file of their own. Every path in it is taken from the folder that it stands in, and
+    absolute: where a log was read up to is kept under its path, which must not depend on how this one was written. Raises BadConfig."""
     from exporters.prices import Prices
     from exporters.sidecar import SidecarConfig  # with all of the sidecar: the gateway, which reads files too, does without
 
     settings, folder = load(path, SidecarConfig), path.parent
     rooted: SidecarConfig = msgspec.structs.replace(
         _rooted(settings, folder, "web_config", "state", "events", "events_token_file"),
-        requests_log=tuple(str(folder / log) for log in settings.requests_log),
+        requests_log=tuple(os.path.abspath(folder / log) for log in settings.requests_log),
         engines=tuple(_rooted(engine, folder, "http_config") for engine in settings.engines),
         otlp=settings.otlp and _rooted(settings.otlp, folder, "ca_file", "headers_file"),
         prices=load(folder / settings.prices, Prices) if isinstance(settings.prices, str) else settings.prices,
@@ -36,4 +36,4 @@ def sidecar(path: Path) -> SidecarConfig:
 def _rooted(struct: Any, folder: Path, *fields: str) -> Any:
     """The same with the paths in these fields taken from `folder`, where there are any."""
     named = {field: getattr(struct, field) for field in fields}
-    return msgspec.structs.replace(struct, **{field: str(folder / path) for field, path in named.items() if path is not None})
+    return msgspec.structs.replace(struct, **{field: os.path.abspath(folder / path) for field, path in named.items() if path})

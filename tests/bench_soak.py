@@ -33,7 +33,7 @@ from alerts.panel_ref import PanelRef
 from dashboards.boards import BOARDS
 from dashboards.interpolate import duration_s
 from exporters.catalogue import gateway, ours, page, reconciled, vllm
-from exporters.catalogue.page import Page
+from exporters.catalogue.page import BadPage, Page
 from exporters.request_log import RequestRecord, parse_block
 from stack.drill import lab as labs
 from stack.drill.lab import DrillLab, descendants, until
@@ -128,7 +128,7 @@ class Soak:
     async def _tasks(self, name: str) -> dict[str, float]:
         """Of its event loop, where it tells: nothing of who has no figures, or does not answer now."""
         if name in TASKS:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, BadPage):
                 where, metric = TASKS[name]
                 shown = (await self.page(where)).total(metric.name)
                 return {} if shown is None else {"tasks": shown}
@@ -223,7 +223,8 @@ class Soak:
             for figure in BOUNDS if name in TASKS else OF_THE_KERNEL:
                 found = life.flat(figure)
                 if found is None:
-                    yield Check(f"{name}: {figure}", "too short to judge", "", True)
+                    missing = figure not in OF_THE_KERNEL and life.flat(OF_THE_KERNEL[0]) is not None
+                    yield Check(f"{name}: {figure}", "never shown" if missing else "too short to judge", "", not missing)
                     continue
                 told = f"{found.median:.1f}, {found.per_hour:+.2f} an hour, last third {found.later:+.2f}"
                 yield Check(f"{name}: {figure}", told, f"growth {found.allowed:.1f} in {life.lasted_s / 60:.0f} min", found.well)

@@ -210,6 +210,20 @@ def test_a_url_says_where_to_go(url: str, want: Origin):
     assert want == origin_of(url)
 
 
+async def test_of_an_answer_without_an_end_no_more_is_read_than_was_asked_for():
+    async def endless(_: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 500 Oh\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"10000\r\n" + b"a" * 65536 + b"\r\n")
+                await writer.drain()
+
+    async with engine(endless) as (it, client):
+        answer = await client.send(it.url, "POST", "/v1/x", [], b"")
+        assert b"a" * 100_000 == await answer.read(100_000)
+        answer.close()
+
+
 @pytest.mark.parametrize(
     ("path", "method", "body", "want"),
     [

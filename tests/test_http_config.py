@@ -113,7 +113,7 @@ def test_a_password_that_is_replaced_while_it_is_read_is_not_missed(tmp_path, mo
     assert "me:newer" == base64.b64decode(way.now()["headers"]["Authorization"].removeprefix("Basic ")).decode()
 
 
-def test_files_that_the_sidecars_configuration_names_are_found_from_where_it_stands(tmp_path):
+def test_files_that_the_sidecars_configuration_names_are_found_from_where_it_stands(tmp_path, monkeypatch):
     path = tmp_path / "sidecar.yaml"
     path.write_text(
         "web_config: web.yml\nengines: [{name: one, url: 'https://e:8000', http_config: http.yml}]\n"
@@ -131,6 +131,10 @@ def test_files_that_the_sidecars_configuration_names_are_found_from_where_it_sta
     assert ((f"{folder}/log/requests.jsonl", "/var/log/b.jsonl"), f"{folder}/s.state", f"{folder}/events.jsonl", f"{folder}/token") == (
         it.requests_log, it.state, it.events, it.events_token_file,
     )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert it == configuration.sidecar(Path("sidecar.yaml")) == configuration.sidecar(Path("..") / tmp_path.name / "sidecar.yaml")
+    path.write_text("events: ''\n")
+    assert configuration.sidecar(path).events == ""
 
 
 async def test_a_name_that_the_certificate_does_not_have_is_told(tmp_path, authority, server):

@@ -242,6 +242,31 @@ async def test_of_a_log_that_could_not_be_looked_at_nothing_is_known_after_a_res
     assert 1 == logs.ledger.tallies.lines
 
 
+async def test_however_the_path_of_its_file_is_written_a_log_is_read_on_from_where_it_was(tmp_path, monkeypatch):
+    """Also by the state of a release that kept a relative path as it stood: what was written before a rotation would be lost else."""
+    path, log = tmp_path / "sidecar.yaml", tmp_path / "log"
+    path.write_text("requests_log: [log]\nstate: state\ngpu: 'off'\n")
+    monkeypatch.chdir(tmp_path)
+
+    async def counted(settings: SidecarConfig) -> int:
+        sidecar = Sidecar(settings)
+        await sidecar.start()
+        try:
+            await until(lambda: sidecar.logs.shown and sidecar.ledger.committed_lines == sidecar.ledger.tallies.lines and sidecar.logs.at_end)
+        finally:
+            await sidecar.stop()
+        return sidecar.ledger.tallies.lines
+
+    log.write_text(line(1))
+    assert 1 == await counted(SidecarConfig(requests_log=("log",), state="state", gpu="off"))
+    for number, spelled in enumerate((path, Path("sidecar.yaml"), Path("..") / tmp_path.name / "sidecar.yaml"), 2):
+        with log.open("a") as file:
+            file.write(line(f"{number}, before it was renamed"))
+        log.rename(tmp_path / f"log.{10 - number}")
+        log.write_text(line(number))
+        assert 2 * number - 1 == await counted(config.sidecar(spelled))
+
+
 async def test_a_fault_in_the_books_takes_neither_the_engine_nor_the_log_down(tmp_path, fake_engine, monkeypatch, caplog):
     log = tmp_path / "requests.jsonl"
     log.write_text(line(1))

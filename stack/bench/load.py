@@ -20,7 +20,7 @@ from stack.gateway.reply import Reply, decode
 from stack.gateway.sse import Scanner
 
 CONNECT_S = 10.0
-ANSWER_BYTES = 8 << 20  # more of an answer that is no stream is not kept
+ANSWER_BYTES = 8 << 20  # more of an answer that is no stream is not read
 SAID_CHARS = 300
 _BUSY = (429, 503)
 
@@ -132,7 +132,7 @@ class Load:
                         scanner.close(time.perf_counter())
                     else:
                         reply = Reply()
-                        if (body := decode((await answer.read())[:ANSWER_BYTES])) is not None:
+                        if (body := decode(await answer.read(ANSWER_BYTES))) is not None:
                             reply.note(body)
                             self.said.setdefault(f"http_{status}", _message(body.error))
                 finally:

@@ -309,12 +309,12 @@ class Answer:
         """Whether the end of the connection is how this body ends."""
         return self.status > 0 and "Content-Length" not in self.headers and "Transfer-Encoding" not in self.headers
 
-    async def read(self) -> bytes:
-        """The whole body. Raises Broken."""
+    async def read(self, most: int | None = None) -> bytes:
+        """The whole body, or as much of it. Raises Broken."""
         whole = bytearray()
-        while chunk := await self.chunk():
+        while (most is None or len(whole) < most) and (chunk := await self.chunk()):
             whole += chunk
-        return bytes(whole)
+        return bytes(whole[:most])
 
     async def chunk(self) -> bytes:
         """What has come since the last call, or comes next; empty at the end. Raises Broken."""

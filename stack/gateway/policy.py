@@ -15,8 +15,8 @@ class Band(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     ceiling: the share of all slots that it may hold, 0 to 1. floor: slots that it gets before higher bands get more.
     max_wait_s: how long a request may wait for admission. prefill_s, decode_s, total_s: as in gateway.yaml, which holds where this is null.
-    engine_priority: the best priority that a request may have within an engine, whose smaller numbers go first; one that asks for none gets it.
-    It counts in engines with --scheduling-policy priority."""
+    engine_priority: the best priority that a request may ask for within an engine, whose smaller numbers go first; one that asks for none gets it.
+    It counts in engines with --scheduling-policy priority, and where they hand it on: see docs/gateway.md."""
 
     rank: int
     ceiling: float = 1.0

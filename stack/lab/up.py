@@ -20,6 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from exporters.answers import whole
 from stack.bundle import ROOT
 from stack.gateway import teams
 from stack.lab import headlines, page, parts, plan, supervisor, workload
@@ -196,7 +197,7 @@ async def _served_model(session: aiohttp.ClientSession, engine: str) -> str:
         async with session.get(f"{engine}/v1/models", timeout=aiohttp.ClientTimeout(total=5)) as response:
             if response.status != 200:
                 raise LabError(f"{engine}/v1/models answers {response.status} {response.reason}; the lab sends no key, and needs one that wants none")
-            body = await response.json(content_type=None)
+            body = json.loads(await whole(response))
         return str(body["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
         raise LabError(f"{engine}/v1/models does not answer like a vLLM server ({type(error).__name__}); is --engine right?") from error
