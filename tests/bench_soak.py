@@ -120,7 +120,7 @@ class Soak:
     async def watch(self, every_s: float) -> None:
         """Look at every process, until cancelled."""
         while True:
-            for name, running in self.lab.supervisor.running.items():
+            for name, running in list(self.lab.supervisor.running.items()):  # others start and end meanwhile
                 with contextlib.suppress(OSError):
                     self._saw(name, running.process.pid, figures(running.process.pid) | await self._tasks(name))
             await asyncio.sleep(every_s)
