@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 TIDY_EVERY_S = 60.0
-GARBAGE_AFTER = 50_000  # objects, not Python's 700: a batch of lines has thousands, a stream in flight a hundred, and none of them is garbage
+GARBAGE_AFTER = 50_000  # objects, not Python's 700: a batch of lines has thousands, and none of them is garbage
 
 # mallopt(3), by its numbers in malloc.h. Left alone, glibc makes an arena for each thread, up to eight for each core, and raises the size from which
 # a block is mapped on its own with the largest that was freed, up to 32 MiB: what a burst took, in whichever thread, then stays for good. With the

@@ -51,10 +51,9 @@ def served(engine: Engine, eventually: Any, send: Send, *requests: tuple[str, di
         with holder.chat.completions.create(**LONG, stream=True) as held:
             next(held)
             ends = []
-            for number, request in enumerate(requests, 1):
+            for request in requests:
                 ends.append(pool.submit(send, *request))
-                waits = lambda number=number: engine.waiting == number or any(end.done() for end in ends)  # noqa: E731
-                eventually(waits, within_s=20, what=f"{number} waiting requests")
+                eventually(lambda: engine.waiting == len(ends) or any(end.done() for end in ends), within_s=20, what=f"{len(ends)} waiting requests")
                 assert [] == [end.result() for end in ends if end.done()], "answered while the engine had no room"
         times = [end.result(60) for end in ends]
     eventually(lambda: engine.running == 0, within_s=20, what="an idle engine")

@@ -39,7 +39,7 @@ class _Route:
     prompt: fields of text, parts, messages or token ids. each: those whose list items are prompts of their own. against: fields that the
     engine reads once with every prompt of the others. whole: fields that go into the prompt as their JSON. media: fields of images, sounds
     or embeddings. limit: fields that limit the output, the one that counts first; unsaid: the limit of a body without them,
-    None for what the context has left. ranked: whether it has a field for the priority of the request.
+    None for what the context has left. has_priority: whether the body may name the priority of its request.
     Source: the request models of vLLM 0.32 (entrypoints/**/protocol.py); 0.10 differs in nothing that is read here."""
 
     prompt: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class _Route:
     media: tuple[str, ...] = ()
     limit: tuple[str, ...] = ()
     unsaid: int | None = None
-    ranked: bool = True
+    has_priority: bool = True
 
 
 _CHAT_LIMIT = ("max_completion_tokens", "max_tokens")
@@ -59,7 +59,7 @@ _ROUTES = {
     "/v1/chat/completions/batch": _Route(("messages",), each=("messages",), limit=_CHAT_LIMIT),
     "/v1/completions": _Route(("prompt", "suffix"), each=("prompt", "prompt_embeds"), media=("prompt_embeds",), limit=("max_tokens",), unsaid=16),
     "/v1/responses": _Route(("instructions", "input"), whole=("tools",), limit=("max_output_tokens",)),
-    "/v1/messages": _Route(("system", "messages"), whole=("tools",), limit=("max_tokens",), ranked=False),
+    "/v1/messages": _Route(("system", "messages"), whole=("tools",), limit=("max_tokens",), has_priority=False),
     "/v1/embeddings": _Route(("input", "messages"), each=("input", "messages"), unsaid=0),
     "/v1/rerank": _Route(("documents",), each=("documents",), against=("query",), unsaid=0),
     "/v1/score": _Route(_SCORED, each=_SCORED, against=("queries", "text_1", "data_1"), unsaid=0),
@@ -144,7 +144,7 @@ class Ask(msgspec.Struct, frozen=True):
 
     def ranked(self, route: str, priority: int) -> Ask:
         """The same with this priority, where the body says another, or none and it is not the engine's own 0."""
-        if not self.fields or not _ROUTES.get(route, _OTHER).ranked:
+        if not self.fields or not _ROUTES.get(route, _OTHER).has_priority:
             return self
         asked = self.fields.get("priority")
         as_it_is = not priority if asked is None else bytes(asked) == b"%d" % priority
