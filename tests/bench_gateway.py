@@ -26,6 +26,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+import memory
 import uvloop
 import yaml
 from bench_dashboards import free_port
@@ -128,7 +129,7 @@ class Bench:
         ours, others = ((now - was) / wall_s for now, was in zip(self._foreign_s(), before, strict=True))
         self.disturbed = max(0.0, ours), max(0.0, others)
         for contender in (self.stub, *self.contenders):
-            contender.rss_mb = rss_mb(contender.process.pid)
+            contender.rss_mb = memory.mib(contender.process.pid, memory.RESIDENT)
 
     def _foreign_s(self) -> tuple[float, float]:
         """What each core has been kept busy with by anything but us."""
@@ -226,7 +227,7 @@ class Bench:
         measure = f"streams {number}"
         pairs = self._pairs(contender.name, measure)
         refused = self._refused(self.stub.name, measure) or self._refused(contender.name, measure)
-        return Figure(refused=refused) if refused else _figure([ours.p50_ms / direct.p50_ms - 1 for ours, direct in pairs])
+        return Figure(refused=refused) if refused else figure_of([ours.p50_ms / direct.p50_ms - 1 for ours, direct in pairs])
 
     def holds(self, contender: Contender, number: int) -> bool:
         longer = self.longer(contender, number)
@@ -242,11 +243,11 @@ class Bench:
     def _added(self, name: str, measure: str, what: str) -> Figure:
         refused = self._refused(name, measure) or self._refused(self.stub.name, measure)
         pairs = self._pairs(name, measure)
-        return Figure(refused=refused) if refused else _figure([getattr(ours, what) - getattr(direct, what) for ours, direct in pairs])
+        return Figure(refused=refused) if refused else figure_of([getattr(ours, what) - getattr(direct, what) for ours, direct in pairs])
 
     def _figure(self, name: str, measure: str, of: Callable[[Sample], float]) -> Figure:
         refused = self._refused(name, measure)
-        return Figure(refused=refused) if refused else _figure([of(sample) for sample in self.samples[name, measure]])
+        return Figure(refused=refused) if refused else figure_of([of(sample) for sample in self.samples[name, measure]])
 
     def _refused(self, name: str, measure: str) -> str:
         load, both = self.shares(name, measure)
@@ -259,7 +260,7 @@ class Bench:
         return statistics.median(it.load_share for it in samples), statistics.median(it.load_share + it.stub_share for it in samples)
 
 
-def _figure(values: list[float]) -> Figure:
+def figure_of(values: list[float]) -> Figure:
     return Figure(statistics.median(values), min(values), max(values))
 
 
@@ -276,11 +277,6 @@ def core_s(core: int) -> float:
     return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
 
 
-def rss_mb(pid: int) -> float:
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS:"))
-    return int(line.split()[1]) / 1024
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works; its figures mean nothing")
@@ -294,11 +290,11 @@ def main(arguments: list[str] | None = None) -> None:
     peers = {None: (), "httpx": ("httpx",), "litellm": ("httpx", "litellm")}[options.peers]
     pythons = {peer: environment(peer) for peer in peers}
     core, other = cores[-1], cores[0]  # the first is the one that most interrupts go to
-    print(f"{_processor()}; core {core} for the contender, core {other} for stub and load; load average before: {os.getloadavg()[0]:.2f}")
+    print(f"{processor()}; core {core} for the contender, core {other} for stub and load; load average before: {os.getloadavg()[0]:.2f}")
     os.sched_setaffinity(0, {other})
     with tempfile.TemporaryDirectory(prefix="bench-gateway-", dir="/var/tmp") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        stub = Contender("direct", "the stub itself", port := free_port(), stack.enter_context(_process(_python("bench_gateway_stub", port), port)))
+        stub = Contender("direct", "the stub itself", port := free_port(), stack.enter_context(running(module("bench_gateway_stub", port), port)))
         upstream = f"http://127.0.0.1:{port}"
         gateway = stack.enter_context(_gateway(folder, upstream, core))
         contenders = [gateway, stack.enter_context(_floor(upstream, core))]
@@ -349,7 +345,7 @@ def _print(bench: Bench, lines: int) -> None:
     for measure in dict.fromkeys(measure for _, measure in bench.samples):
         direct = bench.samples["direct", measure]
         most = max(bench.shares(it.name, measure)[1] for it in bench.contenders if (it.name, measure) in bench.samples)
-        p50, p99 = _figure([it.p50_ms for it in direct]), _figure([it.p99_ms for it in direct])
+        p50, p99 = figure_of([it.p50_ms for it in direct]), figure_of([it.p99_ms for it in direct])
         print(f"{measure:24}p50 {p50.median:.3f} ms, p99 {p99.median:.3f} ms; load {bench.shares('direct', measure)[0]:.0%}; both {most:.0%}")
     print()
     for it in (bench.stub, *bench.contenders):
@@ -394,7 +390,7 @@ def _gateway(folder: Path, upstream: str, core: int) -> Iterator[Contender]:
     config = {"upstream": upstream, "listen": f"127.0.0.1:{port}", "metrics_listen": f"127.0.0.1:{free_port()}"}
     (folder / "gateway.yaml").write_text(yaml.safe_dump(config))
     told = f"Python {platform.python_version()}, " + ", ".join(f"{name} {metadata.version(name)}" for name in ("aiohttp", "uvloop", "msgspec"))
-    with _process(
+    with running(
         [sys.executable, "-m", "stack.cli", "gateway", "run", "--config", folder / "gateway.yaml"], port, core, {"PYTHONPATH": str(ROOT)}
     ) as process:
         yield Contender("vllm-watch gateway", told, port, process, key)
@@ -403,14 +399,14 @@ def _gateway(folder: Path, upstream: str, core: int) -> Iterator[Contender]:
 @contextlib.contextmanager
 def _floor(upstream: str, core: int) -> Iterator[Contender]:
     port = free_port()
-    with _process(_python("bench_gateway_peers", "aiohttp", port, upstream), port, core) as process:
+    with running(module("bench_gateway_peers", "aiohttp", port, upstream), port, core) as process:
         yield Contender("bare aiohttp (floor)", "the same libraries", port, process)
 
 
 @contextlib.contextmanager
 def _httpx(python: Path, folder: Path, upstream: str, core: int) -> Iterator[Contender]:
     port = free_port()
-    with _process(_python("bench_gateway_peers", "httpx", port, upstream, python=python), port, core) as process:
+    with running(module("bench_gateway_peers", "httpx", port, upstream, python=python), port, core) as process:
         yield Contender("Starlette + httpx", _versions(python, "starlette", "uvicorn", "httpx"), port, process)
 
 
@@ -422,16 +418,16 @@ def _litellm(python: Path, folder: Path, upstream: str, core: int) -> Iterator[C
     (folder / "litellm.yaml").write_text(yaml.safe_dump({"model_list": [model], "general_settings": {"master_key": key}}))
     command = [python.with_name("litellm"), "--config", folder / "litellm.yaml", "--host", "127.0.0.1", "--port", port, "--num_workers", 1]
     env = {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    with _process([*command, "--telemetry", "False"], port, core, env) as process:
+    with running([*command, "--telemetry", "False"], port, core, env) as process:
         yield Contender("LiteLLM proxy", _versions(python, "litellm"), port, process, key, exact=False)
 
 
-def _python(file: str, *arguments: object, python: Path = Path(sys.executable)) -> list[object]:
+def module(file: str, *arguments: object, python: Path = Path(sys.executable)) -> list[object]:
     return [python, ROOT / f"tests/{file}.py", *arguments]
 
 
 @contextlib.contextmanager
-def _process(command: list[object], port: int, core: int | None = None, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[object], port: int, core: int | None = None, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A running program that listens on the port, on one core; ends it at the end. What it says is shown only if it does not start."""
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
@@ -478,7 +474,7 @@ def _versions(python: Path, *names: str) -> str:
     return subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _processor() -> str:
+def processor() -> str:
     named = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return f"{named[0] if named else platform.machine()}, {os.cpu_count()} cores"
 

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import memory
 import pytest
 import yaml
 from aiohttp import web
@@ -36,7 +37,7 @@ from exporters.http_config import Way
 from exporters.request_log import parse_line
 from stack import cli, runbook
 from stack.bench import prompts, result
-from stack.bench import run as bench
+from stack.bench.subject import look
 from stack.capacity import live
 from stack.doctor import report
 from stack.doctor.diagnose import Diagnosis
@@ -156,12 +157,6 @@ def get(target: str, host: str = "localhost", *more: str) -> bytes:
 
 def page_of(scene: SimpleNamespace, name: str, accept: str = "text/plain") -> str:
     return said(scene.ports[name], get("/metrics", "localhost", f"Accept: {accept}")).partition(b"\r\n\r\n")[2].decode()
-
-
-def rss_kib(process: subprocess.Popen[bytes]) -> int:
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
-    assert found
-    return int(found[1])
 
 
 def records(scene: SimpleNamespace) -> list[bytes]:
@@ -309,12 +304,12 @@ def test_ten_thousand_wrong_keys_make_no_series_and_take_no_memory(scene):
         return said(scene.ports["gateway"], many + post(key="last"), 20).count(b"HTTP/1.1 401")
 
     assert 500 == tried(0, 500)
-    before, series = rss_kib(scene.running["gateway"]), len(page_of(scene, "figures").splitlines())
+    before, series = memory.mib(scene.running["gateway"].pid), len(page_of(scene, "figures").splitlines())
     teams.write_text("teams: {demo: {keys: [" + KEY + "]}}\n")
     scene.running["gateway"].send_signal(signal.SIGHUP)
     assert 9500 == sum(tried(number, 500) for number in range(500, 10_000, 500))
     teams.write_text(good)
-    assert rss_kib(scene.running["gateway"]) - before < 20_000
+    assert memory.mib(scene.running["gateway"].pid) - before < 20
     assert abs(len(page_of(scene, "figures").splitlines()) - series) <= 2  # one for the reload that failed
     assert 200 == status(said(scene.ports["gateway"], post()))
 
@@ -532,7 +527,7 @@ async def test_a_version_without_an_end_is_not_kept(tmp_path, free_port):
 ASKERS = {
     "runbook": lambda url: runbook.firing(url),
     "capacity": lambda url: live.read(url),
-    "bench": lambda url: bench.look(url, None),
+    "bench": lambda url: look(url, None),
     "prompts": lambda url: tokenized(url),
     "lab": lambda url: served_model(url),
     "annotate": lambda url: asyncio.to_thread(annotate.SidecarLog(url, "token").close, "e1", 5.0),

@@ -16,6 +16,7 @@ import struct
 import subprocess
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -1109,6 +1110,42 @@ async def test_tls_with_a_certificate_that_is_trusted(trusting: None, secured: s
         for _ in range(3):
             assert (200, b"x" * 340_001) == await asked(it, client, way=way)
         assert 1 == it.connections
+
+
+@pytest.mark.parametrize("over_tls", [False, True])
+@on_each_loop
+async def test_a_request_is_out_when_the_engine_has_taken_all_of_it(trusting: None, secured: ssl.SSLContext, over_tls: bool):
+    """Not before, and not only with the answer; and whoever was told once is not told of the next request. Over TLS nobody can know."""
+    takes, answers, out = asyncio.Event(), asyncio.Event(), Counter[str]()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError), contextlib.closing(writer):
+            while True:
+                await takes.wait()
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.rpartition(b"Content-Length: ")[2]))
+                await answers.wait()
+                writer.write(OK)
+
+    server = await asyncio.start_server(slow, "127.0.0.1", 0, ssl=secured if over_tls else None)
+    client, url = Client(2.0), f"http{'s' * over_tls}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    def sent(name: str, size: int) -> asyncio.Task[Answer]:
+        return asyncio.create_task(client.send(url, "POST", "/", [], b"x" * size, lambda: out.update([name])))
+
+    first_one = sent("first", 20 << 20)
+    await asyncio.sleep(0.2)
+    assert {} == out
+    takes.set()
+    if not over_tls:
+        await until(lambda: out == {"first": 1}, "the first is out")
+        assert not first_one.done()
+    answers.set()
+    (await first_one).close()
+    (await sent("second", 5)).close()
+    assert ({} if over_tls else {"first": 1, "second": 1}) == out
+    client.close()
+    server.close()
 
 
 @on_each_loop

@@ -1,4 +1,5 @@
-"""Who goes first within a real vLLM that has priorities: as its clients like, or, through the gateway, as their bands may."""
+"""Who goes first within a real vLLM that has priorities: as its clients like, or, through the gateway, as their bands may. And what those that wait
+there are told of it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 from engines import Engine, Engines, get
-from test_gateway_live import CHAT, LONG, Gate, running
+from test_gateway_live import CHAT, IDS, LONG, Gate, running
 
 pytestmark = pytest.mark.engine
 
@@ -22,6 +23,7 @@ POLICY = {
     "teams": {"demo": {}, "later": {"band": "later"}}, "bands": {"default": {"rank": 1}, "later": {"rank": 1, "engine_priority": 5}},
     "upstreams": {"engine": {"url": "{engine}"}},
 }  # fmt: skip
+WAITED_S = 2.0
 TOKENS = 100  # the next one is served so much later that a busy client cannot take one for the other
 Send = Callable[[str, dict[str, Any]], float]  # team, what is said besides -> when its answer was complete
 
@@ -81,3 +83,25 @@ def test_through_the_gateway_nobody_goes_before_its_band(engine: Engine, gate: G
     eventually(lambda: engine.running == 0, within_s=20, what="an idle engine")
     assert [0, 1] == served(engine, eventually, send, ("demo", {}), ("demo", said))
     assert [1, 0] == served(engine, eventually, send, ("later", said), ("demo", {}))
+
+
+def test_the_wait_in_the_engine_is_no_part_of_what_the_way_adds(engine: Engine, gate: Gate, eventually: Any):
+    """By the definitions of the engine itself, whose time to first token of one request begins when it is scheduled."""
+    eventually(lambda: engine.running == 0, within_s=20, what="an idle engine")
+
+    def streamed() -> None:
+        with client(gate.url, gate.keys["demo"]) as asking:
+            list(asking.chat.completions.create(**CHAT, stream=True, extra_headers={IDS: name}))
+
+    name = gate.offer()
+    with client(engine.spec.address) as holder, ThreadPoolExecutor() as pool:
+        with holder.chat.completions.create(**LONG, stream=True) as held:
+            next(held)
+            answer = pool.submit(streamed)
+            eventually(lambda: engine.waiting == 1, within_s=20, what="a waiting request")
+            time.sleep(WAITED_S)
+        answer.result(60)
+    (record,) = gate.records([name])
+    assert WAITED_S * 1000 < record.engine_queue_ms
+    assert record.ttft_ms > record.engine_queue_ms + record.engine_ttft_ms
+    assert record.ttft_ms - record.engine_queue_ms - record.engine_ttft_ms < WAITED_S * 1000 / 2  # a few milliseconds, on a machine at rest

@@ -130,7 +130,8 @@ def test_shares_of_those_that_remain_keep_their_proportions():
 
 def test_a_choice_is_the_same_in_every_process():
     """Written down, so a change of the hash shows: it would move every request of a running canary."""
-    assert ["d", "b", "a", "a", "d", "d", "d", "b"] == spread(fleet(a=1, b=1, c=1, d=2), STICKY[:8])
+    router = Router(Policy(upstreams=(upstreams := fleet(a=1, b=1, c=1, d=2))))
+    assert ["d", "b", "a", "a", "d", "d", "d", "b"] == spread(upstreams, [router.sticky("team", b"%d" % number) for number in range(8)])
 
 
 def test_a_higher_weight_draws_requests_and_moves_no_others():

@@ -65,6 +65,8 @@ from exporters.listener import Listening
 from exporters.request_log import RequestRecord
 from stack.gateway import make_key, watch
 from stack.gateway.config import Limits, Timeouts
+from stack.gateway.policy import Policy, Upstream
+from stack.gateway.routing import Router
 
 serving = importlib.import_module("stack.gateway.serve")  # the package has its function by that name
 ALL = KEYS | {team: make_key(team) for team in ("chat", "night")}
@@ -367,6 +369,13 @@ async def test_what_would_be_refused_again_is_not_to_be_sent_again(tmp_path: Pat
         assert [] == it.engine.asked
 
 
+@pytest.mark.parametrize("team", ["demo", "batch"])
+async def test_a_limit_that_the_route_does_not_obey_refuses_nothing(tmp_path: Path, team: str):
+    async with gateway(tmp_path, policy=TERMS) as it:
+        got = await ask(it, "one", ASK | {"max_tokens": 9000, "max_completion_tokens": 2}, Authorization=f"Bearer {ALL[team][0]}")
+        assert 200 == got.status
+
+
 # ---- clients that leave
 
 
@@ -434,7 +443,7 @@ async def test_a_band_may_have_times_of_its_own(tmp_path: Path, time: str, body:
         (b'{"model":"tiny","max_tokens":3 ,"seed":1.0}', b'{"model":"tiny","max_tokens":2,"seed":1.0}'),
         (b'{"model":"tiny","seed":1.0}', b'{"model":"tiny","seed":1.0,"max_completion_tokens":2}'),
         (b'{"model":"tiny","max_tokens":2 }', b'{"model":"tiny","max_tokens":2 }'),
-        (b'{"model":"tiny","max_tokens":9,"max_completion_tokens":"8"}', b'{"model":"tiny","max_tokens":9,"max_completion_tokens":2}'),
+        (b'{"model":"tiny","max_tokens":9,"max_completion_tokens":"8"}', b'{"model":"tiny","max_tokens":2,"max_completion_tokens":2}'),
     ],
 )
 async def test_output_beyond_the_limit_of_a_team_is_not_asked_for(tmp_path: Path, said: bytes, sent: bytes):
@@ -696,6 +705,23 @@ async def test_a_canary_gets_its_share_and_a_request_always_the_same_arm(tmp_pat
             assert arms[:100] == [records[f"{number}-again"].variant for number in range(100)]
             assert {("canary", "new"), ("stable", "old")} == {(record.variant, record.upstream) for record in records.values()}
             assert Counter(record.upstream for record in records.values()) == {name: len(engine.asked) for name, engine in fleet.items()}
+
+
+async def test_what_we_change_in_a_request_moves_it_to_no_other_arm(tmp_path: Path):
+    """Nor does a new limit, or a new release of ours: it is drawn by what the client sent."""
+    async with engines(old=None, new=None) as fleet:
+        upstreams = at(fleet)
+        router = Router(Policy(upstreams={name: Upstream(url=engine.url) for name, engine in fleet.items()}))
+        async with gateway(tmp_path, policy=policy({"demo": {"max_output_tokens": 3}}, upstreams=upstreams)) as it:
+            wanted = {}
+            for number in range(40):
+                said = ASK | {"messages": [{"role": "user", "content": f"question {number}"}], "stream": number % 2 == 0}
+                body = json.dumps(said).encode()
+                await ask(it, f"{number}", body)
+                choice = router.choose(None, None, router.sticky("demo", body), set(fleet))
+                wanted[f"{number}"] = choice and choice.name
+            assert {"old", "new"} == set(wanted.values())
+            assert wanted == {name: record.upstream for name, record in (await named(it, 40)).items()}
 
 
 # ---- new terms while it runs

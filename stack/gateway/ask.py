@@ -28,7 +28,10 @@ _USAGE_ON_REQUEST = frozenset(("/v1/chat/completions", "/v1/completions"))
 
 LARGE_BYTES = 1 << 20  # larger values are looked at before they are taken apart
 MOST_PIECES = 200_000  # fields and list items of one such value; about 300 bytes of memory each
+MOST_ITEMS = 1_000_000  # of a list that is counted, about 50 bytes each for as long as that takes
 MOST_TOKENS = 10**9  # more than any context: larger numbers are read as this one
+MOST_N = 16_384  # texts of one prompt: what vLLM makes (VLLM_MAX_N_SEQUENCES, as shipped)
+MOST_TEXTS = 99_999  # of all prompts together: what a record can say
 _DEEPEST = 3  # parts within the content of parts: a tool's result is the deepest that any API has
 
 
@@ -39,8 +42,8 @@ class _Route:
     prompt: fields of text, parts, messages or token ids. each: those whose list items are prompts of their own. against: fields that the
     engine reads once with every prompt of the others. whole: fields that go into the prompt as their JSON. media: fields of images, sounds
     or embeddings. limit: fields that limit the output, the one that counts first; unsaid: the limit of a body without them,
-    None for what the context has left. has_priority: whether the body may name the priority of its request.
-    Source: the request models of vLLM 0.32 (entrypoints/**/protocol.py); 0.10 differs in nothing that is read here."""
+    None for what the context has left. has_priority: whether the body may name the priority of its request; has_n: how many texts it wants.
+    Source: the request models of vLLM 0.32 (entrypoints/**/protocol.py)."""
 
     prompt: tuple[str, ...] = ()
     each: tuple[str, ...] = ()
@@ -50,14 +53,20 @@ class _Route:
     limit: tuple[str, ...] = ()
     unsaid: int | None = None
     has_priority: bool = True
+    has_n: bool = False
 
 
+# Fields that limit the output on some route of some engine. Which of them it obeys has changed: 0.10 takes max_completion_tokens on any route,
+# unless it is 0, later ones max_output_tokens as well. So every one is held to a team's limit on every route that makes text.
+_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _CHAT_LIMIT = ("max_completion_tokens", "max_tokens")
 _SCORED = ("documents", "items", "text_2", "data_2")
 _ROUTES = {
-    "/v1/chat/completions": _Route(("messages",), whole=("tools", "functions", "documents"), limit=_CHAT_LIMIT),
-    "/v1/chat/completions/batch": _Route(("messages",), each=("messages",), limit=_CHAT_LIMIT),
-    "/v1/completions": _Route(("prompt", "suffix"), each=("prompt", "prompt_embeds"), media=("prompt_embeds",), limit=("max_tokens",), unsaid=16),
+    "/v1/chat/completions": _Route(("messages",), whole=("tools", "functions", "documents"), limit=_CHAT_LIMIT, has_n=True),
+    "/v1/chat/completions/batch": _Route(("messages",), each=("messages",), limit=_CHAT_LIMIT, has_n=True),
+    "/v1/completions": _Route(
+        ("prompt", "suffix"), each=("prompt", "prompt_embeds"), media=("prompt_embeds",), limit=("max_tokens",), unsaid=16, has_n=True,
+    ),
     "/v1/responses": _Route(("instructions", "input"), whole=("tools",), limit=("max_output_tokens",)),
     "/v1/messages": _Route(("system", "messages"), whole=("tools",), limit=("max_tokens",), has_priority=False),
     "/v1/embeddings": _Route(("input", "messages"), each=("input", "messages"), unsaid=0),
@@ -108,7 +117,8 @@ class Ask(msgspec.Struct, frozen=True):
     them in all (n, or best_of where that is more, of each), 0 on routes that make none.
     prompt_bytes: UTF-8 text that becomes prompt, about, since escapes are counted and not decoded. prompt_ids: prompt given as token ids, in
     tokens. media: images, sounds, videos, files. truncates: the engine may cut the prompt to what fits.
-    limit: the field that limits the output. fields: the body's, each value as it came."""
+    limit: the field that limits the output. uncountable: why no record could count what is asked for, else empty.
+    fields: the body's, each value as it came."""
 
     body: bytes
     model: str | None = None
@@ -123,19 +133,25 @@ class Ask(msgspec.Struct, frozen=True):
     media: int = 0
     truncates: bool = False
     limit: str | None = None
+    uncountable: str = ""
     fields: _Fields = {}
 
     def renamed(self, model: str | None) -> Ask:
         """The same for an engine that knows the model by this name; None leaves it as it is."""
-        return self if model is None or model == self.model or not self.fields else self._with("model", model, model=model)
+        return self if model is None or model == self.model or not self.fields else self._with({"model": model}, model=model)
 
     def limited(self, max_output: int | None) -> Ask:
         """The same with at most this many tokens for each text, written where the client wrote its limit; None leaves it as it is.
 
-        Whatever is not plainly a limit within `max_output` is replaced by it, also what the engine would refuse: a limit must hold."""
-        if max_output is None or self.limit is None or not self.fields or (self.max_tokens is not None and self.max_tokens <= max_output):
+        Whatever is not plainly a limit within `max_output` is replaced by it, also what the engine would refuse: a limit must hold. So is each
+        other field that some engine takes for one."""
+        if max_output is None or self.limit is None or not self.fields:
             return self
-        return self._with(self.limit, max_output, max_tokens=max_output)
+        beyond = [name for name in _LIMITS if _said(self.fields, name) and not _within(self.fields[name], max_output)]
+        if (self.max_tokens is None or self.max_tokens > max_output) and self.limit not in beyond:
+            beyond.append(self.limit)
+        known = max_output if self.limit in beyond else self.max_tokens
+        return self._with(dict.fromkeys(beyond, max_output), max_tokens=known) if beyond else self
 
     def priority(self, best: int) -> int:
         """What it may have of the engine's priorities, where smaller is sooner: what it asks for, but none before `best`."""
@@ -148,19 +164,21 @@ class Ask(msgspec.Struct, frozen=True):
             return self
         asked = self.fields.get("priority")
         as_it_is = not priority if asked is None else bytes(asked) == b"%d" % priority
-        return self if as_it_is else self._with("priority", priority)
+        return self if as_it_is else self._with({"priority": priority})
 
-    def _with(self, name: str, value: str | int, **known: Any) -> Ask:
+    def _with(self, changed: Mapping[str, str | int], **known: Any) -> Ask:
         """Every other field keeps its place and the bytes of its value; of one given twice the last stays, which is the one that the engine
         would see; white space between fields goes."""
-        fields = {**self.fields, name: msgspec.Raw(msgspec.json.encode(value))}
+        fields = {**self.fields, **{name: msgspec.Raw(msgspec.json.encode(value)) for name, value in changed.items()}}
         return msgspec.structs.replace(self, body=msgspec.json.encode(fields), fields=fields, **known)
 
 
 def read(route: str, body: bytes) -> Ask:
     """The ask of a body; with stream None of one that cannot be read."""
     try:
-        dense = len(body) > LARGE_BYTES and _pieces(body) > MOST_PIECES
+        if body[:64].lstrip()[:1] not in (b"{", b""):  # a file of some megabytes, say, in which many a byte looks like a comma
+            raise ValueError("no object")
+        dense = len(body) > LARGE_BYTES and body.count(b",") + body.count(b":") > MOST_PIECES and _pieces(body) > MOST_PIECES
         if dense and _too_many_fields(body):
             return Ask(body=body)
         return _ask(route, body, _fields.decode(body), dense)
@@ -171,8 +189,7 @@ def read(route: str, body: bytes) -> Ask:
 def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -> Ask:
     how = _ROUTES.get(route, _OTHER)
     model, stream = _plain(fields.get("model")), _truth(_plain(fields.get("stream")))
-    n = _number(_plain(fields.get("n"))) or 0
-    best_of = _number(_plain(fields.get("best_of"))) or 0
+    n, best_of = (_number(_plain(fields.get(name))) or 0 for name in ("n", "best_of")) if how.has_n else (0, 0)
     limit, max_tokens = _limit(how, fields)
     size = _Size(dense)
     prompts = size.add_prompt(how, fields)
@@ -183,7 +200,7 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -
         body=msgspec.json.encode(fields) if add else body,
         model=model if isinstance(model, str) else None,
         stream=stream,
-        n=n if 0 < n < 10**6 else None,
+        n=n if 0 < n <= MOST_N else None,
         usage_added=add,
         max_tokens=max_tokens,
         outputs=0 if how.unsaid == 0 else max(n, best_of, 1) * prompts,
@@ -193,8 +210,18 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -
         media=size.media,
         truncates="truncate_prompt_tokens" in fields or _plain(fields.get("truncation")) == "auto",
         limit=limit,
+        uncountable=_uncountable(route, fields, max(n, best_of), prompts),
         fields=fields,
     )
+
+
+def _uncountable(route: str, fields: _Fields, texts: int, prompts: int) -> str:
+    """Why no record could count what is asked for; empty where one can."""
+    if texts > MOST_N or max(texts, 1) * prompts > MOST_TEXTS:
+        return f"{texts or 1} texts of each of {prompts} prompts are asked for; at most {MOST_N} of one, and {MOST_TEXTS} in all"
+    if route == "/v1/responses" and _truth(_plain(fields.get("background"))):
+        return "with background the engine works on when its answer is over, in nobody's slot; leave it out"
+    return ""
 
 
 def _too_many_fields(body: bytes) -> bool:
@@ -203,8 +230,20 @@ def _too_many_fields(body: bytes) -> bool:
 
 
 def _pieces(data: bytes) -> int:
-    """No fewer than the fields and list items in it: each but the last is followed by a comma, and each field has a colon."""
-    return data.count(b",") + data.count(b":")
+    """Commas and colons, and one: no fewer than the items or fields of this value, and about as many as it and all that it holds have.
+
+    Those within strings are not counted, since text may hold anything; of more than MOST_PIECES strings all are counted, and no more."""
+    bare = data.replace(rb"\\", b"").replace(rb"\"", b"")  # every quotation mark that is left begins or ends a string
+    strings = bare.count(b'"') // 2
+    if strings > MOST_PIECES:
+        return strings
+    between = b"".join(bare.split(b'"')[::2])
+    return between.count(b",") + between.count(b":") + 1
+
+
+def _items_of(value: msgspec.Raw, pieces: int) -> int:
+    """The items of a list of so many pieces; beyond what may be looked at no fewer than it has."""
+    return len(_values.decode(value)) if bytes(value).count(b",") < MOST_ITEMS else pieces
 
 
 def _plain(value: msgspec.Raw | None) -> Any:
@@ -236,14 +275,26 @@ def _number(value: Any) -> int | None:
 
 
 def _limit(how: _Route, fields: _Fields) -> tuple[str | None, int | None]:
-    """The field that limits the output, and its limit. A null counts as not said, except that it lifts the limit of a route that has one."""
-    unsaid = how.unsaid
-    for name in how.limit:
-        if name in fields:
-            if memoryview(fields[name])[0] != _NULL:
-                return name, _number(_plain(fields[name]))
-            unsaid = None
-    return (how.limit[0] if how.limit else None), unsaid
+    """The field that limits the output on this route, and the limit. None: as much as the context has left.
+
+    A null counts as not said, except that it lifts the limit of a route that has one."""
+    if not how.limit:
+        return None, how.unsaid
+    if (name := next((name for name in how.limit if _said(fields, name)), None)) is not None:
+        return name, _number(_plain(fields[name]))
+    return how.limit[0], None if any(name in fields for name in how.limit) else how.unsaid
+
+
+def _said(fields: _Fields, name: str) -> bool:
+    """Whether a limit is said: null is none, nor is a max_completion_tokens of 0 for vLLM 0.10."""
+    if name not in fields or memoryview(fields[name])[0] == _NULL:
+        return False
+    return name != "max_completion_tokens" or _number(_plain(fields[name])) != 0
+
+
+def _within(value: msgspec.Raw, most: int) -> bool:
+    number = _number(_plain(value))
+    return number is not None and number <= most
 
 
 def _options(fields: _Fields) -> _Fields:
@@ -297,9 +348,12 @@ class _Size:
             if first == _LIST and (ids := _token_ids(value)) is not None:
                 self.ids += ids[0]
                 return ids[1]
-            if first in b"[{" and (depth > _DEEPEST or (self.dense and _pieces(bytes(value)) > MOST_PIECES)):
-                self.add_text(value)
-                return bytes(value).count(b'",') + 1
+            if first in b"[{" and (depth > _DEEPEST or self.dense):
+                pieces = _pieces(bytes(value))
+                if depth > _DEEPEST or pieces > MOST_PIECES:
+                    prompts = _items_of(value, pieces) if first == _LIST and not depth else 1
+                    self.add_text(value)
+                    return prompts
             if first == _LIST:
                 return self._add_list(value, depth)
             if first == _OBJECT:

@@ -68,8 +68,11 @@ class Client:
         self._idle: dict[Origin, list[_Connection]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
 
-    async def send(self, url: str, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes) -> Answer:
-        """The head of the answer, as soon as it is there. target: path and query, below the URL's own path.
+    async def send(
+        self, url: str, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes, written: Callable[[], None] | None = None
+    ) -> Answer:
+        """The head of the answer, as soon as it is there. target: path and query, below the URL's own path. written: called when the system
+        has taken the whole request, which may be long before its answer; from then on nothing here holds the body. Over TLS it is not called.
 
         Raises Unreachable, Broken, and ValueError for a header that would not stay one line."""
         origin = origin_of(url)
@@ -81,7 +84,15 @@ class Client:
             raise ValueError("a header with a line break in it")
         request = f"{head}\r\n\r\n".encode("utf-8", "surrogateescape") + body
         connection = self._kept(origin) or await self._connected(origin)
-        return await connection.ask(request, method)
+        # Over TLS nobody tells: what is encrypted lies in a buffer below the one that can be asked about.
+        answer = connection.ask(request, method, None if origin.tls else written)
+        del body, request
+        try:
+            await answer.begun
+        except BaseException:
+            answer.close()
+            raise
+        return answer
 
     def _kept(self, origin: Origin) -> _Connection | None:
         idle, now = self._idle.get(origin), asyncio.get_running_loop().time()
@@ -156,6 +167,7 @@ class _Connection(asyncio.Protocol):
         self._wire: asyncio.Transport  # from connection_made on
         self._lost = False
         self._answer: Answer | None = None
+        self._written: Callable[[], None] | None = None  # whom to tell when the request is out
         self._pieces: list[bytes] = []  # of the body, out of the bytes that are being parsed
         self._reason = b""
         self._head: list[tuple[bytes, bytes]] = []
@@ -170,15 +182,13 @@ class _Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return not self._lost and not self._wire.is_closing()
 
-    async def ask(self, request: bytes, method: str) -> Answer:
+    def ask(self, request: bytes, method: str, written: Callable[[], None] | None) -> Answer:
         self._answer = answer = Answer(self, bodiless=method == "HEAD")
         self._reason, self._head, self._head_bytes, self._bodiless_bytes, self._ended = b"", [], 0, 0, False
+        self._written = written
         self._wire.write(request)
-        try:
-            await answer.begun
-        except BaseException:
-            answer.close()
-            raise
+        if not self._wire.get_write_buffer_size():
+            self.resume_writing()
         return answer
 
     def cut(self) -> None:
@@ -195,7 +205,7 @@ class _Connection(asyncio.Protocol):
 
     def release(self) -> None:
         """The answer needs its connection no more."""
-        self._answer = None
+        self._answer = self._written = None
         if self._ended and self._reusable and self.usable and not self._wire.get_write_buffer_size():
             self.idle_since = asyncio.get_running_loop().time()
             self._client.keep(self)
@@ -206,6 +216,12 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._wire = cast(asyncio.Transport, transport)
+        self._wire.set_write_buffer_limits(high=0)  # so that the call below means that nothing is left
+
+    def resume_writing(self) -> None:
+        written, self._written = self._written, None
+        if written is not None:
+            written()
 
     def data_received(self, data: bytes) -> None:
         answer, pieces = self._answer, self._pieces

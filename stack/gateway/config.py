@@ -12,13 +12,23 @@ from exporters.http_config import trusting
 from exporters.listener import split_address
 from exporters.web_config import Protection
 from stack.config import BadConfig
+from stack.gateway.ask import RECORDED
+from stack.gateway.bodies import PARTS
+from stack.gateway.routes import plain
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """body_bytes: larger requests get 413. log_bytes: records kept in memory while the log cannot be written."""
+    """body_bytes: larger requests get 413. bodies_bytes: of all requests above 16 KiB that come, wait, or may still be sent to another engine (over
+    TLS: until one answers); where there are several teams half as much of one, and beyond that 503. Null: four times body_bytes; what is held takes
+    up to three times the memory. log_bytes: records kept in memory while the log cannot be written."""
 
     body_bytes: int = 32 << 20
+    bodies_bytes: int | None = None
     log_bytes: int = 8 << 20
+
+    @property
+    def all_bodies_bytes(self) -> int:
+        return self.bodies_bytes or 4 * self.body_bytes
 
 
 class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -42,7 +52,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     upstream_key_file: holds the engine's own API key, when it wants one; clients' keys are never sent on.
     upstream_ca_file: the authority that signed the engines' certificates, where it is none of those that the system trusts.
     web_config: TLS of the listener for clients, in the form of Prometheus' web.yml. metrics_web_config: TLS and logins of that for figures.
-    engine_pages: whether /metrics and /health of the engine are passed on, without a key; no where teams must not see each other's figures."""
+    engine_pages: whether /metrics and /health of the engine are passed on, without a key; no where teams must not see each other's figures.
+    also_pass: further routes under /v1 that take POST and leave no record, such as /v1/load_lora_adapter; open to every team."""
 
     upstream: str | None = None
     listen: str = "127.0.0.1:8000"
@@ -55,6 +66,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     teams: str = "teams.yaml"
     anonymous_team: str | None = None
     engine_pages: bool = True
+    also_pass: list[str] = []
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
 
@@ -66,8 +78,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             split_address(text)
         for part in ("limits", "timeouts"):
             for name, value in msgspec.structs.asdict(getattr(self, part)).items():
-                if not value > 0:
+                if value is not None and not value > 0:
                     raise ValueError(f"{part}.{name} should be more than 0, not {value:g}")
+        if self.limits.all_bodies_bytes < PARTS * self.limits.body_bytes:
+            raise ValueError(f"limits.bodies_bytes should be at least {PARTS} times limits.body_bytes, or no team could send so large a body")
+        for route in self.also_pass:
+            if not plain(route) or route in RECORDED:
+                raise ValueError(f"also_pass: {route!r} is no route beside the recorded ones; write it like /v1/load_lora_adapter")
 
 
 _PATHS = ("requests_log", "teams", "upstream_key_file", "upstream_ca_file", "web_config", "metrics_web_config")

@@ -9,14 +9,16 @@ import contextlib
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
 from exporters.request_log import fitting_line
 from stack.gateway import ask as asks
+from stack.gateway import routes
 from stack.gateway.admission import Admission
+from stack.gateway.bodies import Bodies
 from stack.gateway.client import Client
 from stack.gateway.config import Limits, Timeouts
 from stack.gateway.estimate import Estimator
@@ -46,6 +48,7 @@ class Proxy:
         limits: Limits,
         timeouts: Timeouts,
         engine_pages: bool = True,
+        also_pass: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         new_hex: Callable[[int], str] | None = None,
@@ -55,6 +58,7 @@ class Proxy:
         self.admission = Admission(terms.policy)
         self.client = client
         self.estimator = Estimator()
+        self.bodies = Bodies(limits.all_bodies_bytes)
         self.watch = watch
         self.healthy = _Healthy(watch)
         self.draining = False
@@ -66,6 +70,7 @@ class Proxy:
         self._limits = limits
         self._timeouts = timeouts
         self._engine_pages = _ENGINE_PAGES if engine_pages else ()
+        self._also_pass = frozenset(also_pass)
         self._clock = clock
         self._wall = wall
         self._new_hex = new_hex or _hex_of(random.Random(secrets.token_bytes(32)))  # noqa: S311  # ids are no secrets
@@ -89,17 +94,17 @@ class Proxy:
         if path == "/-/healthy":
             return web.Response(text="ok\n")
         engine_page = path in self._engine_pages and request.method in ("GET", "HEAD")
-        # The engine's router takes a path with a line break at its end for one without, and it would be on no record.
-        plain = path.startswith("/v1/") and path.isprintable() and ".." not in path.split("/")
-        if not engine_page and not plain:
-            return web.json_response(error_body(404, "not_found", f"{path[:100]} is not served here; see /v1/..."), status=404)
+        recorded = request.method == "POST" and path in asks.RECORDED
+        if not engine_page and not routes.plain(path):
+            return _not_served(f"{path[:100]} is not served here; see /v1/...")
+        if not engine_page and not recorded and not routes.passed(request.method, path, self._also_pass):
+            return _not_served(f"{request.method} {path[:100]} is not served here: it would be on no record; also_pass in gateway.yaml opens it")
         x = Exchange(
             request_id=request_id(request.headers.get("X-Request-Id"), self._new_hex),
             trace=trace(request.headers.get("traceparent"), self._new_hex),
             route=path,
             accepted=self._clock(),
         )
-        recorded = request.method == "POST" and path in asks.RECORDED
         if not engine_page:
             x.team = self._team(request.headers)
         return await self._run(request, x, recorded=recorded, open_to_all=engine_page)
@@ -118,6 +123,7 @@ class Proxy:
             raise
         finally:
             visit.give_back()
+            visit.let_go()
             self.running -= 1
             if not self.running:
                 self._idle.set()
@@ -144,6 +150,10 @@ def _hex_of(source: random.Random) -> Callable[[int], str]:
     """Makes ids, of so many bytes in hex. Asking the system for each costs more than all else about an id."""
     bits = source.getrandbits
     return lambda size: f"{bits(8 * size):0{2 * size}x}"
+
+
+def _not_served(why: str) -> web.Response:
+    return web.json_response(error_body(404, "not_found", why), status=404)
 
 
 class _Healthy:

@@ -25,6 +25,8 @@ REASONS: dict[str, Reason] = {
     "unknown_key": Reason("rejected", 401, "the API key belongs to no team"),
     "body_too_large": Reason("rejected", 413, "the body is larger than limits.body_bytes"),
     "bad_body": Reason("rejected", 400, "the body broke HTTP's own framing before it was complete, or is no JSON object"),
+    "bodies_full": Reason("rejected", 503, "as many bytes of requests are held as limits.bodies_bytes lets all, or half of it one of several teams"),
+    "uncountable": Reason("rejected", 400, "it asks for what no record could count: too many texts at once, or work that goes on after the answer"),
     "draining": Reason("rejected", 503, "the gateway is stopping and takes nothing new"),
     # refused by the terms of its team or model: the same request would be refused again
     "model_not_allowed": Reason("rejected", 403, "the team may not ask for this model"),
@@ -81,7 +83,8 @@ def judge(status: int, error_code: int | None, finish_reasons: Collection[str]) 
     return "engine_abort" if "abort" in finish_reasons else None
 
 
-LATER = frozenset(("team_limit", "queue_full", "est_wait", "queue_ttl", "draining", "upstream_down"))  # of ours: worth another try after a while
+# Of ours: worth another try after a while.
+LATER = frozenset(("team_limit", "queue_full", "est_wait", "queue_ttl", "bodies_full", "draining", "upstream_down"))
 # What another upstream might do better, as long as the client has been sent nothing.
 ELSEWHERE = frozenset(
     ("upstream_down", "connect_timeout", "upstream_reset", "upstream_auth", "engine_error", "engine_abort", "engine_busy", "prefill_timeout")

@@ -12,6 +12,8 @@ from hashlib import blake2b
 
 from stack.gateway.policy import Model, Policy, Team, Upstream
 
+STICKY_BYTES = 64 << 10  # of a request tell it from others
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -80,6 +82,7 @@ class Router:
     def __init__(self, policy: Policy, single: Upstream | None = None) -> None:
         upstreams = policy.upstreams or ({} if single is None else {address_of(single): single})
         places = {name: _Place(name, upstream, blake2b(name.encode(), digest_size=8)) for name, upstream in upstreams.items()}
+        self._several = len(places) > 1
         self._engines = [place for place in places.values() if place.upstream.kind == "engine"]
         self._serving: dict[str | None, list[_Place]] = {}
         self._fallbacks: dict[str | None, list[_Place]] = {}
@@ -87,6 +90,11 @@ class Router:
             listed = self._engines if model.upstreams is None else [places[it] for it in model.upstreams]
             self._serving[name] = [place for place in listed if place.upstream.kind == "engine"]  # others are only ever fallbacks
             self._fallbacks[name] = [places[it] for it in model.fallbacks]
+
+    def sticky(self, team: str | None, body: bytes) -> bytes:
+        """What a request is drawn by: 16 bytes of its team and its body as the client sent it, so that no change of ours moves it to another
+        upstream. Empty where there is nothing to draw."""
+        return blake2b(f"{team}\0".encode() + body[:STICKY_BYTES], digest_size=16).digest() if self._several else b""
 
     def choose(
         self,
@@ -149,11 +157,10 @@ def _heaviest(places: list[_Place], sticky: bytes) -> _Place:
     while another is left. Source: Thaler and Ravishankar 1998 (rendezvous); Schindelhauer and Schomaker 2005 (the weights)."""
     if len(places) == 1:
         return places[0]
-    short = blake2b(sticky, digest_size=16).digest()  # a long prompt is read once, not once per place
 
     def score(place: _Place) -> float:
         drawn = place.hash.copy()
-        drawn.update(short)
+        drawn.update(sticky)
         u = ((int.from_bytes(drawn.digest(), "little") >> 12) + 0.5) / (1 << 52)  # 52 bits and a half are exact: never 0 or 1
         return -place.upstream.weight / math.log(u)
 

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from stack.gateway.proxy import Proxy
 
 HELD_BYTES = 1 << 20  # of a stream that has no content yet and may still be asked for elsewhere
-STICKY_BYTES = 64 << 10  # of a request tell it from others
+SMALL_BYTES = 16 << 10  # a body up to this costs no more than its connection does, and is not counted
 RETRY_AFTER_S = 5  # where nobody knows better: an engine that is down is probed as often
 WHOLE_BYTES = 256 << 10  # a reply of known length up to this is read whole: one write, and a break in it is still an honest 502
 AHEAD_BYTES = 128 << 10  # of a stream that its client has not taken yet, beyond which the engine has to wait; twice what the transport calls full
@@ -104,6 +105,7 @@ class Visit:
         self._ticket: Ticket | None = None
         self._response: web.StreamResponse | None = None  # once its head has gone out
         self._timer = asyncio.timeout(None)
+        self._taken = 0  # bytes of its body, of those that may be held
         self._mid_event = False  # whether the client has the beginning of an event whose end never came
         self._stage = "body_timeout"  # the reason, should time run out now
 
@@ -133,19 +135,17 @@ class Visit:
         if x.team is not None and x.route == "/v1/models" and self._request.method == "GET" and self._terms.policy.models:
             return await self._finish(web.json_response(self._terms.listing(x.team, proxy.unix_s()), headers={"X-Request-Id": x.request_id}))
         # What needs no key gets no memory either: a body sent to it is not read.
-        body = b"" if open_to_all else await self._body()
+        self._ask = asks.Ask(body=b"" if open_to_all else await self._body())  # the one place that holds it, and lets go of it in time
+        sticky = self._terms.router.sticky(x.team, self._ask.body)
         if not self._admitted or x.team is None:
-            self._ask = asks.Ask(body=body)
-            self._asked = self._passed_on(x.team, body)
-            choice = self._choice(body)
+            self._asked = self._passed_on(x.team)
         else:
-            self._read(body)
+            self._read()
             self._hold_to_terms(x.team)
             await self._wait_for_slot(x.team)
-            choice = self._choice(body)
-        return await self._answered(choice)
+        return await self._answered(self._choice(sticky))
 
-    def _passed_on(self, team: str | None, body: bytes) -> Asked:
+    def _passed_on(self, team: str | None) -> Asked:
         """The model of a request that leaves no record: a team with a list of models meets the engines of those only.
 
         Raises _End for a body that names another one."""
@@ -153,20 +153,20 @@ class Visit:
         if terms is None or terms.models is None:
             return Asked(None)
         names = self._terms.names
-        if (named := asks.read(self._x.route, body).model) is None:
+        if (named := asks.read(self._x.route, self._ask.body).model) is None:
             return names.of(next(iter(names.visible(terms)), None))
         if not may_ask(terms, asked := names.of(named)):
             raise _End("model_not_allowed", f"team {team} may not ask for model {named[:100]!r}")
         return asked
 
-    def _read(self, body: bytes) -> None:
+    def _read(self) -> None:
         """What is asked for, by whom, and how much that may be."""
         x, proxy = self._x, self._proxy
-        self._ask = ask = asks.read(x.route, body)
+        self._ask = ask = asks.read(x.route, self._ask.body)
         self._asked = asked = self._terms.names.of(ask.model)
         x.priority = self._terms.team(x.team or "").band
         x.model, x.named, x.adapter = asked.model or ask.model, asked.model is not None, asked.adapter
-        x.stream, x.n, x.prompts = ask.stream, ask.n, ask.prompts
+        x.stream, x.n, x.prompts = ask.stream, ask.n, min(ask.prompts, asks.MOST_TEXTS)
         x.est_prompt_tokens = proxy.estimator.prompt(x.model, ask)
 
     def _hold_to_terms(self, team: str) -> None:
@@ -174,6 +174,8 @@ class Visit:
         x, ask, terms = self._x, self._ask, self._terms.team(team)
         if ask.stream is None and self._x.route not in asks.UPLOADS:  # the engine may read more than we do: it would escape every limit
             raise _End("bad_body", "the body is no JSON object in UTF-8 of a reasonable number of fields")
+        if ask.uncountable:
+            raise _End("uncountable", ask.uncountable)
         if not may_ask(terms, self._asked):
             raise _End("model_not_allowed", f"team {team} may not ask for model {(ask.model or 'without a name')[:100]!r}")
         prompt, most = x.est_prompt_tokens or 0, terms.max_output_tokens
@@ -222,10 +224,15 @@ class Visit:
         if reply.completion_tokens is not None and x.team is not None:
             estimator.learn_output(x.team, self._ask, reply.completion_tokens)
 
+    def let_go(self) -> None:
+        """The body, as soon as nothing can be sent again; what its size has taught stays."""
+        self._ask = msgspec.structs.replace(self._ask, body=b"", fields={})
+        self._proxy.bodies.give(self._x.team, self._taken)
+        self._taken = 0
+
     # ---- the engine
 
-    def _choice(self, body: bytes) -> Choice:
-        sticky = f"{self._x.team}\0".encode() + body[:STICKY_BYTES]
+    def _choice(self, sticky: bytes) -> Choice:
         choice = self._terms.router.choose(self._asked.model, self._x.est_prompt_tokens, sticky, self._proxy.healthy)
         if choice is None:
             raise _End("upstream_down", "no engine serves this")
@@ -263,7 +270,7 @@ class Visit:
         try:
             async with asyncio.timeout(None) as self._timer:
                 self._allow(stage, allowed)
-                upstream = await self._sent(choice)
+                upstream = await self._sent(choice, last=not held)
                 try:
                     if upstream.content_type == "text/event-stream" and not upstream.bodiless:
                         return await self._stream(upstream, strip_usage=self._ask.usage_added and upstream.status == 200, held=held)
@@ -294,8 +301,7 @@ class Visit:
             raise _too_large(limit)
         if request.content.is_eof() and request.content.exception() is None:  # it came along with its head, as nearly always
             body = request.content.read_nowait()
-            if len(body) > limit:
-                raise _too_large(limit)
+            self._hold(len(body))
             return body
         self._allow("body_timeout", self._proxy._timeouts.body_s)
         if request.headers.get("Expect", "").lower() == "100-continue":
@@ -306,22 +312,34 @@ class Visit:
         try:
             async for chunk in request.content.iter_any():
                 size += len(chunk)
-                if size > limit:
-                    raise _too_large(limit)
+                self._hold(size)
                 chunks.append(chunk)
         except (web.RequestPayloadError, aiohttp.ClientPayloadError, HttpProcessingError) as error:
             raise _End("bad_body") from error
         return b"".join(chunks)
 
-    async def _sent(self, choice: Choice) -> Answer:
-        """The engine's answer, as soon as its head is there. Raises _End when none comes."""
+    def _hold(self, size: int) -> None:
+        """Its body has so many bytes by now. Raises _End for more than one may have, or than are left to be held."""
+        if size > (limit := self._proxy._limits.body_bytes):
+            raise _too_large(limit)
+        if size > SMALL_BYTES:
+            if not self._proxy.bodies.take(self._x.team, size - self._taken, alone=len(self._terms.policy.teams) == 1):
+                raise _End("bodies_full")
+            self._taken = size
+
+    async def _sent(self, choice: Choice, *, last: bool) -> Answer:
+        """The engine's answer, as soon as its head is there. last: nobody else will be asked. Raises _End when none comes."""
         request, watch = self._request, self._proxy.watch
         ask, headers = self._ask.renamed(name_at(choice.upstream, self._asked)), self._headers(choice)
         if (band := self._band()) and choice.upstream.kind == "engine":
             ask = ask.ranked(self._x.route, priority := ask.priority(band.engine_priority))
             headers += [("X-Vllm-Priority", str(priority))] if priority else []  # for routes without the field, from vLLM 0.32 on
+        sending = self._proxy.client.send(
+            choice.upstream.url, request.method, _path(request, self._x.route), headers, ask.body, self.let_go if last else None
+        )
+        del ask
         try:
-            answer = await self._proxy.client.send(choice.upstream.url, request.method, _path(request, self._x.route), headers, ask.body)
+            answer = await sending
         except Unreachable as error:
             watch.failed(choice.name)
             if error.late:
@@ -504,6 +522,7 @@ class Visit:
         self._x.status = response.status
         if response.content_length is None and self._request.version < HttpVersion11:
             response.force_close()  # the end of the connection is how it ends; the server would keep it open for who asks for that
+        self.let_go()
         await response.prepare(self._request)
         self._response = response
 
@@ -511,6 +530,7 @@ class Visit:
         """Sends the end (and for a whole response everything), so that a client that leaves before it is on record."""
         self._stage = "client_stalled"
         self._x.status = response.status
+        self.let_go()
         await response.prepare(self._request)
         self._response = response
         await response.write_eof()
@@ -588,9 +608,9 @@ def _too_large(limit: int) -> _End:
 
 
 def _path(request: web.BaseRequest, route: str) -> str:
-    """Path and query as they came, without a slash at the path's end; a route that is recorded as we read it, so that the engine reads it alike."""
-    path, mark, query = request.rel_url.raw_path_qs.partition("?")
-    return (route if route in asks.RECORDED else path.rstrip("/")) + mark + query
+    """The path as we read it, so that the engine reads it alike, and the query as it came."""
+    _, mark, query = request.rel_url.raw_path_qs.partition("?")
+    return quote(route) + mark + query
 
 
 def _without(headers: CIMultiDict[str] | CIMultiDictProxy[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
