@@ -38,14 +38,14 @@ from dashboards.model import Profile
 from exporters import budget
 from exporters.catalogue import EVERYTHING
 from exporters.sidecar import SidecarConfig
-from stack import alerts, cli, config
+from stack import alerts, cli, config, fleet
 from stack.board import serve
 from stack.gateway import teams
 from stack.gateway.config import GatewayConfig, Timeouts
 from stack.kubernetes import files, running, watching
 from stack.kubernetes.objects import BOARD, BOARD_SERVICE, GATEWAY, PORTS
 from stack.kubernetes.policies import policies as policies_of
-from stack.kubernetes.wanted import OwnGateway, Wanted
+from stack.kubernetes.wanted import LEAST_STATE_BYTES, ONCE, OwnGateway, Wanted
 from stack.lab.parts import npm, operator_schema
 
 ROOT = Path(__file__).parent.parent
@@ -54,7 +54,7 @@ USUAL = Wanted("vllm-watch:0.1.0")
 MUCH = replace(
     USUAL, image="registry.example.org:5000/team/vllm-watch:1", engines=("http://vllm-0.vllm:8000", "http://vllm-1.vllm:8000"), engine_port="http",
     engine_selector=(("app.kubernetes.io/name", "vllm"), ("model", "qwen")), operator_labels=(("release", "kps"),), cluster="east", interval="1s",
-    sample_limit=5000, storage_class="fast", tls_secret="watch-tls", login_secret="watch-login",
+    sample_limit=5000, storage_class="fast", tls_secret="watch-tls", login_secret="watch-login", job_label="llm.example.org/model",
 )  # fmt: skip
 BESIDE = replace(MUCH, own_gateway=OwnGateway("my-gateway", "logs", "out/requests.jsonl"))
 VARIANTS = {"usual": USUAL, "engine": replace(USUAL, profile=Profile.ENGINE), "much": MUCH}
@@ -229,7 +229,10 @@ def filed(folder: Path, texts: dict[str, str]) -> Path:
 def test_the_base_is_every_object_in_its_namespace_and_nothing_else_changed(part, tmp_path):
     found = kustomized(part("kubectl").path, filed(tmp_path, printed(USUAL)) / "base")
     assert {"vllm"} == {each["metadata"].pop("namespace") for each in found}
-    key = lambda each: (each["kind"], each["metadata"]["name"])  # noqa: E731
+
+    def key(each):
+        return (each["kind"], each["metadata"]["name"])
+
     assert sorted(objects(USUAL), key=key) == sorted(found, key=key)
 
 
@@ -303,7 +306,10 @@ def test_ports_are_the_same_in_configurations_containers_services_and_policies(w
         port["name"]: port["containerPort"] for pod in pods(found).values() for one in pod["spec"]["containers"] for port in one.get("ports", ())
     }
     opened = of_kind(found, "NetworkPolicy")
-    into = lambda name: {port["port"] for rule in opened[name]["spec"]["ingress"] for port in rule["ports"]}  # noqa: E731
+
+    def into(name):
+        return {port["port"] for rule in opened[name]["spec"]["ingress"] for port in rule["ports"]}
+
     assert {PORTS["http"], PORTS["gateway-metrics"], PORTS["sidecar"]} == into(GATEWAY)
     assert {PORTS["board"]} == into(BOARD)
 
@@ -340,6 +346,15 @@ def test_policies_close_everything_of_ours_and_open_only_what_is_needed():
     assert ["http"] == [port["port"] for port in asking["ports"]]
     assert {"matchLabels": {"app.kubernetes.io/name": GATEWAY}} == asking["from"][0]["podSelector"]
     assert [{"podSelector": {"matchLabels": dict(MUCH.engine_selector)}}] == among["from"], "one model over several pods talks among them"
+
+
+def test_names_may_be_asked_of_whoever_answers_them_in_a_cluster():
+    """kube-dns by its pods, or a cache on each node: with pods of another label, at a link-local address, or at the address of kube-dns' Service."""
+    policies = of_kind(objects(USUAL), "NetworkPolicy")
+    for name in (GATEWAY, BOARD):
+        assert [{"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}] == [
+            rule for rule in policies[name]["spec"]["egress"] if any(port["port"] == 53 for port in rule["ports"])
+        ]
 
 
 def test_engines_stay_open_where_that_was_asked_for():
@@ -392,6 +407,13 @@ def test_a_gateway_has_one_pod_and_more_time_to_end_than_its_requests():
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > Timeouts().drain_s
 
 
+def test_the_gateway_has_memory_for_the_bodies_that_it_may_hold():
+    """128 MiB of bodies were measured at three times that in memory."""
+    held = {one["name"]: one["resources"] for one in pods(objects(USUAL))[GATEWAY]["spec"]["containers"]}
+    assert {"gateway": "1Gi", "sidecar": "512Mi", "rotate": "32Mi"} == {name: each["limits"]["memory"] for name, each in held.items()}
+    assert {"cpu": "100m", "memory": "128Mi"} == held["gateway"]["requests"]
+
+
 @each_variant
 def test_no_secret_is_written_and_teams_come_from_one_by_name(wanted):
     assert {} == of_kind(objects(wanted), "Secret")
@@ -423,6 +445,7 @@ apiVersion: apps/v1
 kind: Deployment
 metadata: {name: my-gateway, namespace: vllm, labels: {app: my-gateway}}
 spec:
+  strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1}}
   selector: {matchLabels: {app: my-gateway}}
   template:
     metadata: {labels: {app: my-gateway}}
@@ -474,19 +497,50 @@ def test_the_sidecar_in_somebodys_pod_meets_the_restricted_standard_and_keeps_it
     assert {"watch-tls": 0o444, "watch-login": 0o444} == secrets, "the pod may have no fsGroup, and 0440 would be root's alone"
 
 
-def test_somebodys_gateway_reaches_the_engines_and_no_policy_shuts_its_clients_out_unless_asked_for(part, beside):
+def test_somebodys_gateway_never_has_two_sidecars_at_once(part, beside):
+    """The second would find the state taken and end, its pod would never be ready, and a rolling update never over."""
+    found = kustomized(part("kubectl").path, beside / "watched")
+    assert {"type": "Recreate"} == of_kind(found, "Deployment")["my-gateway"]["spec"]["strategy"], "which may have no rollingUpdate beside it"
+
+
+def test_the_rolling_update_that_the_api_server_filled_in_is_taken_out_of_a_running_deployment_first():
+    """A server-side apply leaves it there, and Recreate is refused beside it."""
+    (line,) = (step for step in files.next_steps(Path("m"), BESIDE) if " patch deployment " in step)
+    assert line.startswith("kubectl -n vllm patch deployment my-gateway --type merge --patch '")
+    assert {"spec": {"strategy": {"type": "Recreate", "rollingUpdate": None}}} == json.loads(line.split("'")[1])
+    assert line.split("    #")[0] in (ROOT / "docs/kubernetes.md").read_text()
+
+
+def with_component(kubectl: Path, beside: Path, name: str) -> list[dict[str, Any]]:
+    """The overlay of docs/kubernetes.md with one component more."""
+    shown = (beside / "watched/kustomization.yaml").read_text()
+    return kustomized(kubectl, filed(beside, {f"{name}/kustomization.yaml": f"{shown}  - ../manifests/components/{name}\n"}) / name)
+
+
+def test_no_policy_shuts_out_clients_of_somebodys_gateway_unless_asked_for(part, beside):
     found = kustomized(part("kubectl").path, beside / "watched")
     policies, labels = of_kind(found, "NetworkPolicy"), pods(found)["my-gateway"]["metadata"]["labels"]
-    asking = policies["vllm-watch-engines"]["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
-    assert selects(asking, labels)
     assert [] == [name for name, each in policies.items() if selects(each["spec"]["podSelector"]["matchLabels"], labels)]
-    shown = (beside / "watched/kustomization.yaml").read_text()
-    with_policy = filed(beside, {"closed/kustomization.yaml": f"{shown}  - ../manifests/components/sidecar-policy\n"})
-    added = of_kind(kustomized(part("kubectl").path, with_policy / "closed"), "NetworkPolicy")["vllm-watch-sidecar"]
+    added = of_kind(with_component(part("kubectl").path, beside, "sidecar-policy"), "NetworkPolicy")["vllm-watch-sidecar"]
     assert selects(added["spec"]["podSelector"]["matchLabels"], labels)
     assert ["Ingress"] == added["spec"]["policyTypes"]
     assert [PORTS["sidecar"]] == [port["port"] for rule in added["spec"]["ingress"] for port in rule["ports"]]
     assert [] == core_mistakes([added], CORE[-1])
+
+
+def test_somebodys_gateway_keeps_the_engines_until_its_new_pods_can_be_told(part, beside):
+    """The label that lets it in comes with those pods; a policy in the same apply would shut out the ones that run."""
+    kubectl = part("kubectl").path
+    assert "vllm-watch-engines" not in of_kind(kustomized(kubectl, beside / "watched"), "NetworkPolicy")
+    found = with_component(kubectl, beside, "closed-engines")
+    closed = of_kind(found, "NetworkPolicy")["vllm-watch-engines"]
+    assert ("vllm", dict(BESIDE.engine_selector)) == (closed["metadata"]["namespace"], closed["spec"]["podSelector"]["matchLabels"])
+    assert selects(closed["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"], pods(found)["my-gateway"]["metadata"]["labels"])
+    assert [] == core_mistakes([closed], CORE[-1])
+    opened = replace(BESIDE, open_engines=True, without=ONCE)
+    assert [] == [name for name in files.files(opened) if "closed-engines" in name]
+    assert "components/closed-engines" in "\n".join(files.next_steps(Path("m"), BESIDE))
+    assert "components/closed-engines" not in "\n".join(files.next_steps(Path("m"), opened))
 
 
 def test_a_deployment_of_another_name_or_without_volumes_is_refused_by_kustomize(part, beside):
@@ -502,7 +556,9 @@ def test_a_deployment_of_another_name_or_without_volumes_is_refused_by_kustomize
 
 
 def test_what_policies_or_certificates_would_stop_is_told():
-    told = lambda **changes: "\n".join(files.warnings(replace(USUAL, **changes)))  # noqa: E731
+    def told(**changes):
+        return "\n".join(files.warnings(replace(USUAL, **changes)))
+
     for inside in ("http://vllm", "http://vllm-0.vllm:8000", "http://a.b.vllm.svc:8000", "http://vllm.vllm.svc.cluster.local:8000"):
         assert "namespace vllm" not in told(engines=(inside,))
     for outside in ("http://vllm.other.svc:8000", "http://10.0.0.5:8000", "http://llm.example.org"):
@@ -557,10 +613,44 @@ def test_own_job_names_are_those_of_the_monitors(tmp_path):
     (tmp_path / "thresholds.yaml").write_text("engine_job: llm-serving\ngateway_job: 'gate.*'\n")
     found = list(watching.monitors(replace(USUAL, rules=alerts.Wanted(tmp_path / "thresholds.yaml"))))
     endpoints = [one for kind in ("PodMonitor", "ServiceMonitor") for each in of_kind(found, kind).values() for one in endpoints_of(each)]
-    jobs = [rule["replacement"] for one in endpoints for rule in one["relabelings"] if rule["targetLabel"] == "job"]
+    jobs = [rule["replacement"] for one in endpoints for rule in one["relabelings"] if rule.get("targetLabel") == "job"]
     assert ["llm-serving", "gateway", "sidecar"] == jobs
     with pytest.raises(ValueError, match=r"engine_job 'llm-\.\*' .* does not match 'vllm' and is no name itself"):
         replace(USUAL, rules=alerts.Wanted(written(tmp_path / "other.yaml", "engine_job: 'llm-.*'\n")))
+
+
+def test_a_job_may_have_the_value_of_a_label_in_it_where_the_rules_then_take_it(tmp_path):
+    """Alerts on a job of which no engine answers would else say nothing of one model out of several in a namespace."""
+    ours = list(watching.monitors(replace(USUAL, job_label="llm.example.org/model-name")))
+    engines, gateway = (endpoints_of(of_kind(ours, kind)[name])[0] for kind, name in (
+        ("PodMonitor", "vllm-watch-engines"), ("ServiceMonitor", "vllm-watch-gateway")))  # fmt: skip
+    jobs = [rule for rule in engines["relabelings"] if rule.get("targetLabel") == "job"]
+    by_label = {"sourceLabels": ["__meta_kubernetes_pod_label_llm_example_org_model_name"], "regex": "(.+)", "replacement": "vllm-$1"}
+    assert [{"targetLabel": "job", "replacement": "vllm"}, {"targetLabel": "job", **by_label}] == jobs, "pods without the label keep the usual job"
+    assert 1 == len([rule for rule in gateway["relabelings"] if rule.get("targetLabel") == "job"])
+    numbers = alerts.Wanted(written(tmp_path / "thresholds.yaml", "engine_job: llm\n"))
+    with pytest.raises(ValueError, match=r"jobs such as llm-model, and engine_job 'llm' does not match it; write 'llm\.\*' there"):
+        replace(USUAL, rules=numbers, job_label="model")
+
+
+def test_rules_and_boards_are_left_out_where_another_namespace_of_one_prometheus_has_brought_them():
+    def kinds(wanted):
+        return {kind: len(of_kind(objects(wanted), kind)) for kind in ("PrometheusRule", "ConfigMap", "PodMonitor")}
+
+    assert {"PrometheusRule": 4, "ConfigMap": 1 + len(BOARDS), "PodMonitor": 1} == kinds(USUAL)
+    assert {"PrometheusRule": 0, "ConfigMap": 1 + len(BOARDS), "PodMonitor": 1} == kinds(replace(USUAL, without=("rules",)))
+    assert {"PrometheusRule": 0, "ConfigMap": 1, "PodMonitor": 1} == kinds(replace(USUAL, without=("rules", "boards")))
+
+
+@pytest.mark.parametrize("wanted", [USUAL, BESIDE], ids=["ours", "theirs"])
+def test_labels_that_the_operator_takes_from_pods_cannot_be_called_as_those_of_a_page(wanted):
+    """podTargetLabels of the Prometheus object come first; what the monitor says of itself must stay."""
+    for monitor in watching.monitors(wanted):
+        for endpoint in endpoints_of(monitor):
+            first, *others = endpoint["relabelings"]
+            assert {"action": "labeldrop", "regex": fleet.OF_PAGES} == first
+            assert [] == [rule["targetLabel"] for rule in others if re.fullmatch(fleet.OF_PAGES, rule["targetLabel"])]
+    assert re.fullmatch(fleet.OF_PAGES, "team")
 
 
 def endpoints_of(monitor: dict[str, Any]) -> list[dict[str, Any]]:
@@ -578,9 +668,8 @@ def test_configurations_are_what_gateway_and_sidecar_read():
     assert ("http://vllm:8000", ["http://vllm:8000"]) == (gateway.upstream, [engine.url for engine in sidecar.engines])
     assert (gateway.requests_log,) == sidecar.requests_log
     assert thresholds.ALL == tuple(map(Settings(config.parse(data["thresholds.yml"], Overlay, "t")).at, thresholds.ALL))
-    mounts = {mount["name"]: mount["mountPath"] for one in pods(objects(USUAL))[GATEWAY]["spec"]["containers"] for mount in one["volumeMounts"]}
-    homes = {"log": gateway.requests_log, "teams": gateway.teams, "state": sidecar.state}
-    assert {name: mounts[name] for name in homes} == {name: str(Path(str(path)).parent) for name, path in homes.items()}
+    mounts = {mount["mountPath"]: mount["name"] for one in pods(objects(USUAL))[GATEWAY]["spec"]["containers"] for mount in one["volumeMounts"]}
+    assert ["state", "teams", "state"] == [mounts[str(Path(str(path)).parent)] for path in (gateway.requests_log, gateway.teams, sidecar.state)]
     assert sidecar.events == pods(objects(USUAL))[GATEWAY]["spec"]["containers"][1]["env"][0]["value"], "annotate in that container writes there"
 
 
@@ -605,6 +694,9 @@ def test_the_board_answers_under_the_names_of_its_service_and_to_its_probes():
 
 def meta(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", name)
+
+
+POD_TARGET_LABELS = ("team", "model_name")  # as a Prometheus object may have them
 
 
 def relabelling(monitor: dict[str, Any], endpoint: dict[str, Any]) -> list[dict[str, Any]]:
@@ -637,9 +729,17 @@ def relabelling(monitor: dict[str, Any], endpoint: dict[str, Any]) -> list[dict[
         made.append({"target_label": "job", "replacement": f"vllm/{name}"})
     else:
         made += [running, {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "job", "replacement": "${1}"}]
+    made += [
+        {"source_labels": [f"__meta_kubernetes_pod_label_{meta(key)}"], "regex": "(.+)", "target_label": meta(key), "replacement": "${1}"}
+        for key in POD_TARGET_LABELS
+    ]
     made += [{"target_label": "endpoint", "replacement": endpoint["port"]}] if "port" in endpoint else []
+    return made + as_prometheus_writes(endpoint["relabelings"])
+
+
+def as_prometheus_writes(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
     words = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
-    return made + [{words.get(word, word): value for word, value in rule.items()} for rule in endpoint["relabelings"]]
+    return [{words.get(word, word): value for word, value in rule.items()} for rule in rules]
 
 
 def scraped_as(monitor: dict[str, Any], found_pods: list[dict[str, str]], folder: Path, secrets: Path | None = None) -> dict[str, Any]:
@@ -650,6 +750,7 @@ def scraped_as(monitor: dict[str, Any], found_pods: list[dict[str, str]], folder
     job = {
         "job_name": path.stem, "scrape_interval": endpoint["interval"], "scrape_timeout": endpoint["interval"], "metrics_path": endpoint["path"],
         "scheme": endpoint.get("scheme", "http"), "file_sd_configs": [{"files": [str(path)]}], "relabel_configs": relabelling(monitor, endpoint),
+        "metric_relabel_configs": as_prometheus_writes(endpoint.get("metricRelabelings", [])),
     }  # fmt: skip
     if limit := monitor["spec"].get("sampleLimit"):
         job["sample_limit"] = limit
@@ -726,7 +827,8 @@ def watched(part, free_port, eventually, tmp_path_factory) -> Iterator[tuple[str
     """A real Prometheus with the exported monitors and rules. It scrapes a captured page as an engine, one engine that is down, and the real gateway
     and sidecar, over TLS, which run with the exported configurations: only paths and ports are others."""
     folder = tmp_path_factory.mktemp("watched")
-    found, port = objects(MUCH), {name: free_port() for name in (*PORTS, "engine", "gone", "prometheus")}
+    at_once = written(folder / "thresholds.yml", "thresholds:\n  start_time: 1\n")  # an engine that never was up is told as down, not as new
+    found, port = objects(replace(MUCH, rules=alerts.Wanted(at_once))), {name: free_port() for name in (*PORTS, "engine", "gone", "prometheus")}
     secret = folder / "etc/tls"
     for place in (secret, folder / "etc/login", folder / "etc/teams", folder / "etc/config", folder / "var/log", folder / "var/state"):
         place.mkdir(parents=True)
@@ -746,8 +848,8 @@ def watched(part, free_port, eventually, tmp_path_factory) -> Iterator[tuple[str
     pod_monitor, monitors = of_kind(found, "PodMonitor")["vllm-watch-engines"], of_kind(found, "ServiceMonitor")
     ours, engine = of_kind(found, "Service")["watch-metrics"]["metadata"]["labels"], dict(MUCH.engine_selector)
     engines = [
-        discovered(f"127.0.0.1:{port['engine']}", "http", engine, "vllm-0"),
-        discovered(f"127.0.0.1:{port['gone']}", "http", engine, "vllm-1"),
+        discovered(f"127.0.0.1:{port['engine']}", "http", {**engine, **of_model("chat")}, "vllm-0"),
+        discovered(f"127.0.0.1:{port['gone']}", "http", {**engine, **of_model("embed")}, "vllm-1"),
         discovered("127.0.0.1:1", "http", engine, "vllm-job", phase="Succeeded"),
         discovered("127.0.0.1:2", "http", {"app": "other"}, "other"),
         discovered("127.0.0.1:3", "ssh", engine, "vllm-0"),
@@ -774,6 +876,11 @@ def watched(part, free_port, eventually, tmp_path_factory) -> Iterator[tuple[str
         yield url, port
 
 
+def of_model(name: str) -> dict[str, str]:
+    """Labels of an engine's pod: one by which its job is called, and two that its page has as well."""
+    return {MUCH.job_label: name, "team": "platform", "model_name": "of-the-pod"}
+
+
 def make_certificate(folder: Path) -> None:
     """tls.crt, tls.key and ca.crt of the name that the monitors expect, signed by itself."""
     subprocess.run(
@@ -795,8 +902,8 @@ def test_targets_have_the_labels_that_rules_and_boards_expect(watched):
     found = [tuple(labels.get(name, "") for name in kept) for labels in query(url, "up")]
     at = {name: f"127.0.0.1:{number}" for name, number in port.items()}
     assert sorted([
-        ("east", "vllm", "vllm", at["engine"], "vllm-0", "node-a"),
-        ("east", "vllm", "vllm", at["gone"], "vllm-1", "node-a"),
+        ("east", "vllm", "vllm-chat", at["engine"], "vllm-0", "node-a"),
+        ("east", "vllm", "vllm-embed", at["gone"], "vllm-1", "node-a"),
         ("east", "vllm", "gateway", at["gateway-metrics"], "gateway-pod", "node-a"),
         ("east", "vllm", "sidecar", at["sidecar"], "gateway-pod", "node-a"),
     ]) == sorted(found)  # fmt: skip
@@ -813,24 +920,36 @@ def test_the_variables_of_a_board_offer_what_was_scraped(watched):
         series = re.sub(r"\$(\w+)", ".*", matched[1])
         offered[variable.name] = answer(f"{url}/api/v1/label/{matched[2]}/values?{urllib.parse.urlencode({'match[]': series})}")
     assert {"cluster", "namespace", "job", "instance", "model_name"} <= set(offered)
-    assert (["east"], ["vllm"], ["vllm"], [f"127.0.0.1:{port['engine']}"]) == tuple(
+    assert (["east"], ["vllm"], ["vllm-chat"], [f"127.0.0.1:{port['engine']}"]) == tuple(
         offered[name] for name in ("cluster", "namespace", "job", "instance")
     )
     assert 1 == len(offered["model_name"])
 
 
 @pytest.mark.prometheus
-def test_an_alert_of_the_exported_rules_sees_the_engine_that_is_down_and_the_watchdog_fires(watched, eventually):
-    url, port = watched
-    states = lambda: {(one.get("alertname"), one.get("instance", "")): one.get("alertstate") for one in query(url, "ALERTS")}  # noqa: E731
+def test_an_alert_of_the_exported_rules_sees_the_model_that_is_down_beside_one_that_is_not_and_the_watchdog_fires(watched, eventually):
+    url, _ = watched
+
+    def states():
+        return {(one["alertname"], one.get("job", "")): one["alertstate"] for one in query(url, "ALERTS")}
+
     eventually(lambda: ("VLLMWatchdog", "") in states(), within_s=20, what="the watchdog")
-    eventually(lambda: ("VLLMEngineUnreachable", f"127.0.0.1:{port['gone']}") in states(), within_s=20, what="the alert on the engine that is down")
+    eventually(lambda: ("VLLMEngineDown", "vllm-embed") in states(), within_s=20, what="the alert on the model that is down")
     assert "firing" == states()["VLLMWatchdog", ""]
-    assert "pending" == states()["VLLMEngineUnreachable", f"127.0.0.1:{port['gone']}"], "it holds for two minutes before it fires"
+    assert "pending" == states()["VLLMEngineDown", "vllm-embed"], "it holds for a minute before it fires"
+    assert ("VLLMEngineDown", "vllm-chat") not in states()
     health = {one["name"]: one["health"] for group in answer(f"{url}/api/v1/rules")["groups"] for one in group["rules"]}
     assert {} == {name: word for name, word in health.items() if word not in ("ok", "unknown")}, (
         "unknown: those of a minute and more were not due yet"
     )
+
+
+@pytest.mark.prometheus
+def test_a_page_keeps_its_own_labels_beside_those_of_pods_and_nothing_that_is_never_read(watched):
+    url, _ = watched
+    assert ["tiny"] == [labels["model_name"] for labels in query(url, "vllm:num_requests_running")]
+    assert [] == query(url, '{exported_model_name!=""} or {exported_team!=""}')
+    assert [] == query(url, '{__name__=~".+_created", job=~"vllm.*"}')
 
 
 @pytest.mark.prometheus
@@ -852,7 +971,9 @@ def test_figures_of_gateway_and_sidecar_are_refused_without_the_token_and_probes
 
 
 def test_pages_are_limited_as_the_budget_says_unless_a_number_or_none_was_asked_for():
-    limits = lambda wanted: {each["metadata"]["name"]: each["spec"].get("sampleLimit") for each in watching.monitors(wanted)}  # noqa: E731
+    def limits(wanted):
+        return {each["metadata"]["name"]: each["spec"].get("sampleLimit") for each in watching.monitors(wanted)}
+
     names = {"vllm-watch-engines": "vllm", "vllm-watch-gateway": "gateway", "vllm-watch-sidecar": "sidecar"}
     assert {name: budget.SAMPLE_LIMIT[job] for name, job in names.items()} == limits(USUAL)
     assert dict.fromkeys(names, 10) == limits(replace(USUAL, sample_limit=10))
@@ -881,10 +1002,23 @@ def test_the_log_is_renamed_when_it_is_large_and_the_end_is_prompt(tmp_path, eve
     assert 0 == shell.wait(5)
 
 
-def test_two_logs_fit_into_their_volume():
-    volume = next(one for one in pods(objects(USUAL))[GATEWAY]["spec"]["volumes"] if one["name"] == "log")
-    assert "1Gi" == volume["emptyDir"]["sizeLimit"]
-    assert 2 * running.ROTATE_BYTES <= (1 << 30) / 2, "as much again for the seconds between two looks"
+def test_the_log_outlives_its_pod_on_the_volume_of_the_state():
+    """Gateway and sidecar end together: what the gateway wrote after the sidecar's last look is read by the next one."""
+    pod = pods(objects(USUAL))[GATEWAY]["spec"]
+    kinds = {volume["name"]: set(volume) - {"name"} for volume in pod["volumes"]}
+    homes = {path: {json.dumps(mount, sort_keys=True) for one in pod["containers"] for mount in one["volumeMounts"] if mount["mountPath"] == path}
+             for path in (running.LOGS, running.STATE)}  # fmt: skip
+    (log,), (state,) = ((json.loads(one) for one in homes[path]) for path in (running.LOGS, running.STATE))
+    assert ({"persistentVolumeClaim"}, state["name"]) == (kinds[log["name"]], log["name"])
+    assert ("log", None) == (log.get("subPath"), state.get("subPath")), "the state of an earlier export stays where it was"
+    assert ["gateway", "sidecar", "rotate"] == [
+        one["name"] for one in pod["containers"] if any(mount["mountPath"] == running.LOGS for mount in one["volumeMounts"])
+    ]
+
+
+def test_two_logs_and_a_state_fit_into_their_volume():
+    assert 3 * running.ROTATE_BYTES <= LEAST_STATE_BYTES
+    assert "768Mi" == replace(USUAL, state_size="768Mi").state_size
 
 
 # ---- the command ------------------------------------------------------------------------------------------------------------
@@ -946,6 +1080,9 @@ WRONG = [
     (("--sample-limit", "-1"), "--sample-limit is a number of samples"),
     (("--image", "My Image"), "--image 'My Image' is no image"),
     (("--state-size", "1 GB"), "--state-size '1 GB' is no size; write it like 1Gi"),
+    (("--state-size", "700Mi"), "--state-size 700Mi: two logs of 256 MiB lie there beside the state; write 1Gi or more"),
+    (("--job-from-label", "my model"), "--job-from-label 'my model=' is no label in Kubernetes"),
+    (("--without", "monitors"), "'monitors' is not one of 'rules', 'boards'"),
     (("--tls-secret", "A b"), "--tls-secret 'A b' is no name in Kubernetes"),
     (("--login-secret", "A b"), "--login-secret 'A b' is no name in Kubernetes"),
     (("--own-gateway", "my-gateway"), "--own-gateway 'my-gateway' is no DEPLOYMENT:VOLUME/FILE; write it like my-gateway:logs/requests.jsonl"),
@@ -972,7 +1109,9 @@ def test_a_wrong_option_gets_one_sentence_and_nothing_is_written(options, senten
 
 
 def test_an_engine_is_called_by_the_first_word_of_its_host_where_that_tells_them_apart():
-    named = lambda *urls: list(replace(USUAL, engines=urls).engine_names)  # noqa: E731
+    def named(*urls):
+        return list(replace(USUAL, engines=urls).engine_names)
+
     assert ["vllm"] == named("http://vllm.llm.svc:8000")
     assert ["vllm-0", "vllm-1"] == named("http://vllm-0.vllm:8000", "http://vllm-1.vllm:8000")
     assert ["vllm.a:8000", "vllm.b:8000"] == named("http://vllm.a:8000", "http://vllm.b:8000")

@@ -1,7 +1,8 @@
 """Our sidecar beside a gateway of somebody else's: components for kustomize that bring it into that Deployment's pods.
 
 The sidecar's state lies on the volume of the log, so both are there or both are gone: a log without the state would be counted once more. One
-replica, as with our own gateway: with several, each sidecar would count the same engines."""
+replica and Recreate, as with our own gateway: each sidecar would count the same engines, and a second one on the same state is refused, so that with
+two pods at once the new one would never be ready and their rollout never end."""
 
 from __future__ import annotations
 
@@ -12,8 +13,11 @@ from stack.kubernetes.objects import METRICS_SERVICE, SIDECAR, Object, service
 from stack.kubernetes.wanted import OwnGateway, Wanted
 
 COMPONENT, POLICY = "components/sidecar", "components/sidecar-policy"
+# Not in the base: pods that run already get the label that it lets in by their rollout, and would be shut out of the engines until then.
+CLOSED = "components/closed-engines"
+FOLDERS = (COMPONENT, POLICY, CLOSED)
 _OURS = "vllm-watch-"  # before the names of what comes into a pod that has its own
-_ON_THEIRS: dict[str, Object] = {"log": {"readOnly": True}, "state": {"subPath": "vllm-watch"}}  # mounts that are on the volume of the log
+_ON_THEIRS: dict[str, Object] = {running.LOGS: {"readOnly": True}, running.STATE: {"subPath": "vllm-watch"}}  # what is on the volume of the log
 
 
 def metrics_service() -> Object:
@@ -27,7 +31,7 @@ def components(wanted: Wanted, own: OwnGateway) -> Iterator[tuple[str, Object | 
     yield f"{COMPONENT}/kustomization.yaml", {
         **kind,
         # By a target, because a patch without one meets only a Deployment whose file names no namespace.
-        "patches": [{"path": name, "target": target} for name in ("labels.yaml", "container.yaml")],
+        "patches": [{"path": name, "target": target} for name in ("deployment.yaml", "container.yaml")],
         # A target that is not there is no mistake to kustomize; the source of a replacement is.
         "replacements": [{
             "source": {**target, "fieldPath": "metadata.name"},
@@ -37,22 +41,26 @@ def components(wanted: Wanted, own: OwnGateway) -> Iterator[tuple[str, Object | 
             }],
         }],
     }  # fmt: skip
-    yield f"{COMPONENT}/labels.yaml", {
+    yield f"{COMPONENT}/deployment.yaml", {
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": own.deployment},
-        "spec": {"template": {"metadata": {"labels": SIDECAR, "annotations": running.digest(wanted)}}},
+        "spec": {
+            "strategy": {"type": "Recreate", "rollingUpdate": None},  # None takes theirs out, which Recreate may not have beside it
+            "template": {"metadata": {"labels": SIDECAR, "annotations": running.digest(wanted)}},
+        },
     }  # fmt: skip
     # Added at the end: a merged container would come first, and be the one that `kubectl logs` shows.
     added = [("containers", _container(wanted, own)), *(("volumes", volume) for volume in _volumes(wanted))]
     yield f"{COMPONENT}/container.yaml", [{"op": "add", "path": f"/spec/template/spec/{where}/-", "value": value} for where, value in added]
-    yield f"{POLICY}/kustomization.yaml", {**kind, "resources": ["policy.yaml"]}
-    policy = policies.of_own_gateway(wanted)
-    yield f"{POLICY}/policy.yaml", {**policy, "metadata": {**policy["metadata"], "namespace": wanted.namespace}}
+    closing = {POLICY: policies.of_own_gateway(wanted)} | ({} if wanted.open_engines else {CLOSED: policies.of_engines(wanted)})
+    for folder, policy in closing.items():
+        yield f"{folder}/kustomization.yaml", {**kind, "resources": ["policy.yaml"]}
+        yield f"{folder}/policy.yaml", {**policy, "metadata": {**policy["metadata"], "namespace": wanted.namespace}}
 
 
 def _container(wanted: Wanted, own: OwnGateway) -> Object:
     container = running.sidecar_container(f"{_OURS}sidecar", wanted)
     mounts = [
-        {**mount, "name": own.volume, **_ON_THEIRS[mount["name"]]} if mount["name"] in _ON_THEIRS else _renamed(mount)
+        {"name": own.volume, "mountPath": path, **_ON_THEIRS[path]} if (path := mount["mountPath"]) in _ON_THEIRS else _renamed(mount)
         for mount in container["volumeMounts"]
     ]
     return container | {"volumeMounts": mounts, "securityContext": {**running.AS_USER, **container["securityContext"]}}

@@ -45,8 +45,10 @@ def _objects(wanted: Wanted) -> Iterator[tuple[str, Iterable[Object]]]:
     yield "30-board", running.board(wanted)
     yield "40-network", policies.policies(wanted)
     yield "50-monitors", watching.monitors(wanted)
-    yield from ((f"60-rules-{name}", [each]) for name, each in watching.rules(wanted))
-    yield from ((f"70-board-{slug}", [each]) for slug, each in watching.boards(wanted))
+    if "rules" not in wanted.without:
+        yield from ((f"60-rules-{name}", [each]) for name, each in watching.rules(wanted))
+    if "boards" not in wanted.without:
+        yield from ((f"70-board-{slug}", [each]) for slug, each in watching.boards(wanted))
 
 
 def _text(objects: Iterable[Object]) -> str:
@@ -78,7 +80,7 @@ def write(folder: Path, wanted: Wanted, force: bool = False) -> tuple[dict[Path,
     printed = files(wanted)
     written = export.write(folder, printed, export.changed_since, force)
     older = []
-    for part in (BASE, EXAMPLE, beside.COMPONENT, beside.POLICY):
+    for part in (BASE, EXAMPLE, *beside.FOLDERS):
         names = [Path(name).name for name in printed if name.startswith(f"{part}/")]
         older += export.left_over(folder / part, names, export.changed_since, "*.yaml")
     return written, older
@@ -86,8 +88,9 @@ def write(folder: Path, wanted: Wanted, force: bool = False) -> tuple[dict[Path,
 
 def warnings(wanted: Wanted) -> Iterator[str]:
     """What is right only where these defaults are."""
-    yield from alerts.warnings(wanted.rules.links)
-    yield from alerts.without_page(wanted.rules.objectives)
+    if "rules" not in wanted.without:
+        yield from alerts.warnings(wanted.rules.links)
+        yield from alerts.without_page(wanted.rules.objectives)
     if not wanted.operator_labels:
         yield "no --label: the Prometheus of kube-prometheus-stack reads rules and monitors with release=NAME of its chart alone"
     if far := [url for url in wanted.engines if _elsewhere(url, wanted.namespace)] if wanted.with_gateway else []:
@@ -121,10 +124,14 @@ def next_steps(folder: Path, wanted: Wanted) -> Iterator[str]:
         yield f"openssl rand -hex 24 | {where} create secret generic {wanted.login_secret} --from-file=token=/dev/stdin    # Prometheus' login"
     label = ",".join(f"{key}={value}" for key, value in CLIENTS.items())
     yield f"kubectl label namespace WHOSE {label}    # whose pods may ask the gateway and open the board"
-    if wanted.with_sidecar and not wanted.open_engines:
+    if wanted.with_gateway and not wanted.open_engines:
         yield "whoever asks the engines directly is shut out where the network enforces policies; --open-engines lets them go on"
     if own := wanted.own_gateway:
         yield f"write an overlay: resources {folder / BASE} and your {own.deployment}, components {folder / beside.COMPONENT} (docs/kubernetes.md)"
+        recreate = '{"spec": {"strategy": {"type": "Recreate", "rollingUpdate": null}}}'  # an apply does not clear what the API server filled in
+        yield f"{where} patch deployment {own.deployment} --type merge --patch '{recreate}'    # once, if it runs already"
     apply = f"kubectl apply --server-side -k {'that overlay' if wanted.own_gateway else folder / BASE}"
     yield f"{apply}    # or copy {folder / EXAMPLE} and change the copy"
+    if wanted.own_gateway and not wanted.open_engines:
+        yield f"when its pods are new: {folder / beside.CLOSED} among its components shuts out whoever else asks the engines"
     yield f"{where} port-forward service/{BOARD_SERVICE} {PORTS['board']}    # the boards and runbooks, at http://127.0.0.1:{PORTS['board']}"

@@ -5,47 +5,49 @@ one model over several pods talks among them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from stack.kubernetes.objects import BOARD, CLIENTS, GATEWAY, PART_OF, PORTS, SIDECAR, Object, label_of, made
 from stack.kubernetes.wanted import Wanted
 
 _NAMED = "kubernetes.io/metadata.name"  # which every namespace has
-_DNS = [
-    {"namespaceSelector": {"matchLabels": {_NAMED: "kube-system"}}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}},
-    {"ipBlock": {"cidr": "169.254.20.10/32"}},  # NodeLocal DNSCache, where there is one
-]
+# Of whoever answers names: which pods or address that is differs by cluster (kube-dns, or NodeLocal DNSCache as pods of another label, at a
+# link-local address of the installer's choice, or at that of kube-dns' own Service), and one that were missing here would leave ours without names.
+_DNS = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
 
 
 def policies(wanted: Wanted) -> Iterator[Object]:
     yield _policy("vllm-watch-closed", dict(PART_OF), [], [])
     asks = [{"namespaceSelector": {"matchLabels": CLIENTS}}]
-    dns = {"to": _DNS, "ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
-    prometheus = [_prometheus(wanted)]
-    to_prometheus = {"to": prometheus, "ports": [_port(wanted.prometheus_port)]}
-    yield _policy(BOARD, label_of(BOARD), [{"from": asks, "ports": [_port(PORTS["board"])]}], [dns, to_prometheus])
-    if not wanted.with_sidecar:
+    to_prometheus = {"to": [_prometheus(wanted)], "ports": [_port(wanted.prometheus_port)]}
+    yield _policy(BOARD, label_of(BOARD), [{"from": asks, "ports": [_port(PORTS["board"])]}], [_DNS, to_prometheus])
+    if not wanted.with_gateway:
         return
-    engines = {"podSelector": {"matchLabels": dict(wanted.engine_selector)}}
-    port = _port(int(wanted.engine_port) if wanted.engine_port.isdecimal() else wanted.engine_port)
-    if wanted.with_gateway:
-        asked_by = [{"from": asks, "ports": [_port(PORTS["http"])]}, _scraped(wanted, "gateway-metrics", "sidecar")]
-        yield _policy(GATEWAY, label_of(GATEWAY), asked_by, [dns, {"to": [engines], "ports": [port]}])
-    if wanted.open_engines:
-        return
-    asked = {"from": [{"podSelector": {"matchLabels": dict(gateway_pods(wanted))}}, *prometheus], "ports": [port]}
-    yield _policy("vllm-watch-engines", dict(wanted.engine_selector), [asked, {"from": [engines]}])
+    asked_by = [{"from": asks, "ports": [_port(PORTS["http"])]}, _scraped(wanted, "gateway-metrics", "sidecar")]
+    yield _policy(GATEWAY, label_of(GATEWAY), asked_by, [_DNS, {"to": [_engines(wanted)], "ports": [_engine_port(wanted)]}])
+    if not wanted.open_engines:
+        yield of_engines(wanted)
 
 
-def gateway_pods(wanted: Wanted) -> Mapping[str, str]:
-    """What selects the pods of the gateway, ours or not; the sidecar is in them."""
-    return label_of(GATEWAY) if wanted.with_gateway else SIDECAR
+def of_engines(wanted: Wanted) -> Object:
+    """Closes the engines to all but the gateway, ours or not, Prometheus, and each other."""
+    gateway = {"podSelector": {"matchLabels": label_of(GATEWAY) if wanted.with_gateway else dict(SIDECAR)}}
+    asked = {"from": [gateway, _prometheus(wanted)], "ports": [_engine_port(wanted)]}
+    return _policy("vllm-watch-engines", dict(wanted.engine_selector), [asked, {"from": [_engines(wanted)]}])
 
 
 def of_own_gateway(wanted: Wanted) -> Object:
     """For pods of a gateway that a policy of somebody's closes already; to others it would be the first one, and shut their clients out."""
     return _policy("vllm-watch-sidecar", dict(SIDECAR), [_scraped(wanted, "sidecar")])
+
+
+def _engines(wanted: Wanted) -> Object:
+    return {"podSelector": {"matchLabels": dict(wanted.engine_selector)}}
+
+
+def _engine_port(wanted: Wanted) -> Object:
+    return _port(int(wanted.engine_port) if wanted.engine_port.isdecimal() else wanted.engine_port)
 
 
 def _scraped(wanted: Wanted, *ports: str) -> Object:

@@ -37,8 +37,9 @@ EVENTS = f"{STATE}/events.jsonl"
 LOG = f"{LOGS}/requests.jsonl"
 _TMP = "/tmp"  # noqa: S108  the container's own
 _EVERYWHERE = {"config": f"{_ETC}/config", "tmp": _TMP}
-ROTATE_BYTES = 256 << 20  # the log and the one before it; the volume holds four times as much, and a pod that fills it is evicted
-_LOG_VOLUME = "1Gi"
+ROTATE_BYTES = 256 << 20  # the log, and as much again for the one before it; wanted.LEAST_STATE_BYTES has room for both
+# The log is a folder of the volume that holds the state: the sidecar ends with the gateway, and the next one reads there what came after it ended.
+_FOLDERS: dict[str, Object] = {"log": {"name": "state", "subPath": "log"}}
 _ENDS_AFTER_S = 10  # the gateway's own time to write the last records, after running requests had theirs
 
 # Nobody else rotates it. SIGTERM must reach the shell, which as the first process ignores what it does not trap. A rename is all that is needed: the
@@ -103,7 +104,7 @@ def config(wanted: Wanted) -> Object:
 
 
 def gateway(wanted: Wanted) -> Iterator[Object]:
-    """The pod of gateway and sidecar, its Services, and the volume of what the sidecar has counted."""
+    """The pod of gateway and sidecar, its Services, and the volume of the log and of what the sidecar has counted."""
     yield _deployment(
         GATEWAY, wanted, list(_gateway_containers(wanted)), list(_gateway_volumes(wanted)),
         # Slots are counted in the gateway, and a log has one writer: two at once, even for the time of a rollout, would promise each slot twice.
@@ -178,7 +179,7 @@ def _container(name: str, wanted: Wanted, arguments: list[str], ports: list[str]
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
-            {"name": volume, "mountPath": path, **({"readOnly": True} if path.startswith(_ETC) else {})}
+            {"name": volume, "mountPath": path, **_FOLDERS.get(volume, {}), **({"readOnly": True} if path.startswith(_ETC) else {})}
             for volume, path in mounts.items()
         ],
     }  # fmt: skip
@@ -190,6 +191,8 @@ def _gateway_containers(wanted: Wanted) -> Iterator[Object]:
         "gateway", wanted, ["gateway", "run", "--config", f"{_ETC}/config/gateway.yaml"], ["http", "gateway-metrics"],
         {**mounts, "teams": f"{_ETC}/teams"},
     )  # fmt: skip
+    # Bodies wait in it whole: 128 MiB of them as shipped (limits.bodies_bytes), measured at up to three times that in memory.
+    front["resources"]["limits"] = {"memory": "1Gi"}
     healthy = _healthy("gateway-metrics", wanted)
     yield front | {"livenessProbe": _patient(healthy), "readinessProbe": {**healthy, "periodSeconds": 5, "timeoutSeconds": 5}}
 
@@ -236,5 +239,4 @@ def _gateway_volumes(wanted: Wanted) -> Iterator[Object]:
     yield from volumes()
     yield {"name": "teams", "secret": {"secretName": wanted.teams_secret, "defaultMode": 0o440}}
     yield from secret_volumes(wanted)
-    yield {"name": "log", "emptyDir": {"sizeLimit": _LOG_VOLUME}}
     yield {"name": "state", "persistentVolumeClaim": {"claimName": f"{GATEWAY}-state"}}

@@ -18,8 +18,12 @@ _LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _OWN = re.compile(r"(?P<deployment>[^:/]+):(?P<volume>[^:/]+)/(?P<log>.+)")
 _PLAIN = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*")
-_QUANTITY = re.compile(r"[1-9][0-9]*(Mi|Gi|Ti|M|G|T)")
+_QUANTITY = re.compile(r"(?P<number>[1-9][0-9]*)(?P<unit>Mi|Gi|Ti|M|G|T)")
+_UNITS = {"M": 10**6, "G": 10**9, "T": 10**12, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 _IMAGE = re.compile(r"(?P<name>[a-z0-9][-a-z0-9._/]*(:[0-9]+/[-a-z0-9._/]+)?)(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?")
+
+LEAST_STATE_BYTES = 768 << 20  # two logs as the container `rotate` leaves them, and half as much for state and events
+ONCE = ("rules", "boards")  # what counts or shows everything that one Prometheus has, whichever namespace it stands in
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Wanted:
     tls_secret: holds tls.crt, tls.key and ca.crt, for the pages that Prometheus reads. login_secret: holds token, without which nobody reads them.
     own_gateway: gets our sidecar, and ours is not written.
     open_engines: whoever asks the engines directly may go on; else only the gateway and Prometheus reach them.
+    job_label: a label of the engines' pods; its value becomes a part of their job. without: words of ONCE that another export has already brought.
 
     Raises ValueError."""
 
@@ -89,6 +94,8 @@ class Wanted:
     login_secret: str = ""
     open_engines: bool = False
     own_gateway: OwnGateway | None = None
+    job_label: str = ""
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._expect_names()
@@ -99,7 +106,7 @@ class Wanted:
         for option, given in (("--own-gateway", self.own_gateway), ("--tls-secret", self.tls_secret), ("--login-secret", self.login_secret)):
             if given and not self.with_sidecar:
                 raise ValueError(f"{option} is for a sidecar, and --profile engine is for clusters without one; leave one of them out")
-        _ = self.jobs
+        self._expect_jobs()
 
     def _expect_names(self) -> None:
         for what, name in (("--namespace", self.namespace), ("--monitoring-namespace", self.monitoring), ("--teams-secret", self.teams_secret)):
@@ -112,7 +119,8 @@ class Wanted:
         if self.cluster:
             _expect(_PLAIN, self.cluster, "--cluster", "is no name; write letters, digits, '-', '_', '.' and '/'")
         _expect(_IMAGE, self.image, "--image", "is no image; write it like registry.example.org/vllm-watch:0.1.0")
-        _expect(_QUANTITY, self.state_size, "--state-size", "is no size; write it like 1Gi")
+        if _bytes(self.state_size) < LEAST_STATE_BYTES:
+            raise ValueError(f"--state-size {self.state_size}: two logs of 256 MiB lie there beside the state; write 1Gi or more")
 
     def _expect_engines(self) -> None:
         if not self.engines or not self.engine_selector:
@@ -125,6 +133,14 @@ class Wanted:
         for what, pairs in (("--engine-selector", self.engine_selector), ("--label", self.operator_labels)):
             for key, value in pairs:
                 _expect_label(what, key, value)
+
+    def _expect_jobs(self) -> None:
+        job, pattern = self.jobs.engine, self.rules.settings.overlay.engine_job
+        if not self.job_label:
+            return
+        _expect_label("--job-from-label", self.job_label)
+        if not re.fullmatch(pattern, f"{job}-model"):
+            raise ValueError(f"--job-from-label makes jobs such as {job}-model, and engine_job {pattern!r} does not match it; write '{job}.*' there")
 
     def _expect_scrapes(self) -> None:
         if self.prometheus and (urlsplit(self.prometheus).scheme not in ("http", "https") or not urlsplit(self.prometheus).hostname):
@@ -211,10 +227,16 @@ def _expect(pattern: re.Pattern[str], text: str, what: str, otherwise: str) -> N
         raise ValueError(f"{what} {text!r} {otherwise}")
 
 
-def _expect_label(what: str, key: str, value: str) -> None:
+def _expect_label(what: str, key: str, value: str = "") -> None:
     prefix, slash, name = key.rpartition("/")
     if not _LABEL.fullmatch(name) or (slash and not _PREFIX.fullmatch(prefix)) or (value and not _LABEL.fullmatch(value)):
         raise ValueError(f"{what} '{key}={value}' is no label in Kubernetes; write it like app.kubernetes.io/name=vllm")
+
+
+def _bytes(size: str) -> int:
+    if not (found := _QUANTITY.fullmatch(size)):
+        raise ValueError(f"--state-size {size!r} is no size; write it like 1Gi")
+    return int(found["number"]) * _UNITS[found["unit"]]
 
 
 def _expect_port(text: str) -> None:

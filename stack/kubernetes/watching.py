@@ -6,7 +6,8 @@ its pkg/prometheus/promcfg.go."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
@@ -15,7 +16,7 @@ from alerts import printer
 from dashboards import panels
 from dashboards.boards import boards as boards_of
 from exporters import budget
-from stack import grafana
+from stack import fleet, grafana
 from stack.kubernetes.objects import METRICS_SERVICE, Object, config_map, label_of, made
 from stack.kubernetes.wanted import Wanted
 
@@ -52,12 +53,14 @@ def monitors(wanted: Wanted) -> Iterator[Object]:
     """Engines by their pods, since one Service hides its replicas from each other; ours by their Service."""
     by_number = wanted.engine_port.isdecimal()
     port = {"portNumber": int(wanted.engine_port)} if by_number else {"port": wanted.engine_port}
+    scheme = {"scheme": "https"} if wanted.engines_speak_tls else {}
+    unread = {"sourceLabels": ["__name__"], "action": "drop", "regex": fleet.CREATED}  # by any board, rule or command of ours
     yield _monitor("PodMonitor", "vllm-watch-engines", wanted, "vllm", {
         "selector": {"matchLabels": dict(wanted.engine_selector)},
         # A re-exporter built on prometheus_client 0.23 or later answers Prometheus 2 with vllm_ in place of vllm: unless asked for plain text.
         "scrapeProtocols": ["PrometheusText0.0.4"],
         "podMetricsEndpoints": [
-            {**port, **({"scheme": "https"} if wanted.engines_speak_tls else {}), **_endpoint(wanted, wanted.jobs.engine)},
+            {**port, **scheme, **_endpoint(wanted, wanted.jobs.engine, _by_label(wanted)), "metricRelabelings": [unread]},
         ],
     })  # fmt: skip
     ours = (
@@ -78,13 +81,28 @@ def _monitor(kind: str, name: str, wanted: Wanted, page: str, spec: Object) -> O
     return made(MONITORING, kind, name, dict(wanted.operator_labels), spec={**spec, **limit})
 
 
-def _endpoint(wanted: Wanted, job: str) -> Object:
-    return {"path": "/metrics", "interval": wanted.interval, "relabelings": _labels(wanted, job)}
+def _endpoint(wanted: Wanted, job: str, more: Iterable[Object] = ()) -> Object:
+    return {"path": "/metrics", "interval": wanted.interval, "relabelings": [*_labels(wanted, job), *more]}
 
 
-def _labels(wanted: Wanted, job: str) -> list[Object]:
-    named: list[Object] = [{"targetLabel": "job", "replacement": job}, {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]
-    return named + ([{"targetLabel": "cluster", "replacement": wanted.cluster}] if wanted.cluster else [])
+def _labels(wanted: Wanted, job: str) -> Iterator[Object]:
+    # podTargetLabels of the Prometheus object may call a label of the target (team) as one that its page has: that would become exported_team.
+    yield {"action": "labeldrop", "regex": fleet.OF_PAGES}
+    yield {"targetLabel": "job", "replacement": job}
+    yield {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}
+    if wanted.cluster:
+        yield {"targetLabel": "cluster", "replacement": wanted.cluster}
+
+
+def _by_label(wanted: Wanted) -> Iterator[Object]:
+    """A job for each value of a label of the engines' pods: an alert on a job of which nobody answers is then one on a model. Pods without it keep
+    the usual job."""
+    if wanted.job_label:
+        label = re.sub(r"[^A-Za-z0-9_]", "_", wanted.job_label)  # as Prometheus' discovery writes the key
+        yield {
+            "sourceLabels": [f"__meta_kubernetes_pod_label_{label}"], "regex": "(.+)",
+            "targetLabel": "job", "replacement": f"{wanted.jobs.engine}-$1",
+        }  # fmt: skip
 
 
 def _protected(wanted: Wanted) -> Object:
