@@ -1,6 +1,7 @@
 """Configuration files as frozen objects. Each struct stands beside the code that uses it; here is the one way to read any of them.
 
-A mistake in a file is told in one sentence that names the place and, where there is one, the nearest right word."""
+A mistake in a file is told in one sentence that names the place and, where there is one, the nearest right word. What stands there in place of YAML
+is not repeated: it may be a password that should have been in quotes."""
 
 from __future__ import annotations
 
@@ -17,6 +18,9 @@ import yaml
 T = TypeVar("T")
 
 _BOOL = "tag:yaml.org,2002:bool"
+
+# PyYAML's words up to where they repeat the text: of what is in quotes, the names of its own tokens and single characters stay.
+_OWN_WORDS = re.compile(r"""(?:(?:expected|found|got) '<[a-z ]+>'|'\\?.'|[^'"])*""")
 
 
 class BadConfig(Exception):
@@ -72,11 +76,24 @@ def source(text: str, place: str) -> Source:
         data = None if root is None else loader.construct_document(root)
     except RecursionError:
         raise BadConfig(f"{place}: this is not YAML that can be read: it is nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:  # a ValueError is a date that is none
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise BadConfig(f"{place}{line}: this is not YAML: {getattr(error, 'problem', None) or error}") from error
+        raise BadConfig(f"{place}{line}: this is not YAML: {_problem(error)}") from None  # which repeats the text around the mistake
     return Source(place, data, root if "\n" in text.strip() else None)
+
+
+class _Mistake(yaml.MarkedYAMLError):
+    """One that we find, told as it stands."""
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    """What is wrong, in PyYAML's words or ours, with none of the file's but names of keys."""
+    if isinstance(error, _Mistake):
+        return str(error.problem)
+    told = getattr(error, "problem", None) or str(error).partition("\n")[0]  # the second for a character that no YAML may hold
+    found = _OWN_WORDS.match(told)
+    return (found[0].rstrip(" ,:") if found else "") or "it cannot be read"
 
 
 class _Loader(yaml.SafeLoader):
@@ -92,8 +109,16 @@ class _Loader(yaml.SafeLoader):
         first: dict[str, yaml.Mark] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and (mark := first.setdefault(key.value, key.start_mark)) is not key.start_mark:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} stands here again, first in line {mark.line + 1}", problem_mark=key.start_mark)
+                raise _Mistake(problem=f"{key.value} stands here again, first in line {mark.line + 1}", problem_mark=key.start_mark)
         return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Such as a date in month 13 or `!!bool x`, of which PyYAML says neither the line nor that it is a mistake in the file."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, ArithmeticError):
+            kind = node.tag.rpartition(":")[2]  # one of YAML's own: another has no constructor
+            raise _Mistake(problem=f"what stands here is no {kind}", problem_mark=node.start_mark) from None
 
 
 _Loader.add_implicit_resolver(_BOOL, re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF"))

@@ -312,7 +312,7 @@ class Integral:
 
 Sample = tuple[Metric, dict[str, str], float]  # metric, labels, value
 
-_SAMPLES: tuple[tuple[Metric, dict[str, str], str], ...] = (
+SAMPLES: tuple[tuple[Metric, dict[str, str], str], ...] = (
     (catalogue.UTILIZATION, {}, "utilization_ratio"),
     (catalogue.MEMORY_BUSY, {}, "memory_busy_ratio"),
     (catalogue.MEMORY_USED, {}, "memory_used_bytes"),
@@ -367,7 +367,7 @@ def families(readings: Sequence[GpuReading]) -> Iterator[Sample]:
     """One tuple per sample. Samples of one metric follow each other, as an exposition page wants them."""
     for reading in readings:
         yield catalogue.INFO, _info(reading), 1.0
-    for metric, labels, name in _SAMPLES:
+    for metric, labels, name in SAMPLES:
         for reading in readings:
             if (value := getattr(reading, name)) is not None:
                 yield metric, {"uuid": reading.uuid, **labels}, value

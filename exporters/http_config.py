@@ -31,7 +31,7 @@ class Authorization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if not self.credentials_file:
             raise ValueError("credentials_file is missing")
         if self.type.lower() == "basic" or not self.type.isalnum():
-            raise ValueError(f"type {self.type!r} is none that is known here; it is Bearer, and a login with a password is basic_auth")
+            raise ValueError("type is none that is known here; it is Bearer, and a login with a password is basic_auth")
 
 
 class BasicAuth(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

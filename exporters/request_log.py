@@ -29,7 +29,8 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     """One request that ended. Times in milliseconds (the field names are given), sizes in tokens.
 
     ts: when it ended, RFC 3339 UTC. queue_ms: waiting in the gateway. ttft_ms: accepted -> first content token sent on; null when
-    not streaming. tpot_ms: (last token - first token) / (completion_tokens - 1). e2e_ms: accepted -> ended.
+    not streaming. tpot_ms: (last token - first token) / (completion_tokens - 1). e2e_ms: accepted -> ended. engine_queue_ms: the engine has it ->
+    it is first scheduled; engine_ttft_ms: first scheduled -> first token; both as the engine tells them.
     n: texts asked for of each prompt; prompts: how many prompts, left out where one; the engine counts n x prompts requests.
     parent_span_id: the client's span, null where the trace begins here. sampled: false where the client said that its trace is not kept.
     cache_hit: null unless the engine reports cached tokens. tried: upstreams that failed before, as name:reason."""

@@ -47,7 +47,7 @@ _TIMES: tuple[tuple[Metric, tuple[float, ...]], ...] = (
     (ours.ENGINE_QUEUE, bounds.OUR_REQUEST_S),
     (ours.TTFT_OVERHEAD, bounds.TTFT_S),
 )
-_TTFT, _E2E, _OVERHEAD = 0, 2, len(_TIMES) - 1
+_TTFT, _E2E, _ENGINE_QUEUE, _OVERHEAD = 0, 2, 4, len(_TIMES) - 1
 _FIGURES = attrgetter(
     "prompt_tokens", "cached_tokens", "completion_tokens", "ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms", "engine_ttft_ms",
 )  # fmt: skip
@@ -153,7 +153,7 @@ class _Cell:
         traced = [(at, r.trace_id, r.ts) for at, r in enumerate(alike[first:], first) if r.trace_id and _TRACE_ID.fullmatch(r.trace_id)]
         for at, values in enumerate(times):
             self.observe(at, values, traced)
-        self.observe(_OVERHEAD, self.overheads(times[_TTFT], engine_ttft), traced)
+        self.observe(_OVERHEAD, self.overheads(times[_TTFT], times[_ENGINE_QUEUE], engine_ttft), traced)
 
     def observe(self, at: int, told: Sequence[float | None], traced: Iterable[tuple[int, str, str | None]]) -> None:
         """Take in one time of each record, None where it has none. traced: which records of these can be looked up, by what trace, and when."""
@@ -180,13 +180,16 @@ class _Cell:
             if (value := told[which]) is not None:
                 self.last[at][bisect_left(limits, value)] = trace, value, ts
 
-    def overheads(self, ttft: Sequence[float | None], engine: Sequence[float | None]) -> Sequence[float | None]:
-        """How much later the client's first token came than the engine's; a negative figure tells of clocks or definitions, and is only counted."""
+    def overheads(
+        self, ttft: Sequence[float | None], queue: Sequence[float | None], engine: Sequence[float | None]
+    ) -> Sequence[float | None]:
+        """What of the time to first token was not the engine's: neither in its queue, nor from scheduling to the first token, which is what vLLM
+        tells of one request. A negative figure tells of clocks or definitions, and is only counted."""
         with contextlib.suppress(TypeError):  # some have none
-            overs = list(map(sub, ttft, engine))
+            overs = list(map(sub, map(sub, ttft, queue), engine))
             if min(overs) >= 0:
                 return overs
-        told = [None if t is None or e is None else t - e for t, e in zip(ttft, engine, strict=True)]
+        told = [None if t is None or q is None or e is None else t - q - e for t, q, e in zip(ttft, queue, engine, strict=True)]
         self.negative += sum(over is not None and over < 0 for over in told)
         return [over if over is not None and over >= 0 else None for over in told]
 

@@ -1,7 +1,8 @@
 """What protects a listener: Prometheus' own web configuration file, read again when it, or a file that it names, is another.
 
-Laws: no password, hash or token stands in any message. A file with a mistake changes nothing: what was in force stays, and that is told once. Only a
-token is different: a token file that is gone or empty lets nobody in, for that is how one takes a token back."""
+Laws: no password, hash or token stands in any message. A file with a mistake changes nothing: what was in force stays, and that is told once; only
+its certificates are still taken when they are renewed. A file that was cut off opens nothing: TLS, logins and certificates of clients are switched
+off only by a new start. A token is different: a token file that is gone or empty lets nobody in, for that is how one takes a token back."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import secrets
 import ssl
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -74,6 +76,11 @@ class WebConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """Whether anybody has to say who they are, beyond a certificate."""
         return bool(self.basic_auth_users or self.bearer_token_files)
 
+    @property
+    def clients_checked(self) -> bool:
+        """Whether nobody gets in without a certificate."""
+        return self.tls_server_config is not None and self.tls_server_config.client_auth_type == "RequireAndVerifyClientCert"
+
 
 class TooMany(Exception):
     """So many unknown logins wait to be checked that another one may not."""
@@ -104,7 +111,10 @@ class Protection:
         self._key = secrets.token_bytes(32)  # so that what is remembered of a login is of no use outside of this process
         self._turn = asyncio.Lock()
         self._waiting: Counter[str] = Counter()  # logins that are being checked or wait for it, by the address they come from
+        self._checks: set[asyncio.Task[bool]] = set()  # the same, so that none is forgotten when its client is gone
         list(self._tokens_now())  # tells of token files that cannot be read
+        if path is not None and self._force.tls is None and not self._force.config.logins:  # as Prometheus allows; but it may have been cut off
+            log.warning("%s: %s asks for neither TLS nor a login, so this listener is open", setting, path)
 
     def context(self) -> ssl.SSLContext | None:
         """For the next connection, by the files as they are now."""
@@ -138,30 +148,60 @@ class Protection:
 
     def _now(self) -> _Force:
         if self.path is not None and any(stamp(path) != was for path, was in self._seen.items()):
-            try:
-                force = self._read(self.path)
-                if (force.tls is None) != (self._force.tls is None):
-                    raise BadConfig(f"{self._setting}: {self.path}: TLS is switched on and off only by a new start")
-            except BadConfig as error:
-                self._tell(f"{error}; what was in force before stays")
-            else:
-                self._force, self._told = force, ""
-                log.info("%s: %s was read again", self._setting, self.path)
+            self._look_again(self.path)
         return self._force
 
-    def _read(self, path: Path) -> _Force:
-        """Notes the state of each file before it opens it: what is written while it reads is read the next time. Raises BadConfig."""
-        self._seen = {path: stamp(path)}
+    def _look_again(self, path: Path) -> None:
+        former, before, settings = self._force.config, self._seen, None
         try:
-            told = config.load(path, WebConfig)
-            if self.tls_only and told.logins:
-                raise BadConfig(f"{path}: basic_auth_users and bearer_token_files have no place here: clients bring keys of their own")
-            if (tls := told.tls_server_config) is None:
-                return _Force(told)
-            self._seen |= {file: stamp(file) for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name for file in [path.parent / name]}
-            return _Force(told, _context(path, tls))
+            settings = self._settings(path, former)
+            self._force = self._made(path, settings)
+        except BadConfig as error:
+            kept = former.tls_server_config
+            tried = settings is not None and settings.tls_server_config == kept  # then its certificates are the mistake
+            also = "" if kept is None or tried else self._renewed(path, kept, before)
+            self._tell(f"{self._setting}: {error}; what was in force before stays{also}")
+        else:
+            self._told = ""
+            log.info("%s: %s was read again", self._setting, path)
+
+    def _read(self, path: Path) -> _Force:
+        """Raises BadConfig."""
+        try:
+            return self._made(path, self._settings(path))
         except BadConfig as error:
             raise BadConfig(f"{self._setting}: {error}") from None
+
+    def _settings(self, path: Path, former: WebConfig | None = None) -> WebConfig:
+        """Notes the state of the file before it opens it: what is written while it reads is read the next time. Raises BadConfig."""
+        self._seen = {path: stamp(path)}
+        told = config.load(path, WebConfig)
+        if self.tls_only and told.logins:
+            raise BadConfig(f"{path}: basic_auth_users and bearer_token_files have no place here: clients bring keys of their own")
+        if former is not None:
+            _expect_no_less(path, former, told)
+        return told
+
+    def _made(self, path: Path, told: WebConfig) -> _Force:
+        """The same for the files that it names. Raises BadConfig."""
+        if (tls := told.tls_server_config) is None:
+            return _Force(told)
+        self._seen |= {file: stamp(file) for file in _files(path, tls)}
+        return _Force(told, _context(path, tls))
+
+    def _renewed(self, path: Path, kept: Tls, before: Mapping[Path, Stamp]) -> str:
+        """The certificates of what was in force, where they are others than `before`: who renews them does not wait until somebody mends the file.
+        What is to be told of them."""
+        now = {file: stamp(file) for file in _files(path, kept)}
+        self._seen = now | self._seen  # what was noted first counts
+        if all(before.get(file) == was for file, was in now.items()):
+            return ""
+        try:
+            self._force = _Force(self._force.config, _context(path, kept))
+        except BadConfig as error:
+            return f", and so do its certificates: {error}"
+        log.info("%s: %s: its renewed certificates are used", self._setting, path)
+        return ""
 
     def _tokens_now(self) -> Iterator[bytes]:
         for name in self._force.config.bearer_token_files if self.path else ():
@@ -205,20 +245,44 @@ class Protection:
         if self._waiting.total() >= LOGINS_WAITING or self._waiting[peer] >= LOGINS_OF_ONE:
             raise TooMany
         self._waiting[peer] += 1
+        check = asyncio.create_task(self._check(mark, password, hashed, user in users, peer))
+        self._checks.add(check)
+        check.add_done_callback(self._checks.discard)
+        return await asyncio.shield(check)  # who hangs up stops waiting, and the hash goes on: turn and place are free when it is done, not before
+
+    async def _check(self, mark: bytes, password: bytes, hashed: str, there: bool, peer: str) -> bool:
         try:
             async with self._turn:
-                right = mark in self._known or await asyncio.to_thread(_matches, password, hashed)
+                right = mark in self._known or (await _matches_apart(password, hashed) and there)
         finally:
             self._waiting -= Counter((peer,))  # which forgets it at 0
-        if right and user in users:
+        if right:
             if len(self._known) >= LOGINS_KNOWN:
                 self._known.clear()
             self._known[mark] = None
-            return True
-        return False
+        return right
 
     def _digest(self, what: bytes) -> bytes:
         return hmac.digest(self._key, what, "sha256")
+
+
+def _expect_no_less(path: Path, former: WebConfig, told: WebConfig) -> None:
+    """A file that was emptied or cut off, as on a full disk, is good YAML too. Raises BadConfig."""
+    if (told.tls_server_config is None) != (former.tls_server_config is None):
+        raise BadConfig(f"{path}: TLS is switched on and off only by a new start")
+    if former.logins and not told.logins:
+        raise BadConfig(f"{path}: it asks for no login any more, and logins are switched off only by a new start")
+    if former.clients_checked and not told.clients_checked:
+        raise BadConfig(f"{path}: it asks for no certificate of clients any more, and those are switched off only by a new start")
+
+
+async def _matches_apart(password: bytes, hashed: str) -> bool:
+    """In a thread that ends with it: those of the event loop draw panels and write logs, and none is left to be closed with the listener."""
+    thread = ThreadPoolExecutor(1, "login")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, _matches, password, hashed)
+    finally:
+        thread.shutdown(wait=False)
 
 
 def _matches(password: bytes, hashed: str) -> bool:
@@ -234,6 +298,10 @@ def stamp(path: Path) -> Stamp:
     except (OSError, ValueError):  # the second for a name that cannot be one
         return None
     return it.st_mtime_ns, it.st_ctime_ns, it.st_size, it.st_ino
+
+
+def _files(path: Path, tls: Tls) -> list[Path]:
+    return [path.parent / name for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name]
 
 
 def _context(path: Path, tls: Tls) -> ssl.SSLContext:

@@ -26,9 +26,10 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
+import memory
 import yaml
 from bench_dashboards import free_port
-from bench_gateway import QUIET, Figure, _figure, _process, _processor, _python, core_s, cpu_s, rss_mb
+from bench_gateway import QUIET, Figure, core_s, cpu_s, figure_of, module, processor, running
 from bench_sidecar_lines import Lines
 from bench_sidecar_peers import MTAIL
 from prometheus_client.parser import text_string_to_metric_families
@@ -81,7 +82,7 @@ class Told:
         return self.must is not None and (figure.median < self.must if self.least else figure.median > self.must)
 
 
-def _growth(sizes: Sizes) -> dict[str, Told]:
+def growth(sizes: Sizes) -> dict[str, Told]:
     found = {}
     for teams in sizes.teams:
         found |= {f"{teams} teams ingest": Told(f"{teams} teams: lines/s"), f"{teams} teams scrape": Told(f"{teams} teams: scrape p50, ms", ".1f")}
@@ -160,14 +161,14 @@ class Reader:
 
     @property
     def rss_mb(self) -> float:
-        return rss_mb(self.process.pid)
+        return memory.mib(self.process.pid, memory.RESIDENT)
 
 
-def _lines_total(text: bytes) -> int:
+def lines_total(text: bytes) -> int:
     return int(float((re.search(rf"^{ours.LOG_LINES.name} (\S+)$".encode(), text, re.M) or [b"", b"0"])[1]))
 
 
-def _mtail_requests(text: bytes) -> int:
+def mtail_requests(text: bytes) -> int:
     return sum(int(count) for count in re.findall(rb"^requests\{.*\} (\d+)$", text, re.M))
 
 
@@ -202,7 +203,7 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
             port, log = free_port(), Path(name, "requests.jsonl")
             log.touch()
-            with _process(command(port, log), port, self.core, {"PYTHONPATH": str(ROOT)}) as process:
+            with running(command(port, log), port, self.core, {"PYTHONPATH": str(ROOT)}) as process:
                 yield Reader(process, log, counted, http.client.HTTPConnection("127.0.0.1", port, timeout=60))
                 self.used_s += cpu_s(process.pid)
 
@@ -215,7 +216,7 @@ class Bench:
             (path := log.with_name("sidecar.yaml")).write_text(yaml.safe_dump(config))
             return [sys.executable, "-m", "stack.cli", "sidecar", "run", "--config", path]
 
-        return self.reader(command, _lines_total)
+        return self.reader(command, lines_total)
 
     def mtail_reader(self) -> contextlib.AbstractContextManager[Reader]:
         def command(port: int, log: Path) -> list[object]:
@@ -224,10 +225,10 @@ class Bench:
             place = ["-address", "127.0.0.1", "-port", port, "-log_dir", log.parent]
             return [self.mtail, "-progs", progs, "-logs", log, *place, "-poll_interval", "50ms", "-poll_log_interval", "50ms"]
 
-        return self.reader(command, _mtail_requests)
+        return self.reader(command, mtail_requests)
 
     def client_python(self) -> contextlib.AbstractContextManager[Reader]:
-        return self.reader(lambda port, log: _python("bench_sidecar_peers", "client_python", port, log), _lines_total)
+        return self.reader(lambda port, log: module("bench_sidecar_peers", "client_python", port, log), lines_total)
 
     def file(self, lines: Lines) -> Path:
         """A file of as many lines as there are to be read at once, made once."""
@@ -389,8 +390,8 @@ class Bench:
                 self.tell({f"{engines} engines share": share, f"{engines} engines scrape": scrape, f"{engines} engines rss": reader.rss_mb})
 
     def figures(self) -> dict[str, tuple[Told, Figure]]:
-        told = TOLD | _growth(self.sizes)
-        return {name: (told[name], _figure(self.found[name])) for name in told if name in self.found}
+        told = TOLD | growth(self.sizes)
+        return {name: (told[name], figure_of(self.found[name])) for name in told if name in self.found}
 
     # --- the soak
 
@@ -464,14 +465,14 @@ def main(arguments: list[str] | None = None) -> None:
     if len(cores) < 2 and not options.quick:
         raise SystemExit("two cores are needed: one for the reader, one for who writes and scrapes")
     core, other = cores[-1], cores[0]  # the first is the one that most interrupts go to
-    print(f"{_processor()}; core {core} for the reader, core {other} for all others; load average before: {os.getloadavg()[0]:.2f}")
+    print(f"{processor()}; core {core} for the reader, core {other} for all others; load average before: {os.getloadavg()[0]:.2f}")
     os.sched_setaffinity(0, {other})
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     mtail = parts.find("mtail")
     with tempfile.TemporaryDirectory(prefix="bench-sidecar-", dir="/var/tmp") as name, contextlib.ExitStack() as stack:
         collector, engine = free_port(), free_port()
-        stack.enter_context(_process(_python("bench_sidecar_peers", "collector", collector), collector, other, {"PYTHONPATH": str(ROOT)}))
-        stack.enter_context(_process(_python("bench_gateway_stub", engine), engine, other, {"PYTHONPATH": str(ROOT)}))
+        stack.enter_context(running(module("bench_sidecar_peers", "collector", collector), collector, other, {"PYTHONPATH": str(ROOT)}))
+        stack.enter_context(running(module("bench_gateway_stub", engine), engine, other, {"PYTHONPATH": str(ROOT)}))
         sizes = QUICK if options.quick else Sizes()
         bench = Bench(sizes, Path(name), core, collector, engine, mtail.path if mtail else None)
         before, began = core_s(core), time.monotonic()

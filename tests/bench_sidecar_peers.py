@@ -94,7 +94,7 @@ class ClientPython:
             if (ms := record.get(field)) is not None:
                 self._child(metric, who).observe(ms / 1000)
         if (engine_ms := record.get("engine_ttft_ms")) is not None:
-            self._child(ours.TTFT_OVERHEAD, who).observe((record["ttft_ms"] - engine_ms) / 1000)
+            self._child(ours.TTFT_OVERHEAD, who).observe((record["ttft_ms"] - record["engine_queue_ms"] - engine_ms) / 1000)
 
     def _child(self, metric: Any, who: dict[str, str], **more: str) -> Any:
         key = (metric.name, *who.values(), *more.values())

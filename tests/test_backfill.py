@@ -90,7 +90,7 @@ def test_what_promtool_takes_into_a_real_prometheus_adds_up_to_the_log(tmp_path,
     log, page = tmp_path / "log", tmp_path / "past.om"
     lines = [record(n, NOON + 7 * n, team=f"t{n % 3}", ttft_ms=30.0 + n, e2e_ms=50.0 + n, outcome="ok" if n % 5 else "timeout") for n in range(400)]
     log.write_bytes(b"".join(lines))
-    result = CliRunner().invoke(cli.main, ["sidecar", "backfill", str(log), "--out", str(page), "--label", "job=vllm-watch"])
+    result = CliRunner().invoke(cli.main, ["sidecar", "backfill", str(log), "--out", str(page), "--label", "job=sidecar"])
     assert 0 == result.exit_code, result.output
     assert "400 requests from" in result.output
     address = past(page)
@@ -101,7 +101,7 @@ def test_what_promtool_takes_into_a_real_prometheus_adds_up_to_the_log(tmp_path,
         return float(answer["value"][1])
 
     end = NOON + 2880
-    assert 400 == pytest.approx(ask("sum(increase(vllm_watch_requests_total{job='vllm-watch'}[49m]))", end), rel=0.03), "increase extrapolates"
+    assert 400 == pytest.approx(ask("sum(increase(vllm_watch_requests_total{job='sidecar'}[49m]))", end), rel=0.03), "increase extrapolates"
     assert 400 == ask("sum(vllm_watch_requests_total)", end)
     assert 0 == ask("sum(vllm_watch_requests_total)", NOON + 1)
     assert 4000 == ask("sum(vllm_watch_tokens_total{type='prompt'})", end)
@@ -112,7 +112,7 @@ def test_what_promtool_takes_into_a_real_prometheus_adds_up_to_the_log(tmp_path,
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--label", "9=x"], "write it like job=vllm-watch"),
+        (["--label", "9=x"], "write it like job=sidecar"),
         (["--label", "team=x"], "that the series have already"),
         (["--step", "999"], "1<=x<=240"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_sidecar import QUICK, TOLD, Bench, Told, _growth, _lines_total, _mtail_requests, engine_page, missed, p99
+from bench_sidecar import QUICK, TOLD, Bench, Told, engine_page, growth, lines_total, missed, mtail_requests, p99
 from bench_sidecar_lines import Lines
 
 from exporters.catalogue import page
@@ -33,7 +33,7 @@ def test_a_quick_run_has_every_figure_and_every_line_is_counted(tmp_path):
     assert 0 == done.returncode, done.stdout + done.stderr
     told = json.loads(out.read_text())["found"]
     without = set() if parts.find("mtail") else {"mtail", "mtail cpu"}
-    assert (TOLD.keys() | _growth(QUICK).keys()) - without == told.keys()
+    assert (TOLD.keys() | growth(QUICK).keys()) - without == told.keys()
     assert all(len(values) == 1 and math.isfinite(values[0]) and values[0] >= 0 for values in told.values())
     assert bool(without) == ("left out: mtail" in done.stdout)
 
@@ -94,6 +94,6 @@ def test_99_of_100_are_below_p99_and_a_single_value_is_its_own():
 
 
 def test_what_a_page_has_counted_is_read_off_it():
-    assert 12 == _lines_total(b"# HELP x\nvllm_watch_log_lines_total 12.0\nvllm_watch_log_lines_total_of_another 5\n")
-    assert 0 == _lines_total(b"")
-    assert 5 == _mtail_requests(b'requests{model="a",outcome="ok",prog="p",team="t"} 2\nrequests{model="b"} 3\nother{} 9\n')
+    assert 12 == lines_total(b"# HELP x\nvllm_watch_log_lines_total 12.0\nvllm_watch_log_lines_total_of_another 5\n")
+    assert 0 == lines_total(b"")
+    assert 5 == mtail_requests(b'requests{model="a",outcome="ok",prog="p",team="t"} 2\nrequests{model="b"} 3\nother{} 9\n')

@@ -19,7 +19,7 @@ from exporters import budget
 from exporters.budget import Fleet
 from exporters.catalogue import attributed, gateway, gpu, vllm
 from exporters.exposition import Distribution
-from exporters.gpu import _SAMPLES, GpuReading, families
+from exporters.gpu import SAMPLES, GpuReading, families
 from exporters.otlp import Otlp
 from exporters.request_log import UNKNOWN_TEAM, Outcome, RequestRecord
 from exporters.sidecar import Engine, Sidecar, SidecarConfig
@@ -73,7 +73,7 @@ def test_every_limit_is_twice_what_a_page_is_expected_to_hold(config):
 def worst(team: str, model: str) -> list[RequestRecord]:
     """Records of one team and model that meet everything the log can say, and 60 reasons that no gateway of ours gives."""
     ends = [(outcome, f"why-{n}", sorted(FINISH_REASONS)[n % len(FINISH_REASONS)]) for n, outcome in enumerate(get_args(Outcome) * 12)]
-    full = dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms", "engine_ttft_ms"), 12.0)
+    full = dict.fromkeys(("tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms", "engine_ttft_ms"), 12.0) | {"ttft_ms": 30.0}
     first = RequestRecord(
         request_id="r", team=team, model=model, outcome="ok", status=200, finish_reason="stop", stream=True, prompt_tokens=9, cached_tokens=1,
         completion_tokens=9, cache_hit=True, **full,
@@ -114,7 +114,7 @@ def _page(shown: GatewayMetrics) -> str:
 
 def test_a_card_that_tells_everything_costs_what_the_budget_says():
     """The reader's own code with every value there; what is absent has a reason instead of a value."""
-    values = {name: 1.0 for _, _, name in _SAMPLES}
+    values = {name: 1.0 for _, _, name in SAMPLES}
     card = GpuReading("GPU-1", **values, energy_joules=1.0, event_reasons=0, xids={}, absent={f"value_{n}": f"why-{n}" for n in range(8)})
     counted = Counter(metric for metric, _, _ in families([card]))
     assert {metric: budget.series(metric) for metric in gpu.GPU if metric not in gpu.MIG} == counted

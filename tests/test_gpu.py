@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
+import memory
 import pytest
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
@@ -793,12 +794,6 @@ async def test_a_hang_is_on_the_page_within_five_seconds_and_the_page_always_ans
     assert before == children()
 
 
-def held_bytes() -> int:
-    """Memory of this process, without what is shared with files."""
-    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
-
-
 async def test_a_thousand_hangs_leave_nothing_behind(source, monkeypatch):
     """With a program that never answers and a deadline of ten milliseconds: no process, no pipe, no thread, no memory."""
     monkeypatch.setattr(sidecar, "FIRST_GPU_READING_S", 0.01)
@@ -807,11 +802,11 @@ async def test_a_thousand_hangs_leave_nothing_behind(source, monkeypatch):
         hangs = lambda: page.sidecar.sources[0].errors["hang"]  # noqa: E731
         while hangs() < 200:  # buffers and caches have found their size
             assert not await page.up()
-        held = held_bytes()
+        held = memory.mib()
         while hangs() < 1000:
             assert not await page.up()
             await asyncio.sleep(0.01)
-        assert 4 << 20 > held_bytes() - held
+        assert 4 > memory.mib() - held
         assert {"hang": hangs()} == +page.sidecar.sources[0].errors
         assert len(children()) <= len(before) + 1
         assert SOON_S > page.slowest_s

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import ssl
 import threading
+import traceback
 from collections.abc import Iterator
 from concurrent import futures
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,8 +21,10 @@ from authority import Authority, Pair
 from exporters import otlp
 from exporters.config import BadConfig
 from exporters.http_config import Way, asking, trouble, trusting
+from exporters.web_config import Protection
 from stack import config as configuration
 from stack.gateway.client import Client, Unreachable
+from stack.gateway.teams import load_policy
 from stack.prometheus import address_from
 
 TOKEN = "tok-55aa"
@@ -187,6 +190,54 @@ def test_a_mistake_is_one_sentence_that_names_the_place_and_no_secret(words, tex
     assert words.replace("{folder}", str(tmp_path)) in str(told.value)
     assert str(told.value).startswith(f"--http-config: {tmp_path}/http.yml")
     assert "s3cret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("found undefined alias", "*hunter2"),
+        ("could not determine a constructor for the tag", "!hunter2"),
+        ("could not determine a constructor for the tag", "!!hunter2 x"),
+        ("could not determine a constructor for the tag", "!hun'ter2"),
+        ("found undefined tag handle", "!hunter2!x y"),
+        ("what stands here is no int", "!!int hunter2"),
+        ("what stands here is no float", "!!float hunter2"),
+        ("what stands here is no bool", "!!bool hunter2"),
+        ("what stands here is no timestamp", "!!timestamp hunter2"),
+        ("what stands here is no float", "!!float ''"),
+        ("failed to convert base64 data into ascii", "!!binary hunter2ü"),
+        ("it cannot be read", "!<hunter2%ff> x"),
+        ("found character '%' that cannot start any token", "%hunter2"),
+        ("found character '\\t' that cannot start any token", "\thunter2"),
+        ("expected ',' or ']', but got '<scalar>'", "['x' hunter2]"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (Way, "basic_auth:\n  password: {}\n"),
+        (Protection, "basic_auth_users:\n  watcher: {}\n"),
+        (load_policy, "teams:\n  demo: {{keys: {}\n  }}\n"),
+    ],
+)
+def test_a_secret_without_quotes_that_is_no_yaml_is_not_repeated(read, text, words, value, tmp_path):
+    """Passwords begin with anything. Neither the sentence nor a traceback of it has more of it than one character; it says the line and the kind."""
+    with pytest.raises(BadConfig) as told:
+        read(config(tmp_path, text.format(value)))
+    assert f"http.yml, line 2: this is not YAML: {words}" == str(told.value)[str(told.value).index("http.yml") :]
+    for part in ("hunter2", "hun'ter2", "hun"):
+        assert part not in "".join(traceback.format_exception(told.value))
+
+
+def test_a_token_in_place_of_its_type_is_not_repeated(tmp_path):
+    with pytest.raises(BadConfig, match="authorization: type is none that is known here; it is Bearer") as told:
+        Way(config(tmp_path, "authorization: {type: Bearer hunter2, credentials_file: a}\n"))
+    assert "hunter2" not in str(told.value)
+
+
+def test_a_key_that_stands_twice_is_named(tmp_path):
+    with pytest.raises(BadConfig, match=r"line 1: this is not YAML: it's me stands here again, first in line 1"):
+        Protection(config(tmp_path, "basic_auth_users: {it's me: a, it's me: b}"))
 
 
 def test_one_way_to_log_in_is_enough(tmp_path):

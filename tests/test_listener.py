@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gc
 import logging
 import resource
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -67,8 +69,9 @@ async def answer(request: web.BaseRequest) -> web.StreamResponse:
 
 @contextlib.asynccontextmanager
 async def serving(protection: Protection | None = None, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]] = answer,
-                  **settings: object) -> AsyncIterator[listener.Listening]:  # fmt: skip
-    runner = web.ServerRunner(web.Server(handler, access_log=None), shutdown_timeout=0.2)
+                  hang_ups: bool = False, **settings: object) -> AsyncIterator[listener.Listening]:  # fmt: skip
+    """hang_ups: who goes away ends what was done for it, as at the board."""
+    runner = web.ServerRunner(web.Server(handler, handler_cancellation=hang_ups, access_log=None), shutdown_timeout=0.2)
     listening = await listen(runner, "listen", "127.0.0.1:0", protection, **settings)
     try:
         yield listening
@@ -272,6 +275,55 @@ async def test_the_file_with_a_mistake_leaves_what_was_in_force(tmp_path, caplog
     assert "secret-word" not in caplog.text
 
 
+@pytest.mark.parametrize("left", ["", "# logins\n", "---\n", "{}", "null\n", "basic_auth_users: {}\n", "bearer_token_files: []\n"])
+async def test_a_file_that_was_emptied_switches_no_login_off(left, tmp_path, caplog):
+    """As on a full disk, or in the midst of a copy: what is left is good YAML, and asks for nothing."""
+    path = secured(tmp_path, users=True)
+    text = path.read_text()
+    async with serving(Protection(path)) as it:
+        path.write_text(left)
+        for _ in range(2):
+            assert [200, 401] == [await status(it.url, **asked) for asked in (LOGIN, {})]
+        told = "asks for no login any more, and logins are switched off only by a new start; what was in force before stays"
+        assert 1 == caplog.text.count(told)
+        path.write_text(text.replace(HASH, bcrypt.hashpw(b"new", bcrypt.gensalt(4)).decode()))
+        assert [401, 200] == [await status(it.url, **asked) for asked in (LOGIN, login("prometheus", "new"))]
+
+
+@pytest.mark.parametrize(("users", "told"), [(False, 1), (True, 0)])
+def test_a_start_with_a_file_that_protects_nothing_says_so(users, told, tmp_path, caplog):
+    path = secured(tmp_path, users=users)
+    Protection(path, "web_config")
+    assert told == caplog.text.count(f"web_config: {path} asks for neither TLS nor a login, so this listener is open")
+
+
+async def test_a_file_that_was_cut_off_behind_its_tls_switches_no_login_off(tmp_path, authority, pair):
+    path = secured(tmp_path, pair, users=True, tokens=True)
+    text = path.read_text()
+    async with serving(Protection(path)) as it:
+        for end in ("bearer", "basic", "tls"):  # fewer logins, none, an empty file
+            path.write_text(text.partition(end)[0])
+            assert [200, 401] == [await status(it.url, tls=trusting(authority), **asked) for asked in (LOGIN, {})]
+
+
+async def test_a_file_that_was_cut_off_asks_for_certificates_of_clients_as_before(tmp_path, authority, pair, caplog):
+    path = secured(tmp_path, pair, more=f"  client_ca_file: {authority.ca}\n  client_auth_type: RequireAndVerifyClientCert\n")
+    async with serving(Protection(path)) as it:
+        path.write_text(path.read_text().partition("  client_ca_file")[0])
+        assert 200 == await status(it.url, tls=trusting(authority, authority.pair("client")))
+        with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
+            await status(it.url, tls=trusting(authority))
+    assert 1 == caplog.text.count("asks for no certificate of clients any more, and those are switched off only by a new start; what was in force")
+
+
+async def test_logins_that_are_asked_for_from_now_on_need_no_new_start(tmp_path, authority, pair):
+    path = secured(tmp_path, pair)
+    async with serving(Protection(path)) as it:
+        assert 200 == await status(it.url, tls=trusting(authority))
+        secured(tmp_path, pair, users=True)
+        assert [200, 401] == [await status(it.url, tls=trusting(authority), **asked) for asked in (LOGIN, {})]
+
+
 async def test_bcrypt_is_asked_once_for_a_login_that_is_right_and_each_time_for_a_wrong_one(tmp_path, monkeypatch):
     asked: list[str] = []
     matches = web_config._matches
@@ -292,13 +344,13 @@ async def test_a_flood_of_wrong_logins_keeps_nobody_out_who_is_known_or_comes_fr
     protection = Protection(secured(tmp_path, users=True))
     gate, matches = asyncio.Event(), web_config._matches
 
-    async def slow(_: object, *given: object) -> bool:
+    async def slow(*given: object) -> bool:
         await gate.wait()
         return matches(*given)
 
     async with serving(protection) as it:
         assert 200 == await status(it.url, **LOGIN)
-        monkeypatch.setattr(asyncio, "to_thread", slow)
+        monkeypatch.setattr(web_config, "_matches_apart", slow)
         wrong = [asyncio.create_task(status(it.url, **login("prometheus", f"w{number}"))) for number in range(40)]
         assert 503 == await next(asyncio.as_completed(wrong))
         assert 200 == await status(it.url, **LOGIN)
@@ -321,7 +373,7 @@ async def test_no_more_logins_wait_than_there_are_places_from_however_many_addre
         await gate.wait()
         return False
 
-    monkeypatch.setattr(asyncio, "to_thread", slow)
+    monkeypatch.setattr(web_config, "_matches_apart", slow)
     header = login("prometheus", "wrong")["headers"]["Authorization"]
     waiting = [asyncio.create_task(protection.admits(header, f"192.0.2.{number}")) for number in range(web_config.LOGINS_WAITING)]
     await asyncio.sleep(0)
@@ -329,6 +381,95 @@ async def test_no_more_logins_wait_than_there_are_places_from_however_many_addre
         await protection.admits(header, "192.0.2.99")
     gate.set()
     assert not any(await asyncio.gather(*waiting))
+
+
+class Slow:
+    """bcrypt that is done when `gate` is set; how many were asked, how many at once, and in which threads."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.asked = self.now = self.most = 0
+        self.threads = set[threading.Thread]()
+        self._matches = web_config._matches
+
+    def __call__(self, *given: object) -> bool:
+        self.asked, self.now = self.asked + 1, self.now + 1
+        self.most = max(self.most, self.now)
+        self.threads.add(threading.current_thread())
+        self.gate.wait(5)
+        self.now -= 1
+        return self._matches(*given)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    it = Slow()
+    monkeypatch.setattr(web_config, "_matches", it)
+    yield it
+    it.gate.set()
+
+
+async def until(so: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not so():
+            await asyncio.sleep(0.01)
+
+
+async def test_who_hangs_up_frees_neither_the_turn_nor_the_place_before_its_hash_is_done(tmp_path, slow):
+    """A thread that hashes cannot be stopped; at the board, where a hang-up ends the handler, as many of them ran as the loop has threads."""
+    protection = Protection(secured(tmp_path, users=True))
+    async with serving(protection, hang_ups=True) as it:
+        for number in range(web_config.LOGINS_OF_ONE):
+            _, writer = await connected(it.url)
+            wrong = login("prometheus", f"w{number}")["headers"]["Authorization"]
+            writer.write(f"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: {wrong}\r\n\r\n".encode())
+            await until(lambda taken=number + 1: slow.now and protection._waiting["127.0.0.1"] == taken)
+            writer.close()
+            await until(lambda: not it._open)
+        assert 503 == await status(it.url, **LOGIN)
+        drawing = asyncio.get_running_loop().run_in_executor(None, threading.current_thread)
+        assert not slow.threads & {await drawing}, "those that draw panels are left alone"
+        slow.gate.set()
+        await until(lambda: not protection._waiting)
+        assert 200 == await status(it.url, **LOGIN)
+    assert (1, web_config.LOGINS_OF_ONE + 1) == (slow.most, slow.asked)
+    assert not protection._checks
+    for thread in slow.threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+async def test_a_right_login_whose_client_went_away_is_known_when_it_comes_again(tmp_path, slow):
+    protection, header = Protection(secured(tmp_path, users=True)), LOGIN["headers"]["Authorization"]
+    first = asyncio.create_task(protection.admits(header))
+    await until(lambda: slow.now)
+    first.cancel()
+    slow.gate.set()
+    assert await protection.admits(header)
+    assert 1 == slow.asked
+
+
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.SelectorEventLoop])
+def test_a_hash_at_the_end_keeps_nobody_and_leaves_nothing(loop, tmp_path, slow, caplog):
+    """Neither a thread, nor a task about which the loop complains; those that wait for their turn never begin."""
+    protection, header = Protection(secured(tmp_path, users=True)), login("prometheus", "wrong")["headers"]["Authorization"]
+
+    async def run() -> None:
+        asked = [asyncio.create_task(protection.admits(header, str(number))) for number in range(3)]
+        await until(lambda: slow.now)
+        for each in asked:
+            each.cancel()
+        assert 3 == protection._waiting.total()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
+    slow.gate.set()
+    for thread in slow.threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    gc.collect()
+    assert ([], 1, 0) == (caplog.records, slow.asked, protection._waiting.total())
+    assert not protection._checks
 
 
 def test_what_is_written_while_the_file_is_read_is_not_missed(tmp_path, monkeypatch):
@@ -376,6 +517,43 @@ def test_a_file_that_is_named_before_it_is_there_is_used_when_it_comes(tmp_path,
     assert "late.pem cannot be read" in caplog.text
     late.write_bytes(fresh.cert.read_bytes())
     assert context is not protection.context()
+
+
+async def test_a_certificate_is_renewed_while_the_file_has_a_mistake(tmp_path, caplog):
+    """Who renews certificates, and who edits the file, are often two; the mistake may stand there until the former certificate has expired."""
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+    pair, fresh = first.pair("server"), second.pair("server")
+    path = secured(tmp_path, pair)
+    text = path.read_text()
+    async with serving(Protection(path)) as it:
+        path.write_text(text + "oops: 1\n")
+        assert 200 == await status(it.url, tls=trusting(first))
+        pair.cert.write_bytes(fresh.cert.read_bytes())  # the key is still the old one
+        assert 200 == await status(it.url, tls=trusting(first))
+        pair.key.write_bytes(fresh.key.read_bytes())
+        assert 200 == await status(it.url, tls=trusting(second))
+        path.write_text(text)
+        assert 200 == await status(it.url, tls=trusting(second))
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert [("oops is unknown", ""), ("oops is unknown", "the key is not that of the certificate"), ("oops is unknown", "")] == [
+        tuple(words if words in line else "" for words in ("oops is unknown", "the key is not that of the certificate")) for line in told
+    ]
+
+
+@pytest.mark.parametrize("more", ["", "basic_auth_users: {}\n"])
+def test_a_certificate_is_renewed_while_the_file_names_one_that_is_not_there_or_lost_its_logins(more, tmp_path, authority):
+    pair, fresh = authority.pair("former"), authority.pair("renewed")
+    path = secured(tmp_path, pair, users=True)
+    protection = Protection(path)
+    context = protection.context()
+    path.write_text(more or path.read_text().replace(str(pair.cert), "late.pem"))
+    assert context is protection.context()
+    pair.cert.write_bytes(fresh.cert.read_bytes())
+    assert context is protection.context()
+    pair.key.write_bytes(fresh.key.read_bytes())
+    taken = protection.context()
+    assert context is not taken
+    assert taken is protection.context(), "once"
 
 
 @pytest.mark.parametrize(

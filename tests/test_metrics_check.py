@@ -80,6 +80,17 @@ DASHBOARD = {
 }
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
+def test_our_own_boards_are_in_order_when_they_are_checked_like_anybodys(path):
+    boards = sorted((GOLDEN.parent.parent / "dashboards/json").rglob("*.json"))
+    result = CliRunner().invoke(cli.main, ["metrics", "check", str(path), *(word for board in boards for word in ("--dashboard", str(board)))])
+    assert (0, True) == (result.exit_code, len(boards) > 10), result.output
+    assert "empty     " in result.output
+    panel = {"title": "x", "fieldConfig": {"defaults": {"noValue": "-"}}, "targets": [{"expr": "vllm:corrupted_requests_total"}]}
+    theirs = check.uses_of_dashboard(json.dumps({"panels": [panel]}), "mine.json")
+    assert [""] == [use.optional for use in theirs], "of somebody else's panel nobody knows that"
+
+
 def test_a_dashboard_of_ones_own_is_checked_for_names_that_never_were(tmp_path):
     """The name cache_hit_tokens_total is in circulation and was never in any release."""
     board = tmp_path / "mine.json"

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import memory
 import msgspec
 import pytest
 import yaml
@@ -29,6 +30,7 @@ from exporters import otlp
 from exporters.otlp import Encoder, NotNow, Otlp, Refused, Spans
 from exporters.request_log import RequestRecord, parse_line, timestamp, to_line
 from exporters.sidecar import Sidecar, SidecarConfig
+from exporters.spans import attributes, failure, operation, span_of
 from stack import config
 from stack.lab import plan
 
@@ -72,7 +74,7 @@ def plain(attributes) -> dict[str, object]:
 
 
 def test_a_span_ends_when_the_record_says_and_began_as_long_before_as_the_request_took():
-    span = otlp.span_of(FULL)
+    span = span_of(FULL)
     assert span is not None
     assert (TRACE, SPAN, None) == (span.trace_id.hex(), span.span_id.hex(), span.parent_id)
     assert (1778578200_250_000_000, 1778578201_500_000_000) == (span.start_ns, span.end_ns)
@@ -80,9 +82,9 @@ def test_a_span_ends_when_the_record_says_and_began_as_long_before_as_the_reques
 
 def test_a_trace_that_a_client_began_goes_on_below_the_clients_span():
     parent = "00f067aa0ba902b7"
-    (span,) = decoded(Encoder("1").body([otlp.span_of(record(parent_span_id=parent))]))
+    (span,) = decoded(Encoder("1").body([span_of(record(parent_span_id=parent))]))
     assert (parent, SPAN) == (span.parent_span_id.hex(), span.span_id.hex())
-    (first,) = decoded(Encoder("1").body([otlp.span_of(FULL)]))
+    (first,) = decoded(Encoder("1").body([span_of(FULL)]))
     assert b"" == first.parent_span_id
 
 
@@ -96,7 +98,7 @@ def test_a_trace_that_a_client_began_goes_on_below_the_clients_span():
     ids=str,
 )  # fmt: skip
 def test_a_record_without_ids_or_times_makes_no_span(lacking):
-    assert otlp.span_of(record(**lacking)) is None
+    assert span_of(record(**lacking)) is None
 
 
 def test_everything_that_is_known_is_an_attribute_under_the_name_that_others_look_for():
@@ -110,11 +112,11 @@ def test_everything_that_is_known_is_an_attribute_under_the_name_that_others_loo
         "vllm_watch.upstream": "gpu-1", "vllm_watch.variant": "canary", "vllm_watch.engine_version": "0.32.0", "vllm_watch.attempt": 2,
         "vllm_watch.tried": "gpu-0:upstream_down", "vllm_watch.outcome": "ok", "vllm_watch.queue_s": 0.004, "vllm_watch.tpot_s": 0.008,
         "vllm_watch.engine_queue_s": 0.001, "vllm_watch.engine_ttft_s": 0.1, "vllm_watch.est_prompt_tokens": 90,
-    } == otlp.attributes(FULL)  # fmt: skip
+    } == attributes(FULL)  # fmt: skip
 
 
 def test_what_a_record_does_not_say_is_absent_and_never_0():
-    assert {"gen_ai.operation.name": "request", "gen_ai.provider.name": "vllm", "vllm_watch.request_id": "a"} == otlp.attributes(
+    assert {"gen_ai.operation.name": "request", "gen_ai.provider.name": "vllm", "vllm_watch.request_id": "a"} == attributes(
         RequestRecord(request_id="a")
     )
 
@@ -139,15 +141,15 @@ def test_what_a_record_does_not_say_is_absent_and_never_0():
 def test_a_failure_has_an_error_type_and_the_status_error_and_nothing_else_has(ended, error):
     """As the error ratio counts: a refusal and a hang-up are no failures."""
     failed = record(**ended)
-    assert error == otlp.failure(failed)
-    (span,) = decoded(Encoder("9").body([otlp.span_of(failed)]))
+    assert error == failure(failed)
+    (span,) = decoded(Encoder("9").body([span_of(failed)]))
     assert (2 if error else 0) == span.status.code
     assert error == plain(span.attributes).get("error.type")
 
 
 def test_a_finish_reason_is_told_only_where_it_is_the_engines_own():
     """The gateway writes abort, error and rejected itself."""
-    assert "gen_ai.response.finish_reasons" not in otlp.attributes(record(outcome="client_abort", finish_reason="abort"))
+    assert "gen_ai.response.finish_reasons" not in attributes(record(outcome="client_abort", finish_reason="abort"))
 
 
 @pytest.mark.parametrize(
@@ -159,11 +161,11 @@ def test_a_finish_reason_is_told_only_where_it_is_the_engines_own():
     ],
 )  # fmt: skip
 def test_a_route_has_a_word_and_no_id_in_it(route, word):
-    assert word == otlp.operation(route)
+    assert word == operation(route)
 
 
 def test_a_span_is_named_after_what_was_asked_of_which_model_and_is_the_gateways():
-    request = ExportTraceServiceRequest.FromString(Encoder("9.9").body([otlp.span_of(FULL), otlp.span_of(record(model=None))]))
+    request = ExportTraceServiceRequest.FromString(Encoder("9.9").body([span_of(FULL), span_of(record(model=None))]))
     (resource,) = request.resource_spans
     (scope,) = resource.scope_spans
     assert {"service.name": "vllm-watch-gateway"} == plain(resource.resource.attributes)
@@ -192,11 +194,11 @@ def lines() -> st.SearchStrategy[bytes]:
 @given(st.lists(lines(), max_size=5))
 def test_whatever_the_log_accepts_arrives_as_it_was(many):
     """The encoder fills in the same messages again and again: nothing of one request may be left in the next."""
-    spans = [span for line in many if (span := otlp.span_of(parse_line(line)))]
+    spans = [span for line in many if (span := span_of(parse_line(line)))]
     encoder = Encoder("9")
     for _ in range(2):
         arrived = decoded(encoder.body(spans))
-        assert [otlp.attributes(span.record) for span in spans] == [plain(span.attributes) for span in arrived]
+        assert [attributes(span.record) for span in spans] == [plain(span.attributes) for span in arrived]
         assert [(s.trace_id, s.span_id, s.start_ns, s.end_ns) for s in spans] == [
             (a.trace_id, a.span_id, a.start_time_unix_nano, a.end_time_unix_nano) for a in arrived
         ]
@@ -204,22 +206,18 @@ def test_whatever_the_log_accepts_arrives_as_it_was(many):
 
 def test_texts_of_a_mebibyte_are_cut_before_they_are_queued():
     """The queue is bounded in spans; so that it is bounded in bytes as well, a span is."""
-    span = otlp.span_of(record(model="m" * (1 << 20), team="t" * 257))
+    span = span_of(record(model="m" * (1 << 20), team="t" * 257))
     assert ("m" * 256, "t" * 256) == (span.record.model, span.record.team)
 
 
 def test_encoding_keeps_nothing_of_what_it_encoded():
     """protobuf keeps what a message was given where no tool of Python's looks: 11 MiB of these once."""
-    encoder, spans = Encoder("9"), [otlp.span_of(record(team=f"team {number}")) for number in range(1000)]
+    encoder, spans = Encoder("9"), [span_of(record(team=f"team {number}")) for number in range(1000)]
     encoder.body(spans)
-    before = anonymous_mib()
+    before = memory.mib()
     for _ in range(60):
         encoder.body(spans)
-    assert anonymous_mib() - before < 3
-
-
-def anonymous_mib() -> float:
-    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) / 1024
+    assert memory.mib() - before < 3
 
 
 # --- which are sent
@@ -239,7 +237,7 @@ def anonymous_mib() -> float:
     ],
 )
 def test_failed_and_slow_requests_are_sent_whatever_the_share(changes, sent):
-    assert sent == otlp.kept(otlp.span_of(record(**changes)), Otlp(endpoint="http://c:4318", sample=0))
+    assert sent == otlp.kept(span_of(record(**changes)), Otlp(endpoint="http://c:4318", sample=0))
 
 
 @pytest.mark.parametrize(
@@ -254,12 +252,12 @@ def test_failed_and_slow_requests_are_sent_whatever_the_share(changes, sent):
 )
 def test_the_share_goes_by_the_trace_id_as_in_the_sdks_sampler(trace_id, share, sent):
     """`trace_id & 0xffffffffffffffff < round(rate * 2**64)`, which is TraceIdRatioBased of opentelemetry-sdk 1.45."""
-    assert sent == otlp.kept(otlp.span_of(record(trace_id=trace_id)), Otlp(endpoint="http://c:4318", sample=share))
+    assert sent == otlp.kept(span_of(record(trace_id=trace_id)), Otlp(endpoint="http://c:4318", sample=share))
 
 
 @given(st.integers(1, 2**128 - 1), st.floats(0, 1), st.floats(0, 1))
 def test_a_trace_of_a_small_share_is_in_every_larger_one(trace_id, one, other):
-    span = otlp.span_of(record(trace_id=f"{trace_id:032x}"))
+    span = span_of(record(trace_id=f"{trace_id:032x}"))
     small, large = (otlp.kept(span, Otlp(endpoint="http://c:4318", sample=share)) for share in sorted((one, other)))
     assert small <= large
 
@@ -768,7 +766,7 @@ def test_a_span_of_a_record_and_that_of_the_engine_become_one_trace_at_a_real_co
     assert ("vllm-watch-gateway", "vllm") == (ours["service"], engines["service"])
     assert ({}, 2) == (ours["status"], failed["status"]["code"])
     assert "decode_timeout" == failed["attributes"]["error.type"]
-    assert {name: as_json(value) for name, value in otlp.attributes(FULL).items()} == ours["attributes"]
+    assert {name: as_json(value) for name, value in attributes(FULL).items()} == ours["attributes"]
 
 
 @pytest.mark.collector

@@ -8,16 +8,14 @@ import sys
 # Threads take and free at once; then one large block is freed, after which glibc would take such sizes from its heap; then many, with a little left
 # above them so that the heap cannot shrink from its end.
 BURSTS = """
-import ctypes, pathlib, sys, threading
+import ctypes, sys, threading
+from tests import memory
 if sys.argv[1] == "ours":
     from exporters import process
     process.runner()
 if sys.argv[1] == "batches":
     from exporters import process
     process.runner(batches=True)
-
-def anonymous_mib():
-    return int(pathlib.Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) / 1024
 
 def burst(size, count):
     blocks = [bytearray(size) for _ in range(count)]
@@ -28,7 +26,7 @@ together = threading.Barrier(6)
 threads = [threading.Thread(target=burst, args=(64 << 10, 50)) for _ in range(6)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
-before = anonymous_mib()
+before = memory.mib()
 large = bytearray(16 << 20)
 del large
 blocks = [bytearray(1 << 20) for _ in range(40)]
@@ -36,7 +34,7 @@ above = [bytearray(1000) for _ in range(100)]
 del blocks
 if sys.argv[1] == "batches":
     process.trim()
-kept = anonymous_mib() - before
+kept = memory.mib() - before
 sys.stdout.write(f"{kept:.1f}\\n")
 sys.stdout.flush()
 libc = ctypes.CDLL(None)

@@ -16,6 +16,7 @@ from exporters.catalogue.page import Page
 ENGINE = "vllm:"
 ESCAPED = "vllm_"
 OURS = "vllm_watch_"
+OUR_BOARDS = "vllm-watch-"  # what their uids begin with
 ESCAPED_ADVICE = (
     "the page was escaped by a re-exporter for Prometheus 2: scrape it with `scrape_protocols: [PrometheusText0.0.4]`, "
     "or restore the names with metric_relabel_configs (source_labels: [__name__], regex: vllm_(.+), target_label: __name__, replacement: vllm:$1)"
@@ -122,7 +123,7 @@ def plausible(known: Iterable[Metric]) -> tuple[str, str | None]:
 def uses_of_dashboard(text: str, name: str) -> Iterator[Use]:
     """Every Prometheus query of a Grafana dashboard: panels, rows of either kind, variables, annotations.
 
-    Raises ValueError for what is no dashboard."""
+    A panel of ours may be empty, and says why by itself (noValue). Raises ValueError for what is no dashboard."""
     try:
         board = json.loads(text)
     except json.JSONDecodeError as error:
@@ -130,10 +131,12 @@ def uses_of_dashboard(text: str, name: str) -> Iterator[Use]:
     board = board.get("dashboard", board) if isinstance(board, dict) else board
     if not isinstance(board, dict) or not isinstance(board.get("panels", board.get("rows")), list):
         raise ValueError(f"{name} is no Grafana dashboard: it has no list of panels")
+    is_ours = str(board.get("uid", "")).startswith(OUR_BOARDS)
     for panel in _panels([*(board.get("panels") or ()), *(board.get("rows") or ())]):
         for target in _dicts(panel.get("targets")):
             if _asks_prometheus(target, panel):
-                yield from _use(f"{name}: {panel.get('title') or panel.get('id') or 'panel'} / {target.get('refId', '?')}", target.get("expr"))
+                place = f"{name}: {panel.get('title') or panel.get('id') or 'panel'} / {target.get('refId', '?')}"
+                yield from _use(place, target.get("expr"), _when_empty(panel) if is_ours else "")
     for variable in _dicts((board.get("templating") or {}).get("list")):
         query = variable.get("query")
         query = query.get("query") if isinstance(query, dict) else query
@@ -171,9 +174,15 @@ def successor(sample: str, catalogue: Iterable[Metric]) -> str | None:
     return None
 
 
-def _use(place: str, expr: object) -> Iterator[Use]:
+def _use(place: str, expr: object, optional: str = "") -> Iterator[Use]:
     if isinstance(expr, str) and expr.strip():
-        yield Use(place, expr)
+        yield Use(place, expr, optional)
+
+
+def _when_empty(panel: Mapping[str, Any]) -> str:
+    found = panel.get("fieldConfig")
+    defaults = found.get("defaults") if isinstance(found, dict) else None
+    return str(defaults.get("noValue") or "") if isinstance(defaults, dict) else ""
 
 
 def _panels(panels: Iterable[Any]) -> Iterator[dict[str, Any]]:

@@ -58,7 +58,8 @@ CACHE_LOOKUPS = Metric(
 )  # fmt: skip
 TTFT_OVERHEAD = Metric(
     "vllm_watch_ttft_overhead_seconds", Kind.HISTOGRAM, Unit.SECONDS,
-    "What the way to the engine and back adds to the time to first token: the client's figure less the engine's own, request by request.",
+    "What the way to the engine and back adds to the time to first token: the client's figure less what the request took in the engine, its queue "
+    "and from there to the first token, request by request.",
     labels=_WHO, needs="--enable-per-request-metrics",
     notes=("Never a difference of two quantiles: each request is joined with what the engine said of it.",),
 )  # fmt: skip

@@ -81,7 +81,7 @@ ADMISSION_REJECTIONS = Metric(
     notes=(
         "No engine label: the limit sits in the API server.",
         "--max-num-queued-reqs counts running plus waiting requests, despite its name.",
-        "A refused stream answers HTTP 200 and one error event: of 28 refusals only 9 were an HTTP 503.",
+        "A refused stream may answer HTTP 200 and one error event: 19 of 28 refusals did, 9 were an HTTP 503.",
         "Always on the page, also without a limit; the first release (0.30) is inferred, seen on 0.32.",
     ),
 )

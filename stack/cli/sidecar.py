@@ -69,14 +69,14 @@ def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Where the OpenMetrics file goes.")
 @click.option("--config", "path", type=click.Path(path_type=Path, dir_okay=False), help="The sidecar's YAML, with its teams and field_names.")
 @click.option("--step", "step_s", default=60, show_default=True, type=click.IntRange(1, 240), help="Seconds between samples.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Added to every series, such as job=vllm-watch.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Added to every series, such as job=sidecar.")
 def sidecar_backfill(files: tuple[Path, ...], out: Path, path: Path | None, step_s: int, labels: tuple[str, ...]) -> None:
     """Make series of the past from old request logs, packed or not, for promtool to bring into Prometheus.
 
     Leave out what a running sidecar has counted, or it is there twice. Each FILE is best in the order of time, as it was written.
 
     \b
-    Example:  vllm-watch sidecar backfill requests.jsonl.2.gz requests.jsonl.1 --out past.om --label job=vllm-watch
+    Example:  vllm-watch sidecar backfill requests.jsonl.2.gz requests.jsonl.1 --out past.om --label job=sidecar
               promtool tsdb create-blocks-from openmetrics past.om /path/to/prometheus/data
     """
     from exporters import backfill
@@ -85,7 +85,7 @@ def sidecar_backfill(files: tuple[Path, ...], out: Path, path: Path | None, step
 
     pairs = dict(label.partition("=")[::2] for label in labels)
     if bad := next((name for name in pairs if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name)), None):
-        raise click.UsageError(f"--label {bad!r} is no label; write it like job=vllm-watch")
+        raise click.UsageError(f"--label {bad!r} is no label; write it like job=sidecar")
     if taken := next((name for name in pairs for metric in REQUEST_TRAFFIC if name in (*metric.labels, "le")), None):
         raise click.UsageError(f"--label {taken} is a label that the series have already; choose another name")
     with mistakes_told(), contextlib.ExitStack() as stack:
