@@ -5,7 +5,7 @@ from __future__ import annotations
 from alerts import recorded, thresholds
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
-from alerts.settings import Settings
+from alerts.settings import Settings, seconds, written
 from alerts.subjects import ENGINE, JOB, TARGET, by, on
 from exporters.catalogue import promql, vllm
 from exporters.catalogue.prometheus import PROCESS_START, UP
@@ -33,27 +33,31 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     starts = promql.changes(PROCESS_START, hour, TARGET, (s.engine,))
     resets = promql.resets(vllm.GENERATION_TOKENS, hour, TARGET, (s.engine,))
     slow, again = s.at(thresholds.START_TIME), s.at(thresholds.RESTARTS)
+    loading = s.window(written(max(1, round(slow.value))))
+    # Not one that is new and loads its model: it was up of late, or is known for longer than a start takes. The hour before that start is for
+    # times when Prometheus itself was away.
+    known = f"(max_over_time({up}[{max(hour, loading, key=seconds)}]) == 1 or last_over_time({up}[{hour}] offset {loading}))"
     length = s.at(thresholds.QUEUE_LENGTH)
     ten = s.window("10m")
     waiting = vllm.NUM_REQUESTS_WAITING
     return (
         Alert(
             "VLLMEngineDown", Severity.CRITICAL,
-            f"group {by(JOB)} ({up}) unless group {by(JOB)} ({up} == 1)",
+            f"group {by(JOB)} ({up}) unless group {by(JOB)} ({up} == 1) and group {by(JOB)} {known}",
             hold="1m",
             summary="No engine of a scrape job answers.",
             description="None of the engines of job {{ $labels.job }} has answered Prometheus for a minute: their users get connection errors, "
             "or the network between is gone.",
-            panel=PanelRef("overview", "engines-up"),
+            panel=PanelRef("overview", "engines-up"), threshold=slow, drawn=False,
         ),
         Alert(
             "VLLMEngineUnreachable", Severity.WARNING,
-            f"{up} == 0",
+            f"{up} == 0 and {known}",
             hold="2m",
             summary="An engine does not answer its scrape.",
-            description="{{ $labels.instance }} of job {{ $labels.job }} has not answered for two minutes; the requests it had are lost, and the "
-            "others of the job carry its load.",
-            panel=PanelRef("overview", "engines-up"), muted_by=("VLLMEngineDown", "VLLMRestartLoop"),
+            description="{{ $labels.instance }} of job {{ $labels.job }} has not answered for two minutes though it did within the hour, or for "
+            "longer than a start takes: requests that it had are lost, and the others of the job carry its load.",
+            panel=PanelRef("overview", "engines-up"), threshold=slow, drawn=False, muted_by=("VLLMEngineDown", "VLLMRestartLoop"),
         ),
         Alert(
             "VLLMEngineGone", Severity.WARNING,

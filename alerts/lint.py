@@ -251,7 +251,7 @@ def _value(alert: Alert, rules: _Rules) -> _Told:
 
 def _static(alert: Alert, rules: _Rules) -> _Told:
     """Alertmanager groups and finds again by labels; a value in one makes a new alert at every evaluation."""
-    for label, value in (("owner", alert.owner), ("severity", str(alert.severity))):
+    for label, value in alert.labels.items():
         if "{{" in value:
             yield f"the label {label} holds a template"
 

@@ -43,6 +43,7 @@ class Alert:
 
     threshold: the number it compares with; drawn: whether its panel shows the same quantity, so that the line belongs there.
     muted_by: alerts that say more about the same thing; while one of them fires for the same labels, Alertmanager keeps this one back.
+    always: it fires at all times, and its silence is what tells.
     Raises ValueError for what would not work at night."""
 
     name: str
@@ -57,6 +58,7 @@ class Alert:
     drawn: bool = True
     keep_firing: str | None = None
     muted_by: tuple[str, ...] = ()
+    always: bool = False
 
     def __post_init__(self) -> None:
         if not _ALERT.fullmatch(self.name) or len(self.name) > 40:
@@ -65,9 +67,17 @@ class Alert:
             raise ValueError(f"{self.name}: the summary is one fixed sentence, so that alerts group under it")
         if "{{" not in self.description and self.severity is not Severity.INFO:
             raise ValueError(f"{self.name}: the description names the instance by a label")
+        if self.always and self.severity is not Severity.INFO:
+            raise ValueError(f"{self.name}: what always fires must not be {self.severity}")
         for duration in filter(None, (self.hold, self.keep_firing)):
             if not _DURATION.fullmatch(duration):
                 raise ValueError(f"{self.name}: {duration!r} is no duration such as 5m")
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What routing and muting go by. What always fires must not be muted, and kube-prometheus-stack mutes all that says `info` by its
+        InfoInhibitor; so its label is `none`, as on the Watchdog there."""
+        return {"severity": "none" if self.always else str(self.severity), "owner": self.owner}
 
     def paced(self, settings: Settings) -> Alert:
         """The same with its waiting times at the pace of a drill."""
@@ -79,7 +89,7 @@ class Alert:
         rule: dict[str, Any] = {"alert": self.name, "expr": expression.pretty(self.expr), "for": self.hold}
         if self.keep_firing:
             rule["keep_firing_for"] = self.keep_firing
-        rule["labels"] = {"severity": str(self.severity), "owner": self.owner}
+        rule["labels"] = self.labels
         rule["annotations"] = {
             "summary": self.summary,
             "description": self.description,

@@ -18,7 +18,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 class Overlay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """thresholds.yaml. thresholds: name -> number in base units, see `vllm-watch alerts list`. Jobs are regular expressions that match whole
+    """thresholds.yml. thresholds: name -> number in base units, see `vllm-watch alerts list`. Jobs are regular expressions that match whole
     job names. Raises ValueError for a name that no threshold has or a number that cannot be."""
 
     thresholds: Mapping[str, float] = {}

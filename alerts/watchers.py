@@ -103,6 +103,6 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             hold="0s",
             summary="Alerting works from end to end.",
             description="This alert always fires. When it stops arriving, Prometheus, Alertmanager or the way to you is broken.",
-            panel=PanelRef("overview", "firing-alerts"), owner="platform",
+            panel=PanelRef("overview", "firing-alerts"), owner="platform", always=True,
         ),
     )  # fmt: skip

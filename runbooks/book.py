@@ -19,7 +19,7 @@ import yaml
 
 FOLDER = Path(__file__).resolve().parent
 HEADINGS = ("Meaning", "Impact", "First five minutes", "Diagnosis", "Mitigation", "Why this threshold", "Escalation")
-SEVERITIES = ("critical", "warning", "info")
+SEVERITIES = ("critical", "warning", "info", "none")
 KEYS = ("alert", "severity", "board", "panel", "related", "reviewed")  # of the front matter; the first four are printed
 REVIEWED_DAYS = 365
 _REGIONS = {"rule": "Meaning", "threshold": "Why this threshold"}  # printed parts, and the section that each stands in

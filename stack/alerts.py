@@ -118,7 +118,7 @@ def foreign(path: Path) -> str:
 
 
 def numbers(settings: Settings) -> str:
-    """thresholds.yaml with everything in it: what --thresholds reads."""
+    """thresholds.yml with everything in it: what --thresholds reads."""
     lines = [f"  {used.name}: {used}  # {_shown(used)}" for used in map(settings.at, thresholds.ALL)]
     overlay = settings.overlay
     jobs = [f"{job}: {json.dumps(getattr(overlay, job))}" for job in ("engine_job", "gateway_job", "sidecar_job")]
@@ -155,7 +155,7 @@ def rows(settings: Settings = SHIPPED) -> Iterator[dict[str, Any]]:
     own = {threshold.name for threshold in thresholds.ALL}
     for alert in families.alerts(settings):
         yield {
-            "name": alert.name, "severity": str(alert.severity), "for": alert.hold, "summary": alert.summary,
+            "name": alert.name, "severity": alert.labels["severity"], "for": alert.hold, "summary": alert.summary,
             "panel": f"{alert.panel.board}/{alert.panel.panel}", "threshold": _row(alert.threshold, own) if alert.threshold else None,
             "muted_by": list(alert.muted_by),
         }  # fmt: skip

@@ -183,7 +183,8 @@ scrape_configs:
 """
 
 
-_OF_ENGINES = """\
+CREATED = ".+_created"
+_OF_ENGINES = f"""\
   # vLLM answers every Accept header with plain text. What re-exports its page with prometheus_client 0.23 or later would write vllm_ for vllm: to a
   # Prometheus 2 that asks for anything else.
   scrape_protocols: [PrometheusText0.0.4]
@@ -191,7 +192,7 @@ _OF_ENGINES = """\
   metric_relabel_configs:
     - source_labels: [__name__]
       action: drop
-      regex: .+_created
+      regex: {CREATED}
 """
 
 
@@ -242,9 +243,10 @@ def _of_pages() -> Iterator[str]:
 
 # honor_labels stays false: a page may not say whose it is. A target that is labelled like a series of its page would turn the page's own label
 # into exported_team and the like, and every board would lose it.
+OF_PAGES = "|".join(sorted(set(_of_pages())))
 _RELABEL = f"""\
   # A label of a target may not be called as one of its page's: that would become exported_team, and boards by team would be empty.
   relabel_configs:
     - action: labeldrop
-      regex: {"|".join(sorted(set(_of_pages())))}
+      regex: {OF_PAGES}
 """

@@ -225,22 +225,58 @@ def cost(teams: str, idle: str) -> Series:
     }  # fmt: skip
 
 
+_DOWN = (
+    "None of the engines of job vllm has answered Prometheus for a minute: their users get connection errors, or the network between is gone."
+)
+_UNREACHABLE = (
+    "10.0.0.1:8000 of job vllm has not answered for two minutes though it did within the hour, or for longer than a start takes: requests that it "
+    "had are lost, and the others of the job carry its load."
+)
 _ENGINES = (
     Case(
         "VLLMEngineDown",
         {up(): "1x3 0x60", up(instance=B): "1x3 0x60"},
         silent_at="4m", fires_at="5m", labels={"job": "vllm"},
-        description="None of the engines of job vllm has answered Prometheus for a minute: their users get connection errors, or the network "
-        "between is gone.",
+        description=_DOWN,
         below={up(): "1x3 0x60", up(instance=B): "1x60"},
     ),
     Case(
+        "VLLMEngineDown", shows="that never was up",
+        series={up(): "_x3 0x90", up(instance=B): "_x3 0x90"},
+        silent_at="13m", fires_at="14m", labels={"job": "vllm"},
+        description=_DOWN,
+        below={up(): "_x3 0x90", up(instance=B): "_x3 0x10 1x60"},
+        still_at="80m",
+    ),
+    Case(
         "VLLMEngineUnreachable",
-        {up(): "1x3 0x60", up(instance=B): "1x60"},
+        {up(): "1x3 0x90", up(instance=B): "1x90"},
         silent_at="5m", fires_at="6m", labels=ENGINE,
-        description="10.0.0.1:8000 of job vllm has not answered for two minutes; the requests it had are lost, and the others of the job carry "
-        "its load.",
+        description=_UNREACHABLE,
         below={up(): "1x3 0x1 1x60", up(instance=B): "1x60"},
+        still_at="65m",  # it is told on when the hour in which it was up is over
+    ),
+    Case(
+        "VLLMEngineUnreachable", shows="while Prometheus was away",
+        series={up(): "1x3 _x20 0x60", up(instance=B): "1x3 _x20 1x60"},
+        silent_at="25m", fires_at="26m", labels=ENGINE,
+        description=_UNREACHABLE,
+        below={up(): "1x3 _x20 0x1 1x60", up(instance=B): "1x3 _x20 1x60"},
+    ),
+    Case(
+        "VLLMEngineUnreachable", shows="that never was up",
+        series={up(): "_x3 0x90", up(instance=B): "1x90"},
+        silent_at="14m", fires_at="15m", labels=ENGINE,
+        description=_UNREACHABLE,
+        below={up(): "_x3 0x11 1x60", up(instance=B): "1x60"},
+        still_at="80m",
+    ),
+    Case(
+        "VLLMEngineUnreachable", shows="that never was up, as it was before Prometheus was away",
+        series={up(): "0x4 _x12 0x60", up(instance=B): "1x4 _x12 1x60"},
+        silent_at="18m", fires_at="19m", labels=ENGINE,
+        description=_UNREACHABLE,
+        below={up(): "0x4 _x12 0x1 1x60", up(instance=B): "1x4 _x12 1x60"},
     ),
     Case(
         "VLLMEngineGone",
@@ -1035,6 +1071,8 @@ QUIET: tuple[Quiet, ...] = (
     Quiet("VLLMEngineFrozen", "a request now and then that is over at once",
           {engine("num_requests_running"): "0x40", engine("num_requests_waiting"): "0x5 1 0 0 1 0 0 1 0 0 1 0x23",
            engine("generation_tokens_total"): "500x40", engine("prompt_tokens_total"): "90x40"}, "38m"),
+    Quiet("VLLMEngineUnreachable", "a new one that loads its model for eleven minutes", {up(): "_x3 0x10 1x60", up(instance=B): "1x70"}, "70m"),
+    Quiet("VLLMEngineDown", "the first one of a job that loads its model for ten minutes", {up(): "_x3 0x10 1x60"}, "70m"),
     Quiet("VLLMSlowStart", "nobody had asked before", {up(): "_x15 1x70", process_start(): "_x15 0x70"}, "80m"),
     Quiet("VLLMQueueGrowing", "a short queue", {engine("num_requests_waiting"): "2+1x8 10x30"}, "38m"),
     Quiet("VLLMQueueGrowing", "one that has just come and stays", {engine("num_requests_waiting"): "0+3x10 30x30"}, "38m"),

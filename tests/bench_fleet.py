@@ -25,10 +25,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import memory
 import yaml
-from bench_dashboards import _get, _timed, _url, free_port, until_ready
+from bench_dashboards import free_port, get, timed, until_ready, url_of
 from bench_fleet_page import Size, lines, targets, text
-from bench_gateway import cpu_s, rss_mb
+from bench_gateway import cpu_s
 from panel_fixtures import Line
 
 from alerts import printer
@@ -114,7 +115,7 @@ def measure(plan: Plan, folder: Path) -> Found:
     back_fill(folder, recorded, zero_s, first, int(zero_s), RECORDED_EVERY_S)
     with prometheus(folder, port) as server:
         ask(found, f"http://127.0.0.1:{port}", end)
-        found.rss_asked_mib = rss_mb(server.pid)
+        found.rss_asked_mib = memory.mib(server.pid, memory.RESIDENT)
     return found
 
 
@@ -268,7 +269,7 @@ def watch(found: Found, base: str, pid: int, folder: Path) -> None:
     rss = []
     while time.monotonic() < began + found.plan.watched_s:
         time.sleep(found.plan.evaluate_s / 2)
-        rss.append(rss_mb(pid))
+        rss.append(memory.mib(pid, memory.RESIDENT))
         for name, seconds in timed_groups(base).items():
             groups.setdefault(name, []).append(seconds * 1000)
     took = time.monotonic() - began
@@ -331,9 +332,9 @@ def ask(found: Found, base: str, end: int) -> None:
         over = Range(end - hours * 3600, end, scrape_s=found.plan.every_s)
         took, least = [], 0.0
         for panel, expr, shape in asked(board, over):
-            url = _url(base, expr, over, shape)
-            _get(url)
-            rounds = [_timed(url) * 1000 for _ in range(found.plan.rounds)]
+            url = url_of(base, expr, over, shape)
+            get(url)
+            rounds = [timed(url) * 1000 for _ in range(found.plan.rounds)]
             took.append(statistics.median(rounds))
             least += min(rounds)
             slowest = max(slowest, (took[-1], f"{board.slug}/{panel}"))

@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,9 @@ import yaml
 from alert_cases import CASES, MORE, QUIET, B, Case, engine, expanded, parsed, samples
 
 from alerts import printer, slo
-from alerts.families import ALERTS, RECORDINGS
-from alerts.settings import Settings, seconds
+from alerts.families import ALERTS, RECORDINGS, alerts
+from alerts.rules import Severity
+from alerts.settings import Overlay, Settings, seconds
 from exporters.catalogue import EVERYTHING, expression, page
 from exporters.catalogue.metric import Kind, Metric
 
@@ -94,7 +95,7 @@ def firing(case: Case) -> dict[str, object]:
     """The alert as Alertmanager gets it: labels that routing and muting rest on, and every word that a person reads."""
     alert = BY_NAME[case.alert]
     return {
-        "exp_labels": {"severity": str(alert.severity), "owner": alert.owner, **case.labels},
+        "exp_labels": {**alert.labels, **case.labels},
         "exp_annotations": {
             "summary": alert.summary,
             "description": case.description,
@@ -209,6 +210,28 @@ def test_promtool_accepts_every_rule_file(pace, part, tmp_path):
 
 def test_every_alert_has_its_case():
     assert {alert.name for alert in ALERTS} == {case.alert for case in CASES}
+
+
+def test_what_always_fires_has_the_severity_none_and_nothing_else_has():
+    """kube-prometheus-stack mutes whatever is `info` while nothing worse fires; a service that expects the watchdog would call."""
+    assert {WATCHDOG} == {alert.name for alert in ALERTS if alert.labels["severity"] == "none"}
+    assert {str(severity) for severity in Severity} == {alert.labels["severity"] for alert in ALERTS if alert.name != WATCHDOG}
+
+
+def test_what_always_fires_wakes_nobody():
+    with pytest.raises(ValueError, match="what always fires must not be critical"):
+        replace(BY_NAME[WATCHDOG], severity=Severity.CRITICAL, description="{{ $value }}")
+
+
+@pytest.mark.parametrize("name", ["VLLMEngineDown", "VLLMEngineUnreachable"])
+@pytest.mark.parametrize(("start_s", "seen", "offset"), [(5400.0, "90m", "90m"), (1200.0, "1h", "20m"), (90.5, "1h", "90s"), (0.0, "1h", "1s")])
+def test_an_engine_may_load_for_as_long_as_the_deployment_says(name, start_s, seen, offset):
+    """Before that nobody is told that it does not answer, and one that was up is told all the time. An offset is whole seconds, and not 0."""
+    own = alerts(Settings(Overlay(thresholds={"start_time": start_s})))
+    expr = next(alert.expr for alert in own if alert.name == name)
+    assert f"[{seen}]) == 1 or " in expr
+    assert f"[1h] offset {offset})" in expr
+    assert {"up"} == expression.names(expr)
 
 
 def test_no_two_questions_have_one_name():

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from alerts import routing
+from alerts import printer, routing
 from alerts.families import ALERTS, RECORDINGS, alerts
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Links, Severity
@@ -181,7 +181,7 @@ def test_amtool_accepts_every_configuration(part: Callable[[str], Part], printed
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a.name)
 def test_amtool_routes_every_alert_to_who_should_act(part: Callable[[str], Part], printed: dict[str, Path], alert: Alert) -> None:
     wanted = {Severity.CRITICAL: "page", Severity.WARNING: "ticket", Severity.INFO: "nobody"}[alert.severity]
-    labels = (f"alertname={alert.name}", f"severity={alert.severity}", f"owner={alert.owner}", "model_name=m", "instance=i")
+    labels = (f"alertname={alert.name}", *(f"{label}={value}" for label, value in alert.labels.items()), "model_name=m", "instance=i")
     told = amtool(part, "config", "routes", "test", f"--config.file={printed['slack.yml']}", *labels).stdout.strip()
     assert ("deadman" if alert.name == routing.WATCHDOG else wanted) == told
 
@@ -361,6 +361,61 @@ def test_whatever_fires_for_one_model_every_page_of_another_comes_through(manage
             return (told | {"one VLLMEngineFrozen": "suppressed"}).items() <= states.items()
 
         eventually(all_told, within_s=10, what="every page of the other model, while that of the one is muted")
+
+
+# What the chart kube-prometheus-stack ships: its rule, what its Alertmanager mutes, and whom that tells. Prometheus posts one InfoInhibitor for each
+# series of `ALERTS` that its expression returns, with the labels of that series.
+INFO_INHIBITOR = {
+    "alert": "InfoInhibitor", "labels": {"severity": "none"},
+    "expr": 'ALERTS{severity = "info"} == 1 unless on(namespace) ALERTS{alertname != "InfoInhibitor", '
+    'severity =~ "warning|critical", alertstate="firing"} == 1',
+}  # fmt: skip
+THEIR_ALERTMANAGER = """
+inhibit_rules:
+- {source_matchers: ['severity = critical'], target_matchers: ['severity =~ warning|info'], equal: [namespace, alertname]}
+- {source_matchers: ['severity = warning'], target_matchers: ['severity = info'], equal: [namespace, alertname]}
+- {source_matchers: ['alertname = InfoInhibitor'], target_matchers: ['severity = info'], equal: [namespace]}
+- {target_matchers: ['alertname = InfoInhibitor']}
+route: {group_by: [namespace], receiver: nobody, repeat_interval: 12h, routes: [{receiver: deadman, matchers: ['alertname = "VLLMWatchdog"']}]}
+receivers: [{name: nobody}, {name: deadman, webhook_configs: [{url: URL}]}]
+"""
+
+
+@pytest.mark.prometheus
+def test_the_watchdog_alone_does_not_make_kube_prometheus_stack_mute_information(part: Callable[[str], Part], tmp_path: Path) -> None:
+    """Its InfoInhibitor fires where an alert of the severity info does and nothing worse: the real promtool, on the file that is printed."""
+    files = {name: text for name, text in printer.rule_files() if name == "info.yaml"}
+    files["theirs.yaml"] = json.dumps({"groups": [{"name": "general.rules", "rules": [INFO_INHIBITOR]}]})
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    checks = [{"eval_time": "5m", "alertname": "InfoInhibitor", "exp_alerts": []}]
+    test = {"rule_files": list(files), "tests": [{"interval": "1m", "alert_rule_test": checks}]}
+    (tmp_path / "test.yaml").write_text(json.dumps(test))
+    done = subprocess.run([part("promtool").path, "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize("place", [{}, {"namespace": "vllm"}], ids=["nowhere", "in a namespace"])
+def test_the_inhibitions_of_kube_prometheus_stack_let_the_watchdog_through_and_mute_information_as_ever(
+    place: Labels, manager: Any, sink: Sink, eventually: Callable[..., None]
+) -> None:
+    """The operator may put a namespace on every alert; with or without it, an InfoInhibitor of the same place fires beside the watchdog."""
+    inhibitor: Post = {"labels": {"alertname": "InfoInhibitor", "severity": "none", **place, "test": "inhibitor"}}
+    with manager(THEIR_ALERTMANAGER.replace("URL", f"{sink.url}/deadman")) as real:
+        real.post(
+            inhibitor, fired("VLLMWatchdog", {**place, "test": "watchdog"}), fired("VLLMTTFTHigh", {**place, "model_name": "m", "test": "info"}),
+            fired("VLLMTTFTHigh", {"namespace": "other", "model_name": "m", "test": "info elsewhere"}),
+            fired("VLLMKVCacheNearlyFull", {**place, **FULL, "test": "ticket"}),
+        )  # fmt: skip
+        expected = {"inhibitor": "suppressed", "watchdog": "active", "info": "suppressed", "info elsewhere": "active", "ticket": "active"}
+
+        def as_expected() -> bool:
+            assert expected == real.states()
+            return True
+
+        eventually(as_expected, within_s=10, what="every state")
+        eventually(lambda: "VLLMWatchdog" in sink.names("/deadman"), what="the watchdog at the service that expects it")
 
 
 def on_webhooks(sink: Sink, folder: Path) -> str:

@@ -81,7 +81,7 @@ def filled_by(page: Page, value: str) -> Page:
 def test_a_page_leads_to_the_panel_of_its_alert_and_says_how_loud_it_is(page):
     alert = ALERT[page.name]
     assert alert.panel == PanelRef(page.about["board"], page.about["panel"])
-    assert str(alert.severity) == page.severity
+    assert alert.labels["severity"] == page.severity
 
 
 def test_every_red_line_on_a_panel_has_an_alert_and_so_a_page():

@@ -70,8 +70,9 @@ def page() -> str:
 def _page() -> Iterator[str]:
     yield from ("# Alerts and recorded series", "", PRINTED.format(source="`alerts/*.py`"), "")
     yield from (
-        "Expressions, waiting times and numbers are those that are shipped. Another number for your deployment stands in `thresholds.yaml`, another",
-        "objective in `slo.yaml`: `vllm-watch alerts export`. What to do is on the page of the alert: [runbooks.md](runbooks.md).",
+        "Expressions, waiting times and numbers are those that are shipped. Beside the rules, `vllm-watch alerts export` writes the numbers to",
+        "`thresholds.yml` and the objectives to `objectives.yml`: change them there, and give them to it again by `--thresholds` and `--slo`.",
+        "What to do is on the page of the alert: [runbooks.md](runbooks.md).",
         "",
     )
     for severity, file in FILES.items():
@@ -108,10 +109,10 @@ def _entry(alert: Alert) -> Iterator[str]:
 
 def _facts(alert: Alert) -> Iterator[str]:
     if number := alert.threshold:
-        own = f", `{number.name}` in thresholds.yaml" if number in thresholds.ALL else ""
+        own = f", `{number.name}` in thresholds.yml" if number in thresholds.ALL else ""
         yield f"Threshold: {number.shown}{own}. {number.why} Source: {number.source}"
     else:
-        yield "Threshold: no number of its own in thresholds.yaml."
+        yield "Threshold: no number of its own in thresholds.yml."
     board = use.board_of(alert)
     yield f"Panel: {to(f'Panels of {board.title}', BOARDS_PAGE, f'{board.title}, {use.panel_of(alert).title}')} (`{board.slug}/{alert.panel.panel}`)"
     yield f"Page: [{alert.name}](../runbooks/{alert.name}.md)"
