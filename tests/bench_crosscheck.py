@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 from bench_dashboards import free_port
-from bench_gateway import _processor
+from bench_gateway import processor
 from engines import get, started
 
 from exporters.catalogue import page, vllm
@@ -105,7 +105,7 @@ def turns(url: str, folder: Path, rounds: int, requests: int) -> tuple[list[Run]
 def main(arguments: Sequence[str]) -> None:
     cores, quick = sorted(os.sched_getaffinity(0)), "--quick" in arguments
     rounds, requests = (2, 12) if quick else (ROUNDS, 40)
-    print(f"{_processor()}; engine on core {cores[0]}, clients on core {cores[-1]}; load average before: {os.getloadavg()[0]:.2f}")
+    print(f"{processor()}; engine on core {cores[0]}, clients on core {cores[-1]}; load average before: {os.getloadavg()[0]:.2f}")
     with tempfile.TemporaryDirectory() as folder:
         engine = started(Path(folder), engine_parts(), free_port(), cores[0], "--no-enable-prefix-caching")
         try:

@@ -1,12 +1,14 @@
-"""`make bench-dashboards`: how long printing takes, and what Overview costs a Prometheus that holds 24 h of 20 engines.
+"""`make bench-dashboards`: how long printing takes, what Overview costs a Prometheus with 24 h of 20 engines, and what our own board takes there.
 
 Real Prometheus, real page: the captured vLLM 0.32 page, once for each engine, scraped every 15 s, written as blocks of two hours. Every
-panel's query over the last hour, as Grafana would send it; median of five rounds, one query after the other and six at a time as a browser does."""
+panel's query over the last hour, as Grafana would send it; median of five rounds, one query after the other and six at a time as a browser does.
+Then `vllm-watch board` is asked for panels of all boards over that hour, at random, and its memory is told as it goes."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import json
+import random
 import socket
 import statistics
 import subprocess
@@ -18,7 +20,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import memory
+
+from alerts.panel_ref import PanelRef
 from dashboards import overview
+from dashboards.boards import BOARDS
 from dashboards.interpolate import ALL, Range, fill
 from dashboards.model import Shape
 from dashboards.variables import CHAIN
@@ -27,6 +33,7 @@ from stack.lab import parts
 
 ROOT = Path(__file__).parent.parent
 ENGINES, HOURS, SCRAPE_S, BLOCK_S, ROUNDS = 20, 24, 15, 7200, 5
+PANELS = (500, 1_000, 2_000, 5_000, 10_000, 20_000)
 CAPTURED = ROOT / "tests/golden/0.32.0-preempt-after-load.prom"
 
 
@@ -95,6 +102,7 @@ def _measure(folder: Path, end: int) -> None:
         base = f"http://127.0.0.1:{port}"
         until_ready(base)
         _report(base, Range(end - 3600, end, scrape_s=SCRAPE_S))
+        _board(base, end)
     finally:
         server.terminate()
         server.wait(10)
@@ -106,24 +114,24 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def until_ready(base: str) -> None:
+def until_ready(base: str, path: str = "/-/ready") -> None:
     for _ in range(300):
         try:
-            urllib.request.urlopen(f"{base}/-/ready", timeout=1).read()
+            urllib.request.urlopen(f"{base}{path}", timeout=1).read()
         except OSError:
             time.sleep(0.1)
         else:
             return
-    raise SystemExit("Prometheus did not start")
+    raise SystemExit(f"{base} did not start")
 
 
 def _report(base: str, over: Range) -> None:
     values = {name: [ALL] for name in CHAIN}
-    asked = [(panel.slug, _url(base, fill(query.expr, values, over), over, panel.shape))
+    asked = [(panel.slug, url_of(base, fill(query.expr, values, over), over, panel.shape))
              for panel in overview.BOARD.panels for query in panel.queries]  # fmt: skip
     for _, url in asked:
-        _get(url)  # once to warm the page cache, as any dashboard in use has
-    alone = {url: statistics.median(_timed(url) for _ in range(ROUNDS)) for _, url in asked}
+        get(url)  # once to warm the page cache, as any dashboard in use has
+    alone = {url: statistics.median(timed(url) for _ in range(ROUNDS)) for _, url in asked}
     for slug, url in asked:
         print(f"{alone[url] * 1000:7.1f} ms  {slug}")
     print(f"{sum(alone.values()) * 1000:7.1f} ms  all of Overview's {len(asked)} queries, one after the other")
@@ -131,25 +139,48 @@ def _report(base: str, over: Range) -> None:
     for _ in range(ROUNDS):
         began = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
-            list(pool.map(_get, (url for _, url in asked)))
+            list(pool.map(get, (url for _, url in asked)))
         rounds.append(time.monotonic() - began)
     print(f"{statistics.median(rounds) * 1000:7.1f} ms  the same, six at a time")
 
 
-def _url(base: str, expr: str, over: Range, shape: Shape) -> str:
+def _board(prometheus: str, end: int) -> None:
+    """Memory, once its heap has seen an answer of each size, follows how much there is to draw and not how often it was drawn."""
+    port, rng = free_port(), random.Random(1)
+    command = [sys.executable, "-m", "stack.cli", "board", "--prometheus", prometheus, "--listen", f"127.0.0.1:{port}"]
+    span = urllib.parse.urlencode({"from": (end - 3600) * 1000, "to": end * 1000})
+    urls = [f"http://127.0.0.1:{port}/api/panel/{ref.uid}/{ref.panel_id}?{span}"
+            for ref in (PanelRef(board.slug, panel.slug) for board in BOARDS for panel in board.panels)]  # fmt: skip
+    server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        until_ready(f"http://127.0.0.1:{port}", "/-/healthy")
+        told = [f"{memory.mib(server.pid):.1f} MiB at first"]
+        began = time.monotonic()
+        for number in range(1, PANELS[-1] + 1):
+            with urllib.request.urlopen(rng.choice(urls), timeout=60) as answer:
+                answer.read()
+            if number in PANELS:
+                told.append(f"{memory.mib(server.pid):.1f} after {number:,} panels")
+        print(f"our board: {', '.join(told)}; {(time.monotonic() - began) / PANELS[-1] * 1000:.0f} ms a panel")
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def url_of(base: str, expr: str, over: Range, shape: Shape) -> str:
     if shape in (Shape.NUMBER, Shape.TABLE):
         return f"{base}/api/v1/query?{urllib.parse.urlencode({'query': expr, 'time': over.end_s - 1})}"
     span = {"query": expr, "start": over.start_s, "end": over.end_s, "step": over.step_s}
     return f"{base}/api/v1/query_range?{urllib.parse.urlencode(span)}"
 
 
-def _timed(url: str) -> float:
+def timed(url: str) -> float:
     began = time.monotonic()
-    _get(url)
+    get(url)
     return time.monotonic() - began
 
 
-def _get(url: str) -> None:
+def get(url: str) -> None:
     with urllib.request.urlopen(url, timeout=60) as answer:
         assert "success" == json.loads(answer.read())["status"]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import uvloop
 from bench_dashboards import free_port
-from bench_gateway import _process, _processor, _python
+from bench_gateway import module, processor, running
 
 from stack.bench.load import Load, Prepared, Target
 from stack.bench.workload import Ask, Segment
@@ -46,9 +46,9 @@ async def once(url: str, count: int, tokens: int, at_once: int) -> tuple[float, 
 def main(arguments: Sequence[str]) -> None:
     cores, quick = sorted(os.sched_getaffinity(0)), "--quick" in arguments
     port = free_port()
-    print(f"{_processor()}; core {cores[-1]} for the runner, core {cores[0]} for the stub; load average before: {os.getloadavg()[0]:.2f}")
+    print(f"{processor()}; core {cores[-1]} for the runner, core {cores[0]} for the stub; load average before: {os.getloadavg()[0]:.2f}")
     print("\n| | per second of wall | per second of CPU | us of CPU each | aim, per second |\n|---|---|---|---|---|")
-    with _process(_python("bench_gateway_stub", port), port, cores[0]):
+    with running(module("bench_gateway_stub", port), port, cores[0]):
         os.sched_setaffinity(0, {cores[-1]})
         for name, (count, tokens, at_once) in SHAPES.items():
             count //= 50 if quick else 1

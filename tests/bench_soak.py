@@ -23,10 +23,10 @@ from typing import Any
 
 import aiohttp
 import bench_soak_judge as judge
+import memory
 from bench_soak_faults import LIMITED_TO, Scene, limited, schedule
 from bench_soak_judge import BOUNDS, Check, Flat
 from bench_soak_load import Load
-from engines import FEWER_PROCESSES
 from rich.console import Console
 
 from alerts.panel_ref import PanelRef
@@ -37,7 +37,7 @@ from exporters.catalogue.page import BadPage, Page
 from exporters.request_log import RequestRecord, parse_block
 from stack.drill import lab as labs
 from stack.drill.lab import DrillLab, descendants, until
-from stack.drill.run import _stop_on_signal
+from stack.drill.run import stop_on_signal
 from stack.drill.traffic import meanwhile
 from stack.lab import headlines, parts, plan, up
 from stack.lab.plan import LabConfig
@@ -86,16 +86,11 @@ def figures(pid: int) -> dict[str, float]:
     found = dict.fromkeys((*OF_THE_KERNEL, "RSS, MiB"), 0.0)
     for one in (pid, *descendants(pid)):
         with contextlib.suppress(OSError) if one != pid else contextlib.nullcontext():
-            status = dict(line.split(":", 1) for line in Path(f"/proc/{one}/status").read_text().splitlines() if ":" in line)
-            found["RSS, MiB"] += _mib(status, "VmRSS")
-            found["memory, MiB"] += sum(_mib(status, kind) for kind in ("RssAnon", "RssShmem", "VmSwap"))
-            found["threads"] += int(status["Threads"])
+            found["RSS, MiB"] += memory.mib(one, memory.RESIDENT)
+            found["memory, MiB"] += memory.mib(one)
+            found["threads"] += len(os.listdir(f"/proc/{one}/task"))
             found["descriptors"] += len(os.listdir(f"/proc/{one}/fd"))
     return found
-
-
-def _mib(status: Mapping[str, str], kind: str) -> float:
-    return int(status.get(kind, "0 kB").split()[0]) / 1024
 
 
 @dataclass(slots=True)
@@ -141,14 +136,16 @@ class Soak:
         lives[-1].samples.append((self.now_s, found))
 
     async def read_boards(self) -> None:
-        """Somebody who looks from panel to panel, until cancelled."""
-        base = self.lab.url("board")
+        """Somebody who looks from panel to panel, until cancelled.
+
+        At so much of the past as there is when judging begins: what grows with how much there is to draw is no leak."""
+        base, past = self.lab.url("board"), {"from": f"now-{judge.warm_up_s(self.for_s):.0f}s"}
         refs = [PanelRef(board.slug, panel.slug) for board in BOARDS for panel in board.panels]
         paths = [f"/api/panel/{ref.uid}/{ref.panel_id}" for ref in refs] + sorted({f"/d/{ref.uid}" for ref in refs})
         paths += ["/runbooks", "/runbooks/VLLMEngineDown"]
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with self.lab.session.get(base + self.rng.choice(paths)) as response:
+                async with self.lab.session.get(base + self.rng.choice(paths), params=past) as response:
                     await response.read()
                     if response.status >= 500 and response.status != 502:  # 502: Prometheus is away
                         self.trouble.append(f"the board answered {response.status} to {response.url.path}")
@@ -303,7 +300,7 @@ async def _healthy(lab: DrillLab, name: str) -> bool:
 
 async def soak(config: LabConfig, for_s: float, seed: int, console: Console) -> tuple[Soak, list[Check]]:
     began = time.monotonic()
-    _stop_on_signal()
+    stop_on_signal()
     rng = random.Random(seed)
     async with running(config, lambda text: console.print(f"{time.monotonic() - began:5.0f} s  {text}", highlight=False, soft_wrap=True)) as lab:
         load = Load(lab.url("gateway"), lab.keys, random.Random(seed + 1))
@@ -386,7 +383,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         up.refuse_platform()
         with up.alone(folder):
             _emptied(folder)
-            os.environ |= FEWER_PROCESSES
             config = up.configured(folder, None, options.port_offset, console)
             found, checks = asyncio.run(soak(config, options.for_s, options.seed, console))
     except (LabError, parts.PartMissing) as error:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from bench_soak_load import Load
 
-from stack.drill.faults import _folder_instead_of, _full_disk, stopped
+from stack.drill.faults import folder_instead_of, full_disk, stopped
 from stack.drill.lab import DrillLab
 
 LIMITED_TO = 2
@@ -134,17 +134,17 @@ async def crowd(scene: Scene) -> None:
 
 
 async def log_disk_full(scene: Scene) -> None:
-    with _full_disk(scene.lab.pid("gateway")):
+    with full_disk(scene.lab.pid("gateway")):
         await asyncio.sleep(scene.rng.uniform(2.0, 6.0))
 
 
 async def state_disk_full(scene: Scene) -> None:
-    with _full_disk(scene.lab.pid("sidecar")):
+    with full_disk(scene.lab.pid("sidecar")):
         await asyncio.sleep(scene.rng.uniform(2.0, 6.0))
 
 
 async def log_is_a_folder(scene: Scene) -> None:
-    with _folder_instead_of(scene.lab.config.requests_log):
+    with folder_instead_of(scene.lab.config.requests_log):
         await asyncio.sleep(scene.rng.uniform(1.0, 4.0))
 
 

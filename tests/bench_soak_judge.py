@@ -16,8 +16,7 @@ from exporters.catalogue.page import Page
 from exporters.reconcile import KINDS
 from exporters.request_log import RequestRecord
 
-WARM_UP = 0.25  # of a process's life, at least this long:
-WARM_UP_S = 60.0
+_WARM_UP, _WARM_UP_S = 0.25, 60.0  # of a process's life, and at least this long
 PAIRS_AT_MOST = 400  # samples, thinned out evenly beyond that: 80,000 pairs
 
 
@@ -52,12 +51,17 @@ class Flat:
         return self.growth <= self.allowed and self.later <= self.allowed
 
 
+def warm_up_s(lasted_s: float) -> float:
+    """How much of a life is not judged: pools fill, and what is shown of the past has no past yet."""
+    return max(_WARM_UP_S, _WARM_UP * lasted_s)
+
+
 def flat(samples: Sequence[tuple[float, float]], bound: Bound) -> Flat | None:
     """(second, value) of one life of a process; None where hardly anything is left after the warm-up."""
     if not samples:
         return None
     began, ended = samples[0][0], samples[-1][0]
-    judged = [one for one in samples if one[0] >= began + max(WARM_UP_S, WARM_UP * (ended - began))]
+    judged = [one for one in samples if one[0] >= began + warm_up_s(ended - began)]
     if len(judged) < 9:
         return None
     values = [value for _, value in judged]

@@ -42,17 +42,16 @@ class Load:
     stopping: bool = False
 
     async def run(self) -> None:
-        """Until `stopping`, then until the last is answered."""
+        """Until `stopping`, then until the last is answered; those under way end with it when it is cancelled."""
         tasks: set[asyncio.Task[None]] = set()
         connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=GIVE_UP_S)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as group:
             while not self.stopping:
                 if len(tasks) < AT_ONCE:
                     kind = self.rng.choices(list(MIX), list(MIX.values()))[0]
-                    tasks.add(task := asyncio.create_task(self.one(session, kind)))
+                    tasks.add(task := group.create_task(self.one(session, kind)))
                     task.add_done_callback(tasks.discard)
                 await asyncio.sleep(self.rng.uniform(0.5, 1.5) * self.pace_s)
-            await asyncio.gather(*tasks)
 
     async def crowd(self, count: int) -> None:
         """So many at once, more than a team may have: most are refused, or wait."""

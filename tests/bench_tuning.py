@@ -7,6 +7,7 @@ again."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench_gateway import _processor
+from bench_gateway import processor
 
 ROOT = Path(__file__).parent.parent
 SCALE = 0.25
@@ -39,11 +40,16 @@ EXPERIMENTS: dict[str, Any] = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    wanted = [name for name in EXPERIMENTS if name in arguments] or list(EXPERIMENTS)
-    runs = ("--runs", "1") if "--quick" in arguments else ()
+    parser = argparse.ArgumentParser(prog="bench_tuning", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=f"of {', '.join(EXPERIMENTS)}; all of them unless said")
+    parser.add_argument("--quick", action="store_true", help="one run of each arm, which shows that it works and judges nothing")
+    chosen = parser.parse_args(arguments)
+    if unknown := [name for name in chosen.experiments if name not in EXPERIMENTS]:
+        parser.error(f"no experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}")
+    wanted, runs = chosen.experiments or list(EXPERIMENTS), ("--runs", "1") if chosen.quick else ()
     core = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})  # for all that is started from here
-    print(f"{_processor()}; all on core {core}; load average before: {os.getloadavg()[0]:.2f}", flush=True)
+    print(f"{processor()}; all on core {core}; load average before: {os.getloadavg()[0]:.2f}", flush=True)
     for name in wanted:
         with tempfile.TemporaryDirectory() as folder:
             file, began = Path(folder) / f"{name}.yaml", time.monotonic()

@@ -28,9 +28,6 @@ from exporters.catalogue import page, vllm
 from exporters.catalogue.metric import Metric
 from stack.lab import plan, supervisor
 
-# The model's worker is no process of its own but lives in the engine core's. Each process of a vLLM imports all of vLLM, 13 s of CPU, and on one core
-# they wait for each other: 24 s and not 39 s until it answers, 1.8 s and not 3.0 s for 500 tokens. vLLM leaves the choice of threads to us then.
-FEWER_PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
 CONTEXT = 32768  # the model's
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")  # costs nothing where no tool is called
 
@@ -123,7 +120,7 @@ def started(folder: Path, programs: Mapping[str, Path], port: int, core: int, *a
 
     config = plan.LabConfig(folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": (*TOOLS, *arguments)})
     spec = next(process for process in plan.processes(config) if process.name == "vllm")
-    env, log = {**os.environ, **FEWER_PROCESSES, **spec.env}, folder / f"vllm-{port}.log"
+    env, log = {**os.environ, **spec.env}, folder / f"vllm-{port}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(spec.argv, stdout=output, stderr=output, env=env, start_new_session=True, preexec_fn=alone)
     return Engine(spec, log, process)

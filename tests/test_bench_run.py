@@ -26,7 +26,8 @@ from stack.bench import figures, result, run, workload
 from stack.bench.figures import Around, Startup
 from stack.bench.load import Load, Target
 from stack.bench.prompts import NoTokenizer, Remote, Writer
-from stack.bench.run import BadTarget, Bencher, Subject
+from stack.bench.run import Bencher
+from stack.bench.subject import BadTarget, Subject, look
 from stack.bench.workload import Ask, Point, Segment, Slo, Workload
 from stack.cli import main
 
@@ -143,6 +144,35 @@ def test_a_chat_is_mended_until_the_engine_counts_what_was_asked(instruction):
     assert ["system", "user", "assistant", "user"] == [message["role"] for message in messages]
     assert (230, 230) == (chat_tokens(messages), found.prompt_tokens)
     assert messages[-1]["content"].startswith(instruction)
+
+
+def test_a_text_that_never_has_so_many_tokens_gets_other_last_words():
+    """Measured with the lab's tokenizer: 7 of 3,000 prompts had another length, and none since."""
+
+    class Stubborn:
+        """Of the words of the plan none has an even count."""
+
+        plan = ""
+
+        async def ids(self, _: str) -> list[int]:
+            return [*range(10, 60)]
+
+        async def text(self, ids: list[int]) -> str:
+            return " ".join(map(str, ids))
+
+        async def chat(self, messages: list[dict[str, str]]) -> int:
+            words = messages[-1]["content"]
+            count = len(words.split())
+            return count + (1 - 2 * (count % 4 // 2) if self.plan.startswith(words) and count % 2 == 0 else 0)
+
+    tokenizer: Any = Stubborn()
+    writer = asyncio.run(Writer.of(tokenizer, MODEL, "b", 3))
+    planned = writer.ids("run:0:0:prompt", 1000)
+    Stubborn.plan = " ".join(map(str, planned))
+    (found,) = asyncio.run(writer.prepare([Ask(number=0, kind=None, segments=(Segment("run:0:0:prompt", 50),), output_tokens=4)], 0, "chat", {}))
+    words = json.loads(found.body)["messages"][-1]["content"].split()
+    assert (50, 50) == (found.prompt_tokens, len(words))
+    assert [*map(str, planned[:40])] == words[:40], "what a cache would find is still there"
 
 
 def test_structured_outputs_are_asked_for_with_their_schema():
@@ -326,12 +356,12 @@ def test_the_wrong_engine_is_one_sentence(model, key, sentence):
     engine = FakeEngine()
     engine.key = key
     with pytest.raises(BadTarget, match=sentence):
-        with_engine(engine, lambda url: run.look(url, model))
+        with_engine(engine, lambda url: look(url, model))
 
 
 def test_no_server_is_one_sentence():
     with pytest.raises(BadTarget, match=r"^no server answers at http://127.0.0.1:9/v1/models \(.*\); is vLLM up, and is that its address\?$"):
-        asyncio.run(run.look("http://127.0.0.1:9", None))
+        asyncio.run(look("http://127.0.0.1:9", None))
 
 
 def test_keys_and_logins_do_not_reach_the_file(tmp_path):

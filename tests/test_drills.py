@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from engines import FEWER_PROCESSES
 
-from alerts import printer
+from alerts import families, printer
 from alerts.families import ALERTS
 from alerts.settings import Overlay, Settings, seconds
 from exporters import gpu
@@ -170,7 +169,7 @@ def test_a_stopped_process_goes_on_whatever_happens(eventually):
 def test_a_moved_file_comes_back_with_what_was_in_it(tmp_path):
     path = tmp_path / "requests.jsonl"
     path.write_text("before\n")
-    with contextlib.suppress(RuntimeError), faults._folder_instead_of(path):
+    with contextlib.suppress(RuntimeError), faults.folder_instead_of(path):
         assert path.is_dir()
         raise RuntimeError
     assert "before\n" == path.read_text()
@@ -189,7 +188,7 @@ def test_a_disk_that_is_full_for_one_process_has_room_again_whatever_happens(tmp
         return (tmp_path / name).read_text()
 
     try:
-        with contextlib.suppress(RuntimeError), faults._full_disk(writer.pid):
+        with contextlib.suppress(RuntimeError), faults.full_disk(writer.pid):
             assert "" == written("while-full")
             raise RuntimeError
         assert "x\n" == written("afterwards")
@@ -266,7 +265,7 @@ async def test_an_alert_that_fires_and_resolves_is_a_success_with_its_page_and_l
 async def test_an_alert_that_does_not_fire_fails_with_what_was_seen_and_the_fault_is_taken_away():
     fake = FakeLab(broken=False)
     outcome = await drilled(fake)
-    expr = next(alert.expr for alert in ALERTS if alert.name == "VLLMEngineDown")
+    expr = next(alert.expr for alert in families.alerts(lab.settings(fake.pace)) if alert.name == "VLLMEngineDown")
     assert f"it did not fire within 0 s: inactive at Prometheus; now nothing comes of {expr}" == outcome.trouble
     assert (None, None, True) == (outcome.fired_s, outcome.resolved_s, fake.undone)
 
@@ -319,7 +318,7 @@ def test_the_table_has_every_drill_and_the_page_begins_with_this_alerts_labels()
 
 
 def drill(*arguments, **options):
-    command, env = [sys.executable, "-m", "stack.cli", "drill", *arguments], {**os.environ, **FEWER_PROCESSES, "PYTHONPATH": str(ROOT)}
+    command, env = [sys.executable, "-m", "stack.cli", "drill", *arguments], {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env, **options)
 
 

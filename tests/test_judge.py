@@ -219,6 +219,13 @@ def test_a_wait_is_seen_beside_next_to_none():
     assert 15 < (queue.effect or 0) < 40, "times 1 ms"
 
 
+def test_a_queue_that_is_gone_is_better_and_not_too_small_to_matter():
+    """2.6 ms more or less are 2.6 ms, however near to nothing the smaller one is."""
+    waits, none = [2.1, 2.9, 1.6, 3.4, 2.6, 2.2], [0.018, 0.012, 0.02, 0.015, 0.018, 0.017]
+    assert ("better", "worse") == tuple(found(of_two(*arms, "queue_ms.mean"), "queue_ms.mean").verdict for arms in ((waits, none), (none, waits)))
+    assert "equivalent" == found(of_two([0.9, 0.4, 0.7, 0.5, 0.8, 0.6], none, "queue_ms.mean"), "queue_ms.mean").verdict
+
+
 def test_a_ratio_of_values_that_may_be_zero_is_a_difference():
     """A queue that is empty in some runs has no ratio; within a millisecond nobody waits longer."""
     queue = found(of_two([0.0, 0.2, 0.1, 0.0, 0.1, 0.0], [0.3, 0.2, 0.1, 0.4, 0.2, 0.3], "queue_ms.mean"), "queue_ms.mean")

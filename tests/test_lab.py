@@ -18,7 +18,6 @@ from pathlib import Path
 import openai
 import pytest
 import yaml
-from engines import FEWER_PROCESSES
 from rich.console import Console
 
 from alerts.panel_ref import PanelRef, board_uid
@@ -208,7 +207,7 @@ class RunningLab:
         self.log = log
         self.process = subprocess.Popen(
             [sys.executable, "-m", "stack.cli", "lab", "up", "--port-offset", str(OFFSET)],
-            stdout=log.open("w"), stderr=subprocess.STDOUT, cwd=ROOT, env={**os.environ, **FEWER_PROCESSES, "PYTHONPATH": str(ROOT)},
+            stdout=log.open("w"), stderr=subprocess.STDOUT, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
 
     def url(self, name: str) -> str:

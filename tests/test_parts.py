@@ -19,6 +19,7 @@ import pytest
 from stack.lab import parts
 from stack.lab.parts import cache, collector, debian, engine, npm, work
 
+REAL_CACHE = parts.cache_dir()  # with package lists that were read already
 DEB822 = """\
 Types: deb
 # a comment inside a stanza
@@ -227,6 +228,40 @@ def test_engine_keeps_bytecode_and_answers_to_the_name_vllm(tmp_path: Path) -> N
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     said = subprocess.run([tmp_path / "bin" / "python", "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     assert "False 0.32.0+cpu" == said.strip()
+
+
+def an_environment(folder: Path) -> tuple[Path, Path]:
+    """Its Python and where its packages go."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return folder / "bin/python", next(folder.glob("lib/python3*/site-packages"))
+
+
+def without_libnuma(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a small Debian: the loader finds none by name."""
+    real = engine._loads
+    monkeypatch.setattr(engine, "_loads", lambda python, library: library != engine.NUMA and real(python, library))
+
+
+def test_a_system_without_libnuma_gets_debians_in_the_engines_environment_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, site_packages = an_environment(tmp_path / "engine")
+    without_libnuma(monkeypatch)
+    engine.bring_libnuma(work.Work("engine", REAL_CACHE, print, Event()), python, site_packages)
+    code = "import ctypes; ctypes.CDLL('libnuma.so.1'); print([line.split()[-1] for line in open('/proc/self/maps') if 'libnuma' in line][0])"
+    said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert str(site_packages / "libnuma.so.1") == said.strip(), "by its name the one that is loaded already is found"
+
+
+def test_where_it_cannot_be_unpacked_either_one_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_libnuma(monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no apt
+    with pytest.raises(parts.PartMissing, match=r"^vLLM needs libnuma\.so\.1, .*no apt.*`apt-get install libnuma1`"):
+        engine.bring_libnuma(work.Work("engine", tmp_path, print, Event()), Path(sys.executable), tmp_path)
+
+
+def test_a_system_that_has_libnuma_keeps_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_loads", lambda python, library: True)
+    engine.bring_libnuma(work.Work("engine", tmp_path, print, Event()), Path(sys.executable), tmp_path)
+    assert [] == list(tmp_path.iterdir())
 
 
 # ---- what failures say

@@ -23,7 +23,8 @@ from stack.bench.workload import Ask
 
 Route = Literal["completions", "chat"]
 ROUTES: Mapping[Route, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-MENDS = 8
+MENDS = 12
+OTHER_WORDS = 4, 8  # after so many mends so many of the last words are drawn anew: some texts have no end at which they have just so many tokens
 COUNTED_AT_ONCE = 8
 TEXT = (
     "Before the first lamp was lit the keeper wrote down the wind, the height of the tide and the names of the ships that had passed. "
@@ -126,8 +127,9 @@ class Writer:
         messages = [{"role": _role(segment.key), "content": await self._tokenizer.text(self.ids(segment.key, segment.tokens))} for segment in before]
         wanted, size, count = ask.prompt_tokens, last.tokens, 0
         whole: list[dict[str, str]] = []
-        for _ in range(MENDS):
-            words = await self._tokenizer.text(self.ids(last.key, size))
+        for mend in range(MENDS):
+            kept = size if mend < OTHER_WORDS[0] else max(0, size - OTHER_WORDS[1])
+            words = await self._tokenizer.text([*self.ids(last.key, kept), *self.ids(f"{last.key}/{mend}", size - kept)])
             whole = [*messages, {"role": "user", "content": f"{instruction}\n{words}" if instruction else words}]
             count = await self._tokenizer.chat(whole)
             if count == wanted or size + wanted - count < 1:

@@ -5,7 +5,6 @@ Law: what was measured is kept, whatever happens next: each run is on disk befor
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import platform
@@ -18,31 +17,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
-from exporters import engine, gpu
-from exporters.answers import whole
-from exporters.catalogue import page, vllm
 from exporters.catalogue.page import Page
 from stack.bench import figures, result, workload
-from stack.bench.figures import Around, Startup
+from stack.bench.figures import Around
 from stack.bench.load import Done, Load, Prepared, Target
 from stack.bench.prompts import NoTokenizer, Remote, Writer
-from stack.bench.result import Arm, Bench, Engine, Run, Start
+from stack.bench.result import Arm, Bench, Run, Start
+from stack.bench.subject import BadTarget, Peak, Subject, asking, emptied, page_of, restarted, settled
 from stack.bench.workload import Point, Workload
 
-LOOK_S = 10.0
-FIRST_PEAK_S, PEAK_EVERY_S = 0.25, 2.0  # short runs have a peak too
 DEAD_AFTER = 10  # requests in a row that reach nobody
 UNREACHED = ("connect_failed", "connect_timeout", "connection_lost")
 WARM_UP = -1  # the number of a run that nobody counts; what it sends no other run does
-
-
-class BadTarget(ValueError):
-    """No engine that can be measured; one sentence with the way out."""
 
 
 class Told(Protocol):
@@ -53,103 +43,6 @@ class Told(Protocol):
     def done(self, done: Done) -> None: ...
 
     def ended(self, run: Run) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """An engine under test. log: of its start, for what only that tells. what: in the user's words."""
-
-    name: str
-    target: Target
-    engine: Engine
-    what: str = ""
-    startup: Startup = field(default_factory=Startup)
-
-    @property
-    def series(self) -> str:
-        """The model's name on the engine's page: an alias or an adapter is counted under the first name served."""
-        return self.engine.series or self.engine.model
-
-    @property
-    def local(self) -> bool:
-        return (urlsplit(self.target.url).hostname or "") in ("127.0.0.1", "localhost", "::1")
-
-
-@contextlib.asynccontextmanager
-async def _session() -> Any:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LOOK_S)) as session:
-        yield session
-
-
-async def look(url: str, model: str | None, key: str | None = None) -> tuple[Engine, Page]:
-    """Who answers there, and its page. Raises BadTarget."""
-    url = url.rstrip("/")
-    if "@" in urlsplit(url).netloc:
-        raise BadTarget(f"the address {result.without_login(url)} came with a login, which no request is sent with; give a key with --api-key-file")
-    async with _session() as session:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        try:
-            async with session.get(f"{url}/v1/models", headers=headers) as response:
-                status, body = response.status, await whole(response)
-                answer = json.loads(body)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise BadTarget(
-                f"no server answers at {url}/v1/models ({error or type(error).__name__}); is vLLM up, and is that its address?"
-            ) from error
-        if status != 200:
-            raise BadTarget(f"{url}/v1/models answers {status}" + ("; give the key with --api-key-file" if status in (401, 403) else ""))
-        cards = {card.get("id"): card for card in answer.get("data", []) if isinstance(card, dict)} if isinstance(answer, dict) else {}
-        if not cards:
-            raise BadTarget(f"{url} serves no model")
-        if model is not None and model not in cards:
-            raise BadTarget(f"{url} serves {', '.join(sorted(map(str, cards)))}, not {model}")
-        name = model or str(next(iter(cards)))
-        try:
-            text, version = await engine.read(session, url, LOOK_S)
-            found = page.parse(text)
-            view = engine.parse(text, version)
-        except (aiohttp.ClientError, TimeoutError, page.BadPage) as error:
-            raise BadTarget(f"{url}/metrics cannot be read ({error}); the bench needs vLLM's own page, so give the address of vLLM itself") from error
-        limit = cards[name].get("max_model_len")
-        series = (engine.names(body) or {}).get(name)
-        return Engine(
-            url=url, model=name, series=series, version=version, max_model_len=limit if isinstance(limit, int) else None, started_s=view.started_s,
-            cache=dict(figures.cache_labels(found)),
-        ), found  # fmt: skip
-
-
-@dataclass(slots=True)
-class Peak:
-    """The most that was seen while a run went on."""
-
-    kv_ratio: float | None = None
-    driver_bytes: float | None = None
-
-    def saw(self, found: Page, model: str) -> None:
-        values = [value for labels, value in found.of(vllm.KV_CACHE_USAGE.name) if labels.get("model_name") == model]
-        if values:
-            self.kv_ratio = max(self.kv_ratio or 0.0, *values)
-
-    async def watch(self, subject: Subject, read: Callable[[], Any]) -> None:
-        """Until it is cancelled."""
-        cards = gpu.GpuSource() if subject.local else None
-        pause_s = FIRST_PEAK_S
-        try:
-            while True:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PEAK_EVERY_S)
-                with contextlib.suppress(BadTarget):
-                    self.saw(await read(), subject.series)
-                if cards:
-                    try:
-                        used = [card.memory_used_bytes for card in await cards.read(2.0) if card.memory_used_bytes is not None]
-                        self.driver_bytes = max(self.driver_bytes or 0.0, sum(used)) if used else self.driver_bytes
-                    except gpu.GpuUnavailable:
-                        await cards.close()
-                        cards = None
-        finally:
-            if cards:
-                await cards.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +154,7 @@ class Bencher:
     async def _step(self, number: int, step: Step) -> None:
         subject: Subject = await self.subject(step.arm)
         self.arms[step.arm] = Arm(name=step.arm, engine=subject.engine, what=subject.what, starts=tuple(self.starts(step.arm)))
-        async with _session() as session:
+        async with asking() as session:
             writer = await self._writer(session, subject)
             await self._warm_up(session, writer, subject, step)
             asks = workload.plan(step.workload, step.point, self._lengths(step), number)
@@ -305,12 +198,12 @@ class Bencher:
             some += [ask for ask in first.values() if ask not in some]
         alone = [workload.Ask(number=at, kind=None, segments=a.segments, output_tokens=min(a.output_tokens, 16)) for at, a in enumerate(some)]
         if alone:
-            load, before = Load(self._target(subject, step.workload)), await _page(session, subject)
+            load, before = Load(self._target(subject, step.workload)), await page_of(session, subject)
             await load.send(await self._prepared(writer, step.workload, alone, WARM_UP), 2)
             if all(done.record.outcome != "ok" for done in load.done):
                 reason = load.done[0].record.reason or ""
                 raise Stopped(f"no request of the warm-up was answered by {subject.target.url}: {_why(reason, load.said)}")
-            await _settled(session, subject, before, sum(done.record.outcome == "ok" for done in load.done))  # none of them counts in the run
+            await settled(session, subject, before, sum(done.record.outcome == "ok" for done in load.done))  # none of them counts in the run
         self._warm.add(key)
 
     def _target(self, subject: Subject, its: Workload) -> Target:
@@ -320,9 +213,9 @@ class Bencher:
         its = step.workload
         course = _Course(subject, self._target(subject, its), step, prepared, self.told.done)
         if its.cache == "cold":
-            await _emptied(session, subject)
-        before, peak = await _page(session, subject), Peak()
-        watching = asyncio.create_task(peak.watch(subject, lambda: _page(session, subject)))
+            await emptied(session, subject)
+        before, peak = await page_of(session, subject), Peak()
+        watching = asyncio.create_task(peak.watch(subject, lambda: page_of(session, subject)))
         started_s, began = time.time(), time.monotonic()
         try:
             await course.send()
@@ -413,8 +306,8 @@ class _Course:
         subject = self._subject
         try:
             await asyncio.gather(watching, return_exceptions=True)
-            after = await _settled(session, subject, before, self._answered)
-            if not _restarted(before, after):
+            after = await settled(session, subject, before, self._answered)
+            if not restarted(before, after):
                 return Around(before, after, subject.series, peak.kv_ratio, peak.driver_bytes, subject.startup)
             self.cut = self.cut or f"{subject.target.url} was restarted meanwhile"
         except BadTarget as error:
@@ -490,40 +383,6 @@ async def _score(command: Sequence[str], text: str) -> float:
         raise ValueError(f"{shlex.join(command)} printed no number{f': {last[0]}' if last else ''}") from None
 
 
-async def _emptied(session: aiohttp.ClientSession, subject: Subject) -> None:
-    """Empties the prefix cache of an engine in its development mode; any other does not offer it, and finds nothing of a run in it either way."""
-    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-        async with session.post(f"{subject.target.url}/reset_prefix_cache"):
-            pass
-
-
-async def _page(session: aiohttp.ClientSession, subject: Subject) -> Page:
-    """The engine's page. Raises BadTarget."""
-    try:
-        text, _ = await engine.read(session, subject.target.url, LOOK_S)
-        return page.parse(text)
-    except (aiohttp.ClientError, TimeoutError, page.BadPage) as error:
-        raise BadTarget(f"{subject.target.url}/metrics does not answer any more ({error or type(error).__name__})") from error
-
-
-async def _settled(session: aiohttp.ClientSession, subject: Subject, before: Page, answered: int) -> Page:
-    """The page once it counts all that was answered; an engine's counters come a moment behind its answers."""
-    name = vllm.REQUEST_SUCCESS.name
-    then = before.total(name, model_name=subject.series) or 0.0
-    for _ in range(10):
-        found = await _page(session, subject)
-        if (found.total(name, model_name=subject.series) or 0.0) - then >= answered:
-            break
-        await asyncio.sleep(0.1)
-    return found
-
-
-def _restarted(before: Page, after: Page) -> bool:
-    """Whether the counters began anew, as far as the engine says when it started."""
-    started = [found.total(vllm.PROCESS_START_TIME.name) for found in (before, after)]
-    return None not in started and started[0] != started[1]
-
-
 def _hardware() -> str:
     """This machine, in words; the engine's own may be another."""
     names = {line.partition(":")[2].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")}
@@ -541,7 +400,7 @@ async def probe(subject: Subject, its: Workload, seed: int) -> tuple[float, floa
     """Seconds to the first token and for each further one, of one short request alone; None where it was not answered. Raises NoTokenizer."""
     asks = workload.plan(its, workload.points(its)[0], seed, WARM_UP - 1)[:1]
     few = [workload.Ask(number=0, kind=None, segments=ask.segments, output_tokens=min(ask.output_tokens, 16)) for ask in asks]
-    async with _session() as session:
+    async with asking() as session:
         writer = await Writer.of(Remote(session, subject.target.url, subject.target.model, subject.target.key), subject.target.model, "probe", seed)
         load = Load(Target(subject.target.url, subject.target.model, subject.target.key, its.timeout_s))
         await load.send(await writer.prepare(few, 0, "completions", {"ignore_eos": True}), 1)

@@ -23,6 +23,7 @@ from stack.bench import importer, result, run, workload
 from stack.bench.figures import Startup, startup
 from stack.bench.load import Done, Target
 from stack.bench.result import Bench, Run
+from stack.bench.subject import Subject, look
 from stack.bench.workload import Point, Suite, Workload
 from stack.cli import version
 from stack.cli.common import AS_JSON, json_text, mistakes_told
@@ -102,7 +103,7 @@ def bench_run(
         wait(foretell(console, subject, suite, steps, 1, seed))
         screen = Screen(console)
 
-        async def same(_: str) -> run.Subject:
+        async def same(_: str) -> Subject:
             return subject
 
         bencher = run.Bencher(
@@ -156,9 +157,9 @@ def bench_import(files: tuple[Path, ...], out: Path) -> None:
     click.echo(f"written to {folder}")
 
 
-async def _subject(name: str, url: str, model: str | None, key: str | None, started: Startup) -> run.Subject:
-    found, _ = await run.look(url, model, key)
-    return run.Subject(name or found.model, Target(found.url, found.model, key), found, startup=started)
+async def _subject(name: str, url: str, model: str | None, key: str | None, started: Startup) -> Subject:
+    found, _ = await look(url, model, key)
+    return Subject(name or found.model, Target(found.url, found.model, key), found, startup=started)
 
 
 def page_console() -> Console:
@@ -203,7 +204,7 @@ def fresh(folder: Path) -> Path:
     return folder
 
 
-async def foretell(console: Console, subject: run.Subject, suite: Suite, steps: Sequence[run.Step], arms: int, seed: int) -> None:
+async def foretell(console: Console, subject: Subject, suite: Suite, steps: Sequence[run.Step], arms: int, seed: int) -> None:
     """Say what is about to happen, how long it will take, and how small an effect it can find."""
     engine = subject.engine
     console.print(

@@ -334,7 +334,7 @@ async def _append(lab: DrillLab, every_s: float, late_s: float, teams: Sequence[
 @fault
 async def log_is_no_file(lab: DrillLab) -> AsyncIterator[None]:
     """The request log's path leads to a folder; the gateway has something to write all the time."""
-    with _folder_instead_of(lab.config.requests_log):
+    with folder_instead_of(lab.config.requests_log):
         async with meanwhile(every(0.5, partial(short, lab))):
             yield
 
@@ -348,7 +348,7 @@ async def hardly_any_traffic(lab: DrillLab) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def _folder_instead_of(path: Path) -> Iterator[None]:
+def folder_instead_of(path: Path) -> Iterator[None]:
     aside = path.with_suffix(".aside")
     path.touch()
     path.rename(aside)
@@ -464,20 +464,20 @@ def killed(name: str) -> Fault:
 
 @fault
 async def events_unreadable(lab: DrillLab) -> AsyncIterator[None]:
-    with _folder_instead_of(lab.config.events):
+    with folder_instead_of(lab.config.events):
         yield
 
 
 @fault
 async def state_unwritable(lab: DrillLab) -> AsyncIterator[None]:
     """The sidecar may make no file longer, as on a full disk, and has something to keep all the time."""
-    with _full_disk(lab.pid("sidecar")):
+    with full_disk(lab.pid("sidecar")):
         async with meanwhile(every(0.5, partial(short, lab))):
             yield
 
 
 @contextlib.contextmanager
-def _full_disk(pid: int) -> Iterator[None]:
+def full_disk(pid: int) -> Iterator[None]:
     """Every write of a process fails. Linux. One that has ended meanwhile needs nothing back."""
     soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))

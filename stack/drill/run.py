@@ -80,7 +80,7 @@ def run(drills: Iterable[Drill], port_offset: int, console: Console) -> list[Out
 async def _run(config: LabConfig, drills: tuple[Drill, ...], tell: Callable[[str], None]) -> list[Outcome]:
     outcomes: list[Outcome] = []
     began = time.monotonic()
-    _stop_on_signal()
+    stop_on_signal()
     async with labs.running(config, lambda line: tell(f"{time.monotonic() - began:5.0f} s  {line}")) as lab:
         for drill in sorted(drills, key=lambda drill: list(labs.Engine).index(drill.engine)):  # an engine takes half a minute to start
             try:
@@ -93,7 +93,7 @@ async def _run(config: LabConfig, drills: tuple[Drill, ...], tell: Callable[[str
     return outcomes
 
 
-def _stop_on_signal() -> None:
+def stop_on_signal() -> None:
     """Once; a second Ctrl-C must not cut short what takes the fault away. Also where a shell has started us with SIGINT ignored."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101  # we are inside of one

@@ -23,11 +23,11 @@ import msgspec
 
 from exporters.answers import whole
 from exporters.events import MAX_OPTIONS, MAX_TEXT, NewEvent
-from stack.bench import run, workload
+from stack.bench import workload
 from stack.bench.figures import Startup, startup
 from stack.bench.load import Target
 from stack.bench.result import HIDDEN, Bench, Engine, Start, is_secret, masked
-from stack.bench.run import BadTarget, Subject
+from stack.bench.subject import BadTarget, Subject, look
 from stack.bench.workload import METRICS, Suite
 from stack.bundle import ROOT
 from stack.config import BadConfig, meant, read
@@ -182,7 +182,7 @@ class Engines:
         except (LabError, parts.PartMissing) as error:
             raise BadTarget(str(error)) from error
         url = config.url or f"http://127.0.0.1:{self._ports[arm]}"
-        engine, _ = await run.look(url, self.experiment.model, self.key)
+        engine, _ = await look(url, self.experiment.model, self.key)
         settings = await told_settings(url, engine)
         arguments = None if config.url else tuple(self._supervisor.running[arm].spec.argv)
         self.settings[arm] = settings

@@ -353,7 +353,7 @@ def _inside_margin(found: Finding, fitted: Estimate) -> bool:
         return most <= max(metric.margin, metric.least)
     if most <= math.log1p(metric.margin):
         return True
-    level = math.sqrt((found.a or 0.0) * (found.b or 0.0))
+    level = math.sqrt(max(found.a or 0.0, metric.least) * max(found.b or 0.0, metric.least))  # as the interval has them
     return most < 100 and 2 * level * math.sinh(most / 2) <= metric.least  # in the unit: half of the ratio above the level, half below
 
 

@@ -119,6 +119,11 @@ class Archive:
             raise PartMissing(f"the Debian archive key {key} is not there: install the package debian-archive-keyring, or {_BY_HAND}.")
         return Archive(cache / "apt", source)
 
+    @property
+    def suites(self) -> tuple[str, ...]:
+        """The newest, then this system's own: a library from there runs on its C library."""
+        return (*NEWEST_FIRST, *(suite for suite in self.source.suites if suite in _SUITES - {*NEWEST_FIRST}))
+
     def apt(self, tool: str, *arguments: str) -> list[str | Path]:
         return [tool, "-c", self.folder / "apt.conf", *arguments]
 
@@ -148,7 +153,7 @@ class Archive:
 
     def _sources(self) -> str:
         key = self.source.signed_by or _KEYRING
-        return f"Types: deb\nURIs: {self.source.uri}\nSuites: {' '.join(NEWEST_FIRST)}\nComponents: main\nSigned-By: {key}\n"
+        return f"Types: deb\nURIs: {self.source.uri}\nSuites: {' '.join(self.suites)}\nComponents: main\nSigned-By: {key}\n"
 
     def _configuration(self) -> str:
         at = self.folder

