@@ -181,7 +181,8 @@ _UPSTREAMS = (
 _ITSELF = (
     Panel(
         "ttft-overhead", "What the way to the engine adds to the first token",
-        "The client's time to first token less the engine's own, request by request: the wait for a slot here, the gateway's work, and the network. "
+        "The client's time to first token less the engine's queue and its time from there to the first token, request by request: the wait for a "
+        "slot here, the gateway's work, and the network. "
         "Unlike the gap between the p95 of either, this is a time that requests really waited.",
         "A few milliseconds while nobody waits here.",
         "As much as what waited in the gateway: requests are held back, see slots. More than that: see the loop lag beside this, then the network.",

@@ -660,6 +660,37 @@ class TestRunning:
         bearer = {"Authorization": f"Bearer {key}"}
         eventually(lambda: stack.docker.get(f"{GATEWAY}/v1/models", bearer)[0] == 401, within_s=30, what="the file read anew without a restart")
 
+    def test_the_quick_start_of_a_gpu_host_can_be_typed_as_it_stands(
+        self, stack: SimpleNamespace, tmp_path: Path, eventually: Callable[..., None]
+    ) -> None:
+        """All of its lines but those that cannot be had here, or were typed to get so far; beside it only the files of the stand-ins are named."""
+        otherwise = {
+            "sh stack/deploy/preflight.sh": "there is no GPU; its own tests run it",
+            "docker compose up": "it stays in its terminal; the fixture has started the same stack",
+            "xdg-open http://127.0.0.1:9402": "no desktop",
+            "vllm-watch": "in tests/test_docs.py",
+        }
+        page = (ROOT / "docs/start/gpu-host.md").read_text()
+        blocks = "\n".join(re.findall(r"^ *```sh\n(.*?)^ *```", page, re.MULTILINE | re.DOTALL))
+        lines = [line.strip() for line in blocks.splitlines()]
+        variables = {**stack.variables, "COMPOSE_FILE": ":".join(map(str, (BASE, CPU, STANDINS, PATIENCE)))}
+        bearer, said = stack.bearer["Authorization"].removeprefix("Bearer "), {}
+        key, hashed = make_key("typed")
+        for line in lines:
+            if line.startswith("# now put into teams.yaml"):
+                with (tmp_path / "teams.yaml").open("a") as file:
+                    file.write(f"  typed:\n    keys: ['{hashed}']\n")
+            elif not line.startswith(tuple(otherwise)):
+                done = stack.docker.typed(line.replace("KEY", bearer), variables, tmp_path)
+                assert 0 == done.returncode, f"{line}: {done.stderr}"
+                said[line] = done.stdout
+        assert all(any(line.startswith(one) for line in lines) for one in otherwise)
+        assert bearer in said["docker compose run --rm cli secrets"]
+        assert '"id":"tiny"' in said['curl -H "Authorization: Bearer KEY" http://127.0.0.1:8000/v1/models'].replace(" ", "")
+        assert "vllm:num_requests_running" in said["curl http://127.0.0.1:8000/metrics | grep '^vllm:'"]
+        mine = {"Authorization": f"Bearer {key}"}
+        eventually(lambda: stack.docker.get(f"{GATEWAY}/v1/models", mine)[0] == 200, within_s=30, what="the key that was just put in")
+
     def test_a_second_up_changes_nothing(self, stack: SimpleNamespace) -> None:
         before = _secrets(stack.project), stack.project("ps", "--quiet")
         stack.project("up", "--detach", "--wait", "--wait-timeout", "300")

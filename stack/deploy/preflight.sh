@@ -94,7 +94,7 @@ esac
 if command -v nvidia-container-runtime-hook >/dev/null 2>&1; then
   good "NVIDIA container toolkit (should docker say: could not select device driver \"nvidia\", restart it: sudo systemctl restart docker)"
 else
-  bad "the NVIDIA container toolkit (docker says: could not select device driver \"nvidia\")" \
+  bad "the NVIDIA container toolkit (without it docker says: could not select device driver \"nvidia\")" \
     "Install nvidia-container-toolkit (https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html) and restart docker."
 fi
 

@@ -119,6 +119,13 @@ class PrivateDocker:
         authority: the only one that is believed, as PEM text. Raises OSError when nobody answers, or not as asked."""
         return self._inside.submit(_get, url, dict(headers or {}), body, timeout_s, authority).result()
 
+    def typed(self, line: str, variables: Mapping[str, str], folder: Path, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
+        """A line of shell as this machine's user would type it in a folder, with `docker` on the path, on the engine's host network."""
+        path = f"{self.docker.parent}:{self.environment['PATH']}"
+        return self._inside.submit(
+            self._call, ["bash", "-c", line], timeout_s, env={**self.environment, **variables, "PATH": path}, cwd=folder
+        ).result()  # fmt: skip
+
     def adopt(self, image: str, base: str, *, inside: str = "true", mounts: Sequence[str] = (), changes: Sequence[str] = ()) -> None:
         """Makes `image` from `base`: runs a shell line in it, then sets what a Dockerfile would (ENTRYPOINT, USER, ENV, WORKDIR)."""
         name = "making-" + hashlib.sha256(image.encode()).hexdigest()[:12]
