@@ -31,7 +31,7 @@ help:
 	@echo 'make release                   wheel, source, image context, bundle and checksums in dist/, the same bytes each time'
 	@echo 'make pins [ARGS=--upgrade]     requirements/*.txt from pyproject.toml: one version and the hashes of each dependency'
 	@echo 'make audit                     known vulnerabilities and licences of what requirements/run.txt pins'
-	@echo 'make bench-dashboards          what printing costs, and what Overview costs a Prometheus with 24 h of 20 engines'
+	@echo 'make bench-dashboards          what printing, Overview on 24 h of 20 engines, and our own board there cost'
 	@echo 'make bench-admission           a flood beside first come first served, and a million requests on a virtual clock'
 	@echo 'make bench-gateway             what the gateway adds to a request, and how many streams a core holds; ARGS=--peers compares'
 	@echo 'make bench-sidecar             how fast the sidecar reads, how long a scrape waits, what it all takes; ARGS="--soak 50000000" only that'

@@ -62,13 +62,13 @@ def _stamped(name: str, text: str, settings: Settings) -> str:
 
 def facts(alert: Alert) -> book.Facts:
     """What a page says of its alert."""
-    told = ["This rule has no number in thresholds.yaml."]
+    told = ["This rule has no number in thresholds.yml."]
     if number := alert.threshold:
         told = [f"{number.shown}. {number.why}", f"Source: {number.source}"]
         own = number.name in (known.name for known in thresholds.ALL)
-        told += [f"Another number for your deployment: `{number.name}` in thresholds.yaml."] * own
+        told += [f"Another number for your deployment: `{number.name}` in thresholds.yml."] * own
     ref, expr = alert.panel, expression.pretty(alert.expr)
-    return book.Facts(alert.name, str(alert.severity), ref.board, ref.panel, expr, alert.hold, tuple(told))
+    return book.Facts(alert.name, alert.labels["severity"], ref.board, ref.panel, expr, alert.hold, tuple(told))
 
 
 def stale(root: Path = ROOT) -> list[Path]:

@@ -23,12 +23,14 @@ from typing import Any
 import click
 import pytest
 import yaml
+from alert_cases import CASES, QUIET
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from alerts.families import ALERTS
 from alerts.settings import Overlay, Settings
 from dashboards.boards import BOARDS
+from dashboards.lint import RULES
 from exporters.prices import Prices
 from exporters.sidecar import SidecarConfig
 from stack import alerts as alert_files
@@ -39,6 +41,7 @@ from stack.cli import COMMANDS, main
 from stack.drill.drills import DRILLS
 from stack.gateway.config import GatewayConfig
 from stack.gateway.teams import load_policy
+from stack.lab.plan import PORTS
 from stack.tuning import experiment
 
 ROOT = Path(__file__).parent.parent
@@ -342,6 +345,12 @@ def test_a_command_that_is_wrong_would_be_found(line, what):
 
 
 @each_page
+def test_no_page_sends_a_signal_by_docker(page):
+    """Docker takes any for a wish to stop, and starts the container neither after a crash nor after a reboot (moby/moby#41302)."""
+    assert "docker compose kill" not in page.read_text().replace("Not `docker compose kill -s HUP`: Docker takes any signal for a wish to stop", "")
+
+
+@each_page
 def test_every_path_in_backticks_exists(page):
     spans = [span for token in inline(page) if token.type == "code_inline" for span in token.content.split() if NAMED.fullmatch(span)]
     assert [] == [span for span in spans if not any(ROOT.glob(one) for one in _braces(span.rstrip("/").split("::")[0]))]
@@ -497,8 +506,9 @@ FIGURES = {
     r"\b(\d+) alerts have a drill": len(DRILLS),
     r"\b(\d+) boards\b": len(BOARDS),
     r"\b(\d+) commands\b": len(COMMANDS),
-    r"\b(\d+) workloads\b": len(workload.shipped()),
+    r"\b(\d+) workloads\b": sum(len(workload.load(path).workloads) for path in workload.shipped().values()),
     r"\b(\d+) recorded series\b": len(rules_in("recording")),
+    r"\blinter of (\d+) rules\b": len(RULES),
     r"`page\.yaml` \((\d+)\)": len(rules_in("page")),
     r"`ticket\.yaml` \((\d+)\)": len(rules_in("ticket")),
     r"`info\.yaml` \((\d+)\)": len(rules_in("info")),
@@ -524,3 +534,23 @@ COUNTED = [page for page in PAGES if page.parent != ROOT / "docs" or page.name i
 def test_figures_of_the_front_pages_are_those_of_the_code(page):
     text = " ".join(page.read_text().split())
     assert [] == [f"{found} (is {real}): {pattern}" for pattern, real in FIGURES.items() for found in re.findall(pattern, text) if int(found) != real]
+
+
+def test_the_page_of_boards_counts_queries_and_cases_as_they_are_now():
+    text = (ROOT / "docs/dashboards.md").read_text()
+    counted = {
+        r"Today (\d+) boards": len(BOARDS),
+        r"boards have (\d+) queries": sum(len(panel.queries) for board in BOARDS for panel in board.panels),
+        r"\b(\d+) that fire": len(CASES),
+        r"\b(\d+) that look like trouble": len(QUIET),
+    }
+    found = [(pattern, real, told) for pattern, real in counted.items() for told in re.findall(pattern, text) or ["none"]]
+    assert [] == [f"{told} (is {real}): {pattern}" for pattern, real, told in found if told != str(real)]
+
+
+def test_the_table_of_ports_has_every_port_of_the_lab_and_of_compose():
+    table = (ROOT / "docs/architecture.md").read_text().split("\n## Ports\n")[1].split("\n## ")[0]
+    told = {int(port) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for port in row.split(", ")}
+    published = set(map(int, re.findall(r"127\.0\.0\.1:\$\{VLLM_WATCH_PORT_\w+:-(\d+)\}", (ROOT / "docker-compose.yml").read_text())))
+    assert published, "compose publishes none, or writes them otherwise"
+    assert told == published | set(PORTS.values())

@@ -97,6 +97,13 @@ def test_metric_names_are_typed_only_in_the_catalogue(path):
     assert not typed
 
 
+@pytest.mark.parametrize("path", sorted([*SOURCES, *(ROOT / "tests").glob("*.py"), *(ROOT / "tools").glob("*.py")]), ids=relative)
+def test_what_another_file_needs_has_no_underscore(path):
+    """Then whoever changes it knows that others use it."""
+    taken = [alias.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert [] == [name for name in taken if name.startswith("_")]
+
+
 def test_every_dependency_is_used_and_every_import_is_a_dependency():
     declared = {Requirement(text).name.lower() for text in PROJECT["dependencies"]}
     provides = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml", "prometheus-client": "prometheus_client", "promql-parser": "promql_parser"}

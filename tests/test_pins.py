@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import subprocess
+import threading
 import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 
@@ -143,3 +148,59 @@ def test_an_audit_that_could_not_ask_says_so_and_fails(tmp_path):
     assert (2, True) == (got, "could not be reached" in told)
     got, told = audit.vulnerabilities("/nowhere/pip-audit", Path("run.txt"))
     assert (2, True) == (got, "is not here" in told)
+
+
+@contextlib.contextmanager
+def fake_osv(known: dict[str, dict[str, object]]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Stands for an advisory service that speaks OSV, which cannot be reached in a test: its address, and the versions that it was asked for.
+
+    known: package -> what it says against every version of it."""
+    asked: dict[str, str] = {}
+
+    class Osv(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            name = query["package"]["name"]
+            asked[name] = query["version"]
+            body = json.dumps({"vulns": [known[name]]} if name in known else {}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Of no use here."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Osv) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1/query", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def make_audit(osv_url: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", "--silent", "--no-print-directory", "audit", f"ARGS=--osv-url {osv_url}"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_make_audit_asks_for_every_pin_and_tells_what_is_known():
+    """The target as it is typed, with the real pip-audit."""
+    here = {pin.name: pin.version for pin in PINS["run"].values() if not pin.marker or Marker(pin.marker).evaluate()}
+    with fake_osv({}) as (url, asked):
+        done = make_audit(url)
+    assert (0, "vulnerabilities: none known") == (done.returncode, done.stdout.splitlines()[-1]), done.stdout + done.stderr
+    assert here == asked
+    advisory = {"id": "PYSEC-2099-1", "affected": [
+        {"package": {"name": "aiohttp", "ecosystem": "PyPI"}, "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "99.0"}]}]}
+    ]}  # fmt: skip
+    with fake_osv({"aiohttp": advisory}) as (url, _):
+        done = make_audit(url)
+    assert f"vulnerabilities: aiohttp {here['aiohttp']}: PYSEC-2099-1, mended in 99.0" == done.stdout.splitlines()[-1]
+    assert "Error 1" in done.stderr
+    done = make_audit(url)  # nobody is there any more
+    told = done.stdout.splitlines()[-1]
+    assert told.startswith("vulnerabilities: not audited, because the advisory service could not be reached or understood")
+    assert (True, True) == ("refused" in told, "Error 2" in done.stderr)

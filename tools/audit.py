@@ -1,9 +1,10 @@
 """Says what is known against the dependencies that requirements/run.txt pins: vulnerabilities, by pip-audit; licences, from what is installed.
 
-    python -m tools.audit [--pip-audit PROGRAM] [--licences]
+    python -m tools.audit [--pip-audit PROGRAM] [--osv-url URL] [--licences]
 
-Advisories come from a service on the internet. Where it cannot be asked, or does not know a package, the audit fails and says so: no answer is no
-all-clear. There is no offline mode, because a saved list would only say what was known when it was saved."""
+Advisories come from a service on the internet: PyPI's, or one that speaks OSV (google.github.io/osv.dev/post-v1-query), such as a firm's own. Where
+it cannot be asked, or does not know a package, the audit fails and says so: no answer is no all-clear. There is no offline mode, because a saved list
+would only say what was known when it was saved."""
 
 from __future__ import annotations
 
@@ -28,6 +29,8 @@ FINE = (
 )  # fmt: skip
 # Where the metadata says nothing: what the licence file in the package says.
 READ = {"promql-parser": "MIT"}
+TIMEOUT_S = 300.0
+_NOT_REACHED = "vulnerabilities: not audited, because the advisory service could not be reached or understood; run this where it can"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +74,22 @@ def verdict(report: dict[str, Any]) -> tuple[list[str], list[str]]:
     return found, [row["name"] for row in rows if "skip_reason" in row]
 
 
-def vulnerabilities(program: str, requirements: Path) -> tuple[int, str]:
-    """Exit status and one sentence. 0: the service knows every package and nothing against it; 1: something is known; 2: it was not answered."""
+def vulnerabilities(program: str, requirements: Path, osv_url: str = "") -> tuple[int, str]:
+    """Exit status and one sentence. 0: the service knows every package and nothing against it; 1: something is known; 2: it was not answered.
+
+    osv_url: of OSV's query; such a service answers of a package that it does not know as of one with nothing against it."""
     command = [program, "--disable-pip", "--require-hashes", "--progress-spinner", "off", "--format", "json", "-r", str(requirements)]
+    command += ["--vulnerability-service", "osv", "--osv-url", osv_url] if osv_url else []
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
         found, unasked = verdict(json.loads(done.stdout))
     except FileNotFoundError:
         return 2, f"vulnerabilities: {program} is not here; `make audit` installs it"
-    except (subprocess.TimeoutExpired, json.JSONDecodeError):
-        return 2, "vulnerabilities: not audited, because the advisory service could not be reached; run this where it can"
+    except subprocess.TimeoutExpired:
+        return 2, f"{_NOT_REACHED}: it took longer than {TIMEOUT_S:.0f} s"
+    except json.JSONDecodeError:
+        said = done.stderr.strip().splitlines() or ["nothing"]
+        return 2, f"{_NOT_REACHED}; pip-audit's last words: {said[-1][:300]}"
     if unasked:
         return 2, f"vulnerabilities: not audited, because the advisory service does not know {len(unasked)} packages, such as {unasked[0]}"
     return (1, f"vulnerabilities: {'; '.join(found)}") if found else (0, "vulnerabilities: none known")
@@ -90,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit 0: nothing against them; 1: a vulnerability or a licence; 2: it could not be found out."""
     asked = argparse.ArgumentParser(prog="python -m tools.audit", description="Vulnerabilities and licences of what requirements/run.txt pins.")
     asked.add_argument("--pip-audit", default="pip-audit", metavar="PROGRAM", help="the pip-audit to run")
+    asked.add_argument("--osv-url", default="", metavar="URL", help="ask this OSV service instead of PyPI, such as https://api.osv.dev/v1/query")
     asked.add_argument("--licences", action="store_true", help="licences only: asks no service")
     options = asked.parse_args(arguments)
     path = ROOT / "requirements" / "run.txt"
@@ -100,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(f"licences: {'look at ' + ', '.join(wrong) if wrong else f'{len(read)} packages, all fine beside Apache-2.0'}\n")
     if options.licences:
         return 1 if wrong else 0
-    status, sentence = vulnerabilities(options.pip_audit, path)
+    status, sentence = vulnerabilities(options.pip_audit, path, options.osv_url)
     sys.stdout.write(sentence + "\n")
     return status or (1 if wrong else 0)
 

@@ -2,4 +2,4 @@
 
 from stack.cli import main
 
-main()
+main(prog_name="vllm-watch")

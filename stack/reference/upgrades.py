@@ -27,12 +27,13 @@ class Note:
 NOTES: dict[str, tuple[Note, ...]] = {
     "0.32": (
         Note(
-            "`--enable-per-request-metrics` puts queue time and time to first token into `usage`; the compose file sets it.",
+            "`--enable-per-request-metrics` puts queue time, and the time from scheduling to the first token, into an object `metrics` beside "
+            "`usage`; the compose file sets it. By source it is there from 0.27 on.",
             _LIVE,
             "measured on 0.32.0",
         ),
         Note(
-            "A stream that is refused by `--max-num-queued-reqs` answers HTTP 200 and one error event; 9 of 28 refusals were a 503.",
+            "A stream that is refused by `--max-num-queued-reqs` may answer HTTP 200 and one error event: 19 of 28 did, 9 were a 503.",
             _LIVE,
             "measured on 0.32.0",
         ),
