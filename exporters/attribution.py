@@ -306,11 +306,15 @@ class Attribution:
                 self._differences[model_name] = {team: theirs.get(team, 0.0) - mine.get(team, 0.0) for team in sorted(mine.keys() | theirs.keys())}
 
     def samples(self) -> Iterator[Sample]:
+        """A model that never had a card has no seconds of one: they are absent, not 0."""
+        had_cards = {dict(labels)["model_name"] for name, labels in self._counts if name == attributed.ALLOCATED.name}
         for (name, labels), value in self._counts.items():
-            if metric := _COUNTERS.get(name):
-                yield metric, dict(labels), value
+            of = dict(labels)
+            if (metric := _COUNTERS.get(name)) and (metric is not attributed.TEAM_SECONDS or of["model_name"] in had_cards):
+                yield metric, of, value
         for model_name, model in self.models.items():
-            yield attributed.PENDING, {"model_name": model_name}, model.pool.seconds
+            if model_name in had_cards:
+                yield attributed.PENDING, {"model_name": model_name}, model.pool.seconds
             method = "default" if model.evidence.decode_weight is None else "engine"
             yield attributed.DECODE_WEIGHT, {"method": method, "model_name": model_name}, model.decode_weight
         for uuid, watts in self._idle_watts.items():

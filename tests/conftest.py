@@ -71,7 +71,7 @@ def free_port() -> Callable[[], int]:
 def eventually() -> Callable[..., None]:
     """Poll until a condition holds; the failure says what was seen last."""
 
-    def wait(condition: Callable[[], object], within_s: float = 15.0, what: str = "the condition") -> None:
+    def wait(condition: Callable[[], object], within_s: float = 30.0, what: str = "the condition") -> None:
         deadline = time.monotonic() + within_s
         last: object = None
         while time.monotonic() < deadline:

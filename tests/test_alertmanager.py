@@ -338,7 +338,7 @@ def test_alertmanager_mutes_what_is_about_the_same_and_nothing_else(manager: Any
             assert not set(real.states().items()) ^ set(expected.items())
             return True
 
-        eventually(as_expected, within_s=10, what="every state")
+        eventually(as_expected, within_s=30, what="every state")
 
 
 @pytest.mark.prometheus
@@ -360,7 +360,7 @@ def test_whatever_fires_for_one_model_every_page_of_another_comes_through(manage
             told = dict.fromkeys((*(post["labels"]["test"] for post in other), "VLLMEngineFrozen"), "active")
             return (told | {"one VLLMEngineFrozen": "suppressed"}).items() <= states.items()
 
-        eventually(all_told, within_s=10, what="every page of the other model, while that of the one is muted")
+        eventually(all_told, within_s=30, what="every page of the other model, while that of the one is muted")
 
 
 # What the chart kube-prometheus-stack ships: its rule, what its Alertmanager mutes, and whom that tells. Prometheus posts one InfoInhibitor for each
@@ -414,7 +414,7 @@ def test_the_inhibitions_of_kube_prometheus_stack_let_the_watchdog_through_and_m
             assert expected == real.states()
             return True
 
-        eventually(as_expected, within_s=10, what="every state")
+        eventually(as_expected, within_s=30, what="every state")
         eventually(lambda: "VLLMWatchdog" in sink.names("/deadman"), what="the watchdog at the service that expects it")
 
 

@@ -129,7 +129,7 @@ def _quiet_engine(request: pytest.FixtureRequest) -> None:
         behind.answer = ANSWER
 
 
-def said(port: int, sent: bytes, within_s: float = 5.0) -> bytes:
+def said(port: int, sent: bytes, within_s: float = 10.0) -> bytes:
     """All that comes back until the other side closes, or nothing more comes in time."""
     out = b""
     with socket.create_connection(("127.0.0.1", port), within_s) as wire:

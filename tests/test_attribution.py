@@ -334,6 +334,17 @@ def test_a_silent_engine_still_holds_its_card():
     assert 0.0 == total(attribution, attributed.COST, basis="usage")
 
 
+def test_without_a_card_there_are_no_seconds_of_one_and_with_it_they_begin_at_0():
+    worked = {"running": (1, 1), "logged": {"red": Work(100.0, 0.0, 10.0)}, "produced": Work(100.0, 0.0, 10.0)}
+    attribution = after(look(0, 0, logged={"red": NOTHING}, cards=()), look(0, 5, cards=(), **worked))
+    assert {attributed.DECODE_WEIGHT} == {metric for metric, _, _ in attribution.samples()}
+    attribution.advance(look(5, 5, **worked))
+    began = {(metric, labels.get("team")): value for metric, labels, value in attribution.samples() if metric is not attributed.DECODE_WEIGHT}
+    assert {0.0} == set(began.values())
+    assert {attributed.ALLOCATED, attributed.BUSY, attributed.TEAM_SECONDS, attributed.PENDING} == {metric for metric, _ in began}
+    assert {"red", IDLE, ABORTED, UNATTRIBUTED} == {team for metric, team in began if metric is attributed.TEAM_SECONDS}
+
+
 def test_a_card_that_no_engine_claims_is_on_the_bill():
     attribution = Attribution(PRICES)
     attribution.unclaimed([replace(CARD, joules=500.0)], T0, T0 + 10)

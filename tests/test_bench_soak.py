@@ -172,7 +172,7 @@ async def test_each_kind_of_client_leaves_exactly_one_line(tmp_path):
         load = Load(running.started.url, keys, random.Random(3))
         async with aiohttp.ClientSession() as session:
             await asyncio.gather(*(load.one(session, kind) for kind in (*MIX, "crowd")))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(lines := parse_block(running.path.read_bytes())[0]) < len(MIX) + 1:
                 await asyncio.sleep(0.05)
     assert accounts(load.sent, lines).well

@@ -131,7 +131,7 @@ async def test_a_sidecar_itself_costs_no_more_than_the_budget_says(tmp_path):
     sidecar = Sidecar(config)
     await sidecar.start()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not sidecar.ready:
                 await asyncio.sleep(0.02)
         assert len(samples(sidecar.page())) <= budget.SIDECAR_FIXED + budget.SIDECAR_ENGINE

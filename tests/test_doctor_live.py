@@ -40,7 +40,7 @@ async def under(clients: Clients, engine: Engine, eventually: Callable[..., None
         yield
     finally:
         await load.stop()
-    eventually(lambda: engine.running == 0, within_s=20, what="an idle engine")
+    eventually(lambda: engine.running == 0, within_s=60, what="an idle engine")
 
 
 async def told(engine: Engine, *options: object) -> tuple[int | None, Mapping[str, Any]]:

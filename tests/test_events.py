@@ -665,12 +665,12 @@ def test_a_real_sidecar_takes_an_event_and_shows_its_time(path, tmp_path, token_
             return ""
 
     try:
-        eventually(lambda: "vllm_watch_sidecar_info" in page(), within_s=20)
+        eventually(lambda: "vllm_watch_sidecar_info" in page(), within_s=30)
         told = run("annotate", "max-num-seqs doubled", "--id", "m", "--at", "1760000000000", *there)
         assert (0, "m\n") == (told.exit_code, told.stdout)
         assert "on record already" in run("annotate", "max-num-seqs doubled", "--id", "m", *there).stderr
         shown = re.compile(rf'^{ours.EVENT_TIME.name}{{kind="change"}} (\S+)$', re.MULTILINE)
-        eventually(lambda: [1_760_000_000.0] == list(map(float, shown.findall(page()))), within_s=10)
+        eventually(lambda: [1_760_000_000.0] == list(map(float, shown.findall(page()))), within_s=30)
         assert run("events", *there).stdout.startswith("2025-10-09T08:53:20Z  change   m  max-num-seqs doubled")
         assert ["m"] == [line["id"] for line in lines(path)]
         assert 2 == run("annotate", "--close", "m", *there).exit_code

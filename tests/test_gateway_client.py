@@ -33,7 +33,7 @@ from stack.gateway.client import HEAD_BYTES, HELD_BYTES, Answer, Broken, Client,
 from stack.gateway.config import Timeouts
 from stack.gateway.visit import Visit
 
-SOON_S = 10.0  # longer than anything here takes: only what hangs meets it
+SOON_S = 30.0  # longer than anything here takes: only what hangs meets it
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -1237,7 +1237,7 @@ async def connected(it: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWr
     return await asyncio.open_connection(host, int(port))
 
 
-async def said(it: Running, *requests: bytes, within_s: float = 0.15) -> tuple[bytes, bool]:
+async def said(it: Running, *requests: bytes, within_s: float = 0.6) -> tuple[bytes, bool]:
     """All that the gateway says on one connection, and whether it closes it; the next request goes out when it has said something."""
     reader, writer = await connected(it)
     got, closed = b"", False

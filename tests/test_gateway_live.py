@@ -39,7 +39,7 @@ from stack.lab import plan, supervisor
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parent.parent
-SOON_S = 20.0  # for what takes moments on a quiet machine
+SOON_S = 30.0  # for what takes moments on a quiet machine
 LIMITED = 2  # requests that the second engine takes
 CHAT: dict[str, Any] = {
     "model": plan.MODEL, "messages": [{"role": "user", "content": "the cache of the server"}], "max_tokens": 12, "extra_body": {"ignore_eos": True},

@@ -45,7 +45,7 @@ async def opened(path: Path, kept_bytes: int = 1000) -> AsyncIterator[tuple[Requ
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         await asyncio.sleep(0.002)

@@ -55,10 +55,10 @@ def served(engine: Engine, eventually: Any, send: Send, *requests: tuple[str, di
             ends = []
             for request in requests:
                 ends.append(pool.submit(send, *request))
-                eventually(lambda: engine.waiting == len(ends) or any(end.done() for end in ends), within_s=20, what=f"{len(ends)} waiting requests")
+                eventually(lambda: engine.waiting == len(ends) or any(end.done() for end in ends), within_s=60, what=f"{len(ends)} waiting requests")
                 assert [] == [end.result() for end in ends if end.done()], "answered while the engine had no room"
         times = [end.result(60) for end in ends]
-    eventually(lambda: engine.running == 0, within_s=20, what="an idle engine")
+    eventually(lambda: engine.running == 0, within_s=60, what="an idle engine")
     return sorted(range(len(times)), key=times.__getitem__)
 
 
@@ -80,14 +80,14 @@ def test_through_the_gateway_nobody_goes_before_its_band(engine: Engine, gate: G
     def send(team: str, more: dict[str, Any]) -> float:
         return completed(gate.url, gate.keys[team], more)
 
-    eventually(lambda: engine.running == 0, within_s=20, what="an idle engine")
+    eventually(lambda: engine.running == 0, within_s=60, what="an idle engine")
     assert [0, 1] == served(engine, eventually, send, ("demo", {}), ("demo", said))
     assert [1, 0] == served(engine, eventually, send, ("later", said), ("demo", {}))
 
 
 def test_the_wait_in_the_engine_is_no_part_of_what_the_way_adds(engine: Engine, gate: Gate, eventually: Any):
     """By the definitions of the engine itself, whose time to first token of one request begins when it is scheduled."""
-    eventually(lambda: engine.running == 0, within_s=20, what="an idle engine")
+    eventually(lambda: engine.running == 0, within_s=60, what="an idle engine")
 
     def streamed() -> None:
         with client(gate.url, gate.keys["demo"]) as asking:
@@ -98,7 +98,7 @@ def test_the_wait_in_the_engine_is_no_part_of_what_the_way_adds(engine: Engine, 
         with holder.chat.completions.create(**LONG, stream=True) as held:
             next(held)
             answer = pool.submit(streamed)
-            eventually(lambda: engine.waiting == 1, within_s=20, what="a waiting request")
+            eventually(lambda: engine.waiting == 1, within_s=60, what="a waiting request")
             time.sleep(WAITED_S)
         answer.result(60)
     (record,) = gate.records([name])

@@ -37,7 +37,7 @@ HEAD = (
 HOP = ("connection", "keep-alive", "transfer-encoding", "content-length", "x-request-id")
 WITH_USAGE = STREAM | {"stream_options": {"include_usage": True}}
 FRAMINGS = ("chunked", "length", "close")
-SOON_S = 20.0  # longer than anything here takes: only what hangs meets it
+SOON_S = 30.0  # longer than anything here takes: only what hangs meets it
 
 Speak = Callable[[bytes, bytes, asyncio.StreamWriter], Awaitable[None]]
 

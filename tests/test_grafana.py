@@ -179,7 +179,7 @@ def test_durations_as_grafana_writes_them(expected, text):
 
 @pytest.mark.usefixtures("every_board")
 def test_export_for_import_writes_every_board_ready_for_the_dialog(tmp_path):
-    result = run("export", "--out", tmp_path / "out", "--runbooks", "https://wiki.example/vllm")
+    result = run("export", "--out", tmp_path / "out", "--runbook-base", "https://wiki.example/vllm")
     assert 0 == result.exit_code
     assert {f"{board.slug}.json" for board in boards()} == {path.name for path in (tmp_path / "out").iterdir()}
     board = json.loads((tmp_path / "out" / "overview.json").read_text())
@@ -238,8 +238,8 @@ def test_export_names_boards_of_an_earlier_export_and_leaves_foreign_ones_alone(
 
 def test_where_links_to_runbooks_lead_is_said_unless_it_was_chosen(tmp_path):
     """The default is this machine, which is right on this machine alone."""
-    assert "--runbooks" in run("export", "--out", tmp_path).output
-    assert "--runbooks" not in run("export", "--out", tmp_path, "--runbooks", "https://wiki.example").output
+    assert "--runbook-base" in run("export", "--out", tmp_path).output
+    assert "--runbook-base" not in run("export", "--out", tmp_path, "--runbook-base", "https://wiki.example").output
 
 
 @pytest.mark.usefixtures("every_board")

@@ -933,8 +933,8 @@ def test_an_alert_of_the_exported_rules_sees_the_model_that_is_down_beside_one_t
     def states():
         return {(one["alertname"], one.get("job", "")): one["alertstate"] for one in query(url, "ALERTS")}
 
-    eventually(lambda: ("VLLMWatchdog", "") in states(), within_s=20, what="the watchdog")
-    eventually(lambda: ("VLLMEngineDown", "vllm-embed") in states(), within_s=20, what="the alert on the model that is down")
+    eventually(lambda: ("VLLMWatchdog", "") in states(), within_s=60, what="the watchdog")
+    eventually(lambda: ("VLLMEngineDown", "vllm-embed") in states(), within_s=60, what="the alert on the model that is down")
     assert "firing" == states()["VLLMWatchdog", ""]
     assert "pending" == states()["VLLMEngineDown", "vllm-embed"], "it holds for a minute before it fires"
     assert ("VLLMEngineDown", "vllm-chat") not in states()
@@ -992,10 +992,10 @@ def test_the_log_is_renamed_when_it_is_large_and_the_end_is_prompt(tmp_path, eve
     try:
         with log.open("a") as more:
             more.write("y" * 90 + "\n")
-        eventually(lambda: not log.exists(), within_s=10, what="the renamed log")
+        eventually(lambda: not log.exists(), within_s=30, what="the renamed log")
         assert "x" * 90 + "\n" + "y" * 90 + "\n" == (tmp_path / "requests.jsonl.1").read_text()
         log.write_text("z" * 200)
-        eventually(lambda: "z" * 200 == (tmp_path / "requests.jsonl.1").read_text(), within_s=10, what="the next one in its place")
+        eventually(lambda: "z" * 200 == (tmp_path / "requests.jsonl.1").read_text(), within_s=30, what="the next one in its place")
         assert shell.poll() is None, "a log that is not there does not end it"
     finally:
         shell.send_signal(signal.SIGTERM)

@@ -596,7 +596,7 @@ def test_every_series_stands_at_0_before_its_first_event():
     assert dict.fromkeys(names, 0.0) == series(Sidecar(SidecarConfig(otlp=NEVER)))
 
 
-async def until(condition, within_s=10.0):
+async def until(condition, within_s=30.0):
     deadline = asyncio.get_running_loop().time() + within_s
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, "did not happen in time"

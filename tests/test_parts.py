@@ -84,7 +84,7 @@ def job(folder: Path, said: list[str] | None = None, stop: Event | None = None) 
     return work.Work("engine", folder, (said if said is not None else []).append, stop or Event())
 
 
-def wait_for(what: str, true: Callable[[], object], within_s: float = 10.0) -> None:
+def wait_for(what: str, true: Callable[[], object], within_s: float = 30.0) -> None:
     deadline = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < deadline, f"{what} did not happen within {within_s} s"

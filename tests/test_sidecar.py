@@ -44,7 +44,7 @@ class FakeEngine:
         return web.json_response({"version": "0.32.0"})
 
 
-async def until(condition, within_s=10.0):
+async def until(condition, within_s=30.0):
     deadline = asyncio.get_running_loop().time() + within_s
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, "did not happen in time"

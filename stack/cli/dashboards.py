@@ -15,7 +15,7 @@ from dashboards.model import Profile
 from stack import export, grafana
 from stack.cli import version
 from stack.cli.common import AS_JSON, mistakes_told
-from stack.cli.options import THRESHOLDS, settings_of
+from stack.cli.options import RUNBOOK_BASE, THRESHOLDS, settings_of
 
 
 @click.group()
@@ -27,7 +27,6 @@ _PROFILE = click.option(
     "--profile", type=click.Choice([p.value for p in Profile]), default=Profile.FULL.value, show_default=True,
     help="engine: only what vLLM's own series can fill.",
 )  # fmt: skip
-_RUNBOOKS = click.option("--runbooks", metavar="URL", help=f"Where links to runbooks lead.  [default: {Links().runbooks}]")
 
 
 @dashboards.command("export")
@@ -38,12 +37,12 @@ _RUNBOOKS = click.option("--runbooks", metavar="URL", help=f"Where links to runb
     help="import: for Grafana's import dialog. provisioning: read-only boards and the provider file beside them.",
 )  # fmt: skip
 @click.option("--path", help="Where Grafana will see the folder; by default --out itself.")
-@_RUNBOOKS
+@RUNBOOK_BASE
 @THRESHOLDS
 @click.option("--force", is_flag=True, help="Overwrite files that did not come from here.")
 @AS_JSON
 def dashboards_export(
-    out: Path, profile: str, use: str, path: str | None, runbooks: str | None, thresholds: Path | None, force: bool, as_json: bool
+    out: Path, profile: str, use: str, path: str | None, runbook_base: str | None, thresholds: Path | None, force: bool, as_json: bool
 ) -> None:
     """Write the boards as files, with the data source as a variable: nothing to replace before an import.
 
@@ -53,7 +52,7 @@ def dashboards_export(
     if path and use != "provisioning":
         raise click.UsageError("--path belongs to --for provisioning")
     with mistakes_told():
-        files = {f"{slug}.json": text for slug, text in printed_boards(profile, runbooks, use == "import", thresholds).items()}
+        files = {f"{slug}.json": text for slug, text in printed_boards(profile, runbook_base, use == "import", thresholds).items()}
     seen = path or str(out.resolve())
     if use == "provisioning":
         files["vllm-watch.yaml"] = grafana.provider(seen)
@@ -68,7 +67,7 @@ def dashboards_export(
         click.echo(f"{'written' if changed else 'unchanged'}: {file}")
     for file in older:
         click.echo(f"left over from an earlier export, remove it: {file}")
-    _say_where_runbooks_are(runbooks)
+    _say_where_runbooks_are(runbook_base)
     if use == "import":
         click.echo("in Grafana: Dashboards > New > Import; or let vllm-watch dashboards push do it")
         return
@@ -76,15 +75,15 @@ def dashboards_export(
     click.echo("timeInterval of the Prometheus data source must equal its scrape interval (15s where unset), or panels with rates stay empty")
 
 
-def printed_boards(profile: str, runbooks: str | None, editable: bool, thresholds: Path | None) -> dict[str, str]:
+def printed_boards(profile: str, runbook_base: str | None, editable: bool, thresholds: Path | None) -> dict[str, str]:
     """Grafana's JSON by slug. Raises BadConfig."""
-    links, chosen = Links(runbooks=runbooks) if runbooks else Links(), Profile(profile)
+    links, chosen = Links(runbooks=runbook_base) if runbook_base else Links(), Profile(profile)
     return {board.slug: panels.to_json(board, chosen, links=links, editable=editable) for board in boards_of(chosen, settings_of(thresholds))}
 
 
-def _say_where_runbooks_are(runbooks: str | None) -> None:
-    if runbooks is None:
-        click.echo(f"links to runbooks lead to {Links().runbooks}, right for this machine alone; --runbooks URL changes that")
+def _say_where_runbooks_are(runbook_base: str | None) -> None:
+    if runbook_base is None:
+        click.echo(f"links to runbooks lead to {Links().runbooks}, right for this machine alone; --runbook-base URL changes that")
 
 
 @dashboards.command("push")
@@ -94,14 +93,14 @@ def _say_where_runbooks_are(runbooks: str | None) -> None:
 @click.option("--folder", default=grafana.FOLDER, show_default=True, help="Title or uid, for boards that are new; others stay where they are.")
 @click.option("--datasource", metavar="NAME", help="Name or uid of the Prometheus that the boards open with.")
 @_PROFILE
-@_RUNBOOKS
+@RUNBOOK_BASE
 @THRESHOLDS
 @click.option("--dry-run", is_flag=True, help="Say what would change, panel by panel, and change nothing.")
 @click.option("--force", is_flag=True, help="Overwrite a board under our uid that is not ours.")
 @click.option("--api", type=click.Choice(["auto", "newer", "older"]), default="auto", show_default=True, help="Which of Grafana's two APIs to use.")
 @AS_JSON
 def dashboards_push(
-    url: str, token_file: Path | None, user_file: Path | None, folder: str, datasource: str | None, profile: str, runbooks: str | None,
+    url: str, token_file: Path | None, user_file: Path | None, folder: str, datasource: str | None, profile: str, runbook_base: str | None,
     thresholds: Path | None, dry_run: bool, force: bool, api: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Create or update the boards through Grafana's API; what is equal already is left alone.
@@ -114,7 +113,7 @@ def dashboards_push(
     with mistakes_told():
         report = grafana.push(
             grafana.Client(url, grafana.authorization(token_file, user_file)),
-            [json.loads(text) for text in printed_boards(profile, runbooks, True, thresholds).values()],
+            [json.loads(text) for text in printed_boards(profile, runbook_base, True, thresholds).values()],
             folder=folder, data_source=datasource, message=f"vllm-watch {version()}", dry_run=dry_run, force=force,
             engine_only=profile == Profile.ENGINE, api=api,
         )  # fmt: skip
@@ -122,5 +121,5 @@ def dashboards_push(
         click.echo(json.dumps(asdict(report), indent=1, ensure_ascii=False))
     else:
         click.echo("\n".join(grafana.told(report)))
-        _say_where_runbooks_are(runbooks)
+        _say_where_runbooks_are(runbook_base)
     raise SystemExit(1 if report.fails else 0)
