@@ -295,6 +295,20 @@ def test_failed_command_quotes_itself_and_names_its_log(tmp_path: Path) -> None:
         job(tmp_path).run(["sh", "-c", "echo no beans; exit 3"], "brewing")
 
 
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        ("kill -ILL $$", "it was ended by SIGILL (this processor lacks an instruction that it uses)."),
+        ("echo hm; kill -KILL $$", "it was ended by SIGKILL (where nobody did that by hand, memory ran out); its last words were: hm."),
+        ("kill -TERM $$", "it was ended by SIGTERM."),
+        ("exit 3", "it said nothing and left with exit code 3."),
+    ],
+)
+def test_a_command_that_dies_without_a_word_says_how(tmp_path: Path, ends: str, says: str) -> None:
+    with pytest.raises(parts.PartMissing, match=re.escape(says)):
+        job(tmp_path).run(["sh", "-c", ends], "brewing")
+
+
 def test_command_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(parts.PartMissing, match="no-such-program does not start"):
         job(tmp_path).run(["no-such-program"], "brewing")
@@ -539,6 +553,18 @@ def test_engine_environment_answers_with_its_release(part: Callable[[str], parts
     asked = [str(part("engine").path), "--version"]
     said = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=True, env=env).stdout
     assert "0.32.0" == cache.version_in(said.splitlines()[-1])
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("missing", [(), ("vllm._C", "vllm._C_AVX2", "vllm._C_AVX512")])
+def test_engines_own_code_is_loaded_as_it_fits_this_processor_or_is_missed(part: Callable[[str], parts.Part], missing: tuple[str, ...]) -> None:
+    """Without it vLLM answers `--version` all the same. What is compiled for another processor must not be asked for: that ends the process."""
+    hide = f"import sys; sys.modules.update(dict.fromkeys({missing!r})); "
+    ran = subprocess.run(
+        [part("engine").path.parent / "python", "-c", hide + engine.LOAD], capture_output=True, text=True, timeout=120, check=False,
+        env=engine.offline(dict(os.environ)),
+    )  # fmt: skip
+    assert (1 if missing else 0, bool(missing)) == (ran.returncode, "silu_and_mul" in ran.stderr), ran.stderr
 
 
 @pytest.mark.engine

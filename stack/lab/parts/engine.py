@@ -29,6 +29,8 @@ _PIP = ("-m", "pip", "--no-input", "--disable-pip-version-check")
 _QUIET = ("--progress-bar", "off", "--no-compile", "--retries", "2")
 _MODEL_SCRIPT = Path(__file__).parent.parent / "tiny_model.py"
 NUMA = "libnuma.so.1"
+# vLLM has its code compiled for several kinds of processors and picks; what it cannot load it only warns of.
+LOAD = "from vllm.platforms import current_platform as here; here.import_kernels(); import torch; torch.ops._C.silu_and_mul"
 _NO_PYTHON = (
     f"it needs {' or '.join(f'python{version}' for version in PYTHONS)} with the venv module and none was found on PATH: "
     "on Debian or Ubuntu run `sudo apt-get install python3 python3-venv`, or use `--engine URL` to watch a vLLM that runs already."
@@ -176,7 +178,7 @@ def _loads(python: Path, library: str) -> bool:
 def _verified(work: Work, program: Path) -> str:
     """The version the engine gives when asked, which imports all of it that is Python; then what is not, since without that it says only when it
     loads a model that something is missing. Raises PartMissing."""
-    work.run([program.parent / "python", "-c", "import torch, vllm._C"], "loading vLLM's own code", offline(_clean()))
+    work.run([program.parent / "python", "-c", LOAD], "loading vLLM's own code", offline(_clean()))
     said = work.run([program, "--version"], "starting vLLM", offline(_clean()))
     if version_in(said.splitlines()[-1] if said.strip() else "") != VLLM:
         raise PartMissing(f"it should say {VLLM} when asked for its version; all it said is in {work.log}.")

@@ -49,17 +49,23 @@ _REASONS = (
     ),
     (r"GLIBC(?:XX)?_[\d.]+' not found", "this system's C library is too old for it"),
 )
+_SIGNALS = {
+    signal.SIGILL: " (this processor lacks an instruction that it uses)",
+    signal.SIGKILL: " (where nobody did that by hand, memory ran out)",
+}
 _NO_SUCH_RELEASE = re.compile(r"No matching distribution found for (\S+)|Unable to locate package (\S+)")
 
 
-def explain(output: str) -> str:
-    """Why an installer failed, in words for whoever can act; its own last lines when we do not recognise it."""
+def explain(output: str, code: int = 1) -> str:
+    """Why an installer failed, in words for whoever can act; its own last lines when we do not recognise it. code: as subprocess has it."""
     for pattern, reason in _REASONS:
         if re.search(pattern, output):
             return reason
     if name := not_offered(output):
         return f"{name} is not offered there for this Python and machine"
-    return "its last words were: " + " | ".join(last_lines(output, 4))
+    said = " | ".join(last_lines(output, 4))
+    ended = f"it was ended by {signal.Signals(-code).name}{_SIGNALS.get(-code, '')}" if code < 0 else ""
+    return "; ".join(filter(None, (ended, said and f"its last words were: {said}"))) or f"it said nothing and left with exit code {code}"
 
 
 def not_offered(output: str) -> str:
@@ -144,7 +150,7 @@ class Work:
             code = self._watch(child, doing, start)
             output = self._said(start)
         if code != 0:
-            raise CommandFailed(doing, explain(output), output, self.log)
+            raise CommandFailed(doing, explain(output, code), output, self.log)
         return output
 
     def _said(self, start: int) -> str:
