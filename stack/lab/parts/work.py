@@ -49,7 +49,7 @@ _REASONS = (
     ),
     (r"GLIBC(?:XX)?_[\d.]+' not found", "this system's C library is too old for it"),
 )
-_SIGNALS = {
+_SIGNALS: dict[int, str] = {
     signal.SIGILL: " (this processor lacks an instruction that it uses)",
     signal.SIGKILL: " (where nobody did that by hand, memory ran out)",
 }
