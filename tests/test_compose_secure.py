@@ -320,14 +320,18 @@ def test_a_certificate_is_renewed_sixty_days_before_its_end_and_with_a_new_name(
     assert {"board/tls.crt", "board/tls.key"} <= {path for path, text in made.make(after, "other.example").items() if text != renewed[path]}
 
 
+def own_pair(folder: Path, *how: str) -> None:
+    """In place of what is there, which its owner may read only; root may write it all the same."""
+    key, certificate = folder / "tls.key", folder / "tls.crt"
+    for file in (key, certificate):
+        file.unlink()
+    subprocess.run(["openssl", "req", "-x509", *how, "-subj", "/CN=mine", "-keyout", key, "-out", certificate], check=True, capture_output=True)
+
+
 def test_an_operators_own_certificate_and_logins_stay(made: Made) -> None:
     """Of another authority, whatever its names and however old; an edited web.yml too."""
     made.make()
-    key = made.root / "gateway/tls.key"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=mine", "-days", "5",
-         "-keyout", key, "-out", made.root / "gateway/tls.crt"], check=True, capture_output=True,
-    )  # fmt: skip
+    own_pair(made.root / "gateway", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "5")
     (made.root / "gateway/web.yml").chmod(0o600)
     (made.root / "gateway/web.yml").write_text("basic_auth_users: {}\n")
     mine = {name: (made.root / "gateway" / name).read_text() for name in ("tls.crt", "tls.key", "web.yml")}
@@ -352,10 +356,10 @@ def test_an_operators_own_certificate_with_a_key_that_does_not_open_it_is_told_i
     """Before a program fails over it: one that wants a password, and one of another certificate."""
     made.make()
     folder = made.root / "grafana"
-    made_by = ["openssl", "req", "-x509", "-newkey", "rsa:2048", *key, "-subj", "/CN=mine"]
-    subprocess.run([*made_by, "-keyout", folder / "tls.key", "-out", folder / "tls.crt"], check=True, capture_output=True)
+    own_pair(folder, "-newkey", "rsa:2048", *key)
     if "-nodes" in key:
         made.make()  # it is right: a key need not be of a curve
+        (folder / "tls.key").unlink()
         (folder / "tls.key").write_text((made.root / "board/tls.key").read_text())
     with pytest.raises(BadConfig, match=r"grafana/tls\.key is not the key of your tls\.crt beside it, or wants a password; put both there") as told:
         made.make()

@@ -140,10 +140,14 @@ class Running:
     async def records(self, count: int) -> list[RequestRecord]:
         """The log, once it has `count` lines; more would be as wrong as fewer."""
         deadline = time.monotonic() + 30
-        while len(lines := self.path.read_bytes().splitlines(keepends=True)) < count and time.monotonic() < deadline:
+        while len(lines := self._lines()) < count and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         assert count == len(lines)
         return [parse_line(line) for line in lines]
+
+    def _lines(self) -> list[bytes]:
+        """The last one may be on its way."""
+        return [line for line in self.path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
     async def record(self) -> RequestRecord:
         return (await self.records(1))[0]

@@ -459,7 +459,8 @@ def _requests(draw: st.DrawFn) -> tuple[bytes, bool]:
 
 
 def records(shared: Shared, since: int = 0) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in shared.log_path.read_bytes().splitlines()[since:]]
+    whole = shared.log_path.read_bytes().rpartition(b"\n")[0]  # a line may be on its way
+    return [json.loads(line) for line in whole.splitlines()[since:]]
 
 
 @settings(deadline=None, max_examples=100)
