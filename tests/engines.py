@@ -112,7 +112,7 @@ class Engine:
 
 
 def started(folder: Path, programs: Mapping[str, Path], port: int, core: int, *arguments: str) -> Engine:
-    """An engine as the lab starts its own, but with fewer processes, on this port, with one core. It may not answer yet."""
+    """An engine as the lab starts its own, on this port, with one core. It may not answer yet."""
 
     def alone() -> None:
         supervisor._die_with_parent()
@@ -120,7 +120,8 @@ def started(folder: Path, programs: Mapping[str, Path], port: int, core: int, *a
 
     config = plan.LabConfig(folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": (*TOOLS, *arguments)})
     spec = next(process for process in plan.processes(config) if process.name == "vllm")
-    env, log = {**os.environ, **spec.env}, folder / f"vllm-{port}.log"
+    # Few machines that run the lab have a C++ compiler, and nothing here may need one.
+    env, log = {**os.environ, **spec.env, "CXX": "no-compiler"}, folder / f"vllm-{port}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(spec.argv, stdout=output, stderr=output, env=env, start_new_session=True, preexec_fn=alone)
     return Engine(spec, log, process)

@@ -161,6 +161,8 @@ def _vllm(config: LabConfig) -> Process:
             # The worker lives in the engine core's process. As one of its own it asks without end whether there is work, which takes a core; and each
             # process of a vLLM imports all of it, 13 s of CPU: 24 s and not 39 s until it answers. The choice of threads is ours then.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1",
+            # --enforce-eager leaves what vLLM has torch compile by itself, as for logprobs: without a C++ compiler the first such request ends it.
+            "TORCHDYNAMO_DISABLE": "1",
         },
         within_s=240.0,
     )  # fmt: skip
