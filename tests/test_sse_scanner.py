@@ -205,6 +205,22 @@ def test_an_event_beyond_the_bound_passes_unread_in_bounded_memory():
         assert (1, 1, 3) == (scanner.unread_events, scanner.content_events, scanner.reply.completion_tokens)
 
 
+@pytest.mark.parametrize("ends", [b"\n\n", b"\r\r", b"\r\n\r\n", b"\n\r\n"])
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_what_is_too_large_is_so_wherever_it_is_cut(ends: bytes, over: int):
+    """Also where text is expected: the last events were plain, and this one begins and ends as they did."""
+    plain = chunk(content="a").replace(b"\n\n", ends)
+    last = chunk(content="x" * 60).replace(b"\n\n", ends)
+    stream = plain * 3 + last
+    with patch.object(sse, "EVENT_BYTES", len(last.removesuffix(b"\n")) + over):
+        readings = []
+        for at in range(len(plain) * 3, len(stream) + 1):
+            scanner = Scanner()
+            assert stream == scanner.feed(stream[:at], 1.0) + scanner.feed(stream[at:], 1.0) + scanner.close(1.0)
+            readings.append(reading(scanner))
+    assert [readings[0]] * len(readings) == readings
+
+
 def test_a_last_event_without_its_blank_line_still_counts():
     out, scanner = scan(ROLE, USAGE.rstrip(b"\n"))
     assert (ROLE, 3) == (out, scanner.reply.completion_tokens)

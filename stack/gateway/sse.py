@@ -125,6 +125,10 @@ class Scanner:
     def _event(self, event: bytes, now: float) -> bool:
         """Takes in one event; True when it is the usage event, which has no choices."""
         self.events += 1
+        # Whether the LF of a last CRLF is here yet hangs on where the chunks are cut; so that counts for nothing.
+        if len(event) > EVENT_BYTES and len(event) - event.endswith(b"\r\n") > EVENT_BYTES:
+            self.unread_events += 1
+            return False
         before, after = self._before, self._after
         if before and event.startswith(before) and event.endswith(after):
             text = event[len(before) : -len(after)]
@@ -132,9 +136,6 @@ class Scanner:
                 self.content_events += 1
                 self.last_content = now
                 return False
-        if len(event) > EVENT_BYTES:
-            self.unread_events += 1
-            return False
         if self.reply.model is not None and (found := _plain_content(event)) is not None:
             self._content(now)
             begin = found.end() - 1
