@@ -117,7 +117,8 @@ def token_bytes(shape: ModelShape, serving: Serving) -> float:
 
     layers x max(1, kv_heads / TP) x (head_k + head_v) x cell, or layers x latent x cell for MLA whatever the tensor-parallel size."""
     groups = _groups(shape, serving)
-    return sum(_growth(group, serving) for group in groups) * _largest_block(shape, serving, groups)
+    block = _largest_block(shape, serving, groups)
+    return sum(block / group.pages[0].tokens for group in groups if _grows(group.pages[0], serving))  # divided at once: 1 / tokens is seldom exact
 
 
 def request_bytes(shape: ModelShape, serving: Serving, tokens: int) -> float:
@@ -159,10 +160,8 @@ def most_layers(shape: ModelShape, serving: Serving) -> int:
     return max(len(stage) for stage in _stages(shape, serving))
 
 
-def _growth(group: Group, serving: Serving) -> float:
-    page = group.pages[0]
-    grows = page.kind in ("full", "mla") or (page.kind == "window" and page.window is not None and page.window >= serving.max_model_len)
-    return 1 / page.tokens if grows else 0.0
+def _grows(page: Page, serving: Serving) -> bool:
+    return page.kind in ("full", "mla") or (page.kind == "window" and page.window is not None and page.window >= serving.max_model_len)
 
 
 def _request_blocks(groups: Sequence[Group], serving: Serving, tokens: int) -> int:
