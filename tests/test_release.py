@@ -6,11 +6,11 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -37,8 +37,7 @@ def made(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def unpacked(made: Path, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(made / f"{NAME}.tar.gz") as tar:
-        tar.extractall(folder)  # noqa: S202 (our own; `filter` came with Python 3.11.4, and Debian 12 has 3.11.2)
+    shutil.unpack_archive(made / f"{NAME}.tar.gz", folder)
     return folder / NAME
 
 
@@ -77,7 +76,7 @@ def test_the_wheel_runs_in_an_environment_of_its_own_beside_pinned_dependencies(
     """The dependencies are those that are installed here; the index is not asked."""
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     inside = next((tmp_path / "env").glob("lib/python3*/site-packages"))
-    zipfile.ZipFile(made / f"{NAME}-py3-none-any.whl").extractall(inside)  # noqa: S202 made by the test
+    shutil.unpack_archive(made / f"{NAME}-py3-none-any.whl", inside, "zip")
     (inside / "beside.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")
     run = [tmp_path / "env/bin/python", "-I", "-m", "stack.cli"]
     assert f"version {VERSION}" in subprocess.run([*run, "--version"], capture_output=True, text=True, check=True).stdout
@@ -88,8 +87,7 @@ def test_the_wheel_runs_in_an_environment_of_its_own_beside_pinned_dependencies(
 @pytest.fixture(scope="module")
 def things(made: Path, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("things")
-    with tarfile.open(made / f"vllm-watch-bundle-{VERSION}.tar.gz") as tar:
-        tar.extractall(folder)  # noqa: S202 (our own; `filter` came with Python 3.11.4, and Debian 12 has 3.11.2)
+    shutil.unpack_archive(made / f"vllm-watch-bundle-{VERSION}.tar.gz", folder)
     return folder / f"vllm-watch-bundle-{VERSION}"
 
 

@@ -125,8 +125,8 @@ class Scanner:
     def _event(self, event: bytes, now: float) -> bool:
         """Takes in one event; True when it is the usage event, which has no choices."""
         self.events += 1
-        # Whether the LF of a last CRLF is here yet hangs on where the chunks are cut; so that counts for nothing.
-        if len(event) > EVENT_BYTES and len(event) - event.endswith(b"\r\n") > EVENT_BYTES:
+        # Whether the LF of a last CRLF is here yet hangs on where the chunks are cut, so it is not counted.
+        if len(event) - event.endswith(b"\r\n") > EVENT_BYTES:
             self.unread_events += 1
             return False
         before, after = self._before, self._after
