@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import json
+import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from stack.bench.run import Bencher
 from stack.bench.subject import BadTarget, Subject, look
 from stack.bench.workload import Ask, Point, Segment, Slo, Workload
 from stack.cli import main
+from stack.tuning import turns
 
 SMALL = """
 workloads:
@@ -79,7 +82,7 @@ def bencher(folder: Path, url: str, its: Workload, runs: int = 1, told: Quiet | 
     async def same(_: str) -> Subject:
         return subject
 
-    steps = run.schedule([its], workload.points, ["it"], runs, True)
+    steps = run.schedule([its], workload.points, [["it"]] * runs, runs, True)
     return Bencher(folder, "a test", "vllm-watch test", [its], steps, same, told or Quiet(), 7, **more)
 
 
@@ -468,7 +471,8 @@ def test_the_peak_of_memory_is_weights_and_profiled_peak_and_blocks_in_use():
 def test_arms_take_turns_and_each_has_every_load_as_often(runs, arms, together):
     its = made(SMALL.replace("concurrency: [2]", "concurrency: [2, 4]"))
     names = [f"arm{at}" for at in range(arms)]
-    steps = run.schedule([its], workload.points, names, runs, together)
+    drawn = turns.draw(runs, names, random.Random(runs))
+    steps = run.schedule([its], workload.points, drawn, runs, together)
     counts = {(step.arm, step.point.label): 0 for step in steps}
     for step in steps:
         assert step.round == counts[step.arm, step.point.label]
@@ -476,10 +480,28 @@ def test_arms_take_turns_and_each_has_every_load_as_often(runs, arms, together):
     assert {runs} == set(counts.values())
     assert arms * 2 == len(counts)
     of_one_load = [step.arm for step in steps if step.point.label == "c2"]
-    assert [arm for at in range(runs) for arm in (names if at % 2 == 0 else names[::-1])] == of_one_load
+    assert [arm for round_ in drawn for arm in round_] == of_one_load
     if not together:
         starts = 1 + sum(before.arm != after.arm for before, after in itertools.pairwise(steps))
-        assert starts <= 1 + runs * (arms - 1), "no engine is started more often than it must"
+        assert starts <= runs * arms, "an engine is started once for each of its turns at most"
+
+
+@given(runs=st.integers(1, 40), arms=st.integers(1, 4), seed=st.integers())
+def test_each_round_has_every_arm_once_in_an_order_that_the_seed_repeats(runs, arms, seed):
+    names = [f"arm{at}" for at in range(arms)]
+    drawn = turns.draw(runs, names, random.Random(seed))
+    assert [sorted(names)] * runs == [sorted(round_) for round_ in drawn]
+    assert drawn == turns.draw(runs, names, random.Random(seed))
+
+
+def test_thirty_orders_of_six_pairs_are_drawn_about_as_often_as_each_other():
+    rng = random.Random(1)
+    counts = Counter("".join(arm for round_ in turns.draw(6, "AB", rng) for arm in round_) for _ in range(3000))
+    assert 30 == len(counts)
+    assert 60 < min(counts.values()) <= max(counts.values()) < 140
+    assert not {"ABBAABBAABBA", "BAABBAABBAAB", "ABABABABABAB", "BABABABABABA"} & set(counts)
+    first = [sum(count for order, count in counts.items() if order[2 * pair] == "A") for pair in range(6)]
+    assert all(1380 < count < 1620 for count in first), "A comes first in half of the rounds, whichever round it is"
 
 
 # --- the command

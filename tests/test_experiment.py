@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import re
 import shlex
 import signal
@@ -35,10 +36,11 @@ from stack.bench.workload import Suite
 from stack.cli import main
 from stack.cli.bench import chosen
 from stack.config import BadConfig
-from stack.tuning import experiment
+from stack.tuning import experiment, turns
 from stack.tuning.experiment import differences, told_settings
 from stack.tuning.judge import Judgement
 
+AS_WRITTEN = ("--seed", "18")  # draws off, on, on, off of two rounds; of any number of rounds the first arm comes first
 SMALL = "workloads:\n  - {name: small, input_tokens: 20, output_tokens: 2, concurrency: [4], requests: 8, warm_up: 1, runs: 2}\n"
 DEV = {"model_config": {"model": "m"}, "cache_config": {"enable_prefix_caching": True}, "instance_id": "a"}
 
@@ -175,7 +177,7 @@ def test_what_leaves_nothing_to_run_is_refused(only, requests, sentence):
 
 @pytest.mark.parametrize(("runs", "counts"), [(None, {"one": 4, "two": 3, "talk": 1}), (2, {"one": 4, "two": 2, "talk": 2})])
 def test_each_workload_has_its_own_number_of_runs(runs, counts):
-    steps = schedule(opened(SEVERAL).workloads, workload.points, ["a"], runs, True)
+    steps = schedule(opened(SEVERAL).workloads, workload.points, [["a"]] * 9, runs, True)
     assert counts == {name: sum(step.workload.name == name for step in steps) for name in counts}
 
 
@@ -220,7 +222,10 @@ def test_two_standing_engines_take_turns_and_are_judged(tmp_path):
     assert "off -> on, by the engines' own word: cache_config.enable_prefix_caching False -> True" in told.stderr
     assert "small c4: 6 runs of 8 requests x 2 arms" in told.stderr
     bench = result.read(tmp_path / "o")
-    assert ["off", "on", "on", "off"] * 3 == [run.arm for run in bench.runs]
+    ran = [run.arm for run in bench.runs]
+    assert [{"off", "on"}] * 6 == [set(ran[at : at + 2]) for at in range(0, 12, 2)], "one run of each in every round"
+    assert ran == [arm for round_ in turns.draw(6, ["off", "on"], random.Random(f"{bench.seed} order")) for arm in round_], "the seed repeats it"
+    assert ["off", "on", "on", "off"] * 3 != ran
     assert ("interleaved", None, ["off", "on"]) == (bench.order, bench.cut, [arm.name for arm in bench.arms])
     (judgement,) = msgspec.json.decode((tmp_path / "o" / "verdicts.json").read_bytes(), type=list[Judgement])
     assert json.loads(told.stdout)["judgements"] == json.loads(msgspec.json.encode([judgement]))
@@ -228,9 +233,27 @@ def test_two_standing_engines_take_turns_and_are_judged(tmp_path):
     assert ("better", "better", "equivalent") == (verdicts["ttft_ms.p50"], verdicts["hit_ratio"], verdicts["error_ratio"])
     assert "ttft_ms.p95" in verdicts
     assert judgement.controlled
+    assert all(check.ok for check in judgement.checks if check.name in ("order", "period"))
     report = CliRunner().invoke(main, ["report", str(tmp_path / "o")])
     assert 0 == report.exit_code, report.output
     assert "TTFT" in (tmp_path / "o" / "report.html").read_text()
+
+
+def test_runs_are_excluded_by_hand_and_the_comparison_says_so(tmp_path):
+    slow, fast = FakeEngine(), FakeEngine()
+    slow.first_s, slow.caching = 0.03, "False"
+    with standing(slow, fast) as urls:
+        told = told_by(str(written(tmp_path, two_arms(urls, "runs: 6\n"))), "--out", str(tmp_path / "o"))
+    assert 0 == told.exit_code, told.output
+    compared = CliRunner().invoke(main, ["compare", str(tmp_path / "o"), "--exclude-run", "7", "--json"])
+    (judgement,) = json.loads(compared.stdout)["judgements"]
+    arm = result.read(tmp_path / "o").runs[6].arm
+    assert f"excluded by the user: run 7 of {arm}" in judgement["caveats"]
+    assert "better" == next(each for each in judgement["findings"] if each["metric"]["figure"] == "ttft_ms.p50")["verdict"]
+    unknown = CliRunner().invoke(main, ["compare", str(tmp_path / "o"), "--exclude-run", "13"])
+    assert (2, True) == (unknown.exit_code, "has no such run of these arms; there are 1, 2, 3," in last_line(unknown)), unknown.output
+    two = CliRunner().invoke(main, ["compare", str(tmp_path / "o"), str(tmp_path), "--exclude-run", "1"])
+    assert "--exclude-run goes with the folder of one bench" in last_line(two)
 
 
 def test_an_experiment_is_an_event_with_its_verdict(tmp_path):
@@ -333,7 +356,7 @@ def test_a_prompt_fits_into_the_shortest_context_of_all_arms(tmp_path):
     ],
 )
 def test_no_engine_is_one_sentence_without_the_login(tmp_path, text, sentence):
-    told = told_by(str(written(tmp_path, text)), "--out", str(tmp_path / "o"))
+    told = told_by(str(written(tmp_path, text)), "--out", str(tmp_path / "o"), *AS_WRITTEN)
     assert (2, True) == (told.exit_code, sentence in last_line(told)), told.output
     assert "word" not in told.output
 
@@ -537,7 +560,7 @@ def _state(pid: str) -> str:
 
 
 def test_engines_are_started_for_their_turns_and_none_is_left(tmp_path):
-    told = told_by(str(started_arms(tmp_path, "runs: 2\n")), "--out", str(tmp_path / "o"))
+    told = told_by(str(started_arms(tmp_path, "runs: 2\n")), "--out", str(tmp_path / "o"), *AS_WRITTEN)
     assert 0 == told.exit_code, told.output
     bench: Bench = result.read(tmp_path / "o")
     assert ["off", "on", "on", "off"] == [run.arm for run in bench.runs]
@@ -554,7 +577,7 @@ def test_engines_are_started_for_their_turns_and_none_is_left(tmp_path):
 
 
 def test_together_all_engines_stand_at_once(tmp_path):
-    told = told_by(str(started_arms(tmp_path, "runs: 2\ntogether: true\n")), "--out", str(tmp_path / "o"))
+    told = told_by(str(started_arms(tmp_path, "runs: 2\ntogether: true\n")), "--out", str(tmp_path / "o"), *AS_WRITTEN)
     assert 0 == told.exit_code, told.output
     assert ["True", "False"] == starts(tmp_path)
     assert ["off", "on", "on", "off"] == [run.arm for run in result.read(tmp_path / "o").runs]
@@ -562,7 +585,7 @@ def test_together_all_engines_stand_at_once(tmp_path):
 
 
 def test_an_engine_that_dies_while_it_starts_is_told_by_its_last_words(tmp_path):
-    told = told_by(str(started_arms(tmp_path, on="--die 1")), "--out", str(tmp_path / "o"))
+    told = told_by(str(started_arms(tmp_path, on="--die 1")), "--out", str(tmp_path / "o"), *AS_WRITTEN)
     assert 2 == told.exit_code, told.output
     assert "on ended with status 1" in last_line(told)
     assert "its last words: ValueError: no such model: m (all of them: " in last_line(told)
@@ -571,7 +594,7 @@ def test_an_engine_that_dies_while_it_starts_is_told_by_its_last_words(tmp_path)
 
 
 def test_an_engine_that_does_not_come_back_leaves_what_was_measured(tmp_path):
-    told = told_by(str(started_arms(tmp_path, "runs: 3\n", on="--die 2")), "--out", str(tmp_path / "o"))
+    told = told_by(str(started_arms(tmp_path, "runs: 3\n", on="--die 2")), "--out", str(tmp_path / "o"), *AS_WRITTEN)
     assert 1 == told.exit_code, told.output
     bench = result.read(tmp_path / "o")
     assert ["off"] == [run.arm for run in bench.runs]
@@ -583,7 +606,7 @@ def test_an_engine_that_does_not_come_back_leaves_what_was_measured(tmp_path):
 
 def test_a_program_that_is_not_there_is_one_sentence(tmp_path):
     path = written(tmp_path, "workload: small.yaml\narms:\n  a: {command: 'no-such-program {port}'}\n  b: {command: 'no-such-program {port} x'}\n")
-    told = told_by(str(path), "--out", str(tmp_path / "o"))
+    told = told_by(str(path), "--out", str(tmp_path / "o"), *AS_WRITTEN)
     assert (2, "Error: b cannot be started: no-such-program: No such file or directory") == (told.exit_code, last_line(told))
 
 
@@ -599,7 +622,7 @@ def test_a_program_that_is_not_there_is_one_sentence(tmp_path):
 def test_ctrl_c_at_any_time_leaves_no_process(tmp_path, moment, arm, again, deaf):
     path = started_arms(tmp_path, "runs: 3\n", off=arm, on=arm)
     tune = subprocess.Popen(
-        [sys.executable, "-m", "stack.cli", "tune", str(path), "--out", str(tmp_path / "o")],
+        [sys.executable, "-m", "stack.cli", "tune", str(path), "--out", str(tmp_path / "o"), *AS_WRITTEN],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parent.parent,
         preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if deaf else None,
     )  # fmt: skip

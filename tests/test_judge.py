@@ -9,16 +9,19 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
+from bench_judge import DRAWN as DRAWN_ORDER
 from bench_judge import INTERLEAVED, SEQUENTIAL, World, experiment, mann_whitney_p, tally
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stack.bench.result import Run
 from stack.tuning import judge as judging
-from stack.tuning.judge import HEADLINE, Finding, Judgement, Limits, Setting, gates, holm, judge, metric_of, smallest_effect, t_quantile, two_sided_p
+from stack.tuning.judge import HEADLINE, Finding, Judgement, Limits, Setting, gates, holm, judge, metric_of, smallest_effect
+from stack.tuning.least_squares import deleted_residuals, design, dot, free_of, t_quantile, two_sided_p
 
 TTFT, TPOT, QUEUE, SPEED, HITS, ERRORS, MEMORY = HEADLINE
 STILL = (0.99, 1.01, 1.0, 1.02, 0.98, 1.0)  # 1 to 2 % between runs
+DRAWN = "ABBABAABBAAB"  # as `stack.tuning.turns` may draw it
 LOUD = (0.8, 1.25, 1.0, 1.3, 0.85, 1.0)
 
 
@@ -86,6 +89,20 @@ def test_the_fit_takes_out_a_line_and_a_bend_exactly():
     assert 8 == fitted.df
 
 
+def test_deleted_residual_is_the_distance_to_a_fit_without_the_run():
+    """Expected from the definition: fit the other runs, predict the one."""
+    of_b = [letter == "B" for letter in DRAWN]
+    when, rng = [float(place) for place in range(12)], random.Random(1)
+    values = [rng.gauss(0.0, 1.0) + (5.0 if place == 4 else 0.0) for place in range(12)]
+    found, df = deleted_residuals(values, of_b, when)
+    assert 7 == df
+    assert 4 == max(range(12), key=lambda at: abs(found[at].t))
+    dummy = [float(place == 4) for place in range(12)]  # one more column that is 1 for this run alone gives the same distance
+    terms, arm_column, _ = design(tuple(map(float, of_b)), tuple(when), True)
+    alone = free_of(tuple(dummy), (*terms, arm_column))
+    assert found[4].apart == pytest.approx(dot(alone, values) / dot(alone, alone))
+
+
 def test_the_p_is_that_of_an_exact_permutation():
     """Every way to call six of twelve runs B: how many go as far as what was seen; Student's p is that share, within what noise allows."""
     when = [float(place) for place in range(12)]
@@ -122,13 +139,13 @@ def test_what_is_slower_is_worse_and_what_is_more_is_better():
     """And the effect is the ratio of B to A with the interval around it."""
     figures = {"ttft_ms.p50": times(STILL, 100), "tokens_per_second": times(STILL, 50)}
     slower = {"ttft_ms.p50": times(STILL[::-1], 130), "tokens_per_second": times(STILL[::-1], 70)}
-    judgement = judge(arm("A", figures), arm("B", slower))
+    judgement = judge(arm("A", figures, DRAWN), arm("B", slower, DRAWN))
     worse, better = found(judgement), found(judgement, "tokens_per_second")
     assert ("worse", "better") == (worse.verdict, better.verdict)
     assert 1.3 == pytest.approx(worse.effect, rel=0.02)
     assert 1.2 < worse.low < worse.effect < worse.high < 1.4
     assert (100, 130) == (worse.a, worse.b)
-    assert "+29.9 % (+27.4 % to +32.4 %), p <0.0001 after Holm over 2 metrics" == worse.why
+    assert "+30.1 % (+27.8 % to +32.3 %), p <0.0001 after Holm over 2 metrics" == worse.why
     assert judgement.controlled
     assert () == judgement.caveats
 
@@ -333,6 +350,44 @@ def test_blocks_are_shown_as_they_were():
     assert "in blocks (AAABBBBBBAAA, A is A)" in check(of_two(STILL, STILL, order="AAABBBBBBAAA"), "order").what
 
 
+@pytest.mark.parametrize(("order", "period"), [(INTERLEAVED, 4), ("ABABABABABAB", 2), ("ABBABAABBABA", 3), (DRAWN, None)])
+def test_order_with_a_period_is_reported(order, period):
+    """A disturbance of four runs follows A B B A, so that the verdict alone would blame the change."""
+    slow = {place: 1.3 if place % 4 in (1, 2) else 1.0 for place in range(12)}
+    a, b = ([slow[place] * STILL[place // 2] for place, letter in enumerate(order) if letter == name] for name in "AB")
+    judgement = of_two(a, b, order=order)
+    assert (order == INTERLEAVED) is (found(judgement).verdict == "worse")
+    assert (period is None) is check(judgement, "period").ok
+    assert period is None or f"with a period of {period:g} runs" in check(judgement, "period").what
+
+
+def test_one_stalled_run_is_named_and_counts_until_it_is_excluded():
+    slower = times(STILL, 1.1)
+    slower[3] *= 3
+    a, b = arm("A", {"ttft_ms.p50": STILL}, DRAWN), arm("B", {"ttft_ms.p50": slower}, DRAWN)
+    judgement, number = judge(a, b), b[3].number
+    assert "inconclusive" == found(judgement).verdict
+    said = check(judgement, "stalls")
+    assert not said.ok
+    assert said.what.startswith(f"run {number} of B: TTFT p50 was 3.06 times what the other runs predict; nothing was left out here")
+    assert f"`vllm-watch compare FOLDER --exclude-run {number}`" in said.what
+    without = judge(a, b, excluded={number})
+    assert ("worse", (6, 5)) == (found(without).verdict, found(without).runs)
+    assert f"excluded by the user: run {number} of B" == check(without, "runs").what
+    assert check(without, "stalls").ok
+
+
+def test_two_stalls_do_not_hide_each_other():
+    both = [*STILL[:2], STILL[2] * 3, STILL[3], STILL[4] * 3, STILL[5]]
+    judgement = judge(arm("A", {"ttft_ms.p50": STILL}, DRAWN), arm("B", {"ttft_ms.p50": both}, DRAWN))
+    assert 2 == check(judgement, "stalls").what.count("run ") - check(judgement, "stalls").what.count("exclude-run ")
+
+
+def test_more_than_one_excluded_run_of_an_arm_leaves_too_few():
+    a, b = arm("A", {"ttft_ms.p50": STILL}, DRAWN), arm("B", {"ttft_ms.p50": times(STILL, 2)}, DRAWN)
+    assert "too few runs: 4 of 5" == found(judge(a, b, excluded={b[0].number, b[1].number})).why
+
+
 def test_benches_that_were_saved_apart_are_uncontrolled_even_if_their_times_mix():
     judgement = of_two(STILL, STILL, setting=Setting(one_bench=False))
     assert not judgement.controlled
@@ -460,7 +515,7 @@ def test_a_p95_of_a_dozen_answers_is_told():
 
 
 def test_what_the_runs_say_themselves_is_told_once():
-    judgement = judge(arm("A", {"ttft_ms.p50": STILL}, caveats=("scaled by 0.5",)), arm("B", {"ttft_ms.p50": STILL}, caveats=("scaled by 0.5",)))
+    judgement = judge(*(arm(name, {"ttft_ms.p50": STILL}, DRAWN, caveats=("scaled by 0.5",)) for name in "AB"))
     assert ("scaled by 0.5",) == judgement.caveats
 
 
@@ -558,6 +613,23 @@ def test_an_arm_compared_with_itself_is_hardly_ever_called_different(drift):
     told = tally(World(0.08, drift), 250, seed=2)
     assert told.alarms <= 0.05 * told.of
     assert 0 == told.broken["order"]
+
+
+def test_periodic_disturbance_does_not_follow_the_drawn_order():
+    drawn, fixed = (tally(World(0.08, order=order, period=4, amplitude=0.2), 250, seed=2) for order in (DRAWN_ORDER, INTERLEAVED))
+    assert drawn.alarms <= 0.06 * drawn.of < 0.2 * fixed.of < fixed.alarms
+    assert (0, fixed.of) == (drawn.broken["period"], fixed.broken["period"])
+
+
+def test_stall_costs_the_power_and_excluding_the_named_run_brings_it_back():
+    told = tally(World(0.03, "line", effect=1.1, stall=3.0), 100, seed=2)
+    assert told.share("worse") < 0.1
+    assert told.broken["stalls"] > 0.97 * told.of
+    assert told.excluded_ttft["worse"] > 0.8 * told.of
+
+
+def test_no_run_is_named_without_a_stall():
+    assert tally(World(0.08, "line"), 250, seed=2).broken["stalls"] < 0.05 * 250
 
 
 def test_equivalent_is_found_where_the_machine_is_quiet_and_a_tenth_where_it_is_not_loud():

@@ -84,7 +84,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole bench. order: of the runs of several arms. events: ids of the tuning events that were written for it. cut: why it is not whole."""
+    """A whole bench. order: of the runs of several arms; interleaved: drawn at random in each round. seed: prompts, lengths and
+    that order follow from it; None in older files. events: ids of the tuning events that were written for it. cut: why it is not whole."""
 
     id: str
     title: str
@@ -96,6 +97,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     workloads: tuple[Mapping[str, Any], ...]
     workload_hash: str
     order: Literal["single", "interleaved", "sequential"] = "single"
+    seed: int | None = None
     scale: float = 1.0
     slo: Mapping[str, float] = {}
     hardware: str = ""

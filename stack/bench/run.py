@@ -56,21 +56,29 @@ class Step:
 
 
 def schedule(
-    workloads: Sequence[Workload], points: Callable[[Workload], Sequence[Point]], arms: Sequence[str], runs: int | None, together: bool
+    workloads: Sequence[Workload],
+    points: Callable[[Workload], Sequence[Point]],
+    turns: Sequence[Sequence[str]],
+    runs: int | None,
+    together: bool,
 ) -> list[Step]:
-    """The order of all runs. Arms take turns, and each round begins with the one that the round before ended with (A B, B A, A B): so a drift of the
-    machine falls on all alike, and engines that cannot stand side by side start as seldom as can be.
+    """Return all runs in their order.
 
-    runs: of each load; None: as its workload says. together: all engines stand at once, so that the arms of one load follow each other directly."""
+    turns: the order of the arms in each round, at least as many rounds as runs; `stack.tuning.turns` draws it. runs: of each load; None: as its
+    workload says. together: all engines stand at once, so that the arms of one load follow each other directly."""
     steps = []
-    for round_ in range(runs or max(each.runs for each in workloads)):
-        turns = arms if round_ % 2 == 0 else arms[::-1]
+    for round_, arms in enumerate(turns[: rounds_of(workloads, runs)]):
         loads = [(each, point) for each in workloads if round_ < (runs or each.runs) for point in points(each)]
         if together:
-            steps += [Step(round_, arm, workload, point) for workload, point in loads for arm in turns]
+            steps += [Step(round_, arm, workload, point) for workload, point in loads for arm in arms]
         else:
-            steps += [Step(round_, arm, workload, point) for arm in turns for workload, point in loads]
+            steps += [Step(round_, arm, workload, point) for arm in arms for workload, point in loads]
     return steps
+
+
+def rounds_of(workloads: Sequence[Workload], runs: int | None) -> int:
+    """Return how many rounds the runs of these workloads take."""
+    return runs or max(each.runs for each in workloads)
 
 
 class Stopped(Exception):
@@ -81,6 +89,7 @@ class Stopped(Exception):
 class Bencher:
     """A bench on its way: `steps` one after the other against whatever engine stands for an arm, everything kept in `folder`.
 
+    names: of all arms, the one that others are compared with first, whichever of them runs first; without them, in the order of their first runs.
     subject: gives the engine of an arm, started if need be; starts: how long its starts took. seed: what all prompts and lengths follow from."""
 
     folder: Path
@@ -91,6 +100,7 @@ class Bencher:
     subject: Callable[[str], Any]
     told: Told
     seed: int
+    names: Sequence[str] = ()
     order: Literal["single", "interleaved", "sequential"] = "single"
     scale: float = 1.0
     starts: Callable[[str], Sequence[Start]] = lambda _: ()
@@ -125,6 +135,7 @@ class Bencher:
 
     def bench(self) -> Bench:
         """All there is by now."""
+        names = [*self.names, *self.arms]
         slos = [workload.slo for workload in self.workloads]
         slo = msgspec.structs.asdict(slos[0]) if all(each == slos[0] for each in slos) else {}
         return Bench(
@@ -133,11 +144,12 @@ class Bencher:
             tool=self.tool,
             started_s=self.started_s,
             ended_s=time.time(),
-            arms=tuple(self.arms.values()),
+            arms=tuple(sorted(self.arms.values(), key=lambda arm: names.index(arm.name))),
             runs=tuple(self.runs),
             workloads=tuple(workload.resolved(each) for each in self.workloads),
             workload_hash=workload.hash_of(self.workloads),
             order=self.order,
+            seed=self.seed,
             scale=self.scale,
             slo={name: value for name, value in slo.items() if value is not None},
             hardware=_hardware(),

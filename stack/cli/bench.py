@@ -30,7 +30,7 @@ from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.tuning.judge import smallest_effect
 
 T = TypeVar("T")
-SEED_HELP = "What prompts, lengths and times follow from; an engine asked with it before has them in its cache.  [default: another one each time]"
+SEED_HELP = "Seed of prompts, lengths, times and the order of the arms; an engine that saw it has the prompts in its cache.  [default: drawn]"
 NO_LIMIT = 1 << 40  # tokens, where the engine does not say
 FIGURES = (
     "ttft_ms.p50",
@@ -99,7 +99,7 @@ def bench_run(
         suite, points = chosen(suite, only, subject.engine.max_model_len, scale, requests)
         seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
         folder = fresh(out or Path(f"bench-{suite.workloads[0].name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
-        steps = run.schedule(suite.workloads, points, [subject.name], runs, True)
+        steps = run.schedule(suite.workloads, points, [(subject.name,)] * run.rounds_of(suite.workloads, runs), runs, True)
         wait(foretell(console, subject, suite, steps, 1, seed))
         screen = Screen(console)
 

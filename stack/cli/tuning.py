@@ -28,7 +28,7 @@ from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.cli.events import log_of, where
 from stack.cli.options import duration
 from stack.gateway import teams
-from stack.tuning import experiment, judge, lab_rows, live, report
+from stack.tuning import experiment, judge, lab_rows, live, report, turns
 from stack.tuning.annotate import EventLog
 from stack.tuning.experiment import Engines, Experiment
 from stack.tuning.judge import Judgement
@@ -128,15 +128,17 @@ def _events(path: Path | None, sidecar_url: str | None, token_file: Path | None)
 async def _tune(console: Console, its: Experiment, suite: Suite, folder: Path, key: str | None, seed: int) -> result.Bench:
     async with Engines(its, folder, lambda words: console.print(Text(words)), key) as engines:
         arms = list(its.arms)
+        drawn = turns.draw(run.rounds_of(suite.workloads, its.runs), arms, random.Random(f"{seed} order"))  # noqa: S311 (nothing secret)
+        first = arms[0] if (its.order or suite.workloads[0].order) == "sequential" else drawn[0][0]
         contexts = []
-        for arm in reversed(arms):  # so that the first one, whose turn comes first, is up
+        for arm in sorted(arms, key=lambda arm: arm == first):  # the arm of the first run last, so that its engine is up
             subject = await engines.subject(arm)
             contexts.append(subject.engine.max_model_len or NO_LIMIT)
         suite, points = chosen(suite, its.only, min(contexts), its.scale, its.requests)
         told = list(experiment.caveats(its, engines))
         for caveat in told:
             console.print(Text(f"  {caveat}"))
-        steps = run.schedule(suite.workloads, points, arms, its.runs, its.side_by_side)
+        steps = run.schedule(suite.workloads, points, drawn, its.runs, its.side_by_side)
         order = its.order or suite.workloads[0].order
         if order == "sequential":
             steps.sort(key=lambda step: arms.index(step.arm))
@@ -144,7 +146,7 @@ async def _tune(console: Console, its: Experiment, suite: Suite, folder: Path, k
         with Screen(console) as screen:
             bencher = run.Bencher(
                 folder, its.title or suite.workloads[0].name, f"vllm-watch {version()}", suite.workloads, steps, engines.subject, screen, seed,
-                order=order, scale=its.scale or 1.0, starts=lambda arm: engines.starts.get(arm, ()), caveats=dict.fromkeys(told),
+                names=arms, order=order, scale=its.scale or 1.0, starts=lambda arm: engines.starts.get(arm, ()), caveats=dict.fromkeys(told),
             )  # fmt: skip
             return await bencher.go()
 
@@ -172,6 +174,9 @@ def show_judgement(console: Console, found: Judgement) -> None:
 @click.command("compare")
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path, exists=True))
 @click.option("--arms", nargs=2, metavar="A B", help="Arms of one bench; or one of each of two.")
+@click.option(
+    "--exclude-run", "excluded", multiple=True, type=click.IntRange(1), metavar="NUMBER", help="Leave a run of one bench out; may be repeated."
+)
 @click.option("--event", "event_id", metavar="ID", help="Live traffic around a tuning event; with --log and --events.")
 @click.option("--variant", "variants", nargs=2, metavar="A B", help="Live traffic of two variants of a canary; with --log.")
 @click.option("--log", "logs", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False), help="A request log; once for each file.")
@@ -183,6 +188,7 @@ def show_judgement(console: Console, found: Judgement) -> None:
 def compare_command(
     folders: tuple[Path, ...],
     arms: tuple[str, str] | None,
+    excluded: tuple[int, ...],
     event_id: str | None,
     variants: tuple[str, str] | None,
     logs: tuple[Path, ...],
@@ -203,9 +209,11 @@ def compare_command(
     with mistakes_told():
         if bool(folders) == bool(logs):
             raise click.UsageError("give one or two folders of benches, or --log with --event or --variant")
+        if excluded and len(folders) != 1:
+            raise click.UsageError("--exclude-run goes with the folder of one bench: runs of two have the same numbers")
         if arms if logs else event_id or variants:
             raise click.UsageError("--arms goes with folders of benches, --event and --variant go with --log")
-        found = _live(logs, event_id, variants, events_path, window_s) if logs else _saved(folders, arms)
+        found = _live(logs, event_id, variants, events_path, window_s) if logs else _saved(folders, arms, excluded)
         limits = judge.Limits(max_p95_regression, max_error_rate)
         broken = [violation for each in found for violation in judge.gates(each, limits)]
     if as_json:
@@ -223,8 +231,8 @@ def compare_command(
     raise SystemExit(3 if broken else 0)
 
 
-def _saved(folders: Sequence[Path], arms: tuple[str, str] | None) -> list[Judgement]:
-    """Benches that were saved: two, or two arms of one. Raises BadBench and BadComparison."""
+def _saved(folders: Sequence[Path], arms: tuple[str, str] | None, excluded: Sequence[int] = ()) -> list[Judgement]:
+    """Benches that were saved: two, or two arms of one, without the runs of these numbers. Raises BadBench and BadComparison."""
     if len(folders) > 2:
         raise judge.BadComparison(f"{len(folders)} benches are given; compare two")
     folders = list({_place(folder): folder for folder in folders}.values())  # two names of one are its arms
@@ -242,6 +250,7 @@ def _saved(folders: Sequence[Path], arms: tuple[str, str] | None) -> list[Judgem
     for folder, arm, runs, names in zip((folders[0], folders[-1]), arms, sides, (known[0], known[-1]), strict=True):
         if not runs:
             raise judge.BadComparison(f"{folder} has no run of an arm {arm}; there are {', '.join(names)}")
+    _refuse_unknown(excluded, sides, folders[0])
     labels = arms if one_bench else _labels(folders)
     loads = [load for load in dict.fromkeys((run.workload, run.point) for run in sides[0]) if any((r.workload, r.point) == load for r in sides[1])]
     if not loads:
@@ -255,9 +264,17 @@ def _saved(folders: Sequence[Path], arms: tuple[str, str] | None) -> list[Judgem
         repeated = any(experiment.repeats(bench, load[0]) for bench in benches)
         setting = judge.Setting(one_bench=one_bench, shared_engine=engines[0] == engines[1], repeated=repeated)
         a, b = ([run for run in side if (run.workload, run.point) == load] for side in sides)
-        judgement = judge.judge(a, b, setting=setting, names=labels)
+        mine = {run.number for run in (*a, *b)} & set(excluded)
+        judgement = judge.judge(a, b, setting=setting, names=labels, excluded=mine)
         found.append(replace(judgement, caveats=(*_asked_otherwise(benches, load[0]), *judgement.caveats)))
     return found
+
+
+def _refuse_unknown(excluded: Sequence[int], sides: Sequence[Sequence[result.Run]], folder: Path) -> None:
+    """Raise BadComparison for a run to exclude that no side has."""
+    known = sorted({run.number for side in sides for run in side})
+    if unknown := sorted(set(excluded) - set(known)):
+        raise judge.BadComparison(f"--exclude-run {unknown[0]}: {folder} has no such run of these arms; there are {', '.join(map(str, known))}")
 
 
 def _place(folder: Path) -> Path:

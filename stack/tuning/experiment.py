@@ -65,7 +65,8 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     together: all engines stand side by side, else one at a time, started anew for its turn. same: the arms are alike on purpose, to see what noise
     alone does. also: figures to be judged besides the usual, such as short:ttft_ms.p95; the more are judged, the stronger must each be. runs, order:
-    else as the workload says; sequential runs are judged with a caveat. only, requests, scale, model: as of `bench run`."""
+    else as the workload says; interleaved runs are drawn at random in each round, sequential ones are judged with a caveat. only, requests, scale,
+    model: as of `bench run`."""
 
     workload: str
     arms: dict[str, ArmConfig]

@@ -5,23 +5,26 @@ there (in half of all comparisons of an arm with itself, at 8 % between runs). A
 number of metrics looked at do not explain it; what cannot be told is `inconclusive`, and what is too small to matter is `equivalent`.
 
 Method: ordinary least squares of a figure's logarithm (of the plain figure for differences) on the arm and on a smooth drift over the order of the
-runs (a line and a bend), Student's t with n - 4 degrees of freedom, Holm over the metrics that are judged. With interleaved runs (A, B, B, A, ...)
-the arm has next to nothing in common with such a drift. The bend costs 2 in 100 findings where there is no drift, and saves a third of them where it
-is bent. In sequential order (all of A, then all of B) drift and arm cannot be told apart: then no drift is fitted, and the verdict is `uncontrolled`.
-How often it is wrong: `make bench-judge`."""
+runs (a line and a bend), Student's t with n - 4 degrees of freedom, Holm over the metrics that are judged. With runs interleaved in an order drawn at
+random within each pair (`stack.tuning.turns`) the arm has next to nothing in common with such a drift, nor with a disturbance that returns every few
+runs; a fixed A, B, B, A has a period of its own, and a check says so. The bend costs 2 in 100 findings where there is no drift, and saves a third of
+them where it is bent. In sequential order (all of A, then all of B) drift and arm cannot be told apart: then no drift is fitted, and the verdict is
+`uncontrolled`. How often it is wrong: `make bench-judge`."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import groupby
 from statistics import NormalDist, fmean, median, stdev
 from typing import Literal, NamedTuple
 
 from stack.bench.result import Run
+from stack.tuning import stalls
+from stack.tuning.least_squares import Estimate, arm_effect, design, dot, drift_terms, t_quantile
+from stack.tuning.turns import resembled_period
 
 Verdict = Literal["better", "worse", "equivalent", "inconclusive"]
 Order = Literal["interleaved", "blocks", "sequential"]
@@ -156,31 +159,7 @@ def metric_of(figure: str) -> Metric:
     return replace(known, figure=figure, title=f"{kind}: {known.title}" if kind else known.title)
 
 
-# ---- Student's t ------------------------------------------------------------------------------------------------------------
-
-
-def two_sided_p(t: float, df: int) -> float:
-    """How often chance alone goes as far from 0 as t: finite sums in cos(atan(t / sqrt(df))). Source: Abramowitz and Stegun 26.7.3, 26.7.4."""
-    angle = math.atan2(abs(t), math.sqrt(df))
-    odd = df % 2 == 1
-    term = total = math.cos(angle) if odd else 1.0
-    for k in range(3 if odd else 2, df - 1, 2):
-        term *= math.cos(angle) ** 2 * (k - 1) / k
-        total += term
-    bracket = math.sin(angle) * total if df > 1 else 0.0
-    return min(max(1.0 - (2 / math.pi * (angle + bracket) if odd else bracket), 0.0), 1.0)
-
-
-@lru_cache(maxsize=4096)
-def t_quantile(confidence: float, df: int) -> float:
-    """The t between whose negative and itself lies that share: 0.95 and 10 give 2.228."""
-    low, high = 0.0, 1.0
-    while two_sided_p(high, df) > 1 - confidence:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if two_sided_p(middle, df) > 1 - confidence else (low, middle)
-    return high
+# ---- several metrics ------------------------------------------------------------------------------------------------------
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -193,18 +172,19 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def smallest_effect(runs_per_arm: int, sd: float = UNKNOWN_SD, metrics: int = len(HEADLINE)) -> float | None:
-    """The smallest true ratio (and its inverse) that is found in 80 % of experiments in A, B, B, A order, if no other of that many metrics changed;
-    None: six runs of each arm are the least for a verdict. sd: of the figure's logarithm between runs of one arm, so 0.08 for 8 %."""
+    """The smallest true ratio (and its inverse) that is found in 80 % of experiments, if no other of that many metrics changed; None: six runs of
+    each arm are the least for a verdict. Computed for A, B, B, A; an order drawn at random needs at most 4 % more. sd: of the figure's logarithm
+    between runs of one arm, so 0.08 for 8 %."""
     if runs_per_arm < LEAST_RUNS:
         return None
     n = 2 * runs_per_arm
-    terms, arm, _ = _design(tuple(float(place % 4 in (1, 2)) for place in range(n)), tuple(map(float, range(n))), True)
+    terms, arm, _ = design(tuple(float(place % 4 in (1, 2)) for place in range(n)), tuple(map(float, range(n))), True)
     df = n - len(terms) - 1
     t, low, high = t_quantile(1 - ALPHA / metrics, df), 0.0, 100.0
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if _power(middle, t, df) < POWER else (low, middle)
-    return math.exp(high * sd / math.sqrt(_dot(arm, arm)))
+    return math.exp(high * sd / math.sqrt(dot(arm, arm)))
 
 
 def _power(effect: float, t: float, df: int) -> float:
@@ -216,88 +196,6 @@ def _power(effect: float, t: float, df: int) -> float:
 
 
 # ---- one metric -------------------------------------------------------------------------------------------------------------
-
-
-class Estimate(NamedTuple):
-    """A coefficient, its standard error (None: too few runs for one) and degrees of freedom."""
-
-    value: float
-    error: float | None
-    df: int
-
-    @property
-    def p(self) -> float | None:
-        if self.error is None:
-            return None
-        return two_sided_p(self.value / self.error if self.error else math.copysign(math.inf, self.value) if self.value else 0.0, self.df)
-
-    def interval(self) -> tuple[float, float] | None:
-        if self.error is None:
-            return None
-        reach = t_quantile(1 - ALPHA, self.df) * self.error
-        return self.value - reach, self.value + reach
-
-
-_Column = tuple[float, ...]
-
-
-def arm_effect(values: Sequence[float], of_b: Sequence[bool], when: Sequence[float], drift: bool = True) -> Estimate:
-    """How much more the runs of b have than those of a, by least squares, with a drift over `when` taken out. There must be a run of each."""
-    terms, column, _ = _design(tuple(map(float, of_b)), tuple(when), drift)
-    return _estimate(values, column, terms)
-
-
-def drift_terms(values: Sequence[float], of_b: Sequence[bool], when: Sequence[float]) -> tuple[list[Estimate], float]:
-    """The line and the bend of the drift with the arm taken out, and how far apart they make two runs at most."""
-    terms, _, others = _design(tuple(map(float, of_b)), tuple(when), True)
-    found = [_estimate(values, free, rest) for free, rest in others]
-    curve = [sum(part) for part in zip(*([one.value * at for at in term] for one, term in zip(found, terms[1:], strict=True)), strict=True)]
-    return found, max(curve, default=0.0) - min(curve, default=0.0)
-
-
-def _estimate(values: Sequence[float], column: _Column, others: Sequence[_Column]) -> Estimate:
-    """The coefficient of a column that is free of the others (Frisch, Waugh and Lovell)."""
-    free, weight, df = _free_of(tuple(values), others), _dot(column, column), len(values) - len(others) - 1
-    value = _dot(column, free) / weight
-    left = sum((y - value * x) ** 2 for x, y in zip(column, free, strict=True))
-    return Estimate(value, math.sqrt(left / df / weight) if df > 0 else None, df)
-
-
-@lru_cache(maxsize=256)
-def _design(of_b: _Column, when: _Column, drift: bool) -> tuple[tuple[_Column, ...], _Column, list[tuple[_Column, tuple[_Column, ...]]]]:
-    """The terms of the drift, the arm free of them, and each term but the constant free of all else, with that."""
-    terms = _terms(when, drift)
-    arm = _free_of(of_b, terms)
-    if _dot(arm, arm) < 1e-9:  # the arm is nothing but an early or late time
-        terms = _terms(when, False)
-        arm = _free_of(of_b, terms)
-    alone = []
-    for term in terms[1:]:
-        others = tuple(other for other in terms if other is not term)
-        others = (*others, _free_of(of_b, others))
-        alone.append((_free_of(term, others), others))
-    return terms, arm, alone
-
-
-def _terms(when: _Column, drift: bool) -> tuple[_Column, ...]:
-    """A constant, a line and a bend over time, each free of those before it; with few runs or one time, fewer of them."""
-    terms: tuple[_Column, ...] = ((1.0,) * len(when),)
-    middle = fmean(when)
-    for power in range(1, 1 + (min(2, (len(when) - 2) // 3, len(set(when)) - 1) if drift else 0)):
-        terms = (*terms, _free_of(tuple((at - middle) ** power for at in when), terms))
-    return terms
-
-
-def _free_of(column: _Column, others: Sequence[_Column]) -> _Column:
-    """What is left of a column when columns that have nothing in common are taken out."""
-    for other in others:
-        share = _dot(column, other) / _dot(other, other)
-        column = tuple(x - share * y for x, y in zip(column, other, strict=True))
-    return column
-
-
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
 
 
 class _Sample(NamedTuple):
@@ -341,14 +239,14 @@ def _measured(sample: _Sample, names: tuple[str, str], drift: bool) -> tuple[Fin
         return replace(empty, why=f"not measured in {names[bool(a)]}" if a or b else "not measured"), None
     fitted = arm_effect(sample.scaled, sample.of_b, sample.when, drift)
     shown = math.exp if sample.logs else float
-    low, high = map(shown, fitted.interval() or (math.nan, math.nan))
+    low, high = map(shown, fitted.interval(ALPHA) or (math.nan, math.nan))
     found = replace(empty, effect=shown(fitted.value), p=fitted.p, why=NOT_JUDGED)
     return (found if math.isnan(low) else replace(found, low=low, high=high)), fitted
 
 
 def _inside_margin(found: Finding, fitted: Estimate) -> bool:
     """Whether the whole interval is a change that does not matter. Both arms are alike in it: 5 % is 1/1.05 to 1.05."""
-    metric, most = found.metric, max(map(abs, fitted.interval() or (math.inf,)))
+    metric, most = found.metric, max(map(abs, fitted.interval(ALPHA) or (math.inf,)))
     if metric.scale == "difference":
         return most <= max(metric.margin, metric.least)
     if most <= math.log1p(metric.margin):
@@ -357,11 +255,11 @@ def _inside_margin(found: Finding, fitted: Estimate) -> bool:
     return most < 100 and 2 * level * math.sinh(most / 2) <= metric.least  # in the unit: half of the ratio above the level, half below
 
 
-def _decide(found: Finding, fitted: Estimate, family: int, trap: str | None) -> tuple[Verdict, str]:
-    """The verdict on a headline metric whose p is corrected, and why, in a sentence."""
+def _decide(found: Finding, fitted: Estimate, family: int, trap: str | None, least: int) -> tuple[Verdict, str]:
+    """The verdict on a headline metric whose p is corrected, and why, in a sentence. least: runs of each arm."""
     fewest = min(found.runs)
-    if fewest < LEAST_RUNS or found.p is None or found.p_holm is None or found.effect is None:
-        return "inconclusive", f"too few runs: {fewest} of {LEAST_RUNS}"
+    if fewest < least or found.p is None or found.p_holm is None or found.effect is None:
+        return "inconclusive", f"too few runs: {fewest} of {least}"
     if trap is not None:
         return "inconclusive", f"no verdict, because {trap}"
     metric, interval = found.metric, f"{_effect(found.metric, found.low)} to {_effect(found.metric, found.high)}"
@@ -392,18 +290,22 @@ def judge(
     setting: Setting = Setting(),
     metrics: Sequence[Metric] = HEADLINE,
     names: tuple[str, str] | None = None,
+    excluded: Collection[int] = (),
 ) -> Judgement:
     """What the runs of b say beside those of a, all of one workload at one point. metrics: those to be judged; every other figure is shown.
-    Raises BadComparison."""
+    excluded: numbers of runs that the user leaves out. Raises BadComparison."""
     names = names or _names(a, b)
     workload, point = _one_load(a, b)
-    whole = sorted(((run, of_b) for runs, of_b in ((a, False), (b, True)) for run in runs if run.cut is None), key=lambda each: each[0].started_s)
+    sides = [[run for run in runs if run.cut is None and run.number not in excluded] for runs in (a, b)]
+    whole = sorted(((run, of_b) for runs, of_b in zip(sides, (False, True), strict=True) for run in runs), key=lambda each: each[0].started_s)
+    least = LEAST_RUNS - bool(excluded)  # so many are needed for precision, not for the method: a run that the user left out costs little of it
     when = _ranks([run.started_s for run, _ in whole])
     order = order_of(whole, when)
     samples = [_sample(metric, whole, when) for metric in metrics]
-    checks = (
+    checks: tuple[Check, ...] = (
         _check_order(whole, order, setting, names),
-        _check_runs(a, b, names),
+        _check_runs(a, b, names, excluded),
+        _check_period(whole, when, order),
         _check_drift(samples, order),
         _check_cache(whole, setting, names),
         _check_mix(whole, setting, names),
@@ -411,7 +313,8 @@ def judge(
         _check_load(whole, names),
         _check_requests(whole, names),
     )
-    trap = next((check.what for check in checks if check.name in _TRAPS and not check.ok), None)
+    findings = _judged([_measured(sample, names, order != "sequential") for sample in samples], _trap(checks), least)
+    checks += (_check_stalls(samples, whole, order, names),)
     seen = {metric.figure for metric in metrics}
     others = [_sample(metric_of(name), whole, when) for name in sorted({name for run, _ in whole for name in run.figures} - seen)]
     shown = (_measured(sample, names, order != "sequential")[0] for sample in others)
@@ -419,22 +322,27 @@ def judge(
         *names,
         workload,
         point,
-        findings=(*_judged([_measured(sample, names, order != "sequential") for sample in samples], trap), *shown),
+        findings=(*findings, *shown),
         checks=checks,
         controlled=checks[0].ok,
         caveats=tuple(dict.fromkeys([*(check.what for check in checks if not check.ok), *(caveat for run, _ in whole for caveat in run.caveats)])),
     )
 
 
-def _judged(measured: Sequence[tuple[Finding, Estimate | None]], trap: str | None) -> list[Finding]:
+def _trap(checks: Sequence[Check]) -> str | None:
+    """The check that leaves no verdict, in its words."""
+    return next((check.what for check in checks if check.name in _TRAPS and not check.ok), None)
+
+
+def _judged(measured: Sequence[tuple[Finding, Estimate | None]], trap: str | None, least: int) -> list[Finding]:
     """Holm's correction over what can get a verdict, then the verdicts."""
-    family = [place for place, (found, _) in enumerate(measured) if found.p is not None and min(found.runs) >= LEAST_RUNS]
+    family = [place for place, (found, _) in enumerate(measured) if found.p is not None and min(found.runs) >= least]
     corrected = dict(zip(family, holm([measured[place][0].p or 0.0 for place in family]), strict=True))
     findings = []
     for place, (found, fitted) in enumerate(measured):
         found = replace(found, p_holm=corrected.get(place))
         if fitted is not None:
-            verdict, why = _decide(found, fitted, len(family), trap)
+            verdict, why = _decide(found, fitted, len(family), trap, least)
             found = replace(found, verdict=verdict, why=why)
         findings.append(found)
     return findings
@@ -491,7 +399,7 @@ def order_of(runs: Sequence[tuple[Run, bool]], when: Sequence[float]) -> Order:
 def _correlation(of_b: Sequence[bool], when: Sequence[float]) -> float:
     share, middle = fmean(of_b), fmean(when)
     x, t = [b - share for b in of_b], [at - middle for at in when]
-    return _dot(x, t) / math.sqrt(_dot(x, x) * _dot(t, t)) if any(t) else 0.0
+    return dot(x, t) / math.sqrt(dot(x, x) * dot(t, t)) if any(t) else 0.0
 
 
 # ---- checks -----------------------------------------------------------------------------------------------------------------
@@ -510,19 +418,53 @@ def _check_order(runs: _Runs, order: Order, setting: Setting, names: tuple[str, 
         what = "uncontrolled: sequential: one arm ran after the other, and a drift cannot be told from the change, so no drift was taken out"
     elif order == "blocks":
         letters = "".join("AB"[b] for _, b in runs)
-        what = f"uncontrolled: in blocks ({letters}, A is {names[0]}): only a smooth drift is taken out; interleave the runs as A, B, B, A"
+        what = f"uncontrolled: in blocks ({letters}, A is {names[0]}): only a smooth drift is taken out; draw the order of each pair at random"
     else:
         return Check("order", True, "the runs of both arms were interleaved")
     return Check("order", False, what)
 
 
-def _check_runs(a: Sequence[Run], b: Sequence[Run], names: tuple[str, str]) -> Check:
-    cut = [f"run {run.number} of {name} ({run.cut})" for name, runs in zip(names, (a, b), strict=True) for run in runs if run.cut is not None]
-    whole = [sum(run.cut is None for run in runs) for runs in (a, b)]
+def _check_runs(a: Sequence[Run], b: Sequence[Run], names: tuple[str, str], excluded: Collection[int]) -> Check:
+    mine = [(run, name) for name, runs in zip(names, (a, b), strict=True) for run in runs]
+    cut = [f"run {run.number} of {name} ({run.cut})" for run, name in mine if run.cut is not None]
+    left_out = [f"run {run.number} of {name}" for run, name in mine if run.cut is None and run.number in excluded]
+    whole = [sum(run.cut is None and run.number not in excluded for run in runs) for runs in (a, b)]
     said = [f"left out because they broke off: {', '.join(cut)}"] if cut else []
-    if min(whole) < LEAST_RUNS:
+    said += [f"excluded by the user: {', '.join(left_out)}"] if left_out else []
+    if min(whole) < LEAST_RUNS - bool(left_out):
         said.append(f"{whole[0]} whole runs of {names[0]} and {whole[1]} of {names[1]}, where a verdict needs {LEAST_RUNS} of each")
     return Check("runs", not said, "; ".join(said) or f"all runs are whole: {whole[0]} of {names[0]}, {whole[1]} of {names[1]}")
+
+
+def _check_period(runs: _Runs, when: Sequence[float], order: Order) -> Check:
+    """Find an order that a disturbance of the machine can follow: then it falls on one arm and looks like the change."""
+    if order != "interleaved" or len(runs) < 2 * (LEAST_RUNS - 1):
+        return Check("period", True, "not checked: it takes interleaved runs, six of each arm")
+    period = resembled_period(tuple(float(of_b) for _, of_b in runs), tuple(when))
+    if period is None:
+        return Check("period", True, "the order of the runs follows no period")
+    said = f"the arms alternate with a period of {period:g} runs, so a disturbance that returns as often would look like the change"
+    return Check("period", False, f"{said}; draw the order of each pair at random, as `vllm-watch tune` does")
+
+
+def _check_stalls(samples: Sequence[_Sample], runs: _Runs, order: Order, names: tuple[str, str]) -> Check:
+    """Name runs that lie off all others; they still count, since a stall may be what the change did."""
+    ready = [sample for sample in samples if sample.logs and min(len(sample.arm(False)), len(sample.arm(True))) >= LEAST_RUNS - 1]
+    if not ready:
+        return Check("stalls", True, "not checked: it takes six runs of each arm")
+    worst: dict[int, tuple[float, str]] = {}
+    for sample in ready:
+        there = [(run, of_b) for run, of_b in runs if _has(run, sample.metric.figure)]
+        for at, apart in stalls.find(sample.scaled, sample.of_b, sample.when, order != "sequential", len(samples)):
+            run, of_b = there[at]
+            said = f"run {run.number} of {names[of_b]}: {sample.metric.title} was {_number(math.exp(apart))} times what the other runs predict"
+            worst[run.number] = max(worst.get(run.number, (0.0, "")), (abs(apart), said))
+    if not worst:
+        return Check("stalls", True, "no run lies off the others of its arm")
+    found = "; ".join(said for _, said in sorted(worst.values(), key=lambda each: (-round(each[0], 6), each[1])))
+    numbers = " ".join(f"--exclude-run {number}" for number in sorted(worst))
+    advice = f"repeat the experiment, or see what the other runs say with `vllm-watch compare FOLDER {numbers}`"
+    return Check("stalls", False, f"{found}; nothing was left out here, so {advice}")
 
 
 def _check_drift(samples: Sequence[_Sample], order: Order) -> Check:

@@ -62,7 +62,8 @@ DEFINITIONS = (
 )
 STATISTICS = (
     "The unit is the run, not the request: a figure's logarithm (of shares and counts the plain figure) is fitted by least squares on the arm and, "
-    "where runs were interleaved, on a smooth drift over their order, which is so taken out; the effect has Student's 95 % interval. "
+    "where runs were interleaved, on a smooth drift over their order, which is so taken out; the order of the arms is drawn at random in each round, "
+    "so that no periodic disturbance can follow it; the effect has Student's 95 % interval. "
     "Better or worse needs p below 5 % after Holm's correction over the judged metrics, equivalent an interval inside what does not matter (5 % "
     "unless said), and either at least 6 runs of each arm; everything else is inconclusive."
 )
