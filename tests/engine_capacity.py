@@ -7,6 +7,8 @@ import io
 import json
 import os
 import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
@@ -111,21 +113,61 @@ def computed(case):
     return {"blocks": found[0].num_blocks, "tokens": tokens, "concurrency": concurrency}
 
 
-def understood(config):
-    """What vLLM makes of a config.json: heads, head size, layers, window, and which layers have it."""
+def opened(config):
+    """A config.json as vLLM opens it, its part for text, and what vLLM's converter makes of both."""
     import vllm.config  # noqa: F401  first, because the next import alone runs in a circle
-    from transformers import AutoConfig
+    from vllm.transformers_utils.config import get_config, get_hf_text_config
     from vllm.transformers_utils.model_arch_config_convertor import MODEL_ARCH_CONFIG_CONVERTORS, ModelArchConfigConvertorBase
 
-    whole = AutoConfig.for_model(**{key: value for key, value in config.items() if key not in ("_source", "quantization_config")})
-    text = whole.get_text_config()
-    arch = MODEL_ARCH_CONFIG_CONVERTORS.get(whole.model_type, ModelArchConfigConvertorBase)(whole, text).convert()
+    with tempfile.TemporaryDirectory() as folder:
+        left_out = ("_source", "quantization_config", "auto_map")
+        (Path(folder) / "config.json").write_text(json.dumps({key: value for key, value in config.items() if key not in left_out}))
+        whole = get_config(folder, trust_remote_code=False, config_format="hf")
+    text = get_hf_text_config(whole)
+    return whole, text, MODEL_ARCH_CONFIG_CONVERTORS.get(whole.model_type, ModelArchConfigConvertorBase)(whole, text).convert()
+
+
+def longest(config, asked):
+    """max_model_len as vLLM derives it for each --max-model-len that is asked for (None: no flag); None where vLLM refuses it."""
+    from vllm.config.model import ModelConfig
+
+    whole, text, arch = opened(config)
+    its = SimpleNamespace(
+        runner_type="generate", hf_config=whole, hf_text_config=text, model_arch_config=arch, disable_sliding_window=False,
+        get_sliding_window=lambda: None, spec_target_max_model_len=None, encoder_config=None,
+    )  # fmt: skip
+    found = []
+    for length in asked:
+        try:
+            found.append(ModelConfig.get_and_verify_max_len(its, length))
+        except ValueError:
+            found.append(None)
+    return found
+
+
+def caches_prefixes(architecture):
+    """Whether vLLM switches prefix caching on by itself for a class of models."""
+    from vllm import ModelRegistry
+    from vllm.config.model import ModelConfig
+    from vllm.model_executor.models.interfaces import has_inner_state, is_attention_free, is_hybrid
+
+    model = ModelRegistry.models[architecture].load_model_cls()
+    assert has_inner_state(model)
+    kind = SimpleNamespace(pooler_config=None, is_hybrid=is_hybrid(model), is_attention_free=is_attention_free(model), is_encoder_decoder=False)
+    attention = ModelConfig.attn_type.fget(kind)
+    return ModelConfig.is_prefix_caching_supported.fget(SimpleNamespace(pooler_config=None, attn_type=attention))
+
+
+def understood(config):
+    """What vLLM makes of a config.json: heads, head size, layers, window, and which layers have it."""
+    _, text, arch = opened(config)
     return {
         "kv_heads": arch.total_num_kv_heads,
         "head_size": arch.head_size,
         "layers": arch.total_num_hidden_layers,
         "vocabulary": arch.vocab_size,
         "hidden": arch.hidden_size,
+        "served_len": longest(config, [None])[0],
         "mla": arch.is_deepseek_mla,
         "window": getattr(text, "sliding_window", None),
         "layer_types": getattr(text, "layer_types", None),
@@ -158,6 +200,7 @@ def family(model_type):
 
 STATEFUL = {"jamba": ("jamba", "JambaForCausalLM"), "nemotron_h": ("nemotron_h", "NemotronHForCausalLM")}
 STATEFUL |= {"qwen3_next": ("qwen3_next", "Qwen3NextForCausalLM"), "qwen3_5": ("qwen3_next", "Qwen3NextForCausalLM")}
+STATEFUL["falcon_mamba"] = ("mamba", "MambaForCausalLM")
 
 
 def state_bytes(config, tensor_parallel):
@@ -195,6 +238,8 @@ def main():
                 answer["configs"][name] = understood(config)
             except Exception as wrong:
                 answer["configs"][name] = {"error": f"{type(wrong).__name__}: {wrong}"[:200]}
+        answer["lengths"] = [longest(each["config"], each["asked"]) for each in asked["lengths"]]
+        answer["caches_prefixes"] = {name: caches_prefixes(name) for name in asked["architectures"]}
         answer["families"] = {name: family(name) for name in asked["families"]}
         answer["states"] = {
             name: [state_bytes(config, split) for split in (1, 2)] for name, config in asked["configs"].items() if config["model_type"] in STATEFUL

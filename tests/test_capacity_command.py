@@ -91,7 +91,7 @@ def test_the_twin_in_json_has_stable_names(folder):
         "gateway", "notes",
     } == set(plan)  # fmt: skip
     assert {"name", "bytes", "estimated", "source"} == set(plan["memory"][0])
-    assert {"bytes", "bytes_per_token", "blocks", "tokens", "sure"} == set(plan["kv_cache"])
+    assert {"bytes", "bytes_per_token", "token_costs", "blocks", "tokens", "sure"} == set(plan["kv_cache"])
     assert {"guaranteed", "expected", "at_p95"} == set(plan["concurrency"])
     assert {"count", "at_least", "gpus", "users_per_replica"} == set(plan["replicas"])
     assert {
@@ -101,6 +101,34 @@ def test_the_twin_in_json_has_stable_names(folder):
     assert (131072, pytest.approx(103_800), pytest.approx(63.2), pytest.approx(7.9)) == (
         plan["kv_cache"]["bytes_per_token"], plan["traffic"]["resident_tokens"], plan["traffic"]["in_flight"], plan["traffic"]["request_s"],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("flag", "length"), [((), 2048), (("--max-model-len", 8192), 8192)])
+def test_falcon_40b_is_planned_although_its_file_names_no_length(folder, flag, length):
+    shutil.copy(CONFIGS / "falcon-40b.json", "falcon-40b.json")
+    (plan,) = told("--model", "falcon-40b.json", "--gpu", "H200", *flag)["plans"]
+    assert (length, None, 2048) == (plan["serving"]["max_model_len"], plan["model"]["max_positions"], plan["model"]["default_max_model_len"])
+    assert 60 * 8 * 2 * 64 * 2 == plan["kv_cache"]["bytes_per_token"]
+
+
+def test_states_alone_take_one_block_a_request_unless_prefix_caching_is_switched_on(folder):
+    """vLLM leaves it off for Falcon-Mamba; with it a request holds two blocks, and half as many fit."""
+    shutil.copy(CONFIGS / "falcon-mamba-7b.json", "falcon-mamba-7b.json")
+    (folder / "on.yaml").write_text("tuning: {enable_prefix_caching: true}\n")
+    off, on = (told("--model", "falcon-mamba-7b.json", "--gpu", "H200", *more)["plans"][0] for more in ((), ("--traffic", "on.yaml")))
+    assert [False, True] == [each["serving"]["prefix_caching"] for each in (off, on)]
+    assert off["kv_cache"]["blocks"] == on["kv_cache"]["blocks"] == off["concurrency"]["guaranteed"] == 2 * on["concurrency"]["guaranteed"]
+    assert off["kv_cache"]["tokens"] == 2 * on["kv_cache"]["tokens"]
+    status, text = run("--model", "falcon-mamba-7b.json", "--gpu", "H200", "--traffic", "worksheet.yaml", "--fill")
+    assert "enable_prefix_caching: false" in text, (status, text)
+
+
+def test_the_table_says_where_windows_fill(folder):
+    shutil.copy(CONFIGS / "gemma-2-9b.json", "gemma-2-9b.json")
+    said = (run("--model", "gemma-2-9b.json", "--gpu", "H200", "--max-num-batched-tokens", batch)[1] for batch in (8192, 2048))
+    short, long = (" ".join(re.sub("[│ ]+", " ", text).split()) for text in said)  # a cell may be broken into lines
+    assert "344,064 bytes a token (no window fills below 8,192 tokens)" in short
+    assert "344,064 bytes a token up to 8,191 tokens of a request, 172,032 beyond" in long
 
 
 def test_memory_adds_up_to_the_card(folder):

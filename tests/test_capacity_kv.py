@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_capacity_model import NAMES, REFUSED, config, model
 
-from stack.capacity.kv import BadServing, Serving, cache, longest_context, request_bytes, starts, token_bytes
+from stack.capacity.kv import BadServing, Serving, cache, longest_context, request_bytes, starts, token_bytes, token_costs
 from stack.capacity.model import FAMILIES, BadModel, Layer, ModelShape, shape
 
 GIB = 2**30
@@ -82,6 +82,27 @@ def test_a_window_grows_until_it_is_full():
     found = model("Mistral-7B-v0.1")
     assert 131_072 == token_bytes(found, Serving(4096))
     assert 0 == token_bytes(found, Serving(32_768))
+
+
+def test_a_window_that_does_not_fill_costs_as_much_as_a_full_layer():
+    """Gemma 2: 21 of 42 layers see 4,096 tokens; with 2 x 2,048 in flight such a layer holds 8,191, so at 8,000 every layer still grows."""
+    found, each = model("gemma-2-9b"), 8 * 512 * 2
+    serving = Serving(8192, max_num_batched_tokens=2048)
+    assert 42 * each == token_bytes(found, serving, 8000) == token_bytes(found, replace(serving, max_model_len=8000))
+    assert 21 * each == token_bytes(found, serving)
+    assert [(8191, 42 * each), (8192, 21 * each)] == token_costs(found, serving)
+    assert [(8000, 42 * each)] == token_costs(found, replace(serving, max_model_len=8000))
+
+
+@given(st.sampled_from(MODELS), st.integers(64, 100_000), st.sampled_from([512, 2048]))
+def test_costs_of_all_tokens_add_up_to_what_a_request_holds(name, length, batched):
+    """Up to the whole blocks, of which each group rounds up one, and a window one more."""
+    serving = Serving(length, max_num_batched_tokens=batched)
+    costs = token_costs(SHAPES[name], serving)
+    starts_at = [0, *(end for end, _ in costs)]
+    whole = sum((end - start) * each for start, (end, each) in zip(starts_at, costs, strict=False))
+    held, first = request_bytes(SHAPES[name], serving, length), request_bytes(SHAPES[name], serving, 1)
+    assert held - 2 * first <= whole <= held
 
 
 def test_a_state_costs_a_request_and_not_a_token():
@@ -207,7 +228,7 @@ def cases() -> list[tuple[ModelShape, Serving, int]]:
     """Every model as it would be served, then split three ways at fp8, then with the switches turned, then with too little memory."""
     found = []
     for name in MODELS:
-        made, context = SHAPES[name], SHAPES[name].max_positions
+        made, context = SHAPES[name], SHAPES[name].max_positions or 131_072
         split = 2 if made.heads % 2 == 0 else 1
         short = Serving(min(context, 4096), tensor_parallel=split, pipeline_parallel=3, cache_dtype="fp8", max_num_batched_tokens=2048)
         states = any(layer.kind == "state" for layer in made.layers)
@@ -215,6 +236,37 @@ def cases() -> list[tuple[ModelShape, Serving, int]]:
         found += [(made, Serving(min(context, 32_768)), 30 * GIB), (made, short, 11 * GIB), (made, turned, 70 * GIB)]
         found.append((made, Serving(min(context, 131_072), block_size=64), GIB // 2))
     return found
+
+
+STATES_ALONE, HYBRID = ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"), ("JambaForCausalLM", "NemotronHForCausalLM")
+ROPE = {
+    "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    "llama3": {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+    "longrope": {"rope_scaling": {"rope_type": "longrope", "factor": 4.0, "long_factor": [1.0] * 64, "short_factor": [1.0] * 64}},
+    "a longer key": {"seq_length": 8192},
+    "a shorter key": {"seq_length": 1024},
+    "Cohere's word": {"model_max_length": 131_072},
+}
+ROPE["longrope with its own length"] = ROPE["longrope"] | {"original_max_position_embeddings": 1024}
+ROPE["both names"] = ROPE["linear"] | {"rope_parameters": ROPE["dynamic"]["rope_parameters"]}
+
+
+def length_cases() -> dict[str, tuple[dict, list[int]]]:
+    """Configurations, and the lengths that are asked for: just below and above what is derived, and far above."""
+    llama = config("Llama-2-7b")
+    given = {name: config(name) for name in MODELS}
+    given |= {f"Llama-2-7b, {name}": llama | changes for name, changes in ROPE.items()}
+    given |= {f"{name} without a length": {key: value for key, value in config(name).items() if key not in LENGTH_KEYS} for name in WITHOUT}
+    phi = config("Phi-3-mini-128k-instruct")
+    given["Phi-3, class's own length"] = {key: value for key, value in phi.items() if key != "original_max_position_embeddings"}
+    return {name: (each, [1, *((longest, longest + 1) if (longest := shape(each).max_positions) else ()), 3_000_000]) for name, each in given.items()}
+
+
+LENGTH_KEYS = ("max_position_embeddings", "n_positions")
+WITHOUT = ["Llama-2-7b", "Mistral-7B-v0.1", "gemma-2-9b", "gpt2", "falcon-7b", "starcoder2-7b", "DeepSeek-V3", "Jamba-v0.1", "gpt-oss-20b"]
+LENGTHS = length_cases()
 
 
 @pytest.fixture(scope="module")
@@ -230,10 +282,12 @@ def told(part) -> dict:
         for made, serving, kv_bytes in cases()
     ]
     configs = {name: config(name) for name in MODELS}
+    lengths = [{"config": given, "asked": [None, *flags]} for given, flags in LENGTHS.values()]
     program = [str(part("engine").path.parent / "python"), "tests/engine_capacity.py"]
-    done = subprocess.run(
-        program, input=json.dumps({"cases": asked, "configs": configs, "families": sorted(FAMILIES)}), capture_output=True, text=True, check=False
+    questions = json.dumps(
+        {"cases": asked, "configs": configs, "families": sorted(FAMILIES), "lengths": lengths, "architectures": [*STATES_ALONE, *HYBRID]}
     )
+    done = subprocess.run(program, input=questions, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stderr[-2000:]
     return json.loads(done.stdout)
 
@@ -253,6 +307,37 @@ def test_blocks_tokens_and_concurrency_are_those_of_vllm(told):
         assert starts(made, serving, kv_bytes)
     assert compared > 50
     assert refused > 10
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", LENGTHS)
+def test_default_and_longest_context_are_those_of_vllm(told, name):
+    """vLLM's own get_and_verify_max_len, without the flag and with lengths around what we derive."""
+    theirs = dict(zip(LENGTHS, told["lengths"], strict=True))[name]
+    given, flags = LENGTHS[name]
+    ours = shape(given)
+    taken = [length if length <= ours.max_positions or not ours.max_positions else None for length in flags]
+    assert [ours.served_len, *taken] == theirs
+
+
+@pytest.mark.engine
+def test_prefix_caching_is_on_by_default_where_vllm_has_it_on(told):
+    assert {**dict.fromkeys(STATES_ALONE, False), **dict.fromkeys(HYBRID, True)} == told["caches_prefixes"]
+    assert not SHAPES["falcon-mamba-7b"].attends
+    assert SHAPES["Jamba-v0.1"].attends
+
+
+@pytest.mark.engine
+def test_every_family_has_the_length_of_its_class(told):
+    compared = {name for name, theirs in told["families"].items() if theirs is not None and name not in NOT_AT_DEFAULTS and agreed(name, theirs)}
+    assert len(compared) > 40
+
+
+def agreed(name: str, theirs: dict) -> bool:
+    """Compare a family's length without any field that names one."""
+    without = {key: value for key, value in theirs["config"].items() if key not in LENGTH_KEYS}
+    assert theirs["read"]["served_len"] == shape(without, name).served_len, name
+    return True
 
 
 WORDS = {"sliding_attention": "window", "chunked_attention": "chunked", "linear_attention": "state", "full_attention": "full"}
@@ -277,14 +362,13 @@ def agrees(ours: ModelShape, theirs: dict) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", sorted(set(MODELS) - {"Kimi-K2-Instruct"}))  # transformers has no such model; it is DeepSeek-V3's class
+@pytest.mark.parametrize("name", MODELS)
 def test_a_published_model_is_read_as_vllm_reads_it(told, name):
     assert "error" not in told["configs"][name], told["configs"][name]
     agrees(SHAPES[name], told["configs"][name])
 
 
 NOT_AT_DEFAULTS = {
-    "bloom": "its class names no context; published files do",
     "gemma4_text": "its class gives layers of their own; published files name global_head_dim",
     "glm4_moe": "its class names no head_dim that divides; published files do",
     "nemotron_h": "its class lists four layers; published files have a pattern",

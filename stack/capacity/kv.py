@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil
+from math import ceil, inf
 
 from stack.capacity.fields import shown
 from stack.capacity.model import Layer, ModelShape
@@ -100,7 +100,7 @@ class Page:
         if self.kind == "state":
             return 2 + self.checkpoints if serving.prefix_caching else 1
         if self.window is not None:
-            return ceil(min(self.window - 1 + serving.in_flight, tokens) / self.tokens) + 1
+            return ceil(min(_held(self, serving), tokens) / self.tokens) + 1
         return ceil(tokens / self.tokens)
 
 
@@ -112,13 +112,24 @@ class Group:
     pages: tuple[Page, ...]
 
 
-def token_bytes(shape: ModelShape, serving: Serving) -> float:
-    """Bytes per GPU that one more token costs, once windows are full: layers that grow, with what padding to equal groups adds.
+def token_bytes(shape: ModelShape, serving: Serving, tokens: int | None = None) -> float:
+    """Return the bytes per GPU that the last token of a request of so many tokens costs (None: of max_model_len): layers that still grow at that
+    length, with what padding to equal groups adds.
 
-    layers x max(1, kv_heads / TP) x (head_k + head_v) x cell, or layers x latent x cell for MLA whatever the tensor-parallel size."""
+    layers x max(1, kv_heads / TP) x (head_k + head_v) x cell, or layers x latent x cell for MLA whatever the tensor-parallel size. A layer with a
+    window costs as much as a full one until it holds all that it ever may, which is window - 1 + the tokens in flight, and nothing beyond."""
     groups = _groups(shape, serving)
     block = _largest_block(shape, serving, groups)
-    return sum(block / group.pages[0].tokens for group in groups if _grows(group.pages[0], serving))  # divided at once: 1 / tokens is seldom exact
+    length = serving.max_model_len if tokens is None else tokens
+    growing = (group.pages[0] for group in groups if length <= _held(group.pages[0], serving))
+    return sum(block / page.tokens for page in growing)  # divided at once: 1 / tokens is seldom exact
+
+
+def token_costs(shape: ModelShape, serving: Serving) -> list[tuple[int, float]]:
+    """Return what one token costs by length: (up to so many tokens of a request, bytes per GPU), the last one up to max_model_len."""
+    ends = {_held(group.pages[0], serving) for group in _groups(shape, serving)}
+    lengths = sorted({serving.max_model_len, *(int(end) for end in ends if 0 < end < serving.max_model_len)})
+    return [(length, token_bytes(shape, serving, length)) for length in lengths]
 
 
 def request_bytes(shape: ModelShape, serving: Serving, tokens: int) -> float:
@@ -160,8 +171,11 @@ def most_layers(shape: ModelShape, serving: Serving) -> int:
     return max(len(stage) for stage in _stages(shape, serving))
 
 
-def _grows(page: Page, serving: Serving) -> bool:
-    return page.kind in ("full", "mla") or (page.kind == "window" and page.window is not None and page.window >= serving.max_model_len)
+def _held(page: Page, serving: Serving) -> float:
+    """Return the most tokens of a request that a layer keeps; 0 for a state."""
+    if page.kind == "state":
+        return 0
+    return inf if page.window is None else page.window - 1 + serving.in_flight
 
 
 def _request_blocks(groups: Sequence[Group], serving: Serving, tokens: int) -> int:

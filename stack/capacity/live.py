@@ -307,13 +307,13 @@ def _as_run(told: _Told, shape: ModelShape, plan: Serving | None, served: Served
     }  # fmt: skip
     known = {name: value for name, value in says.items() if value is not None}
     try:
-        as_run = replace(plan or Serving(longest or shape.max_positions), **known)  # type: ignore[arg-type]  # each value is of its field's type
+        as_run = replace(plan or Serving(longest or shape.served_len, prefix_caching=shape.attends), **known)  # type: ignore[arg-type]  # each value is of its field's type
     except BadServing as error:
         raise BadLive(f"what {served.place} or the log says of its options cannot be reckoned with: {error}") from error
     differs = [f"{name} {value}, not {getattr(plan, name)}" for name, value in known.items() if plan and getattr(plan, name) != value]
     notes = [f"the engine runs with {'; '.join(differs)} as assumed: the figures are for how it runs"] if differs else []
     if longest is None and plan is None:
-        notes.append(f"nothing says how long its requests may be; {as_run.max_model_len:,} tokens, the model's own limit, are assumed")
+        notes.append(f"nothing says how long its requests may be; {as_run.max_model_len:,} tokens, which vLLM takes for this model, are assumed")
     if "max_num_batched_tokens" not in known and any(layer.kind in ("window", "chunked") for layer in shape.layers):
         notes.append(
             f"its windows also hold what is in flight, up to max_num_batched_tokens, which the page does not tell: {as_run.max_num_batched_tokens:,} "

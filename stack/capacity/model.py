@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stack.capacity import weights
-from stack.capacity.fields import HIDDEN, LARGEST, BadModel, Fields, shown
+from stack.capacity.context import context
+from stack.capacity.fields import HIDDEN, BadModel, Fields, shown
 
 __all__ = ["BadModel", "Layer", "ModelShape", "read", "shape"]
 
@@ -44,7 +45,7 @@ class ModelShape:
     layers: tuple[Layer, ...]
     hidden: int
     vocabulary: int
-    max_positions: int
+    max_positions: int  # the longest max_model_len that vLLM takes; 0 where it takes any
     dtype: str  # in which vLLM computes: float32 is served as bfloat16
     parameters: int | None
     weight_bytes: float | None  # in memory, over all GPUs, without what tensor parallelism copies
@@ -56,7 +57,20 @@ class ModelShape:
     moe: bool = False
     multimodal: bool = False
     replicated: int = 0  # parameters that every GPU of a tensor-parallel group holds whole
+    default_len: int = 0  # max_model_len without the flag, where that is not max_positions
     folder: str = ""  # with the model's files, as it was given; "" where there was a config.json alone
+
+
+    @property
+    def served_len(self) -> int:
+        """max_model_len where nobody sets it."""
+        return self.default_len or self.max_positions
+
+    @property
+    def attends(self) -> bool:
+        """Whether any layer has keys and values. Of models of states alone vLLM leaves prefix caching off (config/model.py,
+        is_prefix_caching_supported), so a request holds one block of a state and not two."""
+        return any(layer.kind not in ("state", "none") for layer in self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +90,8 @@ LEARNED = Family(matrices=2, tied=True, learned=True)
 # Defaults here and below: transformers' configuration classes, for fields that published files leave out.
 QWEN = Family(defaults={"use_sliding_window": False})
 QWEN_GATED = Family(defaults={"use_sliding_window": False, "attn_output_gate": True})
-GEMMA3 = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072}
+GEMMA3 = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+REFINED_WEB = ("RefinedWeb", "RefinedWebModel")  # Falcon's files as they were first published; vLLM reads them with a class of its own (RWConfig)
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("llama", "ministral3", "mixtral", "granite", "granitemoe", "olmo", "olmo2", "olmoe", "phi3", "phimoe"), GATED),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), QWEN),
@@ -93,6 +108,7 @@ FAMILIES: dict[str, Family] = {
     "falcon_mamba": GATED,
     "mistral": Family(defaults={"sliding_window": 4096}),
     "falcon": Family(matrices=2, tied=True, defaults={"multi_query": True}),
+    **dict.fromkeys(REFINED_WEB, Family(matrices=2, tied=True, defaults={"multi_query": True, "n_head_kv": 1})),
     "gpt_bigcode": Family(matrices=2, tied=True, learned=True, defaults={"multi_query": True}),
     "gpt_oss": Family(every=2, defaults={"sliding_window": 128}),
     "olmo3": Family(every=4, defaults={"sliding_window": 4096}),
@@ -105,10 +121,6 @@ ENCODERS = {"bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra",
 ENCODERS |= {"clip", "siglip", "siglip_vision_model", "vit", "wav2vec2", "dinov2"}
 CROSS = {"t5", "mt5", "bart", "mbart", "whisper", "marian", "pegasus", "m2m_100", "mllama"}
 SPARSE = {"deepseek_v32", "deepseek_v4", "deepseek_v41", "glm_moe_dsa"}
-_CONTEXT = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
-)  # fmt: skip
-_SCALED_ALREADY = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "half": 2, "float": 4}
 KINDS: dict[str, Kind] = {
     "full_attention": "full",
@@ -128,6 +140,7 @@ def shape(config: Mapping[str, Any], name: str = "", where: str = "") -> ModelSh
     family = FAMILIES[model_type]
     fields = Fields(where, text, family.defaults)
     layers = _layers(fields, model_type, family)
+    lengths = context(fields, model_type)
     count = _count(fields, model_type, family, layers, tied := _tied(config, text, family))
     dtype, notes = _dtype(config, text, where)
     quantization = config.get("quantization_config") or text.get("quantization_config") or config.get("compression_config")
@@ -148,13 +161,14 @@ def shape(config: Mapping[str, Any], name: str = "", where: str = "") -> ModelSh
         layers=layers,
         hidden=fields.whole(*HIDDEN),
         vocabulary=fields.whole("vocab_size"),
-        max_positions=_positions(fields, model_type, layers),
+        max_positions=lengths.longest or 0,
+        default_len=lengths.default,
         dtype=dtype,
         parameters=count.total,
         weight_bytes=None if unknown else weights.counted_bytes(count, DTYPES[dtype], how),
         quantization=method,
         notes=notes + _assumed(layers) + (how.notes if how else ()),
-        heads=_heads(fields)[0] if _grows(layers) else 0,
+        heads=_heads(fields)[0] if any(layer.kind not in ("state", "none") for layer in layers) else 0,
         tied=tied,
         moe=count.experts > 0,
         multimodal=multimodal,
@@ -255,7 +269,8 @@ def _heads(fields: Fields) -> tuple[int, int, int]:
     """Query heads, KV heads and the size of a head."""
     heads = fields.whole("num_attention_heads", "n_head", "n_heads", largest=10_000)
     names = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
-    one = fields.switch("multi_query") and not fields.switch("new_decoder_architecture")
+    grouped = fields.get("model_type") in REFINED_WEB and fields.whole(*HIDDEN) == 8192  # Falcon-40B, which RWConfig tells by its width
+    one = fields.switch("multi_query") and not (grouped or fields.switch("new_decoder_architecture"))
     kv_heads = 1 if one else fields.whole(*names, default=heads, largest=10_000)
     if kv_heads > heads:
         raise BadModel(f"{fields.where}: {kv_heads} KV heads for {heads} attention heads cannot be; one of the two fields is wrong")
@@ -356,7 +371,7 @@ def _count(fields: Fields, model_type: str, family: Family, layers: tuple[Layer,
     hidden, vocabulary = fields.whole(*HIDDEN), fields.whole("vocab_size")
     count = weights.Count(embeddings=vocabulary * hidden * (1 if tied else 2))
     if family.learned:
-        count.embeddings += _positions(fields, model_type, layers) * hidden
+        count.embeddings += context(fields, model_type).default * hidden
     if own := fields.count("hidden_size_per_layer_input"):  # Gemma 4: a small table of its own for every layer, and its projections
         count.embeddings += fields.whole("vocab_size_per_layer_input", default=vocabulary) * own * len(layers)
         count.linear += 3 * hidden * own * len(layers)
@@ -421,20 +436,3 @@ def _is_routed(fields: Fields, model_type: str, place: int, letter: str) -> bool
     if fields.get("first_k_dense_replace") is not None:
         return place >= fields.count("first_k_dense_replace") and place % fields.whole("moe_layer_freq", default=1) == 0
     return place not in fields.places("mlp_only_layers") and (place + 1) % fields.whole("decoder_sparse_step", default=1) == 0
-
-
-def _positions(fields: Fields, model_type: str, layers: tuple[Layer, ...]) -> int:
-    """The longest context that vLLM takes: the least that is named, times the factor by which positions are scaled; where only states are kept,
-    nothing bounds it. Yarn and its like, and Gemma 3, have it scaled already. Source: vLLM config/model.py, _get_and_verify_max_len."""
-    if fields.get("model_max_length") is not None:  # Cohere's word for it, which stands above the others
-        return fields.whole("model_max_length")
-    names = [name for name in _CONTEXT if fields.get(name) is not None] or list(_CONTEXT[:1])
-    longest = min(fields.whole(name, default=None if _grows(layers) else 2**17) for name in names)
-    rope = next((found for key in ("rope_parameters", "rope_scaling") if isinstance(found := fields.get(key), Mapping)), {})
-    factor = rope.get("factor")
-    scaled = "gemma3" in model_type or rope.get("rope_type", rope.get("type")) in _SCALED_ALREADY
-    return longest if scaled or not isinstance(factor, int | float) or not 1 <= factor <= LARGEST else int(longest * factor)
-
-
-def _grows(layers: tuple[Layer, ...]) -> bool:
-    return any(layer.kind not in ("state", "none") for layer in layers)

@@ -406,7 +406,8 @@ def told(it: Plan) -> dict[str, Any]:
     return {
         "model": {
             "name": it.name, "architecture": shape.architecture, "parameters": shape.parameters, "weight_bytes": shape.weight_bytes,
-            "dtype": shape.dtype, "quantization": shape.quantization, "max_positions": shape.max_positions,
+            "dtype": shape.dtype, "quantization": shape.quantization, "max_positions": shape.max_positions or None,
+            "default_max_model_len": shape.served_len,
         },
         "gpu": {
             "name": card.name, "memory_bytes": card.memory_bytes, "usable_bytes": usable(card), "mig_profile": card.profile,
@@ -415,7 +416,9 @@ def told(it: Plan) -> dict[str, Any]:
         "serving": _fields(it.serving),
         "memory": [{"name": part.name, "bytes": part.bytes, "estimated": part.estimated, "source": part.source} for part in it.parts],
         "kv_cache": {
-            "bytes": it.kv_bytes, "bytes_per_token": it.token_bytes, "blocks": it.cache.blocks, "tokens": it.cache.tokens, "sure": it.cache.sure,
+            "bytes": it.kv_bytes, "bytes_per_token": it.token_bytes,
+            "token_costs": [{"up_to_tokens": length, "bytes": each} for length, each in kv.token_costs(it.shape, it.serving)],
+            "blocks": it.cache.blocks, "tokens": it.cache.tokens, "sure": it.cache.sure,
         },
         "concurrency": {"guaranteed": it.guaranteed, "expected": it.expected, "at_p95": it.at_p95},
         "traffic": None if it.traffic is None else _traffic(it.traffic) | {"share_of_one_replicas_cache": it.cache_share},

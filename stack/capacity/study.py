@@ -13,7 +13,7 @@ from typing import Any
 from exporters.prices import Prices
 from exporters.request_log import RequestRecord, parse_block
 from stack import config
-from stack.capacity import cards, model, plan, worksheet
+from stack.capacity import cards, kv, model, plan, worksheet
 from stack.capacity.cards import Card
 from stack.capacity.fit import DoesNotFit, gib, placed, quantized, usable
 from stack.capacity.kv import Serving
@@ -147,7 +147,7 @@ def _typed(shape: ModelShape, form: Worksheet) -> tuple[ModelShape, tuple[str, .
 
 
 def _serving(asked: Asked, form: Worksheet, shape: ModelShape, card: Card | None) -> Serving:
-    length = asked.max_model_len or form.max_model_len or shape.max_positions
+    length = asked.max_model_len or form.max_model_len or shape.served_len
     if length > shape.max_positions > 0:
         raise ValueError(f"max_model_len {length:,} is more than the {shape.max_positions:,} positions that {shape.name or 'the model'} was made for")
     usual = Serving(length)
@@ -157,7 +157,7 @@ def _serving(asked: Asked, form: Worksheet, shape: ModelShape, card: Card | None
         length, asked.cache_dtype or form.kv_cache_dtype or usual.cache_dtype, form.block_size or usual.block_size,
         asked.tensor_parallel or form.tensor_parallel_size or 1, asked.pipeline_parallel or form.pipeline_parallel_size or 1,
         asked.max_num_batched_tokens or form.max_num_batched_tokens or batched, share,
-        prefix_caching=form.enable_prefix_caching is not False,
+        prefix_caching=shape.attends if form.enable_prefix_caching is None else form.enable_prefix_caching,
     )  # fmt: skip
 
 
@@ -260,12 +260,17 @@ def filled(found: Study) -> str:
         "tensor_parallel_size": Entry(str(it.serving.tensor_parallel), f"fits {it.card.name}"),
         "pipeline_parallel_size": Entry(str(it.serving.pipeline_parallel), f"fits {it.card.name}"),
         "gpu_memory_utilization": Entry(utilization, "what this plan counts with"),
-        "enable_prefix_caching": Entry("true", "as vLLM does; pays where prompts begin alike"),
+        "enable_prefix_caching": _caching(it.serving, found.shape),
         "speculative_config": Entry(None, "none; adds weights and cache of its own"),
         "kv_cache_dtype": Entry(it.serving.cache_dtype, "what this plan counts with"),
         "max_num_seqs": seqs,
         "max_num_batched_tokens": Entry(str(it.serving.max_num_batched_tokens), "what this plan counts with"),
     })  # fmt: skip
+
+
+def _caching(serving: Serving, shape: ModelShape) -> Entry:
+    why = "as vLLM does; pays where prompts begin alike" if shape.attends else "vLLM leaves it off where layers keep states alone"
+    return Entry("true" if serving.prefix_caching else "false", why if serving.prefix_caching is shape.attends else "as given")
 
 
 def _pace(traffic: Traffic | None) -> Entry:
@@ -300,12 +305,21 @@ def _memory(it: Plan) -> Sheet:
     whole = usable(it.card)
     rows: list[tuple[str, ...]] = [(part.name, gib(part.bytes), "estimated" if part.estimated else "counted", part.source) for part in it.parts]
     spare = whole - it.kv_bytes - sum(part.bytes for part in it.parts)
-    held = f"{it.cache.blocks:,} blocks, {it.cache.tokens:,} tokens, {it.token_bytes:,.0f} bytes a token"
+    held = f"{it.cache.blocks:,} blocks, {it.cache.tokens:,} tokens, {_token_costs(it)}"
     rows.append(("KV cache", gib(it.kv_bytes), "the rest", held))
     rows.append(("not used", gib(spare), "", f"--gpu-memory-utilization {it.serving.gpu_memory_utilization:g}"))
     rows.append(("all", gib(whole), "", it.card.source))
     number = "" if it.gpus == 1 else f", each of {it.gpus}"
     return Sheet(f"memory of {it.card.name}{number}: {it.name}", ("part", "per GPU", "", "source"), rows)
+
+
+def _token_costs(it: Plan) -> str:
+    """Bytes of one token; with windows, up to which length of a request."""
+    *before, (_, last) = kv.token_costs(it.shape, it.serving)
+    if not before:
+        unfilled = any(layer.kind == "window" for layer in it.shape.layers)
+        return f"{last:,.0f} bytes a token" + (f" (no window fills below {it.serving.max_model_len:,} tokens)" if unfilled else "")
+    return ", ".join(f"{each:,.0f} bytes a token up to {length:,} tokens" for length, each in before) + f" of a request, {last:,.0f} beyond"
 
 
 def _concurrency(it: Plan) -> Sheet:
