@@ -1,8 +1,9 @@
 """Records labelled situations of a real vLLM on the CPU for the tests of the doctor: `PYTHONPATH=. python tests/record_situations.py [NAME...]`.
 
 Each is a folder below tests/situations: the page of one engine before and after some seconds of load, those of the gateway and its request log
-where it takes part, and situation.yaml, which says what the doctor must find. A recording whose figures do not show what its label says is not
-written. Situations with like flags that follow each other share an engine, so its counters hold what was there before: only what grew between the
+where it takes part, and situation.yaml, which says what the doctor must find; looks.prom holds what the doctor reads every two seconds between the
+pages. A recording whose figures do not show what its label says is not written.
+Situations with like flags that follow each other share an engine, so its counters hold what was there before: only what grew between the
 two pages tells of the situation. Prompts are random token ids; nothing of them is kept."""
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +36,7 @@ from exporters.catalogue import page, vllm
 from exporters.catalogue.metric import Metric
 from exporters.catalogue.page import Page
 from exporters.request_log import ended_at, parse_line
+from stack.doctor import series
 from stack.lab import plan, supervisor
 from stack.lab.parts.engine import VLLM
 
@@ -68,7 +71,9 @@ class Clients:
 class Situation:
     """label: what the doctor must find; also: what is true as well and no mistake. tells: figures with their bounds, without which the label is
     not deserved. policy: of the gateway in front, None for none. quiet: the load ends before the first page. frozen: the engine's core stands
-    still from before the first page. restarted: the engine is killed and started again between the pages."""
+    still from before the first page. restarted: the engine is killed and started again between the pages. stops_s: the core stops so many seconds
+    after the first page; with api_stops the API server does instead, and the last page is the last one that it answered. serious: False where
+    the finding is a note."""
 
     name: str
     label: str
@@ -84,11 +89,14 @@ class Situation:
     quiet: bool = False
     frozen: bool = False
     restarted: bool = False
+    stops_s: float | None = None
+    api_stops: bool = False
+    serious: bool = True
 
     @property
     def spoils(self) -> bool:
         """Whether its engine is of no use to the next one."""
-        return self.frozen or self.restarted
+        return self.frozen or self.restarted or self.stops_s is not None
 
 
 DEMO: Mapping[str, Any] = {"teams": {"demo": {}}, "upstreams": {"engine": {"url": "{engine}"}}}
@@ -100,6 +108,8 @@ MIDDLE_CACHE = ("--max-model-len", "4096", "--num-gpu-blocks-override", "256", "
 ALONE = ("--max-num-seqs", "15")  # as the lab has it, but an engine of its own
 MANY, FEW = ("--max-num-seqs", "96"), ("--max-num-seqs", "4")
 LONG_STEPS = ("--max-num-batched-tokens", "32768", "--no-enable-chunked-prefill", "--no-enable-prefix-caching")
+NO_CACHE = ("--no-enable-prefix-caching",)
+SMALL_STEPS = ("--max-num-batched-tokens", "256")
 ADAPTERS = "{adapters}"  # the folder of two of them
 LORA = ("--enable-lora", "--max-loras", "1", "--max-lora-rank", "8", "--lora-modules", f"one={ADAPTERS}/one", f"two={ADAPTERS}/two")
 DRAFTS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 1}')
@@ -267,6 +277,80 @@ SITUATIONS = (
         (Clients(4, (60, 200), (10, 20), model="one"), Clients(4, (60, 200), (10, 20), model="two")),
         {"deferred_max": (3, MORE), "requests": (20, MORE)}, LORA, also=("queue-bound",),
     ),
+    # an engine that stops within the look
+    Situation(
+        "frozen-late", "frozen-engine", "9 clients; the core stops 20 s after the first of 60 s, and the page still answers",
+        (Clients(6, (60, 200), (300, 500)), CHAT), {"running_max": (4, 16), "requests": (10, MORE)}, seconds=60, stops_s=20,
+    ),
+    Situation(
+        "frozen-late-2", "undecided", "9 clients; the core stops 46 s after the first of 60 s: too few to tell it from a long prefill",
+        (Clients(6, (60, 200), (300, 500)), CHAT), {"running_max": (4, 16), "requests": (10, MORE)}, seconds=60, stops_s=46,
+    ),
+    Situation(
+        "frozen-api", "frozen-engine", "9 clients; the API server stops 20 s after the first of 45 s, and the page does not answer any more",
+        (Clients(6, (60, 200), (300, 500)), CHAT), {"running_max": (4, 16), "requests": (5, MORE)}, seconds=45, stops_s=20, api_stops=True,
+    ),
+    # prompts behind a queue
+    Situation(
+        "cache-off-queue", "cache-off", "24 clients, prompts of 2,000 to 2,200 tokens that begin with the same 1,800, answers of 20 to 40",
+        (Clients(24, (2000, 2200), (20, 40), shared=1800),), {"queue_p95": (5, MORE), "waiting_max": (5, MORE), "requests": (40, MORE)},
+        NO_CACHE, also=("queue-bound", "prefill-bound", "prefill-interference"), warm_up_s=15, seconds=40,
+    ),
+    Situation(
+        "cache-off-queue-2", "cache-off", "60 clients, prompts of 1,000 to 1,100 tokens of which 900 are the same, answers of 30 to 60",
+        (Clients(60, (1000, 1100), (30, 60), shared=900),), {"queue_p95": (2.5, MORE), "waiting_max": (5, MORE), "requests": (40, MORE)},
+        (*NO_CACHE, *MANY), also=("queue-bound", "prefill-bound", "prefill-interference"), warm_up_s=15, seconds=40,
+    ),
+    Situation(
+        "queue-bound-4", "queue-bound", "40 clients on 4 sequences, 256 of 300 to 400 prompt tokens the same, answers of 300 to 400, no cache",
+        (Clients(40, (300, 400), (300, 400), shared=256),), {"queue_p95": (5, MORE), "prefill_mean": (0, 0.5)}, (*NO_CACHE, *FEW), warm_up_s=15,
+        seconds=40,
+    ),
+    Situation(
+        "unique-queue", "queue-bound", "30 clients, prompts of 1,500 to 2,500 tokens of which none comes twice, answers of 16 to 32",
+        (Clients(30, (1500, 2500), (16, 32)),), {"queue_p95": (5, MORE), "hit_ratio": (0, 0.02), "requests": (40, MORE)}, MANY,
+        also=("unique-prompts", "prefill-bound", "prefill-interference"), warm_up_s=15, seconds=40,
+    ),
+    # within every limit
+    Situation(
+        "queue-kept", "queue-bound", "32 clients on 16 sequences, short prompts and answers: a queue at every look, and nobody waits long",
+        (Clients(32, (40, 120), (20, 30)),), {"queue_p95": (0, 5), "ttft_p95": (0, 2.5), "inter_token_p95": (0, 0.1), "requests": (100, MORE)},
+        warm_up_s=10, serious=False,
+    ),
+    # prompts in the steps of those who are answered
+    Situation(
+        "prefill-interference", "prefill-interference", "8 clients, prompts of 1,000 to 1,400 tokens of which 256 are the same, answers of 80 to 120",
+        (Clients(8, (1000, 1400), (80, 120), shared=256),), {"inter_token_p95": (0.1, MORE), "ttft_p95": (0, 2.5), "requests": (30, MORE)},
+        also=("unique-prompts",), seconds=40,
+    ),
+    Situation(
+        "prefill-interference-2", "prefill-interference",
+        "12 clients that pause, prompts of 1,500 to 2,500 tokens, 512 of them the same, answers of 24 to 40",
+        (Clients(12, (1500, 2500), (24, 40), shared=512, pause_s=1.0),), {"inter_token_p95": (0.1, MORE), "requests": (30, MORE)},
+        thresholds={"ttft_p95": 20.0, "queue_time_p95": 20.0}, also=("unique-prompts", "queue-bound"), seconds=40,
+    ),
+    Situation(
+        "small-steps", "small-steps", "2 clients, 18,000 to 24,000 prompt tokens of which none come twice, answers of 64 to 128, steps of 256",
+        (Clients(2, (18000, 24000), (64, 128)),), {"ttft_p95": (1, MORE), "hit_ratio": (0, 0.02), "requests": (10, MORE)}, SMALL_STEPS,
+        thresholds={"ttft_p95": 1.0}, also=("unique-prompts", "prefill-bound", "queue-bound"), seconds=60,
+    ),
+    Situation(
+        "small-steps-2", "small-steps",
+        "3 clients that pause, 18,000 to 24,000 prompt tokens of which none come twice, answers of 100 to 200, steps of 256",
+        (Clients(3, (18000, 24000), (100, 200), pause_s=1.0),), {"ttft_p95": (1, MORE), "hit_ratio": (0, 0.02), "requests": (10, MORE)}, SMALL_STEPS,
+        thresholds={"ttft_p95": 1.0}, also=("unique-prompts", "prefill-bound", "queue-bound"), seconds=60,
+    ),
+    Situation(
+        "small-steps-3", "small-steps", "one client, 18,000 to 24,000 prompt tokens of which none come twice, answers of 64 to 128, steps of 256",
+        (Clients(1, (18000, 24000), (64, 128)),), {"ttft_p95": (1, MORE), "hit_ratio": (0, 0.02), "requests": (10, MORE)}, SMALL_STEPS,
+        thresholds={"ttft_p95": 1.0}, also=("unique-prompts", "prefill-bound", "queue-bound"), seconds=60,
+    ),
+    Situation(
+        "unique-prompts-3", "unique-prompts",
+        "2 clients, 18,000 to 24,000 prompt tokens of which none come twice, answers of 64 to 128, steps of 2,048",
+        (Clients(2, (18000, 24000), (64, 128)),), {"ttft_p95": (1, MORE), "hit_ratio": (0, 0.02), "requests": (10, MORE)},
+        thresholds={"ttft_p95": 1.0}, also=("prefill-bound", "queue-bound", "prefill-interference"), seconds=60,
+    ),
 )  # fmt: skip
 
 
@@ -325,12 +409,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Texts of the two pages of each source, the gauges seen between them, and the log's lines of that time."""
+    """Texts of the two pages of each source, the looks between them with their seconds, and the log's lines of that time.
+
+    silent_s: seconds since the last page that was answered."""
 
     before: str
     after: str
     seconds: float
-    gauges: Sequence[Page]
+    looks: Sequence[tuple[float, str]]
+    silent_s: float = 0.0
     gateway: tuple[str, str] | None = None
     log: Sequence[bytes] = ()
 
@@ -338,7 +425,8 @@ class Pages:
 async def record(situation: Situation, engine: Engine, again: Any, gate: Gate | None) -> Pages:
     """Makes the load and reads the pages. again: starts the engine once more at its place."""
     load = Load(gate.url if gate else engine.spec.address, gate.keys if gate else {}, situation.name)
-    gauges: list[Page] = []
+    looks: list[tuple[float, str]] = []
+    silent_s, stopped = 0.0, 0
     try:
         load.start(situation.clients)
         await asyncio.sleep(situation.warm_up_s)
@@ -354,19 +442,37 @@ async def record(situation: Situation, engine: Engine, again: Any, gate: Gate | 
             await asyncio.to_thread(again)
             await asyncio.sleep(situation.warm_up_s)
         else:
-            until = time.monotonic() + situation.seconds
-            while (left := until - time.monotonic()) > 0:
-                await asyncio.sleep(min(LOOK_S, left))
-                gauges.append(page.parse((await pages(engine, None))[0]))
-        after, gateway_after = await pages(engine, gate)
+            while (at_s := time.time() - began) < situation.seconds:
+                if situation.stops_s is not None and at_s >= situation.stops_s and not stopped:
+                    stopped = engine.process.pid if situation.api_stops else core_of(engine)
+                    os.kill(stopped, signal.SIGSTOP)
+                await asyncio.sleep(min(LOOK_S, situation.seconds - at_s))
+                if situation.api_stops and stopped:
+                    await asyncio.to_thread(no_answer, f"{engine.spec.address}/metrics")
+                else:
+                    looks.append((round(time.time() - began, 1), (await pages(engine, None))[0]))
+        if situation.api_stops:
+            (last_s, after), gateway_after = looks.pop(), ""
+            silent_s = round(time.time() - began - last_s, 1)
+        else:
+            after, gateway_after = await pages(engine, gate)
         ended = time.time()
     finally:
-        if situation.frozen:
-            os.kill(core_of(engine), signal.SIGCONT)
+        if situation.frozen or stopped:
+            os.kill(stopped or core_of(engine), signal.SIGCONT)
         if not situation.quiet:
             await load.stop()
     log = [line for line in (gate.log.read_bytes().splitlines(keepends=True) if gate else []) if began <= (ended_at(parse_line(line)) or 0) <= ended]
-    return Pages(before, after, round(ended - began, 1), gauges, (gateway_before, gateway_after) if gate else None, log)
+    return Pages(before, after, round(ended - began, 1), looks, silent_s, (gateway_before, gateway_after) if gate else None, log)
+
+
+def no_answer(url: str) -> None:
+    """Raises RuntimeError when a stopped API server answers all the same."""
+    try:
+        with urllib.request.urlopen(url, timeout=LOOK_S):
+            raise RuntimeError(f"{url} answers although its process is stopped")
+    except OSError:
+        return
 
 
 async def pages(engine: Engine, gate: Gate | None) -> tuple[str, str]:
@@ -407,7 +513,7 @@ def quantile(share: float, metric: Metric, before: Page, after: Page) -> float |
 def seen(found: Pages) -> dict[str, float]:
     """The telling figures, of an engine that was started again since then. Nothing that cannot be said is in it."""
     before, after = page.parse(found.before), page.parse(found.after)
-    all_pages = (before, *found.gauges, after)
+    all_pages = (before, *(page.parse(text) for _, text in found.looks), after)
     if grown(vllm.PROCESS_START_TIME, before, after):
         before = Page()
 
@@ -465,6 +571,8 @@ def write(situation: Situation, engine: Engine, found: Pages, figures: Mapping[s
     folder = FOLDER / situation.name
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"before.prom": found.before, "after.prom": found.after}
+    if found.looks:
+        texts["looks.prom"] = "".join(f"# look at {at_s:g} s\n{looked_at(text)}" for at_s, text in found.looks)
     if found.gateway:
         texts |= dict(zip(("gateway-before.prom", "gateway-after.prom"), found.gateway, strict=True))
     if found.log:
@@ -474,8 +582,15 @@ def write(situation: Situation, engine: Engine, found: Pages, figures: Mapping[s
     said = {
         "label": situation.label, "also": list(situation.also), "seconds": found.seconds, "load": situation.load,
         "flags": flags(engine), "thresholds": dict(situation.thresholds), "made_with": MADE_WITH, "seen": dict(figures),
+        **({} if situation.serious else {"serious": False}), **({"silent_s": found.silent_s} if found.silent_s else {}),
     }  # fmt: skip
     (folder / "situation.yaml").write_text(yaml.safe_dump(said, sort_keys=False, width=140))
+
+
+def looked_at(text: str) -> str:
+    """The lines of a page that the doctor reads of a look between two others."""
+    names = tuple(f"{name}{end}" for metric in series.LOOKED_AT for name in metric.names for end in ("{", " "))
+    return "".join(line for line in text.splitlines(keepends=True) if line.startswith(names))
 
 
 def flags(engine: Engine) -> dict[str, str]:

@@ -25,7 +25,7 @@ from alerts.settings import Overlay, Settings
 from stack.cli.doctor import doctor_command
 from stack.doctor import before, report
 from stack.doctor.checks import LEAST_REQUESTS, MANY_AT_ONCE
-from stack.doctor.diagnose import Diagnosis, areas, diagnose, ranked, serious
+from stack.doctor.diagnose import Diagnosis, areas, diagnose, ranked, serious, undecided
 from stack.doctor.evidence import Clients, Evidence, Figures, Gateway, Gauge, Spread, evidence
 from stack.doctor.matrix import ROWS
 from stack.doctor.series import Pages, between
@@ -47,7 +47,7 @@ def well(**changes: Any) -> Figures:
         preemptions=0, http={"2xx": 100.0}, ttft=spread(*[0.5] * 100), between_tokens=spread(*[0.03] * 1000), per_token=spread(*[0.03] * 100),
         e2e=spread(*[4.0] * 100), queue=spread(*[0.01] * 100), prefill=spread(*[0.3] * 100), decode=spread(*[3.0] * 100),
         prompt_length=spread(*[300.0] * 100), answer_length=spread(*[100.0] * 100), running=Gauge(4, 6, 8), waiting=NOTHING, deferred=NOTHING,
-        kv=Gauge(0.2, 0.3, 0.4), caching=True,
+        kv=Gauge(0.2, 0.3, 0.4), caching=True, still_s=0.0, steps=1_700,
     )  # fmt: skip
     figures = replace(figures, **changes)
     return replace(figures, crowded=figures.running) if figures.waiting and figures.waiting.lowest > 0 and "crowded" not in changes else figures
@@ -368,6 +368,24 @@ def test_a_frozen_engine_is_found_without_a_single_request_and_the_surer_the_mor
     short = of(frozen(8, 14))
     assert ((), "look for 30 s (--for)") == (short.findings, next(one.how for one in short.unsure if one.area == "API"))
     assert [] == names(replace(frozen(8, 30), running=Gauge(0, 4, 8))), "it had nothing to do at one scrape"
+
+
+def test_an_engine_that_stops_within_the_look_is_never_fine():
+    """20 s before the end it is found, 14 s before it the look was too short, and of two pages nothing is known."""
+    late, later, unknown = (of(well(still_s=still_s)) for still_s in (40.0, 14.0, None))
+    assert [("frozen-engine", True)] == [(one.name, one.serious) for one in late.findings]
+    assert ((), True) == (later.findings, undecided([later]))
+    assert {"unsure"} == {areas(later)[area] for area in ("queue", "prefill", "decode", "API")}
+    assert ("unsure", False) == (areas(unknown)["API"], undecided([unknown]))
+    one_of_two = of(well(), engines={"a": well(), "b": well(still_s=40.0)})
+    assert [("frozen-engine", "b")] == [(one.name, one.engine) for one in one_of_two.findings]
+    assert undecided([of(well(), engines={"a": well(), "b": well(still_s=14.0)})])
+    assert [] == names(well(still_s=4.0)), "a pause between two looks"
+
+
+def test_an_engine_that_stops_answering_is_frozen():
+    assert ["frozen-api-server"] == names(well(silent_s=20.0))
+    assert undecided([of(well(silent_s=12.0))])
 
 
 def test_an_engine_that_refuses_is_found_by_its_counter_whatever_its_answers_look_like():

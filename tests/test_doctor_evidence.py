@@ -73,6 +73,48 @@ def test_looks_between_the_pages_count_for_gauges_and_what_runs_beside_a_queue_i
     assert (Gauge(0, 10, 16), Gauge(15, 47 / 3, 16, looks=3)) == (figures.running, figures.crowded)
 
 
+WORKS = {vllm.NUM_REQUESTS_RUNNING.name: 4.0}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "still_s"),
+    [((10, 20, 30, 30, 30), 20.0), ((10, 20, 30, 40, 50), 0.0), ((10, 10, 10, 10, 10), 40.0), ((10, 30), None), ((10, 10), 40.0)],
+    ids=str,
+)
+def test_progress_at_the_looks_tells_when_an_engine_stopped(tokens, still_s):
+    """Two pages that differ do not tell it."""
+    page_ = golden("0.32.0-preempt-after-load")
+    looks = [changed(page_, {**WORKS, vllm.GENERATION_TOKENS.name: made}) for made in tokens]
+    pages = Pages("e", looks[0], looks[-1], [gauges_of(each) for each in looks[1:-1]])
+    assert still_s == evidence(between([pages], 40, ""))[0].whole.still_s
+
+
+def test_an_engine_that_prefills_or_has_no_work_does_not_stand_still():
+    page_ = golden("0.32.0-preempt-after-load")
+    chunks = [changed(page_, {**WORKS, vllm.KV_CACHE_USAGE.name: used}) for used in (0.1, 0.2, 0.3)]
+    idle = [changed(page_, {vllm.NUM_REQUESTS_RUNNING.name: 0.0})] * 3
+    for looks in (chunks, idle):
+        assert 0 == evidence(between([Pages("e", looks[0], looks[-1], looks[1:-1])], 40, ""))[0].whole.still_s
+
+
+@pytest.mark.prometheus
+def test_a_prometheus_tells_that_an_engine_stopped_within_the_window(past, tmp_path):
+    ends_s, labels = 1_750_000_000, 'model_name="m",engine="0",instance="e"'
+    lines = [
+        f"{name}{{{labels}}} {at if moves and at < 700 else 700 if moves else 4} {ends_s - 900 + at}"
+        for name, moves in ((vllm.NUM_REQUESTS_RUNNING.name, False), (vllm.NUM_REQUESTS_WAITING.name, False),
+                            (vllm.GENERATION_TOKENS.name, True), (vllm.PROMPT_TOKENS.name, True))
+        for at in range(0, 901, 15)
+    ]  # fmt: skip
+    (file := tmp_path / "page.om").write_text("\n".join([*lines, "# EOF", ""]))
+
+    async def asked(at_s: float) -> float | None:
+        async with Prometheus(address(past(file))) as prometheus:
+            return evidence(await over(prometheus, 600, at_s))[0].whole.still_s
+
+    assert (0, 180) == (asyncio.run(asked(ends_s - 300)), asyncio.run(asked(ends_s)))
+
+
 def test_what_a_gateway_runs_is_at_the_engines_that_were_looked_at_only_where_it_has_no_other():
     def gateway_of(*addresses: str) -> Page:
         ups = "".join(f'vllm_watch_gateway_upstream_up{{upstream="{each}",address="{each}"}} 1\n' for each in addresses)
@@ -113,7 +155,7 @@ def test_the_older_names_of_0_10_give_the_same_figures():
 def test_every_figure_that_a_release_can_tell_is_told(release):
     figures = one(*pair(release)).whole
     missing = {field.name for field in fields(Figures) if getattr(figures, field.name) in (None, {})}
-    allowed = {"drafts", "drafted", "accepted", "crowded"} | (
+    allowed = {"drafts", "drafted", "accepted", "crowded", "silent_s"} | (
         {"rejections", "deferred"} if release == "0.10.2" else {"rejections"} if release == "0.20.2" else set()
     )
     assert missing <= allowed | ({"per_token"} if release == "0.10.2" else set())

@@ -43,6 +43,22 @@ async def under(clients: Clients, engine: Engine, eventually: Callable[..., None
     eventually(lambda: engine.running == 0, within_s=60, what="an idle engine")
 
 
+@asynccontextmanager
+async def stopped_after(seconds: float, process: int) -> AsyncIterator[None]:
+    """Stop a process so many seconds after the block began; it goes on when that ends."""
+
+    async def stop() -> None:
+        await asyncio.sleep(seconds)
+        os.kill(process, signal.SIGSTOP)
+
+    task = asyncio.create_task(stop())
+    try:
+        yield
+    finally:
+        task.cancel()
+        os.kill(process, signal.SIGCONT)
+
+
 async def told(engine: Engine, *options: object) -> tuple[int | None, Mapping[str, Any]]:
     """Exit status of `vllm-watch doctor URL --json`, and what it said."""
     argv = ["-m", "stack.cli", "doctor", engine.spec.address, "--for", f"{FOR_S}s", "--json", *map(str, options)]
@@ -81,3 +97,19 @@ async def test_a_core_that_stands_still_is_found_while_its_page_answers(engine, 
         finally:
             os.kill(core, signal.SIGCONT)
     assert (1, "frozen-engine") == (status, names(said)[0]), said
+
+
+async def test_a_core_that_stops_within_the_look_is_never_fine(engine, eventually):
+    """Long enough before the end it is found; shortly before it the look was too short to tell it from a long prefill."""
+    async with under(LONG, engine, eventually), stopped_after(10, core_of(engine)):
+        status, said = await told(engine, "--for", "30s")
+    assert (1, "frozen-engine") == (status, names(said)[0]), said
+    async with under(LONG, engine, eventually), stopped_after(10, core_of(engine)):
+        status, said = await told(engine, "--for", "20s")
+    assert (3, [], True) == (status, names(said), said["undecided"]), said
+
+
+async def test_an_api_server_that_stops_answering_within_the_look_is_found(engine, eventually):
+    async with under(LONG, engine, eventually), stopped_after(5, engine.process.pid):
+        status, said = await told(engine, "--for", "10s")
+    assert (1, "frozen-engine", "frozen-api-server") == (status, names(said)[0], said["findings"][0]["row"]), said

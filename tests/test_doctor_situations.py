@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from test_doctor_evidence import scraped
 from alerts.settings import Overlay, Settings
 from exporters.catalogue import expression, page
 from exporters.catalogue.page import Page
-from stack.doctor.diagnose import Diagnosis, diagnose
+from stack.doctor.diagnose import Diagnosis, areas, diagnose, serious, undecided
 from stack.doctor.evidence import evidence, records_of
 from stack.doctor.matrix import ROWS
 from stack.doctor.series import Pages, between, over
 from stack.prometheus import Prometheus, address
 
 FOLDERS = sorted(folder for folder in (Path(__file__).parent / "situations").iterdir() if folder.is_dir())
-LABELS = {row.finding for row in ROWS} | {"none", "abstain"}
+LABELS = {row.finding for row in ROWS} | {"none", "abstain", "undecided"}
 # Nobody waits for these over a limit; whoever does has a serious finding.
 NEVER_ALONE = ("unique-prompts", "cache-off", "speculative-decoding", "deferred-requests", "wrong-requests")
 each_situation = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -31,13 +32,27 @@ def about(folder: Path) -> dict[str, Any]:
     return yaml.safe_load((folder / "situation.yaml").read_text())
 
 
+def read(path: Path) -> str:
+    return gzip.decompress(path.read_bytes()).decode()
+
+
 def two(folder: Path, who: str, name: str = "") -> Pages:
-    return Pages(who, *(page.parse(gzip.decompress((folder / f"{name}{when}.prom.gz").read_bytes()).decode()) for when in ("before", "after")))
+    return Pages(who, *(page.parse(read(folder / f"{name}{when}.prom.gz")) for when in ("before", "after")))
+
+
+def all_looks(folder: Path, who: str) -> Pages:
+    """Return the two pages of the engine with the looks between them, where those were recorded."""
+    pages, path = two(folder, who), folder / "looks.prom.gz"
+    if not path.exists():
+        return pages
+    looks = [each.partition(" s\n") for each in read(path).split("# look at ")[1:]]
+    inside, at_s = [page.parse(text) for _, _, text in looks], [float(at) for at, _, _ in looks]
+    return replace(pages, inside=inside, at_s=at_s, silent_s=about(folder).get("silent_s", 0.0))
 
 
 def found(folder: Path) -> Diagnosis:
     said = about(folder)
-    sources = [two(folder, "engine")]
+    sources = [all_looks(folder, "engine")]
     if (folder / "gateway-before.prom.gz").exists():
         sources.append(two(folder, "gateway", "gateway-"))
     log = folder / "requests.jsonl.gz"
@@ -60,9 +75,12 @@ def test_the_doctor_finds_what_was_made(folder):
     if label in ("none", "abstain"):
         assert () == diagnosis.findings
         assert (label == "abstain") == (diagnosis.state == "thin")
+    elif label == "undecided":
+        assert (True, False) == (undecided([diagnosis]), serious(diagnosis.findings))
+        assert "fine" not in {areas(diagnosis)[area] for area in ("queue", "prefill", "decode", "API")}
     else:
         assert label == diagnosis.findings[0].name
-        assert diagnosis.findings[0].serious or label in NEVER_ALONE
+        assert label in NEVER_ALONE or about(folder).get("serious", True) == diagnosis.findings[0].serious
 
 
 @each_situation
@@ -83,19 +101,23 @@ def test_what_is_found_rests_on_figures_and_on_at_least_one_that_is_out_of_bound
 def times(its: Pages, factor: float) -> Pages:
     """As if everything that is counted had happened so many times as often."""
     counts = tuple(name for name, kind in its.after.kinds.items() if kind in ("counter", "histogram") and not name.startswith("process_"))
-    rows = {}
-    for name, now in its.after.samples.items():
-        was = {tuple(sorted(labels.items())): value for labels, value in its.before.of(name)}
-        then = [was.get(tuple(sorted(labels.items())), 0.0) for labels, _ in now]
-        grown = [(labels, start + factor * (value - start)) for (labels, value), start in zip(now, then, strict=True)]
-        rows[name] = grown if name.startswith(counts) else now
-    return Pages(its.instance, its.before, Page(rows, its.after.kinds))
+
+    def scaled(later: Page) -> Page:
+        rows = {}
+        for name, now in later.samples.items():
+            was = {tuple(sorted(labels.items())): value for labels, value in its.before.of(name)}
+            then = [was.get(tuple(sorted(labels.items())), 0.0) for labels, _ in now]
+            grown = [(labels, start + factor * (value - start)) for (labels, value), start in zip(now, then, strict=True)]
+            rows[name] = grown if name.startswith(counts) else now
+        return Page(rows, later.kinds)
+
+    return replace(its, after=scaled(its.after), inside=[scaled(look) for look in its.inside])
 
 
 @each_situation
 def test_more_of_the_same_is_the_same_finding_and_no_less_sure(folder):
     """What is found hangs on no recorded number, such as how many requests there were."""
-    said, its = about(folder), two(folder, "engine")
+    said, its = about(folder), all_looks(folder, "engine")
     if its.restarted or said["label"] == "abstain":
         return
     settings = Settings(Overlay(thresholds=said["thresholds"]))

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +23,7 @@ from stack.cli.common import AS_JSON, Told, json_text, mistakes_told
 from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
 from stack.cli.scraped import text_of
 from stack.doctor import before, evidence, report, series
-from stack.doctor.diagnose import diagnose, ranked, serious
+from stack.doctor.diagnose import diagnose, ranked, serious, undecided
 from stack.doctor.matrix import ANYWHERE, Source
 from stack.doctor.series import Pages, Series, gauges_of
 from stack.prometheus import Address, Prometheus, Refused, address_from
@@ -64,7 +63,7 @@ def doctor_command(
     """Which resource is the bottleneck, what says so, and which one lever to pull first.
 
     Reads an engine twice (URL, one or several), a Prometheus, or two saved pages; a request log adds what clients saw. See docs/doctor.md.
-    Exit 1 when a finding is serious, 2 for a mistake.
+    Exit 1 when a finding is serious, 2 for a mistake, 3 when an engine may stand still and the look was too short to be sure.
 
     \b
     Example:  vllm-watch doctor --prometheus http://127.0.0.1:9090 --window 15m
@@ -124,7 +123,7 @@ def _say(
     records = evidence.records_of(logs, spans) if logs else None
     diagnoses = [diagnose(one, settings) for one in evidence.evidence(found, records, model)]
     _echo(report.as_json(diagnoses, found.source, asked), report.as_text(diagnoses, found.source, asked), as_json)
-    raise SystemExit(1 if serious(ranked(diagnoses)) else 0)
+    raise SystemExit(1 if serious(ranked(diagnoses)) else 3 if undecided(diagnoses) else 0)
 
 
 async def _recorded(where: Address, window_s: float, model: str | None) -> tuple[Series, Span]:
@@ -138,21 +137,47 @@ async def _recorded(where: Address, window_s: float, model: str | None) -> tuple
 
 
 async def _looked(urls: Sequence[str], gateway_url: str | None, for_s: float, way: Way | None = None) -> tuple[Series, Span]:
-    """Two looks at each, and one at their gauges now and then. Raises OSError when one does not answer, ValueError for a gateway that is none."""
-    sources, page_now = [*urls, *([gateway_url] if gateway_url else [])], partial(_page, way)
-    began_s, then = time.time(), await asyncio.gather(*map(page_now, sources))
+    """Look at each source twice, and at gauges and progress now and then. Raises OSError when one refuses the first or the last look, ValueError for
+    a gateway that is none."""
+    sources = [_Looks(url, way) for url in (*urls, *([gateway_url] if gateway_url else []))]
+    began_s = time.time()
+    await asyncio.gather(*(source.look() for source in sources))
     if gateway_url:
-        Pages(gateway_url, then[-1], then[-1]).of_gateway()
-    click.echo(f"looking for {for_s:g} s at {', '.join(sources)}", err=True)
-    inside, every_s = list[Sequence[Page]](), max(LOOK_S, for_s / LOOKS)
+        Pages(gateway_url, sources[-1].last, sources[-1].last).of_gateway()
+    click.echo(f"looking for {for_s:g} s at {', '.join(source.url for source in sources)}", err=True)
+    every_s = max(LOOK_S, for_s / LOOKS)
     while (left_s := began_s + for_s - time.time()) > every_s:
         await asyncio.sleep(every_s)
-        seen = [gauges_of(one) for one in await asyncio.gather(*map(page_now, sources), return_exceptions=True) if isinstance(one, Page)]
-        inside += [seen] * (len(seen) == len(sources))  # a look that fails is one less; of an engine that is gone the last one tells
+        await asyncio.gather(*(source.look() for source in sources), return_exceptions=True)  # one that fails is one less
     await asyncio.sleep(max(left_s, 0.0))
-    ended_s, now = time.time(), await asyncio.gather(*map(page_now, sources))
-    pages = [Pages(_instance(url), then[at], now[at], [look[at] for look in inside]) for at, url in enumerate(sources)]
+    failed = await asyncio.gather(*(source.look() for source in sources), return_exceptions=True)
+    for error in failed:
+        if isinstance(error, BaseException) and not isinstance(error.__cause__, TimeoutError):
+            raise error
+    ended_s = time.time()
+    pages = [source.pages(began_s, ended_s if error else 0.0) for source, error in zip(sources, failed, strict=True)]
     return series.between(pages, ended_s - began_s, f"{', '.join(urls)}, {ended_s - began_s:.0f} s"), (began_s, ended_s)
+
+
+class _Looks:
+    """Looks at one source: the first and the latest page, and of those between them what changes from look to look."""
+
+    def __init__(self, url: str, way: Way | None) -> None:
+        self.url, self._way = url, way
+        self._seen: list[tuple[float, Page]] = []
+        self.first = self.last = Page()
+
+    async def look(self) -> None:
+        """Read the page. Raises OSError, from a TimeoutError where a connection was accepted and no answer came."""
+        self.last = await _page(self._way, self.url)
+        self.first = self.first if self._seen else self.last
+        self._seen.append((time.time(), gauges_of(self.last)))
+
+    def pages(self, began_s: float, silent_until_s: float) -> Pages:
+        """Return what was read. silent_until_s: when the last look failed, 0 where it did not."""
+        inside, (last_s, _) = self._seen[1:-1], self._seen[-1]
+        silent_s = max(silent_until_s - last_s, 0.0)
+        return Pages(_instance(self.url), self.first, self.last, [page for _, page in inside], [at - began_s for at, _ in inside], silent_s)
 
 
 async def _page(way: Way | None, url: str) -> Page:

@@ -160,21 +160,43 @@ def sent_by(gate: Gateway | None) -> float:
     return gate.running.lowest if gate and gate.running and gate.only else 0.0
 
 
-def _frozen(case: Case) -> Found | None:
-    """Something to do at every scrape, and nothing made. Several requests that all stand still say more than one, which may be a long prefill."""
+def seconds_still(case: Case) -> float | None:
+    """Return the seconds, up to the end, in which requests ran or waited and no token was made; None where that is not known."""
     figures = case.figures
     if figures.running is None or figures.waiting is None or figures.prompt_tokens is None or figures.generation_tokens is None:
         return None
-    sent = sent_by(case.gateway)
-    held = max(figures.running.lowest + figures.waiting.lowest, sent)
-    if held <= 0 or figures.tokens > 0 or figures.seconds < LEAST_STILL_S:
+    always = figures.running.lowest + figures.waiting.lowest > 0 or sent_by(case.gateway) > 0
+    return figures.seconds if always and not figures.tokens else figures.still_s
+
+
+def _frozen(case: Case) -> Found | None:
+    """Find an engine that has work and makes nothing of it, up to the end. Several requests are better evidence than one, which may be a long
+    prefill."""
+    figures, still_s = case.figures, seconds_still(case)
+    if still_s is None or still_s < LEAST_STILL_S or figures.running is None or figures.waiting is None:
         return None
-    sure = min(1.0, held * figures.seconds / seconds(FROZEN_FOR))
+    sent = sent_by(case.gateway)
+    held = max(1.0, figures.running.lowest + figures.waiting.lowest, sent)
     return _found(
-        "frozen-engine", sure * ENOUGH, Fact("requests that run or wait, at least", held, Unit.REQUESTS),
+        "frozen-engine", _certainty(held, still_s), Fact("requests that run or wait, at least", held, Unit.REQUESTS),
         *[Fact("requests that the gateway has there, at least", sent, Unit.REQUESTS)] * bool(sent), Fact("tokens made", 0.0, Unit.TOKENS),
-        Fact("for", figures.seconds, Unit.SECONDS), over=1.0,
+        Fact("for the last", still_s, Unit.SECONDS), *[Fact("tokens before that", figures.tokens, Unit.TOKENS)] * bool(figures.tokens), over=1.0,
     )  # fmt: skip
+
+
+def _certainty(requests: float, still_s: float) -> float:
+    """Return the amount of evidence, of ENOUGH, in requests that stand still for so many seconds."""
+    return min(1.0, requests * still_s / seconds(FROZEN_FOR)) * ENOUGH
+
+
+def _silent(case: Case) -> Found | None:
+    """Find an engine that answered its first look and then no other."""
+    silent_s = case.figures.silent_s
+    if silent_s is None or silent_s < LEAST_STILL_S:
+        return None
+    held = case.figures.running.highest if case.figures.running else 0.0
+    facts = (Fact("the page does not answer for the last", silent_s, Unit.SECONDS), Fact("requests that ran before, at most", held, Unit.REQUESTS))
+    return _found("frozen-api-server", _certainty(max(1.0, held), silent_s), *facts, over=1.0)
 
 
 def _errors(case: Case) -> Found | None:
@@ -557,7 +579,7 @@ def _streaming(case: Case) -> Found | None:
 
 
 Check = Callable[[Case], Found | None]
-OF_STATES: tuple[Check, ...] = (_frozen, _errors, _preempted, _rejections, _gateway_rejections, _wrong, _deferred, _kv_full, queue_bound)
+OF_STATES: tuple[Check, ...] = (_silent, _frozen, _errors, _preempted, _rejections, _gateway_rejections, _wrong, _deferred, _kv_full, queue_bound)
 OF_LATENCIES: tuple[Check, ...] = (
     _head_of_line, _api_server, _prefill, _reuse, _gateway_queue, _decode, _drafts, _streaming, _hangups, _one_team,
 )  # fmt: skip

@@ -57,7 +57,7 @@ class Unsure:
 class Diagnosis:
     """Of one model. shares: of the time of its requests, as far as they are known. requests: that the figures rest on.
 
-    seen: what areas are judged by."""
+    seen: what areas are judged by. still_s: seconds up to the end in which an engine may have stood still, too few to be sure; 0 for none."""
 
     model: str
     state: State
@@ -68,6 +68,7 @@ class Diagnosis:
     shares: Mapping[str, float] = field(default_factory=dict)
     seen: Mapping[Area, Fact] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    still_s: float = 0.0
 
 
 def diagnose(evidence: Evidence, settings: Settings = SHIPPED) -> Diagnosis:
@@ -80,11 +81,15 @@ def diagnose(evidence: Evidence, settings: Settings = SHIPPED) -> Diagnosis:
             found.setdefault(_ROW[one.name].finding, (one, engine))
     if uneven := _uneven(evidence, settings):
         found[_ROW[uneven[0].name].finding] = uneven
+    still_s = max(map(_doubtful_s, (whole, *(Case(figures, settings.at) for figures in evidence.engines.values()))))
+    unsure: dict[Area, Unsure] = {}
+    for one_of_area in (*_maybe_still(still_s), *_unsure(evidence, whole, state)):
+        unsure.setdefault(one_of_area.area, one_of_area)
     findings = sorted((_finding(one, evidence, where, settings) for one, where in found.values()), key=_urgency)
     return Diagnosis(
         model=evidence.model, state=state, requests=evidence.whole.requests, seconds=evidence.whole.seconds, findings=tuple(findings),
-        unsure=tuple(one for one in _unsure(evidence, whole, state) if one.area not in {finding.row.area for finding in findings}),
-        shares=evidence.whole.shares, seen=_seen(evidence.whole), notes=evidence.notes,
+        unsure=tuple(one for one in unsure.values() if one.area not in {finding.row.area for finding in findings}),
+        shares=evidence.whole.shares, seen=_seen(evidence.whole), notes=evidence.notes, still_s=still_s,
     )  # fmt: skip
 
 
@@ -161,14 +166,27 @@ def _unsure(evidence: Evidence, case: Case, state: State) -> Iterator[Unsure]:
                 yield Unsure(
                     "streaming", "nobody tells what clients got", "--log with the request log, or a Prometheus that has the sidecar's series"
                 )
-        if figures.running and figures.running.lowest > 0 and not figures.tokens and figures.seconds < checks.LEAST_STILL_S:
-            still = f"requests run and no token was made in {figures.seconds:.3g} s: a long prefill, or an engine that stands still"
-            yield Unsure("API", still, f"look for {2 * checks.LEAST_STILL_S:g} s (--for)")
+        if figures.tokens and figures.still_s is None and figures.running and figures.running.lowest > 0:
+            yield Unsure("API", "two pages do not tell whether tokens were made up to the second one", "a URL with --for, or --prometheus")
         elif evidence.clients is None and not figures.http:
             yield Unsure("API", "neither clients nor the engine's HTTP answers are told", "--log, or --gateway with its metrics page")
     elif evidence.gateway is None and not evidence.logged:
         yield Unsure("API", "whether somebody asks and waits before the engine is not on its page", "--gateway with its metrics page, or --log")
     yield _QUALITY
+
+
+def _doubtful_s(case: Case) -> float:
+    """Return the seconds without a token or an answer up to the end, where they are too many for an ordinary pause and too few for a finding."""
+    still_s, silent_s = checks.seconds_still(case) or 0.0, case.figures.silent_s or 0.0
+    least_s = checks.LEAST_SECONDS if case.figures.tokens else 0.0
+    return max((each for each in (still_s, silent_s) if least_s <= each < checks.LEAST_STILL_S), default=0.0)
+
+
+def _maybe_still(still_s: float) -> Iterator[Unsure]:
+    """Yield all areas that an engine which stands still would change."""
+    why = f"no token or no answer came in the last {still_s:.3g} s although requests run: a long prefill, or an engine that stands still"
+    areas_in_doubt: tuple[Area, ...] = ("queue", "prefill", "decode", "API")
+    yield from (Unsure(area, why, f"look for {2 * checks.LEAST_STILL_S:g} s (--for)") for area in areas_in_doubt if still_s)
 
 
 def _over_already(case: Case) -> Iterator[Unsure]:
@@ -232,3 +250,8 @@ def areas(diagnosis: Diagnosis) -> Mapping[Area, str]:
 
 def serious(findings: Sequence[Finding]) -> bool:
     return any(finding.serious for finding in findings)
+
+
+def undecided(diagnoses: Iterable[Diagnosis]) -> bool:
+    """Return whether an engine may stand still that was not looked at for long enough."""
+    return any(one.still_s > 0 for one in diagnoses)

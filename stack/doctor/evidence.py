@@ -14,7 +14,7 @@ from exporters.catalogue.metric import Metric
 from exporters.catalogue.page import Labels, Page
 from exporters.request_log import UNKNOWN_TEAM, RequestRecord, ended_at, parse_block
 from stack.bench.figures import quantile
-from stack.doctor.series import CROWDED, Series
+from stack.doctor.series import CROWDED, QUEUE_RISE, STILL, Series
 from stack.tuning.derived import plain
 from stack.tuning.live import Span, blocks_of
 
@@ -105,8 +105,9 @@ class Figures:
     """Of a model or of one engine. begun: requests that got a first token; ended: with a last one; finished: by how. lengths in tokens.
 
     between_tokens: of every gap; per_token: of every request, its mean. crowded: what runs while others wait.
-    caching: whether prefix caching is on. http: answers of the API by class of
-    their status."""
+    caching: whether prefix caching is on. http: answers of the API by class of their status. still_s: seconds without progress up to the end,
+    although there was work; 0 where work goes on or there is none. silent_s: seconds since the last page that was answered. queue_rise: how many more
+    wait at the end than at the beginning. steps: those of the engine that gave at least one token."""
 
     seconds: float
     begun: float | None = None
@@ -137,6 +138,10 @@ class Figures:
     deferred: Gauge | None = None
     kv: Gauge | None = None
     caching: bool | None = None
+    still_s: float | None = None
+    silent_s: float | None = None
+    queue_rise: float | None = None
+    steps: float | None = None
 
     @property
     def requests(self) -> float:
@@ -350,7 +355,18 @@ def _figures(series: Series, model: str, places: Sequence[Place]) -> Figures:
         deferred=gauge(vllm.NUM_REQUESTS_WAITING_BY_REASON, reason="deferred"),
         kv=gauge(vllm.KV_CACHE_USAGE, max),
         caching=_caching(series.configured, mine),
+        still_s=_least(series, STILL, mine),
+        silent_s=min(series.silent[each] for each in instances) if instances <= series.silent.keys() else None,
+        queue_rise=None if (rise := _named(series, QUEUE_RISE, mine)) is None else rise.mean,
+        steps=_count(series, vllm.ITERATION_TOKENS, mine),
     )
+
+
+def _least(series: Series, name: str, mine: Callable[[Labels], bool]) -> float | None:
+    """Return the smallest value of all engine cores; None unless each of them has one."""
+    cores = sum(mine(labels) for labels, _ in series.highest.of(vllm.NUM_REQUESTS_RUNNING.name))
+    found = [value for labels, value in series.lowest.of(name) if mine(labels)]
+    return min(found) if found and len(found) == cores else None
 
 
 def _count(series: Series, metric: Metric, mine: Callable[[Labels], bool]) -> float | None:

@@ -143,6 +143,20 @@ ROWS: tuple[Row, ...] = (
         pages=("VLLMEngineFrozen",),
     ),
     Row(
+        name="frozen-api-server",
+        label="frozen-engine",
+        area="API",
+        symptom="The engine answered and then stopped: connections are accepted, and no answer comes, not even its metrics.",
+        cause="The API server stands still: its process is stopped, its host is out of CPU or memory, or a network path drops what comes back. The "
+        "core behind it may still compute.",
+        asks=(f"up == 0 and on (instance) {promql.lowest(vllm.NUM_REQUESTS_RUNNING, by=('instance',))}",),
+        lever="Take the engine out of the balancer, so that nothing new meets it, and keep its stacks and its log.",
+        second="Restart it, once those are kept.",
+        risk="A restart loses every request that it holds, and the cache.",
+        proof=Proof("error_ratio", "falls", "ttft_ms", "engine without answer taken out"),
+        pages=("VLLMEngineUnreachable", "VLLMEngineFrozen"),
+    ),
+    Row(
         name="errors",
         area="API",
         symptom="Requests end in an error or a timeout.",

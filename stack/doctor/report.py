@@ -25,11 +25,12 @@ _STATES = {"idle": "idle: its page shows no request", "thin": "too little to go 
 
 
 def as_json(diagnoses: Sequence[Diagnosis], source: str, asked: Source = ANYWHERE) -> dict[str, Any]:
-    """Numbers in base units; serious is what the exit status says."""
+    """Return numbers in base units; serious and undecided are what the exit status says."""
     found = diagnose.ranked(diagnoses)
     return {
         "source": source,
         "serious": diagnose.serious(found),
+        "undecided": diagnose.undecided(diagnoses),
         "first_lever": _lever(found[0], asked) if found else None,
         "findings": [_finding_as_json(finding, first=at == 0) for at, finding in enumerate(found)],
         "models": [

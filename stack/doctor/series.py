@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from alerts.engine import FROZEN_FOR, frozen
+from alerts.settings import seconds as seconds_of
 from alerts.settings import written
 from exporters import engine
 from exporters.catalogue import gateway, ours, promql, vllm
@@ -24,12 +26,20 @@ COUNTERS = (
 HISTOGRAMS = (
     vllm.TIME_TO_FIRST_TOKEN, vllm.INTER_TOKEN_LATENCY, vllm.E2E_REQUEST_LATENCY, vllm.REQUEST_QUEUE_TIME, vllm.REQUEST_PREFILL_TIME,
     vllm.REQUEST_DECODE_TIME, vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, vllm.REQUEST_PROMPT_TOKENS, vllm.REQUEST_GENERATION_TOKENS,
-    gateway.LOOP_LAG, ours.TTFT, ours.TPOT, ours.QUEUE,
+    vllm.ITERATION_TOKENS, gateway.LOOP_LAG, ours.TTFT, ours.TPOT, ours.QUEUE,
 )  # fmt: skip
 GAUGES = (
     vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING, vllm.NUM_REQUESTS_WAITING_BY_REASON, vllm.KV_CACHE_USAGE, gateway.WAITING, gateway.RUNNING,
     gateway.SLOTS, gateway.SLOTS_LIMIT, gateway.UPSTREAM_UP,
 )  # fmt: skip
+PROGRESS = (
+    vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS, vllm.PREFIX_CACHE_QUERIES, vllm.REQUEST_SUCCESS, vllm.NUM_PREEMPTIONS, vllm.KV_CACHE_USAGE,
+    vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING,
+)  # fmt: skip
+LOOKED_AT = tuple(dict.fromkeys((*GAUGES, *PROGRESS)))  # read at each look between the first and the last page
+STILL = f"{vllm.NUM_REQUESTS_RUNNING.name}, seconds without progress at the end"  # 0 where the engine works, or has nothing to do
+STILL_WINDOWS = (FROZEN_FOR, "1m", "30s")  # in which a Prometheus is asked for an engine without progress
+QUEUE_RISE = f"{vllm.NUM_REQUESTS_WAITING.name}, more at the end than at the beginning"
 CROWDED = f"{vllm.NUM_REQUESTS_RUNNING.name}, while others wait"  # what runs at those looks at which somebody waits beside it
 SUBQUERIES = 120  # moments of a window that a question about two gauges at once looks at
 ALL_OF_IT = 0.9  # a Prometheus that recorded so much of the window recorded it
@@ -40,6 +50,7 @@ class Series:
     """grown: by how much counters and histograms grew, by sample name. lowest, mean, highest: of gauges, at the scrapes of that time.
 
     looks: how many moments CROWDED rests on, by instance, where that is known. configured: what engines say of their caches.
+    silent: seconds since the last answer of instances that stopped answering within the time.
     restarted: instances whose process began anew; of two pages their growth counts from there.
     source: where it came from, for people. scraped: how often, where that is known."""
 
@@ -53,6 +64,7 @@ class Series:
     restarted: tuple[str, ...] = ()
     scraped: int | None = None
     looks: Mapping[str, int] = field(default_factory=dict)
+    silent: Mapping[str, float] = field(default_factory=dict)
 
 
 _INTO = ("grown", "lowest", "mean", "highest")
@@ -63,12 +75,17 @@ _INTO = ("grown", "lowest", "mean", "highest")
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Two pages of one engine or gateway. instance: what it is called; host:port as a rule. inside: looks between the two, for their gauges."""
+    """Two pages of one engine or gateway. instance: what it is called; host:port as a rule. inside: looks between the two, for their gauges.
+
+    at_s: when those were taken, in seconds after the first page; evenly spread where that is not known. silent_s: seconds since `after`, where no
+    later page was answered."""
 
     instance: str
     before: Page
     after: Page
     inside: Sequence[Page] = ()
+    at_s: Sequence[float] = ()
+    silent_s: float = 0.0
 
     def checked(self) -> Pages:
         """These, if they can be two looks at one process. Raises ValueError for the same page twice, or the later one first."""
@@ -84,6 +101,11 @@ class Pages:
     @property
     def looks(self) -> Sequence[Page]:
         return (self.before, *self.inside, self.after)
+
+    def times(self, seconds: float) -> Sequence[float]:
+        """Return when each of the looks was taken, in seconds after the first page."""
+        last_s, count = seconds - self.silent_s, len(self.inside) + 1
+        return (0.0, *(self.at_s or [last_s * (number + 1) / count for number in range(len(self.inside))]), last_s)
 
     def of_gateway(self) -> Pages:
         """These, if they are a gateway's. Raises ValueError."""
@@ -113,19 +135,57 @@ def between(sources: Sequence[Pages], seconds: float, source: str) -> Series:
             seen = [_by_labels(page, metric) for page in pages.looks]
             for labels in seen[-1]:
                 _add(gauges, metric.name, pages.instance, labels, [look[labels] for look in seen if labels in look])
-        running, waiting = ([_by_labels(page, metric) for page in pages.looks] for metric in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING))
-        for labels in running[-1]:
-            then_ran = [ran[labels] for ran, queue in zip(running, waiting, strict=True) if labels in ran and queue.get(labels, 0.0) > 0]
-            if then_ran:
-                _add(gauges, CROWDED, pages.instance, labels, then_ran)
-                crowded[pages.instance] = max(crowded.get(pages.instance, 0), len(then_ran))
+        for name, labels, values in _derived(pages, seconds):
+            _add(gauges, name, pages.instance, labels, values)
+            if name == CROWDED:
+                crowded[pages.instance] = max(crowded.get(pages.instance, 0), len(values))
     lowest, mean, highest = (each.page() for each in gauges)
     return Series(
         seconds=seconds, source=source, grown=grown.page(), lowest=lowest, mean=mean, highest=highest,
         configured=[{**labels, "instance": each.instance} for each in sources for labels, _ in each.after.of(vllm.CACHE_CONFIG_INFO.name)],
         restarted=tuple(each.instance for each in sources if each.restarted), scraped=max((len(each.looks) for each in sources), default=0),
-        looks=crowded,
+        looks=crowded, silent={each.instance: each.silent_s for each in sources if each.silent_s},
     )  # fmt: skip
+
+
+_Labels = tuple[tuple[str, str], ...]
+
+
+def _derived(pages: Pages, seconds: float) -> Iterator[tuple[str, _Labels, Sequence[float]]]:
+    """Yield what several gauges and looks tell together: (sample name, labels, values)."""
+    running, waiting = ([_by_labels(page, metric) for page in pages.looks] for metric in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING))
+    for labels in running[-1]:
+        then_ran = [ran[labels] for ran, queue in zip(running, waiting, strict=True) if labels in ran and queue.get(labels, 0.0) > 0]
+        if then_ran:
+            yield CROWDED, labels, then_ran
+    for labels, still_s in _standstills(pages.looks, pages.times(seconds)):
+        yield STILL, labels, [still_s]
+    for labels, now in waiting[-1].items():
+        yield QUEUE_RISE, labels, [now - waiting[0].get(labels, 0.0)]
+
+
+def _standstills(looks: Sequence[Page], at_s: Sequence[float]) -> Iterator[tuple[_Labels, float]]:
+    """Yield for each engine core the seconds up to the last look in which it had work and made no progress.
+
+    A core that stands still keeps showing its last gauges. A long prefill moves the KV cache usage with each chunk. Of two pages that differ only
+    an engine without work at the second is known not to stand still; cores of which nothing is known are left out."""
+    states = [{metric: _of_cores(page, metric) for metric in PROGRESS} for page in looks]
+    for core, running in states[-1][vllm.NUM_REQUESTS_RUNNING].items():
+        of_core = [tuple(state[metric].get(core) for metric in PROGRESS) for state in states]
+        same = next((number for number, state in enumerate(reversed(of_core)) if state != of_core[-1]), len(of_core))
+        if running + states[-1][vllm.NUM_REQUESTS_WAITING].get(core, 0.0) <= 0:
+            yield core, 0.0
+        elif same > 1 or len(looks) > 2:
+            yield core, at_s[-1] - at_s[-same]
+
+
+def _of_cores(page: Page, metric: Metric) -> dict[_Labels, float]:
+    """Return the samples of a metric summed by model and engine core."""
+    found: dict[_Labels, float] = {}
+    for labels, value in _by_labels(page, metric).items():
+        core = tuple((name, word) for name, word in labels if name in vllm.NUM_REQUESTS_RUNNING.labels)
+        found[core] = found.get(core, 0.0) + value
+    return found
 
 
 class _Samples:
@@ -147,8 +207,8 @@ def _add(gauges: Sequence[_Samples], name: str, instance: str, labels: Iterable[
 
 
 def gauges_of(page: Page) -> Page:
-    """The little of a page that a look between two others is for."""
-    return Page({name: page.of(name) for metric in GAUGES for name in metric.names if name in page})
+    """Return what a look between two others is for: gauges, and the counters that show progress."""
+    return Page({name: page.of(name) for metric in LOOKED_AT for name in metric.names if name in page})
 
 
 def _parts(metric: Metric) -> tuple[str, ...]:
@@ -182,9 +242,10 @@ class Question:
 def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
     """Everything that is asked of a Prometheus. model: of this one alone, as far as series say whose they are."""
     window = written(max(round(seconds), 1))
+    of_model = (f"model_name={_quoted(model)}",) if model is not None else ()
     for metric in (*COUNTERS, *HISTOGRAMS, *GAUGES):
         its = model is not None and "model_name" in metric.labels and metric is not vllm.NUM_REQUESTS_RUNNING  # which says what models there are
-        where = (f"model_name={_quoted(model or '')}",) if its else ()
+        where = of_model if its else ()
         by = tuple(dict.fromkeys(("instance", *metric.labels)))
         match metric.kind:
             case Kind.COUNTER:
@@ -201,9 +262,20 @@ def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
     labels = ", ".join(("instance", *vllm.NUM_REQUESTS_RUNNING.labels))
     for into, over in (("lowest", "min"), ("mean", "avg"), ("highest", "max")):
         yield Question(into, CROWDED, f"sum by ({labels}) ({over}_over_time(({running} and {waiting} > 0)[{window}:{step}]))")
+    for into in ("lowest", "mean", "highest"):
+        yield Question(into, STILL, _still_for(seconds, of_model))
+        yield Question(into, QUEUE_RISE, promql.rise(vllm.NUM_REQUESTS_WAITING, window, promql.EACH, of_model))
     yield Question("began", "", f"min(min_over_time(timestamp({running})[{window}:{step}]))")
     yield Question("configured", "", promql.series(vllm.CACHE_CONFIG_INFO))
     yield Question("restarted", "", f"{promql.resets(vllm.GENERATION_TOKENS, window, ('instance',))} > 0")
+
+
+def _still_for(seconds: float, where: tuple[str, ...]) -> str:
+    """Return a query for the seconds, up to now, in which an engine had work and made no token: the longest of a few windows, by the alert's rule."""
+    windows = [window for window in STILL_WINDOWS if seconds_of(window) < seconds]
+    work = " + ".join(promql.current(gauge, promql.EACH, where) for gauge in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING))
+    still = [f"({frozen(window, promql.EACH, where)}) * 0 + {seconds_of(window):g}" for window in windows]
+    return " or ".join([*still, f"({work}) * 0" if windows else f"({work}) == 0"])
 
 
 def _quoted(text: str) -> str:
