@@ -11,6 +11,7 @@ from exporters.catalogue import promql, vllm
 from exporters.catalogue.prometheus import PROCESS_START, UP
 
 FROZEN_FOR = "3m"  # with the minute of waiting less than the five after which vLLM gives up a worker that hangs, and itself
+QUEUE_FOR = "10m"  # a queue that stands and grows for so long does not drain by itself
 _DEFERRED = ('reason="deferred"',)
 
 
@@ -38,7 +39,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     # times when Prometheus itself was away.
     known = f"(max_over_time({up}[{max(hour, loading, key=seconds)}]) == 1 or last_over_time({up}[{hour}] offset {loading}))"
     length = s.at(thresholds.QUEUE_LENGTH)
-    ten = s.window("10m")
+    ten = s.window(QUEUE_FOR)
     waiting = vllm.NUM_REQUESTS_WAITING
     return (
         Alert(

@@ -311,6 +311,21 @@ def test_places_are_told_by_what_runs_while_others_wait_and_two_looks_may_not_te
     assert [row] == names(well(**{**CROWD, **changes}))
 
 
+def test_a_queue_within_every_limit_is_serious_only_where_its_alert_would_fire():
+    """VLLMQueueGrowing: over ten for ten minutes, and ten more than at the beginning."""
+    kept = {"waiting": Gauge(12, 14, 24), "running": Gauge(16, 16, 16), "queue": spread(*[1.0] * 100), "ttft": spread(*[1.5] * 100)}
+
+    def loud(**changes: Any) -> list[tuple[str, bool]]:
+        return [(one.name, one.serious) for one in of(well(**kept, **changes)).findings]
+
+    assert [("queue-bound", False)] == loud(seconds=60, queue_rise=12.0) == loud(seconds=600, queue_rise=9.0)
+    assert [("queue-bound", True)] == loud(seconds=600, queue_rise=10.0)
+    assert [("kv-bound", False)] == loud(kv=Gauge(0.8, 0.9, 0.95))
+    gate = Gateway(waiting=Gauge(12, 14, 16), slots=Gauge(8, 8, 8))
+    told = Clients(source="log", outcomes={"ok": 100.0}, queue=spread(*[1.0] * 100))
+    assert [("gateway-queue", False)] == [(one.name, one.serious) for one in of(well(), gateway=gate, clients=told).findings]
+
+
 def test_a_queue_that_nobody_sees_is_no_finding_but_a_question():
     """Those who ended had waited: the crowd is gone."""
     diagnosis = of(well(queue=spread(*[8.0] * 100), ttft=spread(*[8.5] * 100), running=Gauge(0, 1, 2)))

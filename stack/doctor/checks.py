@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from alerts import thresholds
-from alerts.engine import FROZEN_FOR
+from alerts.engine import FROZEN_FOR, QUEUE_FOR
 from alerts.settings import seconds
 from alerts.thresholds import Threshold
 from exporters.catalogue.metric import Unit
@@ -298,8 +298,7 @@ def _kv_full(case: Case) -> Found | None:
     waits = figures.waiting is not None and figures.waiting.lowest > 0
     if _preempted(case) or not waits or not queue_leads(case) or not any(fact.over for fact in _used(case)):
         return None
-    felt = any(fact.over for fact in waited(case))
-    return _found("kv-full", figures.requests, *_used(case), *waited(case), serious=felt)
+    return _found("kv-full", figures.requests, *_used(case), *waited(case), serious=_queue_matters(case))
 
 
 def _used(case: Case) -> tuple[Fact, ...]:
@@ -319,7 +318,7 @@ def queue_bound(case: Case) -> Found | None:
     name = _whose_queue(case, crowded)
     ran = Fact("running while others wait, mean", crowded.mean)
     room = [Fact("of the KV cache in use at its fullest", figures.kv.highest, Unit.RATIO)] if figures.kv else []
-    found = _found(name, max(figures.requests, waiting.lowest), *facts, *_ran(figures), ran, *room)
+    found = _found(name, max(figures.requests, waiting.lowest), *facts, *_ran(figures), ran, *room, serious=_queue_matters(case))
     known = name == "queue-bound" and case.one
     return replace(found, old=crowded.highest, new=math.ceil(1.5 * crowded.highest)) if known else found
 
@@ -351,15 +350,35 @@ def _standing(case: Case) -> tuple[Fact, ...]:
     return (Fact("requests wait at every scrape, at least", figures.waiting.lowest, Unit.REQUESTS, length),)
 
 
+def _queue_matters(case: Case) -> bool:
+    """Return whether an alert would say so: a wait over its limit, or a queue that stands for ten minutes and grows (VLLMQueueGrowing).
+
+    A queue that only stands is how a busy engine works while all waits are within their limits."""
+    figures, length = case.figures, case.at(thresholds.QUEUE_LENGTH).value
+    grows = figures.seconds >= seconds(QUEUE_FOR) and figures.queue_rise is not None and figures.queue_rise >= length
+    standing = _standing(case)
+    return any(fact.over for fact in waited(case) if fact not in standing) or (grows and bool(standing))
+
+
+def _expected_wait(case: Case, queue: Gauge | None) -> tuple[Fact, ...]:
+    """Return the wait by Little's law, for a queue whose waits nobody measured."""
+    figures = case.figures
+    if queue is None or figures.begun is None or figures.seconds < LEAST_SECONDS:
+        return ()
+    wait_s = queue.lowest * figures.seconds / max(figures.begun, 1.0)
+    return (Fact("expected wait (waiting / first tokens per second)", wait_s, Unit.SECONDS, case.at(thresholds.QUEUE_TIME_P95)),)
+
+
 def _slow_steps(case: Case) -> bool:
     return bool((gaps := case.figures.between_tokens) and gaps.at(95) > case.at(thresholds.INTER_TOKEN_P95).value)
 
 
 def waited(case: Case) -> tuple[Fact, ...]:
     queue = case.figures.queue
-    if state_of(case.figures) == "thin":
-        return _standing(case)
-    times = (_p95("queue time p95", queue, case.at(thresholds.QUEUE_TIME_P95)), Fact("queue time, mean", queue.mean, Unit.SECONDS)) if queue else ()
+    if queue is None or state_of(case.figures) == "thin":
+        standing = _standing(case)
+        return (*standing, *(_expected_wait(case, case.figures.waiting) if standing else ()))
+    times = (_p95("queue time p95", queue, case.at(thresholds.QUEUE_TIME_P95)), Fact("queue time, mean", queue.mean, Unit.SECONDS))
     return (*times, *_standing(case), *_late(case))
 
 
@@ -528,7 +547,9 @@ def _gateway_queue(case: Case) -> Found | None:
         facts += [Fact("requests wait in the gateway, at least", gate.waiting.lowest, Unit.REQUESTS, length)]
     if gate and gate.slots:
         facts += [Fact("slots", gate.slots.highest, Unit.REQUESTS)]
-    found = _found("gateway-queue", queued.count if queued else figures.requests, *facts, *_ran(figures))
+    expected = _expected_wait(case, gate.waiting) if gate and not queued else ()
+    serious = late or any(fact.over for fact in (*expected, *_late(case)))
+    found = _found("gateway-queue", queued.count if queued else figures.requests, *facts, *expected, *_ran(figures), serious=serious)
     return _with_slots(found, gate)
 
 
