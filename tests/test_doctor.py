@@ -311,6 +311,28 @@ def test_places_are_told_by_what_runs_while_others_wait_and_two_looks_may_not_te
     assert [row] == names(well(**{**CROWD, **changes}))
 
 
+COMPUTED_ANEW = {**CROWD, "prompt_tokens": 400_000, "hits": 0, "lookups": 0, "caching": False, "prompt_length": spread(*[4000.0] * 100)}
+
+
+def test_a_cache_that_is_off_comes_before_the_queue_that_it_makes():
+    """vLLM counts the wait for a place in a step as queue time, so prompts that are computed anew look like a want of engines."""
+    queue = {"running": Gauge(4, 10, 16), "crowded": Gauge(4, 10, 16, looks=20)}
+    diagnosis = of(well(**COMPUTED_ANEW, **queue))
+    assert [("cache-off", True), ("queue-bound", True)] == [(one.name, one.serious) for one in diagnosis.findings]
+    assert "computed prompt tokens per step, mean: 235 tokens; over prompt_work, 64 tokens" in report.as_text([diagnosis], "test")
+    on = {"caching": True, "lookups": 400_000}
+    unique = of(well(**{**COMPUTED_ANEW, **queue, **on}))
+    assert [("queue-bound", True), ("unique-prompts", False)] == [(one.name, one.serious) for one in unique.findings]
+    assert ["queue-at-capacity"] == names(well(**{**COMPUTED_ANEW, **queue, **on, "hits": 200_000}))
+
+
+def test_a_cache_that_is_off_is_not_why_answers_wait_for_places():
+    """Few prompt tokens in a step: the answers are what takes the time."""
+    places = {"running": Gauge(16, 16, 16), "crowded": Gauge(16, 16, 16, looks=20)}
+    assert ["queue-bound"] == names(well(**{**COMPUTED_ANEW, "prompt_tokens": 40_000, "steps": 10_000}, **places))
+    assert ["queue-bound"] == names(well(**{**COMPUTED_ANEW, "prompt_length": spread(*[100.0] * 100)}, **places))
+
+
 def test_a_queue_within_every_limit_is_serious_only_where_its_alert_would_fire():
     """VLLMQueueGrowing: over ten for ten minutes, and ten more than at the beginning."""
     kept = {"waiting": Gauge(12, 14, 24), "running": Gauge(16, 16, 16), "queue": spread(*[1.0] * 100), "ttft": spread(*[1.5] * 100)}

@@ -19,6 +19,7 @@ from alerts.settings import seconds
 from alerts.thresholds import Threshold
 from exporters.catalogue.metric import Unit
 from stack.doctor.evidence import Clients, Figures, Gateway, Gauge, Spread
+from stack.doctor.prompt_work import PROMPT_WORK, tokens_per_step
 from stack.gateway.reasons import REASONS
 
 LEAST_REQUESTS = 10  # with fewer, one of them decides every figure
@@ -404,17 +405,46 @@ def _prefill(case: Case) -> Found | None:
     figures = case.figures
     if figures.prefill is None or queue_leads(case) or _api_server(case):
         return None
-    prompts = [Fact("prompt, mean", figures.prompt_length.mean, Unit.TOKENS)] if figures.prompt_length else []
-    name, reused = _why_prefill(case), case.at(thresholds.CACHE_HITS_BEFORE)
-    hits = [] if figures.hit_ratio is None else [Fact("of the prompt tokens found in the cache", figures.hit_ratio, Unit.RATIO, reused, least=True)]
-    off = [Fact("prefix caching", 0.0, Unit.FLAG)] if figures.caching is False else []
+    name = _why_prefill(case)
     share = [Fact("of a request's time is prefill", part, Unit.RATIO) for area, part in figures.shares.items() if area == "prefill"]
     late = _late(case)
-    facts = (*late, Fact("prefill, mean", figures.prefill.mean, Unit.SECONDS), *share, *prompts, *hits, *off)
+    facts = (*late, Fact("prefill, mean", figures.prefill.mean, Unit.SECONDS), *share, *_reused(case))
     if any(fact.over for fact in late):
         return _found(name, figures.requests, *facts, over=late[0].over)
     matters = figures.shares.get("prefill", 0.0) > WORTH_IT.value
     return _found(name, figures.requests, *facts, serious=False, over=0.5) if name != "prefill-bound" and matters else None
+
+
+def _computed_anew(case: Case) -> Found | None:
+    """Find prompts that are computed in full where something other than their own prefill is late: a queue, or the gaps between tokens.
+
+    vLLM counts the wait for a place in a step as queue time and the steps of others' prompts as decode time, so both lead where prompts are to blame.
+    A cache that is off is an option and as serious as what it makes late; that prompts share nothing may be their nature and is a note."""
+    figures, work = case.figures, tokens_per_step(case.figures)
+    name = "cache-off" if figures.caching is False else "unique-prompts" if _nothing_reused(case) else ""
+    if not name or not _long_prompts(figures) or _pooling(figures) or work is None or work <= PROMPT_WORK.value or _prefill(case):
+        return None
+    held_up = [found for check in (_preempted, _kv_full, queue_bound) if (found := check(case))]
+    if not held_up and not _slow_steps(case):
+        return None
+    gaps = [_p95("time between tokens p95", figures.between_tokens, case.at(thresholds.INTER_TOKEN_P95))] if figures.between_tokens else []
+    late = (*(waited(case) if held_up else ()), *gaps)
+    serious = name == "cache-off" and (_slow_steps(case) or any(found.serious for found in held_up))
+    over = max(fact.over for fact in (*late, *(fact for found in held_up for fact in found.facts)))
+    facts = (*late, Fact("computed prompt tokens per step, mean", work, Unit.TOKENS, PROMPT_WORK), *_reused(case))
+    return _found(name, figures.requests, *facts, serious=serious, over=over)
+
+
+def _reused(case: Case) -> tuple[Fact, ...]:
+    """Return how long prompts are and how much of them comes from the prefix cache."""
+    figures, reused = case.figures, case.at(thresholds.CACHE_HITS_BEFORE)
+    prompts = [Fact("prompt, mean", figures.prompt_length.mean, Unit.TOKENS)] if figures.prompt_length else []
+    hits = [] if figures.hit_ratio is None else [Fact("of the prompt tokens found in the cache", figures.hit_ratio, Unit.RATIO, reused, least=True)]
+    return (*prompts, *hits, *([Fact("prefix caching", 0.0, Unit.FLAG)] if figures.caching is False else []))
+
+
+def _long_prompts(figures: Figures) -> bool:
+    return figures.prompt_length is not None and figures.prompt_length.mean >= LONG_PROMPT.value
 
 
 def _api_server(case: Case) -> Found | None:
@@ -447,7 +477,7 @@ def _reuse(case: Case) -> Found | None:
 def _why_prefill(case: Case) -> str:
     """Where computing prompts is most of a request's time it is too much, whatever is reused; where it is less, what is not reused comes first."""
     figures = case.figures
-    long = figures.prompt_length is not None and figures.prompt_length.mean >= LONG_PROMPT.value
+    long = _long_prompts(figures)
     if figures.caching is False and long and not _pooling(figures):
         return "cache-off"
     most = figures.shares.get("prefill", 0.0) > MOSTLY_PREFILL.value
@@ -600,7 +630,9 @@ def _streaming(case: Case) -> Found | None:
 
 
 Check = Callable[[Case], Found | None]
-OF_STATES: tuple[Check, ...] = (_silent, _frozen, _errors, _preempted, _rejections, _gateway_rejections, _wrong, _deferred, _kv_full, queue_bound)
+OF_STATES: tuple[Check, ...] = (
+    _silent, _frozen, _errors, _preempted, _rejections, _gateway_rejections, _wrong, _deferred, _kv_full, queue_bound, _computed_anew,
+)  # fmt: skip
 OF_LATENCIES: tuple[Check, ...] = (
     _head_of_line, _api_server, _prefill, _reuse, _gateway_queue, _decode, _drafts, _streaming, _hangups, _one_team,
 )  # fmt: skip
