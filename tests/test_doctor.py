@@ -228,6 +228,42 @@ def test_a_gap_is_a_step_of_several_tokens_where_tokens_are_drafted():
     assert [] == names(well(between_tokens=spread(*[0.2] * 500), per_token=spread(*[0.05] * 100), drafts=500, drafted=2000, accepted=1500))
 
 
+CHUNKS = {"prompt_tokens": 200_000, "lookups": 200_000, "hits": 60_000, "prompt_length": spread(*[2000.0] * 100)}
+
+
+def test_gaps_that_prompt_chunks_make_are_not_decode_bound():
+    """n-gram drafts do not shorten a step that computes prompts."""
+    some, most = spread(*[0.02] * 900, *[0.2] * 100), spread(*[0.2] * 1000)
+    assert ["prefill-interference"] == names(well(**CHUNKS, between_tokens=some))
+    assert ["prefill-interference"] == names(well(**{**CHUNKS, "prompt_tokens": 900_000}, between_tokens=most))
+    assert ["decode-bound"] == names(well(**{**CHUNKS, "prompt_tokens": 80_000}, between_tokens=some)), "too few prompt tokens to lengthen a step"
+    assert ["decode-bound"] == names(well(**CHUNKS, between_tokens=most)), "steps are long with and without prompts"
+    report_ = report.as_text([of(well(**CHUNKS, between_tokens=some))], "test")
+    assert "first lever  Smaller steps: `--max-num-batched-tokens`" in report_
+
+
+LONG_PROMPTS = {
+    "prompt_tokens": 300_000, "lookups": 300_000, "hits": 0, "prompt_length": spread(*[20_000.0] * 15), "begun": 15, "ended": 15, "steps": 1_200,
+    "prefill": spread(*[3.8] * 15), "queue": spread(*[0.2] * 15), "ttft": spread(*[4.0] * 15), "decode": spread(*[3.6] * 15),
+}  # fmt: skip
+
+
+def test_small_steps_come_before_prompts_of_which_nothing_is_reused():
+    """Prompts of 20,000 tokens that take 3.8 s in steps of 45 ms: some 240 tokens a step."""
+    small, larger = spread(*[0.045] * 1400), spread(*[0.045] * 1200, *[0.6] * 200)
+    assert ["small-steps", "unique-prompts"] == names(well(**LONG_PROMPTS, between_tokens=small))
+    assert "small-steps" not in names(well(**LONG_PROMPTS, between_tokens=larger)), "a moment falls into a step of 0.4 s"
+    assert "small-steps" not in names(well(**{**LONG_PROMPTS, "prompt_length": spread(*[3000.0] * 15)}, between_tokens=small))
+    loud = of(well(**LONG_PROMPTS, between_tokens=spread(*[0.11] * 1100)))
+    assert "prefill-interference" not in [one.name for one in loud.findings], "its lever is the opposite"
+
+
+def test_the_size_of_a_step_is_asked_for_where_it_cannot_be_told():
+    alone = well(**{**LONG_PROMPTS, "steps": 300}, between_tokens=spread(*[0.005] * 1400))
+    assert "unique-prompts" == of(alone).findings[0].name
+    assert "max_num_batched_tokens below 2048, raise that first" in report.as_text([of(alone)], "test")
+
+
 def test_a_late_first_token_is_not_the_api_servers_while_a_step_explains_it_or_the_ends_are_of_other_requests():
     late = {"ttft": spread(*[4.0] * 100)}
     assert "api-server-bound" in names(well(**late))

@@ -19,7 +19,15 @@ from alerts.settings import seconds
 from alerts.thresholds import Threshold
 from exporters.catalogue.metric import Unit
 from stack.doctor.evidence import Clients, Figures, Gateway, Gauge, Spread
-from stack.doctor.prompt_work import PROMPT_WORK, tokens_per_step
+from stack.doctor.prompt_work import (
+    LONG_STEP,
+    PROMPT_WORK,
+    SMALL_STEP,
+    many_steps_long,
+    tokens_of_a_prompt_step,
+    tokens_per_long_step,
+    tokens_per_step,
+)  # fmt: skip
 from stack.gateway.reasons import REASONS
 
 LEAST_REQUESTS = 10  # with fewer, one of them decides every figure
@@ -435,6 +443,17 @@ def _computed_anew(case: Case) -> Found | None:
     return _found(name, figures.requests, *facts, serious=serious, over=over)
 
 
+def _small_steps(case: Case) -> Found | None:
+    """Find long prompts that are computed in many small steps."""
+    figures, tokens = case.figures, tokens_of_a_prompt_step(case.figures)
+    if not case.one or tokens is None or not 0 < tokens < SMALL_STEP.value or not many_steps_long(figures):
+        return None
+    late = (*_late(case), *(waited(case) if queue_leads(case) else ()))
+    felt = any(fact.over for fact in late)
+    small = Fact("prompt tokens per step, about", tokens, Unit.TOKENS, SMALL_STEP, least=True)
+    return _found("small-steps", figures.requests, *dict.fromkeys(late), small, *_reused(case), serious=felt, over=small.over)
+
+
 def _reused(case: Case) -> tuple[Fact, ...]:
     """Return how long prompts are and how much of them comes from the prefix cache."""
     figures, reused = case.figures, case.at(thresholds.CACHE_HITS_BEFORE)
@@ -521,13 +540,38 @@ def _head_of_line(case: Case) -> Found | None:
     return None
 
 
-def _decode(case: Case) -> Found | None:
+def _slow_answers(case: Case) -> Spread | None:
+    """Return the pace of answers where it is over its limit and most of a request's time goes into it."""
     figures, pace = case.figures, pace_of(case.figures)
-    limit = case.at(thresholds.INTER_TOKEN_P95)
-    if pace is None or pace.at(95) <= limit.value:
+    if pace is None or pace.at(95) <= case.at(thresholds.INTER_TOKEN_P95).value:
         return None
     share = figures.shares.get("decode")
-    if share is not None and share < max(figures.shares.values()):
+    return None if share is not None and share < max(figures.shares.values()) else pace
+
+
+def _prompts_in_gaps(case: Case) -> Fact | None:
+    """Return how many prompt tokens the steps over the limit compute, where those are what makes them long."""
+    tokens = tokens_per_long_step(case.figures, case.at(thresholds.INTER_TOKEN_P95).value)
+    fact = Fact("computed prompt tokens per step over that limit, about", tokens, Unit.TOKENS, LONG_STEP) if tokens is not None else None
+    return fact if fact and fact.over else None
+
+
+def _interference(case: Case) -> Found | None:
+    """Find gaps between tokens that are long because the steps between them compute prompts, unless those prompts are a finding already."""
+    figures, prompts, first = case.figures, _prompts_in_gaps(case), _prefill(case)
+    if figures.between_tokens is None or prompts is None or _slow_answers(case) is None:
+        return None
+    if _head_of_line(case) or _small_steps(case) or (first and first.serious):
+        return None
+    late = _p95("time between tokens p95", figures.between_tokens, case.at(thresholds.INTER_TOKEN_P95))
+    median = Fact("the same, median", figures.between_tokens.at(50), Unit.SECONDS)
+    return _found("prefill-interference", figures.requests, late, median, prompts, *_ran(figures), over=late.over)
+
+
+def _decode(case: Case) -> Found | None:
+    figures, pace = case.figures, _slow_answers(case)
+    limit, share = case.at(thresholds.INTER_TOKEN_P95), case.figures.shares.get("decode")
+    if pace is None or _prompts_in_gaps(case):
         return None
     if pace.at(95) > STRETCHED.value * pace.at_most(50) and (_head_of_line(case) or _prefill(case)):
         return None  # steps are long when they hold prompts, and those are told already
@@ -634,5 +678,5 @@ OF_STATES: tuple[Check, ...] = (
     _silent, _frozen, _errors, _preempted, _rejections, _gateway_rejections, _wrong, _deferred, _kv_full, queue_bound, _computed_anew,
 )  # fmt: skip
 OF_LATENCIES: tuple[Check, ...] = (
-    _head_of_line, _api_server, _prefill, _reuse, _gateway_queue, _decode, _drafts, _streaming, _hangups, _one_team,
+    _head_of_line, _api_server, _small_steps, _prefill, _reuse, _gateway_queue, _interference, _decode, _drafts, _streaming, _hangups, _one_team,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from alerts.settings import SHIPPED, Settings
 from exporters.catalogue.metric import Unit
-from stack.doctor import checks
+from stack.doctor import checks, prompt_work
 from stack.doctor.checks import Case, Fact, Found, State
 from stack.doctor.evidence import Evidence, Figures, Spread
 from stack.doctor.matrix import AREAS, ROWS, Area, Row
@@ -89,7 +89,7 @@ def diagnose(evidence: Evidence, settings: Settings = SHIPPED) -> Diagnosis:
     return Diagnosis(
         model=evidence.model, state=state, requests=evidence.whole.requests, seconds=evidence.whole.seconds, findings=tuple(findings),
         unsure=tuple(one for one in unsure.values() if one.area not in {finding.row.area for finding in findings}),
-        shares=evidence.whole.shares, seen=_seen(evidence.whole), notes=evidence.notes, still_s=still_s,
+        shares=evidence.whole.shares, seen=_seen(evidence.whole), notes=(*evidence.notes, *_notes(evidence.whole, findings)), still_s=still_s,
     )  # fmt: skip
 
 
@@ -173,6 +173,15 @@ def _unsure(evidence: Evidence, case: Case, state: State) -> Iterator[Unsure]:
     elif evidence.gateway is None and not evidence.logged:
         yield Unsure("API", "whether somebody asks and waits before the engine is not on its page", "--gateway with its metrics page, or --log")
     yield _QUALITY
+
+
+def _notes(figures: Figures, findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield what the evidence cannot tell about a finding."""
+    if {"unique-prompts", "prefill-bound"} & {finding.name for finding in findings[:1]} and prompt_work.step_matters(figures):
+        yield (
+            "the size of a step cannot be told while few are answered beside long prompts; where the engine's log has max_num_batched_tokens below "
+            "2048, raise that first"
+        )
 
 
 def _doubtful_s(case: Case) -> float:

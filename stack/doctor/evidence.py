@@ -42,6 +42,20 @@ class Spread:
         return self.total / self.count
 
     @property
+    def mean_of_time(self) -> float:
+        """Return the mean weighted by length: of the value that a moment falls into. Each bucket stands at its middle."""
+        if self.values:
+            weighted = [(value, 1.0) for value in self.values]
+        else:
+            bounds = [0.0, *(bound for bound, _ in self.buckets)]
+            counts = [upto - under for (_, upto), under in zip(self.buckets, [0.0, *(upto for _, upto in self.buckets)], strict=False)]
+            weighted = [
+                (low if high == _INF else (low + high) / 2, count) for low, high, count in zip(bounds[:-1], bounds[1:], counts, strict=True)
+            ]
+        whole = sum(value * count for value, count in weighted)
+        return sum(value * value * count for value, count in weighted) / whole if whole else self.mean
+
+    @property
     def most(self) -> float:
         """The largest, or the bound that it is below."""
         return max(self.values) if self.values else self._read(100)
