@@ -5,35 +5,27 @@ said. A counter begins with a 0 one step earlier, so that growth over the whole 
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import heapq
-import io
-import lzma
+import os
 import tempfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO
 
 from exporters import exposition
 from exporters.catalogue import ours
 from exporters.catalogue.metric import Metric
 from exporters.exposition import Distribution
 from exporters.ledger import Window
+from exporters.packed import Damaged, Unpacked
+from exporters.positions import MAX_LINE_BYTES, PACKED
 from exporters.request_log import BadLine, Fields, RequestRecord, ended_at, parse_block, timestamp
-from exporters.tail import MAX_LINE_BYTES
 from exporters.traffic import Row, Traffic, read_row, row_samples
 
 CHUNK_BYTES = 1 << 20
 FILL_S = 86_400  # a series without news is repeated for so long; a gap of years is a wrong clock
-_PACKED: Mapping[bytes, Callable[[BinaryIO], io.BufferedIOBase]] = {
-    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
-    b"BZh": bz2.BZ2File,
-    b"\xfd7zXZ\x00": lzma.LZMAFile,
-}
 
 
 @dataclass(slots=True)
@@ -161,20 +153,15 @@ def _records(path: Path, fields: Fields, told: Told, progress: Callable[[int], N
                     told.untimed += 1
                 else:
                     yield ended_s, record
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+    except (OSError, Damaged) as error:
         raise OSError(f"{path} cannot be read: {error}") from error
 
 
 def _blocks(path: Path, told: Told, progress: Callable[[int], None]) -> Iterator[bytes]:
     """Whole lines of a file, packed or not; the last one may have no end."""
-    with path.open("rb") as raw:
-        first = raw.read(8)
-        raw.seek(0)
-        file: BinaryIO | io.BufferedIOBase = next((unpacked(raw) for magic, unpacked in _PACKED.items() if first.startswith(magic)), raw)
-        rest, at, skipping = b"", 0, False
-        while chunk := file.read(CHUNK_BYTES):
-            progress(raw.tell() - at)
-            at = raw.tell()
+    with path.open("rb") as file:
+        rest, skipping = b"", False
+        for chunk in _chunks(file.fileno(), progress):
             whole, newline, rest = (rest + chunk).rpartition(b"\n")
             if skipping and newline:
                 _, _, whole = whole.partition(b"\n")
@@ -187,6 +174,26 @@ def _blocks(path: Path, told: Told, progress: Callable[[int], None]) -> Iterator
                 yield whole.replace(b"\0", b"\n") + b"\n"
         if rest and not skipping:
             yield rest.replace(b"\0", b"\n") + b"\n"
+
+
+def _chunks(fd: int, progress: Callable[[int], None]) -> Iterator[bytes]:
+    """Yield the content of a file, unpacked where it is compressed. Raises Damaged for one that cannot be unpacked to its end."""
+
+    def read(offset: int, size: int) -> bytes:
+        return os.pread(fd, size, offset)
+
+    if not read(0, 8).startswith(PACKED):
+        while chunk := os.read(fd, CHUNK_BYTES):
+            progress(len(chunk))
+            yield chunk
+        return
+    unpacked, at = Unpacked(read), 0
+    while chunk := unpacked.read(unpacked.end, CHUNK_BYTES):
+        progress(unpacked.raw_end - at)
+        at = unpacked.raw_end
+        yield chunk
+    if not unpacked.complete:
+        raise Damaged("it ends in the middle of its compressed data")
 
 
 def _refuse(told: Told, error: BadLine) -> None:

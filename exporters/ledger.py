@@ -18,8 +18,8 @@ from exporters import exposition
 from exporters.catalogue import ours
 from exporters.checkpoint import Checkpoint
 from exporters.exposition import Block, Sample
+from exporters.positions import Position
 from exporters.request_log import RequestRecord
-from exporters.tail import Position
 from exporters.traffic import Traffic, read_row, row_samples
 
 WINDOW = 200_000  # requests that are remembered at most; half as many at least

@@ -53,7 +53,7 @@ class Logs:
                 tallies.faults.setdefault(path, {}).setdefault(why, 0)
 
     def poll(self, tail: Tail, now_s: float, clock_s: float) -> bool:
-        """Read and count what is new in one log; whether there was anything. now_s: unix seconds, clock_s: monotonic."""
+        """Read and count what is new in one log. Return whether to read on at once. now_s: unix seconds, clock_s: monotonic."""
         path = str(tail.path)
         self._left_bytes.pop(path, None)
         self.failing.add(path)
@@ -68,10 +68,11 @@ class Logs:
         if fresh := self.ledger.count(records):
             self._count(tail, fresh, now_s)
         self._note(tail)
-        if not blocks:
-            self.caught_up.add(path)
-            self._left_bytes[path] = tail.unread_bytes()
-        return bool(blocks)
+        if blocks or tail.busy:
+            return True
+        self.caught_up.add(path)
+        self._left_bytes[path] = tail.unread_bytes()
+        return False
 
     def begin_commit(self) -> Callable[[], None] | None:
         """As `Ledger.begin`, with how far the logs were counted. One that cannot be read keeps no other from being complete; and as long as it could

@@ -2,7 +2,7 @@
 
 Law: a line is handed out when its newline has arrived, and once. What was read is known by its content: a position holds fingerprints of the bytes
 before it, names and inodes are only hints. So a file is read on after a rename, found again in its copy after a cut, and never taken for another one
-that got its inode. Where a line must be missed or may come twice, that is counted by reason.
+that got its inode. One that was compressed meanwhile is read on in its compressed form. Where a line must be missed or may come twice, that is counted by reason.
 
 `positions` after a batch and `since` at the next start carry a reader over its own death: exactly once, if both are stored with what was counted."""
 
@@ -14,24 +14,23 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from errno import EINVAL
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from stat import S_ISREG
 
 import msgspec
 from msgspec.structs import replace
 
-MAX_LINE_BYTES = 1 << 20
-CHUNK_BYTES = 1 << 18
-HEAD_BYTES = 512
-GUARD_BYTES = 1024  # more than a line of ours has, so that a request id is always among them
-STEP_BYTES = 1 << 16  # how far marks stand apart; after a cut at most this much is read twice, more where it was far back
-STEPS = 32
+from exporters import positions
+from exporters.packed import Damaged, Unpacked
+from exporters.positions import Archive, Batch, Changed, Identity, Mark, Packed, Position, Read, Seen
+
 LOOK_S = 1.0  # how long a new file, other than the one at the path itself, waits at most to be seen
+ARCHIVE_BYTES = 1 << 20  # unpacked in one poll; bzip2 takes 40 ms for it, gzip 4
+ARCHIVE_PATIENCE_S = 60.0  # how long a compressor may write nothing before its file counts as cut short
 OPEN_AT_MOST = 64
 MISSED_AT_MOST = 32  # positions of files that are not there, kept in case they come back or turn up as a copy
 TOLD_AT_MOST = 3  # log lines for each reason
@@ -39,229 +38,7 @@ TOLD_AT_MOST = 3  # log lines for each reason
 # What may go wrong with a file and is survived: see Tail.faults.
 REASONS = ("long", "nul", "torn", "cut", "gone", "reread", "packed", "unreadable")
 
-_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")  # gzip, bzip2, xz, zstd, lz4
-
 log = logging.getLogger("vllm_watch.tail")
-
-Read = Callable[[int, int], bytes]  # offset, size -> what stands there, less at the end of the file
-Identity = tuple[int, int]  # device and inode
-
-
-# --- what is known of a file, and what may be concluded: values and pure functions
-
-
-class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """A place in a file and the digest of bytes next to it; no content is kept."""
-
-    offset: int
-    digest: bytes
-
-
-class Position(msgspec.Struct, frozen=True):
-    """How far a file was read, and how to know it again.
-
-    heads: its first bytes, at several sizes while it is small, so that a shorter copy is known too. marks: places at the end of a line and the
-    bytes before each; the last one is where reading goes on. skipping: that place is inside a line too long to keep. left: size of the file when
-    it was let go, -1 while it is followed."""
-
-    name: str
-    identity: Identity
-    heads: tuple[Mark, ...]
-    marks: tuple[Mark, ...]
-    skipping: bool = False
-    left: int = -1
-
-    @property
-    def offset(self) -> int:
-        return self.marks[-1].offset
-
-    def goes_beyond(self, other: Position) -> bool:
-        """Whether it is the same reading, further on."""
-        return self.offset > other.offset and self.marks[: len(other.marks)] == other.marks
-
-
-class Seen(msgspec.Struct, frozen=True):
-    """A file as one look shows it. live: it stands where the writer writes, and is not a rotated one. first: its first bytes."""
-
-    name: str
-    identity: Identity
-    size: int
-    live: bool
-    first: bytes
-
-
-class Taken(msgspec.Struct, frozen=True):
-    """What some bytes hold: a block of whole lines, how many bytes are done with, and whether a line too long goes on beyond them."""
-
-    block: bytes = b""
-    used: int = 0
-    skipping: bool = False
-    long: bool = False
-    nul: bool = False
-
-
-class Batch(msgspec.Struct, frozen=True):
-    """A block of lines, and the position after it. more: the file may hold more than was read."""
-
-    taken: Taken
-    position: Position
-    more: bool
-
-
-class Changed(msgspec.Struct, frozen=True):
-    """The bytes before the position are not those that were read. back_to: the last place up to which they are; None: nowhere."""
-
-    back_to: Position | None
-
-
-class Packed(msgspec.Struct, frozen=True):
-    """A compressed file: a copy of lines that were read before."""
-
-
-def begun(name: str, identity: Identity) -> Position:
-    """The position before anything was read."""
-    return Position(name, identity, (), (Mark(0, _digest(b"")),))
-
-
-def at_end(file: Seen, read: Read) -> Position:
-    """The position behind the last line that is there, for a file that was rotated before we came."""
-    start = max(0, file.size - CHUNK_BYTES)
-    data = read(start, file.size - start)
-    offset = start + (data.rfind(b"\n") + 1 or (len(data) if start else 0))
-    first, back = file.first[:offset], min(offset, GUARD_BYTES)
-    heads = (Mark(len(first), _digest(first)),) if first else ()
-    return Position(file.name, file.identity, heads, (Mark(offset, _digest(read(offset - back, back))),), left=file.size)
-
-
-def take(data: bytes, skipping: bool = False, start: int = 0) -> Taken:
-    """Whole lines of what stands behind the last one, which is from `start` on, as one block that ends with a newline and may hold blank lines.
-
-    NUL blocks, which crashes and cuts under a writer leave, end a line as a newline does; the last ones stay until something follows, since a
-    network file system may show a size before its bytes."""
-    end = data.rfind(b"\n", start) + 1
-    if not end and (skipping or len(data) - start > MAX_LINE_BYTES):
-        end = data.rfind(b"\0", start) + 1
-        if not end:
-            return Taken(used=len(data) - start, skipping=True, long=not skipping)
-    block = data[start:end]
-    if nul := b"\0" in block:
-        block = block.replace(b"\0", b"\n")
-    if skipping:
-        block = block[block.find(b"\n") + 1 :]
-    return Taken(b"" if block.isspace() else block, max(0, end - start), nul=nul)
-
-
-def lines_of(block: bytes) -> list[bytes]:
-    """The lines of a block that are not blank, without their ends."""
-    return [line.rstrip(b"\r") for line in block.split(b"\n") if line and not line.isspace()]
-
-
-def read_on(position: Position, read: Read) -> Batch | Changed | Packed:
-    """The next lines behind a position. One call reads them and the bytes before them, so that no cut comes between the check and the reading."""
-    back = min(position.offset, GUARD_BYTES)
-    for window in (CHUNK_BYTES, MAX_LINE_BYTES + 1):
-        data = read(position.offset - back, back + window)
-        if _digest(data[:back]) != position.marks[-1].digest or (position.offset > back and not _begins_so(position, read)):
-            return Changed(last_that_holds(position, read))
-        if position.offset == 0 and data.startswith(_PACKED):
-            return Packed()
-        taken = take(data, position.skipping, back)
-        if taken.used or len(data) < back + window:
-            break
-    return Batch(taken, _moved_on(position, taken, data, back + taken.used), len(data) == back + window)
-
-
-def last_that_holds(position: Position, read: Read) -> Position | None:
-    """The position at its last mark before which the file still holds what was read; None when there is no such mark."""
-    if not _begins_so(position, read):
-        return None
-    for count in range(len(position.marks), 0, -1):
-        mark = position.marks[count - 1]
-        back = min(mark.offset, GUARD_BYTES)
-        if _digest(read(mark.offset - back, back)) == mark.digest:
-            newest = count == len(position.marks)
-            return position if newest else replace(position, marks=position.marks[:count], skipping=False, left=-1)
-    return None
-
-
-def place(
-    seen: Sequence[Seen], known: Sequence[Position], followed: Sequence[Position], read: Callable[[str, int, int], bytes], first_look: bool
-) -> tuple[list[tuple[Seen, Position]], list[Position]]:
-    """Where to read on in each file that is not followed yet, and the known positions that no file was found for (of those that had got anywhere).
-
-    First what holds what was read of it, then what holds what was read of another (moved or copied away). The rest is new and read from its
-    beginning, unless it begins like one that is known: then it is a copy, and left out. At the very first look rotated files are taken as read."""
-
-    def holds(file: Seen, position: Position) -> Position | None:
-        back = last_that_holds(position, partial(read, file.name))
-        return back and replace(back, name=file.name, identity=file.identity)
-
-    hollow = [p for p in known if p.marks[-1].digest == _digest(bytes(min(p.offset, GUARD_BYTES)))]  # inside a hole, and any other is like it
-    solid = [p for p in known if p not in hollow]
-    placed: dict[Seen, Position] = {}
-    for among, moved in ((solid, False), (solid, True), (hollow, False)):
-        for file in sorted((file for file in seen if file not in placed), key=lambda file: -file.size):  # of two copies the longer one holds more
-            fitting = [p for p in among if p.offset and (_begins_like(file, p) if moved else p.identity == file.identity)]
-            held = [(p, back) for p in fitting if (back := holds(file, p)) and (back.offset == p.offset or not moved)]
-            if held:  # several where it was cut before: the one that was read furthest
-                own, placed[file] = max(held, key=lambda pair: pair[1].offset)
-                among.remove(own)
-    free = [*solid, *hollow]
-    rest = [file for file in seen if file not in placed]
-    everyone = [*placed.values(), *followed, *free]
-    for file in rest:
-        alike = [p for p in everyone if _begins_like(file, p)] if file.first.strip(b"\0") else []
-        cut = any(p.identity == file.identity and _begins_like(file, p) for p in known)
-        if file.live or cut:
-            backs = [back for p in alike if (back := holds(file, p))]
-            best = max(backs, key=lambda back: back.offset, default=begun(file.name, file.identity))
-            free = [p for p in free if not p.goes_beyond(best)]
-            placed[file] = replace(best, left=-1)
-        elif first_look:
-            placed[file] = at_end(file, partial(read, file.name))
-        elif (
-            file.first and not alike and not any(other.live and other.first.startswith(file.first) for other in rest)
-        ):  # an empty one may become a copy
-            unread = [replace(p, name=file.name) for p in free if p.offset == 0 and p.identity == file.identity]
-            placed[file] = (*unread, begun(file.name, file.identity))[0]
-    return [(file, placed[file]) for file in seen if file in placed], [p for p in free if p.offset]
-
-
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=12).digest()
-
-
-def _begins_so(position: Position, read: Read) -> bool:
-    """Lines may be longer than a guard and end alike; then the beginning tells files apart."""
-    return all(_digest(read(0, head.offset)) == head.digest for head in position.heads[-1:])
-
-
-def _begins_like(file: Seen, position: Position) -> bool:
-    """By the longest head that is not longer than the file."""
-    fitting = [head for head in position.heads if head.offset <= len(file.first)]
-    return bool(fitting) and _digest(file.first[: fitting[-1].offset]) == fitting[-1].digest
-
-
-def _moved_on(position: Position, taken: Taken, data: bytes, end: int) -> Position:
-    """The position behind what was taken. data: the bytes from the guard of the old position on, `end` of them before the new one."""
-    if not taken.used:
-        return position
-    offset = position.offset + taken.used
-    heads, size = position.heads, min(offset, HEAD_BYTES)
-    # As long as the longest head is not there, the position is less than a guard from the beginning, and `data` begins at 0.
-    if not heads or (heads[-1].offset < HEAD_BYTES and (size == HEAD_BYTES or size >= 2 * heads[-1].offset)):
-        heads = (*heads, Mark(size, _digest(data[:size])))
-    *steps, newest = position.marks
-    in_a_hole = not data[: end - taken.used].strip(b"\0")  # which says nothing: any other hole is like it
-    if not position.skipping and not in_a_hole and newest.offset >= (steps[-1].offset if steps else 0) + STEP_BYTES:
-        steps.append(newest)
-    if len(steps) > STEPS:  # every second one of the older half goes: the further back, the wider apart
-        steps = steps[: STEPS // 2 : 2] + steps[STEPS // 2 :]
-    marks = (*steps, Mark(offset, _digest(data[max(0, end - GUARD_BYTES) : end])))
-    return replace(position, heads=heads, marks=marks, skipping=taken.skipping)
-
-
-# --- the edge: a folder, open files, and what happened to them
 
 
 class Stat(msgspec.Struct, frozen=True):
@@ -300,12 +77,25 @@ class Disk:
 
 @dataclass(slots=True, eq=False)
 class _Followed:
+    """A file that is open. archive: set for a compressed one, with the position from which it is read, as it was known before."""
+
     fd: int
+    read: Read
     position: Position
     live: bool
     grown_s: float
     leave_at: float | None = None
     more: bool = True
+    archive: _Open | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A compressed file that is being read. source: the position that it continues, under the name that the plain file had."""
+
+    file: Archive
+    source: Position
+    unpacked: Unpacked
 
 
 @dataclass(slots=True)
@@ -317,8 +107,11 @@ class Tail:
 
     faults, by reason. long: a line beyond the limit, left out. nul: NUL blocks, left out. torn: a last line without newline, in a file let go.
     cut: cut in place and no copy found; lines that were not read yet, if any, are lost. gone: the same for a file that is not there at a start.
-    reread: cut in place, but not to nothing; lines from the last mark before the cut come again. packed: compressed, left out.
-    unreadable: a rotated file that cannot be read; it is tried again."""
+    reread: cut in place, but not to nothing; lines from the last mark before the cut come again. packed: a compressed file that is damaged, ends
+    early or has a format that cannot be read; its lines beyond what was read are lost. unreadable: a rotated file that cannot be read; it is tried
+    again.
+
+    A rotated file that was compressed before it was read to its end is read on in its compressed form; see `positions.place_archives`."""
 
     path: Path
     since: Sequence[Position] | None = None
@@ -332,6 +125,9 @@ class Tail:
     _first_look: bool = True
     _next_look_s: float = float("-inf")
     _trouble: OSError | None = None
+    _archives: dict[tuple[Identity, int], Archive | None] = field(default_factory=dict)  # by identity and size; None: cannot be read
+    _tried: set[tuple[Identity, int, Mark]] = field(default_factory=set)
+    _waiting: bool = False  # whether an archive waits for another to be read
     _names: dict[str, Identity] = field(default_factory=dict)
     _live: re.Pattern[str] = field(init=False)
     _rotated: re.Pattern[str] = field(init=False)
@@ -343,7 +139,7 @@ class Tail:
         self._live = re.compile(fnmatch.translate(pattern))
         self._rotated = re.compile(fnmatch.translate(pattern + "[.-]?*"))
 
-    def poll(self, now_s: float, budget_bytes: int = 4 * CHUNK_BYTES) -> list[bytes]:
+    def poll(self, now_s: float, budget_bytes: int = 4 * positions.CHUNK_BYTES) -> list[bytes]:
         """Whole lines since the last poll, in blocks that `lines_of` or a decoder of JSON lines takes, oldest file first; about budget_bytes at most.
 
         now_s: a monotonic clock. A missing file has no lines. Raises OSError when a file that is there cannot be read, and no other had lines."""
@@ -369,7 +165,12 @@ class Tail:
 
     def unread_bytes(self) -> int:
         """Bytes in the followed files beyond the last complete line handed out."""
-        return sum(max(0, self._size(file) - file.position.offset) for file in self._followed)
+        return sum(max(0, self._unread(file)) for file in self._followed)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a compressed file is being read whose lines may take several polls to reach."""
+        return self._waiting or any(file.archive and file.more for file in self._followed)
 
     def close(self) -> None:
         for file in self._followed:
@@ -395,15 +196,21 @@ class Tail:
         self._next_look_s = now_s + LOOK_S
         stats = self._stats()
         followed = {file.position.identity: file for file in self._followed}
-        seen, unreadable = self._seen({name: stat for name, stat in stats.items() if stat.identity not in followed})
+        seen, archives, unreadable = self._seen({name: stat for name, stat in stats.items() if stat.identity not in followed})
+        own = [p for p in self._known if p.identity in {archive.identity for archive in archives}]
+        own = [p for p in own if any(positions.is_of(archive, p) for archive in archives)]
         aside = [p for p in self._known if p.identity in unreadable]
-        known = [p for p in self._known if p.identity not in unreadable]
-        placed, missed = place(seen, known, [file.position for file in self._followed], self._peek, self._first_look)
+        known = [p for p in self._known if p.identity not in unreadable and p not in own]
+        positions_read = [file.position for file in self._followed]
+        placed, missed = positions.place(seen, known, [*positions_read, *own], self._peek, self._first_look)
+        others = [*positions_read, *aside, *(position for _, position in placed)]
+        firsts = [file.first for file in seen] + [self._beginning(file) for file in self._followed if not file.position.heads]
+        found = positions.place_archives(archives, own, missed, others, firsts, self._tried, self._first_look)
 
         self._first_look = False
         self.found = any(self._live.match(name) for name in stats)
         self._note_names(stats, followed, now_s)
-        self._known = aside + self._missed(missed, {stat.identity for stat in stats.values()})
+        self._known = [*aside, *found.done, *self._missed(found.missed, {stat.identity for stat in stats.values()})]
         for file, position in placed:
             if any(p.goes_beyond(position) for p in known):
                 self._tell("reread", file.name, f"was changed while nobody read; it is read on from byte {position.offset}")
@@ -411,6 +218,7 @@ class Tail:
                 self._open(file, position, now_s)
             else:
                 self._known.append(position)
+        self._open_archives(found.to_read, now_s)
 
     def _stats(self) -> dict[str, Stat]:
         """Regular files with our names, each once: rotated ones first, the oldest before the others."""
@@ -437,13 +245,19 @@ class Tail:
                 self._in_trouble(OSError(EINVAL, "a request log is a regular file", str(self.path.parent / name)))
         return dict(sorted(stats.items(), key=lambda item: (self._live.match(item[0]) is not None, item[1].written_s)))
 
-    def _seen(self, stats: dict[str, Stat]) -> tuple[list[Seen], set[Identity]]:
-        """These files with their first bytes, and the identities of those that cannot be read now."""
-        seen, unreadable = [], set()
+    def _seen(self, stats: dict[str, Stat]) -> tuple[list[Seen], list[Archive], set[Identity]]:
+        """Return these files with their first bytes, plain and compressed ones, and the identities of those that cannot be read or judged now."""
+        seen, archives, unreadable = [], [], set()
         for name, stat in stats.items():
             live = self._live.match(name) is not None
             try:
-                seen.append(Seen(name, stat.identity, stat.size, live, self._peek(name, 0, min(stat.size, HEAD_BYTES))))
+                first = self._peek(name, 0, min(stat.size, positions.HEAD_BYTES))
+                if live or not first.startswith(positions.PACKED):
+                    seen.append(Seen(name, stat.identity, stat.size, live, first))
+                elif archive := self._archive(name, stat, first):
+                    archives.append(archive)
+                else:
+                    unreadable.add(stat.identity)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -452,7 +266,28 @@ class Tail:
                     self._in_trouble(error)
                 else:
                     self._tell("unreadable", name, f"cannot be read: {error.strerror}")
-        return seen, unreadable
+        self._archives = {key: archive for key, archive in self._archives.items() if key in {(stat.identity, stat.size) for stat in stats.values()}}
+        self._tried = {key for key in self._tried if key[:2] in self._archives}
+        return seen, archives, unreadable
+
+    def _archive(self, name: str, stat: Stat, raw: bytes) -> Archive | None:
+        """Return a compressed file with the beginning of its content; None while too little of it is there, and where it cannot be read."""
+        key = stat.identity, stat.size
+        if key not in self._archives:
+            unpacked = Unpacked(partial(self._peek, name))
+            try:
+                first = unpacked.read(0, positions.HEAD_BYTES)
+            except Damaged as error:
+                self._archives[key] = None
+                if not any(p.identity == stat.identity and p.left == stat.size for p in self._known):
+                    self._tell_packed(name, error, 0)
+                    self._known.append(replace(positions.begun(name, stat.identity), left=stat.size))
+                return None
+            if len(first) < positions.HEAD_BYTES and not unpacked.complete:
+                return None  # its compressor is at work
+            self._archives[key] = Archive(name, stat.identity, stat.size, raw, first)
+        archive = self._archives[key]
+        return archive and replace(archive, name=name)
 
     def _note_names(self, stats: dict[str, Stat], followed: dict[Identity, _Followed], now_s: float) -> None:
         """Which followed files still stand where their writer writes; the others are left once they have not grown for a while."""
@@ -497,7 +332,30 @@ class Tail:
                 self._in_trouble(error)
             return
         leave_at = None if file.live or not self.found else now_s + self.grace_s
-        self._followed.append(_Followed(fd, replace(position, left=-1), file.live, now_s, leave_at))
+        self._followed.append(_Followed(fd, partial(self.disk.read, fd), replace(position, left=-1), file.live, now_s, leave_at))
+
+    def _open_archives(self, to_read: Sequence[tuple[Archive, Position]], now_s: float) -> None:
+        """Open the first of these, unless another is open: unpacking takes memory. The others wait, and their positions stay known."""
+        self._waiting = False
+        for archive, source in to_read:
+            if any(file.archive for file in self._followed) or not self._open_archive(archive, source, now_s):
+                self._waiting = True
+                if source.offset:
+                    self._known.append(source)
+
+    def _open_archive(self, archive: Archive, source: Position, now_s: float) -> bool:
+        try:
+            fd = self.disk.open(self.path.parent / archive.name)
+        except OSError:
+            return False
+        if self.disk.fstat(fd).identity != archive.identity:
+            self.disk.close(fd)
+            return False
+        unpacked = Unpacked(partial(self.disk.read, fd))
+        position = replace(source, name=archive.name, identity=archive.identity, left=-1)
+        opened = _Open(archive, source, unpacked)
+        self._followed.append(_Followed(fd, unpacked.read, position, False, now_s, now_s + ARCHIVE_PATIENCE_S, archive=opened))
+        return True
 
     def _drain_all(self, blocks: list[bytes], budget_bytes: int, now_s: float) -> int:
         for file in list(self._followed):
@@ -507,25 +365,56 @@ class Tail:
     def _drain(self, file: _Followed, blocks: list[bytes], budget_bytes: int, now_s: float) -> int:
         """Hand out what is new in one file; how much of the budget is left."""
         file.more = True
-        while budget_bytes > 0 and file.more:
+        at_most = budget_bytes
+        if file.archive:
+            at_most = min(at_most, ARCHIVE_BYTES)
+        while at_most > 0 and file.more:
             try:
-                step = read_on(file.position, lambda offset, size: self.disk.read(file.fd, offset, size))
+                used = self._reach(file, at_most, now_s) or self._step(file, blocks, now_s)
+            except Damaged as error:
+                self._tell_packed(file.position.name, error, file.position.offset)
+                self._leave(file, self._read_size(file))
+                break
             except OSError as error:  # such as a stale handle: it is opened anew
                 self._in_trouble(error)
                 self._leave(file, -1)
                 break
-            match step:
-                case Packed():
-                    self._leave_packed(file)
-                    break
-                case Changed(back_to):
-                    self._go_back(file, back_to)
-                case Batch(taken):
-                    if taken.block:
-                        blocks.append(taken.block)
-                    budget_bytes -= taken.used
-                    self._move_on(file, step, now_s)
+            at_most -= used
+            budget_bytes -= used
         return budget_bytes
+
+    def _reach(self, file: _Followed, at_most: int, now_s: float) -> int:
+        """Unpack a compressed file up to the position, where it has not come so far. Return how many bytes were unpacked."""
+        if file.archive is None or (unpacked := file.archive.unpacked).end >= file.position.offset:
+            return 0
+        offset = file.position.offset
+        used = unpacked.advance(max(0, offset - positions.GUARD_BYTES), offset, at_most)
+        file.leave_at = now_s + ARCHIVE_PATIENCE_S if used else file.leave_at
+        if unpacked.end < offset and unpacked.exhausted:
+            file.more = False
+            if unpacked.complete:
+                self._refute(file, file.archive)
+        return used
+
+    def _step(self, file: _Followed, blocks: list[bytes], now_s: float) -> int:
+        """Read once behind the position. Return how many bytes were read."""
+        if not file.more:
+            return 0
+        match step := positions.read_on(file.position, file.read):
+            case Packed():
+                file.more = False
+                self._leave_packed(file)
+            case Changed() if file.archive:
+                file.more = False
+                self._refute(file, file.archive)
+            case Changed(back_to):
+                self._go_back(file, back_to)
+            case Batch(taken):
+                if taken.block:
+                    blocks.append(taken.block)
+                self._move_on(file, step, now_s)
+                return taken.used
+        return 0
 
     def _move_on(self, file: _Followed, batch: Batch, now_s: float) -> None:
         """Stand behind a batch, and tell what was left out of it."""
@@ -533,9 +422,10 @@ class Tail:
         file.position, file.more = position, batch.more
         if taken.used:
             file.grown_s = now_s
-            file.leave_at = None if file.leave_at is None else now_s + self.grace_s
+            grace_s = ARCHIVE_PATIENCE_S if file.archive else self.grace_s
+            file.leave_at = None if file.leave_at is None else now_s + grace_s
         if taken.long:
-            self._tell("long", position.name, f"has a line of more than {MAX_LINE_BYTES} bytes before byte {position.offset}")
+            self._tell("long", position.name, f"has a line of more than {positions.MAX_LINE_BYTES} bytes before byte {position.offset}")
         if taken.nul:
             self._tell("nul", position.name, f"has NUL bytes before byte {position.offset}")
 
@@ -549,31 +439,56 @@ class Tail:
             self.rotations += 1
             self._known.append(position)
             self._next_look_s = float("-inf")
-            file.position = begun(position.name, position.identity)
+            file.position = positions.begun(position.name, position.identity)
+
+    def _refute(self, file: _Followed, archive: _Open) -> None:
+        """Close a compressed file that does not hold what was read up to its position, and keep the position for another."""
+        self._tried.add(archive.file.tried(archive.source))
+        self._close(file)
+        self._known.append(archive.source)
 
     def _leave_packed(self, file: _Followed) -> None:
         if file.live:
             self._in_trouble(OSError(EINVAL, "a request log is not compressed", str(self.path.parent / file.position.name)))
         else:
-            self._tell("packed", file.position.name, "is compressed and left out")
-        self._leave(file, self._size(file))
+            self._tell_packed(file.position.name, "it is compressed twice", 0)
+        self._leave(file, self._read_size(file))
+
+    def _tell_packed(self, name: str, why: object, offset: int) -> None:
+        self._tell("packed", name, f"cannot be unpacked ({why}); lines behind byte {offset} of its content are not counted")
 
     def _let_go(self, now_s: float) -> None:
         over = max(0, len(self._followed) - OPEN_AT_MOST)
         crowded = sorted(self._followed, key=lambda file: (file.live, file.grown_s))[:over] if over else []
         for file in list(self._followed):
-            if file.more or (file not in crowded and (file.leave_at is None or now_s < file.leave_at)):
+            if file.more or (file not in crowded and not self._is_over(file, now_s)):
                 continue
-            size = self._size(file)
-            if size > file.position.offset and not file.live:
+            if file.archive and not file.archive.unpacked.complete:
+                self._tell_packed(file.position.name, "it ends in the middle", file.position.offset)
+            elif self._ends_torn(file):
                 self._tell("torn", file.position.name, "ends without a newline")
-            self._leave(file, size)
+            self._leave(file, self._read_size(file))
+
+    def _is_over(self, file: _Followed, now_s: float) -> bool:
+        """Return whether a file that was read to its end need not be followed any longer."""
+        return (file.archive is not None and file.archive.unpacked.complete) or (file.leave_at is not None and now_s >= file.leave_at)
+
+    def _ends_torn(self, file: _Followed) -> bool:
+        """Return whether what is left of a rotated file is a line without its end, and that was not reported of the plain file before."""
+        if file.archive:
+            return file.archive.unpacked.end > file.position.offset and file.archive.source.left != file.archive.unpacked.end
+        return self._size(file) > file.position.offset and not file.live
 
     def _leave(self, file: _Followed, size: int) -> None:
-        self.disk.close(file.fd)
-        self._followed.remove(file)
+        self._close(file)
         position = file.position
         self._known.append(replace(position, left=size, marks=position.marks if size < 0 else position.marks[-1:]))
+
+    def _close(self, file: _Followed) -> None:
+        self.disk.close(file.fd)
+        self._followed.remove(file)
+        if file.archive:
+            self._next_look_s = float("-inf")  # another may wait
 
     def _peek(self, name: str, offset: int, size: int) -> bytes:
         """Some bytes of a file that is not followed."""
@@ -588,6 +503,22 @@ class Tail:
             return self.disk.fstat(file.fd).size
         except OSError:
             return file.position.offset
+
+    def _read_size(self, file: _Followed) -> int:
+        """Return the size, compressed where it is, that was dealt with: a file that has another one later is opened again."""
+        return max(file.archive.unpacked.raw_end, file.archive.file.size) if file.archive else self._size(file)
+
+    def _unread(self, file: _Followed) -> int:
+        if file.archive is None:
+            return self._size(file) - file.position.offset
+        unpacked = file.archive.unpacked
+        return self._size(file) - unpacked.raw_end + max(0, unpacked.end - file.position.offset)
+
+    def _beginning(self, file: _Followed) -> bytes:
+        try:
+            return file.read(0, positions.HEAD_BYTES)
+        except (OSError, Damaged):
+            return b""
 
     def _in_trouble(self, error: OSError) -> None:
         self._trouble = error

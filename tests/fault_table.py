@@ -1,4 +1,4 @@
-"""The fault table: twenty things that happen to a request log, done to a real file before any reader of logs.
+"""The fault table: things that happen to a request log, done to a real file before any reader of logs.
 
 Every line carries an id as prompt_tokens and a square of it as completion_tokens. What a reader counted is right when number, sum and squares are
 those of the ids that were written: lost, doubled and invented ones change them.
@@ -32,6 +32,7 @@ from exporters.request_log import timestamp
 
 ROOT = Path(__file__).parent.parent
 KILLS = int(os.environ.get("VLLM_WATCH_KILLS", "4"))  # of the storm; `make bench-faults` has 23
+SEED = int(os.environ.get("VLLM_WATCH_SEED", "24"))  # of the storm with archives
 MODULUS = 1_000_003
 POLL_S = 0.05  # how often a reader looks; ours, and the others are told to
 
@@ -117,6 +118,11 @@ class Log:
     def copytruncate(self, ending: str = "1") -> None:
         shutil.copyfile(self.path, self.beside(ending))
         os.truncate(self.path, 0)
+
+    def compress(self, plain: Path) -> None:
+        """As gzip does: the compressed file is whole before the plain one goes."""
+        plain.with_name(f"{plain.name}.gz").write_bytes(gzip.compress(plain.read_bytes(), 1))
+        plain.unlink()
 
 
 # --- who reads
@@ -506,7 +512,7 @@ def a_hole(log: Log, reader: Reader) -> None:
         writer.write(log.lines(5))
 
 
-@case("a rotated file is compressed", faults={"packed": 1})
+@case("a rotated file is compressed after it was read")
 def compressed(log: Log, reader: Reader) -> None:
     log.add(10)
     reader.settle(log)
@@ -514,8 +520,7 @@ def compressed(log: Log, reader: Reader) -> None:
     log.add(5)
     log.add(5, old)
     reader.settle(log)
-    log.beside("1.gz").write_bytes(gzip.compress(old.read_bytes()))
-    old.unlink()
+    log.compress(old)
     log.add(5)
     reader.settle(log)
     time.sleep(1.2)  # rotated files are looked for once a second
@@ -616,6 +621,54 @@ def clocks_jump(log: Log, reader: Reader) -> None:
         log.add(6)
         os.utime(newer, (0, 0))
         os.utime(old, (4e9, 4e9))
+
+
+@case("two rotated files are compressed before they were read to their end, one while the reader is stopped, one over a SIGKILL")
+def compressed_too_early(log: Log, reader: Reader) -> None:
+    for number, ending in enumerate("21"):
+        log.add(100)
+        reader.settle(log)
+        if number:
+            reader.kill()
+        with contextlib.nullcontext() if number else reader.paused():
+            log.add(50)
+            log.compress(log.rotate(ending))
+            log.add(5)
+        reader.start(log)
+
+
+@case("random renames, copytruncates, gzips, SIGSTOPs and SIGKILLs under a writer")
+def compressed_in_a_storm(log: Log, reader: Reader) -> None:
+    chance = random.Random(SEED)
+    numbers = iter(range(1000, 9999))
+
+    def disturb() -> None:
+        log.add(chance.randrange(60))
+        plain = [path for path in log.path.parent.glob("requests.jsonl.*") if path.suffix != ".gz"]
+        match chance.choice(["rename", "copytruncate", "gzip", "gzip", ""]):
+            case "rename":
+                log.rotate(str(next(numbers)))
+            case "copytruncate":
+                log.copytruncate(str(next(numbers)))
+            case "gzip" if plain:
+                log.compress(chance.choice(plain))
+        log.add(chance.randrange(60))
+
+    for _ in range(40 * KILLS):
+        match chance.choice(["stop", "kill", "", "", ""]):
+            case "stop":
+                with reader.paused():
+                    for _ in range(chance.randrange(6)):
+                        disturb()
+            case "kill":
+                reader.kill()
+                for _ in range(chance.randrange(6)):
+                    disturb()
+                reader.begin(log)
+            case _:
+                disturb()
+                time.sleep(chance.uniform(0, 0.1))
+    reader.start(log)
 
 
 def run(case: Case, reader: Reader, log: Log) -> Figures:

@@ -249,7 +249,7 @@ def test_a_write_that_never_began_loses_no_request_from_the_window(tmp_path):
 
 
 def test_where_a_log_stood_is_known_as_long_as_nobody_reads_it(tmp_path):
-    from exporters.tail import begun
+    from exporters.positions import begun
 
     books = opened(tmp_path / "state")
     books.commit({"a": (begun("a", (1, 2)),), "b": ()})
@@ -261,7 +261,7 @@ def test_where_a_log_stood_is_known_as_long_as_nobody_reads_it(tmp_path):
 
 def test_where_a_log_stood_stays_known_while_it_cannot_be_opened(tmp_path):
     """Else a restart would take its rotated files as read: 10,000 random histories found it."""
-    from exporters.tail import begun
+    from exporters.positions import begun
 
     books = opened(tmp_path / "state")
     books.commit({"a": (begun("a", (1, 2)),)})

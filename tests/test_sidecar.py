@@ -196,7 +196,7 @@ def test_half_a_line_whose_writer_died_is_behind_the_end_and_what_comes_after_it
 
 def test_a_first_reading_that_was_killed_half_way_is_not_shown_before_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("exporters.logs.BATCH_BYTES", 1)
-    monkeypatch.setattr("exporters.tail.CHUNK_BYTES", 2000)
+    monkeypatch.setattr("exporters.positions.CHUNK_BYTES", 2000)
     log = tmp_path / "requests.jsonl"
     log.write_text("".join(line(number) for number in range(100)))
     settings = SidecarConfig(requests_log=(str(log),), gpu="off", state=str(tmp_path / "state"))

@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from exporters import checkpoint as checkpoint_module
 from exporters import exposition
 from exporters import logs as logs_module
+from exporters import positions as positions_module
 from exporters import tail as tail_module
 from exporters.catalogue import ours
 from exporters.catalogue.metric import Kind
@@ -226,11 +227,10 @@ class Histories(RuleBasedStateMachine):
 
     # --- the log and who writes it
 
-    def files(self) -> list[Path]:
-        return [path for path in self.folder.glob("requests.jsonl*") if path.suffix != ".gz"]
-
     def on_disk(self) -> set[int]:
-        return set().union(*(ids_in(path.read_bytes()) for path in self.files()))
+        """Ids in files that a reader can come to, compressed ones too."""
+        contents = {path: path.read_bytes() for path in self.folder.glob("requests.jsonl*")}
+        return set().union(*(ids_in(gzip.decompress(data) if path.suffix == ".gz" else data) for path, data in contents.items()))
 
     def followed(self) -> dict[int, set[int]]:
         """Inodes that the tail holds open, with the ids in them."""
@@ -292,9 +292,9 @@ class Histories(RuleBasedStateMachine):
             self.open_anew()
 
     def shift(self) -> None:
-        for older, newer in ((3, 2), (2, 1)):
-            if (path := self.folder / f"requests.jsonl.{newer}").exists():
-                path.rename(self.folder / f"requests.jsonl.{older}")
+        for older, newer, ending in ((3, 2, ""), (3, 2, ".gz"), (2, 1, ""), (2, 1, ".gz")):
+            if (path := self.folder / f"requests.jsonl.{newer}{ending}").exists():
+                path.rename(self.folder / f"requests.jsonl.{older}{ending}")
 
     @rule()
     def open_anew(self) -> None:
@@ -329,12 +329,20 @@ class Histories(RuleBasedStateMachine):
             self.cut_unseen, self.looked = bool(size), False
             self.half = b""  # behind another half it could make a whole line that nobody wrote
 
-    @rule(number=st.sampled_from([1, 2, 3]))
-    def compress(self, number: int) -> None:
+    @rule(number=st.sampled_from([1, 1, 2, 3]), looks=st.lists(st.sampled_from(["at nothing", "at a part", "at all"])))
+    def compress(self, number: int, looks: list[str]) -> None:
+        """As gzip does it: the compressed file grows, and the plain one is there until it is whole."""
         path = self.folder / f"requests.jsonl.{number}"
-        if path.exists():
-            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), 1))
-            self.destroy(path.unlink)
+        packed = path.with_name(f"{path.name}.gz")
+        if not path.exists() or packed.exists():
+            return
+        data = gzip.compress(path.read_bytes(), 1)
+        with packed.open("wb", buffering=0) as file:
+            for stage, start, end in (("at nothing", 0, 0), ("at a part", 0, len(data) // 2), ("at all", len(data) // 2, len(data))):
+                file.write(data[start:end])
+                if stage in looks:
+                    self.poll(1.5, None)
+        self.destroy(path.unlink)
 
     @rule()
     def stale_handles(self) -> None:
@@ -395,7 +403,7 @@ class Histories(RuleBasedStateMachine):
 
 def test_random_histories_are_counted_exactly_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SMALL.items():
-        monkeypatch.setattr(tail_module, name, value)
+        monkeypatch.setattr(positions_module, name, value)
     monkeypatch.setattr(logs_module, "BATCH_BYTES", 4 << 20)
     for module in (tail_module, logs_module):
         monkeypatch.setattr(module, "TOLD_AT_MOST", 0)

@@ -117,7 +117,8 @@ LOG_FAULTS = Metric(
     "vllm_watch_log_file_faults_total", Kind.COUNTER, Unit.COUNT,
     "What happened to a request log, by reason: long (a line beyond 1 MiB, left out), nul (NUL bytes, left out), torn (a last line without its "
     "end), cut (cut with lines unread and no copy found), gone (not there any more at a start), reread (changed before the place where reading "
-    "stood; lines may come again, and are known by their ids), packed (compressed, left out), unreadable (a rotated file).",
+    "stood; lines may come again, and are known by their ids), packed (a compressed file that is damaged, ends early or has a format that is not "
+    "read; its lines that were not read yet are lost), unreadable (a rotated file).",
     labels=("path", "reason"),
 )  # fmt: skip
 CHECKPOINT_UP = Metric(
