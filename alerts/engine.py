@@ -62,7 +62,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMEngineGone", Severity.WARNING,
-            f"last_over_time({recorded.ENGINES}[{s.window('1d')}]) unless group {by(JOB)} ({up})",
+            recorded.lost_jobs(s, s.engine),
             hold="15m",
             summary="A scrape job of engines has no target any more.",
             description="Job {{ $labels.job }} had engines within the last day, and service discovery finds none now: nothing about them can alert.",

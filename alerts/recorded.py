@@ -26,7 +26,7 @@ FINISHED, HITS, LOOKUPS = (
 BY_REASON = "cluster_model_name_finished_reason:vllm_request_success:increase"
 REQUESTS = "cluster_model_name_outcome:vllm_watch_requests:increase"
 FINISHED_IN_ALL, LOGGED_IN_ALL = f"cluster:vllm_request_success:increase{BOOKS}", f"cluster_outcome:vllm_watch_requests:increase{BOOKS}"
-ENGINES = "cluster_namespace_job:up:group"  # which scrape jobs had engines: a day of `up` itself costs twenty times as much to read
+JOBS = "cluster_namespace_job:up:group"  # scrape jobs that had a target; a day of `up` itself costs twenty times as much to read
 AGE = "cluster_namespace_job_instance:process_age_seconds:min"
 QUEUED = "cluster_namespace_job_instance_model_name:vllm_queue_time_seconds:p95_5m"
 TTFT, INTER_TOKEN = (
@@ -42,7 +42,7 @@ _COMPARED = ("30m", "1h")
 
 def recordings(s: Settings) -> Iterator[Recording]:
     window = s.window(OVER)
-    yield Recording(ENGINES, f"group {by(JOB)} ({promql.series(UP, (s.engine,))})")
+    yield Recording(JOBS, f"group {by(JOB)} ({promql.series(UP, (s.ours,))})")
     yield Recording(AGE, promql.age(PROCESS_START, TARGET, (s.engine,)))
     yield Recording(QUEUED, promql.quantile(0.95, vllm.REQUEST_QUEUE_TIME, window, ENGINE))
     yield from (Recording(what + OVER, promql.buckets(metric, window, MODEL)) for what, metric in _BUCKETS.items())
@@ -58,6 +58,11 @@ def recordings(s: Settings) -> Iterator[Recording]:
 def hours(s: Settings, more: Iterable[str] = ()) -> Iterator[Recording]:
     """The same within an hour, for windows of days; of `more` too."""
     yield from (Recording(what + HOURLY, counted(what, HOURLY, s)) for what in (FINISHED, HITS, LOOKUPS, REQUESTS, *more))
+
+
+def lost_jobs(s: Settings, which: str) -> str:
+    """Return scrape jobs that had a target within the last day and have none now: service discovery lost them, so `up` is absent and not 0."""
+    return f"last_over_time({JOBS}{{{which}}}[{s.window('1d')}]) unless group {by(JOB)} ({promql.series(UP, (which,))})"
 
 
 def counted(what: str, window: str, s: Settings, offset: str = "", where: tuple[str, ...] = ()) -> str:

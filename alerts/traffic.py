@@ -92,7 +92,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             "{{ with $labels.model_name }} for {{ . }}{{ end }} in half an hour than the request log knows: somebody passes by the gateway, or "
             "records are lost.",
             panel=PanelRef("watch", "unlogged"), threshold=s.at(thresholds.BOOKS_DIFFER), drawn=False,
-            muted_by=("VLLMSidecarDown", "VLLMRequestLogUnwritable", "VLLMRequestLogLagging", "VLLMCheckpointFailing"),
+            muted_by=("VLLMSidecarDown", "VLLMSidecarGone", "VLLMRequestLogUnwritable", "VLLMRequestLogLagging", "VLLMCheckpointFailing"),
         ),
         Alert(
             "VLLMTrafficPhantom", Severity.WARNING,

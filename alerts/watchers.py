@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alerts import thresholds
+from alerts import recorded, thresholds
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
@@ -28,11 +28,29 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             panel=PanelRef("watch", "targets-up"),
         ),
         Alert(
+            "VLLMGatewayGone", Severity.CRITICAL,
+            recorded.lost_jobs(s, s.gateway),
+            hold="3m",
+            summary="A scrape job of gateways has no target any more.",
+            description="Job {{ $labels.job }} had a gateway within the last day, and service discovery has found none for three minutes: its pod "
+            "may be evicted or pending, and nothing else about it can alert. If it was removed on purpose, silence this alert: it ends after a day.",
+            panel=PanelRef("watch", "targets-up"),
+        ),
+        Alert(
             "VLLMSidecarDown", Severity.WARNING,
             f"{promql.series(UP, (s.sidecar,))} == 0",
             hold="2m",
             summary="The sidecar exporter does not answer.",
             description="{{ $labels.instance }} does not answer: figures per team, from the request log and the GPU stand still. Serving goes on.",
+            panel=PanelRef("watch", "targets-up"),
+        ),
+        Alert(
+            "VLLMSidecarGone", Severity.WARNING,
+            recorded.lost_jobs(s, s.sidecar),
+            hold="15m",
+            summary="A scrape job of sidecars has no target any more.",
+            description="Job {{ $labels.job }} had a sidecar within the last day, and service discovery has found none for a quarter of an hour: "
+            "metrics per team, from the request log and the GPU stand still, and nothing else about it can alert. Serving goes on.",
             panel=PanelRef("watch", "targets-up"),
         ),
         Alert(

@@ -2,7 +2,8 @@
 
 Law: a line is handed out when its newline has arrived, and once. What was read is known by its content: a position holds fingerprints of the bytes
 before it, names and inodes are only hints. So a file is read on after a rename, found again in its copy after a cut, and never taken for another one
-that got its inode. One that was compressed meanwhile is read on in its compressed form. Where a line must be missed or may come twice, that is counted by reason.
+that got its inode. One that was compressed meanwhile is read on in its compressed form. Where a line must be missed or may come twice, that is
+counted by reason.
 
 `positions` after a batch and `since` at the next start carry a reader over its own death: exactly once, if both are stored with what was counted."""
 

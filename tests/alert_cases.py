@@ -837,6 +837,10 @@ _GPU = (
 
 _GROUP = "/etc/vllm-watch/rules/page.yaml;vllm-critical-slo"
 _ALERTMANAGER = "http://10.0.0.6:9093/api/v2/alerts"
+_GATEWAY_GONE = (
+    "Job gateway had a gateway within the last day, and service discovery has found none for three minutes: its pod may be evicted or pending, and "
+    "nothing else about it can alert. If it was removed on purpose, silence this alert: it ends after a day."
+)
 _WATCHERS = (
     Case(
         "VLLMGatewayDown",
@@ -845,6 +849,31 @@ _WATCHERS = (
         description="None of the gateways of job gateway has answered for a minute: who comes through it is not served, however well the engines "
         "are.",
         below={up("gateway", GATEWAY["instance"]): "1x3 0x40", up("gateway", "10.0.0.55:8010"): "1x43"},
+    ),
+    Case(
+        "VLLMGatewayGone",
+        {up("gateway", GATEWAY["instance"]): "1x3 stale"},
+        silent_at="6m", fires_at="7m", labels={"job": "gateway"},
+        description=_GATEWAY_GONE,
+        below={up("gateway", GATEWAY["instance"]): "1x3 stale", up("gateway", "10.0.0.55:8010"): "1x60"},
+        still_at="1442m", over_at="1443m", gone_within=None,
+    ),
+    Case(
+        "VLLMGatewayGone", shows="after it was down, and it comes back",
+        series={up("gateway", GATEWAY["instance"]): "1x3 0x9 stale _x20 1x20"},
+        silent_at="16m", fires_at="17m", labels={"job": "gateway"},
+        description=_GATEWAY_GONE,
+        below={up("gateway", GATEWAY["instance"]): "1x3 0x9 stale _x1 1x40"},
+        still_at="34m", over_at="35m", gone_within=None,
+    ),
+    Case(
+        "VLLMSidecarGone",
+        {up("sidecar", SIDECAR["instance"]): "1x3 stale"},
+        silent_at="18m", fires_at="19m", labels={"job": "sidecar"},
+        description="Job sidecar had a sidecar within the last day, and service discovery has found none for a quarter of an hour: metrics per "
+        "team, from the request log and the GPU stand still, and nothing else about it can alert. Serving goes on.",
+        below={up("sidecar", SIDECAR["instance"]): "1x3 stale", up("sidecar", "10.0.0.77:9401"): "1x60"},
+        still_at="1442m", over_at="1443m", gone_within=None,
     ),
     Case(
         "VLLMSidecarDown",
@@ -1073,6 +1102,9 @@ QUIET: tuple[Quiet, ...] = (
            engine("generation_tokens_total"): "500x40", engine("prompt_tokens_total"): "90x40"}, "38m"),
     Quiet("VLLMEngineUnreachable", "a new one that loads its model for eleven minutes", {up(): "_x3 0x10 1x60", up(instance=B): "1x70"}, "70m"),
     Quiet("VLLMEngineDown", "the first one of a job that loads its model for ten minutes", {up(): "_x3 0x10 1x60"}, "70m"),
+    Quiet("VLLMGatewayGone", "where there is no gateway, and while the first one is pending", {up(): "1x60"}, "60m"),
+    Quiet("VLLMGatewayGone", "a rollout that replaces the only pod within three minutes",
+          {up("gateway", GATEWAY["instance"]): "1x9 stale", up("gateway", "10.0.0.55:8010"): "_x12 1x50"}, "60m"),
     Quiet("VLLMSlowStart", "nobody had asked before", {up(): "_x15 1x70", process_start(): "_x15 0x70"}, "80m"),
     Quiet("VLLMQueueGrowing", "a short queue", {engine("num_requests_waiting"): "2+1x8 10x30"}, "38m"),
     Quiet("VLLMQueueGrowing", "one that has just come and stays", {engine("num_requests_waiting"): "0+3x10 30x30"}, "38m"),

@@ -38,6 +38,8 @@ DRILLS: tuple[Drill, ...] = (
     # Those who watch, and the way in
     Drill("VLLMWatchdog", "Prometheus is killed, and the alert that always fires falls silent", faults.killed("prometheus"), always=True),
     Drill("VLLMGatewayDown", "the gateway is killed", faults.killed("gateway"), users=True),
+    Drill("VLLMGatewayGone", "the gateway is killed, and its target leaves discovery", faults.left_discovery("gateway", "gateway"), pace=QUICKER),
+    Drill("VLLMSidecarGone", "the sidecar's job loses its only target", faults.left_discovery("sidecar"), pace=QUICKER),
     Drill("VLLMSidecarDown", "the sidecar is killed", faults.killed("sidecar"), users=True),
     Drill("VLLMAlertmanagerUnreachable", "Alertmanager is killed", faults.killed("alertmanager"), seen_at_prometheus=True),
     Drill("VLLMRuleFailing", "a rule that matches many series with many is loaded", faults.rule_that_cannot_be),
@@ -81,7 +83,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMCacheHitsCollapsed", "prompts no longer share their beginning", faults.prompts_no_longer_alike, pace=QUICKER),
     # Engines
     Drill("VLLMMetricsAbsent", "a target of the engines' job is no engine", faults.target_is_no_engine),
-    Drill("VLLMEngineGone", "the engines' job loses its only target", faults.engine_left_discovery, pace=QUICKER),
+    Drill("VLLMEngineGone", "the engines' job loses its only target", faults.left_discovery("vllm"), pace=QUICKER),
     Drill("VLLMEngineFrozen", "the engine core is stopped while it works", faults.core_frozen),
     Drill("VLLMEngineUnreachable", "the API server hangs", faults.engine_hangs, users=True),
     Drill("VLLMEngineDown", "the engine is killed", faults.engine_killed, users=True),

@@ -69,22 +69,30 @@ async def engine_hangs(lab: DrillLab) -> AsyncIterator[None]:
         yield
 
 
-@fault
-async def engine_left_discovery(lab: DrillLab) -> AsyncIterator[None]:
-    """First an hour in which it is there: the rule looks at every full hour of the last day."""
-    await asyncio.sleep(_an_hour(lab))
-    lab.breaks_now()
-    with _prometheus_yml(lab) as content:
-        _engines(content)["static_configs"] = []
-        _rewrite(lab, content)
-        yield
+def left_discovery(job: str, process: str | None = None) -> Fault:
+    """Return a fault that takes all targets of a scrape job away, after an hour in which they were recorded. process: ended meanwhile."""
+
+    @fault
+    async def leave(lab: DrillLab) -> AsyncIterator[None]:
+        await asyncio.sleep(_an_hour(lab))
+        lab.breaks_now()
+        with _prometheus_yml(lab) as content:
+            _job(content, job)["static_configs"] = []
+            _rewrite(lab, content)
+            if process:
+                await lab.end(process)
+            yield
+            if process:
+                await lab.start(process)
+
+    return leave
 
 
 @fault
 async def target_is_no_engine(lab: DrillLab) -> AsyncIterator[None]:
     """The engines' scrape job gets the gateway's metrics port as a target, as a typing error would have it."""
     with _prometheus_yml(lab) as content:
-        _engines(content)["static_configs"][0]["targets"].append(f"127.0.0.1:{lab.config.port('gateway-metrics')}")
+        _job(content, "vllm")["static_configs"][0]["targets"].append(f"127.0.0.1:{lab.config.port('gateway-metrics')}")
         _rewrite(lab, content)
         yield
 
@@ -534,9 +542,9 @@ def _prometheus_yml(lab: DrillLab) -> Iterator[dict[str, Any]]:
         lab.reload_prometheus()
 
 
-def _engines(content: dict[str, Any]) -> dict[str, Any]:
-    """The scrape job of the engines."""
-    return next(job for job in content["scrape_configs"] if job["job_name"] == "vllm")
+def _job(content: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a scrape job of a configuration."""
+    return next(job for job in content["scrape_configs"] if job["job_name"] == name)
 
 
 def _rewrite(lab: DrillLab, content: object) -> None:

@@ -29,7 +29,7 @@ RECORDED_WHY = {
 }
 # What a recorded series holds, by its name without the labels before and the window behind it.
 MEANS = {
-    "up:group": "1 for each scrape job that has an engine, up or not",
+    "up:group": "1 for each scrape job that has an engine, a gateway or a sidecar, up or not",
     "process_age_seconds:min": "how long an engine's process has run",
     "vllm_queue_time_seconds:p95_": "p95 of the time in the engine's queue, by engine",
     "vllm_ttft_seconds_bucket:increase": "times to first token, by bucket, that were added",

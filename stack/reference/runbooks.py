@@ -12,7 +12,7 @@ from stack.reference.markdown import PRINTED, table, to
 
 # What somebody says or sees -> pages that are worth opening, the likeliest first. A test wants every page named at least once.
 SYMPTOMS: Mapping[str, tuple[str, ...]] = {
-    "nothing answers": ("VLLMEngineDown", "VLLMGatewayDown", "VLLMEngineGone", "VLLMRestartLoop"),
+    "nothing answers": ("VLLMEngineDown", "VLLMGatewayDown", "VLLMGatewayGone", "VLLMEngineGone", "VLLMRestartLoop"),
     "it is up and makes no tokens": ("VLLMEngineFrozen", "VLLMEngineUnreachable", "VLLMMetricsAbsent"),
     "it takes long to start, or starts again and again": ("VLLMSlowStart", "VLLMRestartLoop"),
     "slow before the first word": (
@@ -39,8 +39,8 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
     "it costs too much": ("VLLMCostOverBudget", "tuning"),
     "the figures do not add up": ("VLLMTrafficUnlogged", "VLLMTrafficPhantom", "VLLMRequestLogLagging", "VLLMRequestLogUnwritable"),
     "no alerts, empty panels, the watchers themselves": (
-        "VLLMWatchdog", "VLLMAlertmanagerUnreachable", "VLLMRuleFailing", "VLLMSidecarDown", "VLLMSidecarSourceFailing", "VLLMCheckpointFailing",
-        "VLLMSpansDropped", "VLLMScrapeNearLimit", "VLLMTeamsOverflow",
+        "VLLMWatchdog", "VLLMAlertmanagerUnreachable", "VLLMRuleFailing", "VLLMSidecarDown", "VLLMSidecarGone", "VLLMSidecarSourceFailing",
+        "VLLMCheckpointFailing", "VLLMSpansDropped", "VLLMScrapeNearLimit", "VLLMTeamsOverflow",
     ),
     "several alerts at once, or none that names the cause": ("incident-flow",),
     "something is about to change, or has to be taken back": ("canary", "rollback"),
