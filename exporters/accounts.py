@@ -102,10 +102,12 @@ class Accounts:
     def _revised(self) -> int:
         return self._revision
 
-    def looked(self, upstream: str, view: View, asked_s: float, now_s: float, clock_s: float, logged: Mapping[str, Finished]) -> None:
-        """Take in an engine's page. logged: what the log held when it was asked for."""
+    def looked(
+        self, upstream: str, view: View, asked_s: float, asked_clock_s: float, now_s: float, clock_s: float, logged: Mapping[str, Finished]
+    ) -> None:
+        """Take in an engine's page. asked_s, asked_clock_s: when it was asked for, by both clocks; logged: what the log held then."""
         self._revision += 1
-        self.reconciler.look(upstream, view, asked_s, logged, self._traffic.e2e_p99_s())
+        self.reconciler.look(upstream, view, asked_s, logged, self._traffic.e2e_p99_s(), asked_clock_s=asked_clock_s)
         before_clock_s, before = self._views.get(upstream, (clock_s, view))
         before_s = now_s - (clock_s - before_clock_s)
         silent = upstream in self._silent
@@ -142,10 +144,10 @@ class Accounts:
         else:
             self.attribution.unclaimed(self._claimed(upstream), before_s, now_s)
 
-    def settle(self, now_s: float, at_end: bool) -> None:
+    def settle(self, now_s: float, clock_s: float, at_end: bool) -> None:
         """Take in the newest state of the log. at_end: it was read to its end just now."""
         self._revision += 1
-        self.reconciler.settle(now_s, self._traffic.finished(), at_end)
+        self.reconciler.settle(now_s, self._traffic.finished(), at_end, clock_s)
 
     def cards(self, cards: Sequence[GpuReading], clock_s: float) -> None:
         """Take in a reading of the cards. Those that no engine has cost money too."""

@@ -144,9 +144,12 @@ class State(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Look:
-    """A state of all engines of a model, to be compared with the log as it becomes complete. whole: every engine answered."""
+    """A state of all engines of a model, to be compared with the log as it becomes complete. whole: every engine answered.
+
+    at_s: unix seconds, to be shown. clock_s: monotonic, by which is waited."""
 
     at_s: float
+    clock_s: float
     engine: Finished
     asked: Finished
     whole: bool
@@ -170,7 +173,7 @@ class _Watch:
 class _Naming:
     """When an engine was last asked for its names, and for which unknown names of the log this has been its answer."""
 
-    at_s: float = float("-inf")
+    at_s: float = float("-inf")  # monotonic
     about: frozenset[str] = frozenset()
     failures: int = 0
 
@@ -194,7 +197,7 @@ class Reconciler:
         self._kept = state or State()
         configured = set(upstreams) or set(self._kept.upstreams)
         self._silent = configured
-        self._read_s: float | None = None
+        self._read_s: float | None = None  # monotonic
         self._watches = {name: _Watch() for name in self._kept.models}
         self._naming: dict[str, _Naming] = {}
         for name in set(self._kept.upstreams) - configured:
@@ -208,12 +211,15 @@ class Reconciler:
         logged: Mapping[str, Finished],
         e2e_p99_s: float | None = None,
         late_s: float | None = None,
+        *,
+        asked_clock_s: float | None = None,
     ) -> None:
         """Take in a page. logged: the log when the page was asked for, by name in it.
 
-        late_s: by how much, on the average, a line comes after the engine is done, where that is known."""
+        late_s: by how much, on the average, a line comes after the engine is done, where that is known. asked_s, asked_clock_s: when the page was
+        asked for, in unix seconds and by the monotonic clock; without the latter one clock is both."""
         self._take(logged, newest=False)
-        if self._read_s is None or 0 < self._read_s - asked_s < PATIENCE_AT_LEAST_S:  # further back only a clock that was set goes
+        if self._read_s is None or self._read_s > (asked_s if asked_clock_s is None else asked_clock_s):
             return
         self._silent.discard(upstream)
         kept = self._kept.upstreams.get(upstream)
@@ -259,19 +265,19 @@ class Reconciler:
         """This engine did not answer; until it does, no phantom of its models is sure."""
         self._silent.add(upstream)
 
-    def names_due(self, upstream: str, now_s: float) -> bool:
+    def names_due(self, upstream: str, clock_s: float) -> bool:
         """Whether to ask an engine that was looked at for its names: at first, after a restart, when the log has a new one, and once a minute."""
         if upstream not in self._kept.upstreams:
             return False
         naming = self._naming.get(upstream, _Naming())
         if 0 < naming.failures < NAMES_TRIES or self._unplaced() - naming.about:
             return True
-        return now_s - naming.at_s >= NAMES_EVERY_S
+        return clock_s - naming.at_s >= NAMES_EVERY_S
 
-    def named(self, upstream: str, names: Mapping[str, str] | None, now_s: float) -> None:
+    def named(self, upstream: str, names: Mapping[str, str] | None, clock_s: float) -> None:
         """What the engine calls its model (`engine.names`); None: it did not say, which may pass."""
         kept, naming = self._kept.upstreams.get(upstream), self._naming.setdefault(upstream, _Naming())
-        naming.at_s = now_s
+        naming.at_s = clock_s
         naming.failures = 0 if names is not None else naming.failures + 1
         if kept and names is not None:
             kept.names = dict(names)
@@ -279,17 +285,20 @@ class Reconciler:
         if names is not None or naming.failures >= NAMES_TRIES:
             naming.about = frozenset(self._unplaced())
 
-    def settle(self, now_s: float, logged: Mapping[str, Finished], at_end: bool) -> None:
-        """Take in the newest state of the log and book what has become sure. at_end: it was read to its end just now."""
+    def settle(self, now_s: float, logged: Mapping[str, Finished], at_end: bool, clock_s: float | None = None) -> None:
+        """Take in the newest state of the log and book what has become sure. at_end: it was read to its end just now.
+
+        clock_s: the monotonic clock, by which is waited, so that a clock that is set back stalls nothing; without it now_s is both."""
+        clock_s = now_s if clock_s is None else clock_s
         self._take(logged, newest=True)
         if at_end and self._read_s is None:
-            self._read_s = now_s
+            self._read_s = clock_s
         for name, watch in self._watches.items():
             model = self._kept.models[name]
-            if watch.changed and (watch.last is None or abs(now_s - watch.last.at_s) >= LOOKS_APART_S):
-                self._compare(name, model, watch, now_s)
+            if watch.changed and (watch.last is None or clock_s - watch.last.clock_s >= LOOKS_APART_S):
+                self._compare(name, model, watch, now_s, clock_s)
             if at_end:
-                self._settle(name, model, watch, now_s)
+                self._settle(name, model, watch, clock_s)
 
     def samples(self) -> Iterator[Sample]:
         for name, model in self._kept.models.items():
@@ -391,11 +400,11 @@ class Reconciler:
         its = [name for name, upstream in self._kept.upstreams.items() if model in upstream.cores and name not in self._silent]
         return any(open_names - self._naming.get(name, _Naming()).about for name in its)
 
-    def _compare(self, name: str, model: Model, watch: _Watch, now_s: float) -> None:
+    def _compare(self, name: str, model: Model, watch: _Watch, now_s: float, clock_s: float) -> None:
         """Begin a comparison, and book phantoms that two looks in a row show."""
         asked = [upstream.asked[name] for upstream in self._kept.upstreams.values() if name in upstream.asked]
         oldest = Finished._make(map(min, zip(*asked, strict=True))) if asked else model.logged
-        look = _Look(now_s, model.engine, oldest, self._whole(name), set(model.suspecting))
+        look = _Look(now_s, clock_s, model.engine, oldest, self._whole(name), set(model.suspecting))
         before, watch.last, watch.changed = watch.last, look, False
         watch.new.append(look)
         watch.open.append(look)
@@ -406,14 +415,14 @@ class Reconciler:
             if gap < booked:
                 model.book_phantom(kind, booked - gap)
 
-    def _settle(self, name: str, model: Model, watch: _Watch, now_s: float) -> None:
+    def _settle(self, name: str, model: Model, watch: _Watch, clock_s: float) -> None:
         held = (watch.new or watch.open) and self._held(name)
-        while watch.new and now_s >= watch.new[0].at_s + watch.delay_s:
+        while watch.new and clock_s >= watch.new[0].clock_s + watch.delay_s:
             look = watch.new.popleft()
-            watch.near.append((look.at_s, look.engine.minus(model.logged), model.logged.requests))
+            watch.near.append((look.clock_s, look.engine.minus(model.logged), model.logged.requests))
             if not held:
                 self._settle_near(model, watch)
-        while watch.open and now_s >= watch.open[0].at_s + watch.patience_s + DELAY_AT_LEAST_S:
+        while watch.open and clock_s >= watch.open[0].clock_s + watch.patience_s + DELAY_AT_LEAST_S:
             look = watch.open.popleft()
             if not held:
                 self._settle_far(model, look)
@@ -421,10 +430,10 @@ class Reconciler:
     def _settle_near(self, model: Model, watch: _Watch) -> None:
         """Under load: what the engine had beyond the log at every one of many looks."""
         near = watch.near
-        now_s, _, lines = near[-1]
-        while len(near) > 2 and now_s - near[1][0] >= NEAR_AT_LEAST_S and lines - near[1][2] >= NEAR_AT_LEAST_LINES:
+        clock_s, _, lines = near[-1]
+        while len(near) > 2 and clock_s - near[1][0] >= NEAR_AT_LEAST_S and lines - near[1][2] >= NEAR_AT_LEAST_LINES:
             near.popleft()
-        if now_s - near[0][0] < NEAR_AT_LEAST_S or lines - near[0][2] < NEAR_AT_LEAST_LINES:
+        if clock_s - near[0][0] < NEAR_AT_LEAST_S or lines - near[0][2] < NEAR_AT_LEAST_LINES:
             return
         booked = model.booked()
         least = [min(beyond[kind] for _, beyond, _ in near) - booked[kind] for kind in range(len(KINDS))]

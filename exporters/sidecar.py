@@ -364,7 +364,7 @@ class Sidecar:
             now_s = time.monotonic()
             if now_s - settled_s >= SETTLE_S:
                 with self._booking("log"):
-                    self.accounts.settle(time.time(), at_end=self.logs.at_end)
+                    self.accounts.settle(time.time(), now_s, at_end=self.logs.at_end)
                     await self.accounts.compare_hour(time.time())
                 settled_s = now_s
             if not more or now_s - committed_s >= COMMIT_S:
@@ -411,7 +411,7 @@ class Sidecar:
     async def _read_engine(self, target: Engine) -> None:
         url, timeout_s, accounts = target.url.rstrip("/"), self.config.timeout_s, self.accounts
         way = self._ways.get(target.name)
-        asked_s, logged = time.time(), self.ledger.traffic.finished()
+        asked_s, asked_clock_s, logged = time.time(), time.monotonic(), self.ledger.traffic.finished()
         try:
             text, version = await engine.read(self._session, url, timeout_s, way)
             view = await asyncio.to_thread(engine.parse, text, version, self._readers[target.name].parse)
@@ -420,9 +420,9 @@ class Sidecar:
                 accounts.gone(target.name, time.time(), time.monotonic())
             raise
         with self._booking(f"engine {target.name}"):
-            accounts.looked(target.name, view, asked_s, time.time(), time.monotonic(), logged)
-        if accounts.reconciler.names_due(target.name, time.time()):
-            accounts.reconciler.named(target.name, await engine.served(self._session, url, timeout_s, way), time.time())
+            accounts.looked(target.name, view, asked_s, asked_clock_s, time.time(), time.monotonic(), logged)
+        if accounts.reconciler.names_due(target.name, time.monotonic()):
+            accounts.reconciler.named(target.name, await engine.served(self._session, url, timeout_s, way), time.monotonic())
         for event in self.histories[target.name].observe(view, time.time()):
             log.info("%s", event.what)
             if self.config.events:

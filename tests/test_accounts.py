@@ -42,9 +42,10 @@ class Books:
 
     def look(self, seen: View, upstream: str = "e", after_s: float = 5.0, clock_s: float | None = None) -> None:
         self.now += after_s
-        self.accounts.settle(self.now - 0.1, at_end=True)
-        self.accounts.looked(upstream, seen, self.now, self.now, self.now if clock_s is None else clock_s, self.traffic.finished())
-        self.accounts.settle(self.now + 0.1, at_end=True)
+        clock_s = self.now if clock_s is None else clock_s
+        self.accounts.settle(self.now - 0.1, clock_s - 0.1, at_end=True)
+        self.accounts.looked(upstream, seen, self.now, clock_s, self.now, clock_s, self.traffic.finished())
+        self.accounts.settle(self.now + 0.1, clock_s + 0.1, at_end=True)
 
     def figures(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
         found: defaultdict[tuple[str, ...], float] = defaultdict(float)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import ClientSession, web
@@ -13,7 +15,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporters import answers, gpu
-from exporters.catalogue import OURS
+from exporters.catalogue import OURS, reconciled
 from exporters.sidecar import REASONS, Engine, Prices, Sidecar, SidecarConfig, Source, application
 from stack import cli, config
 
@@ -265,6 +267,36 @@ async def test_however_the_path_of_its_file_is_written_a_log_is_read_on_from_whe
         log.rename(tmp_path / f"log.{10 - number}")
         log.write_text(line(number))
         assert 2 * number - 1 == await counted(config.sidecar(spelled))
+
+
+async def test_clock_that_is_set_back_an_hour_stalls_no_reconciliation(tmp_path, fake_engine, monkeypatch):
+    """Requests that an engine finished after the step and nobody logged are booked as soon as they would be without it."""
+    set_back_s = 0.0
+    clock = SimpleNamespace(time=lambda: time.time() - set_back_s, monotonic=time.monotonic, perf_counter=time.perf_counter)
+    monkeypatch.setattr("exporters.sidecar.time", clock)
+    log = tmp_path / "requests.jsonl"
+    log.touch()
+    engines = (Engine("e", fake_engine.url),)
+    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), engines=engines, gpu="off", engine_interval_s=0.05, patience_s=0.3))
+
+    def unlogged() -> float:
+        found = values(sidecar.page())
+        return sum(value for (name, *labels), value in found.items() if name == reconciled.UNLOGGED.name and "kind=requests" in labels)
+
+    await sidecar.start()
+    try:
+        await until(lambda: any(name[0] == reconciled.SETTLED.name for name in values(sidecar.page())))
+        assert 0 == unlogged()
+        set_back_s = 3600.0
+        fake_engine.text = _FINISHED.sub(lambda line: f"{line[1]}{float(line[2]) + 5}", fake_engine.text, count=1)
+        await until(lambda: unlogged() == 5, within_s=6)
+        settled = [value for name, value in values(sidecar.page()).items() if name[0] == reconciled.SETTLED.name]
+        assert clock.time() == pytest.approx(settled[0], abs=10), "it is shown by the clock as it is now"
+    finally:
+        await sidecar.stop()
+
+
+_FINISHED = re.compile(r'^(vllm:request_success_total\{.*finished_reason="stop".*\} )(.*)$', re.MULTILINE)
 
 
 async def test_a_fault_in_the_books_takes_neither_the_engine_nor_the_log_down(tmp_path, fake_engine, monkeypatch, caplog):
