@@ -8,8 +8,9 @@ Laws of keeping back (`inhibitions` refuses what breaks them):
   common, the cluster, would mute the pages of every other model in it.
 - Alertmanager takes a label that both alerts lack for equal. That is meant for cluster and namespace, which many deployments do not have;
   the labels that tell things apart must not be empty on the muting alert.
-One exception, for tickets only: the books. While part of the log or of the engines of a cluster is not counted, a difference between the two
-means nothing for any of its models."""
+Two exceptions. The books, for tickets only: while part of the log or of the engines of a cluster is not counted, a difference between the two
+means nothing for any of its models. And the watchdog: it is kept back while notifications fail, so that the service that expects it calls by a
+channel of its own. Not for webhooks, since its own receiver is one: kept back, it could not show that its receiver works again."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from alerts.settings import SHIPPED, Settings
 from alerts.subjects import PLACE, TARGET
 from exporters.catalogue import EVERYTHING, expression
 
-WATCHDOG = "VLLMWatchdog"
+WATCHDOG, FAILING = "VLLMWatchdog", "VLLMNotificationsFailing"
 BOOKS = ("VLLMTrafficUnlogged", "VLLMTrafficPhantom")
 PAGE, TICKET, NOBODY, DEADMAN = "page", "ticket", "nobody", "deadman"  # receivers
 SECRETS = "/run/secrets"
@@ -40,6 +41,7 @@ _ROUTES = """
 # Pages wait ten seconds for what breaks together and come again every hour; tickets wait a minute, in which a page may come that keeps
 # them back, and come again every twelve hours. What has a severity that nobody thought of becomes a ticket. Information goes to nobody: it is
 # read beside something else. The watchdog always fires; `deadman` is for a service that expects to hear from it and tells you when it does not.
+# That notifications fail is sent to the receivers of pages and of tickets, because one of them may be the one that fails.
 """
 _MUTES = """
 # While the source fires, the targets are kept back where all labels of `equal` are the same; a label that both lack counts as the same.
@@ -51,6 +53,7 @@ _WHY = {
     "uuid": "The same card.",
     "cluster": "The log or the engines of this cluster are not fully counted, so their difference means nothing yet.",
 }
+_WHY_SILENT = "Notifications fail: the service that expects the watchdog calls instead, by another channel."
 
 _TITLE = (
     '{{ if eq .Status "resolved" }}over{{ else }}{{ .CommonLabels.severity }}{{ end }}: {{ .CommonLabels.alertname }}'
@@ -115,9 +118,13 @@ def configuration(
 ) -> str:  # fmt: skip
     """A whole configuration. Configurations for two receivers differ in their receivers alone."""
     rules = inhibitions(families.alerts(settings, objectives), families.recordings(settings, objectives))
-    muting = "".join(f"  # {_WHY[rule['equal'][-1]]}\n{textwrap.indent(_yaml([rule]), '  ')}" for rule in rules)
+    muting = "".join(f"  # {_why(rule)}\n{textwrap.indent(_yaml([rule]), '  ')}" for rule in rules)
     told = _yaml({"receivers": list(_receivers(RECEIVERS[receiver], secrets, deadman))})
     return f"{header}{_ROUTES}{_yaml({'route': _route()})}{_MUTES}inhibit_rules:\n{muting}\n{_about(receiver, secrets, deadman)}{told}"
+
+
+def _why(rule: Mapping[str, Any]) -> str:
+    return _WHY_SILENT if WATCHDOG in rule["target_matchers"][0] else _WHY[rule["equal"][-1]]
 
 
 def _route() -> dict[str, Any]:
@@ -126,6 +133,8 @@ def _route() -> dict[str, Any]:
         "group_wait": "1m", "group_interval": "5m", "repeat_interval": "12h",
         "routes": [
             {"matchers": [f'alertname="{WATCHDOG}"'], "receiver": DEADMAN, "group_wait": "0s", "group_interval": "1m", "repeat_interval": "5m"},
+            *({"matchers": [f'alertname="{FAILING}"'], "receiver": name, "group_wait": "10s", "repeat_interval": "1h", "continue": name == PAGE}
+              for name in (PAGE, TICKET)),
             {"matchers": [f'severity="{Severity.INFO}"'], "receiver": NOBODY},
             {"matchers": [f'severity="{Severity.CRITICAL}"'], "receiver": PAGE, "group_wait": "10s", "repeat_interval": "1h"},
         ],
@@ -175,7 +184,8 @@ def inhibitions(alerts: Iterable[Alert], recordings: Iterable[Recording]) -> lis
 
 
 def _rule(sources: Iterable[str], equal: Iterable[str], targets: Iterable[str]) -> dict[str, Any]:
-    told_apart = [f'{label}!=""' for label in equal if label not in PLACE]
+    targets = list(targets)
+    told_apart = [f'{label}!=""' for label in equal if label not in PLACE] + (['integration!="webhook"'] if targets == [WATCHDOG] else [])
     return {"source_matchers": [_named(sources), *told_apart], "target_matchers": [_named(targets)], "equal": list(equal)}
 
 
@@ -190,7 +200,7 @@ def _equal(source: Alert, target: Alert, recorded: Mapping[str, Recording]) -> t
     about, borne = subject(source, recorded), subject(target, recorded)
     if about and about <= borne:
         return tuple(label for label in _ORDER if label in about)
-    if target.name in BOOKS and target.severity is not Severity.CRITICAL:
+    if (target.name in BOOKS and target.severity is not Severity.CRITICAL) or (source.name, target.name) == (FAILING, WATCHDOG):
         return ("cluster",)
     missing = ", ".join(sorted(about - borne)) or "any subject"
     raise ValueError(f"{target.name} must not be muted by {source.name}: nothing says that they are about the same, as it lacks {missing}")

@@ -13,9 +13,11 @@ from exporters.catalogue.prometheus import SAMPLE_LIMIT, SCRAPE_SAMPLES_KEPT, UP
 _OUR_RULES = ('rule_group=~".*;vllm-.*"',)  # the label is file;group
 _OTHERS = ('kind!~"gpu|checkpoint"',)  # a card that is gone has its own alert, and so has a state that cannot be written
 
+_REFUSED = ('reason!="contextCanceled"',)  # a reload cancels what is being sent, and sends it again
+
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
-    five, gateways = s.window("5m"), promql.series(UP, (s.gateway,))
+    five, ten, gateways = s.window("5m"), s.window("10m"), promql.series(UP, (s.gateway,))
     near, mine = s.at(thresholds.SCRAPE_NEAR_LIMIT), s.ours
     return (
         Alert(
@@ -116,11 +118,20 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             panel=PanelRef("watch", "alertmanagers"), owner="platform",
         ),
         Alert(
+            "VLLMNotificationsFailing", Severity.WARNING,
+            f"{promql.growth(watchers.ALERTMANAGER_NOTIFICATIONS_FAILED, ten, (*TARGET, 'integration'), _REFUSED)} > 0",
+            hold="1m",
+            summary="Alertmanager cannot deliver notifications.",
+            description="Alertmanager {{ $labels.instance }} failed to deliver {{ $value | humanize }} notifications by {{ $labels.integration }} "
+            "within ten minutes: alerts fire, and who should act on them does not hear of it.",
+            panel=PanelRef("watch", "alertmanager-notifications"), owner="platform",
+        ),
+        Alert(
             "VLLMWatchdog", Severity.INFO,
             "vector(1) > 0",
             hold="0s",
             summary="Alerting works from end to end.",
             description="This alert always fires. When it stops arriving, Prometheus, Alertmanager or the way to you is broken.",
-            panel=PanelRef("overview", "firing-alerts"), owner="platform", always=True,
+            panel=PanelRef("overview", "firing-alerts"), owner="platform", always=True, muted_by=("VLLMNotificationsFailing",),
         ),
     )  # fmt: skip

@@ -527,7 +527,7 @@ BOARD = Board(
                 "Nobody was told: Alertmanager's log names the receiver and its answer.",
                 (
                     ask.growth(watchers.ALERTMANAGER_NOTIFICATIONS, by=(), called="tried"),
-                    ask.growth(watchers.ALERTMANAGER_NOTIFICATIONS_FAILED, by=(), called="failed"),
+                    ask.growth(watchers.ALERTMANAGER_NOTIFICATIONS_FAILED, by=("integration",), called="failed"),
                     ask.growth(watchers.ALERTMANAGER_INVALID, by=(), called="refused"),
                 ),
             ),

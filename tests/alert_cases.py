@@ -99,6 +99,7 @@ ENGINE = {"job": "vllm", "instance": A}
 MODEL = {**ENGINE, "model_name": "chat"}
 SIDECAR = {"job": "sidecar", "instance": "10.0.0.7:9401"}
 GATEWAY = {"job": "gateway", "instance": "10.0.0.5:8010"}
+ALERTMANAGER = {"job": "alertmanager", "instance": "10.0.0.6:9093"}
 PROMETHEUS = {"job": "prometheus", "instance": "10.0.0.4:9090"}
 CARD = {**SIDECAR, "uuid": "GPU-1a"}
 DCGM = {"job": "dcgm", "instance": "10.0.0.9:9400", "UUID": "GPU-2f"}
@@ -837,6 +838,10 @@ _GPU = (
 
 _GROUP = "/etc/vllm-watch/rules/page.yaml;vllm-critical-slo"
 _ALERTMANAGER = "http://10.0.0.6:9093/api/v2/alerts"
+def _failed(integration: str, reason: str) -> str:
+    return _written("alertmanager_notifications_failed_total", {**ALERTMANAGER, "integration": integration, "reason": reason})
+
+
 _GATEWAY_GONE = (
     "Job gateway had a gateway within the last day, and service discovery has found none for three minutes: its pod may be evicted or pending, and "
     "nothing else about it can alert. If it was removed on purpose, silence this alert: it ends after a day."
@@ -955,6 +960,15 @@ _WATCHERS = (
         below={prometheus("notifications_alertmanagers_discovered"): "1x40",
                prometheus("notifications_errors_total", alertmanager=_ALERTMANAGER): "12x40"},
         gone_within="5m",
+    ),
+    Case(
+        "VLLMNotificationsFailing",
+        {_failed("slack", "serverError"): "0x3 1+1x40"},
+        silent_at="4m", fires_at="5m", labels={**ALERTMANAGER, "integration": "slack"},
+        description="Alertmanager 10.0.0.6:9093 failed to deliver 2 notifications by slack within ten minutes: alerts fire, and who should act "
+        "on them does not hear of it.",
+        below={_failed("slack", "serverError"): "7x43", _failed("slack", "contextCanceled"): "0x3 1+1x40"},
+        gone_within="10m",
     ),
     Case(
         "VLLMWatchdog", {}, silent_at="", fires_at="0m", labels={},

@@ -163,6 +163,10 @@ _THROTTLES = ("sw_power_cap", "sw_thermal_slowdown", "sync_boost", "hw_thermal_s
 
 # Label sets that belong together, by family; the weights of their shares follow the order.
 SETS: dict[Metric, tuple[Labels, ...]] = {
+    watchers.ALERTMANAGER_NOTIFICATIONS_FAILED: tuple(
+        {"integration": "webhook", "reason": reason}
+        for reason in ("clientError", "serverError", "contextDeadlineExceeded", "contextCanceled", "other")
+    ),
     ours.REASONS: tuple({"outcome": r.outcome, "reason": name} for name, r in REASONS.items()),
     ours.TOKENS: tuple({"type": kind} for kind in ("prompt", "completion", "cached")),
     ours.TURNED_AWAY: tuple({"reason": why} for why in REASONS_TO_TURN_AWAY),

@@ -8,6 +8,7 @@ import re
 import socketserver
 import subprocess
 import threading
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from alerts.rules import Alert, Links, Severity
 from alerts.settings import SHIPPED
 from alerts.slo import Objective, Objectives
 from alerts.subjects import PLACE, TARGET
-from exporters.catalogue import expression
+from exporters.catalogue import expression, watchers
 from exporters.catalogue.component import Component, needed
 from stack.lab.parts import Part
 
@@ -102,8 +103,8 @@ def test_an_alert_about_nothing_in_particular_mutes_nothing() -> None:
         routing.inhibitions([always, made("VLLMOther", Severity.WARNING, "up == 0", muted_by=("VLLMAlways",))], ())
 
 
-def test_only_tickets_about_the_books_are_muted_by_cluster() -> None:
-    assert set(routing.BOOKS) == {target for _, target, equal in PAIRS if equal == ("cluster",)}
+def test_only_tickets_about_the_books_and_the_watchdog_are_muted_by_cluster() -> None:
+    assert {*routing.BOOKS, routing.WATCHDOG} == {target for _, target, equal in PAIRS if equal == ("cluster",)}
     assert {Severity.WARNING} == {BY_NAME[name].severity for name in routing.BOOKS}
 
 
@@ -183,7 +184,7 @@ def test_amtool_routes_every_alert_to_who_should_act(part: Callable[[str], Part]
     wanted = {Severity.CRITICAL: "page", Severity.WARNING: "ticket", Severity.INFO: "nobody"}[alert.severity]
     labels = (f"alertname={alert.name}", *(f"{label}={value}" for label, value in alert.labels.items()), "model_name=m", "instance=i")
     told = amtool(part, "config", "routes", "test", f"--config.file={printed['slack.yml']}", *labels).stdout.strip()
-    assert ("deadman" if alert.name == routing.WATCHDOG else wanted) == told
+    assert {routing.WATCHDOG: "deadman", routing.FAILING: "page,ticket"}.get(alert.name, wanted) == told
 
 
 @pytest.mark.prometheus
@@ -224,6 +225,7 @@ class Sink:
     """Whoever is told, on loopback: what arrived, by path."""
 
     got: dict[str, list[Any]] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
     url: str = ""
 
     def names(self, path: str) -> list[str]:
@@ -239,7 +241,7 @@ def sink() -> Iterator[Sink]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             told.got.setdefault(self.path, []).append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(202 if self.path == "/pagerduty" else 200)
+            self.send_response(403 if self.path in told.refused else 202 if self.path == "/pagerduty" else 200)
             self.end_headers()
             self.wfile.write(b"ok")
 
@@ -261,6 +263,13 @@ class Manager:
         ask = urllib.request.Request(f"{self.url}/api/v2/alerts", json.dumps(posted).encode(), {"Content-Type": "application/json"})
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(ask, timeout=5) as answer:
             assert 200 == answer.status
+
+    def state(self, name: str) -> str:
+        """State of the alert of this name."""
+        url = f"{self.url}/api/v2/alerts?filter=alertname%3D{name}"
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5) as answer:
+            (found,) = json.loads(answer.read())
+            return str(found["status"]["state"])
 
     def states(self) -> dict[str, str]:
         """State of each alert by its label `test`, which names it: active or suppressed."""
@@ -326,7 +335,7 @@ def test_alertmanager_mutes_what_is_about_the_same_and_nothing_else(manager: Any
         labels = {label: f"{label}-{number}" for label in (*about(source), *about(target))}
         test = f"{source} > {target}"
         post(source, {label: labels[label] for label in about(source)}, "active", f"{test}: source")
-        own = {label: labels[label] for label in about(target)}
+        own = {label: labels[label] for label in {*about(target), *equal}}  # of the watchdog its cluster, an external label
         post(target, own, "suppressed", test)
         for label in equal:
             post(target, {**own, label: f"another-{number}"}, "active", f"{test}: another {label}")
@@ -443,6 +452,68 @@ def test_pages_tickets_and_the_watchdog_reach_their_receivers_and_information_no
         assert "https://wiki.example/rb/VLLMEngineDown" == told["runbook_url"]
         assert told["dashboard_url"].startswith("https://grafana.example/d/vllm-watch-overview?viewPanel=")
         assert {"summary", "description"} <= told.keys()
+
+
+@pytest.mark.prometheus
+def test_failed_notifications_are_counted_reach_the_other_receiver_and_silence_the_watchdog(
+    manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None], part: Callable[[str], Part], free_port: Callable[[], int]
+) -> None:
+    """The receiver of pages refuses. A real Prometheus sees that by the expression of the alert; the alert arrives as a ticket, and the service that
+    expects the watchdog hears nothing any more, so it calls."""
+    sink.refused.add("/page")
+    metric = watchers.ALERTMANAGER_NOTIFICATIONS_FAILED.name
+
+    def pages_by_slack(found: dict[str, Any]) -> None:
+        (page,) = [receiver for receiver in found["receivers"] if receiver["name"] == "page"]
+        page["slack_configs"] = [{"api_url": f"{sink.url}/page"}]
+        del page["webhook_configs"]
+        for route in found["route"]["routes"]:
+            route["repeat_interval"] = "1s"
+
+    with manager(on_webhooks(sink, tmp_path), pages_by_slack) as real, scraping(real, part, tmp_path, free_port()) as ask:
+        eventually(lambda: ask(f'{metric}{{integration="slack"}} == 0'), what="the series before the first failure")
+        real.post(fired("VLLMEngineDown", {"job": "vllm-a"}), fired("VLLMWatchdog", {}))
+        eventually(lambda: sink.names("/deadman"), what="the watchdog")
+        expression = BY_NAME["VLLMNotificationsFailing"].expr
+        eventually(lambda: ask(expression), what="the expression to hold")
+        assert [("slack", f"{real.url.removeprefix('http://')}")] == [(m["integration"], m["instance"]) for m in ask(expression)]
+        real.post(fired("VLLMNotificationsFailing", {"job": "alertmanager", "instance": "i", "integration": "slack"}))
+        eventually(lambda: "VLLMNotificationsFailing" in sink.names("/ticket"), what="the ticket")
+        assert "suppressed" == real.state("VLLMWatchdog")
+        heard = len(sink.got["/deadman"])
+        real.post(fired("VLLMRuleFailing", {"rule_group": "later"}))
+        eventually(lambda: "VLLMRuleFailing" in sink.names("/ticket"), what="a later ticket")
+        assert heard >= len(sink.got["/deadman"]) - 1, "one that was on its way may still arrive"
+
+
+@pytest.mark.prometheus
+def test_failed_webhooks_do_not_silence_the_watchdog_whose_receiver_is_one(
+    manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    with manager(on_webhooks(sink, tmp_path)) as real:
+        real.post(fired("VLLMNotificationsFailing", {"job": "alertmanager", "instance": "i", "integration": "webhook"}), fired("VLLMWatchdog", {}))
+        eventually(lambda: sink.names("/deadman") and sink.names("/page") and sink.names("/ticket"), what="all three")
+        assert "active" == real.state("VLLMWatchdog")
+
+
+@contextmanager
+def scraping(real: Manager, part: Callable[[str], Part], folder: Path, port: int) -> Iterator[Callable[[str], list[Labels]]]:
+    """A real Prometheus that scrapes an Alertmanager; what it answers to a query, as labels."""
+    job = {"job_name": "alertmanager", "static_configs": [{"targets": [real.url.removeprefix("http://")]}]}
+    (folder / "prometheus.yml").write_text(yaml.safe_dump({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [job]}))
+    command = [part("prometheus").path, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb",
+               f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
+
+    def ask(query: str) -> list[Labels]:
+        url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5) as answer:
+            return [one["metric"] for one in json.load(answer)["data"]["result"]]
+
+    with (folder / "prometheus.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            yield ask
+        finally:
+            process.terminate()
 
 
 @pytest.mark.prometheus

@@ -42,6 +42,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMSidecarGone", "the sidecar's job loses its only target", faults.left_discovery("sidecar"), pace=QUICKER),
     Drill("VLLMSidecarDown", "the sidecar is killed", faults.killed("sidecar"), users=True),
     Drill("VLLMAlertmanagerUnreachable", "Alertmanager is killed", faults.killed("alertmanager"), seen_at_prometheus=True),
+    Drill("VLLMNotificationsFailing", "whoever Alertmanager notifies refuses", faults.notifications_refused),
     Drill("VLLMRuleFailing", "a rule that matches many series with many is loaded", faults.rule_that_cannot_be),
     Drill("VLLMSidecarSourceFailing", "the events file becomes a folder", faults.events_unreadable),
     Drill("VLLMCheckpointFailing", "the sidecar can write nothing, as on a full disk", faults.state_unwritable),

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 from aiohttp import web
 
+from alerts import routing
 from exporters import events, exposition
 from exporters.catalogue import ours, vllm
 from exporters.catalogue.metric import Metric
@@ -516,6 +517,33 @@ async def spans_refused(lab: DrillLab) -> AsyncIterator[None]:
             path.write_text(before)
         await lab.end("sidecar")
         await lab.start("sidecar")
+
+
+@fault
+async def notifications_refused(lab: DrillLab) -> AsyncIterator[None]:
+    """The watchdog gets a receiver that refuses everything. Alertmanager is started again with it, and without it in the end."""
+
+    async def never(_: web.Request) -> web.Response:
+        return web.Response(status=403)
+
+    path = lab.config.folder / "alertmanager.yml"
+    before = path.read_text()
+    async with _served("POST", "/deadman", never) as url:
+        content = yaml.safe_load(before)
+        for route in content["route"]["routes"]:
+            route["group_interval"] = "2s"
+        for receiver in content["receivers"]:
+            if receiver["name"] == routing.DEADMAN:
+                receiver["webhook_configs"] = [{"url": f"{url}/deadman"}]
+        try:
+            path.write_text(json.dumps(content))  # JSON is YAML
+            await lab.end("alertmanager")
+            await lab.start("alertmanager")
+            yield
+        finally:
+            path.write_text(before)
+        await lab.end("alertmanager")
+        await lab.start("alertmanager")
 
 
 @fault

@@ -39,8 +39,8 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
     "it costs too much": ("VLLMCostOverBudget", "tuning"),
     "the figures do not add up": ("VLLMTrafficUnlogged", "VLLMTrafficPhantom", "VLLMRequestLogLagging", "VLLMRequestLogUnwritable"),
     "no alerts, empty panels, the watchers themselves": (
-        "VLLMWatchdog", "VLLMAlertmanagerUnreachable", "VLLMRuleFailing", "VLLMSidecarDown", "VLLMSidecarGone", "VLLMSidecarSourceFailing",
-        "VLLMCheckpointFailing", "VLLMSpansDropped", "VLLMScrapeNearLimit", "VLLMTeamsOverflow",
+        "VLLMWatchdog", "VLLMAlertmanagerUnreachable", "VLLMNotificationsFailing", "VLLMRuleFailing", "VLLMSidecarDown", "VLLMSidecarGone",
+        "VLLMSidecarSourceFailing", "VLLMCheckpointFailing", "VLLMSpansDropped", "VLLMScrapeNearLimit", "VLLMTeamsOverflow",
     ),
     "several alerts at once, or none that names the cause": ("incident-flow",),
     "something is about to change, or has to be taken back": ("canary", "rollback"),
