@@ -18,7 +18,10 @@ _ACTIVE = ('state="active"',)
 _TOKENS = ('type!="cached"',)
 
 _SPLIT = "Who had which part is an estimate of share; the sum is exact."
-_NOBODY = "__idle__: nothing ran. __aborted__: work for callers who hung up. __unattributed__: work that no log shows, or time that nobody knows of."
+_NOBODY = (
+    "__idle__: nothing ran. __aborted__: broken-off work that no record claims. __unattributed__: work that no log shows, or time that nobody "
+    "knows of."
+)
 _NO_CARDS = "Only where a sidecar sees cards and engines: start it on the GPU host, with engines in its configuration."
 _NO_PRICES = "No price is set, so nothing here is money. Put prices into the sidecar's configuration; the page on cost in docs says how."
 _NO_API = "No price of an API is set. Put api under prices in the sidecar's configuration to compare."
@@ -101,8 +104,26 @@ _TOP = (
         "cards", "Cards by team",
         f"Whole cards, by whose time it was; a MIG instance counts as its compute slices of 7. {_NOBODY} {_SPLIT}",
         "The sum is the cards that are there; most of it has a team.",
-        "__aborted__ grows: clients give up waiting, and their work is paid for by all.",
+        "__aborted__ grows: work is broken off that no stream with content shows, such as replies without a stream whose clients left.",
         (_cards(_TEAM, attributed.TEAM_SECONDS),), Shape.STACK, detail="gpu", optional=_NO_CARDS,
+    ),
+    Panel(
+        "aborted", "Cards by team, aborted requests only",
+        "Part of the cards that went into requests which broke off: the client left, time ran out or the engine failed. It is in the team's part "
+        f"already, by the tokens of the record, which are estimates where no usage came. {_SPLIT}",
+        "Next to nothing.",
+        "A team reads streams and leaves before their end: ask it to set max_tokens instead. Or an engine fails: see the board Overview.",
+        (Query(ask.rate(attributed.TEAM_SECONDS, _TEAM, only=('method="aborted"',)).expr, ask.legend(_TEAM), shown_unit(Unit.COUNT)),), Shape.STACK,
+        detail="teams", optional=_NO_CARDS,
+    ),
+    Panel(
+        "estimated-tokens", "Estimated tokens by team",
+        "Tokens of requests whose usage never came: prompts from their bytes, output from the content events that were seen. They are in no panel of "
+        "exact tokens, and in the cost at an API's price.",
+        "Next to nothing beside the tokens that engines told.",
+        "Many clients of that team leave before the end of their streams.",
+        (ask.rate(ours.ESTIMATED_TOKENS, ("team", "type")),), detail="teams",
+        optional="Shown once a stream broke off before its usage event. Break one off to see it.",
     ),
 )  # fmt: skip
 
@@ -170,7 +191,7 @@ _HOW = (
     ),
     Panel(
         "seconds-by-method", "Cards by how their time was attributed",
-        "tokens: shared by work that ended. measured: nothing ran. unknown: the engine did not answer.",
+        "tokens: shared by work that ended. aborted: by a team's requests that broke off. measured: nothing ran. unknown: the engine did not answer.",
         "No unknown.",
         "unknown is nobody's: see whether the engine answers the sidecar.",
         (_cards(("method",), attributed.TEAM_SECONDS),), Shape.STACK, optional=_NO_CARDS,

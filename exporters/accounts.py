@@ -181,13 +181,21 @@ class Accounts:
     def _advance(self, look: Look) -> None:
         """With what the log and its comparison with the engine say of the model by now."""
         placed = self.reconciler.state().placed
-        logged: dict[str, Work] = {}
-        for (name, team), work in self._traffic.work().items():
-            if placed.get(name) == look.model_name:
-                logged[team] = logged.get(team, Work()).plus(work)
+        logged, abandoned = (
+            self._by_team(works, look.model_name, placed) for works in (self._traffic.work(), self._traffic.abandoned())
+        )
         lost = self.reconciler.aborted(look.model_name), self.reconciler.unlogged(look.model_name)
         aborted, unlogged = (Work(tokens.prompt, 0, tokens.completion) for tokens in lost)
-        self.attribution.advance(replace(look, logged=logged, aborted=aborted, unlogged=unlogged))
+        self.attribution.advance(replace(look, logged=logged, abandoned=abandoned, aborted=aborted, unlogged=unlogged))
+
+    @staticmethod
+    def _by_team(works: Mapping[tuple[str, str], Work], model_name: str, placed: Mapping[str, str]) -> dict[str, Work]:
+        """Return the work on a model by team. placed: name in the log -> model_name."""
+        found: dict[str, Work] = {}
+        for (name, team), work in works.items():
+            if placed.get(name) == model_name:
+                found[team] = found.get(team, Work()).plus(work)
+        return found
 
     def _owned(self, upstream: str) -> Iterator[str]:
         if named := self._gpus.get(upstream):

@@ -4,18 +4,23 @@ Law: over teams, __idle__, __aborted__, __unattributed__ and what is pending, se
 cards used and cost to what they cost. How a look is cut into shorter ones, and in which order lines are read, changes no sum.
 
 Busy time goes into a pool per model. Work that ended draws its part out of it; tokens still in flight keep theirs. A batch cannot be
-taken apart on the card, so the split is an estimate of share: by tokens here, and by requests running at each moment in `sweep`."""
+taken apart on the card, so the split is an estimate of share: by tokens here, and by requests running at each moment in `sweep`.
+
+Work on a request that broke off is its team's (method aborted), by the tokens of its record, which may be estimates. The engine counts the same work
+as aborted, or as finished without a usable record; that count is reduced by what the teams' records have claimed, and only the rest of it is
+__aborted__ or __unattributed__."""
 
 from __future__ import annotations
 
 import math
+import operator
 import random
 import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -29,6 +34,7 @@ ABORTED = "__aborted__"
 UNATTRIBUTED = "__unattributed__"
 NO_MODEL = "__none__"
 NOBODY = (IDLE, ABORTED, UNATTRIBUTED)
+ENDED, ABANDONED = "tokens", "aborted"  # methods: busy time shared by the tokens of work that ended, or of requests that broke off
 
 DEFAULT_DECODE_WEIGHT = 4.0  # what API prices of output and input differ by, for want of anything measured
 DECODE_WEIGHTS = (0.25, 256.0)  # beyond these, the evidence is wrong
@@ -40,6 +46,8 @@ SETTLE_S = 30.0  # how long after the last request its line may come
 HOUR_S = 3600.0
 MIG_SLICES = 7
 _FOUR_SLICES = re.compile(r"\bA30\b|RTX PRO [56]000")  # source: NVIDIA's MIG user guide, and `nvidia-smi mig -lgip` of such a card
+
+Who = TypeVar("Who")
 
 EnergyMethod = Literal["counter", "integrated", "mig_activity", "mig_fraction"]
 
@@ -62,6 +70,12 @@ class Work(msgspec.Struct, frozen=True):
 
     def plus(self, other: Work) -> Work:
         return Work(*map(sum, zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)))
+
+    def minus(self, other: Work) -> Work:
+        return Work(*map(operator.sub, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
+
+    def at_most(self, other: Work) -> Work:
+        return Work(*map(min, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 NOTHING = Work()
@@ -92,7 +106,8 @@ class Look:
     inference_s, decode_s, prefill_s: its sums over finished requests. decode_s is request_decode_time_seconds; the sum over
     request_time_per_output_token_seconds is one mean per request, short by the length of the answer.
     produced: all prompt, cached and generated tokens.
-    Cumulative, whoever served the model: logged: by team. aborted, unlogged: from the comparison of log and engine."""
+    Cumulative, whoever served the model: logged: by team. abandoned: by team, of requests that broke off, with estimates where no usage came.
+    aborted, unlogged: from the comparison of log and engine."""
 
     upstream: str
     model_name: str
@@ -106,6 +121,7 @@ class Look:
     prefill_s: float = 0.0
     produced: Work = NOTHING
     logged: Mapping[str, Work] = field(default_factory=dict)
+    abandoned: Mapping[str, Work] = field(default_factory=dict)
     aborted: Work = NOTHING
     unlogged: Work = NOTHING
     cards: tuple[Card, ...] = ()
@@ -209,7 +225,8 @@ class Model(msgspec.Struct):
     """What is kept of one model between looks.
 
     prompt_ahead, generation_ahead: tokens the engine produced beyond those that ended, so in flight; below 0 the log was faster.
-    told: what was cumulative at the last look. last_busy_s: the last look that found anything to do, or work that had ended.
+    told: what was cumulative at the last look; told_abandoned: the same of requests that broke off. claimed: tokens of those that the engine has
+    not yet counted as aborted or unlogged. last_busy_s: the last look that found anything to do, or work that had ended.
     idle_cost, used_s: of this hour, for where idle cost is spread."""
 
     pool: Pool = msgspec.field(default_factory=Pool)
@@ -219,6 +236,8 @@ class Model(msgspec.Struct):
     produced: Work = NOTHING
     logged: Work = NOTHING
     told: dict[str, Work] | None = None
+    told_abandoned: dict[str, Work] | None = None
+    claimed: Work = NOTHING
     last_busy_s: float = 0.0
     hour: int = 0
     idle_cost: dict[str, float] = {}
@@ -228,9 +247,10 @@ class Model(msgspec.Struct):
     def decode_weight(self) -> float:
         return self.evidence.decode_weight or DEFAULT_DECODE_WEIGHT
 
-    def computed(self, team: str, work: Work) -> float:
+    def computed(self, whose: tuple[str, str], work: Work) -> float:
         """Prompt tokens that had to be computed; where the log is silent about the cache, as many as the engine did on the whole."""
-        if team in NOBODY or not self.logged.cached_tokens:
+        team, method = whose
+        if team in NOBODY or method == ABANDONED or not self.logged.cached_tokens:
             return work.prompt_tokens * (self.produced.computed_tokens / self.produced.prompt_tokens if self.produced.prompt_tokens else 1.0)
         return work.computed_tokens
 
@@ -325,7 +345,7 @@ class Attribution:
 
     def _born(self, model_name: str) -> None:
         """Series that stand at 0 before anything is counted: growth needs a sample before it."""
-        for method, team in (("measured", IDLE), ("tokens", ABORTED), ("tokens", UNATTRIBUTED), ("unknown", UNATTRIBUTED)):
+        for method, team in (("measured", IDLE), (ENDED, ABORTED), (ENDED, UNATTRIBUTED), ("unknown", UNATTRIBUTED)):
             self._count(attributed.TEAM_SECONDS, 0.0, method=method, model_name=model_name, team=team)
 
     def _use(self, look: Look, card: Card, model: Model) -> None:
@@ -381,38 +401,43 @@ class Attribution:
         if streak.seconds >= IDLE_AT_LEAST_S:
             self._idle_watts[card.uuid] = streak.joules / streak.seconds
 
-    def _ended(self, look: Look, model: Model) -> dict[str, Work]:
-        """Work that ended since the last look, by whom it was for. What was told before the first look belongs to nobody's window."""
+    def _ended(self, look: Look, model: Model) -> dict[tuple[str, str], Work]:
+        """Work that ended since the last look, by whom it was for and method. What was told before the first look belongs to nobody's window."""
         told = {**look.logged, ABORTED: look.aborted, UNATTRIBUTED: look.unlogged}
-        before, model.told = told if model.told is None else model.told, told
-        ended = {team: work.since(before.get(team, NOTHING)) for team, work in told.items()}
+        grown, model.told = _growth(told, model.told), told
+        abandoned, model.told_abandoned = _growth(look.abandoned, model.told_abandoned), dict(look.abandoned)
         model.produced = model.produced.plus(look.produced)
         for team in look.logged:
-            model.logged = model.logged.plus(ended[team])
-            self._api_cost(look.model_name, team, ended[team])
-        return ended
+            model.logged = model.logged.plus(grown[team])
+            self._api_cost(look.model_name, team, grown[team].plus(abandoned.get(team, NOTHING)))
+        for work in abandoned.values():
+            model.claimed = model.claimed.plus(work)
+        for lost in (ABORTED, UNATTRIBUTED):
+            covered = grown[lost].at_most(model.claimed)
+            grown[lost], model.claimed = grown[lost].minus(covered), model.claimed.minus(covered)
+        return {(team, ENDED): work for team, work in grown.items()} | {(team, ABANDONED): work for team, work in abandoned.items()}
 
     def _api_cost(self, model_name: str, team: str, work: Work) -> None:
         if self.prices and (price := self.prices.api_price(model_name)):
             cost = price.cost(work.prompt_tokens, work.cached_tokens, work.completion_tokens)
             self._count(attributed.API_COST, cost, currency=self.prices.currency, model_name=model_name, team=team)
 
-    def _draw(self, look: Look, model: Model, ended: Mapping[str, Work]) -> bool:
+    def _draw(self, look: Look, model: Model, ended: Mapping[tuple[str, str], Work]) -> bool:
         """Give the work that ended its part of the pool; whether any did."""
-        computed = {team: model.computed(team, work) for team, work in ended.items()}
+        computed = {whose: model.computed(whose, work) for whose, work in ended.items()}
         prompt, generation = sum(computed.values()), sum(work.completion_tokens for work in ended.values())
         # A log may be a look ahead of the engine's page, not more: without a bound, tokens missed once would be missed for ever.
         model.prompt_ahead = max(model.prompt_ahead + look.produced.computed_tokens - prompt, -prompt)
         model.generation_ahead = max(model.generation_ahead + look.produced.completion_tokens - generation, -generation)
         weight = model.decode_weight
-        units = {team: computed[team] + weight * work.completion_tokens for team, work in ended.items()}
+        units = {whose: computed[whose] + weight * work.completion_tokens for whose, work in ended.items()}
         if (whole := sum(units.values())) <= 0:
             return False
         in_flight = max(0.0, model.prompt_ahead) + weight * max(0.0, model.generation_ahead)
         drawn = model.pool.take(whole / (whole + in_flight))
-        for team, part in units.items():
+        for (team, method), part in units.items():
             if part or team in look.logged:
-                self._book(look, model, team, "tokens", drawn.times(part / whole))
+                self._book(look, model, team, method, drawn.times(part / whole))
         return True
 
     def _settle(self, look: Look, model: Model, drawn: bool) -> None:
@@ -422,6 +447,7 @@ class Attribution:
         elif look.to_s - model.last_busy_s >= max(SETTLE_S, 3 * look.length_s):  # another engine of the model may not have been looked at yet
             self._book(look, model, UNATTRIBUTED, "unknown", model.pool.take(1.0))
             model.prompt_ahead = model.generation_ahead = 0.0
+            model.claimed = NOTHING  # the engine has counted what it ever will of what broke off; an estimate that was too high must not linger
 
     def _book(self, look: Look, model: Model, team: str, method: str, part: Pool) -> None:
         self._count(attributed.TEAM_SECONDS, part.seconds, method=method, model_name=look.model_name, team=team)
@@ -458,6 +484,11 @@ class Attribution:
         self._counts[metric.name, tuple(sorted(labels.items()))] += amount
 
 
+def _growth(now: Mapping[str, Work], before: Mapping[str, Work] | None) -> dict[str, Work]:
+    """Return the growth of cumulative work by team; none at the first look."""
+    return {team: work.since((now if before is None else before).get(team, NOTHING)) for team, work in now.items()}
+
+
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     """Of teams in the log alone."""
     among = {team: s for team, s in seconds.items() if team not in NOBODY}
@@ -465,7 +496,7 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     return {team: s / whole for team, s in among.items()} if whole > 0 else {}
 
 
-def sweep(requests: Iterable[tuple[float, float, str]], window: tuple[float, float]) -> dict[str, float]:
+def sweep(requests: Iterable[tuple[float, float, Who]], window: tuple[float, float]) -> dict[Who, float]:
     """Seconds by team of (start_s, end_s, team): at each instant the second is split evenly over the requests then running.
 
     They sum to the time in which any ran. A clock that goes 1/n as fast while n run gives each request the time it shows between its ends."""
@@ -473,7 +504,7 @@ def sweep(requests: Iterable[tuple[float, float, str]], window: tuple[float, flo
     inside = [(max(start, from_s) - from_s, min(end, to_s) - from_s, team) for start, end, team in requests if max(start, from_s) < min(end, to_s)]
     moments = sorted([(start, number) for number, (start, _, _) in enumerate(inside)] + [(end, ~number) for number, (_, end, _) in enumerate(inside)])
     began = [0.0] * len(inside)
-    by_team: dict[str, float] = {}
+    by_team: dict[Who, float] = {}
     clock = last_s = 0.0
     running = 0
     for at_s, number in moments:

@@ -28,8 +28,8 @@ _VALUES: dict[Metric, int] = {
     ours.REQUESTS: OUTCOMES + 1,  # and unknown
     ours.REASONS: REASONS_LIMIT + OUTCOMES - 1,  # and __other__ of each outcome but ok; a reason has one outcome, as in our own vocabulary
     ours.FINISHES: len(FINISH_REASONS) + 1,  # and other
-    ours.TOKENS: 3, ours.CACHE_LOOKUPS: 2,
-    attributed.TEAM_SECONDS: 1, attributed.TEAM_ENERGY: 1, attributed.COST: 2, attributed.API_COST: 1,
+    ours.TOKENS: 3, ours.ESTIMATED_TOKENS: 2, ours.CACHE_LOOKUPS: 2,
+    attributed.TEAM_SECONDS: 2, attributed.TEAM_ENERGY: 1, attributed.COST: 2, attributed.API_COST: 1,
     reconciled.LOGGED: len(KINDS), reconciled.ENGINE: len(KINDS), reconciled.OPEN: len(KINDS),
     reconciled.UNLOGGED: len(KINDS) * len(UNLOGGED_CAUSES), reconciled.PHANTOM: len(KINDS) * len(PHANTOM_CAUSES),
     reconciled.UNFINISHED: 2, reconciled.ABORTED: 2,
@@ -63,7 +63,7 @@ _OF_MODELS = [
 _OF_SOURCES = (ours.SOURCE_UP, ours.SOURCE_LAST_SUCCESS, ours.SOURCE_AGE, ours.SOURCE_DURATION)
 
 SIDECAR_TEAM_AND_MODEL = _all(_OF_TEAMS)
-SIDECAR_MODEL = _all(_OF_MODELS) + 3 * series(attributed.TEAM_SECONDS) + 4  # what is idle, aborted and nobody's: seconds, energy, cost
+SIDECAR_MODEL = _all(_OF_MODELS) + 3 + 4  # what is idle, aborted and nobody's: seconds, energy, cost
 SIDECAR_ENGINE = _all(ours.ENGINES) + len(_OF_SOURCES) + SOURCE_ERRORS
 SIDECAR_CARD = _all(gpu.GPU, "uuid") - _all(gpu.MIG) + _all(attributed.ATTRIBUTED, "uuid")
 SIDECAR_INSTANCE = _all(gpu.MIG)  # of a card under MIG, beside what the card has

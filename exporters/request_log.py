@@ -33,7 +33,10 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     it is first scheduled; engine_ttft_ms: first scheduled -> first token; both as the engine tells them.
     n: texts asked for of each prompt; prompts: how many prompts, left out where one; the engine counts n x prompts requests.
     parent_span_id: the client's span, null where the trace begins here. sampled: false where the client said that its trace is not kept.
-    cache_hit: null unless the engine reports cached tokens. tried: upstreams that failed before, as name:reason."""
+    cache_hit: null unless the engine reports cached tokens. tried: upstreams that failed before, as name:reason.
+    prompt_tokens, cached_tokens, completion_tokens: from the engine's usage only. Where no usage told completion_tokens, content_events is how many
+    stream events with content were seen, and est_completion_tokens estimates the tokens in them; both stay null where no content was seen.
+    est_prompt_tokens: the prompt as estimated before admission, in every record of an admitted request."""
 
     request_id: str
     ts: str | None = None
@@ -70,6 +73,8 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     reason: str | None = None
     retry_after_s: Measure | None = None
     est_prompt_tokens: Count | None = None
+    content_events: Count | None = None
+    est_completion_tokens: Count | None = None
 
 
 class BadLine(ValueError):
@@ -198,8 +203,8 @@ _time = datetime.fromisoformat
 _BOM = b"\xef\xbb\xbf"
 _FREE_TEXT = ("model", "adapter", "finish_reason", "engine_version", "upstream", "variant", "tried", "priority", "request_id")
 _LEAST_NEEDED = (
-    "tried", "est_prompt_tokens", "engine_ttft_ms", "engine_queue_ms", "attempt", "variant", "engine_version", "upstream", "adapter",
-    "retry_after_s", "priority", "parent_span_id", "span_id",
+    "tried", "content_events", "engine_ttft_ms", "engine_queue_ms", "attempt", "variant", "engine_version", "upstream", "adapter",
+    "retry_after_s", "priority", "parent_span_id", "span_id", "est_completion_tokens", "est_prompt_tokens",
 )  # fmt: skip
 
 
@@ -321,6 +326,15 @@ def _bad(error: msgspec.ValidationError, line: bytes) -> BadLine:
         return BadLine("json", f"{malformed}")
     why = re.sub(r" '.*'", "", f"{error}", flags=re.DOTALL)
     return BadLine("range" if re.match(r"Expected `(int|float)` [<>]|.*out of range", why) else "type", why)
+
+
+def estimated_tokens(record: RequestRecord) -> tuple[int | None, int | None]:
+    """Return prompt and completion tokens that only an estimate tells; None for what usage told, or where no content was seen.
+
+    Content proves that the prompt was computed, so without content its estimate is no work."""
+    if record.completion_tokens is not None or record.est_completion_tokens is None:
+        return None, None
+    return record.est_prompt_tokens if record.prompt_tokens is None else None, record.est_completion_tokens
 
 
 def ended_at(record: RequestRecord) -> float | None:

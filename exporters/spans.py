@@ -93,7 +93,8 @@ _FIELDS = {
     "vllm_watch.request_id": "request_id", "vllm_watch.team": "team", "vllm_watch.priority": "priority", "vllm_watch.adapter": "adapter",
     "vllm_watch.upstream": "upstream", "vllm_watch.variant": "variant", "vllm_watch.engine_version": "engine_version",
     "vllm_watch.attempt": "attempt", "vllm_watch.tried": "tried", "vllm_watch.outcome": "outcome", "vllm_watch.reason": "reason",
-    "vllm_watch.est_prompt_tokens": "est_prompt_tokens", "vllm_watch.retry_after_s": "retry_after_s",
+    "vllm_watch.est_prompt_tokens": "est_prompt_tokens", "vllm_watch.est_completion_tokens": "est_completion_tokens",
+    "vllm_watch.content_events": "content_events", "vllm_watch.retry_after_s": "retry_after_s",
 }  # fmt: skip
 _TIMES = {
     "gen_ai.response.time_to_first_chunk": "ttft_ms", "gen_ai.latency.time_to_first_token": "ttft_ms", "gen_ai.latency.e2e": "e2e_ms",

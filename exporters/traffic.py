@@ -23,7 +23,7 @@ from exporters.catalogue import bounds, ours
 from exporters.catalogue.metric import Metric
 from exporters.exposition import Distribution, Sample, exemplar
 from exporters.reconcile import Finished
-from exporters.request_log import UNKNOWN_TEAM, Outcome, RequestRecord, unix_seconds
+from exporters.request_log import UNKNOWN_TEAM, Outcome, RequestRecord, estimated_tokens, unix_seconds
 
 OTHER = "__other__"
 UNKNOWN_MODEL = "__unknown__"
@@ -100,6 +100,8 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
     counts: tuple[list[int], ...]
     sums_ms: tuple[float, ...]
     overhead_negative: int
+    estimated: tuple[int | None, int | None] = (None, None)
+    abandoned: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -117,8 +119,8 @@ class _Cell:
     """The row that is being counted in."""
 
     __slots__ = (
-        "changed", "counts", "exemplars", "finished", "finishes", "last", "lookups", "model", "negative", "outcomes", "reasons", "sums_ms", "team",
-        "tokens",
+        "abandoned", "changed", "counts", "estimated", "exemplars", "finished", "finishes", "last", "lookups", "model", "negative",
+        "outcomes", "reasons", "sums_ms", "team", "tokens",
     )  # fmt: skip
 
     def __init__(self, model: str, team: str) -> None:
@@ -129,14 +131,18 @@ class _Cell:
         self.tokens: list[int | None] = [None, None, None]
         self.lookups: list[int | None] = [None, None]
         self.finished = _Finished()
+        self.estimated: list[int | None] = [None, None]  # prompt and completion tokens of requests whose usage never came
+        self.abandoned = [0, 0]  # prompt and completion tokens of work that the engine did not finish, or whose end nobody saw
         self.counts = [[0] * (len(limits) + 1) for limits in _MS]
         self.sums_ms = [0.0] * len(_MS)
         self.negative = 0
         self.last: list[dict[int, tuple[str, float, str | None]]] = [{} for _ in _MS]  # of a bucket the newest trace, its value, and when
         self.exemplars: list[list[str]] = [[""] * len(counts) for counts in self.counts]  # the same as text, once somebody asked
 
-    def add(self, texts: int, alike: Sequence[RequestRecord]) -> None:
-        """Add up what the records say, column by column. texts: asked for of each prompt; 0: no engine is to be compared."""
+    def add(self, texts: int, abandoned: int, alike: Sequence[RequestRecord]) -> None:
+        """Add up what the records say, column by column. texts: asked for of each prompt; 0: no engine is to be compared.
+
+        abandoned: the same of requests that broke off; 0: these ended well, or no engine that we watch worked on them."""
         prompt, cached, completion, *times, engine_ttft = zip(*map(_FIGURES, alike), strict=True)
         told = [_sum(tokens) for tokens in (prompt, cached, completion)]
         for at, tokens in enumerate(told):
@@ -149,11 +155,26 @@ class _Cell:
             self.finished.cached_tokens += texts * (told[1] or 0)
             known = completion if not missing else [c for p, c in zip(prompt, completion, strict=True) if p is not None]
             self.finished.completion_tokens += _sum(known) or 0
+        if abandoned or None in completion:
+            self._estimate(alike, texts, abandoned)
         first = max(0, len(alike) - EXEMPLARS_OF)
         traced = [(at, r.trace_id, r.ts) for at, r in enumerate(alike[first:], first) if r.trace_id and _TRACE_ID.fullmatch(r.trace_id)]
         for at, values in enumerate(times):
             self.observe(at, values, traced)
         self.observe(_OVERHEAD, self.overheads(times[_TTFT], times[_ENGINE_QUEUE], engine_ttft), traced)
+
+    def _estimate(self, alike: Sequence[RequestRecord], texts: int, abandoned: int) -> None:
+        """Count tokens without usage as estimates, and those of broken-off requests as work of the team, each of several texts with its prompt.
+
+        A finished request with usage (texts) is finished work already."""
+        for r in alike:
+            estimated = estimated_tokens(r)
+            for at, tokens in enumerate(estimated):
+                if tokens is not None:
+                    self.estimated[at] = (self.estimated[at] or 0) + tokens
+            if abandoned and not (texts and r.prompt_tokens is not None):
+                self.abandoned[0] += abandoned * (r.prompt_tokens or estimated[0] or 0)
+                self.abandoned[1] += r.completion_tokens or estimated[1] or 0
 
     def observe(self, at: int, told: Sequence[float | None], traced: Iterable[tuple[int, str, str | None]]) -> None:
         """Take in one time of each record, None where it has none. traced: which records of these can be looked up, by what trace, and when."""
@@ -221,15 +242,15 @@ class Traffic:
         kinds: defaultdict[tuple[Any, ...], list[RequestRecord]] = defaultdict(list)
         for r in records:
             kinds[r.model, r.team, r.outcome, r.finish_reason, r.upstream, r.route, r.n, r.prompts, r.cache_hit, r.reason].append(r)
-        groups: dict[tuple[_Cell, int], list[RequestRecord]] = {}
+        groups: dict[tuple[_Cell, int, int], list[RequestRecord]] = {}
         for kind, alike in kinds.items():
             group = self._count(len(alike), *kind)
             if group in groups:
                 groups[group] += alike
             else:
                 groups[group] = alike
-        for (cell, texts), alike in groups.items():
-            cell.add(texts, alike)
+        for (cell, texts, abandoned), alike in groups.items():
+            cell.add(texts, abandoned, alike)
 
     def _count(
         self,
@@ -244,8 +265,9 @@ class Traffic:
         prompts: int | None,
         hit: bool | None,
         reason: str | None,
-    ) -> tuple[_Cell, int]:
-        """Count one kind. Where its figures belong: the row, and how many texts of each prompt an engine finished that is compared, or 0."""
+    ) -> tuple[_Cell, int, int]:
+        """Count one kind. Where its figures belong: the row, how many texts of each prompt an engine finished that is compared, or 0, and how many
+        such an engine may have worked on in vain, or 0."""
         outcome = outcome or "unknown"
         cell = self._by_name.get((model, team)) or self._cell(model, team, outcome, count)
         if not cell.changed:
@@ -263,10 +285,12 @@ class Traffic:
             cell.lookups[not hit] = (cell.lookups[not hit] or 0) + count
         # A client that hangs up behind the last token has an answer that the engine finished, and counted.
         whole = finish not in _UNFINISHED and (outcome in GOOD or (outcome == "client_abort" and finish is not None))
-        if not (whole and self._is_compared(upstream, route)):
-            return cell, 0
-        cell.finished.requests += (texts or 1) * (prompts or 1) * count
-        return cell, texts or 1
+        each = (texts or 1) if self._is_compared(upstream, route) else 0
+        abandoned = 0 if outcome in GOOD or outcome == "rejected" else each
+        if not whole:
+            return cell, 0, abandoned
+        cell.finished.requests += each * (prompts or 1) * count
+        return cell, each, abandoned
 
     def changed(self) -> dict[tuple[str, str], bytes]:
         """Rows that changed since the last call, by model and team, as bytes to be stored; `row` reads them back."""
@@ -288,6 +312,7 @@ class Traffic:
         cell.outcomes |= row.outcomes
         cell.reasons, cell.finishes, cell.tokens, cell.lookups = row.reasons, row.finishes, list(row.tokens), list(row.lookups)
         cell.finished, cell.negative = _Finished(*row.finished), row.overhead_negative
+        cell.estimated, cell.abandoned = list(row.estimated), list(row.abandoned)
         for at, (counts, sum_ms) in enumerate(zip(row.counts, row.sums_ms, strict=False)):
             if len(counts) == len(cell.counts[at]):  # a release with other bounds begins this histogram anew
                 cell.counts[at], cell.sums_ms[at] = counts, sum_ms
@@ -309,6 +334,10 @@ class Traffic:
     def work(self) -> dict[tuple[str, str], Work]:
         """Tokens so far that engines finished, by model and team, counted as an engine counts them."""
         return {k: Work(c.finished.prompt_tokens, c.finished.cached_tokens, c.finished.completion_tokens) for k, c in self._cells.items()}
+
+    def abandoned(self) -> dict[tuple[str, str], Work]:
+        """Return the tokens so far of requests that broke off, by model and team, with estimates where no usage came."""
+        return {k: Work(c.abandoned[0], 0, c.abandoned[1]) for k, c in self._cells.items()}
 
     def e2e_p99_s(self) -> float | None:
         """The bound below which 99 of 100 requests ended, over everything counted; None where no record says how long it took."""
@@ -374,9 +403,11 @@ def _count_samples(row: Row, who: Mapping[str, str]) -> Iterator[Sample]:
             yield ours.REASONS, {"model_name": row.model, "outcome": outcome, "reason": reason, "team": row.team}, count
     for finish, count in row.finishes.items():
         yield ours.FINISHES, {"finish_reason": finish, **who}, count
-    for kind, tokens in zip(("prompt", "cached", "completion"), row.tokens, strict=True):
+    exact = ((ours.TOKENS, kind, tokens) for kind, tokens in zip(("prompt", "cached", "completion"), row.tokens, strict=True))
+    estimated = ((ours.ESTIMATED_TOKENS, kind, tokens) for kind, tokens in zip(("prompt", "completion"), row.estimated, strict=True))
+    for metric, kind, tokens in chain(exact, estimated):
         if tokens is not None:
-            yield ours.TOKENS, {**who, "type": kind}, tokens
+            yield metric, {**who, "type": kind}, tokens
     for result, lookups in zip(("hit", "miss"), row.lookups, strict=True):
         if lookups is not None:
             yield ours.CACHE_LOOKUPS, {"model_name": row.model, "result": result, "team": row.team}, lookups
@@ -404,6 +435,8 @@ def _row(cell: _Cell) -> Row:
         counts=tuple(cell.counts),
         sums_ms=tuple(cell.sums_ms),
         overhead_negative=cell.negative,
+        estimated=(cell.estimated[0], cell.estimated[1]),
+        abandoned=(cell.abandoned[0], cell.abandoned[1]),
     )
 
 

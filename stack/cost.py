@@ -1,6 +1,7 @@
 """What teams and models used and cost over a time: from what Prometheus recorded, or from request logs alone.
 
-Law: the total is the sum of the rows; idle, aborted and unattributed time have rows of their own."""
+Law: the total is the sum of the rows. Idle and unattributed time have rows of their own, and so has aborted work that no record
+claims. Aborted work that a record claims is in its team's row, with a column that says how much."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from exporters.attribution import ABORTED, HOUR_S, IDLE, NOBODY, UNATTRIBUTED, sweep
+from exporters.attribution import ABANDONED, ABORTED, HOUR_S, IDLE, NOBODY, UNATTRIBUTED, sweep
 from exporters.catalogue import attributed, gpu, ours, promql
 from exporters.catalogue.metric import Metric
 from exporters.prices import Prices
-from exporters.request_log import UNKNOWN_TEAM, RequestRecord, ended_at, parse_block
+from exporters.request_log import UNKNOWN_TEAM, RequestRecord, ended_at, estimated_tokens, parse_block
 from exporters.traffic import UNKNOWN_MODEL
 from runbooks.book import printable
 from stack.prometheus import Address, Prometheus
@@ -31,15 +32,20 @@ _KWH = 3.6e6
 
 @dataclass(slots=True)
 class Use:
-    """What one team used of one model. Seconds of a whole card; cost in the report's currency."""
+    """What one team used of one model. Seconds of a whole card; cost in the report's currency.
+
+    aborted_seconds: of seconds, what went into requests that broke off. est_...: tokens of requests whose usage never came; in no other figure."""
 
     seconds: float = 0.0
+    aborted_seconds: float = 0.0
     cost_allocation: float = 0.0
     cost_usage: float = 0.0
     joules: float = 0.0
     prompt_tokens: float = 0.0
     cached_tokens: float = 0.0
     completion_tokens: float = 0.0
+    est_prompt_tokens: float = 0.0
+    est_completion_tokens: float = 0.0
     api_cost: float = 0.0
 
     def add(self, other: Use) -> None:
@@ -56,7 +62,7 @@ Uses = defaultdict[tuple[str, str], Use]  # by team and model
 
 @dataclass(slots=True)
 class Found:
-    """What a source told. knows: which of cost, api, joules it knows. notes: what was assumed."""
+    """What a source told. knows: which of cost, api, joules, estimates it knows. notes: what was assumed."""
 
     source: str
     from_s: float
@@ -88,6 +94,7 @@ def _figures(use: Use, whole: Use, knows: set[str]) -> dict[str, float | None]:
     cost, usage = (use.cost_allocation, use.cost_usage) if "cost" in knows else (None, None)
     return {
         "gpu_hours": use.seconds / HOUR_S,
+        "aborted_gpu_hours": use.aborted_seconds / HOUR_S,
         "share": use.seconds / whole.seconds if whole.seconds else 0.0,
         "cost_allocation": cost,
         "cost_usage": usage,
@@ -97,6 +104,8 @@ def _figures(use: Use, whole: Use, knows: set[str]) -> dict[str, float | None]:
         "prompt_tokens": use.prompt_tokens,
         "cached_tokens": use.cached_tokens,
         "completion_tokens": use.completion_tokens,
+        "est_prompt_tokens": use.est_prompt_tokens if "estimates" in knows else None,
+        "est_completion_tokens": use.est_completion_tokens if "estimates" in knows else None,
         "api_cost": use.api_cost if "api" in knows else None,
     }
 
@@ -123,15 +132,20 @@ def _no_formula(name: str) -> str:
 
 
 def sheet(told: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table, the total last; columns of which nothing is known are left out."""
+    """Head and rows of the table, the total last; columns of which nothing is known are left out, and those of estimates where there are none."""
     money = told["currency"] or ""
     columns = {
-        "gpu_hours": ("GPU hours", 4, 1.0), "share": ("share %", 1, 100.0), "cost_allocation": (f"{money} allocated", 4, 1.0),
+        "gpu_hours": ("GPU hours", 4, 1.0), "aborted_gpu_hours": ("of which aborted", 4, 1.0),
+        "share": ("share %", 1, 100.0), "cost_allocation": (f"{money} allocated", 4, 1.0),
         "cost_usage": (f"{money} busy", 4, 1.0), "allocation_per_1k_tokens": (f"{money} per 1K tokens", 6, 1.0), "joules": ("kWh", 4, 1 / _KWH),
         "prompt_tokens": ("prompt", 0, 1.0), "cached_tokens": ("cached", 0, 1.0), "completion_tokens": ("completion", 0, 1.0),
+        "est_prompt_tokens": ("est. prompt", 0, 1.0), "est_completion_tokens": ("est. completion", 0, 1.0),
         "api_cost": (f"{money} at API prices", 4, 1.0),
     }  # fmt: skip
-    shown = {name: column for name, column in columns.items() if told["total"][name] is not None}
+    shown = {
+        name: column for name, column in columns.items()
+        if told["total"][name] is not None and not (name.startswith("est_") and told["total"][name] == 0)
+    }  # fmt: skip
     names = told["by"].split(",")
     rows = [*told["rows"], {names[0]: "total", **told["total"]}]
     cells = [
@@ -164,6 +178,10 @@ async def from_prometheus(where: Address, since_s: float, now_s: float, prices: 
             use, name = _use(found, labels), f"{labels.get('type')}_tokens"
             if name in {each.name for each in fields(Use)}:
                 setattr(use, name, getattr(use, name) + tokens)
+        async for labels, tokens in _grown(prometheus, ours.ESTIMATED_TOKENS, ("model_name", "team", "type"), since_s, now_s):
+            found.knows.add("estimates")
+            part = {"prompt": Use(est_prompt_tokens=tokens), "completion": Use(est_completion_tokens=tokens)}
+            _use(found, labels).add(part.get(labels.get("type", ""), Use()))
     if prices:
         _at_api_prices(found, prices)
     found.notes.append("growth is Prometheus' increase(): it reaches to the ends of the time by extrapolation, the same way for every row")
@@ -193,9 +211,14 @@ async def _seconds(prometheus: Prometheus, since_s: float, now_s: float) -> list
     return rows
 
 
+def _aborted(labels: Mapping[str, str], seconds: float) -> float:
+    """Return the seconds of a series as far as they went into requests that broke off."""
+    return seconds if labels.get("method") == ABANDONED or labels.get("team") == ABORTED else 0.0
+
+
 async def _booked(prometheus: Prometheus, since_s: float, now_s: float, found: Found) -> None:
     for labels, seconds in await _seconds(prometheus, since_s, now_s):
-        _use(found, labels).seconds += seconds
+        _use(found, labels).add(Use(seconds=seconds, aborted_seconds=_aborted(labels, seconds)))
     currencies = set()
     async for labels, cost in _grown(prometheus, attributed.COST, ("basis", "currency", "model_name", "team"), since_s, now_s):
         currencies.add(labels.get("currency", ""))
@@ -230,7 +253,10 @@ async def _reckoned(prometheus: Prometheus, since_s: float, now_s: float, prices
         model = labels.get("model_name", "")
         price = worth[model] / held[model] if held[model] else prices.per_hour(None) / HOUR_S
         busy = labels.get("team") != IDLE and labels.get("method") != "unknown"
-        _use(found, labels).add(Use(seconds=seconds, cost_allocation=seconds * price, cost_usage=seconds * price * busy))
+        aborted = _aborted(labels, seconds)
+        _use(found, labels).add(
+            Use(seconds=seconds, aborted_seconds=aborted, cost_allocation=seconds * price, cost_usage=seconds * price * busy)
+        )
     found.currency = prices.currency
     found.knows.add("cost")
     found.notes.append("cost is reckoned at the prices of the file, instead of those of each moment; a MIG instance costs its part of a card")
@@ -243,17 +269,17 @@ async def _reckoned(prometheus: Prometheus, since_s: float, now_s: float, prices
 
 @dataclass(slots=True)
 class Log:
-    """Request logs as far as cost needs them. spans: start, end and team, by model and hour; tokens: by team and model."""
+    """Request logs as far as cost needs them. spans: start, end, and team with whether it broke off, by model and hour; tokens: by team and model."""
 
-    spans: defaultdict[tuple[str, int], list[tuple[float, float, str]]] = field(default_factory=lambda: defaultdict(list))
-    tokens: list[tuple[str, str, float, float, float]] = field(default_factory=list)
+    spans: defaultdict[tuple[str, int], list[tuple[float, float, tuple[str, bool]]]] = field(default_factory=lambda: defaultdict(list))
+    tokens: Uses = field(default_factory=lambda: defaultdict(Use))
     first_s: float = float("inf")
     last_s: float = float("-inf")
     untimed: int = 0
     bad: int = 0
 
     def add(self, record: RequestRecord, from_s: float, to_s: float) -> None:
-        """Count a record that ran within the time. What was refused used nothing; what did not end well was work thrown away."""
+        """Count a record that ran within the time. What was refused used nothing; what broke off was work of its team all the same."""
         end_s = ended_at(record)
         if record.outcome == "rejected":
             return
@@ -263,13 +289,14 @@ class Log:
         start_s = end_s - max(0.0, record.e2e_ms - (record.queue_ms or 0.0)) / 1000
         if end_s < from_s or start_s > to_s:
             return
-        team = ABORTED if record.outcome not in ("ok", None) else record.team or UNKNOWN_TEAM
-        model = record.model or UNKNOWN_MODEL
+        team, model = record.team or UNKNOWN_TEAM, record.model or UNKNOWN_MODEL
+        broke_off = record.outcome not in ("ok", None)
         for hour in range(int(max(start_s, from_s) // HOUR_S), int(min(end_s, to_s) // HOUR_S) + 1):
-            self.spans[model, hour].append((start_s, end_s, team))
+            self.spans[model, hour].append((start_s, end_s, (team, broke_off)))
         if end_s <= to_s:
-            cached = float(record.cached_tokens or 0)
-            self.tokens.append((team, model, float(record.prompt_tokens or 0), cached, float(record.completion_tokens or 0)))
+            told = record.prompt_tokens, record.cached_tokens, record.completion_tokens, *estimated_tokens(record)
+            names = "prompt_tokens", "cached_tokens", "completion_tokens", "est_prompt_tokens", "est_completion_tokens"
+            self.tokens[team, model].add(Use(**{name: float(tokens or 0) for name, tokens in zip(names, told, strict=True)}))
         self.first_s, self.last_s = min(self.first_s, start_s), max(self.last_s, end_s)
 
 
@@ -299,17 +326,17 @@ def from_log(
         since = "" if since_s is None else " since then; a longer --since, or none, takes older ones"
         raise ValueError(f"{paths[0]} holds no request with a time (ts and e2e_ms){since}; {log.bad} bad lines")
     from_s, to_s = (log.first_s, log.last_s) if since_s is None else (from_s, to_s)
-    found = Found(", ".join(map(str, paths)), from_s, to_s)
+    found = Found(", ".join(map(str, paths)), from_s, to_s, knows={"estimates"})
     count = {"": 1.0, **(cards or {})}
     busy: dict[str, float] = defaultdict(float)
     for (model, hour), spans in log.spans.items():
-        for team, seconds in sweep(spans, (max(hour * HOUR_S, from_s), min((hour + 1) * HOUR_S, to_s))).items():
-            found.uses[team, model].seconds += seconds * count.get(model, count[""])
+        for (team, broke_off), seconds in sweep(spans, (max(hour * HOUR_S, from_s), min((hour + 1) * HOUR_S, to_s))).items():
+            gpu_seconds = seconds * count.get(model, count[""])
+            found.uses[team, model].add(Use(seconds=gpu_seconds, aborted_seconds=gpu_seconds * broke_off))
             busy[model] += seconds
-    for team, model, prompt, cached, completion in log.tokens:
-        found.uses[team, model].add(Use(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion))
+    for (team, model), tokens in log.tokens.items():
+        found.uses[team, model].add(tokens)
     for model, seconds in busy.items():
-        found.uses[ABORTED, model].add(Use())
         if since_s is not None:
             found.uses[IDLE, model].seconds += max(0.0, to_s - from_s - seconds) * count.get(model, count[""])
     if prices:
@@ -344,7 +371,8 @@ def _spread_idle(found: Found) -> None:
 def _at_api_prices(found: Found, prices: Prices) -> None:
     for (team, model), use in found.uses.items():
         if team not in NOBODY and (price := prices.api_price(model)):
-            use.api_cost = price.cost(use.prompt_tokens, use.cached_tokens, use.completion_tokens)
+            prompt, completion = use.prompt_tokens + use.est_prompt_tokens, use.completion_tokens + use.est_completion_tokens
+            use.api_cost = price.cost(prompt, use.cached_tokens, completion)
             found.knows.add("api")
 
 
@@ -353,7 +381,7 @@ def _log_notes(log: Log, count: Mapping[str, float], since_s: float | None, pric
         f"{cards:g} for {model}" if model else f"{cards:g} for each {'other ' * (len(count) > 1)}model" for model, cards in count.items()
     )
     yield f"cards are assumed, not measured (--gpus): {told}; all of a model's are taken as busy while any of its requests runs"
-    yield "a request runs from when it left the gateway's queue to its end; one that did not end well is work thrown away (__aborted__)"
+    yield "a request runs from when it left the gateway's queue to its end; one that broke off is its team's, as aborted"
     if since_s is None:
         yield "no idle time: the log does not say how long the cards were there; --since does"
     if prices and prices.gpus:

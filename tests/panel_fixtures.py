@@ -169,6 +169,7 @@ SETS: dict[Metric, tuple[Labels, ...]] = {
     ),
     ours.REASONS: tuple({"outcome": r.outcome, "reason": name} for name, r in REASONS.items()),
     ours.TOKENS: tuple({"type": kind} for kind in ("prompt", "completion", "cached")),
+    ours.ESTIMATED_TOKENS: tuple({"type": kind} for kind in ("prompt", "completion")),
     ours.TURNED_AWAY: tuple({"reason": why} for why in REASONS_TO_TURN_AWAY),
     gateway.TURNED_AWAY: tuple({"listener": who, "reason": why} for who in WORDS["listener"] for why in REASONS_TO_TURN_AWAY),
     ours.LOG_BAD_LINES: tuple({"reason": why} for why in ("json", "type", "range", "size", "long")),
@@ -207,7 +208,8 @@ _OF_WORK = (*TEAMS, ABORTED, UNATTRIBUTED)
 SETS |= {
     **dict.fromkeys((attributed.ALLOCATED, attributed.BUSY, attributed.IDLE_WATTS), tuple({"uuid": card} for card in CARDS)),
     attributed.TEAM_SECONDS: (
-        *({"team": team, "method": "tokens"} for team in _OF_WORK), {"team": IDLE, "method": "measured"}, {"team": UNATTRIBUTED, "method": "unknown"},
+        *({"team": team, "method": "tokens"} for team in _OF_WORK), *({"team": team, "method": "aborted"} for team in TEAMS),
+        {"team": IDLE, "method": "measured"}, {"team": UNATTRIBUTED, "method": "unknown"},
     ),
     attributed.TEAM_ENERGY: tuple(
         {"team": team, "state": state, "method": "counter"}
@@ -237,7 +239,8 @@ PER_SECOND: dict[Metric, float] = {
     vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS: 180, vllm.DIFFUSION_NUM_CANVAS_POSITIONS: 900, vllm.DIFFUSION_NUM_COMMITTED_TOKENS: 300,
     dcgm.ENERGY.metric: 500, dcgm.POWER_VIOLATION.metric: 0.1, dcgm.THERMAL_VIOLATION.metric: 0.05,
     vllm.MOONCAKE_STORE_OPERATION_KEYS: 20, vllm.MOONCAKE_STORE_OPERATION_FAILED_KEYS: 0.2, vllm.PROCESS_CPU: 0.3,
-    ours.TOKENS: 1900, ours.LOG_LINES: 4, ours.LOG_BAD_LINES: 0.01, ours.LOG_UNTIMED: 0.01, ours.TEAMS_FOLDED: 0.01, ours.MODELS_FOLDED: 0.01,
+    ours.TOKENS: 1900, ours.ESTIMATED_TOKENS: 20,
+    ours.LOG_LINES: 4, ours.LOG_BAD_LINES: 0.01, ours.LOG_UNTIMED: 0.01, ours.TEAMS_FOLDED: 0.01, ours.MODELS_FOLDED: 0.01,
     ours.LOG_ROTATIONS: 0.001, ours.ENGINE_RESTARTS: 0.001, ours.ENGINE_CHANGES: 0.001, ours.CACHE_LOOKUPS: 2, ours.TTFT: 2.1,
     ours.TTFT_OVERHEAD: 2.1, ours.TTFT_NEGATIVE: 0.01,
     attributed.ALLOCATED: 1, attributed.BUSY: 0.6, attributed.TEAM_SECONDS: 2, attributed.TEAM_ENERGY: 1000, attributed.COST: 0.002,

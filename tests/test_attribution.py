@@ -101,6 +101,7 @@ cards = st.tuples(
 def histories(draw: st.DrawFn) -> list[Look]:
     """Looks one after the other at two engines that serve one model and one that serves another, over several hours."""
     at_s, told, looks = dict.fromkeys("abc", 0.0), {model: {} for model in ("chat", "code")}, []
+    abandoned: dict[str, dict[str, Work]] = {model: {} for model in told}
     lost = dict.fromkeys((ABORTED, UNATTRIBUTED), NOTHING)
     for _ in range(draw(st.integers(1, 12))):
         upstream = draw(st.sampled_from("abc"))
@@ -108,13 +109,16 @@ def histories(draw: st.DrawFn) -> list[Look]:
         length_s = draw(st.sampled_from([0.0, 0.001, 5.0, 31.0, 4000.0]))
         for team in draw(st.sets(st.sampled_from(TEAMS))):
             told[model] = {**told[model], team: told[model].get(team, NOTHING).plus(draw(works))}
+        for team in draw(st.sets(st.sampled_from(TEAMS))):
+            abandoned[model] = {**abandoned[model], team: abandoned[model].get(team, NOTHING).plus(draw(works))}
         which = draw(st.sampled_from([ABORTED, UNATTRIBUTED]))
         lost[which] = lost[which].plus(draw(works))
         looks.append(
             Look(
                 upstream, model, T0 + at_s[upstream], T0 + at_s[upstream] + length_s, draw(running), draw(running),
                 waiting=draw(st.sampled_from([0.0, 3.0])), inference_s=draw(st.floats(0, 100)), decode_s=draw(st.floats(0, 100)),
-                prefill_s=draw(st.floats(0, 100)), produced=draw(works), logged=told[model], aborted=lost[ABORTED], unlogged=lost[UNATTRIBUTED],
+                prefill_s=draw(st.floats(0, 100)), produced=draw(works), logged=told[model], abandoned=abandoned[model],
+                aborted=lost[ABORTED], unlogged=lost[UNATTRIBUTED],
                 cards=draw(cards),
             )
         )  # fmt: skip
@@ -272,6 +276,33 @@ def test_work_for_callers_who_hung_up_has_a_name():
     """The engine's counters of finished requests never show it."""
     attribution = after(FIRST, look(0, 10, logged={"red": Work(0, 0, 60)}, aborted=Work(0, 0, 40), produced=Work(0, 0, 100)))
     assert {"red": near(6.0), ABORTED: near(4.0)} == seconds(attribution)
+
+
+def test_work_that_was_broken_off_is_its_teams_and_is_paid_once():
+    """blue's record claims 30 tokens of a stream that it left. When the engine counts 40 aborted ones, 10 are left that no record claims."""
+    logged, left = {"red": Work(0, 0, 70)}, {"blue": Work(0, 0, 30)}
+    attribution = after(FIRST, look(0, 10, logged=logged, abandoned=left, produced=Work(0, 0, 100)))
+    assert {"red": near(7.0), "blue": near(3.0)} == seconds(attribution)
+    assert {("blue",): near(3.0)} == {k: v for k, v in sums(attribution, attributed.TEAM_SECONDS, "team", method="aborted").items() if v}
+    attribution.advance(look(10, 20, logged=logged, abandoned=left, aborted=Work(0, 0, 40), produced=Work(0, 0, 10)))
+    assert {"red": near(7.0), "blue": near(3.0), ABORTED: near(10.0)} == seconds(attribution)
+
+
+def test_an_answer_that_was_finished_behind_a_client_that_left_is_paid_once():
+    """The engine counts it as finished, the log has no usage of it: the reconciliation calls it unlogged, and the record has claimed it before."""
+    left = {"blue": Work(30, 0, 70)}
+    attribution = after(FIRST, look(0, 10, abandoned=left, produced=Work(30, 0, 70)))
+    attribution.advance(look(10, 20, abandoned=left, unlogged=Work(30, 0, 70)))
+    assert {"blue": near(10.0)} == seconds(attribution)
+    assert 10.0 == pending(attribution, "seconds")
+
+
+def test_an_estimate_that_was_too_high_does_not_swallow_what_breaks_off_later():
+    left = {"blue": Work(0, 0, 1000)}
+    rest = [look(at, at + 10, (0, 0), abandoned=left, aborted=Work(0, 0, 100)) for at in range(10, 60, 10)]
+    attribution = after(FIRST, look(0, 10, abandoned=left, produced=Work(0, 0, 100)), *rest)
+    attribution.advance(look(60, 70, abandoned=left, aborted=Work(0, 0, 200), produced=Work(0, 0, 100)))
+    assert {"blue": near(10.0), IDLE: near(50.0), ABORTED: near(10.0)} == seconds(attribution)
 
 
 def test_work_that_no_log_shows_has_a_name():

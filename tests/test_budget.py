@@ -80,7 +80,8 @@ def worst(team: str, model: str) -> list[RequestRecord]:
     )  # fmt: skip
     missed = RequestRecord(request_id="m", team=team, model=model, outcome="ok", finish_reason="odd", prompt_tokens=1, cache_hit=False)
     untold = RequestRecord(request_id="u", team=team, model=model)
-    return [first, missed, untold, *(RequestRecord(request_id=f"r{n}", team=team, model=model, outcome=o, reason=why, finish_reason=f)
+    unpaid = RequestRecord(request_id="e", team=team, model=model, outcome="client_abort", est_prompt_tokens=9, est_completion_tokens=9)
+    return [first, missed, untold, unpaid, *(RequestRecord(request_id=f"r{n}", team=team, model=model, outcome=o, reason=why, finish_reason=f)
                                      for n, (o, why, f) in enumerate(ends))]  # fmt: skip
 
 

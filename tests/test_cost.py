@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_the_log_alone_shares_busy_time_by_who_ran(tmp_path):
     """red alone for 2 s, then both for 3; nothing says how long the card was there, so nothing is idle."""
     path = write(tmp_path, request(0, 5), request(2, 5, "blue"))
     told = cost.report(cost.from_log([path], None, T0 + 100), "team")
-    assert {"red": 3.5, "blue": 1.5, ABORTED: 0.0} == hours(told)
+    assert {"red": 3.5, "blue": 1.5} == hours(told)
     assert {"cost_allocation": None, "api_cost": None, "joules": None} == {
         name: told["total"][name] for name in ("cost_allocation", "api_cost", "joules")
     }
@@ -65,7 +66,7 @@ def test_a_time_that_is_said_has_idle(tmp_path):
     """Of 100 s on two cards, 5 were busy: 190 card-seconds stood idle, and are on the bill by allocation alone."""
     path = write(tmp_path, request(0, 5), request(0, 5, "blue"))
     told = cost.report(cost.from_log([path], 100, T0 + 100, PRICES, {"": 2.0}), "team")
-    assert {"red": 5.0, "blue": 5.0, ABORTED: 0.0, IDLE: 190.0} == hours(told)
+    assert {"red": 5.0, "blue": 5.0, IDLE: 190.0} == hours(told)
     assert pytest.approx(0.2) == told["total"]["cost_allocation"]
     assert pytest.approx(0.01) == told["total"]["cost_usage"]
     assert pytest.approx(0.2 / 220 * 1000) == told["total"]["allocation_per_1k_tokens"]
@@ -76,21 +77,31 @@ def test_idle_cost_can_be_spread(tmp_path):
     path = write(tmp_path, request(0, 30), request(50, 60, "blue"))
     prices = Prices(gpu_hour=3.6, spread_idle=True)
     told = cost.report(cost.from_log([path], 100, T0 + 100, prices), "team")
-    assert {"red": pytest.approx(0.075), "blue": pytest.approx(0.025), ABORTED: 0.0, IDLE: 0.0} == {
+    assert {"red": pytest.approx(0.075), "blue": pytest.approx(0.025), IDLE: 0.0} == {
         row["team"]: row["cost_allocation"] for row in told["rows"]
     }
 
 
-def test_what_did_not_end_well_was_thrown_away_and_what_was_refused_used_nothing(tmp_path):
+def test_aborted_work_is_in_its_teams_row_with_a_column_of_its_own(tmp_path):
+    """What was refused used nothing. Estimated tokens have columns of their own and are charged at API prices, but are in no exact figure."""
+    unpaid = {"outcome": "client_abort", "prompt_tokens": None, "completion_tokens": None, "est_prompt_tokens": 40, "est_completion_tokens": 7}
     path = write(
-        tmp_path, request(0, 10, outcome="client_abort"), request(10, 20), request(0, 50, outcome="rejected"), request(20, 24, outcome="timeout")
-    )
-    assert {"red": 10.0, ABORTED: 14.0} == hours(cost.report(cost.from_log([path], None, T0), "team"))
+        tmp_path, request(0, 10, **unpaid), request(10, 20), request(0, 50, outcome="rejected"), request(20, 24, "blue", outcome="timeout"),
+    )  # fmt: skip
+    told = cost.report(cost.from_log([path], 100, T0 + 100, PRICES), "team")
+    assert {"red": 20.0, "blue": 4.0, IDLE: 76.0} == hours(told)
+    assert {"red": 10.0, "blue": 4.0, IDLE: 0.0} == {row["team"]: pytest.approx(3600 * row["aborted_gpu_hours"]) for row in told["rows"]}
+    red = next(row for row in told["rows"] if row["team"] == "red")
+    assert (100, 10, 40, 7) == tuple(red[name] for name in ("prompt_tokens", "completion_tokens", "est_prompt_tokens", "est_completion_tokens"))
+    assert pytest.approx((140 * 1.0 + 17 * 3.0) / 1000) == red["api_cost"]
+    head, rows = cost.sheet(told)
+    assert "0.0039" == rows[-1][head.index("of which aborted")]
+    assert "aborted_gpu_hours" in cost.as_csv(told).splitlines()[0]
 
 
 def test_time_in_the_gateways_queue_is_no_work(tmp_path):
     path = write(tmp_path, request(0, 10, queue_ms=8000.0))
-    assert {"red": 2.0, ABORTED: 0.0} == hours(cost.report(cost.from_log([path], None, T0), "team"))
+    assert {"red": 2.0} == hours(cost.report(cost.from_log([path], None, T0), "team"))
 
 
 def test_models_have_cards_of_their_own(tmp_path):
@@ -109,8 +120,8 @@ def test_lines_that_cannot_be_counted_are_told(tmp_path):
 def test_work_that_reaches_into_the_time_counts_with_the_part_that_does(tmp_path):
     path = write(tmp_path, request(-50, 10), request(-90, -80), request(90, 110, "blue"))
     told = cost.report(cost.from_log([path], 100, T0 + 100), "team")
-    assert {"red": 10.0, "blue": 10.0, ABORTED: 0.0, IDLE: 80.0} == hours(told)
-    assert {"red": 100.0, "blue": 0.0, ABORTED: 0.0, IDLE: 0.0} == {row["team"]: row["prompt_tokens"] for row in told["rows"]}
+    assert {"red": 10.0, "blue": 10.0, IDLE: 80.0} == hours(told)
+    assert {"red": 100.0, "blue": 0.0, IDLE: 0.0} == {row["team"]: row["prompt_tokens"] for row in told["rows"]}
 
 
 spans = st.tuples(st.integers(0, 9000), st.integers(1, 4000), st.sampled_from(["red", "blue", None]), st.sampled_from(["chat", "code"]))
@@ -119,13 +130,15 @@ spans = st.tuples(st.integers(0, 9000), st.integers(1, 4000), st.sampled_from(["
 @settings(deadline=None, max_examples=40)
 @given(st.lists(spans, min_size=1, max_size=25), st.sampled_from(list(cost.BY)), st.booleans())
 def test_the_total_is_the_sum_of_the_rows_and_all_of_the_time(tmp_path_factory, rows, by, spread):
-    path = write(tmp_path_factory.mktemp("log"), *(request(start, start + length, team, model=model) for start, length, team, model in rows))
+    ends = itertools.cycle(("ok", "client_abort", "upstream_error"))
+    made = (request(start, start + length, team, model=model, outcome=end) for (start, length, team, model), end in zip(rows, ends, strict=False))
+    path = write(tmp_path_factory.mktemp("log"), *made)
     prices = Prices(gpu_hour=3.6, spread_idle=spread)
     told = cost.report(cost.from_log([path], 20_000, T0 + 20_000, prices, {"": 3.0}), by)
     models = {model for *_, model in rows}
     assert pytest.approx(3 * 20_000 * len(models), rel=1e-9) == told["total"]["gpu_hours"] * 3600
     assert pytest.approx(3 * 20 * len(models), rel=1e-9) == told["total"]["cost_allocation"]
-    for name in ("gpu_hours", "cost_allocation", "cost_usage", "prompt_tokens", "share"):
+    for name in ("gpu_hours", "aborted_gpu_hours", "cost_allocation", "cost_usage", "prompt_tokens", "share"):
         assert pytest.approx(told["total"][name], rel=1e-12) == sum(row[name] for row in told["rows"])
 
 
@@ -138,7 +151,7 @@ def test_the_table_ends_with_the_total_and_what_was_assumed(tmp_path):
     assert 0 == status
     lines = text.splitlines()
     last = next(line for line in lines if "total" in line)
-    assert lines.index(last) > max(lines.index(line) for line in lines if line.startswith(("│ red", f"│ {ABORTED}")))
+    assert lines.index(last) > max(lines.index(line) for line in lines if line.startswith("│ red"))
     assert "EUR allocated" in text
     assert f"note: {cost.SHARED}" in lines
 
@@ -156,7 +169,7 @@ def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path):
     """A team may be whatever a foreign log says."""
     path = write(tmp_path, request(0, 5, "=HYPERLINK(1)"), request(2, 5, "@x"), request(3, 5, "a=b"))
     told = {row["team"] for row in csv.DictReader(io.StringIO(run("--log", path, "--csv")[1]))}
-    assert {"'=HYPERLINK(1)", "'@x", "a=b"} == told - {"total", ABORTED}
+    assert {"'=HYPERLINK(1)", "'@x", "a=b"} == told - {"total"}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +205,8 @@ MINUTES = 150
 NOW_S = T0 + MINUTES * 60 + 30  # between two scrapes, so that increase() has as much to add at both ends
 A_MINUTE = {  # growth by metric and labels
     attributed.TEAM_SECONDS: (
-        ({"method": "tokens", "team": "red"}, 30.0), ({"method": "tokens", "team": "blue"}, 12.0), ({"method": "tokens", "team": ABORTED}, 3.0),
+        ({"method": "tokens", "team": "red"}, 24.0), ({"method": "aborted", "team": "red"}, 6.0),
+        ({"method": "tokens", "team": "blue"}, 12.0), ({"method": "tokens", "team": ABORTED}, 3.0),
         ({"method": "measured", "team": IDLE}, 10.0), ({"method": "unknown", "team": UNATTRIBUTED}, 5.0),
     ),
     attributed.ALLOCATED: (({"uuid": "GPU-1"}, 45.0), ({"uuid": "GPU-2"}, 15.0)),
@@ -207,6 +221,7 @@ A_MINUTE = {  # growth by metric and labels
         )
     ),
     attributed.API_COST: (({"currency": "EUR", "team": "red"}, 0.5),),
+    ours.ESTIMATED_TOKENS: tuple(({"team": "red", "type": kind}, amount) for kind, amount in (("prompt", 60.0), ("completion", 12.0))),
     ours.TOKENS: tuple(({"team": "red", "type": kind}, amount) for kind, amount in (("prompt", 600.0), ("cached", 200.0), ("completion", 60.0))),
 }  # fmt: skip
 
@@ -253,6 +268,9 @@ def test_what_was_recorded_is_read_whole_over_a_sidecar_that_began_again(recorde
     assert tuple(pytest.approx(each * hour_s) for each in (600, 200, 60)) == (red["prompt_tokens"], red["cached_tokens"], red["completion_tokens"])
     assert pytest.approx(0.5 * hour_s) == red["api_cost"]
     assert pytest.approx(0.03 / 0.66) == red["usage_per_1k_tokens"]
+    aborted = {row["team"]: pytest.approx(3600 * row["aborted_gpu_hours"]) for row in told["rows"] if row["aborted_gpu_hours"]}
+    assert {"red": 6.0 * hour_s, ABORTED: 3.0 * hour_s} == aborted
+    assert tuple(pytest.approx(each * hour_s) for each in (60, 12)) == (red["est_prompt_tokens"], red["est_completion_tokens"])
     assert total["gpu_hours"] == sum(row["gpu_hours"] for row in told["rows"])
 
 
@@ -265,7 +283,7 @@ def test_other_prices_reckon_what_was_recorded_anew(recorded):
     assert (pytest.approx(3.25 * 2 * 120 * 30 / 3600), pytest.approx(3.25 * 2 * 120 * 30 / 3600)) == costs["red"]
     assert (pytest.approx(3.25 * 2 * 120 * 10 / 3600), 0.0) == costs[IDLE]
     assert 0.0 == costs[UNATTRIBUTED][1]
-    assert pytest.approx(2 * 120 * (400 * 1.0 + 200 * 0.5 + 60 * 3.0) / 1000) == told["total"]["api_cost"]
+    assert pytest.approx(2 * 120 * (460 * 1.0 + 200 * 0.5 + 72 * 3.0) / 1000) == told["total"]["api_cost"], "estimated tokens included"
 
 
 @pytest.mark.prometheus

@@ -429,6 +429,35 @@ async def test_a_client_that_leaves_a_stream_stops_the_engine_at_once(tmp_path: 
         await until(lambda: it.engine.hangups == 1, "the engine sees the hang-up")
 
 
+async def test_a_stream_without_usage_leaves_an_estimate_that_is_marked_as_one(tmp_path: Path):
+    """The client leaves before the usage event: its content events are on record, and no token count that would pass for the engine's."""
+    async with gateway(tmp_path, events(ROLE, *[TOKEN] * 5, *[b": wait\n\n"] * 1000, pause_s=0.01)) as it:
+        answer = await it.post(STREAM)
+        seen = b""
+        while seen.count(TOKEN) < 5:
+            seen += await answer.content.readany()
+        answer.close()
+        record = await it.record()
+        assert ("client_abort", None, None) == (record.outcome, record.prompt_tokens, record.completion_tokens)
+        assert (5, 5) == (record.content_events, record.est_completion_tokens)
+        assert (record.est_prompt_tokens or 0) > 0
+
+
+async def test_tokens_without_usage_are_estimated_by_what_an_event_of_the_team_held_before(tmp_path: Path):
+    """With several tokens in an event (speculative decoding, --stream-interval), events alone would charge a part of the work."""
+    usage = event(model="tiny", choices=[], usage={"prompt_tokens": 9, "completion_tokens": 15, "total_tokens": 24})
+    async with gateway(tmp_path, events(ROLE, *[TOKEN] * 4, LAST, usage, DONE)) as it:
+        for _ in range(80):
+            async with it.post(STREAM) as answer:
+                await answer.read()
+        it.engine.answer = events(ROLE, *[TOKEN] * 4, LAST, DONE)
+        async with it.post(STREAM) as answer:
+            await answer.read()
+        *paid, record = await it.records(81)
+        assert (15, None, None) == (paid[-1].completion_tokens, paid[-1].content_events, paid[-1].est_completion_tokens)
+        assert (5, 15) == (record.content_events, record.est_completion_tokens)
+
+
 @pytest.mark.parametrize(
     ("last", "outcome"), [(LAST + USAGE + DONE, "ok"), (event(error={"message": "queue full", "code": 503}), "rejected")]
 )  # fmt: skip

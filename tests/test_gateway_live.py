@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ from exporters.catalogue import page, vllm
 from exporters.catalogue.gateway import REQUESTS
 from exporters.catalogue.metric import Metric
 from exporters.request_log import RequestRecord, parse_line
+from stack import cost
 from stack.gateway import make_key
 from stack.lab import plan, supervisor
 
@@ -525,6 +527,34 @@ def test_a_client_that_leaves_takes_its_request_with_it(terms: Gate, one: Engine
     eventually(lambda: one.running == 0, within_s=SOON_S, what="the engine being idle again")
     assert before + 1 == one.abandoned
     assert one.figure(vllm.GENERATION_TOKENS) - made < LONG["max_tokens"] / 2
+
+
+@pytest.mark.parametrize("route", ["chat", "messages"])
+def test_tokens_of_a_client_that_leaves_before_its_usage_event_are_charged_to_its_team(terms: Gate, one: Engine, eventually: Any, route: str):
+    """All but the end of an answer without a token on the bill: what it got is on record as an estimate, and `cost` charges it to the team."""
+    eventually(lambda: one.running == 0, within_s=SOON_S, what="an idle engine")
+    made = one.figure(vllm.GENERATION_TOKENS)
+    name, read = terms.offer(), 60
+    body = {"model": plan.MODEL, "messages": CHAT["messages"], "max_tokens": 30000, "stream": True, "ignore_eos": True}
+    mark = b'"content":"' if route == "chat" else b"text_delta"
+    request = urllib.request.Request(
+        f"{terms.url}/v1/{'chat/completions' if route == 'chat' else 'messages'}", json.dumps(body).encode(),
+        {"Authorization": f"Bearer {terms.keys['demo']}", "Content-Type": "application/json", IDS: name},
+    )  # fmt: skip
+    with urllib.request.urlopen(request, timeout=SOON_S) as answer:
+        seen = sum(mark in answer.readline() for _ in range(4 * read))
+    (record,) = terms.records([name])
+    assert ("client_abort", None) == (record.outcome, record.completion_tokens)
+    eventually(lambda: one.running == 0, within_s=SOON_S, what="the engine being idle again")
+    worked = one.figure(vllm.GENERATION_TOKENS) - made
+    assert 0 < seen - 2 <= (record.est_completion_tokens or 0) <= worked
+    assert (record.prompt_tokens or record.est_prompt_tokens or 0) > 0
+    told = cost.report(cost.from_log([terms.log], None, time.time()), "team")
+    demo = next(row for row in told["rows"] if row["team"] == "demo")
+    assert 0 < (record.e2e_ms or 0) / 3.6e6 <= demo["aborted_gpu_hours"] * 1.001
+    lines = [one for one in terms.lines() if one.team == "demo"]
+    assert sum(one.est_completion_tokens or 0 for one in lines) == demo["est_completion_tokens"]
+    assert sum(one.completion_tokens or 0 for one in lines) == demo["completion_tokens"], "estimates are in no exact figure"
 
 
 def test_a_reply_that_takes_too_long_is_broken_off(terms: Gate, one: Engine, eventually: Any):

@@ -163,6 +163,11 @@ def test_after_a_mixed_load_log_and_engine_agree_to_the_last_token_and_a_crash_o
     for kind in KINDS:
         assert engine[kind] == watched.shown("reconcile_engine_total", kind) == watched.shown("reconcile_logged_total", kind), kind
         assert 0 == watched.shown("unlogged_total", kind) == watched.shown("phantom_total", kind), kind
+    # What was left before its usage is estimated beside the exact tokens, and in no comparison.
+    shown, lines = page.parse(get(f"{watched.address}/metrics")), watched.gate.lines()
+    for kind in ("prompt", "completion"):
+        assert sum(getattr(record, f"{kind}_tokens") or 0 for record in lines) == shown.total("vllm_watch_tokens_total", type=kind)
+    assert sum(record.est_completion_tokens or 0 for record in lines) == shown.total("vllm_watch_estimated_tokens_total", type="completion") > 0
 
 
 def test_what_went_round_the_gateway_is_unlogged_to_the_token(watched: Watched):

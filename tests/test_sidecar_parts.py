@@ -19,10 +19,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporters import engine, events, exposition
+from exporters.attribution import Work
 from exporters.catalogue import bounds, ours, page, vllm
 from exporters.exposition import Distribution
 from exporters.request_log import RequestRecord, parse_line
-from exporters.traffic import BoundedNames, Traffic
+from exporters.traffic import BoundedNames, Traffic, read_row, row_samples
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -151,6 +152,32 @@ def test_a_bucket_leads_to_the_last_trace_that_fell_into_it_where_the_scraper_ca
     plain, content_type = exposition.answer(traffic.samples(), "text/plain;version=0.0.4")
     assert exposition.CONTENT_TYPE == content_type
     assert "trace_id" not in plain
+
+
+def test_estimated_tokens_are_counted_apart_and_make_work_of_what_was_broken_off():
+    """Nothing of an estimate is in the exact tokens, in what is compared with the engine, or in what went to an engine that nobody watches."""
+    traffic = Traffic(BoundedNames(), BoundedNames(), elsewhere=("api",))
+    # A model has series of its own once an engine served it.
+    traffic.add(RequestRecord(request_id="o", model="m", team="t", outcome="ok", prompt_tokens=8, completion_tokens=4, est_prompt_tokens=6))
+    left = {"request_id": "r", "model": "m", "team": "t", "outcome": "client_abort", "finish_reason": "abort"}
+    for more in (
+        {"est_prompt_tokens": 40, "content_events": 7, "est_completion_tokens": 9, "n": 2},
+        {"prompt_tokens": 50, "completion_tokens": 5},  # an engine that tells usage with every event
+        {"est_prompt_tokens": 1000},  # no content was seen: nobody knows of any work
+        {"est_prompt_tokens": 40, "est_completion_tokens": 9, "upstream": "api"},
+        {"est_prompt_tokens": 3, "est_completion_tokens": 2, "finish_reason": "stop"},  # finished behind the client's back, usage unseen
+    ):
+        traffic.add(RequestRecord(**{**left, **more}))
+    shown = {(metric, labels["type"]): value for metric, labels, value in traffic.samples() if "type" in labels}
+    assert (58, 9) == (shown[ours.TOKENS, "prompt"], shown[ours.TOKENS, "completion"])
+    assert (83, 20) == (shown[ours.ESTIMATED_TOKENS, "prompt"], shown[ours.ESTIMATED_TOKENS, "completion"])
+    assert {("m", "t"): Work(2 * 40 + 50 + 3, 0, 9 + 5 + 2)} == traffic.abandoned()
+    assert (8, 4, 1) == (traffic.finished()["m"].prompt_tokens, traffic.finished()["m"].completion_tokens, traffic.finished()["m"].missing)
+    again = Traffic(BoundedNames(), BoundedNames())
+    (stored,) = traffic.changed().values()
+    again.restore(stored)
+    assert traffic.abandoned() == again.abandoned()
+    assert list(row_samples(read_row(stored))) == [sample for sample in again.samples() if "team" in sample[1]]
 
 
 # --- engine

@@ -140,6 +140,15 @@ def test_messages_api_counts_cached_tokens_into_the_prompt():
     )
 
 
+def test_the_head_of_a_message_says_nothing_of_its_output():
+    """output_tokens is 0 there; a client that leaves behind it must not have a record of no tokens."""
+    _, scanner = scan(
+        event(type="message_start", message={"model": "tiny", "usage": {"input_tokens": 100, "output_tokens": 0}}),
+        event(type="content_block_delta", delta={"type": "text_delta", "text": "a"}),
+    )
+    assert (100, None, 1) == (scanner.reply.prompt_tokens, scanner.reply.completion_tokens, scanner.content_events)
+
+
 def test_error_inside_a_stream_is_seen_with_its_code():
     """vLLM refuses streams for load with status 200 and one such event."""
     for error, code in (({"message": "busy", "code": 503}, 503), ({"message": "x", "code": "oops"}, 500), ("boom", 500)):

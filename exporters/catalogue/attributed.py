@@ -22,9 +22,13 @@ BUSY = Metric(
 )  # fmt: skip
 TEAM_SECONDS = Metric(
     "vllm_watch_gpu_seconds_total", Kind.COUNTER, Unit.SECONDS,
-    "Seconds of a whole card by team, and by method: tokens (busy time shared by work that ended), measured (idle), unknown.",
+    "Seconds of a whole card by team, and by method: tokens (busy time shared by work that ended), aborted (by requests of the team that broke off), "
+    "measured (idle), unknown.",
     labels=("method", "model_name", "team"),
-    notes=("__idle__: nothing ran. __aborted__: work for callers who hung up. __unattributed__: work that no log shows.", _ESTIMATE),
+    notes=(
+        "__idle__: nothing ran. __aborted__: work that was broken off and that no record claims. __unattributed__: work that no log shows.",
+        "aborted is by the tokens of the record, which the gateway estimates where no usage came.", _ESTIMATE,
+    ),
 )  # fmt: skip
 PENDING = Metric(
     "vllm_watch_gpu_pending_seconds", Kind.GAUGE, Unit.SECONDS,
@@ -47,7 +51,8 @@ COST = Metric(
     labels=("basis", "currency", "model_name", "team"), needs=_PRICED, notes=(_ESTIMATE,),
 )  # fmt: skip
 API_COST = Metric(
-    "vllm_watch_api_cost_total", Kind.COUNTER, Unit.CURRENCY, "What the logged tokens would have cost at the API prices in `prices`.",
+    "vllm_watch_api_cost_total", Kind.COUNTER, Unit.CURRENCY, "What the logged tokens would have cost at the API prices in `prices`, "
+    "estimated ones of requests that broke off included.",
     labels=("currency", "model_name", "team"), needs="`api` under `prices` in the sidecar's configuration",
 )  # fmt: skip
 DECODE_WEIGHT = Metric(

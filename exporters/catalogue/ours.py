@@ -29,7 +29,13 @@ TOKENS = Metric(
     "vllm_watch_tokens_total", Kind.COUNTER, Unit.TOKENS,
     "Tokens by kind: prompt, cached (part of prompt), completion; from the engine's usage.",
     labels=("model_name", "team", "type"),
-    notes=("Only requests whose usage arrived; a hang-up before the last chunk leaves none.",),
+    notes=("Only requests whose usage arrived; a hang-up before the last chunk leaves none: see vllm_watch_estimated_tokens_total.",),
+)  # fmt: skip
+ESTIMATED_TOKENS = Metric(
+    "vllm_watch_estimated_tokens_total", Kind.COUNTER, Unit.TOKENS,
+    "Estimated tokens of requests whose usage never came, such as streams that the client left, by type: prompt, completion.",
+    labels=("model_name", "team", "type"),
+    notes=("By the gateway: the prompt from its bytes, the output from the content events seen. Never part of vllm_watch_tokens_total.",),
 )  # fmt: skip
 TTFT = Metric(
     "vllm_watch_ttft_seconds", Kind.HISTOGRAM, Unit.SECONDS,
@@ -69,7 +75,7 @@ TTFT_NEGATIVE = Metric(
     labels=_WHO, needs="--enable-per-request-metrics",
 )  # fmt: skip
 REQUEST_TRAFFIC = (
-    REQUESTS, REASONS, FINISHES, TOKENS, TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE, CACHE_LOOKUPS, TTFT_OVERHEAD, TTFT_NEGATIVE,
+    REQUESTS, REASONS, FINISHES, TOKENS, ESTIMATED_TOKENS, TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE, CACHE_LOOKUPS, TTFT_OVERHEAD, TTFT_NEGATIVE,
 )  # fmt: skip
 
 TRACED = (TTFT, TPOT, E2E, QUEUE, ENGINE_QUEUE, TTFT_OVERHEAD)  # a bucket carries the trace of the last request in it, as an exemplar

@@ -1,7 +1,8 @@
 """How many tokens a request will take, before the engine has counted them: the prompt from its bytes, the output from what its team got before.
 
-Law: an estimate orders and protects, it is never billed; records carry the engine's own counts. Only answers of an engine teach anything, and
-what is kept is bounded, since names come from clients. Pure: no clock, no randomness."""
+Law: an estimate orders and protects; records carry the engine's own counts. The one estimate that reaches a bill is that of a stream whose usage
+never came, in a field of its own. Only answers of an engine teach anything, and what is kept is bounded, since names come from clients.
+Pure: no clock, no randomness."""
 
 from __future__ import annotations
 
@@ -26,6 +27,9 @@ MEDIA_TOKENS = 1024
 OUTPUT_TOKENS = 1024
 # Share of a team's answers that the expected output covers, and how much of an answer's weight is left after the next one.
 COVERED, KEPT = 0.9, 0.99
+# An event holds one token or more: speculative decoding and --stream-interval put several into one. Beyond MOST_TOKENS nothing is learned, because
+# hidden reasoning and buffered tool calls are tokens without events.
+LEAST_TOKENS, MOST_TOKENS = 1.0, 64.0
 MOST_NAMES = 256  # models, and teams; the one heard of longest ago is forgotten
 LONGEST_NAME = 256
 
@@ -68,6 +72,7 @@ class Estimator:
     def __init__(self) -> None:
         self._tokens_per_byte: dict[str | None, float] = {}
         self._outputs: dict[str | None, Outputs] = {}
+        self._tokens_per_event: dict[str | None, float] = {}
 
     def bytes_per_token(self, model: str | None) -> float:
         return 1 / self._tokens_per_byte.get(model, 1 / BYTES_PER_TOKEN)
@@ -99,6 +104,24 @@ class Estimator:
         """Takes in how long the texts of an answer were in all."""
         if ask.outputs and completion_tokens >= 0 and len(team or "") <= LONGEST_NAME:
             _used(self._outputs, team, Outputs).add(completion_tokens // ask.outputs)
+
+    def completion(self, team: str | None, model: str | None, events: int) -> int | None:
+        """Return the tokens in so many stream events with content, at least one for each; None for no events.
+
+        By what the team's own finished streams of the model had, so that no team changes what another is charged."""
+        return math.ceil(events * self._tokens_per_event.get(_key(team, model), LEAST_TOKENS)) or None
+
+    def learn_events(self, team: str | None, model: str | None, events: int, completion_tokens: int) -> None:
+        """Learn tokens per event from a stream whose usage arrived."""
+        if events < 1 or len(key := _key(team, model)) > 2 * LONGEST_NAME:
+            return
+        seen = min(MOST_TOKENS, max(LEAST_TOKENS, completion_tokens / events))
+        known = _used(self._tokens_per_event, key, lambda: LEAST_TOKENS)
+        self._tokens_per_event[key] = known + WEIGHT * (seen - known)
+
+
+def _key(team: str | None, model: str | None) -> str:
+    return f"{team}\n{model}"
 
 
 def _used(known: dict[str | None, _Value], name: str | None, new: Callable[[], _Value]) -> _Value:

@@ -19,7 +19,8 @@ class Exchange:
     named: whether the policy knows the model, so that what the reply calls it does not matter. tried: upstreams that failed before this one,
     and why. queued_s: waiting for admission, None before it is granted. first_content, last_content: when content was sent on, streams only.
     complete: the client has been sent the end of its answer. Whatever happens after that is no part of it: the official OpenAI client
-    hangs up on [DONE] without waiting for the end of the connection's message."""
+    hangs up on [DONE] without waiting for the end of the connection's message.
+    est_completion_tokens: an estimate of the output, set only where content was sent and its usage never came."""
 
     request_id: str
     trace: Trace
@@ -42,6 +43,7 @@ class Exchange:
     first_content: float | None = None
     last_content: float | None = None
     content_events: int = 0
+    est_completion_tokens: int | None = None
     status: int | None = None
     retry_after_s: float | None = None
     complete: bool = False
@@ -98,6 +100,8 @@ def record(x: Exchange, ended: float, unix_s: float) -> RequestRecord:
         reason=x.reason,
         retry_after_s=x.retry_after_s,
         est_prompt_tokens=x.est_prompt_tokens,
+        content_events=None if x.est_completion_tokens is None else x.content_events,
+        est_completion_tokens=x.est_completion_tokens,
     )
 
 

@@ -128,6 +128,8 @@ class Proxy:
             if not self.running:
                 self._idle.set()
             if recorded:
+                if x.content_events and x.reply.completion_tokens is None:
+                    x.est_completion_tokens = self.estimator.completion(x.team, x.model, x.content_events)
                 self._log.write(fitting_line(record(x, self._clock(), self._wall())))
                 self._metrics.ended(x.team, x.outcome, x.status, x.reason)
 

@@ -140,6 +140,7 @@ class Reply:
             return isinstance(body.delta, dict) and any(body.delta.get(key) for key in _DELTAS)
         elif kind == "message_start" and isinstance(body.message, dict):
             self._note_inner(body.message)
+            self.completion_tokens = None  # the head of a stream says 0 or 1 before anything is generated
         elif kind == "message_delta" and isinstance(body.delta, dict):
             self._note_finish(body.delta.get("stop_reason"))
         elif kind == "message":

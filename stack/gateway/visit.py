@@ -223,6 +223,7 @@ class Visit:
             estimator.learn(x.model, self._ask, reply.prompt_tokens)
         if reply.completion_tokens is not None and x.team is not None:
             estimator.learn_output(x.team, self._ask, reply.completion_tokens)
+            estimator.learn_events(x.team, x.model, x.content_events, reply.completion_tokens)
 
     def let_go(self) -> None:
         """The body, as soon as nothing can be sent again; what its size has taught stays."""
