@@ -116,10 +116,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         ),
         Alert(
             "VLLMRequestLogUnwritable", Severity.WARNING,
-            f"{promql.growth(gateway.LOG_ERRORS, five, TARGET)} > 0 or {promql.growth(gateway.LOG_LOST, five, TARGET)} > 0",
+            f"{promql.growth(gateway.LOG_ERRORS, five, TARGET)} > 0 or {promql.growth(gateway.LOG_LOST, five, TARGET)} > 0 "
+            f"or {promql.current(gateway.LOG_LOST_BEFORE, TARGET)} > 0",
             hold="1m",
-            summary="The gateway cannot write its request log.",
-            description="{{ $labels.instance }} failed to write request records; they wait in memory, and are lost when there are too many.",
+            summary="The gateway cannot write its request log, or a crash lost records.",
+            description="{{ $labels.instance }} failed to write request records: they wait in memory, and are lost when there are too many. Or it "
+            "ended within the last hour without writing the records of requests that it had accepted.",
             panel=PanelRef("watch", "gateway-log"), muted_by=("VLLMGatewayDown",),
         ),
         Alert(

@@ -26,13 +26,15 @@ def _of_all_tries() -> Query:
 # On the Watch board too: figures are wrong where records are lost, and timings where the loop is late.
 LOG = Panel(
     "gateway-log", "Gateway: request log in trouble",
-    "Failed attempts to write the request log, records given up for good, and records that wait in memory.",
+    "Failed attempts to write the request log, records given up for good, records that wait in memory, and requests of a run that ended within the "
+    "last hour without recording them.",
     "Zero everywhere.",
     "Free the disk of the log or mend its permissions: waiting records are written when it works again, lost ones never.",
     (
         ask.growth(gateway.LOG_ERRORS, by=(), called="failed writes"),
         ask.growth(gateway.LOG_LOST, by=(), called="lost"),
         ask.now(gateway.LOG_WAITING, (), "waiting"),
+        ask.now(gateway.LOG_LOST_BEFORE, (), "lost in a crash within the hour"),
     ),
     detail="teams",
 )  # fmt: skip

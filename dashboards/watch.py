@@ -116,7 +116,8 @@ BOARD = Board(
             ),
             Panel(
                 "records-lost", "Request records lost in this range",
-                "Records of finished requests that the gateway gave up, because the request log could not be written for too long.",
+                "Records of finished requests that the gateway gave up, because the request log could not be written for too long. What a crash lost "
+                "is beside the failed writes below.",
                 "Zero: every figure per team rests on these records.",
                 "Free the disk of the log or mend its permissions; tokens and cost of this range are too low by that many requests.",
                 (ask.growth(gateway.LOG_LOST, _RANGE, (), "records"),), Shape.NUMBER, detail="teams", height=6, bad_from=1,

@@ -105,6 +105,10 @@ CARD = {**SIDECAR, "uuid": "GPU-1a"}
 DCGM = {"job": "dcgm", "instance": "10.0.0.9:9400", "UUID": "GPU-2f"}
 THEIR_CARD = {**DCGM, "uuid": "GPU-2f"}
 _LOG = "/var/log/vllm/requests.jsonl"
+_UNWRITABLE = (
+    "10.0.0.5:8010 failed to write request records: they wait in memory, and are lost when there are too many. Or it ended within the last hour "
+    "without writing the records of requests that it had accepted."
+)
 _STATE = "/var/lib/vllm-watch/state/sidecar.state"
 _H100 = "NVIDIA H100 80GB HBM3"
 
@@ -647,7 +651,7 @@ _TRAFFIC = (
         "VLLMRequestLogUnwritable", shows="while records wait",
         series={gateway("log_errors_total"): "0x3 1x40", gateway("log_lost_total"): "0x43"},
         silent_at="4m", fires_at="5m", labels=GATEWAY,
-        description="10.0.0.5:8010 failed to write request records; they wait in memory, and are lost when there are too many.",
+        description=_UNWRITABLE,
         below={gateway("log_errors_total"): "3x43", gateway("log_lost_total"): "9x43"},
         over_at="9m", gone_within="5m",
     ),
@@ -655,9 +659,19 @@ _TRAFFIC = (
         "VLLMRequestLogUnwritable", shows="when records are lost",
         series={gateway("log_errors_total"): "3x43", gateway("log_lost_total"): "0x3 5x40"},
         silent_at="4m", fires_at="5m", labels=GATEWAY,
-        description="10.0.0.5:8010 failed to write request records; they wait in memory, and are lost when there are too many.",
+        description=_UNWRITABLE,
         below={gateway("log_errors_total"): "3x43", gateway("log_lost_total"): "5x43"},
         over_at="9m", gone_within="5m",
+    ),
+    Case(
+        "VLLMRequestLogUnwritable", shows="when a run before died with records in memory",
+        series={
+            gateway("log_lost_before_requests", state="waiting"): "_x3 57x40", gateway("log_lost_before_requests", state="in_flight"): "_x3 0x40",
+        },
+        silent_at="3m", fires_at="4m", labels=GATEWAY,
+        description=_UNWRITABLE,
+        below={gateway("log_lost_before_requests", state="waiting"): "0x43", gateway("log_lost_before_requests", state="in_flight"): "0x43"},
+        gone_within="5m",
     ),
     # 20 EUR an hour are 0.005556 EUR a second: at 2500 tokens a second 0.002222 EUR for a thousand of them, at 2800 0.001984 EUR.
     Case(

@@ -7,13 +7,14 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from stack.config import BadConfig
 from stack.gateway import log as log_module
+from stack.gateway.journal import Lost
 from stack.gateway.log import RequestLog
 
 
@@ -22,6 +23,7 @@ class Counted:
     failed: int = 0
     lost: int = 0
     waiting: int = 0
+    before: Lost = field(default_factory=Lost)
 
     def log_failed(self) -> None:
         self.failed += 1
@@ -31,6 +33,9 @@ class Counted:
 
     def log_waiting(self, lines: int) -> None:
         self.waiting = lines
+
+    def log_lost_before(self, lost: Lost) -> None:
+        self.before = lost
 
 
 @contextlib.asynccontextmanager

@@ -35,6 +35,15 @@ LOG_LOST = Metric(
     "Request records that were dropped because the log could not be written for too long.",
     labels=(),
 )
+LOG_LOST_BEFORE = Metric(
+    "vllm_watch_gateway_log_lost_before_requests",
+    Kind.GAUGE,
+    Unit.REQUESTS,
+    "Requests that earlier runs of the gateway accepted and left without a record, as found at its starts within the last hour, by state at the "
+    "end of that run: waiting (the record waited in memory) or in_flight.",
+    labels=("state",),
+    notes=("From the journal beside the request log. 0 from an hour after the last such start on; 0 too where there was no journal.",),
+)
 LOG_WAITING = Metric(
     "vllm_watch_gateway_log_waiting_requests",
     Kind.GAUGE,
@@ -118,5 +127,5 @@ TASKS = Metric(
 
 GATEWAY = (
     REQUESTS, INFLIGHT, REJECTED, RUNNING, WAITING, WAIT_ESTIMATE, SLOTS, SLOTS_LIMIT, TOKENS, UPSTREAM_UP, UPSTREAM_INFLIGHT, ATTEMPTS,
-    RELOADS, LOG_ERRORS, LOG_LOST, LOG_WAITING, TURNED_AWAY, LOOP_LAG, TASKS,
+    RELOADS, LOG_ERRORS, LOG_LOST, LOG_LOST_BEFORE, LOG_WAITING, TURNED_AWAY, LOOP_LAG, TASKS,
 )  # fmt: skip

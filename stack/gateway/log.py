@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stack.config import BadConfig
+from stack.gateway.journal import Journal, Lost
 
 FLUSH_S = 0.02  # collects the lines of a burst; well under the 50 ms that readers are promised
 RETRY_S = 1.0
@@ -30,6 +31,7 @@ class LogCounters(Protocol):
     def log_failed(self) -> None: ...
     def log_lost(self, lines: int) -> None: ...
     def log_waiting(self, lines: int) -> None: ...
+    def log_lost_before(self, lost: Lost) -> None: ...
 
 
 class RequestLog:
@@ -38,6 +40,8 @@ class RequestLog:
     def __init__(self, path: Path, counters: LogCounters, kept_bytes: int = 8 << 20) -> None:
         self._path = path
         self._counters = counters
+        self._journal = Journal(path)
+        self.accepted = self._journal.accepted  # for each request that will leave a record
         self._kept_bytes = kept_bytes
         self._lines: deque[bytes] = deque()
         self._size = 0
@@ -49,16 +53,20 @@ class RequestLog:
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Opens the file and starts writing. Raises BadConfig when the file cannot be written at all."""
+        """Opens the file and starts writing; reports what the run before left out. Raises BadConfig when the file cannot be written at all."""
+        self._counters.log_lost_before(self._journal.open())
         try:
             self._open()
         except OSError as error:
+            self._journal.close()
             raise BadConfig(f"requests_log: {self._path} cannot be written: {error.strerror}") from error
         self._task = asyncio.create_task(self._run())
 
     def write(self, line: bytes) -> None:
         """Takes one line; beyond the buffer's bound the newest line is dropped and counted."""
+        self._journal.made()
         if self._size + len(line) > self._kept_bytes:
+            self._journal.dropped()
             self._counters.log_lost(1)
             return
         self._lines.append(line)
@@ -80,6 +88,7 @@ class RequestLog:
         if self._lines:
             self._counters.log_lost(len(self._lines))
             _log.error("%s: %d records were not written and are lost", self._path, len(self._lines))
+        self._journal.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -91,7 +100,7 @@ class RequestLog:
             if not self._stopping:
                 await asyncio.sleep(FLUSH_S)
             batch, size = list(self._lines), self._size
-            error = await asyncio.to_thread(self._append, b"".join(batch))
+            error = await asyncio.to_thread(self._append, b"".join(batch), len(batch))
             if error is None:
                 self._taken(len(batch), size)
                 continue
@@ -125,12 +134,13 @@ class RequestLog:
 
     # From here on: in a worker thread, one call at a time.
 
-    def _append(self, data: bytes) -> OSError | None:
+    def _append(self, data: bytes, lines: int) -> OSError | None:
         try:
             if self._fd < 0 or self._reopen or not self._is_current():
                 self._open()
             if data:
                 self._write_whole(data)
+                self._journal.wrote(lines, self._fd)
         except OSError as error:
             return error
         return None
@@ -169,3 +179,4 @@ class RequestLog:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._reopen = fd, False
+        self._journal.wrote(0, fd)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -19,6 +21,7 @@ from exporters.catalogue.metric import Metric
 from exporters.listener import nobody_yet
 from exporters.request_log import UNKNOWN_TEAM, Outcome
 from stack.gateway.admission import Admission
+from stack.gateway.journal import REPORTED_S, Lost
 
 LAG_EVERY_S = 0.1
 
@@ -36,6 +39,7 @@ class GatewayMetrics:
         self._log_errors = self._made(Counter, names.LOG_ERRORS)
         self._log_lost = self._made(Counter, names.LOG_LOST)
         self._log_waiting = self._made(Gauge, names.LOG_WAITING)
+        self._log_lost_before = self._made(Gauge, names.LOG_LOST_BEFORE)
         self._upstream_up = self._made(Gauge, names.UPSTREAM_UP)
         self._rejected = self._made(Counter, names.REJECTED)
         self._upstream_inflight = _children(self._made(Gauge, names.UPSTREAM_INFLIGHT))
@@ -95,6 +99,15 @@ class GatewayMetrics:
 
     def log_waiting(self, lines: int) -> None:
         self._log_waiting.set(lines)
+
+    def log_lost_before(self, lost: Lost) -> None:
+        """Show what earlier runs lost, until an hour after it was found."""
+
+        def shown(requests: int) -> float:
+            return requests if time.time() - lost.found_s < REPORTED_S else 0.0
+
+        for state, requests in (("waiting", lost.waiting), ("in_flight", lost.in_flight)):
+            self._log_lost_before.labels(state).set_function(partial(shown, requests))
 
     async def watch_loop(self) -> None:
         """Measures, until cancelled, how much later than asked the event loop wakes up: waiting that no request timer sees."""

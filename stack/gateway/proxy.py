@@ -114,6 +114,7 @@ class Proxy:
         self.running += 1
         self._idle.clear()
         if recorded:
+            self._log.accepted()
             self._metrics.began(x.team)
         visit = Visit(self, request, x, admitted=recorded)
         try:
