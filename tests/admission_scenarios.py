@@ -111,7 +111,7 @@ def _rows(scenario: Scenario) -> Iterator[Sequence[str]]:
 
 def _figures(simulation: Simulation, team: str) -> tuple[str, str, str, str]:
     waits = simulation.waits(team)
-    refused = sum(one.end in (End.REFUSED, End.WAITED_TOO_LONG) for one in simulation.ended if one.arrival.team == team)
+    refused = sum(one.end in (End.REFUSED, End.DISPLACED, End.WAITED_TOO_LONG) for one in simulation.ended if one.arrival.team == team)
     half, most = (f"{percentile(waits, share):.1f}" if waits else "" for share in (0.5, 0.95))
     return half, most, str(len(waits)), str(refused)
 

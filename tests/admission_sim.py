@@ -35,6 +35,7 @@ class End(Enum):
     DONE = auto()
     REFUSED = auto()
     WAITED_TOO_LONG = auto()
+    DISPLACED = auto()
     LEFT_WAITING = auto()
     LEFT_RUNNING = auto()
 
@@ -73,7 +74,7 @@ class Visit:
 
     def arrives(self, now: float, team: str) -> None:
         arrival = self._arrival
-        asked = self._admission.ask(team, arrival.prompt, arrival.output, now, self._granted)
+        asked = self._admission.ask(team, arrival.prompt, arrival.output, now, self._granted, self._displaced)
         if isinstance(asked, Refusal):
             self._ended.append(Ended(arrival, End.REFUSED, 0.0, asked.reason))
             return
@@ -84,6 +85,9 @@ class Visit:
 
     def _granted(self) -> None:
         self._clock.at(self._clock.now, self._begins)
+
+    def _displaced(self, refusal: Refusal) -> None:
+        self._ended.append(Ended(self._arrival, End.DISPLACED, self._clock.now - self._arrival.at, refusal.reason))
 
     def _begins(self, now: float) -> None:
         if self._ticket.state is State.RUNNING:

@@ -97,6 +97,7 @@ shares of requests, without fallbacks
   small  1 to 4000      canary   5 %    b         5 %
   small  4001 and more  stable   100 %  c         100 %
 
+warning: {path}, line 1: teams: 2 of 3 have no max_in_flight (chat, lab): {UNBOUNDED}
 in order
 """
         == result.stdout
@@ -186,6 +187,7 @@ def test_keys_are_shown_neither_as_text_nor_as_hashes(tmp_path: Path):
     assert key not in run(written(tmp_path, teams=f"teams: {{a: {{{key}: }}}}")).output
 
 
+UNBOUNDED = "such a team may take every slot and place in the queue that the others leave free; set max_in_flight to bound it"
 UNLESS, MAKE = ", unless it is the anonymous_team of gateway.yaml", "vllm-watch gateway key"
 API = "u: {url: 'http://h'}\n  w: {url: 'http://h', kind: api}"
 KEYS = f"keys: [{hashed('a')}]"
@@ -196,6 +198,8 @@ WARNINGS = {
     "no keys": ("teams:\n  a: {}", [f"teams.yaml, line 2: teams.a: it has no keys, so nobody can ask as this team{UNLESS}; {MAKE} a makes one"]),
     "never reached": (f"teams:\n  a:\n    {KEYS}\n    max_running: 9\n    max_in_flight: 8",
                       ["teams.yaml, line 4: teams.a.max_running: 9 is never reached, since max_in_flight is 8"]),
+    "no bound": (f"teams:\n  a: {{{KEYS}}}\n  b: {{keys: [{hashed('b')}], max_in_flight: 9}}",
+                 [f"teams.yaml, line 1: teams: 1 of 2 have no max_in_flight (a): {UNBOUNDED}"]),
     "unused band": (f"teams: {{a: {{{KEYS}}}}}\nbands:\n  default: {{rank: 0}}\n  x: {{rank: 1}}", ["teams.yaml, line 4: bands.x: no team is in it"]),
     "long wait": (f"teams: {{a: {{{KEYS}}}}}\nbands:\n  default:\n    rank: 0\n    max_wait_s: 121",
                   ["teams.yaml, line 5: bands.default.max_wait_s: 121 s is longer than Retry-After can tell, at most 120 s"]),
@@ -223,6 +227,7 @@ def test_a_team_without_keys_is_not_odd_where_it_is_the_anonymous_one(tmp_path: 
     path = written(tmp_path, gateway="{upstream: 'http://h:1', anonymous_team: a}", teams="teams: {a: {}, b: {}}")
     assert [
         f"{tmp_path}/teams.yaml: teams.b: it has no keys, so nobody can ask as this team; vllm-watch gateway key b makes one",
+        f"{tmp_path}/teams.yaml: teams: 2 of 2 have no max_in_flight (a, b): {UNBOUNDED}",
     ] == told(path)["warnings"]
 
 
@@ -252,7 +257,7 @@ def test_slots_are_those_that_admission_gives():
     admission = Admission(policy)
     found = {row["band"]: row["most_slots"] for row in check.explain(policy)["bands"]}
     for name, team in admission._teams.items():
-        assert admission._ceiling(team.band) == found[policy.teams[name].band]
+        assert team.band.most == found[policy.teams[name].band]
     assert 204 == found["experimental"]
 
 

@@ -1,6 +1,8 @@
 """Who goes to the engines next. Pure: it knows no socket and no clock, every call brings the time.
 
 Laws. A request waits, runs or is gone, and every count is the number of requests in such a state. No slot stays free while somebody may take it.
+A full queue is divided among the teams that use it (`queue_share.py`): a request within its team's share is admitted, and one of a team that holds
+more gives way.
 Bands go by rank, except that a band below its floor comes first; teams of one rank take turns by the service that they have had; within a team
 whoever came first goes first. Nobody is overtaken for being large: who is next waits for room, and everybody behind with him.
 
@@ -18,11 +20,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from stack.gateway.hold_time import HoldTime
 from stack.gateway.policy import Band, Policy, Team
+from stack.gateway.queue_share import Bound, Claim
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # what a token costs; source: the paper's own implementation
 SOONEST_S, LATEST_S = 1.0, 120.0  # what a refused client is told; those of OpenAI's library obey no wait beyond 120 s
-_MEMORY = 0.1  # how much the last request counts for the mean time that a slot is held
 
 
 class State(Enum):
@@ -35,7 +38,8 @@ class State(Enum):
 class Ticket:
     """One request that was let in. prompt, output: expected tokens. deadline: until when it may wait.
 
-    granted is called when its turn has come, from within whatever call made room; before that call returns, it runs."""
+    granted is called when its turn has come, from within whatever call made room; before that call returns, it runs. displaced is called instead,
+    with the refusal to answer with, if it gives way to a request of a team within its share; it is gone then."""
 
     team: _Team
     prompt: int
@@ -43,6 +47,7 @@ class Ticket:
     asked: float
     deadline: float
     granted: Callable[[], None]
+    displaced: Callable[[Refusal], None]
     state: State = State.WAITING
     began: float = 0.0
 
@@ -69,6 +74,7 @@ class _Band:
     band: Band
     running: int = 0
     waiting: int = 0
+    most: int = 1  # of the present slots that it may hold
 
 
 @dataclass(slots=True)
@@ -78,6 +84,8 @@ class _Team:
     band: _Band
     served: float = 0.0
     running: int = 0
+    waiting_tokens: int = 0
+    hold: HoldTime = field(default_factory=HoldTime)
     queue: OrderedDict[Ticket, None] = field(default_factory=OrderedDict)  # leaves from the middle cost no more than from the front
 
     @property
@@ -107,31 +115,39 @@ class Admission:
         self._teams: dict[str, _Team] = {}
         self._queues: dict[int, dict[str, _Team]] = {}  # rank -> teams of it with somebody waiting
         self._level: dict[int, float] = {}  # rank -> the counter of whom it was the turn last
-        self._hold_s: float | None = None  # how long a slot is held, on the average
+        self._hold = HoldTime()  # over all teams
+        self._now = 0.0  # of the latest call
         self.running = self.waiting = self.tokens = self.waiting_tokens = 0
         self._capacity = policy.capacity
         self.slots = policy.capacity.slots
+        self._bands: list[_Band] = []
         self._ranks: list[int] = []
+        self._gone_s: dict[int, float] = {}  # rank -> seconds after which whoever waits in a better rank has gone or given up
         self._passes: tuple[bool, ...] = ()  # over the ranks: for bands below their floor, then for all
         self.adopt(policy, 0.0)
 
     # ---- from outside
 
-    def ask(self, team: str, prompt: int, output: int, now: float, granted: Callable[[], None]) -> Ticket | Refusal:
+    def ask(
+        self, team: str, prompt: int, output: int, now: float, granted: Callable[[], None], displaced: Callable[[Refusal], None]
+    ) -> Ticket | Refusal:
         """Lets a request in, at once or to wait, or says why not. Raises KeyError for a team that the policy does not have."""
-        it, capacity = self._teams[team], self._capacity
+        it, self._now = self._teams[team], now
         if it.team.max_in_flight is not None and it.in_flight >= it.team.max_in_flight:
-            return self._refusal("team_limit", (self._hold_s or 0.0) / max(1, it.in_flight))
-        ticket = Ticket(it, prompt, output, now, now + it.band.band.max_wait_s, granted)
+            return self._refusal("team_limit", it.hold.estimate(self._hold, now) / max(1, it.in_flight))
+        ticket = Ticket(it, prompt, output, now, now + it.band.band.max_wait_s, granted, displaced)
         if self._goes_at_once(ticket):
             self._join(ticket)
             self._hand_on(now)
             return ticket
         wait_s = self.wait_s(team)
-        if self.waiting >= capacity.queue or (capacity.queue_tokens is not None and self.waiting_tokens + ticket.tokens > capacity.queue_tokens):
+        yielding = self._yielding(ticket)
+        if yielding is None:
             return self._refusal("queue_full", wait_s)
         if wait_s > it.band.band.max_wait_s:
             return self._refusal("est_wait", wait_s)
+        for each in yielding:
+            self._displace(each)
         self._join(ticket)
         self._hand_on(now)
         return ticket
@@ -141,22 +157,26 @@ class Admission:
 
         prompt, output: the tokens that it really had; None where nobody knows, and the expected ones stay charged. 0 and 0 of one that got nothing,
         such as one that an engine refused."""
-        state, ticket.state, team = ticket.state, State.GONE, ticket.team
+        state, ticket.state, team, self._now = ticket.state, State.GONE, ticket.team, now
         if state is State.WAITING:
             self._no_longer_waits(ticket)
         elif state is State.RUNNING:
             self.running, self.tokens = self.running - 1, self.tokens - ticket.tokens
             team.running, team.band.running = team.running - 1, team.band.running - 1
+            hold = team.hold
+            hold.running, hold.began = team.running, hold.began - ticket.began if team.running else 0.0
             team.served += (_cost(_or(prompt, ticket.prompt), _or(output, ticket.output)) - _cost(ticket.prompt, ticket.output)) / team.team.weight
-            held_s = now - ticket.began
             if prompt != 0 or output != 0:  # who got nothing says nothing about how long a slot is held
-                self._hold_s = held_s if self._hold_s is None else self._hold_s + _MEMORY * (held_s - self._hold_s)
+                hold.learn(now - ticket.began, now)
+                self._hold.learn(now - ticket.began, now)
+                hold.estimate(self._hold, now)
         if state is not State.GONE:
             self._hand_on(now)
 
     def resize(self, slots: int, now: float) -> None:
         """How many requests may be at the engines at once, from now on. Whoever is there stays."""
-        self.slots = slots
+        self.slots, self._now = slots, now
+        self._set_ceilings()
         self._hand_on(now)
 
     def adopt(self, policy: Policy, now: float) -> None:
@@ -173,27 +193,43 @@ class Admission:
                 self._teams[name] = gone
                 gone.band = bands.setdefault(gone.band.name, _Band(gone.band.name, gone.band.band))
         self._ranks = sorted({band.band.rank for band in bands.values()})
+        waits_s = [(band.band.rank, band.band.max_wait_s) for band in bands.values()]
+        self._gone_s = {rank: max((wait_s for above, wait_s in waits_s if above < rank), default=0.0) for rank in self._ranks}
         self._passes = (True, False) if any(band.band.floor for band in bands.values()) else (False,)
         self._queues = {rank: {} for rank in self._ranks}
         for it in self._teams.values():
             it.band.running, it.band.waiting = it.band.running + it.running, it.band.waiting + len(it.queue)
             if it.queue:
                 self._queues[it.band.band.rank][it.name] = it
+        self._bands, self._now = list(bands.values()), now
+        self._set_ceilings()
         self._hand_on(now)
 
     def wait_s(self, team: str) -> float:
         """How long a further request of a team would wait, in seconds; 0 while nobody knows how long a slot is held.
 
-        Those who go first, times how long a slot is held, divided by the slots that they share. Too low when higher bands send more meanwhile."""
+        Those who go first, times how long a slot is held by each of their teams, divided by the slots that they share. Too low when higher bands send
+        more meanwhile."""
         it = self._teams[team]
-        rank, own, ceiling = it.band.band.rank, len(it.queue), self._ceiling(it.band)
-        turns = (own + 1) / it.team.weight
-        higher = sum(len(other.queue) for above in self._ranks if above < rank for other in self._queues[above].values())
-        peers = sum(min(len(other.queue), turns * other.team.weight) for other in self._queues[rank].values() if other is not it)
+        rank, own, ceiling, hold_s = it.band.band.rank, len(it.queue) + 1, it.band.most, it.hold.estimate(self._hold, self._now)
+        ahead, work_s, turns = float(own), 0.0, own / it.team.weight
+        for above in self._ranks:
+            if above >= rank:
+                break
+            for other in self._queues[above].values():
+                ahead += len(other.queue)
+                work_s += len(other.queue) * other.hold.expected_s
+        if work_s:
+            work_s = min(work_s, self._gone_s[rank] * self.slots)
+        work_s += own * hold_s
+        for other in self._queues[rank].values():
+            if other is not it:
+                first = min(len(other.queue), turns * other.team.weight)
+                ahead, work_s = ahead + first, work_s + first * other.hold.expected_s
         free = min(self.slots - self.running, ceiling - it.band.running)
-        shared = self._until(higher + peers + own + 1, min(self.slots, ceiling), free)
+        shared = _until(ahead, min(self.slots, ceiling), free, work_s / ahead)
         most = it.team.max_running
-        return shared if most is None else max(shared, self._until(own + 1, most, most - it.running))
+        return shared if most is None else max(shared, _until(own, most, most - it.running, hold_s))
 
     @property
     def slots_limit(self) -> int:
@@ -206,16 +242,42 @@ class Admission:
 
     # ---- inside
 
-    def _until(self, turn: float, slots: int, free: int) -> float:
-        """Seconds until so many have found one of the slots, the free ones at once."""
-        return max(0.0, turn - max(0, free)) * (self._hold_s or 0.0) / max(1, slots)
+    def _yielding(self, ticket: Ticket) -> list[Ticket] | None:
+        """Return the waiting requests that give way to a request: none while the queue has room, None if the request has to be refused."""
+        places, tokens = self._capacity.queue, self._capacity.queue_tokens
+        if self.waiting < places and (tokens is None or self.waiting_tokens + ticket.tokens <= tokens):
+            return []
+        teams = {team.name: team for queue in self._queues.values() for team in queue.values()} | {ticket.team.name: ticket.team}
+
+        def bound(limit: float, unit: float, size: float, held: Callable[[_Team], int]) -> Bound:
+            claims = {name: Claim(team.band.band.rank, team.team.weight, held(team)) for name, team in teams.items()}
+            return Bound(limit, unit, size, ticket.team.name, claims)
+
+        in_places = bound(places, 1, 1, lambda team: len(team.queue))
+        in_tokens = None if tokens is None else bound(tokens, tokens / max(1, places), ticket.tokens, lambda team: team.waiting_tokens)
+        newest = {name: reversed(team.queue) for name, team in teams.items()}
+        chosen: list[Ticket] = []
+        while (exceeded := next((one for one in (in_places, in_tokens) if one is not None and one.is_exceeded), None)) is not None:
+            if (name := exceeded.next_to_yield()) is None:
+                return None
+            chosen.append(each := next(newest[name]))
+            in_places.release(name, 1)
+            if in_tokens is not None:
+                in_tokens.release(name, each.tokens)
+        return chosen
+
+    def _displace(self, ticket: Ticket) -> None:
+        self._no_longer_waits(ticket)
+        ticket.state = State.GONE
+        ticket.displaced(self._refusal("queue_full", self.wait_s(ticket.team.name)))
 
     def _refusal(self, reason: str, wait_s: float) -> Refusal:
         return Refusal(reason, min(LATEST_S, max(SOONEST_S, wait_s)))
 
-    def _ceiling(self, band: _Band) -> int:
-        """How many of the present slots a band may hold: at least one, and never less than its floor."""
-        return max(1, band.band.floor, math.floor(band.band.ceiling * self.slots))
+    def _set_ceilings(self) -> None:
+        """Set how many of the present slots each band may hold: at least one, and never less than its floor."""
+        for band in self._bands:
+            band.most = max(1, band.band.floor, math.floor(band.band.ceiling * self.slots))
 
     def _fits(self, tokens: int) -> bool:
         """Whether the token budget has room; a request too large for it goes alone, or it would never go."""
@@ -224,7 +286,7 @@ class Admission:
     def _goes_at_once(self, ticket: Ticket) -> bool:
         """Nobody is before it and there is room: then the bounds of the queue are no matter."""
         team = ticket.team
-        room = self.running < self.slots and team.may_run and team.band.running < self._ceiling(team.band)
+        room = self.running < self.slots and team.may_run and team.band.running < team.band.most
         return room and not team.queue and self._fits(ticket.tokens) and self._next() is None
 
     def _join(self, ticket: Ticket) -> None:
@@ -235,12 +297,14 @@ class Admission:
             self._queues[rank][team.name] = team
         team.queue[ticket] = None
         team.band.waiting += 1
+        team.waiting_tokens += ticket.tokens
         self.waiting, self.waiting_tokens = self.waiting + 1, self.waiting_tokens + ticket.tokens
 
     def _no_longer_waits(self, ticket: Ticket) -> None:
         team = ticket.team
         del team.queue[ticket]
         team.band.waiting -= 1
+        team.waiting_tokens -= ticket.tokens
         self.waiting, self.waiting_tokens = self.waiting - 1, self.waiting_tokens - ticket.tokens
         if not team.queue:
             del self._queues[team.band.band.rank][team.name]
@@ -257,6 +321,7 @@ class Admission:
             ticket.state, ticket.began = State.RUNNING, now
             team.served += _cost(ticket.prompt, ticket.output) / team.team.weight
             team.running, team.band.running = team.running + 1, team.band.running + 1
+            team.hold.running, team.hold.began = team.running, team.hold.began + now
             self.running, self.tokens = self.running + 1, self.tokens + ticket.tokens
             ticket.granted()
 
@@ -268,12 +333,17 @@ class Admission:
             for rank in self._ranks:
                 least: _Team | None = None
                 for team in self._queues[rank].values():
-                    room = team.band.band.floor if below_floor else self._ceiling(team.band)
+                    room = team.band.band.floor if below_floor else team.band.most
                     if team.band.running < room and team.may_run and (least is None or team.served < least.served):
                         least = team
                 if least is not None:
                     return least
         return None
+
+
+def _until(turn: float, slots: int, free: int, hold_s: float) -> float:
+    """Seconds until so many have found one of the slots, the free ones at once."""
+    return max(0.0, turn - max(0, free)) * hold_s / max(1, slots)
 
 
 def _cost(prompt: int, output: int) -> float:

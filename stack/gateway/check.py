@@ -141,6 +141,11 @@ def warnings(policy: Policy, gateway: GatewayConfig | None = None) -> Iterator[s
             yield f"teams.{name}: it has no keys, so nobody can ask as this team{unless}; vllm-watch gateway key {name} makes one"
         if team.max_running and team.max_in_flight and team.max_running > team.max_in_flight:
             yield f"teams.{name}.max_running: {team.max_running} is never reached, since max_in_flight is {team.max_in_flight}"
+    unlimited = [name for name, team in policy.teams.items() if team.max_in_flight is None]
+    if unlimited and len(policy.teams) > 1:
+        named = ", ".join(unlimited[:5]) + (" and others" if len(unlimited) > 5 else "")
+        free = "such a team may take every slot and place in the queue that the others leave free; set max_in_flight to bound it"
+        yield f"teams: {len(unlimited)} of {len(policy.teams)} have no max_in_flight ({named}): {free}"
     for name, band in policy.bands.items():
         if policy.bands is not BANDS and name not in {team.band for team in policy.teams.values()}:
             yield f"bands.{name}: no team is in it"

@@ -35,7 +35,7 @@ REASONS: dict[str, Reason] = {
     "context_too_long": Reason("rejected", 400, "prompt and output together are longer than the model's context"),
     # refused for load: later it may go through
     "team_limit": Reason("rejected", 429, "the team has as many requests in flight as it may"),
-    "queue_full": Reason("rejected", 429, "as many requests wait as there may"),
+    "queue_full": Reason("rejected", 429, "the queue is full, and the team has its share of it"),
     "est_wait": Reason("rejected", 429, "it would wait longer than its band may"),
     "queue_ttl": Reason("rejected", 503, "it waited as long as its band may"),
     # refused by the engine, by status 429 or 503 or by an error event inside a 200 stream

@@ -66,7 +66,7 @@ _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: 
 
 _WHY_LATER = {
     "team_limit": "team {team} has as many requests in flight as it may; send the next when one of them has ended",
-    "queue_full": "as many requests wait as there may; try again later",
+    "queue_full": "the queue is full and team {team} has its share of it; retry after the time in Retry-After",
     "est_wait": "a request of team {team} would now wait longer than it may; try again later",
 }
 
@@ -196,18 +196,25 @@ class Visit:
         x, proxy = self._x, self._proxy
         if team not in proxy.terms.policy.teams:  # no longer: its body took time to come
             raise _End("unknown_key")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
         began, output = proxy.now(), proxy.estimator.output(team, self._ask)
-        asked = proxy.admission.ask(team, x.est_prompt_tokens or 0, output, began, lambda: None if turn.done() else turn.set_result(None))
+
+        def decided(refusal: Refusal | None = None) -> None:
+            if not turn.done():
+                turn.set_result(refusal)
+
+        asked = proxy.admission.ask(team, x.est_prompt_tokens or 0, output, began, decided, decided)
         if isinstance(asked, Refusal):
-            raise _End(asked.reason, _WHY_LATER[asked.reason].format(team=team), asked.retry_after_s)
+            raise _refused(asked, team)
         self._ticket, x.queued_s = asked, 0.0
         if not turn.done():
             self._allow("queue_ttl", asked.deadline - began)
             try:
-                await turn
+                refusal = await turn
             finally:
                 x.queued_s = proxy.now() - began
+            if refusal is not None:  # the request gave way to one of another team
+                raise _refused(refusal, team)
 
     def give_back(self) -> None:
         """The slot, as soon as the engine has no more work with this request; and what its size has taught."""
@@ -577,6 +584,10 @@ class Visit:
         if wait_s is None and end.reason == "queue_ttl" and self._x.team in self._terms.policy.teams:
             wait_s = self._proxy.admission.wait_s(self._x.team or "")
         return min(int(LATEST_S), max(1, math.ceil((wait_s or RETRY_AFTER_S) * self._proxy._jitter())))
+
+
+def _refused(refusal: Refusal, team: str) -> _End:
+    return _End(refusal.reason, _WHY_LATER[refusal.reason].format(team=team), refusal.retry_after_s)
 
 
 def _error(end: _End) -> dict[str, Any]:

@@ -1,0 +1,41 @@
+"""Mean time that requests hold a slot, learned from those that ended and from those that still run. Pure: every call brings the time.
+
+The memory fades with time and not with each request: a burst of short requests within a second says little about the long ones of the last minute.
+Requests that run already longer than the mean are evidence too, so a team cannot keep its estimate low by what ends early."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MEMORY_S = 60.0  # after so many seconds a request counts half; long enough for some answers of any length, short enough to follow an engine's load
+PRIOR_REQUESTS = 1.0  # how much the mean over all teams counts beside a team's own requests
+
+
+@dataclass(slots=True)
+class HoldTime:
+    """Running mean of one team, or of all. weight: how many requests it stands for at `at`. running, began: requests that run, and the sum of the
+    times at which they began. expected_s: the latest estimate."""
+
+    mean_s: float = 0.0
+    weight: float = 0.0
+    at: float = 0.0
+    running: int = 0
+    began: float = 0.0
+    expected_s: float = 0.0
+
+    def learn(self, held_s: float, now: float) -> None:
+        weight = self.weight / (1.0 + (now - self.at) / MEMORY_S) + 1.0
+        self.weight, self.at = weight, now
+        self.mean_s += (held_s - self.mean_s) / weight
+
+    def estimate(self, overall: HoldTime, now: float) -> float:
+        """Return the expected seconds of one more request, from its own mean with the overall mean as prior; 0 while nothing has ended."""
+        if not overall.weight:
+            return 0.0
+        own = self.weight / (1.0 + (now - self.at) / MEMORY_S)
+        known = own + PRIOR_REQUESTS
+        mean_s = overall.mean_s + (self.mean_s - overall.mean_s) * own / known
+        if self.running and (age_s := now - self.began / self.running) > mean_s:
+            mean_s += (age_s - mean_s) * self.running / (self.running + known)
+        self.expected_s = mean_s
+        return mean_s
