@@ -50,6 +50,7 @@ class Ticket:
     displaced: Callable[[Refusal], None]
     state: State = State.WAITING
     began: float = 0.0
+    restarts: int = 0  # of its team's counter, when it was charged
 
     @property
     def tokens(self) -> int:
@@ -83,6 +84,7 @@ class _Team:
     team: Team
     band: _Band
     served: float = 0.0
+    restarts: int = 0  # how often that counter has started anew
     running: int = 0
     waiting_tokens: int = 0
     hold: HoldTime = field(default_factory=HoldTime)
@@ -165,7 +167,9 @@ class Admission:
             team.running, team.band.running = team.running - 1, team.band.running - 1
             hold = team.hold
             hold.running, hold.began = team.running, hold.began - ticket.began if team.running else 0.0
-            team.served += (_cost(_or(prompt, ticket.prompt), _or(output, ticket.output)) - _cost(ticket.prompt, ticket.output)) / team.team.weight
+            if ticket.restarts == team.restarts:  # else the counter no longer has what was charged
+                real = _cost(_or(prompt, ticket.prompt), _or(output, ticket.output))
+                team.served += (real - _cost(ticket.prompt, ticket.output)) / team.team.weight
             if prompt != 0 or output != 0:  # who got nothing says nothing about how long a slot is held
                 hold.learn(now - ticket.began, now)
                 self._hold.learn(now - ticket.began, now)
@@ -183,6 +187,7 @@ class Admission:
         """Exchange the policy. A team that it no longer has keeps its old terms until its last request is gone."""
         if policy.capacity != self._capacity:  # else they stay as the engines' figures have made them
             self._capacity, self.slots = policy.capacity, policy.capacity.slots
+        terms = {name: (it.team, it.band.band) for name, it in self._teams.items()}
         bands = {name: _Band(name, band) for name, band in policy.bands.items()}
         former, self._teams = self._teams, {}
         for name, team in policy.teams.items():
@@ -198,6 +203,7 @@ class Admission:
         self._passes = (True, False) if any(band.band.floor for band in bands.values()) else (False,)
         self._queues = {rank: {} for rank in self._ranks}
         for it in self._teams.values():
+            self._rebase(it, terms.get(it.name, (it.team, it.band.band)))
             it.band.running, it.band.waiting = it.band.running + it.running, it.band.waiting + len(it.queue)
             if it.queue:
                 self._queues[it.band.band.rank][it.name] = it
@@ -279,6 +285,15 @@ class Admission:
         for band in self._bands:
             band.most = max(1, band.band.floor, math.floor(band.band.ceiling * self.slots))
 
+    def _rebase(self, it: _Team, former: tuple[Team, Band]) -> None:
+        """Let a team whose terms have changed start where the teams of its rank stand, and leave what it is still owed or owes behind.
+
+        Counters of two ranks cannot be compared. Within a rank, a limit or a floor may have kept a team from its turn or given it more than its turn:
+        once that is gone, the team would catch up at once while others wait, or wait until all others have caught up."""
+        if (it.team, it.band.band) != former:
+            it.served = self._level.get(it.band.band.rank, 0.0)
+            it.restarts += 1
+
     def _fits(self, tokens: int) -> bool:
         """Whether the token budget has room; a request too large for it goes alone, or it would never go."""
         return self._capacity.tokens is None or not self.running or self.tokens + tokens <= self._capacity.tokens
@@ -315,10 +330,9 @@ class Admission:
             ticket = next(iter(team.queue))
             if not self._fits(ticket.tokens):
                 return
-            rank = team.band.band.rank
-            self._level[rank] = max(self._level.get(rank, 0.0), team.served)
+            self._raise_level(team)
             self._no_longer_waits(ticket)
-            ticket.state, ticket.began = State.RUNNING, now
+            ticket.state, ticket.began, ticket.restarts = State.RUNNING, now, team.restarts
             team.served += _cost(ticket.prompt, ticket.output) / team.team.weight
             team.running, team.band.running = team.running + 1, team.band.running + 1
             team.hold.running, team.hold.began = team.running, team.hold.began + now
@@ -331,14 +345,27 @@ class Admission:
             return None
         for below_floor in self._passes:
             for rank in self._ranks:
-                least: _Team | None = None
-                for team in self._queues[rank].values():
-                    room = team.band.band.floor if below_floor else team.band.most
-                    if team.band.running < room and team.may_run and (least is None or team.served < least.served):
-                        least = team
-                if least is not None:
+                if (least := self._least(rank, below_floor)) is not None:
                     return least
         return None
+
+    def _least(self, rank: int, below_floor: bool) -> _Team | None:
+        """Return the team of a rank with the least service, of those that may run a request."""
+        least: _Team | None = None
+        for team in self._queues[rank].values():
+            room = team.band.band.floor if below_floor else team.band.most
+            if team.band.running < room and team.may_run and (least is None or team.served < least.served):
+                least = team
+        return least
+
+    def _raise_level(self, team: _Team) -> None:
+        """Raise the level of a rank to the counter of the team whose turn it is.
+
+        A floor may have given a team more than its turns; the level then follows the team with the least, whose turn it would be."""
+        rank = team.band.band.rank
+        if team.band.running < team.band.band.floor:
+            team = self._least(rank, below_floor=False) or team
+        self._level[rank] = max(self._level.get(rank, 0.0), team.served)
 
 
 def _until(turn: float, slots: int, free: int, hold_s: float) -> float:
