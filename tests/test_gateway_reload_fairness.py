@@ -81,6 +81,33 @@ def test_a_limit_that_goes_leaves_nothing_to_catch_up():
     assert {"a", "b"} == set(turns(it, "b.490", 3))
 
 
+def test_a_team_held_back_by_its_own_limit_does_not_catch_up_when_slots_become_few():
+    teams = {"a": Team(band="high", max_running=2), "b": Team(band="high")}
+    it = gate(teams, {"high": Band(rank=0)}, slots=9, queue=10**5)
+    it.lets(*(f"a.{at}" for at in range(60)), *(f"b.{at}" for at in range(990)), prompt=100)
+    for at in range(900):
+        it.end(f"b.{at}")
+    it.admission.resize(2, it.now)
+    granted = len(it.gone)
+    for name in it.gone:  # grows meanwhile
+        if len(it.gone) >= granted + 8:
+            break
+        it.end(name)
+    order = "".join(name[0] for name in it.gone[granted : granted + 8])
+    assert 2 <= order.count("b") <= 6, order
+
+
+def test_a_pause_does_not_put_a_team_before_those_that_a_floor_served():
+    """Of two bands of one rank, one is far ahead by its floor: a team that comes back to it takes turns with the team that was there."""
+    teams = {"f": Team(band="floor"), "g": Team(band="floor"), "b": Team(band="usual")}
+    bands = {"floor": Band(rank=0, floor=1, ceiling=0.5), "usual": Band(rank=0)}
+    it = gate(teams, bands, slots=2, queue=10**5)
+    it.lets("b.0", "f.0", *(f"f.{at}" for at in range(1, 500)), *(f"b.{at}" for at in range(1, 20)), prompt=100)
+    assert {"f"} == set(turns(it, "f.0", 400))
+    it.lets(*(f"g.{at}" for at in range(20)), prompt=100)
+    assert turns(it, "f.400", 6) in ("fgfgfg", "gfgfgf")
+
+
 def test_a_floor_does_not_put_those_who_come_back_behind_it():
     """Two bands of one rank, of which one gets more by its floor: a team of the other that pauses comes back to where its peers stand."""
     teams = {"f": Team(band="floor"), "b": Team(band="usual"), "c": Team(band="usual")}

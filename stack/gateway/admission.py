@@ -76,6 +76,7 @@ class _Band:
     running: int = 0
     waiting: int = 0
     most: int = 1  # of the present slots that it may hold
+    level: float = 0.0  # the counter of whom it was the turn last; beyond that of its rank where a floor gave it more
 
 
 @dataclass(slots=True)
@@ -163,8 +164,10 @@ class Admission:
         if state is State.WAITING:
             self._no_longer_waits(ticket)
         elif state is State.RUNNING:
+            stands = self._stands_beside(team)
             self.running, self.tokens = self.running - 1, self.tokens - ticket.tokens
             team.running, team.band.running = team.running - 1, team.band.running - 1
+            team.served = max(team.served, stands)
             hold = team.hold
             hold.running, hold.began = team.running, hold.began - ticket.began if team.running else 0.0
             if ticket.restarts == team.restarts:  # else the counter no longer has what was charged
@@ -188,7 +191,8 @@ class Admission:
         if policy.capacity != self._capacity:  # else they stay as the engines' figures have made them
             self._capacity, self.slots = policy.capacity, policy.capacity.slots
         terms = {name: (it.team, it.band.band) for name, it in self._teams.items()}
-        bands = {name: _Band(name, band) for name, band in policy.bands.items()}
+        levels = {(band.name, band.band): band.level for band in self._bands}
+        bands = {name: _Band(name, band, level=levels.get((name, band), 0.0)) for name, band in policy.bands.items()}
         former, self._teams = self._teams, {}
         for name, team in policy.teams.items():
             self._teams[name] = former.pop(name, _Team(name, team, bands[team.band]))
@@ -291,8 +295,21 @@ class Admission:
         Counters of two ranks cannot be compared. Within a rank, a limit or a floor may have kept a team from its turn or given it more than its turn:
         once that is gone, the team would catch up at once while others wait, or wait until all others have caught up."""
         if (it.team, it.band.band) != former:
-            it.served = self._level.get(it.band.band.rank, 0.0)
+            it.served = self._level_of(it)
             it.restarts += 1
+
+    def _stands_beside(self, team: _Team) -> float:
+        """Return the least counter with which a team goes on that max_running has kept from its turns; 0 for any other.
+
+        It has saved nothing up: else it would have all slots of its rank to itself until it has caught up, once there are few."""
+        if team.may_run or not team.queue:
+            return 0.0
+        others = (other.served for other in self._queues[team.band.band.rank].values() if other.may_run)
+        return min(others, default=self._level_of(team))
+
+    def _level_of(self, it: _Team) -> float:
+        """Return the counter at which a team begins that comes back or comes anew."""
+        return max(self._level.get(it.band.band.rank, 0.0), it.band.level)
 
     def _fits(self, tokens: int) -> bool:
         """Whether the token budget has room; a request too large for it goes alone, or it would never go."""
@@ -308,7 +325,7 @@ class Admission:
         team = ticket.team
         rank = team.band.band.rank
         if not team.queue:
-            team.served = max(team.served, self._level.get(rank, 0.0))
+            team.served = max(team.served, self._level_of(team))
             self._queues[rank][team.name] = team
         team.queue[ticket] = None
         team.band.waiting += 1
@@ -359,10 +376,11 @@ class Admission:
         return least
 
     def _raise_level(self, team: _Team) -> None:
-        """Raise the level of a rank to the counter of the team whose turn it is.
+        """Raise the levels of a band and its rank to the counter of the team whose turn it is.
 
         A floor may have given a team more than its turns; the level then follows the team with the least, whose turn it would be."""
         rank = team.band.band.rank
+        team.band.level = max(team.band.level, team.served)
         if team.band.running < team.band.band.floor:
             team = self._least(rank, below_floor=False) or team
         self._level[rank] = max(self._level.get(rank, 0.0), team.served)
