@@ -125,7 +125,7 @@ _ROOM = (
         "The same refusals as above, by whose they were; __unknown__ are requests without a valid key.",
         "None for teams that keep to their limits.",
         "team_limit: the team's max_in_flight. The reasons that name model, prompt, output or context: what it asks for is not in its terms, and "
-        "asking again does not help.",
+        "asking again does not help, except after prompt_over_limit, which lasts a minute.",
         (ask.rate(gateway.REJECTED, ("team", "reason")),), detail="teams",
         optional="Empty while nobody was refused; a request with a wrong key would show here.",
     ),

@@ -21,6 +21,7 @@ from stack.gateway.estimate import (
     MEDIA_TOKENS,
     MOST_BYTES,
     MOST_NAMES,
+    MOST_PAIRS,
     OUTPUT_TOKENS,
     Estimator,
     Outputs,
@@ -399,6 +400,28 @@ def test_fifty_answers_teach_a_tokenizer(bytes_per_token: float):
     assert BYTES_PER_TOKEN == estimator.bytes_per_token("other")
 
 
+def test_the_prompts_of_one_team_do_not_move_the_estimate_of_another():
+    """22 answers of a team with a token for each byte: a team with answers of its own keeps its estimate, and a new one moves by one vote."""
+    estimator = Estimator()
+    for _ in range(60):
+        estimator.learn("m", of(4000), 1000, "b")
+    for _ in range(22):
+        estimator.learn("m", of(4000), 4000, "a")
+    assert 1000 == pytest.approx(estimator.prompt("m", of(4000), "b"), abs=1)
+    assert estimator.prompt("m", of(4000), "a") > 3500
+    assert estimator.prompt("m", of(4000), "new") < 2000
+    assert estimator.prompt("other", of(4000), "a") == 1000
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 10**6), st.integers(0, 10**7)), max_size=60), st.integers(0, 10**6))
+def test_nothing_that_was_learned_moves_what_is_certain(answers: list[tuple[str, int, int]], size: int):
+    estimator = Estimator()
+    certain = estimator.certain(of(size))
+    for team, prompt_bytes, tokens in answers:
+        estimator.learn("m", of(prompt_bytes), tokens, team)
+    assert certain == estimator.certain(of(size)) <= estimator.prompt("m", of(size), "a")
+
+
 def test_what_says_nothing_about_text_teaches_nothing():
     estimator = Estimator()
     for ask, tokens in ((of(100), 90), (of(9000, media=1), 9000), (of(9000, prompt_ids=5), 9000), (of(9000), 0), (of(9000), -1), (of(), 9)):
@@ -460,14 +483,16 @@ def test_a_quantile_is_within_twice_of_something_seen(tokens: list[int], share: 
 
 def test_names_from_clients_are_bounded():
     estimator = Estimator()
-    for number in range(3 * MOST_NAMES):
+    for number in range(2 * MOST_PAIRS):
         estimator.learn(f"m{number}", of(1000), 500)
         estimator.learn("busy", of(1000), 500)
         estimator.learn_output(f"t{number}", of(), 5)
         estimator.prompt(f"asked{number}", of(1000))
         estimator.output(f"asked{number}", of())
+        estimator.note_overrun(f"m{number}", "t", float(number))
     estimator.learn("x" * (LONGEST_NAME + 1), of(1000), 500)
     estimator.learn_output("x" * (LONGEST_NAME + 1), of(), 5)
-    assert (MOST_NAMES, MOST_NAMES) == (len(estimator._tokens_per_byte), len(estimator._outputs))
+    assert (MOST_PAIRS, MOST_PAIRS, MOST_NAMES) == (len(estimator._tokens_per_byte), len(estimator._votes), len(estimator._outputs))
+    assert MOST_PAIRS == len(estimator._overruns)
     assert 2 == pytest.approx(estimator.bytes_per_token("busy"))
     assert BYTES_PER_TOKEN == estimator.bytes_per_token("m0")

@@ -337,6 +337,7 @@ async def test_who_may_not_even_wait_is_told_when_to_come_back(tmp_path: Path, r
         assert ["zeroth", "first"] == desk.names
 
 
+TOO_LONG = ASK | {"messages": [{"role": "user", "content": "word " * 200}]}  # 1,000 bytes: more than 60 tokens in any vocabulary
 LONG = ASK | {"messages": [{"role": "user", "content": "word " * 100}]}
 TERMS = policy(
     {"demo": {"max_prompt_tokens": 60, "max_output_tokens": 2, "over_output": "refuse"}, "batch": {"models": ["tiny"]}},
@@ -347,7 +348,7 @@ TERMS = policy(
 @pytest.mark.parametrize(
     ("team", "body", "status", "reason", "kind"),
     [
-        ("demo", LONG, 400, "prompt_too_long", "invalid_request_error"),
+        ("demo", TOO_LONG, 400, "prompt_too_long", "invalid_request_error"),
         ("demo", ASK, 400, "output_too_long", "invalid_request_error"),
         ("batch", LONG, 400, "context_too_long", "invalid_request_error"),
         ("batch", ASK | {"max_tokens": 41}, 400, "context_too_long", "invalid_request_error"),
@@ -367,6 +368,32 @@ async def test_what_would_be_refused_again_is_not_to_be_sent_again(tmp_path: Pat
         assert not {"Retry-After", "Retry-After-Ms"} & set(got.headers)
         on_record_as_refused(await it.record(), status, reason, None)
         assert [] == it.engine.asked
+
+
+def counted(tokens: int) -> Any:
+    return REPLY | {"usage": {"prompt_tokens": tokens, "completion_tokens": 3, "total_tokens": tokens + 3}}
+
+
+async def test_what_one_team_sends_does_not_refuse_the_prompts_of_another(tmp_path: Path):
+    """22 prompts of a team that are a token for each byte; another team's prompt of English text, within its limit, is served."""
+    english = ASK | {"messages": [{"role": "user", "content": "the words of a usual text " * 60}]}  # 1,560 bytes, 360 tokens
+    async with gateway(tmp_path, says(counted(1600)), policy({"batch": {"max_prompt_tokens": 400}})) as it:
+        for number in range(22):
+            assert 200 == (await ask(it, f"dense{number}", english)).status
+        it.engine.answer = says(counted(360))
+        got = [await ask(it, f"english{number}", english, "batch") for number in range(3)]
+        assert [200, 200, 200] == [one.status for one in got], got[0].body
+
+
+async def test_a_team_that_exceeds_its_prompt_limit_is_held_to_the_estimate(tmp_path: Path):
+    """A prompt that may be too long goes to the engine, whose count decides. Once it counted too many, such prompts wait; others go on."""
+    async with gateway(tmp_path, says(counted(125)), policy({"demo": {"max_prompt_tokens": 60}, "batch": {"max_prompt_tokens": 60}})) as it:
+        assert 200 == (await ask(it, "first", LONG)).status, "41 tokens at least, 126 by estimate"
+        wait_s = refused_for_now(got := await ask(it, "second", LONG), 429, "prompt_over_limit")
+        assert 40 <= wait_s <= 72
+        assert "may send 60" in got.error["message"]
+        assert (200, 200) == ((await ask(it, "short")).status, (await ask(it, "other", LONG, "batch")).status)
+        on_record_as_refused((await named(it, 4))["second"], 429, "prompt_over_limit", wait_s)
 
 
 @pytest.mark.parametrize("team", ["demo", "batch"])

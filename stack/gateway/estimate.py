@@ -1,8 +1,9 @@
 """How many tokens a request will take, before the engine has counted them: the prompt from its bytes, the output from what its team got before.
 
-Law: an estimate orders and protects; records carry the engine's own counts. The one estimate that reaches a bill is that of a stream whose usage
-never came, in a field of its own. Only answers of an engine teach anything, and what is kept is bounded, since names come from clients.
-Pure: no clock, no randomness."""
+Laws: an estimate orders and protects; records carry the engine's own counts. The one estimate that reaches a bill is that of a stream whose usage
+never came, in a field of its own. Only answers of an engine teach anything, and what is kept is bounded, since names come from clients. What one
+team's prompts teach counts for that team; a team without answers of its own starts from the mean over teams, in which each has one vote. No request
+is refused for good by what was learned, only by `certain`. Pure: no clock, no randomness."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from stack.gateway.ask import Ask
 
 # A cold start: English text has about 4 bytes per token in the vocabularies of today. A guess until some ten answers have corrected it.
 BYTES_PER_TOKEN = 4.0
-# Text outside of this is not text: below are raw bytes, above are repetitions.
+# Text outside of this is not text: below are raw bytes, above are repetitions. English has 4 to 5 bytes per token, program code 3 to 4, and Chinese
+# written as \uXXXX, with 6 bytes a character and up to 2 characters a token, stays below 12. So a prompt of text has more than bytes / 12 tokens.
 LEAST_BYTES, MOST_BYTES = 1.0, 12.0
 # Weight of one answer: after 22 of them a tenth of what was known before is left.
 WEIGHT = 0.1
@@ -31,9 +33,13 @@ COVERED, KEPT = 0.9, 0.99
 # hidden reasoning and buffered tool calls are tokens without events.
 LEAST_TOKENS, MOST_TOKENS = 1.0, 64.0
 MOST_NAMES = 256  # models, and teams; the one heard of longest ago is forgotten
+MOST_PAIRS = 1024  # teams times models whose prompts are known; likewise
 LONGEST_NAME = 256
+# After the engine has counted more for a prompt than its team may send, the estimate decides for so long instead of the certain bound.
+OVERRUN_S = 60.0
 
 _Value = TypeVar("_Value")
+_Pair = tuple[str | None, str | None]  # team and model
 
 
 class Outputs:
@@ -70,29 +76,63 @@ class Estimator:
     """Learns from the usage of answers; knows a guess before it has any."""
 
     def __init__(self) -> None:
-        self._tokens_per_byte: dict[str | None, float] = {}
+        self._tokens_per_byte: dict[_Pair, float] = {}
+        self._votes: dict[str | None, tuple[float, int]] = {}  # model -> sum over teams of tokens per byte, and their number
+        self._overruns: dict[_Pair, float] = {}  # -> when the latest one was counted
         self._outputs: dict[str | None, Outputs] = {}
         self._tokens_per_event: dict[str | None, float] = {}
 
-    def bytes_per_token(self, model: str | None) -> float:
-        return 1 / self._tokens_per_byte.get(model, 1 / BYTES_PER_TOKEN)
+    def bytes_per_token(self, model: str | None, team: str | None = None) -> float:
+        return 1 / self._known(model, team)
 
-    def prompt(self, model: str | None, ask: Ask) -> int:
+    def prompt(self, model: str | None, ask: Ask, team: str | None = None) -> int:
         """Tokens of the prompt, of all prompts together. Exact for token ids."""
-        text = self._tokens_per_byte.get(model, 1 / BYTES_PER_TOKEN) * ask.prompt_bytes
-        return ask.prompt_ids + ask.media * MEDIA_TOKENS + math.ceil(text)
+        return ask.prompt_ids + ask.media * MEDIA_TOKENS + math.ceil(self._known(model, team) * ask.prompt_bytes)
+
+    def certain(self, ask: Ask) -> int:
+        """Return the tokens that all prompts of a request have at least, whatever was learned. Media count nothing here."""
+        return ask.prompt_ids + int(ask.prompt_bytes / MOST_BYTES)
 
     def at_least(self, prompt: int, ask: Ask) -> int:
         """Tokens that the longest prompt of an ask has for sure, whose estimate is `prompt`; 0 where the engine would cut it to what fits."""
-        return 0 if ask.truncates else min(prompt, ask.prompt_ids + int(ask.prompt_bytes / MOST_BYTES)) // max(1, ask.prompts)
+        return 0 if ask.truncates else min(prompt, self.certain(ask)) // max(1, ask.prompts)
 
-    def learn(self, model: str | None, ask: Ask, prompt_tokens: int) -> None:
+    def learn(self, model: str | None, ask: Ask, prompt_tokens: int, team: str | None = None) -> None:
         """Takes in what the engine counted for the prompt."""
         if ask.media or ask.prompt_ids or ask.prompt_bytes < SHORT_BYTES or prompt_tokens < 1 or len(model or "") > LONGEST_NAME:
             return
         seen = min(1 / LEAST_BYTES, max(1 / MOST_BYTES, prompt_tokens / ask.prompt_bytes))
-        known = _used(self._tokens_per_byte, model, lambda: 1 / BYTES_PER_TOKEN)
-        self._tokens_per_byte[model] = known + WEIGHT * (seen - known)
+        known, former = self._known(model, team), self._tokens_per_byte.pop((team, model), None)
+        self._tokens_per_byte[team, model] = value = known + WEIGHT * (seen - known)
+        self._vote(model, value - (former or 0.0), 1 if former is None else 0)
+        if len(self._tokens_per_byte) > MOST_PAIRS:
+            oldest = next(iter(self._tokens_per_byte))
+            self._vote(oldest[1], -self._tokens_per_byte.pop(oldest), -1)
+
+    def _known(self, model: str | None, team: str | None) -> float:
+        """Return the tokens per byte of a team's prompts, or else the mean over teams, in which the cold start has a vote as well."""
+        if (own := self._tokens_per_byte.get((team, model))) is not None:
+            return own
+        total, teams = self._votes.get(model, (0.0, 0))
+        return (1 / BYTES_PER_TOKEN + total) / (1 + teams)
+
+    def _vote(self, model: str | None, value: float, teams: int) -> None:
+        total, known = self._votes.get(model, (0.0, 0))
+        self._votes[model] = total + value, known + teams
+        if known + teams == 0:
+            del self._votes[model]
+
+    def note_overrun(self, model: str | None, team: str | None, now: float) -> None:
+        """Remember that the engine counted more for a prompt of a team than the team may send."""
+        if len(model or "") <= LONGEST_NAME:
+            self._overruns.pop((team, model), None)
+            self._overruns[team, model] = now
+            if len(self._overruns) > MOST_PAIRS:
+                del self._overruns[next(iter(self._overruns))]
+
+    def strict_s(self, model: str | None, team: str | None, now: float) -> float:
+        """Return for how many seconds more the estimate decides on a team's limit; 0 while the team has given no reason."""
+        return max(0.0, self._overruns.get((team, model), -math.inf) + OVERRUN_S - now)
 
     def output(self, team: str | None, ask: Ask) -> int:
         """Tokens of all texts together: for each the 90th percentile of what the team got before, or what was asked for where that is less."""

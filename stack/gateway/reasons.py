@@ -28,9 +28,10 @@ REASONS: dict[str, Reason] = {
     "bodies_full": Reason("rejected", 503, "as many bytes of requests are held as limits.bodies_bytes lets all, or half of it one of several teams"),
     "uncountable": Reason("rejected", 400, "it asks for what no record could count: too many texts at once, or work that goes on after the answer"),
     "draining": Reason("rejected", 503, "the gateway is stopping and takes nothing new"),
-    # refused by the terms of its team or model: the same request would be refused again
+    # refused by the terms of its team or model: the same request would be refused again, but for prompt_over_limit
     "model_not_allowed": Reason("rejected", 403, "the team may not ask for this model"),
     "prompt_too_long": Reason("rejected", 400, "the prompt is longer than the team's max_prompt_tokens"),
+    "prompt_over_limit": Reason("rejected", 429, "the prompt is probably longer than max_prompt_tokens, and the team has just sent a longer one"),
     "output_too_long": Reason("rejected", 400, "more output is asked for than the team's max_output_tokens"),
     "context_too_long": Reason("rejected", 400, "prompt and output together are longer than the model's context"),
     # refused for load: later it may go through
@@ -84,7 +85,7 @@ def judge(status: int, error_code: int | None, finish_reasons: Collection[str]) 
 
 
 # Of ours: worth another try after a while.
-LATER = frozenset(("team_limit", "queue_full", "est_wait", "queue_ttl", "bodies_full", "draining", "upstream_down"))
+LATER = frozenset(("team_limit", "prompt_over_limit", "queue_full", "est_wait", "queue_ttl", "bodies_full", "draining", "upstream_down"))
 # What another upstream might do better, as long as the client has been sent nothing.
 ELSEWHERE = frozenset(
     ("upstream_down", "connect_timeout", "upstream_reset", "upstream_auth", "engine_error", "engine_abort", "engine_busy", "prefill_timeout")

@@ -167,7 +167,7 @@ class Visit:
         x.priority = self._terms.team(x.team or "").band
         x.model, x.named, x.adapter = asked.model or ask.model, asked.model is not None, asked.adapter
         x.stream, x.n, x.prompts = ask.stream, ask.n, min(ask.prompts, asks.MOST_TEXTS)
-        x.est_prompt_tokens = proxy.estimator.prompt(x.model, ask)
+        x.est_prompt_tokens = proxy.estimator.prompt(x.model, ask, x.team)
 
     def _hold_to_terms(self, team: str) -> None:
         """Limits the output to what the team may have. Raises _End for what the team or model does not allow."""
@@ -179,8 +179,8 @@ class Visit:
         if not may_ask(terms, self._asked):
             raise _End("model_not_allowed", f"team {team} may not ask for model {(ask.model or 'without a name')[:100]!r}")
         prompt, most = x.est_prompt_tokens or 0, terms.max_output_tokens
-        if terms.max_prompt_tokens is not None and prompt > terms.max_prompt_tokens:
-            raise _End("prompt_too_long", f"the prompt has about {prompt} tokens; team {team} may send {terms.max_prompt_tokens}")
+        if terms.max_prompt_tokens is not None:
+            self._limit_prompt(team, prompt, terms.max_prompt_tokens)
         if most is not None and ask.max_tokens is not None and ask.max_tokens > most and terms.over_output == "refuse":
             raise _End("output_too_long", f"{ask.max_tokens} tokens of output are asked for; team {team} may have {most}")
         model = self._terms.policy.models.get(self._asked.model or "")
@@ -190,6 +190,15 @@ class Visit:
         # The engine counts exactly and refuses by itself; here only what is too long for sure is kept from the queue.
         if context is not None and self._proxy.estimator.at_least(prompt, ask) + wanted > context:
             raise _End("context_too_long", f"prompt (about {prompt} tokens) and output ({wanted}) are longer than the context of {context} tokens")
+
+    def _limit_prompt(self, team: str, prompt: int, limit: int) -> None:
+        """Raise _End for a prompt that is certainly too long for its team, or that probably is while the team has just sent one that was."""
+        estimator, now = self._proxy.estimator, self._proxy.now()
+        if (certain := estimator.certain(self._ask)) > limit:
+            raise _End("prompt_too_long", f"the prompt has at least {certain} tokens; team {team} may send {limit}")
+        if prompt > limit and (wait_s := estimator.strict_s(self._x.model, team, now)):
+            why = f"the prompt has about {prompt} tokens; team {team} may send {limit}, and the engine has just counted more; retry in {wait_s:.0f} s"
+            raise _End("prompt_over_limit", why, wait_s)
 
     async def _wait_for_slot(self, team: str) -> None:
         """Returns when it is this request's turn. Raises _End when it is refused; the timer ends a wait that is too long."""
@@ -227,7 +236,10 @@ class Visit:
             prompt = output = 0
         self._proxy.admission.leave(ticket, self._proxy.now(), prompt, output)
         if reply.prompt_tokens is not None:
-            estimator.learn(x.model, self._ask, reply.prompt_tokens)
+            estimator.learn(x.model, self._ask, reply.prompt_tokens, x.team)
+            limit = self._terms.team(x.team or "").max_prompt_tokens
+            if limit is not None and reply.prompt_tokens > limit:
+                estimator.note_overrun(x.model, x.team, self._proxy.now())
         if reply.completion_tokens is not None and x.team is not None:
             estimator.learn_output(x.team, self._ask, reply.completion_tokens)
             estimator.learn_events(x.team, x.model, x.content_events, reply.completion_tokens)
