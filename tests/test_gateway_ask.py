@@ -401,7 +401,8 @@ def test_fifty_answers_teach_a_tokenizer(bytes_per_token: float):
 
 
 def test_the_prompts_of_one_team_do_not_move_the_estimate_of_another():
-    """22 answers of a team with a token for each byte: a team with answers of its own keeps its estimate, and a new one moves by one vote."""
+    """22 answers of a team with a token for each byte: a team with answers of its own keeps its estimate, and a new one
+    moves by one vote."""
     estimator = Estimator()
     for _ in range(60):
         estimator.learn("m", of(4000), 1000, "b")

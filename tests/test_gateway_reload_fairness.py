@@ -37,7 +37,8 @@ def turns(it: Gate, running: str, count: int) -> str:
 @pytest.mark.parametrize("busy", ["a", "b"], ids=["after much service", "to a band that has had much service"])
 @pytest.mark.parametrize(("before", "after"), [("high", "low"), ("low", "high")], ids=["down", "up"])
 def test_a_team_that_moves_to_another_band_takes_turns_there(before: str, after: str, busy: str, waits: bool):
-    """Team a moves to the band of b: neither waits until the other has had as much service as it had in another band."""
+    """Team a moves to the band of b: neither waits until the other has had as much service as it had in another
+    band."""
     it = gate({"a": Team(band=before), "b": Team(band=after)}, BANDS, slots=1)
     served(it, busy)
     requests = [f"a.{at}" for at in range(4)]
@@ -59,7 +60,8 @@ def test_a_team_whose_band_changes_its_rank_takes_turns_there():
 
 
 def test_what_was_charged_in_another_band_is_not_given_back_in_this_one():
-    """A request expected to be long runs while its team moves, and ends early: the team gets no credit for it where it is now."""
+    """A request expected to be long runs while its team moves, and ends early: the team gets no credit for it where it
+    is now."""
     it = gate({"a": Team(band="high"), "b": Team(band="low")}, BANDS, slots=2)
     it.lets("a.long", prompt=1, output=100_000)
     it.lets("a.running", prompt=1)
@@ -71,7 +73,8 @@ def test_what_was_charged_in_another_band_is_not_given_back_in_this_one():
 
 
 def test_a_limit_that_goes_leaves_nothing_to_catch_up():
-    """A team that could run one request at a time had less than its turns; without its limit it takes turns and does not catch up first."""
+    """A team that could run one request at a time had less than its turns; without its limit it takes turns and does
+    not catch up first."""
     bands, teams = {"high": Band(rank=0)}, {"a": Team(band="high", max_running=1), "b": Team(band="high")}
     it = gate(teams, bands, slots=2, queue=10**5)
     it.lets("a.long", "a.0", "b.0", prompt=100)
@@ -98,7 +101,8 @@ def test_a_team_held_back_by_its_own_limit_does_not_catch_up_when_slots_become_f
 
 
 def test_a_pause_does_not_put_a_team_before_those_that_a_floor_served():
-    """Of two bands of one rank, one is far ahead by its floor: a team that comes back to it takes turns with the team that was there."""
+    """Of two bands of one rank, one is far ahead by its floor: a team that comes back to it takes turns with the team
+    that was there."""
     teams = {"f": Team(band="floor"), "g": Team(band="floor"), "b": Team(band="usual")}
     bands = {"floor": Band(rank=0, floor=1, ceiling=0.5), "usual": Band(rank=0)}
     it = gate(teams, bands, slots=2, queue=10**5)
@@ -109,7 +113,8 @@ def test_a_pause_does_not_put_a_team_before_those_that_a_floor_served():
 
 
 def test_a_floor_does_not_put_those_who_come_back_behind_it():
-    """Two bands of one rank, of which one gets more by its floor: a team of the other that pauses comes back to where its peers stand."""
+    """Two bands of one rank, of which one gets more by its floor: a team of the other that pauses comes back to where
+    its peers stand."""
     teams = {"f": Team(band="floor"), "b": Team(band="usual"), "c": Team(band="usual")}
     bands = {"floor": Band(rank=0, floor=1, ceiling=0.5), "usual": Band(rank=0)}
     it = gate(teams, bands, slots=2, queue=10**5)
@@ -127,15 +132,17 @@ SLOTS, BAND_NAMES, COSTS, WEIGHTS, HOLD_S = 4, ("x", "y", "z"), (2, 4), (1.0, 2.
 def bound_s(teams: int, reloads: int) -> float:
     """The longest wait of the first request of a team, in seconds.
 
-    Each band has a floor of one slot, and there are more slots than bands, so a band serves one request in 2 x HOLD_S at least: its request holds
-    the slot for HOLD_S at most, and bands below their floors may go before it, once. Within a band each of the other teams goes first until it has
-    caught up with one request of this team, at most 1 + cost ratio x weight ratio times. A reload may begin that anew."""
+    Each band has a floor of one slot, and there are more slots than bands, so a band serves one request in 2 x HOLD_S
+    at least: its request holds the slot for HOLD_S at most, and bands below their floors may go before it, once. Within
+    a band each of the other teams goes first until it has caught up with one request of this team, at most 1 + cost
+    ratio x weight ratio times. A reload may begin that anew."""
     each = 1 + COSTS[1] / COSTS[0] * WEIGHTS[1] / WEIGHTS[0]
     return (1 + reloads) * 2 * HOLD_S * (2 + (teams - 1) * each)
 
 
 class Backlog:
-    """Teams with two requests waiting, or none in a pause, while policies change, in virtual time. Fails at the first wait beyond the bound."""
+    """Teams with two requests waiting, or none in a pause, while policies change, in virtual time. Fails at the first
+    wait beyond the bound."""
 
     def __init__(self, seed: int, teams: int) -> None:
         self.rng = random.Random(seed)
@@ -150,8 +157,14 @@ class Backlog:
 
     def _policy(self) -> Policy:
         rng = self.rng
-        ranks = {name: Band(rank=rng.randrange(3), floor=1, max_wait_s=1e9, ceiling=rng.choice((0.5, 1.0))) for name in BAND_NAMES}
-        teams = {name: Team(band=rng.choice(BAND_NAMES), weight=rng.choice(WEIGHTS), max_running=rng.choice((None, None, 1))) for name in self.names}
+        ranks = {
+            name: Band(rank=rng.randrange(3), floor=1, max_wait_s=1e9, ceiling=rng.choice((0.5, 1.0)))
+            for name in BAND_NAMES
+        }
+        teams = {
+            name: Team(band=rng.choice(BAND_NAMES), weight=rng.choice(WEIGHTS), max_running=rng.choice((None, None, 1)))
+            for name in self.names
+        }
         return Policy(teams=teams, bands=ranks, capacity=Capacity(slots=SLOTS))
 
     def run(self, until_s: float) -> float:

@@ -375,7 +375,8 @@ def counted(tokens: int) -> Any:
 
 
 async def test_what_one_team_sends_does_not_refuse_the_prompts_of_another(tmp_path: Path):
-    """22 prompts of a team that are a token for each byte; another team's prompt of English text, within its limit, is served."""
+    """22 prompts of a team that are a token for each byte; another team's prompt of English text, within its limit, is
+    served."""
     english = ASK | {"messages": [{"role": "user", "content": "the words of a usual text " * 60}]}  # 1,560 bytes, 360 tokens
     async with gateway(tmp_path, says(counted(1600)), policy({"batch": {"max_prompt_tokens": 400}})) as it:
         for number in range(22):
@@ -386,7 +387,8 @@ async def test_what_one_team_sends_does_not_refuse_the_prompts_of_another(tmp_pa
 
 
 async def test_a_team_that_exceeds_its_prompt_limit_is_held_to_the_estimate(tmp_path: Path):
-    """A prompt that may be too long goes to the engine, whose count decides. Once it counted too many, such prompts wait; others go on."""
+    """A prompt that may be too long goes to the engine, whose count decides. Once it counted too many, such prompts
+    wait; others go on."""
     async with gateway(tmp_path, says(counted(125)), policy({"demo": {"max_prompt_tokens": 60}, "batch": {"max_prompt_tokens": 60}})) as it:
         assert 200 == (await ask(it, "first", LONG)).status, "41 tokens at least, 126 by estimate"
         wait_s = refused_for_now(got := await ask(it, "second", LONG), 429, "prompt_over_limit")
@@ -394,6 +396,14 @@ async def test_a_team_that_exceeds_its_prompt_limit_is_held_to_the_estimate(tmp_
         assert "may send 60" in got.error["message"]
         assert (200, 200) == ((await ask(it, "short")).status, (await ask(it, "other", LONG, "batch")).status)
         on_record_as_refused((await named(it, 4))["second"], 429, "prompt_over_limit", wait_s)
+
+
+async def test_a_client_that_leaves_before_the_count_does_not_hide_an_overrun(tmp_path: Path):
+    async with gateway(tmp_path, scripted(ROLE, TOKEN, EVER), policy({"demo": {"max_prompt_tokens": 60}})) as it:
+        async with it.post(LONG | {"stream": True}, Authorization=f"Bearer {ALL['demo'][0]}") as answer:
+            await answer.content.readuntil(TOKEN)
+        await until(lambda: it.engine.hangups == 1, "the engine sees the hang-up")
+        refused_for_now(await ask(it, "second", LONG), 429, "prompt_over_limit")
 
 
 @pytest.mark.parametrize("team", ["demo", "batch"])

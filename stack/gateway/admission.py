@@ -1,8 +1,8 @@
 """Who goes to the engines next. Pure: it knows no socket and no clock, every call brings the time.
 
 Laws. A request waits, runs or is gone, and every count is the number of requests in such a state. No slot stays free while somebody may take it.
-A full queue is divided among the teams that use it (`queue_share.py`): a request within its team's share is admitted, and one of a team that holds
-more gives way.
+A full queue is divided among the teams that use it (`queue_share.py`): a request within its team's share is admitted,
+and one of a team that holds more gives way.
 Bands go by rank, except that a band below its floor comes first; teams of one rank take turns by the service that they have had; within a team
 whoever came first goes first. Nobody is overtaken for being large: who is next waits for room, and everybody behind with him.
 
@@ -38,8 +38,9 @@ class State(Enum):
 class Ticket:
     """One request that was let in. prompt, output: expected tokens. deadline: until when it may wait.
 
-    granted is called when its turn has come, from within whatever call made room; before that call returns, it runs. displaced is called instead,
-    with the refusal to answer with, if it gives way to a request of a team within its share; it is gone then."""
+    granted is called when its turn has come, from within whatever call made room; before that call returns, it runs.
+    displaced is called instead, with the refusal to answer with, if it gives way to a request of a team within its
+    share; it is gone then."""
 
     team: _Team
     prompt: int
@@ -218,8 +219,8 @@ class Admission:
     def wait_s(self, team: str) -> float:
         """How long a further request of a team would wait, in seconds; 0 while nobody knows how long a slot is held.
 
-        Those who go first, times how long a slot is held by each of their teams, divided by the slots that they share. Too low when higher bands send
-        more meanwhile."""
+        Those who go first, times how long a slot is held by each of their teams, divided by the slots that they share.
+        Too low when higher bands send more meanwhile."""
         it = self._teams[team]
         rank, own, ceiling, hold_s = it.band.band.rank, len(it.queue) + 1, it.band.most, it.hold.estimate(self._hold, self._now)
         ahead, work_s, turns = float(own), 0.0, own / it.team.weight
@@ -253,7 +254,8 @@ class Admission:
     # ---- inside
 
     def _yielding(self, ticket: Ticket) -> list[Ticket] | None:
-        """Return the waiting requests that give way to a request: none while the queue has room, None if the request has to be refused."""
+        """Return the waiting requests that give way to a request: none while the queue has room, None if the request
+        has to be refused."""
         places, tokens = self._capacity.queue, self._capacity.queue_tokens
         if self.waiting < places and (tokens is None or self.waiting_tokens + ticket.tokens <= tokens):
             return []
@@ -290,10 +292,12 @@ class Admission:
             band.most = max(1, band.band.floor, math.floor(band.band.ceiling * self.slots))
 
     def _rebase(self, it: _Team, former: tuple[Team, Band]) -> None:
-        """Let a team whose terms have changed start where the teams of its rank stand, and leave what it is still owed or owes behind.
+        """Let a team whose terms have changed start where the teams of its rank stand, and leave what it is still owed
+        or owes behind.
 
-        Counters of two ranks cannot be compared. Within a rank, a limit or a floor may have kept a team from its turn or given it more than its turn:
-        once that is gone, the team would catch up at once while others wait, or wait until all others have caught up."""
+        Counters of two ranks cannot be compared. Within a rank, a limit or a floor may have kept a team from its turn
+        or given it more than its turn: once that is gone, the team would catch up at once while others wait, or wait
+        until all others have caught up."""
         if (it.team, it.band.band) != former:
             it.served = self._level_of(it)
             it.restarts += 1
@@ -301,7 +305,8 @@ class Admission:
     def _stands_beside(self, team: _Team) -> float:
         """Return the least counter with which a team goes on that max_running has kept from its turns; 0 for any other.
 
-        It has saved nothing up: else it would have all slots of its rank to itself until it has caught up, once there are few."""
+        It has saved nothing up: else it would have all slots of its rank to itself until it has caught up, once there
+        are few."""
         if team.may_run or not team.queue:
             return 0.0
         others = (other.served for other in self._queues[team.band.band.rank].values() if other.may_run)
@@ -378,7 +383,8 @@ class Admission:
     def _raise_level(self, team: _Team) -> None:
         """Raise the levels of a band and its rank to the counter of the team whose turn it is.
 
-        A floor may have given a team more than its turns; the level then follows the team with the least, whose turn it would be."""
+        A floor may have given a team more than its turns; the level then follows the team with the least, whose turn it
+        would be."""
         rank = team.band.band.rank
         team.band.level = max(team.band.level, team.served)
         if team.band.running < team.band.band.floor:

@@ -1,7 +1,9 @@
-"""Mean time that requests hold a slot, learned from those that ended and from those that still run. Pure: every call brings the time.
+"""Mean time that requests hold a slot, learned from those that ended and from those that still run. Pure: every call
+brings the time.
 
-The memory fades with time and not with each request: a burst of short requests within a second says little about the long ones of the last minute.
-Requests that run already longer than the mean are evidence too, so a team cannot keep its estimate low by what ends early."""
+The memory fades with time and not with each request: a burst of short requests within a second says little about the
+long ones of the last minute. Requests that run already longer than the mean are evidence too, so a team cannot keep its
+estimate low by what ends early."""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ PRIOR_REQUESTS = 1.0  # how much the mean over all teams counts beside a team's 
 
 @dataclass(slots=True)
 class HoldTime:
-    """Running mean of one team, or of all. weight: how many requests it stands for at `at`. running, began: requests that run, and the sum of the
-    times at which they began. expected_s: the latest estimate."""
+    """Running mean of one team, or of all. weight: how many requests it stands for at `at`. running, began: requests
+    that run, and the sum of the times at which they began. expected_s: the latest estimate."""
 
     mean_s: float = 0.0
     weight: float = 0.0
@@ -29,7 +31,8 @@ class HoldTime:
         self.mean_s += (held_s - self.mean_s) / weight
 
     def estimate(self, overall: HoldTime, now: float) -> float:
-        """Return the expected seconds of one more request, from its own mean with the overall mean as prior; 0 while nothing has ended."""
+        """Return the expected seconds of one more request, from its own mean with the overall mean as prior; 0 while
+        nothing has ended."""
         if not overall.weight:
             return 0.0
         own = self.weight / (1.0 + (now - self.at) / MEMORY_S)

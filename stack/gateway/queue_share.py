@@ -1,11 +1,13 @@
 """Division of a full queue among the teams that use it, in places or in tokens.
 
-Each team that has requests waiting, or that asks now, owns one unit (one place, or the tokens of an average place). The remainder goes to the best
-rank first, and within a rank by weight; what a team does not use, others may borrow until somebody asks for it within a share of its own.
+Each team that has requests waiting, or that asks now, owns one unit (one place, or the tokens of an average place). The
+remainder goes to the best rank first, and within a rank by weight; what a team does not use, others may borrow until
+somebody asks for it within a share of its own.
 
-Invariants. A request within its team's share is admitted, as long as no fewer units exist than teams. Units are taken from a team only by a better
-rank, and only while fewer units exist than teams. A team whose request has just given way cannot take a place from anybody, so two clients that
-retry at once do not displace each other in turns. Source: max-min fairness, with the ranks of teams.yaml as strict priorities."""
+Invariants. A request within its team's share is admitted, as long as no fewer units exist than teams. Units are taken
+from a team only by a better rank, and only while fewer units exist than teams. A team whose request has just given way
+cannot take a place from anybody, so two clients that retry at once do not displace each other in turns. Source: max-min
+fairness, with the ranks of teams.yaml as strict priorities."""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from itertools import groupby
 
 @dataclass(slots=True)
 class Claim:
-    """Use of the queue by one team. held: what its waiting requests take. share: what it may always have; see `Bound`."""
+    """Use of the queue by one team. held: what its waiting requests take. share: what it may always have; see
+    `Bound`."""
 
     rank: int
     weight: float
@@ -25,7 +28,8 @@ class Claim:
 
 
 class Bound:
-    """One bound of the queue, and one request of `size` that asks for room within it. claims: of all teams that wait, and of the asking team."""
+    """One bound of the queue, and one request of `size` that asks for room within it. claims: of all teams that wait,
+    and of the asking team."""
 
     def __init__(self, limit: float, unit: float, size: float, asker: str, claims: Mapping[str, Claim]) -> None:
         self._unit, self._claims, self._asker = unit, claims, asker
@@ -35,7 +39,9 @@ class Bound:
 
     def _divide(self, limit: float) -> None:
         rest = max(0.0, limit - self._unit * len(self._claims))
-        for _, group in groupby(sorted(self._claims.values(), key=lambda claim: claim.rank), key=lambda claim: claim.rank):
+        for _, group in groupby(
+            sorted(self._claims.values(), key=lambda claim: claim.rank), key=lambda claim: claim.rank
+        ):
             peers = list(group)
             weight = sum(claim.weight for claim in peers)
             for claim in peers:
@@ -51,7 +57,11 @@ class Bound:
         """Return the team whose newest request gives way next, or None if the request has to be refused.
 
         It is the team with the most, for its weight, in the worst rank that has borrowed anything."""
-        yielding = [(self._order(claim), name) for name, claim in self._claims.items() if name != self._asker and self._yields(claim)]
+        yielding = [
+            (self._order(claim), name)
+            for name, claim in self._claims.items()
+            if name != self._asker and self._yields(claim)
+        ]
         return max(yielding)[1] if yielding else None
 
     def release(self, team: str, size: float) -> None:
@@ -63,7 +73,8 @@ class Bound:
         return claim.held > self._unit, claim.rank, (claim.held - self._unit) / claim.weight
 
     def _yields(self, claim: Claim) -> bool:
-        """Return whether a team gives way: a worse rank down to its unit, the same rank to a share, a better rank to a unit only."""
+        """Return whether a team gives way: a worse rank down to its unit, the same rank to a share, a better rank to a
+        unit only."""
         asker = self._claims[self._asker]
         if claim.rank > asker.rank:
             return claim.held > self._unit or (claim.held > 0 and self._after <= self._unit)

@@ -192,7 +192,8 @@ class Visit:
             raise _End("context_too_long", f"prompt (about {prompt} tokens) and output ({wanted}) are longer than the context of {context} tokens")
 
     def _limit_prompt(self, team: str, prompt: int, limit: int) -> None:
-        """Raise _End for a prompt that is certainly too long for its team, or that probably is while the team has just sent one that was."""
+        """Raise _End for a prompt that is certainly too long for its team, or that probably is while the team has just
+        sent one that was."""
         estimator, now = self._proxy.estimator, self._proxy.now()
         if (certain := estimator.certain(self._ask)) > limit:
             raise _End("prompt_too_long", f"the prompt has at least {certain} tokens; team {team} may send {limit}")
@@ -237,9 +238,11 @@ class Visit:
         self._proxy.admission.leave(ticket, self._proxy.now(), prompt, output)
         if reply.prompt_tokens is not None:
             estimator.learn(x.model, self._ask, reply.prompt_tokens, x.team)
-            limit = self._terms.team(x.team or "").max_prompt_tokens
-            if limit is not None and reply.prompt_tokens > limit:
-                estimator.note_overrun(x.model, x.team, self._proxy.now())
+        # A client that leaves before the count comes has had content all the same; then the estimate stands for it.
+        counted = x.est_prompt_tokens if reply.prompt_tokens is None and x.content_events else reply.prompt_tokens
+        limit = self._terms.team(x.team or "").max_prompt_tokens
+        if counted is not None and limit is not None and counted > limit:
+            estimator.note_overrun(x.model, x.team, self._proxy.now())
         if reply.completion_tokens is not None and x.team is not None:
             estimator.learn_output(x.team, self._ask, reply.completion_tokens)
             estimator.learn_events(x.team, x.model, x.content_events, reply.completion_tokens)
