@@ -113,7 +113,7 @@ def test_a_stream_cannot_escape_accounting_by_its_spelling(stream: str, expected
 def test_a_field_counts_as_the_engine_finds_it():
     """The last of several, and under its name however that is escaped."""
     found = read(CHAT, b'{"model":"a","max_tokens":1,"mod\\u0065l":"b","max_tokens":2}')
-    assert ("b", 2, b'{"model":"b","max_tokens":1}') == (found.model, found.max_tokens, found.limited(1).body)
+    assert ("b", 2, b'{"model":"b","max_tokens":1}') == (found.model, found.max_tokens, found.limited(1).sent)
 
 
 # ---- how much prompt that is
@@ -122,13 +122,15 @@ def test_a_field_counts_as_the_engine_finds_it():
 @pytest.mark.parametrize(
     ("route", "fields", "size", "ids", "media", "prompts"),
     [
-        (CHAT, {"messages": [user("hello"), {"role": "assistant", "content": None, "reasoning": "hm"}]}, 7, 0, 0, 1),
+        (CHAT, {"messages": [user("hello"), {"role": "assistant", "content": None, "reasoning": "hm"}]}, 5 + 2, 0, 0, 1),
         (CHAT, {"messages": [user([{"type": "text", "text": "hello"}, IMAGE, {"type": "input_audio", "input_audio": {}}])]}, 5, 0, 2, 1),
         (CHAT, {"messages": [user([{"type": "image_url", "image_url": None}, "hello"])]}, 5, 0, 0, 1),
         (CHAT, {"messages": [user("a\n\"b\"")]}, 5, 0, 0, 1),
         (CHAT, {"messages": [user("日本語")]}, 9, 0, 0, 1),
         (CHAT, {"messages": [user("hi")], "tools": [{"a": "b"}], "metadata": "x" * 99}, 2 + len('[{"a": "b"}]'), 0, 0, 1),
         (CHAT, {"messages": "hello"}, 5, 0, 0, 1),
+        (CHAT, {"messages": [{"role": "poet", "content": "hi", "name": "Ann"}]}, 4 + 2 + 3, 0, 0, 1),
+        (CHAT, {"messages": [user("a")] * (asks.FEW_MESSAGES + 2)}, asks.FEW_MESSAGES + 2 + 2 * asks.MESSAGE_BYTES, 0, 0, 1),
         (CHAT, {"messages": [1, None, [], {}, user(3), user({"text": "hi"})]}, 2, 0, 0, 1),
         (CHAT, {"prompt": "not of this route"}, 0, 0, 0, 1),
         (BATCH, {"messages": [[user("one")], [user([{"text": "two"}, IMAGE])]]}, 6, 0, 1, 2),
@@ -136,7 +138,7 @@ def test_a_field_counts_as_the_engine_finds_it():
         (TEXT, {"prompt": ["hello", "you"]}, 8, 0, 0, 2),
         (TEXT, {"prompt": [1, 22, 333]}, 0, 3, 0, 1),
         (TEXT, {"prompt": [[1, 22], [333], [4, 5, 6]]}, 0, 6, 0, 3),
-        (TEXT, {"prompt": [1, "two", 3.5]}, 3, 0, 0, 3),
+        (TEXT, {"prompt": [1, "two", 3.5]}, 0, 3, 0, 1),
         (TEXT, {"prompt_embeds": "QUJD"}, 0, 0, 1, 1),
         (RESPONSES, {"instructions": "be", "input": "hello", "tools": []}, 9, 0, 0, 1),
         (RESPONSES, {"input": [user("a"), user([{"type": "input_text", "text": "bc"}, {"type": "input_image", "image_url": "http://x"}]),
@@ -146,7 +148,7 @@ def test_a_field_counts_as_the_engine_finds_it():
             {"type": "tool_result", "content": [{"type": "text", "text": "hello"}, {"type": "image", "source": {"data": "AAAA"}}]}])]}, 7, 0, 1, 1),
         (EMBEDDINGS, {"input": ["hello", "you"]}, 8, 0, 0, 2),
         (EMBEDDINGS, {"input": [[1, 2], [3]]}, 0, 3, 0, 2),
-        (EMBEDDINGS, {"messages": [user("hello")]}, 5, 0, 0, 1),
+        (EMBEDDINGS, {"messages": [user("hello"), user("you")]}, 8, 0, 0, 1),
         (RERANK, {"query": "abc", "documents": ["hello", {"content": [{"text": "you"}, IMAGE]}]}, 3 * 2 + 8, 0, 1, 2),
         (SCORE, {"text_1": "abc", "text_2": ["hello", "you"]}, 3 * 2 + 8, 0, 0, 2),
         (SCORE, {"queries": ["abc", "d"], "documents": ["hello", "you"]}, 12, 0, 0, 2),
@@ -187,7 +189,7 @@ def test_without_a_change_the_very_bytes_pass():
     for route, body in ((CHAT, b'{ "model":"m", "max_tokens":5 }'), (RESPONSES, b'{"stream": true }'), (CHAT, b"{not json"), (CHAT, b'"text"'),
                         (CHAT, b""), (CHAT, b"{}"), (EMBEDDINGS, b'{"input":"a"}'), (AUDIO, b"--form\r\n")):  # fmt: skip
         found = read(route, body)
-        assert body is found.body
+        assert body is found.body is found.sent
         assert found is found.renamed(None).renamed(found.model).limited(None).limited(10**6 if found.max_tokens is not None else None)
 
 
@@ -198,7 +200,7 @@ def test_changes_keep_order_and_bytes_of_all_else():
         '{"stream":true,"model":"served \\"é\\"","seed":12345678901234567890123,"x":[ 1.0, "\\u00e9" ],"max_tokens":5,"temperature":1.0,'
         '"stream_options":{"include_usage":true}}'
     )
-    assert (want, 5, 'served "é"', True) == (found.body.decode(), found.max_tokens, found.model, found.usage_added)
+    assert (want, 5, 'served "é"', True) == (found.sent.decode(), found.max_tokens, found.model, found.usage_added)
 
 
 @pytest.mark.parametrize(
@@ -216,23 +218,23 @@ def test_nobody_gets_ahead_of_the_best_priority_of_its_band(asked_for: dict[str,
     fields = {"model": "m", **asked_for}
     found = asked(CHAT, **fields)
     assert priority == found.priority(best)
-    assert fields | said == json.loads(found.ranked(CHAT, priority).body)
+    assert fields | said == json.loads(found.ranked(CHAT, priority).sent)
     assert (found is found.ranked(CHAT, priority)) == (not said)
 
 
 def test_of_a_priority_given_twice_the_engines_one_counts():
     found = read(CHAT, b'{"priority":9,"model":"m","priority":-9}')
-    assert b'{"priority":0,"model":"m"}' == found.ranked(CHAT, found.priority(0)).body
+    assert b'{"priority":0,"model":"m"}' == found.ranked(CHAT, found.priority(0)).sent
 
 
 def test_a_body_without_a_field_for_it_keeps_its_bytes():
     for route, body in ((MESSAGES, b'{ "priority":-1 }'), (AUDIO, b"--form\r\n")):
-        assert body is read(route, body).ranked(route, 3).body
+        assert body is read(route, body).ranked(route, 3).sent
 
 
 def test_the_options_of_a_stream_stay():
     body = b'{"stream":1,"stream_options":{"continuous_usage_stats":true,"include_usage":false,"x":1.0}}'
-    assert b'{"stream":1,"stream_options":{"include_usage":true,"x":1.0}}' == read(TEXT, body).body
+    assert b'{"stream":1,"stream_options":{"include_usage":true,"x":1.0}}' == read(TEXT, body).sent
 
 
 @pytest.mark.parametrize(
@@ -269,7 +271,7 @@ def test_the_options_of_a_stream_stay():
 def test_a_limit_is_written_where_the_client_wrote_its_own(route: str, fields: dict[str, Any], most: int, changed: dict[str, int]):
     fields = {"model": "m", **fields}
     limited = asked(route, **fields).limited(most)
-    assert fields | changed == json.loads(limited.body)
+    assert fields | changed == json.loads(limited.sent)
     assert limited is limited.limited(most)
 
 
@@ -306,16 +308,16 @@ def test_whatever_is_asked_only_what_must_change_changes(route: str, fields: dic
                 want[name] = most
     if model is not None and fields:
         want["model"] = model
-    assert want == json.loads(sent.body)
-    assert [*want] == [*json.loads(sent.body)]
-    assert want != fields or body is sent.body
+    assert want == json.loads(sent.sent)
+    assert [*want] == [*json.loads(sent.sent)]
+    assert want != fields or body is sent.sent
 
 
 @given(ROUTES, st.binary() | BODIES.map(lambda fields: json.dumps(fields).encode()[:-1]) | JSON.map(lambda value: json.dumps([value]).encode()))
 def test_what_is_no_json_object_passes_untouched(route: str, body: bytes):
     found = read(route, body)
     if found.stream is None:
-        assert body is found.limited(1).renamed("x").body
+        assert body is found.limited(1).renamed("x").sent
         assert found.model is found.max_tokens is None
     else:
         assert isinstance(msgspec.json.decode(body), dict)
@@ -440,7 +442,8 @@ def test_no_answer_moves_the_estimate_out_of_its_bounds(answers: list[tuple[int,
 
 def test_the_longest_prompt_is_never_thought_longer_than_it_can_be():
     estimator = Estimator()
-    for ask, least in ((of(12_000), 1000), (of(12_000, prompts=4), 250), (of(prompt_ids=50), 50), (of(12_000, truncates=True), 0), (of(media=3), 0)):
+    cases = [(of(12_000), 1000), (of(12_000, maybe_bytes=6_000), 500), (of(12_000, prompts=4), 250), (of(prompt_ids=50), 50)]
+    for ask, least in (*cases, (of(12_000, truncates=True), 0), (of(media=3), 0)):
         assert least == estimator.at_least(estimator.prompt("m", ask), ask)
 
 

@@ -93,6 +93,8 @@ def test_only_routes_without_a_record_are_opened_by_name(route: str):
     [
         (CHAT, {"n": asks.MOST_N + 1}), ("/v1/completions", {"prompt": "a", "best_of": "16_385"}), ("/v1/completions", {"n": 10**30}),
         ("/v1/completions", {"prompt": [[1]] * 10, "n": 10_000}), ("/v1/embeddings", {"input": ["a"] * (asks.MOST_TEXTS + 1)}),
+        ("/v1/embeddings", {"input": ["a"] * 3, "messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/score", {"text_1": "a", "text_2": ["b"], "documents": ["c"] * 9}),
         ("/v1/responses", {"input": "a", "background": True}), ("/v1/responses", {"input": "a", "background": "yes"}),
     ],
 )  # fmt: skip
@@ -102,6 +104,26 @@ async def test_what_no_record_could_count_is_refused_on_record(tmp_path: Path, r
             assert (400, "uncountable") == (answer.status, (await answer.json())["error"]["code"])
         assert ("rejected", "uncountable", "demo") == ((found := await it.record()).outcome, found.reason, found.team)
         assert [] == it.engine.asked
+
+
+@pytest.mark.parametrize("field", ["kv_transfer_params", "ec_transfer_params"])
+@pytest.mark.parametrize("route", [CHAT, "/v1/messages", "/v1/responses", "/v1/completions"])
+async def test_transfer_fields_need_a_permission(tmp_path: Path, route: str, field: str):
+    """vLLM takes kv_transfer_params.prompt_token_ids for the prompt, whatever the messages say."""
+    teams = {"demo": {"keys": [KEYS["demo"][1]]}, "batch": {"keys": [KEYS["batch"][1]], "kv_transfer": True, "max_prompt_tokens": 100}}
+    body = {"model": "tiny", "max_tokens": 5, "input": "a", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+    async with gateway(tmp_path, policy={"teams": teams}) as it:
+        async with it.post(body | {field: {"prompt_token_ids": [7] * 20_000}}, route=route) as answer:
+            assert (400, "uncountable") == (answer.status, (await answer.json())["error"]["code"])
+        assert ("rejected", "uncountable") == ((found := await it.record()).outcome, found.reason)
+        assert [] == it.engine.asked
+        async with it.post(body | {field: {"prompt_token_ids": [7] * 50}}, route=route, team="batch") as answer:
+            assert 200 == answer.status
+        if field == "kv_transfer_params":
+            async with it.post(body | {field: {"prompt_token_ids": [7] * 101}}, route=route, team="batch") as answer:
+                assert "prompt_too_long" == (await answer.json())["error"]["code"]
+        async with it.post(body | {field: None}, route=route) as answer:
+            assert 200 == answer.status
 
 
 @pytest.mark.parametrize("route", ["/v1/messages", "/v1/responses", "/v1/embeddings"])
@@ -139,11 +161,15 @@ def test_a_large_batch_has_as_many_prompts_as_it_has_items(route: str, field: st
     assert (50_000, "") == ((ask := asks.read(route, body)).prompts, ask.uncountable)
 
 
-@pytest.mark.parametrize("items", [b'""', b'"" ', b'"\\\\"', b"[1]", b"[] ", b"null", b'{"":""}'])
-def test_more_texts_than_a_record_can_count_are_found_however_they_are_written(items: bytes):
-    body = b'{"input":[' + b",".join([items] * 400_000) + b"]}"
+@pytest.mark.parametrize(
+    ("route", "field", "items"),
+    [("embeddings", b"input", items) for items in (b'""', b'"" ', b'"\\\\"', b"[1]", b"[] ")]
+    + [("rerank", b"documents", items) for items in (b"null", b'{"":""}')],
+)
+def test_more_texts_than_a_record_can_count_are_found_however_they_are_written(route: str, field: bytes, items: bytes):
+    body = b'{"%b":[%b]}' % (field, b",".join([items] * 400_000))
     assert len(body) > asks.LARGE_BYTES
-    assert asks.read("/v1/embeddings", body).uncountable
+    assert asks.read(f"/v1/{route}", body).uncountable
 
 
 NUMBERS = st.integers(-5, 10**7) | st.sampled_from([16_384, 16_385, 99_999, 100_000, 10**30]) | st.none() | st.text(max_size=3)

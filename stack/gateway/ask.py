@@ -6,6 +6,7 @@ raises: of what cannot be read nothing is known, which stream None tells."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ MOST_ITEMS = 1_000_000  # of a list that is counted, about 50 bytes each for as 
 MOST_TOKENS = 10**9  # more than any context: larger numbers are read as this one
 MOST_N = 16_384  # texts of one prompt: what vLLM makes (VLLM_MAX_N_SEQUENCES, as shipped)
 MOST_TEXTS = 99_999  # of all prompts together: what a record can say
+FEW_MESSAGES = 16  # up to these, what a chat template adds to each is less than an estimate is worth; beyond them each adds
+MESSAGE_BYTES = 16  # about the four tokens of a role and its marks
 _DEEPEST = 3  # parts within the content of parts: a tool's result is the deepest that any API has
 
 
@@ -39,17 +42,26 @@ _DEEPEST = 3  # parts within the content of parts: a tool's result is the deepes
 class _Route:
     """How a route says what it wants.
 
-    prompt: fields of text, parts, messages or token ids. each: those whose list items are prompts of their own. against: fields that the
-    engine reads once with every prompt of the others. whole: fields that go into the prompt as their JSON. media: fields of images, sounds
-    or embeddings. limit: fields that limit the output, the one that counts first; unsaid: the limit of a body without them,
-    None for what the context has left. has_priority: whether the body may name the priority of its request; has_n: how many texts it wants.
+    prompt: fields of text, parts, messages or token ids. each: those whose list items are prompts of their own; one_each: an engine reads only
+    one of them. ids: those of them that take token ids. chats: those in which a list of objects is one conversation. named: objects each field
+    of which is a prompt. against: fields that the engine reads once with every prompt of the others. whole: fields that go into the prompt as
+    their JSON, with every prompt. maybe: those that may, as the chat template likes. media: fields of images, sounds or embeddings.
+    quoting: media in messages of any role but user may become text. limit: fields that limit the output, the one that counts first; unsaid: the
+    limit of a body without them, None for what the context has left. has_priority: whether the body may name the priority of its request; has_n: how
+    many texts it wants.
     Source: the request models of vLLM 0.32 (entrypoints/**/protocol.py)."""
 
     prompt: tuple[str, ...] = ()
     each: tuple[str, ...] = ()
+    one_each: bool = False
+    ids: tuple[str, ...] = ()
+    chats: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
+    maybe: tuple[str, ...] = ()
     media: tuple[str, ...] = ()
+    quoting: bool = False
     limit: tuple[str, ...] = ()
     unsaid: int | None = None
     has_priority: bool = True
@@ -61,38 +73,69 @@ class _Route:
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _CHAT_LIMIT = ("max_completion_tokens", "max_tokens")
 _SCORED = ("documents", "items", "text_2", "data_2")
+_TEMPLATE = ("chat_template", "chat_template_kwargs")
+_SCORED_WITH = (*_TEMPLATE, "instruction")
+_GIVEN, _ASIDE = ("tools", "functions", "documents"), ("response_format", "tool_choice", *_TEMPLATE)
 _ROUTES = {
-    "/v1/chat/completions": _Route(("messages",), whole=("tools", "functions", "documents"), limit=_CHAT_LIMIT, has_n=True),
-    "/v1/chat/completions/batch": _Route(("messages",), each=("messages",), limit=_CHAT_LIMIT, has_n=True),
-    "/v1/completions": _Route(
-        ("prompt", "suffix"), each=("prompt", "prompt_embeds"), media=("prompt_embeds",), limit=("max_tokens",), unsaid=16, has_n=True,
+    "/v1/chat/completions": _Route(
+        ("messages",), whole=_GIVEN, maybe=_ASIDE, limit=_CHAT_LIMIT, has_n=True,
     ),
-    "/v1/responses": _Route(("instructions", "input"), whole=("tools",), limit=("max_output_tokens",)),
-    "/v1/messages": _Route(("system", "messages"), whole=("tools",), limit=("max_tokens",), has_priority=False),
-    "/v1/embeddings": _Route(("input", "messages"), each=("input", "messages"), unsaid=0),
-    "/v1/rerank": _Route(("documents",), each=("documents",), against=("query",), unsaid=0),
-    "/v1/score": _Route(_SCORED, each=_SCORED, against=("queries", "text_1", "data_1"), unsaid=0),
-    "/v1/systemone": _Route(("instructions",), whole=("state", "questions"), media=("images", "audio", "videos"), unsaid=1),
+    "/v1/chat/completions/batch": _Route(
+        ("messages",), each=("messages",), whole=_GIVEN, maybe=_ASIDE, limit=_CHAT_LIMIT, has_n=True,
+    ),
+    "/v1/completions": _Route(
+        ("prompt",), each=("prompt", "prompt_embeds"), ids=("prompt",), against=("suffix",), media=("prompt_embeds",), limit=("max_tokens",),
+        unsaid=16, has_n=True,
+    ),
+    "/v1/responses": _Route(
+        ("instructions", "input"), whole=("tools",), maybe=("previous_input_messages", "tool_choice", "text", *_TEMPLATE),
+        limit=("max_output_tokens",),
+    ),
+    "/v1/messages": _Route(
+        ("system", "messages"), whole=("tools",), maybe=("tool_choice", "output_config", *_TEMPLATE), quoting=True,
+        limit=("max_tokens",), has_priority=False,
+    ),
+    "/v1/embeddings": _Route(
+        ("input", "messages"), each=("input", "messages"), one_each=True, ids=("input",), chats=("input", "messages"), maybe=_TEMPLATE, unsaid=0,
+    ),
+    "/v1/rerank": _Route(("documents",), each=("documents",), against=("query",), maybe=_SCORED_WITH, unsaid=0),
+    "/v1/score": _Route(
+        _SCORED, each=_SCORED, one_each=True, against=("queries", "text_1", "data_1"), maybe=_SCORED_WITH, unsaid=0,
+    ),
+    "/v1/systemone": _Route(
+        ("questions",), each=("questions",), named=("questions",), against=("instructions",), whole=("state",), maybe=("chat_template_kwargs",),
+        media=("images", "audio", "videos"), unsaid=1,
+    ),
 }
 _OTHER = _Route()
 UPLOADS = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))  # forms with a file, no JSON
 
-# What the fields of a message, of a part of one, or of an item of the responses API hold: more of these, text (or JSON that becomes text), media.
-_MORE, _TEXT, _MEDIA = range(3)
+# Contents of the fields of a message, of a part of one, or of an item of the responses API: more of these, media, or nothing that any prompt has.
+# Every other field may be text (or JSON that becomes text), since a chat template can print what it likes.
+_MORE, _TEXT, _MEDIA, _ROLE, _NOTHING, _MAYBE = range(6)
 _HOLDS = {
     name: holds
     for names, holds in (
         ("content output summary", _MORE),
-        ("text reasoning reasoning_content thinking refusal tool_calls function_call arguments input tools", _TEXT),
         ("image_url image_pil image_embeds audio_url input_audio audio_embeds video_url video_embeds source file file_data file_id file_url", _MEDIA),
+        ("text reasoning reasoning_content thinking refusal tool_calls function_call arguments input tools tool", _TEXT),
+        ("role", _ROLE),
+        ("type cache_control signature encrypted_content annotations logprobs", _NOTHING),
     )
     for name in names.split()
 }
+_ROLES = frozenset((b'"user"', b'"assistant"', b'"system"', b'"developer"', b'"tool"'))  # any other may be text of any length
+# Fields by which a router in front of engines hands over what another engine has computed. vLLM 0.32 takes kv_transfer_params.prompt_token_ids for
+# the prompt in place of the messages.
+TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 
 _STRING, _LIST, _OBJECT, _NULL = b'"[{n'  # what values begin with
 _TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
 
 _Fields = Mapping[str, msgspec.Raw]
+_TEXTS = re.compile(rb'\[\s*+(?:"(?:[^"\\]++|\\.)*+"\s*+,\s*+)*+"(?:[^"\\]++|\\.)*+"\s*+\]', re.DOTALL)  # a list of strings
+_OBJECTS = re.compile(rb"\[\s*+(?:\[\s*+)?+\{")  # a list that begins with an object, or with a list that does
+
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _items = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _values = msgspec.json.Decoder(list[msgspec.Raw])
@@ -102,23 +145,25 @@ _vast = msgspec.json.Decoder(
         "_Vast",
         [
             (name, msgspec.Raw, msgspec.Raw())
-            for name in sorted({"logit_bias"}.union(*(r.prompt + r.against + r.whole + r.media for r in _ROUTES.values())))
+            for name in sorted({"logit_bias", *TRANSFERS}.union(*(r.prompt + r.against + r.whole + r.maybe + r.media for r in _ROUTES.values())))
         ],
     )
 )
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """body: what goes to the engine. usage_added: the usage event is ours, and the client must not see it.
+    """body: as it came; `sent` is what goes to the engine. usage_added: the usage event is ours, and the client must not see it.
 
     model, n: as asked, None where not said or not understood; stream None for a body that is not JSON, of which nothing else is known either.
     Whoever holds clients to limits refuses such a body: the engine's parser, Python's, also takes NaN, UTF-16 and half a surrogate pair.
     max_tokens: the limit of each text to make, None for as much as the context has left. prompts: how many there are. outputs: texts to make of
     them in all (n, or best_of where that is more, of each), 0 on routes that make none.
-    prompt_bytes: UTF-8 text that becomes prompt, about, since escapes are counted and not decoded. prompt_ids: prompt given as token ids, in
+    prompt_bytes: UTF-8 text that becomes prompt, about, since escapes are counted and not decoded. maybe_bytes: so many of them at most are of
+    fields that some chat templates leave out. prompt_ids: prompt given as token ids, in
     tokens. media: images, sounds, videos, files. truncates: the engine may cut the prompt to what fits.
-    limit: the field that limits the output. uncountable: why no record could count what is asked for, else empty.
-    fields: the body's, each value as it came."""
+    limit: the field that limits the output. uncountable: why no record could count what is asked for, else empty. transfer: the first of
+    TRANSFERS that it has, else empty.
+    fields: the body's, each value as it came or as it was changed. edited: whether any was."""
 
     body: bytes
     model: str | None = None
@@ -129,12 +174,23 @@ class Ask(msgspec.Struct, frozen=True):
     outputs: int = 1
     prompts: int = 1
     prompt_bytes: int = 0
+    maybe_bytes: int = 0
     prompt_ids: int = 0
     media: int = 0
     truncates: bool = False
     limit: str | None = None
     uncountable: str = ""
+    transfer: str = ""
     fields: _Fields = {}
+    edited: bool = False
+
+    @property
+    def sent(self) -> bytes:
+        """Return the body for the engine, which is encoded here, once for all changes.
+
+        Every other field keeps its place and the bytes of its value; of one given twice the last stays, which is the one that the engine
+        would see; white space between fields goes."""
+        return msgspec.json.encode(self.fields) if self.edited else self.body
 
     def renamed(self, model: str | None) -> Ask:
         """The same for an engine that knows the model by this name; None leaves it as it is."""
@@ -166,11 +222,22 @@ class Ask(msgspec.Struct, frozen=True):
         as_it_is = not priority if asked is None else bytes(asked) == b"%d" % priority
         return self if as_it_is else self._with({"priority": priority})
 
+    def salted(self, salt: str) -> Ask:
+        """Return the same with this cache_salt in place of the client's own."""
+        return self._with({"cache_salt": salt}) if self.fields else self
+
+    def identified(self, request_id: str) -> Ask:
+        """Return the same with this id, by which an engine stores the response."""
+        return self._with({"request_id": request_id}) if self.fields else self
+
+    def text(self, name: str) -> str | None:
+        """Return the value of a field that is a string; None for any other."""
+        value = _plain(self.fields.get(name))
+        return value if isinstance(value, str) else None
+
     def _with(self, changed: Mapping[str, str | int], **known: Any) -> Ask:
-        """Every other field keeps its place and the bytes of its value; of one given twice the last stays, which is the one that the engine
-        would see; white space between fields goes."""
         fields = {**self.fields, **{name: msgspec.Raw(msgspec.json.encode(value)) for name, value in changed.items()}}
-        return msgspec.structs.replace(self, body=msgspec.json.encode(fields), fields=fields, **known)
+        return msgspec.structs.replace(self, fields=fields, edited=True, **known)
 
 
 def read(route: str, body: bytes) -> Ask:
@@ -191,13 +258,15 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -
     model, stream = _plain(fields.get("model")), _truth(_plain(fields.get("stream")))
     n, best_of = (_number(_plain(fields.get(name))) or 0 for name in ("n", "best_of")) if how.has_n else (0, 0)
     limit, max_tokens = _limit(how, fields)
-    size = _Size(dense)
+    size = _Size(dense, how.quoting)
     prompts = size.add_prompt(how, fields)
+    if TRANSFERS[0] in fields:
+        size.add_transferred(fields)
     options = _options(fields) if stream and route in _USAGE_ON_REQUEST else None
     if add := options is not None and not _truth(_plain(options.get("include_usage"))):
         fields["stream_options"] = _with_usage(options)
     return Ask(
-        body=msgspec.json.encode(fields) if add else body,
+        body=body,
         model=model if isinstance(model, str) else None,
         stream=stream,
         n=n if 0 < n <= MOST_N else None,
@@ -206,19 +275,24 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -
         outputs=0 if how.unsaid == 0 else max(n, best_of, 1) * prompts,
         prompts=prompts,
         prompt_bytes=size.text_bytes(),
+        maybe_bytes=size.maybe,
         prompt_ids=size.ids,
         media=size.media,
         truncates="truncate_prompt_tokens" in fields or _plain(fields.get("truncation")) == "auto",
         limit=limit,
-        uncountable=_uncountable(route, fields, max(n, best_of), prompts),
+        uncountable=_uncountable(route, how, fields, max(n, best_of), prompts),
+        transfer=next((name for name in TRANSFERS if name in fields and memoryview(fields[name])[0] != _NULL), ""),
         fields=fields,
+        edited=add,
     )
 
 
-def _uncountable(route: str, fields: _Fields, texts: int, prompts: int) -> str:
+def _uncountable(route: str, how: _Route, fields: _Fields, texts: int, prompts: int) -> str:
     """Why no record could count what is asked for; empty where one can."""
     if texts > MOST_N or max(texts, 1) * prompts > MOST_TEXTS:
         return f"{texts or 1} texts of each of {prompts} prompts are asked for; at most {MOST_N} of one, and {MOST_TEXTS} in all"
+    if how.one_each and len(several := [name for name in how.each if bytes(fields.get(name, b"null")) not in (b"null", b"[]")]) > 1:
+        return f"{several[0]} and {several[1]} are both given, and an engine reads one of them; leave one out"
     if route == "/v1/responses" and _truth(_plain(fields.get("background"))):
         return "with background the engine works on when its answer is over, in nobody's slot; leave it out"
     return ""
@@ -313,19 +387,17 @@ def _with_usage(options: _Fields) -> msgspec.Raw:
 class _Size:
     """Adds up what values hold: texts, token ids, media. dense: the body has more than MOST_PIECES, so look before taking it apart."""
 
-    __slots__ = ("bytes", "dense", "ids", "media", "texts")
+    __slots__ = ("bytes", "dense", "ids", "maybe", "media", "quoting", "texts")
 
-    def __init__(self, dense: bool) -> None:
-        self.bytes = self.ids = self.media = 0
+    def __init__(self, dense: bool, quoting: bool = False) -> None:
+        self.bytes = self.ids = self.maybe = self.media = 0
         self.texts: list[msgspec.Raw] = []
         self.dense = dense
+        self.quoting = quoting
 
     def add_prompt(self, how: _Route, fields: _Fields) -> int:
         """Adds all that becomes prompt, and returns how many prompts that is."""
-        counts = {name: self.add(fields[name]) for name in how.prompt if name in fields}
-        for name in how.whole:
-            if name in fields:
-                self.add_text(fields[name])
+        counts = {name: self._add_prompts(how, name, fields[name]) for name in how.prompt if name in fields}
         for name in how.media:
             if name in fields:
                 counts[name] = _Size(self.dense).add(fields[name])
@@ -335,7 +407,49 @@ class _Size:
             if name in fields:
                 one = _Size(self.dense)
                 self.bytes += (prompts if one.add(fields[name]) == 1 else 1) * one.text_bytes()
+        shared = _Size(self.dense) if prompts > 1 else self
+        for name in how.whole + how.maybe:
+            if name in fields:
+                shared.add_text(fields[name])
+                self.maybe += prompts * len(bytes(fields[name])) if name in how.maybe else 0
+        if shared is not self:
+            self.bytes += prompts * shared.text_bytes()
         return prompts
+
+    def add_transferred(self, fields: _Fields) -> None:
+        """Counts the token ids that an engine takes in place of the messages, where those are the longer prompt."""
+        try:
+            ids = _fields.decode(fields[TRANSFERS[0]])["prompt_token_ids"]
+        except (KeyError, msgspec.MsgspecError, ValueError, RecursionError):
+            return
+        count = bytes(ids).count(b",") + 1
+        if 4 * count >= self.text_bytes():
+            self.ids, self.bytes, self.texts = count, 0, []
+
+    def _add_prompts(self, how: _Route, name: str, value: msgspec.Raw) -> int:
+        """Adds a field of the prompt, and returns how many prompts that is."""
+        if name in how.ids and memoryview(value)[0] == _LIST and (ids := self._token_ids(value)) is not None:
+            self.ids += ids[0]
+            return ids[1]
+        if name in how.named and memoryview(value)[0] == _OBJECT:
+            self.add_text(value)
+            return len(_fields.decode(value))
+        prompts = self.add(value)
+        return 1 if prompts and name in how.chats and _begins_with_object(value) else prompts
+
+    def _token_ids(self, value: msgspec.Raw) -> tuple[int, int] | None:
+        """Tokens and prompts of a list that the engine's schema reads as token ids, or as several lists of such; None for any other list.
+
+        The schema (pydantic) takes each number, boolean or numeric string for an id, unless all items are strings, which are texts. What holds
+        anything else beside numbers is refused by the engine, so commas tell how many ids there are."""
+        data = bytes(value)
+        if _OBJECTS.match(data):
+            return None
+        if b'"' in data and (_TEXTS.fullmatch(data) if self.dense else {memoryview(one)[0] for one in _values.decode(value)} == {_STRING}):
+            return None
+        if not data[1:-1].strip():
+            return 0, 0
+        return data.count(b",") + 1, max(1, data.count(b"[") - 1)
 
     def add(self, value: msgspec.Raw, depth: int = 0) -> int:
         """Adds one value, and returns how many prompts it would be; of a list too long to be taken apart, no fewer than there are."""
@@ -345,9 +459,6 @@ class _Size:
             self.bytes -= 2
             return 1
         try:
-            if first == _LIST and (ids := _token_ids(value)) is not None:
-                self.ids += ids[0]
-                return ids[1]
             if first in b"[{" and (depth > _DEEPEST or self.dense):
                 pieces = _pieces(bytes(value))
                 if depth > _DEEPEST or pieces > MOST_PIECES:
@@ -370,22 +481,25 @@ class _Size:
             for one in values:
                 self.add(one, depth + 1)
             return len(values)
+        marks = MESSAGE_BYTES * max(0, len(items) - FEW_MESSAGES)
+        self.bytes += marks
+        self.maybe += marks
         for item in items:
             self._add_item(item, depth)
         return len(items)
 
     def _add_item(self, item: _Fields, depth: int) -> None:
         media = 0
+        quoted = self.quoting and "role" in item and _plain(item["role"]) != "user"
         for name, value in item.items():
-            holds = _HOLDS.get(name)
-            if holds is None:
-                continue
-            if holds == _MORE:
+            holds = _HOLDS.get(name, _MAYBE)
+            if holds == _MORE and not quoted:
                 self.add(value, depth + 1)
-            elif holds == _TEXT:
+            elif holds == _MEDIA:
+                media = media or int(memoryview(value)[0] != _NULL)
+            elif holds != _NOTHING and not (holds == _ROLE and bytes(value) in _ROLES):
                 self.add_text(value)
-            elif memoryview(value)[0] != _NULL:
-                media = 1
+                self.maybe += len(bytes(value)) if holds in (_MAYBE, _ROLE) else 0
         self.media += media
 
     def add_text(self, value: msgspec.Raw) -> None:
@@ -405,11 +519,6 @@ class _Size:
         return self.bytes + len(data) - escapes
 
 
-def _token_ids(value: msgspec.Raw) -> tuple[int, int] | None:
-    """Tokens and prompts of a list of ids or of several such lists; None for any other list."""
-    if not bytes(memoryview(value)[:64]).lstrip(b"[ \t\r\n")[:1].isdigit():
-        return None
-    data = bytes(value)
-    if data.translate(None, b"0123456789,[] \t\r\n"):
-        return None
-    return data.count(b",") + 1, max(1, data.count(b"[") - 1)
+def _begins_with_object(value: msgspec.Raw) -> bool:
+    """Whether a list begins with an object."""
+    return bytes(memoryview(value)[1:64]).lstrip()[:1] == b"{"

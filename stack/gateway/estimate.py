@@ -95,7 +95,8 @@ class Estimator:
 
     def at_least(self, prompt: int, ask: Ask) -> int:
         """Tokens that the longest prompt of an ask has for sure, whose estimate is `prompt`; 0 where the engine would cut it to what fits."""
-        return 0 if ask.truncates else min(prompt, self.certain(ask)) // max(1, ask.prompts)
+        certain = ask.prompt_ids + int(max(0, ask.prompt_bytes - ask.maybe_bytes) / MOST_BYTES)
+        return 0 if ask.truncates else min(prompt, certain) // max(1, ask.prompts)
 
     def learn(self, model: str | None, ask: Ask, prompt_tokens: int, team: str | None = None) -> None:
         """Takes in what the engine counted for the prompt."""

@@ -26,7 +26,7 @@ REASONS: dict[str, Reason] = {
     "body_too_large": Reason("rejected", 413, "the body is larger than limits.body_bytes"),
     "bad_body": Reason("rejected", 400, "the body broke HTTP's own framing before it was complete, or is no JSON object"),
     "bodies_full": Reason("rejected", 503, "as many bytes of requests are held as limits.bodies_bytes lets all, or half of it one of several teams"),
-    "uncountable": Reason("rejected", 400, "it asks for what no record could count: too many texts at once, or work that goes on after the answer"),
+    "uncountable": Reason("rejected", 400, "it asks for what cannot be counted: too many texts, work after the answer, a prompt in a transfer field"),
     "draining": Reason("rejected", 503, "the gateway is stopping and takes nothing new"),
     # refused by the terms of its team or model: the same request would be refused again, but for prompt_over_limit
     "model_not_allowed": Reason("rejected", 403, "the team may not ask for this model"),

@@ -176,6 +176,8 @@ class Visit:
             raise _End("bad_body", "the body is no JSON object in UTF-8 of a reasonable number of fields")
         if ask.uncountable:
             raise _End("uncountable", ask.uncountable)
+        if ask.transfer and not terms.kv_transfer:
+            raise _End("uncountable", f"team {team} may not send {ask.transfer}: leave it out, or set kv_transfer in teams.yaml")
         if not may_ask(terms, self._asked):
             raise _End("model_not_allowed", f"team {team} may not ask for model {(ask.model or 'without a name')[:100]!r}")
         prompt, most = x.est_prompt_tokens or 0, terms.max_output_tokens
@@ -358,7 +360,7 @@ class Visit:
             ask = ask.ranked(self._x.route, priority := ask.priority(band.engine_priority))
             headers += [("X-Vllm-Priority", str(priority))] if priority else []  # for routes without the field, from vLLM 0.32 on
         sending = self._proxy.client.send(
-            choice.upstream.url, request.method, _path(request, self._x.route), headers, ask.body, self.let_go if last else None
+            choice.upstream.url, request.method, _path(request, self._x.route), headers, ask.sent, self.let_go if last else None
         )
         del ask
         try:
