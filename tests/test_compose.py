@@ -208,7 +208,7 @@ def test_secrets_are_made_once_and_only_for_those_who_need_them(tmp_path: Path) 
     assert {team: team for team in init.TEAMS} == {team: teams.of(key) for team, key in made.keys.items()}
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
     assert 0o640 == modes.pop("grafana_admin_password")
-    assert {"keys": 0o700, "teams.yaml": 0o600, **dict.fromkeys(init.TEAMS, 0o600)} == modes
+    assert {"keys": 0o700, "teams.yaml": 0o600, "gateway.secret": 0o600, **dict.fromkeys(init.TEAMS, 0o600)} == modes
 
 
 def test_an_interrupted_start_is_finished_by_the_next(tmp_path: Path) -> None:

@@ -165,11 +165,14 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def gateway(tmp_path: Path, answer: Answer | None = None, policy: Any = None, **settings: Any) -> AsyncIterator[Running]:
-    """A gateway in front of a fake engine; every socket on a free port, all of it gone afterwards. policy: what teams.yaml says."""
+    """A gateway in front of a fake engine; every socket on a free port, all of it gone afterwards. policy: what teams.yaml says; teams share cached
+    prefixes where it says nothing else, so that bodies pass as they are."""
     engine = FakeEngine(answer=answer)
     runner = await listening(engine)
     teams = tmp_path / "teams.yaml"
-    teams.write_text(json.dumps(policy or {"teams": {team: {"keys": [hashed]} for team, (_, hashed) in KEYS.items()}}))
+    policy = policy or {"teams": {team: {"keys": [hashed]} for team, (_, hashed) in KEYS.items()}}
+    named = {name: {"cache_domain": "shared", **team} for name, team in policy.get("teams", {}).items()}
+    teams.write_text(json.dumps(policy | {"teams": named}))
     config = GatewayConfig(**{"upstream": engine.url, "listen": "127.0.0.1:0", "metrics_listen": "127.0.0.1:0", "teams": str(teams),
                               "requests_log": str(tmp_path / "requests.jsonl")} | settings)  # fmt: skip
     stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
@@ -244,8 +247,9 @@ async def test_only_the_usage_option_of_a_stream_is_changed(tmp_path: Path):
 
 
 async def test_bodies_without_need_of_usage_pass_unchanged(tmp_path: Path):
+    alone = {"teams": {"demo": {"keys": [KEYS["demo"][1]]}}}  # where there are several, /v1/responses gets an id of its team
     for route, body in ((CHAT, b'{"stream": false }'), ("/v1/responses", b'{"stream": true }'), ("/v1/audio/transcriptions", b"--form")):
-        async with gateway(tmp_path) as it:
+        async with gateway(tmp_path, policy=alone) as it:
             async with it.post(body, route) as answer:
                 await answer.read()
             assert body == it.engine.asked[0][3]

@@ -18,6 +18,7 @@ import yaml
 
 from stack.config import BadConfig
 from stack.gateway import teams
+from stack.gateway.isolation import SECRET_FILE
 from stack.gateway.policy import BANDS
 
 FOLDER = Path("/var/lib/vllm-watch/secrets")
@@ -41,6 +42,7 @@ def make(folder: Path, random: Callable[[int], str] = secrets.token_urlsafe) -> 
     """The secrets in `folder`, made where they are missing."""
     make_password(folder, random)
     make_keys(folder, {team: team for team in TEAMS}, random=random)
+    once(folder / SECRET_FILE, lambda: random(32))  # the gateway sees this folder read-only
     return read(folder)
 
 

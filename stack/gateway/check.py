@@ -5,6 +5,7 @@ Slots are reckoned as admission.py does it and shares as routing.py does; nothin
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ def check(path: Path) -> dict[str, Any]:
             files.append(gateway.teams)
             wrong += map(source.told, _key_mistakes(gateway))
             odd += map(source.told, _readable("upstream_key_file", gateway.upstream_key_file))
+            odd += map(source.told, _readable("secret_file", gateway.secret_file))
         its_source, policy = read_policy(Path(gateway.teams) if gateway else path)
         wrong += map(its_source.told, mistakes(policy))
         if gateway and not gateway.upstream and not policy.upstreams:
@@ -146,6 +148,7 @@ def warnings(policy: Policy, gateway: GatewayConfig | None = None) -> Iterator[s
         named = ", ".join(unlimited[:5]) + (" and others" if len(unlimited) > 5 else "")
         free = "such a team may take every slot and place in the queue that the others leave free; set max_in_flight to bound it"
         yield f"teams: {len(unlimited)} of {len(policy.teams)} have no max_in_flight ({named}): {free}"
+    yield from _domain_warnings(policy)
     for name, band in policy.bands.items():
         if policy.bands is not BANDS and name not in {team.band for team in policy.teams.values()}:
             yield f"bands.{name}: no team is in it"
@@ -153,6 +156,13 @@ def warnings(policy: Policy, gateway: GatewayConfig | None = None) -> Iterator[s
             yield f"bands.{name}.max_wait_s: {band.max_wait_s:g} s is longer than Retry-After can tell, at most {LATEST_S:g} s"
     yield from _model_warnings(policy)
     yield from _upstream_warnings(policy)
+
+
+def _domain_warnings(policy: Policy) -> Iterator[str]:
+    members = Counter(team.cache_domain for team in policy.teams.values())
+    for name, team in policy.teams.items():
+        if team.cache_domain is not None and members[team.cache_domain] == 1:
+            yield f"teams.{name}.cache_domain: no other team names {team.cache_domain}, so it shares cached prefixes with nobody"
 
 
 def _model_warnings(policy: Policy) -> Iterator[str]:

@@ -53,6 +53,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     upstream_ca_file: the authority that signed the engines' certificates, where it is none of those that the system trusts.
     web_config: TLS of the listener for clients, in the form of Prometheus' web.yml. metrics_web_config: TLS and logins of that for figures.
     engine_pages: whether /metrics and /health of the engine are passed on, without a key; no where teams must not see each other's figures.
+    secret_file: keys what separates teams in an engine (cache salts, ids of stored responses); replicas that serve the same teams need the same. Made
+    where it is missing; null for gateway.secret beside teams.yaml. Not read where there is one team.
     also_pass: further routes under /v1 that take POST and leave no record, such as /v1/load_lora_adapter; open to every team."""
 
     upstream: str | None = None
@@ -65,6 +67,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     requests_log: str = "requests.jsonl"
     teams: str = "teams.yaml"
     anonymous_team: str | None = None
+    secret_file: str | None = None
     engine_pages: bool = True
     also_pass: list[str] = []
     limits: Limits = Limits()
@@ -87,7 +90,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 raise ValueError(f"also_pass: {route!r} is no route beside the recorded ones; write it like /v1/load_lora_adapter")
 
 
-_PATHS = ("requests_log", "teams", "upstream_key_file", "upstream_ca_file", "web_config", "metrics_web_config")
+_PATHS = ("requests_log", "teams", "upstream_key_file", "upstream_ca_file", "web_config", "metrics_web_config", "secret_file")
 
 
 def url_mistake(text: str) -> str | None:

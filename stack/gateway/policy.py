@@ -42,6 +42,7 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     weight: its share against other teams of the same rank. max_running: requests at the engines at once, further ones wait. max_in_flight:
     running and waiting together, further ones are refused. max_prompt_tokens, max_output_tokens: of one request; over_output says what happens
     to one that asks for more output. models: those it may ask for. fallback_api: whether upstreams of kind api may answer it.
+    cache_domain: teams that name the same one share cached prefixes; null for a domain of its own.
     kv_transfer: whether it may send kv_transfer_params and ec_transfer_params, as a router of disaggregated prefill and decode does.
     Null is no limit. max_prompt_tokens is exact for token ids only: text is refused where it is certainly longer, and
     where the estimate is above the limit within a minute after the engine has counted too many."""
@@ -56,6 +57,7 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     over_output: Literal["clamp", "refuse"] = "clamp"
     models: list[str] | None = None
     fallback_api: bool = False
+    cache_domain: str | None = None
     kv_transfer: bool = False
 
 

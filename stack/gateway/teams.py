@@ -195,6 +195,8 @@ def _number_mistakes(place: str, struct: msgspec.Struct) -> Iterator[str]:
 def _team_mistakes(place: str, team: Team, policy: Policy) -> Iterator[str]:
     if team.band not in policy.bands:
         yield f"{place}.band: {team.band!r} is no band{meant(team.band, policy.bands)}"
+    if team.cache_domain is not None and not _NAME.fullmatch(team.cache_domain):
+        yield f"{place}.cache_domain: {team.cache_domain[:60]!r} is no name; use 1 to 40 of a-z 0-9 _ - and begin with a letter or digit"
     known = [name for model_name, model in policy.models.items() for name in (model_name, *model.aliases, *model.adapters)]
     for index, name in enumerate(team.models or ()):
         if known and name not in known:

@@ -11,6 +11,7 @@ from typing import Any
 
 from stack.config import BadConfig
 from stack.gateway.config import GatewayConfig, no_engine, read_key, upstream_key
+from stack.gateway.isolation import SECRET_FILE, Isolation, isolation_of
 from stack.gateway.policy import Band, Policy, Team, Upstream
 from stack.gateway.routing import Names, Router, address_of
 from stack.gateway.teams import Teams, load_policy, teams_of
@@ -18,7 +19,7 @@ from stack.gateway.teams import Teams, load_policy, teams_of
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """headers: what only this upstream gets, by its name: its own key."""
+    """isolation: what keeps teams apart within an engine. headers: what only this upstream gets, by its name: its own key."""
 
     policy: Policy
     teams: Teams
@@ -26,6 +27,7 @@ class Terms:
     router: Router
     upstreams: Mapping[str, Upstream]
     headers: Mapping[str, Mapping[str, str]]
+    isolation: Isolation
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -66,4 +68,6 @@ def terms_of(config: GatewayConfig, policy: Policy, path: Path) -> Terms:
     if not policy.upstreams and (key := upstream_key(config)):
         keys = dict.fromkeys(upstreams, key)
     headers = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
-    return Terms(policy, teams_of(policy, str(path), config.anonymous_team), Names(policy.models), Router(policy, single), upstreams, headers)
+    isolation = isolation_of(policy, Path(config.secret_file) if config.secret_file else path.with_name(SECRET_FILE))
+    teams = teams_of(policy, str(path), config.anonymous_team)
+    return Terms(policy, teams, Names(policy.models), Router(policy, single), upstreams, headers, isolation)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -70,14 +71,19 @@ _WHY_LATER = {
     "est_wait": "a request of team {team} would now wait longer than it may; try again later",
 }
 
+_RESPONSES = "/v1/responses"
+_STORED = re.compile(_RESPONSES + "/(?!render$)([^/]+)")  # a path that names a stored response
+_UNREADABLE = "the body is no JSON object in UTF-8 of a reasonable number of fields"
+
 _log = logging.getLogger("gateway")
 
 
 class _End(Exception):
     """The exchange ends here for this reason of the vocabulary."""
 
-    def __init__(self, reason: str, message: str = "", retry_after_s: float | None = None) -> None:
+    def __init__(self, reason: str, message: str = "", retry_after_s: float | None = None, status: int | None = None) -> None:
         super().__init__(message)
+        self.status = status or REASONS[reason].status
         self.reason = reason
         self.message = message or REASONS[reason].why
         self.retry_after_s = retry_after_s
@@ -149,11 +155,16 @@ class Visit:
         """The model of a request that leaves no record: a team with a list of models meets the engines of those only.
 
         Raises _End for a body that names another one."""
-        terms = None if team is None else self._terms.team(team)
-        if terms is None or terms.models is None:
+        if team is None:
             return Asked(None)
-        names = self._terms.names
-        if (named := asks.read(self._x.route, self._ask.body).model) is None:
+        if (stored := _STORED.match(self._x.route)) is not None:
+            self._owned(stored[1])
+        if (terms := self._terms.team(team)).models is None:
+            return Asked(None)
+        names, ask = self._terms.names, asks.read(self._x.route, self._ask.body)
+        if ask.stream is None and ask.body:  # it may name a model that only the engine can read
+            raise _End("bad_body", _UNREADABLE)
+        if (named := ask.model) is None:
             return names.of(next(iter(names.visible(terms)), None))
         if not may_ask(terms, asked := names.of(named)):
             raise _End("model_not_allowed", f"team {team} may not ask for model {named[:100]!r}")
@@ -173,13 +184,15 @@ class Visit:
         """Limits the output to what the team may have. Raises _End for what the team or model does not allow."""
         x, ask, terms = self._x, self._ask, self._terms.team(team)
         if ask.stream is None and self._x.route not in asks.UPLOADS:  # the engine may read more than we do: it would escape every limit
-            raise _End("bad_body", "the body is no JSON object in UTF-8 of a reasonable number of fields")
+            raise _End("bad_body", _UNREADABLE)
         if ask.uncountable:
             raise _End("uncountable", ask.uncountable)
         if ask.transfer and not terms.kv_transfer:
             raise _End("uncountable", f"team {team} may not send {ask.transfer}: leave it out, or set kv_transfer in teams.yaml")
         if not may_ask(terms, self._asked):
             raise _End("model_not_allowed", f"team {team} may not ask for model {(ask.model or 'without a name')[:100]!r}")
+        if x.route == _RESPONSES:
+            self._owned(ask.text("previous_response_id"))
         prompt, most = x.est_prompt_tokens or 0, terms.max_output_tokens
         if terms.max_prompt_tokens is not None:
             self._limit_prompt(team, prompt, terms.max_prompt_tokens)
@@ -352,12 +365,26 @@ class Visit:
                 raise _End("bodies_full")
             self._taken = size
 
+    def _isolated(self, ask: asks.Ask) -> asks.Ask:
+        """Return the same with the cache salt and the response id of its team, where several teams share the engines."""
+        team, isolation = self._x.team or "", self._terms.isolation
+        if (salt := isolation.salt(team, ask.text("cache_salt"))) is not None:
+            ask = ask.salted(salt)
+        if self._x.route == _RESPONSES and (name := isolation.response_id(team, self._proxy._new_hex(16))) is not None:
+            ask = ask.identified(name)
+        return ask
+
+    def _owned(self, response_id: str | None) -> None:
+        """Raises _End for a stored response of another team, which is as unknown as one that no engine has."""
+        if response_id is not None and not self._terms.isolation.owns(self._x.team or "", response_id):
+            raise _End("bad_request", f"response {response_id[:100]!r} is not known", status=404)
+
     async def _sent(self, choice: Choice, *, last: bool) -> Answer:
         """The engine's answer, as soon as its head is there. last: nobody else will be asked. Raises _End when none comes."""
         request, watch = self._request, self._proxy.watch
         ask, headers = self._ask.renamed(name_at(choice.upstream, self._asked)), self._headers(choice)
         if (band := self._band()) and choice.upstream.kind == "engine":
-            ask = ask.ranked(self._x.route, priority := ask.priority(band.engine_priority))
+            ask = self._isolated(ask).ranked(self._x.route, priority := ask.priority(band.engine_priority))
             headers += [("X-Vllm-Priority", str(priority))] if priority else []  # for routes without the field, from vLLM 0.32 on
         sending = self._proxy.client.send(
             choice.upstream.url, request.method, _path(request, self._x.route), headers, ask.sent, self.let_go if last else None
@@ -581,7 +608,7 @@ class Visit:
         return self._response or web.Response()
 
     def _refusal(self, end: _End) -> web.Response:
-        x, status = self._x, REASONS[end.reason].status
+        x, status = self._x, end.status
         headers = {"X-Request-Id": x.request_id, "Content-Type": "application/json"}
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -608,7 +635,7 @@ def _refused(refusal: Refusal, team: str) -> _End:
 
 
 def _error(end: _End) -> dict[str, Any]:
-    return error_body(REASONS[end.reason].status, end.reason, end.message)
+    return error_body(end.status, end.reason, end.message)
 
 
 def error_body(status: int, reason: str, message: str) -> dict[str, Any]:

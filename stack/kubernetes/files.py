@@ -117,7 +117,8 @@ def next_steps(folder: Path, wanted: Wanted) -> Iterator[str]:
         yield "vllm-watch gateway key TEAM    # a key and its hash for each team; write teams.yaml with the hashes, then gateway check teams.yaml"
         if text := running.upstreams(wanted):
             yield f"with several engines teams.yaml names them:\n{text.rstrip()}"
-        yield f"{where} create secret generic {wanted.teams_secret} --from-file=teams.yaml"
+        yield "openssl rand -hex 32 > gateway.secret    # keeps teams apart in an engine's cache and stored responses; the same for every replica"
+        yield f"{where} create secret generic {wanted.teams_secret} --from-file=teams.yaml --from-file=gateway.secret"
     if wanted.with_sidecar and wanted.tls_secret:
         yield f"the secret {wanted.tls_secret} must hold tls.crt, tls.key and ca.crt, for a server called {METRICS_SERVICE}"
     if wanted.with_sidecar and wanted.login_secret:
