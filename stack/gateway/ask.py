@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -46,7 +46,8 @@ class _Route:
     one of them. ids: those of them that take token ids. chats: those in which a list of objects is one conversation. named: objects each field
     of which is a prompt. against: fields that the engine reads once with every prompt of the others. whole: fields that go into the prompt as
     their JSON, with every prompt. maybe: those that may, as the chat template likes. media: fields of images, sounds or embeddings.
-    quoting: media in messages of any role but user may become text. limit: fields that limit the output, the one that counts first; unsaid: the
+    quoting: media in messages of any role but user may become text. aside: all of whole and maybe.
+    limit: fields that limit the output, the one that counts first; unsaid: the
     limit of a body without them, None for what the context has left. has_priority: whether the body may name the priority of its request; has_n: how
     many texts it wants.
     Source: the request models of vLLM 0.32 (entrypoints/**/protocol.py)."""
@@ -62,6 +63,7 @@ class _Route:
     maybe: tuple[str, ...] = ()
     media: tuple[str, ...] = ()
     quoting: bool = False
+    aside: frozenset[str] = frozenset()
     limit: tuple[str, ...] = ()
     unsaid: int | None = None
     has_priority: bool = True
@@ -107,6 +109,7 @@ _ROUTES = {
         media=("images", "audio", "videos"), unsaid=1,
     ),
 }
+_ROUTES = {route: replace(how, aside=frozenset(how.whole + how.maybe)) for route, how in _ROUTES.items()}
 _OTHER = _Route()
 UPLOADS = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))  # forms with a file, no JSON
 
@@ -281,10 +284,18 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -
         truncates="truncate_prompt_tokens" in fields or _plain(fields.get("truncation")) == "auto",
         limit=limit,
         uncountable=_uncountable(route, how, fields, max(n, best_of), prompts),
-        transfer=next((name for name in TRANSFERS if name in fields and memoryview(fields[name])[0] != _NULL), ""),
+        transfer=_transfer(fields),
         fields=fields,
         edited=add,
     )
+
+
+def _transfer(fields: _Fields) -> str:
+    """The first of TRANSFERS that a body has; empty where it has none."""
+    for name in TRANSFERS:
+        if name in fields and memoryview(fields[name])[0] != _NULL:
+            return name
+    return ""
 
 
 def _uncountable(route: str, how: _Route, fields: _Fields, texts: int, prompts: int) -> str:
@@ -407,14 +418,18 @@ class _Size:
             if name in fields:
                 one = _Size(self.dense)
                 self.bytes += (prompts if one.add(fields[name]) == 1 else 1) * one.text_bytes()
+        if not how.aside.isdisjoint(fields):
+            self._add_aside(how, fields, prompts)
+        return prompts
+
+    def _add_aside(self, how: _Route, fields: _Fields, prompts: int) -> None:
+        """Adds the fields that go into each prompt as their JSON."""
         shared = _Size(self.dense) if prompts > 1 else self
-        for name in how.whole + how.maybe:
-            if name in fields:
-                shared.add_text(fields[name])
-                self.maybe += prompts * len(bytes(fields[name])) if name in how.maybe else 0
+        for name in how.aside & fields.keys():
+            shared.add_text(fields[name])
+            self.maybe += prompts * len(bytes(fields[name])) if name in how.maybe else 0
         if shared is not self:
             self.bytes += prompts * shared.text_bytes()
-        return prompts
 
     def add_transferred(self, fields: _Fields) -> None:
         """Counts the token ids that an engine takes in place of the messages, where those are the longer prompt."""
@@ -481,9 +496,9 @@ class _Size:
             for one in values:
                 self.add(one, depth + 1)
             return len(values)
-        marks = MESSAGE_BYTES * max(0, len(items) - FEW_MESSAGES)
-        self.bytes += marks
-        self.maybe += marks
+        if (many := len(items) - FEW_MESSAGES) > 0:
+            self.bytes += MESSAGE_BYTES * many
+            self.maybe += MESSAGE_BYTES * many
         for item in items:
             self._add_item(item, depth)
         return len(items)
@@ -495,11 +510,13 @@ class _Size:
             holds = _HOLDS.get(name, _MAYBE)
             if holds == _MORE and not quoted:
                 self.add(value, depth + 1)
+            elif holds <= _TEXT:
+                self.add_text(value)
             elif holds == _MEDIA:
                 media = media or int(memoryview(value)[0] != _NULL)
-            elif holds != _NOTHING and not (holds == _ROLE and bytes(value) in _ROLES):
+            elif holds == _MAYBE or (holds == _ROLE and bytes(value) not in _ROLES):
                 self.add_text(value)
-                self.maybe += len(bytes(value)) if holds in (_MAYBE, _ROLE) else 0
+                self.maybe += len(bytes(value))
         self.media += media
 
     def add_text(self, value: msgspec.Raw) -> None:

@@ -29,17 +29,25 @@ _log = logging.getLogger("gateway")
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Keys of a gateway's teams. secret: empty where one team is alone. domains: cache domain of each team; empty where all teams share one."""
+    """Keys of a gateway's teams. secret: empty where one team is alone. domains: cache domain of each team; empty where all teams share one.
+    salts: of each team, for a request without a salt of its own."""
 
     secret: bytes = b""
     domains: Mapping[str, bytes] = field(default_factory=dict)
+    salts: dict[str, str] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Compute the salts of requests without one of their own, which are nearly all."""
+        self.salts.update((team, self._tag(b"cache", domain, b"").hex()) for team, domain in self.domains.items())
 
     def salt(self, team: str, own: str | None) -> str | None:
         """Return the cache_salt for a request that has a salt of its own or None; None where none is needed.
 
         64 hex digits: vLLM takes at most 128 characters, and none of @ / \\ NUL."""
+        if own is None:
+            return self.salts.get(team)
         domain = self.domains.get(team)
-        return None if domain is None else self._tag(b"cache", domain, (own or "").encode("utf-8", "surrogatepass")).hex()
+        return None if domain is None else self._tag(b"cache", domain, own.encode("utf-8", "surrogatepass")).hex()
 
     def response_id(self, team: str, random_hex: str) -> str | None:
         """Return a new id for a stored response of a team, made of 32 random hex digits; None where one team is alone."""
