@@ -26,12 +26,12 @@ IDS = [100] * 2000
 NOTE = {"role": "user", "content": "x"}
 
 
-def told(role: str, content: Any, **more: Any) -> dict[str, Any]:
+def message(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
 def part(**fields: Any) -> list[dict[str, Any]]:
-    return [told("user", [{"type": "text", "text": "x"}, fields])]
+    return [message("user", [{"type": "text", "text": "x"}, fields])]
 
 
 FUNCTION = {"type": "function", "function": {"name": "f", "description": LONG, "parameters": {"type": "object"}}}
@@ -39,15 +39,15 @@ SCHEMA = {"type": "object", "description": LONG}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": LONG})}}
 CHAT_MESSAGES = [
-    [told("user", LONG)],
-    [told("user", [{"type": "text", "text": LONG}])],
-    [told("assistant", None, reasoning=LONG), NOTE],
-    [told("assistant", "x", tool_calls=[CALL]), NOTE],
-    [told("tool", LONG, tool_call_id="1")],
-    [told("tool", "x", tool_call_id=LONG)],
-    [told("user", "x", name=LONG)],
-    [told("developer", "x", tools=[FUNCTION])],
-    [told(LONG, "x")],
+    [message("user", LONG)],
+    [message("user", [{"type": "text", "text": LONG}])],
+    [message("assistant", None, reasoning=LONG), NOTE],
+    [message("assistant", "x", tool_calls=[CALL]), NOTE],
+    [message("tool", LONG, tool_call_id="1")],
+    [message("tool", "x", tool_call_id=LONG)],
+    [message("user", "x", name=LONG)],
+    [message("developer", "x", tools=[FUNCTION])],
+    [message(LONG, "x")],
     [NOTE] * 2000,
     part(type="refusal", refusal=LONG),
     part(type="thinking", thinking=LONG),
@@ -65,31 +65,31 @@ CARRIES: dict[str, dict[str, list[Any]]] = {
     BATCH: {"messages": [[one, [NOTE]] for one in CHAT_MESSAGES], "response_format": [FORMAT], "tool_choice": [], "tools": [[FUNCTION]],
             "documents": [[{"text": LONG}]], **TEMPLATE},  # the last two are no fields, and go on into the request of each conversation
     TEXT: {"prompt": [*TEXTS, *NUMBERS], "suffix": [LONG], "prompt_embeds": ["QUJD"]},
-    RESPONSES: {"input": [LONG, [told("user", LONG)], [{"type": "function_call", "name": "f", "call_id": "1", "arguments": LONG}],
+    RESPONSES: {"input": [LONG, [message("user", LONG)], [{"type": "function_call", "name": "f", "call_id": "1", "arguments": LONG}],
                           [{"type": "function_call_output", "call_id": "1", "output": LONG}],
-                          [told("user", [{"type": "input_text", "text": LONG}])],
+                          [message("user", [{"type": "input_text", "text": LONG}])],
                           [{"type": "reasoning", "id": "1", "summary": [{"type": "summary_text", "text": LONG}]}]],
                 "instructions": [LONG],
-                "previous_input_messages": [[told("user", LONG)], [{"author": {"role": "user"}, "content": [{"text": LONG}]}]],
+                "previous_input_messages": [[message("user", LONG)], [{"author": {"role": "user"}, "content": [{"text": LONG}]}]],
                 "tools": [[{"type": "function", "name": "f", "description": LONG, "parameters": {}, "strict": False}]],
                 "tool_choice": [{"type": "function", "name": "f"}],
                 "text": [{"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}}],
                 "chat_template_kwargs": TEMPLATE["chat_template_kwargs"], **TRANSFERRED},
-    MESSAGES: {"messages": [[told("user", LONG)], [told("user", [{"type": "text", "text": LONG}])],
-                            [told("assistant", [{"type": "thinking", "thinking": LONG}]), NOTE],
-                            [told("assistant", [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": LONG}}]), NOTE],
-                            [told("assistant", [{"type": "tool_use", "id": "1", "name": LONG, "input": {}}]), NOTE],
-                            [told("user", [{"type": "tool_result", "tool_use_id": "1", "content": LONG}])],
-                            [told("user", [{"type": "tool_result", "tool_use_id": LONG, "content": "x"}])],
+    MESSAGES: {"messages": [[message("user", LONG)], [message("user", [{"type": "text", "text": LONG}])],
+                            [message("assistant", [{"type": "thinking", "thinking": LONG}]), NOTE],
+                            [message("assistant", [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": LONG}}]), NOTE],
+                            [message("assistant", [{"type": "tool_use", "id": "1", "name": LONG, "input": {}}]), NOTE],
+                            [message("user", [{"type": "tool_result", "tool_use_id": "1", "content": LONG}])],
+                            [message("user", [{"type": "tool_result", "tool_use_id": LONG, "content": "x"}])],
                             # in this role it becomes text as it is, pictures too
-                            [told("assistant", [{"type": "tool_result", "content": [{"type": "image", "source": {"data": LONG}}]}]), NOTE],
-                            [told("system", [{"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {
+                            [message("assistant", [{"type": "tool_result", "content": [{"type": "image", "source": {"data": LONG}}]}]), NOTE],
+                            [message("system", [{"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {
                                 "name": "f", "description": LONG, "input_schema": {}}}}]), NOTE]],
                "system": [LONG, [{"type": "text", "text": LONG}]], "tools": [[{"name": "f", "description": LONG, "input_schema": {}}]],
                "tool_choice": [{"type": "tool", "name": LONG}], "output_config": [{"format": {"type": "json_schema", "schema": SCHEMA}}],
                "chat_template_kwargs": TEMPLATE["chat_template_kwargs"], **TRANSFERRED},
-    EMBEDDINGS: {"input": [*TEXTS, *NUMBERS, [told("user", LONG)], [[told("user", LONG)], [NOTE]]],
-                 "messages": [*CHAT_MESSAGES[:2], [[told("user", LONG)], [NOTE]]], **TEMPLATE},
+    EMBEDDINGS: {"input": [*TEXTS, *NUMBERS, [message("user", LONG)], [[message("user", LONG)], [NOTE]]],
+                 "messages": [*CHAT_MESSAGES[:2], [[message("user", LONG)], [NOTE]]], **TEMPLATE},
     RERANK: {"query": [LONG], "documents": [LONG, [LONG, "x"], {"content": [{"type": "text", "text": LONG}]}], "instruction": [LONG],
              "chat_template_kwargs": TEMPLATE["chat_template_kwargs"]},
     SCORE: {"text_1": [LONG], "text_2": [LONG, [LONG, "x"]], "queries": [LONG], "documents": [[LONG]], "items": [[LONG]], "data_1": [LONG],
@@ -174,7 +174,7 @@ class Drawn:
         return self.items(5, self.scalar) if shape < 0.8 else self.items(4, lambda: self.value(depth + 1))
 
     def messages(self) -> list[Any]:
-        kinds = [NOTE, NOTE, told("user", [{"type": "text", "text": "x"}]), {}, "x"]
+        kinds = [NOTE, NOTE, message("user", [{"type": "text", "text": "x"}]), {}, "x"]
         return self.items(4, lambda: self.chance.choice(kinds), least=1)
 
     def conversations(self) -> list[Any]:

@@ -1059,7 +1059,7 @@ def test_a_smaller_export_names_what_an_earlier_one_left(tmp_path, few):
 
 def test_next_steps_are_the_lines_to_type_and_hold_no_secret(tmp_path, few):
     told = run("--out", tmp_path, "--engine", "http://a:8000", "--engine", "http://b.c:8000", "--tls-secret", "watch-tls").stdout
-    assert "kubectl -n vllm create secret generic vllm-watch-teams --from-file=teams.yaml" in told
+    assert "kubectl -n vllm create secret generic vllm-watch-teams --from-file=teams.yaml --from-file=gateway.secret" in told
     assert f"kubectl apply --server-side -k {tmp_path}/base" in told
     assert "upstreams:\n  a:\n    url: http://a:8000\n  b:\n    url: http://b.c:8000" in told
     assert "watch-tls must hold tls.crt, tls.key and ca.crt" in told

@@ -291,7 +291,7 @@ def _ask(route: str, body: bytes, fields: dict[str, msgspec.Raw], dense: bool) -
 
 
 def _transfer(fields: _Fields) -> str:
-    """The first of TRANSFERS that a body has; empty where it has none."""
+    """Return the first of TRANSFERS that a body has; empty where it has none."""
     for name in TRANSFERS:
         if name in fields and memoryview(fields[name])[0] != _NULL:
             return name
@@ -423,7 +423,7 @@ class _Size:
         return prompts
 
     def _add_aside(self, how: _Route, fields: _Fields, prompts: int) -> None:
-        """Adds the fields that go into each prompt as their JSON."""
+        """Add the fields that go into each prompt as their JSON."""
         shared = _Size(self.dense) if prompts > 1 else self
         for name in how.aside & fields.keys():
             shared.add_text(fields[name])
@@ -432,7 +432,7 @@ class _Size:
             self.bytes += prompts * shared.text_bytes()
 
     def add_transferred(self, fields: _Fields) -> None:
-        """Counts the token ids that an engine takes in place of the messages, where those are the longer prompt."""
+        """Count the token ids that an engine takes in place of the messages, where those are the longer prompt."""
         try:
             ids = _fields.decode(fields[TRANSFERS[0]])["prompt_token_ids"]
         except (KeyError, msgspec.MsgspecError, ValueError, RecursionError):
@@ -442,7 +442,7 @@ class _Size:
             self.ids, self.bytes, self.texts = count, 0, []
 
     def _add_prompts(self, how: _Route, name: str, value: msgspec.Raw) -> int:
-        """Adds a field of the prompt, and returns how many prompts that is."""
+        """Add a field of the prompt, and return how many prompts that is."""
         if name in how.ids and memoryview(value)[0] == _LIST and (ids := self._token_ids(value)) is not None:
             self.ids += ids[0]
             return ids[1]
@@ -453,7 +453,7 @@ class _Size:
         return 1 if prompts and name in how.chats and _begins_with_object(value) else prompts
 
     def _token_ids(self, value: msgspec.Raw) -> tuple[int, int] | None:
-        """Tokens and prompts of a list that the engine's schema reads as token ids, or as several lists of such; None for any other list.
+        """Return tokens and prompts of a list that the engine's schema reads as token ids, or as several lists of such; None for any other list.
 
         The schema (pydantic) takes each number, boolean or numeric string for an id, unless all items are strings, which are texts. What holds
         anything else beside numbers is refused by the engine, so commas tell how many ids there are."""
@@ -537,5 +537,5 @@ class _Size:
 
 
 def _begins_with_object(value: msgspec.Raw) -> bool:
-    """Whether a list begins with an object."""
+    """Return whether a list begins with an object."""
     return bytes(memoryview(value)[1:64]).lstrip()[:1] == b"{"

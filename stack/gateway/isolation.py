@@ -54,7 +54,7 @@ class Isolation:
         return f"resp_{random_hex}{self._owner(team, random_hex)}" if self.secret else None
 
     def owns(self, team: str, response_id: str) -> bool:
-        """Whether a stored response belongs to a team, as far as its id tells."""
+        """Return whether the id of a stored response carries the tag of this team."""
         if not self.secret:
             return True
         parts = _STORED.fullmatch(response_id)

@@ -375,7 +375,7 @@ class Visit:
         return ask
 
     def _owned(self, response_id: str | None) -> None:
-        """Raises _End for a stored response of another team, which is as unknown as one that no engine has."""
+        """Raise _End for a stored response of another team, which is as unknown as one that no engine has."""
         if response_id is not None and not self._terms.isolation.owns(self._x.team or "", response_id):
             raise _End("bad_request", f"response {response_id[:100]!r} is not known", status=404)
 
