@@ -421,7 +421,7 @@ BOARD = Board(
                 "Requests and connections that gateway and sidecar refused or cut before anybody else looked at them.",
                 "Zero, but for handshake where something only tries whether the port is open.",
                 "login, logins_waiting: somebody tries passwords, or a scrape has the wrong one. slow_head, gave_way, full: more connections than "
-                "there is room for, or a client that hangs; a firewall keeps them out.",
+                "there is room for, or a client that hangs; a firewall keeps them out. pipelined: a client does not wait for its answers.",
                 (
                     ask.growth(gateway.TURNED_AWAY, by=("listener", "reason"), called="gateway"),
                     ask.growth(ours.TURNED_AWAY, by=("reason",), called="sidecar"),

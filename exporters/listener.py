@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, cast
 
-from aiohttp import web
+from aiohttp import HttpVersion11, StreamReader, web
+from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError
 
 from exporters.config import BadConfig
@@ -35,13 +36,16 @@ BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.2
 LOOK_AGAIN_S = 0.05  # for somebody to cut, where nobody was found: at 10,000 connections a look takes milliseconds
 ROOM_SHARE = 16  # at the bound, one of so many connections gives way at a time, so that a flood does not cost a look for each of its connections
+PIPELINED = 4  # requests that may wait behind a running one; aiohttp stops reading at 32, and then notices no disconnect
+PIPELINED_BYTES = 64 << 10  # of their bodies; aiohttp stops reading at twice as many
+PIPELINED_S = 0.5  # a request may run that long with more behind it: short requests get through, however many come at once
 TELL_EVERY_S = 60.0
 LET_IN: Any = getattr(web, "RequestKey", lambda name, _: name)("vllm_watch.let_in", bool)  # in a request whose login the listener knows
 
 log = logging.getLogger("vllm_watch.listener")
 
 # Why somebody was turned away before the server itself was asked; a word of it is a label.
-REASONS = ("login", "logins_waiting", "slow_head", "handshake", "gave_way", "full")
+REASONS = ("login", "logins_waiting", "slow_head", "handshake", "gave_way", "full", "pipelined")
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -181,11 +185,16 @@ class _Connection(web.RequestHandler):
         self.welcome: asyncio.Task[None] | None = None
         self._listening = listening
         self._late: asyncio.TimerHandle | None = None
+        self._answered = 0
+        self._last_body: StreamReader | None = None  # of the last request that is accepted; nothing behind it is read as one
+        self._overrun: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether it was used, and waits for another request of which nothing has come."""
-        return self._request_count > 0 and self._late is None and self._awaits()
+        """Return whether every request was answered and nothing of another has come.
+
+        A connection that still owes the body of an answered request is idle: aiohttp waits 10 s for such a body, to throw it away."""
+        return self._answered == self._request_count > 0 and self._late is None
 
     @property
     def silent(self) -> bool:
@@ -200,18 +209,62 @@ class _Connection(web.RequestHandler):
         self._late = self._loop.call_later(HEAD_S, self._too_slow)
 
     def data_received(self, data: bytes) -> None:
+        if self._last_body is not None and self._last_body.is_eof():
+            return  # dropped, but read: a disconnect is noticed
         heads = self._request_count
         super().data_received(data)
         if self._request_count != heads:
             if self._late is not None:
                 self._late.cancel()
                 self._late = None
+            self._end_behind_last(self._request_count - heads)
         elif self._late is None and self._awaits():
             self._late = self._loop.call_later(HEAD_S, self._too_slow)
+        if self._overrun is None and self._messages and self._is_overrun():
+            self._overrun = self._loop.call_later(PIPELINED_S, self._check_overrun, self._answered)
+
+    def _end_behind_last(self, new: int) -> None:
+        """Close the connection after the first of the `new` requests that has to end it, and drop what was read behind that one."""
+        queued = self._messages
+        for at in range(len(queued) - new, len(queued)):
+            message, body = queued[at]
+            if _ends_connection(message):
+                if isinstance(message, RawRequestMessage):
+                    queued[at] = message._replace(should_close=True), body
+                self._last_body, self._message_tail = body, b""
+                self._request_count -= len(queued) - at - 1
+                while len(queued) > at + 1:
+                    queued.pop()
+                return
+
+    def _is_overrun(self) -> bool:
+        """Return whether more waits behind one request than is kept; aiohttp stops reading, and then misses a disconnect."""
+        queued = self._messages
+        first = self._waiter is not None or len(queued) == self._request_count  # runs next; otherwise one runs that is no longer queued
+        if len(queued) - first > PIPELINED:
+            return True
+        return len(queued) > first and sum(body.total_bytes for _, body in itertools.islice(queued, first, None)) > PIPELINED_BYTES
+
+    def _check_overrun(self, answered: int) -> None:
+        """Cut the connection if it is still overrun and has answered nothing since `answered` was noted."""
+        self._overrun = None
+        if not self._is_overrun():
+            return
+        if answered == self._answered:
+            self._listening.turned_away["pipelined"] += 1
+            self.cut()
+        else:
+            self._overrun = self._loop.call_later(PIPELINED_S, self._check_overrun, self._answered)
+
+    def log_access(self, request: web.BaseRequest, response: web.StreamResponse, time: float | None) -> None:
+        """Count the answer: aiohttp calls this once for each, when all of it is written."""
+        self._answered += 1
+        super().log_access(request, response, time)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._late is not None:
-            self._late.cancel()
+        for timer in (self._late, self._overrun):
+            if timer is not None:
+                timer.cancel()
         self._listening.gone(self)
         super().connection_lost(exc)
 
@@ -227,6 +280,16 @@ class _Connection(web.RequestHandler):
             transport.abort()
         elif self.welcome is not None:  # it is still in its handshake
             self.welcome.cancel()
+
+
+def _ends_connection(message: Any) -> bool:
+    """Return whether nothing after this request on its connection can be read with certainty.
+
+    With Upgrade (RFC 9110, 7.8) or CONNECT another protocol may follow: aiohttp drops the bytes that came with the head and reads on in their middle.
+    HTTP/1.0 knows no chunks, so a proxy on the path may see another end of the body (RFC 9112, 6.1). What could not be parsed has no known end."""
+    if not isinstance(message, RawRequestMessage):
+        return True
+    return "Upgrade" in message.headers or message.method == "CONNECT" or (message.chunked and message.version < HttpVersion11)
 
 
 async def listen(

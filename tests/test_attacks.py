@@ -4,6 +4,7 @@ keeps every byte that it is sent. What docs/threats.md says of an attack is show
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import os
@@ -244,6 +245,20 @@ def test_two_requests_on_one_connection_are_two_visits_and_each_shows_its_own_ke
     answer = said(scene.ports["gateway"], post().replace(b"Connection: close\r\n", b"") + second)
     assert [b"200", b"401"] == re.findall(rb"HTTP/1.1 (\d+)", answer)
     assert 1 == len(scene.engine.asked)
+
+
+@pytest.mark.parametrize("name", ["gateway", "figures", "sidecar", "board"])
+def test_no_listener_answers_what_stands_behind_an_upgrade(name, scene):
+    """An h2c upgrade (RFC 7540, 3.2) asks a proxy and a server to disagree about where the next request begins."""
+    upgrade = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", scene.ports[name]), 5) as wire:
+        wire.sendall(upgrade + b"PRI * HTTP/2.0")
+        time.sleep(0.1)
+        with contextlib.suppress(ConnectionError):
+            wire.sendall(get("/-/healthy"))
+        out = b"".join(iter(lambda: wire.recv(1 << 16), b""))
+    assert (1, 200) == (out.count(b"HTTP/1.1 "), status(out))
+    assert b"connection: close" in out.lower()
 
 
 def test_no_header_takes_away_what_only_we_say(scene):

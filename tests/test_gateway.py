@@ -773,3 +773,53 @@ def test_every_reason_that_a_judgement_names_is_in_the_vocabulary():
                 reason = judge(status, error, finish)
                 assert reason is None or reason in REASONS
     assert (None, "engine_abort", "engine_error") == (judge(200, None, ["stop"]), judge(200, None, ["abort"]), judge(200, None, ["error"]))
+
+
+async def raw(it: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", int(it.started.url.rpartition(":")[2]))
+
+
+def framed(body: Any = ASK, *headers: str) -> bytes:
+    """A request to the chat route as its bytes."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = [f"POST {CHAT} HTTP/1.1", "Host: x", f"Authorization: Bearer {KEYS['demo'][0]}", f"Content-Length: {len(data)}", *headers, "", ""]
+    return "\r\n".join(head).encode() + data
+
+
+@pytest.mark.parametrize("behind", [framed() * 40, framed(b"a" * 2_000_000)[:1_000_000]], ids=["requests", "tail"])
+async def test_a_disconnect_behind_pipelined_requests_frees_the_slot(tmp_path: Path, behind: bytes):
+    """With as many behind it the server stops reading; the slot stayed taken until timeouts.total_s."""
+    async with gateway(tmp_path, never) as it:
+        _, writer = await raw(it)
+        writer.write(framed() + behind)
+        await until(lambda: bool(it.engine.asked), "the engine is asked")
+        writer.transport.abort()
+        gone = time.monotonic()
+        await until(lambda: it.engine.hangups == 1, "the engine sees the disconnect")
+        assert time.monotonic() - gone < 1
+        assert "client_hangup" == (await it.record()).reason
+        assert 0 == (await it.figures())[("vllm_watch_gateway_running_requests", "default", "demo")]
+
+
+async def test_an_engine_page_with_a_body_on_its_way_is_refused(tmp_path: Path):
+    """Nobody reads that body, and nobody would notice its client's disconnect."""
+    async with gateway(tmp_path, never) as it:
+        reader, writer = await raw(it)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b"a" * 500_000)
+        assert b"HTTP/1.1 413" == (await asyncio.wait_for(reader.readline(), 5))[:12]
+        writer.close()
+        assert [] == it.engine.asked
+
+
+@pytest.mark.parametrize("cut", [10, 200])
+async def test_bytes_behind_an_upgrade_reach_no_engine_and_get_no_answer(tmp_path: Path, cut: int):
+    """The client's second request is cut where aiohttp would have gone on to read: its tail alone is a request that nobody sent."""
+    async with gateway(tmp_path) as it:
+        reader, writer = await raw(it)
+        writer.write(framed(ASK, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA") + b"X" * cut)
+        await asyncio.sleep(0.05)
+        writer.write(framed(ASK | {"max_tokens": 99}))
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert (1, 1) == (answer.count(b"HTTP/1.1 "), answer.count(b"HTTP/1.1 200"))
+        assert 1 == len(it.engine.asked)
+        writer.close()

@@ -841,3 +841,162 @@ async def test_the_commands_of_the_page_make_files_that_work(tmp_path):
     async with serving(Protection(tmp_path / "web.yml")) as it:
         assert 200 == await status(it.url, **asked(tmp_path / "http.yml"))
     assert password not in done.stdout + done.stderr
+
+
+async def exchanged(url: str, *sent: bytes) -> bytes:
+    """All that comes back for these pieces, sent one by one, until the other side closes."""
+    reader, writer = await connected(url)
+    out = b""
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        for piece in sent:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        while got := await asyncio.wait_for(reader.read(1 << 16), 2):
+            out += got
+        out += b"(closed)"
+    writer.close()
+    return out
+
+
+UPGRADES = {
+    "h2c": b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n",
+    "body": b"POST /read HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc",
+    "websocket": b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    "not-in-connection": b"GET /a HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\n\r\n",
+    "connect": b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "chunks-of-1.0": b"POST /read HTTP/1.0\r\nHost: x\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("cut", [None, 5, 40], ids=["at-once", "in-the-line", "in-the-head"])
+@pytest.mark.parametrize("first", UPGRADES.values(), ids=UPGRADES)
+async def test_nothing_behind_a_request_with_upgrade_is_answered(first, cut):
+    """Bytes that follow such a request are never read as another one, however they are cut; aiohttp dropped some and read on in their middle."""
+    paths: list[str] = []
+
+    async def noting(request: web.BaseRequest) -> web.StreamResponse:
+        paths.append(request.path)
+        return await answer(request)
+
+    second = b"GET /b HTTP/1.1\r\nHost: x\r\nX-Padding: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n\r\n"
+    behind = second + b"GET /c HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with serving(handler=noting) as it:
+        out = await exchanged(it.url, first + behind) if cut is None else await exchanged(it.url, first + behind[:cut], behind[cut:])
+    assert (1, 1) == (out.count(b"HTTP/1."), out.count(b"HTTP/1.1 200") + out.count(b"HTTP/1.0 200"))
+    assert out.endswith(b"(closed)")
+    assert 1 == len(paths)
+    assert not {"/b", "/c"} & set(paths)
+
+
+async def test_requests_before_one_with_upgrade_are_answered_in_order():
+    async with serving() as it:
+        out = await exchanged(it.url, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 2 + UPGRADES["h2c"] + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert 3 == out.count(b"HTTP/1.1 200")
+    assert 1 == out.lower().count(b"connection: close")
+
+
+async def overrun(url: str, *behind: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection with a request that runs, and what comes behind it."""
+    reader, writer = await connected(url)
+    for piece in (b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n", *behind):
+        writer.write(piece)
+        await asyncio.sleep(0.02)
+    return reader, writer
+
+
+BEHIND = {
+    "requests": [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 100],
+    "six-requests": [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"] * 6,
+    "body": [b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n" + b"a" * 2_000_000],
+    "bodies": [b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n" + b"a" * 60_000] * 3,
+    "tail": [UPGRADES["websocket"] + b"a" * 2_000_000],
+}
+
+
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.SelectorEventLoop])
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+def test_a_disconnect_behind_pipelined_requests_or_a_large_tail_ends_the_running_one(behind, loop):
+    """aiohttp stops reading such a connection, so it never learned that the client was gone."""
+
+    async def run() -> None:
+        running, ended = asyncio.Event(), asyncio.Event()
+
+        async def slow(request: web.BaseRequest) -> web.StreamResponse:
+            if request.path != "/slow":
+                return await answer(request)
+            running.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.set()
+            return web.Response()
+
+        async with serving(handler=slow, hang_ups=True) as it:
+            _, writer = await overrun(it.url, *behind)
+            await asyncio.wait_for(running.wait(), 5)
+            writer.transport.abort()
+            await asyncio.wait_for(ended.wait(), 1)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
+
+
+async def test_a_connection_with_too_much_behind_a_running_request_is_closed_and_counted():
+    async def slow(request: web.BaseRequest) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async with serving(handler=slow, hang_ups=True) as it:
+        reader, writer = await overrun(it.url, *BEHIND["six-requests"])
+        assert await ends(reader) < 1
+        assert 1 == it.turned_away["pipelined"]
+        writer.close()
+
+
+async def test_a_few_requests_behind_a_running_one_wait_and_short_ones_pass_in_any_number():
+    async def brief_ones(request: web.BaseRequest) -> web.StreamResponse:
+        await asyncio.sleep(1 if request.path == "/slow" else 0.002)
+        return await answer(request)
+
+    async with serving(handler=brief_ones, hang_ups=True) as it:
+        few = (b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * listener.PIPELINED)
+        assert 1 + listener.PIPELINED == (await exchanged(it.url, *few)).count(b"HTTP/1.1 200")
+        assert 500 == (await exchanged(it.url, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 500)).count(b"HTTP/1.1 200")
+        large = b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b"a" * 1_000_000
+        assert 4 == (await exchanged(it.url, large * 4)).count(b"HTTP/1.1 200")
+        assert 0 == it.turned_away["pipelined"]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_refused_requests_that_owe_their_body_keep_nobody_out(secure, tmp_path, authority, pair):
+    """As many as there may be connections, each with an answer and a body that never comes; new ones come as fast as they go. Scrapes go on."""
+    given = Protection(secured(tmp_path, pair, users=True)) if secure else None
+    most, wires = 64, []
+    tls = {"ssl": trusting(authority)} if secure else {}
+
+    async def refused() -> None:
+        wires.append(await asyncio.open_connection(*split_address(it.url.partition("://")[2]), **tls))
+        reader, writer = wires[-1]
+        writer.write(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+
+    async def none(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=404) if request.method == "POST" else web.Response(text="figures\n")
+
+    async with serving(given, none, most=most) as it:
+        for _ in range(3):
+            await asyncio.gather(*(refused() for _ in range(most)))
+            began = time.monotonic()
+            assert 200 == await status(it.url, tls=trusting(authority), **LOGIN)
+            assert time.monotonic() - began < 1
+        assert 0 == it.turned_away["full"]
+        for _, writer in wires:
+            writer.transport.abort()
+
+
+async def test_a_refused_request_may_still_send_its_body_where_there_is_room():
+    """The answer would be lost in a connection that is cut while its client still sends."""
+    async with serving(handler=lambda request: asyncio.sleep(0, web.Response(status=413))) as it:
+        out = await exchanged(it.url, b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 3000000\r\n\r\n", *[b"a" * 300_000] * 10)
+    assert b" 413 " in out

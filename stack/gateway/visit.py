@@ -140,7 +140,9 @@ class Visit:
             raise _End("draining")
         if x.team is not None and x.route == "/v1/models" and self._request.method == "GET" and self._terms.policy.models:
             return await self._finish(web.json_response(self._terms.listing(x.team, proxy.unix_s()), headers={"X-Request-Id": x.request_id}))
-        # What needs no key gets no memory either: a body sent to it is not read.
+        # What needs no key gets no memory either: a body sent to it is not read. With one half read a disconnect would pass unnoticed.
+        if open_to_all and not self._request.content.is_eof():
+            raise _End("body_too_large", f"{self._request.method} {x.route} takes no body; send the request without one")
         self._ask = asks.Ask(body=b"" if open_to_all else await self._body())  # the one place that holds it, and lets go of it in time
         sticky = self._terms.router.sticky(x.team, self._ask.body)
         if not self._admitted or x.team is None:
