@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from stack.gateway.bodies import PARTS, Bodies
 from stack.gateway.config import GatewayConfig, Limits
 from stack.gateway.exchange import Exchange, record
 from stack.gateway.ids import trace
+from stack.gateway.large import LARGE_BYTES
 from stack.gateway.routes import passed, plain
 from stack.gateway.visit import Visit
 
@@ -222,8 +224,8 @@ def sending(it: Running, size: int, team: str = "demo") -> asyncio.Task[None]:
     return asyncio.create_task(send())
 
 
-async def posted(it: Running, body: Any = ASK) -> None:
-    async with it.post(body):
+async def posted(it: Running, body: Any = ASK, team: str = "demo") -> None:
+    async with it.post(body, team=team):
         pass
 
 
@@ -312,3 +314,49 @@ def test_a_budget_that_no_body_fits_into_is_refused(limits: dict[str, int], sent
     with pytest.raises(ValueError, match=sentence):
         GatewayConfig(limits=Limits(**limits))
     assert 4 << 25 == Limits().all_bodies_bytes
+
+
+# ---- large bodies and the streams of others
+
+
+@pytest.mark.parametrize("step", ["read", "limited", "renamed"])
+async def test_a_stream_goes_on_while_a_large_body_is_worked_on(tmp_path: Path, monkeypatch, step: str):
+    """Each step on the body is made to take half a second; the figures of a real process: tests/bench_gateway_bodies.py."""
+    kind, name = (asks, "read") if step == "read" else (asks.Ask, step)
+    done, plain_step = [], getattr(kind, name)
+
+    def slow(*arguments: Any) -> Any:
+        if len(arguments[-1] if step == "read" else arguments[0].body) > LARGE_BYTES:
+            done.append(step)
+            time.sleep(0.5)  # stands for work that keeps its thread
+        return plain_step(*arguments)
+
+    monkeypatch.setattr(kind, name, slow)
+    async with gateway(tmp_path, events(ROLE, *[TOKEN] * 400, pause_s=0.005)) as it:
+        async with it.post(STREAM) as stream:
+            await stream.content.readany()
+            large = asyncio.create_task(posted(it, {"model": "tiny", "messages": [{"role": "user", "content": "a" * 2 * LARGE_BYTES}]}, "batch"))
+            longest, last = 0.0, time.monotonic()
+            while not large.done():
+                await stream.content.readany()
+                longest, last = max(longest, time.monotonic() - last), time.monotonic()
+                if len(it.engine.asked) > 1:
+                    break
+            large.cancel()
+        assert done
+        assert longest < 0.4
+
+
+async def test_a_team_at_its_limit_is_refused_before_its_body_is_read(tmp_path: Path):
+    policy = {"teams": {team: {"keys": [hashed], "max_in_flight": 1} for team, (_, hashed) in KEYS.items()}}
+    async with gateway(tmp_path, never, policy) as it:
+        first = asyncio.create_task(posted(it))
+        await until(lambda: bool(it.engine.asked), "the first request runs")
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(it.started.url.rpartition(":")[2]))
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nContent-Length: 30000000\r\n\r\n".encode())
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert b"HTTP/1.1 429" == head[:12]
+        assert b"\r\nRetry-After: " in head
+        assert ("team_limit", "demo", "default") == ((found := await it.record()).reason, found.team, found.priority)
+        writer.close()
+        first.cancel()

@@ -247,6 +247,11 @@ class Admission:
         """The slots when every engine has room."""
         return self._capacity.slots
 
+    def at_limit(self, team: str) -> bool:
+        """Return whether a team has max_in_flight requests, so that another one would be refused whatever it asks for."""
+        it = self._teams.get(team)
+        return it is not None and it.team.max_in_flight is not None and it.in_flight >= it.team.max_in_flight
+
     def standings(self) -> Iterator[Standing]:
         for team in self._teams.values():
             yield Standing(team.name, team.band.name, team.running, len(team.queue), self.wait_s(team.name))

@@ -20,6 +20,7 @@ from multidict import CIMultiDict
 
 KEEPALIVE_S = 3.0  # under the 5 s after which vLLM's server closes an idle connection, or we would reuse one that is closing
 HEAD_BYTES = 64 << 10  # of an answer, names and values
+COPY_BYTES = 64 << 10  # of a request's body that is sent in one piece with its head; a larger one is not copied for that
 HELD_BYTES = 256 << 10  # of a body, beyond which the engine has to wait
 _BEFORE = 100, 102, 103  # may come before the answer; the parser knows that they have no body
 
@@ -82,7 +83,9 @@ class Client:
         head = "\r\n".join(lines)
         if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or "\0" in head:
             raise ValueError("a header with a line break in it")
-        request = f"{head}\r\n\r\n".encode("utf-8", "surrogateescape") + body
+        request = [f"{head}\r\n\r\n".encode("utf-8", "surrogateescape"), body]
+        if len(body) <= COPY_BYTES:
+            request = [b"".join(request)]
         connection = self._kept(origin) or await self._connected(origin)
         # Over TLS nobody tells: what is encrypted lies in a buffer below the one that can be asked about.
         answer = connection.ask(request, method, None if origin.tls else written)
@@ -182,11 +185,12 @@ class _Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return not self._lost and not self._wire.is_closing()
 
-    def ask(self, request: bytes, method: str, written: Callable[[], None] | None) -> Answer:
+    def ask(self, request: list[bytes], method: str, written: Callable[[], None] | None) -> Answer:
         self._answer = answer = Answer(self, bodiless=method == "HEAD")
         self._reason, self._head, self._head_bytes, self._bodiless_bytes, self._ended = b"", [], 0, 0, False
         self._written = written
-        self._wire.write(request)
+        for piece in request:
+            self._wire.write(piece)
         if not self._wire.get_write_buffer_size():
             self.resume_writing()
         return answer

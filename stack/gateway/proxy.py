@@ -24,6 +24,7 @@ from stack.gateway.config import Limits, Timeouts
 from stack.gateway.estimate import Estimator
 from stack.gateway.exchange import Exchange, record
 from stack.gateway.ids import request_id, trace
+from stack.gateway.large import LargeBodies
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.terms import Terms
@@ -59,6 +60,7 @@ class Proxy:
         self.client = client
         self.estimator = Estimator()
         self.bodies = Bodies(limits.all_bodies_bytes)
+        self.large = LargeBodies()
         self.watch = watch
         self.healthy = _Healthy(watch)
         self.draining = False

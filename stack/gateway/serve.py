@@ -141,6 +141,7 @@ async def _drain(proxy: Proxy, runner: web.ServerRunner, listening: Listening, s
     for connection in server.connections:
         connection.force_close()
     await proxy.until_idle(CUT_S)
+    proxy.large.close()
     await runner.cleanup()
 
 

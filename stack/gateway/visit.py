@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import logging
 import math
+import operator
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -74,6 +75,9 @@ _WHY_LATER = {
 _RESPONSES = "/v1/responses"
 _STORED = re.compile(_RESPONSES + "/(?!render$)([^/]+)")  # a path that names a stored response
 _UNREADABLE = "the body is no JSON object in UTF-8 of a reasonable number of fields"
+_SENT = operator.attrgetter("sent")  # of an Ask: encodes what has changed
+
+T = TypeVar("T")
 
 _log = logging.getLogger("gateway")
 
@@ -146,14 +150,14 @@ class Visit:
         self._ask = asks.Ask(body=b"" if open_to_all else await self._body())  # the one place that holds it, and lets go of it in time
         sticky = self._terms.router.sticky(x.team, self._ask.body)
         if not self._admitted or x.team is None:
-            self._asked = self._passed_on(x.team)
+            self._asked = await self._passed_on(x.team)
         else:
-            self._read()
-            self._hold_to_terms(x.team)
+            await self._read()
+            await self._hold_to_terms(x.team)
             await self._wait_for_slot(x.team)
         return await self._answered(self._choice(sticky))
 
-    def _passed_on(self, team: str | None) -> Asked:
+    async def _passed_on(self, team: str | None) -> Asked:
         """The model of a request that leaves no record: a team with a list of models meets the engines of those only.
 
         Raises _End for a body that names another one."""
@@ -163,7 +167,7 @@ class Visit:
             self._owned(stored[1])
         if (terms := self._terms.team(team)).models is None:
             return Asked(None)
-        names, ask = self._terms.names, asks.read(self._x.route, self._ask.body)
+        names, ask = self._terms.names, await self._apart(asks.read, self._x.route, self._ask.body)
         if ask.stream is None and ask.body:  # it may name a model that only the engine can read
             raise _End("bad_body", _UNREADABLE)
         if (named := ask.model) is None:
@@ -172,17 +176,21 @@ class Visit:
             raise _End("model_not_allowed", f"team {team} may not ask for model {named[:100]!r}")
         return asked
 
-    def _read(self) -> None:
+    async def _apart(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Return what `work` makes of the body, while streams go on."""
+        return await self._proxy.large.run(len(self._ask.body), work, *arguments)
+
+    async def _read(self) -> None:
         """What is asked for, by whom, and how much that may be."""
         x, proxy = self._x, self._proxy
-        self._ask = ask = asks.read(x.route, self._ask.body)
+        self._ask = ask = await self._apart(asks.read, x.route, self._ask.body)
         self._asked = asked = self._terms.names.of(ask.model)
         x.priority = self._terms.team(x.team or "").band
         x.model, x.named, x.adapter = asked.model or ask.model, asked.model is not None, asked.adapter
         x.stream, x.n, x.prompts = ask.stream, ask.n, min(ask.prompts, asks.MOST_TEXTS)
         x.est_prompt_tokens = proxy.estimator.prompt(x.model, ask, x.team)
 
-    def _hold_to_terms(self, team: str) -> None:
+    async def _hold_to_terms(self, team: str) -> None:
         """Limits the output to what the team may have. Raises _End for what the team or model does not allow."""
         x, ask, terms = self._x, self._ask, self._terms.team(team)
         if ask.stream is None and self._x.route not in asks.UPLOADS:  # the engine may read more than we do: it would escape every limit
@@ -343,6 +351,8 @@ class Visit:
             body = request.content.read_nowait()
             self._hold(len(body))
             return body
+        if self._admitted:
+            self._refuse_at_limit(self._x.team or "")
         self._allow("body_timeout", self._proxy._timeouts.body_s)
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -356,7 +366,14 @@ class Visit:
                 chunks.append(chunk)
         except (web.RequestPayloadError, aiohttp.ClientPayloadError, HttpProcessingError) as error:
             raise _End("bad_body") from error
-        return b"".join(chunks)
+        return await self._proxy.large.run(size, b"".join, chunks)
+
+    def _refuse_at_limit(self, team: str) -> None:
+        """Raise _End for a team that may send nothing more now; its body need not come, nor be read."""
+        admission, x = self._proxy.admission, self._x
+        if admission.at_limit(team):
+            x.priority = self._terms.team(team).band
+            raise _End("team_limit", _WHY_LATER["team_limit"].format(team=team), admission.wait_s(team))
 
     def _hold(self, size: int) -> None:
         """Its body has so many bytes by now. Raises _End for more than one may have, or than are left to be held."""
@@ -388,10 +405,11 @@ class Visit:
         if (band := self._band()) and choice.upstream.kind == "engine":
             ask = self._isolated(ask).ranked(self._x.route, priority := ask.priority(band.engine_priority))
             headers += [("X-Vllm-Priority", str(priority))] if priority else []  # for routes without the field, from vLLM 0.32 on
+        body = await self._apart(_SENT, ask)
         sending = self._proxy.client.send(
-            choice.upstream.url, request.method, _path(request, self._x.route), headers, ask.sent, self.let_go if last else None
+            choice.upstream.url, request.method, _path(request, self._x.route), headers, body, self.let_go if last else None
         )
-        del ask
+        del ask, body
         try:
             answer = await sending
         except Unreachable as error:
