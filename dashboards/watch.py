@@ -421,7 +421,8 @@ BOARD = Board(
                 "Requests and connections that gateway and sidecar refused or cut before anybody else looked at them.",
                 "Zero, but for handshake where something only tries whether the port is open.",
                 "login, logins_waiting: somebody tries passwords, or a scrape has the wrong one. slow_head, gave_way, full: more connections than "
-                "there is room for, or a client that hangs; a firewall keeps them out. pipelined: a client does not wait for its answers.",
+                "there is room for, or a client that hangs; a firewall keeps them out. pipelined: a client does not wait for its answers. "
+                "head_too_large, bad_request_line, bad_framing: a client that speaks no HTTP/1.1, or a proxy that changes it.",
                 (
                     ask.growth(gateway.TURNED_AWAY, by=("listener", "reason"), called="gateway"),
                     ask.growth(ours.TURNED_AWAY, by=("reason",), called="sidecar"),

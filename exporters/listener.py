@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http import RawRequestMessage
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_exceptions import BadStatusLine, HttpProcessingError, InvalidURLError, LineTooLong
 
 from exporters.config import BadConfig
 from exporters.web_config import Protection, TooMany
@@ -45,7 +45,16 @@ LET_IN: Any = getattr(web, "RequestKey", lambda name, _: name)("vllm_watch.let_i
 log = logging.getLogger("vllm_watch.listener")
 
 # Why somebody was turned away before the server itself was asked; a word of it is a label.
-REASONS = ("login", "logins_waiting", "slow_head", "handshake", "gave_way", "full", "pipelined")
+REASONS = ("login", "logins_waiting", "slow_head", "handshake", "gave_way", "full", "pipelined", "head_too_large", "bad_request_line", "bad_framing")
+
+_HEAD_TOO_LARGE = 431, "head_too_large", "The request line or a header is too long, or there are too many headers; send less."
+# What the parser refuses: status, reason and sentence. Its own sentence quotes what it could not read, which may be a key or a prompt.
+_UNREADABLE: dict[type[HttpProcessingError], tuple[int, str, str]] = {
+    LineTooLong: _HEAD_TOO_LARGE,
+    BadStatusLine: (400, "bad_request_line", "The first line is no request line of HTTP; a client that speaks TLS or HTTP/2 needs another address."),
+    InvalidURLError: (400, "bad_request_line", "The target in the request line is no path and no URL."),
+}
+_BAD_FRAMING = 400, "bad_framing", "The headers or the framing of the body (Content-Length, Transfer-Encoding, chunks) break the rules of HTTP."
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -223,6 +232,18 @@ class _Connection(web.RequestHandler):
         if self._overrun is None and self._messages and self._is_overrun():
             self._overrun = self._loop.call_later(PIPELINED_S, self._check_overrun, self._answered)
 
+    def _make_error_handler(self, fault: Any) -> Handler:
+        """Return the handler of a request that the parser refused."""
+        status, reason, sentence = _unreadable(fault.exc)
+        self._listening.turned_away[reason] += 1
+
+        async def refuse(request: web.BaseRequest) -> web.StreamResponse:
+            refusal = web.Response(status=status, text=f"{sentence}\n")
+            refusal.force_close()
+            return refusal
+
+        return refuse
+
     def _end_behind_last(self, new: int) -> None:
         """Close the connection after the first of the `new` requests that has to end it, and drop what was read behind that one."""
         queued = self._messages
@@ -231,11 +252,22 @@ class _Connection(web.RequestHandler):
             if _ends_connection(message):
                 if isinstance(message, RawRequestMessage):
                     queued[at] = message._replace(should_close=True), body
+                elif (open_body := self._body_before(at)) is not None:
+                    # It broke off the body of the request before: that one is refused, and there is no other to answer.
+                    self._listening.turned_away[_unreadable(message.exc)[1]] += 1
+                    open_body.set_exception(web.RequestPayloadError("the body broke HTTP's framing"))
+                    self.close()
                 self._last_body, self._message_tail = body, b""
                 self._request_count -= len(queued) - at - 1
                 while len(queued) > at + 1:
                     queued.pop()
                 return
+
+    def _body_before(self, at: int) -> StreamReader | None:
+        """Return the body of the request before the one that is queued at this place, if it is not complete."""
+        running = self._current_request
+        body = self._messages[at - 1][1] if at else running.content if running is not None else None
+        return None if body is None or body.is_eof() else body
 
     def _is_overrun(self) -> bool:
         """Return whether more waits behind one request than is kept; aiohttp stops reading, and then misses a disconnect."""
@@ -280,6 +312,13 @@ class _Connection(web.RequestHandler):
             transport.abort()
         elif self.welcome is not None:  # it is still in its handshake
             self.welcome.cancel()
+
+
+def _unreadable(error: BaseException) -> tuple[int, str, str]:
+    """Return status, reason and sentence for what the parser refused."""
+    if "Too many headers" in str(error.args[:1]):
+        return _HEAD_TOO_LARGE
+    return next((found for kind, found in _UNREADABLE.items() if isinstance(error, kind)), _BAD_FRAMING)
 
 
 def _ends_connection(message: Any) -> bool:
@@ -328,6 +367,9 @@ def _guarded(
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if request.path in open_paths or not protection.logins:
             return await handler(request)
+        if len(request.headers.getall("Authorization", ())) > 1:
+            turned_away["login"] += 1
+            return web.Response(status=400, text="The request has two Authorization headers; send one.\n")
         try:
             if await protection.admits(request.headers.get("Authorization", ""), request.remote or ""):
                 request[LET_IN] = True

@@ -360,3 +360,85 @@ async def test_a_team_at_its_limit_is_refused_before_its_body_is_read(tmp_path: 
         assert ("team_limit", "demo", "default") == ((found := await it.record()).reason, found.team, found.priority)
         writer.close()
         first.cancel()
+
+
+# ---- one sentence for each mistake
+
+SECRET = "s3cret"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "body", "kind"),
+    [
+        ("the body is empty", b"", None), ("the body is empty", b" \r\n", None),
+        ("the body is not JSON: invalid character at byte 24 (line 2, column 7)", b'{"user":"s3cret",\n "n": NaN}', None),
+        ("the body is not JSON: expected ':' at byte 10 (line 1, column 11)", b'{"s3cret" "a"}', None),
+        ("the body is not JSON: it ends within a value, at byte 15", b'{"user":"s3cret', None),
+        ("half of a surrogate pair", b'{"user":"s3cret\\ud800"}', None),
+        ("the body is not UTF-8: byte 8 (line 1, column 9)", b'{"s3cret\xff":1}', None),
+        ("the body is not UTF-8: byte 0", '{"user":"s3cret"}'.encode("utf-16"), None),
+        ("the body is an array", b'["s3cret"]', None), ("the body is a string", b'"s3cret"', None), ("the body is a number", b"12", None),
+        ("the body is null", b"null", None), ("nested too deeply", b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
+        ("more than 200,000 fields", b"{" + b",".join(b'"f%d":1' % at for at in range(200_001)) + b"}", None),
+        ("the content type is 'application/x-www-form-urlencoded'; this route takes", b"user=s3cret", "application/x-www-form-urlencoded"),
+        ("the content type is 'multipart/form-data; boundary=b'", b"--b\r\n\r\ns3cret", "multipart/form-data; boundary=b"),
+    ],
+)  # fmt: skip
+async def test_a_bad_body_is_named_with_its_place_and_without_its_content(tmp_path: Path, sentence: str, body: bytes, kind: str | None):
+    async with gateway(tmp_path) as it:
+        async with it.post(body, **{"Content-Type": kind or "application/json"}) as answer:
+            error = (await answer.json())["error"]
+        assert (400, "bad_body") == (answer.status, error["code"])
+        assert sentence in error["message"]
+        assert SECRET not in error["message"]
+        assert "bad_body" == (await it.record()).reason
+        assert [] == it.engine.asked
+
+
+async def sent(it: Running, *headers: str) -> tuple[int, str]:
+    """Status and code of the answer to a chat request with just these headers."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(it.started.url.rpartition(":")[2]))
+    body = json.dumps(ASK).encode()
+    head = [f"POST {CHAT} HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}", *headers, "", ""]
+    writer.write("\r\n".join(head).encode() + body)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    status, found = int(answer.split(b" ", 2)[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
+    return status, found.get("error", {}).get("code", "")
+
+
+@pytest.mark.parametrize(
+    ("want", "headers"),
+    [
+        ((400, "two_keys"), ["Authorization: Bearer {demo}", "Authorization: Bearer {batch}"]),
+        ((400, "two_keys"), ["Authorization: Bearer {demo}", "authorization: Bearer {demo}"]),
+        ((400, "two_keys"), ["Authorization: Bearer {demo}", "x-api-key: {batch}"]),
+        ((400, "two_keys"), ["x-api-key: {demo}", "X-Api-Key: {batch}"]),
+        ((200, ""), ["Authorization: Bearer {demo}", "x-api-key: {demo}"]), ((200, ""), ["Authorization: Bearer {demo}", "x-api-key: other"]),
+        ((400, "two_keys"), ["Authorization: Bearer other", "x-api-key: {demo}"]), ((200, ""), ["Authorization: Basic YTpi", "x-api-key: {demo}"]),
+        ((417, "expectation_failed"), ["Authorization: Bearer {demo}", "Expect: 200-ok"]),
+        ((417, "expectation_failed"), ["Authorization: Bearer {demo}", "Expect: 100-continue, x"]),
+    ],
+)  # fmt: skip
+async def test_two_keys_and_unknown_expectations_are_refused(tmp_path: Path, want: tuple[int, str], headers: list[str]):
+    """Of two keys a proxy may check the one and the gateway the other; the refusal is on no team's record."""
+    keys = {team: key for team, (key, _) in KEYS.items()}
+    async with gateway(tmp_path) as it:
+        assert want == await sent(it, *(header.format(**keys) for header in headers))
+        record = await it.record()
+        assert (want[1] or None, None if want[0] == 400 else "demo") == (record.reason, record.team)
+        assert (want[0] == 200) == bool(it.engine.asked)
+
+
+async def test_a_body_that_breaks_its_framing_is_refused_at_once(tmp_path: Path):
+    """The request waited for timeouts.body_s, for a body of which no more could be read."""
+    async with gateway(tmp_path) as it:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(it.started.url.rpartition(":")[2]))
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head.encode() + b"2\r\n{}\r\n")
+        await asyncio.sleep(0.05)
+        writer.write(b"no length\r\n")
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert (1, b" 400 ", True) == (answer.count(b"HTTP/1.1 "), answer[8:13], b"framing" in answer)
+        assert "bad_body" == (await it.record()).reason
+        writer.close()

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import gc
 import logging
+import re
 import resource
 import socket
 import ssl
@@ -664,15 +665,15 @@ async def test_a_handshake_that_does_not_come_to_its_end_is_cut(tmp_path, pair, 
     [
         (b" 400", b"\x16\x03\x01 garbage SECRET\r\n\r\n"),
         (b" 400", b"GET / HTTP/1.1\r\nno-colon-SECRET\r\n\r\n"),
-        (b" 400", b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n"),
-        (b" 400", b"GET / HTTP/1.1\r\nX: " + b"SECRET" * 2000 + b"\r\n\r\n"),
+        (b" 431", b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n"),
+        (b" 431", b"GET / HTTP/1.1\r\nX: " + b"SECRET" * 2000 + b"\r\n\r\n"),
         (b" 400", b"POST /read HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhelloSECRET\r\n"),
         (b" 200", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 6\r\n\r\nSECRET"),
         (b" 500", b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 6\r\n\r\nSECRET"),
-        (b" 400", b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: SECRET\r\n" % number for number in range(200)) + b"\r\n"),
+        (b" 431", b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: SECRET\r\n" % number for number in range(200)) + b"\r\n"),
     ],
 )
-async def test_what_is_no_sound_request_gets_400_and_no_line_in_the_log(want, sent, caplog):
+async def test_what_is_no_sound_request_is_refused_and_leaves_no_line_in_the_log(want, sent, caplog):
     caplog.set_level(logging.DEBUG)
     async with serving() as it:
         reader, writer = await connected(it.url)
@@ -843,6 +844,9 @@ async def test_the_commands_of_the_page_make_files_that_work(tmp_path):
     assert password not in done.stdout + done.stderr
 
 
+ANSWERS = re.compile(rb"HTTP/1\.[01] \d")
+
+
 async def exchanged(url: str, *sent: bytes) -> bytes:
     """All that comes back for these pieces, sent one by one, until the other side closes."""
     reader, writer = await connected(url)
@@ -1000,3 +1004,44 @@ async def test_a_refused_request_may_still_send_its_body_where_there_is_room():
     async with serving(handler=lambda request: asyncio.sleep(0, web.Response(status=413))) as it:
         out = await exchanged(it.url, b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 3000000\r\n\r\n", *[b"a" * 300_000] * 10)
     assert b" 413 " in out
+
+
+@pytest.mark.parametrize(
+    ("want", "reason", "sent"),
+    [
+        (431, "head_too_large", b"GET /" + b"SECRET" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"),
+        (431, "head_too_large", b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"SECRET" * 9000 + b"\r\n\r\n"),
+        (431, "head_too_large", b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X" * 9000 + b": SECRET\r\n\r\n"),
+        (431, "head_too_large", b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X-SECRET: a\r\n" * 300 + b"\r\n"),
+        (400, "bad_request_line", b"\x16\x03\x01\x02\x00SECRET\r\n\r\n"), (400, "bad_request_line", b"SECRET / HTTP/1.1\r\n\r\n"),
+        (400, "bad_request_line", b"GET / HTTP/9.9SECRET\r\n\r\n"), (400, "bad_request_line", b"GET SECRET HTTP/1.1\r\nHost: x\r\n\r\n"),
+        (400, "bad_framing", b"GET / HTTP/1.1\r\nHost: x\r\nSECRET\r\n\r\n"),
+        (400, "bad_framing", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nSECRET"),
+        (400, "bad_framing", b"GET / HTTP/1.1\r\n\r\n"),
+    ],
+)  # fmt: skip
+async def test_what_the_parser_refuses_is_counted_by_reason_and_never_echoed(want, reason, sent):
+    async with serving() as it:
+        out = await exchanged(it.url, sent + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" %d " % want == out[8:13]
+        assert b"SECRET" not in out
+        assert {reason: 1} == {name: times for name, times in it.turned_away.items() if times}
+        assert 1 == len(ANSWERS.findall(out))
+
+
+async def test_two_authorization_headers_are_refused_where_a_login_is_asked_for(tmp_path):
+    async with serving(Protection(secured(tmp_path, tokens=True))) as it:
+        right = f"Authorization: Bearer {TOKEN}\r\n".encode()
+        for sent, want in ((right, b"200"), (right * 2, b"400"), (right + b"Authorization: Bearer x\r\n", b"400")):
+            assert want == (await exchanged(it.url, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + sent + b"\r\n"))[9:12]
+
+
+async def test_a_body_that_breaks_off_its_framing_ends_its_request_at_once():
+    """The handler that reads it would wait for an end that cannot come."""
+    async with serving(hang_ups=True) as it:
+        began = time.monotonic()
+        head = b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        for pieces in ((head + b"3\r\nabc\r\n", b"SECRET\r\n"), (head + b"3\r\nabc\r\nSECRET\r\n",)):
+            assert 1 == len(ANSWERS.findall(await exchanged(it.url, *pieces)))
+        assert time.monotonic() - began < 1
+        assert 2 == it.turned_away["bad_framing"]

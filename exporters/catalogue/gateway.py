@@ -110,7 +110,8 @@ TURNED_AWAY = Metric(
     "Requests and connections that a listener of the gateway (clients, figures) turned away before anybody else looked at them, by reason: "
     "login (none that is known), logins_waiting (too many unknown ones wait to be checked), slow_head (a head that did not come in time), handshake "
     "(of TLS, failed or not in time), gave_way (cut to make room: idle, or without a request yet), full (no room), "
-    "pipelined (more requests or bytes behind a running request than a connection may have).",
+    "pipelined (more requests or bytes behind a running request than a connection may have); what the HTTP parser refused: head_too_large (431), "
+    "bad_request_line, bad_framing (400).",
     labels=("listener", "reason"), notes=("A team's wrong key is no such login: see vllm_watch_gateway_rejected_total.",),
 )  # fmt: skip
 LOOP_LAG = Metric(

@@ -28,7 +28,7 @@ from stack.gateway.large import LargeBodies
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.terms import Terms
-from stack.gateway.visit import Visit, error_body, sent_key
+from stack.gateway.visit import Visit, error_body, has_two_keys, sent_key
 from stack.gateway.watch import Watch
 
 _ENGINE_PAGES = ("/metrics", "/health")  # of the engine, without a key, as monitoring expects
@@ -148,7 +148,8 @@ class Proxy:
                 await asyncio.wait_for(self._idle.wait(), seconds)
 
     def _team(self, headers: CIMultiDictProxy[str]) -> str | None:
-        return self.terms.teams.of(sent_key(headers))
+        teams = self.terms.teams
+        return None if has_two_keys(headers, teams) else teams.of(sent_key(headers))
 
 
 def _hex_of(source: random.Random) -> Callable[[int], str]:

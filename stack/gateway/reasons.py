@@ -23,8 +23,10 @@ REASONS: dict[str, Reason] = {
     # refused before the engine was asked
     "no_key": Reason("rejected", 401, "the request carried no API key"),
     "unknown_key": Reason("rejected", 401, "the API key belongs to no team"),
+    "two_keys": Reason("rejected", 400, "the request carries two API keys; send one, as a bearer token in Authorization or in x-api-key"),
+    "expectation_failed": Reason("rejected", 417, "the request carries an Expect other than 100-continue; send it without"),
     "body_too_large": Reason("rejected", 413, "the body is larger than limits.body_bytes"),
-    "bad_body": Reason("rejected", 400, "the body broke HTTP's own framing before it was complete, or is no JSON object"),
+    "bad_body": Reason("rejected", 400, "the body broke HTTP's own framing before it was complete, or is no JSON object in UTF-8"),
     "bodies_full": Reason("rejected", 503, "as many bytes of requests are held as limits.bodies_bytes lets all, or half of it one of several teams"),
     "uncountable": Reason("rejected", 400, "it asks for what cannot be counted: too many texts, work after the answer, a prompt in a transfer field"),
     "draining": Reason("rejected", 503, "the gateway is stopping and takes nothing new"),

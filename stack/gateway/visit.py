@@ -23,6 +23,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from stack.gateway import ask as asks
 from stack.gateway.admission import LATEST_S, Refusal, Ticket
+from stack.gateway.bad_body import describe
 from stack.gateway.client import Answer, Broken, Unreachable
 from stack.gateway.exchange import Exchange
 from stack.gateway.policy import Band
@@ -33,6 +34,7 @@ from stack.gateway.sse import Scanner
 
 if TYPE_CHECKING:
     from stack.gateway.proxy import Proxy
+    from stack.gateway.teams import Teams
 
 HELD_BYTES = 1 << 20  # of a stream that has no content yet and may still be asked for elsewhere
 SMALL_BYTES = 16 << 10  # a body up to this costs no more than its connection does, and is not counted
@@ -64,7 +66,7 @@ _NOT_SENT_ON = _HOP | {
 _NOT_SENT_ON_ANEW = _NOT_SENT_ON | {"tracestate"}
 _NOT_SENT_BACK = _HOP | {"x-request-id"}
 _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-                413: "invalid_request_error", 429: "rate_limit_error"}  # fmt: skip
+                413: "invalid_request_error", 417: "invalid_request_error", 429: "rate_limit_error"}  # fmt: skip
 
 _WHY_LATER = {
     "team_limit": "team {team} has as many requests in flight as it may; send the next when one of them has ended",
@@ -74,7 +76,6 @@ _WHY_LATER = {
 
 _RESPONSES = "/v1/responses"
 _STORED = re.compile(_RESPONSES + "/(?!render$)([^/]+)")  # a path that names a stored response
-_UNREADABLE = "the body is no JSON object in UTF-8 of a reasonable number of fields"
 _SENT = operator.attrgetter("sent")  # of an Ask: encodes what has changed
 
 T = TypeVar("T")
@@ -99,6 +100,26 @@ def sent_key(headers: CIMultiDictProxy[str]) -> str | None:
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
     return headers.get("x-api-key") or (headers.get("Authorization") or None)
+
+
+def has_two_keys(headers: CIMultiDictProxy[str], teams: Teams) -> bool:
+    """Return whether a request shows keys of which a proxy on the path may check the one and the gateway the other.
+
+    An x-api-key of no team beside a bearer token is of some other service, and no matter."""
+    sent, others = headers.getall("Authorization", []), headers.getall("x-api-key", [])
+    if len(sent) > 1 or len(others) > 1:
+        return True
+    if not sent or not others or sent[0][:7].lower() != "bearer ":
+        return False
+    other = teams.of(others[0])
+    return other is not None and other != teams.of(sent[0][7:].strip())
+
+
+def _why_nobody(headers: CIMultiDictProxy[str], teams: Teams) -> str:
+    """Return the reason for which a request has no team."""
+    if has_two_keys(headers, teams):
+        return "two_keys"
+    return "unknown_key" if sent_key(headers) else "no_key"
 
 
 class Visit:
@@ -139,7 +160,9 @@ class Visit:
         """Team, body, terms, admission, engine, answer: cheapest refusal first."""
         x, proxy = self._x, self._proxy
         if not open_to_all and x.team is None:
-            raise _End("unknown_key" if sent_key(self._request.headers) else "no_key")
+            raise _End(_why_nobody(self._request.headers, self._terms.teams))
+        if self._request.headers.get("Expect", "100-continue").lower() != "100-continue":
+            raise _End("expectation_failed")
         if proxy.draining:
             raise _End("draining")
         if x.team is not None and x.route == "/v1/models" and self._request.method == "GET" and self._terms.policy.models:
@@ -169,7 +192,7 @@ class Visit:
             return Asked(None)
         names, ask = self._terms.names, await self._apart(asks.read, self._x.route, self._ask.body)
         if ask.stream is None and ask.body:  # it may name a model that only the engine can read
-            raise _End("bad_body", _UNREADABLE)
+            raise _End("bad_body", await self._apart(describe, ask.body, self._request.headers.get("Content-Type", "")))
         if (named := ask.model) is None:
             return names.of(next(iter(names.visible(terms)), None))
         if not may_ask(terms, asked := names.of(named)):
@@ -194,7 +217,7 @@ class Visit:
         """Limits the output to what the team may have. Raises _End for what the team or model does not allow."""
         x, ask, terms = self._x, self._ask, self._terms.team(team)
         if ask.stream is None and self._x.route not in asks.UPLOADS:  # the engine may read more than we do: it would escape every limit
-            raise _End("bad_body", _UNREADABLE)
+            raise _End("bad_body", await self._apart(describe, ask.body, self._request.headers.get("Content-Type", "")))
         if ask.uncountable:
             raise _End("uncountable", ask.uncountable)
         if ask.transfer and not terms.kv_transfer:
@@ -365,7 +388,7 @@ class Visit:
                 self._hold(size)
                 chunks.append(chunk)
         except (web.RequestPayloadError, aiohttp.ClientPayloadError, HttpProcessingError) as error:
-            raise _End("bad_body") from error
+            raise _End("bad_body", "the body broke HTTP's own framing (chunks, length, encoding) before it was complete") from error
         return await self._proxy.large.run(size, b"".join, chunks)
 
     def _refuse_at_limit(self, team: str) -> None:
