@@ -263,7 +263,7 @@ def place_archives(
             best = mine if mine in claimed else max(claimed, key=lambda p: p.offset)
             free.remove(best)
             to_read.append((archive, best))
-        elif first_look or fitting or mine:
+        elif first_look or mine or (fitting and not hollow):
             kept = mine if mine and mine not in free else _unread(archive)
             done.append(replace(kept, name=archive.name))
         elif hollow or not (any(_begins_like(archive, p) for p in (*others, *own)) or any(_alike(archive.first, first) for first in firsts)):

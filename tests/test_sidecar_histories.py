@@ -401,12 +401,33 @@ class Histories(RuleBasedStateMachine):
         self.the_page_shows_what_is_safe_and_never_falls()
 
 
-def test_random_histories_are_counted_exactly_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SMALL.items():
         monkeypatch.setattr(positions_module, name, value)
     monkeypatch.setattr(logs_module, "BATCH_BYTES", 4 << 20)
     for module in (tail_module, logs_module):
         monkeypatch.setattr(module, "TOLD_AT_MOST", 0)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("looks", [[], ["at a part"]])
+def test_archive_that_begins_with_a_hole_is_read_although_another_file_begins_so_too(looks: list[str]) -> None:
+    """Found by a random history: nothing but its hole was known, and that is like any other."""
+    state = Histories()
+    state.start(appends=False)
+    state.write(also="", pads=[0], then="poll", torn=0)
+    state.commit()
+    for turn in (looks, []):
+        state.write(also="", pads=[0], then="", torn=0)
+        state.copytruncate(looks=turn)
+    state.compress(looks=[], number=1)
+    state.write(also="", pads=[0], then="", torn=0)
+    state.teardown()
+
+
+@pytest.mark.usefixtures("small")
+def test_random_histories_are_counted_exactly_once() -> None:
     run_state_machine_as_test(
         Histories,
         settings=settings(
