@@ -454,6 +454,10 @@ def test_an_engine_that_stops_within_the_look_is_never_fine():
     assert [("frozen-engine", "b")] == [(one.name, one.engine) for one in one_of_two.findings]
     assert undecided([of(well(), engines={"a": well(), "b": well(still_s=14.0)})])
     assert [] == names(well(still_s=4.0)), "a pause between two looks"
+    held = Gauge(2, 2, 2)
+    chunks = Figures(seconds=30, begun=0, ended=0, prompt_tokens=0, generation_tokens=0, running=held, waiting=NOTHING, still_s=0.0)
+    assert [] == names(chunks), "one long prefill, of which each chunk moves the use of the cache"
+    assert ["frozen-engine"] == names(replace(chunks, still_s=None))
 
 
 def test_an_engine_that_stops_answering_is_frozen():

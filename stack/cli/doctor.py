@@ -137,8 +137,8 @@ async def _recorded(where: Address, window_s: float, model: str | None) -> tuple
 
 
 async def _looked(urls: Sequence[str], gateway_url: str | None, for_s: float, way: Way | None = None) -> tuple[Series, Span]:
-    """Look at each source twice, and at gauges and progress now and then. Raises OSError when one refuses the first or the last look, ValueError for
-    a gateway that is none."""
+    """Look at each source twice, and at gauges and progress now and then. An engine that stops answering is evidence. Raises OSError where the first
+    look fails, where the last one is refused, or where the gateway does not answer it; ValueError for a gateway that is none."""
     sources = [_Looks(url, way) for url in (*urls, *([gateway_url] if gateway_url else []))]
     began_s = time.time()
     await asyncio.gather(*(source.look() for source in sources))
@@ -151,8 +151,8 @@ async def _looked(urls: Sequence[str], gateway_url: str | None, for_s: float, wa
         await asyncio.gather(*(source.look() for source in sources), return_exceptions=True)  # one that fails is one less
     await asyncio.sleep(max(left_s, 0.0))
     failed = await asyncio.gather(*(source.look() for source in sources), return_exceptions=True)
-    for error in failed:
-        if isinstance(error, BaseException) and not isinstance(error.__cause__, TimeoutError):
+    for source, error in zip(sources, failed, strict=True):
+        if isinstance(error, BaseException) and (source.url == gateway_url or not isinstance(error.__cause__, TimeoutError)):
             raise error
     ended_s = time.time()
     pages = [source.pages(began_s, ended_s if error else 0.0) for source, error in zip(sources, failed, strict=True)]

@@ -174,8 +174,11 @@ def seconds_still(case: Case) -> float | None:
     figures = case.figures
     if figures.running is None or figures.waiting is None or figures.prompt_tokens is None or figures.generation_tokens is None:
         return None
-    always = figures.running.lowest + figures.waiting.lowest > 0 or sent_by(case.gateway) > 0
-    return figures.seconds if always and not figures.tokens else figures.still_s
+    if sent_by(case.gateway) > 0 and not figures.tokens:  # of which the engine's own page may not know
+        return figures.seconds
+    if figures.still_s is not None or figures.tokens or figures.running.lowest + figures.waiting.lowest <= 0:
+        return figures.still_s
+    return figures.seconds
 
 
 def _frozen(case: Case) -> Found | None:

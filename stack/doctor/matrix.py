@@ -146,7 +146,7 @@ ROWS: tuple[Row, ...] = (
         name="frozen-api-server",
         label="frozen-engine",
         area="API",
-        symptom="The engine answered and then stopped: connections are accepted, and no answer comes, not even its metrics.",
+        symptom="The engine answered and then stopped: even requests for its metrics get no answer in time.",
         cause="The API server stands still: its process is stopped, its host is out of CPU or memory, or a network path drops what comes back. The "
         "core behind it may still compute.",
         asks=(f"up == 0 and on (instance) {promql.lowest(vllm.NUM_REQUESTS_RUNNING, by=('instance',))}",),

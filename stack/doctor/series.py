@@ -272,10 +272,11 @@ def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
 
 def _still_for(seconds: float, where: tuple[str, ...]) -> str:
     """Return a query for the seconds, up to now, in which an engine had work and made no token: the longest of a few windows, by the alert's rule."""
-    windows = [window for window in STILL_WINDOWS if seconds_of(window) < seconds]
+    shorter = [window for window in STILL_WINDOWS if seconds_of(window) < seconds]
+    windows = [written(max(round(seconds), 1)), *shorter]
     work = " + ".join(promql.current(gauge, promql.EACH, where) for gauge in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING))
     still = [f"({frozen(window, promql.EACH, where)}) * 0 + {seconds_of(window):g}" for window in windows]
-    return " or ".join([*still, f"({work}) * 0" if windows else f"({work}) == 0"])
+    return " or ".join([*still, f"({work}) * 0" if shorter else f"({work}) == 0"])
 
 
 def _quoted(text: str) -> str:
