@@ -52,10 +52,10 @@ class Ticket:
     state: State = State.WAITING
     began: float = 0.0
     restarts: int = 0  # of its team's counter, when it was charged
+    tokens: int = field(init=False)
 
-    @property
-    def tokens(self) -> int:
-        return self.prompt + self.output
+    def __post_init__(self) -> None:
+        self.tokens = self.prompt + self.output
 
     @property
     def band(self) -> str:
@@ -165,10 +165,11 @@ class Admission:
         if state is State.WAITING:
             self._no_longer_waits(ticket)
         elif state is State.RUNNING:
-            stands = self._stands_beside(team)
+            stands = 0.0 if team.team.max_running is None else self._stands_beside(team)
             self.running, self.tokens = self.running - 1, self.tokens - ticket.tokens
             team.running, team.band.running = team.running - 1, team.band.running - 1
-            team.served = max(team.served, stands)
+            if stands > team.served:
+                team.served = stands
             hold = team.hold
             hold.running, hold.began = team.running, hold.began - ticket.began if team.running else 0.0
             if ticket.restarts == team.restarts:  # else the counter no longer has what was charged
@@ -177,7 +178,6 @@ class Admission:
             if prompt != 0 or output != 0:  # who got nothing says nothing about how long a slot is held
                 hold.learn(now - ticket.began, now)
                 self._hold.learn(now - ticket.began, now)
-                hold.estimate(self._hold, now)
         if state is not State.GONE:
             self._hand_on(now)
 
@@ -224,19 +224,23 @@ class Admission:
         it = self._teams[team]
         rank, own, ceiling, hold_s = it.band.band.rank, len(it.queue) + 1, it.band.most, it.hold.estimate(self._hold, self._now)
         ahead, work_s, turns = float(own), 0.0, own / it.team.weight
-        for above in self._ranks:
+        for above, queue in self._queues.items():
             if above >= rank:
                 break
-            for other in self._queues[above].values():
-                ahead += len(other.queue)
-                work_s += len(other.queue) * other.hold.expected_s
+            for other in queue.values():
+                count = len(other.queue)
+                ahead += count
+                work_s += count * other.hold.expected_s
         if work_s:
             work_s = min(work_s, self._gone_s[rank] * self.slots)
         work_s += own * hold_s
         for other in self._queues[rank].values():
             if other is not it:
-                first = min(len(other.queue), turns * other.team.weight)
-                ahead, work_s = ahead + first, work_s + first * other.hold.expected_s
+                first = turns * other.team.weight
+                if first > (count := len(other.queue)):
+                    first = count
+                ahead += first
+                work_s += first * other.hold.expected_s
         free = min(self.slots - self.running, ceiling - it.band.running)
         shared = _until(ahead, min(self.slots, ceiling), free, work_s / ahead)
         most = it.team.max_running
@@ -372,7 +376,7 @@ class Admission:
             return None
         for below_floor in self._passes:
             for rank in self._ranks:
-                if (least := self._least(rank, below_floor)) is not None:
+                if self._queues[rank] and (least := self._least(rank, below_floor)) is not None:
                     return least
         return None
 
@@ -380,8 +384,9 @@ class Admission:
         """Return the team of a rank with the least service, of those that may run a request."""
         least: _Team | None = None
         for team in self._queues[rank].values():
-            room = team.band.band.floor if below_floor else team.band.most
-            if team.band.running < room and team.may_run and (least is None or team.served < least.served):
+            band, most = team.band, team.team.max_running
+            has_room = band.running < (band.band.floor if below_floor else band.most) and (most is None or team.running < most)
+            if has_room and (least is None or team.served < least.served):
                 least = team
         return least
 
@@ -399,7 +404,9 @@ class Admission:
 
 def _until(turn: float, slots: int, free: int, hold_s: float) -> float:
     """Seconds until so many have found one of the slots, the free ones at once."""
-    return max(0.0, turn - max(0, free)) * hold_s / max(1, slots)
+    if free > 0:
+        turn -= free
+    return turn * hold_s / max(1, slots) if turn > 0 else 0.0
 
 
 def _cost(prompt: int, output: int) -> float:

@@ -29,6 +29,7 @@ class HoldTime:
         weight = self.weight / (1.0 + (now - self.at) / MEMORY_S) + 1.0
         self.weight, self.at = weight, now
         self.mean_s += (held_s - self.mean_s) / weight
+        self.expected_s = self.mean_s
 
     def estimate(self, overall: HoldTime, now: float) -> float:
         """Return the expected seconds of one more request, from its own mean with the overall mean as prior; 0 while
