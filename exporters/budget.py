@@ -35,7 +35,7 @@ _VALUES: dict[Metric, int] = {
     reconciled.UNFINISHED: 2, reconciled.ABORTED: 2,
     gpu.TEMPERATURE: 2, gpu.THROTTLE: 5, gpu.THROTTLED_NOW: 6, gpu.ECC_ERRORS: 2, gpu.REMAPPED_ROWS: 2, gpu.XID_ERRORS: len(XIDS) + 1,
     gpu.NVLINK_ERRORS: 4, gpu.NVLINK_BYTES: 2, gpu.ABSENT: 8, gpu.MIG_ACTIVITY: 5,
-    gateway.REQUESTS: OUTCOMES * STATUSES, gateway.REJECTED: 17, gateway.ATTEMPTS: REASONS_LIMIT, gateway.RELOADS: 2,
+    gateway.REQUESTS: OUTCOMES * STATUSES, gateway.REJECTED: 20, gateway.ATTEMPTS: REASONS_LIMIT, gateway.RELOADS: 2,
 }  # fmt: skip
 _BOUNDS: dict[Metric, Sequence[float]] = {
     ours.TTFT: bounds.TTFT_S, ours.TPOT: bounds.OUR_TPOT_S, ours.TTFT_OVERHEAD: bounds.TTFT_S, gateway.LOOP_LAG: gateway.LOOP_LAG_BOUNDS_S,
