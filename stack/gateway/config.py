@@ -14,6 +14,7 @@ from exporters.web_config import Protection
 from stack.config import BadConfig
 from stack.gateway.ask import RECORDED
 from stack.gateway.bodies import PARTS
+from stack.gateway.cors import Cors
 from stack.gateway.routes import plain
 
 
@@ -55,7 +56,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     engine_pages: whether /metrics and /health of the engine are passed on, without a key; no where teams must not see each other's figures.
     secret_file: keys what separates teams in an engine (cache salts, ids of stored responses); replicas that serve the same teams need the same. Made
     where it is missing; null for gateway.secret beside teams.yaml. Not read where there is one team.
-    also_pass: further routes under /v1 that take POST and leave no record, such as /v1/load_lora_adapter; open to every team."""
+    also_pass: further routes under /v1 that take POST and leave no record, such as /v1/load_lora_adapter; open to every team.
+    cors: web pages of other origins that may use the gateway from a browser; without it none may."""
 
     upstream: str | None = None
     listen: str = "127.0.0.1:8000"
@@ -70,6 +72,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     secret_file: str | None = None
     engine_pages: bool = True
     also_pass: list[str] = []
+    cors: Cors | None = None
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
 

@@ -21,6 +21,7 @@ from stack.gateway.admission import Admission
 from stack.gateway.bodies import Bodies
 from stack.gateway.client import Client
 from stack.gateway.config import Limits, Timeouts
+from stack.gateway.cors import Cors, is_preflight
 from stack.gateway.estimate import Estimator
 from stack.gateway.exchange import Exchange, record
 from stack.gateway.ids import request_id, trace
@@ -50,6 +51,7 @@ class Proxy:
         timeouts: Timeouts,
         engine_pages: bool = True,
         also_pass: Collection[str] = (),
+        cors: Cors | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         new_hex: Callable[[int], str] | None = None,
@@ -73,6 +75,7 @@ class Proxy:
         self._timeouts = timeouts
         self._engine_pages = _ENGINE_PAGES if engine_pages else ()
         self._also_pass = frozenset(also_pass)
+        self._cors = cors
         self._clock = clock
         self._wall = wall
         self._new_hex = new_hex or _hex_of(random.Random(secrets.token_bytes(32)))  # noqa: S311  # ids are no secrets
@@ -92,15 +95,19 @@ class Proxy:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The handler of the server: decides what kind of request it is."""
+        if self._cors is not None and is_preflight(request.method, request.headers):
+            status, headers, text = self._cors.preflight(request.headers)
+            return web.Response(status=status, headers=headers, text=text or None)
         path = request.path.rstrip("/")  # with a slash at its end, the engine would send the client on, to an address past the gateway
         if path == "/-/healthy":
             return web.Response(text="ok\n")
         engine_page = path in self._engine_pages and request.method in ("GET", "HEAD")
         recorded = request.method == "POST" and path in asks.RECORDED
         if not engine_page and not routes.plain(path):
-            return _not_served(f"{path[:100]} is not served here; see /v1/...")
+            return self._not_served(request, f"{path[:100]} is not served here; see /v1/...")
         if not engine_page and not recorded and not routes.passed(request.method, path, self._also_pass):
-            return _not_served(f"{request.method} {path[:100]} is not served here: it would be on no record; also_pass in gateway.yaml opens it")
+            why = f"{request.method} {path[:100]} is not served here: it would be on no record; also_pass in gateway.yaml opens it"
+            return self._not_served(request, why)
         x = Exchange(
             request_id=request_id(request.headers.get("X-Request-Id"), self._new_hex),
             trace=trace(request.headers.get("traceparent"), self._new_hex),
@@ -147,6 +154,16 @@ class Proxy:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), seconds)
 
+    def mark(self, request: web.BaseRequest, answer: web.StreamResponse) -> None:
+        """Let the page that asked read the answer, where cors allows it. The headers must not have gone out."""
+        if self._cors is not None:
+            self._cors.mark(request.headers.get("Origin"), answer.headers)
+
+    def _not_served(self, request: web.BaseRequest, why: str) -> web.Response:
+        answer = web.json_response(error_body(404, "not_found", why), status=404)
+        self.mark(request, answer)
+        return answer
+
     def _team(self, headers: CIMultiDictProxy[str]) -> str | None:
         teams = self.terms.teams
         return None if has_two_keys(headers, teams) else teams.of(sent_key(headers))
@@ -156,10 +173,6 @@ def _hex_of(source: random.Random) -> Callable[[int], str]:
     """Makes ids, of so many bytes in hex. Asking the system for each costs more than all else about an id."""
     bits = source.getrandbits
     return lambda size: f"{bits(8 * size):0{2 * size}x}"
-
-
-def _not_served(why: str) -> web.Response:
-    return web.json_response(error_body(404, "not_found", why), status=404)
 
 
 class _Healthy:

@@ -75,7 +75,7 @@ async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callabl
 
             watch = Watch(session, tell, lambda: proxy.running > 0)
             proxy = Proxy(terms, log, metrics, client, watch, limits=config.limits, timeouts=config.timeouts, engine_pages=config.engine_pages,
-                          also_pass=config.also_pass)  # fmt: skip
+                          also_pass=config.also_pass, cors=config.cors)  # fmt: skip
             metrics.watches(proxy.admission)
             metrics_url = await stack.enter_async_context(_figures(config, metrics))
             server = web.Server(proxy.handle, handler_cancellation=True, access_log=None, auto_decompress=False,

@@ -58,13 +58,19 @@ _NOT_SENT_ON = _HOP | {
     # settled here, and not by whoever asks: vLLM takes both for orders
     "x-vllm-priority",
     "x-data-parallel-rank",
+    # between a browser and us
+    "origin",
+    "access-control-request-method",
+    "access-control-request-headers",
     # of the client's account with somebody else
     "cookie",
     "openai-organization",
     "openai-project",
 }
 _NOT_SENT_ON_ANEW = _NOT_SENT_ON | {"tracestate"}
-_NOT_SENT_BACK = _HOP | {"x-request-id"}
+# Who may read an answer in a browser is settled by cors of gateway.yaml: vLLM allows every origin unless it is told otherwise.
+_NOT_SENT_BACK = _HOP | {"x-request-id"} | {f"access-control-{name}" for name in (
+    "allow-origin", "allow-credentials", "allow-headers", "allow-methods", "allow-private-network", "expose-headers", "max-age")}  # fmt: skip
 _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
                 413: "invalid_request_error", 417: "invalid_request_error", 429: "rate_limit_error"}  # fmt: skip
 
@@ -618,6 +624,7 @@ class Visit:
         if response.content_length is None and self._request.version < HttpVersion11:
             response.force_close()  # the end of the connection is how it ends; the server would keep it open for who asks for that
         self.let_go()
+        self._proxy.mark(self._request, response)
         await response.prepare(self._request)
         self._response = response
 
@@ -626,6 +633,8 @@ class Visit:
         self._stage = "client_stalled"
         self._x.status = response.status
         self.let_go()
+        if not response.prepared:
+            self._proxy.mark(self._request, response)
         await response.prepare(self._request)
         self._response = response
         await response.write_eof()
