@@ -32,6 +32,8 @@ COVERED, KEPT = 0.9, 0.99
 # An event holds one token or more: speculative decoding and --stream-interval put several into one. Beyond MOST_TOKENS nothing is learned, because
 # hidden reasoning and buffered tool calls are tokens without events.
 LEAST_TOKENS, MOST_TOKENS = 1.0, 64.0
+PRIOR_EVENTS = 400.0, 400.0  # a cold start: so many events of one token each
+WINDOW_EVENTS = 4000.0  # that many later events make an earlier one count for nothing
 MOST_NAMES = 256  # models, and teams; the one heard of longest ago is forgotten
 MOST_PAIRS = 1024  # teams times models whose prompts are known; likewise
 LONGEST_NAME = 256
@@ -80,7 +82,7 @@ class Estimator:
         self._votes: dict[str | None, tuple[float, int]] = {}  # model -> sum over teams of tokens per byte, and their number
         self._overruns: dict[_Pair, float] = {}  # -> when the latest one was counted
         self._outputs: dict[str | None, Outputs] = {}
-        self._tokens_per_event: dict[str | None, float] = {}
+        self._events: dict[_Pair, tuple[float, float]] = {}  # fading sums of content events and of the tokens in them
 
     def bytes_per_token(self, model: str | None, team: str | None = None) -> float:
         return 1 / self._known(model, team)
@@ -150,19 +152,20 @@ class Estimator:
         """Return the tokens in so many stream events with content, at least one for each; None for no events.
 
         By what the team's own finished streams of the model had, so that no team changes what another is charged."""
-        return math.ceil(events * self._tokens_per_event.get(_key(team, model), LEAST_TOKENS)) or None
+        seen, tokens = self._events.get((team, model), PRIOR_EVENTS)
+        return math.ceil(events * min(MOST_TOKENS, max(LEAST_TOKENS, tokens / seen))) or None
 
     def learn_events(self, team: str | None, model: str | None, events: int, completion_tokens: int) -> None:
-        """Learn tokens per event from a stream whose usage arrived."""
-        if events < 1 or len(key := _key(team, model)) > 2 * LONGEST_NAME:
+        """Learn tokens per event from a stream whose usage arrived.
+
+        As a ratio of sums: a stream of a few events says little, since its end-of-sequence token makes none."""
+        if events < 1 or len(team or "") + len(model or "") > 2 * LONGEST_NAME:
             return
-        seen = min(MOST_TOKENS, max(LEAST_TOKENS, completion_tokens / events))
-        known = _used(self._tokens_per_event, key, lambda: LEAST_TOKENS)
-        self._tokens_per_event[key] = known + WEIGHT * (seen - known)
-
-
-def _key(team: str | None, model: str | None) -> str:
-    return f"{team}\n{model}"
+        seen, tokens = self._events.pop((team, model), PRIOR_EVENTS)
+        kept = max(0.0, 1 - events / WINDOW_EVENTS)
+        self._events[team, model] = events + kept * seen, min(completion_tokens, MOST_TOKENS * events) + kept * tokens
+        if len(self._events) > MOST_PAIRS:
+            del self._events[next(iter(self._events))]
 
 
 def _used(known: dict[str | None, _Value], name: str | None, new: Callable[[], _Value]) -> _Value:
