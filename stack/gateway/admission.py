@@ -138,7 +138,7 @@ class Admission:
         """Lets a request in, at once or to wait, or says why not. Raises KeyError for a team that the policy does not have."""
         it, self._now = self._teams[team], now
         if it.team.max_in_flight is not None and it.in_flight >= it.team.max_in_flight:
-            return self._refusal("team_limit", it.hold.estimate(self._hold, now) / max(1, it.in_flight))
+            return self._refusal("team_limit", it.hold.estimate(it.running, self._hold, now) / max(1, it.in_flight))
         ticket = Ticket(it, prompt, output, now, now + it.band.band.max_wait_s, granted, displaced)
         if self._goes_at_once(ticket):
             self._join(ticket)
@@ -171,7 +171,7 @@ class Admission:
             if stands > team.served:
                 team.served = stands
             hold = team.hold
-            hold.running, hold.began = team.running, hold.began - ticket.began if team.running else 0.0
+            hold.began = hold.began - ticket.began if team.running else 0.0
             if ticket.restarts == team.restarts:  # else the counter no longer has what was charged
                 real = _cost(_or(prompt, ticket.prompt), _or(output, ticket.output))
                 team.served += (real - _cost(ticket.prompt, ticket.output)) / team.team.weight
@@ -222,7 +222,8 @@ class Admission:
         Those who go first, times how long a slot is held by each of their teams, divided by the slots that they share.
         Too low when higher bands send more meanwhile."""
         it = self._teams[team]
-        rank, own, ceiling, hold_s = it.band.band.rank, len(it.queue) + 1, it.band.most, it.hold.estimate(self._hold, self._now)
+        rank, own, ceiling, running = it.band.band.rank, len(it.queue) + 1, it.band.most, it.running
+        hold_s = it.hold.estimate(running, self._hold, self._now)
         ahead, work_s, turns = float(own), 0.0, own / it.team.weight
         for above, queue in self._queues.items():
             if above >= rank:
@@ -244,7 +245,7 @@ class Admission:
         free = min(self.slots - self.running, ceiling - it.band.running)
         shared = _until(ahead, min(self.slots, ceiling), free, work_s / ahead)
         most = it.team.max_running
-        return shared if most is None else max(shared, _until(own, most, most - it.running, hold_s))
+        return shared if most is None else max(shared, _until(own, most, most - running, hold_s))
 
     @property
     def slots_limit(self) -> int:
@@ -366,7 +367,7 @@ class Admission:
             ticket.state, ticket.began, ticket.restarts = State.RUNNING, now, team.restarts
             team.served += _cost(ticket.prompt, ticket.output) / team.team.weight
             team.running, team.band.running = team.running + 1, team.band.running + 1
-            team.hold.running, team.hold.began = team.running, team.hold.began + now
+            team.hold.began += now
             self.running, self.tokens = self.running + 1, self.tokens + ticket.tokens
             ticket.granted()
 
@@ -395,11 +396,14 @@ class Admission:
 
         A floor may have given a team more than its turns; the level then follows the team with the least, whose turn it
         would be."""
-        rank = team.band.band.rank
-        team.band.level = max(team.band.level, team.served)
-        if team.band.running < team.band.band.floor:
+        band = team.band
+        rank = band.band.rank
+        if team.served > band.level:
+            band.level = team.served
+        if band.running < band.band.floor:
             team = self._least(rank, below_floor=False) or team
-        self._level[rank] = max(self._level.get(rank, 0.0), team.served)
+        if team.served > self._level.get(rank, 0.0):
+            self._level[rank] = team.served
 
 
 def _until(turn: float, slots: int, free: int, hold_s: float) -> float:

@@ -15,13 +15,12 @@ PRIOR_REQUESTS = 1.0  # how much the mean over all teams counts beside a team's 
 
 @dataclass(slots=True)
 class HoldTime:
-    """Running mean of one team, or of all. weight: how many requests it stands for at `at`. running, began: requests
-    that run, and the sum of the times at which they began. expected_s: the latest estimate."""
+    """Running mean of one team, or of all. weight: how many requests it stands for at `at`. began: the sum of the times
+    at which the running requests began. expected_s: the latest estimate."""
 
     mean_s: float = 0.0
     weight: float = 0.0
     at: float = 0.0
-    running: int = 0
     began: float = 0.0
     expected_s: float = 0.0
 
@@ -31,15 +30,15 @@ class HoldTime:
         self.mean_s += (held_s - self.mean_s) / weight
         self.expected_s = self.mean_s
 
-    def estimate(self, overall: HoldTime, now: float) -> float:
+    def estimate(self, running: int, overall: HoldTime, now: float) -> float:
         """Return the expected seconds of one more request, from its own mean with the overall mean as prior; 0 while
-        nothing has ended."""
+        nothing has ended. running: how many requests of the team run."""
         if not overall.weight:
             return 0.0
         own = self.weight / (1.0 + (now - self.at) / MEMORY_S)
         known = own + PRIOR_REQUESTS
         mean_s = overall.mean_s + (self.mean_s - overall.mean_s) * own / known
-        if self.running and (age_s := now - self.began / self.running) > mean_s:
-            mean_s += (age_s - mean_s) * self.running / (self.running + known)
+        if running and (age_s := now - self.began / running) > mean_s:
+            mean_s += (age_s - mean_s) * running / (running + known)
         self.expected_s = mean_s
         return mean_s
