@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import math
 import operator
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import aiohttp
@@ -23,7 +24,6 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from stack.gateway import ask as asks
 from stack.gateway.admission import LATEST_S, Refusal, Ticket
-from stack.gateway.bad_body import describe
 from stack.gateway.client import Answer, Broken, Unreachable
 from stack.gateway.exchange import Exchange
 from stack.gateway.policy import Band
@@ -83,8 +83,6 @@ _WHY_LATER = {
 _RESPONSES = "/v1/responses"
 _STORED = re.compile(_RESPONSES + "/(?!render$)([^/]+)")  # a path that names a stored response
 _SENT = operator.attrgetter("sent")  # of an Ask: encodes what has changed
-
-T = TypeVar("T")
 
 _log = logging.getLogger("gateway")
 
@@ -196,23 +194,19 @@ class Visit:
             self._owned(stored[1])
         if (terms := self._terms.team(team)).models is None:
             return Asked(None)
-        names, ask = self._terms.names, await self._apart(asks.read, self._x.route, self._ask.body)
+        names, ask = self._terms.names, await self._proxy.large.read(self._x.route, self._ask.body)
         if ask.stream is None and ask.body:  # it may name a model that only the engine can read
-            raise _End("bad_body", await self._apart(describe, ask.body, self._request.headers.get("Content-Type", "")))
+            raise _End("bad_body", await self._proxy.large.describe(ask.body, self._request.headers.get("Content-Type", "")))
         if (named := ask.model) is None:
             return names.of(next(iter(names.visible(terms)), None))
         if not may_ask(terms, asked := names.of(named)):
             raise _End("model_not_allowed", f"team {team} may not ask for model {named[:100]!r}")
         return asked
 
-    async def _apart(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Return what `work` makes of the body, while streams go on."""
-        return await self._proxy.large.run(len(self._ask.body), work, *arguments)
-
     async def _read(self) -> None:
         """What is asked for, by whom, and how much that may be."""
         x, proxy = self._x, self._proxy
-        self._ask = ask = await self._apart(asks.read, x.route, self._ask.body)
+        self._ask = ask = await proxy.large.read(x.route, self._ask.body)
         self._asked = asked = self._terms.names.of(ask.model)
         x.priority = self._terms.team(x.team or "").band
         x.model, x.named, x.adapter = asked.model or ask.model, asked.model is not None, asked.adapter
@@ -223,7 +217,7 @@ class Visit:
         """Limits the output to what the team may have. Raises _End for what the team or model does not allow."""
         x, ask, terms = self._x, self._ask, self._terms.team(team)
         if ask.stream is None and self._x.route not in asks.UPLOADS:  # the engine may read more than we do: it would escape every limit
-            raise _End("bad_body", await self._apart(describe, ask.body, self._request.headers.get("Content-Type", "")))
+            raise _End("bad_body", await self._proxy.large.describe(ask.body, self._request.headers.get("Content-Type", "")))
         if ask.uncountable:
             raise _End("uncountable", ask.uncountable)
         if ask.transfer and not terms.kv_transfer:
@@ -387,15 +381,15 @@ class Visit:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not request.can_read_body:
             return b""
-        chunks, size = [], 0
+        whole, size = io.BytesIO(), 0  # grows in place: to join 32 MiB of pieces takes up to 40 ms
         try:
             async for chunk in request.content.iter_any():
                 size += len(chunk)
                 self._hold(size)
-                chunks.append(chunk)
+                whole.write(chunk)
         except (web.RequestPayloadError, aiohttp.ClientPayloadError, HttpProcessingError) as error:
             raise _End("bad_body", "the body broke HTTP's own framing (chunks, length, encoding) before it was complete") from error
-        return await self._proxy.large.run(size, b"".join, chunks)
+        return whole.getvalue()
 
     def _refuse_at_limit(self, team: str) -> None:
         """Raise _End for a team that may send nothing more now; its body need not come, nor be read."""
@@ -434,7 +428,7 @@ class Visit:
         if (band := self._band()) and choice.upstream.kind == "engine":
             ask = self._isolated(ask).ranked(self._x.route, priority := ask.priority(band.engine_priority))
             headers += [("X-Vllm-Priority", str(priority))] if priority else []  # for routes without the field, from vLLM 0.32 on
-        body = await self._apart(_SENT, ask)
+        body = await self._proxy.large.run(len(ask.body), _SENT, ask)
         sending = self._proxy.client.send(
             choice.upstream.url, request.method, _path(request, self._x.route), headers, body, self.let_go if last else None
         )
