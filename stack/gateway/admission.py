@@ -173,11 +173,11 @@ class Admission:
             hold = team.hold
             hold.began = hold.began - ticket.began if team.running else 0.0
             if ticket.restarts == team.restarts:  # else the counter no longer has what was charged
-                real = _cost(_or(prompt, ticket.prompt), _or(output, ticket.output))
-                team.served += (real - _cost(ticket.prompt, ticket.output)) / team.team.weight
+                more_prompt = 0 if prompt is None else prompt - ticket.prompt
+                more_output = 0 if output is None else output - ticket.output
+                team.served += _cost(more_prompt, more_output) / team.team.weight
             if prompt != 0 or output != 0:  # who got nothing says nothing about how long a slot is held
-                hold.learn(now - ticket.began, now)
-                self._hold.learn(now - ticket.began, now)
+                hold.learn(now - ticket.began, self._hold, now)
         if state is not State.GONE:
             self._hand_on(now)
 
@@ -415,7 +415,3 @@ def _until(turn: float, slots: int, free: int, hold_s: float) -> float:
 
 def _cost(prompt: int, output: int) -> float:
     return PROMPT_WEIGHT * prompt + OUTPUT_WEIGHT * output
-
-
-def _or(value: int | None, otherwise: int) -> int:
-    return otherwise if value is None else value

@@ -24,11 +24,14 @@ class HoldTime:
     began: float = 0.0
     expected_s: float = 0.0
 
-    def learn(self, held_s: float, now: float) -> None:
-        weight = self.weight / (1.0 + (now - self.at) / MEMORY_S) + 1.0
-        self.weight, self.at = weight, now
-        self.mean_s += (held_s - self.mean_s) / weight
+    def learn(self, held_s: float, overall: HoldTime, now: float) -> None:
+        """Take in a request that has ended, here and in the mean over all teams."""
+        self.weight = self.weight / (1.0 + (now - self.at) / MEMORY_S) + 1.0
+        self.mean_s += (held_s - self.mean_s) / self.weight
         self.expected_s = self.mean_s
+        overall.weight = overall.weight / (1.0 + (now - overall.at) / MEMORY_S) + 1.0
+        overall.mean_s += (held_s - overall.mean_s) / overall.weight
+        self.at = overall.at = now
 
     def estimate(self, running: int, overall: HoldTime, now: float) -> float:
         """Return the expected seconds of one more request, from its own mean with the overall mean as prior; 0 while
