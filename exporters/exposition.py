@@ -1,41 +1,45 @@
-"""The page that Prometheus scrapes, from plain values: in the text format 0.0.4, or in OpenMetrics 1.0, which alone can carry exemplars.
+"""The page that Prometheus scrapes, from plain values: in the text format 0.0.4, or in OpenMetrics 1.0, which can carry exemplars.
 
 client_python stays the reference that both are compared with in the tests; it is not on the path of a scrape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 from exporters.catalogue.metric import Kind, Metric
+from exporters.native_histogram import NativeHistogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text"
 OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 
 
+class Exemplar(NamedTuple):
+    """An observation with its trace. value: in the histogram's unit. at_s: unix seconds, None where unknown. text: the same in OpenMetrics."""
+
+    trace_id: str
+    value: float
+    at_s: float | None
+    text: str
+
+
 class Distribution(NamedTuple):
-    """Counts per bucket for upper bounds in seconds, one more than there are bounds; the sum of what was observed; and of each bucket an observation
-    that can be looked up, as `exemplar` writes it, or nothing."""
+    """A histogram. bounds: upper bounds in seconds. counts: observations per bucket, one more than there are bounds. sum: of all observations.
+
+    exemplars: one for each bucket or none at all. native: the same observations in exponential buckets, see native_histogram; None: classic only."""
 
     bounds: tuple[float, ...]
     counts: Sequence[int]
     sum: float
-    exemplars: Sequence[str] = ()
+    exemplars: Sequence[Exemplar | None] = ()
+    native: NativeHistogram | None = None
 
 
 Sample = tuple[Metric, Mapping[str, str], float | Distribution]
 Block = Mapping[str, tuple[Metric, str]]  # by family: the lines of some of its samples, without the head
-
-
-def answer(samples: Iterable[Sample], accept: str, blocks: Callable[[bool], Iterable[Block]] = lambda _: ()) -> tuple[str, str]:
-    """The page and its content type, in the richer format where the Accept header of the scrape names it.
-
-    blocks: what was rendered before, asked for with whether it is to be OpenMetrics."""
-    richer = OPENMETRICS in accept
-    return page((block(samples, richer), *blocks(richer)), richer), OPENMETRICS_TYPE if richer else CONTENT_TYPE
 
 
 def render(samples: Iterable[Sample], openmetrics: bool = False) -> str:
@@ -59,10 +63,10 @@ def block(samples: Iterable[Sample], openmetrics: bool = False) -> Block:
     return {name: (metrics[name], "".join(rows)) for name, rows in lines.items()}
 
 
-def exemplar(trace_id: str, value: float, at_s: float | None) -> str:
-    """What follows a bucket's count in OpenMetrics: an observation in the histogram's unit, its trace, and when it was (unix seconds, if known)."""
+def exemplar(trace_id: str, value: float, at_s: float | None) -> Exemplar:
+    """Return an exemplar with its text in OpenMetrics, which is written once and used at each scrape."""
     at = "" if at_s is None else f" {at_s:.3f}"
-    return f' # {{trace_id="{_escaped(trace_id)}"}} {_number(value)}{at}'
+    return Exemplar(trace_id, value, at_s, f' # {{trace_id="{_escaped(trace_id)}"}} {_number(value)}{at}')
 
 
 def page(blocks: Iterable[Block], openmetrics: bool = False) -> str:
@@ -110,7 +114,8 @@ def _labels(items: Iterable[tuple[str, str]]) -> str:
 def _histogram(key: tuple[Any, ...], distribution: Distribution, openmetrics: bool) -> str:
     running = list(accumulate(distribution.counts))
     if openmetrics and distribution.exemplars:
-        numbers: Iterable[Any] = chain.from_iterable(zip(running, distribution.exemplars, strict=True))
+        texts = ("" if one is None else one.text for one in distribution.exemplars)
+        numbers: Iterable[Any] = chain.from_iterable(zip(running, texts, strict=True))
         places = _places(key, distribution.bounds, "%s%s")
     else:
         numbers, places = running, _places(key, distribution.bounds, "%s")

@@ -14,12 +14,13 @@ from hashlib import blake2b
 
 import msgspec
 
-from exporters import exposition
+from exporters import scrape
 from exporters.catalogue import ours
 from exporters.checkpoint import Checkpoint
-from exporters.exposition import Block, Sample
+from exporters.exposition import Sample
 from exporters.positions import Position
 from exporters.request_log import RequestRecord
+from exporters.scrape import Block, Format
 from exporters.traffic import Traffic, read_row, row_samples
 
 WINDOW = 200_000  # requests that are remembered at most; half as many at least
@@ -127,7 +128,7 @@ class _Shown:
     tallies: Tallies = field(default_factory=Tallies)
     accounts: dict[str, bytes] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
-    blocks: dict[tuple[Key, bool], tuple[bytes, Block]] = field(default_factory=dict)
+    blocks: dict[tuple[Key, Format], tuple[bytes, Block]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -281,14 +282,14 @@ class Ledger:
         yield ours.MODELS_FOLDED, {}, told.models_folded
         yield from self._shown.samples
 
-    def blocks(self, openmetrics: bool) -> Iterator[Block]:
-        """The rows that are safe, as lines; what did not change since it was last asked for is not rendered again."""
+    def blocks(self, into: Format) -> Iterator[Block]:
+        """Yield the rows that are safe, serialised. A row that did not change since it was last asked for is not serialised again."""
         kept = self._shown.blocks
         for key, stored in self._shown.rows.items():
-            found = kept.get((key, openmetrics))
+            found = kept.get((key, into))
             if found is None or found[0] is not stored:
-                exemplars = self.traffic.exemplars(*key) if openmetrics else ()
-                found = kept[key, openmetrics] = stored, exposition.block(row_samples(read_row(stored), exemplars), openmetrics)
+                exemplars = self.traffic.exemplars(*key) if into is not Format.TEXT else ()
+                found = kept[key, into] = stored, scrape.block(row_samples(read_row(stored), exemplars), into)
             yield found[1]
 
 

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from exporters import exposition, otlp
+from exporters import otlp
 from exporters import tail as tail_module
 from exporters.accounts import Accounts
 from exporters.catalogue import ours
 from exporters.exposition import Sample
 from exporters.ledger import Ledger
 from exporters.request_log import BadLine, Fields, RequestRecord, ended_at, parse_block
+from exporters.scrape import Block, Format
 from exporters.tail import Tail
 
 TOLD_AT_MOST = 50
@@ -130,6 +131,6 @@ class Logs:
         if self.shown:
             yield from self.ledger.samples()
 
-    def blocks(self, openmetrics: bool) -> Iterator[exposition.Block]:
+    def blocks(self, into: Format) -> Iterator[Block]:
         if self.shown:
-            yield from self.ledger.blocks(openmetrics)
+            yield from self.ledger.blocks(into)

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from exporters import engine, events, events_http, exposition, gpu, otlp, process
+from exporters import engine, events, events_http, gpu, otlp, process, scrape
 from exporters.accounts import Accounts
 from exporters.catalogue import ours, page
 from exporters.checkpoint import Checkpoint, Unreadable
@@ -311,11 +311,11 @@ class Sidecar:
 
     def page(self) -> str:
         """What is known now, as plain text."""
-        return self.answer("")[0]
+        return self.answer("")[0].decode()
 
-    def answer(self, accept: str) -> tuple[str, str]:
-        """What is known now in the richer format where this Accept header names it, and its content type."""
-        return exposition.answer(self.samples(time.time()), accept, self.logs.blocks)
+    def answer(self, accept: str) -> tuple[bytes, str]:
+        """Return what is known now, in the format that an Accept header prefers, and its content type."""
+        return scrape.answer(self.samples(time.time()), accept, self.logs.blocks)
 
     def samples(self, now_s: float) -> Iterator[Sample]:
         yield ours.SIDECAR_INFO, {"version": self.version}, 1
@@ -451,7 +451,7 @@ def application(sidecar: Sidecar) -> web.Application:
 
     async def metrics(request: web.Request) -> web.Response:
         page, content_type = sidecar.answer(request.headers.get("Accept", ""))
-        return web.Response(body=page.encode(), headers={"Content-Type": content_type})
+        return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="healthy\n")

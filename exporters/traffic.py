@@ -21,7 +21,8 @@ import msgspec
 from exporters.attribution import Work
 from exporters.catalogue import bounds, ours
 from exporters.catalogue.metric import Metric
-from exporters.exposition import Distribution, Sample, exemplar
+from exporters.exposition import Distribution, Exemplar, Sample, exemplar
+from exporters.native_histogram import ExponentialBuckets, NativeHistogram
 from exporters.reconcile import Finished
 from exporters.request_log import UNKNOWN_TEAM, Outcome, RequestRecord, estimated_tokens, unix_seconds
 
@@ -102,6 +103,7 @@ class Row(msgspec.Struct, array_like=True, frozen=True):
     overhead_negative: int
     estimated: tuple[int | None, int | None] = (None, None)
     abandoned: tuple[int, int] = (0, 0)
+    native: tuple[NativeHistogram, ...] = ()
 
 
 @dataclass(slots=True)
@@ -119,7 +121,7 @@ class _Cell:
     """The row that is being counted in."""
 
     __slots__ = (
-        "abandoned", "changed", "counts", "estimated", "exemplars", "finished", "finishes", "last", "lookups", "model", "negative",
+        "abandoned", "changed", "counts", "estimated", "exemplars", "finished", "finishes", "last", "lookups", "model", "native", "negative",
         "outcomes", "reasons", "sums_ms", "team", "tokens",
     )  # fmt: skip
 
@@ -137,7 +139,8 @@ class _Cell:
         self.sums_ms = [0.0] * len(_MS)
         self.negative = 0
         self.last: list[dict[int, tuple[str, float, str | None]]] = [{} for _ in _MS]  # of a bucket the newest trace, its value, and when
-        self.exemplars: list[list[str]] = [[""] * len(counts) for counts in self.counts]  # the same as text, once somebody asked
+        self.exemplars: list[list[Exemplar | None]] = [[None] * len(counts) for counts in self.counts]  # the same, once somebody asked
+        self.native = [ExponentialBuckets() for _ in _MS]
 
     def add(self, texts: int, abandoned: int, alike: Sequence[RequestRecord]) -> None:
         """Add up what the records say, column by column. texts: asked for of each prompt; 0: no engine is to be compared.
@@ -186,6 +189,7 @@ class _Cell:
                 return
             total = sum(values)
         self.sums_ms[at] += total
+        self.native[at].observe_ms(values)
         limits, counts = _MS[at], self.counts[at]
         if len(values) > MANY:  # in order, each bound is looked for once, and not each value
             ordered, before = sorted(values), 0
@@ -313,9 +317,9 @@ class Traffic:
         cell.reasons, cell.finishes, cell.tokens, cell.lookups = row.reasons, row.finishes, list(row.tokens), list(row.lookups)
         cell.finished, cell.negative = _Finished(*row.finished), row.overhead_negative
         cell.estimated, cell.abandoned = list(row.estimated), list(row.abandoned)
-        for at, (counts, sum_ms) in enumerate(zip(row.counts, row.sums_ms, strict=False)):
-            if len(counts) == len(cell.counts[at]):  # a release with other bounds begins this histogram anew
-                cell.counts[at], cell.sums_ms[at] = counts, sum_ms
+        for at, (counts, sum_ms, native) in enumerate(zip(row.counts, row.sums_ms, row.native, strict=False)):
+            if len(counts) == len(cell.counts[at]):  # a release with other bounds, or without native buckets, begins this histogram anew
+                cell.counts[at], cell.sums_ms[at], cell.native[at] = counts, sum_ms, ExponentialBuckets(native)
         return _row_encoder.encode(_row(cell))
 
     def finished(self) -> dict[str, Finished]:
@@ -345,7 +349,7 @@ class Traffic:
         enough = 0.99 * sum(counts)
         return next((bound for bound, below in zip((*bounds.OUR_REQUEST_S, math.inf), accumulate(counts), strict=False) if 0 < enough <= below), None)
 
-    def exemplars(self, model: str, team: str) -> Sequence[Sequence[str]]:
+    def exemplars(self, model: str, team: str) -> Sequence[Sequence[Exemplar | None]]:
         """The newest traced observation of each bucket, for each histogram of a row. Each is written once: most are the same at the next scrape."""
         cell = self._cells[model, team]
         for texts, last in zip(cell.exemplars, cell.last, strict=True):
@@ -389,7 +393,7 @@ def read_row(stored: bytes) -> Row:
     return _row_decoder.decode(stored)
 
 
-def row_samples(row: Row, exemplars: Sequence[Sequence[str]] = ()) -> Iterator[Sample]:
+def row_samples(row: Row, exemplars: Sequence[Sequence[Exemplar | None]] = ()) -> Iterator[Sample]:
     """The series of one model and team."""
     who = {"model_name": row.model, "team": row.team}
     return chain(_count_samples(row, who), _time_samples(row, who, exemplars))
@@ -413,10 +417,11 @@ def _count_samples(row: Row, who: Mapping[str, str]) -> Iterator[Sample]:
             yield ours.CACHE_LOOKUPS, {"model_name": row.model, "result": result, "team": row.team}, lookups
 
 
-def _time_samples(row: Row, who: Mapping[str, str], exemplars: Sequence[Sequence[str]]) -> Iterator[Sample]:
+def _time_samples(row: Row, who: Mapping[str, str], exemplars: Sequence[Sequence[Exemplar | None]]) -> Iterator[Sample]:
     for at, (metric, limits) in enumerate(_TIMES):
         if any(row.counts[at]):
-            yield metric, who, Distribution(limits, row.counts[at], row.sums_ms[at] / 1000, exemplars[at] if exemplars else ())
+            native = row.native[at] if row.native else None
+            yield metric, who, Distribution(limits, row.counts[at], row.sums_ms[at] / 1000, exemplars[at] if exemplars else (), native)
     if row.overhead_negative or any(row.counts[_OVERHEAD]):
         yield ours.TTFT_NEGATIVE, who, row.overhead_negative
 
@@ -437,6 +442,7 @@ def _row(cell: _Cell) -> Row:
         overhead_negative=cell.negative,
         estimated=(cell.estimated[0], cell.estimated[1]),
         abandoned=(cell.abandoned[0], cell.abandoned[1]),
+        native=tuple(buckets.snapshot() for buckets in cell.native),
     )
 
 

@@ -16,6 +16,7 @@ from exporters import exposition
 from exporters.checkpoint import Checkpoint
 from exporters.ledger import Account, Frame, Ledger, Tallies, Window
 from exporters.request_log import RequestRecord
+from exporters.scrape import Format
 from exporters.traffic import BoundedNames, Traffic, read_row
 
 
@@ -36,7 +37,7 @@ def opened(path: Path, disk: FailingDisk | None = None) -> Ledger:
 
 
 def shown(books: Ledger, richer: bool = False) -> dict[tuple[str, ...], float]:
-    text = exposition.page((exposition.block((*books.samples(), *books.health())), *books.blocks(richer)))
+    text = exposition.page((exposition.block((*books.samples(), *books.health())), *books.blocks(Format.OPENMETRICS if richer else Format.TEXT)))
     found = [s for family in text_string_to_metric_families(text) for s in family.samples]
     return {(s.name, *(f"{k}={v}" for k, v in sorted(s.labels.items()))): s.value for s in found}
 

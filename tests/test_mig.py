@@ -616,7 +616,7 @@ def test_each_instance_has_its_profile_its_uuid_and_its_memory(name: str, profil
 def test_what_a_divided_card_does_not_tell_is_not_on_the_page(name: str) -> None:
     """No utilisation of the card, no activity of an instance from nvidia-smi: absent, with the reason counted, and never 0."""
     card = divided(name)
-    text = exposition.answer(gpu.families([card]), "")[0]
+    text = exposition.render(gpu.families([card]))
     shown = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
     assert {catalogue.UTILIZATION.name, catalogue.MEMORY_BUSY.name, catalogue.MIG_ACTIVITY.name}.isdisjoint(shown)
     assert {catalogue.POWER.name, catalogue.TEMPERATURE.name, catalogue.SM_CLOCK.name, catalogue.MIG_MEMORY_USED.name} <= shown

@@ -28,6 +28,7 @@ from exporters import tail as tail_module
 from exporters.catalogue import ours
 from exporters.catalogue.metric import Kind
 from exporters.request_log import RequestRecord
+from exporters.scrape import Format
 from exporters.sidecar import Sidecar, SidecarConfig
 
 HISTORIES = int(os.environ.get("VLLM_WATCH_HISTORIES", "250"))
@@ -362,7 +363,7 @@ class Histories(RuleBasedStateMachine):
     def the_page_shows_what_is_safe_and_never_falls(self) -> None:
         if not hasattr(self, "logs"):
             return
-        text = exposition.page(self.logs.blocks(False))
+        text = exposition.page(self.logs.blocks(Format.TEXT))
         assert Figures.of(self.committed) == Figures.on_page(text, "t")
         counters = {
             (metric.name, *labels.values()): value

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporters import engine, events, exposition
+from exporters import engine, events, exposition, scrape
 from exporters.attribution import Work
 from exporters.catalogue import bounds, ours, page, vllm
 from exporters.exposition import Distribution
@@ -144,14 +144,15 @@ def test_a_bucket_leads_to_the_last_trace_that_fell_into_it_where_the_scraper_ca
                                   trace_id=f"{number:032x}"))  # fmt: skip
     for nonsense in ("not a trace", "\0" * 32):  # Prometheus would refuse the whole page for the second one
         traffic.add(RequestRecord(request_id="r", model="m", team="t", outcome="ok", ttft_ms=31.0, trace_id=nonsense))
-    text, content_type = exposition.answer(traffic.samples(), "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2")
+    body, content_type = scrape.answer(traffic.samples(), "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2")
+    text = body.decode()
     assert "application/openmetrics-text; version=1.0.0; charset=utf-8" == content_type
     carried = {s.labels["le"]: s.exemplar for family in openmetrics_parser(text) for s in family.samples if s.exemplar and "ttft" in s.name}
     assert {"0.04": f"{2:032x}", "5.0": f"{3:032x}"} == {le: exemplar.labels["trace_id"] for le, exemplar in carried.items()}
     assert (4.0, 1767225600.25) == (carried["5.0"].value, float(carried["5.0"].timestamp))
-    plain, content_type = exposition.answer(traffic.samples(), "text/plain;version=0.0.4")
+    plain, content_type = scrape.answer(traffic.samples(), "text/plain;version=0.0.4")
     assert exposition.CONTENT_TYPE == content_type
-    assert "trace_id" not in plain
+    assert b"trace_id" not in plain
 
 
 def test_estimated_tokens_are_counted_apart_and_make_work_of_what_was_broken_off():

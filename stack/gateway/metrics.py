@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client import Metric as ClientMetric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from exporters import process
+from exporters import process, scrape
 from exporters.catalogue import gateway as names
-from exporters.catalogue.metric import Metric
+from exporters.catalogue.metric import Kind, Metric, Unit
+from exporters.exposition import Distribution, Sample
 from exporters.listener import nobody_yet
+from exporters.native_histogram import ExponentialBuckets
 from exporters.request_log import UNKNOWN_TEAM, Outcome
+from exporters.scrape import Format
 from stack.gateway.admission import Admission
 from stack.gateway.journal import REPORTED_S, Lost
 
 LAG_EVERY_S = 0.1
 
-T = TypeVar("T", Counter, Gauge, Histogram)
+T = TypeVar("T", Counter, Gauge)
 
 
 class GatewayMetrics:
@@ -49,7 +57,8 @@ class GatewayMetrics:
             self._reloads.labels(result)
         self.turned_away = {listener: nobody_yet() for listener in ("clients", "figures")}
         self.registry.register(_TurnedAway(self.turned_away))
-        self._lag = self._made(Histogram, names.LOOP_LAG, buckets=names.LOOP_LAG_BOUNDS_S)
+        self._lag = _LoopLag()
+        self.registry.register(self._lag)
         self._tasks = self._made(Gauge, names.TASKS)
 
     def _made(self, kind: type[T], metric: Metric, **more: Any) -> T:
@@ -117,11 +126,18 @@ class GatewayMetrics:
             await asyncio.sleep(LAG_EVERY_S)
             self._lag.observe(max(0.0, loop.time() - due))
 
+    def answer(self, accept: str) -> tuple[bytes, str]:
+        """Return the page in the format that an Accept header prefers, and its content type. Only protobuf carries native histograms."""
+        if scrape.negotiate(accept) is not Format.PROTOBUF:
+            return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        return scrape.answer((*_samples(self.registry.collect()), (names.LOOP_LAG, {}, self._lag.distribution())), accept)
+
     async def page(self, request: web.BaseRequest) -> web.StreamResponse:
         """/metrics and /-/healthy of the metrics port."""
         if request.path == "/metrics":
             self._tasks.set(process.tasks(asyncio.get_running_loop()))
-            return web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+            body, content_type = self.answer(request.headers.get("Accept", ""))
+            return web.Response(body=body, headers={"Content-Type": content_type})
         if request.path == "/-/healthy":
             return web.Response(text="ok\n")
         return web.Response(status=404, text="see /metrics\n")
@@ -138,6 +154,39 @@ def _children(metric: T) -> Callable[..., T]:
         return found
 
     return child
+
+
+class _LoopLag(Collector):
+    """Histogram of the event loop's lag, in both forms; the library's own has classic buckets only."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(names.LOOP_LAG_BOUNDS_S) + 1)
+        self._sum_s = 0.0
+        self._native = ExponentialBuckets()
+
+    def observe(self, lag_s: float) -> None:
+        self._counts[bisect_left(names.LOOP_LAG_BOUNDS_S, lag_s)] += 1
+        self._sum_s += lag_s
+        self._native.observe_ms((lag_s * 1000,))
+
+    def distribution(self) -> Distribution:
+        """Return the histogram as a value."""
+        return Distribution(names.LOOP_LAG_BOUNDS_S, tuple(self._counts), self._sum_s, (), self._native.snapshot())
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        bounds = map(floatToGoString, (*names.LOOP_LAG_BOUNDS_S, math.inf))
+        family = HistogramMetricFamily(names.LOOP_LAG.name, names.LOOP_LAG.meaning)
+        family.add_metric((), list(zip(bounds, accumulate(self._counts), strict=True)), self._sum_s)
+        yield family
+
+
+def _samples(families: Iterable[ClientMetric]) -> Iterator[Sample]:
+    """Yield the counters and gauges of client_python's families as samples of ours."""
+    for family in families:
+        if family.type in ("counter", "gauge"):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            metric = Metric(name, Kind(family.type), Unit.NONE, family.documentation)
+            yield from ((metric, sample.labels, sample.value) for sample in family.samples if sample.name == name)
 
 
 class _Standing(Collector):
