@@ -116,6 +116,9 @@ def _base(replica: str = "replica") -> str:
 global:
   scrape_interval: 15s
   evaluation_interval: 15s
+  # Native histograms of gateway and sidecar: start Prometheus 3.5 with --enable-feature=native-histograms; from 3.8 on set
+  # scrape_native_histograms: true here instead. The classic ones are kept beside them, for alerts on the bounds of objectives.
+  always_scrape_classic_histograms: true
   # Added to what leaves this Prometheus (alerts, remote write), not to what it keeps. Set cluster here and nowhere else, unless this one Prometheus
   # scrapes several clusters: then it is a label of the targets.
   external_labels:

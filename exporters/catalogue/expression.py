@@ -350,7 +350,7 @@ def _lost(node: ql.Expr, of: LabelsOf) -> Iterator[str]:
         case ql.AggregateExpr() if node.modifier and node.modifier.type == ql.AggModifierType.By:
             gone = set(node.modifier.labels) - _labels(node.expr, of)
             yield from (f"{node.op} by ({label}): nothing below has that label" for label in sorted(gone))
-        case ql.Call() if node.func.name == "histogram_quantile" and "le" not in _labels(node.args[1], of):
+        case ql.Call() if node.func.name == "histogram_quantile" and _classic(node.args[1]) and "le" not in _labels(node.args[1], of):
             yield "histogram_quantile: le was lost below it"
         case ql.BinaryExpr() if str(node.op) != "or" and not _scalar(node.lhs) and not _scalar(node.rhs):
             left, right = _labels(node.lhs, of), _labels(node.rhs, of)
@@ -363,6 +363,11 @@ def _lost(node: ql.Expr, of: LabelsOf) -> Iterator[str]:
                 if left - ignored != right - ignored:
                     differ = ", ".join(sorted((left ^ right) - ignored))
                     yield f"{node.op}: the two sides never match, only one has {differ}"
+
+
+def _classic(node: ql.Expr) -> bool:
+    """Return whether an expression reads classic buckets; a native histogram has no `le`."""
+    return any(_selector(below)[0].endswith("_bucket") for below in _nodes(node) if isinstance(below, ql.VectorSelector))
 
 
 def _never_zero(node: ql.Expr) -> bool:

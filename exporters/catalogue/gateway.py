@@ -120,6 +120,7 @@ LOOP_LAG = Metric(
     Unit.SECONDS,
     "How much later than asked the gateway's event loop woke up; every request waits at least that long, unseen by its timings.",
     labels=(),
+    native=True,
 )
 TASKS = Metric(
     "vllm_watch_gateway_tasks", Kind.GAUGE, Unit.COUNT,

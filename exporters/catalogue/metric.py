@@ -67,6 +67,7 @@ class Metric:
     since: first vLLM release that has it; until: first release that no longer has it; None: not known, or still there.
     needs: the flag or feature without which a running engine does not show it; empty: shown by default.
     formerly: older names of the same quantity; a question about this metric also finds them.
+    native: whether a histogram is exposed as a native one too, for a Prometheus that asks for it: one series without `le`.
     Raises ValueError for a name or release that cannot be."""
 
     name: str
@@ -78,6 +79,7 @@ class Metric:
     since: str | None = None
     until: str | None = None
     formerly: tuple[str, ...] = ()
+    native: bool = False
     needs: str = ""
     evidence: Evidence = Evidence.SEEN
     notes: tuple[str, ...] = ()
@@ -100,6 +102,7 @@ class Metric:
     def samples(self) -> tuple[str, ...]:
         """The sample names that a scrape holds for this family, older names included."""
         parts = {Kind.HISTOGRAM: ("_bucket", "_count", "_sum"), Kind.SUMMARY: ("_count", "_sum")}.get(self.kind, ("",))
+        parts += ("",) if self.native else ()
         return tuple(name + part for name in self.names for part in parts)
 
     def lives_in(self, release: str) -> bool:

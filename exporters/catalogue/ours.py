@@ -39,23 +39,23 @@ ESTIMATED_TOKENS = Metric(
 )  # fmt: skip
 TTFT = Metric(
     "vllm_watch_ttft_seconds", Kind.HISTOGRAM, Unit.SECONDS,
-    "Time to first token as the client saw it: gateway queue, engine queue and prefill together. Streams only.", labels=_WHO,
+    "Time to first token as the client saw it: gateway queue, engine queue and prefill together. Streams only.", labels=_WHO, native=True,
 )  # fmt: skip
 TPOT = Metric(
     "vllm_watch_tpot_seconds", Kind.HISTOGRAM, Unit.SECONDS,
-    "Mean time per output token after the first, one value per streamed request.", labels=_WHO,
+    "Mean time per output token after the first, one value per streamed request.", labels=_WHO, native=True,
 )  # fmt: skip
 E2E = Metric(
     "vllm_watch_e2e_seconds", Kind.HISTOGRAM, Unit.SECONDS,
-    "Time from accepted to ended, as the gateway saw it.", labels=_WHO,
+    "Time from accepted to ended, as the gateway saw it.", labels=_WHO, native=True,
 )  # fmt: skip
 QUEUE = Metric(
     "vllm_watch_queue_seconds", Kind.HISTOGRAM, Unit.SECONDS,
-    "Time a request waited in the gateway before it was sent to an engine.", labels=_WHO,
+    "Time a request waited in the gateway before it was sent to an engine.", labels=_WHO, native=True,
 )  # fmt: skip
 ENGINE_QUEUE = Metric(
     "vllm_watch_engine_queue_seconds", Kind.HISTOGRAM, Unit.SECONDS,
-    "Time a request waited in the engine, as the engine told the client.", labels=_WHO, needs="--enable-per-request-metrics",
+    "Time a request waited in the engine, as the engine told the client.", labels=_WHO, native=True, needs="--enable-per-request-metrics",
 )  # fmt: skip
 CACHE_LOOKUPS = Metric(
     "vllm_watch_cache_lookups_total", Kind.COUNTER, Unit.REQUESTS,
@@ -66,7 +66,7 @@ TTFT_OVERHEAD = Metric(
     "vllm_watch_ttft_overhead_seconds", Kind.HISTOGRAM, Unit.SECONDS,
     "What the way to the engine and back adds to the time to first token: the client's figure less what the request took in the engine, its queue "
     "and from there to the first token, request by request.",
-    labels=_WHO, needs="--enable-per-request-metrics",
+    labels=_WHO, native=True, needs="--enable-per-request-metrics",
     notes=("Never a difference of two quantiles: each request is joined with what the engine said of it.",),
 )  # fmt: skip
 TTFT_NEGATIVE = Metric(

@@ -114,13 +114,17 @@ def resets(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: 
 
 
 def quantile(q: float, metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
-    """An estimate from histogram buckets: never finer than the bucket it falls in, and the first bound is its floor.
+    """Estimate a quantile of a histogram: from its native form where the Prometheus stores it, else from its classic buckets.
 
-    Absent while nothing happened: `>= 0` lets every value pass but NaN, which idle buckets would give."""
+    A classic estimate is never finer than the bucket it falls in, and the first bound is its floor.
+    The answer is absent while nothing happened: `>= 0` lets every value pass but NaN, which idle buckets would give."""
     _expect(metric, Kind.HISTOGRAM)
     if not 0 < q < 1:
         raise WrongQuestion(f"{metric.name}: a quantile lies between 0 and 1, not at {q}")
-    return f"histogram_quantile({q}, {_sum(_rates(metric, '_bucket', window, where, offset), (*by, 'le'))}) >= 0"
+    classic = f"histogram_quantile({q}, {_sum(_rates(metric, '_bucket', window, where, offset), (*by, 'le'))})"
+    if not metric.native:
+        return f"{classic} >= 0"
+    return f"(histogram_quantile({q}, {_sum(_rates(metric, '', window, where, offset), by)}) or {classic}) >= 0"
 
 
 def buckets(metric: Metric, window: str = WINDOW, by: Sequence[str] = (), where: Matchers = ()) -> str:

@@ -71,6 +71,10 @@ def monitors(wanted: Wanted) -> Iterator[Object]:
         spec = {
             "selector": {"matchLabels": label_of(METRICS_SERVICE)},
             "endpoints": [{"port": port_name, **_protected(wanted), **_endpoint(wanted, job)}],
+            # The operator leaves the second out below Prometheus 3.8, where the feature native-histograms decides. Alerts on the bounds of
+            # objectives read the classic ones.
+            "scrapeClassicHistograms": True,
+            "scrapeNativeHistograms": True,
         }
         yield _monitor("ServiceMonitor", f"vllm-watch-{kind}", wanted, kind, spec)
 

@@ -129,7 +129,7 @@ def processes(config: LabConfig) -> Iterator[Process]:
             str(config.programs["prometheus"]), f"--config.file={config.folder / 'prometheus.yml'}",
             f"--storage.tsdb.path={config.folder / 'prometheus'}", "--storage.tsdb.retention.time=2d",
             f"--rules.alert.resend-delay={config.beat.resend_s}s",
-            f"--web.listen-address=127.0.0.1:{config.port('prometheus')}", "--enable-feature=exemplar-storage,extra-scrape-metrics",
+            f"--web.listen-address=127.0.0.1:{config.port('prometheus')}", "--enable-feature=exemplar-storage,extra-scrape-metrics,native-histograms",
             *config.args.get("prometheus", ()),
         ),
         config.url("prometheus"), f"{config.url('prometheus')}/-/ready", ("prometheus",),
@@ -186,7 +186,8 @@ def files(config: LabConfig) -> Iterator[tuple[str, str]]:
     yield from rules(config)
     scheme = "https" if config.engine.startswith("https://") else "http"
     yield "prometheus.yml", _yaml({
-        "global": {"scrape_interval": f"{config.beat.scrape_s}s", "evaluation_interval": f"{config.beat.evaluate_s}s"},
+        "global": {"scrape_interval": f"{config.beat.scrape_s}s", "evaluation_interval": f"{config.beat.evaluate_s}s",
+                   "always_scrape_classic_histograms": True},
         "rule_files": [f"{config.folder}/rules/*.yaml"],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{config.port('alertmanager')}"]}]}]},
         "scrape_configs": [
