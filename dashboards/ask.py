@@ -52,9 +52,16 @@ def worst(metric: Metric, by: Sequence[str] = BY, called: str = "", only: Sequen
 
 
 def quantile(q: float, metric: Metric, by: Sequence[str] = BY, called: str = "", offset: str = "") -> Query:
-    """A percentile of a histogram; where its buckets carry traces, they come along."""
-    expr = promql.quantile(q, metric, RATE, by, where(metric), offset)
-    return Query(expr, legend(by, called), shown_unit(metric.unit), exemplars=metric in ours.TRACED)
+    """Return a percentile of a histogram. A legend that ends in < or > says that the value is a bound of the buckets, and the percentile beyond it.
+
+    Where the buckets carry traces, they come along."""
+    expr = promql.bounded_quantile(q, metric, RATE, by, where(metric), offset)
+    return Query(expr, legend((*by, promql.BOUND), called), shown_unit(metric.unit), exemplars=metric in ours.TRACED)
+
+
+def resolved(q: float, metric: Metric, by: Sequence[str] = BY, called: str = "") -> Query:
+    """Return a percentile for the column of a table: no value where only a bound is known."""
+    return Query(promql.resolved_quantile(q, metric, RATE, by, where(metric)), legend(by, called), shown_unit(metric.unit))
 
 
 def p95(metric: Metric, by: Sequence[str] = BY, called: str = "", offset: str = "") -> Query:

@@ -27,7 +27,11 @@ def _of_engines(answer: str) -> str:
 def _http_spread(metric: Metric) -> tuple[Query, ...]:
     unit = shown_unit(metric.unit)
     return tuple(
-        Query(_of_engines(promql.quantile(q, metric, RATE, _TARGET, ask.where(metric))), ask.legend(_API, f"p{100 * q:.0f}"), unit) for q in _QS
+        Query(
+            _of_engines(f"({promql.bounded_quantile(q, metric, RATE, _TARGET, ask.where(metric))})"),
+            ask.legend((*_API, promql.BOUND), f"p{100 * q:.0f}"), unit,
+        )
+        for q in _QS
     )
 
 

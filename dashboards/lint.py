@@ -704,7 +704,7 @@ def _rate_interval(query: _Query) -> Told:
 
 def _raw_counters(query: _Query) -> Told:
     for read, metric in query.series:
-        if _only_grows(metric) and (not read.above or read.above[0] not in _SURE_OF_COUNTERS) and "presence" not in read.above:
+        if _only_grows(metric) and (not read.above or read.above[0] not in _SURE_OF_COUNTERS) and not {"presence", "group"} & set(read.above):
             yield f"{read.name} only ever grows: show its rate or increase"
 
 
@@ -731,7 +731,7 @@ def _labels_kept(query: _Query) -> Told:
 
 def _legend(query: _Query) -> Told:
     try:
-        kept = expression.labels(query.text, _labels_of)
+        kept = expression.some_labels(query.text, _labels_of)
     except BadExpression:
         return
     for label in sorted(set(_LEGEND_LABEL.findall(query.legend)) - set(kept)):

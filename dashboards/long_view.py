@@ -47,7 +47,9 @@ def _share(part: str, whole: str, labels: Sequence[str], where: Sequence[str] = 
 
 def _p95(buckets: str) -> Query:
     summed = f"sum {by((*MODEL, 'le'))} ({_over(buckets, MODEL)})"
-    return Query(f"histogram_quantile(0.95, {summed}) >= 0", ask.legend(MODEL), _SECONDS)
+    every, infinite = _at(buckets + OVER, MODEL), _at(buckets + OVER, MODEL, 'le="+Inf"')
+    expr = promql.bounded(f"histogram_quantile(0.95, {summed})", every, MODEL, infinite)
+    return Query(expr, ask.legend((*MODEL, promql.BOUND)), _SECONDS)
 
 
 def _per_second(what: str, unit: Unit, *more: str) -> Query:

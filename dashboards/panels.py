@@ -19,6 +19,7 @@ from dashboards import variables
 from dashboards.annotations import Annotation
 from dashboards.model import COLUMNS, Board, Panel, Profile, Query, Shape, Variable, shown_unit
 from exporters.catalogue.metric import Unit
+from exporters.catalogue.promql import BOUND
 
 SCHEMA_VERSION = 39
 PLUGIN_VERSION = "10.4.0"  # the oldest that loads these boards; without one Grafana would run its oldest migrations on each panel
@@ -98,6 +99,8 @@ def _panel(board: Board, panel: Panel, at: g.GridPos, links: Links) -> Any:
                 "spanNulls": False, "stacking": {"mode": "normal" if panel.shape is Shape.STACK else "none", "group": "A"},
                 "thresholdsStyle": {"mode": "dashed" if panel.threshold else "off"},
             }  # fmt: skip
+            if any(f'"{BOUND}"' in query.expr for query in panel.queries):
+                overrides = [_BEYOND_BUCKETS]
         case Shape.NUMBER:
             kind = g.Stat
             defaults["color"] = {"mode": "thresholds"}
@@ -112,6 +115,16 @@ def _panel(board: Board, panel: Panel, at: g.GridPos, links: Links) -> Any:
     built.extraJson = {"fieldConfig": {"defaults": defaults, "overrides": overrides}, "options": _options(panel), "pluginVersion": PLUGIN_VERSION}
     built.extraJson |= extra
     return built
+
+
+# A series that is only known to lie below or above a bound: a band up to the bound instead of a line of values.
+_BEYOND_BUCKETS = {
+    "matcher": {"id": "byRegexp", "options": "/ [<>]$/"},
+    "properties": [
+        {"id": "custom.lineStyle", "value": {"fill": "dot", "dash": [2, 6]}}, {"id": "custom.fillOpacity", "value": 15},
+        {"id": "custom.showPoints", "value": "never"},
+    ],
+}  # fmt: skip
 
 
 def _links(board: Board, panel: Panel, links: Links) -> Iterator[dict[str, Any]]:

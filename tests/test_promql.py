@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 
 import pytest
@@ -336,3 +337,36 @@ def test_values_that_stand_in_for_what_is_absent_are_found():
 
 def test_quantiles_are_read_unless_a_variable_holds_them():
     assert [0.95, 0.5] == expression.quantiles("histogram_quantile(0.95, x) / histogram_quantile(0.5, x) + histogram_quantile($q, x)")
+
+
+def histogram(name: str, counts: dict[str, int]) -> dict[str, str]:
+    """Classic buckets that grow evenly: so many observations a minute are at most each bound."""
+    return {f'{name}_bucket{{model_name="m",le="{le}"}}': f"0+{count}x10 {10 * count}x20" for le, count in counts.items()}
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({"0.3": 100, "0.5": 100, "+Inf": 100}, {'{model_name="m", bound="<"}': 0.3}),  # 0.285 by interpolation
+        ({"0.3": 0, "0.5": 100, "+Inf": 100}, {'{model_name="m"}': 0.49}),
+        ({"0.3": 90, "0.5": 90, "+Inf": 100}, {'{model_name="m", bound=">"}': 0.5}),
+    ],
+)
+def test_quantile_outside_the_bounds_is_a_bound(answered, counts, expected):
+    name = vllm.REQUEST_QUEUE_TIME.name
+    expr = promql.bounded_quantile(0.95, vllm.REQUEST_QUEUE_TIME)
+    inside = {labels: value for labels, value in expected.items() if "bound" not in labels}
+    resolved = promql.resolved_quantile(0.95, vllm.REQUEST_QUEUE_TIME)
+    answered(histogram(name, counts), (expr, "10m", expected), (expr, "30m", {}), (resolved, "10m", inside))
+
+
+@pytest.mark.prometheus
+def test_native_histogram_has_no_first_bucket(answered):
+    """The classic buckets of the same observations hold everything below their first bound."""
+    classic = histogram(ours.QUEUE.name, {"0.3": 100, "+Inf": 100})
+    native = {f'{ours.QUEUE.name}{{model_name="m"}}': "{{schema:0 sum:0 count:0}}+{{schema:0 sum:1 count:100 offset:-4 buckets:[100]}}x10"}
+    low, high = 2**-5, 2**-4
+    for expr in (promql.bounded_quantile(0.5, ours.QUEUE), promql.resolved_quantile(0.5, ours.QUEUE), promql.quantile(0.5, ours.QUEUE)):
+        answered(classic | native, (f"round({expr}, 1e-6)", "10m", {'{model_name="m"}': round(math.sqrt(low * high), 6)}))
+    answered(classic, (promql.bounded_quantile(0.5, ours.QUEUE), "10m", {'{model_name="m", bound="<"}': 0.3}))

@@ -185,6 +185,11 @@ def labels(text: str, of: LabelsOf) -> Set[str]:
     return _labels(parse(text), of)
 
 
+def some_labels(text: str, of: LabelsOf) -> Set[str]:
+    """Return the labels that at least one branch of `or` can bear: a legend leaves out those that a series lacks. Raises BadExpression."""
+    return set().union(*(_labels(branch, of) for branch in _alternatives(parse(text))))
+
+
 def lost_labels(text: str, of: LabelsOf) -> list[str]:
     """Where an expression relies on a label that is not there any more, or never was, one sentence each. Raises BadExpression.
 
@@ -222,6 +227,18 @@ def windows_s(text: str) -> list[float]:
     """Every range that is looked back over, of subqueries too, in seconds. Raises BadExpression."""
     ranges = (node.range for node in _nodes(parse(text)) if isinstance(node, ql.MatrixSelector | ql.SubqueryExpr))
     return [over.total_seconds() for over in ranges if over]
+
+
+def _alternatives(node: ql.Expr) -> Iterator[ql.Expr]:
+    """Yield the branches of `or` that reach the answer, also through what only filters them."""
+    if isinstance(node, ql.BinaryExpr) and str(node.op) in _PRESENCE:
+        yield from _alternatives(node.lhs)
+        return
+    for branch in _branches(node):
+        if branch is node:
+            yield node
+        else:
+            yield from _alternatives(branch)
 
 
 def _branches(node: ql.Expr) -> Iterator[ql.Expr]:

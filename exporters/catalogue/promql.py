@@ -13,7 +13,9 @@ from exporters.catalogue.metric import Across, Kind, Metric, Unit
 WINDOW = "5m"
 BY = ("model_name",)
 EACH = ("model_name", "instance", "engine")  # one line for each engine
+BOUND = "bound"  # label of a quantile that is only known to lie below ("<") or above (">") the value
 
+_INFINITE = 'le="+Inf"'
 _PLACE = ("cluster", "namespace")
 _TARGET = ("job", "instance")
 
@@ -116,15 +118,62 @@ def resets(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: 
 def quantile(q: float, metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
     """Estimate a quantile of a histogram: from its native form where the Prometheus stores it, else from its classic buckets.
 
-    A classic estimate is never finer than the bucket it falls in, and the first bound is its floor.
+    A classic estimate is never finer than the bucket it falls in: see bounded_quantile.
     The answer is absent while nothing happened: `>= 0` lets every value pass but NaN, which idle buckets would give."""
+    native, classic = _quantiles(q, metric, window, by, where, offset)
+    return f"({native} or {classic}) >= 0" if native else f"{classic} >= 0"
+
+
+def bounded_quantile(q: float, metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
+    """Estimate a quantile, and never a value that the buckets do not show: see bounded. A native histogram has no such ends.
+
+    Absent while nothing happened."""
+    native, classic = _quantiles(q, metric, window, by, where, offset)
+    shown = bounded(classic, _standing(metric, where, offset), by, _standing(metric, (*where, _INFINITE), offset))
+    return f"{native} >= 0 or ({shown}) unless on ({', '.join(by)}) {native}" if native else shown
+
+
+def resolved_quantile(q: float, metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
+    """Estimate a quantile, absent where classic buckets only say that it lies below the first or above the last finite bound."""
+    native, classic = _quantiles(q, metric, window, by, where, offset)
+    inside, *_ = _parts(classic, _standing(metric, where, offset), by, _standing(metric, (*where, _INFINITE), offset))
+    return f"{native} >= 0 or {inside}" if native else inside
+
+
+def bounded(quantile: str, buckets: str, by: Sequence[str], infinite: str) -> str:
+    """Return a quantile where it lies between the bounds of its buckets, else the bound that it lies beyond.
+
+    Below the first bound the answer is that bound with the label bound="<", above the last finite one that bound with bound=">".
+    buckets: selector of the classic buckets. infinite: the same of the bucket +Inf. by: labels of the quantile."""
+    inside, lowest, highest = _parts(quantile, buckets, by, infinite)
+    below = f'label_replace({lowest} >= {quantile}, "{BOUND}", "<", "", "")'
+    above = f'label_replace({highest} <= {quantile}, "{BOUND}", ">", "", "")'
+    return f"{inside} or {below} or {above}"
+
+
+def _parts(quantile: str, buckets: str, by: Sequence[str], infinite: str) -> tuple[str, str, str]:
+    """A quantile between the bounds, the first and the last finite bound.
+
+    A histogram that holds 1 at each bound has everything in its first bucket, so its largest value is the first bound; of one that has everything
+    above the last finite bound, any quantile is that bound. So no bound needs to be written down, which deployments choose."""
+    group = f"group by ({', '.join((*by, 'le'))})"
+    lowest = f"histogram_quantile(1, {group} ({buckets}))"
+    highest = f"histogram_quantile(1, {group} ({infinite}) or {group} ({buckets}) * 0)"
+    return f"({quantile} > {lowest} < {highest})", lowest, highest
+
+
+def _standing(metric: Metric, where: Matchers, offset: str) -> str:
+    """Classic buckets as they stand."""
+    return _each(metric, where, "{}" + (f" offset {offset}" if offset else ""), "_bucket")
+
+
+def _quantiles(q: float, metric: Metric, window: str, by: Sequence[str], where: Matchers, offset: str) -> tuple[str, str]:
+    """A quantile of native buckets, empty for a metric without, and of classic ones. NaN while nothing happened."""
     _expect(metric, Kind.HISTOGRAM)
     if not 0 < q < 1:
         raise WrongQuestion(f"{metric.name}: a quantile lies between 0 and 1, not at {q}")
-    classic = f"histogram_quantile({q}, {_sum(_rates(metric, '_bucket', window, where, offset), (*by, 'le'))})"
-    if not metric.native:
-        return f"{classic} >= 0"
-    return f"(histogram_quantile({q}, {_sum(_rates(metric, '', window, where, offset), by)}) or {classic}) >= 0"
+    native = f"histogram_quantile({q}, {_sum(_rates(metric, '', window, where, offset), by)})" if metric.native else ""
+    return native, f"histogram_quantile({q}, {_sum(_rates(metric, '_bucket', window, where, offset), (*by, 'le'))})"
 
 
 def buckets(metric: Metric, window: str = WINDOW, by: Sequence[str] = (), where: Matchers = ()) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from dashboards.interpolate import Range
 from dashboards.model import Panel, Query, Shape
 from dashboards.variables import CHAIN
+from exporters.catalogue.promql import BOUND
 from stack.prometheus import Answer, Series
 
 MOST_SERIES = 40
@@ -57,7 +58,9 @@ def figure(text: str) -> float | None:
 
 def _lines(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
     found = [
-        {"name": legend(query.legend, series.metric), "unit": query.unit, "values": on_grid(series, over)} for query, series in _each(panel, answers)
+        {"name": legend(query.legend, series.metric), "unit": query.unit, "values": on_grid(series, over)}
+        | ({"bound": series.metric[BOUND]} if BOUND in series.metric else {})
+        for query, series in _each(panel, answers)
     ]
     found = [one for one in found if any(value is not None for value in one["values"])]
     kept, note = _most(found, lambda one: max(value for value in one["values"] if value is not None))

@@ -270,8 +270,8 @@ const draw = (() => {
       const y = stacked ? banded[i].high : one.values;
       const line = {
         type: "scatter", x, y, mode: lonely(y) ? "lines+markers" : "lines", marker: { size: 4, color: own },
-        line: { color: own, width: stacked ? (one.values.some(Boolean) ? 1 : 0) : 1.6 }, hoverinfo: "skip", connectgaps: false, yaxis: one.unit === panel.unit || !second ? "y" : "y2",
-        ...(!stacked && shown.length <= 2 ? { fill: "tozeroy", fillcolor: faint(own, 0.09) } : {}),
+        line: { color: own, width: stacked ? (one.values.some(Boolean) ? 1 : 0) : one.bound ? 1 : 1.6, dash: one.bound ? "dot" : "solid" }, hoverinfo: "skip", connectgaps: false, yaxis: one.unit === panel.unit || !second ? "y" : "y2",
+        ...(!stacked && (shown.length <= 2 || one.bound === "<") ? { fill: "tozeroy", fillcolor: faint(own, 0.09) } : {}),
       };
       return stacked ? [{ type: "scatter", ...outline(x, banded[i]), mode: "none", fill: "toself", fillcolor: faint(own, 0.35), hoverinfo: "skip" }, line] : [line];
     });
