@@ -69,7 +69,8 @@ BOARD = Board(
         Row("Waiting", (
             Panel(
                 "queue-time", "Queue time, mean and p95",
-                "Waiting in the engine until first scheduled. vLLM's first bound is 0.3 s: below it the p95 is shown as < 300 ms, and the mean says more.",
+                "Waiting in the engine until first scheduled. vLLM's first bound is 0.3 s: below it the p95 is shown as < 300 ms, and "
+                "the mean says more.",
                 "Near zero.",
                 "When it grows, the engine is full: admit less, cap outputs, or add a replica.",
                 (ask.mean(vllm.REQUEST_QUEUE_TIME, called="mean"), ask.p95(vllm.REQUEST_QUEUE_TIME, called="p95")),
