@@ -157,6 +157,8 @@ def everything() -> dict[str, list[Mapping[str, str]]]:
     for line in case_scene.whole_scene():
         found.setdefault(line.name, []).append(line.labels)
     for metric in EVERYTHING:
+        if metric.native:  # as on the classic series, without le
+            found[metric.name] = [{k: v for k, v in labels.items() if k != "le"} for labels in found[f"{metric.name}_count"]]
         for sample in metric.samples:  # an engine shows the newer name or an older one
             found[sample] = found[sample] or found.get(re.sub(r"^.*?(_bucket|_sum|_count|)$", rf"{metric.name}\1", sample), [])
     scraped = {"job": "sidecar", "instance": cases.SIDECAR["instance"]}
