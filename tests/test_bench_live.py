@@ -167,7 +167,8 @@ def test_an_engine_beside_itself_is_neither_better_nor_worse(engines, tmp_path):
     assert {"equivalent", "inconclusive"} >= {each["verdict"] for each in found.values()}, done.stdout
     assert {"hit_ratio": "equivalent", "error_ratio": "equivalent"}.items() <= {name: each["verdict"] for name, each in found.items()}.items()
     (judgement,) = json.loads((folder / "verdicts.json").read_bytes())
-    assert [] == [check["what"] for check in judgement["checks"] if not check["ok"] and check["name"] != "drift"]
+    # A machine that is busy with something else drifts, or stalls a run; both are reported, and neither is a fault of the comparison.
+    assert [] == [check["what"] for check in judgement["checks"] if not check["ok"] and check["name"] not in ("drift", "stalls")]
 
 
 def test_chats_have_their_lengths_and_json_is_held_to_its_schema(engines, tmp_path):
