@@ -26,6 +26,7 @@ from stack.gateway import ask as asks
 from stack.gateway.admission import LATEST_S, Refusal, Ticket
 from stack.gateway.client import Answer, Broken, Unreachable
 from stack.gateway.exchange import Exchange
+from stack.gateway.large import LARGE_BYTES
 from stack.gateway.policy import Band
 from stack.gateway.reasons import ELSEWHERE, LATER, NOTHING_DONE, REASONS, judge
 from stack.gateway.reply import INSPECT_BYTES, TAIL_BYTES, Reply, decode
@@ -206,7 +207,9 @@ class Visit:
     async def _read(self) -> None:
         """What is asked for, by whom, and how much that may be."""
         x, proxy = self._x, self._proxy
-        self._ask = ask = await proxy.large.read(x.route, self._ask.body)
+        body = self._ask.body
+        self._ask = ask = asks.read(x.route, body) if len(body) <= LARGE_BYTES else await proxy.large.read(x.route, body)
+        del body
         self._asked = asked = self._terms.names.of(ask.model)
         x.priority = self._terms.team(x.team or "").band
         x.model, x.named, x.adapter = asked.model or ask.model, asked.model is not None, asked.adapter
@@ -428,7 +431,7 @@ class Visit:
         if (band := self._band()) and choice.upstream.kind == "engine":
             ask = self._isolated(ask).ranked(self._x.route, priority := ask.priority(band.engine_priority))
             headers += [("X-Vllm-Priority", str(priority))] if priority else []  # for routes without the field, from vLLM 0.32 on
-        body = await self._proxy.large.run(len(ask.body), _SENT, ask)
+        body = ask.sent if len(ask.body) <= LARGE_BYTES else await self._proxy.large.run(len(ask.body), _SENT, ask)
         sending = self._proxy.client.send(
             choice.upstream.url, request.method, _path(request, self._x.route), headers, body, self.let_go if last else None
         )
