@@ -18,9 +18,9 @@ ALONGSIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Else every process that the tests start compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-judge bench-runner bench-crosscheck bench-tuning bench-faults bench-sidecar bench-fleet bench-soak
-.PHONY: drills
-.PHONY: release audit pins
+.PHONY: help lab cli test check lint bench-dashboards bench-rules bench-admission bench-gateway bench-judge bench-runner bench-crosscheck bench-truth bench-tuning bench-faults bench-sidecar bench-fleet bench-histograms bench-soak
+.PHONY: drills screenshots
+.PHONY: release audit pins import-graph
 .DEFAULT_GOAL := help
 
 help:
@@ -30,19 +30,23 @@ help:
 	@echo 'make cli ARGS="metrics list"   any vllm-watch command from this checkout'
 	@echo 'make release                   wheel, source, image context, bundle and checksums in dist/, the same bytes each time'
 	@echo 'make pins [ARGS=--upgrade]     requirements/*.txt from pyproject.toml: one version and the hashes of each dependency'
+	@echo 'make import-graph              cycles, upward imports, and which package imports which; ARGS=--write draws it into docs/architecture.md'
 	@echo 'make audit                     known vulnerabilities and licences of what requirements/run.txt pins'
 	@echo 'make bench-dashboards          what printing, Overview on 24 h of 20 engines, and our own board there cost'
+	@echo 'make screenshots               pictures of every dashboard at 1440 and 400 px over an hour of 20 teams; ARGS=--docs those of the documentation'
 	@echo 'make bench-admission           a flood beside first come first served, and a million requests on a virtual clock'
 	@echo 'make bench-gateway             what the gateway adds to a request, and how many streams a core holds; ARGS=--peers compares'
 	@echo 'make bench-sidecar             how fast the sidecar reads, how long a scrape waits, what it all takes; ARGS="--soak 50000000" only that'
 	@echo 'make bench-judge               2,000 simulated experiments a line: how often the judge cries wolf, and what it finds'
 	@echo 'make bench-crosscheck          our TTFT, TPOT and throughput beside those of `vllm bench serve`, in turns on one real engine'
+	@echo 'make bench-truth               percentiles by PromQL beside the request log and three clients, on one real engine; ARGS=--quick shorter'
 	@echo 'make bench-tuning              prefix caching and chunked prefill, off and on, with a real engine started anew for each turn'
 	@echo 'make bench-runner              what sending and measuring a request or an event costs the bench itself'
 	@echo 'make bench-faults              what may happen to a log, done to the sidecar and to mtail; then 10,000 random histories'
 	@echo 'make drills                    breaks a real vLLM for every alert that has a drill, and sees it arrive and go; an hour or more'
 	@echo 'make bench-rules               what all alerts and recorded series cost a Prometheus that watches 20 engines'
 	@echo 'make bench-fleet               what 1, 5, 20 and 200 engines cost one Prometheus; ARGS="--only 200" only that'
+	@echo 'make bench-histograms          what classic and native histograms of one sidecar cost a Prometheus'
 	@echo 'make bench-soak                an hour of the whole lab while things go wrong: what leaks, what is lost; ARGS="--for 5m" shorter'
 
 lab: $(VENV)/run.done
@@ -67,6 +71,9 @@ check: $(VENV)/dev.done lint
 release: $(VENV)/dev.done
 	@PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m tools.release $(ARGS)
 
+import-graph: $(VENV)/dev.done
+	@PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m tools.import_graph $(ARGS)
+
 pins: $(UPKEEP)/done
 	@PYTHONPATH=$(CURDIR) $(UPKEEP)/bin/python -m tools.pins $(ARGS)
 
@@ -75,11 +82,15 @@ audit: $(UPKEEP)/done $(VENV)/run.done
 
 bench-dashboards: $(VENV)/dev.done
 	@$(RUN) lab install prometheus promtool
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_dashboards.py
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_dashboards.py
+
+screenshots: $(VENV)/dev.done
+	@$(RUN) lab install prometheus promtool
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_screens.py $(ARGS)
 
 bench-rules: $(VENV)/dev.done
 	@$(RUN) lab install prometheus promtool
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_rules.py
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_rules.py
 
 drills: $(VENV)/run.done
 	@$(RUN) lab install
@@ -87,41 +98,49 @@ drills: $(VENV)/run.done
 
 bench-fleet: $(VENV)/dev.done
 	@$(RUN) lab install prometheus promtool
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_fleet.py $(ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_fleet.py $(ARGS)
+
+bench-histograms: $(VENV)/dev.done
+	@$(RUN) lab install prometheus
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_histograms.py $(ARGS)
 
 bench-soak: $(VENV)/dev.done
 	@$(RUN) lab install prometheus alertmanager engine model
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_soak.py $(ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_soak.py $(ARGS)
 
 bench-gateway: $(VENV)/dev.done
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_gateway.py $(ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_gateway.py $(ARGS)
 
 bench-admission: $(VENV)/dev.done
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/admission_sim.py
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/admission_scenarios.py
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/admission_sim.py
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/admission_scenarios.py
 
 bench-crosscheck: $(VENV)/dev.done
 	@$(RUN) lab install engine model
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_crosscheck.py $(ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_crosscheck.py $(ARGS)
+
+bench-truth: $(VENV)/dev.done
+	@$(RUN) lab install prometheus engine model
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_truth.py $(ARGS)
 
 bench-tuning: $(VENV)/dev.done
 	@$(RUN) lab install engine model
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_tuning.py $(ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_tuning.py $(ARGS)
 
 bench-runner: $(VENV)/dev.done
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_runner.py $(ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_runner.py $(ARGS)
 
 bench-judge: $(VENV)/dev.done
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_judge.py $(ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_judge.py $(ARGS)
 
 bench-faults: $(VENV)/dev.done
 	@$(RUN) lab install mtail
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_faults.py
-	PYTHONPATH=$(CURDIR) VLLM_WATCH_HISTORIES=10000 $(VENV)/bin/python -m pytest -q tests/test_sidecar_histories.py
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_faults.py
+	PYTHONPATH=$(CURDIR) VLLM_WATCH_HISTORIES=10000 $(VENV)/bin/python -m pytest -q tests/exporters/test_sidecar_histories.py
 
 bench-sidecar: $(VENV)/dev.done
 	@$(RUN) lab install mtail
-	PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bench_sidecar.py $(ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(VENV)/bin/python tests/bench/bench_sidecar.py $(ARGS)
 
 lint: $(VENV)/dev.done
 	$(VENV)/bin/ruff check .

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from alerts import recorded, thresholds
+from alerts.labels import ENGINE, MODEL
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
-from alerts.subjects import ENGINE, MODEL
 from exporters.catalogue import promql, vllm
 
 
@@ -66,6 +66,6 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="Speculative decoding is seldom right.",
             description="{{ $value | humanizePercentage }} of the tokens drafted for {{ $labels.model_name }} are accepted; drafting costs "
             "more than it brings.",
-            panel=PanelRef("levers", "acceptance-ratio"), threshold=accepted, drawn=False,
+            panel=PanelRef("tuning-options", "acceptance-ratio"), threshold=accepted, drawn=False,
         ),
     )  # fmt: skip

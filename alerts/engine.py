@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from alerts import recorded, thresholds
+from alerts.labels import ENGINE, JOB, TARGET, by, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
-from alerts.settings import Settings, seconds, written
-from alerts.subjects import ENGINE, JOB, TARGET, by, on
+from alerts.settings import Settings
 from exporters.catalogue import promql, vllm
 from exporters.catalogue.prometheus import PROCESS_START, UP
+from exporters.text import format_duration, parse_window
 
 FROZEN_FOR = "3m"  # with the minute of waiting less than the five after which vLLM gives up a worker that hangs, and itself
 QUEUE_FOR = "10m"  # a queue that stands and grows for so long does not drain by itself
@@ -34,10 +35,10 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     starts = promql.changes(PROCESS_START, hour, TARGET, (s.engine,))
     resets = promql.resets(vllm.GENERATION_TOKENS, hour, TARGET, (s.engine,))
     slow, again = s.at(thresholds.START_TIME), s.at(thresholds.RESTARTS)
-    loading = s.window(written(max(1, round(slow.value))))
+    loading = s.window(format_duration(max(1, round(slow.value))))
     # Not one that is new and loads its model: it was up of late, or is known for longer than a start takes. The hour before that start is for
     # times when Prometheus itself was away.
-    known = f"(max_over_time({up}[{max(hour, loading, key=seconds)}]) == 1 or last_over_time({up}[{hour}] offset {loading}))"
+    known = f"(max_over_time({up}[{max(hour, loading, key=parse_window)}]) == 1 or last_over_time({up}[{hour}] offset {loading}))"
     length = s.at(thresholds.QUEUE_LENGTH)
     ten = s.window(QUEUE_FOR)
     waiting = vllm.NUM_REQUESTS_WAITING
@@ -66,7 +67,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             hold="15m",
             summary="A scrape job of engines has no target any more.",
             description="Job {{ $labels.job }} had engines within the last day, and service discovery finds none now: nothing about them can alert.",
-            panel=PanelRef("watch", "targets-up"),
+            panel=PanelRef("monitoring-health", "targets-up"),
         ),
         Alert(
             "VLLMMetricsAbsent", Severity.WARNING,
@@ -75,7 +76,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="An engine's target answers without vLLM's series.",
             description="{{ $labels.instance }} of job {{ $labels.job }} answers its scrape, but shows no vllm: series: every panel and "
             "every other alert about it is blind.",
-            panel=PanelRef("watch", "scrape-samples"), muted_by=("VLLMEngineDown",),
+            panel=PanelRef("monitoring-health", "scrape-samples"), muted_by=("VLLMEngineDown",),
         ),
         Alert(
             "VLLMEngineFrozen", Severity.CRITICAL,

@@ -1,5 +1,5 @@
 """What people ask of a whole fleet over weeks, recorded by place and model, and by team: all that a long-term store has to keep for the board
-Fleet, long view.
+Fleet (weeks).
 
 Law: no label here grows with the number of engines. Two hundred engines of ten models in four places are ten to forty series of a kind, so a year
 of them can be read; which engine it was is asked of the Prometheus that scraped it, while it still knows. A worst-of is recorded as a maximum
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from alerts import recorded
+from alerts.labels import ENGINE, PLACE, TEAM, by
 from alerts.recorded import HOURLY, OVER
 from alerts.rules import Recording
 from alerts.settings import Settings
-from alerts.subjects import ENGINE, PLACE, TEAM, by
-from exporters.catalogue import attributed, ours, promql, vllm
+from exporters.catalogue import attributed, promql, sidecar, vllm
 
 PLACED = (*PLACE, "model_name")
 _ENGINES_OF = "cluster_namespace_model_name"
@@ -23,7 +23,7 @@ RUNNING, WAITING = f"{_ENGINES_OF}:vllm_requests_running:sum", f"{_ENGINES_OF}:v
 FULLEST = f"{_ENGINES_OF}:vllm_kv_cache_usage:max"
 LONGEST_QUEUE = f"{_ENGINES_OF}:vllm_queue_time_seconds:max_p95_5m"
 GENERATED, PROMPTED, PREEMPTED = (f"{_ENGINES_OF}:vllm_{what}:rate5m" for what in ("generation_tokens", "prompt_tokens", "preemptions"))
-TEAM_TTFT = f"cluster_team:{ours.TTFT.name}:p95_5m"
+TEAM_TTFT = f"cluster_team:{sidecar.TTFT.name}:p95_5m"
 
 # Counts, without their window: growth in five minutes, and within an hour for windows of days.
 TEAM_REQUESTS = "cluster_team_outcome:vllm_watch_requests:increase"
@@ -46,11 +46,11 @@ def recordings(s: Settings) -> Iterator[Recording]:
     yield Recording(RUNNING, promql.current(vllm.NUM_REQUESTS_RUNNING, PLACED))
     yield Recording(WAITING, promql.current(vllm.NUM_REQUESTS_WAITING, PLACED))
     yield Recording(FULLEST, promql.worst(vllm.KV_CACHE_USAGE, PLACED))
-    yield Recording(LONGEST_QUEUE, f"max {by(PLACED)} ({recorded.QUEUED})")
+    yield Recording(LONGEST_QUEUE, f"max without (job, instance) ({recorded.QUEUED})")
     yield Recording(GENERATED, promql.per_second(vllm.GENERATION_TOKENS, window, PLACED))
     yield Recording(PROMPTED, promql.per_second(vllm.PROMPT_TOKENS, window, PLACED))
     yield Recording(PREEMPTED, promql.per_second(vllm.NUM_PREEMPTIONS, window, PLACED))
-    yield Recording(TEAM_TTFT, promql.quantile(0.95, ours.TTFT, window, TEAM))
-    yield Recording(TEAM_REQUESTS + OVER, promql.growth(ours.REQUESTS, window, (*TEAM, "outcome")))
-    yield Recording(TEAM_TOKENS + OVER, promql.growth(ours.TOKENS, window, (*TEAM, "type")))
+    yield Recording(TEAM_TTFT, promql.bounded_quantile(0.95, sidecar.TTFT, window, TEAM))
+    yield Recording(TEAM_REQUESTS + OVER, promql.growth(sidecar.REQUESTS, window, (*TEAM, "outcome")))
+    yield Recording(TEAM_TOKENS + OVER, promql.growth(sidecar.TOKENS, window, (*TEAM, "type")))
     yield Recording(TEAM_COST + OVER, promql.growth(attributed.COST, window, (*TEAM, "basis", "currency")))

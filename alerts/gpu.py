@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from alerts import thresholds
+from alerts.labels import CARD, TARGET, by, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
-from alerts.subjects import CARD, TARGET, by, on
-from exporters.catalogue import dcgm, gpu, ours, promql
+from exporters.catalogue import dcgm, gpu, promql, sidecar
 from exporters.catalogue.prometheus import UP
 
 _AGAINST_OUR_WILL = ('reason!~"sw_power_cap|sync_boost"',)
@@ -50,8 +50,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             "VLLMGPUMissing", Severity.WARNING,
             f"group {by(CARD)} ({promql.seen(gpu.INFO, hour)}) unless group {by(CARD)} ({promql.series(gpu.INFO)}) "
             f"and {on(TARGET)} ({promql.series(UP, (s.sidecar,))} == 1) "
-            f"or {promql.current(ours.SOURCE_UP, _SOURCE, (_KIND_GPU,))} == 0 "
-            f"and {promql.current(ours.SOURCE_LAST_SUCCESS, _SOURCE, (_KIND_GPU,))} "  # a host that never had a GPU misses none
+            f"or {promql.current(sidecar.SOURCE_UP, _SOURCE, (_KIND_GPU,))} == 0 "
+            f"and {promql.current(sidecar.SOURCE_LAST_SUCCESS, _SOURCE, (_KIND_GPU,))} "  # a host that never had a GPU misses none
             f"or {promql.worst(gpu.ABSENT, CARD, (_LOST,))} > 0",
             hold="2m",
             summary="A GPU cannot be seen any more.",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from alerts import recorded, thresholds
+from alerts.labels import ENGINE, MODEL, by, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
-from alerts.subjects import MODEL, on
-from exporters.catalogue import ours, promql
+from exporters.catalogue import promql, sidecar, vllm
 
 _FIGURES = {"time to first token": recorded.TTFT, "time between tokens": recorded.INTER_TOKEN}
+FAMILIES = {  # of vLLM's --custom-histogram-buckets, each by one of its histograms
+    "time_to_first_token": vllm.TIME_TO_FIRST_TOKEN, "inter_token_latency": vllm.INTER_TOKEN_LATENCY, "request_latency": vllm.E2E_REQUEST_LATENCY,
+}  # fmt: skip
 _CHANGES = ('kind=~"change|version|config"',)  # a note says nothing about the engine, and a restart has its own alert
 
 
@@ -17,12 +20,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     queued, first, between, worse = (
         s.at(t) for t in (thresholds.QUEUE_TIME_P95, thresholds.TTFT_P95, thresholds.INTER_TOKEN_P95, thresholds.WORSE_BY)
     )
-    since = f"time() - max({promql.series(ours.EVENT_TIME, _CHANGES)})"
+    since = f"time() - max({promql.series(sidecar.EVENT_TIME, _CHANGES)})"
     settled = f"{since} >= {s.seconds('30m')} and {since} <= {s.seconds('1h')}"
     return (
         Alert(
             "VLLMQueueTimeHigh", Severity.WARNING,
-            f"{recorded.QUEUED} > {queued}",
+            f"max {by(ENGINE)} ({recorded.QUEUED}) > {queued}",
             hold="5m", keep_firing="5m",
             summary="Requests wait long in an engine's queue.",
             description="On {{ $labels.instance }} one request for {{ $labels.model_name }} in twenty waits {{ $value | humanizeDuration }} "
@@ -62,6 +65,17 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             description="The p95 {{ $labels.figure }} of {{ $labels.model_name }} is {{ $value | humanizeDuration }}, worse than in the "
             "half hour before the last change. If the change went to every engine at once, take it back and try it on a canary.",
             panel=PanelRef("tuning", "ttft-after"), threshold=worse, drawn=False,
+        ),
+        Alert(
+            "VLLMMixedHistogramBounds", Severity.INFO,
+            " or ".join(
+                f'label_replace({promql.mixed_bounds(metric, MODEL)}, "family", "{family}", "", "")' for family, metric in FAMILIES.items()
+            ),
+            hold="30m",
+            summary="Engines of one model have different histogram buckets.",
+            description="Engines of {{ $labels.model_name }} differ in {{ $value | humanize }} bucket bounds of {{ $labels.family }}: its "
+            "percentiles are read at the bounds that all of them have. Start them with the same --custom-histogram-buckets.",
+            panel=PanelRef("latency", "mixed-bounds"), owner="platform",
         ),
     )  # fmt: skip
 

@@ -11,16 +11,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import permutations
 from typing import TypeVar
 
+from alerts.labels import TARGET
 from alerts.rules import Alert, Recording, Severity
-from alerts.settings import seconds
-from alerts.subjects import TARGET
-from exporters.catalogue import EVERYTHING, expression
-from exporters.catalogue.expression import BadExpression, Read
-from exporters.catalogue.metric import Kind, Metric
+from exporters.catalogue import promql_ast, promql_lint
+from exporters.catalogue.promql_ast import BadExpression
+from exporters.catalogue.promql_lint import METRICS
+from exporters.text import parse_window
 
 SCRAPE_S = 15  # as in stack/deploy
 SCRAPES = 4  # that a window holds, so that one lost scrape leaves a rate
@@ -29,13 +29,6 @@ GROUP_LETTERS = 40
 CRITICAL = 8  # nobody gets up for more different things
 
 _One = TypeVar("_One", Alert, Recording)
-_METRICS: dict[str, Metric] = {sample: metric for metric in EVERYTHING for sample in metric.samples}
-_OF_COUNTERS = ("rate", "irate", "increase", "resets")
-_OF_GAUGES = ("changes", "delta", "idelta", "deriv", "predict_linear", "double_exponential_smoothing",
-              *(f"{how}_over_time" for how in ("min", "max", "avg", "sum", "quantile", "stddev", "stdvar", "mad")))  # fmt: skip
-_OF_BOTH = ("last_over_time", "present_over_time", "count_over_time", "absent", "absent_over_time", "timestamp", "count", "group", "presence")
-_MIXED = ("sum", "avg", "min", "max", "count", "group", "stddev", "stdvar", "quantile")  # aggregations: their answer falls when one of many goes
-_OF_BUCKETS = ("histogram_quantile", "histogram_fraction")
 _PICKS = ("topk", "bottomk", "limitk", "limit_ratio")
 
 _LABEL = re.compile(r"\$labels\.(\w+)")
@@ -46,7 +39,7 @@ _WINDOW_IN_NAME = re.compile(r"(\d+[smhdw])$")
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedRuleFault:
     """A fault that is meant: rule, name of the alert or recorded series, and why. Raises ValueError without a reason."""
 
     rule: str
@@ -58,10 +51,10 @@ class Allowed:
             raise ValueError(f"{self.rule} of {self.name} is allowed without a reason")
 
 
-EXCEPTIONS: tuple[Allowed, ...] = ()
+EXCEPTIONS: tuple[AllowedRuleFault, ...] = ()
 
 
-def faults(alerts: Iterable[Alert], recordings: Iterable[Recording] = (), allowed: Sequence[Allowed] = EXCEPTIONS) -> Iterator[str]:
+def faults(alerts: Iterable[Alert], recordings: Iterable[Recording] = (), allowed: Sequence[AllowedRuleFault] = EXCEPTIONS) -> Iterator[str]:
     """What is wrong with these rules and not allowed, one sentence each that begins with the rule's name; an exception that nothing needs is a
     fault as well. recordings: all that are loaded beside the alerts."""
     found = list(_found(_Rules(tuple(alerts), tuple(recordings))))
@@ -93,7 +86,7 @@ class _Rules:
 
     @cached_property
     def _known(self) -> dict[str, Set[str]]:
-        of_scrape = {sample: {*metric.labels, *TARGET} for sample, metric in _METRICS.items()}
+        of_scrape = {sample: {*metric.labels, *TARGET} for sample, metric in METRICS.items()}
         return {sample: labels | {"le"} if sample.endswith("_bucket") else labels for sample, labels in of_scrape.items()}
 
     def labels_of(self, sample: str) -> Set[str]:
@@ -101,7 +94,7 @@ class _Rules:
         if sample not in self._known:
             self._known[sample] = set()  # nobody knows it, or it reads itself
             if sample in self.recorded:
-                self._known[sample] = expression.labels(self.recorded[sample], self.labels_of)
+                self._known[sample] = promql_ast.labels(self.recorded[sample], self.labels_of)
         return self._known[sample]
 
 
@@ -120,7 +113,7 @@ def _found(rules: _Rules) -> _Found:
 
 def _of_one(name: str, expr: str, rules: _Rules, one: _One, more: Mapping[str, Callable[[_One, _Rules], _Told]]) -> _Found:
     try:
-        expression.parse(expr)
+        promql_ast.parse(expr)
     except BadExpression as error:
         yield "promql", name, str(error)
         return
@@ -134,74 +127,33 @@ def _of_one(name: str, expr: str, rules: _Rules, one: _One, more: Mapping[str, C
 
 
 def _series(expr: str, rules: _Rules) -> _Told:
-    for name in sorted({read.name for read in expression.reads(expr)} - _METRICS.keys() - rules.recorded.keys()):
+    for name in sorted({read.name for read in promql_ast.reads(expr)} - METRICS.keys() - rules.recorded.keys()):
         yield f"{name or 'a selector without a name'} is neither in the catalogue nor recorded by these rules"
 
 
-def _kinds(expr: str, rules: _Rules) -> _Told:
-    """A counter is only asked how it grows, a gauge never; what is recorded is a gauge."""
-    for read in expression.reads(expr):
-        metric, first = _METRICS.get(read.name), read.above[0] if read.above else ""
-        grows = metric is not None and metric.kind in (Kind.COUNTER, Kind.HISTOGRAM, Kind.SUMMARY)
-        if not grows and first in _OF_COUNTERS:
-            yield f"{first}({read.name}): it is {'no counter' if metric is None else f'a {metric.kind}'}, and every fall would pass for a restart"
-        if grows and first in _OF_GAUGES:
-            yield f"{first}({read.name}): it only ever grows, and starts again with its process"
-        elif grows and first not in (*_OF_COUNTERS, *_OF_BOTH) and "presence" not in read.above:
-            yield f"{read.name} only ever grows: ask for its rate or increase"
-        if late := _late(read):
-            yield f"{late} stands outside an aggregation of {read.name}: a restart of one shows as a jump of all"
-
-
-def _late(read: Read) -> str:
-    return next((step for at, step in enumerate(read.above) if step in _OF_COUNTERS and set(read.above[:at]) & set(_MIXED)), "")
-
-
-def _buckets(expr: str, rules: _Rules) -> _Told:
-    """Buckets are cumulative: they go through a quantile, or one bound is picked, or a recording keeps them all for later."""
-    for read in expression.reads(expr):
-        picked = any(label == "le" for label, _, _ in read.matchers)
-        if "le" in rules.labels_of(read.name) and not picked and not set(read.above) & set(_OF_BUCKETS) and "le" not in _labels(expr, rules):
-            yield f"{read.name} is cumulative: a sum over its buckets counts an observation once for each"
-
-
-def _labels_kept(expr: str, rules: _Rules) -> _Told:
-    yield from expression.lost_labels(expr, rules.labels_of)
-
-
-def _division(expr: str, rules: _Rules) -> _Told:
-    for divisor in expression.unguarded(expr):
-        yield f"it divides by what may be 0, and NaN compares with nothing; write ({divisor} > 0)"
-
-
-def _made_up(expr: str, rules: _Rules) -> _Told:
-    for side in expression.made_up(expr):
-        yield f"`or {side}` answers where there is nothing"
+def _shared(rule: promql_lint.Rule, expr: str, rules: _Rules) -> _Told:
+    yield from rule(expr, rules.labels_of)
 
 
 def _picked(expr: str, rules: _Rules) -> _Told:
-    for read in expression.reads(expr):
+    for read in promql_ast.reads(expr):
         if done := set(read.above) & set(_PICKS):
             yield f"{min(done)} of {read.name}: who is among them changes from one evaluation to the next, and the alert begins anew"
 
 
 def _windows(expr: str, rules: _Rules) -> _Told:
-    for window_s in expression.windows_s(expr):
+    for window_s in promql_ast.windows_s(expr):
         if window_s < SCRAPES * SCRAPE_S:
             yield f"a window of {window_s:g} s holds fewer than {SCRAPES} scrapes"
 
 
 def _labels(expr: str, rules: _Rules) -> Set[str]:
-    return expression.labels(expr, rules.labels_of)
+    return promql_ast.labels(expr, rules.labels_of)
 
 
 EXPRESSION_RULES: dict[str, Callable[[str, _Rules], _Told]] = {
     "series": _series,
-    "kinds": _kinds,
-    "buckets": _buckets,
-    "labels-kept": _labels_kept,
-    "division": _division,
-    "made-up": _made_up,
+    **{name: partial(_shared, rule) for name, rule in promql_lint.RULES.items()},
     "picked": _picked,
     "windows": _windows,
 }
@@ -211,17 +163,17 @@ EXPRESSION_RULES: dict[str, Callable[[str, _Rules], _Told]] = {
 
 
 def _condition(alert: Alert, rules: _Rules) -> _Told:
-    for branch in expression.unconditional(alert.expr):
+    for branch in promql_ast.unconditional(alert.expr):
         yield f"it fires as long as there is data: {branch} compares nothing"
 
 
 def _durations(alert: Alert, rules: _Rules) -> _Told:
     """A hold below a few scrapes is no hold; 0s is one that is meant, but not on absence, which one lost scrape looks like."""
     for what, duration in (("hold", alert.hold), ("keep_firing", alert.keep_firing)):
-        if duration and 0 < seconds(duration) < SCRAPES * SCRAPE_S:
+        if duration and 0 < parse_window(duration) < SCRAPES * SCRAPE_S:
             yield f"{what} {duration} is shorter than {SCRAPES} scrapes; write 0s or more"
-    absent = any(step.startswith("absent") for read in expression.reads(alert.expr) for step in read.above)
-    if absent and seconds(alert.hold) < SCRAPES * SCRAPE_S:
+    absent = any(step.startswith("absent") for read in promql_ast.reads(alert.expr) for step in read.above)
+    if absent and parse_window(alert.hold) < SCRAPES * SCRAPE_S:
         yield f"one lost scrape looks like absence; hold it for {SCRAPES} of them"
 
 
@@ -232,7 +184,7 @@ def _labels_told(alert: Alert, rules: _Rules) -> _Told:
     for label in sorted(set(always) - set(borne)):
         yield f"the description names {label}, which not every answer has; say it with {{{{ with $labels.{label} }}}}"
     sometimes = set(_LABEL.findall(alert.description)) - set(always)
-    for label in sorted(sometimes - {each for read in expression.reads(alert.expr) for each in rules.labels_of(read.name)} - set(borne)):
+    for label in sorted(sometimes - {each for read in promql_ast.reads(alert.expr) for each in rules.labels_of(read.name)} - set(borne)):
         yield f"the description names {label}, which no answer ever has"
 
 
@@ -298,8 +250,8 @@ def _level(recording: Recording, rules: _Rules) -> _Told:
 def _window_named(recording: Recording, rules: _Rules) -> _Told:
     """What is recorded over a window says so, and over no other."""
     named = _WINDOW_IN_NAME.search(recording.record)
-    over = {round(window_s) for window_s in expression.windows_s(recording.expr)}
-    if over and (named is None or seconds(named[1]) not in over):
+    over = {round(window_s) for window_s in promql_ast.windows_s(recording.expr)}
+    if over and (named is None or parse_window(named[1]) not in over):
         yield f"it is over {' and '.join(f'{window_s} s' for window_s in sorted(over))}, which its name does not say"
 
 

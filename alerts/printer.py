@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from alerts import slo
-from alerts.families import families, recorded_families
 from alerts.recorded import INTERVAL, SELDOM
+from alerts.registry import families, recorded_families
 from alerts.rules import Links, Severity
 from alerts.settings import SHIPPED, Settings
 
@@ -19,7 +19,7 @@ _HEADER = "# Printed by `vllm-watch render` from alerts/*.py. Change the source,
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RuleGroup:
     """A group of rules as Prometheus reads them. every: how often, where that is not as often as everything else."""
 
     name: str
@@ -38,15 +38,17 @@ def rule_files(
     yield "recording.yaml", rule_file(header, recorded_groups(settings, objectives))
     for severity, name in FILES.items():
         chosen = {f: [a.as_rule(links) for a in alerts if a.severity is severity] for f, alerts in families(settings, objectives).items()}
-        yield name, rule_file(header, (Group(f"vllm-{severity}-{family}", rules) for family, rules in chosen.items() if rules))
+        yield name, rule_file(header, (RuleGroup(f"vllm-{severity}-{family}", rules) for family, rules in chosen.items() if rules))
 
 
-def recorded_groups(settings: Settings = SHIPPED, objectives: slo.Objectives | None = None, only: Container[str] | None = None) -> Iterator[Group]:
+def recorded_groups(
+    settings: Settings = SHIPPED, objectives: slo.Objectives | None = None, only: Container[str] | None = None
+) -> Iterator[RuleGroup]:
     """Groups of recorded series, at the intervals that sums over them rest on (recorded.py). only: these series."""
     for family, each in recorded_families(settings, objectives).items():
         rules = [one.as_rule() for one in each if only is None or one.record in only]
         if rules:
-            yield Group(f"vllm-recorded-{family}", rules, settings.window(SELDOM if family == "hours" else INTERVAL))
+            yield RuleGroup(f"vllm-recorded-{family}", rules, settings.window(SELDOM if family == "hours" else INTERVAL))
 
 
 class _Dumper(yaml.SafeDumper):
@@ -61,7 +63,7 @@ _Dumper.add_representer(
 )  # fmt: skip
 
 
-def rule_file(header: str, groups: Iterable[Group]) -> str:
+def rule_file(header: str, groups: Iterable[RuleGroup]) -> str:
     """Groups of rules as text."""
     return header + as_yaml({"groups": [group.as_dict() for group in groups]})
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from alerts.labels import ENGINE, JOB, MODEL, TARGET, by
 from alerts.rules import Recording
-from alerts.settings import Settings, seconds
-from alerts.subjects import ENGINE, JOB, MODEL, TARGET, by
-from exporters.catalogue import ours, promql, vllm
+from alerts.settings import Settings
+from exporters.catalogue import promql, sidecar, vllm
 from exporters.catalogue.metric import Metric
 from exporters.catalogue.prometheus import PROCESS_START, UP
+from exporters.text import parse_window
 
 INTERVAL, SELDOM = "1m", "5m"  # how often growth and hours are recorded: who reads days of it pays for every sample
 OVER, STEP, HOURLY, LONG = "5m", "1m", "1h", "1d"  # counts go in steps of a minute, of five over more than an hour, and from LONG on are of hours
@@ -44,15 +45,15 @@ def recordings(s: Settings) -> Iterator[Recording]:
     window = s.window(OVER)
     yield Recording(JOBS, f"group {by(JOB)} ({promql.series(UP, (s.ours,))})")
     yield Recording(AGE, promql.age(PROCESS_START, TARGET, (s.engine,)))
-    yield Recording(QUEUED, promql.quantile(0.95, vllm.REQUEST_QUEUE_TIME, window, ENGINE))
-    yield from (Recording(what + OVER, promql.buckets(metric, window, MODEL)) for what, metric in _BUCKETS.items())
+    yield Recording(QUEUED, promql.bounded_quantile(0.95, vllm.REQUEST_QUEUE_TIME, window, ENGINE))
+    yield from (Recording(what + OVER, promql.shared_buckets(metric, window, MODEL)) for what, metric in _BUCKETS.items())
     yield from (Recording(what + OVER, promql.growth(metric, window, MODEL)) for what, metric in _COUNTED.items())
     yield Recording(BY_REASON + OVER, promql.growth(vllm.REQUEST_SUCCESS, window, (*MODEL, "finished_reason")))
     yield Recording(FINISHED + OVER, f"sum {by(MODEL)} ({BY_REASON}{OVER})")
-    yield Recording(REQUESTS + OVER, promql.growth(ours.REQUESTS, window, (*MODEL, "outcome")))
+    yield Recording(REQUESTS + OVER, promql.growth(sidecar.REQUESTS, window, (*MODEL, "outcome")))
     yield from (Recording(p95 + over, quantile(0.95, what, over, s)) for what, p95 in _P95.items() for over in _COMPARED)
     yield Recording(FINISHED_IN_ALL, promql.growth(vllm.REQUEST_SUCCESS, s.window(BOOKS), ("cluster",)))
-    yield Recording(LOGGED_IN_ALL, promql.growth(ours.REQUESTS, s.window(BOOKS), ("cluster", "outcome")))
+    yield Recording(LOGGED_IN_ALL, promql.growth(sidecar.REQUESTS, s.window(BOOKS), ("cluster", "outcome")))
 
 
 def hours(s: Settings, more: Iterable[str] = ()) -> Iterator[Recording]:
@@ -70,12 +71,12 @@ def counted(what: str, window: str, s: Settings, offset: str = "", where: tuple[
 
     What happened in five minutes, added up at every step; an event is in as many of them as steps go into five minutes. What was not recorded
     is nothing; a mean would take it for more of the same."""
-    if seconds(window) >= seconds(LONG):
-        return f"{_all(what, window, s, where, offset)} / {seconds(HOURLY) // seconds(SELDOM)}"
+    if parse_window(window) >= parse_window(LONG):
+        return f"{_all(what, window, s, where, offset)} / {parse_window(HOURLY) // parse_window(SELDOM)}"
     if window == OVER:
         return _all(what, window, s, where, offset)
-    step = STEP if seconds(window) <= seconds(HOURLY) else OVER
-    times = seconds(OVER) // seconds(step)
+    step = STEP if parse_window(window) <= parse_window(HOURLY) else OVER
+    times = parse_window(OVER) // parse_window(step)
     summed = f"sum_over_time({what}{OVER}{_matching(where)}[{s.window(window)}:{s.window(step)}]{_before(offset, s)})"
     return f"{summed} / {times}" if times > 1 else summed
 
@@ -111,7 +112,7 @@ def _all(what: str, window: str, s: Settings, where: tuple[str, ...] = (), offse
     """Everything recorded within a window: every event as often as it was recorded, so this is no count. Made to be divided by another, or by
     itself as a quantile does; costs a fourth of a count's steps."""
     over = "" if window == OVER else f"[{s.window(window)}]"
-    each = HOURLY if seconds(window) >= seconds(LONG) else OVER
+    each = HOURLY if parse_window(window) >= parse_window(LONG) else OVER
     selected = f"{what}{each}{_matching(where)}{over}{_before(offset, s)}"
     return f"sum_over_time({selected})" if over else selected
 

@@ -21,14 +21,14 @@ from typing import Any
 
 import yaml
 
-from alerts import families, slo
+from alerts import registry, slo
+from alerts.labels import PLACE, TARGET
 from alerts.rules import Alert, Recording, Severity
 from alerts.settings import SHIPPED, Settings
-from alerts.subjects import PLACE, TARGET
-from exporters.catalogue import EVERYTHING, expression
+from exporters.catalogue import EVERYTHING, promql_ast
 
 WATCHDOG, FAILING = "VLLMWatchdog", "VLLMNotificationsFailing"
-BOOKS = ("VLLMTrafficUnlogged", "VLLMTrafficPhantom")
+BOOKS = ("VLLMEngineExceedsLog", "VLLMLogExceedsEngine")
 PAGE, TICKET, NOBODY, DEADMAN = "page", "ticket", "nobody", "deadman"  # receivers
 SECRETS = "/run/secrets"
 _CARD = ("uuid",)  # names one card in the world, whichever exporter tells of it
@@ -117,7 +117,7 @@ def configuration(
     secrets: str = SECRETS, deadman: bool = False, header: str = _HEADER,
 ) -> str:  # fmt: skip
     """A whole configuration. Configurations for two receivers differ in their receivers alone."""
-    rules = inhibitions(families.alerts(settings, objectives), families.recordings(settings, objectives))
+    rules = inhibitions(registry.alerts(settings, objectives), registry.recordings(settings, objectives))
     muting = "".join(f"  # {_why(rule)}\n{textwrap.indent(_yaml([rule]), '  ')}" for rule in rules)
     told = _yaml({"receivers": list(_receivers(RECEIVERS[receiver], secrets, deadman))})
     return f"{header}{_ROUTES}{_yaml({'route': _route()})}{_MUTES}inhibit_rules:\n{muting}\n{_about(receiver, secrets, deadman)}{told}"
@@ -211,12 +211,12 @@ def subject(alert: Alert, recorded: Mapping[str, Recording]) -> Set[str]:
 
     def of(sample: str) -> Set[str]:
         if sample in recorded:
-            return expression.labels(recorded[sample].expr, of)
+            return promql_ast.labels(recorded[sample].expr, of)
         return _LABELS[sample] | ({"le"} if sample.endswith("_bucket") else set())
 
     if alert.owner == "hardware":
         return set(_CARD)
-    return expression.labels(alert.expr, of) & set(_ORDER)
+    return promql_ast.labels(alert.expr, of) & set(_ORDER)
 
 
 # ---- text -------------------------------------------------------------------------------------------------------------------

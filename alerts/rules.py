@@ -11,7 +11,7 @@ from typing import Any
 from alerts.panel_ref import PanelRef
 from alerts.settings import Settings
 from alerts.thresholds import Threshold
-from exporters.catalogue import expression
+from exporters.catalogue import promql_ast
 
 _ALERT = re.compile(r"VLLM[A-Z][A-Za-z]*")
 _RECORD = re.compile(r"[a-z_]+:[a-z_0-9]+:[a-z0-9_]+")
@@ -86,7 +86,7 @@ class Alert:
 
     def as_rule(self, links: Links) -> dict[str, Any]:
         """The rule as Prometheus reads it."""
-        rule: dict[str, Any] = {"alert": self.name, "expr": expression.pretty(self.expr), "for": self.hold}
+        rule: dict[str, Any] = {"alert": self.name, "expr": promql_ast.pretty(self.expr), "for": self.hold}
         if self.keep_firing:
             rule["keep_firing_for"] = self.keep_firing
         rule["labels"] = self.labels
@@ -113,4 +113,4 @@ class Recording:
             raise ValueError(f"{self.record!r}: a recorded series is called level:metric:operations")
 
     def as_rule(self) -> dict[str, Any]:
-        return {"record": self.record, "expr": expression.pretty(self.expr)} | ({"labels": dict(self.labels)} if self.labels else {})
+        return {"record": self.record, "expr": promql_ast.pretty(self.expr)} | ({"labels": dict(self.labels)} if self.labels else {})

@@ -13,11 +13,10 @@ import msgspec
 
 from alerts import thresholds
 from alerts.thresholds import Threshold
+from exporters.text import format_duration, parse_window
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
-
-class Overlay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Overrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """thresholds.yml. thresholds: name -> number in base units, see `vllm-watch alerts list`. Jobs are regular expressions that match whole
     job names. Raises ValueError for a name that no threshold has or a number that cannot be."""
 
@@ -42,7 +41,7 @@ class Overlay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Settings:
     """An overlay, and how much faster than shipped the alerts run: pace 15 makes 20 seconds of every 5 minutes. Only drills have a pace."""
 
-    overlay: Overlay = field(default_factory=Overlay)
+    overlay: Overrides = field(default_factory=Overrides)
     pace: int = 1
 
     def at(self, threshold: Threshold) -> Threshold:
@@ -52,10 +51,10 @@ class Settings:
 
     def window(self, duration: str) -> str:
         """A duration such as 5m at this pace. Raises ValueError for what is no duration."""
-        return duration if self.pace == 1 else written(self.seconds(duration))
+        return duration if self.pace == 1 else format_duration(self.seconds(duration))
 
     def seconds(self, duration: str) -> int:
-        return round(seconds(duration) / self.pace)
+        return round(parse_window(duration) / self.pace)
 
     @property
     def engine(self) -> str:
@@ -77,22 +76,6 @@ class Settings:
 
     def paced(self, pace: int) -> Settings:
         return replace(self, pace=pace)
-
-
-def seconds(duration: str) -> int:
-    """5m -> 300. Raises ValueError for what is no duration."""
-    found = re.fullmatch(r"(\d+)([smhdw])", duration)
-    if not found:
-        raise ValueError(f"{duration!r} is no duration such as 5m")
-    return int(found[1]) * _SECONDS[found[2]]
-
-
-def written(whole_seconds: int) -> str:
-    """300 -> 5m: in the largest unit that leaves no rest."""
-    if not whole_seconds:
-        return "0s"
-    unit = next(unit for unit in ("w", "d", "h", "m", "s") if whole_seconds % _SECONDS[unit] == 0)
-    return f"{whole_seconds // _SECONDS[unit]}{unit}"
 
 
 SHIPPED = Settings()

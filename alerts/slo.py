@@ -18,10 +18,11 @@ import yaml
 from alerts import recorded
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Recording, Severity
-from alerts.settings import Settings, seconds
+from alerts.settings import Settings
 from alerts.thresholds import Threshold
-from exporters.catalogue import ours, promql
+from exporters.catalogue import promql, sidecar
 from exporters.catalogue.metric import Unit
+from exporters.text import parse_window
 
 SHIPPED_FILE = Path(__file__).with_name("slo.yaml")
 
@@ -87,7 +88,7 @@ def shipped() -> Objectives:
 
 def factor(period: str, long: str, share: Decimal) -> Decimal:
     """How many times faster than allowed the budget goes when `share` of it goes within the long window; exact."""
-    return (share * seconds(period) / seconds(long)).normalize()
+    return (share * parse_window(period) / parse_window(long)).normalize()
 
 
 def recordings(file: Objectives, s: Settings) -> Iterator[Recording]:
@@ -113,7 +114,7 @@ def _alerts(objective: Objective, file: Objectives, s: Settings) -> tuple[Alert,
         f"{objective.slug}_objective", objective.objective, Unit.RATIO, f"{objective.why} " + _burns(file.period), objective.source
     )  # fmt: skip
     pairs = [_pair(objective, file, s, *window) for window in WINDOWS[file.period]]
-    burn, drain = f"VLLM{objective.name}BudgetBurn", f"VLLM{objective.name}BudgetDrain"
+    burn, drain = f"VLLM{objective.name}BudgetBurn", f"VLLM{objective.name}BudgetSlowBurn"
     panel = _PANELS[objective.latency]
     promised = f"{promise} % within {objective.within_s:g} s" if objective.within_s else f"{promise} % without an error"
     return (
@@ -148,13 +149,15 @@ def _share(objective: Objective, s: Settings, window: str) -> str:
 
 
 def _events(objective: Objective, s: Settings) -> tuple[str, str]:
-    """Bad and all events within five minutes. Latency counts observations, success the requests that are no refusal and no hang-up."""
+    """Bad and all events within five minutes. Latency counts observations, success the requests that are no refusal and no hang-up.
+
+    Where an engine of the model lacks the bound of the objective there is neither: what is not measured is not judged."""
     if objective.latency is None:
         everything = recorded.requests(s, ('outcome!~"rejected|client_abort"',))
-        return f"({recorded.requests(s, ours.FAILED)} or {everything} * 0)", everything
+        return f"({recorded.requests(s, sidecar.FAILED)} or {everything} * 0)", everything
     buckets = _HISTOGRAMS[objective.latency]
-    everything = recorded.observed(buckets)
-    return f"{everything} - {recorded.observed(buckets, promql.le(objective.within_s or 0))}", everything
+    everything, within = recorded.observed(buckets), recorded.observed(buckets, promql.le(objective.within_s or 0))
+    return f"{everything} - {within}", f"{everything} and {within}"
 
 
 def _what(objective: Objective, which: str) -> str:
@@ -164,7 +167,7 @@ def _what(objective: Objective, which: str) -> str:
 def _gone(period: str) -> str:
     """After how many days the budget is gone, at the slower of the two paces that wake someone."""
     slower = min(factor(period, long, share) for long, _, share in WINDOWS[period][:2])
-    return f"{seconds(period) / 86400 / float(slower):.0f}"
+    return f"{parse_window(period) / 86400 / float(slower):.0f}"
 
 
 def _called(objective: Objective) -> str:

@@ -170,8 +170,8 @@ LOG_DIFFERS_AT_LEAST = Threshold(
 )  # fmt: skip
 BOOKS_DIFFER = Threshold(
     "books_differ", 0.01, Unit.RATIO,
-    "What the sidecar books as unlogged or phantom is sure to the last request, so this is no matter of precision: at a hundredth a team's bill is "
-    "off by more than anyone rounds.",
+    "What the sidecar books as missing or extra in the log is sure to the last request, so this is no matter of precision: at a hundredth a "
+    "team's bill is off by more than anyone rounds.",
     "The reconciliation of log and engines closes to the last token; what remains open is not booked.",
 )  # fmt: skip
 BOOKS_DIFFER_AT_LEAST = Threshold(
@@ -215,7 +215,7 @@ SCRAPE_NEAR_LIMIT = Threshold(
     "scrape_near_limit", 0.8, Unit.RATIO,
     "A new release, an adapter or a rank adds tens to hundreds of series at once, and a page above its limit is thrown away whole: a fifth of the "
     "limit is room for one such step.",
-    "Our fleet configuration sets sample_limit to twice the budget (exporters/budget.py), so a page at this line is far above it.",
+    "Our fleet configuration sets sample_limit to twice the budget (stack/deploy/fleet/budget.py), so a page at this line is far above it.",
 )  # fmt: skip
 
 ALL: tuple[Threshold, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Threshold))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from alerts import recorded, thresholds
+from alerts.labels import ENGINE, MODEL, TARGET, TEAM, by, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
-from alerts.subjects import ENGINE, MODEL, TARGET, TEAM, by, on
-from exporters.catalogue import attributed, gateway, ours, promql, reconciled, vllm
+from exporters.catalogue import attributed, gateway, promql, reconciled, sidecar, vllm
 from exporters.catalogue.metric import Metric
 
 _OK = ('outcome="ok"',)
@@ -29,15 +29,15 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     )  # fmt: skip
     few = s.at(thresholds.ERRORS_AT_LEAST)
     finished = recorded.FINISHED_IN_ALL
-    failed = recorded.requests(s, ours.FAILED)
+    failed = recorded.requests(s, sidecar.FAILED)
     reached, ok = (f"sum {by(_ALL)} ({recorded.LOGGED_IN_ALL}{{{', '.join(where)}}})" for where in (_REACHED, _OK))
     cut_off = recorded.share(recorded.BY_REASON, recorded.FINISHED, "30m", s, _CUT_OFF)
     cut_often = f"sum {by(MODEL)} ({recorded.counted(recorded.BY_REASON, '30m', s, where=_CUT_OFF)}) >= {few}"
-    spent = f"{promql.current(ours.GPU_COST, _MONEY)} / 3600"
+    spent = f"{promql.current(sidecar.GPU_COST, _MONEY)} / 3600"
     attributed_cost = promql.per_second(attributed.COST, hour, _MONEY, _ALL_THE_TIME)
     tokens = " + ".join(promql.per_second(made, hour, ("cluster",)) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS))
-    unread = promql.lowest(ours.LOG_BYTES_BEHIND, five, (*TARGET, "path"))
-    behind = promql.worst(ours.LOG_LAG, (*TARGET, "path"))
+    unread = promql.lowest(sidecar.LOG_BYTES_BEHIND, five, (*TARGET, "path"))
+    behind = promql.worst(sidecar.LOG_LAG, (*TARGET, "path"))
     return (
         Alert(
             "VLLMErrorRatioHigh", Severity.WARNING,
@@ -54,12 +54,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="An engine refuses requests by its own limit.",
             description="{{ $labels.instance }} has refused {{ $value | humanize }} requests for {{ $labels.model_name }} within five "
             "minutes; a refused stream looks like HTTP 200 to who only counts statuses.",
-            panel=PanelRef("levers", "refused"), threshold=refusals, drawn=False, muted_by=("VLLMEngineDown", "VLLMEngineFrozen"),
+            panel=PanelRef("tuning-options", "refused"), threshold=refusals, drawn=False, muted_by=("VLLMEngineDown", "VLLMEngineFrozen"),
         ),
         Alert(
             "VLLMGatewayRejecting", Severity.WARNING,
-            f"{promql.share(ours.REASONS, ours.REQUESTS, five, TEAM, _BY_POLICY)} > {refused} "
-            f"and {promql.growth(ours.REASONS, five, TEAM, _BY_POLICY)} >= {few}",
+            f"{promql.share(sidecar.REASONS, sidecar.REQUESTS, five, TEAM, _BY_POLICY)} > {refused} "
+            f"and {promql.growth(sidecar.REASONS, five, TEAM, _BY_POLICY)} >= {few}",
             hold="5m", keep_firing="5m",
             summary="A team has many requests refused.",
             description="{{ $value | humanizePercentage }} of the requests of team {{ $labels.team }} are refused by the gateway.",
@@ -81,38 +81,38 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="Many answers end at their length limit.",
             description="{{ $value | humanizePercentage }} of the answers of {{ $labels.model_name }} are cut off by max_tokens or the "
             "context length.",
-            panel=PanelRef("levers", "finish-reasons"), threshold=cut, drawn=False,
+            panel=PanelRef("tuning-options", "finish-reasons"), threshold=cut, drawn=False,
         ),
         Alert(
-            "VLLMTrafficUnlogged", Severity.WARNING,
-            _booked(s, reconciled.UNLOGGED, reconciled.ENGINE, _more(s, finished, reached)),
+            "VLLMEngineExceedsLog", Severity.WARNING,
+            _booked(s, reconciled.MISSING_IN_LOG, reconciled.ENGINE, _more(s, finished, reached)),
             hold="15m",
             summary="Engines finish requests that nobody logged.",
             description="The engines{{ with $labels.cluster }} of {{ . }}{{ end }} finished {{ $value | humanize }} more requests"
             "{{ with $labels.model_name }} for {{ . }}{{ end }} in half an hour than the request log knows: somebody passes by the gateway, or "
             "records are lost.",
-            panel=PanelRef("watch", "unlogged"), threshold=s.at(thresholds.BOOKS_DIFFER), drawn=False,
+            panel=PanelRef("monitoring-health", "missing-in-log"), threshold=s.at(thresholds.BOOKS_DIFFER), drawn=False,
             muted_by=("VLLMSidecarDown", "VLLMSidecarGone", "VLLMRequestLogUnwritable", "VLLMRequestLogLagging", "VLLMCheckpointFailing"),
         ),
         Alert(
-            "VLLMTrafficPhantom", Severity.WARNING,
-            _booked(s, reconciled.PHANTOM, reconciled.LOGGED, _more(s, ok, finished), _UNEXPLAINED),
+            "VLLMLogExceedsEngine", Severity.WARNING,
+            _booked(s, reconciled.EXTRA_IN_LOG, reconciled.LOGGED, _more(s, ok, finished), _UNEXPLAINED),
             hold="15m",
             summary="The log holds requests that no engine finished.",
             description="The request log{{ with $labels.cluster }} of {{ . }}{{ end }} has {{ $value | humanize }} more good requests"
             "{{ with $labels.model_name }} for {{ . }}{{ end }} in half an hour than the engines finished: an engine is not watched, or records "
             "were written twice.",
-            panel=PanelRef("watch", "phantom"), threshold=s.at(thresholds.BOOKS_DIFFER), drawn=False,
+            panel=PanelRef("monitoring-health", "extra-in-log"), threshold=s.at(thresholds.BOOKS_DIFFER), drawn=False,
             muted_by=("VLLMEngineDown", "VLLMEngineUnreachable", "VLLMEngineGone"),
         ),
         Alert(
             "VLLMRequestLogLagging", Severity.WARNING,
-            f"{behind} > {lag} and {on(TARGET)} {promql.growth(ours.LOG_LINES, five, TARGET)} > 0 or {unread} > {s.at(thresholds.LOG_UNREAD)}",
+            f"{behind} > {lag} and {on(TARGET)} {promql.growth(sidecar.LOG_LINES, five, TARGET)} > 0 or {unread} > {s.at(thresholds.LOG_UNREAD)}",
             hold="5m",
             summary="Request records are counted late.",
             description="{{ $labels.instance }} counts the records of {{ $labels.path }} more than a minute late, or cannot keep up with "
             "them: figures per team are that late.",
-            panel=PanelRef("watch", "log-lag"), threshold=lag, muted_by=("VLLMSidecarDown",),
+            panel=PanelRef("monitoring-health", "log-lag"), threshold=lag, muted_by=("VLLMSidecarDown",),
         ),
         Alert(
             "VLLMRequestLogUnwritable", Severity.WARNING,
@@ -122,12 +122,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             summary="The gateway cannot write its request log, or a crash lost records.",
             description="{{ $labels.instance }} failed to write request records: they wait in memory, and are lost when there are too many. Or it "
             "ended within the last hour without writing the records of requests that it had accepted.",
-            panel=PanelRef("watch", "gateway-log"), muted_by=("VLLMGatewayDown",),
+            panel=PanelRef("monitoring-health", "gateway-log"), muted_by=("VLLMGatewayDown",),
         ),
         Alert(
             "VLLMCostOverBudget", Severity.WARNING,
             f"({attributed_cost} or {spent} unless {on(_ALL)} {attributed_cost}) / {on(_ALL)} group_left () (({tokens}) > 0) * 1000 "
-            f"> {on(_MONEY)} {promql.current(ours.COST_BUDGET, _MONEY)}",
+            f"> {on(_MONEY)} {promql.current(sidecar.COST_BUDGET, _MONEY)}",
             hold="1h",
             summary="A thousand tokens cost more than the budget.",
             description='A thousand tokens cost {{ $value | printf "%.3g" }} {{ $labels.currency }} over the last hour, '
@@ -146,8 +146,8 @@ def _hangups(s: Settings) -> str:
     logged = f"({promql.per(left, everyone)} > {ratio}) > 2 * ({usually}) and {left} >= {few}"
     begun, ended = recorded.observed(recorded.TTFT), promql.observed(vllm.E2E_REQUEST_LATENCY, s.window("5m"), MODEL)
     open_ended = f"({begun} - {ended} - {promql.current(vllm.NUM_REQUESTS_RUNNING, MODEL)})"
-    unlogged = f"{promql.per(open_ended, begun)} > {ratio} and {open_ended} >= {few}"
-    return f"({logged}) or ({unlogged}) unless {on(MODEL)} {everyone}"
+    missing_in_log = f"{promql.per(open_ended, begun)} > {ratio} and {open_ended} >= {few}"
+    return f"({logged}) or ({missing_in_log}) unless {on(MODEL)} {everyone}"
 
 
 def _booked(s: Settings, amiss: Metric, whole: Metric, otherwise: str, *where: str) -> str:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dashboards.model import Board
-from exporters.catalogue import expression, ours, promql, vllm
-from exporters.catalogue.component import Component, needed
+from dashboards.model import Dashboard
+from exporters.catalogue import promql, promql_ast, sidecar, vllm
+from exporters.catalogue.producers import Component, needed
 from exporters.catalogue.prometheus import ALERTS, PROCESS_START
 
+MIXED_BOUNDS = "VLLMMixedHistogramBounds"
 SETTLED_AFTER_S = 600  # where events are drawn as regions: ten minutes of warming caches that a comparison leaves out
 
 
@@ -29,19 +30,21 @@ class Annotation:
 
     @property
     def needs(self) -> frozenset[Component]:
-        return needed(expression.names(self.expr))
+        return needed(promql_ast.names(self.expr))
 
 
-def of(board: Board) -> tuple[Annotation, ...]:
+def of(board: Dashboard) -> tuple[Annotation, ...]:
     """The annotations of a board. Events and starts are narrowed by its variables as far as they can be; alerts of ours always show,
     whatever is chosen, because their labels are those of what they watch. What several sidecars read from one file is drawn once."""
     cluster, *rest = (f'{label}=~"${label}"' if board.uses(label) else "" for label in ("cluster", "namespace", "job", "instance"))
     engine = tuple(filter(None, (cluster, *rest)))
-    events = promql.worst(ours.EVENT_TIME, ("kind",), tuple(filter(None, ('kind!="restart"', cluster))))
+    events = promql.worst(sidecar.EVENT_TIME, ("kind",), tuple(filter(None, ('kind!="restart"', cluster))))
     running = promql.series(vllm.NUM_REQUESTS_RUNNING, engine)
     starts = f"{promql.series(PROCESS_START, engine)} and on (cluster, job, instance) {running}"
-    firing = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"', 'severity=~"critical|warning"'))
-    alerts = Annotation("Firing alerts", f"max by (alertname, severity, model_name, instance) ({firing})", "{{alertname}} {{instance}}", "red")
+    urgent = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"', 'severity=~"critical|warning"'))
+    mixed = promql.series(ALERTS, ('alertstate="firing"', f'alertname="{MIXED_BOUNDS}"'))  # percentiles are drawn otherwise meanwhile
+    firing = f"max by (alertname, severity, model_name, instance) ({urgent} or {mixed})"
+    alerts = Annotation("Firing alerts", firing, "{{alertname}} {{instance}}", "red")
     if board.recorded:  # alerts are written by rules, as all that it reads; events and starts are not
         return (alerts,)
     return (

@@ -15,8 +15,6 @@ MAX_POINTS = 11_000  # Prometheus refuses more steps in one query
 _SPECIAL = re.compile(r"[$^*{}\[\]'+?.()|]")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
 _PLAIN = re.compile(r"[0-9]+(\.[0-9]+)?(ms|s|m|h|d|w)?")
-_UNIT_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800, "y": 31536000}
-_TIMES = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdwy])")
 
 # roundInterval: below this many milliseconds -> this interval in seconds.
 _ROUND_MS = (
@@ -31,12 +29,15 @@ Values = Mapping[str, str | Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The time a panel shows: unix seconds; points: how many it has room for; scrape_s: the data source's interval (Grafana: timeInterval)."""
+    """The time a panel shows: unix seconds; points: how many it has room for; scrape_s: the data source's interval (Grafana: timeInterval).
+
+    least_s: the panel's own least interval, which lengthens the window of its rates and not its step."""
 
     start_s: float
     end_s: float
     points: int = 600
     scrape_s: float = 15.0
+    least_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.start_s < self.end_s:
@@ -54,7 +55,7 @@ class Range:
     @property
     def rate_s(self) -> float:
         """Grafana's $__rate_interval: at least four scrapes, so that a rate always has the two samples it needs."""
-        return max(self.step_s + self.scrape_s, 4 * self.scrape_s)
+        return max(max(self.step_s, self.least_s) + self.scrape_s, 4 * self.scrape_s)
 
 
 def fill(expr: str, values: Values, over: Range) -> str:
@@ -74,15 +75,6 @@ def fill(expr: str, values: Values, over: Range) -> str:
         return own[name] if name in own else _chosen(name, values[name])
 
     return _VARIABLE.sub(value, expr)
-
-
-def duration_s(text: str) -> float:
-    """Seconds of a duration as Prometheus and Grafana write it: 15s, 1m30s, 500ms, 1.5h; a bare number is seconds. Raises ValueError."""
-    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
-        return float(text)
-    if not re.fullmatch(rf"({_TIMES.pattern})+", text):
-        raise ValueError(f"{text!r} is no duration; write it like 15s, 5m or 1m30s")
-    return sum(float(number) * _UNIT_S[unit] for number, unit in _TIMES.findall(text))
 
 
 def _chosen(name: str, value: str | Sequence[str]) -> str:

@@ -11,17 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, pairwise
 from typing import Any
 
-from alerts.families import RECORDINGS
-from dashboards import ask
+from alerts.registry import RECORDINGS
+from dashboards import queries as query_builders
 from dashboards.model import COLUMNS
-from exporters.catalogue import EVERYTHING, expression, ours
-from exporters.catalogue.component import Component, needed
-from exporters.catalogue.expression import BadExpression, Read
+from exporters.catalogue import EVERYTHING, promql_ast, promql_lint, sidecar
 from exporters.catalogue.metric import Across, Kind, Metric, Unit
+from exporters.catalogue.producers import Component, needed
+from exporters.catalogue.promql import BOUND
+from exporters.catalogue.promql_ast import BadExpression, SelectorUse
+from exporters.catalogue.promql_lint import GROWTH, METRICS
+from exporters.text import parse_duration
 
 TAG = "vllm-watch"
 SCHEMA_VERSION = 39  # loads in Grafana 10.4 to 13
@@ -80,31 +83,28 @@ _LABEL_VALUES = re.compile(r"label_values\(\s*(?P<source>.+?)\s*,\s*(?P<label>\w
 _BARE_LABEL_VALUES = re.compile(r"label_values\(\s*\w+\s*\)")
 _PERCENTILE = re.compile(r"\bp(\d{1,2}(?:\.\d+)?)\b")
 _BOARD_LINK = re.compile(r"^/d/([\w-]+)")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-_METRICS: dict[str, Metric] = {sample: metric for metric in EVERYTHING for sample in metric.samples}
 _RECORDED = {recording.record for recording in RECORDINGS}
 _TARGET = frozenset({"cluster", "namespace", "job", "instance"})  # what a scrape adds; the first two only where the operator does
 _EVERY_LABEL = frozenset(label for metric in EVERYTHING for label in metric.labels) | _TARGET | {"le"}
-_GROWTH = ("rate", "irate", "increase")
-_SURE_OF_COUNTERS = (*_GROWTH, "resets", "presence", "absent", "absent_over_time", "present_over_time", "timestamp", "count", "group")
-_AGGREGATIONS = ("sum", "avg", "min", "max", "count", "group", "stddev", "stdvar", "quantile")
-_OF_BUCKETS = ("histogram_quantile", "histogram_fraction")
 _ADDED_UP = ("sum", "sum_over_time")
 _NO_LONGER_ITSELF = ("*", "/", "%", "^", "count", "count_over_time", "group", "presence", "changes", "absent", "timestamp")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """What is wrong, and where: board uid, panel title, query letter."""
 
     rule: str
     place: str
     message: str
 
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message} [{self.rule}]"
+
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedFinding:
     """A finding that is meant. place may hold `*`. Raises ValueError when it gives no reason."""
 
     rule: str
@@ -115,53 +115,78 @@ class Allowed:
         if not self.why.strip():
             raise ValueError(f"{self.rule} at {self.place} is allowed without a reason")
 
-    def covers(self, finding: Finding) -> bool:
+    def covers(self, finding: LintFinding) -> bool:
         return self.rule == finding.rule and fnmatchcase(finding.place, self.place)
 
 
-EXCEPTIONS: tuple[Allowed, ...] = (
-    Allowed("query-buckets", "vllm-watch-latency/Share below the first bound/*", "asks for the lowest and the highest bucket: min and max over le"),
-    Allowed("query-labels", "vllm-watch-kv-cache/Engines and their caches/A", "every field of vLLM's CacheConfig is a label, more with each release"),
-    Allowed("query-matchers", "vllm-watch-teams/* by team (estimate)/A", "a team's share is one of the work of all teams and models, chosen or not"),
-    Allowed("query-matchers", "vllm-watch-teams/Engine's errors by route and status/A", "the board is about teams: none chooses a job or an address"),
-    Allowed("query-matchers", "vllm-watch-cost/Cost per 1K tokens, all cards/A", "all that the cards cost, over all tokens: no part of either alone"),
-    Allowed("query-matchers", "vllm-watch-fleet/Balance: */A", "the whole is that of all engines of a model, chosen or not"),
-    Allowed("query-matchers", "vllm-watch-gpu/Tokens per joule/A", "the watts are those of all cards of a cluster, so the tokens are as well"),
-    Allowed("query-matchers", "vllm-watch-watch/S*, by target/A", "which targets are engines does not depend on which of them are chosen"),
-    Allowed("query-matchers", "vllm-watch-watch/Targets up, by job/A", "which targets are engines does not depend on which of them are chosen"),
-    Allowed("query-matchers", "vllm-watch-watch/Requests ended well: log and engine/?", "two sides, each narrowed only by what the other has too"),
-    Allowed("query-rate-interval", "vllm-watch-fleet/Engines up and frozen/A", "asks what its alert asks, over the alert's window"),
-    Allowed("query-rate-interval", "vllm-watch-fleet/Engines, fullest first/I", "asks what its alert asks, over the alert's window"),
-    Allowed("query-rate-interval", "vllm-watch-fleet/Up and frozen, by */A", "asks what its alert asks, over the alert's window"),
-    Allowed("panel-percentile", "vllm-watch-global/*, p95, *", "where it is recorded, the quantile was taken by the rule"),
-    Allowed("query-series", "vllm-watch-global/*", "asks a store that keeps what our rules record and nothing else; Fleet asks raw series"),
-    Allowed("template-label-values", "vllm-watch-global/variable *", "the same: no engine's own series is there"),
-    Allowed("query-raw-counter", "vllm-watch-tuning/Last event of each kind/B", "kept in a file, it never restarts: how many are on record"),
+EXCEPTIONS: tuple[AllowedFinding, ...] = (
+    AllowedFinding(
+        "query-buckets", "vllm-watch-latency/Share below the first bound/*", "asks for the lowest and the highest bucket: min and max over le"
+    ),
+    AllowedFinding(
+        "query-labels", "vllm-watch-kv-cache/Engines and their caches/A", "every field of vLLM's CacheConfig is a label, more with each release"
+    ),
+    AllowedFinding("query-labels", "*p95, by team/B", "beyond its buckets a percentile carries the label bound, and else not"),
+    AllowedFinding(
+        "query-matchers", "vllm-watch-overview/Unknown key or model/A", "they belong to no model and mostly to no team that could be chosen"
+    ),
+    AllowedFinding("query-matchers", "vllm-watch-cost/Price/A", "whether prices are set does not depend on which team is chosen"),
+    AllowedFinding(
+        "query-matchers", "vllm-watch-teams/* by team (estimate)/?", "a team's share is one of the work of all teams and models, chosen or not"
+    ),
+    AllowedFinding(
+        "query-matchers", "vllm-watch-teams/Engine's errors by route and status/A", "the board is about teams: none chooses a job or an address"
+    ),
+    AllowedFinding(
+        "query-matchers", "vllm-watch-cost/Cost per 1K tokens, all cards/A", "all that the cards cost, over all tokens: no part of either alone"
+    ),
+    AllowedFinding("query-matchers", "vllm-watch-fleet/Balance: */A", "the whole is that of all engines of a model, chosen or not"),
+    AllowedFinding("query-matchers", "vllm-watch-gpu/Tokens per joule/A", "the watts are those of all cards of a cluster, so the tokens are as well"),
+    AllowedFinding(
+        "query-matchers", "vllm-watch-monitoring-health/S*, by target/A", "which targets are engines does not depend on which of them are chosen"
+    ),
+    AllowedFinding(
+        "query-matchers", "vllm-watch-monitoring-health/Targets up, by job/A", "which targets are engines does not depend on which of them are chosen"
+    ),
+    AllowedFinding(
+        "query-matchers",
+        "vllm-watch-monitoring-health/Requests ended well: log and engine/?",
+        "two sides, each narrowed only by what the other has too",
+    ),
+    AllowedFinding("query-rate-interval", "vllm-watch-fleet/Engines up and frozen/A", "asks what its alert asks, over the alert's window"),
+    AllowedFinding("query-rate-interval", "vllm-watch-fleet/Engines, fullest first/I", "asks what its alert asks, over the alert's window"),
+    AllowedFinding("query-rate-interval", "vllm-watch-fleet/Up and frozen, by */A", "asks what its alert asks, over the alert's window"),
+    AllowedFinding("panel-percentile", "vllm-watch-fleet-weeks/*, p95, *", "where it is recorded, the quantile was taken by the rule"),
+    AllowedFinding(
+        "query-series", "vllm-watch-fleet-weeks/*", "asks a store that keeps what our rules record and nothing else; Fleet asks raw series"
+    ),
+    AllowedFinding("template-label-values", "vllm-watch-fleet-weeks/variable *", "the same: no engine's own series is there"),
+    AllowedFinding("query-raw-counter", "vllm-watch-tuning/Last event of each kind/B", "kept in a file, it never restarts: how many are on record"),
 )
 
 
-def lint(boards: Iterable[Mapping[str, Any]], allowed: Sequence[Allowed] = EXCEPTIONS) -> list[Finding]:
+def lint(boards: Iterable[Mapping[str, Any]], allowed: Sequence[AllowedFinding] = EXCEPTIONS) -> list[LintFinding]:
     """What is wrong with these boards and not allowed; an exception that nothing needs any more is a finding as well."""
     found = list(findings(boards))
     unused = [one for one in allowed if not any(one.covers(finding) for finding in found)]
     kept = [finding for finding in found if not any(one.covers(finding) for one in allowed)]
-    return kept + [Finding("unused-exception", one.place, f"no board breaks {one.rule} there any more: remove the exception") for one in unused]
+    return kept + [LintFinding("unused-exception", one.place, f"no board breaks {one.rule} there any more: remove the exception") for one in unused]
 
 
-def findings(boards: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+def findings(boards: Iterable[Mapping[str, Any]]) -> Iterator[LintFinding]:
     """Everything that breaks a rule, allowed or not; boards are Grafana dashboards as json.loads gives them."""
     read = [_Board(board) for board in boards]
     for board in read:
         for rule, of_board in BOARD_RULES.items():
-            yield from (Finding(rule, place, message) for place, message in of_board(board))
+            yield from (LintFinding(rule, place, message) for place, message in of_board(board))
         for panel in board.panels:
             for rule, of_panel in PANEL_RULES.items():
-                yield from (Finding(rule, panel.place, message) for message in of_panel(panel))
+                yield from (LintFinding(rule, panel.place, message) for message in of_panel(panel))
         for query in board.queries:
             for rule, of_query in QUERY_RULES.items():
-                yield from (Finding(rule, query.place, message) for message in of_query(query))
+                yield from (LintFinding(rule, query.place, message) for message in of_query(query))
     for rule, of_all in SHELF_RULES.items():
-        yield from (Finding(rule, place, message) for place, message in of_all(read))
+        yield from (LintFinding(rule, place, message) for place, message in of_all(read))
 
 
 # ---- the printed tree, read once
@@ -179,17 +204,17 @@ class _Query:
     panel: _Panel | None = None
 
     @cached_property
-    def reads(self) -> list[Read]:
+    def reads(self) -> list[SelectorUse]:
         """Its selectors; none when it does not parse, which one rule tells."""
         try:
-            return expression.reads(self.text)
+            return promql_ast.reads(self.text)
         except BadExpression:
             return []
 
     @property
-    def series(self) -> Iterator[tuple[Read, Metric]]:
+    def series(self) -> Iterator[tuple[SelectorUse, Metric]]:
         """Its selectors of series that the catalogue knows; another rule tells of the rest."""
-        return ((read, _METRICS[read.name]) for read in self.reads if read.name in _METRICS)
+        return ((read, METRICS[read.name]) for read in self.reads if read.name in METRICS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,14 +311,14 @@ def _named(text: str) -> set[str]:
 
 def _labels_of(sample: str) -> frozenset[str]:
     """What a series can be grouped by. An alert's labels are those of whatever it watches."""
-    metric = _METRICS.get(sample)
+    metric = METRICS.get(sample)
     if metric is None or Component.RULES in needed([sample]):
         return _EVERY_LABEL
     return frozenset(metric.labels) | _TARGET | ({"le"} if sample.endswith("_bucket") else set())
 
 
-def _only_grows(metric: Metric) -> bool:
-    return metric.kind in (Kind.COUNTER, Kind.HISTOGRAM, Kind.SUMMARY)
+def _labels_of_buckets(sample: str) -> frozenset[str]:
+    return frozenset({"le"}) if sample in METRICS and sample.endswith("_bucket") else frozenset()
 
 
 # ---- boards
@@ -325,8 +350,11 @@ def _editable(board: _Board) -> Placed:
 
 def _refresh(board: _Board) -> Placed:
     every = board.raw.get("refresh")
-    found = re.fullmatch(r"(\d+)([smhd])", every) if isinstance(every, str) else None
-    if every not in ("", False) and (found is None or int(found[1]) * _SECONDS[found[2]] < REFRESH_AT_LEAST_S):
+    try:
+        often = every not in ("", False) and parse_duration(str(every)) < REFRESH_AT_LEAST_S
+    except ValueError:
+        often = True
+    if often:
         yield board.uid, f"refresh is {every!r}: never more often than every {REFRESH_AT_LEAST_S} s"
 
 
@@ -360,7 +388,8 @@ def _null_paths(value: Any, path: str) -> Iterator[str]:
 
 
 def _size(board: _Board) -> Placed:
-    visible = sum(1 for top in board.raw.get("panels", ()) if top.get("type") != "row")
+    tall = (top for top in board.raw.get("panels", ()) if (top.get("gridPos") or {}).get("h", COLUMNS) > 3)  # a strip says one thing
+    visible = sum(1 for top in tall if top.get("type") != "row")
     if visible > VISIBLE_PANELS:
         yield board.uid, f"{visible} panels are visible at once; at most {VISIBLE_PANELS}, the rest in collapsed rows"
 
@@ -438,18 +467,18 @@ def _label_values(variable: str, text: str, before: set[str]) -> Told:
         yield "label_values(label) offers the values of every exporter; name a series" if bare else f"{text!r} is no label_values(series, label)"
         return
     try:
-        (read,) = expression.reads(found["source"])
+        (read,) = promql_ast.reads(found["source"])
     except (BadExpression, ValueError):
         yield f"{found['source']!r} is no series"
         return
-    metric = _METRICS.get(read.name)
+    metric = METRICS.get(read.name)
     if metric is None:
         yield f"{read.name} is not in the catalogue"
         return
     if found["label"] not in _labels_of(read.name):
         yield f"{read.name} has no label {found['label']}"
     narrowed = {(label, value.strip("${}")) for label, op, value in read.matchers if op == "=~"}
-    for wanted in ask.where(metric):
+    for wanted in query_builders.where(metric):
         label = wanted.split("=~")[0]
         if label in before and label != variable and (label, label) not in narrowed:
             yield f"it is not narrowed by ${label}, which is chosen before it"
@@ -502,7 +531,7 @@ def _annotations(board: _Board) -> Placed:
                 yield mark.place, f"{first_read[read.name]} already draws {read.name}: everything would show twice"
             first_read.setdefault(read.name, mark.place)
     copies = [a for a in board.annotations if a.get("type") == "tags" or (a.get("target") or {}).get("type") == "tags"]
-    if copies and ours.EVENT_TIME.name in first_read:
+    if copies and sidecar.EVENT_TIME.name in first_read:
         yield board.at(f"annotation {copies[0].get('name')}"), "events that were pushed to Grafana are the same that Prometheus already tells"
 
 
@@ -620,7 +649,7 @@ def _bad_url(url: str, board: _Board) -> Told:
 
 def _panel_percentile(panel: _Panel) -> Told:
     """A title that says p95 shows a p95, and a quantile is called by its name: in the title, or in the legends when there are several."""
-    asked = {query: [f"{round(q * 100, 6):g}" for q in _safely(expression.quantiles, query.text)] for query in panel.queries}
+    asked = {query: [f"{round(q * 100, 6):g}" for q in _safely(promql_ast.quantiles, query.text)] for query in panel.queries}
     distinct = {q for qs in asked.values() for q in qs}
     title = set(_PERCENTILE.findall(str(panel.raw.get("title", ""))))
     if panel.asks and title - distinct:
@@ -660,7 +689,7 @@ PANEL_RULES: dict[str, Callable[[_Panel], Told]] = {
 
 def _parses(query: _Query) -> Told:
     try:
-        expression.parse(query.text)
+        promql_ast.parse(query.text)
     except BadExpression as error:
         yield str(error)
 
@@ -670,7 +699,7 @@ def _known_series(query: _Query) -> Told:
     for read in query.reads:
         if read.name in _RECORDED:
             yield f"{read.name} is recorded by our rules; a board works without them"
-        elif read.name not in _METRICS:
+        elif read.name not in METRICS:
             yield f"{read.name or 'a selector without a name'} is not in the catalogue"
 
 
@@ -689,7 +718,7 @@ def _matchers(query: _Query) -> Told:
             if op in ("=", "!=") and _named(value) & several:
                 yield f"{read.name}: {label} {op} {value} fails when two are chosen; write =~"
         have = {(label, value.strip("${}")) for label, op, value in read.matchers if op == "=~"}
-        missing = [label for label in (wanted.split("=~")[0] for wanted in ask.where(metric)) if (label, label) not in have]
+        missing = [label for label in (wanted.split("=~")[0] for wanted in query_builders.where(metric)) if (label, label) not in have]
         if missing and query.panel:
             yield f"{read.name} is not narrowed by {', '.join('$' + label for label in missing)}"
 
@@ -698,49 +727,36 @@ def _rate_interval(query: _Query) -> Told:
     instant = bool(query.raw.get("instant"))
     allowed = ("$__rate_interval", "${__rate_interval}", *(("$__range", "${__range}") if instant else ()))
     for read in query.reads:
-        if read.above and read.above[0] in _GROWTH and read.window not in allowed:
+        if "topk" in read.above and read.window == query_builders.RANGE:  # who is shown is decided once, over all that is shown
+            continue
+        if read.above and read.above[0] in GROWTH and read.window not in allowed:
             yield f"{read.above[0]}({read.name}[{read.window}]): the window follows the zoom, {' or '.join(allowed[::2])}"
 
 
-def _raw_counters(query: _Query) -> Told:
-    for read, metric in query.series:
-        if _only_grows(metric) and (not read.above or read.above[0] not in _SURE_OF_COUNTERS) and not {"presence", "group"} & set(read.above):
-            yield f"{read.name} only ever grows: show its rate or increase"
+def _shared(rule: promql_lint.Rule, query: _Query) -> Told:
+    yield from _safely(lambda text: list(rule(text, _labels_of)), query.text)
 
 
-def _rate_of_gauges(query: _Query) -> Told:
-    for read, metric in query.series:
-        if not _only_grows(metric) and read.above and read.above[0] in (*_GROWTH, "resets"):
-            yield f"{read.name} is a {metric.kind}: {read.above[0]} takes every fall for a restart"
-        late = next((step for at, step in enumerate(read.above) if step in _GROWTH and set(read.above[:at]) & set(_AGGREGATIONS)), None)
-        if late:
-            yield f"{late} stands outside an aggregation of {read.name}: a restart of one engine shows as a jump of all"
+def _rate_of_gauge(query: _Query) -> Told:
+    """Of series that the catalogue knows; another rule tells of the rest."""
+    if all(read.name in METRICS for read in query.reads):
+        yield from _shared(promql_lint.RULES["rate-of-gauge"], query)
 
 
 def _buckets(query: _Query) -> Told:
-    if query.panel and query.panel.kind == "heatmap":
-        return
-    for read, metric in query.series:
-        if metric.kind is Kind.HISTOGRAM and read.name.endswith("_bucket") and not set(read.above) & set(_OF_BUCKETS):
-            yield f"{read.name} is cumulative: it belongs into histogram_quantile or on a heatmap"
-
-
-def _labels_kept(query: _Query) -> Told:
-    yield from _safely(lambda text: expression.lost_labels(text, _labels_of), query.text)
+    """As for rules, and a panel that keeps buckets apart is a heatmap."""
+    if query.panel is None or query.panel.kind != "heatmap":
+        for name in _safely(lambda text: list(promql_lint.cumulative(text, _labels_of_buckets)), query.text):
+            yield f"{name} is cumulative: it belongs into histogram_quantile or on a heatmap"
 
 
 def _legend(query: _Query) -> Told:
     try:
-        kept = expression.some_labels(query.text, _labels_of)
+        kept = promql_ast.some_labels(query.text, _labels_of)
     except BadExpression:
         return
-    for label in sorted(set(_LEGEND_LABEL.findall(query.legend)) - set(kept)):
+    for label in sorted(set(_LEGEND_LABEL.findall(query.legend)) - set(kept) - {BOUND}):  # which what is recorded may have
         yield f"the legend names {label}, which the answer does not have"
-
-
-def _divisions(query: _Query) -> Told:
-    for divisor in _safely(expression.unguarded, query.text):
-        yield f"it divides by what may be 0; write ({divisor} > 0)"
 
 
 def _sums(query: _Query) -> Told:
@@ -755,25 +771,17 @@ def _sums(query: _Query) -> Told:
                 yield f"{read.name} is not added up: its engines combine by {metric.across}"
 
 
-def _made_up(query: _Query) -> Told:
-    for side in _safely(expression.made_up, query.text):
-        yield f"`or {side}` shows a value where there is none; what is absent stays absent"
-
-
 QUERY_RULES: dict[str, Callable[[_Query], Told]] = {
     "query-promql": _parses,
     "query-series": _known_series,
     "query-variables": _known_variables,
     "query-matchers": _matchers,
     "query-rate-interval": _rate_interval,
-    "query-raw-counter": _raw_counters,
-    "query-rate-of-gauge": _rate_of_gauges,
+    **{f"query-{name}": partial(_shared, rule) for name, rule in promql_lint.RULES.items()},
+    "query-rate-of-gauge": _rate_of_gauge,
     "query-buckets": _buckets,
-    "query-labels": _labels_kept,
     "query-legend": _legend,
-    "query-division": _divisions,
     "query-sum": _sums,
-    "query-made-up": _made_up,
 }
 
 

@@ -8,19 +8,22 @@ import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from alerts.families import ALERTS
 from alerts.panel_ref import PanelRef
+from alerts.registry import ALERTS
 from alerts.thresholds import Threshold
-from exporters.catalogue import expression
-from exporters.catalogue.component import Component, needed
+from exporters.catalogue import promql_ast
 from exporters.catalogue.metric import Unit
+from exporters.catalogue.producers import Component, needed
 
 RATE = "$__rate_interval"
 COLUMNS = 24  # width of a board
+ABSENT = -1.0  # value of a flag for what the host does not have, which is no fault
+LEAST_RATE_S = 120  # rates of ranked panels span at least this long: one team's requests are few
 
 _UNITS = {
     Unit.SECONDS: "s", Unit.BYTES: "bytes", Unit.JOULES: "joule", Unit.WATTS: "watt", Unit.CELSIUS: "celsius", Unit.HERTZ: "hertz",
     Unit.RATIO: "percentunit", Unit.TIMESTAMP: "dateTimeFromNow", Unit.FLAG: "bool_on_off", Unit.TOKENS: "suffix: tok",
+    Unit.REQUESTS: "suffix: req", Unit.BLOCKS: "suffix: blocks",
 }  # fmt: skip
 _PER_SECOND = {
     Unit.TOKENS: "suffix: tok/s", Unit.REQUESTS: "reqps", Unit.BYTES: "Bps", Unit.JOULES: "watt", Unit.SECONDS: "percentunit",
@@ -52,7 +55,24 @@ class Query:
     @property
     def needs(self) -> frozenset[Component]:
         """What must run for this query to have an answer."""
-        return needed(expression.names(self.expr))
+        return needed(promql_ast.names(self.expr))
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """Series without which a part of a dashboard stays empty, such as those of GPUs.
+
+    expr: has an answer while the precondition is met. missing: the sentence that the dashboard says once, at its top, while it is not."""
+
+    slug: str
+    title: str
+    expr: str
+    missing: str
+
+    @property
+    def when_empty(self) -> str:
+        """Text of each panel that needs it."""
+        return f"No {self.title}; see the top of this dashboard."
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +84,8 @@ class Panel:
     the way to fill it, else ''. full_scale: a ratio's axis goes from 0 to 1; False where its values live near 0.
     bad_from: a figure of this size or more is red where no alert's threshold says so, such as one frozen engine; without either it is
     neutral. lowest_first: the lowest figure is the one to look at, so a table starts with it.
+    ranked: one line for each of many, such as teams: the legend is a table sorted by the mean, and rates span LEAST_RATE_S or more.
+    requires: what the dashboard says once for all panels that stay empty without it.
     Raises ValueError when a part of the description is missing."""
 
     slug: str
@@ -81,6 +103,8 @@ class Panel:
     full_scale: bool = True
     bad_from: float | None = None
     lowest_first: bool = False
+    ranked: bool = False
+    requires: Precondition | None = None
 
     def __post_init__(self) -> None:
         PanelRef("x", self.slug)
@@ -113,6 +137,8 @@ class Panel:
         """What to show instead of nothing."""
         if self.optional:
             return self.optional
+        if self.requires:
+            return self.requires.when_empty
         missing = sorted(part.value for part in self.needs - {Component.ENGINE, Component.SCRAPE})
         if missing:
             return f"Nothing here yet. This needs {' and '.join(missing)}, scraped by this Prometheus."
@@ -129,7 +155,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DashboardRow:
     """Panels under one heading; they wrap when the row is full. The first row of a board has no title and answers its question."""
 
     title: str
@@ -150,7 +176,7 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class Dashboard:
     """A dashboard: one question, answered in its top row. extra: variables of its own, beside the common ones that its queries use.
 
     recorded: it reads what our rules record and nothing else, choices and marks included, for a store that keeps nothing else."""
@@ -158,7 +184,7 @@ class Board:
     slug: str
     title: str
     question: str
-    rows: tuple[Row, ...]
+    rows: tuple[DashboardRow, ...]
     extra: tuple[Variable, ...] = ()
     regions: bool = False  # tuning events as regions (event until settled) instead of lines
     recorded: bool = False
@@ -167,10 +193,16 @@ class Board:
     def panels(self) -> tuple[Panel, ...]:
         return tuple(panel for row in self.rows for panel in row.panels)
 
+    @property
+    def preconditions(self) -> tuple[Precondition, ...]:
+        """What its panels require, each once, in their order."""
+        return tuple(dict.fromkeys(panel.requires for panel in self.panels if panel.requires))
+
     def uses(self, variable: str) -> bool:
         """Whether a query of this board reads a variable."""
         pattern = re.compile(rf"\$(?:{variable}\b|\{{{variable}[:}}])")
-        return any(pattern.search(query.expr) for panel in self.panels for query in panel.queries)
+        asked = [query.expr for panel in self.panels for query in panel.queries] + [one.expr for one in self.preconditions]
+        return any(pattern.search(expr) for expr in asked)
 
 
 class Profile(StrEnum):
@@ -184,7 +216,7 @@ class Profile(StrEnum):
         return frozenset({Component.ENGINE, Component.SCRAPE} if self is Profile.ENGINE else Component)
 
 
-def only(board: Board, components: frozenset[Component]) -> Board | None:
+def only(board: Dashboard, components: frozenset[Component]) -> Dashboard | None:
     """The board as far as these components carry it; None when nothing is left of its first row, which answers its question."""
     rows = tuple(replace(row, panels=kept) for row in board.rows if (kept := tuple(filter(None, (_only(p, components) for p in row.panels)))))
     return replace(board, rows=rows) if rows and not rows[0].title else None

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from alerts import fleet, recorded
-from alerts.subjects import TEAM
-from dashboards.model import Board, Variable
-from exporters.catalogue import ours, vllm
+from alerts.labels import TEAM
+from dashboards.model import Dashboard, Variable
+from exporters.catalogue import sidecar, vllm
 
 _LABELS = {"cluster": "Cluster", "namespace": "Namespace", "job": "Job", "instance": "Engine", "model_name": "Model", "team": "Team"}
 CHAIN = tuple(_LABELS)
 
 
-def of(board: Board) -> tuple[Variable, ...]:
+def of(board: Dashboard) -> tuple[Variable, ...]:
     """The variables of a board, in the order of the chain, then its own.
 
     Values come from a series that every engine always has (or, for boards about the request log, from the log's own), so that a label of
@@ -33,7 +33,7 @@ def _recorded(name: str, parents: Sequence[str]) -> str:
 
 
 def _values(name: str, parents: Sequence[str], from_log: bool) -> str:
-    source = ours.REQUESTS.name if from_log or name == "team" else vllm.NUM_REQUESTS_RUNNING.name
+    source = sidecar.REQUESTS.name if from_log or name == "team" else vllm.NUM_REQUESTS_RUNNING.name
     # The request log knows no scrape job and no engine's address, and is read in a namespace of its own.
     return _asked(source, name, [parent for parent in parents if not (name == "team" and parent in ("namespace", "job", "instance"))])
 

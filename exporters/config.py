@@ -38,7 +38,7 @@ def parse(text: str, kind: type[T], place: str) -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class YamlFile:
     """A YAML file that was read. root: its nodes, which know their lines; None for a file of one line, where a number says nothing."""
 
     place: str
@@ -58,7 +58,7 @@ class Source:
         return f"{self.place}{f', line {line}' if line else ''}: {sentence}"
 
 
-def read(path: Path) -> Source:
+def read(path: Path) -> YamlFile:
     """The file, read but not yet understood. Raises BadConfig."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -68,7 +68,7 @@ def read(path: Path) -> Source:
     return source(text, str(path))
 
 
-def source(text: str, place: str) -> Source:
+def source(text: str, place: str) -> YamlFile:
     """YAML text, read but not yet understood; `place` names it in messages. Raises BadConfig."""
     try:
         loader = _Loader(text)
@@ -80,7 +80,7 @@ def source(text: str, place: str) -> Source:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise BadConfig(f"{place}{line}: this is not YAML: {_problem(error)}") from None  # which repeats the text around the mistake
-    return Source(place, data, root if "\n" in text.strip() else None)
+    return YamlFile(place, data, root if "\n" in text.strip() else None)
 
 
 class _Mistake(yaml.MarkedYAMLError):

@@ -1,73 +1,124 @@
 """Native histograms: sparse exponential buckets, as Prometheus defines them.
 
 Bucket i holds the values in (2^((i-1)/2^schema), 2^(i/2^schema)]. With schema 5 a bucket is 2.19 % wide, so an
-interpolated quantile is at most about 1.1 % off. Source: https://prometheus.io/docs/specs/native_histograms/"""
+interpolated quantile is at most about 1.1 % off. Source: https://prometheus.io/docs/specs/native_histograms/
+
+Invariant: a value is in the bucket that exact arithmetic puts it into, also on a bound and one float beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from math import ceil, log2
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, isqrt, ldexp, log2
 from operator import sub
-
-import msgspec
+from typing import NamedTuple
 
 SCHEMA = 5
 ZERO_THRESHOLD_S = 2.0**-20  # about 1 us: a wait as short as this counts as no wait
 
 _PER_DOUBLING = 1 << SCHEMA
-_ZERO = -(1 << 20)  # key of the zero bucket; no index of another bucket is as small
-_MS = log2(1000.0) * _PER_DOUBLING
 _ZERO_THRESHOLD_MS = ZERO_THRESHOLD_S * 1000
+# A key is a histogram's number x _KEYS + the place of a bucket. Place 0 is the zero bucket; place p > 0 is bucket p - _PLACE_OF_0.
+_KEYS = 2048
+_HISTOGRAMS = 8  # that are counted together, at most
+_RECENT_BYTES = 1 << 16  # that are not counted yet
+_PLACE_OF_0 = _KEYS // 2  # so that there are places from below the zero threshold to 2^31 s, 68 years
+_MARGIN = 1e-9  # of a bucket; more than log2 is off, so that the estimate is the right place or the one below it
+_SHIFT = _PLACE_OF_0 - log2(1000.0) * _PER_DOUBLING - _MARGIN
 
 
-class NativeHistogram(msgspec.Struct, array_like=True, frozen=True):
+def _bound_ms(step: int) -> float:
+    """Return the largest float that is not above 1000 x 2^(step / 32), exactly: the 32nd root of an integer."""
+    bits = 1000**_PER_DOUBLING << step + 43 * _PER_DOUBLING
+    for _ in range(SCHEMA):
+        bits = isqrt(bits)
+    return ldexp(bits, -43) if bits < 1 << 53 else ldexp(bits >> 1, -42)
+
+
+_BOUNDS_MS = [_bound_ms(step) for step in range(_PER_DOUBLING)]  # of one doubling; all others are these times a power of 2
+_UPPER_MS = [ldexp(_BOUNDS_MS[place % _PER_DOUBLING], (place - _PLACE_OF_0) // _PER_DOUBLING) for place in range(_KEYS)] * _HISTOGRAMS  # by key
+
+
+class NativeHistogram(NamedTuple):
     """Observations per bucket, in the layout of the wire format.
 
     spans: offset and length of each run of buckets, one after the other; the offset is counted from the end of the run
-    before it. counts: one for each bucket of the spans. An empty histogram has one span of length 0, which marks it as native."""
+    before it. counts: one for each bucket of the spans."""
 
     zero_count: int
     spans: Sequence[int]
     counts: Sequence[int]
 
+
+def observed_ms(histograms_ms: Iterable[Iterable[float]]) -> array[int]:
+    """Return the key of each observation of several histograms, in milliseconds from 0 to 68 years. The buckets are those of seconds."""
+    keys: list[int] = []
+    shift, zero = _SHIFT, 0
+    for values in histograms_ms:
+        keys += [
+            key + (value > _UPPER_MS[key]) if value > _ZERO_THRESHOLD_MS and (key := ceil(log2(value) * _PER_DOUBLING + shift)) else zero
+            for value in values
+        ]
+        shift += _KEYS
+        zero += _KEYS
+    return array("H", keys)
+
+
+class BucketCounts:
+    """Counts of several histograms by key, and their layout, which is computed anew only when a bucket was added.
+
+    What comes is kept as it came and counted when somebody looks: a few at a time wait for memory, as the counts of one row push
+    those of the others out of the processor's cache (450 ns each on a busy machine)."""
+
+    __slots__ = ("_counts", "_keys", "_recent", "_runs")
+
+    def __init__(self, counts: Mapping[int, int] | None = None) -> None:
+        self._counts = Counter(counts)
+        self._recent = bytearray()
+        self._keys: list[int] = []
+        self._runs: dict[int, tuple[list[int], Sequence[int]]] = {}  # by histogram: its keys and spans
+
+    def add(self, observed: array[int] | bytes) -> None:
+        """Add observations by their keys, as `observed_ms` returns them."""
+        self._recent += observed
+        if len(self._recent) > _RECENT_BYTES:
+            self._count()
+
+    def _count(self) -> None:
+        self._counts.update(array("H", bytes(self._recent)))
+        self._recent.clear()
+
     @property
-    def indices(self) -> list[int]:
-        """The index of each bucket."""
-        found: list[int] = []
-        end = 0
-        for offset, length in zip(self.spans[::2], self.spans[1::2], strict=True):
-            end += offset + length
-            found += range(end - length, end)
-        return found
+    def counts(self) -> Counter[int]:
+        """Counts by key."""
+        if self._recent:
+            self._count()
+        return self._counts
 
+    def forget(self, histogram: int) -> None:
+        """Begin one histogram anew."""
+        counts = self.counts
+        for key in [key for key in counts if key // _KEYS == histogram]:
+            del counts[key]
+        self._keys, self._runs = [], {}
 
-class ExponentialBuckets:
-    """Accumulator of a native histogram of times."""
+    def total(self, histogram: int) -> int:
+        """Return how many observations a histogram has."""
+        return sum(count for key, count in self.counts.items() if key // _KEYS == histogram)
 
-    __slots__ = ("_counts", "_indices", "_spans")
-
-    def __init__(self, start: NativeHistogram | None = None) -> None:
-        self._counts: dict[int, int] = {}
-        self._indices: list[int] = []  # in order, of the buckets that the spans describe
-        self._spans: Sequence[int] = (0, 0)
-        if start is not None:
-            self._counts = dict(zip(start.indices, start.counts, strict=True))
-            if start.zero_count:
-                self._counts[_ZERO] = start.zero_count
-
-    def observe_ms(self, values_ms: Iterable[float]) -> None:
-        """Add observations in milliseconds, 0 or more. The buckets are those of seconds."""
-        counts, before = self._counts, self._counts.get
-        for index in [ceil(log2(value) * _PER_DOUBLING - _MS) if value > _ZERO_THRESHOLD_MS else _ZERO for value in values_ms]:
-            counts[index] = before(index, 0) + 1
-
-    def snapshot(self) -> NativeHistogram:
-        """Return what was observed so far. The layout is computed anew only when a bucket was added."""
-        counts, zero_count = self._counts, self._counts.get(_ZERO, 0)
-        if len(counts) - bool(zero_count) != len(self._indices):
-            self._indices = sorted(counts)[bool(zero_count) :]
-            self._spans = _spans_of(self._indices)
-        return NativeHistogram(zero_count, self._spans, [counts[index] for index in self._indices])
+    def snapshot(self, histogram: int = 0) -> NativeHistogram:
+        """Return one histogram as it stands."""
+        counts, first = self.counts, histogram * _KEYS
+        if len(counts) != len(self._keys):
+            self._keys, self._runs = sorted(counts), {}
+        if (run := self._runs.get(histogram)) is None:
+            start, end = (bisect_left(self._keys, key) for key in (first + 1, first + _KEYS))
+            keys = self._keys[start:end]
+            run = self._runs[histogram] = keys, _spans_of([key - first - _PLACE_OF_0 for key in keys])
+        keys, spans = run
+        return NativeHistogram(counts[first], spans, list(map(counts.__getitem__, keys)))
 
 
 def deltas(counts: Sequence[int]) -> Iterable[int]:
@@ -76,7 +127,9 @@ def deltas(counts: Sequence[int]) -> Iterable[int]:
 
 
 def _spans_of(indices: Sequence[int]) -> Sequence[int]:
-    """Return the runs of consecutive indices, which are in order."""
+    """Return the runs of consecutive indices, which are in order; of none, the one span that marks a histogram as native."""
+    if not indices:
+        return 0, 0
     starts = [0, *(at for at, step in enumerate(map(sub, indices[1:], indices), 1) if step != 1)]
     spans: list[int] = []
     end = 0

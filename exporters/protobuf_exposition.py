@@ -61,11 +61,13 @@ def _histogram(value: Distribution) -> bytes:
     """Serialise both forms: classic buckets, and native ones where the value has them. Both count the same observations."""
     running = list(accumulate(value.counts))
     parts = [_integer(1, running[-1]), _double(2, value.sum)]
-    counts = [_SMALL[count] if count < _TABLE else _any_varint(count) for count in running]
+    counts = list(map(_SMALL.__getitem__ if running[-1] < _TABLE else _any_varint, running))
     bounds = _bounds(value.bounds)
     if value.exemplars:
-        traced = [b"" if exemplar is None else _exemplar(exemplar) for exemplar in value.exemplars]
-        parts += [_bucket(count + bound + exemplar) for count, bound, exemplar in zip(counts, bounds, traced, strict=True)]
+        parts += [
+            _BUCKET[len(count)] + count + bound if exemplar is None else _bucket(count + bound + _exemplar(exemplar))
+            for count, bound, exemplar in zip(counts, bounds, value.exemplars, strict=True)
+        ]
     else:
         parts += [_BUCKET[len(count)] + count + bound for count, bound in zip(counts, bounds, strict=True)]
     if value.native is not None:
@@ -75,7 +77,8 @@ def _histogram(value: Distribution) -> bytes:
 
 def _native(native: NativeHistogram) -> bytes:
     spans = b"".join(map(_span, native.spans[::2], native.spans[1::2]))
-    signed = b"".join([_SIGNED[delta] if -_HALF <= delta < _HALF else _any_varint(_zigzag(delta)) for delta in deltas(native.counts)])
+    steps, small = deltas(native.counts), max(native.counts, default=0) < _HALF
+    signed = b"".join(map(_SIGNED.__getitem__, steps) if small else [_any_varint(_zigzag(step)) for step in steps])
     return _SCHEMA_AND_THRESHOLD + _integer(7, native.zero_count) + spans + _field(13, signed)
 
 
@@ -136,7 +139,7 @@ def _varint(number: int) -> bytes:
 
 
 def _integer(field: int, number: int) -> bytes:
-    return _SMALL[field << 3 | _VARINT] + _varint(number)
+    return _SMALL[field << 3 | _VARINT] + _varint(number & (1 << 64) - 1)  # a negative int64 is written as two's complement
 
 
 def _double(field: int, number: float) -> bytes:

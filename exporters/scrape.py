@@ -59,6 +59,7 @@ def _wanted(accept: str) -> Iterator[tuple[Format, float]]:
             q = float(settings.get("q", 1.0))
         except ValueError:
             q = 0.0
+        q = q if 0.0 <= q <= 1.0 else 0.0  # a float may be written as nan or inf
         if kind == "application/vnd.google.protobuf":
             if settings.get("proto") == "io.prometheus.client.metricfamily" and settings.get("encoding") == "delimited":
                 found.append((Format.PROTOBUF, q))

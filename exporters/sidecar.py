@@ -14,26 +14,37 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
-from exporters import engine, events, events_http, gpu, otlp, process, scrape
-from exporters.accounts import Accounts
-from exporters.catalogue import ours, page
-from exporters.checkpoint import Checkpoint, Unreadable
+from exporters import process, scrape
+from exporters.accounting.join import Joiner
+from exporters.accounting.prices import Prices
+from exporters.catalogue import exposition_parser
+from exporters.catalogue import sidecar as sidecar_series
+from exporters.engine import view as engine_view
+from exporters.engine.client import EngineClient
+from exporters.events import http
+from exporters.events import log as events
 from exporters.exposition import Sample
-from exporters.http_config import Way
-from exporters.ledger import Ledger, Window
-from exporters.listener import listen, nobody_yet, split_address
-from exporters.logs import Logs
-from exporters.prices import Prices
-from exporters.request_log import Fields, Word
-from exporters.tail import Tail
-from exporters.traffic import BoundedNames, Traffic
-from exporters.web_config import Protection
+from exporters.gpu import source as gpu
+from exporters.ingest import LogIngest
+from exporters.net.http_client import HttpClientConfig
+from exporters.net.listener import listen, new_rejections, split_address
+from exporters.net.listener_auth import ListenerAuth
+from exporters.requests.checkpoint import Checkpoint, Unreadable
+from exporters.requests.counters import BoundedNames, RequestCounters
+from exporters.requests.record import FieldMap, Scalar
+from exporters.requests.store import CounterStore, RecentRequests
+from exporters.requests.tail import Tail
+from exporters.tracing.config import OtlpConfig
+from exporters.tracing.span_queue import SpanQueue
+
+if TYPE_CHECKING:
+    from exporters.tracing.genai_metrics import GenAiMetrics
 
 FIRST_GPU_READING_S = 10.0
 LOG_INTERVAL_S = 0.05  # how long a line waits at most before it is looked for
@@ -45,7 +56,7 @@ SETTLE_S = 0.5  # how often the log is compared with the engines
 log = logging.getLogger("vllm_watch.sidecar")
 
 
-class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EngineTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One vLLM server. url: scheme, host and port, without /metrics.
 
     http_config: how it is asked where it wants TLS of its own authority or a login, in Prometheus' form; see docs/hardening.md.
@@ -61,7 +72,7 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"url {self.url!r} should be like http://127.0.0.1:8000, without /metrics")
 
 
-class Teams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TeamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Teams that always have series of their own, and how many in all; those beyond are counted as __other__."""
 
     configured: tuple[str, ...] = ()
@@ -75,16 +86,17 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     web_config: str | None = None  # TLS and logins of this listener, in the form of Prometheus' web.yml
     requests_log: tuple[str, ...] = ()
     field_names: Mapping[str, str] = {}  # their name -> ours, for logs of other gateways; see request_log.Fields
-    field_values: Mapping[str, Mapping[str, Word]] = {}  # our field -> their word -> ours
-    engines: tuple[Engine, ...] = ()
-    teams: Teams = Teams()
+    field_values: Mapping[str, Mapping[str, Scalar]] = {}  # our field -> their word -> ours
+    engines: tuple[EngineTarget, ...] = ()
+    teams: TeamSettings = TeamSettings()
     models_limit: int = 50
+    histogram_ladder: Literal["coarse", "fine"] = "coarse"  # fine: classic buckets 9 % wide, for stores without native histograms
     gpu: Literal["auto", "off"] = "auto"
     elsewhere: tuple[str, ...] = ()  # upstreams in the log whose engines are none of these, such as an API that is paid for
     aliases: Mapping[str, str] = {}  # model's name in the log -> model_name of the engine's series, where the engine cannot tell
     patience_s: float = 30.0  # how long the line of a request comes after the engine is done with it, at most; more where requests are long
     prices: Prices | str | None = None  # a path leads to a prices.yaml
-    otlp: otlp.Otlp | None = None  # without it no spans
+    otlp: OtlpConfig | None = None  # without it no spans and no GenAI metrics
     state: str | None = None  # a file; without it nothing outlives the process, and counting begins at the beginning of the logs
     remember: int = 200_000  # requests that are known again when their line comes twice
     events: str | None = None
@@ -112,12 +124,12 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("intervals and timeouts are more than 0 seconds")
 
     @property
-    def fields(self) -> Fields:
-        return Fields(self.field_names, self.field_values)
+    def fields(self) -> FieldMap:
+        return FieldMap(self.field_names, self.field_values)
 
 
 @dataclass(slots=True)
-class Source:
+class SourceStatus:
     """How one source is doing. Times are unix seconds."""
 
     kind: str
@@ -149,13 +161,13 @@ class Source:
 
     def samples(self, now_s: float) -> Iterator[Sample]:
         labels = {"kind": self.kind, "source": self.name}
-        yield ours.SOURCE_UP, labels, float(self.up)
-        yield ours.SOURCE_DURATION, labels, self.duration_s
+        yield sidecar_series.SOURCE_UP, labels, float(self.up)
+        yield sidecar_series.SOURCE_DURATION, labels, self.duration_s
         if self.last_success_s is not None:
-            yield ours.SOURCE_LAST_SUCCESS, labels, self.last_success_s
-            yield ours.SOURCE_AGE, labels, max(0.0, now_s - self.last_success_s)
+            yield sidecar_series.SOURCE_LAST_SUCCESS, labels, self.last_success_s
+            yield sidecar_series.SOURCE_AGE, labels, max(0.0, now_s - self.last_success_s)
         known = sorted({*REASONS[self.kind], *self.errors})
-        yield from ((ours.SOURCE_ERRORS, {**labels, "reason": why}, self.errors[why]) for why in known)
+        yield from ((sidecar_series.SOURCE_ERRORS, {**labels, "reason": why}, self.errors[why]) for why in known)
 
 
 # Why a reading of each kind of source fails. All are shown at 0 from the start: growth needs a sample before the first failure.
@@ -181,7 +193,7 @@ def reason(error: BaseException) -> str:
             return f"http_{error.status // 100}xx"
         case aiohttp.ClientConnectionError() | ConnectionError():
             return "unreachable"
-        case page.BadPage():
+        case exposition_parser.BadExposition():
             return "bad_page"
         case PermissionError():
             return "permission"
@@ -191,18 +203,18 @@ def reason(error: BaseException) -> str:
             return "other"
 
 
-def counting(config: SidecarConfig) -> Traffic:
+def counting(config: SidecarConfig) -> RequestCounters:
     """The counts of request records, empty, as this configuration wants them."""
-    return Traffic(BoundedNames(config.teams.configured, config.teams.limit), BoundedNames((), config.models_limit), config.elsewhere)
+    return RequestCounters(BoundedNames(config.teams.configured, config.teams.limit), BoundedNames((), config.models_limit), config.elsewhere)
 
 
-def open_ledger(config: SidecarConfig) -> tuple[Ledger, Checkpoint | None, Mapping[str, bytes]]:
+def open_ledger(config: SidecarConfig) -> tuple[CounterStore, Checkpoint | None, Mapping[str, bytes]]:
     """The books as they were committed last, or new ones; the file that they are kept in; and what was stored of each account.
 
     Raises Locked where another sidecar keeps its books there, and OSError where the file cannot be read: to begin anew would count all twice."""
 
-    def fresh(checkpoint: Checkpoint | None) -> Ledger:
-        return Ledger(counting(config), Window(config.remember), checkpoint)
+    def fresh(checkpoint: Checkpoint | None) -> CounterStore:
+        return CounterStore(counting(config), RecentRequests(config.remember), checkpoint, fine=config.histogram_ladder == "fine")
 
     if config.state is None:
         return fresh(None), None, {}
@@ -231,35 +243,44 @@ class Sidecar:
         self.ledger, self._checkpoint, stored = open_ledger(config)
         # Records of before the start are history, unless a state says up to where every log was read.
         followed = bool(config.requests_log) and all(path in self.ledger.positions for path in config.requests_log)
-        self.spans = otlp.Spans(config.otlp, version, since_s=0.0 if followed else self.started_s) if config.otlp else None
+        since_s = 0.0 if followed else self.started_s
+        self.spans = SpanQueue(config.otlp, version, since_s) if config.otlp else None
+        self.genai_metrics = self._open_genai_metrics(since_s)
         tails = [Tail(Path(p), since=self.ledger.positions.get(p)) for p in config.requests_log]
         self.accounts = self._open_accounts(stored)
-        self.logs = Logs(tails, self.ledger, config.fields, self.accounts, self.spans)
-        self._ways = {e.name: Way(Path(e.http_config), f"engines.{e.name}.http_config") for e in config.engines if e.http_config}
-        self._readers = {e.name: page.Parser() for e in config.engines}
-        self.histories = {e.name: engine.History(e.name) for e in config.engines}
-        self.sources: list[Source] = []
+        self.logs = LogIngest(tails, self.ledger, config.fields, self.accounts, self.spans, self.genai_metrics)
+        self._ways = {e.name: HttpClientConfig(Path(e.http_config), f"engines.{e.name}.http_config") for e in config.engines if e.http_config}
+        self._readers = {e.name: exposition_parser.Parser() for e in config.engines}
+        self.histories = {e.name: engine_view.History(e.name) for e in config.engines}
+        self.sources: list[SourceStatus] = []
         self._gpus: list[gpu.GpuReading] = []
-        self._gpu_source: Source | None = None
+        self._gpu_source: SourceStatus | None = None
         self._events: list[events.TuningEvent] = []
         self._unwritten: deque[events.TuningEvent] = deque(maxlen=1000)
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._state_source: Source | None = None
-        self._accounts_source = Source("accounts", "accounts", up=True, tried=True)
+        self._state_source: SourceStatus | None = None
+        self._accounts_source = SourceStatus("accounts", "accounts", up=True, tried=True)
         self._unbooked: set[str] = set()
         self._writing: asyncio.Future[None] | None = None
         self._retry_s = 0.0
-        self.turned_away = nobody_yet()
+        self.rejected = new_rejections()
 
-    def _open_accounts(self, stored: Mapping[str, bytes]) -> Accounts:
+    def _open_genai_metrics(self, since_s: float) -> GenAiMetrics | None:
+        if not (self.config.otlp and self.config.otlp.metrics):
+            return None
+        from exporters.tracing.genai_metrics import GenAiMetrics  # loads the metrics half of the SDK
+
+        return GenAiMetrics(self.config.otlp, self.version, since_s, self.ledger.traffic.models)
+
+    def _open_accounts(self, stored: Mapping[str, bytes]) -> Joiner:
         config, prices = self.config, self.config.prices if isinstance(self.config.prices, Prices) else None
         about = self.ledger.traffic, {target.name: target.gpus for target in config.engines}, config.aliases, prices, config.patience_s
         try:
-            accounts = Accounts(*about, stored)
+            accounts = Joiner(*about, stored)
         except msgspec.MsgspecError as error:
             log.error("what was stored of the engines and cards is of another release (%s); their accounts begin anew", error)
-            accounts = Accounts(*about, {})
+            accounts = Joiner(*about, {})
         self.ledger.keep(accounts.accounts())
         return accounts
 
@@ -268,22 +289,23 @@ class Sidecar:
         self._session = aiohttp.ClientSession()
         if not self.logs.tails and not self.config.engines:
             log.warning("neither requests_log nor engines are configured: there is little to show")
-        if self.spans:
-            self.spans.start()
+        for telemetry in (self.spans, self.genai_metrics):
+            if telemetry:
+                telemetry.start()
         if self._checkpoint:
-            self._state_source = Source("checkpoint", str(self._checkpoint.path))
+            self._state_source = SourceStatus("checkpoint", str(self._checkpoint.path))
             self.sources.append(self._state_source)
-        log_sources = [Source("log", str(tail.path)) for tail in self.logs.tails]
+        log_sources = [SourceStatus("log", str(tail.path)) for tail in self.logs.tails]
         self.sources += log_sources
         self._tasks.append(asyncio.create_task(self._follow_logs(log_sources), name="logs"))
         for target in self.config.engines:
-            self._follow(Source("engine", target.name), functools.partial(self._read_engine, target), self.config.engine_interval_s)
+            self._follow(SourceStatus("engine", target.name), functools.partial(self._read_engine, target), self.config.engine_interval_s)
         if self.config.gpu == "auto":
-            self._gpu_source = Source("gpu", "gpu")
+            self._gpu_source = SourceStatus("gpu", "gpu")
             self._gpu_reader = gpu.GpuSource(energy_gap_s=max(30.0, 3 * self.config.gpu_interval_s))
             self._follow(self._gpu_source, self._read_gpu, self.config.gpu_interval_s)
         if self.config.events:
-            self._follow(Source("events", self.config.events), self._read_events, 2.0)
+            self._follow(SourceStatus("events", self.config.events), self._read_events, 2.0)
         self.sources.append(self._accounts_source)
 
     async def stop(self) -> None:
@@ -301,8 +323,7 @@ class Sidecar:
             tail.close()
         if self._checkpoint:
             self._checkpoint.close()
-        if self.spans:
-            await asyncio.to_thread(self.spans.stop)
+        await asyncio.gather(*(asyncio.to_thread(telemetry.stop) for telemetry in (self.spans, self.genai_metrics) if telemetry))
 
     @property
     def ready(self) -> bool:
@@ -318,12 +339,12 @@ class Sidecar:
         return scrape.answer(self.samples(time.time()), accept, self.logs.blocks)
 
     def samples(self, now_s: float) -> Iterator[Sample]:
-        yield ours.SIDECAR_INFO, {"version": self.version}, 1
-        yield ours.SIDECAR_START, {}, self.started_s
+        yield sidecar_series.SIDECAR_INFO, {"version": self.version}, 1
+        yield sidecar_series.SIDECAR_START, {}, self.started_s
         if self._loop:
-            yield ours.TASKS, {}, process.tasks(self._loop)
-        for reason, times in self.turned_away.items():
-            yield ours.TURNED_AWAY, {"reason": reason}, times
+            yield sidecar_series.TASKS, {}, process.tasks(self._loop)
+        for reason, times in self.rejected.items():
+            yield sidecar_series.TURNED_AWAY, {"reason": reason}, times
         for source in self.sources:
             yield from source.samples(now_s)
         yield from self.logs.samples()
@@ -336,11 +357,11 @@ class Sidecar:
         if last is not None and now_s - last <= 3 * self.config.gpu_interval_s + self.config.timeout_s / 2:
             yield from gpu.families(self._gpus)
             if isinstance(prices := self.config.prices, Prices):
-                yield ours.GPU_COST, {"currency": prices.currency}, sum(prices.per_hour(card.name) for card in self._gpus)
+                yield sidecar_series.GPU_COST, {"currency": prices.currency}, sum(prices.per_hour(card.name) for card in self._gpus)
         if isinstance(prices := self.config.prices, Prices) and prices.budget_per_1k_tokens is not None:
-            yield ours.COST_BUDGET, {"currency": prices.currency}, prices.budget_per_1k_tokens
+            yield sidecar_series.COST_BUDGET, {"currency": prices.currency}, prices.budget_per_1k_tokens
 
-    def _follow(self, source: Source, read: Callable[[], Awaitable[None]], every_s: float) -> None:
+    def _follow(self, source: SourceStatus, read: Callable[[], Awaitable[None]], every_s: float) -> None:
         self.sources.append(source)
 
         async def loop() -> None:
@@ -351,7 +372,7 @@ class Sidecar:
 
         self._tasks.append(asyncio.create_task(loop(), name=f"{source.kind} {source.name}"))
 
-    async def _follow_logs(self, sources: Sequence[Source]) -> None:
+    async def _follow_logs(self, sources: Sequence[SourceStatus]) -> None:
         """Read all logs in turns, and make safe what was counted: at once where little comes, every COMMIT_S in a flood."""
         committed_s = settled_s = 0.0
         while True:
@@ -408,13 +429,13 @@ class Sidecar:
             source.last_success_s = time.time()
         source.up = not self._unbooked
 
-    async def _read_engine(self, target: Engine) -> None:
-        url, timeout_s, accounts = target.url.rstrip("/"), self.config.timeout_s, self.accounts
-        way = self._ways.get(target.name)
+    async def _read_engine(self, target: EngineTarget) -> None:
+        accounts = self.accounts
+        client = EngineClient(self._session, target.url.rstrip("/"), self.config.timeout_s, self._ways.get(target.name))
         asked_s, asked_clock_s, logged = time.time(), time.monotonic(), self.ledger.traffic.finished()
         try:
-            text, version = await engine.read(self._session, url, timeout_s, way)
-            view = await asyncio.to_thread(engine.parse, text, version, self._readers[target.name].parse)
+            text, version = await client.scrape()
+            view = await asyncio.to_thread(engine_view.parse, text, version, self._readers[target.name].parse)
         except Exception:
             with self._booking(f"engine {target.name}"):
                 accounts.gone(target.name, time.time(), time.monotonic())
@@ -422,7 +443,7 @@ class Sidecar:
         with self._booking(f"engine {target.name}"):
             accounts.looked(target.name, view, asked_s, asked_clock_s, time.time(), time.monotonic(), logged)
         if accounts.reconciler.names_due(target.name, time.monotonic()):
-            accounts.reconciler.named(target.name, await engine.served(self._session, url, timeout_s, way), time.monotonic())
+            accounts.reconciler.named(target.name, await client.served_names(), time.monotonic())
         for event in self.histories[target.name].observe(view, time.time()):
             log.info("%s", event.what)
             if self.config.events:
@@ -468,7 +489,7 @@ def application(sidecar: Sidecar) -> web.Application:
     app = web.Application()
     app.add_routes([web.get("/metrics", metrics), web.get("/-/healthy", healthy), web.get("/-/ready", ready)])
     kept, token = sidecar.config.events, sidecar.config.events_token_file
-    app.add_routes(events_http.routes(Path(kept) if kept else None, Path(token) if token else None))
+    app.add_routes(http.routes(Path(kept) if kept else None, Path(token) if token else None))
     app.on_startup.append(start)
     app.on_cleanup.append(stop)
     return app
@@ -478,9 +499,9 @@ async def serve(sidecar: Sidecar, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. Raises BadConfig when the address is taken or web_config cannot be used."""
     runner = web.AppRunner(application(sidecar), access_log=None)
     where = sidecar.config.web_config
-    guard = Protection(None if where is None else Path(where))
-    listening = await listen(runner, "listen", sidecar.config.listen, guard, open_paths=OPEN_PATHS, own_login=events_http.owns,
-                             turned_away=sidecar.turned_away)  # fmt: skip
+    guard = ListenerAuth(None if where is None else Path(where))
+    listening = await listen(runner, "listen", sidecar.config.listen, guard, open_paths=OPEN_PATHS, own_login=http.owns,
+                             rejected=sidecar.rejected)  # fmt: skip
     try:
         log.info("serving %s/metrics", listening.url)
         async with process.tidied():

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from exporters.config import BadConfig, Source, explain, load, meant, parse, read, source
+from exporters.config import BadConfig, YamlFile, explain, load, meant, parse, read, source
 
 if TYPE_CHECKING:
     from exporters.sidecar import SidecarConfig
 
-__all__ = ["BadConfig", "Source", "explain", "load", "meant", "parse", "read", "sidecar", "source"]
+__all__ = ["BadConfig", "YamlFile", "explain", "load", "meant", "parse", "read", "sidecar", "source"]
 
 
 def sidecar(path: Path) -> SidecarConfig:
     """The sidecar's file, and its prices where they are in a file of their own. Every path in it is taken from the folder that it stands in, and
     absolute: where a log was read up to is kept under its path, which must not depend on how this one was written. Raises BadConfig."""
-    from exporters.prices import Prices
+    from exporters.accounting.prices import Prices
     from exporters.sidecar import SidecarConfig  # with all of the sidecar: the gateway, which reads files too, does without
 
     settings, folder = load(path, SidecarConfig), path.parent

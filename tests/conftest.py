@@ -15,8 +15,9 @@ from typing import Any
 import hypothesis
 import pytest
 from engines import Engines
+from real_collector import Arrived, RealCollector, http_server
 
-from stack.lab import parts
+from stack.lab import install
 
 GOLDEN = Path(__file__).parent / "golden"
 # How long an example takes tells of the machine's other guests, not of us. In CI the examples of a commit are always the same, so that a failure is
@@ -28,11 +29,11 @@ _missing: dict[str, int] = {}
 
 
 @pytest.fixture(scope="session")
-def part() -> Callable[[str], parts.Part]:
+def part() -> Callable[[str], install.InstalledPart]:
     """A real part of the stack, or the test does not run (outside CI), or fails (in CI)."""
 
-    def get(name: str) -> parts.Part:
-        found = parts.find(name)
+    def get(name: str) -> install.InstalledPart:
+        found = install.find(name)
         if found is None:
             _missing[name] = _missing.get(name, 0) + 1
             message = f"{name} is not installed; 'make test' installs it"
@@ -178,3 +179,13 @@ def new_tab(chromium) -> Iterator[Callable[..., SimpleNamespace]]:
     for tab in tabs:
         tab.context.close()
         assert [] == tab.complaints
+
+
+@pytest.fixture
+def collector(part, tmp_path, free_port):
+    with http_server(lambda _: (200, {"Content-Type": "application/json"}, b"{}")) as (store, requests):
+        real = RealCollector(part("otelcol").path, tmp_path, store, free_port)
+        real.arrived = Arrived(requests)
+        real.start()
+        yield real
+        real.end()

@@ -46,7 +46,12 @@ class Licence:
         if re.search(r"\([^()]*\b(?:AND|OR)\b", self.said):
             return False  # one within the other: let a person look
         alternatives = [re.split(r"\s+AND\s+|;", part.strip(" ()")) for part in re.split(r"\s+OR\s+", self.said)]
-        return bool(self.said) and any(all(term.strip(" ()") in FINE for term in terms) for terms in alternatives)
+        return bool(self.said) and any(all(_bare(term) in map(_bare, FINE) for term in terms) for terms in alternatives)
+
+
+def _bare(term: str) -> str:
+    """A licence's name without the brackets around it, or at its own end."""
+    return term.strip(" ()")
 
 
 def licence(name: str, its: metadata.PackageMetadata) -> Licence:

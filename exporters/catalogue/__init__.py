@@ -4,10 +4,10 @@ from exporters.catalogue.dcgm import DCGM
 from exporters.catalogue.gateway import GATEWAY
 from exporters.catalogue.gpu import GPU
 from exporters.catalogue.metric import Metric
-from exporters.catalogue.ours import LAB, SIDECAR
 from exporters.catalogue.prometheus import PROMETHEUS
+from exporters.catalogue.self_monitoring import ALERTMANAGER, COLLECTOR, PROMETHEUS_SERVER
+from exporters.catalogue.sidecar import LAB, SIDECAR
 from exporters.catalogue.vllm import BESIDE, NEVER_EXISTED, RETIRED, VLLM
-from exporters.catalogue.watchers import ALERTMANAGER, COLLECTOR, PROMETHEUS_SERVER
 
 OURS: tuple[Metric, ...] = (*SIDECAR, *GPU, *GATEWAY, *LAB)
 OTHERS: tuple[Metric, ...] = (*DCGM, *PROMETHEUS_SERVER, *ALERTMANAGER, *COLLECTOR, *PROMETHEUS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from exporters.catalogue.metric import Across, Evidence, Kind, Metric, Unit
+from exporters.catalogue.metric import Across, Kind, Metric, Provenance, Unit
 
 # GPU_I_ID and GPU_I_PROFILE only on MIG instances; on Kubernetes pod, namespace and container of the workload come on top.
 _LABELS = ("GPU_I_ID", "GPU_I_PROFILE", "UUID", "device", "gpu", "hostname", "modelName", "pci_bus_id")
@@ -59,7 +59,7 @@ def _field(
 ) -> Field:
     counted = () if raw is Raw.BASE else (f"Counts in {raw.called}.",)
     told = (*counted, *notes)
-    return Field(Metric(f"DCGM_FI_{name}", kind, unit, meaning, labels, across, needs=needs, evidence=Evidence.SOURCE, notes=told), raw)
+    return Field(Metric(f"DCGM_FI_{name}", kind, unit, meaning, labels, across, needs=needs, evidence=Provenance.SOURCE, notes=told), raw)
 
 
 # Activity.

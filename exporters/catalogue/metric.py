@@ -53,7 +53,7 @@ class Across(StrEnum):
     MIN = "min"
 
 
-class Evidence(StrEnum):
+class Provenance(StrEnum):
     """How we know that a series exists as described."""
 
     SEEN = "seen"  # on a page captured from a running vLLM, or on our own
@@ -81,7 +81,7 @@ class Metric:
     formerly: tuple[str, ...] = ()
     native: bool = False
     needs: str = ""
-    evidence: Evidence = Evidence.SEEN
+    evidence: Provenance = Provenance.SEEN
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -7,13 +7,15 @@ is counted whole: `sum(rate(new[5m]) or rate(old[5m]))`, never `sum(rate(new)) o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from exporters.catalogue.metric import Across, Kind, Metric, Unit
 
 WINDOW = "5m"
 BY = ("model_name",)
 EACH = ("model_name", "instance", "engine")  # one line for each engine
-BOUND = "bound"  # label of a quantile that is only known to lie below ("<") or above (">") the value
+BOUND = "bound"  # label of a bound instead of a quantile: it lies below ("<") or above (">"); beside one: it is "at least" or "at most" so much
+
 
 _INFINITE = 'le="+Inf"'
 _PLACE = ("cluster", "namespace")
@@ -24,6 +26,24 @@ Matchers = Sequence[str]
 
 class WrongQuestion(TypeError):
     """A question that this kind of metric cannot answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """The bounds of classic buckets, as expressions. every: a positive count at each bound, +Inf too. infinite: the bucket +Inf alone."""
+
+    every: str
+    infinite: str
+
+    @property
+    def first(self) -> str:
+        """The first bound: with the same count up to each bound all is in the first bucket, and its largest value is that bound."""
+        return f"histogram_quantile(1, {self.every})"
+
+    @property
+    def last(self) -> str:
+        """The last finite bound, which is any quantile of what lies above it."""
+        return f"histogram_quantile(1, {self.infinite} or ({self.every}) * 0)"
 
 
 def per_second(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
@@ -124,47 +144,88 @@ def quantile(q: float, metric: Metric, window: str = WINDOW, by: Sequence[str] =
     return f"({native} or {classic}) >= 0" if native else f"{classic} >= 0"
 
 
-def bounded_quantile(q: float, metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
+def bounded_quantile(
+    q: float, metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "", resolution: bool = False
+) -> str:
     """Estimate a quantile, and never a value that the buckets do not show: see bounded. A native histogram has no such ends.
 
-    Absent while nothing happened."""
+    Absent while nothing happened. resolution: of classic buckets also the bounds of the one that the value lies in, which is all that is certain:
+    with the labels bound="at least" and bound="at most"."""
     native, classic = _quantiles(q, metric, window, by, where, offset)
-    shown = bounded(classic, _standing(metric, where, offset), by, _standing(metric, (*where, _INFINITE), offset))
+    observed, bounds = events(metric, window, by, where, offset), ladder(metric, by, where, offset)
+    around = _around(q, _classic(metric, window, by, where, offset), observed, bounds, by) if resolution else ""
+    shown = bounded(classic, bounds, by, observed, around)
     return f"{native} >= 0 or ({shown}) unless on ({', '.join(by)}) {native}" if native else shown
 
 
 def resolved_quantile(q: float, metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> str:
     """Estimate a quantile, absent where classic buckets only say that it lies below the first or above the last finite bound."""
     native, classic = _quantiles(q, metric, window, by, where, offset)
-    inside, *_ = _parts(classic, _standing(metric, where, offset), by, _standing(metric, (*where, _INFINITE), offset))
+    bounds = ladder(metric, by, where, offset)
+    inside = f"({classic} > {bounds.first} < {bounds.last})"
     return f"{native} >= 0 or {inside}" if native else inside
 
 
-def bounded(quantile: str, buckets: str, by: Sequence[str], infinite: str) -> str:
+def bounded(quantile: str, bounds: Ladder, by: Sequence[str], observed: str, around: str = "") -> str:
     """Return a quantile where it lies between the bounds of its buckets, else the bound that it lies beyond.
 
     Below the first bound the answer is that bound with the label bound="<", above the last finite one that bound with bound=">".
-    buckets: selector of the classic buckets. infinite: the same of the bucket +Inf. by: labels of the quantile."""
-    inside, lowest, highest = _parts(quantile, buckets, by, infinite)
-    below = f'label_replace({lowest} >= {quantile}, "{BOUND}", "<", "", "")'
-    above = f'label_replace({highest} <= {quantile}, "{BOUND}", ">", "", "")'
-    return f"{inside} or {below} or {above}"
+    by: labels of the quantile. observed: how much was observed, by the same labels. around: what stands beside a quantile between the bounds."""
+    same = f"on ({', '.join(by)})"
+    inside = f"{quantile} > {bounds.first}"
+    above = _labelled(f"{quantile} >= {bounds.last}", ">")
+    below = _labelled(f"{bounds.first} >= 0 and {same} {observed} > 0", "<")
+    return f"{above} or {same} {f'({inside} or {around})' if around else inside} or {same} {below}"
 
 
-def _parts(quantile: str, buckets: str, by: Sequence[str], infinite: str) -> tuple[str, str, str]:
-    """A quantile between the bounds, the first and the last finite bound.
+def _around(q: float, classic: str, observed: str, bounds: Ladder, by: Sequence[str]) -> str:
+    """The bounds of the bucket that a quantile lies in, but for the first bucket and that above the last finite bound.
 
-    A histogram that holds 1 at each bound has everything in its first bucket, so its largest value is the first bound; of one that has everything
-    above the last finite bound, any quantile is that bound. So no bound needs to be written down, which deployments choose."""
-    group = f"group by ({', '.join((*by, 'le'))})"
-    lowest = f"histogram_quantile(1, {group} ({buckets}))"
-    highest = f"histogram_quantile(1, {group} ({infinite}) or {group} ({buckets}) * 0)"
-    return f"({quantile} > {lowest} < {highest})", lowest, highest
+    Of a histogram that holds 1 in the buckets that reach the quantile and 0 in those below, they are the least and the largest value."""
+    reached = f"({classic}) >= bool on ({', '.join(by)}) group_left () {q} * ({observed} > 0)"
+    least = _labelled(f"histogram_quantile(1e-12, {reached}) > 1e-9", "at least")
+    most = _labelled(f"histogram_quantile(1, {reached}) > {bounds.first}", "at most")
+    return f"{least} or {most}"
+
+
+def ladder(metric: Metric, by: Sequence[str] = BY, where: Matchers = (), offset: str = "") -> Ladder:
+    """Return the bounds that all series of a group have.
+
+    Series with different bounds, such as engines of which one was started with bounds of its own, can only be summed at those that they share:
+    at any other the sum lacks the rest, and a quantile of it would be invented."""
+    standing, infinite = _standing(metric, where, offset), _standing(metric, (*where, _INFINITE), offset)
+    bounds = ", ".join((*by, "le"))
+    last = f"group by ({bounds}) ({infinite})"
+    if _one_process(by):
+        return Ladder(f"group by ({bounds}) ({standing})", last)
+    return Ladder(f"count by ({bounds}) ({standing}) == on ({', '.join(by)}) group_left () {_aggregated('count', infinite, by)}", last)
+
+
+def mixed_bounds(metric: Metric, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+    """How many bounds of a histogram only some series of a group have; absent where all have the same."""
+    standing, infinite = _standing(metric, where, ""), _standing(metric, (*where, _INFINITE), "")
+    each = f"count by ({', '.join((*by, 'le'))}) ({standing})"
+    return f"count by ({', '.join(by)}) ({each} < on ({', '.join(by)}) group_left () count by ({', '.join(by)}) ({infinite}))"
+
+
+def _one_process(by: Sequence[str]) -> bool:
+    """Whether each group is of one process, which has one set of bounds."""
+    return "instance" in by
+
+
+def _labelled(expr: str, bound: str) -> str:
+    return f'label_replace({expr}, "{BOUND}", "{bound}", "", "")'
 
 
 def _standing(metric: Metric, where: Matchers, offset: str) -> str:
     """Classic buckets as they stand."""
     return _each(metric, where, "{}" + (f" offset {offset}" if offset else ""), "_bucket")
+
+
+def _classic(metric: Metric, window: str, by: Sequence[str], where: Matchers, offset: str) -> str:
+    """Rates of classic buckets, at the bounds that all series of a group have."""
+    summed = _sum(_rates(metric, "_bucket", window, where, offset), (*by, "le"))
+    return summed if _one_process(by) else f"{summed} and {ladder(metric, by, where, offset).every}"
 
 
 def _quantiles(q: float, metric: Metric, window: str, by: Sequence[str], where: Matchers, offset: str) -> tuple[str, str]:
@@ -173,13 +234,18 @@ def _quantiles(q: float, metric: Metric, window: str, by: Sequence[str], where: 
     if not 0 < q < 1:
         raise WrongQuestion(f"{metric.name}: a quantile lies between 0 and 1, not at {q}")
     native = f"histogram_quantile({q}, {_sum(_rates(metric, '', window, where, offset), by)})" if metric.native else ""
-    return native, f"histogram_quantile({q}, {_sum(_rates(metric, '_bucket', window, where, offset), (*by, 'le'))})"
+    return native, f"histogram_quantile({q}, {_classic(metric, window, by, where, offset)})"
 
 
 def buckets(metric: Metric, window: str = WINDOW, by: Sequence[str] = (), where: Matchers = ()) -> str:
     """What fell into each bucket within the window, cumulative over `le`: the whole distribution, for a heatmap."""
     _expect(metric, Kind.HISTOGRAM)
     return _sum(_each(metric, where, f"increase({{}}{_span(window)})", "_bucket"), (*by, "le"))
+
+
+def shared_buckets(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
+    """What fell into each bucket within the window, at the bounds that all series of a group have: to be read as one histogram."""
+    return f"{buckets(metric, window, by, where)} and {ladder(metric, by, where).every}"
 
 
 def observed(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, where: Matchers = ()) -> str:
@@ -197,9 +263,9 @@ def unresolved(metric: Metric, window: str = WINDOW, by: Sequence[str] = BY, whe
     """Share of observations below the first bound of a histogram, 0 to 1: up to it a quantile is a guess between 0 and that bound.
 
     Buckets are cumulative, so the least of them is the first and the greatest holds all; no bound is written down, because deployments
-    differ. Where engines of one group have different first bounds it comes out too low."""
+    differ."""
     within = f"by ({', '.join(by)}) " if by else ""
-    counted = buckets(metric, window, by, where)
+    counted = shared_buckets(metric, window, by, where)
     return per(f"min {within}({counted})", f"max {within}({counted})")
 
 
@@ -289,7 +355,11 @@ def _each(metric: Metric, where: Matchers, form: str, suffix: str = "") -> str:
 
 
 def _sum(inner: str, by: Sequence[str]) -> str:
-    return f"sum by ({', '.join(by)}) ({inner})" if by else f"sum({inner})"
+    return _aggregated("sum", inner, by)
+
+
+def _aggregated(how: str, inner: str, by: Sequence[str]) -> str:
+    return f"{how} by ({', '.join(by)}) ({inner})" if by else f"{how}({inner})"
 
 
 def _expect(metric: Metric, *kinds: Kind) -> None:

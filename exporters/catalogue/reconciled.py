@@ -1,6 +1,6 @@
 """The series of the reconciliation: what the engines finished against what the request logs hold, per model, to the last token.
 
-Law: logged + unlogged - phantom + open = engine, for each kind, at every moment. Kinds: requests, prompt and completion (tokens)."""
+Law: logged + missing_in_log - extra_in_log + open = engine, for each kind, at every moment. Kinds: requests, prompt and completion (tokens)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ENGINE = Metric(
     "What the engines of a model finished since the first look at them, restarts bridged.", labels=_EACH, needs=_BOTH,
     notes=(_KINDS, "All three step when a request finishes, as a log line does; hang-ups and refusals are in neither."),
 )  # fmt: skip
-UNLOGGED = Metric(
-    "vllm_watch_unlogged_total", Kind.COUNTER, Unit.COUNT,
+MISSING_IN_LOG = Metric(
+    "vllm_watch_missing_in_log_total", Kind.COUNTER, Unit.COUNT,
     "What an engine finished and no log shows, once that is sure. Causes: no_usage (tokens of records without usage), unknown (traffic beside "
     "the gateway, lost lines).",
     labels=("cause", *_EACH), needs=_BOTH, notes=(_KINDS,),
 )  # fmt: skip
-PHANTOM = Metric(
-    "vllm_watch_phantom_total", Kind.COUNTER, Unit.COUNT,
+EXTRA_IN_LOG = Metric(
+    "vllm_watch_extra_in_log_total", Kind.COUNTER, Unit.COUNT,
     "What the logs show and no engine has counted, once that is sure. Causes: restart (finished after the last look at an engine that then "
     "restarted), start (finished before the first look, logged after it), unknown (lines written twice).",
     labels=("cause", *_EACH), needs=_BOTH, notes=(_KINDS,),
@@ -35,7 +35,7 @@ PHANTOM = Metric(
 OPEN = Metric(
     "vllm_watch_reconcile_open", Kind.GAUGE, Unit.COUNT,
     "Engine less log, as far as nobody can tell yet what is on its way and what is missing.", labels=_EACH, needs=_BOTH,
-    notes=(_KINDS, "Above 0: finished and not logged yet. Below 0 for long while all engines answer: soon phantom."),
+    notes=(_KINDS, "Above 0: finished and not logged yet. Below 0 for long while all engines answer: soon extra in the log."),
 )  # fmt: skip
 SETTLED = Metric(
     "vllm_watch_reconcile_settled_timestamp_seconds", Kind.GAUGE, Unit.TIMESTAMP,
@@ -44,7 +44,8 @@ SETTLED = Metric(
 )  # fmt: skip
 NO_USAGE = Metric(
     "vllm_watch_reconcile_no_usage_total", Kind.COUNTER, Unit.REQUESTS,
-    "Finished requests in the logs without usage since the first look: their tokens are not known, and are booked as unlogged with cause no_usage.",
+    "Finished requests in the logs without usage since the first look: their tokens are not known, and are booked as missing in the log with cause "
+    "no_usage.",
     labels=("model_name",), needs=_BOTH,
 )  # fmt: skip
 UNFINISHED = Metric(
@@ -59,4 +60,4 @@ ABORTED = Metric(
     notes=("vLLM's per-request series never show them, its token totals do.",),
 )  # fmt: skip
 
-RECONCILED = (LOGGED, ENGINE, UNLOGGED, PHANTOM, OPEN, SETTLED, NO_USAGE, UNFINISHED, ABORTED)
+RECONCILED = (LOGGED, ENGINE, MISSING_IN_LOG, EXTRA_IN_LOG, OPEN, SETTLED, NO_USAGE, UNFINISHED, ABORTED)

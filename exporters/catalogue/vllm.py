@@ -6,10 +6,10 @@ SOURCE, and its first release may be off by one minor release, because it was in
 Labels are those of the V1 engine with the Python frontend; the Rust frontend shows fewer families. A page also shows `_created` twins of
 counters and histograms (process start times, of no use to a question); they are left out here."""
 
-from exporters.catalogue.metric import Across, Evidence, Kind, Metric, Unit
+from exporters.catalogue.metric import Across, Kind, Metric, Provenance, Unit
 
 # Said of several families.
-_FROM_0_3_S = "The default bounds start at 0.3 s, so any quantile of faster requests is a guess within that first bucket."
+_FROM_0_3_S = "The default bounds start at 0.3 s, so of any quantile of faster requests no more is known than that it is below."
 _BOUNDS_MOVE = "Bounds are configurable (--custom-histogram-buckets) and differ by release: read them from the page, never write them down."
 _FINISHED_ONLY = "One sample per finished request: clients that hung up and requests that were refused leave none."
 _RATIO_MEAN = "A share of one engine's own cache: average or maximise it over engines, never add it up."
@@ -416,7 +416,7 @@ CORRUPTED_REQUESTS = Metric(
     "Requests whose logits held NaN: the model or the hardware is computing nonsense.",
     since="0.12",
     needs="VLLM_COMPUTE_NANS_IN_LOGITS=1",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Absent is not zero: without the variable nobody looks.", NOT_RUST),
 )
 REQUEST_PROMPT_TOKENS = Metric(
@@ -490,7 +490,7 @@ TOOL_CALL_PARSER_INVOCATIONS = Metric(
     labels=("mode", "model_name", "outcome", "request_type"),
     since="0.24",
     needs="--tool-call-parser",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=(
         "Streaming counts once per delta and non-streaming once per reply: never mix the modes.",
         "An error inside the parser is counted as no_tool_call.",
@@ -544,7 +544,7 @@ DIFFUSION_NUM_DENOISING_STEPS = Metric(
     "Denoising steps run by a diffusion language model.",
     since="0.24",
     needs="a diffusion language model",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Takes the place of spec_decode_num_drafts_total on such models.",),
 )
 DIFFUSION_NUM_CANVAS_POSITIONS = Metric(
@@ -554,7 +554,7 @@ DIFFUSION_NUM_CANVAS_POSITIONS = Metric(
     "Canvas positions evaluated by a diffusion language model.",
     since="0.24",
     needs="a diffusion language model",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Takes the place of spec_decode_num_draft_tokens_total on such models.",),
 )
 DIFFUSION_NUM_COMMITTED_TOKENS = Metric(
@@ -564,7 +564,7 @@ DIFFUSION_NUM_COMMITTED_TOKENS = Metric(
     "Tokens that a diffusion language model made final.",
     since="0.24",
     needs="a diffusion language model",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Takes the place of spec_decode_num_accepted_tokens_total on such models.",),
 )
 
@@ -582,7 +582,7 @@ NIXL_XFER_TIME = Metric(
     "Duration of one KV transfer over NIXL.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Failures are counted apart, in nixl_num_failed_transfers_total.",),
 )
 NIXL_POST_TIME = Metric(
@@ -592,7 +592,7 @@ NIXL_POST_TIME = Metric(
     "Time to post one NIXL transfer, before any byte moves.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("The transfer itself is in nixl_xfer_time_seconds.",),
 )
 NIXL_BYTES_TRANSFERRED = Metric(
@@ -602,7 +602,7 @@ NIXL_BYTES_TRANSFERRED = Metric(
     "Bytes moved by one NIXL transfer; the rate of its _sum is the bandwidth used.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("A histogram: there is no nixl_bytes_transferred_total.",),
 )
 NIXL_NUM_DESCRIPTORS = Metric(
@@ -612,7 +612,7 @@ NIXL_NUM_DESCRIPTORS = Metric(
     "Memory descriptors in one NIXL transfer; many small ones cost bandwidth.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("A histogram although its name reads like a count.",),
 )
 NIXL_NUM_FAILED_TRANSFERS = Metric(
@@ -622,7 +622,7 @@ NIXL_NUM_FAILED_TRANSFERS = Metric(
     "KV transfers over NIXL that failed; each may cost a prefill or a request.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Independent of failed notifications.",),
 )
 NIXL_NUM_FAILED_NOTIFICATIONS = Metric(
@@ -632,7 +632,7 @@ NIXL_NUM_FAILED_NOTIFICATIONS = Metric(
     "Completion notices over NIXL that failed, so that the other side keeps blocks it could free.",
     since="0.11.1",
     needs=_NIXL,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Independent of failed transfers.",),
 )
 NIXL_NUM_KV_EXPIRED_REQS = Metric(
@@ -642,7 +642,7 @@ NIXL_NUM_KV_EXPIRED_REQS = Metric(
     "Requests whose KV blocks expired on the prefill engine before the decode engine fetched them.",
     since="0.15",
     needs=_NIXL,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Counted on the prefill engine only.",),
 )
 KV_OFFLOAD_LOAD_BYTES = Metric(
@@ -652,7 +652,7 @@ KV_OFFLOAD_LOAD_BYTES = Metric(
     "Bytes of KV cache loaded back to the GPU.",
     since="0.24",
     needs=_OFFLOAD,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Also counted in kv_offload_total_bytes_total: never add the two.",),
 )
 KV_OFFLOAD_STORE_BYTES = Metric(
@@ -662,7 +662,7 @@ KV_OFFLOAD_STORE_BYTES = Metric(
     "Bytes of KV cache stored away from the GPU.",
     since="0.24",
     needs=_OFFLOAD,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Also counted in kv_offload_total_bytes_total: never add the two.",),
 )
 KV_OFFLOAD_LOAD_TIME = Metric(
@@ -672,7 +672,7 @@ KV_OFFLOAD_LOAD_TIME = Metric(
     "Seconds spent loading KV cache back to the GPU; its rate is the number of loads under way.",
     since="0.24",
     needs=_OFFLOAD,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("A sum of overlapping transfers, so its rate may exceed 1.",),
 )
 KV_OFFLOAD_STORE_TIME = Metric(
@@ -682,7 +682,7 @@ KV_OFFLOAD_STORE_TIME = Metric(
     "Seconds spent storing KV cache away from the GPU; its rate is the number of stores under way.",
     since="0.24",
     needs=_OFFLOAD,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("A sum of overlapping transfers, so its rate may exceed 1.",),
 )
 KV_OFFLOAD_LOAD_SIZE = Metric(
@@ -692,7 +692,7 @@ KV_OFFLOAD_LOAD_SIZE = Metric(
     "Size of one load back to the GPU.",
     since="0.24",
     needs=_OFFLOAD,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Its _sum equals kv_offload_load_bytes_total.",),
 )
 KV_OFFLOAD_STORE_SIZE = Metric(
@@ -702,7 +702,7 @@ KV_OFFLOAD_STORE_SIZE = Metric(
     "Size of one store away from the GPU.",
     since="0.24",
     needs=_OFFLOAD,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Its _sum equals kv_offload_store_bytes_total.",),
 )
 KV_OFFLOAD_TOTAL_BYTES = Metric(
@@ -713,7 +713,7 @@ KV_OFFLOAD_TOTAL_BYTES = Metric(
     labels=("engine", "model_name", "transfer_type"),
     since="0.16",
     needs=_OFFLOAD,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Deprecated and still shown beside kv_offload_load_bytes_total and kv_offload_store_bytes_total: counting both doubles.",),
 )
 KV_OFFLOAD_TOTAL_TIME = Metric(
@@ -724,7 +724,7 @@ KV_OFFLOAD_TOTAL_TIME = Metric(
     labels=("engine", "model_name", "transfer_type"),
     since="0.16",
     needs=_OFFLOAD,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Deprecated and still shown beside kv_offload_load_time_total and kv_offload_store_time_total: counting both doubles.",),
 )
 KV_OFFLOAD_SIZE = Metric(
@@ -735,7 +735,7 @@ KV_OFFLOAD_SIZE = Metric(
     labels=("engine", "model_name", "transfer_type"),
     since="0.16",
     needs=_OFFLOAD,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Deprecated and still shown beside kv_offload_load_size and kv_offload_store_size: counting both doubles.",),
 )
 KV_OFFLOAD_STORES_SKIPPED = Metric(
@@ -745,7 +745,7 @@ KV_OFFLOAD_STORES_SKIPPED = Metric(
     "Stores left out because the blocks had not been reused often enough.",
     since="0.24",
     needs=_TIERED,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Grows only with a reuse threshold of 2 or more; it is a policy at work and no failure.",),
 )
 KV_OFFLOAD_ALLOCATION_FAILURE = Metric(
@@ -755,7 +755,7 @@ KV_OFFLOAD_ALLOCATION_FAILURE = Metric(
     "Stores that found no room in the offload cache.",
     since="0.25",
     needs=_OFFLOAD,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("A failed store loses a later hit, not a request.",),
 )
 KV_OFFLOAD_CPU_CACHE_USAGE = Metric(
@@ -766,7 +766,7 @@ KV_OFFLOAD_CPU_CACHE_USAGE = Metric(
     across=Across.MEAN,
     since="0.24",
     needs=_TIERED,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Pinned and not filled: a full, quiet cache reads 0.", _RATIO_MEAN),
 )
 KV_OFFLOAD_CPU_CACHE_WRITE_USAGE = Metric(
@@ -777,7 +777,7 @@ KV_OFFLOAD_CPU_CACHE_WRITE_USAGE = Metric(
     across=Across.MEAN,
     since="0.25",
     needs=_TIERED,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=(_RATIO_MEAN,),
 )
 KV_OFFLOAD_CPU_CACHE_READ_USAGE = Metric(
@@ -788,7 +788,7 @@ KV_OFFLOAD_CPU_CACHE_READ_USAGE = Metric(
     across=Across.MEAN,
     since="0.25",
     needs=_TIERED,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=(_RATIO_MEAN,),
 )
 KV_OFFLOAD_CPU_ALLOCATION_SIZE = Metric(
@@ -798,7 +798,7 @@ KV_OFFLOAD_CPU_ALLOCATION_SIZE = Metric(
     "CPU blocks asked for by one store.",
     since="0.25",
     needs=_TIERED,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("CPU blocks (chunks) may hold several GPU blocks.",),
 )
 KV_OFFLOAD_LOOKUP_SYNC_DELAY = Metric(
@@ -808,7 +808,7 @@ KV_OFFLOAD_LOOKUP_SYNC_DELAY = Metric(
     "Time that one lookup in the offload cache blocked the scheduler.",
     since="0.25",
     needs=_OFFLOAD,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("It holds up every request of the engine, not only the one looked up.",),
 )
 KV_OFFLOAD_LOOKUP_ASYNC_DELAY = Metric(
@@ -818,7 +818,7 @@ KV_OFFLOAD_LOOKUP_ASYNC_DELAY = Metric(
     "Time a request was deferred while its lookup in the offload cache was under way.",
     since="0.25",
     needs=_OFFLOAD,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Part of the request's time to first token.",),
 )
 KV_OFFLOAD_TIERING_LOOKUP_SYNC_DELAY = Metric(
@@ -829,7 +829,7 @@ KV_OFFLOAD_TIERING_LOOKUP_SYNC_DELAY = Metric(
     labels=("engine", "model_name", "tier"),
     since="0.25",
     needs=_TIERED,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("One of about 16 kv_offload_tiering_ families; the others change too often to be listed.",),
 )
 KV_OFFLOAD_TIERING_LOOKUP_ASYNC_DELAY = Metric(
@@ -840,7 +840,7 @@ KV_OFFLOAD_TIERING_LOOKUP_ASYNC_DELAY = Metric(
     labels=("engine", "model_name", "tier"),
     since="0.25",
     needs=_TIERED,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Tells a slow disk or network store from a slow engine.",),
 )
 MOONCAKE_STORE_OPERATION_TIME = Metric(
@@ -851,7 +851,7 @@ MOONCAKE_STORE_OPERATION_TIME = Metric(
     labels=_OPERATION,
     since="0.23",
     needs=_MOONCAKE,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Bounds end at 4 s.",),
 )
 MOONCAKE_STORE_OPERATION = Metric(
@@ -862,7 +862,7 @@ MOONCAKE_STORE_OPERATION = Metric(
     labels=_OPERATION,
     since="0.23",
     needs=_MOONCAKE,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Equals the _count of mooncake_store_operation_time_seconds.",),
 )
 MOONCAKE_STORE_OPERATION_KEYS = Metric(
@@ -873,7 +873,7 @@ MOONCAKE_STORE_OPERATION_KEYS = Metric(
     labels=_OPERATION,
     since="0.23",
     needs=_MOONCAKE,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Failed keys are included.",),
 )
 MOONCAKE_STORE_OPERATION_BYTES = Metric(
@@ -884,7 +884,7 @@ MOONCAKE_STORE_OPERATION_BYTES = Metric(
     labels=_OPERATION,
     since="0.23",
     needs=_MOONCAKE,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Select the operation: loads and stores share the family.",),
 )
 MOONCAKE_STORE_OPERATION_FAILED_KEYS = Metric(
@@ -895,7 +895,7 @@ MOONCAKE_STORE_OPERATION_FAILED_KEYS = Metric(
     labels=_OPERATION,
     since="0.23",
     needs=_MOONCAKE,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("A subset of mooncake_store_operation_keys_total.",),
 )
 HF3FS_SAVE_DURATION = Metric(
@@ -905,7 +905,7 @@ HF3FS_SAVE_DURATION = Metric(
     "Duration of one successful save to 3FS.",
     since="0.23",
     needs=_HF3FS,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Failed saves leave no sample.",),
 )
 HF3FS_LOAD_DURATION = Metric(
@@ -915,7 +915,7 @@ HF3FS_LOAD_DURATION = Metric(
     "Duration of one successful load from 3FS.",
     since="0.23",
     needs=_HF3FS,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Failed loads leave no sample.",),
 )
 HF3FS_NUM_FAILED_SAVE = Metric(
@@ -925,7 +925,7 @@ HF3FS_NUM_FAILED_SAVE = Metric(
     "Saves to 3FS that failed.",
     since="0.23",
     needs=_HF3FS,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("A failed save loses a later hit, not a request.",),
 )
 HF3FS_NUM_FAILED_LOAD = Metric(
@@ -935,7 +935,7 @@ HF3FS_NUM_FAILED_LOAD = Metric(
     "Loads from 3FS that failed.",
     since="0.23",
     needs=_HF3FS,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("The blocks must be computed again.",),
 )
 
@@ -949,7 +949,7 @@ WEBSOCKET_CONNECTIONS_ACTIVE = Metric(
     labels=(),
     since="0.18",
     needs=_WEBSOCKET,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("No labels, not even model_name.",),
 )
 WEBSOCKET_CONNECTIONS = Metric(
@@ -960,7 +960,7 @@ WEBSOCKET_CONNECTIONS = Metric(
     labels=(),
     since="0.18",
     needs=_WEBSOCKET,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("No labels, not even model_name.",),
 )
 WEBSOCKET_CONNECTION_DURATION = Metric(
@@ -971,7 +971,7 @@ WEBSOCKET_CONNECTION_DURATION = Metric(
     labels=(),
     since="0.18",
     needs=_WEBSOCKET,
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("One sample per closed connection: open ones leave none.",),
 )
 _NO_MODEL = "One API server, all its models: no model_name and no engine."
@@ -1162,7 +1162,7 @@ PROMPT_TOKENS_RECOMPUTED = Metric(
     "Cached prompt tokens that were computed again all the same; no successor.",
     since="0.16",
     until="0.20",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Removed without a round of deprecation (#38709).",),
 )
 NUM_REQUESTS_SWAPPED = Metric(
@@ -1173,7 +1173,7 @@ NUM_REQUESTS_SWAPPED = Metric(
     labels=_V0,
     since="0.2.3",
     until="0.9.1",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=(_NO_SWAP,),
 )
 CPU_CACHE_USAGE = Metric(
@@ -1185,7 +1185,7 @@ CPU_CACHE_USAGE = Metric(
     across=Across.MEAN,
     since="0.2.3",
     until="0.9.1",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=(_NO_SWAP, "kv_offload_cpu_cache_usage_perc is another quantity."),
 )
 GPU_PREFIX_CACHE_HIT_RATE = Metric(
@@ -1197,7 +1197,7 @@ GPU_PREFIX_CACHE_HIT_RATE = Metric(
     across=Across.MEAN,
     since="0.5.5",
     until="0.9.1",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("A ready-made ratio hides how many lookups it stands for.",),
 )
 CPU_PREFIX_CACHE_HIT_RATE = Metric(
@@ -1209,7 +1209,7 @@ CPU_PREFIX_CACHE_HIT_RATE = Metric(
     across=Across.MEAN,
     since="0.5.5",
     until="0.9.1",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=(_NO_SWAP,),
 )
 TIME_IN_QUEUE_REQUESTS = Metric(
@@ -1220,7 +1220,7 @@ TIME_IN_QUEUE_REQUESTS = Metric(
     labels=_V0,
     since="0.6.4",
     until="0.9.1",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Lived beside request_queue_time_seconds, so that name reaches as far back.",),
 )
 MODEL_FORWARD_TIME = Metric(
@@ -1231,7 +1231,7 @@ MODEL_FORWARD_TIME = Metric(
     labels=_V0,
     since="0.6.4",
     until="0.9.1",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Milliseconds, unlike every other family.",),
 )
 MODEL_EXECUTE_TIME = Metric(
@@ -1242,7 +1242,7 @@ MODEL_EXECUTE_TIME = Metric(
     labels=_V0,
     since="0.6.4",
     until="0.9.1",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Milliseconds, unlike every other family.",),
 )
 SPEC_DECODE_DRAFT_ACCEPTANCE_RATE = Metric(
@@ -1255,7 +1255,7 @@ SPEC_DECODE_DRAFT_ACCEPTANCE_RATE = Metric(
     since="0.5.3",
     until="0.10",
     needs="speculative decoding in the V0 engine",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Went with the V0 engine (#21152).",),
 )
 SPEC_DECODE_EFFICIENCY = Metric(
@@ -1268,7 +1268,7 @@ SPEC_DECODE_EFFICIENCY = Metric(
     since="0.5.3",
     until="0.10",
     needs="speculative decoding in the V0 engine",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Went with the V0 engine (#21152).",),
 )
 SPEC_DECODE_NUM_EMITTED_TOKENS = Metric(
@@ -1280,7 +1280,7 @@ SPEC_DECODE_NUM_EMITTED_TOKENS = Metric(
     since="0.5.3",
     until="0.10",
     needs="speculative decoding in the V0 engine",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Went with the V0 engine (#21152).",),
 )
 AVG_PROMPT_THROUGHPUT = Metric(
@@ -1291,7 +1291,7 @@ AVG_PROMPT_THROUGHPUT = Metric(
     labels=_V0,
     since="0.2.3",
     until="0.7",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Removed in 0.7.0 (#12383); alerts on it are still in circulation.",),
 )
 AVG_GENERATION_THROUGHPUT = Metric(
@@ -1302,7 +1302,7 @@ AVG_GENERATION_THROUGHPUT = Metric(
     labels=_V0,
     since="0.2.3",
     until="0.7",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Removed in 0.7.0 (#12383); alerts on it are still in circulation.",),
 )
 REQUEST_PARAMS_BEST_OF = Metric(
@@ -1313,7 +1313,7 @@ REQUEST_PARAMS_BEST_OF = Metric(
     labels=_V0,
     since="0.4.2",
     until="0.6.3",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Went with the parameter (#9261).",),
 )
 TOKENS = Metric(
@@ -1324,7 +1324,7 @@ TOKENS = Metric(
     labels=_V0,
     since="0.6.4",
     until="0.8",
-    evidence=Evidence.SOURCE,
+    evidence=Provenance.SOURCE,
     notes=("Never filled: it stayed at 0 as long as it lived (#14134).",),
 )
 

@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from exporters.request_log import Outcome, RequestRecord, timestamp
-from stack.bench.figures import figures
-from stack.bench.result import Arm, BadBench, Bench, Engine, Run, request_id
+from exporters.requests.record import Outcome, RequestRecord, timestamp
+from stack.bench.measurements import figures
+from stack.bench.result import Arm, BadBench, Bench, BenchEngine, Run, request_id
 from stack.bench.workload import Slo
 
 ARM, WORKLOAD = "imported", "vllm-bench-serve"
@@ -126,7 +126,7 @@ def parse(texts: Sequence[tuple[str, str]], slo: Slo = NO_SLO) -> tuple[Bench, l
         tool=tools.pop(),
         started_s=min(run.started_s for run in runs),
         ended_s=max(run.ended_s for run in runs),
-        arms=(Arm(name=ARM, engine=Engine(url="", model=next(iter(models)))),),
+        arms=(Arm(name=ARM, engine=BenchEngine(url="", model=next(iter(models)))),),
         runs=tuple(runs),
         workloads=tuple(workloads),
         workload_hash=hashlib.sha256(msgspec.json.encode(workloads, order="deterministic")).hexdigest()[:12],

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from exporters.request_log import Outcome, RequestRecord, timestamp
-from stack.bench.workload import Ask
-from stack.gateway.client import Broken, Client, Unreachable
+from exporters.requests.record import Outcome, RequestRecord, timestamp
+from stack.bench.workload import PlannedRequest
 from stack.gateway.reply import Reply, decode
 from stack.gateway.sse import Scanner
+from stack.gateway.upstream_client import BrokenConnection, Unreachable, UpstreamClient
 
 CONNECT_S = 10.0
 ANSWER_BYTES = 8 << 20  # more of an answer that is no stream is not read
@@ -26,7 +26,7 @@ _BUSY = (429, 503)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BenchTarget:
     """Where requests go. url: scheme, host and port. key: an API key, sent as a bearer token."""
 
     url: str
@@ -44,7 +44,7 @@ class Target:
 class Prepared:
     """A request as bytes, made before the run, so that making it is no part of what is measured. prompt_tokens: as they were counted."""
 
-    ask: Ask
+    ask: PlannedRequest
     request_id: str
     route: str
     body: bytes
@@ -55,17 +55,19 @@ class Prepared:
 class Done:
     """A request that ended. text: of the answer, where it was asked to be kept."""
 
-    ask: Ask
+    ask: PlannedRequest
     record: RequestRecord
     text: str | None = None
 
 
-class Load:
+class LoadRun:
     """One run's requests on their way. done: what has ended so far, in that order. said: by reason, the first words about it.
 
     late_s: how long after its time a request of an open loop was sent at worst, which is the fault of this machine."""
 
-    def __init__(self, target: Target, *, arm: str | None = None, keep_text: bool = False, told: Callable[[Done], None] = lambda _: None) -> None:
+    def __init__(
+        self, target: BenchTarget, *, arm: str | None = None, keep_text: bool = False, told: Callable[[Done], None] = lambda _: None
+    ) -> None:
         self.done: list[Done] = []
         self.said: dict[str, str] = {}
         self.under_way = 0
@@ -74,7 +76,7 @@ class Load:
         self._arm = arm
         self._keep_text = keep_text
         self._told = told
-        self._client = Client(CONNECT_S)
+        self._client = UpstreamClient(CONNECT_S)
 
     async def send(self, asks: Sequence[Prepared], at_once: int | None) -> None:
         """Sends all. Closed loop: in their order, each as soon as fewer than `at_once` are under way. Open loop (None): each at its `due_s`, however
@@ -143,7 +145,7 @@ class Load:
         except Unreachable as error:
             outcome, reason = ("timeout", "connect_timeout") if error.late else ("upstream_error", "connect_failed")
             self.said.setdefault(reason, str(error))
-        except Broken:
+        except BrokenConnection:
             outcome, reason = "upstream_error", "connection_lost"
         except asyncio.CancelledError:
             outcome, reason = "client_abort", "stopped"

@@ -15,11 +15,11 @@ from typing import Any, Literal, Protocol
 import aiohttp
 import msgspec
 
-from exporters.answers import whole
-from exporters.http_config import trouble
+from exporters.net.bounded_read import read_bounded
+from exporters.net.http_client import describe_error
 from stack.bench.load import Prepared
 from stack.bench.result import request_id
-from stack.bench.workload import Ask
+from stack.bench.workload import PlannedRequest
 
 Route = Literal["completions", "chat"]
 ROUTES: Mapping[Route, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -72,14 +72,14 @@ class Remote:
         why = ""
         try:
             async with self._session.post(f"{self._url}{route}", json={"model": self._model, **body}, headers=self._headers) as response:
-                status, answer = response.status, json.loads(await whole(response))
+                status, answer = response.status, json.loads(await read_bounded(response))
             if status == 200 and isinstance(answer, dict) and isinstance(answer.get(field), kind):
                 return answer[field]
             why = f"answers {status}"
         except ValueError:  # no JSON
             why = "answers something that is no JSON"
         except (aiohttp.ClientError, TimeoutError) as error:
-            why = f"does not answer ({trouble(error) or error or type(error).__name__})"
+            why = f"does not answer ({describe_error(error) or error or type(error).__name__})"
         raise NoTokenizer(f"{self._url}{route} {why}; lengths in tokens need the engine's own tokenizer, so give the address of vLLM itself")
 
 
@@ -101,13 +101,15 @@ class Writer:
         """The same, asking another tokenizer for the same model."""
         return Writer(tokenizer, self._vocabulary, self._model, self._bench, self._seed)
 
-    async def prepare(self, asks: Sequence[Ask], run: int, route: Route, options: Mapping[str, Any], instruction: str = "") -> list[Prepared]:
+    async def prepare(
+        self, asks: Sequence[PlannedRequest], run: int, route: Route, options: Mapping[str, Any], instruction: str = ""
+    ) -> list[Prepared]:
         """The requests of a run as bytes. options: go into every body, such as ignore_eos. instruction: stands before the last words of each chat."""
         if route == "completions":
             return [self._completion(ask, run, options) for ask in asks]
         places = asyncio.Semaphore(COUNTED_AT_ONCE)
 
-        async def chat(ask: Ask) -> Prepared:
+        async def chat(ask: PlannedRequest) -> Prepared:
             async with places:
                 return await self._chat(ask, run, options, instruction)
 
@@ -117,11 +119,11 @@ class Writer:
         """The tokens of a segment."""
         return random.Random(f"{self._seed}/{key}").choices(self._vocabulary, k=tokens)  # noqa: S311 (nothing secret)
 
-    def _completion(self, ask: Ask, run: int, options: Mapping[str, Any]) -> Prepared:
+    def _completion(self, ask: PlannedRequest, run: int, options: Mapping[str, Any]) -> Prepared:
         prompt = [token for segment in ask.segments for token in self.ids(segment.key, segment.tokens)]
         return self._prepared(ask, run, "completions", {"prompt": prompt}, options, len(prompt))
 
-    async def _chat(self, ask: Ask, run: int, options: Mapping[str, Any], instruction: str) -> Prepared:
+    async def _chat(self, ask: PlannedRequest, run: int, options: Mapping[str, Any], instruction: str) -> Prepared:
         """Each segment is a message. The last one is made longer or shorter until the whole has its tokens, template and instruction included."""
         *before, last = ask.segments
         messages = [{"role": _role(segment.key), "content": await self._tokenizer.text(self.ids(segment.key, segment.tokens))} for segment in before]
@@ -137,7 +139,7 @@ class Writer:
             size += wanted - count
         return self._prepared(ask, run, "chat", {"messages": whole}, options, count)
 
-    def _prepared(self, ask: Ask, run: int, route: Route, prompt: Mapping[str, Any], options: Mapping[str, Any], tokens: int) -> Prepared:
+    def _prepared(self, ask: PlannedRequest, run: int, route: Route, prompt: Mapping[str, Any], options: Mapping[str, Any], tokens: int) -> Prepared:
         name = request_id(self._bench, run, ask.number)
         body: dict[str, Any] = {"model": self._model, **prompt, "max_tokens": ask.output_tokens, **options}
         body |= {"stream": True, "stream_options": {"include_usage": True}}

@@ -19,7 +19,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from exporters.request_log import RequestRecord, parse_line, to_line
+from exporters.requests.read import BadLines, read_records
+from exporters.requests.record import BadLine, RequestRecord, to_line
+from exporters.text import write_atomically
 
 FORMAT = 1
 HIDDEN = "(hidden)"
@@ -33,7 +35,7 @@ class BadBench(ValueError):
     """A folder that holds no bench; the message names it and says why."""
 
 
-class Engine(msgspec.Struct, frozen=True, kw_only=True):
+class BenchEngine(msgspec.Struct, frozen=True, kw_only=True):
     """What answered, as it says itself. series: the model's name on its page, where that is known; cache: labels of its cache_config_info;
     arguments: how it was started, where that is known."""
 
@@ -58,7 +60,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """One configuration under test. what: in the user's words."""
 
     name: str
-    engine: Engine
+    engine: BenchEngine
     what: str = ""
     starts: tuple[Start, ...] = ()
 
@@ -156,9 +158,7 @@ def masked(arguments: Sequence[str]) -> tuple[str, ...]:
 
 def write(folder: Path, bench: Bench) -> None:
     """Write or replace bench.json, without secrets; its requests are beside it already. Raises OSError."""
-    beside = folder / f"{BENCH}.new"
-    beside.write_bytes(msgspec.json.format(msgspec.json.encode(without_secrets(bench)), indent=1) + b"\n")
-    beside.replace(folder / BENCH)
+    write_atomically(folder / BENCH, msgspec.json.format(msgspec.json.encode(without_secrets(bench)), indent=1) + b"\n")
 
 
 def add_requests(folder: Path, records: Sequence[RequestRecord]) -> None:
@@ -183,7 +183,7 @@ def read(folder: Path) -> Bench:
 
 def requests(folder: Path) -> Iterator[RequestRecord]:
     """The records of a bench. Raises OSError, and BadLine for a line that is none."""
-    with (folder / REQUESTS).open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):  # else it was being written when all ended
-                yield parse_line(line)
+    bad = BadLines()
+    yield from read_records([folder / REQUESTS], bad, ended_lines_only=True)
+    for reason, message in bad.messages.items():
+        raise BadLine(reason, message)

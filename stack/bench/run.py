@@ -21,24 +21,24 @@ from typing import Any, Literal, Protocol
 import aiohttp
 import msgspec
 
-from exporters.catalogue.page import Page
-from stack.bench import figures, result, workload
-from stack.bench.figures import Around
-from stack.bench.load import Done, Load, Prepared, Target
+from exporters.catalogue.exposition_parser import Exposition
+from stack.bench import measurements, result, workload
+from stack.bench.engine_under_test import BadTarget, Peak, Subject, asking, emptied, page_of, restarted, settled
+from stack.bench.load import BenchTarget, Done, LoadRun, Prepared
+from stack.bench.measurements import Around
 from stack.bench.prompts import NoTokenizer, Remote, Writer
 from stack.bench.result import Arm, Bench, Run, Start
-from stack.bench.subject import BadTarget, Peak, Subject, asking, emptied, page_of, restarted, settled
-from stack.bench.workload import Point, Workload
+from stack.bench.workload import LoadLevel, Workload
 
 DEAD_AFTER = 10  # requests in a row that reach nobody
 UNREACHED = ("connect_failed", "connect_timeout", "connection_lost")
 WARM_UP = -1  # the number of a run that nobody counts; what it sends no other run does
 
 
-class Told(Protocol):
+class RunObserver(Protocol):
     """Who is told how it goes."""
 
-    def run(self, number: int, of: int, arm: str, workload: Workload, point: Point, asked: int) -> None: ...
+    def run(self, number: int, of: int, arm: str, workload: Workload, point: LoadLevel, asked: int) -> None: ...
 
     def done(self, done: Done) -> None: ...
 
@@ -46,22 +46,22 @@ class Told(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RunStep:
     """One run to come. round: how often each arm had this load before."""
 
     round: int
     arm: str
     workload: Workload
-    point: Point
+    point: LoadLevel
 
 
 def schedule(
     workloads: Sequence[Workload],
-    points: Callable[[Workload], Sequence[Point]],
+    points: Callable[[Workload], Sequence[LoadLevel]],
     turns: Sequence[Sequence[str]],
     runs: int | None,
     together: bool,
-) -> list[Step]:
+) -> list[RunStep]:
     """Return all runs in their order.
 
     turns: the order of the arms in each round, at least as many rounds as runs; `stack.tuning.turns` draws it. runs: of each load; None: as its
@@ -70,9 +70,9 @@ def schedule(
     for round_, arms in enumerate(turns[: rounds_of(workloads, runs)]):
         loads = [(each, point) for each in workloads if round_ < (runs or each.runs) for point in points(each)]
         if together:
-            steps += [Step(round_, arm, workload, point) for workload, point in loads for arm in arms]
+            steps += [RunStep(round_, arm, workload, point) for workload, point in loads for arm in arms]
         else:
-            steps += [Step(round_, arm, workload, point) for arm in arms for workload, point in loads]
+            steps += [RunStep(round_, arm, workload, point) for arm in arms for workload, point in loads]
     return steps
 
 
@@ -81,7 +81,7 @@ def rounds_of(workloads: Sequence[Workload], runs: int | None) -> int:
     return runs or max(each.runs for each in workloads)
 
 
-class Stopped(Exception):
+class BenchStopped(Exception):
     """The bench cannot go on; the message says why."""
 
 
@@ -96,9 +96,9 @@ class Bencher:
     title: str
     tool: str
     workloads: Sequence[Workload]
-    steps: Sequence[Step]
+    steps: Sequence[RunStep]
     subject: Callable[[str], Any]
-    told: Told
+    told: RunObserver
     seed: int
     names: Sequence[str] = ()
     order: Literal["single", "interleaved", "sequential"] = "single"
@@ -120,7 +120,7 @@ class Bencher:
             for number, step in enumerate(self.steps, 1):
                 await self._step(number, step)
             self.cut = None
-        except Stopped as why:
+        except BenchStopped as why:
             self.cut = str(why)
         except asyncio.CancelledError:
             self.cut = "it was stopped by hand"
@@ -163,7 +163,7 @@ class Bencher:
         result.write(self.folder, found)
         return found
 
-    async def _step(self, number: int, step: Step) -> None:
+    async def _step(self, number: int, step: RunStep) -> None:
         subject: Subject = await self.subject(step.arm)
         self.arms[step.arm] = Arm(name=step.arm, engine=subject.engine, what=subject.what, starts=tuple(self.starts(step.arm)))
         async with asking() as session:
@@ -177,7 +177,7 @@ class Bencher:
         self._write()
         self.told.ended(run)
         if run.cut:
-            raise Stopped(run.cut)
+            raise BenchStopped(run.cut)
 
     async def _writer(self, session: aiohttp.ClientSession, subject: Subject) -> Writer:
         """Made once for each engine's address: the same model has the same tokens."""
@@ -187,16 +187,16 @@ class Bencher:
         self._writers[subject.target.url] = writer
         return writer
 
-    def _lengths(self, step: Step) -> int:
+    def _lengths(self, step: RunStep) -> int:
         """What lengths and times follow from: the same for all arms of a round."""
         return self.seed + (step.round if step.workload.seed == "fresh" else 0)
 
-    async def _prepared(self, writer: Writer, its: Workload, asks: Sequence[workload.Ask], number: int) -> list[Prepared]:
+    async def _prepared(self, writer: Writer, its: Workload, asks: Sequence[workload.PlannedRequest], number: int) -> list[Prepared]:
         options = {"ignore_eos": True} if its.ignore_eos else {}
         instruction = f"{its.json.instruction}\n{json.dumps(its.json.schema)}" if its.json else ""
         return await writer.prepare(asks, number, its.endpoint, options, instruction)
 
-    async def _warm_up(self, session: aiohttp.ClientSession, writer: Writer, subject: Subject, step: Step) -> None:
+    async def _warm_up(self, session: aiohttp.ClientSession, writer: Writer, subject: Subject, step: RunStep) -> None:
         """Once for each start of an engine and workload: a few requests that nobody counts. With `cache: warm` all that is shared, for each load,
         since a longer run has more of it."""
         warm = step.workload.cache == "warm"
@@ -208,20 +208,22 @@ class Bencher:
         if warm:
             first = {ask.segments[0].key: ask for ask in reversed(asks) if len(ask.segments) > 1}
             some += [ask for ask in first.values() if ask not in some]
-        alone = [workload.Ask(number=at, kind=None, segments=a.segments, output_tokens=min(a.output_tokens, 16)) for at, a in enumerate(some)]
+        alone = [
+            workload.PlannedRequest(number=at, kind=None, segments=a.segments, output_tokens=min(a.output_tokens, 16)) for at, a in enumerate(some)
+        ]
         if alone:
-            load, before = Load(self._target(subject, step.workload)), await page_of(session, subject)
+            load, before = LoadRun(self._target(subject, step.workload)), await page_of(session, subject)
             await load.send(await self._prepared(writer, step.workload, alone, WARM_UP), 2)
             if all(done.record.outcome != "ok" for done in load.done):
                 reason = load.done[0].record.reason or ""
-                raise Stopped(f"no request of the warm-up was answered by {subject.target.url}: {_why(reason, load.said)}")
+                raise BenchStopped(f"no request of the warm-up was answered by {subject.target.url}: {_why(reason, load.said)}")
             await settled(session, subject, before, sum(done.record.outcome == "ok" for done in load.done))  # none of them counts in the run
         self._warm.add(key)
 
-    def _target(self, subject: Subject, its: Workload) -> Target:
-        return Target(subject.target.url, subject.target.model, subject.target.key, its.timeout_s)
+    def _target(self, subject: Subject, its: Workload) -> BenchTarget:
+        return BenchTarget(subject.target.url, subject.target.model, subject.target.key, its.timeout_s)
 
-    async def _run(self, session: aiohttp.ClientSession, subject: Subject, step: Step, number: int, prepared: Sequence[Prepared]) -> Run:
+    async def _run(self, session: aiohttp.ClientSession, subject: Subject, step: RunStep, number: int, prepared: Sequence[Prepared]) -> Run:
         its = step.workload
         course = _Course(subject, self._target(subject, its), step, prepared, self.told.done)
         if its.cache == "cold":
@@ -238,7 +240,7 @@ class Bencher:
         around = await course.around(session, before, peak, watching)
         records = [done.record for done in course.load.done]
         result.add_requests(self.folder, records)
-        found = figures.figures(records, seconds, its.slo, around)
+        found = measurements.figures(records, seconds, its.slo, around)
         if its.json:
             found |= await course.of_texts(its.json)
         failed = Counter(record.reason or "unknown" for record in records if record.outcome != "ok")
@@ -267,11 +269,11 @@ class _Course:
     """The course of one run: its requests on their way, then what is asked of engine and answers. It may break off at each step, and what was
     measured until then is kept. cut: why it broke off, of which the first reason stands. stopped: by hand."""
 
-    def __init__(self, subject: Subject, target: Target, step: Step, prepared: Sequence[Prepared], told: Callable[[Done], None]) -> None:
+    def __init__(self, subject: Subject, target: BenchTarget, step: RunStep, prepared: Sequence[Prepared], told: Callable[[Done], None]) -> None:
         self.cut: str | None = None
         self.stopped = False
         self.unscored: list[str] = []
-        self.load = Load(target, arm=step.arm, keep_text=step.workload.json is not None, told=self._done)
+        self.load = LoadRun(target, arm=step.arm, keep_text=step.workload.json is not None, told=self._done)
         self._subject = subject
         self._step = step
         self._prepared = prepared
@@ -313,7 +315,7 @@ class _Course:
         elif error := self._sending.exception():
             raise error
 
-    async def around(self, session: aiohttp.ClientSession, before: Page, peak: Peak, watching: asyncio.Task[None]) -> Around | None:
+    async def around(self, session: aiohttp.ClientSession, before: Exposition, peak: Peak, watching: asyncio.Task[None]) -> Around | None:
         """The engine's counters around the run; None where it does not tell them, or began them anew."""
         subject = self._subject
         try:
@@ -344,7 +346,7 @@ class _Course:
         return found
 
 
-def _caveats(load: Load, prepared: Sequence[Prepared], its: Workload) -> Iterator[str]:
+def _caveats(load: LoadRun, prepared: Sequence[Prepared], its: Workload) -> Iterator[str]:
     """What a reader of the run's figures has to know."""
     wanted = {asked.request_id: asked for asked in prepared}
     good = [done.record for done in load.done if done.record.outcome == "ok"]
@@ -411,10 +413,10 @@ def _lines(path: Path) -> list[str]:
 async def probe(subject: Subject, its: Workload, seed: int) -> tuple[float, float] | None:
     """Seconds to the first token and for each further one, of one short request alone; None where it was not answered. Raises NoTokenizer."""
     asks = workload.plan(its, workload.points(its)[0], seed, WARM_UP - 1)[:1]
-    few = [workload.Ask(number=0, kind=None, segments=ask.segments, output_tokens=min(ask.output_tokens, 16)) for ask in asks]
+    few = [workload.PlannedRequest(number=0, kind=None, segments=ask.segments, output_tokens=min(ask.output_tokens, 16)) for ask in asks]
     async with asking() as session:
         writer = await Writer.of(Remote(session, subject.target.url, subject.target.model, subject.target.key), subject.target.model, "probe", seed)
-        load = Load(Target(subject.target.url, subject.target.model, subject.target.key, its.timeout_s))
+        load = LoadRun(BenchTarget(subject.target.url, subject.target.model, subject.target.key, its.timeout_s))
         await load.send(await writer.prepare(few, 0, "completions", {"ignore_eos": True}), 1)
     record = load.done[0].record
     return None if record.ttft_ms is None else (record.ttft_ms / 1000, (record.tpot_ms or 0.0) / 1000)

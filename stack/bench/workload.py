@@ -25,8 +25,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from exporters.request_log import RequestRecord, ended_at, parse_block
-from stack.config import BadConfig, Source, meant, read, source
+from exporters.requests.read import BadLines, read_records
+from exporters.requests.record import RequestRecord, ended_at
+from stack.config import BadConfig, YamlFile, meant, read, source
 
 METRICS = (
     "ttft_ms", "tpot_ms", "e2e_ms", "qps", "tokens_per_second", "total_tokens_per_second", "goodput_qps", "error_ratio", "queue_ms", "hit_ratio",
@@ -51,7 +52,7 @@ class Segment(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. kind: its class. due_s: when to send it, from the start of the run; None: when a place is free.
 
     after: number of the request that must have ended before."""
@@ -70,7 +71,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         return sum(segment.tokens for segment in self.segments)
 
 
-class Point(msgspec.Struct, frozen=True):
+class LoadLevel(msgspec.Struct, frozen=True):
     """One load: so many at once, so many a second, or so many in a burst; none of them for a replay."""
 
     label: str
@@ -98,7 +99,7 @@ Lengths = int | Length
 Several = int | tuple[int, ...]
 
 
-class Class(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RequestClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One class of requests among others, reported apart. share: of all requests, as a weight. What it leaves out is as in the workload."""
 
     share: float
@@ -169,7 +170,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     output_tokens: Lengths | None = None
     shared_prefix_tokens: int = 0
     prefix_groups: int = 1
-    classes: dict[str, Class] = {}
+    classes: dict[str, RequestClass] = {}
     turns: int = 1
     turn_tokens: Lengths | None = None
     max_input_tokens: int | None = None
@@ -196,7 +197,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     scenario: str = ""
 
 
-class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WorkloadFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of workloads. metrics: what is printed of the results; none named: all."""
 
     workloads: tuple[Workload, ...]
@@ -211,7 +212,7 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted((Path(__file__).parent / "workloads").glob("*.yaml"))}
 
 
-def load(what: str | Path) -> Suite:
+def load(what: str | Path) -> WorkloadFile:
     """A file of workloads, or a shipped one by its name, with the logs that it replays. Raises BadConfig for the first mistake."""
     path = Path(what)
     if not path.exists() or path.is_dir():
@@ -237,12 +238,12 @@ def indented(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def understood(written: Source) -> Suite:
+def understood(written: YamlFile) -> WorkloadFile:
     """A file of workloads, checked; logs are not read. Raises BadConfig for the first mistake."""
     if not written.data:
         raise BadConfig(f"{written.place}: the file is empty; it should hold `workloads:` and a list of them")
     try:
-        suite = written.into(Suite)
+        suite = written.into(WorkloadFile)
         for sentence in mistakes(suite):
             raise BadConfig(written.told(sentence))
     except BadConfig as error:
@@ -267,14 +268,15 @@ def _with_log(workload: Workload, path: Path) -> Workload:
     if workload.replay is None or workload.replay.log is None:
         return workload
     log, place = path.parent / workload.replay.log, f"{path}: workloads.{workload.name}.replay.log"
+    bad = BadLines()
     try:
-        records, bad = parse_block(log.read_bytes())
+        records = list(read_records([log], bad))
     except OSError as error:
         raise BadConfig(f"{place}: {log} cannot be read: {error.strerror}") from error
     requests = logged(records)
     if not requests:
         raise BadConfig(f"{place}: no line of {log} has all of ts, e2e_ms, prompt_tokens and completion_tokens, so nothing of it can be sent again")
-    left_out = len(records) + len(bad) - len(requests)
+    left_out = len(records) + bad.total - len(requests)
     return msgspec.structs.replace(workload, replay=msgspec.structs.replace(workload.replay, requests=requests, left_out=left_out))
 
 
@@ -310,7 +312,7 @@ _MAY_BE_EMPTY = ("choices", "classes", "requests", "score")
 _POINTS = {"concurrency": "closed", "rate": "poisson", "burst": "burst", "replay": "replay"}
 
 
-def mistakes(suite: Suite) -> Iterator[str]:
+def mistakes(suite: WorkloadFile) -> Iterator[str]:
     """What is wrong with a file that its types cannot tell: sentences, each of which begins with a dotted place."""
     if not suite.workloads:
         yield "workloads: there is none; add one with name, input_tokens, output_tokens and concurrency"
@@ -418,7 +420,7 @@ def _turn_mistakes(place: str, workload: Workload) -> Iterator[str]:
         yield f"{place}.requests: {workload.requests} is no multiple of turns ({workload.turns}); {more} would be"
 
 
-def _class_mistakes(place: str, workload: Workload, shape: Class) -> Iterator[str]:
+def _class_mistakes(place: str, workload: Workload, shape: RequestClass) -> Iterator[str]:
     for key in ("input_tokens", "output_tokens"):
         if workload.replay is None and getattr(shape, key) is None:
             yield f"{place}.{key} is missing"
@@ -441,26 +443,26 @@ def _json_mistakes(place: str, workload: Workload) -> Iterator[str]:
 # ---- what follows from a workload -------------------------------------------------------------------------------------------
 
 
-def shapes(workload: Workload) -> dict[str | None, Class]:
+def shapes(workload: Workload) -> dict[str | None, RequestClass]:
     """The classes of a workload, whole; one without a name where there are none."""
     own = {name: getattr(workload, name) for name in ("input_tokens", "output_tokens", "shared_prefix_tokens", "prefix_groups")}
     if not workload.classes:
-        return {None: Class(share=1.0, **own)}
+        return {None: RequestClass(share=1.0, **own)}
     missing = {kind: {name: value for name, value in own.items() if getattr(given, name) is None} for kind, given in workload.classes.items()}
     return {kind: msgspec.structs.replace(given, **missing[kind]) for kind, given in workload.classes.items()}
 
 
-def points(workload: Workload) -> tuple[Point, ...]:
+def points(workload: Workload) -> tuple[LoadLevel, ...]:
     """The loads of a workload, in the order of the file."""
     return (
-        *(Point(f"c{n}", concurrency=int(n)) for n in _each(workload.concurrency)),
-        *(Point(f"r{rate:g}", rate_per_s=rate) for rate in _each(workload.rate)),
-        *(Point(f"b{n}", burst=int(n)) for n in _each(workload.burst.size if workload.burst else None)),
-        *((Point("replay"),) if workload.replay else ()),
+        *(LoadLevel(f"c{n}", concurrency=int(n)) for n in _each(workload.concurrency)),
+        *(LoadLevel(f"r{rate:g}", rate_per_s=rate) for rate in _each(workload.rate)),
+        *(LoadLevel(f"b{n}", burst=int(n)) for n in _each(workload.burst.size if workload.burst else None)),
+        *((LoadLevel("replay"),) if workload.replay else ()),
     )
 
 
-def requests_of(workload: Workload, point: Point) -> int:
+def requests_of(workload: Workload, point: LoadLevel) -> int:
     """How many requests a run has. Where the file does not say: four for each that is under way at once, those of 20 s, three bursts; 20 at least."""
     if workload.replay is not None:
         return min(workload.requests or len(workload.replay.requests), len(workload.replay.requests))
@@ -488,7 +490,7 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:12]
 
 
-def expected_seconds(workload: Workload, point: Point, ttft_s: float, tpot_s: float) -> float:
+def expected_seconds(workload: Workload, point: LoadLevel, ttft_s: float, tpot_s: float) -> float:
     """About how long a run takes, given how long a first and each further token take at that load."""
     n = requests_of(workload, point)
     if workload.replay is not None:
@@ -502,19 +504,6 @@ def expected_seconds(workload: Workload, point: Point, ttft_s: float, tpot_s: fl
         n / point.rate_per_s if point.rate_per_s else (math.ceil(n / (point.burst or n)) - 1) * (workload.burst.every_s if workload.burst else 0)
     )
     return arriving_s + workload.turns * answer_s
-
-
-def shared_ratio(asks: Iterable[Ask]) -> float:
-    """The part of all prompt tokens that a boundless cache could hold, had each request ended before the next began: what a hit ratio can reach."""
-    seen: set[tuple[str, ...]] = set()
-    found = total = 0
-    for ask in asks:
-        keys = tuple(segment.key for segment in ask.segments)
-        for end, segment in enumerate(ask.segments, 1):
-            total += segment.tokens
-            found += segment.tokens if keys[:end] in seen else 0
-            seen.add(keys[:end])
-    return found / total if total else 0.0
 
 
 # ---- the engine's context ---------------------------------------------------------------------------------------------------
@@ -556,7 +545,7 @@ def _way_out(workload: Workload, context_tokens: int) -> str:
 def _longest(workload: Workload) -> Iterator[tuple[str | None, int, int]]:
     """For each class, the longest last prompt and the longest answer."""
     if workload.replay is not None:
-        for request in workload.replay.requests[: requests_of(workload, Point("replay"))]:
+        for request in workload.replay.requests[: requests_of(workload, LoadLevel("replay"))]:
             yield request.kind, _cut(request.input_tokens, workload.max_input_tokens), _cut(request.output_tokens, workload.max_output_tokens)
         return
     for kind, shape in shapes(workload).items():
@@ -590,7 +579,7 @@ def scaled(workload: Workload, scale: float) -> Workload:
 # ---- the plan ---------------------------------------------------------------------------------------------------------------
 
 
-def plan(workload: Workload, point: Point, seed: int, run: int) -> tuple[Ask, ...]:
+def plan(workload: Workload, point: LoadLevel, seed: int, run: int) -> tuple[PlannedRequest, ...]:
     """Every request of a run, in the order of their numbers. Runs of one seed differ in their keys alone."""
     rng = random.Random(f"{seed} {workload.name} {point.label}")  # noqa: S311 (nothing secret)
     keys = _Keys(workload, point, run)
@@ -602,7 +591,7 @@ def plan(workload: Workload, point: Point, seed: int, run: int) -> tuple[Ask, ..
 class _Keys:
     """How segments are called."""
 
-    def __init__(self, workload: Workload, point: Point, run: int) -> None:
+    def __init__(self, workload: Workload, point: LoadLevel, run: int) -> None:
         self._run = f"run:{run}" if workload.seed == "fresh" or run < 0 else f"run:{workload.name}:{point.label}"
         self._shared = f"bench:{workload.name}" if workload.cache == "warm" else self._run
 
@@ -615,12 +604,12 @@ class _Keys:
         return (Segment(f"{self._shared}:prefix:{group}", prefix), own) if prefix else (own,)
 
 
-def _again(workload: Workload, keys: _Keys) -> Iterator[Ask]:
+def _again(workload: Workload, keys: _Keys) -> Iterator[PlannedRequest]:
     """The requests of a log; a prompt that has no room for the shared prefix has none of it."""
     replay = workload.replay or Replay()
-    for number, request in enumerate(replay.requests[: requests_of(workload, Point("replay"))]):
+    for number, request in enumerate(replay.requests[: requests_of(workload, LoadLevel("replay"))]):
         tokens, prefix = _cut(request.input_tokens, workload.max_input_tokens), workload.shared_prefix_tokens
-        yield Ask(
+        yield PlannedRequest(
             number=number,
             kind=request.kind,
             segments=keys.first(number, tokens, prefix if prefix < tokens else 0, f"{number % workload.prefix_groups}"),
@@ -630,7 +619,7 @@ def _again(workload: Workload, keys: _Keys) -> Iterator[Ask]:
         )
 
 
-def _talks(workload: Workload, point: Point, keys: _Keys, rng: random.Random) -> Iterator[Ask]:
+def _talks(workload: Workload, point: LoadLevel, keys: _Keys, rng: random.Random) -> Iterator[PlannedRequest]:
     """Conversations of one turn or more. In a closed loop of several turns the next begins when one ends, so that `concurrency` go on at a time."""
     turns = workload.turns
     count = requests_of(workload, point) // turns
@@ -647,7 +636,7 @@ def _talks(workload: Workload, point: Point, keys: _Keys, rng: random.Random) ->
                 segments += Segment(keys.own(number - 1, "answer"), answer), Segment(keys.own(number, "prompt"), next(source.added))
             after = number - 1 if number > start else start - 1 - turns * (point.concurrency - 1) if turns > 1 and point.concurrency else None
             answer = next(source.outputs)
-            yield Ask(
+            yield PlannedRequest(
                 number=number,
                 kind=kind,
                 segments=segments,
@@ -662,7 +651,7 @@ def _talks(workload: Workload, point: Point, keys: _Keys, rng: random.Random) ->
 class _Drawn:
     """The lengths of one class of requests, for so many conversations."""
 
-    def __init__(self, workload: Workload, kind: str | None, shape: Class, count: int, rng: random.Random) -> None:
+    def __init__(self, workload: Workload, kind: str | None, shape: RequestClass, count: int, rng: random.Random) -> None:
         turns, groups = workload.turns, shape.prefix_groups or 1
         given = workload.classes.get(kind) if kind else None
         of = f"{kind}:" if given and given.shared_prefix_tokens is not None else ""  # what a class does not give itself it shares with the others
@@ -693,7 +682,7 @@ def _kinds(workload: Workload, count: int, rng: random.Random) -> list[str | Non
     return kinds
 
 
-def _due(workload: Workload, point: Point, count: int, rng: random.Random) -> list[float] | None:
+def _due(workload: Workload, point: LoadLevel, count: int, rng: random.Random) -> list[float] | None:
     """When each conversation begins; None in a closed loop. At a rate, the last begins when it should on average, as `vllm bench serve` has it."""
     if workload.burst is not None and point.burst is not None:
         return [talk // point.burst * workload.burst.every_s for talk in range(count)]

@@ -5,6 +5,6 @@
     marks.py       annotations -> lines and regions                                                       pure
     options.py     variables -> what to ask and what to offer                                             pure
     pages.py       HTML: the shell of a board, runbook pages                                              pure
-    serve.py, snapshot.py   the live page; one static file of it. Both ask through stack/prometheus.py
+    serve.py, snapshot.py   the live page; one static file of it. Both ask through exporters/net/prometheus.py
 
 Law: the browser names boards, panels and choices, never PromQL. Labels are foreign text wherever they are shown."""

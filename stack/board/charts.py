@@ -15,15 +15,16 @@ from dashboards.interpolate import Range
 from dashboards.model import Panel, Query, Shape
 from dashboards.variables import CHAIN
 from exporters.catalogue.promql import BOUND
-from stack.prometheus import Answer, Series
+from exporters.net.prometheus import QueryResult, QuerySeries
 
 MOST_SERIES = 40
 MOST_ROWS = 200
 INSTANT = (Shape.NUMBER, Shape.TABLE)
 _LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+_BEYOND, _AROUND = ("<", ">"), {"at least": "low", "at most": "high"}  # values of the label bound
 _FIRST = ("alertname", "severity", *CHAIN)  # columns of a table that come first
 
-Drawn = dict[str, Any]
+ChartData = dict[str, Any]
 
 
 def plotly_js() -> bytes:
@@ -32,14 +33,17 @@ def plotly_js() -> bytes:
     return Path(str(file)).read_bytes()
 
 
-def draw(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
+def draw(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartData:
     """What a panel shows. answers: one for each query. Times are milliseconds; a figure that is none (NaN, infinite, absent) is null.
 
-    errors: what Prometheus said instead of an answer. empty: the sentence that stands where nothing is."""
+    errors: what Prometheus said instead of an answer. note: what it said beside one, and what was left out. empty: the sentence that stands
+    where nothing is."""
     shapes = {Shape.LINES: _lines, Shape.STACK: _lines, Shape.NUMBER: _numbers, Shape.TABLE: _table, Shape.HEATMAP: _heatmap}
     drawn = shapes[panel.shape](panel, answers, over)
     drawn |= {"shape": str(panel.shape), "start": _ms(over.start_s), "end": _ms(over.end_s), "step": _ms(over.step_s)}
     drawn["errors"] = list(dict.fromkeys(answer.error for answer in answers if answer.error))
+    notes = dict.fromkeys(note for answer in answers for note in answer.notes)
+    drawn["note"] = "; ".join(filter(None, (drawn["note"], *(f"Prometheus says: {note}" for note in notes))))
     drawn["empty"] = "" if drawn.pop("any") or drawn["errors"] else panel.when_empty
     return drawn
 
@@ -56,11 +60,10 @@ def figure(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _lines(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
+def _lines(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartData:
     found = [
-        {"name": legend(query.legend, series.metric), "unit": query.unit, "values": on_grid(series, over)}
-        | ({"bound": series.metric[BOUND]} if BOUND in series.metric else {})
-        for query, series in _each(panel, answers)
+        {"name": legend(query.legend, labels), "unit": query.unit} | _with_bounds({bound: on_grid(series, over) for bound, series in parts.items()})
+        for query, labels, parts in _by_bound(panel, answers)
     ]
     found = [one for one in found if any(value is not None for value in one["values"])]
     kept, note = _most(found, lambda one: max(value for value in one["values"] if value is not None))
@@ -68,7 +71,21 @@ def _lines(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
     return {"series": kept, "note": note, "any": bool(found)}
 
 
-def on_grid(series: Series, over: Range) -> list[float | None]:
+def _with_bounds(parts: Mapping[str, list[float | None]]) -> ChartData:
+    """Values at each step, of a quantile and of the bounds told beside it or instead of it (promql.bounded_quantile).
+
+    marks: "<" or ">" where the value is a bound that the quantile lies beyond. low, high: the bounds of the bucket that the quantile lies in."""
+    values = list(parts.get("", [None] * len(next(iter(parts.values())))))
+    marks: list[str | None] = [None] * len(values)
+    for mark in _BEYOND:
+        for index, value in enumerate(parts.get(mark, ())):
+            if value is not None and values[index] is None:
+                values[index], marks[index] = value, mark
+    told = {"marks": marks} if any(marks) else {}
+    return {"values": values} | told | {key: parts[bound] for bound, key in _AROUND.items() if bound in parts}
+
+
+def on_grid(series: QuerySeries, over: Range) -> list[float | None]:
     """The values of a range query at every step, null where there is none."""
     size = _size(over)
     values: list[float | None] = [None] * size
@@ -83,17 +100,17 @@ def _size(over: Range) -> int:
     return int(over.seconds / over.step_s + 1e-6) + 1
 
 
-def _numbers(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
-    found = [
-        {"name": legend(query.legend, series.metric), "unit": query.unit, "value": value}
-        for query, series in _each(panel, answers)
-        if series.value and (value := figure(series.value[1])) is not None
-    ]
+def _numbers(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartData:
+    found = []
+    for query, labels, parts in _by_bound(panel, answers):
+        told = _with_bounds({bound: [figure(series.value[1])] if series.value else [None] for bound, series in parts.items()})
+        if told["values"][0] is not None:
+            found.append({"name": legend(query.legend, labels), "unit": query.unit, "value": told["values"][0]} | told)
     kept, note = _most(found, lambda one: one["value"])
     return {"series": kept, "note": note, "any": bool(found)}
 
 
-def _table(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
+def _table(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartData:
     """One row for each set of labels; the one to look at, by its first figure, on top."""
     rows: dict[frozenset[tuple[str, str]], list[float | None]] = {}
     for index, (query_answer) in enumerate(answers):
@@ -103,7 +120,7 @@ def _table(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
             if value is not None:
                 rows.setdefault(key, [None] * len(answers))[index] = value
     labels = sorted({name for key in rows for name, _ in key}, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
-    columns: list[Drawn] = [{"label": name} for name in labels]
+    columns: list[ChartData] = [{"label": name} for name in labels]
     columns += [{"name": " ".join(_LABEL.sub("", query.legend).split()) or "value", "unit": query.unit} for query in panel.queries]
     whole = [(dict(key), values) for key, values in rows.items()]
     sign = 1 if panel.lowest_first else -1
@@ -113,7 +130,7 @@ def _table(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
     return {"columns": columns, "rows": cells, "note": note, "any": bool(whole)}
 
 
-def _heatmap(panel: Panel, answers: Sequence[Answer], over: Range) -> Drawn:
+def _heatmap(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartData:
     """Prometheus' buckets hold all that is at most `le`; a cell shows what lies between two bounds. The last bound is null: infinity."""
     cumulative: dict[float, list[float | None]] = {}
     for _, series in _each(panel, answers):
@@ -142,13 +159,23 @@ def _plus(a: float | None, b: float | None) -> float | None:
     return b if a is None else a if b is None else a + b
 
 
-def _each(panel: Panel, answers: Sequence[Answer]) -> Iterable[tuple[Query, Series]]:
+def _each(panel: Panel, answers: Sequence[QueryResult]) -> Iterable[tuple[Query, QuerySeries]]:
     for query, answer in zip(panel.queries, answers, strict=True):
         for series in answer.series:
             yield query, series
 
 
-def _most(found: list[Drawn], weight: Any) -> tuple[list[Drawn], str]:
+def _by_bound(panel: Panel, answers: Sequence[QueryResult]) -> Iterable[tuple[Query, dict[str, str], dict[str, QuerySeries]]]:
+    """Series that differ in nothing but their bound, together."""
+    for query, answer in zip(panel.queries, answers, strict=True):
+        together: dict[frozenset[tuple[str, str]], dict[str, QuerySeries]] = {}
+        for series in answer.series:
+            bare = frozenset((name, value) for name, value in series.metric.items() if name != BOUND)
+            together.setdefault(bare, {})[series.metric.get(BOUND, "")] = series
+        yield from ((query, dict(labels), parts) for labels, parts in together.items())
+
+
+def _most(found: list[ChartData], weight: Any) -> tuple[list[ChartData], str]:
     """As many as one can tell apart, the highest; and a sentence that says so."""
     if len(found) <= MOST_SERIES:
         return sorted(found, key=lambda one: _natural(one["name"])), ""

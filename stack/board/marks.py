@@ -10,15 +10,15 @@ from typing import Any
 
 from dashboards.annotations import Annotation
 from dashboards.interpolate import Range
+from exporters.net.prometheus import QueryResult, QuerySeries
 from stack.board.charts import figure, legend
-from stack.prometheus import Answer, Series
 
 MOST = 200
 
 Mark = dict[str, Any]
 
 
-def marks(annotation: Annotation, answer: Answer, over: Range) -> dict[str, Any]:
+def marks(annotation: Annotation, answer: QueryResult, over: Range) -> dict[str, Any]:
     """The marks within the range, oldest first: from, to (milliseconds; equal for a line) and title. over: what was asked, see View.over_marks."""
     read = _at_values if annotation.at_value else _regions
     found = {(mark["from"], mark["to"], mark["title"]): mark for series in answer.series for mark in read(annotation, series, over)}
@@ -27,7 +27,7 @@ def marks(annotation: Annotation, answer: Answer, over: Range) -> dict[str, Any]
     return {"name": annotation.name, "colour": annotation.colour, "marks": latest, "error": answer.error, "note": note}
 
 
-def _at_values(annotation: Annotation, series: Series, over: Range) -> Iterator[Mark]:
+def _at_values(annotation: Annotation, series: QuerySeries, over: Range) -> Iterator[Mark]:
     title = legend(annotation.title, series.metric)
     for text in {text for _, text in series.values}:
         at = figure(text)
@@ -35,7 +35,7 @@ def _at_values(annotation: Annotation, series: Series, over: Range) -> Iterator[
             yield {"from": round(at), "to": round(at), "title": title}
 
 
-def _regions(annotation: Annotation, series: Series, over: Range) -> Iterator[Mark]:
+def _regions(annotation: Annotation, series: QuerySeries, over: Range) -> Iterator[Mark]:
     title = legend(annotation.title, series.metric)
     times = [at_s for at_s, text in series.values if (figure(text) or 0) > 0]
     begin = None

@@ -9,26 +9,26 @@ from typing import Any
 
 from dashboards.interpolate import ALL, Range, fill
 from dashboards.model import Variable
-from stack.board.view import Choices, View
+from stack.board.view import Choices, PanelView
 
 MOST = 1000
 _LABEL_VALUES = re.compile(r"label_values\((?:(?P<series>.+),)?\s*(?P<label>\w+)\s*\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LabelQuery:
     """The values of a label among series; series '': among all."""
 
     label: str
     series: str
 
 
-def question(variable: Variable, view: View, over: Range) -> Asked:
+def question(variable: Variable, view: PanelView, over: Range) -> LabelQuery:
     """What a query variable asks, narrowed by the choices of those before it. Raises ValueError for any query but label_values."""
     found = _LABEL_VALUES.fullmatch(variable.query.strip())
     if not found:
         raise ValueError(f"the variable {variable.name} asks {variable.query!r}; only label_values(series, label) is understood here")
-    return Asked(found["label"], fill((found["series"] or "").strip(), view.choices, over))
+    return LabelQuery(found["label"], fill((found["series"] or "").strip(), view.choices, over))
 
 
 def offered(variable: Variable, values: Sequence[str], choices: Choices, error: str = "") -> dict[str, Any]:

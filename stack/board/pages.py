@@ -18,10 +18,10 @@ from markdown_it import MarkdownIt
 from alerts.panel_ref import PanelRef, board_uid
 from dashboards import annotations as noted
 from dashboards import variables
-from dashboards.model import Board, Panel
-from runbooks import book
+from dashboards.model import Dashboard, Panel
+from runbooks import page as runbook_pages
+from runbooks.lookup import panel_url
 from stack.board.charts import plotly_js
-from stack.runbook import panel_url
 
 SCRIPTS = ("units.js", "draw.js", "board.js")
 STYLE = "board.css"
@@ -57,7 +57,7 @@ def _address(name: str) -> str:
     return f"/static/{name}?v={hashlib.sha256(static(name)).hexdigest()[:12]}"
 
 
-def board_page(board: Board, boards: Sequence[Board]) -> str:
+def board_page(board: Dashboard, boards: Sequence[Dashboard]) -> str:
     """A board without figures; the page asks for them."""
     content = {"boards": [_named(one) for one in boards], "shown": [described(board, boards)], "snapshot": None}
     scripts = "".join(f'<script src="{_address(name)}" defer></script>\n' for name in SCRIPTS)
@@ -68,7 +68,7 @@ def board_page(board: Board, boards: Sequence[Board]) -> str:
     )
 
 
-def snapshot_page(shown: Sequence[Board], boards: Sequence[Board], snapshot: dict[str, Any]) -> str:
+def snapshot_page(shown: Sequence[Dashboard], boards: Sequence[Dashboard], snapshot: dict[str, Any]) -> str:
     """One file that needs nobody: style, scripts and figures inside; it may run just these scripts and load nothing."""
     content = {"boards": [_named(one) for one in shown], "shown": [described(board, boards) for board in shown], "snapshot": snapshot}
     scripts = [static(name).decode() for name in ("plotly.min.js", *SCRIPTS)]
@@ -88,7 +88,7 @@ def standing_alone(title: str, style: str, scripts: Sequence[str], content: obje
     )
 
 
-def described(board: Board, boards: Sequence[Board]) -> dict[str, Any]:
+def described(board: Dashboard, boards: Sequence[Dashboard]) -> dict[str, Any]:
     """What the page needs to know about a board; no query is among it."""
     uids = {one.slug: _named(one)["uid"] for one in boards}
     rows = [
@@ -104,21 +104,22 @@ def described(board: Board, boards: Sequence[Board]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _panel(board: Board, panel: Panel, uids: dict[str, str]) -> dict[str, Any]:
+def _panel(board: Dashboard, panel: Panel, uids: dict[str, str]) -> dict[str, Any]:
     threshold = panel.threshold
     return {
         "id": panel_id(board, panel), "title": panel.title, "means": panel.means, "good": panel.good, "act": panel.act,
         "shape": str(panel.shape), "unit": panel.unit, "width": panel.width, "height": panel.height, "fullScale": panel.full_scale,
         "threshold": {"value": threshold.value, "why": threshold.why} if threshold else None, "limit": panel.limit,
-        "detail": uids.get(panel.detail, ""), "alerts": [name for name in panel.alerts(board.slug) if name in book.names()],
+        "ranked": panel.ranked, "detail": uids.get(panel.detail, ""),
+        "alerts": [name for name in panel.alerts(board.slug) if name in runbook_pages.names()],
     }  # fmt: skip
 
 
-def panel_id(board: Board, panel: Panel) -> int:
+def panel_id(board: Dashboard, panel: Panel) -> int:
     return PanelRef(board.slug, panel.slug).panel_id
 
 
-def _named(board: Board) -> dict[str, str]:
+def _named(board: Dashboard) -> dict[str, str]:
     return {"uid": board_uid(board.slug), "slug": board.slug, "title": board.title.removeprefix("vLLM / ")}
 
 
@@ -141,34 +142,34 @@ _GROUPS = {
 
 def runbook_page(name: str, text: str) -> str:
     """A page with nothing filled in: its queries ask about all, its commands name what is to be put there."""
-    page = book.parse(name, book.fill(text, {}))
+    page = runbook_pages.parse(name, runbook_pages.fill(text, {}))
     shown = _rendered(page.readable()).replace("</h1>", f"</h1>{_about(page)}", 1)
     plain = f'<p><a href="/runbooks/{name}.md">This page as plain text</a></p>'
     return _reading(name, f"{_trail(name)}<article>{shown}</article>{plain}")
 
 
-def runbook_index(shown: Sequence[book.Page]) -> str:
+def runbook_index(shown: Sequence[runbook_pages.RunbookPage]) -> str:
     about = "<h1>Runbooks</h1><p>One page for each alert: what it means, and what to do.</p>"
     return _reading("Runbooks", f"{_trail()}<article>{about}{''.join(_group(severity, shown) for severity in _GROUPS)}</article>")
 
 
-def runbook_missing(asked: str, shown: Sequence[book.Page]) -> str:
+def runbook_missing(asked: str, shown: Sequence[runbook_pages.RunbookPage]) -> str:
     about = f"<h1>No page is called {html.escape(asked[:80])}</h1><p>The pages are:</p>"
     return _reading("No such page", f"{_trail()}<article>{about}{''.join(_group(severity, shown) for severity in _GROUPS)}</article>")
 
 
-def _group(severity: str, shown: Sequence[book.Page]) -> str:
+def _group(severity: str, shown: Sequence[runbook_pages.RunbookPage]) -> str:
     chosen = [page for page in shown if (page.severity if page.severity in _GROUPS else "") == severity]
     listed = "".join(f"<li>{_to_page(page.name, page.title)} {_markdown.renderInline(page.gist)}</li>" for page in chosen)
     return f"<h2>{_GROUPS[severity]}</h2><ul>{listed}</ul>" if chosen else ""
 
 
-def _about(page: book.Page) -> str:
+def _about(page: runbook_pages.RunbookPage) -> str:
     """How urgent, the panel, and related pages; what a page does not say of itself is left out."""
-    told = [f'<span class="severity {page.severity}">{page.severity}</span>'] * (page.severity in book.SEVERITIES)
+    told = [f'<span class="severity {page.severity}">{page.severity}</span>'] * (page.severity in runbook_pages.SEVERITIES)
     if panel := panel_url(page, ""):
         told.append(f'<a href="{panel}">see the panel</a>')
-    known = book.names()
+    known = runbook_pages.names()
     if related := [_to_page(name) for name in page.related if name in known]:
         told.append(f"related: {', '.join(related)}")
     return f"<p>{' &middot; '.join(told)}</p>" if told else ""
@@ -183,7 +184,7 @@ def _rendered(markdown: str) -> str:
     tokens = _markdown.parse(markdown)
     for token, following in pairwise(tokens):
         if token.type == "heading_open":
-            token.attrSet("id", book.slug(following.content))
+            token.attrSet("id", runbook_pages.slug(following.content))
         for child in following.children or ():
             if child.type == "link_open":
                 child.attrSet("href", re.sub(r"^([\w-]+)\.md(?=#|$)", r"/runbooks/\1", str(child.attrGet("href"))))

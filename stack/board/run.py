@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alerts.settings import Settings
-from dashboards.boards import BOARDS, boards
-from dashboards.model import Board
-from stack.board import serve, snapshot
-from stack.prometheus import Address, Refused
+from dashboards.model import Dashboard
+from dashboards.registry import BOARDS, boards
+from exporters.net.prometheus import Address, PrometheusError
+from exporters.text import write_atomically
+from stack.board import server, snapshot
 
 
 async def until_signal(
@@ -21,24 +22,22 @@ async def until_signal(
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await serve.serve(where, listen, scrape_s, allowed, stop, settings, web_config)
+    await server.serve(where, listen, scrape_s, allowed, stop, settings, web_config)
 
 
-async def write_snapshot(
-    path: Path, where: Address, slugs: Sequence[str], scrape_s: float | None, start: str, end: str, settings: Settings
-) -> None:
+async def write_snapshot(path: Path, where: Address, slugs: Sequence[str], scrape_s: float | None, start: str, end: str, settings: Settings) -> None:
     """Raises ValueError for an unknown board or range, OSError when Prometheus does not answer or the file cannot be written."""
     shown = chosen(slugs, boards(settings=settings))
     if not path.parent.is_dir():
         raise OSError(f"{path.parent} is no folder; make it first, or write elsewhere")
     try:
         page = await snapshot.take(where, shown, scrape_s, start, end)
-    except Refused as error:
+    except PrometheusError as error:
         raise OSError(str(error)) from error
-    await asyncio.to_thread(snapshot.write, path, page)
+    await asyncio.to_thread(write_atomically, path, page)
 
 
-def chosen(slugs: Sequence[str], boards: Sequence[Board] = BOARDS) -> tuple[Board, ...]:
+def chosen(slugs: Sequence[str], boards: Sequence[Dashboard] = BOARDS) -> tuple[Dashboard, ...]:
     """All boards, or those named. Raises ValueError for a name that no board has."""
     unknown = sorted(set(slugs) - {board.slug for board in boards})
     if unknown:

@@ -5,25 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from multidict import MultiDict
 
 from alerts.panel_ref import board_uid
-from dashboards.model import Board
+from dashboards.model import Dashboard
+from exporters.net.prometheus import Address, Prometheus
 from stack.board import pages
-from stack.board.serve import Desk
-from stack.board.view import View, parse, span
-from stack.prometheus import Address, Prometheus
+from stack.board.server import DashboardServer
+from stack.board.view import PanelView, parse, span
 
 
-async def take(where: Address, shown: Sequence[Board], scrape_s: float | None, start: str, end: str, now_s: float | None = None) -> str:
+async def take(where: Address, shown: Sequence[Dashboard], scrape_s: float | None, start: str, end: str, now_s: float | None = None) -> str:
     """The page. Raises Refused when Prometheus does not answer, BadView for a range that cannot be."""
     now_s = time.time() if now_s is None else now_s
     start_s, end_s = span(start, end, now_s)
     async with Prometheus(where, scrape_s) as prometheus:
-        desk = Desk(prometheus)
+        desk = DashboardServer(prometheus)
         await prometheus.scrape_s()
         await prometheus.label_values("job", "", start_s, end_s)  # also with a given interval: nobody there is told before a page is made
         boards = {board_uid(board.slug): await _board(desk, board, parse(MultiDict({"from": start, "to": end}), board, now_s)) for board in shown}
@@ -31,20 +30,10 @@ async def take(where: Address, shown: Sequence[Board], scrape_s: float | None, s
     return pages.snapshot_page(shown, desk.boards, taken | {"boards": boards})
 
 
-async def _board(desk: Desk, board: Board, view: View) -> dict[str, Any]:
-    drawn, marks, variables = await asyncio.gather(
-        asyncio.gather(*(desk.panel(panel, view) for panel in board.panels)), desk.annotations(board, view), desk.variables(board, view)
-    )
+async def _board(desk: DashboardServer, board: Dashboard, view: PanelView) -> dict[str, Any]:
+    drawn, marks, variables, missing = await asyncio.gather(
+        asyncio.gather(*(desk.panel(panel, view) for panel in board.panels)), desk.annotations(board, view), desk.variables(board, view),
+        desk.missing(board, view),
+    )  # fmt: skip
     ids = [str(pages.panel_id(board, panel)) for panel in board.panels]
-    return {"panels": dict(zip(ids, drawn, strict=True)), "annotations": marks, "variables": variables}
-
-
-def write(path: Path, page: str) -> None:
-    """Whole or not at all. Raises OSError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    return {"panels": dict(zip(ids, drawn, strict=True)), "annotations": marks, "variables": variables, "missing": missing}

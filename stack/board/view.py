@@ -13,12 +13,12 @@ from typing import Protocol
 
 from dashboards import variables
 from dashboards.interpolate import ALL, MAX_POINTS, Range
-from dashboards.model import Board, Variable
+from dashboards.model import Dashboard, Variable
+from exporters.text import parse_duration
 
 LONGEST_S = 90 * 86400.0
 _SHORTEST_S = 10.0
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_RELATIVE = re.compile(r"now(?:-(\d{1,9})([smhdw]))?", re.ASCII)
+_RELATIVE = re.compile(r"now(?:-(\d{1,9}[smhdw]))?", re.ASCII)
 _POINTS = (100, 2000)
 _MARK_STEP_S = 60.0  # Grafana's, for annotations that name no step
 _MOST_CHOICES, _LONGEST_CHOICE = 200, 300
@@ -38,7 +38,7 @@ class Parameters(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PanelView:
     """Time in unix seconds. points: how many a panel has room for. wrong: a sentence for each choice where a default stands instead."""
 
     start_s: float
@@ -59,7 +59,7 @@ class View:
         return replace(self, points=MAX_POINTS).over(max(_MARK_STEP_S, math.ceil((self.end_s - self.start_s) / MAX_POINTS)))
 
 
-def parse(parameters: Parameters, board: Board, now_s: float) -> View:
+def parse(parameters: Parameters, board: Dashboard, now_s: float) -> PanelView:
     """The view that an address asks for. Raises BadView."""
     view = lenient(parameters, board, now_s)
     for told in view.wrong.values():
@@ -67,14 +67,14 @@ def parse(parameters: Parameters, board: Board, now_s: float) -> View:
     return view
 
 
-def lenient(parameters: Parameters, board: Board, now_s: float) -> View:
+def lenient(parameters: Parameters, board: Dashboard, now_s: float) -> PanelView:
     """The same with the default wherever a choice is wrong, so that a page can offer the right ones. Raises BadView for a wrong time."""
     start, end = span(parameters.get("from", "now-1h"), parameters.get("to", "now"), now_s)
     points = parameters.get("points", "600")
     if not re.fullmatch(r"\d{1,5}", points):
         raise BadView(f"points={points[:20]} is no number")
     choices, wrong = _choices(parameters, board)
-    return View(start, end, choices, min(max(int(points), _POINTS[0]), _POINTS[1]), wrong)
+    return PanelView(start, end, choices, min(max(int(points), _POINTS[0]), _POINTS[1]), wrong)
 
 
 def span(start: str, end: str, now_s: float) -> tuple[float, float]:
@@ -90,7 +90,7 @@ def span(start: str, end: str, now_s: float) -> tuple[float, float]:
 def moment(text: str, now_s: float) -> float:
     """Unix seconds of `now`, `now-6h`, milliseconds, or ISO 8601 (UTC where it names no zone). Raises BadView."""
     if found := _RELATIVE.fullmatch(text):
-        return now_s - int(found[1] or 0) * _UNIT_S[found[2] or "s"]
+        return now_s - parse_duration(found[1] or "0")
     if re.fullmatch(r"\d{10,14}", text):
         return int(text) / 1000
     try:
@@ -100,7 +100,7 @@ def moment(text: str, now_s: float) -> float:
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
-def _choices(parameters: Parameters, board: Board) -> tuple[Choices, dict[str, str]]:
+def _choices(parameters: Parameters, board: Dashboard) -> tuple[Choices, dict[str, str]]:
     chosen: Choices = {}
     wrong: dict[str, str] = {}
     for variable in variables.of(board):

@@ -1,14 +1,14 @@
 """The longest request of a model, as vLLM 0.32 derives max_model_len from its configuration.
 
 Source: vllm/config/model.py, _get_and_verify_max_len; transformers_utils/model_arch_config_convertor.py, derive_max_model_len_and_key; the
-configuration classes of transformers 5 for what a file leaves out. `tests/engine_capacity.py` runs that code on the same files."""
+configuration classes of transformers 5 for what a file leaves out. `tests/support/engine_capacity.py` runs that code on the same files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from stack.capacity.fields import LARGEST, Fields
+from stack.capacity.config_json import LARGEST, ConfigFields
 
 ASSUMED = 2048  # vLLM's own guess where no field names a length
 _KEYS = (
@@ -42,7 +42,7 @@ class Context(NamedTuple):
     longest: int | None
 
 
-def context(fields: Fields, model_type: str) -> Context:
+def context(fields: ConfigFields, model_type: str) -> Context:
     """Return the lengths that vLLM takes for a configuration. Raises BadModel where a field is no length, or is missing and its class not known."""
     named = [fields.whole(key) for key in _KEYS if fields.get(key) is not None]
     alias = "n_positions" if model_type in ("gpt2", "gpt_bigcode", "gptj") else "max_position_embeddings"
@@ -57,7 +57,7 @@ def context(fields: Fields, model_type: str) -> Context:
     return Context(_without_flag(fields, model_type, derived, ropes), derived if named else None)
 
 
-def _without_flag(fields: Fields, model_type: str, derived: int, ropes: list[Mapping[str, Any]]) -> int:
+def _without_flag(fields: ConfigFields, model_type: str, derived: int, ropes: list[Mapping[str, Any]]) -> int:
     """Return the length before scaling for LongRoPE, whose factors for long requests would harm short ones, else the derived one."""
     also = {"su", "longrope"} | ({"yarn"} if model_type == "phi3" else set())  # Phi-3's class reads its older words as LongRoPE
     if not any(_type(rope) in also for rope in ropes):
@@ -65,7 +65,7 @@ def _without_flag(fields: Fields, model_type: str, derived: int, ropes: list[Map
     return fields.whole("original_max_position_embeddings", default=4096 if model_type == "phi3" else derived)
 
 
-def _ropes(fields: Fields) -> Iterator[Mapping[str, Any]]:
+def _ropes(fields: ConfigFields) -> Iterator[Mapping[str, Any]]:
     """The parameters of rotary positions, one mapping for each type of layer where they differ. The older name goes first, as in transformers."""
     found = next((rope for key in ("rope_scaling", "rope_parameters") if isinstance(rope := fields.get(key), Mapping) and rope), {})
     nested = [each for each in found.values() if isinstance(each, Mapping)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from stack.capacity import cards, kv, memory
-from stack.capacity.cards import GIB, Card
-from stack.capacity.kv import BadServing, Cache, Serving
-from stack.capacity.memory import Part, default_batched_tokens
+from stack.capacity import gpus, kv, memory
+from stack.capacity.gpus import GIB, GpuModel
+from stack.capacity.kv import BadServing, KvCapacity, Serving
+from stack.capacity.memory import MemoryPart, default_batched_tokens
 from stack.capacity.model import ModelShape
 from stack.capacity.worksheet import WEIGHT_BYTES
 
@@ -24,7 +24,7 @@ class DoesNotFit(ValueError):
         self.what, self.ways = what, ways
 
 
-def room(shape: ModelShape, serving: Serving, card: Card) -> tuple[tuple[Part, ...], float, Cache]:
+def room(shape: ModelShape, serving: Serving, card: GpuModel) -> tuple[tuple[MemoryPart, ...], float, KvCapacity]:
     """What stands beside the cache, the bytes that are left for it, and what they hold. Raises DoesNotFit with what would."""
     name, where = shape.name or "the model", placed(serving, card)
     if card.profile and serving.tensor_parallel * serving.pipeline_parallel > 1:
@@ -49,13 +49,13 @@ def room(shape: ModelShape, serving: Serving, card: Card) -> tuple[tuple[Part, .
     return its_parts, spare, cache
 
 
-def placed(serving: Serving, card: Card) -> str:
+def placed(serving: Serving, card: GpuModel) -> str:
     """The card, or so many of it."""
     number = serving.tensor_parallel * serving.pipeline_parallel
     return f"{number} x {card.name}" if number > 1 else card.name
 
 
-def fits(shape: ModelShape, serving: Serving, card: Card) -> bool:
+def fits(shape: ModelShape, serving: Serving, card: GpuModel) -> bool:
     """Whether vLLM starts: the weights fit, and one request of max_model_len."""
     if card.profile and serving.tensor_parallel * serving.pipeline_parallel > 1:
         return False
@@ -65,7 +65,7 @@ def fits(shape: ModelShape, serving: Serving, card: Card) -> bool:
         return False
 
 
-def left(shape: ModelShape, serving: Serving, card: Card) -> float:
+def left(shape: ModelShape, serving: Serving, card: GpuModel) -> float:
     """Bytes per GPU for the KV cache."""
     return memory.kv_budget(shape, serving, card, memory.parts(shape, serving, card))
 
@@ -78,21 +78,21 @@ def quantized(shape: ModelShape, dtype: str) -> ModelShape:
     return replace(shape, weight_bytes=weights, weights_from=f"parameters at {dtype}, embeddings at {shape.dtype}", quantization=dtype)
 
 
-def ways(shape: ModelShape, serving: Serving, card: Card) -> tuple[str, ...]:
+def ways(shape: ModelShape, serving: Serving, card: GpuModel) -> tuple[str, ...]:
     """Changes of which each one alone makes it fit; the nearest hardware first."""
     return tuple(way for way in _changes(shape, serving, card) if way)
 
 
-def _changes(shape: ModelShape, serving: Serving, card: Card) -> Iterator[str | None]:
+def _changes(shape: ModelShape, serving: Serving, card: GpuModel) -> Iterator[str | None]:
     alone = replace(serving, tensor_parallel=1, pipeline_parallel=1) if card.profile else serving
-    whole = cards.whole(card)
+    whole = gpus.whole(card)
     number = alone.tensor_parallel * alone.pipeline_parallel
     many = f"{number} x " if number > 1 else ""
-    near = _smallest(shape, alone, card, (*cards.slices(whole), whole))
+    near = _smallest(shape, alone, card, (*gpus.slices(whole), whole))
     if near:
         which = "its smallest slice that does" if near.profile else "the whole card"
         yield f"{many}{near.name}, {which} with max_model_len {serving.max_model_len:,}"
-    other = _smallest(shape, alone, card, (each for each in cards.CARDS if each.profile is None))
+    other = _smallest(shape, alone, card, (each for each in gpus.CARDS if each.profile is None))
     if other and other != near:
         yield f"{many}{other.name}, the smallest whole card that does ({gib(usable(other))})"
     if serving.gpu_memory_utilization < USUAL_SHARE and fits(shape, replace(alone, gpu_memory_utilization=USUAL_SHARE), card):
@@ -112,12 +112,12 @@ def _changes(shape: ModelShape, serving: Serving, card: Card) -> Iterator[str | 
     yield f"--max-model-len {most} or less" if most else None
 
 
-def longest(shape: ModelShape, serving: Serving, card: Card) -> int:
+def longest(shape: ModelShape, serving: Serving, card: GpuModel) -> int:
     """The longest max_model_len up to this one with which vLLM starts; 0 where there is none."""
     return kv.longest_context(shape, serving, max(0.0, left(shape, serving, card)))
 
 
-def _smallest(shape: ModelShape, serving: Serving, card: Card, among: Iterable[Card]) -> Card | None:
+def _smallest(shape: ModelShape, serving: Serving, card: GpuModel, among: Iterable[GpuModel]) -> GpuModel | None:
     ordered = sorted(among, key=lambda each: (usable(each), each.flops))
     return next((each for each in ordered if fits(shape, _on(serving, card, each), each)), None)
 
@@ -125,18 +125,18 @@ def _smallest(shape: ModelShape, serving: Serving, card: Card, among: Iterable[C
 # ---- vLLM's own choices -----------------------------------------------------------------------------------------------------
 
 
-def default_seqs(card: Card) -> int:
+def default_seqs(card: GpuModel) -> int:
     """--max-num-seqs of `vllm serve` where nobody sets it. For a slice as for its whole card; source: see default_batched_tokens."""
-    whole = cards.whole(card)
+    whole = gpus.whole(card)
     return 1024 if usable(whole) >= 70 * GIB and "A100" not in whole.name else 256
 
 
-def usable(card: Card) -> int:
+def usable(card: GpuModel) -> int:
     """Bytes of which gpu_memory_utilization is a share: what CUDA reports."""
     return card.usable_bytes or card.memory_bytes
 
 
-def _on(serving: Serving, card: Card, other: Card) -> Serving:
+def _on(serving: Serving, card: GpuModel, other: GpuModel) -> Serving:
     """The same on another card, where vLLM chooses another batch; what a person chose stays."""
     chosen = serving.max_num_batched_tokens != default_batched_tokens(card)
     return serving if chosen else replace(serving, max_num_batched_tokens=default_batched_tokens(other))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, inf
 
-from stack.capacity.fields import shown
+from stack.capacity.config_json import shown
 from stack.capacity.model import Layer, ModelShape
 
 # Bytes per value, and bytes of scales beside every head's keys and again beside its values (triton_attn.py, customize_spec).
@@ -71,7 +71,7 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class KvCapacity:
     """What a number of bytes holds, in vLLM's own terms: num_gpu_blocks, kv_cache_size_tokens, kv_cache_max_concurrency.
 
     Not sure where layers keep a state: vLLM then chooses its block size from the attention backend, so the log has the last word."""
@@ -84,7 +84,7 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class LayerBlock:
     """What one block of one layer is: vLLM's KVCacheSpec."""
 
     kind: str  # full, mla, window, state
@@ -105,11 +105,11 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LayerGroup:
     """Layers that share one table of blocks, and the page of each."""
 
     places: tuple[int, ...]
-    pages: tuple[Page, ...]
+    pages: tuple[LayerBlock, ...]
 
 
 def token_bytes(shape: ModelShape, serving: Serving, tokens: int | None = None) -> float:
@@ -138,14 +138,14 @@ def request_bytes(shape: ModelShape, serving: Serving, tokens: int) -> float:
     return _request_blocks(groups, serving, tokens) * _largest_block(shape, serving, groups)
 
 
-def cache(shape: ModelShape, serving: Serving, kv_bytes: float) -> Cache:
+def cache(shape: ModelShape, serving: Serving, kv_bytes: float) -> KvCapacity:
     """What vLLM makes of so many bytes per GPU; concurrency is of requests that fill max_model_len."""
     groups = _groups(shape, serving)
     each = _largest_block(shape, serving, groups)
     blocks = max(0, int(kv_bytes // each))
     concurrency = blocks / _request_blocks(groups, serving, serving.max_model_len)
     sure = not any(layer.kind == "state" for layer in shape.layers)
-    return Cache(float(kv_bytes), blocks, int(concurrency * serving.max_model_len), concurrency, sure)
+    return KvCapacity(float(kv_bytes), blocks, int(concurrency * serving.max_model_len), concurrency, sure)
 
 
 def longest_context(shape: ModelShape, serving: Serving, kv_bytes: float) -> int:
@@ -171,18 +171,18 @@ def most_layers(shape: ModelShape, serving: Serving) -> int:
     return max(len(stage) for stage in _stages(shape, serving))
 
 
-def _held(page: Page, serving: Serving) -> float:
+def _held(page: LayerBlock, serving: Serving) -> float:
     """Return the most tokens of a request that a layer keeps; 0 for a state."""
     if page.kind == "state":
         return 0
     return inf if page.window is None else page.window - 1 + serving.in_flight
 
 
-def _request_blocks(groups: Sequence[Group], serving: Serving, tokens: int) -> int:
+def _request_blocks(groups: Sequence[LayerGroup], serving: Serving, tokens: int) -> int:
     return sum(max(page.blocks(tokens, serving) for page in group.pages) for group in groups)
 
 
-def _largest_block(shape: ModelShape, serving: Serving, groups: Sequence[Group]) -> float:
+def _largest_block(shape: ModelShape, serving: Serving, groups: Sequence[LayerGroup]) -> float:
     """Bytes of one block of the pool: those of the group with the most, on the pipeline stage where they are most."""
     return max(
         sum(page.bytes for place, page in zip(group.places, group.pages, strict=True) if place in stage)
@@ -203,19 +203,19 @@ def _stages(shape: ModelShape, serving: Serving) -> list[range]:
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
-def _page(layer: Layer, shape: ModelShape, serving: Serving) -> Page | None:
+def _page(layer: Layer, shape: ModelShape, serving: Serving) -> LayerBlock | None:
     """One layer's page; None for a layer that keeps nothing of its own."""
     named = shape.dtype if serving.cache_dtype == "auto" else serving.cache_dtype
     if layer.kind == "none":
         return None
     if layer.kind == "state":
-        return Page("state", serving.block_size, layer.state_bytes / serving.tensor_parallel, checkpoints=layer.checkpoints)
+        return LayerBlock("state", serving.block_size, layer.state_bytes / serving.tensor_parallel, checkpoints=layer.checkpoints)
     heads, split = layer.kv_heads, serving.tensor_parallel
     if shape.heads % split:
         raise BadServing(f"tensor_parallel {split} does not divide the {shape.heads} attention heads of {shape.name}; vLLM refuses it")
     if layer.kind == "mla":
         each = BLOBS[named] if named in BLOBS else layer.latent * SERVED[named][0] + 2 * SERVED[named][1]
-        return Page("mla", serving.block_size, serving.block_size * each)
+        return LayerBlock("mla", serving.block_size, serving.block_size * each)
     if named in BLOBS:
         raise BadServing(f"the cache type {named} is for multi-head latent attention, which {shape.name} does not use")
     if heads % split and split % heads:
@@ -223,12 +223,12 @@ def _page(layer: Layer, shape: ModelShape, serving: Serving) -> Page | None:
     cell, scale = SERVED[named]
     each = max(1, heads // split) * ((layer.head_k + layer.head_v) * cell + 2 * scale)
     if layer.kind == "window":
-        return Page("window", serving.block_size, serving.block_size * each, layer.window)
-    return Page("full", serving.block_size, serving.block_size * each)  # a chunk too: vLLM keeps it whole by default
+        return LayerBlock("window", serving.block_size, serving.block_size * each, layer.window)
+    return LayerBlock("full", serving.block_size, serving.block_size * each)  # a chunk too: vLLM keeps it whole by default
 
 
 @lru_cache(maxsize=256)  # a plan asks for the same ones hundreds of times
-def _groups(shape: ModelShape, serving: Serving) -> tuple[Group, ...]:
+def _groups(shape: ModelShape, serving: Serving) -> tuple[LayerGroup, ...]:
     """The layers in groups of one block table each: get_kv_cache_groups, for layouts that keep a layer's blocks together (all of CUDA's)."""
     pages = {place: page for place, layer in enumerate(shape.layers) if (page := _page(layer, shape, serving)) is not None}
     if not pages:
@@ -237,11 +237,11 @@ def _groups(shape: ModelShape, serving: Serving) -> tuple[Group, ...]:
     if not serving.hybrid_manager and any(page.kind == "full" for page in pages.values()):
         pages = {place: replace(page, kind="full", window=None) if page.kind == "window" else page for place, page in pages.items()}
     if _alike(list(pages.values())):
-        return (Group(tuple(pages), tuple(pages.values())),)
+        return (LayerGroup(tuple(pages), tuple(pages.values())),)
     return tuple(_equal_groups(_equal_pages(pages)))
 
 
-def _alike(pages: Sequence[Page]) -> bool:
+def _alike(pages: Sequence[LayerBlock]) -> bool:
     """Whether all layers need the same number of blocks, so that one table serves them: full ones, one window, or states of one size."""
     first = pages[0]
     if first.kind in ("full", "mla"):
@@ -251,7 +251,7 @@ def _alike(pages: Sequence[Page]) -> bool:
     return all(page.kind == "state" and page.bytes == first.bytes for page in pages)
 
 
-def _aligned_states(pages: dict[int, Page], serving: Serving) -> dict[int, Page]:
+def _aligned_states(pages: dict[int, LayerBlock], serving: Serving) -> dict[int, LayerBlock]:
     """States padded to the page of attention, whose blocks grow until a state fits into one (platforms/interface.py, _align_hybrid_block_size)."""
     states = [page for page in pages.values() if page.kind == "state"]
     rest = [page for page in pages.values() if page.kind != "state"]
@@ -266,7 +266,7 @@ def _aligned_states(pages: dict[int, Page], serving: Serving) -> dict[int, Page]
     }
 
 
-def _equal_pages(pages: dict[int, Page]) -> dict[int, Page]:
+def _equal_pages(pages: dict[int, LayerBlock]) -> dict[int, LayerBlock]:
     """Pages of equal bytes: smaller ones hold more tokens where that comes out even, else they are padded (unify_kv_cache_spec_page_size)."""
     largest = max(page.bytes for page in pages.values())
     return {
@@ -277,9 +277,9 @@ def _equal_pages(pages: dict[int, Page]) -> dict[int, Page]:
     }
 
 
-def _equal_groups(pages: dict[int, Page]) -> list[Group]:
+def _equal_groups(pages: dict[int, LayerBlock]) -> list[LayerGroup]:
     """Groups of equal numbers of layers: as many as the rarest kind has, or the commonest where that is less than half more again."""
-    buckets: dict[Page, list[int]] = {}
+    buckets: dict[LayerBlock, list[int]] = {}
     for place, page in pages.items():
         buckets.setdefault(page, []).append(place)
     sizes = [len(places) for places in buckets.values()]
@@ -287,5 +287,5 @@ def _equal_groups(pages: dict[int, Page]) -> list[Group]:
     groups = []
     for page, places in buckets.items():
         number = ceil(len(places) / size)
-        groups += [Group(tuple(places[i::number]), (page,) * len(places[i::number])) for i in range(number)]
+        groups += [LayerGroup(tuple(places[i::number]), (page,) * len(places[i::number])) for i in range(number)]
     return groups

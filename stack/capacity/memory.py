@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stack.capacity.cards import GIB, MIB, Card, whole
+from stack.capacity.gpus import GIB, MIB, GpuModel, whole
 from stack.capacity.kv import BadServing, Serving, most_layers
 from stack.capacity.model import BadModel, ModelShape
 
@@ -37,7 +37,7 @@ GRAPH_PER_LAYER = 20 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """One part of a GPU's memory that is not KV cache, and where the figure comes from."""
 
     name: str
@@ -46,7 +46,7 @@ class Part:
     estimated: bool
 
 
-def parts(shape: ModelShape, serving: Serving, card: Card) -> tuple[Part, ...]:
+def parts(shape: ModelShape, serving: Serving, card: GpuModel) -> tuple[MemoryPart, ...]:
     """Everything per GPU that is not KV cache; raises BadModel where the weights are not known, BadServing for slices joined."""
     if card.of is not None and serving.tensor_parallel * serving.pipeline_parallel > 1:
         raise BadServing(f"{card.name} is a slice, and one engine cannot join slices; take tensor_parallel 1 or whole {card.of} cards")
@@ -54,14 +54,14 @@ def parts(shape: ModelShape, serving: Serving, card: Card) -> tuple[Part, ...]:
     outside = TENSOR if serving.tensor_parallel > 1 else STAGES if serving.pipeline_parallel > 1 else ALONE
     counted = shape.weights_from.startswith("counted")
     return (
-        Part("weights", weight_bytes(shape, serving), shape.weights_from, counted),
-        Part("activations", activations * GIB, PLANNER, True),
-        Part("outside PyTorch (CUDA, NCCL)", outside * GIB, PLANNER, True),
-        Part("CUDA graphs", float(GRAPH_PER_LAYER * most_layers(shape, serving)), GRAPHS, True),
+        MemoryPart("weights", weight_bytes(shape, serving), shape.weights_from, counted),
+        MemoryPart("activations", activations * GIB, PLANNER, True),
+        MemoryPart("outside PyTorch (CUDA, NCCL)", outside * GIB, PLANNER, True),
+        MemoryPart("CUDA graphs", float(GRAPH_PER_LAYER * most_layers(shape, serving)), GRAPHS, True),
     )
 
 
-def kv_budget(shape: ModelShape, serving: Serving, card: Card, parts: tuple[Part, ...]) -> float:
+def kv_budget(shape: ModelShape, serving: Serving, card: GpuModel, parts: tuple[MemoryPart, ...]) -> float:
     """Bytes per GPU that are left for the KV cache; negative when the model does not fit.
 
     utilization x what CUDA reports - parts. Since 0.21 vLLM takes its estimate of the CUDA graphs off as well."""
@@ -83,7 +83,7 @@ def weight_bytes(shape: ModelShape, serving: Serving) -> float:
     return divided / split + _copied(shape, split) * share * shape.weight_bytes / shape.parameters
 
 
-def default_batched_tokens(card: Card) -> int:
+def default_batched_tokens(card: GpuModel) -> int:
     """max_num_batched_tokens of vLLM's API server on this card when nobody sets it.
 
     Source: vLLM 0.32 engine/arg_utils.py, get_batch_defaults. Memory and name are NVML's of the device by its number (platforms/cuda.py), and under

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stack.capacity import weights
+from stack.capacity.config_json import HIDDEN, BadModel, ConfigFields, shown
 from stack.capacity.context import context
-from stack.capacity.fields import HIDDEN, BadModel, Fields, shown
 
 __all__ = ["BadModel", "Layer", "ModelShape", "read", "shape"]
 
@@ -60,7 +60,6 @@ class ModelShape:
     default_len: int = 0  # max_model_len without the flag, where that is not max_positions
     folder: str = ""  # with the model's files, as it was given; "" where there was a config.json alone
 
-
     @property
     def served_len(self) -> int:
         """max_model_len where nobody sets it."""
@@ -74,7 +73,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelClass:
     """What config.json does not say, because the model's class implies it."""
 
     matrices: int = 3  # of a feed-forward block: 3 with a gate, 2 without
@@ -85,14 +84,14 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-GATED, GATED_TIED, PLAIN, PLAIN_TIED = Family(), Family(tied=True), Family(matrices=2), Family(matrices=2, tied=True)
-LEARNED = Family(matrices=2, tied=True, learned=True)
+GATED, GATED_TIED, PLAIN, PLAIN_TIED = ModelClass(), ModelClass(tied=True), ModelClass(matrices=2), ModelClass(matrices=2, tied=True)
+LEARNED = ModelClass(matrices=2, tied=True, learned=True)
 # Defaults here and below: transformers' configuration classes, for fields that published files leave out.
-QWEN = Family(defaults={"use_sliding_window": False})
-QWEN_GATED = Family(defaults={"use_sliding_window": False, "attn_output_gate": True})
+QWEN = ModelClass(defaults={"use_sliding_window": False})
+QWEN_GATED = ModelClass(defaults={"use_sliding_window": False, "attn_output_gate": True})
 GEMMA3 = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
 REFINED_WEB = ("RefinedWeb", "RefinedWebModel")  # Falcon's files as they were first published; vLLM reads them with a class of its own (RWConfig)
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, ModelClass] = {
     **dict.fromkeys(("llama", "ministral3", "mixtral", "granite", "granitemoe", "olmo", "olmo2", "olmoe", "phi3", "phimoe"), GATED),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), QWEN),
     **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"), QWEN),
@@ -100,22 +99,22 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4", "glm4_moe", "glm4_moe_lite", "seed_oss", "minimax_m2"), GATED),
     **dict.fromkeys(("internlm2", "internlm3", "stablelm", "jamba", "llama4_text"), GATED),
     **dict.fromkeys(("gemma", "cohere"), GATED_TIED),
-    "smollm3": Family(tied=True, defaults={"use_sliding_window": False}),
+    "smollm3": ModelClass(tied=True, defaults={"use_sliding_window": False}),
     **dict.fromkeys(("gpt_neox", "gptj", "phi", "nemotron", "nemotron_h"), PLAIN),
     **dict.fromkeys(("bloom", "starcoder2"), PLAIN_TIED),
     **dict.fromkeys(("gpt2", "opt"), LEARNED),
     **dict.fromkeys(("mamba", "mamba2"), GATED_TIED),
     "falcon_mamba": GATED,
-    "mistral": Family(defaults={"sliding_window": 4096}),
-    "falcon": Family(matrices=2, tied=True, defaults={"multi_query": True}),
-    **dict.fromkeys(REFINED_WEB, Family(matrices=2, tied=True, defaults={"multi_query": True, "n_head_kv": 1})),
-    "gpt_bigcode": Family(matrices=2, tied=True, learned=True, defaults={"multi_query": True}),
-    "gpt_oss": Family(every=2, defaults={"sliding_window": 128}),
-    "olmo3": Family(every=4, defaults={"sliding_window": 4096}),
-    "gemma2": Family(tied=True, every=2, defaults={"sliding_window": 4096}),
-    "gemma3_text": Family(tied=True, every=6, defaults=GEMMA3),
-    "gemma4_text": Family(tied=True, defaults={"global_head_dim": 512}),
-    "cohere2": Family(tied=True, every=4, wider=1),
+    "mistral": ModelClass(defaults={"sliding_window": 4096}),
+    "falcon": ModelClass(matrices=2, tied=True, defaults={"multi_query": True}),
+    **dict.fromkeys(REFINED_WEB, ModelClass(matrices=2, tied=True, defaults={"multi_query": True, "n_head_kv": 1})),
+    "gpt_bigcode": ModelClass(matrices=2, tied=True, learned=True, defaults={"multi_query": True}),
+    "gpt_oss": ModelClass(every=2, defaults={"sliding_window": 128}),
+    "olmo3": ModelClass(every=4, defaults={"sliding_window": 4096}),
+    "gemma2": ModelClass(tied=True, every=2, defaults={"sliding_window": 4096}),
+    "gemma3_text": ModelClass(tied=True, every=6, defaults=GEMMA3),
+    "gemma4_text": ModelClass(tied=True, defaults={"global_head_dim": 512}),
+    "cohere2": ModelClass(tied=True, every=4, wider=1),
 }
 ENCODERS = {"bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "mpnet", "modernbert", "nomic_bert"}
 ENCODERS |= {"clip", "siglip", "siglip_vision_model", "vit", "wav2vec2", "dinov2"}
@@ -138,7 +137,7 @@ def shape(config: Mapping[str, Any], name: str = "", where: str = "") -> ModelSh
     text = _text(config, where)
     model_type = _model_type(config, text, where)
     family = FAMILIES[model_type]
-    fields = Fields(where, text, family.defaults)
+    fields = ConfigFields(where, text, family.defaults)
     layers = _layers(fields, model_type, family)
     lengths = context(fields, model_type)
     count = _count(fields, model_type, family, layers, tied := _tied(config, text, family))
@@ -258,14 +257,14 @@ def _dtype(config: Mapping[str, Any], text: Mapping[str, Any], where: str) -> tu
     return ("float16" if named == "half" else named), ()
 
 
-def _tied(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> bool:
+def _tied(config: Mapping[str, Any], text: Mapping[str, Any], family: ModelClass) -> bool:
     for level in (text, config):
         if isinstance(level.get("tie_word_embeddings"), bool):
             return bool(level["tie_word_embeddings"])
     return family.tied
 
 
-def _heads(fields: Fields) -> tuple[int, int, int]:
+def _heads(fields: ConfigFields) -> tuple[int, int, int]:
     """Query heads, KV heads and the size of a head."""
     heads = fields.whole("num_attention_heads", "n_head", "n_heads", largest=10_000)
     names = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
@@ -283,7 +282,7 @@ def _heads(fields: Fields) -> tuple[int, int, int]:
     return heads, kv_heads, fields.whole(*named, largest=10_000) if named else hidden // heads
 
 
-def _layers(fields: Fields, model_type: str, family: Family) -> tuple[Layer, ...]:
+def _layers(fields: ConfigFields, model_type: str, family: ModelClass) -> tuple[Layer, ...]:
     """One Layer per block of the model, in order."""
     number = fields.whole("num_hidden_layers", "n_layer", "n_layers", "num_layers", largest=2000)
     if model_type in ("mamba", "mamba2", "falcon_mamba"):
@@ -312,7 +311,7 @@ def _layers(fields: Fields, model_type: str, family: Family) -> tuple[Layer, ...
     return tuple(layers)
 
 
-def _kinds(fields: Fields, model_type: str, family: Family, number: int) -> tuple[Kind, ...]:
+def _kinds(fields: ConfigFields, model_type: str, family: ModelClass, number: int) -> tuple[Kind, ...]:
     """What each layer is: as config.json lists it, else as the family's own rule has it."""
     if model_type == "nemotron_h":
         pattern = fields.get("hybrid_override_pattern")
@@ -339,16 +338,16 @@ def _kinds(fields: Fields, model_type: str, family: Family, number: int) -> tupl
     return tuple(kinds)
 
 
-def _window(fields: Fields, family: Family, kinds: tuple[Kind, ...]) -> int | None:
+def _window(fields: ConfigFields, family: ModelClass, kinds: tuple[Kind, ...]) -> int | None:
     return fields.whole("sliding_window") + family.wider if "window" in kinds else None
 
 
-def _state(fields: Fields, model_type: str) -> Layer:
+def _state(fields: ConfigFields, model_type: str) -> Layer:
     """A layer with a state. Mamba 2 keeps one more block, for the checkpoint within a prefill (vLLM mamba_mixer2.py, get_kv_cache_spec)."""
     return Layer("state", state_bytes=_state_bytes(fields, model_type), checkpoints=int(model_type in _MAMBA2))
 
 
-def _state_bytes(fields: Fields, model_type: str) -> float:
+def _state_bytes(fields: ConfigFields, model_type: str) -> float:
     """Bytes of one layer's state for one request: the last inputs of the convolution, and the recurrent state.
 
     Source: vLLM model_executor/layers/mamba/mamba_utils.py. The convolution keeps the model's type (2 bytes), the state the type that the
@@ -366,7 +365,7 @@ def _state_bytes(fields: Fields, model_type: str) -> float:
     return inner * kernel * 2 + inner * state * cell
 
 
-def _count(fields: Fields, model_type: str, family: Family, layers: tuple[Layer, ...], tied: bool) -> weights.Count:
+def _count(fields: ConfigFields, model_type: str, family: ModelClass, layers: tuple[Layer, ...], tied: bool) -> weights.Count:
     """The model's parameters."""
     hidden, vocabulary = fields.whole(*HIDDEN), fields.whole("vocab_size")
     count = weights.Count(embeddings=vocabulary * hidden * (1 if tied else 2))
@@ -391,13 +390,13 @@ def _count(fields: Fields, model_type: str, family: Family, layers: tuple[Layer,
     return count
 
 
-def _mixer(fields: Fields, model_type: str) -> int:
+def _mixer(fields: ConfigFields, model_type: str) -> int:
     if model_type in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         return weights.delta_net(fields)
     return weights.mamba2(fields) if model_type in ("nemotron_h", "mamba2") else weights.mamba1(fields)
 
 
-def _feed_forward(fields: Fields, model_type: str, family: Family, place: int, layer: Layer, count: weights.Count) -> None:
+def _feed_forward(fields: ConfigFields, model_type: str, family: ModelClass, place: int, layer: Layer, count: weights.Count) -> None:
     """Adds one layer's feed-forward block: a dense one, or a router with its experts."""
     if model_type in ("mamba", "mamba2", "falcon_mamba"):
         return
@@ -423,7 +422,7 @@ def _feed_forward(fields: Fields, model_type: str, family: Family, place: int, l
     count.replicated += hidden * experts
 
 
-def _is_routed(fields: Fields, model_type: str, place: int, letter: str) -> bool:
+def _is_routed(fields: ConfigFields, model_type: str, place: int, letter: str) -> bool:
     """Whether this layer has experts; the rules are those of the models' own classes."""
     if model_type == "nemotron_h":
         return letter == "E"

@@ -12,20 +12,21 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
-from exporters.attribution import mig_fraction
-from exporters.prices import Prices
-from stack.capacity import cards, follow, kv
-from stack.capacity.cards import Card
+from exporters.accounting.attribution import mig_fraction
+from exporters.accounting.prices import Prices
+from stack.capacity import gpus as gpu_models
+from stack.capacity import kv, recommend
 from stack.capacity.fit import DoesNotFit, default_seqs, gib, placed, room, usable
-from stack.capacity.follow import Flag, Gateway, Tuning
-from stack.capacity.kv import BadServing, Cache, Serving
-from stack.capacity.memory import Part
+from stack.capacity.gpus import GpuModel
+from stack.capacity.kv import BadServing, KvCapacity, Serving
+from stack.capacity.memory import MemoryPart
 from stack.capacity.model import ModelShape
-from stack.capacity.traffic import P95_SIGMAS, BadTraffic, Traffic, within
+from stack.capacity.recommend import Flag, ReplicaLimits, Tuning
+from stack.capacity.traffic import P95_SIGMAS, BadTraffic, TrafficProfile, within
 from stack.capacity.worksheet import WEIGHT_BYTES
 from stack.gateway.policy import Capacity
 
-__all__ = ["Cost", "DoesNotFit", "Limit", "Plan", "Targets", "TooSlow", "Tuning", "plan", "replicas_for", "steady_rate", "told"]
+__all__ = ["DoesNotFit", "Limit", "Plan", "PlanCost", "PlanTargets", "TooSlow", "Tuning", "plan", "replicas_for", "steady_rate", "told"]
 
 CACHE_SHARE = Capacity().kv_usage  # beyond it the gateway lowers its slots, so a plan stays below
 MEASURED_SHARE = 0.8  # of a measured rate: near its knee the queue grows without end
@@ -38,7 +39,7 @@ class TooSlow(BadTraffic):
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class PlanTargets:
     """What was promised: seconds that 95 of 100 requests keep to, and money for a thousand tokens of prompt and reply together."""
 
     ttft_p95_s: float | None = None
@@ -46,7 +47,7 @@ class Targets:
     cost_per_1k_tokens: float | None = None
 
 
-NO_TARGETS, AS_IT_IS = Targets(), Tuning()
+NO_TARGETS, AS_IT_IS = PlanTargets(), Tuning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class PlanCost:
     """Money of the plan. per_1k_tokens: at this traffic. at_best: of a replica that is always full, below which nobody gets."""
 
     currency: str
@@ -81,14 +82,14 @@ class Plan:
 
     shape: ModelShape
     serving: Serving
-    card: Card
+    card: GpuModel
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     kv_bytes: float
     token_bytes: float
-    cache: Cache
-    traffic: Traffic | None
-    targets: Targets
+    cache: KvCapacity
+    traffic: TrafficProfile | None
+    targets: PlanTargets
     guaranteed: float
     expected: float | None
     at_p95: float | None
@@ -96,8 +97,8 @@ class Plan:
     limits: tuple[Limit, ...]
     replicas: int | None
     flags: tuple[Flag, ...]
-    gateway: Gateway
-    cost: Cost | None
+    gateway: ReplicaLimits
+    cost: PlanCost | None
     notes: tuple[str, ...]
 
     @property
@@ -130,9 +131,16 @@ class Plan:
 
 
 def plan(
-    shape: ModelShape, serving: Serving, card: Card, traffic: Traffic | None = None, targets: Targets = NO_TARGETS, tuning: Tuning = AS_IT_IS,
-    prices: Prices | None = None, measured_per_s: float | None = None, name: str = "",
-) -> Plan:  # fmt: skip
+    shape: ModelShape,
+    serving: Serving,
+    card: GpuModel,
+    traffic: TrafficProfile | None = None,
+    targets: PlanTargets = NO_TARGETS,
+    tuning: Tuning = AS_IT_IS,
+    prices: Prices | None = None,
+    measured_per_s: float | None = None,
+    name: str = "",
+) -> Plan:
     """The plan for one kind of card. measured_per_s: requests a second at which one replica was seen to keep its targets; name: as clients ask for
     the model. Raises DoesNotFit, TooSlow, BadTraffic, BadServing, and BadModel where the weights are not known."""
     if (tuning.max_num_seqs or 0) > serving.max_num_batched_tokens:
@@ -160,14 +168,27 @@ def plan(
     replicas = replicas_for(rate, least) if rate and least and known else None
     its_name = name or shape.name
     return Plan(
-        shape, serving, card, its_name, parts, kv_bytes, kv.token_bytes(shape, serving), cache, traffic, targets,
-        guaranteed=cache.concurrency, expected=expected, at_p95=1 / share(_p95(traffic)) if traffic else None,
-        cache_share=rate * held.share if rate and held and traffic and traffic.time_s else None, limits=tuple(limits), replicas=replicas,
-        flags=tuple(follow.flags(serving, tuning, seqs, why_seqs, its_name)),
-        gateway=follow.gateway(serving, cache, traffic, share, slots, replicas or 1, its_name),
+        shape,
+        serving,
+        card,
+        its_name,
+        parts,
+        kv_bytes,
+        kv.token_bytes(shape, serving),
+        cache,
+        traffic,
+        targets,
+        guaranteed=cache.concurrency,
+        expected=expected,
+        at_p95=1 / share(_p95(traffic)) if traffic else None,
+        cache_share=rate * held.share if rate and held and traffic and traffic.time_s else None,
+        limits=tuple(limits),
+        replicas=replicas,
+        flags=tuple(recommend.flags(serving, tuning, seqs, why_seqs, its_name)),
+        gateway=recommend.gateway(serving, cache, traffic, share, slots, replicas or 1, its_name),
         cost=_cost(prices, card, serving, traffic, replicas, least, its_name) if prices else None,
         notes=(*shape.notes, *(traffic.notes if traffic else ()), *hard, *_notes(shape, traffic, measured_per_s)),
-    )  # fmt: skip
+    )
 
 
 # ---- what requests hold -----------------------------------------------------------------------------------------------------
@@ -184,7 +205,7 @@ class _Held:
     decode: float
 
 
-def _shares(shape: ModelShape, serving: Serving, cache: Cache) -> Callable[[int], float]:
+def _shares(shape: ModelShape, serving: Serving, cache: KvCapacity) -> Callable[[int], float]:
     """The share of one replica's cache that a request of so many tokens holds: at max_model_len, 1 / vLLM's maximum concurrency."""
     whole = cache.concurrency * kv.request_bytes(shape, serving, serving.max_model_len)
     known: dict[int, float] = {}
@@ -198,7 +219,7 @@ def _shares(shape: ModelShape, serving: Serving, cache: Cache) -> Callable[[int]
     return share
 
 
-def _held(traffic: Traffic, share: Callable[[int], float]) -> _Held:
+def _held(traffic: TrafficProfile, share: Callable[[int], float]) -> _Held:
     """Over the life of a request: the prompt alone until the first token, then a reply that grows. Where the times are not known, all of its life
     is the reply, which makes it larger than it is."""
     ttft_s, tpot_s = (0.0, 1.0) if traffic.ttft_s is None or traffic.tpot_s is None else (traffic.ttft_s, traffic.tpot_s)
@@ -213,7 +234,7 @@ def _held(traffic: Traffic, share: Callable[[int], float]) -> _Held:
     return _Held(fmean(times), fmean(shares), fmean(squares), decode)
 
 
-def _p95(traffic: Traffic) -> int:
+def _p95(traffic: TrafficProfile) -> int:
     return math.ceil(traffic.prompt_tokens.p95 + traffic.output_tokens.p95)
 
 
@@ -234,7 +255,7 @@ def replicas_for(rate_per_s: float, one_per_s: float) -> int:
     return max(1, math.ceil(rate_per_s / one_per_s - 1e-9))
 
 
-def _seqs(most_seqs: int, tuning: Tuning, traffic: Traffic | None, expected: float | None, speed: list[Limit]) -> tuple[int | None, str]:
+def _seqs(most_seqs: int, tuning: Tuning, traffic: TrafficProfile | None, expected: float | None, speed: list[Limit]) -> tuple[int | None, str]:
     """--max-num-seqs and its reason: no more than the cache holds, and than are there at once at the rate that speed allows."""
     if tuning.max_num_seqs:
         return tuning.max_num_seqs, "as given"
@@ -247,7 +268,7 @@ def _seqs(most_seqs: int, tuning: Tuning, traffic: Traffic | None, expected: flo
     return max(1, math.floor(seqs)), why
 
 
-def _memory_limits(traffic: Traffic | None, held: _Held | None, seqs: int) -> Iterator[Limit]:
+def _memory_limits(traffic: TrafficProfile | None, held: _Held | None, seqs: int) -> Iterator[Limit]:
     if traffic and held and traffic.time_s:
         rate = steady_rate(held.share, held.square, CACHE_SHARE)
         yield Limit(CACHE, rate, False, f"at most {CACHE_SHARE:.0%} of the cache in use, in 95 % of the time, with requests that come by chance")
@@ -256,7 +277,7 @@ def _memory_limits(traffic: Traffic | None, held: _Held | None, seqs: int) -> It
             yield Limit(SEQUENCES, rate, False, f"at most {seqs} requests at once (--max-num-seqs), in 95 % of the time")
 
 
-def _bandwidth(shape: ModelShape, serving: Serving, card: Card, held: _Held, targets: Targets) -> Iterator[Limit]:
+def _bandwidth(shape: ModelShape, serving: Serving, card: GpuModel, held: _Held, targets: PlanTargets) -> Iterator[Limit]:
     """A step reads all weights once and the cache of every request in it, and may take as long as the target: (weights + batch x KV) / bandwidth."""
     weights, token_bytes, itl_s = weights_read(shape, serving), kv.token_bytes(shape, serving), targets.itl_p95_s
     if weights and token_bytes and plain(shape) and itl_s and card.bandwidth and (spare := itl_s * card.bandwidth - weights) > 0:
@@ -264,7 +285,7 @@ def _bandwidth(shape: ModelShape, serving: Serving, card: Card, held: _Held, tar
         yield Limit(BANDWIDTH, spare / (token_bytes * itl_s * held.decode), True, why)
 
 
-def _compute(shape: ModelShape, serving: Serving, card: Card, traffic: Traffic) -> Iterator[Limit]:
+def _compute(shape: ModelShape, serving: Serving, card: GpuModel, traffic: TrafficProfile) -> Iterator[Limit]:
     """All operations of a request, but for those of prompt tokens in the prefix cache."""
     prompt, output = traffic.prompt_tokens.mean * (1 - (traffic.cached_share or 0.0)), traffic.output_tokens.mean
     needed = operations(shape, prompt, output)
@@ -305,14 +326,14 @@ def weights_read(shape: ModelShape, serving: Serving) -> float | None:
     return max(0.0, shape.weight_bytes - table) / serving.tensor_parallel
 
 
-def _flops(shape: ModelShape, serving: Serving, card: Card) -> float:
+def _flops(shape: ModelShape, serving: Serving, card: GpuModel) -> float:
     """Dense operations a second of a replica; 8 bits may double them, 4 bits in floating point again."""
     kind = shape.quantization or ""
     return card.flops * (4 if "fp4" in kind else 2 if kind else 1) * serving.tensor_parallel * serving.pipeline_parallel
 
 
 def _impossible(
-    shape: ModelShape, serving: Serving, card: Card, traffic: Traffic | None, targets: Targets, tuning: Tuning
+    shape: ModelShape, serving: Serving, card: GpuModel, traffic: TrafficProfile | None, targets: PlanTargets, tuning: Tuning
 ) -> Iterator[str]:  # fmt: skip
     """Remarks about targets that are hard to keep. Raises TooSlow for those that no engine keeps on this card."""
     weights, itl_s, ttft_s = weights_read(shape, serving), targets.itl_p95_s, targets.ttft_p95_s
@@ -341,22 +362,22 @@ def _impossible(
 # ---- cost -------------------------------------------------------------------------------------------------------------------
 
 
-def replica_hour(prices: Prices, card: Card, gpus: int) -> float:
+def replica_hour(prices: Prices, card: GpuModel, gpus: int) -> float:
     """An hour of all GPUs of a replica. A slice without a price of its own costs its share of the card's compute or of its memory, whichever is
     more, for nobody else can use the rest of it."""
     fraction = 1.0
     if card.profile and card.of:
-        memory = card.bandwidth / cards.card(card.of).bandwidth  # slices have bandwidth as they have memory
+        memory = card.bandwidth / gpu_models.card(card.of).bandwidth  # slices have bandwidth as they have memory
         fraction = max(mig_fraction(card.profile, card.of), memory)
     return prices.per_hour(card.of or card.name, fraction, card.profile) * gpus
 
 
 def _cost(
-    prices: Prices, card: Card, serving: Serving, traffic: Traffic | None, replicas: int | None, full_per_s: float | None, name: str
-) -> Cost:  # fmt: skip
+    prices: Prices, card: GpuModel, serving: Serving, traffic: TrafficProfile | None, replicas: int | None, full_per_s: float | None, name: str
+) -> PlanCost:  # fmt: skip
     one = replica_hour(prices, card, serving.tensor_parallel * serving.pipeline_parallel)
     if traffic is None:
-        return Cost(prices.currency, one)
+        return PlanCost(prices.currency, one)
     hour = one * replicas if replicas else None
     rate, prompt, output = traffic.arrivals_per_s, traffic.prompt_tokens.mean, traffic.output_tokens.mean
     api = prices.api_price(name)
@@ -365,7 +386,7 @@ def _cost(
     def per_1k(money: float | None, per_s: float | None) -> float | None:
         return money / (per_s * 3600 * (prompt + output)) * 1000 if money is not None and per_s else None
 
-    return Cost(
+    return PlanCost(
         prices.currency, one, hour, per_1k(hour, rate), per_1k(one, full_per_s),
         api_per_1k_tokens=None if request is None else request / (prompt + output) * 1000,
         api_per_hour=None if request is None or not rate else request * rate * 3600,
@@ -376,7 +397,7 @@ def _cost(
 # ---- what is said besides ---------------------------------------------------------------------------------------------------
 
 
-def _notes(shape: ModelShape, traffic: Traffic | None, measured_per_s: float | None) -> Iterator[str]:
+def _notes(shape: ModelShape, traffic: TrafficProfile | None, measured_per_s: float | None) -> Iterator[str]:
     if traffic is None:
         yield "no traffic is given, so only the guaranteed concurrency is known; --traffic or --log say more"
         return
@@ -448,7 +469,7 @@ def _fields(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
-def _traffic(traffic: Traffic) -> dict[str, Any]:
+def _traffic(traffic: TrafficProfile) -> dict[str, Any]:
     return {
         "source": traffic.source, "rate_per_s": traffic.arrivals_per_s, "prompt_tokens": _fields(traffic.prompt_tokens),
         "output_tokens": _fields(traffic.output_tokens), "ttft_s": traffic.ttft_s, "tpot_s": traffic.tpot_s, "request_s": traffic.time_s,

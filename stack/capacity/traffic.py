@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 
-from exporters.request_log import RequestRecord, ended_at
+from exporters.requests.record import RequestRecord, ended_at
+from exporters.statistics import quantiles
 
 P95_SIGMAS = NormalDist().inv_cdf(0.95)  # how far the 95th percentile of a normal distribution is from its mean
 KEPT = 1000  # sizes that stand for a log of any length
@@ -64,7 +65,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficProfile:
     """sizes: prompt and reply tokens of requests that are equally likely. rate_per_s: new requests a second. ttft_s, tpot_s: measured means, or
     targets, which are then an upper bound. users: people at work at once; think_s: from a reply to their next request. cached_share: of prompt
     tokens found in the prefix cache, 0 to 1. source: where lengths and times are from."""
@@ -126,13 +127,13 @@ class Traffic:
 # ---- from a shape -----------------------------------------------------------------------------------------------------------
 
 
-def of_shape(prompt_p50: float, prompt_p95: float, output_p50: float, output_p95: float) -> Traffic:
+def of_shape(prompt_p50: float, prompt_p95: float, output_p50: float, output_p95: float) -> TrafficProfile:
     """Traffic of which only the lengths are known, by two percentiles each. Raises BadTraffic.
 
     Lengths are taken as log-normal, the usual form of text lengths, and prompts and replies as independent of each other."""
     prompts, outputs = _quantiles("prompt", prompt_p50, prompt_p95), _quantiles("output", output_p50, output_p95)
     notes = ("lengths between and beyond p50 and p95 are taken as log-normal, prompts and replies as independent; a request log says better",)
-    return Traffic(
+    return TrafficProfile(
         tuple(itertools.product(prompts, outputs)), Lengths(prompt_p50, prompt_p95, fmean(prompts)), Lengths(output_p50, output_p95, fmean(outputs)),
         source="p50 and p95", notes=notes if (prompt_p50, output_p50) != (prompt_p95, output_p95) else (),
     )  # fmt: skip
@@ -151,7 +152,7 @@ def _quantiles(name: str, p50: float, p95: float) -> tuple[int, ...]:
     return tuple(max(1, round(math.exp(of_log.inv_cdf((step + 0.5) / _STEPS)))) for step in range(_STEPS))
 
 
-def within(traffic: Traffic, max_model_len: int) -> Traffic:
+def within(traffic: TrafficProfile, max_model_len: int) -> TrafficProfile:
     """The same as an engine takes it that stops at max_model_len tokens. Raises BadTraffic where not even the 95th percentiles go into that."""
     for name, lengths in (("p95_prompt_tokens", traffic.prompt_tokens), ("p95_output_tokens", traffic.output_tokens)):
         if lengths.p95 >= max_model_len:
@@ -180,7 +181,7 @@ class _Served:
     ended: float | None
 
 
-def of_log(records: Iterable[RequestRecord], place: str, model: str | None = None) -> Traffic:
+def of_log(records: Iterable[RequestRecord], place: str, model: str | None = None) -> TrafficProfile:
     """Traffic as a request log shows it; model: only requests for this one. Raises BadTraffic where it shows none, or several models' as one.
 
     The rate is that of the busiest minute. Waiting in the gateway is no time in the engine and does not count."""
@@ -217,7 +218,7 @@ def _served(record: RequestRecord) -> _Served | None:
     return _Served(max(1, round(record.prompt_tokens / prompts)), output, texts, ttft_s, decode_s, ended_at(record))
 
 
-def _of(served: Sequence[_Served], others: int, cached_share: float | None, place: str) -> Traffic:
+def _of(served: Sequence[_Served], others: int, cached_share: float | None, place: str) -> TrafficProfile:
     sizes = _representative([((one.prompt, one.output), one.texts) for one in served])
     ttfts = [one.ttft_s for one in served if one.ttft_s is not None]
     decodes = [(one.decode_s, one.output) for one in served if one.decode_s is not None]
@@ -225,7 +226,7 @@ def _of(served: Sequence[_Served], others: int, cached_share: float | None, plac
     notes = [f"{others} further requests of the log did not end well or have no lengths, and count nowhere"] if others else []
     if len(ttfts) < len(served):
         notes.append(f"times are those of the {len(ttfts)} streamed requests of {len(served)}; one without stream has no time to first token")
-    return Traffic(
+    return TrafficProfile(
         sizes, _lengths([prompt for prompt, _ in sizes]), _lengths([output for _, output in sizes]), rate,
         fmean(ttfts) if ttfts else None, (sum(d for d, _ in decodes) / sum(o for _, o in decodes) or None) if decodes else None,
         cached_share=cached_share, source=f"{len(served):,} requests of {place}{told}", notes=tuple(notes),
@@ -241,10 +242,9 @@ def _representative(weighted: Iterable[tuple[tuple[int, int], int]]) -> tuple[tu
 
 
 def _lengths(values: Sequence[int]) -> Lengths:
-    """By nearest rank, so that a percentile is a length that was there."""
-    ordered = sorted(values)
-    p50, p95 = (ordered[max(0, math.ceil(share * len(ordered)) - 1)] for share in (0.5, 0.95))
-    return Lengths(p50, p95, fmean(ordered))
+    """Summarise lengths by nearest rank, so that a percentile is a length that was there."""
+    p50, p95 = quantiles(values, (0.5, 0.95), "inverted_cdf")
+    return Lengths(p50, p95, fmean(values))
 
 
 def _rate(served: Sequence[_Served]) -> tuple[float | None, str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stack.capacity.fields import HIDDEN, BadModel, Fields, shown
+from stack.capacity.config_json import HIDDEN, BadModel, ConfigFields, shown
 
 SIZES = {"F64": 8, "F32": 4}  # types that vLLM casts to two bytes; all others stay as they are
 FEWEST = 2 / 8  # bytes of a parameter in the smallest types that a checkpoint may have
@@ -57,14 +57,14 @@ class Stored:
         return cls(method, each, each, each)
 
 
-def attention(fields: Fields, heads: int, kv_heads: int, head_k: int, head_v: int) -> int:
+def attention(fields: ConfigFields, heads: int, kv_heads: int, head_k: int, head_v: int) -> int:
     """Parameters of one layer's query, key, value and output projections; a gated output doubles the queries (Qwen3-Next)."""
     hidden = fields.whole(*HIDDEN)
     queries = heads * head_k * (2 if fields.switch("attn_output_gate") else 1)
     return hidden * (queries + kv_heads * (head_k + head_v) + heads * head_v)
 
 
-def latent_attention(fields: Fields, heads: int) -> tuple[int, int]:
+def latent_attention(fields: ConfigFields, heads: int) -> tuple[int, int]:
     """Parameters of one layer of multi-head latent attention, and those among them that every GPU holds (the two down-projections)."""
     hidden, rank = fields.whole("hidden_size"), fields.whole("kv_lora_rank")
     nope, rope, value = fields.whole("qk_nope_head_dim"), fields.whole("qk_rope_head_dim"), fields.whole("v_head_dim")
@@ -74,13 +74,13 @@ def latent_attention(fields: Fields, heads: int) -> tuple[int, int]:
     return down + up, down
 
 
-def mamba1(fields: Fields) -> int:
+def mamba1(fields: ConfigFields) -> int:
     """Parameters of one Mamba mixer (Jamba, Falcon-Mamba)."""
     hidden, inner, state, rank = fields.whole("hidden_size"), *mamba1_sizes(fields)
     return inner * (3 * hidden + 2 * rank + 3 * state + fields.whole("mamba_d_conv", "conv_kernel", default=4))
 
 
-def mamba1_sizes(fields: Fields) -> tuple[int, int, int]:
+def mamba1_sizes(fields: ConfigFields) -> tuple[int, int, int]:
     """Inner width, state width, rank of the time step."""
     hidden = fields.whole("hidden_size")
     inner = fields.whole("mamba_expand") * hidden if fields.get("mamba_expand") is not None else fields.whole("intermediate_size")
@@ -88,20 +88,20 @@ def mamba1_sizes(fields: Fields) -> tuple[int, int, int]:
     return inner, fields.whole("mamba_d_state", "state_size"), rank if isinstance(rank, int) else -(-hidden // 16)
 
 
-def mamba2(fields: Fields) -> int:
+def mamba2(fields: ConfigFields) -> int:
     """Parameters of one Mamba-2 mixer (Nemotron-H)."""
     hidden, inner, conv, heads = fields.whole("hidden_size"), *mamba2_sizes(fields)
     return hidden * (2 * inner + conv - inner + heads) + conv * fields.whole("conv_kernel", default=4) + inner * hidden
 
 
-def mamba2_sizes(fields: Fields) -> tuple[int, int, int]:
+def mamba2_sizes(fields: ConfigFields) -> tuple[int, int, int]:
     """Inner width, width of the convolution, heads."""
     heads = fields.whole("mamba_num_heads", "num_heads")
     inner = heads * fields.whole("mamba_head_dim", "head_dim")
     return inner, inner + 2 * fields.whole("n_groups") * fields.whole("ssm_state_size", "state_size"), heads
 
 
-def delta_net(fields: Fields) -> int:
+def delta_net(fields: ConfigFields) -> int:
     """Parameters of one gated delta net (Qwen3-Next, Qwen3.5)."""
     hidden = fields.whole("hidden_size")
     keys = fields.whole("linear_num_key_heads") * fields.whole("linear_key_head_dim")

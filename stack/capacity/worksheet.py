@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from stack.capacity.fields import shown
-from stack.capacity.traffic import BadTraffic, Traffic, of_shape
-from stack.config import BadConfig, Source, meant
+from stack.capacity.config_json import shown
+from stack.capacity.traffic import BadTraffic, TrafficProfile, of_shape
+from stack.config import BadConfig, YamlFile, meant
 from stack.config import source as read_text
 
 Cell = int | float | str | None
@@ -113,7 +113,7 @@ class Worksheet:
     max_num_batched_tokens: int | None = None
     gpu: str | None = None
 
-    def traffic(self) -> Traffic | None:
+    def traffic(self) -> TrafficProfile | None:
         """What its lengths, rate and targets say; None where it has no lengths at all. Raises BadTraffic for some of them only."""
         lengths = {name: getattr(self, name) for name in _LENGTHS}
         if not any(lengths.values()):
@@ -129,7 +129,7 @@ class Worksheet:
         shape = of_shape(prompt[0], prompt[1], output[0], output[1])
         if self.ttft_p95 and self.itl_p95:
             alone.append("the targets stand for the times that requests take; an engine that is faster has fewer of them at once")
-        return Traffic(
+        return TrafficProfile(
             shape.sizes, shape.prompt_tokens, shape.output_tokens, self.requests_per_second, self.ttft_p95, self.itl_p95, self.concurrent_users,
             self.think_time or 0.0, self.cached_share, "the worksheet's lengths; the targets as times", (*shape.notes, *alone),
         )  # fmt: skip
@@ -297,7 +297,7 @@ def parse(text: str, place: str = "worksheet", folder: Path = Path()) -> Workshe
     return Worksheet(**values)
 
 
-def _indented(source: Source) -> Source:
+def _indented(source: YamlFile) -> YamlFile:
     """The same where a copy lost its indentation, so that every key stands at the left: no name occurs in two parts."""
     if not isinstance(source.data, dict) or not any(key in _PART_OF for key in source.data):
         return source
@@ -307,7 +307,7 @@ def _indented(source: Source) -> Source:
             data[_PART_OF[key]] = (data.get(_PART_OF[key]) or {}) | {key: value}
         else:
             data[key] = {**value, **(data.get(key) or {})} if isinstance(value, dict) else data.get(key) or value
-    return Source(source.place, data, source.root)
+    return YamlFile(source.place, data, source.root)
 
 
 # Bytes of one weight; 4-bit types bring a scale of 16 bits for every 128 weights (AWQ, GPTQ: a zero point too), or of 8 bits for every 16 (NVFP4)
@@ -341,7 +341,7 @@ class Entry:
 
 def fill(text: str, entries: Mapping[str, Entry]) -> str:
     """The worksheet with its empty values filled in, by name; whatever else stands there stays, remarks and all."""
-    source: Source = read_text(text if "\n" in text.strip() else f"{text.strip()}\n#", "worksheet")
+    source: YamlFile = read_text(text if "\n" in text.strip() else f"{text.strip()}\n#", "worksheet")
     edits = sorted(_edits(source.root, entries), key=lambda edit: -edit[0].start_mark.index)
     for node, entry, block in edits:
         start, end = node.start_mark.index, node.end_mark.index

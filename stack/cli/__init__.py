@@ -17,8 +17,8 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 class Later(click.Command):
     """A command as the list of commands needs it; where: `module:name` of the real one, in this folder."""
 
-    def __init__(self, name: str, where: str, line: str) -> None:
-        super().__init__(name, help=line)
+    def __init__(self, name: str, where: str, line: str, *, hidden: bool = False) -> None:
+        super().__init__(name, help=line, hidden=hidden)
         self.where = where
 
     def real(self) -> click.Command:
@@ -61,6 +61,11 @@ COMMANDS = (
 )
 
 
+DEVELOPMENT = (
+    Later("lint", "lint:lint", "Check alerts, recording rules, dashboards and runbooks; with FILES, dashboards of others as JSON.", hidden=True),
+)
+
+
 class Listing(click.Group):
     """Lists and completes its commands from their one line, and imports the one that was meant."""
 
@@ -78,7 +83,7 @@ def version() -> str:
         return found[1] if found else "unknown"
 
 
-@click.group(cls=Listing, commands=COMMANDS, context_settings=CONTEXT)
+@click.group(cls=Listing, commands=sorted((*COMMANDS, *DEVELOPMENT), key=lambda command: str(command.name)), context_settings=CONTEXT)
 @click.version_option(version(), prog_name="vllm-watch")
 def main() -> None:
     """The observability stack for vLLM.

@@ -12,16 +12,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from alerts import routing
-from exporters.catalogue import page
-from stack import alerts, export
+from alerts import derive, managed_files, routing
+from alerts import export as alerts
+from exporters.catalogue import exposition_parser
+from exporters.net.prometheus import address_from
 from stack.bench import result
-from stack.capacity import derive
+from stack.bench.load_curve import load_curves
 from stack.capacity.worksheet import read as read_worksheet
 from stack.cli.common import AS_JSON, json_text, mistakes_told, say_files
 from stack.cli.options import DASHBOARD_BASE, HTTP_CONFIG, RUNBOOK_BASE, SLO, THRESHOLDS, TOKEN_FILE, USER_FILE, duration
 from stack.cli.scraped import page_of
-from stack.prometheus import address_from
 
 
 @click.group("alerts")
@@ -53,7 +53,7 @@ def alerts_export(
     """
     with mistakes_told():
         links = alerts.links(runbook_base, dashboard_base)
-        wanted = alerts.Wanted(thresholds, slo, links, receiver, secrets, deadman)
+        wanted = alerts.AlertOptions(thresholds, slo, links, receiver, secrets, deadman)
         warned = [*alerts.warnings(links), *alerts.without_page(wanted.objectives)]
         written, older = alerts.write(out, wanted, force)
         steps = list(alerts.next_steps(out, wanted))
@@ -70,7 +70,7 @@ def alerts_list(thresholds: Path | None, as_json: bool) -> None:
     Example:  vllm-watch alerts list
     """
     with mistakes_told():
-        settings = alerts.Wanted(thresholds).settings
+        settings = alerts.AlertOptions(thresholds).settings
     found, numbers = list(alerts.rows(settings)), list(alerts.number_rows(settings))
     if as_json:
         click.echo(json.dumps({"alerts": found, "thresholds": numbers}, indent=1, ensure_ascii=False))
@@ -109,13 +109,13 @@ def alerts_slo(
     file = file or alerts.SHIPPED_OBJECTIVES
     with mistakes_told():
         objectives, links = alerts.objectives(file), alerts.links(runbook_base, dashboard_base)
-        if target and (missed := list(alerts.misses(objectives, page.parse(page_of(target, http_config)[0]), target))):
+        if target and (missed := list(alerts.misses(objectives, exposition_parser.parse(page_of(target, http_config)[0]), target))):
             raise ValueError(f"{file}: {'; '.join(missed)}")
         warned = [*alerts.warnings(links), *alerts.without_page(objectives)]
         groups = alerts.slo_groups(objectives, links)
         printed = alerts.slo_file(groups)
         if out:
-            written = export.write(out, printed, alerts.foreign, force)
+            written = managed_files.write(out, printed, alerts.foreign, force)
     if out:
         whole = f"it stands on its own; with all the other rules, in place of the shipped objectives: vllm-watch alerts export --slo {file}"
         say_files(written, [], warned, [f"promtool check rules {out}/slo.yaml", whole], as_json)
@@ -160,15 +160,19 @@ def alerts_derive(
     if arm and not bench_folder:
         raise click.UsageError("--arm belongs to --bench")
     with mistakes_told():
-        settings = alerts.Wanted(thresholds).settings
+        settings = alerts.AlertOptions(thresholds).settings
         sheet = read_worksheet(worksheet) if worksheet else None
         promised = (sheet.ttft_p95, sheet.itl_p95) if sheet else (None, None)
         aims = derive.targets(alerts.objectives(slo or alerts.SHIPPED_OBJECTIVES), *promised)
-        bench = derive.loads(result.read(bench_folder), arm) if bench_folder else None
+        bench = load_curves(result.read(bench_folder), arm) if bench_folder else None
         asked = asyncio.run(derive.ask(address_from(url, token_file, user_file, http_config), settings, window_s, time.time(), model))
         found = derive.derive(asked, settings, aims, bench)
         text = derive.overlay(asked, settings, found)
-        changed = export.write(out.parent, {out.name: export.marked(text, "vllm-watch alerts derive")}, export.changed_since, force) if out else {}
+        changed = (
+            managed_files.write(out.parent, {out.name: managed_files.marked(text, "vllm-watch alerts derive")}, managed_files.changed_since, force)
+            if out
+            else {}
+        )
     if as_json:
         click.echo(json_text(derive.told(asked, found) | {"files": [{"path": str(path), "changed": new} for path, new in changed.items()]}))
         return

@@ -20,14 +20,14 @@ from rich.text import Text
 
 from exporters import process
 from stack.bench import importer, result, run, workload
-from stack.bench.figures import Startup, startup
-from stack.bench.load import Done, Target
+from stack.bench.engine_under_test import Subject, look
+from stack.bench.load import BenchTarget, Done
+from stack.bench.measurements import Startup, startup
 from stack.bench.result import Bench, Run
-from stack.bench.subject import Subject, look
-from stack.bench.workload import Point, Suite, Workload
+from stack.bench.workload import LoadLevel, Workload, WorkloadFile
 from stack.cli import version
 from stack.cli.common import AS_JSON, json_text, mistakes_told
-from stack.tuning.judge import smallest_effect
+from stack.tuning.run_comparison import smallest_effect
 
 T = TypeVar("T")
 SEED_HELP = "Seed of prompts, lengths, times and the order of the arms; an engine that saw it has the prompts in its cache.  [default: drawn]"
@@ -159,7 +159,7 @@ def bench_import(files: tuple[Path, ...], out: Path) -> None:
 
 async def _subject(name: str, url: str, model: str | None, key: str | None, started: Startup) -> Subject:
     found, _ = await look(url, model, key)
-    return Subject(name or found.model, Target(found.url, found.model, key), found, startup=started)
+    return Subject(name or found.model, BenchTarget(found.url, found.model, key), found, startup=started)
 
 
 def page_console() -> Console:
@@ -174,8 +174,8 @@ def wait(work: Coroutine[Any, Any, T]) -> T:
 
 
 def chosen(
-    suite: Suite, only: Sequence[str], context: int | None, scale: float | None, requests: int | None
-) -> tuple[Suite, Callable[[Workload], Sequence[Point]]]:
+    suite: WorkloadFile, only: Sequence[str], context: int | None, scale: float | None, requests: int | None
+) -> tuple[WorkloadFile, Callable[[Workload], Sequence[LoadLevel]]]:
     """What is to be run of a file, cut to the engine's context, and at which loads. Raises BadConfig and ValueError."""
     names = {each.name for each in suite.workloads}
     labels = {point.label for each in suite.workloads for point in workload.points(each)}
@@ -183,7 +183,7 @@ def chosen(
         raise ValueError(f"--only {unknown[0]} is neither a workload nor a load of this file; there are {', '.join(sorted(names | labels))}")
     wanted, loads = set(only) & names or names, set(only) & labels or labels
 
-    def points(each: Workload) -> Sequence[Point]:
+    def points(each: Workload) -> Sequence[LoadLevel]:
         return [point for point in workload.points(each) if point.label in loads]
 
     mine = [each for each in suite.workloads if each.name in wanted and points(each)]
@@ -191,9 +191,9 @@ def chosen(
         raise ValueError(f"--only {' --only '.join(only)} leaves nothing: {', '.join(sorted(wanted))} has no such load")
     if requests is not None:
         mine = [msgspec.structs.replace(each, requests=requests) for each in mine]
-        for sentence in workload.mistakes(Suite(workloads=tuple(mine))):
+        for sentence in workload.mistakes(WorkloadFile(workloads=tuple(mine))):
             raise ValueError(f"with {requests} requests in a run, {sentence}")
-    return Suite(workloads=tuple(workload.fitting(each, context or NO_LIMIT, scale) for each in mine), metrics=suite.metrics), points
+    return WorkloadFile(workloads=tuple(workload.fitting(each, context or NO_LIMIT, scale) for each in mine), metrics=suite.metrics), points
 
 
 def fresh(folder: Path) -> Path:
@@ -204,7 +204,7 @@ def fresh(folder: Path) -> Path:
     return folder
 
 
-async def foretell(console: Console, subject: Subject, suite: Suite, steps: Sequence[run.Step], arms: int, seed: int) -> None:
+async def foretell(console: Console, subject: Subject, suite: WorkloadFile, steps: Sequence[run.RunStep], arms: int, seed: int) -> None:
     """Say what is about to happen, how long it will take, and how small an effect it can find."""
     engine = subject.engine
     console.print(
@@ -260,7 +260,7 @@ class Screen:
         if self._live:
             self._live.stop()
 
-    def run(self, number: int, of: int, arm: str, workload: Workload, point: Point, asked: int) -> None:
+    def run(self, number: int, of: int, arm: str, workload: Workload, point: LoadLevel, asked: int) -> None:
         self._now, self._asked, self._done, self._failed = f"run {number} of {of}: {workload.name} {point.label} on {arm}", asked, 0, 0
         self._began = time.monotonic()
         self._first_ms.clear()

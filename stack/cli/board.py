@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from exporters import process
+from exporters.net.prometheus import address_from
 from stack.board import run
 from stack.cli.common import log_to_stderr, mistakes_told
 from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
-from stack.prometheus import address_from
 
 
 @click.command("board")

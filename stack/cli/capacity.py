@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from exporters.http_config import Way
-from stack.capacity import live, study, worksheet
-from stack.capacity.cards import GIB
+from exporters.net.http_client import HttpClientConfig
+from stack.capacity import command, verify, worksheet
 from stack.capacity.fit import NO_WAY, DoesNotFit, gib
+from stack.capacity.gpus import GIB
 from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.cli.options import HTTP_CONFIG
 from stack.gateway.config import read_key
@@ -77,45 +77,45 @@ def capacity_command(
     if (engine_log or api_key_file or http_config) and not url:
         raise click.UsageError("--engine-log, --api-key-file and --http-config belong to --live URL")
     with mistakes_told():
-        found = study.study(study.Asked(worksheet=sheet, **options), somewhere=not url)
-        looked = _looked(found, url, engine_log, api_key_file, http_config) if url and isinstance(found, study.Study) else None
-    if fill and (isinstance(found, study.WeightsOnly) or len(found.plans) != 1):
+        found = command.study(command.CapacityOptions(worksheet=sheet, **options), somewhere=not url)
+        looked = _looked(found, url, engine_log, api_key_file, http_config) if url and isinstance(found, command.Study) else None
+    if fill and (isinstance(found, command.WeightsOnly) or len(found.plans) != 1):
         raise click.UsageError("--fill takes one --gpu that the model fits, and its config.json")
     if as_json:
-        click.echo(json_text(study.told(found) | ({"live": _live(looked)} if looked else {})))
-    elif isinstance(found, study.WeightsOnly):
+        click.echo(json_text(command.told(found) | ({"live": _live(looked)} if looked else {})))
+    elif isinstance(found, command.WeightsOnly):
         _draw_weights(found)
     elif fill:
-        click.echo(study.filled(found), nl=False)
+        click.echo(command.filled(found), nl=False)
     else:
         _draw(found)
         if looked:
             _draw_live(looked)
-    raise SystemExit(1 if isinstance(found, study.WeightsOnly) or not (found.plans or looked) else 0)
+    raise SystemExit(1 if isinstance(found, command.WeightsOnly) or not (found.plans or looked) else 0)
 
 
-def _looked(found: study.Study, url: str, engine_log: Path | None, api_key_file: Path | None, http_config: Path | None) -> live.Loop:
+def _looked(found: command.Study, url: str, engine_log: Path | None, api_key_file: Path | None, http_config: Path | None) -> verify.Verifier:
     log = engine_log.read_text(encoding="utf-8", errors="replace") if engine_log else None
     key = read_key(api_key_file, "--api-key-file") if api_key_file else None
     expected = found.plans[0].kv_bytes if found.plans else None
-    return asyncio.run(live.loop(url, found.shape, found.serving, log, key, expected, Way(http_config) if http_config else None))
+    return asyncio.run(verify.verify(url, found.shape, found.serving, log, key, expected, HttpClientConfig(http_config) if http_config else None))
 
 
-def _live(looked: live.Loop) -> dict[str, Any]:
+def _live(looked: verify.Verifier) -> dict[str, Any]:
     head = ("name", "unit", "predicted", "reported", "difference", "source")
     figures = [dict(zip(head, (f.name, f.unit, f.predicted, f.reported, f.difference, f.source), strict=True)) for f in looked.figures]
     in_use = [{"name": f.name, "unit": f.unit, "reported": f.reported, "source": f.source} for f in looked.in_use]
     return {"model": looked.model, "version": looked.version, "figures": figures, "in_use": in_use, "said": list(looked.said)}
 
 
-def _draw_live(looked: live.Loop) -> None:
+def _draw_live(looked: verify.Verifier) -> None:
     rows: list[tuple[str, ...]] = [
         (f.name, *(_shown(value, f.unit) for value in (f.predicted, f.reported)), "" if f.difference is None else f"{f.difference:+.2%}", f.source)
         for f in (*looked.figures, *looked.in_use)
     ]
     title = f"{looked.model}, vLLM {looked.version or 'of an unknown release'}: reckoned, and as it says itself"
     console = Console(width=None if sys.stdout.isatty() else PIPED, highlight=False)
-    _table(console, study.Sheet(title, ("figure", "reckoned", "reported", "difference", "source"), rows))
+    _table(console, command.CapacityTable(title, ("figure", "reckoned", "reported", "difference", "source"), rows))
     for sentence in looked.said:
         click.echo(sentence)
 
@@ -131,13 +131,13 @@ def _shown(value: float | None, unit: str) -> str:
     return f"{value:,.2f}".removesuffix(".00")
 
 
-def _draw(found: study.Study) -> None:
+def _draw(found: command.Study) -> None:
     console = Console(width=None if sys.stdout.isatty() else PIPED, highlight=False)
     alone = len(found.plans) == 1 and not found.refused
-    compared = [study.comparison(found)] if found.plans else []
-    if not alone and (best := study.conclusion(found)):
+    compared = [command.comparison(found)] if found.plans else []
+    if not alone and (best := command.conclusion(found)):
         click.echo(best)
-    for sheet in study.sheets(found.plans[0]) if alone else compared:
+    for sheet in command.sheets(found.plans[0]) if alone else compared:
         _table(console, sheet)
     if alone:
         click.echo(f"\n{found.plans[0].command}\n\n# for teams.yaml; vllm-watch gateway check says what it means\n{found.plans[0].gateway.yaml}")
@@ -150,7 +150,7 @@ def _draw(found: study.Study) -> None:
         click.echo(f"note: {note}")
 
 
-def _draw_weights(found: study.WeightsOnly) -> None:
+def _draw_weights(found: command.WeightsOnly) -> None:
     assumed = ", assumed" if found.assumed else ""
     click.echo(f"weights: {found.parameters / 1e9:.4g}e9 parameters x {found.weight_bytes / found.parameters:g} bytes ({found.dtype}{assumed})")
     click.echo(f"         {found.weight_bytes / 1e9:,.1f} GB = {gib(found.weight_bytes)}")
@@ -160,7 +160,7 @@ def _draw_weights(found: study.WeightsOnly) -> None:
     click.echo(f"refused: {found.refusal}")
 
 
-def _table(console: Console, sheet: study.Sheet) -> None:
+def _table(console: Console, sheet: command.CapacityTable) -> None:
     table = Table(*sheet.head, title=sheet.title, title_justify="left")
     for row in sheet.rows:
         table.add_row(*map(escape, row))

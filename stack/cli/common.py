@@ -17,7 +17,7 @@ from stack.config import BadConfig
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
 
 
-class Told(click.ClickException):
+class UsageMistake(click.ClickException):
     """A mistake that the caller can mend; exit status 2, as for wrong options."""
 
     exit_code = 2
@@ -29,7 +29,7 @@ def mistakes_told() -> Iterator[None]:
     try:
         yield
     except (BadConfig, ValueError, OSError) as error:
-        raise Told(_sentence(error)) from error
+        raise UsageMistake(_sentence(error)) from error
 
 
 def _sentence(error: Exception) -> str:

@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from exporters.prices import Prices
-from stack import config, cost
+from exporters.accounting import cost
+from exporters.accounting.prices import Prices
+from exporters.net.prometheus import address_from
+from stack import config
 from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.cli.options import HTTP_CONFIG, TOKEN_FILE, USER_FILE, duration
-from stack.prometheus import address_from
 
 
 @click.command("cost")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
+from alerts import managed_files
 from alerts.rules import Links
-from dashboards import panels
-from dashboards.boards import boards as boards_of
+from dashboards import grafana_json, publish
 from dashboards.model import Profile
-from stack import export, grafana
+from dashboards.registry import boards as boards_of
 from stack.cli import version
 from stack.cli.common import AS_JSON, mistakes_told
 from stack.cli.options import RUNBOOK_BASE, THRESHOLDS, settings_of
@@ -55,10 +55,10 @@ def dashboards_export(
         files = {f"{slug}.json": text for slug, text in printed_boards(profile, runbook_base, use == "import", thresholds).items()}
     seen = path or str(out.resolve())
     if use == "provisioning":
-        files["vllm-watch.yaml"] = grafana.provider(seen)
+        files["vllm-watch.yaml"] = publish.provider(seen)
     with mistakes_told():
-        written = export.write(out, files, grafana.foreign, force)
-    older = export.left_over(out, files, grafana.foreign, "*.json")
+        written = managed_files.write(out, files, publish.foreign, force)
+    older = managed_files.left_over(out, files, publish.foreign, "*.json")
     if as_json:
         rows = [{"path": str(file), "changed": changed} for file, changed in written.items()]
         click.echo(json.dumps({"files": rows, "left_over": [str(file) for file in older]}, indent=1))
@@ -78,7 +78,7 @@ def dashboards_export(
 def printed_boards(profile: str, runbook_base: str | None, editable: bool, thresholds: Path | None) -> dict[str, str]:
     """Grafana's JSON by slug. Raises BadConfig."""
     links, chosen = Links(runbooks=runbook_base) if runbook_base else Links(), Profile(profile)
-    return {board.slug: panels.to_json(board, chosen, links=links, editable=editable) for board in boards_of(chosen, settings_of(thresholds))}
+    return {board.slug: grafana_json.to_json(board, chosen, links=links, editable=editable) for board in boards_of(chosen, settings_of(thresholds))}
 
 
 def _say_where_runbooks_are(runbook_base: str | None) -> None:
@@ -88,9 +88,9 @@ def _say_where_runbooks_are(runbook_base: str | None) -> None:
 
 @dashboards.command("push")
 @click.option("--grafana", "url", required=True, metavar="URL", help="Where Grafana is, with its path if it has one.")
-@click.option("--token-file", type=click.Path(path_type=Path), help=f"A service account's token; else {grafana.TOKEN_VARIABLE} is read.")
+@click.option("--token-file", type=click.Path(path_type=Path), help=f"A service account's token; else {publish.TOKEN_VARIABLE} is read.")
 @click.option("--user-file", type=click.Path(path_type=Path), help="user:password, for a Grafana without service accounts.")
-@click.option("--folder", default=grafana.FOLDER, show_default=True, help="Title or uid, for boards that are new; others stay where they are.")
+@click.option("--folder", default=publish.FOLDER, show_default=True, help="Title or uid, for boards that are new; others stay where they are.")
 @click.option("--datasource", metavar="NAME", help="Name or uid of the Prometheus that the boards open with.")
 @_PROFILE
 @RUNBOOK_BASE
@@ -111,8 +111,8 @@ def dashboards_push(
     Example:  GRAFANA_TOKEN=$(cat token) vllm-watch dashboards push --grafana http://127.0.0.1:3000 --dry-run
     """
     with mistakes_told():
-        report = grafana.push(
-            grafana.Client(url, grafana.authorization(token_file, user_file)),
+        report = publish.push(
+            publish.GrafanaClient(url, publish.authorization(token_file, user_file)),
             [json.loads(text) for text in printed_boards(profile, runbook_base, True, thresholds).values()],
             folder=folder, data_source=datasource, message=f"vllm-watch {version()}", dry_run=dry_run, force=force,
             engine_only=profile == Profile.ENGINE, api=api,
@@ -120,6 +120,6 @@ def dashboards_push(
     if as_json:
         click.echo(json.dumps(asdict(report), indent=1, ensure_ascii=False))
     else:
-        click.echo("\n".join(grafana.told(report)))
+        click.echo("\n".join(publish.told(report)))
         _say_where_runbooks_are(runbook_base)
     raise SystemExit(1 if report.fails else 0)

@@ -14,20 +14,21 @@ from urllib.parse import urlsplit
 
 import click
 
-from alerts.settings import Settings, written
-from exporters.catalogue import page
-from exporters.catalogue.page import BadPage, Page
-from exporters.engine import fetch
-from exporters.http_config import Way
-from stack.cli.common import AS_JSON, Told, json_text, mistakes_told
+from alerts.settings import Settings
+from exporters.catalogue import exposition_parser
+from exporters.catalogue.exposition_parser import BadExposition, Exposition
+from exporters.engine.client import scrape_engine
+from exporters.net.http_client import HttpClientConfig
+from exporters.net.prometheus import Address, Prometheus, PrometheusError, address_from
+from exporters.text import format_duration
+from stack.cli.common import AS_JSON, UsageMistake, json_text, mistakes_told
 from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
 from stack.cli.scraped import text_of
-from stack.doctor import before, evidence, report, series
+from stack.doctor import advice, evidence, report, series
 from stack.doctor.diagnose import diagnose, ranked, serious, undecided
-from stack.doctor.matrix import ANYWHERE, Source
-from stack.doctor.series import Pages, Series, gauges_of
-from stack.prometheus import Address, Prometheus, Refused, address_from
-from stack.tuning.live import Span
+from stack.doctor.series import Pages, SeriesWindow, gauges_of
+from stack.doctor.symptoms import ANYWHERE, EvidenceSource
+from stack.tuning.samples import Span
 
 LOOK_S, LOOKS = 2.0, 60  # gauges between two looks: so often, and never more in all
 
@@ -47,8 +48,8 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.option("--gateway-after", type=_FILE, help="The same later, beside --after.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="How much later.")
 @click.option("--log", "logs", multiple=True, type=_FILE, help="A request log of the same time; once for each file. Packed ones end in .gz.")
-@click.option("--workload", "words", metavar="WORDS", help=f"Before there is traffic: what to expect of {before.NAMES}.")
-@click.option("--goal", type=click.Choice([one.name for one in before.GOALS]), help="First and second lever for a goal.")
+@click.option("--workload", "words", metavar="WORDS", help=f"Before there is traffic: what to expect of {advice.NAMES}.")
+@click.option("--goal", type=click.Choice([one.name for one in advice.GOALS]), help="First and second lever for a goal.")
 @THRESHOLDS
 @TOKEN_FILE
 @USER_FILE
@@ -95,20 +96,20 @@ def doctor_command(
             where = address_from(prometheus_url, token_file, user_file, http_config)
             named = (("token-file", token_file), ("user-file", user_file), ("http-config", http_config))
             files = [f"--{name} {shlex.quote(str(path))}" for name, path in named if path]
-            again = ["--prometheus", where.shown, *files, "--window", written(round(window_s)), *its]
+            again = ["--prometheus", where.shown, *files, "--window", format_duration(round(window_s)), *its]
             found, span = asyncio.run(_recorded(where, window_s, model))
             spans.append(span)
         elif urls:
             urls = tuple(dict.fromkeys(url.rstrip("/") for url in urls))
             files = [f"--http-config {shlex.quote(str(http_config))}"] if http_config else []
             again = [*urls, *([f"--gateway {gateway_url}"] if gateway_url else []), *files, "--for", f"{for_s:g}s", *its]
-            found, span = asyncio.run(_looked(urls, gateway_url, for_s, Way(http_config) if http_config else None))
+            found, span = asyncio.run(_looked(urls, gateway_url, for_s, HttpClientConfig(http_config) if http_config else None))
             spans.append(span)
         else:
             again = ["--before", "BEFORE", "--after", "AFTER", "--seconds", f"{seconds:g}", *its]
             found = _saved([(before_path, after_path), (gateway_before, gateway_after)], seconds or 0.0)
         log = " ".join(f"--log {shlex.quote(str(path))}" for path in logs) or ANYWHERE.log
-        _say(found, logs, spans, model, settings, Source(" ".join(("vllm-watch doctor", *again)), log), as_json)
+        _say(found, logs, spans, model, settings, EvidenceSource(" ".join(("vllm-watch doctor", *again)), log), as_json)
 
 
 def _echo(told: Mapping[str, Any], text: str, as_json: bool) -> None:
@@ -117,7 +118,7 @@ def _echo(told: Mapping[str, Any], text: str, as_json: bool) -> None:
 
 
 def _say(
-    found: Series, logs: Sequence[Path], spans: Sequence[Span], model: str | None, settings: Settings, asked: Source, as_json: bool
+    found: SeriesWindow, logs: Sequence[Path], spans: Sequence[Span], model: str | None, settings: Settings, asked: EvidenceSource, as_json: bool
 ) -> None:  # fmt: skip
     """Prints, and exits."""
     records = evidence.records_of(logs, spans) if logs else None
@@ -126,17 +127,17 @@ def _say(
     raise SystemExit(1 if serious(ranked(diagnoses)) else 3 if undecided(diagnoses) else 0)
 
 
-async def _recorded(where: Address, window_s: float, model: str | None) -> tuple[Series, Span]:
+async def _recorded(where: Address, window_s: float, model: str | None) -> tuple[SeriesWindow, Span]:
     """From Prometheus. Raises OSError when it does not answer."""
     now_s = time.time()
     try:
         async with Prometheus(where) as prometheus:
             return await series.over(prometheus, window_s, now_s, model), (now_s - window_s, now_s)
-    except Refused as error:
-        raise Told(str(error)) from None
+    except PrometheusError as error:
+        raise UsageMistake(str(error)) from None
 
 
-async def _looked(urls: Sequence[str], gateway_url: str | None, for_s: float, way: Way | None = None) -> tuple[Series, Span]:
+async def _looked(urls: Sequence[str], gateway_url: str | None, for_s: float, way: HttpClientConfig | None = None) -> tuple[SeriesWindow, Span]:
     """Look at each source twice, and at gauges and progress now and then. An engine that stops answering is evidence. Raises OSError where the first
     look fails, where the last one is refused, or where the gateway does not answer it; ValueError for a gateway that is none."""
     sources = [_Looks(url, way) for url in (*urls, *([gateway_url] if gateway_url else []))]
@@ -162,10 +163,10 @@ async def _looked(urls: Sequence[str], gateway_url: str | None, for_s: float, wa
 class _Looks:
     """Looks at one source: the first and the latest page, and of those between them what changes from look to look."""
 
-    def __init__(self, url: str, way: Way | None) -> None:
+    def __init__(self, url: str, way: HttpClientConfig | None) -> None:
         self.url, self._way = url, way
-        self._seen: list[tuple[float, Page]] = []
-        self.first = self.last = Page()
+        self._seen: list[tuple[float, Exposition]] = []
+        self.first = self.last = Exposition()
 
     async def look(self) -> None:
         """Read the page. Raises OSError, from a TimeoutError where a connection was accepted and no answer came."""
@@ -180,23 +181,23 @@ class _Looks:
         return Pages(_instance(self.url), self.first, self.last, [page for _, page in inside], [at - began_s for at, _ in inside], silent_s)
 
 
-async def _page(way: Way | None, url: str) -> Page:
-    return page.parse((await fetch(url, way=way))[0])
+async def _page(way: HttpClientConfig | None, url: str) -> Exposition:
+    return exposition_parser.parse((await scrape_engine(url, http_config=way))[0])
 
 
 def _instance(url: str) -> str:
     return urlsplit(url).netloc or url
 
 
-def _read(path: Path) -> Page:
+def _read(path: Path) -> Exposition:
     """A saved page. Raises ValueError and OSError."""
     try:
-        return page.parse(text_of(path))
-    except BadPage as error:
-        raise BadPage(f"{path}: {error}") from None
+        return exposition_parser.parse(text_of(path))
+    except BadExposition as error:
+        raise BadExposition(f"{path}: {error}") from None
 
 
-def _saved(pairs: Sequence[tuple[Path | None, Path | None]], seconds: float) -> Series:
+def _saved(pairs: Sequence[tuple[Path | None, Path | None]], seconds: float) -> SeriesWindow:
     """Raises ValueError and OSError."""
     sources, named = list[Pages](), list[str]()
     for first, second in pairs:

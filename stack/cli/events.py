@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 import msgspec
 
-from exporters.events import Kind, NewEvent, Told, TuningEvent, new_id
+from exporters.events.log import Kind, NewEvent, Told, TuningEvent, new_id
 from stack.cli import common
 from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.cli.options import duration
-from stack.lab import parts
+from stack.lab import install
 from stack.tuning import annotate
 
 if TYPE_CHECKING:
-    from stack import grafana
+    from dashboards import publish
 
 FILE_VARIABLE = "VLLM_WATCH_EVENTS"
 COPIED_S = 30 * 86400.0  # how far back `annotate --grafana` looks for what Grafana lacks
@@ -188,7 +188,7 @@ def log_of(path: Path | None, sidecar_url: str | None, token_file: Path | None) 
         raise click.UsageError("--sidecar-token-file belongs to --sidecar")
     if path:
         return annotate.FileLog(path)
-    labs = list(annotate.running_labs(parts.cache_dir()))
+    labs = list(annotate.running_labs(install.cache_dir()))
     if len(labs) == 1:
         from stack.lab.plan import LabConfig
 
@@ -210,8 +210,8 @@ def _said_again(new: NewEvent) -> Iterator[None]:
     """What was not written, or perhaps was, can be said again without harm."""
     try:
         yield
-    except common.Told as error:
-        raise common.Told(f"{error.message}; to say it again without writing it twice: --id {new.id}") from error
+    except common.UsageMistake as error:
+        raise common.UsageMistake(f"{error.message}; to say it again without writing it twice: --id {new.id}") from error
 
 
 def _sentence(told: annotate.OnRecord, closing: bool) -> str:
@@ -223,36 +223,36 @@ def _sentence(told: annotate.OnRecord, closing: bool) -> str:
 # ---- copies ----------------------------------------------------------------------------------------------------------------
 
 
-def _client(url: str | None, token_file: Path | None, user_file: Path | None) -> grafana.Client | None:
+def _client(url: str | None, token_file: Path | None, user_file: Path | None) -> publish.GrafanaClient | None:
     """Raises ValueError and OSError."""
     if url is None:
         if token_file or user_file:
             raise click.UsageError("--token-file and --user-file belong to Grafana's address")
         return None
-    from stack import grafana
+    from dashboards import publish
 
-    return grafana.Client(url, grafana.authorization(token_file, user_file))
+    return publish.GrafanaClient(url, publish.authorization(token_file, user_file))
 
 
-def _copy(client: grafana.Client, found: Sequence[TuningEvent]) -> grafana.Copies:
-    from stack import grafana
+def _copy(client: publish.GrafanaClient, found: Sequence[TuningEvent]) -> publish.Copies:
+    from dashboards import publish
 
     with mistakes_told():
-        return grafana.copy_events(client, found)
+        return publish.copy_events(client, found)
 
 
-def _copied(client: grafana.Client, log: annotate.EventLog, event: TuningEvent) -> grafana.Copies | None:
+def _copied(client: publish.GrafanaClient, log: annotate.EventLog, event: TuningEvent) -> publish.Copies | None:
     """The event, however long ago it was, and what else Grafana lacks. All of it is on record, so whatever fails here is a remark."""
     try:
         with mistakes_told():
             found = log.since(time.time() - COPIED_S)
         return _copy(client, list({one.id: one for one in (*found, event)}.values()))
-    except common.Told as error:
+    except common.UsageMistake as error:
         click.echo(f"not copied yet: {error.message}; the next annotate --grafana makes it, or vllm-watch events --copy-to-grafana", err=True)
         return None
 
 
-def _say(copies: grafana.Copies | None) -> None:
+def _say(copies: publish.Copies | None) -> None:
     if copies is None:
         return
     click.echo(f"annotations in Grafana: {len(copies.made)} made, {len(copies.changed)} changed", err=True)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
+from alerts import export
 from dashboards.model import Profile
-from stack import alerts
 from stack.cli import version
 from stack.cli.common import AS_JSON, mistakes_told, say_files
 from stack.cli.options import DASHBOARD_BASE, RUNBOOK_BASE, SLO, THRESHOLDS
-from stack.kubernetes import files
-from stack.kubernetes.wanted import ONCE, OwnGateway, Wanted, pairs
+from stack.deploy.kubernetes import files
+from stack.deploy.kubernetes.options import ONCE, KubernetesOptions, OwnGateway, pairs
 
 
 @click.group("kubernetes")
@@ -76,8 +76,8 @@ def kubernetes_export(
     Example:  vllm-watch kubernetes export --out manifests --engine http://vllm:8000 --engine-selector app=vllm --label release=kube-prometheus-stack
     """
     with mistakes_told():
-        rules = alerts.Wanted(thresholds, slo, alerts.links(runbook_base, dashboard_base))
-        wanted = Wanted(
+        rules = export.AlertOptions(thresholds, slo, export.links(runbook_base, dashboard_base))
+        wanted = KubernetesOptions(
             image or f"vllm-watch:{version()}", Profile(profile), rules, namespace,
             engines, pairs(engine_selector, "--engine-selector"), engine_port, pairs(labels, "--label"),
             cluster, monitoring, prometheus, interval, sample_limit, state_size, storage_class, teams_secret, tls_secret,

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from stack.cli.options import duration
-from stack.lab import parts
+from stack.lab import install
 from stack.lab.up import NEEDED, up
 
 
@@ -41,16 +41,16 @@ def lab_install(names: tuple[str, ...], every: bool) -> None:
     Example:  vllm-watch lab install prometheus promtool
     """
     console = Console(soft_wrap=True, highlight=False)
-    unknown = sorted(set(names) - set(parts.PARTS))
+    unknown = sorted(set(names) - set(install.PARTS))
     if unknown:
-        raise click.UsageError(f"{unknown[0]} is no part; there are {', '.join(parts.PARTS)}")
-    wanted = tuple(parts.PARTS) if every else names or NEEDED
+        raise click.UsageError(f"{unknown[0]} is no part; there are {', '.join(install.PARTS)}")
+    wanted = tuple(install.PARTS) if every else names or NEEDED
     try:
-        found = parts.ensure(wanted, console.print)
-    except parts.PartMissing as error:
+        found = install.install(wanted, console.print)
+    except install.PartMissing as error:
         if not every or os.environ.get("CI"):
             raise click.ClickException(str(error)) from error
-        found = {name: part for name in wanted if (part := parts.find(name))}
+        found = {name: part for name in wanted if (part := install.find(name))}
         console.print(f"going on without what is missing:\n{error}")
     for part in found.values():
         console.print(f"{part.name} {part.version}: {part.path} ({part.origin})")

@@ -14,11 +14,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from exporters.catalogue import EVERYTHING, NEVER_EXISTED, check, drift, installed, page
+from exporters.catalogue import EVERYTHING, NEVER_EXISTED, bounds, exposition_parser
 from exporters.catalogue.metric import Metric
 from exporters.catalogue.metric import key as release_key
-from stack import bundle
-from stack.cli.common import AS_JSON, Told, mistakes_told
+from exporters.compat import check, drift, source_scan
+from stack import render
+from stack.cli.common import AS_JSON, UsageMistake, mistakes_told
 from stack.cli.options import HTTP_CONFIG
 from stack.cli.scraped import page_of, text_of
 
@@ -39,7 +40,7 @@ def metrics_list(as_json: bool, word: str) -> None:
     """
     chosen = [m for m in EVERYTHING if word.lower() in f"{m.name} {m.name.replace('_', ' ')} {m.meaning}".lower()]
     if not chosen:
-        raise Told(f"nothing in the catalogue has {word!r} in its name or meaning")
+        raise UsageMistake(f"nothing in the catalogue has {word!r} in its name or meaning")
     if as_json:
         click.echo(json.dumps([_metric_as_json(m) for m in chosen], indent=1))
         return
@@ -54,6 +55,22 @@ def metrics_list(as_json: bool, word: str) -> None:
 
 def _metric_as_json(metric: Metric) -> dict[str, Any]:
     return {name: getattr(metric, name) for name in metric.__dataclass_fields__}
+
+
+@metrics.command("buckets")
+@AS_JSON
+def metrics_buckets(as_json: bool) -> None:
+    """Print finer histogram buckets as options of `vllm serve`.
+
+    Every default bound stays, so that objectives and older data fit. All engines of a model need the same list, and a restart to take it.
+
+    \b
+    Example:  vllm serve MODEL $(vllm-watch metrics buckets)
+    """
+    if as_json:
+        click.echo(json.dumps(bounds.ENGINE_LADDER))
+        return
+    click.echo(" ".join(bounds.engine_arguments()))
 
 
 @metrics.command("check")
@@ -75,11 +92,11 @@ def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | N
         raise click.UsageError("name a server, a file with its page, or a --dashboard")
     with mistakes_told():
         theirs = [use for path in boards for use in check.uses_of_dashboard(text_of(path), path.name)]
-        strangers = list(check.strangers(theirs, EVERYTHING, NEVER_EXISTED))
+        strangers = list(check.unknown_metrics(theirs, EVERYTHING, NEVER_EXISTED))
         report = None
         if target is not None:
             text, told = page_of(target, http_config)
-            report = check.check(page.parse(text), EVERYTHING, [*bundle.uses(), *theirs], known_release(release, told))
+            report = check.check(exposition_parser.parse(text), EVERYTHING, [*render.uses(), *theirs], known_release(release, told))
     if as_json:
         rows = [{"place": s.use.place, "name": s.name, "instead" if s.name else "error": s.instead} for s in strangers]
         click.echo(json.dumps({"page": report.as_json() if report else None, "dashboards": rows}, indent=1))
@@ -113,7 +130,7 @@ def metrics_drift(
     with mistakes_told():
         earlier = _found_on(before, None, http_config) if before else None
         found = {target: _found_on(target, release, http_config) for target in pages} | {str(place): _found_in(place, release) for place in places}
-        uses = list(bundle.uses())
+        uses = list(render.uses())
         changes = {where: drift.drift(it, uses=uses, before=earlier) for where, it in found.items()}
     if as_json:
         click.echo(json.dumps([_drift_as_json(where, it, changes[where]) for where, it in found.items()], indent=1))
@@ -123,24 +140,24 @@ def metrics_drift(
     raise SystemExit(1 if any(changes.values()) else 0)
 
 
-def _found_on(target: str, release: str | None, http_config: Path | None) -> drift.Found:
+def _found_on(target: str, release: str | None, http_config: Path | None) -> drift.ObservedVllm:
     text, told = page_of(target, http_config)
     try:
         found = drift.of_page(text, known_release(release, told))
-    except page.BadPage as error:
+    except exposition_parser.BadExposition as error:
         raise ValueError(f"{target}: {error}") from error
     if not any(name.startswith(check.ENGINE) for name in found.families):
         raise ValueError(f"{target} holds no series of vLLM under their own names; `vllm-watch metrics check` says more")
     return found
 
 
-def _found_in(place: Path, release: str | None) -> drift.Found:
+def _found_in(place: Path, release: str | None) -> drift.ObservedVllm:
     """What the vLLM of an environment, or in a folder of source, could show. Raises ValueError."""
     package = _package(place)
-    source = installed.read(installed.files(package))
+    source = source_scan.read(source_scan.files(package))
     if not source.families:
         raise ValueError(f"{package} names no series: is it the source of vLLM?")
-    return drift.of_source(source, known_release(release, installed.release(package)))
+    return drift.of_source(source, known_release(release, source_scan.release(package)))
 
 
 def _package(place: Path) -> Path:
@@ -159,7 +176,7 @@ def _package(place: Path) -> Path:
     return Path(said)
 
 
-def _drift_as_json(where: str, found: drift.Found, changes: tuple[drift.Change, ...]) -> dict[str, Any]:
+def _drift_as_json(where: str, found: drift.ObservedVllm, changes: tuple[drift.Change, ...]) -> dict[str, Any]:
     return {
         "where": where,
         "release": found.release,
@@ -171,7 +188,7 @@ def _drift_as_json(where: str, found: drift.Found, changes: tuple[drift.Change, 
     }
 
 
-def _say_drift(where: str, found: drift.Found, changes: tuple[drift.Change, ...]) -> None:
+def _say_drift(where: str, found: drift.ObservedVllm, changes: tuple[drift.Change, ...]) -> None:
     click.echo(f"{where}: vLLM {found.release or 'of an unknown release'}, {len(found.families)} families read")
     for change in changes:
         moved = " -> ".join(part for part in (change.was, change.now) if part)
@@ -199,7 +216,7 @@ def known_release(asked: str | None, told: str | None) -> str | None:
     return None
 
 
-def _say(report: check.Report | None, strangers: list[check.Stranger], read: int) -> None:
+def _say(report: check.CompatReport | None, strangers: list[check.UnknownMetric], read: int) -> None:
     for stranger in strangers:
         _say_stranger(stranger)
     if report is None:
@@ -210,14 +227,14 @@ def _say(report: check.Report | None, strangers: list[check.Stranger], read: int
         click.echo(f"this page holds no series of vLLM, only {len(report.beside)} others: is it the right address?")
 
 
-def _say_stranger(stranger: check.Stranger) -> None:
+def _say_stranger(stranger: check.UnknownMetric) -> None:
     if stranger.name is None:
         click.echo(f"unread    {stranger.use.place}: {stranger.instead}")
     else:
         click.echo(f"no release has {stranger.name} ({stranger.use.place}){': use ' + stranger.instead if stranger.instead else ''}")
 
 
-def _say_page(report: check.Report) -> None:
+def _say_page(report: check.CompatReport) -> None:
     """What the page of a vLLM holds, then what it lacks, then what of ours shows nothing because of that."""
     click.echo(_release_range(*report.releases))
     click.echo(f"known     {len(report.known)} families, and {len(report.beside)} that are not vLLM's own")
@@ -245,19 +262,19 @@ def _say_absent(absent: tuple[Metric, ...]) -> None:
         click.echo(f"absent    {listed}" + (f" (needs {need})" if need else ""))
 
 
-def _say_empty(broken: tuple[check.Broken, ...]) -> None:
+def _say_empty(broken: tuple[check.DeadQuery, ...]) -> None:
     for why, places in _by_reason(broken):
         click.echo(f"empty     {places[0]}{f' and {len(places) - 1} more' if places[1:] else ''}: optional. {why}")
 
 
-def _say_broken(broken: tuple[check.Broken, ...]) -> None:
+def _say_broken(broken: tuple[check.DeadQuery, ...]) -> None:
     for one in broken:
         if not one.use.optional:
             missing = [f"{name} (now {now})" if (now := check.successor(name, EVERYTHING)) else name for name in one.missing]
             click.echo(f"broken    {one.use.place}: misses {', '.join(missing) or 'a matching series'}")
 
 
-def _by_reason(broken: tuple[check.Broken, ...]) -> list[tuple[str, list[str]]]:
+def _by_reason(broken: tuple[check.DeadQuery, ...]) -> list[tuple[str, list[str]]]:
     """What is empty on a healthy engine, gathered by the one thing that would fill it."""
     reasons = dict.fromkeys(b.use.optional for b in broken if b.use.optional)
     return [(reason, [b.use.place for b in broken if b.use.optional == reason]) for reason in reasons]

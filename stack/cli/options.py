@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from alerts.rules import Links
-from alerts.settings import SHIPPED, Overlay, Settings
-from dashboards.interpolate import duration_s
+from alerts.settings import SHIPPED, Overrides, Settings
+from exporters.text import parse_duration
 from stack import config
 
 THRESHOLDS = click.option("--thresholds", type=click.Path(path_type=Path, dir_okay=False), help="Your own numbers; see `alerts list`.")
@@ -24,7 +24,7 @@ USER_FILE = click.option("--user-file", type=click.Path(path_type=Path), help="u
 
 def settings_of(thresholds: Path | None) -> Settings:
     """A deployment's own numbers, or those that are shipped. Raises BadConfig."""
-    return Settings(config.load(thresholds, Overlay)) if thresholds else SHIPPED
+    return Settings(config.load(thresholds, Overrides)) if thresholds else SHIPPED
 
 
 def duration(_: click.Context, __: click.Parameter, text: str | None) -> float | None:
@@ -32,6 +32,6 @@ def duration(_: click.Context, __: click.Parameter, text: str | None) -> float |
     if text is None:
         return None
     try:
-        return duration_s(text)
+        return parse_duration(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None

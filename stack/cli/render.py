@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from stack import bundle
+from stack import render as rendering
+from stack.root import ROOT
 
 
 @click.command()
@@ -15,10 +16,10 @@ def render(only_check: bool) -> None:
     \b
     Example:  vllm-watch render --check
     """
-    changed = bundle.stale() if only_check else bundle.write()
+    changed = rendering.stale() if only_check else rendering.write()
     for path in changed:
         click.echo(f"{'out of date' if only_check else 'printed'}: {path}")
     if only_check and changed:
         raise SystemExit(1)
     if not changed:
-        click.echo(f"all printed files below {bundle.ROOT} are up to date")
+        click.echo(f"all printed files below {ROOT} are up to date")

@@ -14,11 +14,13 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from alerts.rules import Links
-from exporters.http_config import Way
-from stack import bundle, runbook
+from exporters.net.alertmanager import firing_alerts, parse_alerts
+from exporters.net.http_client import HttpClientConfig
+from exporters.net.prometheus import address_from
+from runbooks import lookup
+from stack import render
 from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, settings_of
-from stack.prometheus import address_from
 
 
 @click.command("runbook")
@@ -61,10 +63,10 @@ def runbook_command(
     with mistakes_told():
         settings = settings_of(thresholds)
         if source:
-            alerts = runbook.alerts_from(source.read(), getattr(source, "name", "<stdin>"))
+            alerts = parse_alerts(source.read(), getattr(source, "name", "<stdin>"))
         elif firing:
-            alerts = asyncio.run(runbook.firing(alertmanager or runbook.ALERTMANAGER, Way(http_config) if http_config else None))
-    choice = runbook.choose(" ".join(words), alerts, dict(map(_label, given)), bundle.pages(settings), base, one)
+            alerts = asyncio.run(firing_alerts(alertmanager or lookup.ALERTMANAGER, HttpClientConfig(http_config) if http_config else None))
+    choice = lookup.choose(" ".join(words), alerts, dict(map(_label, given)), render.pages(settings), base, one)
     if choice.page is None:
         click.echo(json_text(choice.rows) if as_json else choice.said, err=choice.status == 1 and not as_json)
         raise SystemExit(choice.status)
@@ -76,12 +78,12 @@ def runbook_command(
         return
     shown = choice.page.filled(choice.labels)
     with mistakes_told():
-        heading = runbook.heading(shown, section) if section is not None else ""
-        now = asyncio.run(runbook.ask(shown, address_from(url, token_file, user_file, http_config), time.time(), settings)) if live else None
+        heading = lookup.heading(shown, section) if section is not None else ""
+        now = asyncio.run(lookup.ask(shown, address_from(url, token_file, user_file, http_config), time.time(), settings)) if live else None
     if as_json:
-        click.echo(json_text(runbook.as_json(shown, choice.labels, now, heading, choice.links)))
+        click.echo(json_text(lookup.as_json(shown, choice.labels, now, heading, choice.links)))
     else:
-        _page_out(runbook.as_text(shown, choice.labels, now, heading, choice.links))
+        _page_out(lookup.as_text(shown, choice.labels, now, heading, choice.links))
 
 
 def _label(text: str) -> tuple[str, str]:

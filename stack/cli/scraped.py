@@ -6,14 +6,14 @@ import asyncio
 import re
 from pathlib import Path
 
-from exporters.engine import fetch
-from exporters.http_config import Way
+from exporters.engine.client import scrape_engine
+from exporters.net.http_client import HttpClientConfig
 
 
 def page_of(target: str, http_config: Path | None = None) -> tuple[str, str | None]:
     """The page and, from a live engine, its release. Raises ValueError, BadConfig and OSError."""
     if "://" in target:
-        return asyncio.run(fetch(target, way=Way(http_config) if http_config else None))
+        return asyncio.run(scrape_engine(target, http_config=HttpClientConfig(http_config) if http_config else None))
     if not Path(target).exists() and re.fullmatch(r"[\w.-]+:\d+(/.*)?", target):
         raise ValueError(f"there is no file {target}; for a server write http://{target}")
     return text_of(Path(target)), None

@@ -17,7 +17,7 @@ from exporters import process
 from exporters import sidecar as sidecar_module
 from stack import config
 from stack.cli import version
-from stack.cli.common import Told, log_to_stderr, mistakes_told
+from stack.cli.common import UsageMistake, log_to_stderr, mistakes_told
 
 
 @click.group()
@@ -52,14 +52,14 @@ def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
     \b
     Example:  vllm-watch sidecar explain '{"request_id": "r1", "model": "tiny", "e2e_ms": 48.7, "outcome": "ok"}'
     """
-    from stack import explain
+    from exporters.requests import explain
 
     with mistakes_told():
         settings = config.sidecar(path) if path else sidecar_module.SidecarConfig()
     lines = (sys.stdin.buffer.read() if line == "-" else os.fsencode(line)).split(b"\n")
     told = [explain.explain(each, settings) for each in lines if each.strip()]
     if not told:
-        raise Told("there is no line to explain")
+        raise UsageMistake("there is no line to explain")
     click.echo("\n".join(json.dumps(one) for one in told) if as_json else "\n\n".join(map(explain.as_text, told)))
     raise SystemExit(1 if any(one["refused"] for one in told) else 0)
 
@@ -79,9 +79,9 @@ def sidecar_backfill(files: tuple[Path, ...], out: Path, path: Path | None, step
     Example:  vllm-watch sidecar backfill requests.jsonl.2.gz requests.jsonl.1 --out past.om --label job=sidecar
               promtool tsdb create-blocks-from openmetrics past.om /path/to/prometheus/data
     """
-    from exporters import backfill
-    from exporters.catalogue.ours import REQUEST_TRAFFIC
-    from exporters.ledger import Window
+    from exporters.catalogue.sidecar import REQUEST_TRAFFIC
+    from exporters.requests import backfill
+    from exporters.requests.store import RecentRequests
 
     pairs = dict(label.partition("=")[::2] for label in labels)
     if bad := next((name for name in pairs if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name)), None):
@@ -94,7 +94,7 @@ def sidecar_backfill(files: tuple[Path, ...], out: Path, path: Path | None, step
         whole = sum(file.stat().st_size for file in files)
         bar = stack.enter_context(click.progressbar(length=whole, label="reading", file=sys.stderr, hidden=not sys.stderr.isatty()))
         text = stack.enter_context(out.open("w", encoding="utf-8"))
-        told = backfill.run(files, text, counts, settings.fields, Window(settings.remember), step_s, pairs, bar.update)
+        told = backfill.run(files, text, counts, settings.fields, RecentRequests(settings.remember), step_s, pairs, bar.update)
     click.echo(backfill.summary(told, out))
     if not told.requests:
         raise SystemExit(1)

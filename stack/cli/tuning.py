@@ -16,22 +16,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from exporters import events
-from exporters.prices import Prices
-from exporters.request_log import parse_block
+from exporters.accounting.prices import Prices
+from exporters.events import log as events
+from exporters.requests.read import read_records
+from exporters.text import write_atomically
 from stack import config
 from stack.bench import result, run
-from stack.bench.workload import Suite
+from stack.bench.workload import WorkloadFile
 from stack.cli import version
 from stack.cli.bench import NO_LIMIT, SEED_HELP, Screen, chosen, foretell, fresh, page_console, show, wait
 from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.cli.events import log_of, where
 from stack.cli.options import duration
 from stack.gateway import teams
-from stack.tuning import experiment, judge, lab_rows, live, report, turns
+from stack.tuning import experiment, lab_rows, live, report, samples, turns
 from stack.tuning.annotate import EventLog
+from stack.tuning.comparison import BadComparison, Comparison, table_rows
 from stack.tuning.experiment import Engines, Experiment
-from stack.tuning.judge import Judgement
+from stack.tuning.gates import Limits, gates
+from stack.tuning.run_comparison import Setting, compare_runs
 
 VERDICTS = "verdicts.json"
 _NO_WORK = {
@@ -99,18 +102,18 @@ def tune_command(
         seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
         folder = fresh(out or Path(f"tune-{file.stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
         bench = wait(_tune(console, its, suite, folder, key, seed))
-        judgements = experiment.judged(its, bench)
-        (folder / VERDICTS).write_bytes(msgspec.json.format(msgspec.json.encode(judgements), indent=1) + b"\n")
+        comparisons = experiment.compare(its, bench)
+        write_atomically(folder / VERDICTS, msgspec.json.format(msgspec.json.encode(comparisons), indent=1) + b"\n")
         if log and bench.runs:
-            bench = msgspec.structs.replace(bench, events=(log.record(experiment.event(bench, judgements)).event.id,))
+            bench = msgspec.structs.replace(bench, events=(log.record(experiment.event(bench, comparisons)).event.id,))
             result.write(folder, bench)
     if as_json:
-        click.echo(json_text({"bench": msgspec.to_builtins(bench), "judgements": msgspec.to_builtins(judgements)}))
+        click.echo(json_text({"bench": msgspec.to_builtins(bench), "judgements": msgspec.to_builtins(comparisons)}))
     else:
         console = page_console()
         show(console, bench, suite.metrics)
-        for each in judgements:
-            show_judgement(console, each)
+        for each in comparisons:
+            show_comparison(console, each)
         click.echo(f"written to {folder}")
     raise SystemExit(1 if bench.cut else 0)
 
@@ -125,7 +128,7 @@ def _events(path: Path | None, sidecar_url: str | None, token_file: Path | None)
         return None
 
 
-async def _tune(console: Console, its: Experiment, suite: Suite, folder: Path, key: str | None, seed: int) -> result.Bench:
+async def _tune(console: Console, its: Experiment, suite: WorkloadFile, folder: Path, key: str | None, seed: int) -> result.Bench:
     async with Engines(its, folder, lambda words: console.print(Text(words)), key) as engines:
         arms = list(its.arms)
         drawn = turns.draw(run.rounds_of(suite.workloads, its.runs), arms, random.Random(f"{seed} order"))  # noqa: S311 (nothing secret)
@@ -151,12 +154,12 @@ async def _tune(console: Console, its: Experiment, suite: Suite, folder: Path, k
             return await bencher.go()
 
 
-def show_judgement(console: Console, found: Judgement) -> None:
+def show_comparison(console: Console, found: Comparison) -> None:
     """The verdicts, why where that is no matter of figures, and what to know."""
     table = Table(title=Text(f"{found.workload} {found.point}: {found.b} compared with {found.a}"), title_justify="left")
     for column in ("", found.a, found.b, "change", "95 % interval", "p", "verdict"):
         table.add_column(Text(column), justify="right" if column in (found.a, found.b, "change", "p") else "left")
-    rows = [row for row in judge.table(found) if row.verdict != "not judged"]
+    rows = [row for row in table_rows(found) if row.verdict != "not judged"]
     for row in rows:
         table.add_row(*(Text(cell, style=COLOURS.get(row.verdict.split(" ")[0], "")) for cell in row[:-1]))
     console.print(table)
@@ -214,14 +217,14 @@ def compare_command(
         if arms if logs else event_id or variants:
             raise click.UsageError("--arms goes with folders of benches, --event and --variant go with --log")
         found = _live(logs, event_id, variants, events_path, window_s) if logs else _saved(folders, arms, excluded)
-        limits = judge.Limits(max_p95_regression, max_error_rate)
-        broken = [violation for each in found for violation in judge.gates(each, limits)]
+        limits = Limits(max_p95_regression, max_error_rate)
+        broken = [violation for each in found for violation in gates(each, limits)]
     if as_json:
         click.echo(json_text({"judgements": msgspec.to_builtins(found), "broken": msgspec.to_builtins(broken)}))
     else:
         console = page_console()
         for each in found:
-            show_judgement(console, each)
+            show_comparison(console, each)
             for finding in each.findings if logs else ():
                 console.print(Text(f"{finding.metric.title}: {live.consistent(finding)}"))
             for caveat in (caveat for caveat in each.caveats if caveat not in {check.what for check in each.checks}):
@@ -231,30 +234,30 @@ def compare_command(
     raise SystemExit(3 if broken else 0)
 
 
-def _saved(folders: Sequence[Path], arms: tuple[str, str] | None, excluded: Sequence[int] = ()) -> list[Judgement]:
+def _saved(folders: Sequence[Path], arms: tuple[str, str] | None, excluded: Sequence[int] = ()) -> list[Comparison]:
     """Benches that were saved: two, or two arms of one, without the runs of these numbers. Raises BadBench and BadComparison."""
     if len(folders) > 2:
-        raise judge.BadComparison(f"{len(folders)} benches are given; compare two")
+        raise BadComparison(f"{len(folders)} benches are given; compare two")
     folders = list({_place(folder): folder for folder in folders}.values())  # two names of one are its arms
     benches = [result.read(folder) for folder in folders]
     for folder, bench in zip(folders, benches, strict=True):
         if not bench.runs:
-            raise judge.BadComparison(f"{folder} has no runs{f': {bench.cut}' if bench.cut else ''}")
+            raise BadComparison(f"{folder} has no runs{f': {bench.cut}' if bench.cut else ''}")
     one_bench = len(benches) == 1
     known = [arms_of([bench]) for bench in benches]
     if arms is None:
         if one_bench and len(known[0]) != 2:
-            raise judge.BadComparison(f"{folders[0]} has the arms {', '.join(known[0])}; say which two with --arms A B")
+            raise BadComparison(f"{folders[0]} has the arms {', '.join(known[0])}; say which two with --arms A B")
         arms = (known[0][0], known[0][1]) if one_bench else (known[0][0], known[1][0])
     sides = [[run for run in bench.runs if run.arm == arm] for bench, arm in zip((benches[0], benches[-1]), arms, strict=True)]
     for folder, arm, runs, names in zip((folders[0], folders[-1]), arms, sides, (known[0], known[-1]), strict=True):
         if not runs:
-            raise judge.BadComparison(f"{folder} has no run of an arm {arm}; there are {', '.join(names)}")
+            raise BadComparison(f"{folder} has no run of an arm {arm}; there are {', '.join(names)}")
     _refuse_unknown(excluded, sides, folders[0])
     labels = arms if one_bench else _labels(folders)
     loads = [load for load in dict.fromkeys((run.workload, run.point) for run in sides[0]) if any((r.workload, r.point) == load for r in sides[1])]
     if not loads:
-        raise judge.BadComparison(f"{folders[0]} and {folders[-1]} have no workload and load in common")
+        raise BadComparison(f"{folders[0]} and {folders[-1]} have no workload and load in common")
     engines = [
         {(each.engine.url, each.engine.started_s) for each in bench.arms if each.name == arm}
         for bench, arm in zip((benches[0], benches[-1]), arms, strict=True)
@@ -262,11 +265,11 @@ def _saved(folders: Sequence[Path], arms: tuple[str, str] | None, excluded: Sequ
     found = []
     for load in loads:
         repeated = any(experiment.repeats(bench, load[0]) for bench in benches)
-        setting = judge.Setting(one_bench=one_bench, shared_engine=engines[0] == engines[1], repeated=repeated)
+        setting = Setting(one_bench=one_bench, shared_engine=engines[0] == engines[1], repeated=repeated)
         a, b = ([run for run in side if (run.workload, run.point) == load] for side in sides)
         mine = {run.number for run in (*a, *b)} & set(excluded)
-        judgement = judge.judge(a, b, setting=setting, names=labels, excluded=mine)
-        found.append(replace(judgement, caveats=(*_asked_otherwise(benches, load[0]), *judgement.caveats)))
+        comparison = compare_runs(a, b, setting=setting, names=labels, excluded=mine)
+        found.append(replace(comparison, caveats=(*_asked_otherwise(benches, load[0]), *comparison.caveats)))
     return found
 
 
@@ -274,7 +277,7 @@ def _refuse_unknown(excluded: Sequence[int], sides: Sequence[Sequence[result.Run
     """Raise BadComparison for a run to exclude that no side has."""
     known = sorted({run.number for side in sides for run in side})
     if unknown := sorted(set(excluded) - set(known)):
-        raise judge.BadComparison(f"--exclude-run {unknown[0]}: {folder} has no such run of these arms; there are {', '.join(map(str, known))}")
+        raise BadComparison(f"--exclude-run {unknown[0]}: {folder} has no such run of these arms; there are {', '.join(map(str, known))}")
 
 
 def _place(folder: Path) -> Path:
@@ -295,20 +298,22 @@ def _asked_otherwise(benches: Sequence[result.Bench], name: str) -> list[str]:
     return [f"the benches asked otherwise: workload {name} has another {', '.join(differ)}"] if differ and first and second else []
 
 
-def _live(logs: Sequence[Path], event_id: str | None, variants: tuple[str, str] | None, events_path: Path | None, window_s: float) -> list[Judgement]:
+def _live(
+    logs: Sequence[Path], event_id: str | None, variants: tuple[str, str] | None, events_path: Path | None, window_s: float
+) -> list[Comparison]:
     """Traffic that was there anyhow. Raises BadComparison and OSError."""
     if (event_id is None) == (variants is None):
         raise click.UsageError("with --log, say either --event ID or --variant A B")
     if variants is not None:
-        return [live.between_variants(live.windowed(live.blocks_of(logs)), *variants)]
+        return [live.between_variants(samples.read_samples(logs), *variants)]
     if events_path is None:
         raise click.UsageError("--event needs the file of events: --events FILE")
     told = {event.id: event for event in events.read(events_path)[0]}
     if event_id not in told:
-        raise judge.BadComparison(f"{events_path} holds no event {event_id}; `vllm-watch events --events {events_path}` lists them")
+        raise BadComparison(f"{events_path} holds no event {event_id}; `vllm-watch events --events {events_path}` lists them")
     at_s = told[event_id].at_s
     others = [event.at_s for event in told.values() if event.id != event_id]
-    return [live.around_event(live.windowed(live.blocks_of(logs), live.spans_around(at_s, window_s)), at_s, window_s, other_events_s=others)]
+    return [live.around_event(samples.read_samples(logs, live.spans_around(at_s, window_s)), at_s, window_s, other_events_s=others)]
 
 
 @click.command("report")
@@ -345,16 +350,16 @@ def report_command(
         page = out or (folder if folder.is_dir() else folder.parent) / "report.html"
         if (beside := page.name.removesuffix(".html") + ".json") in (result.BENCH, VERDICTS):
             raise ValueError(f"{page} would bring a {beside} with it, which is the name of a bench's own file; give another name with -o")
-        judgements = _verdicts(folder)
+        comparisons = _verdicts(folder)
         material = report.gather(
             folder,
-            judgements=judgements,
+            comparisons=comparisons,
             events=events.read(events_path)[0] if events_path else (),
             prices=config.load(prices_path, Prices) if prices_path else None,
             gpus=gpus,
             gpu_name=gpu_name,
         )
-        records = [record for path in logs for record in parse_block(path.read_bytes())[0]]
+        records = list(read_records(logs))
         rows = lab_rows.lab_rows(material, log=records, policy=teams.load_policy(teams_path) if teams_path else None) if lab else []
         written = report.write(material, page, rows)
     for row in rows:
@@ -362,18 +367,18 @@ def report_command(
     click.echo("written: " + ", ".join(map(str, written)))
 
 
-def _verdicts(folder: Path) -> list[Judgement]:
+def _verdicts(folder: Path) -> list[Comparison]:
     """Those that `tune` wrote; else what the arms of the bench say. Raises BadBench and ValueError."""
     path = (folder if folder.is_dir() else folder.parent) / VERDICTS
     if path.exists():
         try:
-            return msgspec.json.decode(path.read_bytes(), type=list[Judgement])
+            return msgspec.json.decode(path.read_bytes(), type=list[Comparison])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise result.BadBench(f"{path} holds no verdicts of ours: {error}; without it they are worked out anew") from error
     first, *others = arms_of([result.read(folder)]) or [""]
     found = []
     for other in others:
-        with contextlib.suppress(judge.BadComparison):  # an arm that was never run
+        with contextlib.suppress(BadComparison):  # an arm that was never run
             found += _saved([folder], (first, other))
     return found
 

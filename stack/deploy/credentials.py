@@ -26,9 +26,10 @@ from pathlib import Path
 import bcrypt
 import yaml
 
+from exporters.text import write_atomically
 from stack.config import BadConfig
 from stack.deploy import certificates
-from stack.deploy.init import once, whole
+from stack.deploy.init import once
 
 FOLDER = Path("/credentials")
 AUTHORITY, PUBLIC = "authority", "public"
@@ -104,8 +105,8 @@ def _authority(folder: Path, now: datetime) -> certificates.Pair:
     certificate, key = folder / "ca.crt", folder / "ca.key"
     if not certificate.exists():
         made = certificates.authority(now)
-        whole(key, made.key, 0o400)
-        whole(certificate, made.certificate, 0o444)
+        write_atomically(key, made.key, 0o400)
+        write_atomically(certificate, made.certificate, 0o444)
     found = certificates.Pair(certificate.read_text(), key.read_text())
     left = certificates.days_left(found.certificate, now)
     if left < certificates.RENEW_DAYS:
@@ -122,15 +123,15 @@ def _identity(folder: Path, service: Service, names: list[str], signer: certific
     if not service.listens or not _wanted(folder, names, signer, now):
         return
     made = certificates.leaf(signer, names, now)
-    whole(folder / "tls.key", made.key, 0o400)
-    whole(folder / "tls.crt", made.certificate, 0o444)
+    write_atomically(folder / "tls.key", made.key, 0o400)
+    write_atomically(folder / "tls.crt", made.certificate, 0o444)
     _log.info("%s: a certificate for %s, good for %d days", folder.name, ", ".join(names), certificates.LEAF_DAYS)
 
 
 def _anew(path: Path, certificate: str, mode: int = 0o400) -> None:
     """The authority's certificate, over an earlier one of ours and over no other."""
     if not path.exists() or (certificates.is_ours(path.read_text()) and path.read_text() != certificate):
-        whole(path, certificate, mode)
+        write_atomically(path, certificate, mode)
 
 
 def _wanted(folder: Path, names: list[str], signer: certificates.Pair, now: datetime) -> bool:

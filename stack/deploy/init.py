@@ -6,7 +6,6 @@ The compose service `init` runs it as `python -m stack.deploy.init`; `docker com
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from exporters.text import write_atomically
 from stack.config import BadConfig
 from stack.gateway import teams
 from stack.gateway.isolation import SECRET_FILE
@@ -76,16 +76,7 @@ def teams_yaml(keys: Mapping[str, str], bands: Mapping[str, str], upstreams: Map
 def once(path: Path, text: Callable[[], str], mode: int = 0o600) -> None:
     """Writes a file that is not there yet, and never over one that is."""
     if not path.exists():
-        whole(path, text(), mode)
-
-
-def whole(path: Path, text: str, mode: int = 0o600) -> None:
-    """Writes a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    partial.chmod(mode)
-    partial.rename(path)
+        write_atomically(path, text(), mode)
 
 
 def read(folder: Path, operator_password: Path = OPERATOR_PASSWORD) -> Secrets:

@@ -15,10 +15,10 @@ from typing import Literal
 
 from alerts import thresholds
 from alerts.engine import FROZEN_FOR, QUEUE_FOR
-from alerts.settings import seconds
 from alerts.thresholds import Threshold
 from exporters.catalogue.metric import Unit
-from stack.doctor.evidence import Clients, Figures, Gateway, Gauge, Spread
+from exporters.text import parse_window
+from stack.doctor.evidence import Clients, EngineSnapshot, GatewayEvidence, Gauge, Spread
 from stack.doctor.prompt_work import (
     LONG_STEP,
     PROMPT_WORK,
@@ -112,7 +112,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CheckResult:
     """What a check came to. amount: how many requests it rests on. over: of the fact that decides. old, new: as in a finding."""
 
     name: str
@@ -132,10 +132,10 @@ class Found:
 class Case:
     """What a check may look at. one: whether the figures are of one engine alone, so that what runs there tells its places."""
 
-    figures: Figures
+    figures: EngineSnapshot
     at: Callable[[Threshold], Threshold]
     clients: Clients | None = None
-    gateway: Gateway | None = None
+    gateway: GatewayEvidence | None = None
     one: bool = True
 
     def limit_of(self, threshold: Threshold) -> Threshold:
@@ -144,13 +144,13 @@ class Case:
         return replace(limit, value=limit.value * max(1.0, self.figures.seconds / _PER))
 
 
-def state_of(figures: Figures) -> State:
+def state_of(figures: EngineSnapshot) -> State:
     if not figures.work:
         return "idle"
     return "thin" if figures.requests < LEAST_REQUESTS or figures.seconds < LEAST_SECONDS else "busy"
 
 
-def found_in(case: Case, state: State) -> Iterator[Found]:
+def found_in(case: Case, state: State) -> Iterator[CheckResult]:
     """Each check once; those of latencies only where there is enough to go by."""
     if state == "idle":
         return
@@ -159,12 +159,12 @@ def found_in(case: Case, state: State) -> Iterator[Found]:
             yield found
 
 
-def _found(name: str, amount: float, *facts: Fact, serious: bool = True, over: float | None = None) -> Found:
+def _found(name: str, amount: float, *facts: Fact, serious: bool = True, over: float | None = None) -> CheckResult:
     """over: else the most that any fact is over its limit."""
-    return Found(name, serious, amount, max((fact.over for fact in facts), default=0.0) if over is None else over, facts)
+    return CheckResult(name, serious, amount, max((fact.over for fact in facts), default=0.0) if over is None else over, facts)
 
 
-def sent_by(gate: Gateway | None) -> float:
+def sent_by(gate: GatewayEvidence | None) -> float:
     """Requests that the gateway has at these engines at every look, whatever their own pages say."""
     return gate.running.lowest if gate and gate.running and gate.only else 0.0
 
@@ -181,7 +181,7 @@ def seconds_still(case: Case) -> float | None:
     return figures.seconds
 
 
-def _frozen(case: Case) -> Found | None:
+def _frozen(case: Case) -> CheckResult | None:
     """Find an engine that has work and makes nothing of it, up to the end. Several requests are better evidence than one, which may be a long
     prefill."""
     figures, still_s = case.figures, seconds_still(case)
@@ -198,10 +198,10 @@ def _frozen(case: Case) -> Found | None:
 
 def _certainty(requests: float, still_s: float) -> float:
     """Return the amount of evidence, of ENOUGH, in requests that stand still for so many seconds."""
-    return min(1.0, requests * still_s / seconds(FROZEN_FOR)) * ENOUGH
+    return min(1.0, requests * still_s / parse_window(FROZEN_FOR)) * ENOUGH
 
 
-def _silent(case: Case) -> Found | None:
+def _silent(case: Case) -> CheckResult | None:
     """Find an engine that answered its first look and then no other."""
     silent_s = case.figures.silent_s
     if silent_s is None or silent_s < LEAST_STILL_S:
@@ -211,7 +211,7 @@ def _silent(case: Case) -> Found | None:
     return _found("frozen-api-server", _certainty(max(1.0, held), silent_s), *facts, over=1.0)
 
 
-def _errors(case: Case) -> Found | None:
+def _errors(case: Case) -> CheckResult | None:
     """From who saw them: the clients' side where there is one, else the engine's own and its HTTP answers, refusals left out."""
     if case.clients:
         failed = sum(case.clients.outcomes.get(outcome, 0.0) for outcome in ("upstream_error", "timeout"))
@@ -227,7 +227,7 @@ def _errors(case: Case) -> Found | None:
     return _found("errors", whole, Fact("of the requests fail", failed / whole, Unit.RATIO, limit), Fact("failed", failed, Unit.REQUESTS))
 
 
-def _wrong(case: Case) -> Found | None:
+def _wrong(case: Case) -> CheckResult | None:
     limit, few = case.at(thresholds.REFUSAL_RATIO), case.at(FEW)
     if case.clients and case.clients.reasons:
         wrong, whole = sum(case.clients.reasons.get(reason, 0.0) for reason in _ITS_OWN), case.clients.requests
@@ -239,7 +239,7 @@ def _wrong(case: Case) -> Found | None:
     return _found("wrong-requests", whole, *facts, serious=False)
 
 
-def _rejections(case: Case) -> Found | None:
+def _rejections(case: Case) -> CheckResult | None:
     limit = case.limit_of(thresholds.ENGINE_REFUSALS)
     refused = sum(case.figures.rejections.values())
     if refused < limit.value:
@@ -248,7 +248,7 @@ def _rejections(case: Case) -> Found | None:
     return _found("rejections", refused + case.figures.requests, Fact("refused by the engine", refused, Unit.REQUESTS, limit), *by_reason)
 
 
-def _gateway_rejections(case: Case) -> Found | None:
+def _gateway_rejections(case: Case) -> CheckResult | None:
     if case.clients is None:
         return None
     limit, few = case.at(thresholds.REFUSAL_RATIO), case.at(FEW)
@@ -272,13 +272,13 @@ def _gateway_rejections(case: Case) -> Found | None:
     return found if held_back else _with_slots(found, gate)
 
 
-def _with_slots(found: Found, gate: Gateway | None) -> Found:
+def _with_slots(found: CheckResult, gate: GatewayEvidence | None) -> CheckResult:
     """With the numbers of a lever that raises slots a quarter."""
     limit = gate and (gate.slots_limit or gate.slots)
     return replace(found, old=limit.highest, new=math.ceil(1.25 * limit.highest)) if limit else found
 
 
-def _deferred(case: Case) -> Found | None:
+def _deferred(case: Case) -> CheckResult | None:
     deferred = case.figures.deferred
     if deferred is None or deferred.lowest <= 0:
         return None
@@ -286,7 +286,7 @@ def _deferred(case: Case) -> Found | None:
     return _found("deferred-requests", case.figures.requests + deferred.lowest, held, serious=False, over=0.5)
 
 
-def _preempted(case: Case) -> Found | None:
+def _preempted(case: Case) -> CheckResult | None:
     """Blocks are taken from who runs. No latency is needed for this: long answers may preempt for minutes before one of them ends."""
     figures, rate = case.figures, case.at(thresholds.PREEMPTIONS)
     preempted = figures.preemptions or 0.0
@@ -304,7 +304,7 @@ def _fewer(case: Case) -> float | None:
     return max(1, math.floor(0.75 * running.highest)) if running and running.highest >= 1 and case.one else None
 
 
-def _kv_full(case: Case) -> Found | None:
+def _kv_full(case: Case) -> CheckResult | None:
     """All blocks are in use, and the queue is for want of them."""
     figures = case.figures
     waits = figures.waiting is not None and figures.waiting.lowest > 0
@@ -318,7 +318,7 @@ def _used(case: Case) -> tuple[Fact, ...]:
     return (Fact("of the KV cache in use at its fullest", kv.highest, Unit.RATIO, case.at(thresholds.KV_CACHE_USAGE)),) if kv else ()
 
 
-def queue_bound(case: Case) -> Found | None:
+def queue_bound(case: Case) -> CheckResult | None:
     """A wait that is over its limit, or that makes the first token late; not for want of cache, which is another finding."""
     figures = case.figures
     crowded, waiting = figures.crowded, figures.waiting
@@ -367,7 +367,7 @@ def _queue_matters(case: Case) -> bool:
 
     A queue that only stands is how a busy engine works while all waits are within their limits."""
     figures, length = case.figures, case.at(thresholds.QUEUE_LENGTH).value
-    grows = figures.seconds >= seconds(QUEUE_FOR) and figures.queue_rise is not None and figures.queue_rise >= length
+    grows = figures.seconds >= parse_window(QUEUE_FOR) and figures.queue_rise is not None and figures.queue_rise >= length
     standing = _standing(case)
     return any(fact.over for fact in waited(case) if fact not in standing) or (grows and bool(standing))
 
@@ -405,13 +405,13 @@ def _p95(what: str, spread: Spread, limit: Threshold) -> Fact:
     return Fact(what, spread.at(95), Unit.SECONDS, known, between=spread.around(95))
 
 
-def _ran(figures: Figures) -> tuple[Fact, ...]:
+def _ran(figures: EngineSnapshot) -> tuple[Fact, ...]:
     running, waiting = figures.running, figures.waiting
     facts = [Fact("running, at most", running.highest, Unit.REQUESTS)] if running else []
     return (*facts, *([Fact("waiting, at most", waiting.highest, Unit.REQUESTS)] if waiting else []))
 
 
-def _prefill(case: Case) -> Found | None:
+def _prefill(case: Case) -> CheckResult | None:
     """First tokens are late and computing prompts is most of that: because nothing is reused, or because there is so much to compute."""
     figures = case.figures
     if figures.prefill is None or queue_leads(case) or _api_server(case):
@@ -426,7 +426,7 @@ def _prefill(case: Case) -> Found | None:
     return _found(name, figures.requests, *facts, serious=False, over=0.5) if name != "prefill-bound" and matters else None
 
 
-def _computed_anew(case: Case) -> Found | None:
+def _computed_anew(case: Case) -> CheckResult | None:
     """Find prompts that are computed in full where something other than their own prefill is late: a queue, or the gaps between tokens.
 
     vLLM counts the wait for a place in a step as queue time and the steps of others' prompts as decode time, so both lead where prompts are to blame.
@@ -446,7 +446,7 @@ def _computed_anew(case: Case) -> Found | None:
     return _found(name, figures.requests, *facts, serious=serious, over=over)
 
 
-def _small_steps(case: Case) -> Found | None:
+def _small_steps(case: Case) -> CheckResult | None:
     """Find long prompts that are computed in many small steps."""
     figures, tokens = case.figures, tokens_of_a_prompt_step(case.figures)
     if not case.one or tokens is None or not 0 < tokens < SMALL_STEP.value or not many_steps_long(figures):
@@ -465,11 +465,11 @@ def _reused(case: Case) -> tuple[Fact, ...]:
     return (*prompts, *hits, *([Fact("prefix caching", 0.0, Unit.FLAG)] if figures.caching is False else []))
 
 
-def _long_prompts(figures: Figures) -> bool:
+def _long_prompts(figures: EngineSnapshot) -> bool:
     return figures.prompt_length is not None and figures.prompt_length.mean >= LONG_PROMPT.value
 
 
-def _api_server(case: Case) -> Found | None:
+def _api_server(case: Case) -> CheckResult | None:
     """First tokens are late and neither queue nor prefill is why. The two are told when a request ends, first tokens as they come: only where as many
     end as begin do they speak of the same requests. A core that computes or stands still takes in nothing new, so up to the longest gap between
     tokens that wait is its own."""
@@ -487,7 +487,7 @@ def _api_server(case: Case) -> Found | None:
     return _found("api-server-bound", figures.requests, *_late(case), outside, *means)
 
 
-def _reuse(case: Case) -> Found | None:
+def _reuse(case: Case) -> CheckResult | None:
     """Beside prefill that is too much: that nothing of it is reused is true as well."""
     figures, first = case.figures, _prefill(case)
     if first is None or first.name != "prefill-bound" or figures.caching is False or not _nothing_reused(case):
@@ -511,12 +511,12 @@ def _nothing_reused(case: Case) -> bool:
     return ratio is not None and ratio < case.at(thresholds.CACHE_HITS_BEFORE).value and not _pooling(case.figures)
 
 
-def _pooling(figures: Figures) -> bool:
+def _pooling(figures: EngineSnapshot) -> bool:
     """Embeddings and scores: nothing is generated, prompts share nothing, and some of these models have no prefix cache at all."""
     return figures.generation_tokens == 0 and figures.requests > 0
 
 
-def _head_of_line(case: Case) -> Found | None:
+def _head_of_line(case: Case) -> CheckResult | None:
     """A tail in what many meet, and a few prompts that explain it: their own prefill is as long as the tail, or a good part of that. A long
     prompt's own first token is late anyhow: more must be than are long."""
     figures = case.figures
@@ -559,7 +559,7 @@ def _prompts_in_gaps(case: Case) -> Fact | None:
     return fact if fact and fact.over else None
 
 
-def _interference(case: Case) -> Found | None:
+def _interference(case: Case) -> CheckResult | None:
     """Find gaps between tokens that are long because the steps between them compute prompts, unless those prompts are a finding already."""
     figures, prompts, first = case.figures, _prompts_in_gaps(case), _prefill(case)
     if figures.between_tokens is None or prompts is None or _slow_answers(case) is None:
@@ -571,7 +571,7 @@ def _interference(case: Case) -> Found | None:
     return _found("prefill-interference", figures.requests, late, median, prompts, *_ran(figures), over=late.over)
 
 
-def _decode(case: Case) -> Found | None:
+def _decode(case: Case) -> CheckResult | None:
     figures, pace = case.figures, _slow_answers(case)
     limit, share = case.at(thresholds.INTER_TOKEN_P95), case.figures.shares.get("decode")
     if pace is None or _prompts_in_gaps(case):
@@ -589,12 +589,12 @@ def _decode(case: Case) -> Found | None:
     return replace(found, new=_fewer(case)) if many else found
 
 
-def pace_of(figures: Figures) -> Spread | None:
+def pace_of(figures: EngineSnapshot) -> Spread | None:
     """How fast tokens come. With drafts a gap is a step of several tokens, so that only the mean of each request tells; 0.10 does not show that."""
     return figures.per_token if figures.drafts and figures.per_token else figures.between_tokens
 
 
-def _drafts(case: Case) -> Found | None:
+def _drafts(case: Case) -> CheckResult | None:
     figures, limit = case.figures, case.at(thresholds.ACCEPTANCE)
     if figures.acceptance is None or figures.acceptance >= limit.value:
         return None
@@ -605,7 +605,7 @@ def _drafts(case: Case) -> Found | None:
     return _found("speculative-decoding", figures.requests, *facts, serious=False)
 
 
-def _gateway_queue(case: Case) -> Found | None:
+def _gateway_queue(case: Case) -> CheckResult | None:
     """The wait before the engine, where the engine itself has room."""
     figures, gate, clients = case.figures, case.gateway, case.clients
     limit = case.at(thresholds.QUEUE_TIME_P95)
@@ -630,7 +630,7 @@ def _gateway_queue(case: Case) -> Found | None:
     return _with_slots(found, gate)
 
 
-def _one_team(case: Case) -> Found | None:
+def _one_team(case: Case) -> CheckResult | None:
     """Only beside something that waits: a team alone on an idle engine takes nothing from anybody."""
     teams = case.gateway.teams if case.gateway and case.gateway.teams else case.clients.teams if case.clients else {}
     whole = sum(teams.values())
@@ -643,7 +643,7 @@ def _one_team(case: Case) -> Found | None:
     return _found("one-team", case.clients.requests if case.clients else whole, told) if told.over else None
 
 
-def _hangups(case: Case) -> Found | None:
+def _hangups(case: Case) -> CheckResult | None:
     """From the log; else from the two histograms of the engine, as long as some are sure."""
     limit, few = case.at(thresholds.HANGUP_RATIO), case.at(FEW)
     if case.clients:
@@ -660,7 +660,7 @@ def _hangups(case: Case) -> Found | None:
     return _found("hang-ups", whole, told, Fact("left, at least", sure, Unit.REQUESTS))
 
 
-def _streaming(case: Case) -> Found | None:
+def _streaming(case: Case) -> CheckResult | None:
     """Tokens as clients got them against tokens as the engine made them: the mean of each request, at both."""
     client = case.clients.tpot if case.clients else None
     engine = case.figures.per_token
@@ -676,7 +676,7 @@ def _streaming(case: Case) -> Found | None:
     return _found(name, client.count, times, Fact("time per token at the client p95", client.at(95), Unit.SECONDS, slow), *late, over=times.over)
 
 
-Check = Callable[[Case], Found | None]
+Check = Callable[[Case], CheckResult | None]
 OF_STATES: tuple[Check, ...] = (
     _silent, _frozen, _errors, _preempted, _rejections, _gateway_rejections, _wrong, _deferred, _kv_full, queue_bound, _computed_anew,
 )  # fmt: skip

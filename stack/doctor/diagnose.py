@@ -13,18 +13,18 @@ from dataclasses import dataclass, field, replace
 from alerts.settings import SHIPPED, Settings
 from exporters.catalogue.metric import Unit
 from stack.doctor import checks, prompt_work
-from stack.doctor.checks import Case, Fact, Found, State
-from stack.doctor.evidence import Evidence, Figures, Spread
-from stack.doctor.matrix import AREAS, ROWS, Area, Row
+from stack.doctor.checks import Case, CheckResult, Fact, State
+from stack.doctor.evidence import EngineSnapshot, ModelEvidence, Spread
+from stack.doctor.symptoms import AREAS, ROWS, Area, Symptom
 
 _ROW = {row.name: row for row in ROWS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class DoctorFinding:
     """engine: where one stands out. serious: whether somebody should act now. old, new: numbers of its lever, as far as the figures tell them."""
 
-    row: Row
+    row: Symptom
     model: str
     serious: bool
     confidence: float
@@ -63,7 +63,7 @@ class Diagnosis:
     state: State
     requests: float
     seconds: float
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorFinding, ...]
     unsure: tuple[Unsure, ...]
     shares: Mapping[str, float] = field(default_factory=dict)
     seen: Mapping[Area, Fact] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Diagnosis:
     still_s: float = 0.0
 
 
-def diagnose(evidence: Evidence, settings: Settings = SHIPPED) -> Diagnosis:
+def diagnose(evidence: ModelEvidence, settings: Settings = SHIPPED) -> Diagnosis:
     """What is wrong with one model, if anything is."""
     whole = Case(evidence.whole, settings.at, evidence.clients, evidence.gateway, one=not evidence.engines)
     state = _state(evidence)
@@ -93,37 +93,37 @@ def diagnose(evidence: Evidence, settings: Settings = SHIPPED) -> Diagnosis:
     )  # fmt: skip
 
 
-def ranked(diagnoses: Iterable[Diagnosis]) -> list[Finding]:
+def ranked(diagnoses: Iterable[Diagnosis]) -> list[DoctorFinding]:
     """The findings of all models; the first one's lever is the one to pull."""
     return sorted((finding for diagnosis in diagnoses for finding in diagnosis.findings), key=_urgency)
 
 
-def _urgency(finding: Finding) -> tuple[bool, int, float]:
+def _urgency(finding: DoctorFinding) -> tuple[bool, int, float]:
     return not finding.serious, ROWS.index(finding.row), -finding.confidence
 
 
-def _finding(one: Found, evidence: Evidence, engine: str, settings: Settings) -> Finding:
+def _finding(one: CheckResult, evidence: ModelEvidence, engine: str, settings: Settings) -> DoctorFinding:
     if not engine:
         engine = _who_stands_out(one.name, evidence, settings)
-    return Finding(
+    return DoctorFinding(
         row=_ROW[one.name], model=evidence.model, serious=one.serious, confidence=one.confidence, facts=one.facts, engine=engine, old=one.old,
         new=one.new,
     )  # fmt: skip
 
 
-def _who_stands_out(name: str, evidence: Evidence, settings: Settings) -> str:
+def _who_stands_out(name: str, evidence: ModelEvidence, settings: Settings) -> str:
     """The one engine of several of which the finding of the model holds; '' where several have it, or none alone."""
 
-    def has(figures: Figures) -> bool:
+    def has(figures: EngineSnapshot) -> bool:
         return any(one.name == name for one in checks.found_in(Case(figures, settings.at), checks.state_of(figures)))
 
     having = [engine for engine, figures in evidence.engines.items() if has(figures)]
     return having[0] if len(having) == 1 else ""
 
 
-def _uneven(evidence: Evidence, settings: Settings) -> tuple[Found, str] | None:
+def _uneven(evidence: ModelEvidence, settings: Settings) -> tuple[CheckResult, str] | None:
     """Requests wait at one engine while another of the model runs less than half as many and has none waiting: more room is not what is missing."""
-    full, free = list[tuple[str, Found, float]](), list[float]()
+    full, free = list[tuple[str, CheckResult, float]](), list[float]()
     for engine, figures in evidence.engines.items():
         running, waiting = figures.running, figures.waiting
         if running is None or waiting is None:
@@ -139,7 +139,7 @@ def _uneven(evidence: Evidence, settings: Settings) -> tuple[Found, str] | None:
     return replace(queue, name="queue-uneven", facts=facts, old=None, new=None), engine if len(full) == 1 else ""
 
 
-def _state(evidence: Evidence) -> State:
+def _state(evidence: ModelEvidence) -> State:
     asked = (evidence.clients.requests if evidence.clients else 0.0) + checks.sent_by(evidence.gateway)
     return "thin" if (state := checks.state_of(evidence.whole)) == "idle" and asked else state
 
@@ -150,7 +150,7 @@ def _state(evidence: Evidence) -> State:
 _QUALITY = Unsure("quality", "no series knows whether an answer is good", "replay a prompt whose answer you know: runbooks/quality.md")
 
 
-def _unsure(evidence: Evidence, case: Case, state: State) -> Iterator[Unsure]:
+def _unsure(evidence: ModelEvidence, case: Case, state: State) -> Iterator[Unsure]:
     """One for each area at most; of an idle engine, whether somebody waits before it, and its quality."""
     figures = evidence.whole
     if state == "thin":
@@ -175,7 +175,7 @@ def _unsure(evidence: Evidence, case: Case, state: State) -> Iterator[Unsure]:
     yield _QUALITY
 
 
-def _notes(figures: Figures, findings: Sequence[Finding]) -> Iterator[str]:
+def _notes(figures: EngineSnapshot, findings: Sequence[DoctorFinding]) -> Iterator[str]:
     """Yield what the evidence cannot tell about a finding."""
     if {"unique-prompts", "prefill-bound"} & {finding.name for finding in findings[:1]} and prompt_work.step_matters(figures):
         yield (
@@ -207,7 +207,7 @@ def _over_already(case: Case) -> Iterator[Unsure]:
     yield Unsure("queue", why, "look while it is there (--for), or ask a Prometheus about that time")
 
 
-def _seen(figures: Figures) -> Mapping[Area, Fact]:
+def _seen(figures: EngineSnapshot) -> Mapping[Area, Fact]:
     """The figure that an area is judged by first."""
     shown: tuple[tuple[Area, str, Spread | None], ...] = (
         ("queue", "queue time p95", figures.queue), ("prefill", "prefill p95", figures.prefill),
@@ -216,13 +216,13 @@ def _seen(figures: Figures) -> Mapping[Area, Fact]:
     return {area: Fact(what, spread.at(95), Unit.SECONDS, between=spread.around(95)) for area, what, spread in shown if spread}
 
 
-def _too_thin(figures: Figures) -> str:
+def _too_thin(figures: EngineSnapshot) -> str:
     if figures.seconds < checks.LEAST_SECONDS:
         return f"{figures.seconds:.3g} s are too short a time"
     return f"{figures.requests:.0f} requests in {figures.seconds:.0f} s are too few; {checks.LEAST_REQUESTS} are the least"
 
 
-def _more(figures: Figures) -> str:
+def _more(figures: EngineSnapshot) -> str:
     """How to get enough, at the pace seen."""
     if figures.requests < 1:
         return "look again while requests end (--for, --window)"
@@ -237,7 +237,7 @@ _NEEDS: dict[Area, tuple[tuple[str, str], ...]] = {
 }
 
 
-def _not_shown(figures: Figures) -> Iterator[Unsure]:
+def _not_shown(figures: EngineSnapshot) -> Iterator[Unsure]:
     """Areas of which a series is missing: because nothing happened that it would have counted, or because the engine has it not."""
     for area, needs in _NEEDS.items():
         missing = {name: series for name, series in needs if getattr(figures, name) is None}
@@ -257,7 +257,7 @@ def areas(diagnosis: Diagnosis) -> Mapping[Area, str]:
     return {area: "finding" if area in found else "unsure" if area in unsure else "fine" for area in AREAS}
 
 
-def serious(findings: Sequence[Finding]) -> bool:
+def serious(findings: Sequence[DoctorFinding]) -> bool:
     return any(finding.serious for finding in findings)
 
 

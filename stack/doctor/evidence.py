@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exporters.catalogue import gateway, ours, vllm
+from exporters.catalogue import gateway, vllm
+from exporters.catalogue import sidecar as sidecar_series
+from exporters.catalogue.exposition_parser import Exposition, Labels
 from exporters.catalogue.metric import Metric
-from exporters.catalogue.page import Labels, Page
-from exporters.request_log import UNKNOWN_TEAM, RequestRecord, ended_at, parse_block
-from stack.bench.figures import quantile
-from stack.doctor.series import CROWDED, QUEUE_RISE, STILL, Series
+from exporters.requests.read import read_records
+from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at
+from exporters.statistics import quantile
+from stack.doctor.series import CROWDED, QUEUE_RISE, STILL, SeriesWindow
 from stack.tuning.derived import plain
-from stack.tuning.live import Span, blocks_of
+from stack.tuning.samples import Span
 
 _INF = float("inf")
 LOG = "the request log"
@@ -49,9 +51,7 @@ class Spread:
         else:
             bounds = [0.0, *(bound for bound, _ in self.buckets)]
             counts = [upto - under for (_, upto), under in zip(self.buckets, [0.0, *(upto for _, upto in self.buckets)], strict=False)]
-            weighted = [
-                (low if high == _INF else (low + high) / 2, count) for low, high, count in zip(bounds[:-1], bounds[1:], counts, strict=True)
-            ]
+            weighted = [(low if high == _INF else (low + high) / 2, count) for low, high, count in zip(bounds[:-1], bounds[1:], counts, strict=True)]
         whole = sum(value * count for value, count in weighted)
         return sum(value * value * count for value, count in weighted) / whole if whole else self.mean
 
@@ -63,7 +63,7 @@ class Spread:
     def at(self, percent: int) -> float:
         """A percentile, read from buckets as PromQL does. Below the first bound nothing is known but the mean, which then stands in for it."""
         if self.values:
-            return quantile(self.values, percent)
+            return quantile(self.values, percent / 100)
         return min(self._read(percent), self.mean) if self.within_first(percent) else self._read(percent)
 
     def at_most(self, percent: int) -> float:
@@ -87,11 +87,13 @@ class Spread:
         return 0.0
 
     def around(self, percent: int) -> tuple[float, float] | None:
-        """The bounds of the bucket that holds a percentile, where the upper one is twice the lower or more; the figure itself is then a guess."""
+        """The bounds of the bucket that holds a percentile, where the upper one is twice the lower or more; the figure itself is then a guess.
+
+        In the first bucket the lower one is 0, above the last finite bound the upper one infinity."""
         rank, low = percent / 100 * self.buckets[-1][1] if self.buckets else _INF, 0.0
         for bound, upto in self.buckets:
             if upto >= rank:
-                return (low, bound) if 0 < 2 * low <= bound < _INF else None
+                return (low, bound) if 2 * low <= bound else None
             low = bound
         return None
 
@@ -115,7 +117,7 @@ class Gauge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class EngineSnapshot:
     """Of a model or of one engine. begun: requests that got a first token; ended: with a last one; finished: by how. lengths in tokens.
 
     between_tokens: of every gap; per_token: of every request, its mean. crowded: what runs while others wait.
@@ -220,7 +222,7 @@ class Clients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
+class GatewayEvidence:
     """What the gateway itself shows. teams: requests in each, that wait or run, at most. lag: of its event loop. only: whether all that it runs
     is at the engines that were looked at."""
 
@@ -234,15 +236,15 @@ class Gateway:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class ModelEvidence:
     """All that is known of one model. logged: whether a request log was given. notes: what to bear in mind when it is read."""
 
     model: str
     source: str
-    whole: Figures
-    engines: Mapping[str, Figures]
+    whole: EngineSnapshot
+    engines: Mapping[str, EngineSnapshot]
     clients: Clients | None = None
-    gateway: Gateway | None = None
+    gateway: GatewayEvidence | None = None
     logged: bool = False
     notes: tuple[str, ...] = ()
 
@@ -253,7 +255,7 @@ class Evidence:
 Place = tuple[str, str]  # instance, and the engine core behind it
 
 
-def evidence(series: Series, records: Sequence[RequestRecord] | None = None, model: str | None = None) -> tuple[Evidence, ...]:
+def evidence(series: SeriesWindow, records: Sequence[RequestRecord] | None = None, model: str | None = None) -> tuple[ModelEvidence, ...]:
     """One for each model that an engine shows. records: the request log of the same time. model: this one alone. Raises ValueError when nobody
     shows the model that was asked for, or any."""
     places: dict[str, set[Place]] = defaultdict(set)
@@ -267,7 +269,7 @@ def evidence(series: Series, records: Sequence[RequestRecord] | None = None, mod
     return tuple(_of_model(series, name, sorted(places[name]), _records_of(records, name, len(places)), len(places)) for name in asked)
 
 
-def _of_model(series: Series, model: str, places: Sequence[Place], records: Sequence[RequestRecord] | None, models: int) -> Evidence:
+def _of_model(series: SeriesWindow, model: str, places: Sequence[Place], records: Sequence[RequestRecord] | None, models: int) -> ModelEvidence:
     several = Counter(instance for instance, _ in places)
     named = {(f"{instance} engine {core}" if several[instance] > 1 else instance): (instance, core) for instance, core in places}
     notes = [
@@ -278,7 +280,7 @@ def _of_model(series: Series, model: str, places: Sequence[Place], records: Sequ
     whole, clients = _figures(series, model, places), _clients(series, model, records, models)
     notes += _wrong_time(whole) if series.scraped and not series.restarted else ()
     notes += _wrong_log(whole, clients)
-    return Evidence(
+    return ModelEvidence(
         model=model,
         source=series.source,
         whole=whole,
@@ -290,7 +292,7 @@ def _of_model(series: Series, model: str, places: Sequence[Place], records: Sequ
     )
 
 
-def _wrong_time(figures: Figures) -> Iterator[str]:
+def _wrong_time(figures: EngineSnapshot) -> Iterator[str]:
     """Seconds between tokens in seconds of time are how many were answered at once (Little's law); far from what runs, the time is another."""
     gaps, running = figures.between_tokens, figures.running
     if gaps is None or running is None:
@@ -303,7 +305,7 @@ def _wrong_time(figures: Figures) -> Iterator[str]:
         )
 
 
-def _wrong_log(figures: Figures, clients: Clients | None) -> Iterator[str]:
+def _wrong_log(figures: EngineSnapshot, clients: Clients | None) -> Iterator[str]:
     """Of saved pages nobody knows the time, so that a log of another day would be taken for theirs."""
     if clients is None or clients.source != LOG or figures.ended is None:
         return
@@ -312,7 +314,7 @@ def _wrong_log(figures: Figures, clients: Clients | None) -> Iterator[str]:
         yield f"is the log of the same time? It holds {logged:.0f} complete answers, and the engine ended {figures.ended:.0f}"
 
 
-def _figures(series: Series, model: str, places: Sequence[Place]) -> Figures:
+def _figures(series: SeriesWindow, model: str, places: Sequence[Place]) -> EngineSnapshot:
     """Summed over engine cores. What has no core, such as refusals, is of the whole instance; what has no model, of all that it serves."""
     instances = {instance for instance, _ in places}
 
@@ -339,7 +341,7 @@ def _figures(series: Series, model: str, places: Sequence[Place]) -> Figures:
         return _gauge(series, metric, lambda labels: mine(labels) and where.items() <= labels.items(), across)
 
     asked = {key: value for key, value in grown(vllm.HTTP_REQUESTS, "handler", "status").items() if key[0].startswith("/v1/")}
-    return Figures(
+    return EngineSnapshot(
         seconds=series.seconds,
         begun=_count(series, vllm.TIME_TO_FIRST_TOKEN, mine),
         ended=_count(series, vllm.E2E_REQUEST_LATENCY, mine),
@@ -376,19 +378,19 @@ def _figures(series: Series, model: str, places: Sequence[Place]) -> Figures:
     )
 
 
-def _least(series: Series, name: str, mine: Callable[[Labels], bool]) -> float | None:
+def _least(series: SeriesWindow, name: str, mine: Callable[[Labels], bool]) -> float | None:
     """Return the smallest value of all engine cores; None unless each of them has one."""
     cores = sum(mine(labels) for labels, _ in series.highest.of(vllm.NUM_REQUESTS_RUNNING.name))
     found = [value for labels, value in series.lowest.of(name) if mine(labels)]
     return min(found) if found and len(found) == cores else None
 
 
-def _count(series: Series, metric: Metric, mine: Callable[[Labels], bool]) -> float | None:
+def _count(series: SeriesWindow, metric: Metric, mine: Callable[[Labels], bool]) -> float | None:
     found = [value for labels, value in series.grown.of(f"{metric.name}_count") if mine(labels)]
     return sum(found) if found else None
 
 
-def _spread(page: Page, metric: Metric, mine: Callable[[Labels], bool]) -> Spread | None:
+def _spread(page: Exposition, metric: Metric, mine: Callable[[Labels], bool]) -> Spread | None:
     """What a histogram took in; None where that is nothing."""
     counts: dict[float, float] = {}
     for labels, value in page.of(f"{metric.name}_bucket"):
@@ -400,17 +402,17 @@ def _spread(page: Page, metric: Metric, mine: Callable[[Labels], bool]) -> Sprea
     return Spread(buckets[-1][1], total, buckets) if buckets and buckets[-1][1] > 0 else None
 
 
-def _gauge(series: Series, metric: Metric, mine: Callable[[Labels], bool], across: Callable[[Iterable[float]], float] = sum) -> Gauge | None:
+def _gauge(series: SeriesWindow, metric: Metric, mine: Callable[[Labels], bool], across: Callable[[Iterable[float]], float] = sum) -> Gauge | None:
     return _named(series, metric.name, mine, across)
 
 
-def _named(series: Series, name: str, mine: Callable[[Labels], bool], across: Callable[[Iterable[float]], float] = sum) -> Gauge | None:
+def _named(series: SeriesWindow, name: str, mine: Callable[[Labels], bool], across: Callable[[Iterable[float]], float] = sum) -> Gauge | None:
     found = [[value for labels, value in page.of(name) if mine(labels)] for page in (series.lowest, series.mean, series.highest)]
     lowest, mean, highest = found
     return Gauge(across(lowest), across(mean), across(highest)) if all(found) else None
 
 
-def _crowded(series: Series, mine: Callable[[Labels], bool], instances: Iterable[str]) -> Gauge | None:
+def _crowded(series: SeriesWindow, mine: Callable[[Labels], bool], instances: Iterable[str]) -> Gauge | None:
     found = _named(series, CROWDED, mine)
     return found and replace(found, looks=min((series.looks[each] for each in instances if each in series.looks), default=None))
 
@@ -427,11 +429,10 @@ def _caching(configured: Sequence[Labels], mine: Callable[[Labels], bool]) -> bo
 def records_of(paths: Iterable[Path], spans: Sequence[Span] = ()) -> list[RequestRecord]:
     """The records of request logs that ended within the spans; all of them without. Lines that are none are passed over. Raises OSError."""
     found: list[RequestRecord] = []
-    for block in blocks_of(paths):
-        for record in parse_block(block)[0]:
-            at_s = ended_at(record)
-            if not spans or (at_s is not None and any(start <= at_s < end for start, end in spans)):
-                found.append(record)
+    for record in read_records(paths):
+        at_s = ended_at(record)
+        if not spans or (at_s is not None and any(start <= at_s < end for start, end in spans)):
+            found.append(record)
     return found
 
 
@@ -440,22 +441,22 @@ def _records_of(records: Sequence[RequestRecord] | None, model: str, models: int
     return records if records is None or models == 1 else [record for record in records if record.model == model]
 
 
-def _clients(series: Series, model: str, records: Sequence[RequestRecord] | None, models: int) -> Clients | None:
+def _clients(series: SeriesWindow, model: str, records: Sequence[RequestRecord] | None, models: int) -> Clients | None:
     """From the log; else from what a sidecar counted of it; else from what the gateway counts, which knows no model."""
     if records:
         return _of_log(records)
-    sidecar = dict(_by(series.grown, ours.REQUESTS, ("team", "outcome"), lambda labels: labels.get("model_name") == model))
+    sidecar = dict(_by(series.grown, sidecar_series.REQUESTS, ("team", "outcome"), lambda labels: labels.get("model_name") == model))
     if sidecar:
         of_model = _having(model_name=model)
         return Clients(
             source="the sidecar's series",
             outcomes=_summed(sidecar, 1),
             teams=_summed(sidecar, 0),
-            reasons=_summed(dict(_by(series.grown, ours.REASONS, ("reason",), of_model)), 0),
-            refused=_summed(dict(_by(series.grown, ours.REASONS, ("team",), _having(model_name=model, outcome="rejected"))), 0),
-            ttft=_spread(series.grown, ours.TTFT, of_model),
-            tpot=_spread(series.grown, ours.TPOT, of_model),
-            queue=_spread(series.grown, ours.QUEUE, of_model),
+            reasons=_summed(dict(_by(series.grown, sidecar_series.REASONS, ("reason",), of_model)), 0),
+            refused=_summed(dict(_by(series.grown, sidecar_series.REASONS, ("team",), _having(model_name=model, outcome="rejected"))), 0),
+            ttft=_spread(series.grown, sidecar_series.TTFT, of_model),
+            tpot=_spread(series.grown, sidecar_series.TPOT, of_model),
+            queue=_spread(series.grown, sidecar_series.QUEUE, of_model),
         )
     counted = dict(_by(series.grown, gateway.REQUESTS, ("team", "outcome"))) if models == 1 else {}
     if not counted:
@@ -485,7 +486,7 @@ def _of_log(records: Sequence[RequestRecord]) -> Clients:
     )
 
 
-def _gateway(series: Series, models: int) -> Gateway | None:
+def _gateway(series: SeriesWindow, models: int) -> GatewayEvidence | None:
     def gauge(metric: Metric) -> Gauge | None:
         return _gauge(series, metric, lambda _: True)
 
@@ -500,14 +501,16 @@ def _gateway(series: Series, models: int) -> Gateway | None:
     teams = {team: value for team, value in in_hand.items() if value > 0}
     upstreams = len({labels.get("address") for labels, _ in series.highest.of(gateway.UPSTREAM_UP.name)})
     only = models == 1 and upstreams <= len({labels["instance"] for labels, _ in series.highest.of(vllm.NUM_REQUESTS_RUNNING.name)})
-    return Gateway(waiting=waiting, running=running, slots=slots, slots_limit=limit, teams=teams, lag=lag, only=only)
+    return GatewayEvidence(waiting=waiting, running=running, slots=slots, slots_limit=limit, teams=teams, lag=lag, only=only)
 
 
 def _having(**labels: str) -> Callable[[Labels], bool]:
     return lambda its: labels.items() <= its.items()
 
 
-def _by(page: Page, metric: Metric, names: Sequence[str], mine: Callable[[Labels], bool] = lambda _: True) -> Iterator[tuple[tuple[str, ...], float]]:
+def _by(
+    page: Exposition, metric: Metric, names: Sequence[str], mine: Callable[[Labels], bool] = lambda _: True
+) -> Iterator[tuple[tuple[str, ...], float]]:
     """Growth by some labels; what did not grow is left out."""
     found: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for labels, value in page.of(metric.name):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from alerts.thresholds import Threshold
 from exporters.catalogue.metric import Unit
-from stack.doctor.evidence import Figures
+from stack.doctor.evidence import EngineSnapshot
 
 PROMPT_WORK = Threshold(
     "prompt_work", 64.0, Unit.TOKENS,
@@ -36,12 +36,12 @@ UNEVEN = 2.0  # times the median gap; steps of one kind are of nearly one length
 LEAST_SHARE = 0.05  # of the gaps; a p95 over its limit says that there are so many
 
 
-def computed_tokens(figures: Figures) -> float | None:
+def computed_tokens(figures: EngineSnapshot) -> float | None:
     """Return the prompt tokens that were computed: those that were not found in the cache."""
     return None if figures.prompt_tokens is None else max(figures.prompt_tokens - (figures.hits or 0.0), 0.0)
 
 
-def tokens_per_step(figures: Figures) -> float | None:
+def tokens_per_step(figures: EngineSnapshot) -> float | None:
     """Return the computed prompt tokens per step that gave a token, in the mean.
 
     Without the engine's histogram of steps: each step gives every request that is answered one gap between tokens."""
@@ -51,7 +51,7 @@ def tokens_per_step(figures: Figures) -> float | None:
     return computed / steps if steps and computed is not None else None
 
 
-def tokens_per_long_step(figures: Figures, limit_s: float) -> float | None:
+def tokens_per_long_step(figures: EngineSnapshot, limit_s: float) -> float | None:
     """Return the prompt tokens in the mean step that is longer than a limit, if all of them were computed in those. None where gaps are even and
     mostly short, so that it is not prompts that tell long steps from others, or where it is not known."""
     gaps, work = figures.between_tokens, tokens_per_step(figures)
@@ -63,7 +63,7 @@ def tokens_per_long_step(figures: Figures, limit_s: float) -> float | None:
     return work / long if uneven or (long >= 0.5 and mostly_prompts) else None
 
 
-def tokens_of_a_prompt_step(figures: Figures) -> float | None:
+def tokens_of_a_prompt_step(figures: EngineSnapshot) -> float | None:
     """Return about how many tokens of prompts a step computes while any are computed. Of one engine alone.
 
     Tokens of prompts x seconds of a step / seconds in which prompts are computed. A step is as long as the gap that it makes between the tokens of
@@ -77,11 +77,11 @@ def tokens_of_a_prompt_step(figures: Figures) -> float | None:
     return computed * gaps.mean_of_time / prefill.total
 
 
-def step_matters(figures: Figures) -> bool:
+def step_matters(figures: EngineSnapshot) -> bool:
     """Return whether small steps would be felt and cannot be told: prompts are long, and nobody is answered beside them."""
     return many_steps_long(figures) and tokens_of_a_prompt_step(figures) is None
 
 
-def many_steps_long(figures: Figures) -> bool:
+def many_steps_long(figures: EngineSnapshot) -> bool:
     """Return whether what is computed of the mean prompt takes more than one or two steps of the default size."""
     return figures.prompt_length is not None and figures.prompt_length.mean * (1 - (figures.hit_ratio or 0.0)) >= LONG_FOR_STEPS.value

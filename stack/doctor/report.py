@@ -4,17 +4,20 @@ Law: one lever is the first, that of the first finding over all models; the leve
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from exporters.catalogue import bounds
 from exporters.catalogue.metric import Unit
-from runbooks.book import printable
-from stack.doctor import before, diagnose, matrix
+from exporters.text import printable
+from stack.doctor import advice as workload_advice
+from stack.doctor import diagnose, symptoms
 from stack.doctor.checks import Fact
-from stack.doctor.diagnose import Diagnosis, Finding
-from stack.doctor.matrix import ANYWHERE, Source
+from stack.doctor.diagnose import Diagnosis, DoctorFinding
+from stack.doctor.symptoms import ANYWHERE, EvidenceSource
 from stack.tuning.derived import plain
 
 LEAST_S = 0.001  # nobody asks how much less than that
@@ -24,7 +27,7 @@ _STATES = {"idle": "idle: its page shows no request", "thin": "too little to go 
 # ---- while it runs
 
 
-def as_json(diagnoses: Sequence[Diagnosis], source: str, asked: Source = ANYWHERE) -> dict[str, Any]:
+def as_json(diagnoses: Sequence[Diagnosis], source: str, asked: EvidenceSource = ANYWHERE) -> dict[str, Any]:
     """Return numbers in base units; serious and undecided are what the exit status says."""
     found = diagnose.ranked(diagnoses)
     return {
@@ -44,7 +47,7 @@ def as_json(diagnoses: Sequence[Diagnosis], source: str, asked: Source = ANYWHER
     }  # fmt: skip
 
 
-def _lever(finding: Finding, asked: Source) -> dict[str, Any]:
+def _lever(finding: DoctorFinding, asked: EvidenceSource) -> dict[str, Any]:
     row = finding.row
     proof = row.proof
     return {
@@ -54,12 +57,12 @@ def _lever(finding: Finding, asked: Source) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _commands(finding: Finding, asked: Source) -> Iterator[str]:
+def _commands(finding: DoctorFinding, asked: EvidenceSource) -> Iterator[str]:
     if finding.row.proof:
         yield from map(finding.filled, finding.row.proof.commands(finding.row.name, asked))
 
 
-def _finding_as_json(finding: Finding, first: bool) -> dict[str, Any]:
+def _finding_as_json(finding: DoctorFinding, first: bool) -> dict[str, Any]:
     row = finding.row
     return {
         "finding": finding.name, "row": row.name, "model": finding.model, "engine": finding.engine, "area": row.area, "serious": finding.serious,
@@ -68,7 +71,7 @@ def _finding_as_json(finding: Finding, first: bool) -> dict[str, Any]:
             {
                 "what": fact.what, "value": fact.value, "unit": str(fact.unit),
                 "limit": fact.limit.value if fact.limit else None, "threshold": fact.limit.name if fact.limit else None,
-                "between": list(fact.between) if fact.between else None,
+                "between": [bound if math.isfinite(bound) else None for bound in fact.between] if fact.between else None,
             }
             for fact in finding.facts
         ],
@@ -77,7 +80,7 @@ def _finding_as_json(finding: Finding, first: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_text(diagnoses: Sequence[Diagnosis], source: str, asked: Source = ANYWHERE) -> str:
+def as_text(diagnoses: Sequence[Diagnosis], source: str, asked: EvidenceSource = ANYWHERE) -> str:
     """Findings first, then what is fine, what cannot be said, and what the figures rest on."""
     found = diagnose.ranked(diagnoses)
     several = len(diagnoses) > 1
@@ -103,12 +106,12 @@ def _folded(line: str, width: int) -> str:
     return textwrap.fill(rest.strip(), width, initial_indent=head, subsequent_indent=below, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def _count(found: Sequence[Finding]) -> str:
+def _count(found: Sequence[DoctorFinding]) -> str:
     serious = sum(finding.serious for finding in found)
     return f"{len(found)} finding{'s' * (len(found) > 1)}, " + (f"{serious} serious" if serious else "none serious")
 
 
-def _finding(number: int, finding: Finding, several: bool, asked: Source) -> Iterator[str]:
+def _finding(number: int, finding: DoctorFinding, several: bool, asked: EvidenceSource) -> Iterator[str]:
     row = finding.row
     where = " ".join([f"of {finding.model}"] * several + [f"at {finding.engine}"] * bool(finding.engine))
     loud = "serious" if finding.serious else "not serious"
@@ -121,7 +124,7 @@ def _finding(number: int, finding: Finding, several: bool, asked: Source) -> Ite
     yield f"   pages        {', '.join(row.pages)} (vllm-watch runbook NAME)"
 
 
-def _first(finding: Finding, asked: Source) -> Iterator[str]:
+def _first(finding: DoctorFinding, asked: EvidenceSource) -> Iterator[str]:
     row = finding.row
     yield f"   if not that  {row.second}"
     yield f"   risk         {row.risk}"
@@ -159,7 +162,10 @@ def _fact(fact: Fact) -> str:
     if fact.unit is Unit.SECONDS and 0 < fact.value < LEAST_S:
         shown = f"under {LEAST_S:g}"
     if fact.between:
-        shown = " to ".join(map(plain, fact.between))
+        low, high = fact.between
+        if low == 0 or high == math.inf:
+            return f"{fact.what}: {bounds.told('<', high) if low == 0 else bounds.told('>', low)}{limit}"
+        shown = f"{plain(low)} to {plain(high)}"
     unit = {Unit.SECONDS: "s", Unit.REQUESTS: "", Unit.COUNT: "", Unit.NONE: ""}.get(fact.unit, str(fact.unit))
     return f"{fact.what}: {f'{shown} {unit}'.strip()}{limit}"
 
@@ -169,7 +175,7 @@ def _fact(fact: Fact) -> str:
 
 def workload_as_json(words: str) -> dict[str, Any]:
     """Raises ValueError for words that mean nothing."""
-    advice, scenarios = before.meant(words)
+    advice, scenarios = workload_advice.meant(words)
     return {
         "asked": words,
         "workloads": [
@@ -182,7 +188,7 @@ def workload_as_json(words: str) -> dict[str, Any]:
         "scenarios": [
             {
                 "scenario": one.title, "same": one.same, "changes": one.changes, "expected_hit": list(one.expected_hit), "ttft_impact": one.impact,
-                "bench": one.bench.name, "row": one.row, "first_lever": matrix.row(one.row).lever,
+                "bench": one.bench.name, "row": one.row, "first_lever": symptoms.row(one.row).lever,
             }
             for one in scenarios
         ],
@@ -215,7 +221,7 @@ def _run(benches: Sequence[str]) -> Iterator[str]:
 
 def goal_as_json(name: str) -> dict[str, Any]:
     """Raises ValueError for what is no goal."""
-    one = before.goal(name)
+    one = workload_advice.goal(name)
     return {"goal": one.name, "title": one.title, "first_lever": one.lever, "second_lever": one.second, "row": one.row}
 
 

@@ -10,23 +10,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from alerts.engine import FROZEN_FOR, frozen
-from alerts.settings import seconds as seconds_of
-from alerts.settings import written
-from exporters import engine
-from exporters.catalogue import gateway, ours, promql, vllm
+from exporters.catalogue import gateway, promql, sidecar, vllm
+from exporters.catalogue.exposition_parser import Exposition, Labels
 from exporters.catalogue.metric import Kind, Metric
-from exporters.catalogue.page import Labels, Page
-from stack.prometheus import Prometheus, Refused
+from exporters.engine import view
+from exporters.net.prometheus import Prometheus, PrometheusError
+from exporters.text import format_duration, parse_window
 
 COUNTERS = (
     vllm.REQUEST_SUCCESS, vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS, vllm.PREFIX_CACHE_QUERIES, vllm.PREFIX_CACHE_HITS, vllm.NUM_PREEMPTIONS,
     vllm.ADMISSION_REJECTIONS, vllm.SPEC_DECODE_NUM_DRAFTS, vllm.SPEC_DECODE_NUM_DRAFT_TOKENS, vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS,
-    vllm.HTTP_REQUESTS, gateway.REQUESTS, gateway.REJECTED, ours.REQUESTS, ours.REASONS,
+    vllm.HTTP_REQUESTS, gateway.REQUESTS, gateway.REJECTED, sidecar.REQUESTS, sidecar.REASONS,
 )  # fmt: skip
 HISTOGRAMS = (
     vllm.TIME_TO_FIRST_TOKEN, vllm.INTER_TOKEN_LATENCY, vllm.E2E_REQUEST_LATENCY, vllm.REQUEST_QUEUE_TIME, vllm.REQUEST_PREFILL_TIME,
     vllm.REQUEST_DECODE_TIME, vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, vllm.REQUEST_PROMPT_TOKENS, vllm.REQUEST_GENERATION_TOKENS,
-    vllm.ITERATION_TOKENS, gateway.LOOP_LAG, ours.TTFT, ours.TPOT, ours.QUEUE,
+    vllm.ITERATION_TOKENS, gateway.LOOP_LAG, sidecar.TTFT, sidecar.TPOT, sidecar.QUEUE,
 )  # fmt: skip
 GAUGES = (
     vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING, vllm.NUM_REQUESTS_WAITING_BY_REASON, vllm.KV_CACHE_USAGE, gateway.WAITING, gateway.RUNNING,
@@ -46,7 +45,7 @@ ALL_OF_IT = 0.9  # a Prometheus that recorded so much of the window recorded it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class SeriesWindow:
     """grown: by how much counters and histograms grew, by sample name. lowest, mean, highest: of gauges, at the scrapes of that time.
 
     looks: how many moments CROWDED rests on, by instance, where that is known. configured: what engines say of their caches.
@@ -56,10 +55,10 @@ class Series:
 
     seconds: float
     source: str
-    grown: Page
-    lowest: Page
-    mean: Page
-    highest: Page
+    grown: Exposition
+    lowest: Exposition
+    mean: Exposition
+    highest: Exposition
     configured: Sequence[Labels] = ()
     restarted: tuple[str, ...] = ()
     scraped: int | None = None
@@ -81,9 +80,9 @@ class Pages:
     later page was answered."""
 
     instance: str
-    before: Page
-    after: Page
-    inside: Sequence[Page] = ()
+    before: Exposition
+    after: Exposition
+    inside: Sequence[Exposition] = ()
     at_s: Sequence[float] = ()
     silent_s: float = 0.0
 
@@ -99,7 +98,7 @@ class Pages:
         return self
 
     @property
-    def looks(self) -> Sequence[Page]:
+    def looks(self) -> Sequence[Exposition]:
         return (self.before, *self.inside, self.after)
 
     def times(self, seconds: float) -> Sequence[float]:
@@ -117,14 +116,14 @@ class Pages:
 
     @property
     def restarted(self) -> bool:
-        return engine.restarted(engine.view(self.before), engine.view(self.after))
+        return view.restarted(view.view(self.before), view.view(self.after))
 
 
-def between(sources: Sequence[Pages], seconds: float, source: str) -> Series:
+def between(sources: Sequence[Pages], seconds: float, source: str) -> SeriesWindow:
     """What happened between two pages of each source."""
     grown, gauges, crowded = _Samples(), (_Samples(), _Samples(), _Samples()), dict[str, int]()
     for pages in sources:
-        before = Page() if pages.restarted else pages.before
+        before = Exposition() if pages.restarted else pages.before
         for metric in (*COUNTERS, *HISTOGRAMS):
             for part in _parts(metric):
                 then = _by_labels(before, metric, part)
@@ -140,7 +139,7 @@ def between(sources: Sequence[Pages], seconds: float, source: str) -> Series:
             if name == CROWDED:
                 crowded[pages.instance] = max(crowded.get(pages.instance, 0), len(values))
     lowest, mean, highest = (each.page() for each in gauges)
-    return Series(
+    return SeriesWindow(
         seconds=seconds, source=source, grown=grown.page(), lowest=lowest, mean=mean, highest=highest,
         configured=[{**labels, "instance": each.instance} for each in sources for labels, _ in each.after.of(vllm.CACHE_CONFIG_INFO.name)],
         restarted=tuple(each.instance for each in sources if each.restarted), scraped=max((len(each.looks) for each in sources), default=0),
@@ -164,7 +163,7 @@ def _derived(pages: Pages, seconds: float) -> Iterator[tuple[str, _Labels, Seque
         yield QUEUE_RISE, labels, [now - waiting[0].get(labels, 0.0)]
 
 
-def _standstills(looks: Sequence[Page], at_s: Sequence[float]) -> Iterator[tuple[_Labels, float]]:
+def _standstills(looks: Sequence[Exposition], at_s: Sequence[float]) -> Iterator[tuple[_Labels, float]]:
     """Yield for each engine core the seconds up to the last look in which it had work and made no progress.
 
     A core that stands still keeps showing its last gauges. A long prefill moves the KV cache usage with each chunk. Of two pages that differ only
@@ -179,7 +178,7 @@ def _standstills(looks: Sequence[Page], at_s: Sequence[float]) -> Iterator[tuple
             yield core, at_s[-1] - at_s[-same]
 
 
-def _of_cores(page: Page, metric: Metric) -> dict[_Labels, float]:
+def _of_cores(page: Exposition, metric: Metric) -> dict[_Labels, float]:
     """Return the samples of a metric summed by model and engine core."""
     found: dict[_Labels, float] = {}
     for labels, value in _by_labels(page, metric).items():
@@ -197,8 +196,8 @@ class _Samples:
     def add(self, name: str, instance: str, labels: Iterable[tuple[str, str]], value: float) -> None:
         self._found.setdefault(name, []).append(({**dict(labels), "instance": instance}, value))
 
-    def page(self) -> Page:
-        return Page(self._found)
+    def page(self) -> Exposition:
+        return Exposition(self._found)
 
 
 def _add(gauges: Sequence[_Samples], name: str, instance: str, labels: Iterable[tuple[str, str]], seen: Sequence[float]) -> None:
@@ -206,16 +205,16 @@ def _add(gauges: Sequence[_Samples], name: str, instance: str, labels: Iterable[
         into.add(name, instance, labels, value)
 
 
-def gauges_of(page: Page) -> Page:
+def gauges_of(page: Exposition) -> Exposition:
     """Return what a look between two others is for: gauges, and the counters that show progress."""
-    return Page({name: page.of(name) for metric in LOOKED_AT for name in metric.names if name in page})
+    return Exposition({name: page.of(name) for metric in LOOKED_AT for name in metric.names if name in page})
 
 
 def _parts(metric: Metric) -> tuple[str, ...]:
     return ("_bucket", "_count", "_sum") if metric.kind is Kind.HISTOGRAM else ("",)
 
 
-def _by_labels(page: Page, metric: Metric, part: str = "") -> dict[tuple[tuple[str, str], ...], float]:
+def _by_labels(page: Exposition, metric: Metric, part: str = "") -> dict[tuple[tuple[str, str], ...], float]:
     """The samples of a metric under its present name or, where the page has not that, an older one; several API processes show parts of one total."""
     name = next((name + part for name in metric.names if name + part in page), "")
     found: dict[tuple[tuple[str, str], ...], float] = {}
@@ -241,7 +240,7 @@ class Question:
 
 def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
     """Everything that is asked of a Prometheus. model: of this one alone, as far as series say whose they are."""
-    window = written(max(round(seconds), 1))
+    window = format_duration(max(round(seconds), 1))
     of_model = (f"model_name={_quoted(model)}",) if model is not None else ()
     for metric in (*COUNTERS, *HISTOGRAMS, *GAUGES):
         its = model is not None and "model_name" in metric.labels and metric is not vllm.NUM_REQUESTS_RUNNING  # which says what models there are
@@ -272,10 +271,10 @@ def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
 
 def _still_for(seconds: float, where: tuple[str, ...]) -> str:
     """Return a query for the seconds, up to now, in which an engine had work and made no token: the longest of a few windows, by the alert's rule."""
-    shorter = [window for window in STILL_WINDOWS if seconds_of(window) < seconds]
-    windows = [written(max(round(seconds), 1)), *shorter]
+    shorter = [window for window in STILL_WINDOWS if parse_window(window) < seconds]
+    windows = [format_duration(max(round(seconds), 1)), *shorter]
     work = " + ".join(promql.current(gauge, promql.EACH, where) for gauge in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING))
-    still = [f"({frozen(window, promql.EACH, where)}) * 0 + {seconds_of(window):g}" for window in windows]
+    still = [f"({frozen(window, promql.EACH, where)}) * 0 + {parse_window(window):g}" for window in windows]
     return " or ".join([*still, f"({work}) * 0" if shorter else f"({work}) == 0"])
 
 
@@ -292,14 +291,14 @@ class _Told:
     began_s: float | None = None
 
 
-async def over(prometheus: Prometheus, seconds: float, at_s: float, model: str | None = None) -> Series:
+async def over(prometheus: Prometheus, seconds: float, at_s: float, model: str | None = None) -> SeriesWindow:
     """What Prometheus recorded in the seconds before at_s. Raises Refused when it does not answer one of the questions."""
     asked = list(questions(seconds, model))
     answers = await asyncio.gather(*(prometheus.as_of(one.expr, at_s) for one in asked))
     told = _Told()
     for question, answer in zip(asked, answers, strict=True):
         if answer.error:
-            raise Refused(answer.error)
+            raise PrometheusError(answer.error)
         for series in answer.series:
             instance, value = series.metric.get("instance", ""), float(series.value[1]) if series.value else 0.0
             labels = [(name, word) for name, word in series.metric.items() if name not in ("__name__", "instance")]
@@ -312,11 +311,11 @@ async def over(prometheus: Prometheus, seconds: float, at_s: float, model: str |
             elif value == value:
                 told.pages[question.into].add(question.name, instance, labels, value * question.times)
     grown, lowest, mean, highest = (told.pages[into].page() for into in _INTO)
-    source = f"{prometheus.where.shown}, the last {written(round(seconds))}"
+    source = f"{prometheus.where.shown}, the last {format_duration(round(seconds))}"
     recorded_s = seconds if told.began_s is None else at_s - told.began_s
     if 0 < recorded_s < ALL_OF_IT * seconds:
         source, seconds = f"{source}, of which it recorded {recorded_s:.0f} s", recorded_s
-    return Series(
+    return SeriesWindow(
         seconds=seconds, source=source, grown=grown, lowest=lowest, mean=mean, highest=highest, configured=told.configured,
         restarted=tuple(sorted(told.restarted)),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from exporters.catalogue import dcgm
 from stack.drill import faults
 from stack.drill.faults import Fault
-from stack.drill.lab import Engine
+from stack.drill.lab import DrillEngine
 
 QUICK = 15  # 5m become 20 s: ten scrapes
 QUICKER = 60  # for alerts whose shortest window is half an hour
@@ -25,7 +25,7 @@ class Drill:
     alert: str
     what: str
     fault: Fault
-    engine: Engine = Engine.USUAL
+    engine: DrillEngine = DrillEngine.USUAL
     pace: int = QUICK
     users: bool = False
     fires_within_s: float = 180.0
@@ -49,9 +49,9 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMSpansDropped", "what takes the spans of requests refuses every one", faults.spans_refused),
     Drill("VLLMRequestLogUnwritable", "the request log becomes a folder while requests go on", faults.log_is_no_file),
     Drill("VLLMRequestLogLagging", "records are written two minutes after their requests ended", faults.records_come_late),
-    Drill("VLLMTrafficPhantom", "records of requests that never were are written to the log", faults.forged_records, pace=QUICKER),
-    Drill("VLLMTrafficUnlogged", "clients ask the engine past the gateway", faults.past_the_gateway, pace=QUICKER, users=True),
-    Drill("VLLMTeamsOverflow", "records of eighty teams are written to the log", faults.more_teams_than_seats),
+    Drill("VLLMLogExceedsEngine", "records of requests that never were are written to the log", faults.forged_records, pace=QUICKER),
+    Drill("VLLMEngineExceedsLog", "clients ask the engine past the gateway", faults.past_the_gateway, pace=QUICKER, users=True),
+    Drill("VLLMTeamLabelOverflow", "records of eighty teams are written to the log", faults.more_teams_than_seats),
     # Cards, which are stand-ins
     Drill("VLLMGPUMissing", "a stand-in card falls off the bus", faults.card_lost),
     Drill("VLLMGPUHot", "a stand-in card is at 91 degrees", faults.card_hot),
@@ -70,13 +70,13 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMAnswersCutOff", "answers are limited to two tokens", faults.limit_too_short, pace=QUICKER, users=True),
     Drill("VLLMErrorRatioHigh", "the engine core is stopped, and requests time out", faults.requests_time_out),
     Drill("VLLMSuccessBudgetBurn", "twelve requests time out", faults.failed_requests),
-    Drill("VLLMSuccessBudgetDrain", "twelve requests time out", faults.failed_requests, pace=QUICKER),
+    Drill("VLLMSuccessBudgetSlowBurn", "twelve requests time out", faults.failed_requests, pace=QUICKER),
     # Latency
     Drill("VLLMTTFTBudgetBurn", "twelve first tokens take more than 2.5 s", faults.late_first_tokens),
-    Drill("VLLMTTFTBudgetDrain", "twelve first tokens take more than 2.5 s", faults.late_first_tokens, pace=QUICKER),
+    Drill("VLLMTTFTBudgetSlowBurn", "twelve first tokens take more than 2.5 s", faults.late_first_tokens, pace=QUICKER),
     Drill("VLLMInterTokenLatencyHigh", "the engine core stops and goes on all the time", faults.slow_decoding),
     Drill("VLLMInterTokenBudgetBurn", "gaps of 0.2 s between tokens for a while", faults.late_tokens),
-    Drill("VLLMInterTokenBudgetDrain", "gaps of 0.2 s between tokens for a while", faults.late_tokens, pace=QUICKER),
+    Drill("VLLMInterTokenBudgetSlowBurn", "gaps of 0.2 s between tokens for a while", faults.late_tokens, pace=QUICKER),
     Drill(
         "VLLMLatencyWorseSinceTuning", "a change is put on record, and the engine core stops and goes on from then on",
         faults.slower_since_a_change, pace=QUICKER,
@@ -84,6 +84,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMCacheHitsCollapsed", "prompts no longer share their beginning", faults.prompts_no_longer_alike, pace=QUICKER),
     # Engines
     Drill("VLLMMetricsAbsent", "a target of the engines' job is no engine", faults.target_is_no_engine),
+    Drill("VLLMMixedHistogramBounds", "a second engine of the model shows other bounds", faults.engine_with_other_bounds, pace=QUICKER),
     Drill("VLLMEngineGone", "the engines' job loses its only target", faults.left_discovery("vllm"), pace=QUICKER),
     Drill("VLLMEngineFrozen", "the engine core is stopped while it works", faults.core_frozen),
     Drill("VLLMEngineUnreachable", "the API server hangs", faults.engine_hangs, users=True),
@@ -91,23 +92,23 @@ DRILLS: tuple[Drill, ...] = (
     Drill("VLLMSlowStart", "the engine stands still for 80 s as it starts", faults.engine_starts_slowly, fires_within_s=300, resolves_within_s=300),
     Drill("VLLMRestartLoop", "the engine is killed three times", faults.engine_restarts, pace=10, fires_within_s=600, resolves_within_s=600),
     # Engines of their own
-    Drill("VLLMQueueTimeHigh", "sixteen clients share the one slot of a slow engine", faults.more_asked_than_answered, Engine.ONE_SLOT),
-    Drill("VLLMTTFTHigh", "sixteen clients share the one slot of a slow engine", faults.more_asked_than_answered, Engine.ONE_SLOT),
-    Drill("VLLMQueueGrowing", "more requests come than the one slot of a slow engine answers", faults.queue_without_end, Engine.ONE_SLOT),
+    Drill("VLLMQueueTimeHigh", "sixteen clients share the one slot of a slow engine", faults.more_asked_than_answered, DrillEngine.ONE_SLOT),
+    Drill("VLLMTTFTHigh", "sixteen clients share the one slot of a slow engine", faults.more_asked_than_answered, DrillEngine.ONE_SLOT),
+    Drill("VLLMQueueGrowing", "more requests come than the one slot of a slow engine answers", faults.queue_without_end, DrillEngine.ONE_SLOT),
     Drill(
-        "VLLMKVCacheNearlyFull", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, Engine.SMALL_CACHE,
+        "VLLMKVCacheNearlyFull", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, DrillEngine.SMALL_CACHE,
         fires_within_s=400,
     ),
-    Drill("VLLMPreemptionsSustained", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, Engine.SMALL_CACHE),
-    Drill("VLLMKVCacheThrashing", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, Engine.SMALL_CACHE),
-    Drill("VLLMEngineRejecting", "sixteen clients, and an engine that takes four", faults.more_than_the_engine_takes, Engine.SHORT_QUEUE),
-    Drill("VLLMAcceptanceLow", "n-grams are drafted for answers at random", faults.nothing_to_guess, Engine.GUESSING, pace=QUICKER),
+    Drill("VLLMPreemptionsSustained", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, DrillEngine.SMALL_CACHE),
+    Drill("VLLMKVCacheThrashing", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, DrillEngine.SMALL_CACHE),
+    Drill("VLLMEngineRejecting", "sixteen clients, and an engine that takes four", faults.more_than_the_engine_takes, DrillEngine.SHORT_QUEUE),
+    Drill("VLLMAcceptanceLow", "n-grams are drafted for answers at random", faults.nothing_to_guess, DrillEngine.GUESSING, pace=QUICKER),
 )  # fmt: skip
 
 FAST = ("VLLMGatewayDown", "VLLMSidecarDown", "VLLMRequestLogUnwritable", "VLLMGPUMissing", "VLLMEngineFrozen", "VLLMEngineUnreachable")
 
 WHY_NOT = {
-    "VLLMScrapeNearLimit": "no page of the lab's comes near its sample_limit; one that does is in tests/test_fleet.py",
+    "VLLMScrapeNearLimit": "no page of the lab's comes near its sample_limit; one that does is in tests/stack/deploy/test_fleet.py",
     "VLLMLatencyWorseThanLastWeek": "it compares with a week ago, and the lab has no such past",
     "VLLMRequestsDeferred": "it needs adapters or a transfer of KV cache between engines, which the lab's tiny model does not have",
 }

@@ -22,10 +22,11 @@ import yaml
 from aiohttp import web
 
 from alerts import routing
-from exporters import events, exposition
-from exporters.catalogue import ours, vllm
+from exporters import exposition
+from exporters.catalogue import sidecar, vllm
 from exporters.catalogue.metric import Metric
-from exporters.request_log import RequestRecord, timestamp, to_line
+from exporters.events import log
+from exporters.requests.record import RequestRecord, timestamp, to_line
 from stack.drill.lab import CARDS, DrillLab, until
 from stack.drill.traffic import ask, crowd, every, good, many, meanwhile, short, some_words
 from stack.lab.plan import MODEL
@@ -96,6 +97,22 @@ async def target_is_no_engine(lab: DrillLab) -> AsyncIterator[None]:
         _job(content, "vllm")["static_configs"][0]["targets"].append(f"127.0.0.1:{lab.config.port('gateway-metrics')}")
         _rewrite(lab, content)
         yield
+
+
+@fault
+async def engine_with_other_bounds(lab: DrillLab) -> AsyncIterator[None]:
+    """A stand-in for a second engine of the model that was started with bucket bounds of its own."""
+
+    async def page(_: web.Request) -> web.Response:
+        about = {"engine": "0", "model_name": MODEL}
+        latency = exposition.Distribution((0.1, 1.0), (1, 0, 0), 0.05)
+        return web.Response(text=exposition.render([(vllm.NUM_REQUESTS_RUNNING, about, 0.0), (vllm.E2E_REQUEST_LATENCY, about, latency)]))
+
+    async with _served("GET", "/metrics", page) as url:
+        with _prometheus_yml(lab) as content:
+            _job(content, "vllm")["static_configs"][0]["targets"].append(url.removeprefix("http://"))
+            _rewrite(lab, content)
+            yield
 
 
 @fault
@@ -170,7 +187,7 @@ async def _a_hundred_good(lab: DrillLab) -> None:
     """Short requests, all well, and then it breaks. Prometheus sees the first before the others come: what a counter begins with is no growth."""
 
     async def seen() -> bool:
-        return bool(await lab.query(f"sum({ours.REQUESTS.name})"))
+        return bool(await lab.query(f"sum({sidecar.REQUESTS.name})"))
 
     await short(lab)
     await until(seen, 30)
@@ -217,7 +234,7 @@ async def slower_since_a_change(lab: DrillLab) -> AsyncIterator[None]:
     async with meanwhile(every(0.1, partial(good, lab))):
         await asyncio.sleep(_an_hour(lab))
         lab.breaks_now()
-        events.append(lab.config.events, events.TuningEvent(at_s=time.time(), kind="change", what="drill: a change that makes it slower"))
+        log.append(lab.config.events, log.TuningEvent(at_s=time.time(), kind="change", what="drill: a change that makes it slower"))
         async with meanwhile(pulses(lab, 0.4, 0.2)):
             yield
 

@@ -20,13 +20,17 @@ from typing import Any
 
 import aiohttp
 
-from alerts.settings import Overlay, Settings
-from exporters.catalogue import page
-from stack.bundle import ROOT
+from alerts.settings import Overrides, Settings
+from exporters.catalogue import exposition_parser
+from exporters.engine.client import EngineClient
+from exporters.net.alertmanager import Firing, firing_alerts
+from exporters.net.prometheus import PrometheusError
+from exporters.text import write_atomically
 from stack.lab import headlines, plan, up
 from stack.lab.page import serve
 from stack.lab.plan import Beat, LabConfig
 from stack.lab.supervisor import LabError, Supervisor
+from stack.root import ROOT
 
 PROCESSES = ("vllm", "gateway", "sidecar", "alertmanager", "prometheus")  # the board and the collector have no alert
 # It may be told to forget; and what is scraped no more is gone after 20 seconds as it is after 5 minutes elsewhere.
@@ -52,7 +56,7 @@ CARDS: tuple[Mapping[str, Any], ...] = tuple(
 )  # fmt: skip
 
 
-class Engine(StrEnum):
+class DrillEngine(StrEnum):
     """How the engine of a drill is started."""
 
     USUAL = "as in the lab"
@@ -62,19 +66,20 @@ class Engine(StrEnum):
     GUESSING = "speculative"
 
 
-ARGUMENTS: Mapping[Engine, tuple[str, ...]] = {
-    Engine.USUAL: (),
-    Engine.ONE_SLOT: ("--max-num-seqs", "1"),
-    Engine.SMALL_CACHE: ("--num-gpu-blocks-override", "24", "--max-model-len", "512"),
-    Engine.SHORT_QUEUE: ("--max-num-seqs", "2", "--max-num-queued-reqs", "4"),
-    Engine.GUESSING: (
-        "--speculative-config", json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}),
+ARGUMENTS: Mapping[DrillEngine, tuple[str, ...]] = {
+    DrillEngine.USUAL: (),
+    DrillEngine.ONE_SLOT: ("--max-num-seqs", "1"),
+    DrillEngine.SMALL_CACHE: ("--num-gpu-blocks-override", "24", "--max-model-len", "512"),
+    DrillEngine.SHORT_QUEUE: ("--max-num-seqs", "2", "--max-num-queued-reqs", "4"),
+    DrillEngine.GUESSING: (
+        "--speculative-config",
+        json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}),
     ),
 }
 
 
 def settings(pace: int) -> Settings:
-    return Settings(Overlay(thresholds=OVERRIDES), pace)
+    return Settings(Overrides(thresholds=OVERRIDES), pace)
 
 
 def drilled(config: LabConfig) -> LabConfig:
@@ -93,7 +98,7 @@ class DrillLab:
         self.session = session
         self.keys = keys
         self.tell = tell
-        self.engine: Engine | None = None
+        self.engine: DrillEngine | None = None
         self.broken_at = 0.0
         self._supervisor = Supervisor(config.folder, ROOT)
 
@@ -147,7 +152,7 @@ class DrillLab:
         for name in PROCESSES:
             await self.answers(name)
 
-    async def with_engine(self, engine: Engine) -> None:
+    async def with_engine(self, engine: DrillEngine) -> None:
         """Have this engine running, and no other."""
         if engine is self.engine:
             return
@@ -169,12 +174,11 @@ class DrillLab:
         if not await until(self._forgotten, 30):
             raise LabError("Prometheus does not delete its series")
         if not await until(self._all_seen, 30):
-            raise LabError(f"not every target came up: {await headlines.targets(self.session, self.url('prometheus'))}")
+            raise LabError(f"not every target came up: {await headlines.targets(self.url('prometheus'))}")
 
     async def _forgotten(self) -> bool:
-        everything = {"match[]": '{__name__=~".+"}'}
-        async with self.session.post(f"{self.url('prometheus')}/api/v1/admin/tsdb/delete_series", params=everything) as response:
-            return response.status == 204
+        async with headlines.prometheus_client(self.url("prometheus")) as prometheus:
+            return await prometheus.delete_series('{__name__=~".+"}')
 
     async def _all_seen(self) -> bool:
         return bool(await self.query(f"min(up) * (count(up) == bool {len(plan.targets(self.config))})"))
@@ -195,44 +199,41 @@ class DrillLab:
     def cards(self, **of_the_second: Any) -> None:
         """What the cards say from now on: all is well, but for what is said of the second one."""
         first, second = CARDS
-        partial = self.config.folder / "driver" / "cards.partial"
-        partial.write_text(json.dumps([first, {**second, **of_the_second}]))
-        partial.rename(partial.with_name("cards.json"))
+        write_atomically(self.config.folder / "driver" / "cards.json", json.dumps([first, {**second, **of_the_second}]))
 
     # What is seen
 
     async def query(self, expr: str) -> float | None:
-        return await headlines.query(self.session, self.url("prometheus"), expr)
+        async with headlines.prometheus_client(self.url("prometheus")) as prometheus:
+            return await prometheus.value(expr)
 
-    async def arrived(self, alert: str) -> dict[str, Any] | None:
+    async def arrived(self, alert: str) -> Firing | None:
         """The alert as Alertmanager holds it; None while it does not, or does not answer."""
-        body = await self._json(f"{self.url('alertmanager')}/api/v2/alerts", {"filter": f'alertname="{alert}"'})
-        return body[0] if isinstance(body, list) and body else None
+        return next(iter(await self._held(alert) or ()), None)
 
     async def state(self, alert: str) -> str:
         """firing, pending or inactive at Prometheus; unknown when that does not answer."""
-        body = await self._json(f"{self.url('prometheus')}/api/v1/alerts", {})
-        if not isinstance(body, dict):
-            return "unknown"
-        states = {found["state"] for found in body["data"]["alerts"] if found["labels"]["alertname"] == alert}
+        async with headlines.prometheus_client(self.url("prometheus")) as prometheus:
+            try:
+                states = {found.state for found in await prometheus.alerts() if found.labels["alertname"] == alert}
+            except PrometheusError:
+                return "unknown"
         return "firing" if "firing" in states else "pending" if states else "inactive"
 
     async def gone(self, alert: str) -> bool:
         """Neither at Prometheus nor at Alertmanager, and both answer."""
-        held = await self._json(f"{self.url('alertmanager')}/api/v2/alerts", {"filter": f'alertname="{alert}"'})
-        return held == [] and await self.state(alert) == "inactive"
+        return await self._held(alert) == [] and await self.state(alert) == "inactive"
 
-    async def _json(self, url: str, params: Mapping[str, str]) -> Any:
+    async def _held(self, alert: str) -> list[Firing] | None:
         try:
-            async with self.session.get(url, params=params, timeout=aiohttp.ClientTimeout(total=3)) as response:
-                return await response.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return await firing_alerts(self.url("alertmanager"), name=alert, timeout_s=headlines.TIMEOUT_S)
+        except (OSError, ValueError):
             return None
 
     async def at_the_engine(self, metric: str) -> float:
         """A figure from the engine's own page, now; 0 where it has none."""
-        async with self.session.get(f"{self.url('vllm')}/metrics", timeout=aiohttp.ClientTimeout(total=5)) as response:
-            return page.parse(await response.text()).total(metric) or 0.0
+        text = await EngineClient(self.session, self.url("vllm"), timeout_s=5).metrics()
+        return exposition_parser.parse(text.decode()).total(metric) or 0.0
 
 
 @contextlib.asynccontextmanager

@@ -16,13 +16,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from alerts import families
-from runbooks import book
-from stack.drill import lab as labs
+from alerts import registry
+from exporters.net.alertmanager import Firing
+from runbooks import page as runbook_page
+from stack.drill import lab as drill_lab
 from stack.drill.drills import DRILLS, WHY_NOT, Drill
 from stack.drill.lab import DrillLab, until
 from stack.drill.traffic import every, good, meanwhile
-from stack.lab import parts, up
+from stack.lab import install, up
 from stack.lab.plan import LabConfig
 from stack.lab.supervisor import LabError
 
@@ -30,7 +31,7 @@ _QUIET_WITHIN_S = 30.0  # what the drill before left at Alertmanager ends with i
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DrillOutcome:
     """What came of one drill. Seconds since the fault went in, and since it was taken away; None for what was not seen.
 
     trouble: why this is no success; empty for one. labels: the alert's, as it arrived."""
@@ -49,7 +50,7 @@ def command(drills: tuple[Drill, ...], port_offset: int, as_json: bool) -> int:
     """Run drills and print what came of them; the exit status: 0 well, 1 not."""
     try:
         outcomes = run(drills, port_offset, Console(stderr=True))
-    except (LabError, parts.PartMissing) as error:
+    except (LabError, install.PartMissing) as error:
         Console(stderr=True).print(f"[red]drill:[/red] {error}", soft_wrap=True, highlight=False)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -68,27 +69,27 @@ def command(drills: tuple[Drill, ...], port_offset: int, as_json: bool) -> int:
     return 1 if failed else 0
 
 
-def run(drills: Iterable[Drill], port_offset: int, console: Console) -> list[Outcome]:
+def run(drills: Iterable[Drill], port_offset: int, console: Console) -> list[DrillOutcome]:
     """Run drills, engine by engine; console gets what happens meanwhile. Raises LabError and PartMissing when there is no lab to run them in."""
     up.refuse_platform()
-    folder = parts.cache_dir() / f"drill-{port_offset}"
-    with up.alone(folder):
-        config = labs.drilled(up.configured(folder, None, port_offset, console))
+    folder = install.cache_dir() / f"drill-{port_offset}"
+    with up.locked(folder):
+        config = drill_lab.drilled(up.configured(folder, None, port_offset, console))
         return asyncio.run(_run(config, tuple(drills), lambda line: console.print(line, highlight=False, soft_wrap=True)))
 
 
-async def _run(config: LabConfig, drills: tuple[Drill, ...], tell: Callable[[str], None]) -> list[Outcome]:
-    outcomes: list[Outcome] = []
+async def _run(config: LabConfig, drills: tuple[Drill, ...], tell: Callable[[str], None]) -> list[DrillOutcome]:
+    outcomes: list[DrillOutcome] = []
     began = time.monotonic()
     stop_on_signal()
-    async with labs.running(config, lambda line: tell(f"{time.monotonic() - began:5.0f} s  {line}")) as lab:
-        for drill in sorted(drills, key=lambda drill: list(labs.Engine).index(drill.engine)):  # an engine takes half a minute to start
+    async with drill_lab.running(config, lambda line: tell(f"{time.monotonic() - began:5.0f} s  {line}")) as lab:
+        for drill in sorted(drills, key=lambda drill: list(drill_lab.DrillEngine).index(drill.engine)):  # an engine takes half a minute to start
             try:
                 await lab.with_engine(drill.engine)
                 lab.tell(f"{drill.alert}: {drill.what}")
                 outcomes.append(await _drilled(lab, drill))
             except LabError as error:
-                outcomes.append(Outcome(drill.alert, drill.what, str(drill.engine), trouble=str(error)))
+                outcomes.append(DrillOutcome(drill.alert, drill.what, str(drill.engine), trouble=str(error)))
             lab.tell(_told(outcomes[-1]))
     return outcomes
 
@@ -106,10 +107,10 @@ def stop_on_signal() -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
-async def _drilled(lab: DrillLab, drill: Drill) -> Outcome:
+async def _drilled(lab: DrillLab, drill: Drill) -> DrillOutcome:
     """One drill from a Prometheus without memories on. Every wait has an end."""
     await lab.begin_anew(drill.pace)
-    outcome = partial(Outcome, drill.alert, drill.what, str(drill.engine))
+    outcome = partial(DrillOutcome, drill.alert, drill.what, str(drill.engine))
     if drill.always:
         return await _silenced(lab, drill, outcome)
     if not await until(partial(lab.gone, drill.alert), _QUIET_WITHIN_S):
@@ -137,7 +138,7 @@ async def _fires(lab: DrillLab, drill: Drill) -> Any:
     return await lab.state(drill.alert) == "firing" if drill.seen_at_prometheus else await lab.arrived(drill.alert)
 
 
-async def _silenced(lab: DrillLab, drill: Drill, outcome: Callable[..., Outcome]) -> Outcome:
+async def _silenced(lab: DrillLab, drill: Drill, outcome: Callable[..., DrillOutcome]) -> DrillOutcome:
     """For the alert that always fires: it is there, it falls silent with what carries it, and it comes again."""
 
     async def silent() -> bool:
@@ -157,19 +158,19 @@ async def _silenced(lab: DrillLab, drill: Drill, outcome: Callable[..., Outcome]
     return outcome(fired_s, resolved_s, *_arrived(alert, trouble))
 
 
-def _arrived(alert: Mapping[str, Any] | None, trouble: str) -> tuple[str | None, str, Mapping[str, str]]:
+def _arrived(alert: Firing | None, trouble: str) -> tuple[str | None, str, Mapping[str, str]]:
     """The page that the link of the alert leads to, the trouble, and the alert's labels."""
     if not alert:
         return None, trouble, {}
-    name = alert["annotations"]["runbook_url"].rpartition("/")[2]
-    if book.text(name) is None:
-        return None, trouble or f"its runbook page {name} is not there", alert["labels"]
-    return f"{name}.md", trouble, alert["labels"]
+    name = alert.annotations["runbook_url"].rpartition("/")[2]
+    if runbook_page.text(name) is None:
+        return None, trouble or f"its runbook page {name} is not there", alert.labels
+    return f"{name}.md", trouble, alert.labels
 
 
 async def _seen(lab: DrillLab, drill: Drill) -> str:
     """What Prometheus thinks of the alert, and what its expression gives now."""
-    rule = next(alert for alert in families.alerts(lab.config.settings) if alert.name == drill.alert)
+    rule = next(alert for alert in registry.alerts(lab.config.settings) if alert.name == drill.alert)
     value = await lab.query(rule.expr)
     return f"{await lab.state(drill.alert)} at Prometheus; now {'nothing' if value is None else f'{value:g}'} comes of {rule.expr}"
 
@@ -177,7 +178,7 @@ async def _seen(lab: DrillLab, drill: Drill) -> str:
 # ---- what is shown
 
 
-def _told(outcome: Outcome) -> str:
+def _told(outcome: DrillOutcome) -> str:
     if outcome.trouble:
         return f"{outcome.alert}: FAILED, {outcome.trouble}"
     return f"{outcome.alert}: fired after {_seconds(outcome.fired_s)}, resolved after {_seconds(outcome.resolved_s)}"
@@ -187,7 +188,7 @@ def _seconds(value: float | None) -> str:
     return "not seen" if value is None else f"{value:.0f} s"
 
 
-def table(outcomes: Iterable[Outcome], plain: bool) -> Table:
+def table(outcomes: Iterable[DrillOutcome], plain: bool) -> Table:
     shown = Table("alert", "fault", "fired after", "resolved after", "runbook", box=None if plain else Table().box, padding=(0, 2, 0, 0))
     for outcome in outcomes:
         colour = "red" if outcome.trouble else "green"
@@ -202,12 +203,12 @@ def listed() -> list[dict[str, str]]:
     return rows + [{"alert": alert, "engine": "", "drill": "", "why_not": why} for alert, why in WHY_NOT.items()]
 
 
-def first_lines(outcome: Outcome) -> Iterator[str]:
+def first_lines(outcome: DrillOutcome) -> Iterator[str]:
     """The beginning of the page that the alert leads to, with this alert's own labels in its commands."""
     if outcome.runbook is None:
         return
     name = outcome.runbook.removesuffix(".md")
-    page = book.parse(name, book.text(name) or "").filled(outcome.labels)
+    page = runbook_page.parse(name, runbook_page.text(name) or "").filled(outcome.labels)
     yield f"{page.title}: {page.gist}"
     for step in page.steps[:1]:
         yield f"{step.number}. {step.text}"

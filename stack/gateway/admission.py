@@ -28,7 +28,7 @@ PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # what a token costs; source: the paper's o
 SOONEST_S, LATEST_S = 1.0, 120.0  # what a refused client is told; those of OpenAI's library obey no wait beyond 120 s
 
 
-class State(Enum):
+class TicketState(Enum):
     WAITING = auto()
     RUNNING = auto()
     GONE = auto()
@@ -49,7 +49,7 @@ class Ticket:
     deadline: float
     granted: Callable[[], None]
     displaced: Callable[[Refusal], None]
-    state: State = State.WAITING
+    state: TicketState = TicketState.WAITING
     began: float = 0.0
     restarts: int = 0  # of its team's counter, when it was charged
     tokens: int = field(init=False)
@@ -161,10 +161,10 @@ class Admission:
 
         prompt, output: the tokens that it really had; None where nobody knows, and the expected ones stay charged. 0 and 0 of one that got nothing,
         such as one that an engine refused."""
-        state, ticket.state, team, self._now = ticket.state, State.GONE, ticket.team, now
-        if state is State.WAITING:
+        state, ticket.state, team, self._now = ticket.state, TicketState.GONE, ticket.team, now
+        if state is TicketState.WAITING:
             self._no_longer_waits(ticket)
-        elif state is State.RUNNING:
+        elif state is TicketState.RUNNING:
             stands = 0.0 if team.team.max_running is None else self._stands_beside(team)
             self.running, self.tokens = self.running - 1, self.tokens - ticket.tokens
             team.running, team.band.running = team.running - 1, team.band.running - 1
@@ -178,7 +178,7 @@ class Admission:
                 team.served += _cost(more_prompt, more_output) / team.team.weight
             if prompt != 0 or output != 0:  # who got nothing says nothing about how long a slot is held
                 hold.learn(now - ticket.began, self._hold, now)
-        if state is not State.GONE:
+        if state is not TicketState.GONE:
             self._hand_on(now)
 
     def resize(self, slots: int, now: float) -> None:
@@ -290,7 +290,7 @@ class Admission:
 
     def _displace(self, ticket: Ticket) -> None:
         self._no_longer_waits(ticket)
-        ticket.state = State.GONE
+        ticket.state = TicketState.GONE
         ticket.displaced(self._refusal("queue_full", self.wait_s(ticket.team.name)))
 
     def _refusal(self, reason: str, wait_s: float) -> Refusal:
@@ -364,7 +364,7 @@ class Admission:
                 return
             self._raise_level(team)
             self._no_longer_waits(ticket)
-            ticket.state, ticket.began, ticket.restarts = State.RUNNING, now, team.restarts
+            ticket.state, ticket.began, ticket.restarts = TicketState.RUNNING, now, team.restarts
             team.served += _cost(ticket.prompt, ticket.output) / team.team.weight
             team.running, team.band.running = team.running + 1, team.band.running + 1
             team.hold.began += now

@@ -16,7 +16,7 @@ import msgspec
 from stack.config import BadConfig, read
 from stack.gateway.admission import LATEST_S
 from stack.gateway.config import GatewayConfig, no_engine, rooted, upstream_key
-from stack.gateway.policy import BANDS, Band, Capacity, Model, Policy, Upstream
+from stack.gateway.policy import BANDS, Band, Capacity, Policy, ServedModel, Upstream
 from stack.gateway.routing import Names, address_of
 from stack.gateway.teams import anonymous_mistake, hidden, mistakes, ranges, read_policy
 
@@ -102,11 +102,11 @@ def _teams(policy: Policy) -> Iterator[dict[str, Any]]:
         yield {"team": name, **msgspec.structs.asdict(team), "rank": rank[name], "share_of_rank": share, "keys": len(team.keys)}
 
 
-def _model(name: str, model: Model, policy: Policy) -> dict[str, Any]:
+def _model(name: str, model: ServedModel, policy: Policy) -> dict[str, Any]:
     return {"model": name, **msgspec.structs.asdict(model), "upstreams": list(_serving(model, policy))}
 
 
-def _serving(model: Model, policy: Policy) -> Mapping[str, Upstream]:
+def _serving(model: ServedModel, policy: Policy) -> Mapping[str, Upstream]:
     """The upstreams that share the requests for a model."""
     names = [name for name, upstream in policy.upstreams.items() if upstream.kind == "engine"] if model.upstreams is None else model.upstreams
     return {name: policy.upstreams[name] for name in names}
@@ -114,7 +114,7 @@ def _serving(model: Model, policy: Policy) -> Mapping[str, Upstream]:
 
 def shares(policy: Policy) -> Iterator[dict[str, Any]]:
     """Who gets how much of the requests for each model, null for any; where upstreams take certain prompts only, for each range of sizes."""
-    models: list[tuple[str | None, Model]] = [*policy.models.items()] or [(None, Model())]
+    models: list[tuple[str | None, ServedModel]] = [*policy.models.items()] or [(None, ServedModel())]
     for name, model in models:
         upstreams = _serving(model, policy)
         for low, high, taking in ranges(upstreams, model.max_model_len):
@@ -200,7 +200,7 @@ def _readable(setting: str, file: str | None) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class PolicyTable:
     """A table with its title."""
 
     title: str
@@ -220,9 +220,9 @@ def summary(told: dict[str, Any]) -> str:
     ))  # fmt: skip
 
 
-def sheets(told: dict[str, Any]) -> Iterator[Sheet]:
+def sheets(told: dict[str, Any]) -> Iterator[PolicyTable]:
     """Everything that `explain` tells, as tables."""
-    yield Sheet(
+    yield PolicyTable(
         "bands, first served first; those of one rank share",
         ("band", "rank", "slots at most", "slots first", "in engines", "waits at most", "first token", "next token", "whole reply"),
         [
@@ -232,7 +232,7 @@ def sheets(told: dict[str, Any]) -> Iterator[Sheet]:
             for b in told["bands"]
         ],
     )  # fmt: skip
-    yield Sheet(
+    yield PolicyTable(
         "teams, with the share of each in its rank while all ask; - is no limit",
         ("team", "band", "weight", "share", "running", "in flight", "prompt tokens", "output tokens", "keys", "models", "api"),
         [
@@ -242,7 +242,7 @@ def sheets(told: dict[str, Any]) -> Iterator[Sheet]:
             for t in told["teams"]
         ],
     )  # fmt: skip
-    yield Sheet(
+    yield PolicyTable(
         "models" if told["models"] else "models: any, names are passed on as they are",
         ("model", "aliases", "adapters", "tokens at most", "upstreams", "fallbacks"),
         [
@@ -250,7 +250,7 @@ def sheets(told: dict[str, Any]) -> Iterator[Sheet]:
             for m in told["models"]
         ],
     )
-    yield Sheet(
+    yield PolicyTable(
         "upstreams" if told["upstreams"] else "upstreams: the one of gateway.yaml",
         ("upstream", "kind", "prompts", "variant", "weight", "asked for", "address"),
         [
@@ -260,7 +260,7 @@ def sheets(told: dict[str, Any]) -> Iterator[Sheet]:
         ],
     )  # fmt: skip
     if told["shares"]:
-        yield Sheet(
+        yield PolicyTable(
             "shares of requests, without fallbacks",
             ("model", "prompts", "variant", "gets", "upstream", "gets"),
             [
@@ -285,7 +285,7 @@ def verdict(told: dict[str, Any]) -> str:
     return "\n".join([*lines, "not in order" if told["mistakes"] else "in order"])
 
 
-def _columns(sheet: Sheet) -> str:
+def _columns(sheet: PolicyTable) -> str:
     if not sheet.rows:
         return sheet.title
     widths = [max(map(len, column)) for column in zip(sheet.head, *sheet.rows, strict=True)]

@@ -8,17 +8,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from exporters.http_config import trusting
-from exporters.listener import split_address
-from exporters.web_config import Protection
+from exporters.net.http_client import client_ssl_context
+from exporters.net.listener import split_address
+from exporters.net.listener_auth import ListenerAuth
 from stack.config import BadConfig
-from stack.gateway.ask import RECORDED
-from stack.gateway.bodies import PARTS
+from stack.gateway.body_budget import PARTS
 from stack.gateway.cors import Cors
+from stack.gateway.request_body import RECORDED
 from stack.gateway.routes import plain
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GatewayLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """body_bytes: larger requests get 413. bodies_bytes: of all requests above 16 KiB that come, wait, or may still be sent to another engine (over
     TLS: until one answers); where there are several teams half as much of one, and beyond that 503. Null: four times body_bytes; what is held takes
     up to three times the memory. log_bytes: records kept in memory while the log cannot be written."""
@@ -73,7 +73,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     engine_pages: bool = True
     also_pass: list[str] = []
     cors: Cors | None = None
-    limits: Limits = Limits()
+    limits: GatewayLimits = GatewayLimits()
     timeouts: Timeouts = Timeouts()
 
     def __post_init__(self) -> None:
@@ -121,9 +121,9 @@ def rooted(config: GatewayConfig, folder: Path) -> GatewayConfig:
     return msgspec.structs.replace(config, **{name: str(folder / path) for name, path in named.items() if path is not None})
 
 
-def protection(path: str | None, setting: str, *, tls_only: bool = False) -> Protection:
+def protection(path: str | None, setting: str, *, tls_only: bool = False) -> ListenerAuth:
     """Of the listener that a setting leads to. Raises BadConfig."""
-    return Protection(None if path is None else Path(path), setting, tls_only=tls_only)
+    return ListenerAuth(None if path is None else Path(path), setting, tls_only=tls_only)
 
 
 def upstream_key(config: GatewayConfig) -> str | None:
@@ -133,7 +133,7 @@ def upstream_key(config: GatewayConfig) -> str | None:
 
 def upstream_tls(config: GatewayConfig) -> ssl.SSLContext | None:
     """How engines with https are asked; None as the system has it. Raises BadConfig."""
-    return None if config.upstream_ca_file is None else trusting(Path(config.upstream_ca_file), "upstream_ca_file")
+    return None if config.upstream_ca_file is None else client_ssl_context(Path(config.upstream_ca_file), "upstream_ca_file")
 
 
 def read_key(path: Path, setting: str) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from stack.gateway.ask import Ask
+from stack.gateway.request_body import TokenRequest
 
 # A cold start: English text has about 4 bytes per token in the vocabularies of today. A guess until some ten answers have corrected it.
 BYTES_PER_TOKEN = 4.0
@@ -87,20 +87,20 @@ class Estimator:
     def bytes_per_token(self, model: str | None, team: str | None = None) -> float:
         return 1 / self._known(model, team)
 
-    def prompt(self, model: str | None, ask: Ask, team: str | None = None) -> int:
+    def prompt(self, model: str | None, ask: TokenRequest, team: str | None = None) -> int:
         """Tokens of the prompt, of all prompts together. Exact for token ids."""
         return ask.prompt_ids + ask.media * MEDIA_TOKENS + math.ceil(self._known(model, team) * ask.prompt_bytes)
 
-    def certain(self, ask: Ask) -> int:
+    def certain(self, ask: TokenRequest) -> int:
         """Return the tokens that all prompts of a request have at least, whatever was learned. Media count nothing here."""
         return ask.prompt_ids + int(ask.prompt_bytes / MOST_BYTES)
 
-    def at_least(self, prompt: int, ask: Ask) -> int:
+    def at_least(self, prompt: int, ask: TokenRequest) -> int:
         """Tokens that the longest prompt of an ask has for sure, whose estimate is `prompt`; 0 where the engine would cut it to what fits."""
         certain = ask.prompt_ids + int(max(0, ask.prompt_bytes - ask.maybe_bytes) / MOST_BYTES)
         return 0 if ask.truncates else min(prompt, certain) // max(1, ask.prompts)
 
-    def learn(self, model: str | None, ask: Ask, prompt_tokens: int, team: str | None = None) -> None:
+    def learn(self, model: str | None, ask: TokenRequest, prompt_tokens: int, team: str | None = None) -> None:
         """Takes in what the engine counted for the prompt."""
         if ask.media or ask.prompt_ids or ask.prompt_bytes < SHORT_BYTES or prompt_tokens < 1 or len(model or "") > LONGEST_NAME:
             return
@@ -137,13 +137,13 @@ class Estimator:
         """Return for how many seconds more the estimate decides on a team's limit; 0 while the team has given no reason."""
         return max(0.0, self._overruns.get((team, model), -math.inf) + OVERRUN_S - now)
 
-    def output(self, team: str | None, ask: Ask) -> int:
+    def output(self, team: str | None, ask: TokenRequest) -> int:
         """Tokens of all texts together: for each the 90th percentile of what the team got before, or what was asked for where that is less."""
         outputs = self._outputs.get(team) or Outputs()
         each = outputs.covering(COVERED)
         return ask.outputs * (each if ask.max_tokens is None else min(each, ask.max_tokens))
 
-    def learn_output(self, team: str | None, ask: Ask, completion_tokens: int) -> None:
+    def learn_output(self, team: str | None, ask: TokenRequest, completion_tokens: int) -> None:
         """Takes in how long the texts of an answer were in all."""
         if ask.outputs and completion_tokens >= 0 and len(team or "") <= LONGEST_NAME:
             _used(self._outputs, team, Outputs).add(completion_tokens // ask.outputs)

@@ -22,7 +22,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from exporters.request_log import Count
+from exporters.requests.record import Count
 
 VERSION = 1
 SIZE = 512
@@ -33,6 +33,7 @@ STOP_S = 1.0
 _log = logging.getLogger("gateway.log")
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]  # unix time
+
 
 class Lost(msgspec.Struct, frozen=True):
     """Requests of earlier runs that left no record, as found at a start (unix seconds).

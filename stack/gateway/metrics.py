@@ -24,9 +24,9 @@ from exporters import process, scrape
 from exporters.catalogue import gateway as names
 from exporters.catalogue.metric import Kind, Metric, Unit
 from exporters.exposition import Distribution, Sample
-from exporters.listener import nobody_yet
-from exporters.native_histogram import ExponentialBuckets
-from exporters.request_log import UNKNOWN_TEAM, Outcome
+from exporters.native_histogram import BucketCounts, observed_ms
+from exporters.net.listener import new_rejections
+from exporters.requests.record import UNKNOWN_TEAM, Outcome
 from exporters.scrape import Format
 from stack.gateway.admission import Admission
 from stack.gateway.journal import REPORTED_S, Lost
@@ -55,8 +55,8 @@ class GatewayMetrics:
         self._reloads = self._made(Counter, names.RELOADS)
         for result in ("ok", "failed"):  # so that the first one of them is a rise
             self._reloads.labels(result)
-        self.turned_away = {listener: nobody_yet() for listener in ("clients", "figures")}
-        self.registry.register(_TurnedAway(self.turned_away))
+        self.rejected = {listener: new_rejections() for listener in ("clients", "figures")}
+        self.registry.register(_TurnedAway(self.rejected))
         self._lag = _LoopLag()
         self.registry.register(self._lag)
         self._tasks = self._made(Gauge, names.TASKS)
@@ -162,12 +162,12 @@ class _LoopLag(Collector):
     def __init__(self) -> None:
         self._counts = [0] * (len(names.LOOP_LAG_BOUNDS_S) + 1)
         self._sum_s = 0.0
-        self._native = ExponentialBuckets()
+        self._native = BucketCounts()
 
     def observe(self, lag_s: float) -> None:
         self._counts[bisect_left(names.LOOP_LAG_BOUNDS_S, lag_s)] += 1
         self._sum_s += lag_s
-        self._native.observe_ms((lag_s * 1000,))
+        self._native.add(observed_ms(((lag_s * 1000,),)))
 
     def distribution(self) -> Distribution:
         """Return the histogram as a value."""

@@ -77,7 +77,7 @@ class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     min_slots: int = 4
 
 
-class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ServedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One served model, by the name that engines know it by. aliases: other names that clients may use for it.
 
     adapters: LoRA adapters by name, asked for like a model. max_model_len: tokens of prompt and output together. upstreams: those that serve
@@ -115,5 +115,5 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     teams: Mapping[str, Team] = {}
     bands: Mapping[str, Band] = msgspec.field(default_factory=lambda: BANDS)
     capacity: Capacity = Capacity()
-    models: Mapping[str, Model] = {}
+    models: Mapping[str, ServedModel] = {}
     upstreams: Mapping[str, Upstream] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from exporters.request_log import Outcome
+from exporters.requests.record import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ REASONS: dict[str, Reason] = {
 _BUSY = (429, 503)
 
 
-def judge(status: int, error_code: int | None, finish_reasons: Collection[str]) -> str | None:
+def classify(status: int, error_code: int | None, finish_reasons: Collection[str]) -> str | None:
     """The reason that an engine's complete answer amounts to; None for ok.
 
     vLLM refuses some streams with status 200 and one error event, so what stands inside counts like a status."""
@@ -87,9 +87,9 @@ def judge(status: int, error_code: int | None, finish_reasons: Collection[str]) 
 
 
 # Of ours: worth another try after a while.
-LATER = frozenset(("team_limit", "prompt_over_limit", "queue_full", "est_wait", "queue_ttl", "bodies_full", "draining", "upstream_down"))
+RETRYABLE = frozenset(("team_limit", "prompt_over_limit", "queue_full", "est_wait", "queue_ttl", "bodies_full", "draining", "upstream_down"))
 # What another upstream might do better, as long as the client has been sent nothing.
-ELSEWHERE = frozenset(
+FAILOVER = frozenset(
     ("upstream_down", "connect_timeout", "upstream_reset", "upstream_auth", "engine_error", "engine_abort", "engine_busy", "prefill_timeout")
 )
 # An engine has done no work for these, as far as no tokens say otherwise: they are not charged to the team.

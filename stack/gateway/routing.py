@@ -10,13 +10,13 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from stack.gateway.policy import Model, Policy, Team, Upstream
+from stack.gateway.policy import Policy, ServedModel, Team, Upstream
 
 STICKY_BYTES = 64 << 10  # of a request tell it from others
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedModel:
     """What a client's name for a model means. name: as the client said it, None where it said none.
 
     model: the name in Policy.models, None when unknown. send_as: the name to write into the body, None where the client's own stays.
@@ -31,24 +31,24 @@ class Asked:
 class Names:
     """Everything a client may ask for, as Policy.models says it. A model's own name goes before any alias or adapter of the same name."""
 
-    def __init__(self, models: Mapping[str, Model]) -> None:
-        self._known: dict[str | None, Asked] = {name: Asked(name, name) for name in models}
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+        self._known: dict[str | None, RequestedModel] = {name: RequestedModel(name, name) for name in models}
         for name, model in models.items():
             for alias in model.aliases:
-                self._known.setdefault(alias, Asked(alias, name, send_as=name))
+                self._known.setdefault(alias, RequestedModel(alias, name, send_as=name))
             for adapter in model.adapters:
-                self._known.setdefault(adapter, Asked(adapter, name, adapter=adapter))
+                self._known.setdefault(adapter, RequestedModel(adapter, name, adapter=adapter))
 
-    def of(self, name: str | None) -> Asked:
+    def of(self, name: str | None) -> RequestedModel:
         """The meaning of a name. An unknown one goes on as it is: the engine knows better what it serves."""
-        return self._known.get(name) or Asked(name)
+        return self._known.get(name) or RequestedModel(name)
 
     def visible(self, team: Team) -> list[str]:
         """The known names that a team may ask for, models first; empty where the policy names no models."""
         return [name for name, asked in self._known.items() if name is not None and may_ask(team, asked)]
 
 
-def may_ask(team: Team, asked: Asked) -> bool:
+def may_ask(team: Team, asked: RequestedModel) -> bool:
     """Whether team.models allows it. A model's name there allows its aliases too, but not its adapters: each is listed by its own name,
     because an adapter is often one team's alone. A team with a list cannot leave the name out."""
     if team.models is None:
@@ -56,7 +56,7 @@ def may_ask(team: Team, asked: Asked) -> bool:
     return asked.name in team.models or (asked.adapter is None and asked.model in team.models)
 
 
-def name_at(upstream: Upstream, asked: Asked) -> str | None:
+def name_at(upstream: Upstream, asked: RequestedModel) -> str | None:
     """The name to write into the body for this upstream, None where the client's own stays.
 
     An engine that serves the model under another name still has the adapters under theirs; a foreign service has none, so there
@@ -67,7 +67,7 @@ def name_at(upstream: Upstream, asked: Asked) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class UpstreamChoice:
     """One upstream to try. last_resort: no healthy one was left, and this is the best of the others."""
 
     name: str
@@ -103,7 +103,7 @@ class Router:
         sticky: bytes,
         healthy: Container[str],
         excluded: Container[str] = frozenset(),
-    ) -> Choice | None:
+    ) -> UpstreamChoice | None:
         """The upstream for a request, None when all are excluded or none exists. model: as Asked has it; unknown ones may go to any engine.
 
         The same sticky bytes give the same upstream while the same ones are healthy; when one goes, only its own requests move. Without a
@@ -115,15 +115,15 @@ class Router:
         if not left:
             return None
         best = _heaviest(alive or left, sticky)
-        return Choice(best.name, best.upstream, last_resort=not alive)
+        return UpstreamChoice(best.name, best.upstream, last_resort=not alive)
 
-    def fallbacks(self, model: str | None, choice: Choice | None, team: Team, est_prompt_tokens: int | None = None) -> list[Choice]:
+    def fallbacks(self, model: str | None, choice: UpstreamChoice | None, team: Team, est_prompt_tokens: int | None = None) -> list[UpstreamChoice]:
         """What to try after the choice failed, in the order of the policy; without those that do not take such a prompt.
 
         Only what is listed there, never other engines of the fleet: engines mostly fail from load, together, and retries that spread by
         themselves would multiply the load of a fleet that is going down."""
         return [
-            Choice(place.name, place.upstream)
+            UpstreamChoice(place.name, place.upstream)
             for place in self._fallbacks.get(model, ())
             if (choice is None or place.name != choice.name)
             and (team.fallback_api or place.upstream.kind != "api")

@@ -15,17 +15,18 @@ import aiohttp
 from aiohttp import web
 
 from exporters import process
-from exporters.listener import Listening, clients_at_most, listen
+from exporters.net.listener import Listening, clients_at_most, listen
 from stack.config import BadConfig, load
-from stack.gateway.client import KEEPALIVE_S, Client
 from stack.gateway.config import GatewayConfig, Timeouts, protection, rooted, upstream_tls
+from stack.gateway.health import HealthMonitor
+from stack.gateway.load_signals import Slots
 from stack.gateway.log import RequestLog
 from stack.gateway.metrics import GatewayMetrics
 from stack.gateway.proxy import Proxy
-from stack.gateway.signals import Slots
+from stack.gateway.runtime_policy import load_terms
+from stack.gateway.services import Services, make_services
 from stack.gateway.teams import changes
-from stack.gateway.terms import load_terms
-from stack.gateway.watch import Watch
+from stack.gateway.upstream_client import KEEPALIVE_S, UpstreamClient
 
 LOOK_EVERY_S = 0.25  # at the engines' figures, which come once a second
 HEADER_BYTES = 32 << 10
@@ -67,28 +68,28 @@ async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callabl
     log.open()
     try:
         async with _watching_client(config.timeouts, tls) as session, contextlib.AsyncExitStack() as stack:
-            client = stack.enter_context(contextlib.closing(Client(config.timeouts.connect_s, tls=tls)))
+            client = stack.enter_context(contextlib.closing(UpstreamClient(config.timeouts.connect_s, tls=tls)))
 
             def tell(name: str, up: bool) -> None:
-                if (address := proxy.terms.addresses.get(name)) is not None:  # it may have gone with a reload
+                if (address := shared.life.terms.addresses.get(name)) is not None:  # it may have gone with a reload
                     metrics.upstream(name, address, up)
 
-            watch = Watch(session, tell, lambda: proxy.running > 0)
-            proxy = Proxy(terms, log, metrics, client, watch, limits=config.limits, timeouts=config.timeouts, engine_pages=config.engine_pages,
-                          also_pass=config.also_pass, cors=config.cors)  # fmt: skip
-            metrics.watches(proxy.admission)
+            watch = HealthMonitor(session, tell, lambda: proxy.running > 0)
+            shared = make_services(terms, metrics, client, watch, config.limits, config.timeouts, config.cors)
+            proxy = Proxy(shared, log, engine_pages=config.engine_pages, also_pass=config.also_pass)
+            metrics.watches(shared.admission)
             metrics_url = await stack.enter_async_context(_figures(config, metrics))
             server = web.Server(proxy.handle, handler_cancellation=True, access_log=None, auto_decompress=False,
                                 max_line_size=HEADER_BYTES, max_field_size=HEADER_BYTES)  # fmt: skip
             runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
             guard = protection(config.web_config, "web_config", tls_only=True)
-            listening = await listen(runner, "listen", config.listen, guard, most=clients_at_most(), turned_away=metrics.turned_away["clients"])
+            listening = await listen(runner, "listen", config.listen, guard, most=clients_at_most(), rejected=metrics.rejected["clients"])
             url = listening.url
             watch.follow(terms.upstreams, terms.headers)
-            watchers = [asyncio.create_task(metrics.watch_loop()), asyncio.create_task(_fit_slots(proxy))]
+            watchers = [asyncio.create_task(metrics.watch_loop()), asyncio.create_task(_fit_slots(shared))]
             places = ", ".join(upstream.url for upstream in terms.upstreams.values())
             _log.info("gateway on %s in front of %s; metrics on %s; %d teams", url, places, metrics_url, len(terms.policy.teams))
-            on_start(Started(url, metrics_url, log, lambda: _reload(config, proxy, metrics)))
+            on_start(Started(url, metrics_url, log, lambda: _reload(config, shared)))
             try:
                 await stop.wait()
             finally:
@@ -100,48 +101,50 @@ async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callabl
         await log.stop()
 
 
-def _reload(config: GatewayConfig, proxy: Proxy, metrics: GatewayMetrics) -> None:
+def _reload(config: GatewayConfig, shared: Services) -> None:
     """teams.yaml anew; with a mistake in it, everything stays as it is. Streams that run are not touched."""
+    metrics = shared.metrics
     try:
         terms = load_terms(config)
     except BadConfig as error:
         _log.error("%s; the terms of before stay in force", error)
         metrics.reloaded(False)
         return
-    former = proxy.terms
+    former = shared.life.terms
     told = changes(former.policy, terms.policy)
-    proxy.adopt(terms)
+    shared.adopt(terms)
     metrics.forget(former.addresses.items() - terms.addresses.items())
-    proxy.watch.follow(terms.upstreams, terms.headers)
+    shared.watch.follow(terms.upstreams, terms.headers)
     metrics.reloaded(True)
     _log.info("teams.yaml was read again: %s", "; ".join(told) or "nothing in it is different")
 
 
-async def _fit_slots(proxy: Proxy) -> None:
+async def _fit_slots(shared: Services) -> None:
     """Fewer slots while an engine has too much, more when it is calm again; until cancelled."""
-    slots = Slots.full(proxy.terms.policy.capacity)
+    slots = Slots.full(shared.life.terms.policy.capacity)
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
-        if slots.capacity != proxy.terms.policy.capacity:
-            slots = Slots.full(proxy.terms.policy.capacity)
-        slots = slots.after(proxy.watch.samples(), proxy.admission.running, proxy.now())
-        if slots.slots != proxy.admission.slots:
-            proxy.admission.resize(slots.slots, proxy.now())
+        if slots.capacity != shared.life.terms.policy.capacity:
+            slots = Slots.full(shared.life.terms.policy.capacity)
+        slots = slots.after(shared.watch.samples(), shared.admission.running, shared.now())
+        if slots.slots != shared.admission.slots:
+            shared.admission.resize(slots.slots, shared.now())
 
 
 async def _drain(proxy: Proxy, runner: web.ServerRunner, listening: Listening, server: web.Server, drain_s: float) -> None:
     """No new connections, none kept idle, running requests end by themselves or are cut."""
-    proxy.draining = True
+    life = proxy.services.life
+    life.draining = True
     await listening.close()
     server.pre_shutdown()
     await proxy.until_idle(drain_s)
     if proxy.running:
         _log.warning("%d requests are cut: they did not end within timeouts.drain_s (%g s)", proxy.running, drain_s)
-    proxy.cutting = True
+    life.cutting = True
     for connection in server.connections:
         connection.force_close()
     await proxy.until_idle(CUT_S)
-    proxy.large.close()
+    proxy.services.large.close()
     await runner.cleanup()
 
 
@@ -179,7 +182,7 @@ async def _figures(config: GatewayConfig, metrics: GatewayMetrics) -> AsyncItera
     runner = web.ServerRunner(web.Server(metrics.page, access_log=None), shutdown_timeout=CUT_S)
     guard = protection(config.metrics_web_config, "metrics_web_config")
     listening = await listen(runner, "metrics_listen", config.metrics_listen, guard, open_paths=("/-/healthy",),
-                             turned_away=metrics.turned_away["figures"])  # fmt: skip
+                             rejected=metrics.rejected["figures"])  # fmt: skip
     try:
         yield listening.url
     finally:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from stack.config import BadConfig, Source, meant, read
+from stack.config import BadConfig, YamlFile, meant, read
 from stack.gateway.config import read_key, url_mistake
-from stack.gateway.policy import Band, Capacity, Model, Policy, Team, Upstream
+from stack.gateway.policy import Band, Capacity, Policy, ServedModel, Team, Upstream
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
@@ -80,7 +80,7 @@ def load_policy(path: Path) -> Policy:
     return policy
 
 
-def read_policy(path: Path) -> tuple[Source, Policy]:
+def read_policy(path: Path) -> tuple[YamlFile, Policy]:
     """teams.yaml, not yet checked; key files with paths from its folder. Raises BadConfig, which may hold a key: see `hidden`."""
     source = read(path)
     policy = source.into(Policy)
@@ -180,7 +180,7 @@ _NUMBERS: Mapping[type[msgspec.Struct], Mapping[str, _Range]] = {
            "total_s": _POSITIVE},
     Capacity: {"slots": _POSITIVE, "tokens": _LIMIT, "queue": _COUNT, "queue_tokens": _COUNT, "waiting": _COUNT, "kv_usage": _SHARE,
                "stale_s": _POSITIVE, "min_slots": _POSITIVE},
-    Model: {"max_model_len": _LIMIT},
+    ServedModel: {"max_model_len": _LIMIT},
     Upstream: {"weight": _POSITIVE, "min_prompt_tokens": _COUNT, "max_prompt_tokens": _LIMIT},
 }  # fmt: skip
 
@@ -203,7 +203,7 @@ def _team_mistakes(place: str, team: Team, policy: Policy) -> Iterator[str]:
             yield f"{place}.models[{index}]: {name!r} is no model, alias or adapter{meant(name, known)}"
 
 
-def _name_mistakes(models: Mapping[str, Model]) -> Iterator[str]:
+def _name_mistakes(models: Mapping[str, ServedModel]) -> Iterator[str]:
     """Two meanings of one name."""
     taken = {name: f"models.{name}" for name in models}
     for model_name, model in models.items():
@@ -214,7 +214,7 @@ def _name_mistakes(models: Mapping[str, Model]) -> Iterator[str]:
                     yield f"{where}: {name!r} is {other} already; a name leads to one model"
 
 
-def _model_mistakes(place: str, model: Model, policy: Policy) -> Iterator[str]:
+def _model_mistakes(place: str, model: ServedModel, policy: Policy) -> Iterator[str]:
     if model.upstreams == []:
         yield f"{place}.upstreams: none would serve it; leave it out for every upstream of kind engine"
     for field, names in (("upstreams", model.upstreams or []), ("fallbacks", model.fallbacks)):

@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-import aiohttp
-
-from exporters.catalogue import ours, promql, vllm
+from exporters.catalogue import bounds, promql, sidecar, vllm
+from exporters.net.alertmanager import firing_alerts
+from exporters.net.prometheus import Prometheus, PrometheusError, QuerySeries, address
 
 WINDOW = "1m"
+TIMEOUT_S = 3.0
 _FAILED = ('outcome=~"upstream_error|timeout"',)
+
+
+class HeadlineValue(NamedTuple):
+    """An answer. beyond: "<" or ">" where the value is a bound of the buckets that the true one lies beyond."""
+
+    value: float
+    beyond: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +31,13 @@ class Headline:
     expr: str
     unit: str
 
-    def show(self, value: float | None) -> str:
-        if value is None:
+    def show(self, told: HeadlineValue | None) -> str:
+        if told is None:
             return "no value"
+        value = told.value
         match self.unit:
+            case "s" if told.beyond:
+                return bounds.told(told.beyond, value)
             case "s":
                 return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.{0 if value >= 0.01 else 2}f} ms"
             case "ratio":
@@ -36,48 +47,45 @@ class Headline:
 
 
 HEADLINES = (
-    Headline("TTFT p95 (engine)", promql.quantile(0.95, vllm.TIME_TO_FIRST_TOKEN, WINDOW, by=()), "s"),
-    Headline("TPOT p95 (client)", promql.quantile(0.95, ours.TPOT, WINDOW, by=()), "s"),
-    # The mean: vLLM's first bound for queue time is 0.3 s, and a p95 below it would be a guess.
+    Headline("TTFT p95 (engine)", promql.bounded_quantile(0.95, vllm.TIME_TO_FIRST_TOKEN, WINDOW, by=()), "s"),
+    Headline("TPOT p95 (client)", promql.bounded_quantile(0.95, sidecar.TPOT, WINDOW, by=()), "s"),
+    # The mean: vLLM's first bound for queue time is 0.3 s by default, and below it no more is known of a p95.
     Headline("queue time, mean", promql.mean(vllm.REQUEST_QUEUE_TIME, WINDOW, by=()), "s"),
     Headline("cache hit ratio", promql.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES, WINDOW, by=()), "ratio"),
-    Headline("error ratio (failed, not refused)", promql.share(ours.REQUESTS, ours.REQUESTS, WINDOW, by=(), part_where=_FAILED), "ratio"),
+    Headline("error ratio (failed, not refused)", promql.share(sidecar.REQUESTS, sidecar.REQUESTS, WINDOW, by=(), part_where=_FAILED), "ratio"),
     Headline("throughput", promql.per_second(vllm.GENERATION_TOKENS, WINDOW, by=()), "tok/s"),
 )
 
 
-async def query(session: aiohttp.ClientSession, prometheus: str, expr: str) -> float | None:
-    """The first value of an instant query; None for an empty answer, NaN, or a Prometheus that does not answer."""
-    try:
-        async with session.get(f"{prometheus}/api/v1/query", params={"query": expr}, timeout=aiohttp.ClientTimeout(total=3)) as response:
-            body = await response.json(content_type=None)
-    except (aiohttp.ClientError, TimeoutError, ValueError):
-        return None
-    rows = body.get("data", {}).get("result", []) if isinstance(body, dict) else []
-    value = float(rows[0]["value"][1]) if rows else math.nan
-    return value if math.isfinite(value) else None
+def prometheus_client(url: str) -> Prometheus:
+    return Prometheus(address(url), timeout_s=TIMEOUT_S)
 
 
-async def read(session: aiohttp.ClientSession, prometheus: str) -> dict[str, float | None]:
-    return {headline.name: await query(session, prometheus, headline.expr) for headline in HEADLINES}
+async def read(prometheus: str) -> dict[str, HeadlineValue | None]:
+    """Return the value of each headline; None where there is none, or Prometheus does not answer."""
+    async with prometheus_client(prometheus) as client:
+        return {headline.name: await _told(client, headline.expr) for headline in HEADLINES}
 
 
-async def targets(session: aiohttp.ClientSession, prometheus: str) -> Mapping[str, bool] | None:
+async def _told(client: Prometheus, expr: str) -> HeadlineValue | None:
+    """Return the first value of an instant query, and whether it is a bound."""
+    first = next(iter((await client.as_of(expr)).series), QuerySeries())
+    value = float(first.value[1]) if first.value else math.nan
+    return HeadlineValue(value, first.metric.get(promql.BOUND, "")) if math.isfinite(value) else None
+
+
+async def targets(prometheus: str) -> Mapping[str, bool] | None:
     """Scrape job -> whether its last scrape succeeded; None when Prometheus does not answer."""
-    try:
-        async with session.get(f"{prometheus}/api/v1/targets", params={"state": "active"}, timeout=aiohttp.ClientTimeout(total=3)) as response:
-            body = await response.json(content_type=None)
-    except (aiohttp.ClientError, TimeoutError, ValueError):
-        return None
-    active: list[dict[str, Any]] = body.get("data", {}).get("activeTargets", []) if isinstance(body, dict) else []
-    return {target["labels"]["job"]: target["health"] == "up" for target in active}
+    async with prometheus_client(prometheus) as client:
+        try:
+            return {target.labels["job"]: target.health == "up" for target in await client.targets()}
+        except PrometheusError:
+            return None
 
 
-async def firing(session: aiohttp.ClientSession, alertmanager: str) -> list[str] | None:
+async def firing(alertmanager: str) -> list[str] | None:
     """The alerts that have arrived at Alertmanager; None when it does not answer."""
     try:
-        async with session.get(f"{alertmanager}/api/v2/alerts", timeout=aiohttp.ClientTimeout(total=3)) as response:
-            body = await response.json(content_type=None)
-    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return sorted({alert.name for alert in await firing_alerts(alertmanager, timeout_s=TIMEOUT_S)})
+    except (OSError, ValueError):
         return None
-    return sorted({alert["labels"]["alertname"] for alert in body}) if isinstance(body, list) else None

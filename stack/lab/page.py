@@ -7,7 +7,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from exporters import exposition
-from exporters.catalogue import ours
+from exporters.catalogue import sidecar
 from exporters.exposition import Sample
 from stack.lab.supervisor import Supervisor
 
@@ -15,8 +15,8 @@ from stack.lab.supervisor import Supervisor
 def samples(supervisor: Supervisor) -> list[Sample]:
     rows: list[Sample] = []
     for name, running in supervisor.running.items():
-        rows.append((ours.LAB_PROCESS_UP, {"process": name}, float(running.healthy)))
-        rows.append((ours.LAB_PROCESS_RUNNING, {"process": name}, float(running.exited is None)))
+        rows.append((sidecar.LAB_PROCESS_UP, {"process": name}, float(running.healthy)))
+        rows.append((sidecar.LAB_PROCESS_RUNNING, {"process": name}, float(running.exited is None)))
     return rows
 
 

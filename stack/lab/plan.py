@@ -13,7 +13,9 @@ import yaml
 from alerts import printer, routing
 from alerts.rules import Links
 from alerts.settings import SHIPPED, Settings
-from exporters import budget
+from exporters.catalogue import bounds
+from exporters.catalogue.metric import key
+from stack.deploy.fleet import budget
 
 TEAMS = ("demo", "replay", "default", "experimental")  # one for each band of the gateway
 MODEL = "tiny"
@@ -40,6 +42,7 @@ class Beat:
 @dataclass(frozen=True, slots=True)
 class LabConfig:
     """One lab. folder: its files and logs. engine_url: a vLLM that runs already, None to start one. Programs are paths; otelcol may be missing.
+    engine_version: of the vLLM to start; options that a release lacks, or any where it is not known, are left out.
 
     What drills change: settings and beat are those of its alerts; args and env are added to a process's, and so win; more goes into a
     configuration file. All three by name."""
@@ -54,6 +57,13 @@ class LabConfig:
     args: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     more: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    engine_version: str = ""
+
+    @property
+    def buckets(self) -> tuple[str, ...]:
+        """Arguments for the recommended histogram buckets, as far as the engine's release takes them."""
+        takes = self.engine_version and key(self.engine_version) >= key(bounds.ENGINE_LADDER_SINCE)
+        return bounds.engine_arguments() if takes else ()
 
     def port(self, name: str) -> int:
         return PORTS[name] + self.port_offset
@@ -152,6 +162,7 @@ def _vllm(config: LabConfig) -> Process:
             "--enable-request-id-headers",
             "--generation-config", "vllm",
             *traces,
+            *config.buckets,
             *config.args.get("vllm", ()),
         ),
         config.url("vllm"), f"{config.url('vllm')}/health", ("vllm",),

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import json
-import os
 import platform
 import re
 import signal
@@ -20,12 +19,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from exporters.answers import whole
-from stack.bundle import ROOT
+from exporters.engine.client import EngineClient
+from exporters.text import write_atomically
 from stack.gateway import teams
-from stack.lab import headlines, page, parts, plan, supervisor, workload
+from stack.lab import headlines, install, page, plan, supervisor, workload
 from stack.lab.plan import LabConfig
 from stack.lab.supervisor import LabError, Supervisor
+from stack.root import ROOT
 
 NEEDED = ("prometheus", "alertmanager", "engine", "model")
 SHORTEST_S = 15.0
@@ -40,16 +40,16 @@ class Glance:
 
     down: list[str] = field(default_factory=list)
     scraped: Mapping[str, bool] | None = None
-    values: Mapping[str, float | None] = field(default_factory=dict)
+    values: Mapping[str, headlines.HeadlineValue | None] = field(default_factory=dict)
     alerts: list[str] | None = None
 
 
 @dataclass(slots=True)
-class Seen:
+class LabTotals:
     """What the lab showed since it was ready: enough to judge a timed run."""
 
     down: dict[str, None] = field(default_factory=dict)
-    values: dict[str, float] = field(default_factory=dict)
+    values: dict[str, headlines.HeadlineValue] = field(default_factory=dict)
     alerts: list[str] | None = None
 
     def add(self, glance: Glance) -> None:
@@ -73,10 +73,10 @@ def up(engine_url: str | None, for_s: float | None, port_offset: int, console: C
             raise LabError(f"--for {for_s:.0f}s is too short to judge: rates need some scrapes; take {SHORTEST_S:.0f}s or more")
         if engine_url and not re.fullmatch(r"https?://[^/\s]+/?", engine_url):
             raise LabError(f"--engine {engine_url} is no server's address; write it like http://127.0.0.1:8000")
-        folder = parts.cache_dir() / ("lab" if not port_offset else f"lab-{port_offset}")
-        with alone(folder):
+        folder = install.cache_dir() / ("lab" if not port_offset else f"lab-{port_offset}")
+        with locked(folder):
             return asyncio.run(_up(configured(folder, engine_url, port_offset, console), for_s, console))
-    except (LabError, parts.PartMissing) as error:
+    except (LabError, install.PartMissing) as error:
         console.print(f"[red]lab:[/red] {error}", soft_wrap=True, highlight=False)
         return 1
     except KeyboardInterrupt:
@@ -94,7 +94,7 @@ def refuse_platform(system: str = platform.system()) -> None:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """One lab per folder. Raises LabError when another holds it, or when there is no place to write."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,16 +118,17 @@ def configured(folder: Path, engine_url: str | None, port_offset: int, console: 
 
     def config() -> LabConfig:
         """With the parts that are there; those that are not yet have no path."""
-        found = {name: part.path for name in (*names, "otelcol") if (part := parts.find(name))}
-        programs = dict.fromkeys(names, Path()) | found
-        return LabConfig(folder, programs, engine_url.rstrip("/") if engine_url else None, port_offset)
+        found = {name: part for name in (*names, "otelcol") if (part := install.find(name))}
+        programs = dict.fromkeys(names, Path()) | {name: part.path for name, part in found.items()}
+        version = found["engine"].version if "engine" in found else ""
+        return LabConfig(folder, programs, engine_url.rstrip("/") if engine_url else None, port_offset, engine_version=version)
 
     def free() -> LabConfig:
         supervisor.refuse_taken_ports(found := config(), plan.processes(found))
         return found
 
     free()  # told before minutes of installing, in which somebody else may take one
-    parts.ensure(names, report)
+    install.install(names, report)
     return free()
 
 
@@ -148,10 +149,10 @@ async def _up(config: LabConfig, for_s: float | None, console: Console) -> int:
                 raise LabError(f"port {config.port('lab')} cannot be used: {error.strerror}") from error
             if not await _until(_start(lab, list(plan.processes(config)), console), stopping):
                 return 130
-            load = workload.Workload(config.url("gateway"), keys, model)
+            load = workload.LabWorkload(config.url("gateway"), keys, model)
             feeding = asyncio.create_task(load.run())
             try:
-                return await _show(config, lab, session, load, stopping, for_s, console)
+                return await _show(config, lab, load, stopping, for_s, console)
             finally:
                 feeding.cancel()
                 await asyncio.gather(feeding, return_exceptions=True)
@@ -176,30 +177,21 @@ def prepare(config: LabConfig) -> dict[str, str]:
         if set(keys) != set(config.teams):
             made = {team: teams.make_key(team) for team in config.teams}
             keys = {team: key for team, (key, _) in made.items()}
-            _write_private(store, json.dumps(keys, indent=1))
-            _write_private(table, "teams:\n" + "".join(f"  {team}: {{band: {team}, keys: ['{hashed}']}}\n" for team, (_, hashed) in made.items()))
+            write_atomically(store, json.dumps(keys, indent=1), 0o600)
+            terms = (f"  {team}: {{band: {team}, keys: ['{hashed}']}}\n" for team, (_, hashed) in made.items())
+            write_atomically(table, "teams:\n" + "".join(terms), 0o600)
     except OSError as error:
         raise LabError(f"{config.folder} cannot be written: {error.strerror}; set VLLM_WATCH_CACHE to a folder with room") from error
     return keys
 
 
-def _write_private(path: Path, text: str) -> None:
-    """Whole or not at all, so that a full disk leaves no empty file of keys behind."""
-    partial = path.with_suffix(".partial")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    partial.rename(path)
-
-
 async def _served_model(session: aiohttp.ClientSession, engine: str) -> str:
     """The first model that a running engine serves. Raises LabError when it is no vLLM that we can reach."""
     try:
-        async with session.get(f"{engine}/v1/models", timeout=aiohttp.ClientTimeout(total=5)) as response:
-            if response.status != 200:
-                raise LabError(f"{engine}/v1/models answers {response.status} {response.reason}; the lab sends no key, and needs one that wants none")
-            body = json.loads(await whole(response))
-        return str(body["data"][0]["id"])
-    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+        return (await EngineClient(session, engine, timeout_s=5).models())[0].id
+    except aiohttp.ClientResponseError as error:
+        raise LabError(f"{engine}/v1/models answers {error.status} {error.message}; the lab sends no key, and needs one that wants none") from error
+    except (aiohttp.ClientError, TimeoutError, ValueError, IndexError) as error:
         raise LabError(f"{engine}/v1/models does not answer like a vLLM server ({type(error).__name__}); is --engine right?") from error
 
 
@@ -234,16 +226,16 @@ async def _until(work: Coroutine[None, None, None], stopping: asyncio.Event) -> 
 
 
 async def _show(
-    config: LabConfig, lab: Supervisor, session: aiohttp.ClientSession, load: workload.Workload, stopping: asyncio.Event,
+    config: LabConfig, lab: Supervisor, load: workload.LabWorkload, stopping: asyncio.Event,
     for_s: float | None, console: Console,
 ) -> int:  # fmt: skip
     """The status table, every two seconds, until a stop or the end of a timed run."""
-    seen, ready_at, began, told_at = Seen(), None, time.monotonic(), 0.0
+    seen, ready_at, began, told_at = LabTotals(), None, time.monotonic(), 0.0
     found = Glance()  # nothing yet, should the stop come first
     live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
     with live or contextlib.nullcontext():
         while not stopping.is_set():
-            found = await _glance(config, lab, session)
+            found = await _glance(config, lab)
             if ready_at is None and not found.down and found.scraped:
                 ready_at = time.monotonic()
                 _say_ready(config, console)
@@ -266,11 +258,11 @@ async def _show(
     return 130 if stopping.is_set() else _judged(seen, for_s, console)
 
 
-async def _glance(config: LabConfig, lab: Supervisor, session: aiohttp.ClientSession) -> Glance:
+async def _glance(config: LabConfig, lab: Supervisor) -> Glance:
     await lab.look()
-    scraped = await headlines.targets(session, config.url("prometheus"))
-    values = await headlines.read(session, config.url("prometheus"))
-    alerts = await headlines.firing(session, config.url("alertmanager"))
+    scraped = await headlines.targets(config.url("prometheus"))
+    values = await headlines.read(config.url("prometheus"))
+    alerts = await headlines.firing(config.url("alertmanager"))
     return Glance(_down(config, lab, scraped), scraped, values, alerts)
 
 
@@ -290,7 +282,7 @@ def _long_enough(for_s: float, began: float, ready_at: float | None, down: list[
     return False
 
 
-def _judged(seen: Seen, for_s: float, console: Console) -> int:
+def _judged(seen: LabTotals, for_s: float, console: Console) -> int:
     """The exit status of a timed run that had its time, and why."""
     faults = list(seen.faults())
     console.print("\n".join(f"lab: {fault}" for fault in faults) or f"lab: {for_s:.0f} s with every target up and every headline measured")
@@ -314,7 +306,7 @@ def _table(lab: Supervisor, scraped: Mapping[str, bool] | None) -> Table:
     return table
 
 
-def _figures(values: Mapping[str, float | None], alerts: list[str] | None, load: workload.Workload) -> Table:
+def _figures(values: Mapping[str, headlines.HeadlineValue | None], alerts: list[str] | None, load: workload.LabWorkload) -> Table:
     table = Table.grid(padding=(0, 2))
     for headline in headlines.HEADLINES:
         table.add_row(headline.name, f"[bold]{headline.show(values.get(headline.name))}[/bold]")
@@ -323,6 +315,6 @@ def _figures(values: Mapping[str, float | None], alerts: list[str] | None, load:
     return table
 
 
-def _line(down: list[str], values: Mapping[str, float | None], alerts: list[str] | None) -> str:
+def _line(down: list[str], values: Mapping[str, headlines.HeadlineValue | None], alerts: list[str] | None) -> str:
     figures = "  ".join(f"{h.name} {h.show(values.get(h.name))}" for h in headlines.HEADLINES)
     return f"{'down: ' + ', '.join(down) if down else 'all up'}  |  {figures}  |  alerts: {', '.join(alerts or []) or 'none'}"

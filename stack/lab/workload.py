@@ -18,7 +18,7 @@ PACE_S = 0.4
 
 
 @dataclass(slots=True)
-class Workload:
+class LabWorkload:
     """Sends until cancelled. keys: team -> API key. model: the served name. rng: so that a test can repeat it."""
 
     gateway: str

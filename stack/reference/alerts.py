@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from alerts import thresholds
-from alerts.families import ALERTS, families, recorded_families
 from alerts.printer import FILES
+from alerts.registry import ALERTS, families, recorded_families
 from alerts.rules import Alert, Recording, Severity
-from exporters.catalogue import expression, ours
+from exporters.catalogue import promql_ast, sidecar
 from stack.drill.drills import DRILLS, WHY_NOT
 from stack.reference import use
 from stack.reference.markdown import GUARDS, PRINTED, code, listed, table, to
@@ -25,7 +25,7 @@ RECORDED_WHY = {
     "slo": "What the objectives make of it: the share that was too slow or failed, by window.",
     "hours": "Growth within an hour, for windows of days.",
     "figures": "Figures that people ask for over long ranges. No rule reads them.",
-    "fleet": "By place and model, and by team: what the board Fleet, long view reads of a long-term store. No rule reads them.",
+    "fleet": "By place and model, and by team: what the dashboard Fleet (weeks) reads of a long-term store. No rule reads them.",
 }
 # What a recorded series holds, by its name without the labels before and the window behind it.
 MEANS = {
@@ -55,7 +55,7 @@ MEANS = {
     "vllm_kv_cache_usage:max": "share of KV-cache blocks in use on the fullest engine of a model",
     "vllm_queue_time_seconds:max_p95_": "p95 of the time in the queue, on the engine of a model where it is longest",
     "vllm_preemptions:rate": "preemptions a second",
-    f"{ours.TTFT.name}:p95_": "p95 of a team's time to first token, at the client",
+    f"{sidecar.TTFT.name}:p95_": "p95 of a team's time to first token, at the client",
     "vllm_watch_tokens:increase": "a team's tokens in the log, by type",
     "vllm_watch_cost:increase": "what the cards cost for a team, by basis",
 }
@@ -82,7 +82,7 @@ def _page() -> Iterator[str]:
         for alert in alerts:
             yield from _entry(alert)
     yield from ("## recording.yaml", "", "A name says by which labels, of what, and over how long: `model_name:vllm_ttft_seconds:p95_5m`.", "")
-    yield from ("Panels never read these, so that a board works where nobody loaded the rules; the one board that does is Fleet, long view.", "")
+    yield from ("Panels never read these, so that a board works where nobody loaded the rules; the one board that does is Fleet (weeks).", "")
     for family, recordings in recorded_families().items():
         yield from (f"### Recorded: {family}", "", RECORDED_WHY.get(family, ""), "")
         yield from table(("series", "what it holds", "made of", "read by"), map(_recording, recordings))
@@ -103,7 +103,7 @@ def drill(alert: Alert) -> str:
 def _entry(alert: Alert) -> Iterator[str]:
     family = next(name for name, alerts in families().items() if any(alert.name == one.name for one in alerts))
     yield from (f"### {alert.name}", "", f"{alert.summary} It holds for {alert.hold} before it fires. Family {family}, owner {alert.owner}.", "")
-    yield from code("promql", expression.pretty(alert.expr), _MOST_LINES)
+    yield from code("promql", promql_ast.pretty(alert.expr), _MOST_LINES)
     yield from listed(_facts(alert))
 
 
@@ -145,10 +145,10 @@ def _recording(recording: Recording) -> tuple[str, str, str, str]:
 def _proofs() -> Iterator[tuple[str, str, str]]:
     yield (
         "each alert fires just past its threshold and is silent just before it, with promtool's own evaluation", "simulated",
-        "`tests/alert_cases.py`, `tests/test_alert_rules.py`",
+        "`tests/support/alert_cases.py`, `tests/alerts/test_alert_rules.py`",
     )  # fmt: skip
-    yield "no rule is dead on pages of vLLM 0.10.2, 0.20.2 and 0.32.0", "tested on captured data", "`tests/test_rules_and_boards.py`"
-    drills = "`make drills`, `tests/test_drills.py`"
+    yield "no rule is dead on pages of vLLM 0.10.2, 0.20.2 and 0.32.0", "tested on captured data", "`tests/dashboards/test_rules_and_boards.py`"
+    drills = "`make drills`, `tests/live/test_drills.py`"
     yield f"{len(DRILLS)} alerts arrive at Alertmanager when their fault is made on a running lab", "tested live", drills
     yield "alerts on GPUs fire for stand-in cards; no real card was made to fail", "simulated", "`vllm-watch drill VLLMGPUHot`"
     yield "this page says what the rules say, and its links lead somewhere", "schema-checked", GUARDS

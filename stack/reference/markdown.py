@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from dashboards import markdown
-from runbooks.book import slug
+from exporters.text import markdown_table
+from runbooks.page import slug
 
 PRINTED = "Printed by `vllm-watch render`; the source is {source}."
-GUARDS = "`vllm-watch render --check`, `tests/test_reference.py`, `tests/test_docs.py`"
+GUARDS = "`vllm-watch render --check`, `tests/project/test_reference.py`, `tests/project/test_docs.py`"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
     """Lines of a table, with an empty line behind it."""
-    yield from (*markdown.table(head, rows), "")
+    yield from (*markdown_table(head, rows), "")
 
 
 def to(heading: str, page: str = "", shown: str = "") -> str:

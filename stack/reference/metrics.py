@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from exporters.catalogue import BESIDE, EVERYTHING, NEVER_EXISTED, RETIRED, VLLM, attributed, dcgm, gateway, gpu, ours, prometheus, reconciled, vllm
-from exporters.catalogue import watchers as watch
-from exporters.catalogue.metric import Across, Evidence, Metric
+from exporters.catalogue import (
+    BESIDE,
+    EVERYTHING,
+    NEVER_EXISTED,
+    RETIRED,
+    VLLM,
+    attributed,
+    dcgm,
+    gateway,
+    gpu,
+    prometheus,
+    reconciled,
+    sidecar,
+    vllm,
+)
+from exporters.catalogue import self_monitoring as monitoring_series
+from exporters.catalogue.metric import Across, Metric, Provenance
 from stack.reference import use
 from stack.reference.markdown import GUARDS, PRINTED, listed, table, to
 
@@ -36,23 +50,23 @@ _BEGINS: tuple[tuple[Metric, str, str], ...] = (
     (vllm.WEBSOCKET_CONNECTIONS_ACTIVE, "HTTP", "What the API server says of its own connections."),
 )
 _OURS: tuple[Topic, ...] = (
-    Topic("Sidecar: requests, from the log", "Labels: the served model and the team, both bounded.", ours.REQUEST_TRAFFIC),
-    Topic("Sidecar: the log itself", "How the reading of it goes.", ours.REQUEST_LOG),
-    Topic("Sidecar: engines", "What vLLM says in labels only, and what its restarts hide.", ours.ENGINES),
+    Topic("Sidecar: requests, from the log", "Labels: the served model and the team, both bounded.", sidecar.REQUEST_TRAFFIC),
+    Topic("Sidecar: the log itself", "How the reading of it goes.", sidecar.REQUEST_LOG),
+    Topic("Sidecar: engines", "What vLLM says in labels only, and what its restarts hide.", sidecar.ENGINES),
     Topic("Sidecar: the log against the engine", "Defined in [joined-metrics.md](joined-metrics.md).", reconciled.RECONCILED),
     Topic("Sidecar: whose the time, the energy and the cost were", "Defined in [joined-metrics.md](joined-metrics.md).", attributed.ATTRIBUTED),
-    Topic("Sidecar: prices", "What the operator said a card costs.", ours.COSTS),
-    Topic("Sidecar: tuning events", "What changed, and when.", ours.TUNING),
-    Topic("Sidecar: spans", "Of requests, over OTLP.", ours.SPANS),
-    Topic("Sidecar: its sources and itself", "Whether the figures above can be trusted.", ours.SOURCES),
+    Topic("Sidecar: prices", "What the operator said a card costs.", sidecar.COSTS),
+    Topic("Sidecar: tuning events", "What changed, and when.", sidecar.TUNING),
+    Topic("Sidecar: spans", "Of requests, over OTLP.", sidecar.SPANS),
+    Topic("Sidecar: its sources and itself", "Whether the figures above can be trusted.", sidecar.SOURCES),
     Topic("Cards", "From NVML or nvidia-smi, by the sidecar. What a card does not measure is absent, never 0.", gpu.GPU),
     Topic("Gateway", "On the gateway's metrics port.", gateway.GATEWAY),
-    Topic("Lab", "Of the embedded lab only.", ours.LAB),
+    Topic("Lab", "Of the embedded lab only.", sidecar.LAB),
 )
 _OTHERS: tuple[Topic, ...] = (
     Topic("dcgm-exporter", "Where there is no sidecar on the GPU host. Never run by us: names and units are from its source.", dcgm.DCGM),
     Topic("Prometheus, Alertmanager and collector of their own", "Only what a board or an alert reads.", (
-        *watch.PROMETHEUS_SERVER, *watch.ALERTMANAGER, *watch.COLLECTOR)),
+        *monitoring_series.PROMETHEUS_SERVER, *monitoring_series.ALERTMANAGER, *monitoring_series.COLLECTOR)),
     Topic("What Prometheus makes of every target", "And of our rules. process_start_time_seconds of other targets too.", prometheus.PROMETHEUS),
 )  # fmt: skip
 
@@ -148,7 +162,7 @@ def _history(metric: Metric) -> Iterator[str]:
         yield "formerly " + ", ".join(_former(name) for name in metric.formerly)
     if successor := next((one for one in EVERYTHING if metric.name in one.formerly), None):
         yield f"now {to(successor.name)}"
-    yield f"evidence: {'seen' if metric.evidence is Evidence.SEEN else 'source'}"
+    yield f"evidence: {'seen' if metric.evidence is Provenance.SEEN else 'source'}"
 
 
 def _former(name: str) -> str:
@@ -168,9 +182,13 @@ def _some(links: Sequence[str]) -> str:
 
 
 def _proofs() -> Iterator[tuple[str, str, str]]:
-    captured = "`tests/golden/`, `tests/test_catalogue.py`, `tests/test_page.py`"
+    captured = "`tests/golden/`, `tests/exporters/catalogue/test_catalogue.py`, `tests/exporters/catalogue/test_page.py`"
     yield "vLLM's families marked *seen* stand like this on pages of vLLM 0.10.2, 0.20.2 and 0.32.0", "tested on captured data", captured
-    yield "a running vLLM 0.32.0 shows nothing that is not here", "tested live", "`tests/test_lab.py`"
+    yield "a running vLLM 0.32.0 shows nothing that is not here", "tested live", "`tests/live/test_lab.py`"
     yield "families marked *source*, and first releases", "not tested", "read in source and release notes"
-    yield "panels and alerts named here read the series", "tested on captured data", "`tests/test_rules_and_boards.py`, `tests/test_reference.py`"
+    yield (
+        "panels and alerts named here read the series",
+        "tested on captured data",
+        "`tests/dashboards/test_rules_and_boards.py`, `tests/project/test_reference.py`",
+    )
     yield "this page says what the catalogue says, and its links lead somewhere", "schema-checked", GUARDS

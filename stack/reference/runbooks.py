@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from alerts.families import ALERTS
+from alerts.registry import ALERTS
 from alerts.rules import Alert
-from runbooks import book
+from runbooks import page as runbook_page
 from stack.reference import alerts, use
 from stack.reference.markdown import PRINTED, table, to
 
@@ -16,17 +16,17 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
     "it is up and makes no tokens": ("VLLMEngineFrozen", "VLLMEngineUnreachable", "VLLMMetricsAbsent"),
     "it takes long to start, or starts again and again": ("VLLMSlowStart", "VLLMRestartLoop"),
     "slow before the first word": (
-        "VLLMTTFTBudgetBurn", "VLLMTTFTBudgetDrain", "VLLMTTFTHigh", "VLLMQueueTimeHigh", "VLLMQueueGrowing", "VLLMCacheHitsCollapsed",
+        "VLLMTTFTBudgetBurn", "VLLMTTFTBudgetSlowBurn", "VLLMTTFTHigh", "VLLMQueueTimeHigh", "VLLMQueueGrowing", "VLLMCacheHitsCollapsed",
     ),
     "slow between words, answers stutter": (
-        "VLLMInterTokenBudgetBurn", "VLLMInterTokenBudgetDrain", "VLLMInterTokenLatencyHigh", "VLLMPreemptionsSustained", "VLLMGPUThrottled",
+        "VLLMInterTokenBudgetBurn", "VLLMInterTokenBudgetSlowBurn", "VLLMInterTokenLatencyHigh", "VLLMPreemptionsSustained", "VLLMGPUThrottled",
         "interconnect",
     ),
     "slower than before": ("VLLMLatencyWorseSinceTuning", "VLLMLatencyWorseThanLastWeek", "rollback", "tuning"),
     "requests wait, are held back or refused": (
         "VLLMGatewayRejecting", "VLLMEngineRejecting", "VLLMQueueGrowing", "VLLMRequestsDeferred",
     ),
-    "errors and timeouts": ("VLLMSuccessBudgetBurn", "VLLMSuccessBudgetDrain", "VLLMErrorRatioHigh", "incident-flow"),
+    "errors and timeouts": ("VLLMSuccessBudgetBurn", "VLLMSuccessBudgetSlowBurn", "VLLMErrorRatioHigh", "incident-flow"),
     "clients give up": ("VLLMClientHangupsRising", "VLLMTTFTHigh"),
     "answers are cut off, or became worse": ("VLLMAnswersCutOff", "quality"),
     "out of memory, the cache is full": (
@@ -37,10 +37,12 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
         "VLLMGPUHot", "VLLMGPUThrottled", "VLLMGPUMissing", "VLLMGPUXid", "VLLMGPUECCErrors", "VLLMGPUNVLinkErrors", "interconnect",
     ),
     "it costs too much": ("VLLMCostOverBudget", "tuning"),
-    "the figures do not add up": ("VLLMTrafficUnlogged", "VLLMTrafficPhantom", "VLLMRequestLogLagging", "VLLMRequestLogUnwritable"),
+    "the figures do not add up": (
+        "VLLMEngineExceedsLog", "VLLMLogExceedsEngine", "VLLMRequestLogLagging", "VLLMRequestLogUnwritable", "VLLMMixedHistogramBounds",
+    ),
     "no alerts, empty panels, the watchers themselves": (
         "VLLMWatchdog", "VLLMAlertmanagerUnreachable", "VLLMNotificationsFailing", "VLLMRuleFailing", "VLLMSidecarDown", "VLLMSidecarGone",
-        "VLLMSidecarSourceFailing", "VLLMCheckpointFailing", "VLLMSpansDropped", "VLLMScrapeNearLimit", "VLLMTeamsOverflow",
+        "VLLMSidecarSourceFailing", "VLLMCheckpointFailing", "VLLMSpansDropped", "VLLMScrapeNearLimit", "VLLMTeamLabelOverflow",
     ),
     "several alerts at once, or none that names the cause": ("incident-flow",),
     "something is about to change, or has to be taken back": ("canary", "rollback"),
@@ -55,7 +57,7 @@ def _page() -> Iterator[str]:
     yield from ("# Runbooks", "", PRINTED.format(source="`runbooks/*.md`, `alerts/*.py` and `stack/drill/drills.py`"), "")
     yield from (
         "`vllm-watch runbook WORDS` finds a page by the name of an alert or by words, and `--live` fills in the numbers of now.",
-        "`vllm-watch board` serves them at `/runbooks/NAME`. Every page of an alert has the same headings: " + ", ".join(book.HEADINGS) + ".",
+        "`vllm-watch board` serves them at `/runbooks/NAME`. Every page of an alert has the same headings: " + ", ".join(runbook_page.HEADINGS) + ".",
         "",
     )
     yield from ("## By what somebody says", "")
@@ -63,7 +65,7 @@ def _page() -> Iterator[str]:
     yield from ("## By alert", "")
     yield from table(("page", "severity", "panel", "drill"), map(_row, sorted(ALERTS, key=lambda alert: alert.name)))
     yield from ("## Pages without an alert", "")
-    yield from table(("page", "what it is for"), ((_link(page.name), _one_line(page)) for page in book.pages() if not page.is_alert))
+    yield from table(("page", "what it is for"), ((_link(page.name), _one_line(page)) for page in runbook_page.pages() if not page.is_alert))
     yield from ("## How far this is proven", "")
     yield from table(("claim", "grade", "where"), _proofs())
 
@@ -78,12 +80,20 @@ def _row(alert: Alert) -> tuple[str, str, str, str]:
     return _link(alert.name), to(alert.name, "alerts.md", str(alert.severity)), shown, alerts.drill(alert) or "none"
 
 
-def _one_line(page: book.Page) -> str:
+def _one_line(page: runbook_page.RunbookPage) -> str:
     return f"{page.title}. {page.gist}" if page.title.lower() != page.name else page.gist
 
 
 def _proofs() -> Iterator[tuple[str, str, str]]:
-    yield "one page for each alert, whole, with links that lead somewhere", "schema-checked", "`tests/test_runbook_pages.py`"
-    yield "queries and conditions on the pages run on a real Prometheus", "tested live", "`tests/test_runbook_pages.py`, `tests/test_runbook.py`"
-    yield "the index names every page, and its links lead somewhere", "schema-checked", "`tests/test_reference.py`, `tests/test_docs.py`"
+    yield "one page for each alert, whole, with links that lead somewhere", "schema-checked", "`tests/runbooks/test_runbook_pages.py`"
+    yield (
+        "queries and conditions on the pages run on a real Prometheus",
+        "tested live",
+        "`tests/runbooks/test_runbook_pages.py`, `tests/runbooks/test_runbook.py`",
+    )
+    yield (
+        "the index names every page, and its links lead somewhere",
+        "schema-checked",
+        "`tests/project/test_reference.py`, `tests/project/test_docs.py`",
+    )
     yield "that a page helps somebody at night", "not tested", "nobody has been on call with it"

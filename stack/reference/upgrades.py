@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from exporters.catalogue import RETIRED, VLLM
-from exporters.catalogue.metric import Evidence, Metric, key
+from exporters.catalogue.metric import Metric, Provenance, key
 from stack.reference.markdown import PRINTED, listed, table
 
 OLDEST = (0, 9)  # before it: the V0 engine, whose series docs/metrics.md lists as retired
@@ -131,12 +131,12 @@ _OUTRO = """## How far this is proven
 
 | claim | grade | where |
 |---|---|---|
-| series of 0.10.2, 0.20.2 and 0.32.0: names, kinds, labels | tested on captured data | `tests/test_catalogue.py`, `tests/golden/` |
-| series that the source of 0.32.0 names | tested live | `tests/test_drift.py`: the installed engine's own source |
+| series of 0.10.2, 0.20.2 and 0.32.0: names, kinds, labels | tested on captured data | `tests/exporters/catalogue/test_catalogue.py`, golden pages |
+| series that the source of 0.32.0 names | tested live | `tests/exporters/compat/test_drift.py`: the installed engine's own source |
 | series of other releases | not tested | from vLLM's source and merge dates: the first release may be off by one |
-| no panel, alert or recording of ours is dead on the three releases | tested on captured data | `tests/test_metrics_check.py` |
-| `drift` finds what changed, and what it says to paste ends the drift | tested on captured data | `tests/test_drift.py` |
-| what a page of the Rust frontend lacks is not called gone | simulated | `tests/test_drift.py`; the page is made from its source |
+| no panel, alert or recording of ours is dead on the three releases | tested on captured data | `tests/exporters/compat/test_metrics_check.py` |
+| `drift` finds what changed, and what it says to paste ends the drift | tested on captured data | `tests/exporters/compat/test_drift.py` |
+| what a page of the Rust frontend lacks is not called gone | simulated | `tests/exporters/compat/test_drift.py`; the page is made from its source |
 | a rolling upgrade of a fleet on GPUs | not tested | none could be had |
 """
 
@@ -187,4 +187,4 @@ def _names(metrics: Iterable[Metric]) -> str:
 
 
 def _doubt(metric: Metric) -> str:
-    return " (from source)" if metric.evidence is Evidence.SOURCE else ""
+    return " (from source)" if metric.evidence is Provenance.SOURCE else ""

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from alerts.families import ALERTS, RECORDINGS
+from alerts.registry import ALERTS, RECORDINGS
 from alerts.rules import Alert
-from dashboards.boards import BOARDS
-from dashboards.model import Board, Panel
-from exporters.catalogue import EVERYTHING, expression
+from dashboards.model import Dashboard, Panel
+from dashboards.registry import BOARDS
+from exporters.catalogue import EVERYTHING, promql_ast
 from exporters.catalogue.metric import Metric
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ExpressionUse:
     """What an expression rests on: samples of the catalogue, and the recorded series on the way to them."""
 
     samples: frozenset[str]
@@ -26,28 +26,28 @@ _RECORDED: Mapping[str, str] = {recording.record: recording.expr for recording i
 
 
 @lru_cache(4096)
-def read(expr: str) -> Read:
+def read(expr: str) -> ExpressionUse:
     """What an expression reads in the end."""
     samples, recorded = set[str](), set[str]()
-    for name in expression.names(expr):
+    for name in promql_ast.names(expr):
         if name in _RECORDED:
             below = read(_RECORDED[name])
             recorded |= {name, *below.recorded}
             samples |= below.samples
         else:
             samples.add(name)
-    return Read(frozenset(samples), frozenset(recorded))
+    return ExpressionUse(frozenset(samples), frozenset(recorded))
 
 
 def recorded_in(expr: str) -> list[str]:
     """The recorded series that stand in an expression itself, by name."""
-    return sorted(expression.names(expr) & _RECORDED.keys())
+    return sorted(promql_ast.names(expr) & _RECORDED.keys())
 
 
-def panels(metric: Metric) -> list[tuple[Board, Panel]]:
+def panels(metric: Metric) -> list[tuple[Dashboard, Panel]]:
     """The panels whose queries name a series, in the order of the boards. What they read of recorded series is said of those."""
     own = set(metric.samples)
-    return [(board, panel) for board in BOARDS for panel in board.panels if any(own & expression.names(query.expr) for query in panel.queries)]
+    return [(board, panel) for board in BOARDS for panel in board.panels if any(own & promql_ast.names(query.expr) for query in panel.queries)]
 
 
 def alerts(metric: Metric) -> list[Alert]:
@@ -68,9 +68,9 @@ def readers(record: str) -> Iterator[str]:
     yield from (alert.name for alert in ALERTS if record in read(alert.expr).recorded)
 
 
-def boards_with(record: str) -> list[Board]:
+def boards_with(record: str) -> list[Dashboard]:
     """Boards that read a recorded series itself."""
-    return [board for board in BOARDS if any(record in expression.names(query.expr) for panel in board.panels for query in panel.queries)]
+    return [board for board in BOARDS if any(record in promql_ast.names(query.expr) for panel in board.panels for query in panel.queries)]
 
 
 def panel_of(alert: Alert) -> Panel:
@@ -81,7 +81,7 @@ def panel_of(alert: Alert) -> Panel:
     raise ValueError(f"{alert.name} leads to {alert.panel}, which is on no board; add the panel first")
 
 
-def board_of(alert: Alert) -> Board:
+def board_of(alert: Alert) -> Dashboard:
     """The board of that panel. Raises ValueError where there is none."""
     for board in BOARDS:
         if board.slug == alert.panel.board:

@@ -17,9 +17,10 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 import msgspec
 
-from exporters import events
-from exporters.answers import whole
-from exporters.events import NewEvent, TuningEvent
+from exporters.events import log
+from exporters.events.log import NewEvent, TuningEvent
+from exporters.net.bounded_read import read_bounded
+from exporters.text import printable
 
 TIMEOUT_S = 10.0
 
@@ -52,14 +53,14 @@ class FileLog:
     clock: Callable[[], float] = time.time
 
     def record(self, told: NewEvent) -> OnRecord:
-        return OnRecord(*events.record(self.path, told.event(self.clock())))
+        return OnRecord(*log.record(self.path, told.event(self.clock())))
 
     def close(self, event_id: str, end_s: float | None = None) -> OnRecord:
         now_s = self.clock()
-        return OnRecord(*events.close(self.path, event_id, now_s if end_s is None else events.happened(end_s, now_s)))
+        return OnRecord(*log.close(self.path, event_id, now_s if end_s is None else log.happened(end_s, now_s)))
 
     def since(self, since_s: float) -> list[TuningEvent]:
-        return events.since(events.read(self.path)[0], since_s)
+        return log.since(log.read(self.path)[0], since_s)
 
 
 class SidecarLog:
@@ -108,7 +109,7 @@ class SidecarLog:
             aiohttp.ClientSession(headers=self._headers, timeout=self._timeout) as session,
             session.request(method, f"{self.url}{path}", json=body, allow_redirects=False) as response,
         ):
-            return response.status, await whole(response)
+            return response.status, await read_bounded(response)
 
 
 def token(path: Path) -> str:
@@ -142,7 +143,7 @@ def differences(texts: tuple[str, ...]) -> dict[str, tuple[str | None, str | Non
 
 
 def line(event: TuningEvent) -> str:
-    """An event as one line for people. What cannot be printed, in lines that others wrote, is shown as a question mark."""
+    """An event as one line for people. What cannot be printed, in lines that others wrote, is escaped."""
     parts = [_time(event.at_s), f"{event.kind:7}", event.id, event.what]
     parts += [f"[{option}: {old or 'not set'} -> {new or 'not set'}]" for option, (old, new) in event.diff.items()]
     parts += [f"#{tag}" for tag in event.tags]
@@ -152,7 +153,7 @@ def line(event: TuningEvent) -> str:
         parts.append("(open)")
     elif event.end_s is not None:
         parts.append(f"(until {_time(event.end_s)})")
-    return "".join(letter if letter.isprintable() else "?" for letter in "  ".join(parts))
+    return printable("  ".join(parts))
 
 
 def _time(at_s: float) -> str:

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from exporters.events import TuningEvent
-from exporters.request_log import RequestRecord, ended_at
+from exporters.events.log import TuningEvent
+from exporters.requests.record import RequestRecord, ended_at
+from exporters.statistics import median_or_none, quantiles
 from stack.bench.result import Run
-from stack.tuning.derived import Group, Material, bands, finite, groups, kinds, median, rank
-from stack.tuning.judge import SHARE, metric_of
+from stack.tuning.comparison import SHARE, metric_of
+from stack.tuning.derived import Material, RunGroup, bands, finite, groups, kinds, rank
 
 MOST_POINTS = 3000
 MOST_FAILED = 600
@@ -33,40 +34,33 @@ def drawn(material: Material) -> Drawn:
     return {"arms": names, "shares": SHARES, "groups": [_group(material, group, names) for group in each], "time": _time(material, names)}
 
 
-def _group(material: Material, group: Group, names: Sequence[str]) -> Drawn:
+def _group(material: Material, group: RunGroup, names: Sequence[str]) -> Drawn:
     return {
         "title": group.title, "spread": _spread(material, group, names), "dots": _dots(group, names, bands(material.bench).get(group.workload)),
     }  # fmt: skip
 
 
-def _spread(material: Material, group: Group, names: Sequence[str]) -> list[Drawn]:
+def _spread(material: Material, group: RunGroup, names: Sequence[str]) -> list[Drawn]:
     """How the answered requests of each arm are distributed, over all its runs that count."""
     found = []
     for metric in TIMES:
         curves = []
         for index, name in enumerate(names):
             records = [record for run in group.counted(name) for record in material.of_run.get(run.number, ())]
-            values = sorted(
+            values = [
                 value
                 for record in records
                 if record.outcome == "ok" and group.kind in (None, record.team) and (value := getattr(record, metric)) is not None
-            )
+            ]
             if values:
-                curves.append({"arm": index, "count": len(values), "at": [_short(_quantile(values, share)) for share in SHARES]})
+                curves.append({"arm": index, "count": len(values), "at": [_short(value) for value in quantiles(values, SHARES)]})
         if curves:
             known = metric_of(metric)
             found.append({"title": known.title, "unit": known.unit, "curves": curves})
     return found
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
-    """Linear between the two nearest. values: sorted, at least one."""
-    at = share * (len(values) - 1)
-    low = math.floor(at)
-    return values[low] + (values[min(low + 1, len(values) - 1)] - values[low]) * (at - low)
-
-
-def _dots(group: Group, names: Sequence[str], band: tuple[float, float] | None) -> list[Drawn]:
+def _dots(group: RunGroup, names: Sequence[str], band: tuple[float, float] | None) -> list[Drawn]:
     """A dot a run, in the order in which they ran: what moves with time and not with the arm is drift."""
     prefix = f"{group.kind}:" if group.kind else ""
     there = {figure for run in group.runs for figure, value in run.figures.items() if finite(value) is not None}
@@ -81,7 +75,7 @@ def _dots(group: Group, names: Sequence[str], band: tuple[float, float] | None) 
             for run in sorted(group.runs, key=lambda run: (run.started_s, run.number))
             if run.arm in names and (value := finite(run.figures.get(figure))) is not None
         ]
-        middles = [median(group.values(name, figure)) for name in names]
+        middles = [median_or_none(group.values(name, figure)) for name in names]
         found.append({
             "title": known.title, "unit": "%" if known.unit == SHARE else known.unit, "dots": dots,
             "medians": [None if value is None else _short(value * scale) for value in middles],

@@ -6,19 +6,19 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from exporters.events import TuningEvent
-from exporters.prices import Prices
-from exporters.request_log import RequestRecord
+from exporters.accounting.prices import Prices
+from exporters.events.log import TuningEvent
+from exporters.requests.record import RequestRecord
+from exporters.statistics import median_or_none
 from stack.bench.result import Arm, Bench, Run, run_of, without_secrets
 from stack.bench.workload import METRICS
 from stack.gateway.reasons import REASONS
-from stack.tuning.judge import SHARE, Judgement
+from stack.tuning.comparison import SHARE, Comparison
 
 ABSENT = "\u2013"  # a dash stands for what was not measured
 _REFUSED = re.compile(r"(http|stream_error)_(429|503)")
@@ -31,7 +31,7 @@ class Material:
 
     bench: Bench
     records: Sequence[RequestRecord] = ()
-    judgements: Sequence[Judgement] = ()
+    comparisons: Sequence[Comparison] = ()
     events: Sequence[TuningEvent] = ()
     prices: Prices | None = None
     gpus: float | None = None
@@ -60,7 +60,7 @@ def _end_s(event: TuningEvent) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RunGroup:
     """All runs of one workload at one load; kind: of one class of its requests only."""
 
     workload: str
@@ -81,20 +81,16 @@ class Group:
         return [value for run in self.counted(arm) if (value := finite(run.figures.get(figure))) is not None]
 
 
-def groups(bench: Bench) -> list[Group]:
+def groups(bench: Bench) -> list[RunGroup]:
     """In the order in which they were first run."""
     found: dict[tuple[str, str], list[Run]] = {}
     for run in bench.runs:
         found.setdefault((run.workload, run.point), []).append(run)
-    return [Group(workload, point, tuple(runs)) for (workload, point), runs in found.items()]
+    return [RunGroup(workload, point, tuple(runs)) for (workload, point), runs in found.items()]
 
 
 def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
 
 
 # --- how figures are written
@@ -212,7 +208,9 @@ def hits(bench: Bench) -> list[Hit]:
             off = arm.engine.cache.get("enable_prefix_caching") == "False"
             low, high = (min(values), max(values)) if values else (None, None)
             found.append(
-                Hit(group.workload, group.point, arm.name, median(values), low, high, expected[group.workload], scenarios[group.workload], off)
+                Hit(
+                    group.workload, group.point, arm.name, median_or_none(values), low, high, expected[group.workload], scenarios[group.workload], off
+                )
             )
     return found
 
@@ -224,7 +222,7 @@ def bands(bench: Bench) -> dict[str, tuple[float, float]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class TokenCost:
     """A thousand output tokens of one arm at one load, at its measured throughput; prices in the report's currency.
 
     own: of the GPU hours. api_output: bought, the output alone. api_whole: bought, with the prompts that belong to it.
@@ -248,7 +246,7 @@ class Cost:
         return None if self.times is None else self.tokens_per_second * self.times
 
 
-def costs(material: Material) -> list[Cost]:
+def costs(material: Material) -> list[TokenCost]:
     """None without prices, the number of cards, or a throughput."""
     prices, gpus = material.prices, material.gpus
     if prices is None or not gpus:
@@ -257,7 +255,7 @@ def costs(material: Material) -> list[Cost]:
     found = []
     for group in groups(material.bench):
         for arm in material.bench.arms:
-            speed = median(group.values(arm.name, "tokens_per_second"))
+            speed = median_or_none(group.values(arm.name, "tokens_per_second"))
             if not speed:
                 continue
             api = prices.api_price(arm.engine.model)
@@ -269,7 +267,9 @@ def costs(material: Material) -> list[Cost]:
             if api and known:
                 prompt, cached, output = (sum(part or 0 for part in parts) for parts in zip(*known, strict=True))
                 whole = api.cost(prompt, cached, output) / output * 1000
-            found.append(Cost(group.workload, group.point, arm.name, speed, per_second / speed * 1000, api.output_per_1k if api else None, whole))
+            found.append(
+                TokenCost(group.workload, group.point, arm.name, speed, per_second / speed * 1000, api.output_per_1k if api else None, whole)
+            )
     return found
 
 
@@ -279,7 +279,7 @@ def starts(arm: Arm) -> dict[str, list[float]]:
     return {kind: [start.seconds for start in found] for kind, found in groupby(ordered, key=lambda start: start.kind)}
 
 
-def kinds(group: Group) -> Iterator[str]:
+def kinds(group: RunGroup) -> Iterator[str]:
     """Classes of requests that its figures name."""
     named = {figure.rpartition(":")[0] for run in group.runs for figure in run.figures}
     yield from sorted(named - {""})

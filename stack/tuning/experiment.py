@@ -1,4 +1,4 @@
-"""An experiment: one workload, two or more configurations of an engine, runs that take turns, and for every load a judgement.
+"""An experiment: one workload, two or more configurations of an engine, runs that take turns, and for every load a comparison.
 
 Law: off really is off. What the engines say of themselves is read back and compared; arms that were to differ and do not are refused, and what cannot
 be seen is said."""
@@ -21,19 +21,20 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
-from exporters.answers import whole
-from exporters.events import MAX_OPTIONS, MAX_TEXT, NewEvent
+from exporters.engine.client import EngineClient
+from exporters.events.log import MAX_OPTIONS, MAX_TEXT, NewEvent
 from stack.bench import workload
-from stack.bench.figures import Startup, startup
-from stack.bench.load import Target
-from stack.bench.result import HIDDEN, Bench, Engine, Start, is_secret, masked
-from stack.bench.subject import BadTarget, Subject, look
-from stack.bench.workload import METRICS, Suite
-from stack.bundle import ROOT
+from stack.bench.engine_under_test import BadTarget, Subject, look
+from stack.bench.load import BenchTarget
+from stack.bench.measurements import Startup, startup
+from stack.bench.result import HIDDEN, Bench, BenchEngine, Start, is_secret, masked
+from stack.bench.workload import METRICS, WorkloadFile
 from stack.config import BadConfig, meant, read
-from stack.lab import parts, plan
+from stack.lab import install, plan
 from stack.lab.supervisor import LabError, Supervisor
-from stack.tuning.judge import HEADLINE, Judgement, Setting, counts, judge, metric_of
+from stack.root import ROOT
+from stack.tuning.comparison import HEADLINE, Comparison, metric_of, verdict_counts
+from stack.tuning.run_comparison import Setting, compare_runs
 
 END_S = 15.0  # to let go of memory and shared segments
 READY_S = 900.0  # a large model takes minutes to load
@@ -87,7 +88,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return all(arm.url for arm in self.arms.values()) if self.together is None else self.together
 
 
-def load(path: Path) -> tuple[Experiment, Suite]:
+def load(path: Path) -> tuple[Experiment, WorkloadFile]:
     """The experiment and its workloads. Raises BadConfig."""
     source = read(path)
     experiment = source.into(Experiment)
@@ -180,7 +181,7 @@ class Engines:
                 await self._end(other)
         try:
             started = await self._start(arm, config) if config.url is None else Startup()
-        except (LabError, parts.PartMissing) as error:
+        except (LabError, install.PartMissing) as error:
             raise BadTarget(str(error)) from error
         url = config.url or f"http://127.0.0.1:{self._ports[arm]}"
         engine, _ = await look(url, self.experiment.model, self.key)
@@ -188,7 +189,7 @@ class Engines:
         arguments = None if config.url else tuple(self._supervisor.running[arm].spec.argv)
         self.settings[arm] = settings
         found = self.subjects[arm] = Subject(
-            arm, Target(engine.url, engine.model, self.key), msgspec.structs.replace(engine, arguments=arguments), config.what, started
+            arm, BenchTarget(engine.url, engine.model, self.key), msgspec.structs.replace(engine, arguments=arguments), config.what, started
         )
         return found
 
@@ -219,8 +220,9 @@ def _process(arm: str, config: ArmConfig, folder: Path, port: int) -> plan.Proce
     """How an arm is started. It shows its configuration, which an engine in service must not: nobody else reaches this port."""
     env = {"VLLM_SERVER_DEV_MODE": "1", **config.env}
     if config.lab is not None:
-        programs = {name: part.path for name, part in parts.ensure(("engine", "model"), lambda _: None).items()}
-        lab = plan.LabConfig(folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": config.lab})
+        found = install.install(("engine", "model"), lambda _: None)
+        programs, version = {name: part.path for name, part in found.items()}, found["engine"].version
+        lab = plan.LabConfig(folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": config.lab}, engine_version=version)
         spec = next(process for process in plan.processes(lab) if process.name == "vllm")
         return plan.Process(arm, spec.argv, spec.address, spec.health, (), {**spec.env, **env}, READY_S)
     url = f"http://127.0.0.1:{port}"
@@ -234,18 +236,11 @@ def _free_port() -> int:
         return port
 
 
-async def told_settings(url: str, engine: Engine) -> Mapping[str, str]:
+async def told_settings(url: str, engine: BenchEngine) -> Mapping[str, str]:
     """What an engine says of its configuration, flat: all of it where it runs in its development mode, else what stands on its page."""
     cache = {f"cache_config.{name}": value for name, value in engine.cache.items()} | ({"version": engine.version} if engine.version else {})
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=INFO_S)) as session,
-            session.get(f"{url}/server_info", params={"config_format": "json"}) as response,
-        ):
-            told = msgspec.json.decode(await whole(response)) if response.status == 200 else {}
-    except (aiohttp.ClientError, TimeoutError, ValueError):
-        told = {}
-    config = told.get("vllm_config") if isinstance(told, dict) else None
+    async with aiohttp.ClientSession() as session:
+        config = (await EngineClient(session, url, INFO_S).server_info()).get("vllm_config")
     return dict(_flat("", config)) | cache if isinstance(config, dict) else cache
 
 
@@ -293,7 +288,7 @@ def caveats(experiment: Experiment, engines: Engines) -> Iterator[str]:
         yield "all engines stood on this machine at once: they took turns, but shared its memory"
 
 
-def judged(experiment: Experiment, bench: Bench) -> list[Judgement]:
+def compare(experiment: Experiment, bench: Bench) -> list[Comparison]:
     """Each other arm beside the first, for every load that both have runs of."""
     first, *others = experiment.arms
     found = []
@@ -304,7 +299,7 @@ def judged(experiment: Experiment, bench: Bench) -> list[Judgement]:
                 urls = {(experiment.arms[arm].url or arm).rstrip("/") for arm in (first, other)}
                 setting = Setting(shared_engine=len(urls) == 1, repeated=repeats(bench, name))
                 metrics = (*HEADLINE, *map(metric_of, experiment.also))
-                found.append(judge(a, b, setting=setting, metrics=metrics, names=(first, other)))
+                found.append(compare_runs(a, b, setting=setting, metrics=metrics, names=(first, other)))
     return found
 
 
@@ -313,10 +308,10 @@ def repeats(bench: Bench, name: str) -> bool:
     return any(each.get("seed") == "fixed" or each.get("cache") == "warm" for each in bench.workloads if each.get("name") == name)
 
 
-def event(bench: Bench, judgements: Sequence[Judgement]) -> NewEvent:
+def event(bench: Bench, comparisons: Sequence[Comparison]) -> NewEvent:
     """The experiment as a region: what was compared, and what came of it. A note: nothing that is in service was changed, so no alert listens."""
-    found = [f"{one.b} against {one.a} ({one.workload} {one.point}): " + _verdicts(one) for one in judgements]
-    verdicts = {finding.verdict for one in judgements for finding in one.findings if finding.judged} & {"better", "worse"}
+    found = [f"{one.b} against {one.a} ({one.workload} {one.point}): " + _verdicts(one) for one in comparisons]
+    verdicts = {finding.verdict for one in comparisons for finding in one.findings if finding.judged} & {"better", "worse"}
     settings = [arm.engine.cache for arm in bench.arms[:2]]
     changed = differences(settings[0], settings[-1]) if settings else {}
     return NewEvent(
@@ -330,5 +325,5 @@ def event(bench: Bench, judgements: Sequence[Judgement]) -> NewEvent:
     )
 
 
-def _verdicts(judgement: Judgement) -> str:
-    return ", ".join(f"{count} {verdict}" for verdict, count in counts(judgement).items() if count) or "nothing was judged"
+def _verdicts(comparison: Comparison) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(comparison).items() if count) or "nothing was judged"

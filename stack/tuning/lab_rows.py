@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from exporters.request_log import RequestRecord, ended_at
+from exporters.requests.record import RequestRecord, ended_at
 from stack.bench.result import Bench
 from stack.gateway.policy import Policy
 from stack.tuning.derived import Material, by_reason, costs, stability, starts, written

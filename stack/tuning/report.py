@@ -18,23 +18,24 @@ from typing import Any
 import msgspec
 import yaml
 
-from exporters.events import TuningEvent
-from exporters.request_log import BadLine
+from exporters.events.log import TuningEvent
+from exporters.requests.record import BadLine
+from exporters.statistics import median_or_none
+from exporters.text import markdown_table, write_atomically
 from stack.bench import result
 from stack.bench.result import Bench, Run
 from stack.board import pages
-from stack.board.snapshot import write as write_whole
-from stack.tuning import charts, judge
+from stack.tuning import charts
+from stack.tuning.comparison import SHARE, Comparison, metric_of, table_rows, verdict_counts
 from stack.tuning.derived import (
     ABSENT,
-    Group,
     Material,
+    RunGroup,
     by_reason,
     costs,
     finite,
     groups,
     hits,
-    median,
     plain,
     rank,
     refused,
@@ -43,7 +44,6 @@ from stack.tuning.derived import (
     starts,
     written,
 )
-from stack.tuning.judge import Judgement, metric_of
 from stack.tuning.lab_rows import LabRow, too_many
 
 FOLDED_LINES = 150  # of a resolved workload; a replayed log may have very many
@@ -121,7 +121,7 @@ Block = Table | Text | Listed | Code | Pictures
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """shown: open in Markdown also."""
 
     title: str
@@ -129,23 +129,23 @@ class Section:
     shown: bool = False
 
 
-def sections(material: Material, lab: Sequence[LabRow] = ()) -> list[Section]:
+def sections(material: Material, lab: Sequence[LabRow] = ()) -> list[ReportSection]:
     """All that there is to say; what has nothing to say is left out."""
     made = [
-        Section("Verdict", tuple(_verdicts(material)), shown=True),
-        Section("Lab", _lab(lab), shown=True),
-        Section("Pictures", (Pictures("groups"),) if material.bench.runs else ()),
-        Section("Over time", (Pictures("time"), *_events(material.happened)) if material.bench.runs else ()),
-        Section("Figures of each arm", tuple(_figures(material.bench, folded=bool(material.judgements))), shown=not material.judgements),
-        Section("Cache hits against expectation", _hits(material.bench), shown=True),
-        Section("GPU hours against an API", tuple(_costs(material)), shown=True),
-        Section("Starts", _starts(material.bench)),
-        Section("Stability", _stability(material.bench)),
-        Section("Checks and caveats", tuple(_caveats(material)), shown=True),
-        Section("Arms", tuple(_arms(material.bench))),
-        Section("Workload", tuple(_workloads(material.bench))),
-        Section("Method", _method(material.bench)),
-        Section("Runs", _runs(material.bench)),
+        ReportSection("Verdict", tuple(_verdicts(material)), shown=True),
+        ReportSection("Lab", _lab(lab), shown=True),
+        ReportSection("Pictures", (Pictures("groups"),) if material.bench.runs else ()),
+        ReportSection("Over time", (Pictures("time"), *_events(material.happened)) if material.bench.runs else ()),
+        ReportSection("Figures of each arm", tuple(_figures(material.bench, folded=bool(material.comparisons))), shown=not material.comparisons),
+        ReportSection("Cache hits against expectation", _hits(material.bench), shown=True),
+        ReportSection("GPU hours against an API", tuple(_costs(material)), shown=True),
+        ReportSection("Starts", _starts(material.bench)),
+        ReportSection("Stability", _stability(material.bench)),
+        ReportSection("Checks and caveats", tuple(_caveats(material)), shown=True),
+        ReportSection("Arms", tuple(_arms(material.bench))),
+        ReportSection("Workload", tuple(_workloads(material.bench))),
+        ReportSection("Method", _method(material.bench)),
+        ReportSection("Runs", _runs(material.bench)),
     ]
     return [section for section in made if section.blocks]
 
@@ -170,23 +170,23 @@ def _verdicts(material: Material) -> Iterable[Block]:
             f"Lengths were scaled by {plain(material.bench.scale)} to fit the engine, so figures are not those of the workload as it is written.",
             "warn",
         )
-    if not material.judgements:
+    if not material.comparisons:
         why = "there is one arm" if len(material.bench.arms) == 1 else "the arms were not compared"
         yield Text(f"No verdict: {why}. The figures stand below.")
-    if len(material.judgements) > 1:
-        yield _at_a_glance(material.judgements)
-    for one in material.judgements:
-        yield from _verdict(one, folded=len(material.judgements) > MOST_OPEN)
+    if len(material.comparisons) > 1:
+        yield _at_a_glance(material.comparisons)
+    for one in material.comparisons:
+        yield from _verdict(one, folded=len(material.comparisons) > MOST_OPEN)
 
 
-def _at_a_glance(judgements: Sequence[Judgement]) -> Table:
+def _at_a_glance(comparisons: Sequence[Comparison]) -> Table:
     """One row a comparison, one column a judged metric."""
-    titles = list(dict.fromkeys(found.metric.title for one in judgements for found in one.findings if found.judged))
+    titles = list(dict.fromkeys(found.metric.title for one in comparisons for found in one.findings if found.judged))
     rows = []
-    for one in judgements:
+    for one in comparisons:
         told = {
             found.metric.title: Cell(f"{_SIGN[found.verdict]} {row.change}", found.verdict)
-            for found, row in zip(one.findings, judge.table(one), strict=True)
+            for found, row in zip(one.findings, table_rows(one), strict=True)
             if found.effect is not None
         }
         rows.append((f"{one.b} against {one.a}", one.workload, one.point, *(told.get(title, ABSENT) for title in titles)))
@@ -194,16 +194,16 @@ def _at_a_glance(judgements: Sequence[Judgement]) -> Table:
     return Table(("comparison", "workload", "load", *titles), tuple(rows), f"All at a glance: {signs}.")
 
 
-def _verdict(one: Judgement, folded: bool) -> Iterable[Table]:
+def _verdict(one: Comparison, folded: bool) -> Iterable[Table]:
     """What was judged, and folded below it what was only measured."""
-    counted = ", ".join(f"{count} {verdict}" for verdict, count in judge.counts(one).items() if count)
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(one).items() if count)
     caption = f"{one.b} against {one.a}: {one.workload}, {one.point}. {counted or 'Nothing was judged'}."
     if not one.controlled:
         caption += " Not controlled: the figures are at most consistent with these verdicts."
     head = ("metric", one.a, one.b, "change (95 % interval)")
     judged: list[Row] = []
     shown: list[tuple[str, ...]] = []
-    for found, row in zip(one.findings, judge.table(one), strict=True):
+    for found, row in zip(one.findings, table_rows(one), strict=True):
         change = f"{row.change} ({row.interval})" if row.interval else row.change or ABSENT
         measured = (row.metric, row.a or ABSENT, row.b or ABSENT, change)
         if found.judged:
@@ -238,21 +238,21 @@ def _figures(bench: Bench, folded: bool) -> Iterable[Table]:
         yield Table(head, (("runs", *counts), *rows), "" if folded else f"{group.title}.", group.title if folded else "")
 
 
-def _over_runs(group: Group, arm: str, figure: str) -> str:
+def _over_runs(group: RunGroup, arm: str, figure: str) -> str:
     values, unit = group.values(arm, figure), metric_of(figure).unit
     if not values:
         return ABSENT
-    return written(median(values), unit) + _range(min(values), max(values), unit)
+    return written(median_or_none(values), unit) + _range(min(values), max(values), unit)
 
 
 def _range(low: float | None, high: float | None, unit: str) -> str:
     """From where to where, in brackets; nothing where that is one place."""
     if low is None or high is None or low == high:
         return ""
-    return f" ({plain(low * 100 if unit == judge.SHARE else low)} to {written(high, unit)})"
+    return f" ({plain(low * 100 if unit == SHARE else low)} to {written(high, unit)})"
 
 
-def _counted(group: Group, arm: str) -> Cell | str:
+def _counted(group: RunGroup, arm: str) -> Cell | str:
     mine = [run for run in group.runs if run.arm == arm]
     cut = sum(run.cut is not None for run in mine)
     if not cut:
@@ -283,7 +283,7 @@ def _hits(bench: Bench) -> tuple[Table, ...]:
     rows = []
     for hit in hits(bench):
         low, high = hit.expected
-        measured = written(hit.measured, judge.SHARE) + _range(hit.low, hit.high, judge.SHARE)
+        measured = written(hit.measured, SHARE) + _range(hit.low, hit.high, SHARE)
         mark = {"within the band": "better", "below the band": "warn", "above the band": "warn"}.get(hit.reading, "")
         rows.append((
             hit.workload, hit.point, hit.arm, measured, f"{plain(low * 100)} to {plain(high * 100)} %", Cell(hit.reading, mark),
@@ -318,7 +318,7 @@ def _starts(bench: Bench) -> tuple[Table, ...]:
     for arm in bench.arms:
         for kind, seconds in starts(arm).items():
             name = {"cold": "cold start", "warm": "warm restart"}[kind]
-            rows.append((arm.name, name, written(median(seconds), "s"), ", ".join(plain(s) for s in seconds)))
+            rows.append((arm.name, name, written(median_or_none(seconds), "s"), ", ".join(plain(s) for s in seconds)))
     return (Table(("arm", "kind", "median until it answered", "each, in seconds"), tuple(rows)),) if rows else ()
 
 
@@ -329,12 +329,12 @@ def _stability(bench: Bench) -> tuple[Block, ...]:
     for arm in bench.arms:
         mine = [run for run in bench.runs if run.arm == arm.name]
         ended, failed = stability(mine)
-        turned_away = {reason: sum(run.failed.get(reason, 0) for run in mine) for run in mine for reason in run.failed if refused(reason)}
-        share = written(failed.total() / ended if ended else None, judge.SHARE)
+        rejected = {reason: sum(run.failed.get(reason, 0) for run in mine) for run in mine for reason in run.failed if refused(reason)}
+        share = written(failed.total() / ended if ended else None, SHARE)
         rows.append((
             arm.name, f"{sum(run.asked for run in mine):,}", f"{sum(run.ok for run in mine):,}",
             Cell(f"{failed.total():,} of {ended:,} ({share})", "worse" if too_many(failed.total(), ended) else "warn" if failed else ""),
-            by_reason(failed) or ABSENT, by_reason(turned_away) or ABSENT,
+            by_reason(failed) or ABSENT, by_reason(rejected) or ABSENT,
         ))  # fmt: skip
     return (Table(("arm", "asked", "answered", "failed", "by reason", "refused, which is no failure"), tuple(rows)),)
 
@@ -342,7 +342,7 @@ def _stability(bench: Bench) -> tuple[Block, ...]:
 def _caveats(material: Material) -> Iterable[Block]:
     """Checks that found something stand open, the others are folded; then what was remarked, and by which runs."""
     found: dict[bool, list[Row]] = {False: [], True: []}
-    for one in material.judgements:
+    for one in material.comparisons:
         where = f"{one.b} against {one.a}, {one.workload}, {one.point}"
         for check in one.checks:
             state = Cell("✓ fine", "better") if check.ok else Cell("! look", "warn")
@@ -356,7 +356,7 @@ def _caveats(material: Material) -> Iterable[Block]:
     for run in material.bench.runs:
         for said in (*run.caveats, *((f"cut: {run.cut}",) if run.cut else ())):
             by_run.setdefault(said, []).append(f"{run.number}")
-    others = dict.fromkeys(said for said in (*material.bench.caveats, *(said for one in material.judgements for said in one.caveats)))
+    others = dict.fromkeys(said for said in (*material.bench.caveats, *(said for one in material.comparisons for said in one.caveats)))
     told = [*(said for said in others if said not in by_run), *(f"{said} (run {', '.join(runs)})" for said, runs in by_run.items())]
     if told:
         yield Listed(tuple(told))
@@ -514,21 +514,20 @@ def _md_folded(title: str, inside: str) -> str:
 
 
 _AT = "@\u200b"  # nobody is told that a table names him
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|~#$!&@])")
+_SPECIAL = re.compile(r"([\\`*_\[\]<>~#$!&@])")
 
 
 def _md(text: str) -> str:
-    """Text that stays text: on one line, and no sign in it means anything."""
+    """Text that stays text: on one line, and no sign in it means anything. A bar means something in a table alone, which escapes it."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split())).replace("\\@", _AT)
 
 
 def _md_block(block: Block) -> str:
     match block:
         case Table():
-            rows = [" | ".join(_md_cell(cell) for cell in row) for row in block.rows]
-            head = " | ".join(_md(name) or " " for name in block.head)
+            lines = markdown_table([_md(name) or " " for name in block.head], [[_md_cell(cell) for cell in row] for row in block.rows])
             caption = f"**{_md(block.caption)}**\n\n" if block.caption else ""
-            table = caption + "\n".join(f"| {line} |" for line in (head, " | ".join("---" for _ in block.head), *rows))
+            table = caption + "\n".join(lines)
             return _md_folded(block.folded, table) if block.folded else table
         case Text():
             return _md(block.text)
@@ -567,7 +566,7 @@ def as_csv(bench: Bench) -> str:
 
 def _unit(figure: str) -> str:
     unit = metric_of(figure).unit
-    return "ratio" if unit == judge.SHARE else unit
+    return "ratio" if unit == SHARE else unit
 
 
 def _stamp(at_s: float) -> str:
@@ -577,7 +576,7 @@ def _stamp(at_s: float) -> str:
 def as_json(material: Material, lab: Sequence[LabRow] = ()) -> str:
     """The bench, what was judged of it, and what the report worked out."""
     told = {
-        "bench": material.bench, "judgements": material.judgements, "events": material.happened, "lab": lab,
+        "bench": material.bench, "judgements": material.comparisons, "events": material.happened, "lab": lab,
         "derived": {
             "figures": [_derived(group, material.bench) for group in groups(material.bench)],
             "hits": [msgspec.to_builtins(hit) | {"reading": hit.reading} for hit in hits(material.bench)],
@@ -591,9 +590,9 @@ def as_json(material: Material, lab: Sequence[LabRow] = ()) -> str:
     return msgspec.json.format(msgspec.json.encode(told), indent=1).decode() + "\n"
 
 
-def _derived(group: Group, bench: Bench) -> Mapping[str, Any]:
+def _derived(group: RunGroup, bench: Bench) -> Mapping[str, Any]:
     names = sorted({figure for run in group.runs for figure, value in run.figures.items() if finite(value) is not None}, key=rank)
-    medians = {arm.name: {name: median(group.values(arm.name, name)) for name in names} for arm in bench.arms}
+    medians = {arm.name: {name: median_or_none(group.values(arm.name, name)) for name in names} for arm in bench.arms}
     return {"workload": group.workload, "point": group.point, "medians": medians}
 
 
@@ -624,5 +623,5 @@ def write(material: Material, out: Path, lab: Sequence[LabRow] = ()) -> list[Pat
     stem = out.name.removesuffix(".html")
     paths = [out.with_name(stem + suffix) for suffix in forms]
     for path, text in zip(paths, forms.values(), strict=True):
-        write_whole(path, text)
+        write_atomically(path, text)
     return paths

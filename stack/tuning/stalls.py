@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from stack.tuning.least_squares import deleted_residuals, two_sided_p
+from exporters.statistics import deleted_residuals, two_sided_p
 
 MOST = 2  # named at once; of more, the variance is the machine's
 APART = math.log(1.25)  # from the fit to the other runs, as a logarithm: less would hardly hide an effect
@@ -28,9 +28,10 @@ def find(values: Sequence[float], of_b: Sequence[bool], when: Sequence[float], d
         found, df = deleted_residuals(left, [of_b[at] for at in places], [when[at] for at in places], drift)
         if df < 2:
             break
-        index = max(range(len(found)), key=lambda at: (round(abs(found[at].t), 6), left[at], of_b[places[at]]))  # ties, whatever the order of runs
-        suspects.append((places[index], found[index].apart))
-        if abs(found[index].apart) > APART and two_sided_p(found[index].t, df) * len(places) * metrics < LEVEL:
+        index = max(range(len(found)), key=lambda at: (round(abs(found[at][1]), 6), left[at], of_b[places[at]]))  # ties, whatever the order of runs
+        apart, t = found[index]
+        suspects.append((places[index], apart))
+        if abs(apart) > APART and two_sided_p(t, df) * len(places) * metrics < LEVEL:
             sure = len(suspects)
         del places[index]
     return suspects[:sure]

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from functools import lru_cache
 
-from stack.tuning.least_squares import Column, design, dot, free_of
+from exporters.statistics import Axis, Column, dot, free_axis, run_design
 
 Turns = tuple[tuple[str, ...], ...]
 
@@ -41,22 +41,24 @@ def _places(turns: Turns, first: str, other: str) -> tuple[Column, Column]:
 
 @lru_cache(maxsize=4096)
 def resembled_period(of_b: Column, when: Column) -> float | None:
-    """Return the period, in runs, of the sine wave that explains most of the order, or None where none explains more than MOST_EXPLAINED."""
-    terms, arm, _ = design(of_b, when, True)
-    if (weight := dot(arm, arm)) < 1e-9:
+    """Return the period, in runs, of the sine wave that explains most of the order, or None where none explains more
+    than MOST_EXPLAINED."""
+    *drift, arm = run_design(of_b, when, True).axes
+    if arm.weight < 1e-9:
         return None
     longest = min(_LONGEST, len(when))
     periods = [2 + _STEP * step for step in range(int((longest - 2) / _STEP) + 1)]
-    explained, period = max(((_explained(arm, when, period, terms) / weight, -period) for period in periods), default=(0.0, 0.0))
+    explained, period = max(((_explained(arm.column, when, period, drift) / arm.weight, -period) for period in periods), default=(0.0, 0.0))
     return -period if explained > MOST_EXPLAINED else None
 
 
-def _explained(arm: Column, when: Column, period: float, terms: Sequence[Column]) -> float:
-    """Return how much of the arm's sum of squares a wave of this period explains, whatever its phase; the drift is free of both."""
-    found, waves = 0.0, list(terms)
+def _explained(arm: Column, when: Column, period: float, drift: Sequence[Axis]) -> float:
+    """Return how much of the arm's sum of squares a wave of this period explains, whatever its phase; the drift is free
+    of both."""
+    found, axes = 0.0, list(drift)
     for wave in (math.cos, math.sin):
-        column = free_of(tuple(wave(2 * math.pi * at / period) for at in when), waves)
-        if (weight := dot(column, column)) > 1e-6:
-            found += dot(arm, column) ** 2 / weight
-            waves.append(column)
+        axis = free_axis([wave(2 * math.pi * at / period) for at in when], axes)
+        if axis.weight > 1e-6:
+            found += dot(arm, axis.column) ** 2 / axis.weight
+            axes.append(axis)
     return found

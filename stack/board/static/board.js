@@ -73,7 +73,7 @@
   const source = {
     panel: async (id, points) => (SNAPSHOT ? SNAPSHOT.boards[board.uid].panels[id] : ask(`/api/panel/${board.uid}/${id}`, { points })),
     annotations: async () => (SNAPSHOT ? SNAPSHOT.boards[board.uid].annotations : ask(`/api/annotations/${board.uid}`)),
-    variables: async () => (SNAPSHOT ? { ...range, variables: SNAPSHOT.boards[board.uid].variables } : ask(`/api/variables/${board.uid}`)),
+    variables: async () => (SNAPSHOT ? { ...range, ...SNAPSHOT.boards[board.uid] } : ask(`/api/variables/${board.uid}`)),
   };
   // One question of a kind at a time: what is still being answered is not asked again, so that a slow Prometheus gets to its answer.
   const once = (asker, ask) => {
@@ -97,6 +97,7 @@
 
   const title = (name) => name.replace(/^vLLM \/ /, "");
   let known = []; // what the server offered last
+  let lacking = []; // preconditions of the board that are not met, each with the panels that would be empty
   let refusal = ""; // which choice it refuses, or why it offers nothing
   let bar = null;
   let main = null;
@@ -286,13 +287,21 @@
     return range && draw.offset(range.start) !== draw.offset(range.end) ? `times in ${ZONE}, all as UTC${hours < 0 ? "−" : "+"}${Math.abs(hours)}` : `times in ${ZONE}`;
   };
 
+  // On a small screen choices, time and marks are folded away until they are asked for.
+  const folder = () => {
+    const button = make("button", { type: "button", class: "fold", "aria-expanded": "false", text: "Filters and time", onclick: () => {
+      button.setAttribute("aria-expanded", String(bar.classList.toggle("unfolded")));
+    } });
+    return button;
+  };
+
   const shell = () =>
     make(
       "header", { class: "top" },
-      make("div", { class: "line" }, make("nav", { class: "tabs", "aria-label": "Boards" }), make("div", { class: "status" }), make("div", { class: "unseen", role: "status" })),
+      make("div", { class: "line" }, make("nav", { class: "tabs", "aria-label": "Boards" }), folder(), make("div", { class: "status" }), make("div", { class: "unseen", role: "status" })),
       SNAPSHOT
         ? make("div", { class: "line taken", text: `Snapshot taken ${draw.clock(SNAPSHOT.takenAt, 1e12)} from ${SNAPSHOT.prometheus}, showing ${draw.clock(SNAPSHOT.start, 1e12)} to ${draw.clock(SNAPSHOT.end, 1e12)} (${ZONE}).` })
-        : make("div", { class: "line" }, make("div", { class: "choices" }), make("div", { class: "spring" }), make("div", { class: "when" })),
+        : make("div", { class: "line chosen" }, make("div", { class: "choices" }), make("div", { class: "spring" }), make("div", { class: "when" })),
       make("div", { class: "line thin" }, make("p", { class: "question" }), make("div", { class: "marks", role: "group", "aria-label": "Annotations" }), make("span", { class: "zone" })),
     );
 
@@ -303,6 +312,10 @@
     }
     const address = `${board.uid}?${parameters}`;
     renew("tabs", address, tabs, forced);
+    const tab = bar.querySelector(".tabs [aria-current]");
+    if (tab) bar.querySelector(".tabs").scrollLeft = tab.offsetLeft - 60;
+    const set = board.variables.filter((one) => parameters.getAll(`var-${one.name}`).some((value) => value && value !== "$__all" && value !== "All")).length;
+    bar.querySelector(".fold").textContent = `Filters and time: ${SNAPSHOT ? "" : quickly() ? get("from").replace("now-", "last ") : rangeName()}${set ? `, ${set} set` : ""}`;
     if (!SNAPSHOT) {
       const offered = variables();
       renew("choices", JSON.stringify(offered), () => offered.map(picker), forced);
@@ -324,6 +337,15 @@
     place.replaceChildren(...content());
     place.shows = shows;
     if (at >= 0 && stops()[at]) stops()[at].focus({ preventScroll: true });
+  };
+
+  // What is missing is said once, in the place of all the panels that would be empty without it.
+  const sayOnce = () => {
+    const left = lacking.filter((one) => one.panels.some((id) => panels.has(String(id)) && !panels.get(String(id)).alone));
+    const without = new Set(left.flatMap((one) => one.panels.map(String)));
+    for (const [id, part] of panels) part.element.hidden = without.has(id);
+    for (const grid of main.querySelectorAll(".grid")) (grid.closest("details.row") || grid).hidden = !grid.querySelector(".panel:not([hidden])");
+    draw.put(main.querySelector(".notices"), make("div", {}, ...left.map((one) => make("p", { class: "notice", text: one.text }))));
   };
 
   // How old the oldest figure on the screen is, or what is wrong. Read aloud is only that it went wrong, or right again.
@@ -396,7 +418,7 @@
     const element = make("section", { class: alone ? "panel alone" : "panel", "data-id": id, "aria-label": panel.title }, head, errors, chart, legend, note);
     element.style.setProperty("--w", panel.width);
     element.style.setProperty("--h", panel.height);
-    const part = { panel, element, chart, note, errors, legend, drawn: null, visible: false, round: -1, pending: null, answeredAt: 0, hidden: new Set(), colours: new Map(), size: "" };
+    const part = { panel, alone, element, chart, note, errors, legend, drawn: null, visible: false, round: -1, pending: null, answeredAt: 0, hidden: new Set(), colours: new Map(), size: "" };
     panels.set(id, part);
     chart.dataset.id = id;
     watcher.observe(element);
@@ -432,22 +454,32 @@
 
   const shownMarks = () => marks.filter((group) => !parameters.getAll("hide").includes(group.name));
 
+  const mean = (values) => {
+    const there = values.filter((value) => value !== null);
+    return there.reduce((sum, value) => sum + value, 0) / there.length;
+  };
+
   const legendOf = (part) => {
     const { drawn, panel, hidden, legend } = part;
-    const series = drawn.series && !drawn.empty && !drawn.failed && ["lines", "stack"].includes(drawn.shape) ? drawn.series : [];
+    const all = drawn.series && !drawn.empty && !drawn.failed && ["lines", "stack"].includes(drawn.shape) ? drawn.series : [];
+    const means = new Map(all.map((one) => [one, mean(one.values)]));
+    const series = panel.ranked ? [...all].sort((a, b) => means.get(b) - means.get(a)) : all;
     const names = JSON.stringify(series.map((one) => one.name));
     if (part.named !== names) {
       part.named = names;
       legend.replaceChildren(...series.map((one) => legendItem(part, one.name, series)));
+      legend.classList.toggle("table", Boolean(panel.ranked));
+      if (panel.ranked && series.length) legend.append(make("div", { class: "head" }, make("span", { text: "mean" }), make("span", { text: "last" })));
       if (panel.threshold && series.length) legend.append(make("span", { class: "limit", title: panel.threshold.why }, make("i", { class: "swatch dash" }), `limit ${units.format(panel.threshold.value, panel.unit)}`));
     }
     const colours = palettes(part);
-    const last = (values) => values[values.length - 1] ?? values[values.length - 2] ?? null;
+    const last = (values) => values.length - ((values[values.length - 1] ?? null) === null ? 2 : 1);
     series.forEach((one, i) => {
-      const [swatch, , value] = legend.children[i].children;
+      const [swatch, , value, average] = legend.children[i].children;
+      if (average) average.textContent = units.format(means.get(one), one.unit);
       legend.children[i].classList.toggle("off", hidden.has(one.name));
       swatch.style.background = colours(one.name);
-      value.textContent = units.format(last(one.values), one.unit);
+      value.textContent = units.told(one, last(one.values));
     });
   };
 
@@ -465,7 +497,7 @@
       }
       paint(part);
     };
-    return make("button", { type: "button", title: `${name}: show it alone; with Ctrl, hide it`, onclick: toggle }, make("i", { class: "swatch" }), make("span", { text: name }), make("b"));
+    return make("button", { type: "button", title: `${name}: show it alone; with Ctrl, hide it`, onclick: toggle }, make("i", { class: "swatch" }), make("span", { text: name }), make("b"), part.panel.ranked ? make("em") : null);
   };
 
   const paint = (part) => {
@@ -519,7 +551,7 @@
     const wanted = (parameters.get("viewPanel") || "").replace(/^panel-/, "");
     const every = board.rows.flatMap((row) => row.panels);
     const alone = wanted ? every.find((panel) => String(panel.id) === wanted) : null;
-    const content = [];
+    const content = [make("div", { class: "notices", role: "status" })];
     if (wanted) content.push(make("a", { class: "back", href: addressOf(board.uid, kept({}, ["viewPanel"])), text: "← all panels of this board", onclick: (event) => {
       event.preventDefault();
       change({}, ["viewPanel"], { rebuild: true });
@@ -575,6 +607,8 @@
     else {
       range = { start: choices.start, end: choices.end };
       known = choices.variables;
+      lacking = choices.missing;
+      sayOnce();
       refusal = known.filter((one) => one.kind !== "query" && one.error).map((one) => one.error).join("; ");
     }
     const seen = () => JSON.stringify(shownMarks().flatMap((group) => group.marks));

@@ -257,6 +257,12 @@ const draw = (() => {
     return edge;
   };
 
+  // Where only a bound is known: a dotted line at it, and below the first one a band down to 0.
+  const beyond = (line, one, mark, own) => {
+    const y = one.values.map((v, at) => (one.marks[at] === mark ? v : null));
+    return { ...line, y, mode: lonely(y) ? "lines+markers" : "lines", line: { color: own, width: 1, dash: "dot" }, ...(mark === "<" ? { fill: "tozeroy", fillcolor: faint(own, 0.09) } : { fill: "none" }) };
+  };
+
   const lines = (element, panel, drawn, context) => {
     const { marks, hidden, colours } = context;
     const shown = drawn.series.filter((one) => !hidden.has(one.name));
@@ -267,12 +273,13 @@ const draw = (() => {
     const banded = stacked ? bands(shown) : [];
     const traces = shown.flatMap((one, i) => {
       const own = colours(one.name);
-      const y = stacked ? banded[i].high : one.values;
+      const y = stacked ? banded[i].high : one.marks ? one.values.map((v, at) => (one.marks[at] ? null : v)) : one.values;
       const line = {
         type: "scatter", x, y, mode: lonely(y) ? "lines+markers" : "lines", marker: { size: 4, color: own },
-        line: { color: own, width: stacked ? (one.values.some(Boolean) ? 1 : 0) : one.bound ? 1 : 1.6, dash: one.bound ? "dot" : "solid" }, hoverinfo: "skip", connectgaps: false, yaxis: one.unit === panel.unit || !second ? "y" : "y2",
-        ...(!stacked && (shown.length <= 2 || one.bound === "<") ? { fill: "tozeroy", fillcolor: faint(own, 0.09) } : {}),
+        line: { color: own, width: stacked ? (one.values.some(Boolean) ? 1 : 0) : 1.6 }, hoverinfo: "skip", connectgaps: false, yaxis: one.unit === panel.unit || !second ? "y" : "y2",
+        ...(!stacked && shown.length <= 2 ? { fill: "tozeroy", fillcolor: faint(own, 0.09) } : {}),
       };
+      if (!stacked && one.marks) return [line, ...["<", ">"].map((mark) => beyond(line, one, mark, own))];
       return stacked ? [{ type: "scatter", ...outline(x, banded[i]), mode: "none", fill: "toself", fillcolor: faint(own, 0.35), hoverinfo: "skip" }, line] : [line];
     });
     const mine = second ? shown.filter((one) => one.unit === panel.unit) : shown;
@@ -295,11 +302,11 @@ const draw = (() => {
     element.range = drawn;
     element.hover = (event, index, ms) => {
       const rows = shown
-        .map((one) => ({ name: one.name, raw: one.values[index], colour: colours(one.name), unit: one.unit }))
+        .map((one) => ({ name: one.name, raw: one.values[index], value: units.told(one, index), colour: colours(one.name) }))
         .filter((row) => row.raw !== null && row.raw !== undefined)
         .sort((a, b) => b.raw - a.raw);
       const more = rows.length > 14 ? [{ name: `and ${rows.length - 14} more`, value: "" }] : [];
-      const told = rows.slice(0, 14).map((row) => ({ ...row, value: units.format(row.raw, row.unit) }));
+      const told = rows.slice(0, 14);
       if (stacked && rows.length > 1) more.push({ name: "together", value: units.format(rows.reduce((sum, row) => sum + row.raw, 0), panel.unit), strong: true });
       showTip(event, clock(ms, drawn.end - drawn.start, drawn.end), [...told, ...more], marksNear(marks, ms, Math.max(drawn.step, ((drawn.end - drawn.start) * 5) / element.clientWidth), drawn.end));
     };
@@ -345,7 +352,7 @@ const draw = (() => {
 
   // As Grafana colours it: from the limit on it is bad; what nothing judges is neutral, because green would be a promise.
   const judged = (value, unit, limit) => {
-    if (limit === null) return unit === "bool_on_off" ? (value >= 1 ? "good" : "bad") : "";
+    if (limit === null) return unit === "bool_on_off" ? (value >= 1 ? "good" : value < 0 ? "absent" : "bad") : "";
     return value >= limit ? "bad" : "good";
   };
 
@@ -353,7 +360,7 @@ const draw = (() => {
     const grid = make("div", { class: drawn.series.length > 8 ? "numbers many" : drawn.series.length === 1 ? "numbers one" : "numbers" });
     for (const one of drawn.series) {
       const state = judged(one.value, one.unit, one.unit === panel.unit ? panel.limit : null);
-      grid.append(make("div", { class: `number ${state}` }, make("span", { class: "number-name", text: one.name, title: one.name }), make("strong", { text: units.format(one.value, one.unit) })));
+      grid.append(make("div", { class: `number ${state}` }, make("span", { class: "number-name", text: one.name, title: one.name }), make("strong", { text: units.told(one) })));
     }
     put(element, grid);
   };

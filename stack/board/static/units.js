@@ -48,8 +48,19 @@ const units = (() => {
     celsius: (v) => `${plain(v)} °C`,
     hertz: (v) => scaled(v, SI, "Hz"),
     dateTimeFromNow: ago,
-    bool_on_off: (v) => (v ? "yes" : "no"),
+    bool_on_off: (v) => (v < 0 ? "not present" : v ? "yes" : "no"),
     short: (v) => scaled(v, SHORT, "", ""),
+  };
+
+  // As it stands in the ladder: 7,680 s and not 2.13 h.
+  const bound = (value, unit) => (unit === "s" && value >= 1 ? `${plain(value)} s` : format(value, unit));
+
+  // A series at a step: beyond its buckets the bound with < or >, else the figure and the bounds of its bucket where they are known.
+  const told = (one, i = 0) => {
+    const value = format(one.values[i], one.unit);
+    const [mark, low, high] = [one.marks, one.low, one.high].map((list) => (list ? (list[i] ?? null) : null));
+    if (mark !== null) return `${mark} ${bound(one.values[i], one.unit)}`;
+    return low === null || high === null ? value : `${value} (${bound(low, one.unit)} to ${bound(high, one.unit)})`;
   };
 
   const format = (value, unit) => {
@@ -78,5 +89,5 @@ const units = (() => {
     return found;
   };
 
-  return { format, ticks };
+  return { format, told, ticks };
 })();

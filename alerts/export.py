@@ -1,0 +1,224 @@
+"""Alerts for a Prometheus and an Alertmanager that are there already: as files, with a deployment's own numbers, links and objectives.
+
+In an exported folder *.yaml are rule files, and *.yml are for Alertmanager and for the next export."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from alerts import managed_files, printer, registry, routing, slo, thresholds
+from alerts.managed_files import marked, unmarked
+from alerts.printer import RuleGroup
+from alerts.rules import Links, Recording
+from alerts.settings import SHIPPED, Overrides, Settings
+from alerts.slo import Objectives
+from alerts.thresholds import Threshold
+from exporters import config
+from exporters.catalogue import promql_ast
+from exporters.catalogue.exposition_parser import Exposition
+
+SHIPPED_OBJECTIVES = slo.SHIPPED_FILE
+_COMMAND = "vllm-watch alerts export"
+_SLO_COMMAND = "vllm-watch alerts slo"
+_NUMBERS = """\
+# Every number as these rules have it. For numbers of your own write the same with only the lines that differ, or change this file, and
+# export again with --thresholds. Jobs are regular expressions that match the whole name of a scrape job.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AlertOptions:
+    """What a deployment asks for. thresholds and slo are its own files, None for what is shipped. Raises BadConfig for what is wrong in them.
+    secrets: the folder in which Alertmanager finds them."""
+
+    thresholds: Path | None = None
+    slo: Path | None = None
+    links: Links = field(default_factory=Links)
+    receiver: str = "none"
+    secrets: str = routing.SECRETS
+    deadman: bool = False
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(config.load(self.thresholds, Overrides)) if self.thresholds else SHIPPED
+
+    @property
+    def objectives(self) -> Objectives | None:
+        return objectives(self.slo) if self.slo else None
+
+
+def objectives(path: Path) -> Objectives:
+    """A deployment's own objectives. Raises BadConfig."""
+    return config.load(path, Objectives)
+
+
+def links(runbooks: str | None, dashboards: str | None) -> Links:
+    """Where pages and panels of this deployment are served. Raises ValueError for what is no web address."""
+    given = {name: _address(url) for name, url in (("runbooks", runbooks), ("dashboards", dashboards)) if url}
+    return Links(**given)
+
+
+def _address(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or any(c in url for c in " \"'{}"):
+        raise ValueError(f"{url} is no web address; write it like https://wiki.example.org/runbooks")
+    return url
+
+
+def warnings(where: Links) -> Iterator[str]:
+    """What a link in an alert would not do for who reads it elsewhere."""
+    for what, url, option in (("runbook", where.runbooks, "--runbook-base"), ("dashboard", where.dashboards, "--dashboard-base")):
+        if url and _loopback(urlsplit(url).hostname or ""):
+            yield f"{what} links lead to {url}, which is right on that machine alone: give {option} URL for everybody else"
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+# ---- files ------------------------------------------------------------------------------------------------------------------
+
+
+def files(wanted: AlertOptions) -> dict[str, str]:
+    """Name and text of every exported file."""
+    settings, promised = wanted.settings, wanted.objectives
+    told = routing.configuration(wanted.receiver, settings, promised, secrets=wanted.secrets, deadman=wanted.deadman, header="")
+    rest = {
+        "alertmanager.yml": told.lstrip(), "thresholds.yml": numbers(settings),
+        "objectives.yml": unmarked((wanted.slo or SHIPPED_OBJECTIVES).read_text(encoding="utf-8")),
+    }  # fmt: skip
+    rules = dict(printer.rule_files(wanted.links, settings, promised, header=""))
+    return {name: marked(text, _COMMAND) for name, text in (rules | rest).items()}
+
+
+def write(folder: Path, wanted: AlertOptions, force: bool = False) -> tuple[dict[Path, bool], list[Path]]:
+    """Export; whether each file changed, and rule files of an earlier export. A file that was read from there stays as it is.
+
+    Raises NotOurs before anything is written, and OSError."""
+    read = {path.resolve() for path in (wanted.thresholds, wanted.slo) if path}
+    printed = {name: text for name, text in files(wanted).items() if (folder / name).resolve() not in read}
+    return managed_files.write(folder, printed, foreign, force), managed_files.left_over(folder, printed, foreign, "*.yaml")
+
+
+def foreign(path: Path) -> str:
+    """Why a file is not ours; where it is one to be given, that is said."""
+    why, option = managed_files.changed_since(path), {"thresholds.yml": "--thresholds", "objectives.yml": "--slo"}.get(path.name)
+    return f"{why} (to use it, give {option} {path})" if why and option else why
+
+
+def numbers(settings: Settings) -> str:
+    """thresholds.yml with everything in it: what --thresholds reads."""
+    lines = [f"  {used.name}: {used}  # {_shown(used)}" for used in map(settings.at, thresholds.ALL)]
+    overlay = settings.overlay
+    jobs = [f"{job}: {json.dumps(getattr(overlay, job))}" for job in ("engine_job", "gateway_job", "sidecar_job")]
+    return _NUMBERS + "\n".join(["thresholds:", *lines, *jobs]) + "\n"
+
+
+def _shown(used: Threshold) -> str:
+    shipped = thresholds.named(used.name)
+    return used.shown + (f"; shipped: {shipped}" if shipped.value != used.value else "")
+
+
+def next_steps(folder: Path, wanted: AlertOptions) -> Iterator[str]:
+    """What to do with exported files, one command or sentence each."""
+    jobs = wanted.settings.overlay
+    yield f"promtool check rules {folder}/*.yaml && amtool check-config {folder}/alertmanager.yml"
+    yield f"in prometheus.yml: rule_files: [{folder.resolve()}/*.yaml]; then reload it (SIGHUP, or POST /-/reload)"
+    yield (
+        f"name scrape jobs so that they match: engines {jobs.engine_job}, gateways {jobs.gateway_job}, sidecars {jobs.sidecar_job}; "
+        "or set engine_job, gateway_job and sidecar_job in a file for --thresholds"
+    )
+    if wanted.receiver == "none":
+        yield "alertmanager.yml tells nobody yet: --receiver webhook, slack, pagerduty or email; or take its route and inhibit_rules into your own"
+    if wanted.receiver == "email":
+        yield "replace the addresses at example.org in alertmanager.yml; an export does not overwrite it then, unless forced"
+    for path, what in routing.secret_files(wanted.receiver, wanted.secrets, wanted.deadman).items():
+        yield f"{path} must hold {what}, readable by Alertmanager's user"
+
+
+# ---- the list ---------------------------------------------------------------------------------------------------------------
+
+
+def rows(settings: Settings = SHIPPED) -> Iterator[dict[str, Any]]:
+    """Every alert for a reader."""
+    own = {threshold.name for threshold in thresholds.ALL}
+    for alert in registry.alerts(settings):
+        yield {
+            "name": alert.name, "severity": alert.labels["severity"], "for": alert.hold, "summary": alert.summary,
+            "panel": f"{alert.panel.board}/{alert.panel.panel}", "threshold": _row(alert.threshold, own) if alert.threshold else None,
+            "muted_by": list(alert.muted_by),
+        }  # fmt: skip
+
+
+def number_rows(settings: Settings = SHIPPED) -> Iterator[dict[str, Any]]:
+    """Every number that a deployment may set, also those that stand beside the main one of an alert."""
+    yield from ({**_row(used, {used.name}), "why": used.why} for used in map(settings.at, thresholds.ALL))
+
+
+def _row(used: Threshold, own: set[str]) -> dict[str, Any]:
+    """set_in: which file a deployment puts its own number into."""
+    shipped = thresholds.named(used.name).value if used.name in own else used.value
+    set_in = "thresholds" if used.name in own else "objectives"
+    return {"name": used.name, "value": used.value, "unit": str(used.unit), "shown": used.shown, "shipped": shipped, "set_in": set_in}
+
+
+# ---- objectives -------------------------------------------------------------------------------------------------------------
+
+
+def misses(file: Objectives, page: Exposition, place: str) -> Iterator[str]:
+    """Latency objectives that a page cannot answer, because no bucket ends where the promise does."""
+    for objective in file.objectives:
+        if objective.within_s is None:
+            continue
+        alone = msgspec.structs.replace(file, objectives=(objective,))
+        asked = {name for recording in _rests_on(alone) for name in promql_ast.names(recording.expr) if name.endswith("_bucket")}
+        bounds = sorted({float(labels["le"]) for name in asked for labels, _ in page.of(name) if "le" in labels})
+        if not bounds:
+            yield f"{objective.name}: {place} has no {' or '.join(sorted(asked))}; is it the page of a vLLM engine?"
+        elif objective.within_s not in bounds:
+            below, above = max((b for b in bounds if b < objective.within_s), default=None), min(b for b in bounds if b > objective.within_s)
+            near = " and ".join(f"{bound:g}" for bound in (below, above) if bound is not None and bound != float("inf"))
+            yield f"{objective.name}: within_s {objective.within_s:g} is no bucket bound of {place}: nothing would be counted; the nearest are {near}"
+
+
+def slo_groups(file: Objectives, where: Links) -> list[RuleGroup]:
+    """Alerts of these objectives alone and every recorded series that they rest on, as Prometheus reads them."""
+    asked = slo.alerts(file, SHIPPED)
+    recorded = printer.recorded_groups(SHIPPED, file, {recording.record for recording in _rests_on(file)})
+    return [*recorded, RuleGroup("vllm-slo-alerts", [alert.as_rule(where) for alert in asked])]
+
+
+def _rests_on(file: Objectives) -> list[Recording]:
+    """The recorded series that alerts read, those that these read, and so on, in the order in which they are evaluated."""
+    known = {recording.record: recording for recording in registry.recordings(SHIPPED, file)}
+    found: set[str] = set()
+    todo = [alert.expr for alert in slo.alerts(file, SHIPPED)]
+    while todo:
+        new = (promql_ast.names(todo.pop()) & known.keys()) - found
+        found |= new
+        todo += [known[name].expr for name in new]
+    return [recording for name, recording in known.items() if name in found]
+
+
+def slo_file(groups: list[RuleGroup]) -> dict[str, str]:
+    """The same as one rule file."""
+    return {"slo.yaml": marked(printer.rule_file("", groups), _SLO_COMMAND)}
+
+
+def without_page(file: Objectives | None) -> Iterator[str]:
+    """Alerts of objectives that are not shipped: their links lead to pages that nobody has written."""
+    known = {alert.name for alert in registry.ALERTS}
+    for alert in slo.alerts(file, SHIPPED) if file else ():
+        if alert.name not in known:
+            yield f"{alert.name} has no runbook page of ours: write one where its link leads"

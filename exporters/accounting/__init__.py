@@ -1,0 +1,1 @@
+"""Join of request log, engines and GPUs: reconciliation, attribution, energy and cost."""

@@ -1,0 +1,578 @@
+"""Every GPU second, joule and cent lands on a team, on idle, or on work that was thrown away. Pure: looks come in, counters come out.
+
+Law: over teams, __idle__, __aborted__, __unattributed__ and what is pending, seconds sum to the allocated time, joules to what the
+cards used and cost to what they cost. How a look is cut into shorter ones, and in which order lines are read, changes no sum.
+
+Busy time goes into a pool per model. Work that ended draws its part out of it; tokens still in flight keep theirs. A batch cannot be
+taken apart on the card, so the split is an estimate of share: by tokens here, and by requests running at each moment in `sweep`.
+
+Work on a request that broke off is its team's (method aborted), by the tokens of its record, which may be estimates. The engine counts the same work
+as aborted, or as finished without a usable record; that count is reduced by what the teams' records have claimed, and only the rest of it is
+__aborted__ or __unattributed__."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import msgspec
+
+from exporters.accounting.prices import Prices
+from exporters.catalogue import attributed
+from exporters.catalogue.metric import Metric
+from exporters.exposition import Sample
+from exporters.requests.work import Work
+
+IDLE = "__idle__"
+ABORTED = "__aborted__"
+UNATTRIBUTED = "__unattributed__"
+NO_MODEL = "__none__"
+NOBODY = (IDLE, ABORTED, UNATTRIBUTED)
+ENDED, ABANDONED = "tokens", "aborted"  # methods: busy time shared by the tokens of work that ended, or of requests that broke off
+
+DEFAULT_DECODE_WEIGHT = 4.0  # what API prices of output and input differ by, for want of anything measured
+DECODE_WEIGHTS = (0.25, 256.0)  # beyond these, the evidence is wrong
+EVIDENCE_TOKENS = 100.0
+EVIDENCE_S = 0.001
+EVIDENCE_HALF_LIFE_S = 600.0
+IDLE_AT_LEAST_S = 30.0  # power falls for some seconds after the last request
+SETTLE_S = 30.0  # how long after the last request its line may come
+HOUR_S = 3600.0
+MIG_SLICES = 7
+_FOUR_SLICES = re.compile(r"\bA30\b|RTX PRO [56]000")  # source: NVIDIA's MIG user guide, and `nvidia-smi mig -lgip` of such a card
+
+Who = TypeVar("Who")
+
+EnergyMethod = Literal["counter", "integrated", "mig_activity", "mig_fraction"]
+
+
+NOTHING = Work()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """A card, or the part of one, that an engine runs on.
+
+    fraction: 1, or for a MIG instance `mig_fraction(profile, name)`. joules: used between the two looks; None where nobody measures.
+    method: how the joules were had; those of an instance come from `split_energy`."""
+
+    uuid: str
+    name: str | None = None
+    fraction: float = 1.0
+    profile: str | None = None
+    joules: float | None = None
+    method: EnergyMethod = "counter"
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSample:
+    """What one engine did between two looks at it, and what the log says of its model by now. Unix seconds.
+
+    The first look at an engine has from_s = to_s. One that follows a gap, or finds the engine silent, has running_before or
+    running_after None. All ranks of an engine are one look.
+    Growth between the looks, by the engine's counters (each series on its own, then summed; a restart counts from 0):
+    inference_s, decode_s, prefill_s: its sums over finished requests. decode_s is request_decode_time_seconds; the sum over
+    request_time_per_output_token_seconds is one mean per request, short by the length of the answer.
+    produced: all prompt, cached and generated tokens.
+    Cumulative, whoever served the model: logged: by team. abandoned: by team, of requests that broke off, with estimates where no usage came.
+    aborted, missing_in_log: from the comparison of log and engine."""
+
+    upstream: str
+    model_name: str
+    from_s: float
+    to_s: float
+    running_before: float | None
+    running_after: float | None
+    waiting: float = 0.0
+    inference_s: float = 0.0
+    decode_s: float = 0.0
+    prefill_s: float = 0.0
+    produced: Work = NOTHING
+    logged: Mapping[str, Work] = field(default_factory=dict)
+    abandoned: Mapping[str, Work] = field(default_factory=dict)
+    aborted: Work = NOTHING
+    missing_in_log: Work = NOTHING
+    cards: tuple[GpuShare, ...] = ()
+
+    @property
+    def length_s(self) -> float:
+        return max(0.0, self.to_s - self.from_s)
+
+    @property
+    def busy_s(self) -> float | None:
+        """For how long requests ran. None: nobody knows.
+
+        Running at both looks: all the time. At neither: requests came and went, for as long as they took, at most all the time.
+        At one: half of it, for want of knowing when the first began or the last ended."""
+        if self.running_before is None or self.running_after is None:
+            return None
+        if self.running_before and self.running_after:
+            return self.length_s
+        if self.running_before or self.running_after:
+            return self.length_s / 2
+        return min(self.length_s, max(0.0, self.inference_s))
+
+    @property
+    def quiet(self) -> bool:
+        return self.busy_s == 0 and not (self.running_before or self.running_after or self.waiting)
+
+
+def mig_fraction(profile: str, card: str | None = None) -> float:
+    """The part of a card that a MIG profile such as 3g.40gb is: its compute slices of 7, or of the 4 of some cards. Raises ValueError."""
+    if not (found := re.match(r"(?:\d+c\.)?([1-7])g\.", profile)):
+        raise ValueError(f"{profile!r} is no MIG profile; write it like 1g.10gb")
+    return min(1.0, int(found[1]) / (4 if card and _FOUR_SLICES.search(card) else MIG_SLICES))
+
+
+def split_energy(joules: float, parts: Mapping[str, tuple[float, float | None]]) -> dict[str, tuple[float, EnergyMethod]]:
+    """A card's energy over its MIG instances, as joules and method by uuid. parts: fraction, and activity (0 to 1, or not known).
+
+    By fraction x activity where every instance tells it and one worked; else by fraction. What belongs to no instance goes with them."""
+    weights = {uuid: fraction * activity for uuid, (fraction, activity) in parts.items() if activity is not None}
+    by_activity = len(weights) == len(parts) and sum(weights.values()) > 0
+    if not by_activity:
+        weights = {uuid: fraction for uuid, (fraction, _) in parts.items()}
+    whole = sum(weights.values())
+    return {uuid: (joules * weight / whole, "mig_activity" if by_activity else "mig_fraction") for uuid, weight in weights.items()}
+
+
+class Pool(msgspec.Struct):
+    """What was used and has no team yet: seconds of a whole card, joules by method, cost by currency."""
+
+    seconds: float = 0.0
+    joules: dict[str, float] = {}
+    cost: dict[str, float] = {}
+
+    def add(self, seconds: float = 0.0, joules: Mapping[str, float] | None = None, cost: Mapping[str, float] | None = None) -> None:
+        self.seconds += seconds
+        for mine, more in ((self.joules, joules), (self.cost, cost)):
+            for name, amount in (more or {}).items():
+                mine[name] = mine.get(name, 0.0) + amount
+
+    def times(self, share: float) -> Pool:
+        return Pool(self.seconds * share, {m: j * share for m, j in self.joules.items()}, {c: p * share for c, p in self.cost.items()})
+
+    def take(self, share: float) -> Pool:
+        """This share of it (0 to 1), which is then no longer in it."""
+        taken = self.times(share)
+        self.seconds -= taken.seconds
+        self.joules = {m: j - taken.joules[m] for m, j in self.joules.items()}
+        self.cost = {c: p - taken.cost[c] for c, p in self.cost.items()}
+        return taken
+
+
+class PhaseTimes(msgspec.Struct):
+    """What a token of each kind took of its request's time; the past fades as new tokens come, and rest keeps it.
+
+    It is time as a request waits, not as the card works: a batch waits together."""
+
+    decode_s: float = 0.0
+    prefill_s: float = 0.0
+    generated: float = 0.0
+    computed: float = 0.0
+
+    def learn(self, look: UsageSample) -> None:
+        if look.produced == NOTHING:
+            return
+        fade = 0.5 ** (look.length_s / EVIDENCE_HALF_LIFE_S)
+        self.decode_s = self.decode_s * fade + look.decode_s
+        self.prefill_s = self.prefill_s * fade + look.prefill_s
+        self.generated = self.generated * fade + look.produced.completion_tokens
+        self.computed = self.computed * fade + look.produced.computed_tokens
+
+    @property
+    def decode_weight(self) -> float | None:
+        """A generated token's time over a computed prompt token's. None: not enough was seen."""
+        if min(self.generated, self.computed) < EVIDENCE_TOKENS or min(self.prefill_s, self.decode_s) < EVIDENCE_S:
+            return None
+        low, high = DECODE_WEIGHTS
+        return min(high, max(low, self.decode_s / self.generated / (self.prefill_s / self.computed)))
+
+
+class AttributedModel(msgspec.Struct):
+    """What is kept of one model between looks.
+
+    prompt_ahead, generation_ahead: tokens the engine produced beyond those that ended, so in flight; below 0 the log was faster.
+    told: what was cumulative at the last look; told_abandoned: the same of requests that broke off. claimed: tokens of those that the engine has
+    not yet counted as aborted or missing_in_log. last_busy_s: the last look that found anything to do, or work that had ended.
+    idle_cost, used_s: of this hour, for where idle cost is spread."""
+
+    pool: Pool = msgspec.field(default_factory=Pool)
+    evidence: PhaseTimes = msgspec.field(default_factory=PhaseTimes)
+    prompt_ahead: float = 0.0
+    generation_ahead: float = 0.0
+    produced: Work = NOTHING
+    logged: Work = NOTHING
+    told: dict[str, Work] | None = None
+    told_abandoned: dict[str, Work] | None = None
+    claimed: Work = NOTHING
+    last_busy_s: float = 0.0
+    hour: int = 0
+    idle_cost: dict[str, float] = {}
+    used_s: dict[str, float] = {}
+
+    @property
+    def decode_weight(self) -> float:
+        return self.evidence.decode_weight or DEFAULT_DECODE_WEIGHT
+
+    def computed(self, whose: tuple[str, str], work: Work) -> float:
+        """Prompt tokens that had to be computed; where the log is silent about the cache, as many as the engine did on the whole."""
+        team, method = whose
+        if team in NOBODY or method == ABANDONED or not self.logged.cached_tokens:
+            return work.prompt_tokens * (self.produced.computed_tokens / self.produced.prompt_tokens if self.produced.prompt_tokens else 1.0)
+        return work.computed_tokens
+
+
+class Streak(msgspec.Struct):
+    """An unbroken time in which a card had nothing to do."""
+
+    seconds: float = 0.0
+    joules: float = 0.0
+
+
+class AttributionState(msgspec.Struct):
+    """All that has to outlive the process, as plain values. Encode it before the next look: it is not a copy."""
+
+    counts: list[tuple[str, dict[str, str], float]] = []
+    models: dict[str, AttributedModel] = {}
+    idle_watts: dict[str, float] = {}
+    streaks: dict[str, Streak] = {}
+    hours: dict[int, dict[str, dict[str, float]]] = {}
+    differences: dict[str, dict[str, float]] = {}
+
+
+_COUNTERS = {
+    m.name: m for m in (attributed.ALLOCATED, attributed.BUSY, attributed.TEAM_SECONDS, attributed.TEAM_ENERGY, attributed.COST, attributed.API_COST)
+}
+
+
+class Attribution:
+    """Advanced at every look at an engine. `prices` may be replaced at any time: cost is booked at those of the moment."""
+
+    def __init__(self, prices: Prices | None = None, state: AttributionState | None = None) -> None:
+        kept = state or AttributionState()
+        self.prices = prices
+        self.models = kept.models
+        self._counts: defaultdict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
+        for name, labels, value in kept.counts:
+            self._counts[name, tuple(sorted(labels.items()))] = value
+        self._idle_watts, self._streaks = kept.idle_watts, kept.streaks
+        self._hours, self._differences = kept.hours, kept.differences
+
+    def state(self) -> AttributionState:
+        counts = [(name, dict(labels), value) for (name, labels), value in self._counts.items()]
+        return AttributionState(counts, self.models, self._idle_watts, self._streaks, self._hours, self._differences)
+
+    def advance(self, look: UsageSample) -> None:
+        """Book one look. Looks at the engines of one model may come in any order."""
+        if (model := self.models.get(look.model_name)) is None:
+            model = self.models[look.model_name] = AttributedModel()
+            self._born(look.model_name)
+        self._spread(look, model)
+        model.evidence.learn(look)
+        for card in look.cards:
+            self._use(look, card, model)
+            self._learn_idle(look, card)
+        ended = self._ended(look, model)
+        drawn = self._draw(look, model, ended)
+        self._settle(look, model, drawn)
+
+    def unclaimed(self, cards: Iterable[GpuShare], from_s: float, to_s: float) -> None:
+        """Book the time of cards that no engine claims."""
+        length_s = max(0.0, to_s - from_s)
+        for card in cards:
+            self._count(attributed.ALLOCATED, length_s * card.fraction, model_name=NO_MODEL, uuid=card.uuid)
+            self._unknown(NO_MODEL, card, length_s)
+
+    def compare(self, hour: int, swept: Mapping[str, Mapping[str, float]]) -> None:
+        """Take in what `Hour.seconds` found for an hour: share by requests running less share by tokens, among teams in the log."""
+        lived = self._hours.pop(hour, {})
+        self._differences = {}
+        for model_name in swept.keys() & lived.keys():
+            mine, theirs = _shares(lived[model_name]), _shares(swept[model_name])
+            if mine and theirs:
+                self._differences[model_name] = {team: theirs.get(team, 0.0) - mine.get(team, 0.0) for team in sorted(mine.keys() | theirs.keys())}
+
+    def samples(self) -> Iterator[Sample]:
+        """A model that never had a card has no seconds of one: they are absent, not 0."""
+        had_cards = {dict(labels)["model_name"] for name, labels in self._counts if name == attributed.ALLOCATED.name}
+        for (name, labels), value in self._counts.items():
+            of = dict(labels)
+            if (metric := _COUNTERS.get(name)) and (metric is not attributed.TEAM_SECONDS or of["model_name"] in had_cards):
+                yield metric, of, value
+        for model_name, model in self.models.items():
+            if model_name in had_cards:
+                yield attributed.PENDING, {"model_name": model_name}, model.pool.seconds
+            method = "default" if model.evidence.decode_weight is None else "engine"
+            yield attributed.DECODE_WEIGHT, {"method": method, "model_name": model_name}, model.decode_weight
+        for uuid, watts in self._idle_watts.items():
+            yield attributed.IDLE_WATTS, {"uuid": uuid}, watts
+        for model_name, by_team in self._differences.items():
+            for team, difference in by_team.items():
+                yield attributed.SHARE_DIFFERENCE, {"model_name": model_name, "team": team}, difference
+
+    def _born(self, model_name: str) -> None:
+        """Series that stand at 0 before anything is counted: growth needs a sample before it."""
+        for method, team in (("measured", IDLE), (ENDED, ABORTED), (ENDED, UNATTRIBUTED), ("unknown", UNATTRIBUTED)):
+            self._count(attributed.TEAM_SECONDS, 0.0, method=method, model_name=model_name, team=team)
+
+    def _use(self, look: UsageSample, card: GpuShare, model: AttributedModel) -> None:
+        """One card's time, energy and cost: the busy part into the pool, the idle part to __idle__."""
+        whole_s, who = look.length_s * card.fraction, {"model_name": look.model_name, "uuid": card.uuid}
+        self._count(attributed.ALLOCATED, whole_s, **who)
+        if look.busy_s is None:
+            self._count(attributed.BUSY, 0.0, **who)
+            self._unknown(look.model_name, card, look.length_s)
+            return
+        share = look.busy_s / look.length_s if look.length_s else 0.0
+        self._count(attributed.BUSY, whole_s * share, **who)
+        self._count(attributed.TEAM_SECONDS, whole_s * (1 - share), method="measured", model_name=look.model_name, team=IDLE)
+        model.pool.add(seconds=whole_s * share)
+        if card.joules is not None:
+            active = self._active_joules(card, card.joules, look.length_s, share)
+            model.pool.add(joules={card.method: active})
+            self._energy(look.model_name, IDLE, "idle", card.method, card.joules - active)
+        for currency, price in self._price(card, look.length_s):
+            model.pool.add(cost={currency: price * share})
+            if self.prices and self.prices.spread_idle:
+                model.idle_cost[currency] = model.idle_cost.get(currency, 0.0) + price * (1 - share)
+            else:
+                self._cost(look.model_name, IDLE, "allocation", currency, price * (1 - share))
+
+    def _unknown(self, model_name: str, card: GpuShare, length_s: float) -> None:
+        """Time of which nobody knows whether it was busy. It is no usage: that is what is known to have been."""
+        self._count(attributed.TEAM_SECONDS, length_s * card.fraction, method="unknown", model_name=model_name, team=UNATTRIBUTED)
+        if card.joules is not None:
+            self._energy(model_name, UNATTRIBUTED, "unknown", card.method, card.joules)
+        for currency, price in self._price(card, length_s):
+            self._cost(model_name, UNATTRIBUTED, "allocation", currency, price)
+
+    def _price(self, card: GpuShare, length_s: float) -> Iterator[tuple[str, float]]:
+        if self.prices:
+            yield self.prices.currency, self.prices.per_hour(card.name, card.fraction, card.profile) * length_s / HOUR_S
+
+    def _active_joules(self, card: GpuShare, joules: float, length_s: float, share: float) -> float:
+        """What the work took: beyond the idle power once that is known, till then by busy time."""
+        if not share:
+            return 0.0
+        if (watts := self._idle_watts.get(card.uuid)) is None or card.fraction != 1:
+            return joules * share
+        return max(0.0, joules - watts * length_s)
+
+    def _learn_idle(self, look: UsageSample, card: GpuShare) -> None:
+        if card.fraction != 1 or card.joules is None or not look.quiet:
+            self._streaks.pop(card.uuid, None)
+            return
+        streak = self._streaks.setdefault(card.uuid, Streak())
+        streak.seconds += look.length_s
+        streak.joules += card.joules
+        if streak.seconds >= IDLE_AT_LEAST_S:
+            self._idle_watts[card.uuid] = streak.joules / streak.seconds
+
+    def _ended(self, look: UsageSample, model: AttributedModel) -> dict[tuple[str, str], Work]:
+        """Work that ended since the last look, by whom it was for and method. What was told before the first look belongs to nobody's window."""
+        told = {**look.logged, ABORTED: look.aborted, UNATTRIBUTED: look.missing_in_log}
+        grown, model.told = _growth(told, model.told), told
+        abandoned, model.told_abandoned = _growth(look.abandoned, model.told_abandoned), dict(look.abandoned)
+        model.produced = model.produced.plus(look.produced)
+        for team in look.logged:
+            model.logged = model.logged.plus(grown[team])
+            self._api_cost(look.model_name, team, grown[team].plus(abandoned.get(team, NOTHING)))
+        for work in abandoned.values():
+            model.claimed = model.claimed.plus(work)
+        for lost in (ABORTED, UNATTRIBUTED):
+            covered = grown[lost].at_most(model.claimed)
+            grown[lost], model.claimed = grown[lost].minus(covered), model.claimed.minus(covered)
+        return {(team, ENDED): work for team, work in grown.items()} | {(team, ABANDONED): work for team, work in abandoned.items()}
+
+    def _api_cost(self, model_name: str, team: str, work: Work) -> None:
+        if self.prices and (price := self.prices.api_price(model_name)):
+            cost = price.cost(work.prompt_tokens, work.cached_tokens, work.completion_tokens)
+            self._count(attributed.API_COST, cost, currency=self.prices.currency, model_name=model_name, team=team)
+
+    def _draw(self, look: UsageSample, model: AttributedModel, ended: Mapping[tuple[str, str], Work]) -> bool:
+        """Give the work that ended its part of the pool; whether any did."""
+        computed = {whose: model.computed(whose, work) for whose, work in ended.items()}
+        prompt, generation = sum(computed.values()), sum(work.completion_tokens for work in ended.values())
+        # A log may be a look ahead of the engine's page, not more: without a bound, tokens missed once would be missed for ever.
+        model.prompt_ahead = max(model.prompt_ahead + look.produced.computed_tokens - prompt, -prompt)
+        model.generation_ahead = max(model.generation_ahead + look.produced.completion_tokens - generation, -generation)
+        weight = model.decode_weight
+        units = {whose: computed[whose] + weight * work.completion_tokens for whose, work in ended.items()}
+        if (whole := sum(units.values())) <= 0:
+            return False
+        in_flight = max(0.0, model.prompt_ahead) + weight * max(0.0, model.generation_ahead)
+        drawn = model.pool.take(whole / (whole + in_flight))
+        for (team, method), part in units.items():
+            if part or team in look.logged:
+                self._book(look, model, team, method, drawn.times(part / whole))
+        return True
+
+    def _settle(self, look: UsageSample, model: AttributedModel, drawn: bool) -> None:
+        """When nothing ran for a while and no line came, nobody will say whose the rest was."""
+        if drawn or look.busy_s or look.running_after or look.waiting:
+            model.last_busy_s = max(model.last_busy_s, look.to_s)
+        elif look.to_s - model.last_busy_s >= max(SETTLE_S, 3 * look.length_s):  # another engine of the model may not have been looked at yet
+            self._book(look, model, UNATTRIBUTED, "unknown", model.pool.take(1.0))
+            model.prompt_ahead = model.generation_ahead = 0.0
+            model.claimed = NOTHING  # the engine has counted what it ever will of what broke off; an estimate that was too high must not linger
+
+    def _book(self, look: UsageSample, model: AttributedModel, team: str, method: str, part: Pool) -> None:
+        self._count(attributed.TEAM_SECONDS, part.seconds, method=method, model_name=look.model_name, team=team)
+        for source, joules in part.joules.items():
+            self._energy(look.model_name, team, "active", source, joules)
+        for currency, cost in part.cost.items():
+            for basis in ("allocation", "usage"):
+                self._cost(look.model_name, team, basis, currency, cost)
+        model.used_s[team] = model.used_s.get(team, 0.0) + part.seconds
+        by_team = self._hours.setdefault(int(look.to_s // HOUR_S), {}).setdefault(look.model_name, {})
+        by_team[team] = by_team.get(team, 0.0) + part.seconds
+        for old in sorted(self._hours)[:-3]:
+            del self._hours[old]
+
+    def _spread(self, look: UsageSample, model: AttributedModel) -> None:
+        """At the first look of an hour: the idle cost of the one before, over those who used it; over nobody, it stays __idle__'s."""
+        hour, before = int(look.to_s // HOUR_S), model.hour
+        if hour <= before:
+            return
+        used = model.used_s if sum(model.used_s.values()) > 0 else {IDLE: 1.0}
+        whole = sum(used.values())
+        for currency, cost in model.idle_cost.items():
+            for team, seconds in used.items():
+                self._cost(look.model_name, team, "allocation", currency, cost * seconds / whole)
+        model.hour, model.idle_cost, model.used_s = hour, {}, {}
+
+    def _energy(self, model_name: str, team: str, state: str, method: str, joules: float) -> None:
+        self._count(attributed.TEAM_ENERGY, joules, method=method, model_name=model_name, state=state, team=team)
+
+    def _cost(self, model_name: str, team: str, basis: str, currency: str, cost: float) -> None:
+        self._count(attributed.COST, cost, basis=basis, currency=currency, model_name=model_name, team=team)
+
+    def _count(self, metric: Metric, amount: float, **labels: str) -> None:
+        self._counts[metric.name, tuple(sorted(labels.items()))] += amount
+
+
+def _growth(now: Mapping[str, Work], before: Mapping[str, Work] | None) -> dict[str, Work]:
+    """Return the growth of cumulative work by team; none at the first look."""
+    return {team: work.since((now if before is None else before).get(team, NOTHING)) for team, work in now.items()}
+
+
+def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Of teams in the log alone."""
+    among = {team: s for team, s in seconds.items() if team not in NOBODY}
+    whole = sum(among.values())
+    return {team: s / whole for team, s in among.items()} if whole > 0 else {}
+
+
+def sweep(requests: Iterable[tuple[float, float, Who]], window: tuple[float, float]) -> dict[Who, float]:
+    """Seconds by team of (start_s, end_s, team): at each instant the second is split evenly over the requests then running.
+
+    They sum to the time in which any ran. A clock that goes 1/n as fast while n run gives each request the time it shows between its ends."""
+    from_s, to_s = window
+    inside = [(max(start, from_s) - from_s, min(end, to_s) - from_s, team) for start, end, team in requests if max(start, from_s) < min(end, to_s)]
+    moments = sorted([(start, number) for number, (start, _, _) in enumerate(inside)] + [(end, ~number) for number, (_, end, _) in enumerate(inside)])
+    began = [0.0] * len(inside)
+    by_team: dict[Who, float] = {}
+    clock = last_s = 0.0
+    running = 0
+    for at_s, number in moments:
+        if running:
+            clock += (at_s - last_s) / running
+        last_s = at_s
+        if number >= 0:
+            began[number] = clock
+            running += 1
+        else:
+            team = inside[~number][2]
+            by_team[team] = by_team.get(team, 0.0) + clock - began[~number]
+            running -= 1
+    return by_team
+
+
+class Hour:
+    """The requests that ran in one hour (unix seconds / 3600); beyond `limit` a sample in which each has the same chance.
+
+    names: who they were of, as (model_name, team). Which one is next to be kept is drawn ahead, so that most cost nothing (Li's algorithm L)."""
+
+    def __init__(self, hour: int, names: list[tuple[str, str]], limit: int, rng: random.Random) -> None:
+        self.hour = hour
+        self.seen = 0
+        self._names, self._limit, self._rng = names, limit, rng
+        self._starts, self._ends, self._who = array("d"), array("d"), array("H")
+        self._next, self._highest = limit + 1, 1.0
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, start_s: float, end_s: float, who: int) -> None:
+        self.seen += 1
+        if self.seen <= self._limit:
+            self._starts.append(start_s)
+            self._ends.append(end_s)
+            self._who.append(who)
+            if self.seen == self._limit:
+                self._skip()
+        elif self.seen == self._next:
+            place = self._rng.randrange(self._limit)
+            self._starts[place], self._ends[place], self._who[place] = start_s, end_s, who
+            self._skip()
+
+    def _skip(self) -> None:
+        """Draw which one is kept next."""
+        self._highest = min(self._highest * (1 - self._rng.random()) ** (1 / self._limit), 1 - 1e-12)  # 1 would mean never again
+        self._next = self.seen + 1 + int(math.log(1 - self._rng.random()) / math.log1p(-self._highest))
+
+    def seconds(self) -> dict[str, dict[str, float]]:
+        """Busy seconds by model and team, by `sweep`. Minute by minute, so that a thread that does it holds up no other for long."""
+        minutes: defaultdict[tuple[int, str], list[tuple[float, float, str]]] = defaultdict(list)
+        began_s, ended_s = self.hour * HOUR_S, (self.hour + 1) * HOUR_S
+        for start, end, who in zip(self._starts, self._ends, self._who, strict=True):
+            model_name, team = self._names[who]
+            for minute in range(int(max(start, began_s) // 60), int(min(end, ended_s - 1) // 60) + 1):
+                minutes[minute, model_name].append((start, end, team))
+        found: dict[str, dict[str, float]] = {}
+        for (minute, model_name), requests in minutes.items():
+            mine = found.setdefault(model_name, {})
+            for team, seconds in sweep(requests, (minute * 60, minute * 60 + 60)).items():
+                mine[team] = mine.get(team, 0.0) + seconds
+        return found
+
+
+class Hours:
+    """Collects finished requests until an hour is over and `late_s` has passed for those that began in it and ended after it."""
+
+    def __init__(self, limit: int = 300_000, late_s: float = 600.0, rng: random.Random | None = None) -> None:
+        self._limit, self._late_s = limit, late_s
+        self._rng = rng or random.Random()  # noqa: S311 - a fair sample, no secret
+        self._names: list[tuple[str, str]] = []
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._open: dict[int, Hour] = {}
+        self._closed = -1
+
+    def add(self, start_s: float, end_s: float, model_name: str, team: str, now_s: float) -> None:
+        """Lines of hours long past, or to come, are left out: there is no live figure to compare them with."""
+        last, now = int(end_s // HOUR_S), int(now_s // HOUR_S)
+        if not now - 1 <= last <= now:
+            return
+        if (who := self._numbers.get((model_name, team))) is None:
+            who = self._numbers[model_name, team] = len(self._names)
+            self._names.append((model_name, team))
+        for hour in (last,) if start_s >= last * HOUR_S else (last - 1, last):
+            if hour > self._closed:
+                if (found := self._open.get(hour)) is None:
+                    found = self._open[hour] = Hour(hour, self._names, self._limit, self._rng)
+                found.add(start_s, end_s, who)
+
+    def close_hour(self, now_s: float) -> Hour | None:
+        """The oldest hour that is over, which is then no longer kept; ask it for its seconds in a thread."""
+        due = [hour for hour in self._open if (hour + 1) * HOUR_S + self._late_s <= now_s]
+        if not due:
+            return None
+        self._closed = max(self._closed, min(due))
+        return self._open.pop(min(due))

@@ -1,0 +1,471 @@
+"""The request log against the engine, to the last token. Pure: looks at engines and states of the log come in, counters come out.
+
+Law: logged + missing_in_log - extra_in_log + open = engine, for each kind, at every moment; and what is booked as missing_in_log or extra_in_log is
+sure.
+
+A page and a log cannot be read in the same instant, so each look at the engines has two states of the log beside it. With
+gap = missing_in_log - extra_in_log, E what the engines had finished at the look, and L(t) what the log held at t:
+
+    E - L(later)  <=  gap  <=  E - L(when the page was asked for)
+
+On the right: what was logged when the page was asked for had been finished before, so it is in E or in no engine.
+On the left: what had been finished at the look has its line `later`, so what E has beyond L is in no log. How late is late:
+
+  far    a line comes at most `patience` after the engine is done (twice the 99th percentile of e2e, 30 s to an hour: a reader may be
+         slow, but not slower than that). True of each request, and exact as soon as that long nothing came. Under load it says little.
+  near   a line comes on the average within a quarter of `delay` (1 s, or more where lines are known to be late). True of many: it is used
+         over 30 s and 100 lines at least, of which the smallest difference counts. So what lingers is never taken for what is missing.
+
+Where both sides meet, the gap is known exactly, and what was suspected of restarts, of the start and of missing usage is settled."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from exporters.catalogue import reconciled
+from exporters.engine.view import EngineTotals, EngineView
+from exporters.exposition import Sample
+from exporters.requests.work import FinishedRequest
+
+PATIENCE_AT_LEAST_S, PATIENCE_AT_MOST_S = 30.0, 3600.0
+DELAY_AT_LEAST_S = 1.0  # within which the line of an ordinary request is written and read
+DELAY_PER_LATENESS = 4.0
+NEAR_AT_LEAST_S = 30.0
+NEAR_AT_LEAST_LINES = 100
+NEAR_LOOKS = 500
+LOOKS_APART_S = 1.0  # engines of one model that are looked at together make one comparison
+NAMES_EVERY_S = 60.0
+NAMES_TRIES = 10  # so often an engine may fail to tell its names before we go on without them
+
+KINDS = ("requests", "prompt", "completion")
+MISSING_CAUSES = ("no_usage", "unknown")
+EXTRA_CAUSES = ("restart", "start", "unknown")
+
+
+NOTHING = FinishedRequest()
+
+
+class TokenPair(NamedTuple):
+    """Tokens of prompts and of answers."""
+
+    prompt: int = 0
+    completion: int = 0
+
+
+class CoreSnapshot(msgspec.Struct):
+    """An engine core at the last look. Its unfinished tokens (worked on, in no finished request) are told from these levels on:
+
+    idle_from: as they were when it was last idle. aborted_from: the same, or as they were at the first look at a core at work."""
+
+    totals: EngineTotals
+    idle_from: TokenPair = TokenPair()
+    aborted_from: TokenPair = TokenPair()
+
+
+class ReconciledEngine(msgspec.Struct):
+    """An engine at the last look. cores: by model and rank. asked: what the log held of each model when the page was asked for."""
+
+    looked_s: float
+    started_s: float | None
+    cores: dict[str, dict[str, CoreSnapshot]]
+    asked: dict[str, FinishedRequest]
+    names: dict[str, str] = {}
+
+
+def _none(causes: Iterable[str]) -> dict[str, list[int]]:
+    return {cause: [0] * len(KINDS) for cause in causes}
+
+
+class ReconciledModel(msgspec.Struct):
+    """What is kept of a model: counters since its first look, by cause where there are causes.
+
+    skip: what the log held at the first look, by the names in it. suspected: by cause, the lines among which extra lines of that cause are.
+    suspecting: by cause, what the log held when such lines may have begun; they may still come."""
+
+    first_s: float
+    skip: dict[str, FinishedRequest]
+    logged: FinishedRequest = NOTHING
+    engine: FinishedRequest = NOTHING
+    missing_in_log: dict[str, list[int]] = msgspec.field(default_factory=lambda: _none(MISSING_CAUSES))
+    extra_in_log: dict[str, list[int]] = msgspec.field(default_factory=lambda: _none(EXTRA_CAUSES))
+    aborted: TokenPair = TokenPair()
+    settled_s: float | None = None
+    settled_missing: int = 0
+    suspected: dict[str, FinishedRequest] = {}
+    suspecting: dict[str, FinishedRequest] = {}
+
+    def booked(self) -> list[int]:
+        """The gap that is booked so far, by kind."""
+        return [sum(c[k] for c in self.missing_in_log.values()) - sum(c[k] for c in self.extra_in_log.values()) for k in range(len(KINDS))]
+
+    def book_missing_in_log(self, kind: int, amount: int) -> None:
+        tokens_unknown = kind > 0 and self.logged.missing > self.settled_missing
+        self.missing_in_log["no_usage" if tokens_unknown else "unknown"][kind] += amount
+
+    def book_extra_in_log(self, kind: int, amount: int) -> None:
+        for cause in ("restart", "start"):
+            lines = list(self.suspected.get(cause, NOTHING))
+            part = min(amount, lines[kind])
+            lines[kind] -= part
+            amount -= part
+            self.extra_in_log[cause][kind] += part
+            if cause in self.suspected:
+                self.suspected[cause] = FinishedRequest._make(lines)
+        self.extra_in_log["unknown"][kind] += amount
+
+
+class ReconciliationState(msgspec.Struct):
+    """All that outlives the process. seen: by name in the log, what has been taken in. placed: name in the log -> model."""
+
+    models: dict[str, ReconciledModel] = {}
+    upstreams: dict[str, ReconciledEngine] = {}
+    seen: dict[str, FinishedRequest] = {}
+    placed: dict[str, str] = {}
+
+
+@dataclass(slots=True)
+class _Look:
+    """A state of all engines of a model, to be compared with the log as it becomes complete. whole: every engine answered.
+
+    at_s: unix seconds, to be shown. clock_s: monotonic, by which is waited."""
+
+    at_s: float
+    clock_s: float
+    engine: FinishedRequest
+    asked: FinishedRequest
+    whole: bool
+    suspecting: set[str]
+
+
+@dataclass(slots=True)
+class _Watch:
+    """The looks at a model that are still compared. Not stored: after a restart new ones come."""
+
+    patience_s: float = PATIENCE_AT_LEAST_S
+    delay_s: float = DELAY_AT_LEAST_S
+    changed: bool = False
+    new: deque[_Look] = field(default_factory=deque)  # for the near comparison
+    open: deque[_Look] = field(default_factory=deque)  # for the far one
+    near: deque[tuple[float, FinishedRequest, int]] = field(default_factory=lambda: deque(maxlen=NEAR_LOOKS))  # when, E - L, lines of L
+    last: _Look | None = None
+
+
+@dataclass(slots=True)
+class _Naming:
+    """When an engine was last asked for its names, and for which unknown names of the log this has been its answer."""
+
+    at_s: float = float("-inf")  # monotonic
+    about: frozenset[str] = frozenset()
+    failures: int = 0
+
+
+class Reconciler:
+    """Compares what engines finished with what the logs hold, per model.
+
+    aliases: name in the log -> model_name of the engine's series; goes before what engines tell. upstreams: the engines that are configured;
+    until each has answered, extra lines are not booked. Call `look` for each page, `gone` for each that did not come, and `settle` with every
+    new state of the log. Looks count from when the log was first read to its end."""
+
+    def __init__(
+        self,
+        aliases: Mapping[str, str] | None = None,
+        state: ReconciliationState | None = None,
+        upstreams: Iterable[str] = (),
+        patience_s: float = PATIENCE_AT_LEAST_S,
+    ) -> None:
+        self.aliases = aliases or {}
+        self._patience_s = patience_s
+        self._kept = state or ReconciliationState()
+        configured = set(upstreams) or set(self._kept.upstreams)
+        self._silent = configured
+        self._read_s: float | None = None  # monotonic
+        self._watches = {name: _Watch() for name in self._kept.models}
+        self._naming: dict[str, _Naming] = {}
+        for name in set(self._kept.upstreams) - configured:
+            self._lost(self._kept.upstreams.pop(name))
+
+    def look(
+        self,
+        upstream: str,
+        view: EngineView,
+        asked_s: float,
+        logged: Mapping[str, FinishedRequest],
+        e2e_p99_s: float | None = None,
+        late_s: float | None = None,
+        *,
+        asked_clock_s: float | None = None,
+    ) -> None:
+        """Take in a page. logged: the log when the page was asked for, by name in it.
+
+        late_s: by how much, on the average, a line comes after the engine is done, where that is known. asked_s, asked_clock_s: when the page was
+        asked for, in unix seconds and by the monotonic clock; without the latter one clock is both."""
+        self._take(logged, newest=False)
+        if self._read_s is None or self._read_s > (asked_s if asked_clock_s is None else asked_clock_s):
+            return
+        self._silent.discard(upstream)
+        kept = self._kept.upstreams.get(upstream)
+        anew = kept is not None and _anew(kept, view)
+        new_models = {name for name, _ in view.cores} - self._kept.models.keys()
+        for name in new_models:
+            self._kept.models[name] = ReconciledModel(first_s=asked_s, skip=dict(logged))
+            self._watches[name] = _Watch()
+        self._place()
+        if kept and anew:
+            self._lost(kept)
+            self._naming.pop(upstream, None)
+        began_s = view.started_s if view.started_s is not None else kept.looked_s if kept and anew else float("-inf")
+        # Of the same process, a series that is missing once is no series that began anew.
+        cores = {name: dict(ranks) for name, ranks in kept.cores.items()} if kept and not anew else {}
+        for (name, rank), core in view.cores.items():
+            model = self._kept.models[name]
+            before = kept.cores.get(name, {}).get(rank) if kept and not anew else None
+            counts_all = name not in new_models and (began_s >= model.first_s or (kept is not None and not anew))
+            if before is None and not counts_all:
+                self._suspect(name, "start", NOTHING)
+                before = CoreSnapshot(core.totals, aborted_from=_unfinished(core.totals))
+            elif before is None:
+                before = CoreSnapshot(EngineTotals())
+            grown = core.totals.since(before.totals)
+            model.engine = model.engine.plus(FinishedRequest(grown.requests, grown.request_prompt_tokens, grown.request_completion_tokens))
+            idle = not core.running and not core.waiting and before.totals == core.totals and (kept is not None and not anew)
+            cores.setdefault(name, {})[rank] = _after(model, before, core.totals, idle)
+        for name in {*cores, *(kept.cores if kept else ())}:
+            watch = self._watches[name]
+            watch.changed = True
+            watch.patience_s = min(PATIENCE_AT_MOST_S, max(self._patience_s, 2 * (e2e_p99_s or 0.0)))
+            watch.delay_s = min(watch.patience_s, max(DELAY_AT_LEAST_S, DELAY_PER_LATENESS * (late_s or 0.0)))
+        self._kept.upstreams[upstream] = ReconciledEngine(
+            looked_s=asked_s,
+            started_s=view.started_s,
+            cores=cores,
+            asked={name: self._logged_at(name, logged) for name in cores},
+            names=kept.names if kept else {},
+        )
+
+    def gone(self, upstream: str) -> None:
+        """This engine did not answer; until it does, no extra line of its models is sure."""
+        self._silent.add(upstream)
+
+    def names_due(self, upstream: str, clock_s: float) -> bool:
+        """Whether to ask an engine that was looked at for its names: at first, after a restart, when the log has a new one, and once a minute."""
+        if upstream not in self._kept.upstreams:
+            return False
+        naming = self._naming.get(upstream, _Naming())
+        if 0 < naming.failures < NAMES_TRIES or self._unplaced() - naming.about:
+            return True
+        return clock_s - naming.at_s >= NAMES_EVERY_S
+
+    def named(self, upstream: str, names: Mapping[str, str] | None, clock_s: float) -> None:
+        """What the engine calls its model (`engine.names`); None: it did not say, which may pass."""
+        kept, naming = self._kept.upstreams.get(upstream), self._naming.setdefault(upstream, _Naming())
+        naming.at_s = clock_s
+        naming.failures = 0 if names is not None else naming.failures + 1
+        if kept and names is not None:
+            kept.names = dict(names)
+            self._place()
+        if names is not None or naming.failures >= NAMES_TRIES:
+            naming.about = frozenset(self._unplaced())
+
+    def settle(self, now_s: float, logged: Mapping[str, FinishedRequest], at_end: bool, clock_s: float | None = None) -> None:
+        """Take in the newest state of the log and book what has become sure. at_end: it was read to its end just now.
+
+        clock_s: the monotonic clock, by which is waited, so that a clock that is set back stalls nothing; without it now_s is both."""
+        clock_s = now_s if clock_s is None else clock_s
+        self._take(logged, newest=True)
+        if at_end and self._read_s is None:
+            self._read_s = clock_s
+        for name, watch in self._watches.items():
+            model = self._kept.models[name]
+            if watch.changed and (watch.last is None or clock_s - watch.last.clock_s >= LOOKS_APART_S):
+                self._compare(name, model, watch, now_s, clock_s)
+            if at_end:
+                self._settle(name, model, watch, clock_s)
+
+    def samples(self) -> Iterator[Sample]:
+        for name, model in self._kept.models.items():
+            who = {"model_name": name}
+            booked = model.booked()
+            for at, kind in enumerate(KINDS):
+                labels = {"kind": kind, **who}
+                yield reconciled.LOGGED, labels, model.logged[at]
+                yield reconciled.ENGINE, labels, model.engine[at]
+                yield reconciled.OPEN, labels, model.engine[at] - model.logged[at] - booked[at]
+                yield from ((reconciled.MISSING_IN_LOG, {"cause": cause, **labels}, amounts[at]) for cause, amounts in model.missing_in_log.items())
+                yield from ((reconciled.EXTRA_IN_LOG, {"cause": cause, **labels}, amounts[at]) for cause, amounts in model.extra_in_log.items())
+            if model.settled_s is not None:
+                yield reconciled.SETTLED, who, model.settled_s
+            yield reconciled.NO_USAGE, who, model.logged.missing
+            for kind, aborted, unfinished in zip(TokenPair._fields, model.aborted, self.unfinished(name), strict=True):
+                yield reconciled.ABORTED, {**who, "type": kind}, aborted
+                yield reconciled.UNFINISHED, {**who, "type": kind}, unfinished
+
+    def state(self) -> ReconciliationState:
+        """All that has to outlive the process. Encode it before the next call: it is not a copy."""
+        return self._kept
+
+    def aborted(self, model: str) -> TokenPair:
+        """Tokens of aborted requests so far."""
+        return self._kept.models[model].aborted if model in self._kept.models else TokenPair()
+
+    def missing_in_log(self, model: str) -> TokenPair:
+        """Tokens so far that engines finished and no log shows, or shows without figures."""
+        if model not in self._kept.models:
+            return TokenPair()
+        causes = self._kept.models[model].missing_in_log.values()
+        return TokenPair(sum(amounts[1] for amounts in causes), sum(amounts[2] for amounts in causes))
+
+    def unfinished(self, model: str) -> TokenPair:
+        """Tokens in flight, or aborted since the engine was last idle."""
+        seen = [seen for upstream in self._kept.upstreams.values() for seen in upstream.cores.get(model, {}).values()]
+        above = [_above(_unfinished(each.totals), each.idle_from) for each in seen]
+        return TokenPair(sum(each.prompt for each in above), sum(each.completion for each in above))
+
+    def _take(self, logged: Mapping[str, FinishedRequest], newest: bool) -> None:
+        """Count what the log gained. A state that was left behind is passed over; a newest one that is less began anew."""
+        seen = self._kept.seen
+        for name, now in logged.items():
+            before = seen.get(name, NOTHING)
+            if now == before:
+                continue
+            if now.requests > before.requests:
+                seen[name] = now
+                if model := self._kept.placed.get(name):
+                    self._kept.models[model].logged = self._kept.models[model].logged.plus(now.minus(before))
+            elif newest:
+                seen[name] = now
+        self._place()
+
+    def _unplaced(self) -> set[str]:
+        return self._kept.seen.keys() - self._kept.placed.keys()
+
+    def _place(self) -> None:
+        """Names of the log that have become known count for their model, with all that came since its first look."""
+        for name in self._unplaced():
+            model = self._kept.models.get(self._model_of(name))
+            if model is not None:
+                self._kept.placed[name] = self._model_of(name)
+                model.logged = model.logged.plus(self._kept.seen[name].minus(model.skip.pop(name, NOTHING)))
+
+    def _model_of(self, name: str) -> str:
+        told = (upstream.names[name] for _, upstream in sorted(self._kept.upstreams.items()) if name in upstream.names)
+        return self.aliases.get(name) or next(told, name)
+
+    def _logged_at(self, model: str, logged: Mapping[str, FinishedRequest]) -> FinishedRequest:
+        """What the log held of a model at an earlier state, on the scale of its counter."""
+        found = self._kept.models[model].logged
+        for name, its in self._kept.placed.items():
+            if its == model:
+                found = found.minus(self._kept.seen[name].minus(logged.get(name, NOTHING)))
+        return found
+
+    def _lost(self, upstream: ReconciledEngine) -> None:
+        """What this engine finished after its last look is in no count: lines since then may be extra."""
+        for name, asked in upstream.asked.items():
+            self._suspect(name, "restart", asked)
+
+    def _suspect(self, name: str, cause: str, since: FinishedRequest) -> None:
+        """Lines from here on may be extra, until a look that is yet to come has been settled."""
+        suspecting = self._kept.models[name].suspecting
+        suspecting[cause] = FinishedRequest._make(map(min, since, suspecting.get(cause, since)))
+        for look in self._watches[name].open:
+            look.suspecting.discard(cause)
+
+    def _whole(self, model: str) -> bool:
+        upstreams = self._kept.upstreams
+        return not any(name not in upstreams or model in upstreams[name].cores for name in self._silent)
+
+    def _held(self, model: str) -> bool:
+        """Whether the log has names that may yet turn out to be this model's."""
+        skip = self._kept.models[model].skip
+        open_names = {name for name in self._unplaced() if self._kept.seen[name].requests > skip.get(name, NOTHING).requests}
+        its = [name for name, upstream in self._kept.upstreams.items() if model in upstream.cores and name not in self._silent]
+        return any(open_names - self._naming.get(name, _Naming()).about for name in its)
+
+    def _compare(self, name: str, model: ReconciledModel, watch: _Watch, now_s: float, clock_s: float) -> None:
+        """Begin a comparison, and book extra lines that two looks in a row show."""
+        asked = [upstream.asked[name] for upstream in self._kept.upstreams.values() if name in upstream.asked]
+        oldest = FinishedRequest._make(map(min, zip(*asked, strict=True))) if asked else model.logged
+        look = _Look(now_s, clock_s, model.engine, oldest, self._whole(name), set(model.suspecting))
+        before, watch.last, watch.changed = watch.last, look, False
+        watch.new.append(look)
+        watch.open.append(look)
+        if before is None or not before.whole or not look.whole or model.suspecting:
+            return
+        at_most = zip(before.engine.minus(before.asked), look.engine.minus(look.asked), strict=True)
+        for kind, (gap, booked) in enumerate(zip(islice(map(max, at_most), len(KINDS)), model.booked(), strict=True)):
+            if gap < booked:
+                model.book_extra_in_log(kind, booked - gap)
+
+    def _settle(self, name: str, model: ReconciledModel, watch: _Watch, clock_s: float) -> None:
+        held = (watch.new or watch.open) and self._held(name)
+        while watch.new and clock_s >= watch.new[0].clock_s + watch.delay_s:
+            look = watch.new.popleft()
+            watch.near.append((look.clock_s, look.engine.minus(model.logged), model.logged.requests))
+            if not held:
+                self._settle_near(model, watch)
+        while watch.open and clock_s >= watch.open[0].clock_s + watch.patience_s + DELAY_AT_LEAST_S:
+            look = watch.open.popleft()
+            if not held:
+                self._settle_far(model, look)
+
+    def _settle_near(self, model: ReconciledModel, watch: _Watch) -> None:
+        """Under load: what the engine had beyond the log at every one of many looks."""
+        near = watch.near
+        clock_s, _, lines = near[-1]
+        while len(near) > 2 and clock_s - near[1][0] >= NEAR_AT_LEAST_S and lines - near[1][2] >= NEAR_AT_LEAST_LINES:
+            near.popleft()
+        if clock_s - near[0][0] < NEAR_AT_LEAST_S or lines - near[0][2] < NEAR_AT_LEAST_LINES:
+            return
+        booked = model.booked()
+        least = [min(beyond[kind] for _, beyond, _ in near) - booked[kind] for kind in range(len(KINDS))]
+        for kind, amount in enumerate(least):
+            if amount > 0 and (least[0] > 0 or model.logged.missing > model.settled_missing):
+                model.book_missing_in_log(kind, amount)
+
+    def _settle_far(self, model: ReconciledModel, look: _Look) -> None:
+        """After all patience: no line of what was finished at the look can come any more."""
+        for cause in look.suspecting:
+            if (since := model.suspecting.pop(cause, None)) is not None:
+                model.suspected[cause] = model.suspected.get(cause, NOTHING).plus(model.logged.minus(since))
+        exact = look.whole and not model.suspecting and look.asked == model.logged
+        for kind, (gap, booked) in enumerate(zip(look.engine.minus(model.logged)[: len(KINDS)], model.booked(), strict=True)):
+            if gap > booked:
+                model.book_missing_in_log(kind, gap - booked)
+            elif exact and gap < booked:
+                model.book_extra_in_log(kind, booked - gap)
+        if exact:
+            model.suspected.clear()
+            model.settled_missing = model.logged.missing
+        if look.whole:
+            model.settled_s = look.at_s
+
+
+def _anew(kept: ReconciledEngine, view: EngineView) -> bool:
+    """Whether this is another process than at the last look: a newer start, or a counter that fell."""
+    if kept.started_s is not None and view.started_s is not None and view.started_s > kept.started_s + 1:
+        return True
+    return any(core.totals.fell(seen.totals) for (name, rank), core in view.cores.items() if (seen := kept.cores.get(name, {}).get(rank)))
+
+
+def _unfinished(totals: EngineTotals) -> TokenPair:
+    return TokenPair(totals.prompt_tokens - totals.request_prompt_tokens, totals.completion_tokens - totals.request_completion_tokens)
+
+
+def _above(level: TokenPair, ground: TokenPair) -> TokenPair:
+    return TokenPair(max(0, level.prompt - ground.prompt), max(0, level.completion - ground.completion))
+
+
+def _after(model: ReconciledModel, before: CoreSnapshot, totals: EngineTotals, idle: bool) -> CoreSnapshot:
+    """The core after a look. In an idle one nothing is in flight: what it worked on and did not finish was aborted."""
+    if not idle:
+        return CoreSnapshot(totals, before.idle_from, before.aborted_from)
+    level = _unfinished(totals)
+    more = _above(level, before.aborted_from)
+    model.aborted = TokenPair(model.aborted.prompt + more.prompt, model.aborted.completion + more.completion)
+    return CoreSnapshot(totals, level, level)

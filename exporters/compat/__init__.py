@@ -1,0 +1,1 @@
+"""Comparison of the catalogue with live endpoints, dashboards and installed releases of vLLM."""

@@ -1,0 +1,197 @@
+"""The families that the source of an installed vLLM could show, with whichever flags: without starting it, importing it or owning a GPU.
+
+Source is read as trees of syntax. Names are literals there, kinds and labels mostly; what is put together at run time is told as unread."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAME = re.compile(r"vllm:[a-z][a-z0-9_]*")
+_BASE = ("engine", "model_name")  # what vLLM's own list of label names holds, wherever it is handed in
+_KINDS = ("counter", "gauge", "histogram", "summary")
+_MAKES = re.compile(r"""["']vllm:[a-z{]|\bdocumentation=""")  # a file may make families whose names stand in another
+_CLIENTS = ("benchmarks", "tests")  # these read what others show
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFamily:
+    """A family as it was found. name: as a scrape shows it, but that a counter of unknown kind may lack its _total.
+
+    kind: '' where not known; labels, bounds: None where not known; where: the file and line, or 'page'."""
+
+    name: str
+    kind: str = ""
+    labels: tuple[str, ...] | None = None
+    help: str = ""
+    bounds: tuple[float, ...] | None = None
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceScan:
+    """What was read. unread: places whose names are put together at run time."""
+
+    families: Mapping[str, SourceFamily]
+    unread: tuple[str, ...]
+
+
+def files(package: Path) -> Iterator[tuple[str, str]]:
+    """Path below the package and text of each file that may name a family."""
+    for path in sorted(package.rglob("*.py")):
+        below = path.relative_to(package)
+        if below.parts[0] not in _CLIENTS:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if _MAKES.search(text):
+                yield below.as_posix(), text
+
+
+def release(package: Path) -> str | None:
+    """The version that the installation of a package gives; None for source that was never built."""
+    for metadata in sorted(package.parent.glob("vllm*.dist-info/METADATA")):
+        if told := re.search(r"^Version: (\S+)", metadata.read_text(encoding="utf-8"), re.MULTILINE):
+            return told[1]
+    return None
+
+
+def read(sources: Iterable[tuple[str, str]]) -> SourceScan:
+    """The families that these files name; sources: path and text. Raises ValueError for a file that does not parse."""
+    trees = [(path, _tree(path, text)) for path, text in sources]
+    names = {key: value for path, tree in trees for key, value in _constants(path, tree)}
+    read_so = [ranked for path, tree in trees for ranked in _File(path, tree, names).families()]
+    found = {family.name: family for _, family in sorted(read_so, key=lambda ranked: ranked[0], reverse=True)}
+    # Where the name alone was read and its making elsewhere, the two differ by _total.
+    doubles = {name for name, family in found.items() if not family.kind and f"{name}_total" in found}
+    unread = [f"{path}:{node.lineno}" for path, tree in trees for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) and _opens_a_name(node)]
+    return SourceScan({name: found[name] for name in sorted(found.keys() - doubles)}, tuple(unread))
+
+
+def _tree(path: str, text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise ValueError(f"{path}, line {error.lineno}: this Python cannot read it; run vllm-watch with one as new as the engine's") from error
+
+
+def _constants(path: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names that stand as constants: under `file:NAME` those of a file, under `Class.NAME` those of a class, for every file."""
+    for owner in ast.walk(tree):
+        if not isinstance(owner, ast.ClassDef | ast.Module):
+            continue
+        prefix = f"{owner.name}." if isinstance(owner, ast.ClassDef) else f"{path}:"
+        for node in owner.body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and (name := _literal(node.value)):
+                yield prefix + node.targets[0].id, name
+
+
+def _literal(node: ast.AST | None) -> str | None:
+    """A family's name, where a node is one."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value) else None
+
+
+def _opens_a_name(node: ast.JoinedStr) -> bool:
+    first = node.values[0] if node.values else None
+    return isinstance(first, ast.Constant) and bool(re.fullmatch(r"vllm:\w*", str(first.value)))
+
+
+class _File:
+    """One file, read for what it declares."""
+
+    def __init__(self, path: str, tree: ast.Module, names: Mapping[str, str]) -> None:
+        self._path, self._tree, self._names = path, tree, names
+        self._assigned: dict[str, ast.expr] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                self._assigned.setdefault(node.targets[0].id, node.value)
+
+    def families(self) -> Iterator[tuple[int, SourceFamily]]:
+        """Each with how little it says: 0 where it is made, 1 where it is described to be made elsewhere, 2 where it is only named."""
+        for name, call in self._declared():
+            kind = _kind(call)
+            yield (
+                int(_describes(call)),
+                SourceFamily(
+                    name=f"{name}_total" if kind == "counter" and not name.endswith("_total") else name,
+                    kind=kind,
+                    labels=self._labels(call),
+                    help=_text(_given(call, "documentation", 1)),
+                    where=f"{self._path}:{call.lineno}",
+                ),
+            )
+        for node in ast.walk(self._tree):
+            if named := _literal(node):
+                yield 2, SourceFamily(named, where=f"{self._path}:{getattr(node, 'lineno', 0)}")
+
+    def _declared(self) -> Iterator[tuple[str, ast.Call]]:
+        """Calls that make a family: with its name inside, or under its name in a table."""
+        for node in ast.walk(self._tree):
+            pairs: list[tuple[ast.expr | None, ast.expr]] = []
+            if isinstance(node, ast.Call):
+                pairs = [(_given(node, "name", 0), node)]
+            elif isinstance(node, ast.Dict):
+                pairs = list(zip(node.keys, node.values, strict=True))
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+                pairs = [(node.targets[0].slice, node.value)]
+            for key, value in pairs:
+                if isinstance(value, ast.Call) and _kind(value) and (name := self._name(key)):
+                    yield name, value
+
+    def _name(self, node: ast.expr | None) -> str | None:
+        match node:
+            case ast.Name(id=name):
+                return self._names.get(f"{self._path}:{name}")
+            case ast.Attribute(value=ast.Name(id=owner), attr=name):
+                return self._names.get(f"{owner}.{name}")
+        return _literal(node)
+
+    def _labels(self, call: ast.Call) -> tuple[str, ...] | None:
+        """Label names; the connectors' descriptions (…Metadata) hold only what comes beside the engine's own two."""
+        given = _given(call, "labelnames", 2)
+        own: tuple[str, ...] | None = _BASE if _describes(call) else ()
+        more = self._list(given) if given is not None else ()
+        return None if own is None or more is None else tuple(sorted({*own, *more}))
+
+    def _list(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> tuple[str, ...] | None:
+        match node:
+            case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                words = [e.value for e in elements if isinstance(e, ast.Constant) and isinstance(e.value, str)]
+                return tuple(words) if len(words) == len(elements) else None
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                first, second = self._list(left, seen), self._list(right, seen)
+                return None if first is None or second is None else (*first, *second)
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                if name in self._assigned and name not in seen:
+                    return self._list(self._assigned[name], seen | {name})
+                return _BASE if name.strip("_") == "labelnames" else None
+        return None
+
+
+def _callee(call: ast.Call) -> str:
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name.lower()
+    return ""
+
+
+def _describes(call: ast.Call) -> bool:
+    return _callee(call).endswith("metadata")
+
+
+def _kind(call: ast.Call) -> str:
+    """By what is called, where it is handed a help text: Counter, self._counter_cls, OffloadingCounterMetadata, and not increase_counter."""
+    callee = _callee(call)
+    told = any(keyword.arg == "documentation" for keyword in call.keywords) or (len(call.args) > 1 and bool(_text(call.args[1])))
+    return next((kind for kind in _KINDS if kind in callee), "") if told else ""
+
+
+def _given(call: ast.Call, name: str, at: int) -> ast.expr | None:
+    """An argument by its keyword or its place."""
+    by_name = next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+    return by_name or (call.args[at] if len(call.args) > at else None)
+
+
+def _text(node: ast.expr | None) -> str:
+    return " ".join(node.value.split()) if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

@@ -1,0 +1,146 @@
+"""Client of an inference engine: /metrics, /version, /v1/models, /server_info and /health.
+
+Invariant: an engine is untrusted. No answer is read beyond its limit, and a version enters events and logs only if it is
+short and printable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from exporters.catalogue.exposition_parser import BadExposition
+from exporters.net.bounded_read import ResponseTooLarge, read_bounded
+from exporters.net.http_client import HttpClientConfig, describe_error, request_options
+
+TIMEOUT_S = 10.0
+MAX_VERSION_BYTES = 64 << 10
+MAX_VERSION_LENGTH = 64  # characters
+
+
+class ModelCard(msgspec.Struct):
+    """A model in the answer of /v1/models. parent: None, or the model that an adapter extends."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: Any = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_model_len, int):
+            self.max_model_len = None
+
+
+class _ModelList(msgspec.Struct):
+    data: list[ModelCard]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineClient:
+    """One engine. http_config: TLS and login of every request; key: of /v1 alone, as vLLM asks for it there alone.
+
+    options: further arguments of aiohttp's requests. Every method raises aiohttp.ClientError (ClientResponseError for any
+    status but 200, Endless for an answer that is too long), TimeoutError, and BadConfig for http_config."""
+
+    session: aiohttp.ClientSession
+    url: str
+    timeout_s: float = TIMEOUT_S
+    http_config: HttpClientConfig | None = None
+    key: str | None = field(default=None, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    async def metrics(self, max_bytes: int | None = None) -> bytes:
+        return await self._read("/metrics", max_bytes)
+
+    async def version(self) -> str | None:
+        """Return the engine's release; None where it does not say."""
+        try:
+            body = msgspec.json.decode(await self._read("/version", MAX_VERSION_BYTES))
+        except (aiohttp.ClientError, TimeoutError, ValueError):  # BadPage and msgspec's errors are the last
+            return None
+        version = body.get("version") if isinstance(body, dict) else None
+        sound = isinstance(version, str) and len(version) <= MAX_VERSION_LENGTH and version.isprintable()
+        return version if sound else None
+
+    async def scrape(self) -> tuple[str, str | None]:
+        """Return the /metrics page as text, and the version. Raises BadPage for a page that is too long."""
+        try:
+            page = await self.metrics()
+        except ResponseTooLarge as error:
+            raise BadExposition(f"{self.url}/metrics: {error}; no engine's page is that long") from None
+        return page.decode("utf-8", "replace"), await self.version()
+
+    async def models(self) -> list[ModelCard]:
+        """Return the models that it serves. Raises BadPage for no list of models."""
+        login: dict[str, Any] = {"headers": {"Authorization": f"Bearer {self.key}"}} if self.key else {}
+        return parse_models(await self._read("/v1/models", **login))
+
+    async def served_names(self) -> Mapping[str, str] | None:
+        """Return the names under which the engine serves its model, as `served_names`; None where it does not say."""
+        try:
+            return served_names(await self.models())
+        except (aiohttp.ClientError, TimeoutError, BadExposition):
+            return None
+
+    async def server_info(self) -> Mapping[str, Any]:
+        """Return the configuration that vLLM shows in its development mode; empty where it does not."""
+        try:
+            body = msgspec.json.decode(await self._read("/server_info", params={"config_format": "json"}))
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return {}
+        return body if isinstance(body, dict) else {}
+
+    async def health(self) -> int:
+        """Return the status of /health."""
+        async with self._request("/health") as response:
+            return response.status
+
+    def _request(self, path: str, **more: Any) -> aiohttp.client._RequestContextManager:
+        options = {**self.options, **request_options(self.http_config), **more}
+        return self.session.get(self.url + path, timeout=aiohttp.ClientTimeout(total=self.timeout_s), **options)
+
+    async def _read(self, path: str, max_bytes: int | None = None, **more: Any) -> bytes:
+        async with self._request(path, **more) as response:
+            response.raise_for_status()
+            if response.status != 200:
+                reason = response.reason or ""
+                raise aiohttp.ClientResponseError(response.request_info, (), status=response.status, message=reason)
+            return await read_bounded(response, max_bytes)
+
+
+def parse_models(body: bytes) -> list[ModelCard]:
+    """Parse the answer of /v1/models. Raises BadPage."""
+    try:
+        return msgspec.json.decode(body, type=_ModelList).data
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BadExposition("no list of models") from None
+
+
+def served_names(models: Sequence[ModelCard]) -> Mapping[str, str]:
+    """Map each served name or adapter to the model_name of the engine's series, which is the first name served."""
+    first: dict[str | None, str] = {}
+    for model in models:
+        if model.parent is None:
+            first.setdefault(model.root, model.id)
+    names = {model.id: first[model.root] for model in models if model.parent is None}
+    return names | {model.id: names.get(model.parent, model.parent) for model in models if model.parent is not None}
+
+
+async def scrape_engine(url: str, timeout_s: float = TIMEOUT_S, http_config: HttpClientConfig | None = None) -> tuple[str, str | None]:
+    """Return page and version of the engine at an address that a person typed, with or without /metrics.
+
+    Raises OSError with a sentence."""
+    base = url.rstrip("/").removesuffix("/metrics")
+    try:
+        async with aiohttp.ClientSession() as session:
+            return await EngineClient(session, base, timeout_s, http_config).scrape()
+    except aiohttp.ClientResponseError as error:
+        hint = "it wants a login: --http-config" if error.status in (401, 403) else "is this the address of a vLLM server?"
+        raise OSError(f"{base}/metrics answers {error.status} {error.message}; {hint}") from error
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        told = describe_error(error) or error or "no answer in time"
+        hint = "name its authority: --http-config" if isinstance(error, aiohttp.ClientSSLError) else "is the engine up, and the address right?"
+        raise OSError(f"{base}/metrics does not answer ({told}); {hint}") from error

@@ -1,0 +1,1 @@
+"""Tuning events: log file and HTTP interface."""

@@ -1,0 +1,465 @@
+"""Request records -> counters and histograms per team and model. Pure: no clock, no file.
+
+Law: a counter never falls. A team or model that once had series of its own keeps them; who comes after the table is full is counted
+together as `__other__`. What a record does not say is not counted, never taken for 0."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, repeat
+from operator import attrgetter, sub
+from typing import Any, cast, get_args
+
+import msgspec
+
+from exporters.catalogue import bounds, sidecar
+from exporters.catalogue.metric import Metric
+from exporters.exposition import Distribution, Exemplar, Sample, exemplar
+from exporters.native_histogram import BucketCounts, observed_ms
+from exporters.requests.record import UNKNOWN_TEAM, Outcome, RequestRecord, estimated_tokens, unix_seconds
+from exporters.requests.work import FinishedRequest, Work
+
+OTHER = "__other__"
+UNKNOWN_MODEL = "__unknown__"
+FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "rejected", "tool_calls", "repetition"})
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
+GOOD = ("ok", "unknown")
+REASONS_LIMIT = 40  # a gateway's vocabulary is fixed and small; a log that is not must not make series without end
+EXEMPLARS_OF = 16  # of a flood, the newest of each row are looked at for exemplars
+MANY = 20
+_TRACE_ID = re.compile("[0-9a-fA-F]{32}")  # W3C trace context; what else a log may call a trace leads nowhere, and could spoil the page
+_UNFINISHED = ("abort", "error", "rejected")  # finish reasons of a request that the engine did not count
+_ASIDE = ("/models", "/tokenize", "/detokenize", "/load_lora_adapter", "/unload_lora_adapter", "/health", "/version")  # routes that make nothing
+_MAX_NAME = 120
+
+# The histograms of a row, their bounds, and the same bounds in the log's milliseconds.
+_TIMES: tuple[tuple[Metric, tuple[float, ...]], ...] = (
+    (sidecar.TTFT, bounds.TTFT_S),
+    (sidecar.TPOT, bounds.OUR_TPOT_S),
+    (sidecar.E2E, bounds.OUR_REQUEST_S),
+    (sidecar.QUEUE, bounds.OUR_REQUEST_S),
+    (sidecar.ENGINE_QUEUE, bounds.OUR_REQUEST_S),
+    (sidecar.TTFT_OVERHEAD, bounds.TTFT_S),
+)
+_TTFT, _E2E, _ENGINE_QUEUE, _OVERHEAD = 0, 2, 4, len(_TIMES) - 1
+_FIGURES = attrgetter(
+    "prompt_tokens", "cached_tokens", "completion_tokens", "ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms", "engine_ttft_ms",
+)  # fmt: skip
+_MS = tuple(tuple(bound * 1000 for bound in limits) for _, limits in _TIMES)
+
+
+Change = tuple[bytes, bytes]  # a row as it is to be stored, and what was observed since it was stored before, see native_histogram
+
+
+class BoundedNames:
+    """At most `limit` names get series of their own: configured ones first, then the first seen. Membership is sticky."""
+
+    def __init__(self, configured: Iterable[str] = (), limit: int = 50) -> None:
+        self._members = dict.fromkeys(configured)
+        self._limit = max(limit, len(self._members))
+        self.folded = 0  # how many times a name had to be counted as __other__
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def fold(self, name: str, may_claim: bool = True, times: int = 1) -> str:
+        """The name to count under. may_claim: whether a new name may take a seat of its own; times: how many requests have it."""
+        if name in self._members:
+            return name
+        if name.startswith("__"):  # reserved names are always there and cannot be claimed
+            return name if name in (UNKNOWN_TEAM, UNKNOWN_MODEL) else OTHER
+        if may_claim and len(self._members) < self._limit:
+            self._members[name] = None
+            return name
+        self.folded += times
+        return OTHER
+
+    def seat(self, name: str) -> None:
+        """Give back a seat that the name had before a restart, even beyond the limit."""
+        if not name.startswith("__"):
+            self._members[name] = None
+
+
+class CounterRow(msgspec.Struct, array_like=True, frozen=True):
+    """All that was counted for one model and team, as it is stored. None: no record said it. Sums of times in milliseconds."""
+
+    model: str
+    team: str
+    outcomes: dict[str, int]
+    reasons: dict[str, dict[str, int]]
+    finishes: dict[str, int]
+    tokens: tuple[int | None, int | None, int | None]
+    lookups: tuple[int | None, int | None]
+    finished: tuple[int, int, int, int, int]
+    counts: tuple[list[int], ...]
+    sums_ms: tuple[float, ...]
+    overhead_negative: int
+    estimated: tuple[int | None, int | None] = (None, None)
+    abandoned: tuple[int, int] = (0, 0)
+
+
+@dataclass(slots=True)
+class _Finished:
+    """What the engine should have counted of a row's requests: see Finished."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    missing: int = 0
+    cached_tokens: int = 0
+
+
+class _Series:
+    """The row that is being counted in."""
+
+    __slots__ = (
+        "abandoned", "changed", "counts", "estimated", "exemplars", "finished", "finishes", "last", "lookups", "model", "negative",
+        "observed", "outcomes", "reasons", "sums_ms", "team", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, model: str, team: str) -> None:
+        self.model, self.team, self.changed = model, team, False
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)  # a series that is born at its first failure hides that failure from rate()
+        self.reasons: dict[str, dict[str, int]] = {}
+        self.finishes: dict[str, int] = {}
+        self.tokens: list[int | None] = [None, None, None]
+        self.lookups: list[int | None] = [None, None]
+        self.finished = _Finished()
+        self.estimated: list[int | None] = [None, None]  # prompt and completion tokens of requests whose usage never came
+        self.abandoned = [0, 0]  # prompt and completion tokens of work that the engine did not finish, or whose end nobody saw
+        self.counts = [[0] * (len(limits) + 1) for limits in _MS]
+        self.sums_ms = [0.0] * len(_MS)
+        self.negative = 0
+        self.last: list[dict[int, tuple[str, float, str | None]]] = [{} for _ in _MS]  # of a bucket the newest trace, its value, and when
+        self.exemplars: list[list[Exemplar | None]] = [[None] * len(counts) for counts in self.counts]  # the same, once somebody asked
+        self.observed = array("H")  # since the row was stored; whoever stores it adds up the native buckets
+
+    def add(self, texts: int, abandoned: int, alike: Sequence[RequestRecord]) -> None:
+        """Add up what the records say, column by column. texts: asked for of each prompt; 0: no engine is to be compared.
+
+        abandoned: the same of requests that broke off; 0: these ended well, or no engine that we watch worked on them."""
+        prompt, cached, completion, *measured, engine_ttft = zip(*map(_FIGURES, alike), strict=True)
+        told = [_sum(tokens) for tokens in (prompt, cached, completion)]
+        for at, tokens in enumerate(told):
+            if tokens is not None:
+                self.tokens[at] = (self.tokens[at] or 0) + tokens
+        if texts:
+            missing = prompt.count(None)
+            self.finished.missing += missing
+            self.finished.prompt_tokens += texts * (told[0] or 0)
+            self.finished.cached_tokens += texts * (told[1] or 0)
+            known = completion if not missing else [c for p, c in zip(prompt, completion, strict=True) if p is not None]
+            self.finished.completion_tokens += _sum(known) or 0
+        if abandoned or None in completion:
+            self._estimate(alike, texts, abandoned)
+        first = max(0, len(alike) - EXEMPLARS_OF)
+        traced = [(at, r.trace_id, r.ts) for at, r in enumerate(alike[first:], first) if r.trace_id and _TRACE_ID.fullmatch(r.trace_id)]
+        times = (*measured, self.overheads(measured[_TTFT], measured[_ENGINE_QUEUE], engine_ttft))
+        self.observed += observed_ms([self.observe(at, values, traced) for at, values in enumerate(times)])
+
+    def _estimate(self, alike: Sequence[RequestRecord], texts: int, abandoned: int) -> None:
+        """Count tokens without usage as estimates, and those of broken-off requests as work of the team, each of several texts with its prompt.
+
+        A finished request with usage (texts) is finished work already."""
+        for r in alike:
+            estimated = estimated_tokens(r)
+            for at, tokens in enumerate(estimated):
+                if tokens is not None:
+                    self.estimated[at] = (self.estimated[at] or 0) + tokens
+            if abandoned and not (texts and r.prompt_tokens is not None):
+                self.abandoned[0] += abandoned * (r.prompt_tokens or estimated[0] or 0)
+                self.abandoned[1] += r.completion_tokens or estimated[1] or 0
+
+    def observe(self, at: int, told: Sequence[float | None], traced: Iterable[tuple[int, str, str | None]]) -> Sequence[float]:
+        """Take in one time of each record, None where it has none; return those that there are.
+
+        traced: which records of these can be looked up, by what trace, and when."""
+        values = cast("Sequence[float]", told)
+        try:
+            total = sum(values)  # which tells of a None sooner than looking for it does
+        except TypeError:
+            if not (values := [value for value in told if value is not None]):
+                return ()
+            total = sum(values)
+        self.sums_ms[at] += total
+        limits, counts = _MS[at], self.counts[at]
+        if len(values) > MANY:  # in order, each bound is looked for once, and not each value
+            ordered, before = sorted(values), 0
+            for bucket, limit in enumerate(limits):
+                if (below := bisect_right(ordered, limit, before)) > before:
+                    counts[bucket] += below - before
+                    before = below
+            counts[-1] += len(ordered) - before
+        else:
+            for bucket in map(bisect_left, repeat(limits), values):
+                counts[bucket] += 1
+        for which, trace, ts in traced:
+            if (value := told[which]) is not None:
+                self.last[at][bisect_left(limits, value)] = trace, value, ts
+        return values
+
+    def overheads(self, ttft: Sequence[float | None], queue: Sequence[float | None], engine: Sequence[float | None]) -> Sequence[float | None]:
+        """What of the time to first token was not the engine's: neither in its queue, nor from scheduling to the first token, which is what vLLM
+        tells of one request. A negative figure tells of clocks or definitions, and is only counted."""
+        with contextlib.suppress(TypeError):  # some have none
+            overs = list(map(sub, map(sub, ttft, queue), engine))
+            if min(overs) >= 0:
+                return overs
+        told = [None if t is None or q is None or e is None else t - q - e for t, q, e in zip(ttft, queue, engine, strict=True)]
+        self.negative += sum(over is not None and over < 0 for over in told)
+        return [over if over is not None and over >= 0 else None for over in told]
+
+
+_row_encoder = msgspec.msgpack.Encoder()
+_row_decoder = msgspec.msgpack.Decoder(CounterRow)
+
+
+class RequestCounters:
+    """All that is counted from request logs.
+
+    elsewhere: upstreams that nobody watches, such as an API that is paid for. What they served is traffic like any other, and no part of
+    `finished` and `work`, which are compared with engines and shared cards."""
+
+    def __init__(self, teams: BoundedNames, models: BoundedNames, elsewhere: Collection[str] = ()) -> None:
+        self.teams = teams
+        self.models = models
+        self._elsewhere = frozenset(elsewhere)
+        self._reasons = BoundedNames((), REASONS_LIMIT)
+        self._cells: dict[tuple[str, str], _Series] = {}
+        self._by_name: dict[tuple[str | None, str | None], _Series] = {}  # as records spell it; only names with a seat, so it stays bounded
+        self._changed: list[_Series] = []
+
+    def add(self, record: RequestRecord) -> None:
+        self.add_all((record,))
+
+    def add_all(self, records: Sequence[RequestRecord]) -> None:
+        """Count records. Those that differ in figures alone are counted in one go, column by column: a log may have grown for a night."""
+        kinds: defaultdict[tuple[Any, ...], list[RequestRecord]] = defaultdict(list)
+        for r in records:
+            kinds[r.model, r.team, r.outcome, r.finish_reason, r.upstream, r.route, r.n, r.prompts, r.cache_hit, r.reason].append(r)
+        groups: dict[tuple[_Series, int, int], list[RequestRecord]] = {}
+        # Served requests first: they claim the rows of their models, whatever failed before them in the same piece of a log.
+        for kind, alike in sorted(kinds.items(), key=lambda item: (item[0][2] or "unknown") not in GOOD):
+            group = self._count(len(alike), *kind)
+            if group in groups:
+                groups[group] += alike
+            else:
+                groups[group] = alike
+        for (cell, texts, abandoned), alike in groups.items():
+            cell.add(texts, abandoned, alike)
+
+    def _count(
+        self,
+        count: int,
+        model: str | None,
+        team: str | None,
+        outcome: str | None,
+        finish: str | None,
+        upstream: str | None,
+        route: str | None,
+        texts: int | None,
+        prompts: int | None,
+        hit: bool | None,
+        reason: str | None,
+    ) -> tuple[_Series, int, int]:
+        """Count one kind. Where its figures belong: the row, how many texts of each prompt an engine finished that is compared, or 0, and how many
+        such an engine may have worked on in vain, or 0."""
+        outcome = outcome or "unknown"
+        cell = self._by_name.get((model, team)) or self._cell(model, team, outcome, count)
+        if not cell.changed:
+            cell.changed = True
+            self._changed.append(cell)
+        cell.outcomes[outcome] = cell.outcomes.get(outcome, 0) + count
+        if outcome not in GOOD:
+            name = self._reasons.fold((reason or "unknown")[:_MAX_NAME])
+            reasons = cell.reasons.setdefault(outcome, {})
+            reasons[name] = reasons.get(name, 0) + count
+        if finish is not None:
+            name = finish if finish in FINISH_REASONS else "other"
+            cell.finishes[name] = cell.finishes.get(name, 0) + count
+        if hit is not None:
+            cell.lookups[not hit] = (cell.lookups[not hit] or 0) + count
+        # A client that hangs up behind the last token has an answer that the engine finished, and counted.
+        whole = finish not in _UNFINISHED and (outcome in GOOD or (outcome == "client_abort" and finish is not None))
+        each = (texts or 1) if self._is_compared(upstream, route) else 0
+        abandoned = 0 if outcome in GOOD or outcome == "rejected" else each
+        if not whole:
+            return cell, 0, abandoned
+        cell.finished.requests += each * (prompts or 1) * count
+        return cell, each, abandoned
+
+    def changed(self) -> dict[tuple[str, str], Change]:
+        """Rows that changed since the last call, by model and team, as bytes to be stored; `read_row` reads them back."""
+        rows = {(cell.model, cell.team): (_row_encoder.encode(_row(cell)), cell.observed.tobytes()) for cell in self._changed}
+        for cell in self._changed:
+            cell.changed = False
+            del cell.observed[:]
+        self._changed.clear()
+        return rows
+
+    def restore(self, stored: bytes, native: BucketCounts) -> bytes:
+        """Go on from a stored row and its native buckets; return it as it is from now on. Raises msgspec.MsgspecError for what is none.
+
+        A histogram begins anew in both forms where its bounds are others, or where the forms differ in count: a release without native
+        buckets wrote it, and Prometheus refuses a histogram whose buckets do not add up to its count."""
+        row = read_row(stored)
+        cell = self._cells[row.model, row.team] = _Series(row.model, row.team)
+        self.models.seat(row.model)
+        self.teams.seat(row.team)
+        for reasons in row.reasons.values():
+            for reason in reasons:
+                self._reasons.seat(reason)
+        cell.outcomes |= row.outcomes
+        cell.reasons, cell.finishes, cell.tokens, cell.lookups = row.reasons, row.finishes, list(row.tokens), list(row.lookups)
+        cell.finished, cell.negative = _Finished(*row.finished), row.overhead_negative
+        cell.estimated, cell.abandoned = list(row.estimated), list(row.abandoned)
+        for at, fresh in enumerate(cell.counts):
+            counts = row.counts[at] if at < len(row.counts) else []
+            if len(counts) == len(fresh) and sum(counts) == native.total(at):
+                cell.counts[at], cell.sums_ms[at] = counts, row.sums_ms[at]
+            else:
+                native.forget(at)
+        return _row_encoder.encode(_row(cell))
+
+    def finished(self) -> dict[str, FinishedRequest]:
+        """What engines should have counted by now, by the model's name in the log."""
+        found: dict[str, FinishedRequest] = {}
+        for (model, _), cell in self._cells.items():
+            mine, before = cell.finished, found.get(model, FinishedRequest(0, 0, 0, 0))
+            found[model] = FinishedRequest(
+                before.requests + mine.requests,
+                before.prompt_tokens + mine.prompt_tokens,
+                before.completion_tokens + mine.completion_tokens,
+                before.missing + mine.missing,
+            )
+        return found
+
+    def work(self) -> dict[tuple[str, str], Work]:
+        """Tokens so far that engines finished, by model and team, counted as an engine counts them."""
+        return {k: Work(c.finished.prompt_tokens, c.finished.cached_tokens, c.finished.completion_tokens) for k, c in self._cells.items()}
+
+    def abandoned(self) -> dict[tuple[str, str], Work]:
+        """Return the tokens so far of requests that broke off, by model and team, with estimates where no usage came."""
+        return {k: Work(c.abandoned[0], 0, c.abandoned[1]) for k, c in self._cells.items()}
+
+    def e2e_p99_s(self) -> float | None:
+        """The bound below which 99 of 100 requests ended, over everything counted; None where no record says how long it took."""
+        counts = [sum(column) for column in zip(*(cell.counts[_E2E] for cell in self._cells.values()), strict=True)]
+        enough = 0.99 * sum(counts)
+        return next((bound for bound, below in zip((*bounds.OUR_REQUEST_S, math.inf), accumulate(counts), strict=False) if 0 < enough <= below), None)
+
+    def exemplars(self, model: str, team: str) -> Sequence[Sequence[Exemplar | None]]:
+        """The newest traced observation of each bucket, for each histogram of a row. Each is written once: most are the same at the next scrape."""
+        cell = self._cells[model, team]
+        for texts, last in zip(cell.exemplars, cell.last, strict=True):
+            for bucket, (trace, value, ts) in last.items():
+                texts[bucket] = exemplar(trace, value / 1000, None if ts is None else unix_seconds(ts))
+            last.clear()
+        return cell.exemplars
+
+    def samples(self) -> Iterator[Sample]:
+        """Everything as it stands now, stored or not, without native buckets."""
+        for key, cell in self._cells.items():
+            yield from row_samples(_row(cell), self.exemplars(*key))
+        yield from self.table()
+
+    def table(self) -> Iterator[Sample]:
+        """How full the tables of names are."""
+        yield sidecar.TEAMS, {}, len(self.teams)
+        yield sidecar.TEAMS_OVERFLOW, {}, self.teams.folded
+        yield sidecar.MODELS_OVERFLOW, {}, self.models.folded
+
+    def _cell(self, model: str | None, team: str | None, outcome: str, count: int) -> _Series:
+        # A client can ask for any model name; only one that an engine served gets series of its own.
+        folded = (
+            self.models.fold((model or UNKNOWN_MODEL)[:_MAX_NAME], may_claim=outcome in GOOD, times=count),
+            self.teams.fold((team or UNKNOWN_TEAM)[:_MAX_NAME], times=count),
+        )
+        cell = self._cells.get(folded)
+        if cell is None:
+            cell = self._cells[folded] = _Series(*folded)
+        if folded == (model or UNKNOWN_MODEL, team or UNKNOWN_TEAM):
+            self._by_name[model, team] = cell
+        return cell
+
+    def _is_compared(self, upstream: str | None, route: str | None) -> bool:
+        """Whether an engine that we watch counted this request."""
+        return upstream not in self._elsewhere and not (route and route.endswith(_ASIDE))
+
+
+def read_row(stored: bytes) -> CounterRow:
+    """A stored row. Raises msgspec.MsgspecError."""
+    return _row_decoder.decode(stored)
+
+
+def row_samples(row: CounterRow, exemplars: Sequence[Sequence[Exemplar | None]] = (), native: BucketCounts | None = None) -> Iterator[Sample]:
+    """The series of one model and team."""
+    who = {"model_name": row.model, "team": row.team}
+    return chain(_count_samples(row, who), _time_samples(row, who, exemplars, native))
+
+
+def _count_samples(row: CounterRow, who: Mapping[str, str]) -> Iterator[Sample]:
+    for outcome, count in row.outcomes.items():
+        yield sidecar.REQUESTS, {"model_name": row.model, "outcome": outcome, "team": row.team}, count
+    for outcome, reasons in row.reasons.items():
+        for reason, count in reasons.items():
+            yield sidecar.REASONS, {"model_name": row.model, "outcome": outcome, "reason": reason, "team": row.team}, count
+    for finish, count in row.finishes.items():
+        yield sidecar.FINISHES, {"finish_reason": finish, **who}, count
+    exact = ((sidecar.TOKENS, kind, tokens) for kind, tokens in zip(("prompt", "cached", "completion"), row.tokens, strict=True))
+    estimated = ((sidecar.ESTIMATED_TOKENS, kind, tokens) for kind, tokens in zip(("prompt", "completion"), row.estimated, strict=True))
+    for metric, kind, tokens in chain(exact, estimated):
+        if tokens is not None:
+            yield metric, {**who, "type": kind}, tokens
+    for result, lookups in zip(("hit", "miss"), row.lookups, strict=True):
+        if lookups is not None:
+            yield sidecar.CACHE_LOOKUPS, {"model_name": row.model, "result": result, "team": row.team}, lookups
+
+
+def _time_samples(
+    row: CounterRow, who: Mapping[str, str], exemplars: Sequence[Sequence[Exemplar | None]], native: BucketCounts | None
+) -> Iterator[Sample]:
+    for at, (metric, limits) in enumerate(_TIMES):
+        if any(row.counts[at]):
+            buckets = native.snapshot(at) if native else None
+            yield metric, who, Distribution(limits, row.counts[at], row.sums_ms[at] / 1000, exemplars[at] if exemplars else (), buckets)
+    if row.overhead_negative or any(row.counts[_OVERHEAD]):
+        yield sidecar.TTFT_NEGATIVE, who, row.overhead_negative
+
+
+def _row(cell: _Series) -> CounterRow:
+    finished = cell.finished
+    return CounterRow(
+        model=cell.model,
+        team=cell.team,
+        outcomes=cell.outcomes,
+        reasons=cell.reasons,
+        finishes=cell.finishes,
+        tokens=(cell.tokens[0], cell.tokens[1], cell.tokens[2]),
+        lookups=(cell.lookups[0], cell.lookups[1]),
+        finished=(finished.requests, finished.prompt_tokens, finished.completion_tokens, finished.missing, finished.cached_tokens),
+        counts=tuple(cell.counts),
+        sums_ms=tuple(cell.sums_ms),
+        overhead_negative=cell.negative,
+        estimated=(cell.estimated[0], cell.estimated[1]),
+        abandoned=(cell.abandoned[0], cell.abandoned[1]),
+    )
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    """The sum of those that are known; None where none is."""
+    try:
+        return sum(values)
+    except TypeError:
+        known = [value for value in values if value is not None]
+        return sum(known) if known else None

@@ -1,0 +1,316 @@
+"""Positions in files of lines: what is known of a file that was read, and what may be concluded from its content. Pure.
+
+Invariant: a file is recognised by fingerprints of its bytes. Names and inodes are only hints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from functools import partial
+from hashlib import blake2b
+
+import msgspec
+from msgspec.structs import replace
+
+MAX_LINE_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 18
+HEAD_BYTES = 512
+GUARD_BYTES = 1024  # more than a line of ours has, so that a request id is always among them
+STEP_BYTES = 1 << 16  # how far marks stand apart; after a cut at most this much is read twice, more where it was far back
+STEPS = 32
+
+PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")  # gzip, bzip2, xz, zstd, lz4
+
+Read = Callable[[int, int], bytes]  # offset, size -> what stands there, less at the end of the file
+Identity = tuple[int, int]  # device and inode
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """A place in a file and the digest of bytes next to it; no content is kept."""
+
+    offset: int
+    digest: bytes
+
+
+class Position(msgspec.Struct, frozen=True):
+    """How far a file was read, and how to know it again.
+
+    heads: its first bytes, at several sizes while it is small, so that a shorter copy is known too. marks: places at the end of a line and the
+    bytes before each; the last one is where reading goes on. skipping: that place is inside a line too long to keep. left: size of the file when
+    it was let go, -1 while it is followed."""
+
+    name: str
+    identity: Identity
+    heads: tuple[Mark, ...]
+    marks: tuple[Mark, ...]
+    skipping: bool = False
+    left: int = -1
+
+    @property
+    def offset(self) -> int:
+        return self.marks[-1].offset
+
+    def goes_beyond(self, other: Position) -> bool:
+        """Whether it is the same reading, further on."""
+        return self.offset > other.offset and self.marks[: len(other.marks)] == other.marks
+
+
+class ObservedFile(msgspec.Struct, frozen=True):
+    """A file as one look shows it. live: it stands where the writer writes, and is not a rotated one. first: its first bytes."""
+
+    name: str
+    identity: Identity
+    size: int
+    live: bool
+    first: bytes
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """What some bytes hold: a block of whole lines, how many bytes are done with, and whether a line too long goes on beyond them."""
+
+    block: bytes = b""
+    used: int = 0
+    skipping: bool = False
+    long: bool = False
+    nul: bool = False
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """A block of lines, and the position after it. more: the file may hold more than was read."""
+
+    taken: Taken
+    position: Position
+    more: bool
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """The bytes before the position are not those that were read. back_to: the last place up to which they are; None: nowhere."""
+
+    back_to: Position | None
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """A compressed file where lines were expected."""
+
+
+class CompressedFile(msgspec.Struct, frozen=True):
+    """A compressed rotated file as one look shows it. size: compressed.
+
+    raw: its first bytes as they are. first: the same unpacked, fewer than HEAD_BYTES only where there are no more."""
+
+    name: str
+    identity: Identity
+    size: int
+    raw: bytes
+    first: bytes
+
+    def tried(self, position: Position) -> tuple[Identity, int, Mark]:
+        """Return the key of the finding that this file does not hold what was read up to a position."""
+        return self.identity, self.size, position.marks[-1]
+
+
+class Sorted(msgspec.Struct, frozen=True):
+    """The outcome of `place_archives`. to_read: archives to read, each from a position. done: positions of those that need no reading now.
+    missed: positions that no archive may hold."""
+
+    to_read: list[tuple[CompressedFile, Position]]
+    done: list[Position]
+    missed: list[Position]
+
+
+def begun(name: str, identity: Identity) -> Position:
+    """The position before anything was read."""
+    return Position(name, identity, (), (Mark(0, _digest(b"")),))
+
+
+def at_end(file: ObservedFile, read: Read) -> Position:
+    """The position behind the last line that is there, for a file that was rotated before we came."""
+    start = max(0, file.size - CHUNK_BYTES)
+    data = read(start, file.size - start)
+    offset = start + (data.rfind(b"\n") + 1 or (len(data) if start else 0))
+    first, back = file.first[:offset], min(offset, GUARD_BYTES)
+    heads = (Mark(len(first), _digest(first)),) if first else ()
+    return Position(file.name, file.identity, heads, (Mark(offset, _digest(read(offset - back, back))),), left=file.size)
+
+
+def take(data: bytes, skipping: bool = False, start: int = 0) -> Taken:
+    """Whole lines of what stands behind the last one, which is from `start` on, as one block that ends with a newline and may hold blank lines.
+
+    NUL blocks, which crashes and cuts under a writer leave, end a line as a newline does; the last ones stay until something follows, since a
+    network file system may show a size before its bytes."""
+    end = data.rfind(b"\n", start) + 1
+    if not end and (skipping or len(data) - start > MAX_LINE_BYTES):
+        end = data.rfind(b"\0", start) + 1
+        if not end:
+            return Taken(used=len(data) - start, skipping=True, long=not skipping)
+    block = data[start:end]
+    if nul := b"\0" in block:
+        block = block.replace(b"\0", b"\n")
+    if skipping:
+        block = block[block.find(b"\n") + 1 :]
+    return Taken(b"" if block.isspace() else block, max(0, end - start), nul=nul)
+
+
+def read_on(position: Position, read: Read) -> Batch | Changed | Packed:
+    """The next lines behind a position. One call reads them and the bytes before them, so that no cut comes between the check and the reading."""
+    back = min(position.offset, GUARD_BYTES)
+    for window in (CHUNK_BYTES, MAX_LINE_BYTES + 1):
+        data = read(position.offset - back, back + window)
+        if _digest(data[:back]) != position.marks[-1].digest or (position.offset > back and not _begins_so(position, read)):
+            return Changed(last_that_holds(position, read))
+        if position.offset == 0 and data.startswith(PACKED):
+            return Packed()
+        taken = take(data, position.skipping, back)
+        if taken.used or len(data) < back + window:
+            break
+    return Batch(taken, _moved_on(position, taken, data, back + taken.used), len(data) == back + window)
+
+
+def last_that_holds(position: Position, read: Read) -> Position | None:
+    """The position at its last mark before which the file still holds what was read; None when there is no such mark."""
+    if not _begins_so(position, read):
+        return None
+    for count in range(len(position.marks), 0, -1):
+        mark = position.marks[count - 1]
+        back = min(mark.offset, GUARD_BYTES)
+        if _digest(read(mark.offset - back, back)) == mark.digest:
+            newest = count == len(position.marks)
+            return position if newest else replace(position, marks=position.marks[:count], skipping=False, left=-1)
+    return None
+
+
+def place(
+    seen: Sequence[ObservedFile], known: Sequence[Position], followed: Sequence[Position], read: Callable[[str, int, int], bytes], first_look: bool
+) -> tuple[list[tuple[ObservedFile, Position]], list[Position]]:
+    """Where to read on in each file that is not followed yet, and the known positions that no file was found for (of those that had got anywhere).
+
+    First what holds what was read of it, then what holds what was read of another (moved or copied away). The rest is new and read from its
+    beginning, unless it begins like one that is known: then it is a copy, and left out. At the very first look rotated files are taken as read."""
+
+    def holds(file: ObservedFile, position: Position) -> Position | None:
+        back = last_that_holds(position, partial(read, file.name))
+        return back and replace(back, name=file.name, identity=file.identity)
+
+    zero_filled = [p for p in known if _is_hollow(p)]
+    solid = [p for p in known if p not in zero_filled]
+    placed: dict[ObservedFile, Position] = {}
+    for among, moved in ((solid, False), (solid, True), (zero_filled, False)):
+        for file in sorted((file for file in seen if file not in placed), key=lambda file: -file.size):  # of two copies the longer one holds more
+            fitting = [p for p in among if p.offset and (_begins_like(file, p) if moved else p.identity == file.identity)]
+            held = [(p, back) for p in fitting if (back := holds(file, p)) and (back.offset == p.offset or not moved)]
+            if held:  # several where it was cut before: the one that was read furthest
+                own, placed[file] = max(held, key=lambda pair: pair[1].offset)
+                among.remove(own)
+    free = [*solid, *zero_filled]
+    rest = [file for file in seen if file not in placed]
+    everyone = [*placed.values(), *followed, *free]
+    for file in rest:
+        alike = [p for p in everyone if _begins_like(file, p)] if file.first.strip(b"\0") else []
+        cut = any(p.identity == file.identity and _begins_like(file, p) for p in known)
+        if file.live or cut:
+            backs = [back for p in alike if (back := holds(file, p))]
+            best = max(backs, key=lambda back: back.offset, default=begun(file.name, file.identity))
+            free = [p for p in free if not p.goes_beyond(best)]
+            placed[file] = replace(best, left=-1)
+        elif first_look:
+            placed[file] = at_end(file, partial(read, file.name))
+        elif (
+            file.first and not alike and not any(other.live and other.first.startswith(file.first) for other in rest)
+        ):  # an empty one may become a copy
+            unread = [replace(p, name=file.name) for p in free if p.offset == 0 and p.identity == file.identity]
+            placed[file] = (*unread, begun(file.name, file.identity))[0]
+    return [(file, placed[file]) for file in seen if file in placed], [p for p in free if p.offset]
+
+
+def is_of(archive: CompressedFile, position: Position) -> bool:
+    """Return whether a position was stored for this archive: by its identity, and by its content as far as that is known."""
+    if position.identity != archive.identity:
+        return False
+    if not position.heads:  # left out unread
+        return position.left == archive.size
+    head = position.heads[-1]
+    return any(_digest(first[: head.offset]) == head.digest for first in (archive.first, archive.raw))
+
+
+def place_archives(
+    archives: Sequence[CompressedFile],
+    own: Sequence[Position],
+    missed: Sequence[Position],
+    others: Sequence[Position],
+    firsts: Sequence[bytes],
+    tried: Container[tuple[Identity, int, Mark]],
+    first_look: bool,
+) -> Sorted:
+    """Decide which archives to read, and from where.
+
+    An archive is read on from a missed position that begins like it, since it may be that file, compressed; reading verifies the bytes before the
+    position. It is read from its beginning only if it is like nothing that is known. While a plain file like it is there, that file is read instead.
+
+    own: positions stored for the archives. others: positions of plain files and of archives being read. firsts: beginnings of plain files that were
+    not read yet. tried: pairs that reading has refuted. first_look: archives count as read, as other rotated files do."""
+    to_read, done, free = [], [], list(missed)
+    for archive in archives:
+        zero_filled = not archive.first.strip(b"\0")  # begins with a hole, which is like any other
+        mine = next((p for p in own if is_of(archive, p)), None)
+        if mine and mine.offset and mine.left != archive.size:  # being read, or changed since
+            free.append(mine)
+        fitting = [p for p in free if p.offset and _begins_like(archive, p) and not _is_hollow(p)]
+        if claimed := [p for p in fitting if archive.tried(p) not in tried]:
+            best = mine if mine in claimed else max(claimed, key=lambda p: p.offset)
+            free.remove(best)
+            to_read.append((archive, best))
+        elif first_look or mine or (fitting and not zero_filled):
+            kept = mine if mine and mine not in free else _unread(archive)
+            done.append(replace(kept, name=archive.name))
+        elif zero_filled or not (any(_begins_like(archive, p) for p in (*others, *own)) or any(_alike(archive.first, first) for first in firsts)):
+            to_read.append((archive, begun(archive.name, archive.identity)))
+    return Sorted(to_read, done, free)
+
+
+def _unread(archive: CompressedFile) -> Position:
+    """Return the position of an archive that is left out."""
+    first = archive.first
+    return Position(archive.name, archive.identity, (Mark(len(first), _digest(first)),) if first else (), begun("", (0, 0)).marks, left=archive.size)
+
+
+def _is_hollow(position: Position) -> bool:
+    """Return whether a position lies inside a hole, and any other is like it."""
+    return position.marks[-1].digest == _digest(bytes(min(position.offset, GUARD_BYTES)))
+
+
+def _alike(one: bytes, other: bytes) -> bool:
+    size = min(len(one), len(other))
+    return size > 0 and one[:size] == other[:size]
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=12).digest()
+
+
+def _begins_so(position: Position, read: Read) -> bool:
+    """Lines may be longer than a guard and end alike; then the beginning tells files apart."""
+    return all(_digest(read(0, head.offset)) == head.digest for head in position.heads[-1:])
+
+
+def _begins_like(file: ObservedFile | CompressedFile, position: Position) -> bool:
+    """By the longest head that is not longer than the file."""
+    fitting = [head for head in position.heads if head.offset <= len(file.first)]
+    return bool(fitting) and _digest(file.first[: fitting[-1].offset]) == fitting[-1].digest
+
+
+def _moved_on(position: Position, taken: Taken, data: bytes, end: int) -> Position:
+    """The position behind what was taken. data: the bytes from the guard of the old position on, `end` of them before the new one."""
+    if not taken.used:
+        return position
+    offset = position.offset + taken.used
+    heads, size = position.heads, min(offset, HEAD_BYTES)
+    # As long as the longest head is not there, the position is less than a guard from the beginning, and `data` begins at 0.
+    if not heads or (heads[-1].offset < HEAD_BYTES and (size == HEAD_BYTES or size >= 2 * heads[-1].offset)):
+        heads = (*heads, Mark(size, _digest(data[:size])))
+    *steps, newest = position.marks
+    in_a_hole = not data[: end - taken.used].strip(b"\0")  # which says nothing: any other hole is like it
+    if not position.skipping and not in_a_hole and newest.offset >= (steps[-1].offset if steps else 0) + STEP_BYTES:
+        steps.append(newest)
+    if len(steps) > STEPS:  # every second one of the older half goes: the further back, the wider apart
+        steps = steps[: STEPS // 2 : 2] + steps[STEPS // 2 :]
+    marks = (*steps, Mark(offset, _digest(data[max(0, end - GUARD_BYTES) : end])))
+    return replace(position, heads=heads, marks=marks, skipping=taken.skipping)

@@ -1,0 +1,102 @@
+"""Read request logs from their beginning to their end: plain or compressed files as records, bad lines counted.
+
+Invariant: memory is bounded by one chunk and one line, whatever a file holds. A bad line costs no other line and is never
+quoted, since it may hold a prompt."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporters.requests.compressed import Damaged, Unpacked
+from exporters.requests.positions import MAX_LINE_BYTES, PACKED
+from exporters.requests.record import BadLine, FieldMap, RequestRecord, parse_block
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class BadLines:
+    """Counts of lines that are no request records by reason, and the first message of each reason."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    messages: dict[str, str] = field(default_factory=dict)
+
+    def add(self, error: BadLine) -> None:
+        self.counts[error.reason] += 1
+        self.messages.setdefault(error.reason, str(error))
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+
+def read_records(
+    paths: Iterable[Path],
+    bad: BadLines | None = None,
+    fields: FieldMap | None = None,
+    *,
+    progress: Callable[[int], None] = lambda _: None,
+    ended_lines_only: bool = False,
+) -> Iterator[RequestRecord]:
+    """Yield the records of whole files, one file after the other, in the order of their lines.
+
+    bad: receives the lines that are none. progress: called with the number of bytes of the files that were read since the
+    last call. ended_lines_only: ignore a last line without its newline, whose writer was stopped.
+    Raises OSError with the file's name, also for a compressed file that is damaged."""
+    bad = BadLines() if bad is None else bad
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                for block in _blocks(_chunks(file.fileno(), progress), bad, ended_lines_only):
+                    records, refused = parse_block(block, fields)
+                    for _, error in refused:
+                        bad.add(error)
+                    yield from records
+        except Damaged as error:
+            raise OSError(errno.EBADMSG, f"cannot be read: {error}", str(path)) from error
+        except OSError as error:
+            error.filename = str(path)
+            raise
+
+
+def _blocks(chunks: Iterable[bytes], bad: BadLines, ended_lines_only: bool) -> Iterator[bytes]:
+    """Yield blocks of whole lines. Zero bytes, which a crash of the machine leaves in a file, end a line."""
+    rest, skipping = b"", False
+    for chunk in chunks:
+        lines, newline, rest = (rest + chunk).rpartition(b"\n")
+        if skipping and newline:
+            _, _, lines = lines.partition(b"\n")
+            skipping = False
+        if lines and not skipping:
+            yield lines.replace(b"\0", b"\n") + b"\n"
+        if len(rest) > MAX_LINE_BYTES:
+            if not skipping:
+                bad.add(BadLine("long", f"a line has more than {MAX_LINE_BYTES} bytes"))
+            rest, skipping = b"", True
+    if rest and not skipping and not ended_lines_only:
+        yield rest.replace(b"\0", b"\n") + b"\n"
+
+
+def _chunks(fd: int, progress: Callable[[int], None]) -> Iterator[bytes]:
+    """Yield the content of a file, unpacked where it is compressed. Raises Damaged if it cannot be unpacked to its end."""
+
+    def read(offset: int, size: int) -> bytes:
+        return os.pread(fd, size, offset)
+
+    if not read(0, 8).startswith(PACKED):
+        while chunk := os.read(fd, CHUNK_BYTES):
+            progress(len(chunk))
+            yield chunk
+        return
+    unpacked, at = Unpacked(read), 0
+    while chunk := unpacked.read(unpacked.end, CHUNK_BYTES):
+        progress(unpacked.raw_end - at)
+        at = unpacked.raw_end
+        yield chunk
+    if not unpacked.complete:
+        raise Damaged("it ends in the middle of its compressed data")

@@ -1,0 +1,531 @@
+"""Follow growing files of lines through rotation, cuts and crashes.
+
+Law: a line is handed out when its newline has arrived, and once. What was read is known by its content: a position holds fingerprints of the bytes
+before it, names and inodes are only hints. So a file is read on after a rename, found again in its copy after a cut, and never taken for another one
+that got its inode. One that was compressed meanwhile is read on in its compressed form. Where a line must be missed or may come twice, that is
+counted by reason.
+
+`positions` after a batch and `since` at the next start carry a reader over its own death: exactly once, if both are stored with what was counted."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from errno import EINVAL
+from functools import partial
+from pathlib import Path
+from stat import S_ISREG
+
+import msgspec
+from msgspec.structs import replace
+
+from exporters.requests import positions
+from exporters.requests.compressed import Damaged, Unpacked
+from exporters.requests.positions import Batch, Changed, CompressedFile, Identity, Mark, ObservedFile, Packed, Position, Read
+
+LOOK_S = 1.0  # how long a new file, other than the one at the path itself, waits at most to be seen
+ARCHIVE_BYTES = 1 << 20  # unpacked in one poll; bzip2 takes 40 ms for it, gzip 4
+ARCHIVE_PATIENCE_S = 60.0  # how long a compressor may write nothing before its file counts as cut short
+OPEN_AT_MOST = 64
+MISSED_AT_MOST = 32  # positions of files that are not there, kept in case they come back or turn up as a copy
+TOLD_AT_MOST = 3  # log lines for each reason
+
+# What may go wrong with a file and is survived: see Tail.faults.
+REASONS = ("long", "nul", "torn", "cut", "gone", "reread", "packed", "unreadable")
+
+log = logging.getLogger("vllm_watch.tail")
+
+
+class Stat(msgspec.Struct, frozen=True):
+    """What the system says of a file. written_s: only puts rotated files in order; file systems lie about times."""
+
+    identity: Identity
+    size: int
+    regular: bool
+    written_s: float
+
+
+class TailDisk:
+    """The few calls to the system that a tail makes. All may raise OSError."""
+
+    def names(self, folder: Path) -> list[str]:
+        return os.listdir(folder)
+
+    def stat(self, path: Path) -> Stat:
+        return self._stat(os.stat(path))
+
+    def open(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe that took the name must not be waited for
+
+    def fstat(self, fd: int) -> Stat:
+        return self._stat(os.fstat(fd))
+
+    def read(self, fd: int, offset: int, size: int) -> bytes:
+        return os.pread(fd, size, offset)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def _stat(self, found: os.stat_result) -> Stat:
+        return Stat((found.st_dev, found.st_ino), found.st_size, S_ISREG(found.st_mode), found.st_mtime)
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """A file that is open. archive: set for a compressed one, with the position from which it is read, as it was known before."""
+
+    fd: int
+    read: Read
+    position: Position
+    live: bool
+    grown_s: float
+    leave_at: float | None = None
+    more: bool = True
+    archive: _Open | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A compressed file that is being read. source: the position that it continues, under the name that the plain file had."""
+
+    file: CompressedFile
+    source: Position
+    unpacked: Unpacked
+
+
+@dataclass(slots=True)
+class Tail:
+    """One path, or all files whose names fit it, as in requests*.jsonl. `poll` hands out whole lines; counters say what happened on the way.
+
+    Rotated files are those that stand beside it and are named after it, with `.` or `-` and more. since: `positions` as they were stored; with None
+    it starts at the beginning of the file that is there, and takes rotated ones as read.
+
+    faults, by reason. long: a line beyond the limit, left out. nul: NUL blocks, left out. torn: a last line without newline, in a file let go.
+    cut: cut in place and no copy found; lines that were not read yet, if any, are lost. gone: the same for a file that is not there at a start.
+    reread: cut in place, but not to nothing; lines from the last mark before the cut come again. packed: a compressed file that is damaged, ends
+    early or has a format that cannot be read; its lines beyond what was read are lost. unreadable: a rotated file that cannot be read; it is tried
+    again.
+
+    A rotated file that was compressed before it was read to its end is read on in its compressed form; see `positions.place_archives`."""
+
+    path: Path
+    since: Sequence[Position] | None = None
+    grace_s: float = 5.0
+    disk: TailDisk = field(default_factory=TailDisk)
+    rotations: int = 0
+    found: bool = False
+    faults: Counter[str] = field(default_factory=Counter)
+    _followed: list[_Followed] = field(default_factory=list)
+    _known: list[Position] = field(default_factory=list)
+    _first_look: bool = True
+    _next_look_s: float = float("-inf")
+    _trouble: OSError | None = None
+    _archives: dict[tuple[Identity, int], CompressedFile | None] = field(default_factory=dict)  # by identity and size; None: cannot be read
+    _tried: set[tuple[Identity, int, Mark]] = field(default_factory=set)
+    _waiting: bool = False  # whether an archive waits for another to be read
+    _names: dict[str, Identity] = field(default_factory=dict)
+    _live: re.Pattern[str] = field(init=False)
+    _rotated: re.Pattern[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._first_look = self.since is None
+        self._known = list(self.since or ())
+        pattern = self.path.name if self._is_pattern else glob.escape(self.path.name)
+        self._live = re.compile(fnmatch.translate(pattern))
+        self._rotated = re.compile(fnmatch.translate(pattern + "[.-]?*"))
+
+    def poll(self, now_s: float, budget_bytes: int = 4 * positions.CHUNK_BYTES) -> list[bytes]:
+        """Whole lines since the last poll, in blocks that a decoder of JSON lines takes, oldest file first; about budget_bytes at most.
+
+        now_s: a monotonic clock. A missing file has no lines. Raises OSError when a file that is there cannot be read, and no other had lines."""
+        self._trouble = None
+        blocks: list[bytes] = []
+        budget_bytes = self._drain_all(blocks, budget_bytes, now_s)
+        if now_s >= self._next_look_s or self._path_leads_elsewhere():
+            try:
+                self._look(now_s)
+            except FileNotFoundError:  # moved in the middle of a look
+                self._next_look_s = float("-inf")
+            except OSError as error:
+                self._in_trouble(error)
+            self._drain_all(blocks, budget_bytes, now_s)
+        self._let_go(now_s)
+        if self._trouble and not blocks:
+            raise self._trouble
+        return blocks
+
+    def positions(self) -> tuple[Position, ...]:
+        """Where reading stands, after all lines handed out so far: to be stored, and given as `since` at the next start."""
+        return (*self._known, *(file.position for file in self._followed))
+
+    def unread_bytes(self) -> int:
+        """Bytes in the followed files beyond the last complete line handed out."""
+        return sum(max(0, self._unread(file)) for file in self._followed)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a compressed file is being read whose lines may take several polls to reach."""
+        return self._waiting or any(file.archive and file.more for file in self._followed)
+
+    def close(self) -> None:
+        for file in self._followed:
+            self.disk.close(file.fd)
+        self._known += [file.position for file in self._followed]
+        self._followed.clear()
+
+    @property
+    def _is_pattern(self) -> bool:
+        return "*" in self.path.name or "?" in self.path.name
+
+    def _path_leads_elsewhere(self) -> bool:
+        if self._is_pattern:
+            return False
+        try:
+            there = self.disk.stat(self.path).identity
+        except OSError:
+            return self.found
+        return all(file.position.identity != there or not file.live for file in self._followed)
+
+    def _look(self, now_s: float) -> None:
+        """See which files there are, whose they are, and open those that hold something new."""
+        self._next_look_s = now_s + LOOK_S
+        stats = self._stats()
+        followed = {file.position.identity: file for file in self._followed}
+        seen, archives, unreadable = self._seen({name: stat for name, stat in stats.items() if stat.identity not in followed})
+        own = [p for p in self._known if p.identity in {archive.identity for archive in archives}]
+        own = [p for p in own if any(positions.is_of(archive, p) for archive in archives)]
+        aside = [p for p in self._known if p.identity in unreadable]
+        known = [p for p in self._known if p.identity not in unreadable and p not in own]
+        positions_read = [file.position for file in self._followed]
+        placed, missed = positions.place(seen, known, [*positions_read, *own], self._peek, self._first_look)
+        others = [*positions_read, *aside, *(position for _, position in placed)]
+        firsts = [file.first for file in seen] + [self._beginning(file) for file in self._followed if not file.position.heads]
+        found = positions.place_archives(archives, own, missed, others, firsts, self._tried, self._first_look)
+
+        self._first_look = False
+        self.found = any(self._live.match(name) for name in stats)
+        self._note_names(stats, followed, now_s)
+        self._known = [*aside, *found.done, *self._missed(found.missed, {stat.identity for stat in stats.values()})]
+        for file, position in placed:
+            if any(p.goes_beyond(position) for p in known):
+                self._tell("reread", file.name, f"was changed while nobody read; it is read on from byte {position.offset}")
+            if position.left != file.size or (file.live and not self._is_pattern):
+                self._open(file, position, now_s)
+            else:
+                self._known.append(position)
+        self._open_archives(found.to_read, now_s)
+
+    def _stats(self) -> dict[str, Stat]:
+        """Regular files with our names, each once: rotated ones first, the oldest before the others."""
+        try:
+            names = self.disk.names(self.path.parent)
+        except FileNotFoundError:
+            return {}
+        except PermissionError:  # a folder may be passed through and not listed; then there is the path alone
+            names = [self.path.name]
+        stats: dict[str, Stat] = {}
+        identities: set[Identity] = set()
+        for name in sorted(names, key=lambda name: (not self._live.match(name), name)):
+            live = self._live.match(name)
+            if not live and not self._rotated.match(name):
+                continue
+            try:
+                stat = self.disk.stat(self.path.parent / name)
+            except FileNotFoundError:
+                continue
+            if stat.regular and stat.identity not in identities:
+                stats[name] = stat
+                identities.add(stat.identity)
+            elif live and not stat.regular:
+                self._in_trouble(OSError(EINVAL, "a request log is a regular file", str(self.path.parent / name)))
+        return dict(sorted(stats.items(), key=lambda item: (self._live.match(item[0]) is not None, item[1].written_s)))
+
+    def _seen(self, stats: dict[str, Stat]) -> tuple[list[ObservedFile], list[CompressedFile], set[Identity]]:
+        """Return these files with their first bytes, plain and compressed ones, and the identities of those that cannot be read or judged now."""
+        seen, archives, unreadable = [], [], set()
+        for name, stat in stats.items():
+            live = self._live.match(name) is not None
+            try:
+                first = self._peek(name, 0, min(stat.size, positions.HEAD_BYTES))
+                if live or not first.startswith(positions.PACKED):
+                    seen.append(ObservedFile(name, stat.identity, stat.size, live, first))
+                elif archive := self._archive(name, stat, first):
+                    archives.append(archive)
+                else:
+                    unreadable.add(stat.identity)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                unreadable.add(stat.identity)
+                if live:
+                    self._in_trouble(error)
+                else:
+                    self._tell("unreadable", name, f"cannot be read: {error.strerror}")
+        self._archives = {key: archive for key, archive in self._archives.items() if key in {(stat.identity, stat.size) for stat in stats.values()}}
+        self._tried = {key for key in self._tried if key[:2] in self._archives}
+        return seen, archives, unreadable
+
+    def _archive(self, name: str, stat: Stat, raw: bytes) -> CompressedFile | None:
+        """Return a compressed file with the beginning of its content; None while too little of it is there, and where it cannot be read."""
+        key = stat.identity, stat.size
+        if key not in self._archives:
+            unpacked = Unpacked(partial(self._peek, name))
+            try:
+                first = unpacked.read(0, positions.HEAD_BYTES)
+            except Damaged as error:
+                self._archives[key] = None
+                if not any(p.identity == stat.identity and p.left == stat.size for p in self._known):
+                    self._tell_packed(name, error, 0)
+                    self._known.append(replace(positions.begun(name, stat.identity), left=stat.size))
+                return None
+            if len(first) < positions.HEAD_BYTES and not unpacked.complete:
+                return None  # its compressor is at work
+            self._archives[key] = CompressedFile(name, stat.identity, stat.size, raw, first)
+        archive = self._archives[key]
+        return archive and replace(archive, name=name)
+
+    def _note_names(self, stats: dict[str, Stat], followed: dict[Identity, _Followed], now_s: float) -> None:
+        """Which followed files still stand where their writer writes; the others are left once they have not grown for a while."""
+        for file in self._followed:
+            file.live = False
+        for name, stat in stats.items():
+            live = self._live.match(name) is not None
+            if at := followed.get(stat.identity):
+                at.live, at.position = live, replace(at.position, name=name)
+            if live:
+                self.rotations += self._names.get(name, stat.identity) != stat.identity
+                self._names[name] = stat.identity
+        self._names = {name: identity for name, identity in self._names.items() if name in stats or identity in followed}
+        for file in self._followed:
+            if file.live or not self.found:  # without a successor its writer may hold it open for long
+                file.leave_at = None
+            elif file.leave_at is None:
+                file.leave_at = now_s + self.grace_s
+
+    def _missed(self, missed: list[Position], there: set[Identity]) -> list[Position]:
+        """Positions without a file, told when they were being followed; the newest are kept."""
+        for position in missed:
+            if position.left < 0 and position.identity in there:
+                self._tell("cut", position.name, f"was cut at byte {position.offset} or before, and no copy of it was found")
+            elif position.left < 0:
+                self._tell("gone", position.name, f"was read up to byte {position.offset} and is not there any more")
+        return [replace(p, left=max(p.left, 0)) for p in missed][-MISSED_AT_MOST:]
+
+    def _open(self, file: ObservedFile, position: Position, now_s: float) -> None:
+        rotated = sum(not other.live for other in self._followed)
+        try:
+            if not file.live and rotated >= OPEN_AT_MOST:
+                raise FileNotFoundError  # later
+            fd = self.disk.open(self.path.parent / file.name)
+            if self.disk.fstat(fd).identity != file.identity:
+                self.disk.close(fd)
+                raise FileNotFoundError
+        except OSError as error:
+            if position.offset or position.left >= 0:
+                self._known.append(position)
+            if not isinstance(error, FileNotFoundError):
+                self._in_trouble(error)
+            return
+        leave_at = None if file.live or not self.found else now_s + self.grace_s
+        self._followed.append(_Followed(fd, partial(self.disk.read, fd), replace(position, left=-1), file.live, now_s, leave_at))
+
+    def _open_archives(self, to_read: Sequence[tuple[CompressedFile, Position]], now_s: float) -> None:
+        """Open the first of these, unless another is open: unpacking takes memory. The others wait, and their positions stay known."""
+        self._waiting = False
+        for archive, source in to_read:
+            if any(file.archive for file in self._followed) or not self._open_archive(archive, source, now_s):
+                self._waiting = True
+                if source.offset:
+                    self._known.append(source)
+
+    def _open_archive(self, archive: CompressedFile, source: Position, now_s: float) -> bool:
+        try:
+            fd = self.disk.open(self.path.parent / archive.name)
+        except OSError:
+            return False
+        if self.disk.fstat(fd).identity != archive.identity:
+            self.disk.close(fd)
+            return False
+        unpacked = Unpacked(partial(self.disk.read, fd))
+        position = replace(source, name=archive.name, identity=archive.identity, left=-1)
+        opened = _Open(archive, source, unpacked)
+        self._followed.append(_Followed(fd, unpacked.read, position, False, now_s, now_s + ARCHIVE_PATIENCE_S, archive=opened))
+        return True
+
+    def _drain_all(self, blocks: list[bytes], budget_bytes: int, now_s: float) -> int:
+        for file in list(self._followed):
+            budget_bytes = self._drain(file, blocks, budget_bytes, now_s)
+        return budget_bytes
+
+    def _drain(self, file: _Followed, blocks: list[bytes], budget_bytes: int, now_s: float) -> int:
+        """Hand out what is new in one file; how much of the budget is left."""
+        file.more = True
+        at_most = budget_bytes
+        if file.archive:
+            at_most = min(at_most, ARCHIVE_BYTES)
+        while at_most > 0 and file.more:
+            try:
+                used = self._reach(file, at_most, now_s) or self._step(file, blocks, now_s)
+            except Damaged as error:
+                self._tell_packed(file.position.name, error, file.position.offset)
+                self._leave(file, self._read_size(file))
+                break
+            except OSError as error:  # such as a stale handle: it is opened anew
+                self._in_trouble(error)
+                self._leave(file, -1)
+                break
+            at_most -= used
+            budget_bytes -= used
+        return budget_bytes
+
+    def _reach(self, file: _Followed, at_most: int, now_s: float) -> int:
+        """Unpack a compressed file up to the position, where it has not come so far. Return how many bytes were unpacked."""
+        if file.archive is None or (unpacked := file.archive.unpacked).end >= file.position.offset:
+            return 0
+        offset = file.position.offset
+        used = unpacked.advance(max(0, offset - positions.GUARD_BYTES), offset, at_most)
+        file.leave_at = now_s + ARCHIVE_PATIENCE_S if used else file.leave_at
+        if unpacked.end < offset and unpacked.exhausted:
+            file.more = False
+            if unpacked.complete:
+                self._refute(file, file.archive)
+        return used
+
+    def _step(self, file: _Followed, blocks: list[bytes], now_s: float) -> int:
+        """Read once behind the position. Return how many bytes were read."""
+        if not file.more:
+            return 0
+        match step := positions.read_on(file.position, file.read):
+            case Packed():
+                file.more = False
+                self._leave_packed(file)
+            case Changed() if file.archive:
+                file.more = False
+                self._refute(file, file.archive)
+            case Changed(back_to):
+                self._go_back(file, back_to)
+            case Batch(taken):
+                if taken.block:
+                    blocks.append(taken.block)
+                self._move_on(file, step, now_s)
+                return taken.used
+        return 0
+
+    def _move_on(self, file: _Followed, batch: Batch, now_s: float) -> None:
+        """Stand behind a batch, and tell what was left out of it."""
+        taken, position = batch.taken, batch.position
+        file.position, file.more = position, batch.more
+        if taken.used:
+            file.grown_s = now_s
+            grace_s = ARCHIVE_PATIENCE_S if file.archive else self.grace_s
+            file.leave_at = None if file.leave_at is None else now_s + grace_s
+        if taken.long:
+            self._tell("long", position.name, f"has a line of more than {positions.MAX_LINE_BYTES} bytes before byte {position.offset}")
+        if taken.nul:
+            self._tell("nul", position.name, f"has NUL bytes before byte {position.offset}")
+
+    def _go_back(self, file: _Followed, back_to: Position | None) -> None:
+        """Read a changed file on from where it still holds what was read, or from its beginning."""
+        position = file.position
+        if back_to:
+            self._tell("reread", position.name, f"was changed before byte {position.offset}; it is read on from {back_to.offset}")
+            file.position = back_to
+        else:  # what is there now is new, and the old rest may be in a copy
+            self.rotations += 1
+            self._known.append(position)
+            self._next_look_s = float("-inf")
+            file.position = positions.begun(position.name, position.identity)
+
+    def _refute(self, file: _Followed, archive: _Open) -> None:
+        """Close a compressed file that does not hold what was read up to its position, and keep the position for another."""
+        self._tried.add(archive.file.tried(archive.source))
+        self._close(file)
+        self._known.append(archive.source)
+
+    def _leave_packed(self, file: _Followed) -> None:
+        if file.live:
+            self._in_trouble(OSError(EINVAL, "a request log is not compressed", str(self.path.parent / file.position.name)))
+        else:
+            self._tell_packed(file.position.name, "it is compressed twice", 0)
+        self._leave(file, self._read_size(file))
+
+    def _tell_packed(self, name: str, why: object, offset: int) -> None:
+        self._tell("packed", name, f"cannot be unpacked ({why}); lines behind byte {offset} of its content are not counted")
+
+    def _let_go(self, now_s: float) -> None:
+        over = max(0, len(self._followed) - OPEN_AT_MOST)
+        crowded = sorted(self._followed, key=lambda file: (file.live, file.grown_s))[:over] if over else []
+        for file in list(self._followed):
+            if file.more or (file not in crowded and not self._is_over(file, now_s)):
+                continue
+            if file.archive and not file.archive.unpacked.complete:
+                self._tell_packed(file.position.name, "it ends in the middle", file.position.offset)
+            elif self._ends_torn(file):
+                self._tell("torn", file.position.name, "ends without a newline")
+            self._leave(file, self._read_size(file))
+
+    def _is_over(self, file: _Followed, now_s: float) -> bool:
+        """Return whether a file that was read to its end need not be followed any longer."""
+        return (file.archive is not None and file.archive.unpacked.complete) or (file.leave_at is not None and now_s >= file.leave_at)
+
+    def _ends_torn(self, file: _Followed) -> bool:
+        """Return whether what is left of a rotated file is a line without its end, and that was not reported of the plain file before."""
+        if file.archive:
+            return file.archive.unpacked.end > file.position.offset and file.archive.source.left != file.archive.unpacked.end
+        return self._size(file) > file.position.offset and not file.live
+
+    def _leave(self, file: _Followed, size: int) -> None:
+        self._close(file)
+        position = file.position
+        self._known.append(replace(position, left=size, marks=position.marks if size < 0 else position.marks[-1:]))
+
+    def _close(self, file: _Followed) -> None:
+        self.disk.close(file.fd)
+        self._followed.remove(file)
+        if file.archive:
+            self._next_look_s = float("-inf")  # another may wait
+
+    def _peek(self, name: str, offset: int, size: int) -> bytes:
+        """Some bytes of a file that is not followed."""
+        fd = self.disk.open(self.path.parent / name)
+        try:
+            return self.disk.read(fd, offset, size)
+        finally:
+            self.disk.close(fd)
+
+    def _size(self, file: _Followed) -> int:
+        try:
+            return self.disk.fstat(file.fd).size
+        except OSError:
+            return file.position.offset
+
+    def _read_size(self, file: _Followed) -> int:
+        """Return the size, compressed where it is, that was dealt with: a file that has another one later is opened again."""
+        return max(file.archive.unpacked.raw_end, file.archive.file.size) if file.archive else self._size(file)
+
+    def _unread(self, file: _Followed) -> int:
+        if file.archive is None:
+            return self._size(file) - file.position.offset
+        unpacked = file.archive.unpacked
+        return self._size(file) - unpacked.raw_end + max(0, unpacked.end - file.position.offset)
+
+    def _beginning(self, file: _Followed) -> bytes:
+        try:
+            return file.read(0, positions.HEAD_BYTES)
+        except (OSError, Damaged):
+            return b""
+
+    def _in_trouble(self, error: OSError) -> None:
+        self._trouble = error
+        self._next_look_s = float("-inf")
+
+    def _tell(self, reason: str, name: str, what: str) -> None:
+        self.faults[reason] += 1
+        if self.faults[reason] <= TOLD_AT_MOST:
+            log.warning("%s: %s (%s)", self.path.parent / name, what, reason)

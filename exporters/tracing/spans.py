@@ -1,0 +1,120 @@
+"""Spans of requests: what each line of the request log says to a trace store. Pure; `exporters/tracing/` sends them.
+
+The gateway made the ids and sent them on, so a span that is made here, after the fact, is the parent of the engine's own `llm_request`.
+
+Names are those of the GenAI conventions (Development; github.com/open-telemetry/semantic-conventions-genai, which has no release to pin, so
+no schema_url is claimed) and of the stable HTTP ones; `gen_ai.latency.*` is what vLLM calls the same figures on its own span; what only we
+know is below `vllm_watch.`, in the unit that the name ends in."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import NamedTuple
+
+import msgspec
+
+from exporters.requests.record import RequestRecord, ended_at
+
+TEXT_CHARS = 256  # of one attribute: lines of foreign logs may be a mebibyte long, and the queue must stay small
+
+Value = str | bool | int | float | list[str]
+
+_OPERATIONS = {
+    "/v1/chat/completions": "chat", "/v1/chat/completions/batch": "chat", "/v1/responses": "chat", "/v1/messages": "chat",
+    "/v1/completions": "text_completion", "/v1/embeddings": "embeddings",
+}  # fmt: skip
+_MOST_NS = 2**63
+_TEXTS = tuple(f.name for f in msgspec.structs.fields(RequestRecord) if str in getattr(f.type, "__args__", (f.type,)))
+
+
+class Span(NamedTuple):
+    """A record that can be a span: its ids as bytes, its times in unix nanoseconds. The record tells the end to the millisecond."""
+
+    record: RequestRecord
+    trace_id: bytes
+    span_id: bytes
+    parent_id: bytes | None
+    start_ns: int
+    end_ns: int
+
+
+def span_of(record: RequestRecord) -> Span | None:
+    """The span of a record; None where the record lacks ids or times, as those of other gateways may."""
+    trace_id, span_id, ended = _id(record.trace_id, 16), _id(record.span_id, 8), ended_at(record)
+    if trace_id is None or span_id is None or ended is None or record.e2e_ms is None:
+        return None
+    end_ns = round(ended * 1e6) * 1000  # a float of unix seconds holds microseconds and no more
+    start_ns = end_ns - round(record.e2e_ms * 1e6)
+    return Span(_cut(record), trace_id, span_id, _id(record.parent_span_id, 8), start_ns, end_ns) if 0 < start_ns <= end_ns < _MOST_NS else None
+
+
+def _cut(record: RequestRecord) -> RequestRecord:
+    """The same with its long texts cut; those of our gateway never are so long."""
+    long = {name: text[:TEXT_CHARS] for name in _TEXTS if (text := getattr(record, name)) is not None and len(text) > TEXT_CHARS}
+    return msgspec.structs.replace(record, **long) if long else record
+
+
+def _id(text: str | None, size: int) -> bytes | None:
+    """The bytes of a W3C trace or span id, which is never all zeros."""
+    if text is None or len(text) != 2 * size:
+        return None
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        return None
+    return found if len(found) == size and any(found) else None
+
+
+def failure(record: RequestRecord) -> str | None:
+    """What went wrong (`error.type`), for a request that failed; None for every other.
+
+    A refusal and a hang-up are no failures here, as they are none in the error ratio: the conventions leave the status of a server's span
+    unset for what is the client's doing, and let who knows more than the HTTP status judge by that (HTTP spans, Status). Were they errors, tools
+    that count spans with `error.type` would count policy at work. Their outcome and reason stand in attributes of ours."""
+    if record.outcome is None:
+        failed = (record.status or 0) >= 500 or record.finish_reason == "error"
+    else:
+        failed = record.outcome in ("upstream_error", "timeout")
+    return (record.reason or "_OTHER") if failed else None
+
+
+def operation(route: str | None) -> str:
+    """The conventions' word for a route; where they have none, the first of its own, such as rerank or audio."""
+    words = [word for word in (route or "").split("/") if word not in ("", "v1")]
+    return _OPERATIONS.get(route or "", words[0] if words else "request")
+
+
+# Attributes that are fields of the record, and those that are times of it, in seconds.
+_FIELDS = {
+    "gen_ai.request.model": "model", "gen_ai.request.stream": "stream",
+    "gen_ai.usage.input_tokens": "prompt_tokens", "gen_ai.usage.output_tokens": "completion_tokens",
+    "gen_ai.usage.cache_read.input_tokens": "cached_tokens",
+    "url.path": "route",
+    "vllm_watch.request_id": "request_id", "vllm_watch.team": "team", "vllm_watch.priority": "priority", "vllm_watch.adapter": "adapter",
+    "vllm_watch.upstream": "upstream", "vllm_watch.variant": "variant", "vllm_watch.engine_version": "engine_version",
+    "vllm_watch.attempt": "attempt", "vllm_watch.tried": "tried", "vllm_watch.outcome": "outcome", "vllm_watch.reason": "reason",
+    "vllm_watch.est_prompt_tokens": "est_prompt_tokens", "vllm_watch.est_completion_tokens": "est_completion_tokens",
+    "vllm_watch.content_events": "content_events", "vllm_watch.retry_after_s": "retry_after_s",
+}  # fmt: skip
+_TIMES = {
+    "gen_ai.response.time_to_first_chunk": "ttft_ms", "gen_ai.latency.time_to_first_token": "ttft_ms", "gen_ai.latency.e2e": "e2e_ms",
+    "vllm_watch.queue_s": "queue_ms", "vllm_watch.tpot_s": "tpot_ms",
+    "vllm_watch.engine_queue_s": "engine_queue_ms", "vllm_watch.engine_ttft_s": "engine_ttft_ms",
+}  # fmt: skip
+_fields, _times = attrgetter(*_FIELDS.values()), attrgetter(*_TIMES.values())
+
+
+def attributes(record: RequestRecord) -> dict[str, Value]:
+    """What is known about a request, by attribute. What the record does not say is absent, never 0."""
+    found: dict[str, Value] = {"gen_ai.operation.name": operation(record.route), "gen_ai.provider.name": "vllm"}
+    found.update({name: value for name, value in zip(_FIELDS, _fields(record), strict=True) if value is not None})
+    found.update({name: ms / 1000 for name, ms in zip(_TIMES, _times(record), strict=True) if ms is not None})
+    if record.n is not None and record.n != 1:
+        found["gen_ai.request.choice.count"] = record.n
+    if record.finish_reason and record.outcome in ("ok", None):  # else it is the gateway's word, not the engine's
+        found["gen_ai.response.finish_reasons"] = [record.finish_reason]
+    if record.status is not None and 100 <= record.status <= 599:
+        found["http.response.status_code"] = record.status
+    if (wrong := failure(record)) is not None:
+        found["error.type"] = wrong
+    return found

@@ -1,0 +1,341 @@
+"""What `vllm-watch runbook` shows: a page filled with the labels of an alert, which alerts fire, and what Prometheus answers to a page's queries.
+
+Law: a page is shown whoever is down. What could not be asked is said where its answer would stand."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from alerts import registry
+from alerts.panel_ref import PanelRef, board_uid
+from alerts.rules import Links
+from alerts.settings import SHIPPED, Settings
+from exporters.catalogue import EVERYTHING, bounds, promql
+from exporters.catalogue.metric import Kind
+from exporters.net.alertmanager import Firing
+from exporters.net.prometheus import Address, Prometheus, QueryResult
+from exporters.text import printable
+from runbooks import page as runbook_page
+from runbooks.page import SEVERITIES, DiagnosisRow, RunbookPage, placeholders
+
+ALERTMANAGER = "http://127.0.0.1:9093"
+MOST_ROWS = 8  # of one answer
+EACH_S, ALL_S = 8.0, 20.0  # for one query, and for all of a page
+_TO_PAGE = re.compile(r"\[([^\[\]]+)\]\(([\w-]+)\.md(?:#[\w-]*)?\)")
+
+Labels = Mapping[str, str]
+
+
+def links_of(alert: Firing | None, base: str | None) -> Links:
+    """Where pages and panels are: at the base that a person gave, else where the alert itself says, else on this machine."""
+    told = alert.annotations if alert else {}
+    page, panel = printable(told.get("runbook_url", "")), printable(told.get("dashboard_url", ""))
+    own = page.removesuffix(f"/{alert.name}") if alert else ""
+    boards, found, _ = panel.partition(f"/d/{board_uid('')}")
+    return Links(base or (own if own != page else Links().runbooks), boards if found else Links().dashboards)
+
+
+# ---- which page is meant
+
+
+@dataclass(frozen=True, slots=True)
+class PageChoice:
+    """A page and the labels for it; or none, and what there is instead. said: a remark, or the list; rows: the list as JSON; status: of the exit."""
+
+    page: RunbookPage | None
+    labels: Labels = field(default_factory=dict)
+    said: str = ""
+    rows: Any = ()
+    status: int = 0
+    links: Links = field(default_factory=Links)
+
+
+def choose(
+    query: str, alerts: Sequence[Firing] | None, labels: Labels, pages: Sequence[RunbookPage], base: str | None = None, one: bool = False
+) -> PageChoice:
+    """What a person means by a query, alerts, or both. alerts: None where none were asked for; base: of pages; one: whether a list would not do."""
+    links = links_of(None, base)
+    found = runbook_page.find(query, pages)
+    if query and len(found.pages) != 1:
+        return _not_one(query, found.pages, pages)
+    page = found.pages[0] if query else None
+    said = f"no page is called {query!r}; the nearest is {page.name}" if page and not found.by_name else ""
+    if alerts is None:
+        rows = [{"page": each.name, "severity": each.severity, "meaning": each.gist, "url": links.runbook(each.name)} for each in pages]
+        return PageChoice(page, labels, said, links=links) if page else PageChoice(None, labels, index(pages), rows)
+    by_name = {each.name: each for each in pages}
+    meant = [alert for alert in alerts if (page is None or alert.name == page.name) and _fits(alert, labels)]
+    meant.sort(key=lambda alert: (_urgency(by_name.get(alert.name)), alert.starts_at))
+    if page and not meant:
+        return PageChoice(page, labels, f"{page.name} does not fire" + " with these labels" * bool(labels), links=links)
+    if not meant:
+        return PageChoice(None, labels, "no alert fires" + " with these labels" * bool(labels), [], 1)
+    if len(meant) == 1 and meant[0].name in by_name:
+        return PageChoice(by_name[meant[0].name], meant[0].labels | dict(labels), said, links=links_of(meant[0], base))
+    too_many = f"\n{len(meant)} alerts: name one, or narrow them with --label" if page or one else ""
+    told = "\n".join(_alert_told(alert, by_name.get(alert.name)) for alert in meant)
+    rows = [_alert_as_json(alert, by_name.get(alert.name), links_of(alert, base)) for alert in meant]
+    return PageChoice(None, labels, told + too_many, rows, 2 if too_many else 0)
+
+
+def heading(page: RunbookPage, beginning: str) -> str:
+    """The heading that begins so, in any case. Raises ValueError, with those that there are."""
+    asked = beginning.strip().lower()
+    found = [section.heading for section in page.sections if section.heading.lower().startswith(asked)]
+    if len(found) != 1:
+        raise ValueError(f"--section {beginning!r} should begin one of {', '.join(section.heading for section in page.sections)}")
+    return found[0]
+
+
+def _not_one(query: str, found: Sequence[RunbookPage], pages: Sequence[RunbookPage]) -> PageChoice:
+    if found:
+        told = "\n".join(f"  {page.name}  {page.gist}" for page in found)
+        return PageChoice(None, said=f"{query!r} may mean one of these:\n{told}", rows={"several": [page.name for page in found]}, status=2)
+    near = runbook_page.nearest(query, pages)
+    told = f"the nearest names are {', '.join(near)}" if near else "vllm-watch runbook --list has them all"
+    return PageChoice(None, said=f"no page has {query!r}; {told}", rows={"nearest": near}, status=1)
+
+
+def _fits(alert: Firing, labels: Labels) -> bool:
+    """Whether the alert does not contradict these labels."""
+    return all(alert.labels.get(name, value) == value for name, value in labels.items())
+
+
+def _urgency(page: RunbookPage | None) -> tuple[int, str]:
+    """Those first for which someone gets up."""
+    if page is None:
+        return len(SEVERITIES) + 1, ""
+    return (SEVERITIES.index(page.severity) if page.severity in SEVERITIES else len(SEVERITIES)), page.name
+
+
+# ---- what Prometheus says
+
+
+@dataclass(frozen=True, slots=True)
+class LiveQuery:
+    """One query and its answer. rows: labels and value of the highest of `found` series; error: why it could not be asked."""
+
+    rows: tuple[tuple[Labels, str], ...] = ()
+    found: int = 0
+    error: str = ""
+
+    @property
+    def holds(self) -> bool | None:
+        return None if self.error else self.found > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What came back for a page. at: in UTC; threshold: '' where the alert has none; error: where no query was answered, and all for one reason."""
+
+    at: str
+    prometheus: str
+    threshold: str = ""
+    rule: str = ""
+    answers: Mapping[str, LiveQuery] = field(default_factory=dict)
+
+    @property
+    def error(self) -> str:
+        told = {asked.error for asked in self.answers.values()}
+        return told.pop() if len(told) == 1 else ""
+
+
+async def ask(page: RunbookPage, where: Address, now_s: float, settings: Settings = SHIPPED) -> Live:
+    """Runs the rule of the page's alert, the queries of its first five minutes and the conditions of its diagnosis. Never fails."""
+    alert = next((one for one in registry.alerts(settings) if one.name == page.name), None)
+    rule = alert.expr if alert else ""
+    threshold = f"{alert.threshold.shown} ({alert.threshold})" if alert and alert.threshold else ""
+    answers = await _answers([one for one in (rule, *queries(page)) if one], where, now_s)
+    return Live(f"{datetime.fromtimestamp(now_s, UTC):%Y-%m-%d %H:%M:%S} UTC", where.shown, threshold, rule, answers)
+
+
+def queries(page: RunbookPage) -> list[str]:
+    """Of the first five minutes, then of the diagnosis; each one once."""
+    first = [block.text for step in page.steps for block in step.blocks if block.language == "promql"]
+    return list(dict.fromkeys([*first, *(row.condition for row in page.rows if row.condition)]))
+
+
+async def _answers(exprs: Iterable[str], where: Address, now_s: float) -> dict[str, LiveQuery]:
+    async with Prometheus(where, timeout_s=EACH_S) as prometheus:
+        tasks = {expr: asyncio.create_task(prometheus.as_of(_with_bounds(expr), now_s)) for expr in exprs}
+        if tasks:
+            _, late = await asyncio.wait(tasks.values(), timeout=ALL_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        return {
+            expr: LiveQuery(error=f"no answer within {ALL_S:.0f} s") if task.cancelled() else _asked(task.result(), "_seconds_bucket" in expr)
+            for expr, task in tasks.items()
+        }
+
+
+_QUANTILE = re.compile(
+    r"histogram_quantile\((?P<q>0?\.\d+), sum by \((?P<by>[\w, ]*)\) "
+    r"\(rate\((?P<name>[\w:]+)_bucket(?:\{(?P<where>[^}]*)\})?\[(?P<window>\w+)\](?: offset (?P<offset>\w+))?\)\)\)"
+)
+_COMPARED = re.compile(r"[<>=*/]|\b(?:and|unless)\b")
+_BY_NAME = {name: metric for metric in EVERYTHING if metric.kind is Kind.HISTOGRAM for name in metric.names}
+
+
+def _with_bounds(expr: str) -> str:
+    """A query of a page as panels ask it: a quantile beyond its buckets is a bound. Pages keep the short form, for people.
+
+    What compares or divides quantiles stays as it is, since a bound is no value to calculate with."""
+    rest = re.sub(r'"[^"]*"', "", _QUANTILE.sub("", expr))
+    return expr if _COMPARED.search(rest) else _QUANTILE.sub(_bounded, expr)
+
+
+def _bounded(found: re.Match[str]) -> str:
+    metric = _BY_NAME.get(found["name"])
+    if metric is None:
+        return found[0]
+    by = [label for label in found["by"].replace(" ", "").split(",") if label not in ("", "le")]
+    where = (found["where"],) if found["where"] else ()
+    return f"({promql.bounded_quantile(float(found['q']), metric, found['window'], by, where, found['offset'] or '')})"
+
+
+def _asked(answer: QueryResult, in_seconds: bool = False) -> LiveQuery:
+    try:
+        values = [(series.metric, float(series.value[1])) for series in answer.series if series.value]
+    except ValueError as error:
+        return LiveQuery(error=f"what came back is no figure ({printable(str(error))})")
+    values.sort(key=lambda row: (math.isnan(row[1]), -row[1], sorted(row[0].items())))
+    rows = tuple(
+        ({name: own for name, own in labels.items() if name != promql.BOUND}, _told(labels.get(promql.BOUND), value, in_seconds))
+        for labels, value in values[:MOST_ROWS]
+    )
+    return LiveQuery(rows, len(values), printable(answer.error))
+
+
+def _told(beyond: str | None, value: float, in_seconds: bool) -> str:
+    """A value, or the bound that it lies beyond."""
+    if beyond and in_seconds:
+        return bounds.told(beyond, value)
+    return f"{beyond or ''} {value:.6g}".strip()
+
+
+# ---- as it is shown
+
+
+def as_text(page: RunbookPage, labels: Labels, live: Live | None, section: str = "", links: Links | None = None) -> str:
+    """Markdown that is read as it stands. page: filled already; section: its heading, for this part alone."""
+    rest = page.readable(section).removeprefix(f"# {page.title}\n").strip()
+    parts = (f"# {page.title or page.name}", _head(page, labels, links or Links()), f"## Now\n\n{_now(page, live)}" if live else "", rest)
+    return _TO_PAGE.sub(lambda found: found[2] if found[1] == found[2] else f"{found[1]} ({found[2]})", "\n\n".join(filter(None, parts)) + "\n")
+
+
+def _head(page: RunbookPage, labels: Labels, links: Links) -> str:
+    panel = panel_url(page, links.dashboards)
+    told = {
+        "severity": page.severity, "panel": panel, "related": ", ".join(page.related), "reviewed": str(page.about.get("reviewed", "")),
+        "labels": ", ".join(f"`{_cited(name)}={_cited(value)}`" for name, value in sorted(labels.items()) if name != "alertname"),
+    }  # fmt: skip
+    return "\n".join(f"- {name}: {value}" for name, value in told.items() if value)
+
+
+def _cited(text: str) -> str:
+    return printable(text).replace("`", "'")
+
+
+def panel_url(page: RunbookPage, base: str | None) -> str:
+    """Where the panel is that shows the page's quantity; '' for a page that names none, or no base."""
+    if base is None:
+        return ""
+    try:
+        return PanelRef(str(page.about["board"]), str(page.about["panel"])).url(base)
+    except (KeyError, ValueError):
+        return ""
+
+
+def _now(page: RunbookPage, live: Live) -> str:
+    asked = f"Asked {live.prometheus} at {live.at}." + (f" The threshold is {live.threshold}." if live.threshold else "")
+    if not live.answers:
+        return f"{asked} This page has no query."
+    if live.error:
+        return f"Nothing could be asked: {live.error}"
+    lines = []
+    if live.rule:
+        rule = live.answers[live.rule]
+        lines += [f"The rule's expression: {'not asked' if rule.error else 'holds' if rule.holds else 'does not hold'}", *_rows(rule), ""]
+    for step in page.steps:
+        blocks = [block for block in step.blocks if block.language == "promql"]
+        lines += [f"{step.number}. {step.text}"] * bool(blocks)
+        for block in blocks:
+            lines += [f"   {' '.join(block.text.split())}"] * (len(blocks) > 1) + (_rows(live.answers[block.text]) or ["   nothing came back"])
+        lines += [""] * bool(blocks)
+    for row in page.rows:
+        if row.condition:
+            answer = live.answers[row.condition]
+            mark = {True: "HOLDS", False: "no", None: "not asked"}[answer.holds]
+            lines += [f"{mark:9}  {row.what}" + (f": {row.cause}. Go to {row.go_to}." if answer.holds else ""), *_rows(_valued(row, answer))]
+    return f"{asked}\n\n```text\n" + "\n".join(lines).strip() + "\n```"
+
+
+def _valued(row: DiagnosisRow, asked: LiveQuery) -> LiveQuery:
+    """Who a condition holds for, and the value unless it is a quantile, which may be no more than a place within a bucket."""
+    return replace(asked, rows=tuple((labels, "") for labels, _ in asked.rows)) if "histogram_quantile" in row.condition else asked
+
+
+def _rows(asked: LiveQuery) -> list[str]:
+    if asked.error:
+        return [f"   {asked.error}"]
+    more = [f"   and {asked.found - len(asked.rows)} more"] * (asked.found > len(asked.rows))
+    return [f"   {value:>10}  {_labels(labels)}" for labels, value in asked.rows] + more
+
+
+def _labels(labels: Labels) -> str:
+    return printable(", ".join(f"{name}={value}" for name, value in sorted(labels.items()))) or "in all"
+
+
+def as_json(page: RunbookPage, labels: Labels, live: Live | None, section: str = "", links: Links | None = None) -> dict[str, Any]:
+    """The same for programs."""
+    links = links or Links()
+
+    def answered(expr: str) -> dict[str, Any]:
+        asked = live.answers.get(expr) if live else None
+        return {"answer": asdict(asked)} if asked else {}
+
+    return {
+        "page": page.name, "title": page.title, "severity": page.severity, "related": page.related, "reviewed": str(page.about.get("reviewed", "")),
+        "url": links.runbook(page.name), "panel_url": panel_url(page, links.dashboards), "labels": dict(labels),
+        "sections": {one.heading: one.text for one in page.sections if section in ("", one.heading)},
+        "steps": [
+            {"number": step.number, "text": step.text, "commands": [asdict(block) | answered(block.text) for block in step.blocks]}
+            for step in page.steps
+        ],
+        "diagnosis": [asdict(row) | ({"holds": live.answers[row.condition].holds} if live and row.condition else {}) | answered(row.condition)
+                      for row in page.rows],
+        "live": {"at": live.at, "prometheus": live.prometheus, "threshold": live.threshold, "error": live.error, "rule": live.rule}
+                | answered(live.rule) if live else None,
+    }  # fmt: skip
+
+
+def index(pages: Sequence[RunbookPage]) -> str:
+    """One line for each page."""
+    width = max(len(page.name) for page in pages)
+    return "\n".join(f"{page.severity or '-':8}  {page.name:{width}}  {page.gist}" for page in sorted(pages, key=_urgency))
+
+
+def _alert_told(alert: Firing, page: RunbookPage | None) -> str:
+    """An alert with the command that opens its page with its labels."""
+    labels = {name: value for name, value in alert.labels.items() if name not in ("alertname", "severity", "owner")}
+    since = f" since {printable(alert.starts_at)}" if alert.starts_at else ""
+    severity = printable(alert.labels.get("severity", "-"))
+    told = [f"{severity:8}  {printable(alert.name) or 'without a name'}{since}{', muted' if alert.is_muted else ''}", f"          {_labels(labels)}"]
+    if page is None:
+        return "\n".join([*told, "          no page of this book"])
+    wanted = [f"{name}={labels[name]}" for name in placeholders(page.text) if name in labels and labels[name].isprintable()]
+    command = " ".join(["vllm-watch runbook", page.name, *(f"--label {shlex.quote(one)}" for one in wanted)])
+    return "\n".join([*told, *[f"          {page.gist}"] * bool(page.gist), f"          {command}"])
+
+
+def _alert_as_json(alert: Firing, page: RunbookPage | None, links: Links) -> dict[str, Any]:
+    told = {"alert": alert.name, "since": alert.starts_at, "muted": alert.is_muted}
+    return told | (as_json(page.filled(alert.labels), alert.labels, None, links=links) if page else {"page": None, "labels": alert.labels})

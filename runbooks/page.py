@@ -1,0 +1,496 @@
+"""Reads, finds, fills and checks the pages. They travel in the package, so they can be read when nothing else answers.
+
+Law: the value of a label is foreign text. `fill` puts it into a page so that neither Prometheus, a shell nor a terminal can take it for
+anything but a word, or leaves it out."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import re
+import shlex
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from exporters.text import escaped_letter
+
+FOLDER = Path(__file__).resolve().parent
+HEADINGS = ("Meaning", "Impact", "First five minutes", "Diagnosis", "Mitigation", "Why this threshold", "Escalation")
+SEVERITIES = ("critical", "warning", "info", "none")
+KEYS = ("alert", "severity", "board", "panel", "related", "reviewed")  # of the front matter; the first four are printed
+REVIEWED_DAYS = 365
+_REGIONS = {"rule": "Meaning", "threshold": "Why this threshold"}  # printed parts, and the section that each stands in
+
+_FRONT = re.compile(r"---\n(.*?)^---\n", re.DOTALL | re.MULTILINE)
+_COMMENT = re.compile(r"^<!--.*?-->\n?", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"\s*```\s*(\w*)")
+_TABLE = re.compile(r"(?:^\|.*(?:\n|\Z))+", re.MULTILINE)
+_NUMBERED = re.compile(r"(\d+)\. +(.*)")
+_LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s]+)\)")
+_MITIGATION = re.compile(r"Mitigations? (\d+(?:(?:,? (?:and|or|then) |, ?)\d+)*)")
+_PLACEHOLDER = re.compile(r'(=~\s*")?\{\{\s*(\w+)\s*\}\}("?)')
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of code without its indentation."""
+
+    language: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunbookStep:
+    """One of a numbered list. text: what stands before its first block."""
+
+    number: int
+    text: str
+    blocks: tuple[Block, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisRow:
+    """One line of the Diagnosis. condition: PromQL that returns something exactly when this row holds."""
+
+    what: str
+    condition: str
+    cause: str
+    go_to: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunbookSection:
+    """Of a page's body: without comments."""
+
+    heading: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunbookPage:
+    """A page as it was written. about: its front matter, empty where there is none or it cannot be read; wrong: why it cannot."""
+
+    name: str
+    text: str
+    about: Mapping[str, Any]
+    wrong: str
+    title: str
+    sections: tuple[RunbookSection, ...]
+
+    @property
+    def is_alert(self) -> bool:
+        return self.name.startswith("VLLM")
+
+    @property
+    def severity(self) -> str:
+        return str(self.about.get("severity", ""))
+
+    @property
+    def related(self) -> tuple[str, ...]:
+        named = self.about.get("related")
+        return tuple(map(str, named)) if isinstance(named, list) else ()
+
+    @property
+    def body(self) -> str:
+        """What people read: without front matter and comments."""
+        return _COMMENT.sub("", _split(self.text)[1]).strip() + "\n"
+
+    @property
+    def gist(self) -> str:
+        """The first sentence of the meaning, or of a page without one."""
+        paragraphs = re.split(r"\n\s*\n", self.section("Meaning") or self.body)
+        prose = next((" ".join(one.split()) for one in paragraphs if not one.lstrip().startswith(("#", "|", "```"))), "")
+        sentence = re.match(r".+?\.(?=\s+[A-Z]|$)", prose)
+        return sentence[0] if sentence else prose
+
+    def section(self, heading: str) -> str:
+        return next((section.text for section in self.sections if section.heading == heading), "")
+
+    def readable(self, heading: str = "") -> str:
+        """The body, or one section of it, with the table of the diagnosis as a list: no column is wide enough for a query, and in a cell its
+        bars are escaped."""
+        shown, diagnosis = f"## {heading}\n\n{self.section(heading)}\n" if heading else self.body, self.section("Diagnosis")
+        return shown.replace(diagnosis, _TABLE.sub(lambda _: _listed(self.rows), diagnosis, count=1).strip(), 1) if self.rows else shown
+
+    @property
+    def steps(self) -> tuple[RunbookStep, ...]:
+        return tuple(_steps(self.section("First five minutes")))
+
+    @property
+    def rows(self) -> tuple[DiagnosisRow, ...]:
+        return tuple(_rows(self.section("Diagnosis")))
+
+    @property
+    def mitigations(self) -> tuple[RunbookStep, ...]:
+        return tuple(_steps(self.section("Mitigation")))
+
+    def filled(self, labels: Mapping[str, str]) -> RunbookPage:
+        """The same with the labels of an alert in its commands and queries; see `fill`."""
+        return parse(self.name, fill(self.text, labels))
+
+
+# ---- reading
+
+
+def names(folder: Path = FOLDER) -> list[str]:
+    """The alerts that have a page."""
+    return sorted(page.stem for page in folder.glob("VLLM*.md"))
+
+
+def text(name: str, folder: Path = FOLDER) -> str | None:
+    """A page as Markdown; None when there is none. Any other name than that of a page finds nothing."""
+    return (folder / f"{name}.md").read_text(encoding="utf-8") if name in {page.stem for page in folder.glob("*.md")} else None
+
+
+def pages(folder: Path = FOLDER) -> tuple[RunbookPage, ...]:
+    """Those of alerts, then those of none."""
+    files = sorted(folder.glob("*.md"), key=lambda file: (not file.stem.startswith("VLLM"), file.stem))
+    return tuple(parse(file.stem, file.read_text(encoding="utf-8")) for file in files)
+
+
+def parse(name: str, text: str) -> RunbookPage:
+    """Never fails: what is not there is empty, and `faults` says so."""
+    front, body = _split(text)
+    about, wrong = _about(front)
+    title, sections = "", []
+    for line, language in _walk(_COMMENT.sub("", body)):
+        if language is None and line.startswith("## "):
+            sections.append((line[3:].strip(), list[str]()))
+        elif sections:
+            sections[-1][1].append(line)
+        elif line.startswith("# ") and not title:
+            title = line[2:].strip()
+    return RunbookPage(name, text, about, wrong, title, tuple(RunbookSection(heading, "\n".join(lines).strip()) for heading, lines in sections))
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Front matter and the rest."""
+    found = _FRONT.match(text)
+    return (found[1], text[found.end() :]) if found else ("", text)
+
+
+def _about(front: str) -> tuple[Mapping[str, Any], str]:
+    if not front:
+        return {}, "has no front matter"
+    try:
+        read = yaml.safe_load(front)
+    except yaml.YAMLError as error:
+        return {}, f"has front matter that is no YAML ({' '.join(str(error).split())})"
+    return (read, "") if isinstance(read, dict) else ({}, "has front matter without keys")
+
+
+def _walk(text: str) -> Iterator[tuple[str, str | None]]:
+    """Each line, and the language of the block of code that it is in: None outside, as for the fences themselves."""
+    inside: str | None = None
+    for line in text.splitlines():
+        fence = _FENCE.match(line)
+        if fence:
+            yield line, None
+            inside = None if inside is not None else fence[1]
+        else:
+            yield line, inside
+
+
+def _steps(section: str) -> Iterator[RunbookStep]:
+    """A numbered list; what is indented below a number belongs to it."""
+    number, prose, blocks, code, written_in = 0, list[str](), list[Block](), list[str](), ""
+    for line, language in _walk(section):
+        found = _NUMBERED.match(line) if language is None else None
+        if found:
+            if number:
+                yield RunbookStep(number, " ".join(prose), tuple(blocks))
+            number, prose, blocks = int(found[1]), [found[2].strip()], []
+        elif language is not None:
+            code.append(line)
+            written_in = language
+        elif code:  # the fence that ends it
+            blocks.append(Block(written_in, textwrap.dedent("\n".join(code)).strip()))
+            code = []
+        elif line.strip() and not blocks and not _FENCE.match(line):
+            prose.append(line.strip())
+    if number:
+        yield RunbookStep(number, " ".join(prose), tuple(blocks))
+
+
+def _rows(section: str) -> Iterator[DiagnosisRow]:
+    """The first table. Columns go by their titles."""
+    table = [_cells(line) for line, language in _walk(section) if language is None and line.startswith("|")]
+    for cells in table[2:]:
+        by_title = dict(zip(table[0], cells, strict=False))
+        condition = re.search(r"`(.+)`", by_title.get("Condition", ""))
+        cause, go_to = by_title.get("Likely cause", ""), by_title.get("Go to", "")
+        yield DiagnosisRow(by_title.get("What you see", ""), condition[1].strip() if condition else "", cause, go_to)
+
+
+def _listed(rows: Iterable[DiagnosisRow]) -> str:
+    blocks = ((row, f"\n\n  ```promql\n  {row.condition}\n  ```" if row.condition else "") for row in rows)
+    return "".join(f"- {row.what}: {row.cause}. Go to {row.go_to}.{block}\n" for row, block in blocks)
+
+
+def _cells(line: str) -> list[str]:
+    inner = re.sub(r"^\||(?<!\\)\|$", "", line.strip())
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", inner)]
+
+
+# ---- finding
+
+
+@dataclass(frozen=True, slots=True)
+class PageSearch:
+    """One page, none, or several that are meant as likely, the likeliest first. by_name: whether one was named, or only looked like it."""
+
+    pages: tuple[RunbookPage, ...] = ()
+    by_name: bool = False
+
+
+def find(query: str, among: Sequence[RunbookPage]) -> PageSearch:
+    """By name, in any case, with or without VLLM, and as the end of an address; else by the closest name; else by the words of the pages."""
+    wanted = _squeezed(query.strip().rstrip("/").rsplit("/", 1)[-1].removesuffix(".md"))
+    if not wanted:
+        return PageSearch()
+    for page in among:
+        if wanted in (_squeezed(page.name), _short(page.name)):
+            return PageSearch((page,), by_name=True)
+    if near := _nearest(wanted, among, least=0.8):
+        best = [page for share, page in near if share >= near[0][0] - 0.05]  # one wrong letter of twenty is no reason to choose
+        return PageSearch(tuple(best))
+    scored = sorted(((_score(page, re.findall(r"\w+", query.lower())), page) for page in among), key=lambda one: -one[0])
+    return PageSearch(tuple(page for score, page in scored if score and score == scored[0][0]))
+
+
+def nearest(query: str, among: Sequence[RunbookPage], most: int = 5) -> list[str]:
+    """Names to offer to who found nothing."""
+    return [page.name for _, page in _nearest(_squeezed(query), among, least=0.5)[:most]]
+
+
+def _nearest(wanted: str, among: Sequence[RunbookPage], least: float) -> list[tuple[float, RunbookPage]]:
+    shares = ((difflib.SequenceMatcher(None, wanted.removeprefix("vllm"), _short(page.name)).ratio(), page) for page in among)
+    return sorted(((share, page) for share, page in shares if share >= least), key=lambda one: -one[0])
+
+
+def _squeezed(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower())
+
+
+def _short(name: str) -> str:
+    return _squeezed(name).removeprefix("vllm")
+
+
+def _score(page: RunbookPage, words: Sequence[str]) -> int:
+    """How near to the top of a page the words stand; 0 unless it has them all."""
+    heads = " ".join([page.title, *(section.heading for section in page.sections), *map(str, page.about.values())])
+    places = ((8, page.name.lower()), (4, heads.lower()), (1, page.body.lower()))
+    scores = [max((weight for weight, place in places if word in place), default=0) for word in words]
+    return sum(scores) if all(scores) else 0
+
+
+# ---- filling
+
+
+def fill(text: str, labels: Mapping[str, str]) -> str:
+    """A page with `{{name}}` replaced by the value of that label.
+
+    In PromQL a placeholder stands as `=~"{{name}}"` and gets a regular expression that matches just this value; `.*` where there is no such
+    label. Elsewhere it gets the value as it is when that is plain, quoted where a shell reads it and needs that, and else the name of the
+    label in capitals: also for an unknown one, and where quoting could not be trusted."""
+    lines, before = [], ""
+    for line, language in _walk(text):
+        lines.append(_filled(line, language, before, labels))
+        before = "" if language is None else f"{before}{line}\n"  # of the block that this line is in
+    return "\n".join(lines) + ("\n" if text.endswith("\n") else "")
+
+
+def placeholders(text: str) -> list[str]:
+    """The labels that a page asks for, in order."""
+    return list(dict.fromkeys(found[2] for found in _PLACEHOLDER.finditer(text)))
+
+
+def _filled(line: str, language: str | None, before: str, labels: Mapping[str, str]) -> str:
+    in_table = language is None and line.startswith("|")
+
+    def value(found: re.Match[str]) -> str:
+        opening, name, closing = found[1] or "", found[2], found[3]
+        given = labels.get(name, "")
+        if opening and closing and (in_table or language == "promql"):
+            pattern = _exactly(given) if given else ".*"
+            return opening + (pattern.replace("|", "\\|") if in_table else pattern) + closing
+        quotable = language == "bash" and _quotable(given) and _bare(before + line[: found.start() + len(opening)])
+        plain = _plain(given) or (shlex.quote(given) if quotable else "")
+        return opening + (plain or name.upper()) + closing
+
+    return _PLACEHOLDER.sub(value, line)
+
+
+def _exactly(value: str) -> str:
+    """A regular expression for this value alone, inside a PromQL string in double quotes. A backtick would end a span of code in Markdown."""
+    pattern = re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", value)
+    return "".join(f"\\{c}" if c in '\\"' else c if c.isprintable() and c != "`" else escaped_letter(c) for c in pattern)
+
+
+def _plain(value: str) -> str:
+    """The value if it is one word to every shell, inside quotes and outside, and no option."""
+    return value if re.fullmatch(r"[A-Za-z0-9._/][A-Za-z0-9._/:@%+,=-]*", value) else ""
+
+
+def _quotable(value: str) -> bool:
+    return bool(value) and value.isprintable() and not value.startswith("-") and "`" not in value
+
+
+_WHOLE = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?<!\S)#[^\n]*\n""", re.DOTALL)
+_UNTRUSTED = re.compile(r"""\$[({'"]|`|<<|\b(?:eval|ssh|sh|bash|su|watch|xargs)\b""")
+
+
+def _bare(before: str) -> bool:
+    """Whether a shell that has read this takes what comes next as plain words, and once. False in doubt: where quotes may nest, in a
+    here-document, and where one shell hands its words to another."""
+    rest = _WHOLE.sub("", before)
+    return not _UNTRUSTED.search(before) and "'" not in rest and '"' not in rest and "#" not in rest
+
+
+# ---- printing
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a page says of its alert, printed from the alert. hold: how long expr must hold; threshold: paragraphs."""
+
+    alert: str
+    severity: str
+    board: str
+    panel: str
+    expr: str
+    hold: str
+    threshold: tuple[str, ...]
+
+
+def stamped(text: str, facts: Facts) -> str:
+    """The page with its printed parts as the alert is now; the rest stays. Stamped again it stays the same."""
+    front, body = _split(text)
+    for key in KEYS[:4]:
+        line = f"{key}: {getattr(facts, key)}"
+        front = re.sub(rf"^{key}:.*$", line, front, flags=re.MULTILINE) if re.search(rf"^{key}:", front, re.MULTILINE) else f"{front}{line}\n"
+    holds = "as soon as this returns something" if facts.hold.strip("0") in ("s", "m") else f"when this has returned something for {facts.hold}"
+    body = _printed(body, "rule", f"It fires {holds}:\n\n```promql\n{facts.expr}\n```")
+    body = _printed(body, "threshold", "\n\n".join(facts.threshold))
+    return f"---\n{front}---\n{body}"
+
+
+def _printed(body: str, region: str, content: str) -> str:
+    return _region(region).sub(lambda found: f"{found[1]}{content}\n{found[2]}", body)
+
+
+def _region(name: str) -> re.Pattern[str]:
+    return re.compile(rf"^(<!-- printed: {name} -->\n)(?:(?!<!--).)*?^(<!-- end -->)$", re.DOTALL | re.MULTILINE)
+
+
+# ---- checking
+
+
+def faults(alerts: Iterable[str], folder: Path = FOLDER) -> Iterator[str]:
+    """What keeps the pages and the alerts from matching one to one, and each page from being whole."""
+    book = {page.name: page for page in pages(folder)}
+    have, wanted = {name for name, page in book.items() if page.is_alert}, set(alerts)
+    yield from (f"{name} has no page" for name in sorted(wanted - have))
+    yield from (f"{name}.md belongs to no alert" for name in sorted(have - wanted))
+    for name, page in book.items():
+        if name in wanted or not page.is_alert:
+            told = [*_general_faults(page, book), *(_alert_faults(page, wanted) if page.is_alert else ())]
+            yield from (f"{name}.md {fault}" for fault in told)
+
+
+def warnings(today: datetime.date, folder: Path = FOLDER) -> Iterator[str]:
+    """What should be looked at again, and fails nothing."""
+    for page in pages(folder):
+        reviewed = page.about.get("reviewed")
+        if type(reviewed) is datetime.date and (today - reviewed).days > REVIEWED_DAYS:
+            yield f"{page.name}.md was last reviewed on {reviewed}"
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _general_faults(page: RunbookPage, book: Mapping[str, RunbookPage]) -> Iterator[str]:
+    if not page.title:
+        yield "has no title"
+    if found := re.search(r"\b(TODO|TBD)\b", page.text):
+        yield f"holds a {found[0]}"
+    for target in dict.fromkeys(_targets(page.text)):
+        file, _, anchor = target.partition("#")
+        leads_to = book.get(file.removesuffix(".md")) if file else page
+        if leads_to is None or not (file.endswith(".md") or not file):
+            yield f"links to {target}, which is no page"
+        elif anchor and anchor not in _anchors(leads_to.text):
+            yield f"links to {target}, where no heading is called so"
+
+
+def _alert_faults(page: RunbookPage, alerts: set[str]) -> Iterator[str]:
+    if page.wrong:
+        yield page.wrong
+    elif missing := [key for key in KEYS if key not in page.about]:
+        yield f"says nothing of {', '.join(missing)} in its front matter"
+    else:
+        yield from _front_faults(page, alerts)
+    if page.title != page.name:
+        yield "does not open with its name"
+    found = tuple(section.heading for section in page.sections)
+    if found != HEADINGS:
+        yield f"has the headings {', '.join(found)} instead of {', '.join(HEADINGS)}"
+        return
+    for region, heading in _REGIONS.items():
+        if not _region(region).search(page.text):
+            yield f"has no place for what is printed: <!-- printed: {region} -->, <!-- end --> under {heading}"
+    yield from _action_faults(page)
+
+
+def _front_faults(page: RunbookPage, alerts: set[str]) -> Iterator[str]:
+    if page.about["alert"] != page.name:
+        yield f"says that it is of {page.about['alert']}"
+    if page.severity not in SEVERITIES:
+        yield f"has the severity {page.severity} instead of one of {', '.join(SEVERITIES)}"
+    if not isinstance(page.about["related"], list):
+        yield "has no list as related"
+    yield from (f"is related to {name}, which is no alert" for name in page.related if name not in alerts)
+    if type(page.about["reviewed"]) is not datetime.date:
+        yield f"was reviewed on {page.about['reviewed']!r}, which is no date such as 2026-03-01"
+
+
+def _action_faults(page: RunbookPage) -> Iterator[str]:
+    """Steps and rows lead somewhere, and can be filled."""
+    for heading, steps in (("First five minutes", page.steps), ("Mitigation", page.mitigations)):
+        if [step.number for step in steps] != list(range(1, len(steps) + 1)) or not steps:
+            yield f"does not number its steps from 1 under {heading}"
+    if not page.rows:
+        yield "has no row under Diagnosis"
+    for row in page.rows:
+        if not row.condition:
+            yield f"has no condition for {row.what!r}"
+        steps_named = [int(number) for numbers in _MITIGATION.findall(row.go_to) for number in re.findall(r"\d+", numbers)]
+        if not steps_named and not _LINK.search(row.go_to):
+            yield f"leads from {row.what!r} neither to Mitigation N nor to a page"
+        yield from (
+            f"leads from {row.what!r} to Mitigation {number}, which it has not"
+            for number in steps_named if number not in {step.number for step in page.mitigations}
+        )  # fmt: skip
+    queries = [block.text for step in page.steps for block in step.blocks if block.language == "promql"] + [row.condition for row in page.rows]
+    for query in queries:
+        for found in _PLACEHOLDER.finditer(query):
+            if not found[1] or not found[3]:
+                yield f"""has {{{{{found[2]}}}}} in PromQL other than as =~"{{{{{found[2]}}}}}": {query}"""
+
+
+def _targets(text: str) -> Iterator[str]:
+    """Where the links of a page lead, those to other sites left out."""
+    for line, language in _walk(text):
+        if language is None:
+            yield from (found[2] for found in _LINK.finditer(re.sub(r"`[^`]*`", "", line)) if "://" not in found[2])
+
+
+def _anchors(text: str) -> set[str]:
+    return {slug(line.lstrip("#").strip()) for line, language in _walk(text) if language is None and re.match(r"#+ ", line)}

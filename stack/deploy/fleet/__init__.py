@@ -1,0 +1,1 @@
+"""Prometheus configuration and sample budget for a fleet of engines."""

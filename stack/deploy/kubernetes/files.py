@@ -1,0 +1,140 @@
+"""The objects as files: base/ with everything, overlays/example/ to be copied and changed, components/ for a gateway of somebody else's.
+
+Law: a secret is never written, only its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from alerts import export as alerts
+from alerts import managed_files
+from alerts.managed_files import marked
+from alerts.printer import as_yaml
+from stack.deploy.kubernetes import monitoring, policies, running, sidecar_patch
+from stack.deploy.kubernetes.objects import BOARD_SERVICE, CLIENTS, CONFIG, METRICS_SERVICE, PORTS, Object
+from stack.deploy.kubernetes.options import KubernetesOptions
+
+BASE, EXAMPLE = "base", "overlays/example"
+_COMMAND = "vllm-watch kubernetes export"
+_KUSTOMIZATION: Object = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+
+
+def files(wanted: KubernetesOptions) -> dict[str, str]:
+    """Name and text of every file."""
+    objects = {f"{name}.yaml": each for name, each in _objects(wanted)}
+    base = {**_KUSTOMIZATION, "namespace": wanted.namespace, "resources": sorted(objects)}
+    found = {f"{BASE}/{name}": _text(each) for name, each in objects.items()}
+    found[f"{BASE}/kustomization.yaml"] = as_yaml(base)
+    found[f"{EXAMPLE}/kustomization.yaml"] = as_yaml(_example(wanted))
+    if wanted.with_sidecar:
+        found[f"{EXAMPLE}/config.yaml"] = as_yaml(_other_engine(wanted))
+    if wanted.own_gateway:
+        found |= {name: as_yaml(each) for name, each in sidecar_patch.components(wanted, wanted.own_gateway)}
+    return {name: marked(text, _COMMAND) for name, text in sorted(found.items())}
+
+
+def _objects(wanted: KubernetesOptions) -> Iterator[tuple[str, Iterable[Object]]]:
+    """What each file of the base holds; the numbers put them into the order in which one reads them."""
+    yield "10-config", [running.config(wanted)]
+    if wanted.with_gateway:
+        yield "20-gateway", running.gateway(wanted)
+    elif wanted.with_sidecar:
+        yield "20-sidecar", [sidecar_patch.metrics_service()]
+    yield "30-board", running.board(wanted)
+    yield "40-network", policies.policies(wanted)
+    yield "50-monitors", monitoring.monitors(wanted)
+    if "rules" not in wanted.without:
+        yield from ((f"60-rules-{name}", [each]) for name, each in monitoring.rules(wanted))
+    if "boards" not in wanted.without:
+        yield from ((f"70-board-{slug}", [each]) for slug, each in monitoring.boards(wanted))
+
+
+def _text(objects: Iterable[Object]) -> str:
+    return "---\n".join(as_yaml(each) for each in objects)
+
+
+def _example(wanted: KubernetesOptions) -> Object:
+    """Another namespace, a label of one's own, an image from one's own registry, another engine."""
+    return {
+        **_KUSTOMIZATION,
+        "namespace": f"{wanted.namespace[:50].rstrip('-')}-example",
+        "resources": ["../../base"],
+        "labels": [{"pairs": {"environment": "example"}, "includeSelectors": False, "includeTemplates": True}],
+        "images": [{"name": wanted.image_name, "newName": "registry.example.org/vllm-watch", "newTag": "example"}],
+        **({"patches": [{"path": "config.yaml"}]} if wanted.with_sidecar else {}),
+    }
+
+
+def _other_engine(wanted: KubernetesOptions) -> Object:
+    """The configuration with the one engine of the example in it: a text in a ConfigMap is exchanged whole."""
+    texts = running.config_text(replace(wanted, engines=("http://another-vllm:8000",)))
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CONFIG}, "data": texts}
+
+
+def write(folder: Path, wanted: KubernetesOptions, force: bool = False) -> tuple[dict[Path, bool], list[Path]]:
+    """Export; whether each file changed, and files of an earlier export that this one does not hold.
+
+    Raises NotOurs before anything is written, and OSError."""
+    printed = files(wanted)
+    written = managed_files.write(folder, printed, managed_files.changed_since, force)
+    older = []
+    for part in (BASE, EXAMPLE, *sidecar_patch.FOLDERS):
+        names = [Path(name).name for name in printed if name.startswith(f"{part}/")]
+        older += managed_files.left_over(folder / part, names, managed_files.changed_since, "*.yaml")
+    return written, older
+
+
+def warnings(wanted: KubernetesOptions) -> Iterator[str]:
+    """What is right only where these defaults are."""
+    if "rules" not in wanted.without:
+        yield from alerts.warnings(wanted.rules.links)
+        yield from alerts.without_page(wanted.rules.objectives)
+    if not wanted.operator_labels:
+        yield "no --label: the Prometheus of kube-prometheus-stack reads rules and monitors with release=NAME of its chart alone"
+    if far := [url for url in wanted.engines if _elsewhere(url, wanted.namespace)] if wanted.with_gateway else []:
+        yield f"{', '.join(far)}: not in namespace {wanted.namespace}; the gateway may ask no others; give 40-network.yaml an egress rule"
+    if _elsewhere(wanted.prometheus_url, wanted.monitoring):
+        yield f"{wanted.prometheus}: not in namespace {wanted.monitoring}; the board may ask no other; give 40-network.yaml an egress rule"
+    if any(url.startswith("https:") for url in wanted.engines):
+        yield "engines with https: name their authority in 50-monitors.yaml (tlsConfig), gateway.yaml (upstream_ca_file), sidecar.yaml (http_config)"
+
+
+def _elsewhere(url: str, namespace: str) -> bool:
+    """Whether a host is surely outside of the namespace; NAME, POD.SERVICE and NAME.NAMESPACE cannot be told apart, and are not."""
+    words = (urlsplit(url).hostname or "").split(".")
+    if "svc" in words[1:]:
+        return words[words.index("svc", 1) - 1] != namespace
+    return len(words) > 2
+
+
+def next_steps(folder: Path, wanted: KubernetesOptions) -> Iterator[str]:
+    """What to do with exported files, one command or sentence each."""
+    where = f"kubectl -n {wanted.namespace}"
+    yield f"build the image and push it where the cluster finds it: {wanted.image} (another name: --image)"
+    if wanted.with_gateway:
+        yield "vllm-watch gateway key TEAM    # a key and its hash for each team; write teams.yaml with the hashes, then gateway check teams.yaml"
+        if text := running.upstreams(wanted):
+            yield f"with several engines teams.yaml names them:\n{text.rstrip()}"
+        yield "openssl rand -hex 32 > gateway.secret    # keeps teams apart in an engine's cache and stored responses; the same for every replica"
+        yield f"{where} create secret generic {wanted.teams_secret} --from-file=teams.yaml --from-file=gateway.secret"
+    if wanted.with_sidecar and wanted.tls_secret:
+        yield f"the secret {wanted.tls_secret} must hold tls.crt, tls.key and ca.crt, for a server called {METRICS_SERVICE}"
+    if wanted.with_sidecar and wanted.login_secret:
+        yield f"openssl rand -hex 24 | {where} create secret generic {wanted.login_secret} --from-file=token=/dev/stdin    # Prometheus' login"
+    label = ",".join(f"{key}={value}" for key, value in CLIENTS.items())
+    yield f"kubectl label namespace WHOSE {label}    # whose pods may ask the gateway and open the board"
+    if wanted.with_gateway and not wanted.open_engines:
+        yield "whoever asks the engines directly is shut out where the network enforces policies; --open-engines lets them go on"
+    if own := wanted.own_gateway:
+        component = folder / sidecar_patch.COMPONENT
+        yield f"write an overlay: resources {folder / BASE} and your {own.deployment}, components {component} (docs/kubernetes.md)"
+        recreate = '{"spec": {"strategy": {"type": "Recreate", "rollingUpdate": null}}}'  # an apply does not clear what the API server filled in
+        yield f"{where} patch deployment {own.deployment} --type merge --patch '{recreate}'    # once, if it runs already"
+    apply = f"kubectl apply --server-side -k {'that overlay' if wanted.own_gateway else folder / BASE}"
+    yield f"{apply}    # or copy {folder / EXAMPLE} and change the copy"
+    if wanted.own_gateway and not wanted.open_engines:
+        yield f"when its pods are new: {folder / sidecar_patch.CLOSED} among its components shuts out whoever else asks the engines"
+    yield f"{where} port-forward service/{BOARD_SERVICE} {PORTS['board']}    # the boards and runbooks, at http://127.0.0.1:{PORTS['board']}"

@@ -1,0 +1,247 @@
+"""What a deployment on Kubernetes asks for. Everything that could not work there is refused here, in one sentence."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from alerts import export
+from alerts.settings import Overrides
+from dashboards.model import Profile
+from exporters.text import parse_window
+from stack.gateway.config import url_mistake
+
+Pairs = tuple[tuple[str, str], ...]
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_OWN = re.compile(r"(?P<deployment>[^:/]+):(?P<volume>[^:/]+)/(?P<log>.+)")
+_PLAIN = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*")
+_QUANTITY = re.compile(r"(?P<number>[1-9][0-9]*)(?P<unit>Mi|Gi|Ti|M|G|T)")
+_UNITS = {"M": 10**6, "G": 10**9, "T": 10**12, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+_IMAGE = re.compile(r"(?P<name>[a-z0-9][-a-z0-9._/]*(:[0-9]+/[-a-z0-9._/]+)?)(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?")
+
+LEAST_STATE_BYTES = 768 << 20  # two logs as the container `rotate` leaves them, and half as much for state and events
+ONCE = ("rules", "boards")  # what counts or shows everything that one Prometheus has, whichever namespace it stands in
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Names of the scrape jobs, such that the rules find them."""
+
+    engine: str
+    gateway: str
+    sidecar: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGateway:
+    """A Deployment of somebody's whose pods write a request log: its name, the volume, and the file as it is called from the volume's root.
+
+    Raises ValueError."""
+
+    deployment: str
+    volume: str
+    log: str
+
+    def __post_init__(self) -> None:
+        for name, known in ((self.deployment, _PREFIX), (self.volume, _NAME)):
+            _expect(known, name, "--own-gateway", "is no name in Kubernetes; write it like DEPLOYMENT:VOLUME/requests.jsonl")
+        parts = self.log.split("/")
+        if not _PLAIN.fullmatch(self.log) or "" in parts or ".." in parts:
+            raise ValueError(f"--own-gateway: {self.log!r} is no path of a file from the root of the volume; write it like requests.jsonl")
+
+    @classmethod
+    def parse(cls, text: str) -> OwnGateway:
+        """DEPLOYMENT:VOLUME/FILE. Raises ValueError."""
+        if not (found := _OWN.fullmatch(text)):
+            raise ValueError(f"--own-gateway {text!r} is no DEPLOYMENT:VOLUME/FILE; write it like my-gateway:logs/requests.jsonl")
+        return cls(**found.groupdict())
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesOptions:
+    """image: of vllm-watch. engines: addresses, without /v1, that the gateway and the sidecar use; a Service of several replicas is one engine to
+    them. engine_selector, engine_port: the labels of the engines' pods, and the name or number of the port that they declare.
+    operator_labels: what the Prometheus Operator selects our rules and monitors by. cluster: a label for every series, where one Prometheus sees
+    several clusters. prometheus: what the board asks; without, the Service that the operator makes. interval: between scrapes.
+    sample_limit: samples of one page, 0 for no limit; without, what stack/deploy/fleet/budget.py expects of each kind of page, with room.
+    tls_secret: holds tls.crt, tls.key and ca.crt, for the pages that Prometheus reads. login_secret: holds token, without which nobody reads them.
+    own_gateway: gets our sidecar, and ours is not written.
+    open_engines: whoever asks the engines directly may go on; else only the gateway and Prometheus reach them.
+    job_label: a label of the engines' pods; its value becomes a part of their job. without: words of ONCE that another export has already brought.
+
+    Raises ValueError."""
+
+    image: str
+    profile: Profile = Profile.FULL
+    rules: export.AlertOptions = field(default_factory=export.AlertOptions)
+    namespace: str = "vllm"
+    engines: tuple[str, ...] = ("http://vllm:8000",)
+    engine_selector: Pairs = (("app", "vllm"),)
+    engine_port: str = "8000"
+    operator_labels: Pairs = ()
+    cluster: str = ""
+    monitoring: str = "monitoring"
+    prometheus: str = ""
+    interval: str = "15s"
+    sample_limit: int | None = None
+    state_size: str = "1Gi"
+    storage_class: str = ""
+    teams_secret: str = "vllm-watch-teams"  # noqa: S105  a name
+    tls_secret: str = ""
+    login_secret: str = ""
+    open_engines: bool = False
+    own_gateway: OwnGateway | None = None
+    job_label: str = ""
+    without: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._expect_names()
+        self._expect_engines()
+        self._expect_labels()
+        _expect_port(self.engine_port)
+        self._expect_scrapes()
+        for option, given in (("--own-gateway", self.own_gateway), ("--tls-secret", self.tls_secret), ("--login-secret", self.login_secret)):
+            if given and not self.with_sidecar:
+                raise ValueError(f"{option} is for a sidecar, and --profile engine is for clusters without one; leave one of them out")
+        self._expect_jobs()
+
+    def _expect_names(self) -> None:
+        for what, name in (("--namespace", self.namespace), ("--monitoring-namespace", self.monitoring), ("--teams-secret", self.teams_secret)):
+            _expect(_NAME, name, what, "is no name in Kubernetes; write lower-case letters, digits and '-', such as vllm")
+        for what, name in (
+            ("--tls-secret", self.tls_secret), ("--login-secret", self.login_secret), ("--storage-class", self.storage_class),
+        ):  # fmt: skip
+            if name:
+                _expect(_PREFIX, name, what, "is no name in Kubernetes; write lower-case letters, digits, '-' and '.'")
+        if self.cluster:
+            _expect(_PLAIN, self.cluster, "--cluster", "is no name; write letters, digits, '-', '_', '.' and '/'")
+        _expect(_IMAGE, self.image, "--image", "is no image; write it like registry.example.org/vllm-watch:0.1.0")
+        if _bytes(self.state_size) < LEAST_STATE_BYTES:
+            raise ValueError(f"--state-size {self.state_size}: two logs of 256 MiB lie there beside the state; write 1Gi or more")
+
+    def _expect_engines(self) -> None:
+        if not self.engines or not self.engine_selector:
+            raise ValueError("--engine and --engine-selector: at least one of each is needed, or nothing would be watched")
+        for url in self.engines:
+            if wrong := url_mistake(url):
+                raise ValueError(f"--engine {wrong}")
+
+    def _expect_labels(self) -> None:
+        for what, pairs in (("--engine-selector", self.engine_selector), ("--label", self.operator_labels)):
+            for key, value in pairs:
+                _expect_label(what, key, value)
+
+    def _expect_jobs(self) -> None:
+        job, pattern = self.jobs.engine, self.rules.settings.overlay.engine_job
+        if not self.job_label:
+            return
+        _expect_label("--job-from-label", self.job_label)
+        if not re.fullmatch(pattern, f"{job}-model"):
+            raise ValueError(f"--job-from-label makes jobs such as {job}-model, and engine_job {pattern!r} does not match it; write '{job}.*' there")
+
+    def _expect_scrapes(self) -> None:
+        if self.prometheus and (urlsplit(self.prometheus).scheme not in ("http", "https") or not urlsplit(self.prometheus).hostname):
+            raise ValueError(f"--prometheus {self.prometheus!r} is no web address; write it like http://prometheus-operated.monitoring.svc:9090")
+        if parse_window(self.interval) < 1:
+            raise ValueError(f"--interval {self.interval} is too short; 15s is what it is without")
+        if (self.sample_limit or 0) < 0:
+            raise ValueError("--sample-limit is a number of samples, or 0 for no limit")
+
+    @property
+    def with_sidecar(self) -> bool:
+        """Whether there is a gateway, ours or not, whose log a sidecar reads."""
+        return self.profile is Profile.FULL
+
+    @property
+    def with_gateway(self) -> bool:
+        return self.with_sidecar and self.own_gateway is None
+
+    @property
+    def engines_speak_tls(self) -> bool:
+        return all(url.startswith("https:") for url in self.engines)
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """What protects the pages that Prometheus reads: the name of each secret by the folder in which a container sees it."""
+        return {name: secret for name, secret in (("tls", self.tls_secret), ("login", self.login_secret)) if secret}
+
+    @property
+    def prometheus_url(self) -> str:
+        return self.prometheus or f"http://prometheus-operated.{self.monitoring}.svc:9090"
+
+    @property
+    def prometheus_port(self) -> int:
+        url = urlsplit(self.prometheus_url)
+        return url.port or (443 if url.scheme == "https" else 80)
+
+    @property
+    def image_name(self) -> str:
+        """The image without tag and digest: what kustomize replaces it by."""
+        found = _IMAGE.fullmatch(self.image)
+        return found["name"] if found else self.image
+
+    @property
+    def jobs(self) -> Jobs:
+        """Raises ValueError for settings that none of our jobs could match."""
+        return _jobs(self.rules.settings.overlay)
+
+    @property
+    def engine_names(self) -> dict[str, str]:
+        """Address of each engine by a short name: the first word of its host where that tells them apart."""
+        hosts = [urlsplit(url).hostname or "" for url in self.engines]
+        short = [host.split(".")[0] for host in hosts]
+        names = short if len(set(short)) == len(short) else [urlsplit(url).netloc for url in self.engines]
+        return dict(zip(names, (url.rstrip("/") for url in self.engines), strict=True))
+
+
+def pairs(texts: tuple[str, ...], option: str) -> Pairs:
+    """KEY=VALUE, several. Raises ValueError."""
+    if wrong := next((text for text in texts if "=" not in text), None):
+        raise ValueError(f"{option} {wrong!r} is no label; write it like KEY=VALUE")
+    return tuple((key, value) for key, _, value in (text.partition("=") for text in texts))
+
+
+def _jobs(overlay: Overrides) -> Jobs:
+    return Jobs(
+        *(_job(getattr(overlay, setting), setting, usual)
+          for setting, usual in (("engine_job", "vllm"), ("gateway_job", "gateway"), ("sidecar_job", "sidecar")))
+    )  # fmt: skip
+
+
+def _job(pattern: str, setting: str, usual: str) -> str:
+    """The usual name where the pattern of the rules has it, else the pattern itself where it is a plain name."""
+    if re.fullmatch(pattern, usual):
+        return usual
+    if _PLAIN.fullmatch(pattern):
+        return pattern
+    raise ValueError(
+        f"{setting} {pattern!r} of the file for --thresholds does not match {usual!r} and is no name itself; write one, such as {usual}-2"
+    )
+
+
+def _expect(pattern: re.Pattern[str], text: str, what: str, otherwise: str) -> None:
+    if not pattern.fullmatch(text):
+        raise ValueError(f"{what} {text!r} {otherwise}")
+
+
+def _expect_label(what: str, key: str, value: str = "") -> None:
+    prefix, slash, name = key.rpartition("/")
+    if not _LABEL.fullmatch(name) or (slash and not _PREFIX.fullmatch(prefix)) or (value and not _LABEL.fullmatch(value)):
+        raise ValueError(f"{what} '{key}={value}' is no label in Kubernetes; write it like app.kubernetes.io/name=vllm")
+
+
+def _bytes(size: str) -> int:
+    if not (found := _QUANTITY.fullmatch(size)):
+        raise ValueError(f"--state-size {size!r} is no size; write it like 1Gi")
+    return int(found["number"]) * _UNITS[found["unit"]]
+
+
+def _expect_port(text: str) -> None:
+    numbered = text.isdecimal() and 0 < int(text) < 65536
+    named = re.fullmatch(r"(?=.{1,15}$)(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*", text)
+    if not (numbered or named):
+        raise ValueError(f"--engine-port {text!r} is neither a port number nor the name of a container's port, such as 8000 or http")

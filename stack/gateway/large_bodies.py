@@ -1,0 +1,190 @@
+"""Work on large bodies apart from the event loop, so that streams go on meanwhile.
+
+A thread is enough up to HUGE_BYTES. Beyond that one call of the decoder holds the interpreter lock for 20 to 40 ms, and the event loop takes that
+lock more than once for an event of a stream; so a huge body is read in a process of its own (`python -m stack.gateway.large_bodies`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+
+from exporters import process
+from stack.gateway import request_body as token_requests
+from stack.gateway.bad_body import describe
+
+LARGE_BYTES = 256 << 10  # worth the change of threads, 0.1 ms: reading costs 2 ms a MiB, up to 15 ms of the worst, in which no stream moves
+HUGE_BYTES = 4 << 20  # a call of the decoder takes 1 ms a MiB, and at most twice that of the densest
+SHORT_BYTES = 1 << 10  # a value up to this is sent back as it is, a longer one by its place in the body
+PROCESS_S = 30.0  # for one body; the densest of 32 MiB takes 0.4 s
+IDLE_S = 300.0  # without a huge body the process ends, and its 45 MiB are free
+COMMAND = (sys.executable, "-P", "-m", "stack.gateway.large_bodies")  # -P: nothing is imported from the folder it is started in
+
+T = TypeVar("T")
+
+_log = logging.getLogger("gateway")
+
+
+class LargeBodies:
+    """One thread and one process, which start with the first body for each: two would hold twice the memory."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "large-body")
+        self._process: _Process | None = None
+
+    async def run(self, size: int, work: Callable[..., T], *arguments: Any) -> T:
+        """Return what `work` returns; for a body of more than LARGE_BYTES it runs in the thread."""
+        if size <= LARGE_BYTES:
+            return work(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    async def read(self, route: str, body: bytes) -> token_requests.TokenRequest:
+        """Return what `asks.read` makes of a body of any size."""
+        if len(body) <= HUGE_BYTES:
+            return await self.run(len(body), token_requests.read, route, body)
+        return await self.run(len(body), self._read_apart, route, body)
+
+    async def describe(self, body: bytes, content_type: str) -> str:
+        """Return what is wrong with a body of any size."""
+        if len(body) <= HUGE_BYTES:
+            return await self.run(len(body), describe, body, content_type)
+        return await self.run(len(body), self._describe_apart, body, content_type)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._process is not None:
+            self._process.kill()
+
+    def _read_apart(self, route: str, body: bytes) -> token_requests.TokenRequest:
+        answer = self._asked(_Work("read", route, len(body)), body)
+        return token_requests.read(route, body) if answer is None else _restored(msgspec.msgpack.decode(answer, type=_Read), body)
+
+    def _describe_apart(self, body: bytes, content_type: str) -> str:
+        answer = self._asked(_Work("describe", content_type, len(body)), body)
+        return describe(body, content_type) if answer is None else answer.decode()
+
+    def _asked(self, work: _Work, body: bytes) -> bytes | None:
+        """Return the process's answer, or None if there is none; one that ended since the last body is started anew."""
+        if (kept := self._process) is not None:
+            with contextlib.suppress(OSError):
+                return self._answer(kept, work, body)
+        try:
+            return self._answer(_Process(), work, body)
+        except OSError as error:
+            _log.warning("a large body is read in the gateway's own process, where it delays streams: the process for it failed: %s", error)
+            return None
+
+    def _answer(self, reader: _Process, work: _Work, body: bytes) -> bytes:
+        """Return what this process answers, and keep the process. Raises OSError for one that does not; it is gone then."""
+        self._process = reader
+        try:
+            return reader.ask(work, body)
+        except OSError:
+            self._process = None
+            reader.kill()
+            raise
+
+
+class _Work(msgspec.Struct, frozen=True, array_like=True):
+    """What to do with the `size` bytes that follow. argument: the route, or the content type."""
+
+    what: str
+    argument: str
+    size: int
+
+
+class _Read(msgspec.Struct, frozen=True, array_like=True):
+    """An Ask without its body. known: its other attributes. fields: name and value, or the value's place in the body."""
+
+    known: dict[str, str | int | bool | None]
+    fields: list[tuple[str, bytes | tuple[int, int]]]
+
+
+def _taken_apart(ask: token_requests.TokenRequest, body: bytes) -> _Read:
+    fields: list[tuple[str, bytes | tuple[int, int]]] = []
+    for name, raw in ask.fields.items():
+        value = bytes(raw)
+        start = -1 if len(value) <= SHORT_BYTES else body.find(value)  # the first place with these very bytes is as good as its own
+        fields.append((name, value if start < 0 else (start, start + len(value))))
+    return _Read({name: value for name, value in msgspec.structs.asdict(ask).items() if name not in ("body", "fields")}, fields)
+
+
+def _restored(read: _Read, body: bytes) -> token_requests.TokenRequest:
+    """Return the Ask; the values of its fields are views of the body."""
+    whole = memoryview(body)
+    fields = {name: msgspec.Raw(whole[at[0] : at[1]] if isinstance(at, tuple) else at) for name, at in read.fields}
+    known: dict[str, Any] = dict(read.known)
+    return token_requests.TokenRequest(body=body, fields=fields, **known)
+
+
+class _Process:
+    """The process in which huge bodies are read. It ends with the connection to it. Every call may raise OSError."""
+
+    def __init__(self) -> None:
+        self._wire, far = socket.socketpair()
+        with far:
+            self._wire.settimeout(PROCESS_S)
+            none = subprocess.DEVNULL
+            try:
+                self._program = subprocess.Popen(COMMAND, stdin=far.fileno(), stdout=none, stderr=none, start_new_session=True)
+            except OSError:
+                self._wire.close()
+                raise
+
+    def ask(self, work: _Work, body: bytes) -> bytes:
+        _send(self._wire, msgspec.msgpack.encode(work))
+        self._wire.sendall(body)
+        return _received(self._wire)
+
+    def kill(self) -> None:
+        self._wire.close()
+        self._program.kill()
+        self._program.wait()
+
+
+def _send(wire: socket.socket, data: bytes) -> None:
+    wire.sendall(len(data).to_bytes(4, "big") + data)
+
+
+def _received(wire: socket.socket) -> bytes:
+    return bytes(_exactly(wire, int.from_bytes(_exactly(wire, 4), "big")))
+
+
+def _exactly(wire: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view, got = memoryview(data), 0
+    while got < size:
+        more = wire.recv_into(view[got:])
+        if not more:
+            raise ConnectionResetError("it ended")
+        got += more
+    return data
+
+
+def serve(wire: socket.socket) -> None:
+    """Answer one body after the other until the other side closes, or sends none for IDLE_S."""
+    with contextlib.suppress(OSError):
+        while True:
+            wire.settimeout(IDLE_S)
+            work = msgspec.msgpack.decode(_received(wire), type=_Work)
+            wire.settimeout(PROCESS_S)
+            body = bytes(_exactly(wire, work.size))
+            if work.what == "read":
+                answer = msgspec.msgpack.encode(_taken_apart(token_requests.read(work.argument, body), body))
+            else:
+                answer = describe(body, work.argument).encode()
+            del body
+            _send(wire, answer)
+            process.trim()
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=0))

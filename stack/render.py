@@ -1,0 +1,101 @@
+"""Every printed file as (path, text): what `render` writes and the tests compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from alerts import printer, routing, thresholds
+from alerts.panel_ref import PanelRef
+from alerts.registry import ALERTS, RECORDINGS, alerts
+from alerts.rules import Alert
+from alerts.settings import SHIPPED, Settings
+from dashboards import coverage
+from dashboards.grafana_json import to_json
+from dashboards.registry import BOARDS
+from exporters.catalogue import promql_ast
+from exporters.compat.check import QueryRef
+from runbooks import page as runbook_page
+from stack.deploy.fleet import files as fleet
+from stack.doctor import symptoms
+from stack.root import ROOT
+
+PRINTED_ONLY = ("alerts/prometheus", "dashboards/json")  # folders that hold nothing else: what has no source there is removed
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """Path below the root and text of each printed file."""
+    for name, text in printer.rule_files():
+        yield Path("alerts/prometheus") / name, text
+    for name, text in routing.printed_files():
+        yield Path("stack/deploy/alertmanager") / name, text
+    for board in BOARDS:
+        yield Path("dashboards/json") / f"{board.slug}.json", to_json(board)
+    yield Path("dashboards/COVERAGE.md"), coverage.table(BOARDS)
+    for alert in ALERTS:
+        if page := runbook_page.text(alert.name):
+            yield Path("runbooks") / f"{alert.name}.md", runbook_page.stamped(page, facts(alert))
+    yield Path("runbooks/tuning.md"), symptoms.page()
+    yield from fleet.files()
+    if (ROOT / "docs").is_dir():  # an installed package has none
+        from stack import reference  # late: only printing needs the drills
+
+        yield from reference.pages()
+
+
+def page_text(name: str, settings: Settings = SHIPPED) -> str | None:
+    """A runbook page with the rule and the numbers of a deployment; None when there is none of this name."""
+    text = runbook_page.text(name)
+    return text and _stamped(name, text, settings)
+
+
+def pages(settings: Settings = SHIPPED) -> tuple[runbook_page.RunbookPage, ...]:
+    """Every runbook page, in the book's order."""
+    shown = runbook_page.pages()
+    return shown if settings == SHIPPED else tuple(runbook_page.parse(page.name, _stamped(page.name, page.text, settings)) for page in shown)
+
+
+def _stamped(name: str, text: str, settings: Settings) -> str:
+    alert = None if settings == SHIPPED else next((one for one in alerts(settings) if one.name == name), None)
+    return runbook_page.stamped(text, facts(alert)) if alert else text
+
+
+def facts(alert: Alert) -> runbook_page.Facts:
+    """What a page says of its alert."""
+    told = ["This rule has no number in thresholds.yml."]
+    if number := alert.threshold:
+        told = [f"{number.shown}. {number.why}", f"Source: {number.source}"]
+        own = number.name in (known.name for known in thresholds.ALL)
+        told += [f"Another number for your deployment: `{number.name}` in thresholds.yml."] * own
+    ref, expr = alert.panel, promql_ast.pretty(alert.expr)
+    return runbook_page.Facts(alert.name, alert.labels["severity"], ref.board, ref.panel, expr, alert.hold, tuple(told))
+
+
+def stale(root: Path = ROOT) -> list[Path]:
+    """Printed files that differ from what their source prints now, are missing, or have no source any more."""
+    printed = dict(files())
+    wrong = [path for path, text in printed.items() if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text]
+    return wrong + [f.relative_to(root) for d in PRINTED_ONLY for f in sorted((root / d).glob("*")) if f.relative_to(root) not in printed]
+
+
+def write(root: Path = ROOT) -> list[Path]:
+    """Print every file and remove those without a source; the paths that changed."""
+    changed = stale(root)
+    printed = dict(files())
+    for path in changed:
+        if path in printed:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(printed[path], encoding="utf-8")
+        else:
+            (root / path).unlink()
+    return changed
+
+
+def uses() -> Iterator[QueryRef]:
+    """Every place of ours that reads series: panels, alerts, recordings. What may leave a panel empty leaves its alert silent."""
+    empty = {PanelRef(board.slug, panel.slug): panel.optional for board in BOARDS for panel in board.panels}
+    for board in BOARDS:
+        for panel in board.panels:  # a panel is dead when none of its queries has an answer
+            yield QueryRef(f"panel {board.slug}/{panel.slug}", " or ".join(f"({query.expr})" for query in panel.queries), panel.optional)
+    yield from (QueryRef(f"alert {alert.name}", alert.expr, empty[alert.panel]) for alert in ALERTS)
+    yield from (QueryRef(f"recording {recording.record}", recording.expr) for recording in RECORDINGS)

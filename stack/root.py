@@ -1,0 +1,7 @@
+"""The folder that holds our packages: the checkout, or site-packages of an installation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent

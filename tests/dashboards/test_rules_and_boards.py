@@ -1,0 +1,113 @@
+"""Alerts, recordings and boards: whole, printed, linked in both directions. What alerts do stands in test_alert_rules.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from alerts.panel_ref import PanelRef
+from alerts.registry import ALERTS, RECORDINGS
+from alerts.rules import Alert, Links, Recording, Severity
+from alerts.thresholds import Threshold
+from dashboards.registry import BOARDS
+from exporters.catalogue import EVERYTHING, promql_ast
+from exporters.catalogue.metric import Unit
+from runbooks import page as runbook_page
+from stack import render
+
+SAMPLES = {sample for metric in EVERYTHING for sample in metric.samples}
+RECORDED = {recording.record for recording in RECORDINGS}
+PANELS = {PanelRef(board.slug, panel.slug) for board in BOARDS for panel in board.panels}
+
+
+def test_printed_files_match_their_source():
+    """`vllm-watch render` was run after the last change."""
+    assert [] == render.stale()
+
+
+def test_a_stale_a_missing_and_an_orphaned_file_are_found_and_mended(tmp_path):
+    render.write(tmp_path)
+    assert [] == render.stale(tmp_path)
+    page = tmp_path / "alerts/prometheus/page.yaml"
+    page.write_text(page.read_text() + "#")
+    (tmp_path / "dashboards/json/overview.json").unlink()
+    (tmp_path / "dashboards/json/orphan.json").write_text("{}")
+    assert 3 == len(render.stale(tmp_path))
+    assert 3 == len(render.write(tmp_path))
+    assert [] == render.stale(tmp_path)
+
+
+@pytest.mark.parametrize("use", list(render.uses()), ids=lambda use: f"{use.place} {use.expr[:20]}")
+def test_every_expression_asks_only_for_series_that_exist(use):
+    assert promql_ast.names(use.expr) <= SAMPLES | RECORDED
+
+
+def test_every_alert_has_its_page_and_every_page_its_alert():
+    assert [] == list(runbook_page.faults(alert.name for alert in ALERTS))
+
+
+def test_faults_of_the_book_are_found(tmp_path):
+    (tmp_path / "VLLMA.md").write_text("# VLLMB\n\n## Meaning\n")
+    (tmp_path / "VLLMOrphan.md").write_text("x")
+    told = list(runbook_page.faults(["VLLMA", "VLLMMissing"], tmp_path))
+    assert "VLLMMissing has no page" in told
+    assert "VLLMOrphan.md belongs to no alert" in told
+    assert "VLLMA.md does not open with its name" in told
+    assert 5 == len(told)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a.name)
+def test_an_alert_points_at_a_panel_that_exists(alert):
+    assert alert.panel in PANELS
+
+
+@pytest.mark.parametrize("alert", [a for a in ALERTS if a.threshold and a.drawn], ids=lambda a: a.name)
+def test_the_panel_draws_the_line_at_which_the_alert_fires_and_the_page_says_why(alert):
+    panel = next(p for b in BOARDS for p in b.panels if PanelRef(b.slug, p.slug) == alert.panel)
+    assert alert.threshold == panel.threshold
+    assert str(alert.threshold) in alert.expr
+    page = runbook_page.text(alert.name)
+    assert alert.threshold.why in page
+    assert alert.threshold.source in page
+
+
+def test_panel_addresses_are_distinct_and_no_uid_is_anybody_elses():
+    """vLLM and production-stack both ship the uid b281712d-...; importing one replaces the other."""
+    ids = [(ref.uid, ref.panel_id) for ref in PANELS]
+    assert len(set(ids)) == len(ids)
+    assert all(ref.uid.startswith("vllm-watch-") and len(ref.uid) <= 40 for ref in PANELS)
+    assert "http://g/d/vllm-watch-overview?viewPanel=" in PanelRef("overview", "ttft-p95").url("http://g/")
+
+
+def good(**changes):
+    given = {"name": "VLLMThing", "severity": Severity.WARNING, "expr": "up == 0", "hold": "1m", "summary": "It is so.",
+             "description": "{{ $labels.instance }} is so.", "panel": PanelRef("overview", "x")}  # fmt: skip
+    return given | changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "Thing"},
+        {"name": "VLLM" + "A" * 40},
+        {"summary": "{{ $labels.x }} is so."},
+        {"summary": "No full stop"},
+        {"description": "names no label"},
+        {"hold": "soon"},
+    ],
+)
+def test_an_alert_that_would_not_work_at_night_cannot_be_made(changes):
+    with pytest.raises(ValueError, match=r"VLLM|Thing"):
+        Alert(**good(**changes))
+
+
+def test_links_can_lead_to_a_teams_own_addresses():
+    rule = Alert(**good()).as_rule(Links("https://wiki/rb/", "https://grafana"))
+    assert "https://wiki/rb/VLLMThing" == rule["annotations"]["runbook_url"]
+    assert rule["annotations"]["dashboard_url"].startswith("https://grafana/d/vllm-watch-overview")
+
+
+def test_a_threshold_needs_a_reason_and_a_record_its_shape():
+    with pytest.raises(ValueError, match="reason"):
+        Threshold("x", 1, Unit.SECONDS, "", "x")
+    with pytest.raises(ValueError, match="level:metric:operations"):
+        Recording("vllm:a", "up")

@@ -1,0 +1,196 @@
+"""Readings of engines and cards in the books: who owns a card, whose its time was, and what outlives a restart."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from exporters.accounting.join import Joiner
+from exporters.accounting.prices import Prices
+from exporters.engine.view import EngineCore, EngineTotals, EngineView
+from exporters.gpu.source import GpuReading, MigReading
+from exporters.requests.counters import BoundedNames, RequestCounters
+from exporters.requests.record import RequestRecord, timestamp
+from exporters.requests.store import CounterStore
+
+NOON = 1_790_000_000.0
+PRICES = Prices(gpu_hour=3.6, currency="EUR")  # a second costs 0.001
+
+
+def view(requests: int = 0, prompt: int = 0, completion: int = 0, running: int = 0, model: str = "m", inference_s: float = 0.0) -> EngineView:
+    totals = EngineTotals(requests, prompt, completion, prompt, completion, inference_s=inference_s)
+    return EngineView("0.32.0", NOON - 100, {}, (), cores={(model, "0"): EngineCore(totals, running, 0)})
+
+
+def card(uuid: str, joules: float | None = None, **about) -> GpuReading:
+    return GpuReading(uuid, name="NVIDIA H200", energy_joules=joules, energy_method="counter" if joules is not None else None, **about)
+
+
+class Books:
+    """Accounts with the traffic that they compare with, and a clock."""
+
+    def __init__(
+        self, gpus: dict[str, tuple[str, ...]] | None = None, prices: Prices | None = PRICES, stored=None, traffic: RequestCounters | None = None
+    ):
+        self.traffic = traffic or RequestCounters(BoundedNames(), BoundedNames())
+        self.accounts = Joiner(self.traffic, {"e": ()} if gpus is None else gpus, {}, prices, 30.0, stored or {})
+        self.now = NOON
+
+    def log(self, **teams: tuple[int, int]) -> None:
+        """A good request of each team, with these tokens of prompt and completion."""
+        for team, (prompt, completion) in teams.items():
+            self.traffic.add(RequestRecord(request_id=team, team=team, model="m", outcome="ok", prompt_tokens=prompt, completion_tokens=completion))
+
+    def look(self, seen: EngineView, upstream: str = "e", after_s: float = 5.0, clock_s: float | None = None) -> None:
+        self.now += after_s
+        clock_s = self.now if clock_s is None else clock_s
+        self.accounts.settle(self.now - 0.1, clock_s - 0.1, at_end=True)
+        self.accounts.looked(upstream, seen, self.now, clock_s, self.now, clock_s, self.traffic.finished())
+        self.accounts.settle(self.now + 0.1, clock_s + 0.1, at_end=True)
+
+    def figures(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+        found: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        for account in self.accounts.accounts():
+            for metric, its, value in account.samples():
+                if metric.name == f"vllm_watch_{name}":
+                    found[tuple(its[label] for label in labels)] += value
+        return dict(found)
+
+
+def test_an_engine_alone_has_all_cards_and_its_teams_share_the_time_by_their_tokens():
+    books = Books()
+    books.accounts.cards([card("GPU-a"), card("GPU-b")], books.now)
+    books.look(view())
+    books.log(a=(0, 300), b=(0, 100))
+    books.look(view(2, 0, 400, running=1))
+    books.look(view(2, 0, 400))
+    assert {("GPU-a",): 10.0, ("GPU-b",): 10.0} == books.figures("gpu_allocated_seconds_total", "uuid")
+    by_team = books.figures("gpu_seconds_total", "team")
+    pending = books.figures("gpu_pending_seconds")[()]
+    assert 20 == pytest.approx(sum(by_team.values()) + pending)
+    assert 10 == by_team["__idle__",], "half of each interval at one end of which it ran, on two cards"
+    assert 3 * by_team["b",] == pytest.approx(by_team["a",])
+    cost = books.figures("cost_total", "basis", "team")
+    assert 0.001 * by_team["a",] == pytest.approx(cost["allocation", "a"]) == pytest.approx(cost["usage", "a"])
+
+
+def test_named_cards_go_to_their_engine_and_what_nobody_names_is_on_the_bill_all_the_same():
+    books = Books({"one": ("GPU-a",), "two": ("GPU-b",)})
+    for _ in range(3):
+        books.accounts.cards([card("GPU-a"), card("GPU-b"), card("GPU-c")], books.now)
+        books.look(view(), "one", 0)
+        books.look(view(model="n"), "two", 5)
+    allocated = books.figures("gpu_allocated_seconds_total", "model_name", "uuid")
+    assert {("m", "GPU-a"): 10.0, ("n", "GPU-b"): 10.0} == {k: v for k, v in allocated.items() if k[1] != "GPU-c"}
+    assert ("__none__", "GPU-c") in allocated
+    assert books.figures("cost_total", "model_name", "team")["__none__", "__unattributed__"] > 0
+
+
+def test_of_several_engines_without_named_cards_none_is_taken_to_have_one():
+    books = Books({"one": (), "two": ()})
+    for _ in range(2):
+        books.accounts.cards([card("GPU-a")], books.now)
+        books.look(view(), "one")
+    assert {"__none__"} == {model for model, _ in books.figures("gpu_allocated_seconds_total", "model_name", "uuid")}
+
+
+def test_a_mig_instance_costs_its_part_and_has_its_part_of_the_cards_energy():
+    def reading(joules: float) -> GpuReading:
+        halves = [MigReading("GPU-a", 1, "MIG-1", "3g.71gb", graphics_ratio=0.9), MigReading("GPU-a", 2, "MIG-2", "4g.71gb", graphics_ratio=0.1)]
+        return card("GPU-a", joules, mig=True, instances=tuple(halves))
+
+    books = Books({"one": ("MIG-1",), "two": ("MIG-2",)})
+    for step in range(3):
+        books.accounts.cards([reading(1000.0 * step)], books.now)
+        books.look(view(), "one", 0)
+        books.look(view(model="n"), "two", 7)
+    assert {("MIG-1",): pytest.approx(14 * 3 / 7), ("MIG-2",): pytest.approx(14 * 4 / 7)} == books.figures("gpu_allocated_seconds_total", "uuid")
+    joules = books.figures("energy_joules_total", "model_name")
+    assert 2000 == pytest.approx(sum(joules.values()))
+    assert 27 / 4 == pytest.approx(joules["m",] / joules["n",]), "3/7 at 90 %, 4/7 at 10 %"
+
+
+def test_a_driver_that_was_loaded_anew_takes_no_joule_back():
+    books = Books()
+    for joules in (500.0, 800.0, 50.0, 60.0):
+        books.accounts.cards([card("GPU-a", joules)], books.now)
+        books.look(view())
+    assert 360 == pytest.approx(sum(books.figures("energy_joules_total", "team").values()))
+
+
+def test_while_an_engine_is_silent_its_cards_go_on_costing_and_what_they_did_is_unknown():
+    books = Books()
+    books.accounts.cards([card("GPU-a")], books.now)
+    books.look(view())
+    for _ in range(3):
+        books.now += 5
+        books.accounts.gone("e", books.now, books.now)
+    books.look(view())
+    assert 20 == books.figures("gpu_allocated_seconds_total")[()]
+    assert 20 == books.figures("gpu_seconds_total", "team", "method")["__unattributed__", "unknown"]
+
+
+def test_a_clock_that_is_put_right_costs_no_gpu_time():
+    books = Books()
+    books.accounts.cards([card("GPU-a")], 100)
+    for clock_s, jump_s in enumerate((0, 0, 3e7, 0, -3e7, 0), 100):
+        books.look(view(), after_s=1 + jump_s, clock_s=clock_s)
+    assert 5 == pytest.approx(books.figures("gpu_allocated_seconds_total")[()])
+
+
+def test_the_time_of_a_card_whose_engine_serves_nothing_is_nobodys_and_is_told():
+    books = Books()
+    books.accounts.cards([card("GPU-a")], books.now)
+    empty = EngineView("0.32.0", NOON - 100, {}, ())
+    for seen in (view(), empty):
+        books.look(seen)
+    books.accounts.gone("e", books.now + 5, books.now + 5)
+    books.look(view(), after_s=10)
+    assert {("m",): 5.0, ("__none__",): 10.0} == books.figures("gpu_allocated_seconds_total", "model_name")
+
+
+def test_a_restart_goes_on_with_the_same_sums_and_bills_nobody_for_the_time_between():
+    books = Books()
+    ledger = CounterStore(books.traffic)
+    ledger.accounts += books.accounts.accounts()
+    books.accounts.cards([card("GPU-a", 0.0)], books.now)
+    books.look(view())
+    books.log(a=(10, 90))
+    books.accounts.cards([card("GPU-a", 700.0)], books.now)
+    books.look(view(1, 10, 90, running=1))
+    ledger.commit({})
+    names = (
+        "gpu_allocated_seconds_total", "gpu_seconds_total", "cost_total", "energy_joules_total", "reconcile_engine_total", "reconcile_logged_total",
+    )  # fmt: skip
+    before = {name: books.figures(name) for name in names}
+    again = Books(stored=ledger._shown.accounts, traffic=books.traffic)
+    assert before == {name: again.figures(name) for name in names}
+    again.now = books.now + 600
+    again.accounts.cards([card("GPU-a", 9000.0)], again.now)
+    again.look(view(1, 10, 90), after_s=0)
+    assert before["gpu_allocated_seconds_total"] == again.figures("gpu_allocated_seconds_total")
+    assert before["energy_joules_total"] == again.figures("energy_joules_total")
+    assert 1 == again.figures("reconcile_engine_total", "kind")["requests",]
+
+
+def test_the_two_ways_to_share_an_hour_are_laid_side_by_side_when_it_is_over():
+    import asyncio
+
+    books = Books()
+    books.accounts.cards([card("GPU-a")], books.now)
+    books.look(view())
+    hour = (int(books.now // 3600) + 1) * 3600.0
+    books.now = hour
+    about = {"model": "m", "outcome": "ok", "prompt_tokens": 0}
+    records = [
+        RequestRecord(request_id="1", team="a", completion_tokens=10, ts=timestamp(hour + 40), e2e_ms=30_000.0, **about),
+        RequestRecord(request_id="2", team="b", completion_tokens=30, ts=timestamp(hour + 70), e2e_ms=10_000.0, **about),
+    ]
+    books.traffic.add_all(records)
+    books.look(view(2, 0, 40, running=1), after_s=75)
+    books.accounts.ran(records, books.now)
+    books.look(view(2, 0, 40), after_s=5)
+    asyncio.run(books.accounts.compare_hour(hour + 3600 + 1200))
+    differences = books.figures("share_difference_ratio", "team")
+    assert {("a",): pytest.approx(0.5), ("b",): pytest.approx(-0.5)} == differences, "3/4 and 1/4 of the time, 1/4 and 3/4 of the tokens"

@@ -1,0 +1,77 @@
+"""prices.yaml: what a card's hour costs, and mistakes that lead to their place."""
+
+import msgspec
+import pytest
+
+from exporters.accounting.prices import ApiPrice, GpuPrice, Prices
+from stack import config
+
+FILE = """\
+currency: EUR
+gpu_hour: 2.0
+gpus:
+  - {name: H100, gpu_hour: 3.0, mig: {1g.10gb: 0.6}}
+  - {name: H100 NVL, gpu_hour: 3.5}
+api:
+  - {model: chat, input_per_1k: 0.001, output_per_1k: 0.003, cached_input_per_1k: 0.0005}
+  - {model: "*", input_per_1k: 0.002, output_per_1k: 0.006}
+"""
+PRICES = config.parse(FILE, Prices, "prices.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "fraction", "profile", "an_hour"),
+    [
+        ("NVIDIA H100 80GB HBM3", 1.0, None, 3.0), ("NVIDIA H100 NVL", 1.0, None, 3.5), ("nvidia h100", 1.0, None, 3.0),
+        ("NVIDIA L4", 1.0, None, 2.0), (None, 1.0, None, 2.0), ("NVIDIA H100 80GB HBM3", 1 / 7, "1g.10gb", 0.6),
+        ("NVIDIA H100 80GB HBM3", 3 / 7, "3g.40gb", 9 / 7),
+        ("NVIDIA A100", 3 / 7, "3g.20gb", 6 / 7),
+    ],
+)  # fmt: skip
+def test_a_card_costs_what_the_longest_name_in_its_own_says(name, fraction, profile, an_hour):
+    """An instance costs what its profile says, else its part of the card."""
+    assert pytest.approx(an_hour) == PRICES.per_hour(name, fraction, profile)
+
+
+def test_a_model_has_its_own_api_price_or_that_of_any():
+    assert pytest.approx(0.0016) == PRICES.api_price("chat").cost(1000, 0, 200)
+    assert pytest.approx(0.0008 + 0.0001) == PRICES.api_price("chat").cost(1000, 200, 0)
+    assert pytest.approx(0.002) == PRICES.api_price("other").cost(1000, 200, 0)
+    assert Prices(gpu_hour=1.0, api=(ApiPrice("chat", 1, 1),)).api_price("other") is None
+
+
+def test_the_short_form_is_enough():
+    assert (
+        Prices(gpu_hour=2.5, budget_per_1k_tokens=0.002, currency="USD")
+        == config.parse(
+            "prices: {gpu_hour: 2.5, budget_per_1k_tokens: 0.002, currency: USD}", msgspec.defstruct("Some", [("prices", Prices)]), "sidecar.yaml"
+        ).prices
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "sentence"),
+    [
+        ("gpu_hour: 2.0", "gpu_hours: 2.0", "prices.yaml, line 2: gpu_hours is unknown; did you mean gpu_hour?"),
+        ("currency: EUR\ngpu_hour: 2.0", "currency: EUR", "prices.yaml: gpu_hour is missing"),
+        ("gpu_hour: 2.0", "gpu_hour: -1", "prices are more than 0"),
+        ("gpu_hour: 2.0", "gpu_hour: .inf", "prices are more than 0"),
+        ("gpu_hour: 3.0,", "gpu_hour: 0,", r"prices.yaml, line 4: gpus\[0\]: gpu_hour: a price is more than 0"),
+        ("gpu_hour: 3.0,", "hour: 3.0,", r"prices.yaml, line 4: gpus\[0\].hour is unknown; did you mean gpu_hour?"),
+        ("1g.10gb: 0.6", "1g10: 0.6", r"line 4: gpus\[0\]: mig has '1g10', which is no MIG profile; write it like 1g.10gb"),
+        ("name: H100 NVL", "name: h100", "gpus has 'h100' twice"),
+        ("model: chat", 'model: "*"', r"api has '\*' twice"),
+        ("input_per_1k: 0.001", "input_per_1k: -0.001", r"line 7: api\[0\]: input_per_1k is -0.001; a price is 0 or more"),
+        ("output_per_1k: 0.003", "output: 0.003", r"line 7: api\[0\].output is unknown; did you mean output_per_1k?"),
+        ("currency: EUR", "currency: ''", "currency is empty; write it like USD or EUR"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place_and_the_right_word(line, instead, sentence):
+    assert line in FILE
+    with pytest.raises(config.BadConfig, match=sentence):
+        config.parse(FILE.replace(line, instead, 1), Prices, "prices.yaml")
+
+
+def test_a_card_without_a_name_is_no_line():
+    with pytest.raises(ValueError, match="name is a part of the card's name"):
+        GpuPrice("", 1.0)

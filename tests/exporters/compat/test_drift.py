@@ -1,0 +1,240 @@
+"""`metrics drift`: a vLLM against the catalogue, in both directions, and what it says to paste."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporters.catalogue import vllm
+from exporters.catalogue.metric import Across, Kind, Metric, Provenance, Unit
+from exporters.compat import drift, source_scan
+from stack import cli, render
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+PAGES = sorted(GOLDEN.glob("*.prom"))
+FOUND = {path.stem: drift.of_page(path.read_text(), path.name.split("-")[0]) for path in PAGES}
+ENGINE_OWN = {stem: [m for m in drift.CATALOGUE if m.name in found.families and m.name.startswith("vllm:")] for stem, found in FOUND.items()}
+each_page = pytest.mark.parametrize("stem", FOUND)
+any_family = st.sampled_from([(stem, metric) for stem, metrics in ENGINE_OWN.items() for metric in metrics])
+
+
+def told(found: drift.ObservedVllm, catalogue: list[Metric] | tuple[Metric, ...], **more: object) -> list[tuple[str, str]]:
+    return [(change.what, change.name) for change in drift.drift(found, catalogue, **more)]
+
+
+def instead(metric: Metric, *others: Metric) -> list[Metric]:
+    """The catalogue with a family taken out and others put in."""
+    return [*(one for one in drift.CATALOGUE if one != metric), *others]
+
+
+@each_page
+def test_no_captured_page_drifts_whether_or_not_its_release_is_told(stem):
+    assert [] == told(FOUND[stem], drift.CATALOGUE)
+    assert [] == told(replace(FOUND[stem], release=None), drift.CATALOGUE)
+
+
+@given(any_family)
+@settings(max_examples=60)
+def test_exactly_the_family_that_the_catalogue_lacks_is_new(chosen):
+    stem, metric = chosen
+    assert [("new", metric.name)] == told(FOUND[stem], instead(metric))
+
+
+@given(any_family)
+@settings(max_examples=60)
+def test_a_pasted_entry_makes_the_drift_vanish(chosen):
+    stem, metric = chosen
+    (change,) = drift.drift(FOUND[stem], instead(metric))
+    assert [] == told(FOUND[stem], instead(metric, pasted(change.paste)))
+
+
+def pasted(text: str) -> Metric:
+    names = {"Metric": Metric, "Kind": Kind, "Unit": Unit, "Across": Across, "Evidence": Provenance}
+    exec(text, names)  # noqa: S102 what a person would paste into the catalogue
+    return next(value for name, value in names.items() if isinstance(value, Metric))
+
+
+@given(any_family)
+@settings(max_examples=60)
+def test_exactly_the_family_that_the_page_lacks_is_gone(chosen):
+    stem, metric = chosen
+    found = FOUND[stem]
+    without = replace(found, families={name: family for name, family in found.families.items() if name != metric.name})
+    expected = [("gone", metric.name)] if not metric.needs else []
+    assert expected == told(without, drift.CATALOGUE)
+
+
+@given(any_family)
+@settings(max_examples=60)
+def test_a_new_name_of_the_same_kind_and_labels_is_told_as_a_rename_and_its_entry_reaches_back(chosen):
+    stem, metric = chosen
+    if metric.needs:
+        return
+    found = FOUND[stem]
+    newer = metric.name.removesuffix("_total") + "_v2" + "_total" * metric.name.endswith("_total")
+    families = {newer if name == metric.name else name: family for name, family in found.families.items()}
+    families[newer] = replace(families[newer], name=newer)
+    (change,) = drift.drift(replace(found, families=families), drift.CATALOGUE)
+    assert ("renamed", metric.name, newer) == (change.what, change.name, change.now)
+    assert (metric.name, *metric.formerly) == pasted(change.paste).formerly
+
+
+@given(any_family, st.sampled_from(["counter", "gauge", "histogram"]))
+@settings(max_examples=60)
+def test_exactly_the_family_of_another_kind_or_with_another_label_is_told(chosen, kind):
+    stem, metric = chosen
+    found = FOUND[stem]
+    family = found.families[metric.name]
+    changed = replace(found, families={**found.families, metric.name: replace(family, kind=kind)})
+    assert ([("kind", metric.name)] if kind != family.kind else []) == told(changed, drift.CATALOGUE)
+    more = replace(found, families={**found.families, metric.name: replace(family, labels=(*metric.labels, "zone"))})
+    assert ([("labels", metric.name)] if metric.kind is not Kind.INFO else []) == told(more, drift.CATALOGUE)
+
+
+def test_a_family_outside_its_releases_is_told():
+    early = replace(next(m for m in drift.CATALOGUE if m.name == "vllm:num_requests_running"), since="0.40")
+    changes = drift.drift(FOUND["0.32.0-before"], [*(m for m in drift.CATALOGUE if m.name != early.name), early])
+    assert [("release", "vllm:num_requests_running", "0.40 .. ", "0.32.0")] == [(c.what, c.name, c.was, c.now) for c in changes]
+
+
+def test_bounds_and_help_are_told_by_two_pages():
+    text = (GOLDEN / "0.32.0-before.prom").read_text()
+    newer = re.sub(r'^(vllm:time_to_first_token_seconds_bucket\{.*le=")0\.02(".*)$', r"\g<1>0.03\2", text, flags=re.MULTILINE)
+    newer = newer.replace("# HELP vllm:num_requests_running ", "# HELP vllm:num_requests_running As of now: ")
+    changes = drift.drift(drift.of_page(newer), before=drift.of_page(text))
+    assert [("help", "vllm:num_requests_running"), ("bounds", "vllm:time_to_first_token_seconds")] == [(c.what, c.name) for c in changes]
+    assert ("0.02", "0.03") == (changes[1].was, changes[1].now)
+
+
+def test_the_panels_and_alerts_that_read_a_family_are_named():
+    found = FOUND["0.32.0-before"]
+    without = replace(found, families={n: f for n, f in found.families.items() if n != "vllm:num_preemptions_total"})
+    (change,) = drift.drift(without, uses=render.uses())
+    assert any(place.startswith("panel ") for place in change.places)
+    assert any(place.startswith("alert ") for place in change.places)
+    assert all("num_preemptions_total" in use.expr for use in render.uses() if use.place in change.places)
+
+
+def fake_rust_page() -> str:
+    """Stands for the Rust frontend, of which no page could be captured: OpenMetrics, without what its source does not register."""
+    lacking = [metric.name for metric in drift.CATALOGUE if vllm.NOT_RUST in metric.notes]
+    lacking += ["vllm:admission_rejections", "vllm:request_num_preemptions", "python_", "process_"]
+    stems = [name.removesuffix("_total") for name in lacking]
+    lines = [line for line in (GOLDEN / "0.32.0-before.prom").read_text().splitlines() if not any(stem in line for stem in stems)]
+    bare = [re.sub(r"^(# (?:HELP|TYPE) \S+?)_total (?!histogram|Histogram)", r"\1 ", line) for line in lines]
+    return "\n".join([*bare, "# EOF", ""])
+
+
+def test_what_the_rust_frontend_does_not_show_is_listed_and_not_called_gone(tmp_path):
+    page = tmp_path / "page"
+    page.write_text(fake_rust_page())
+    result = run(str(page), "--release", "0.32.0")
+    assert 0 == result.exit_code, result.output
+    unshown = drift.unshown(drift.of_page(fake_rust_page(), "0.32.0"))
+    assert {"vllm:cache_config_info", "vllm:engine_sleep_state", "vllm:admission_rejections_total"} <= set(unshown)
+    assert f"it lacks {len(unshown)}: {', '.join(unshown)}" in result.output
+    assert list(unshown) == json.loads(run(str(page), "--release", "0.32.0", "--json").output)[0]["unshown"]
+
+
+def test_a_page_that_is_not_of_the_rust_frontend_says_of_each_family_that_it_is_gone():
+    text = fake_rust_page()
+    assert ("gone", "vllm:cache_config_info") in told(drift.of_page(text.replace("# EOF", ""), "0.32.0"), drift.CATALOGUE)
+    asked = (GOLDEN / "0.32.0-before.prom").read_text() + "# EOF\n"
+    assert () == drift.unshown(drift.of_page(asked, "0.40.0"))
+
+
+SOURCE = """
+ATTENTION = "vllm::attention"
+OLDER = "vllm:older_total"
+class Names:
+    READ = "vllm:tier_read_bytes"
+def make(self, labelnames, registry):
+    more = labelnames + ["tier"]
+    self._gauge_cls(name="vllm:running", documentation="Now " "running.", labelnames=labelnames)
+    table = {Names.READ: OffloadingCounterMetadata(documentation="Read.", labelnames=("tier",))}
+    self._counter_cls(name=OLDER, documentation=table[0].documentation, labelnames=more)
+    Histogram("vllm:took_seconds", "How long.", ["model_name"], buckets=(1, 2))
+    stats.increase_counter(Names.READ, 3)
+    for name, doc in [("vllm:bare", "x")]:
+        self._counter_cls(name=name, documentation=doc, labelnames=labelnames)
+    f"vllm:{registry}_total"
+"""
+
+
+def test_source_is_read_for_names_kinds_and_labels_and_what_cannot_be_read_is_told():
+    """Names in constants, descriptions in tables, label lists added up; a name made at run time is named by its place."""
+    read = source_scan.read([("a.py", SOURCE)])
+    assert {
+        "vllm:bare": ("", None),
+        "vllm:older_total": ("counter", ("engine", "model_name", "tier")),
+        "vllm:running": ("gauge", ("engine", "model_name")),
+        "vllm:tier_read_bytes_total": ("counter", ("engine", "model_name", "tier")),
+        "vllm:took_seconds": ("histogram", ("model_name",)),
+    } == {name: (family.kind, family.labels) for name, family in read.families.items()}
+    assert "Now running." == read.families["vllm:running"].help
+    assert ("a.py:15",) == read.unread
+
+
+@pytest.mark.engine
+def test_the_installed_engine_does_not_drift_and_needs_no_start(part):
+    """Every family that the source of the engine names, with its kind and labels; nothing is imported or started."""
+    python = part("engine").path.parent / "python"
+    result = CliRunner().invoke(cli.main, ["metrics", "drift", "--installed", str(python), "--json"])
+    (report,) = json.loads(result.output)
+    assert ([], 0) == (report["changes"], result.exit_code)
+    assert part("engine").version == report["release"]
+    assert report["families"] > 100
+
+
+def test_every_reason_to_leave_a_family_out_is_needed():
+    """A family that is listed after all needs no reason, but for those that the reason itself names as listed."""
+    listed = {beginning: [m.name for m in drift.CATALOGUE if m.name.startswith(beginning)] for beginning in drift.LEFT_OUT}
+    assert {"vllm:kv_offload_tiering_"} == {beginning for beginning, names in listed.items() if names}
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(cli.main, ["metrics", "drift", *arguments])
+
+
+def test_the_command_exits_0_without_drift_1_with_it_and_2_where_nothing_can_be_read(tmp_path):
+    page = tmp_path / "page"
+    page.write_text((GOLDEN / "0.32.0-before.prom").read_text() + "# HELP vllm:brand_new What it is\n# TYPE vllm:brand_new gauge\nvllm:brand_new 1\n")
+    assert 0 == run(str(GOLDEN / "0.32.0-before.prom"), "--release", "0.32.0").exit_code
+    result = run(str(page), "--release", "0.33.0")
+    assert 1 == result.exit_code
+    entry = ("BRAND_NEW = Metric(", '"vllm:brand_new",', "Kind.GAUGE,", "Unit.COUNT,", '"What it is.",', "labels=(),", 'since="0.33",')
+    assert "\n    ".join(entry) in result.output
+    assert 2 == run().exit_code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("/nowhere",), "No such file"),
+        (("--installed", "/nowhere/python"), "No such file"),
+        (("--installed", "/etc"), "holds no vllm/v1"),
+        ((__file__,), f"{__file__}: this is no Prometheus metrics page"),
+        ((str(GOLDEN / "0.32.0-before.prom"), "--before", __file__), f"{__file__}: this is no Prometheus metrics page"),
+        ((str(GOLDEN / "0.32.0-before.prom"), "--before", "/dev/null"), "/dev/null: this page holds no samples"),
+        (("http://127.0.0.1:1", "--http-config", "/nowhere"), "/nowhere"),
+        (("http://127.0.0.1:1",), "does not answer"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_sentence(arguments, sentence):
+    result = run(*arguments)
+    assert 2 == result.exit_code
+    assert sentence in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_page_of_somebody_else_is_refused(tmp_path):
+    page = tmp_path / "page"
+    page.write_text("# TYPE node_load1 gauge\nnode_load1 1\n")
+    assert "holds no series of vLLM" in run(str(page)).output

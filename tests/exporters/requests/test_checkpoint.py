@@ -1,0 +1,169 @@
+"""The file of state: whole after a crash at any moment, and refused to a second writer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporters.requests.checkpoint import MAGIC, Checkpoint, CheckpointDisk, Locked, Unreadable, frames_of
+
+ROOT = Path(__file__).parents[3]
+
+
+class FailingDisk(CheckpointDisk):
+    """A stand-in for a disk that is full or broken: fails at the calls that are named."""
+
+    def __init__(self) -> None:
+        self.fails: set[str] = set()
+        self.calls: list[str] = []
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.fails:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write(self, fd: int, data: bytes) -> int:
+        if "write" in self.fails and len(data) == 1:
+            self._call("write")
+        return super().write(fd, data[: len(data) // 2 or 1] if "write" in self.fails else data)  # as a full disk does: some of it fits
+
+    def sync(self, fd: int) -> None:
+        self._call("sync")
+        super().sync(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._call("rename")
+        super().rename(source, target)
+
+
+def framed(frame: bytes) -> bytes:
+    return struct.pack("<II", len(frame), zlib.crc32(frame)) + frame
+
+
+def reopened(path: Path) -> list[bytes]:
+    checkpoint = Checkpoint(path)
+    try:
+        return checkpoint.open()
+    finally:
+        checkpoint.close()
+
+
+def test_frames_come_back_in_their_order_and_a_rewrite_replaces_them(tmp_path):
+    path = tmp_path / "deep" / "state"
+    checkpoint = Checkpoint(path)
+    assert [] == checkpoint.open()
+    checkpoint.rewrite(b"one")
+    checkpoint.append(b"two")
+    checkpoint.append(b"")
+    checkpoint.close()
+    assert [b"one", b"two", b""] == reopened(path)
+    checkpoint = Checkpoint(path)
+    checkpoint.open()
+    checkpoint.rewrite(b"all")
+    checkpoint.close()
+    assert [b"all"] == reopened(path)
+    assert ["state", "state.lock"] == sorted(p.name for p in path.parent.iterdir())
+
+
+def test_every_commit_is_synced_and_a_new_file_also_in_its_folder(tmp_path):
+    disk = FailingDisk()
+    checkpoint = Checkpoint(tmp_path / "state", disk)
+    checkpoint.open()
+    checkpoint.rewrite(b"one")
+    assert ["sync", "rename", "sync"] == disk.calls
+    checkpoint.append(b"two")
+    assert ["sync", "rename", "sync", "sync"] == disk.calls
+    checkpoint.close()
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=5), st.data())
+def test_a_file_cut_anywhere_ends_with_the_last_whole_frame(frames, data):
+    whole, ends = MAGIC, []
+    for frame in frames:
+        whole += framed(frame)
+        ends.append(len(whole))
+    cut = data.draw(st.integers(0, len(whole)))
+    expected = frames[: sum(end <= cut for end in ends)] or None
+    assert expected == frames_of(whole[:cut])
+
+
+@given(st.binary(min_size=1, max_size=30), st.integers(0, 29), st.integers(1, 255))
+def test_a_spoilt_byte_is_never_taken_for_a_frame(frame, at, flip):
+    whole = bytearray(MAGIC + framed(b"one") + framed(frame))
+    whole[-1 - at % len(frame)] ^= flip
+    assert [b"one"] == frames_of(bytes(whole))
+
+
+@pytest.mark.parametrize("failing", ["write", "sync", "rename"])
+def test_what_fails_leaves_the_last_state_and_the_next_rewrite_heals(tmp_path, failing):
+    disk = FailingDisk()
+    path = tmp_path / "state"
+    checkpoint = Checkpoint(path, disk)
+    checkpoint.open()
+    checkpoint.rewrite(b"one")
+    if failing != "rename":
+        disk.fails = {failing}
+        with pytest.raises(OSError, match="No space"):
+            checkpoint.append(b"two")
+        assert frames_of(path.read_bytes())[0] == b"one", "what was safe stays safe"
+        with pytest.raises(OSError, match="not open"):
+            checkpoint.append(b"behind a torn frame")
+        assert checkpoint.needs_rewrite
+    disk.fails, disk.calls = {failing}, []
+    with pytest.raises(OSError, match="No space"):
+        checkpoint.rewrite(b"three")
+    assert frames_of(path.read_bytes())[0] == b"one"
+    disk.fails = set()
+    checkpoint.rewrite(b"four")
+    checkpoint.append(b"five")
+    checkpoint.close()
+    assert [b"four", b"five"] == reopened(path)
+    assert not (tmp_path / "state.new").exists()
+
+
+def test_what_is_no_state_is_moved_away_and_named(tmp_path):
+    path = tmp_path / "state"
+    path.write_bytes(b"something else")
+    checkpoint = Checkpoint(path)
+    with pytest.raises(Unreadable, match=r"moved to state\.unreadable"):
+        checkpoint.open()
+    checkpoint.rewrite(b"new")
+    checkpoint.close()
+    assert b"something else" == (tmp_path / "state.unreadable").read_bytes()
+    assert [b"new"] == reopened(path)
+
+
+def test_two_writers_never_share_a_file_and_a_dead_ones_lock_is_free(tmp_path):
+    path = tmp_path / "state"
+    first = Checkpoint(path)
+    first.open()
+    with pytest.raises(Locked, match="in use by another sidecar; give each its own"):
+        Checkpoint(path).open()
+    first.close()
+    code = "import sys, os; from pathlib import Path; from exporters.requests.checkpoint import Checkpoint\n"
+    code += "c = Checkpoint(Path(sys.argv[1])); c.open(); os.kill(os.getpid(), 9)"
+    assert -9 == subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, check=False).returncode
+    second = Checkpoint(path)
+    assert [] == second.open()
+    second.close()
+
+
+def test_a_file_of_many_frames_asks_to_be_begun_anew(tmp_path):
+    checkpoint = Checkpoint(tmp_path / "state")
+    checkpoint.open()
+    assert checkpoint.needs_rewrite, "whoever opened it must write it once: what stands behind its last whole frame is not known"
+    checkpoint.rewrite(b"x" * 1000)
+    while not checkpoint.needs_rewrite:
+        checkpoint.append(b"y" * 100_000)
+    assert 1 << 20 < checkpoint.bytes < 2 << 20
+    assert os.stat(checkpoint.path).st_size == checkpoint.bytes
+    checkpoint.close()

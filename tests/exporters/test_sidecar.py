@@ -1,0 +1,451 @@
+"""The sidecar as Prometheus sees it: over HTTP, with sources that live and die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from aiohttp import ClientSession, web
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporters.catalogue import OURS, reconciled
+from exporters.gpu import source
+from exporters.net import bounded_read
+from exporters.sidecar import REASONS, EngineTarget, Prices, Sidecar, SidecarConfig, SourceStatus, application
+from stack import cli, config
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+class FakeEngine:
+    """Answers /metrics with a captured page and /version; can be told to fail."""
+
+    def __init__(self) -> None:
+        self.text = (GOLDEN / "0.32.0-before.prom").read_text()
+        self.status = 200
+
+    async def start(self) -> str:
+        app = web.Application()
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/version", self.version)
+        self.runner = web.AppRunner(app)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(status=self.status, text=self.text)
+
+    async def version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": "0.32.0"})
+
+
+async def until(condition, within_s=30.0):
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+def values(text: str) -> dict[tuple[str, ...], float]:
+    return {(s.name, *(f"{k}={v}" for k, v in sorted(s.labels.items()))): s.value for f in text_string_to_metric_families(text) for s in f.samples}
+
+
+@pytest.fixture
+async def fake_engine():
+    engine = FakeEngine()
+    engine.url = await engine.start()
+    yield engine
+    await engine.runner.cleanup()
+
+
+async def test_log_and_engine_meet_on_one_page_and_a_dead_engine_leaves_the_rest(tmp_path, fake_engine):
+    log, events = tmp_path / "requests.jsonl", tmp_path / "events.jsonl"
+    log.write_text('{"request_id":"a","team":"demo","model":"tiny","outcome":"ok","prompt_tokens":3,"ttft_ms":12}\nnonsense\n')
+    settings = SidecarConfig(
+        requests_log=(str(log),), engines=(EngineTarget("e", fake_engine.url),), gpu="off", events=str(events), engine_interval_s=0.05
+    )
+    sidecar = Sidecar(settings, "9.9")
+    await sidecar.start()
+    try:
+        await until(lambda: sidecar.ready)
+        found = values(sidecar.page())
+        assert 1 == found["vllm_watch_requests_total", "model_name=tiny", "outcome=ok", "team=demo"]
+        assert 1 == found["vllm_watch_log_bad_lines_total", "reason=json"]
+        assert 1 == found["vllm_watch_source_up", "kind=engine", "source=e"]
+        assert ("vllm_watch_engine_info", "cache_dtype=auto", "enable_prefix_caching=True", "upstream=e", "version=0.32.0") in found
+
+        fake_engine.status = 500
+        await until(lambda: not sidecar.sources[1].up)
+        with log.open("a") as file:
+            file.write('{"request_id":"b","team":"demo","model":"tiny","outcome":"ok"}\n')
+        await until(lambda: sidecar.ledger.committed_lines == 2)
+        found = values(sidecar.page())
+        assert 0 == found["vllm_watch_source_up", "kind=engine", "source=e"]
+        assert found["vllm_watch_source_errors_total", "kind=engine", "reason=http_5xx", "source=e"] >= 1
+        assert 2 == found["vllm_watch_requests_total", "model_name=tiny", "outcome=ok", "team=demo"]
+        assert any(name[0] == "vllm_watch_kv_blocks" for name in found), "what the engine last said stays, with its age beside it"
+
+        fake_engine.status, fake_engine.text = 200, (GOLDEN / "0.32.0-preempt-under-load.prom").read_text()
+        await until(lambda: sidecar.histories["e"].restarts == 1)
+        await until(lambda: events.exists() and {"restart", "config"} <= {json.loads(line)["kind"] for line in events.read_text().splitlines()})
+    finally:
+        await sidecar.stop()
+
+
+async def test_it_serves_its_three_addresses_and_knows_every_name_it_serves(tmp_path, fake_engine):
+    log = tmp_path / "requests.jsonl"
+    record = {"request_id": "x", "team": "t", "model": "m", "outcome": "timeout", "finish_reason": "abort", "cache_hit": False, "prompt_tokens": 1}
+    record |= dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms"), 1)
+    log.write_text(json.dumps(record) + "\n")
+    settings = SidecarConfig(
+        requests_log=(str(log),), engines=(EngineTarget("e", fake_engine.url),), gpu="off", events=str(tmp_path / "events.jsonl")
+    )
+    runner = web.AppRunner(application(Sidecar(settings)))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    base = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+    try:
+        async with ClientSession() as session:
+            assert 200 == (await session.get(f"{base}/-/healthy")).status
+            deadline = asyncio.get_running_loop().time() + 10
+            while (await session.get(f"{base}/-/ready")).status != 200:
+                assert asyncio.get_running_loop().time() < deadline
+                await asyncio.sleep(0.05)
+            answer = await session.get(f"{base}/metrics")
+            text = await answer.text()
+    finally:
+        await runner.cleanup()
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    known = {metric.name: metric for metric in OURS}
+    for family in text_string_to_metric_families(text):
+        name = family.name + "_total" if family.type == "counter" else family.name
+        assert name in known, f"{name} is not in the catalogue"
+        for sample in family.samples:
+            assert set(known[name].labels) == set(sample.labels) - {"le"}, name
+            assert sample.name in known[name].samples or sample.name == name
+
+
+async def test_what_stands_in_a_bad_line_is_never_logged(tmp_path, caplog):
+    """A foreign log may hold prompts."""
+    log = tmp_path / "requests.jsonl"
+    lines = ['{"prompt":"SECRET"}', "SECRET {", '{"request_id":["SECRET"]}']
+    lines += [f'{{"request_id":"a","{field}":"SECRET"}}' for field in ("ts", "outcome")]
+    log.write_text("".join(line + "\n" for line in lines))
+    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off"))
+    await sidecar.start()
+    try:
+        await until(lambda: sum(sidecar.ledger.tallies.bad.values()) == 5)
+    finally:
+        await sidecar.stop()
+    assert "is no request record" in caplog.text
+    assert "SECRET" not in caplog.text
+
+
+async def test_a_long_log_is_shown_when_it_was_read_to_its_end_and_not_before(tmp_path):
+    """A scrape in the middle of the re-reading would make Prometheus take the rest for new traffic."""
+    log = tmp_path / "requests.jsonl"
+    rest = '"team":"demo","model":"tiny","outcome":"ok","prompt_tokens":3,"ttft_ms":12}'
+    log.write_text("".join(f'{{"request_id":"{number}",{rest}\n' for number in range(60_000)))
+    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off"))
+    await sidecar.start()
+    try:
+        shown = set()
+        while not (found := values(sidecar.page())).get(("vllm_watch_log_lines_total",)):
+            shown |= {name[0] for name in found}
+            await asyncio.sleep(0)
+        assert 60_000 == found["vllm_watch_log_lines_total",]
+        assert "vllm_watch_log_unread_bytes" in shown
+        assert "vllm_watch_requests_total" not in shown
+    finally:
+        await sidecar.stop()
+
+
+def line(number: int | str, **about) -> str:
+    return json.dumps({"request_id": f"r{number}", "team": "demo", "model": "tiny", "outcome": "ok", **about}) + "\n"
+
+
+async def test_a_log_that_cannot_be_read_hides_no_other(tmp_path):
+    log, folder = tmp_path / "requests.jsonl", tmp_path / "folder"
+    log.write_text(line(1))
+    folder.mkdir()
+    sidecar = Sidecar(SidecarConfig(requests_log=(str(log), str(folder)), gpu="off"))
+    await sidecar.start()
+    try:
+        await until(lambda: sidecar.ready and sidecar.logs.shown)
+        assert 1 == values(sidecar.page())["vllm_watch_log_lines_total",]
+        assert not sidecar.logs.at_end, "what it holds nobody knows, so nothing is sure to be in no log"
+    finally:
+        await sidecar.stop()
+
+
+def test_half_a_line_whose_writer_died_is_behind_the_end_and_what_comes_after_it_is_not(tmp_path):
+    log = tmp_path / "requests.jsonl"
+    log.write_text(line(1) + '{"request_id":"r2')
+    logs = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off")).logs
+    (tail,) = logs.tails
+    logs.poll(tail, 0, 0)
+    assert not logs.at_end
+    logs.poll(tail, 0, 1)
+    assert logs.at_end
+    with log.open("a") as file:
+        file.write('"}\n')
+    assert not logs.at_end
+
+
+def test_a_first_reading_that_was_killed_half_way_is_not_shown_before_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("exporters.ingest.BATCH_BYTES", 1)
+    monkeypatch.setattr("exporters.requests.positions.CHUNK_BYTES", 2000)
+    log = tmp_path / "requests.jsonl"
+    log.write_text("".join(line(number) for number in range(100)))
+    settings = SidecarConfig(requests_log=(str(log),), gpu="off", state=str(tmp_path / "state"))
+
+    def read(sidecar: Sidecar) -> bool:
+        more = sidecar.logs.poll(sidecar.logs.tails[0], 0, 0)
+        write = sidecar.logs.begin_commit()
+        write()
+        sidecar.ledger.succeeded()
+        return more
+
+    for _ in range(2):
+        sidecar = Sidecar(settings)
+        assert read(sidecar)
+        assert 0 < sidecar.ledger.committed_lines < 100
+        assert ("vllm_watch_log_lines_total",) not in values(sidecar.page())
+        assert 1 == values(sidecar.page())["vllm_watch_checkpoint_up",]
+        sidecar._checkpoint.close()
+    sidecar = Sidecar(settings)
+    while read(sidecar):
+        pass
+    assert 100 == values(sidecar.page())["vllm_watch_log_lines_total",]
+    sidecar._checkpoint.close()
+
+
+async def test_of_a_log_that_could_not_be_looked_at_nothing_is_known_after_a_restart(tmp_path):
+    """Else its rotated files, a month of history, would be taken for what came in between."""
+    folder = tmp_path / "logs"
+    folder.touch()
+    settings = SidecarConfig(requests_log=(str(folder / "log"),), gpu="off", state=str(tmp_path / "state"))
+    sidecar = Sidecar(settings)
+    await sidecar.start()
+    try:
+        await until(lambda: sidecar.ledger.commits)
+    finally:
+        await sidecar.stop()
+    folder.unlink()
+    folder.mkdir()
+    (folder / "log").write_text(line(1))
+    (folder / "log.1").write_text(line("old"))
+    logs = Sidecar(settings).logs
+    logs.poll(logs.tails[0], 0, 0)
+    assert 1 == logs.ledger.tallies.lines
+
+
+async def test_however_the_path_of_its_file_is_written_a_log_is_read_on_from_where_it_was(tmp_path, monkeypatch):
+    """Also by the state of a release that kept a relative path as it stood: what was written before a rotation would be lost else."""
+    path, log = tmp_path / "sidecar.yaml", tmp_path / "log"
+    path.write_text("requests_log: [log]\nstate: state\ngpu: 'off'\n")
+    monkeypatch.chdir(tmp_path)
+
+    async def counted(settings: SidecarConfig) -> int:
+        sidecar = Sidecar(settings)
+        await sidecar.start()
+        try:
+            await until(lambda: sidecar.logs.shown and sidecar.ledger.committed_lines == sidecar.ledger.tallies.lines and sidecar.logs.at_end)
+        finally:
+            await sidecar.stop()
+        return sidecar.ledger.tallies.lines
+
+    log.write_text(line(1))
+    assert 1 == await counted(SidecarConfig(requests_log=("log",), state="state", gpu="off"))
+    for number, spelled in enumerate((path, Path("sidecar.yaml"), Path("..") / tmp_path.name / "sidecar.yaml"), 2):
+        with log.open("a") as file:
+            file.write(line(f"{number}, before it was renamed"))
+        log.rename(tmp_path / f"log.{10 - number}")
+        log.write_text(line(number))
+        assert 2 * number - 1 == await counted(config.sidecar(spelled))
+
+
+async def test_clock_that_is_set_back_an_hour_stalls_no_reconciliation(tmp_path, fake_engine, monkeypatch):
+    """Requests that an engine finished after the step and nobody logged are booked as soon as they would be without it."""
+    set_back_s = 0.0
+    clock = SimpleNamespace(time=lambda: time.time() - set_back_s, monotonic=time.monotonic, perf_counter=time.perf_counter)
+    monkeypatch.setattr("exporters.sidecar.time", clock)
+    log = tmp_path / "requests.jsonl"
+    log.touch()
+    engines = (EngineTarget("e", fake_engine.url),)
+    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), engines=engines, gpu="off", engine_interval_s=0.05, patience_s=0.3))
+
+    def missing_in_log() -> float:
+        found = values(sidecar.page())
+        return sum(value for (name, *labels), value in found.items() if name == reconciled.MISSING_IN_LOG.name and "kind=requests" in labels)
+
+    await sidecar.start()
+    try:
+        await until(lambda: any(name[0] == reconciled.SETTLED.name for name in values(sidecar.page())))
+        assert 0 == missing_in_log()
+        set_back_s = 3600.0
+        fake_engine.text = _FINISHED.sub(lambda line: f"{line[1]}{float(line[2]) + 5}", fake_engine.text, count=1)
+        await until(lambda: missing_in_log() == 5, within_s=6)
+        settled = [value for name, value in values(sidecar.page()).items() if name[0] == reconciled.SETTLED.name]
+        assert clock.time() == pytest.approx(settled[0], abs=10), "it is shown by the clock as it is now"
+    finally:
+        await sidecar.stop()
+
+
+_FINISHED = re.compile(r'^(vllm:request_success_total\{.*finished_reason="stop".*\} )(.*)$', re.MULTILINE)
+
+
+async def test_a_fault_in_the_books_takes_neither_the_engine_nor_the_log_down(tmp_path, fake_engine, monkeypatch, caplog):
+    log = tmp_path / "requests.jsonl"
+    log.write_text(line(1))
+    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), engines=(EngineTarget("e", fake_engine.url),), gpu="off", engine_interval_s=0.05))
+
+    def fail(*_: object, **__: object) -> None:
+        raise ArithmeticError("a fault")
+
+    for place in ("looked", "settle"):
+        monkeypatch.setattr(sidecar.accounts, place, fail)
+    await sidecar.start()
+    try:
+        await until(lambda: {"engine e", "log"} <= sidecar._unbooked)
+        with log.open("a") as file:
+            file.write(line(2))
+        await until(lambda: sidecar.ledger.committed_lines == 2)
+        found = values(sidecar.page())
+        assert {"log": 1, "engine": 1, "accounts": 0} == {name[1][5:]: value for name, value in found.items() if name[0] == "vllm_watch_source_up"}
+        assert any(name[0] == "vllm_watch_engine_info" for name in found)
+        assert 2 == caplog.text.count("cannot be taken into the books"), "each told once"
+        monkeypatch.undo()
+        await until(lambda: sidecar._accounts_source.up)
+    finally:
+        await sidecar.stop()
+
+
+async def test_a_count_that_cannot_be_stored_does_not_end_the_reading(tmp_path, monkeypatch):
+    log = tmp_path / "requests.jsonl"
+    log.write_text(line(1))
+    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off"))
+    changed = sidecar.ledger.traffic.changed
+
+    def fail() -> dict[tuple[str, str], bytes]:
+        raise OverflowError("can't serialize ints > 2**64 - 1")
+
+    sidecar.ledger.traffic.changed = fail
+    await sidecar.start()
+    try:
+        await until(lambda: not sidecar._accounts_source.up)
+        sidecar.ledger.traffic.changed = changed
+        await until(lambda: sidecar._accounts_source.up)
+        assert 1 == values(sidecar.page())["vllm_watch_log_lines_total",]
+    finally:
+        await sidecar.stop()
+
+
+async def test_events_that_cannot_be_written_wait_and_do_not_take_the_engine_down(tmp_path, fake_engine):
+    (tmp_path / "file").touch()
+    nowhere = str(tmp_path / "file" / "events.jsonl")
+    settings = SidecarConfig(engines=(EngineTarget("e", fake_engine.url),), gpu="off", events=nowhere, engine_interval_s=0.05)
+    sidecar = Sidecar(settings)
+    await sidecar.start()
+    try:
+        await until(lambda: sidecar.sources[0].up)
+        fake_engine.text = (GOLDEN / "0.32.0-preempt-under-load.prom").read_text()
+        await until(lambda: sidecar.histories["e"].restarts == 1)
+        await until(lambda: sidecar.sources[1].errors)
+        assert sidecar.sources[0].up
+        assert "restart" == sidecar._unwritten[0].kind
+    finally:
+        await sidecar.stop()
+
+
+async def test_a_reason_of_failure_stands_at_0_before_its_first_failure(tmp_path, fake_engine):
+    """A series that is born at 1 never grew: the first failure would be on no board."""
+    log, events = str(tmp_path / "requests.jsonl"), str(tmp_path / "events.jsonl")
+    settings = SidecarConfig(requests_log=(log,), engines=(EngineTarget("e", fake_engine.url),), gpu="off", events=events)
+    sidecar = Sidecar(settings)
+    await sidecar.start()
+    try:
+        await until(lambda: sidecar.ready)
+        found = values(sidecar.page())
+    finally:
+        await sidecar.stop()
+    told = {name[1:3]: value for name, value in found.items() if name[0] == "vllm_watch_source_errors_total"}
+    assert {"kind=accounts", "kind=log", "kind=engine", "kind=events"} == {kind for kind, _ in told}
+    assert 0 == told["kind=engine", "reason=http_5xx"]
+    assert 0 == told["kind=engine", "reason=unreachable"]
+    assert set(source.REASONS) < set(REASONS["gpu"])
+
+
+async def test_a_page_without_end_is_cut_and_counted(tmp_path, fake_engine, monkeypatch):
+    monkeypatch.setattr(bounded_read, "MOST_BYTES", 1000)
+    sidecar = Sidecar(SidecarConfig(engines=(EngineTarget("e", fake_engine.url),), gpu="off"))
+    await sidecar.start()
+    try:
+        await until(lambda: sidecar.sources[0].tried)
+        assert {"bad_page": 1} == sidecar.sources[0].errors
+    finally:
+        await sidecar.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("listne: x", "sidecar.yaml: listne is unknown; did you mean listen?"),
+        ("listen: 9401", "sidecar.yaml: listen: Expected `str`"),
+        ("listen: here", "no address; write host:port"),
+        ("engines: [{name: a, url: 127.0.0.1:8000}]", "engines[0]: url '127.0.0.1:8000' should be like http://"),
+        ("engines: [{name: a, ulr: x}]", "engines[0].ulr is unknown; did you mean url?"),
+        ("engines: [{name: a}]", "engines[0].url is missing"),
+        ("field_names: {a: prompt_token}", "no request record has"),
+        ("a: [", "sidecar.yaml, line 1: this is not YAML"),
+        ("engine_interval_s: 0", "more than 0 seconds"),
+        ("requests_log: [a, a]", "requests_log names one thing twice"),
+    ],
+)
+def test_a_mistake_in_the_configuration_names_its_place(text, sentence, tmp_path):
+    path = tmp_path / "sidecar.yaml"
+    path.write_text(text)
+    with pytest.raises(config.BadConfig) as told:
+        config.load(path, SidecarConfig)
+    assert sentence in str(told.value)
+
+
+def test_a_taken_port_is_told_in_one_sentence(tmp_path, free_port):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        path = tmp_path / "sidecar.yaml"
+        path.write_text(f"listen: 127.0.0.1:{taken.getsockname()[1]}\ngpu: 'off'\n")
+        result = CliRunner().invoke(cli.main, ["sidecar", "run", "--config", str(path)])
+    assert 2 == result.exit_code
+    assert "cannot be used" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_cost_is_shown_only_where_prices_are_set_and_cards_are_seen():
+    """Two cards at 2.5 an hour; no price, no series: an alert on them is then absent and not wrong."""
+    prices = Prices(gpu_hour=2.5, budget_per_1k_tokens=0.002, currency="EUR")
+    priced, free = (Sidecar(SidecarConfig(prices=p)) for p in (prices, None))
+    for sidecar in (priced, free):
+        assert ("vllm_watch_gpu_cost_per_hour", "currency=EUR") not in values(sidecar.page())
+        sidecar._gpu_source = SourceStatus("gpu", "gpu", up=True, last_success_s=time.time())
+        sidecar._gpus = [source.GpuReading(uuid=uuid) for uuid in ("GPU-a", "GPU-b")]
+    assert 5.0 == values(priced.page())["vllm_watch_gpu_cost_per_hour", "currency=EUR"]
+    assert 0.002 == values(priced.page())["vllm_watch_cost_budget_per_1k_tokens", "currency=EUR"]
+    assert not [name for name, *_ in values(free.page()) if "cost" in name]
+
+
+def test_a_price_of_nothing_is_refused_with_the_way_out():
+    with pytest.raises(config.BadConfig, match="leave `prices` out"):
+        config.parse("prices: {gpu_hour: 0}", SidecarConfig, "sidecar.yaml")

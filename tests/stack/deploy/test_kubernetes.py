@@ -1,0 +1,1126 @@
+"""`vllm-watch kubernetes export`: objects that Kubernetes and the Prometheus Operator declare, tied together rightly, and what is in them runs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import http.server
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from alerts import export, printer, thresholds
+from alerts.settings import Overrides, Settings
+from dashboards import variables
+from dashboards.model import Profile
+from dashboards.registry import BOARDS
+from exporters.catalogue import EVERYTHING
+from exporters.sidecar import SidecarConfig
+from stack import cli, config
+from stack.board import server as board_server
+from stack.deploy.fleet import budget
+from stack.deploy.fleet import files as fleet
+from stack.deploy.kubernetes import files, monitoring, running
+from stack.deploy.kubernetes.objects import BOARD, BOARD_SERVICE, GATEWAY, PORTS
+from stack.deploy.kubernetes.options import LEAST_STATE_BYTES, ONCE, KubernetesOptions, OwnGateway
+from stack.deploy.kubernetes.policies import policies as policies_of
+from stack.gateway import teams
+from stack.gateway.config import GatewayConfig, Timeouts
+from stack.lab.install import operator_schema
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "tests/golden/0.32.0-before.prom"
+USUAL = KubernetesOptions("vllm-watch:0.1.0")
+MUCH = replace(
+    USUAL, image="registry.example.org:5000/team/vllm-watch:1", engines=("http://vllm-0.vllm:8000", "http://vllm-1.vllm:8000"), engine_port="http",
+    engine_selector=(("app.kubernetes.io/name", "vllm"), ("model", "qwen")), operator_labels=(("release", "kps"),), cluster="east", interval="1s",
+    sample_limit=5000, storage_class="fast", tls_secret="watch-tls", login_secret="watch-login", job_label="llm.example.org/model",
+)  # fmt: skip
+BESIDE = replace(MUCH, own_gateway=OwnGateway("my-gateway", "logs", "out/requests.jsonl"))
+VARIANTS = {"usual": USUAL, "engine": replace(USUAL, profile=Profile.ENGINE), "much": MUCH}
+each_variant = pytest.mark.parametrize("wanted", VARIANTS.values(), ids=VARIANTS)
+CORE = ("1.27.0", "1.37.0")
+LIMIT_BYTES = 1 << 20
+CLIENT_SIDE_BYTES = 262_144  # all annotations together; `kubectl apply` without --server-side keeps the object in one
+
+
+@functools.cache
+def printed(wanted: KubernetesOptions) -> dict[str, str]:
+    return files.files(wanted)
+
+
+@functools.cache
+def objects(wanted: KubernetesOptions) -> list[dict[str, Any]]:
+    """Every object of the base; read, never changed."""
+    texts = [text for name, text in printed(wanted).items() if name.startswith("base/") and not name.endswith("kustomization.yaml")]
+    return [each for text in texts for each in yaml.load_all(text, yaml.CSafeLoader)]
+
+
+def of_kind(found: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
+    return {each["metadata"]["name"]: each for each in found if each["kind"] == kind}
+
+
+def pods(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Pod templates by the name of their Deployment."""
+    return {name: each["spec"]["template"] for name, each in of_kind(found, "Deployment").items()}
+
+
+def operators(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in found if each["apiVersion"] == monitoring.MONITORING]
+
+
+# ---- schemas ----------------------------------------------------------------------------------------------------------------
+
+
+def core_mistakes(found: list[dict[str, Any]], version: str) -> list[str]:
+    """What Kubernetes' own schemas say, unknown fields included; objects of the operator are not theirs."""
+    said = []
+    for each in found:
+        if each["apiVersion"] != monitoring.MONITORING:
+            try:
+                kubernetes_validate.validate(each, version, strict=True)
+            except kubernetes_validate.ValidationError as error:
+                said.append(f"{each['kind']} {each['metadata']['name']}: {error.message}")
+    return said
+
+
+@pytest.mark.parametrize("version", CORE)
+def test_objects_are_what_kubernetes_declares(version):
+    different = {json.dumps(each): each for wanted in VARIANTS.values() for each in objects(wanted)}
+    assert [] == core_mistakes(list(different.values()), version)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda spec: spec.update(replcas=1),
+        lambda spec: spec.update(replicas="one"),
+        lambda spec: spec["template"]["spec"]["containers"][0].update(volumeMount=[]),
+        lambda spec: spec["template"]["spec"]["containers"][0]["ports"][0].pop("containerPort"),
+        lambda spec: spec["template"]["spec"]["securityContext"].update(runAsUser="10001"),
+    ],
+)
+def test_an_object_that_kubernetes_would_refuse_does_not_pass(spoil):
+    wrong = copy.deepcopy(of_kind(objects(USUAL), "Deployment")[GATEWAY])
+    spoil(wrong["spec"])
+    assert 1 == len(core_mistakes([wrong], CORE[-1]))
+
+
+def operator_mistakes(found: list[dict[str, Any]], part: Any, tmp_path: Path) -> list[str]:
+    """What the operator's validators say of values, and its types of unknown fields, which validators let pass."""
+    folder, node = part("operator-schema").path, part("node").path
+    command = [node, ROOT / "tests/support/operator_check.mjs", operator_schema.schemas(folder)]
+    done = subprocess.run(command, input=json.dumps(found), capture_output=True, text=True, check=True, timeout=60)
+    kinds = sorted({each["kind"] for each in found})
+    imports = [f"import type {{ I{kind} }} from '@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/{kind}';" for kind in kinds]
+    rows = [*imports, *(f"const o{at}: I{each['kind']} = {json.dumps(each)};" for at, each in enumerate(found))]
+    work = tmp_path / "types"
+    work.mkdir()
+    (work / "node_modules").symlink_to(folder / "node_modules")
+    (work / "objects.ts").write_text("\n".join(rows))
+    settings = {"strict": True, "noEmit": True, "skipLibCheck": True, "moduleResolution": "bundler", "module": "esnext", "target": "es2022",
+                "lib": ["es2022"], "types": []}  # fmt: skip
+    (work / "tsconfig.json").write_text(json.dumps({"compilerOptions": settings, "files": ["objects.ts"]}))
+    command = [node, folder / "node_modules/typescript/lib/tsc.js", "--project", work, "--pretty", "false"]
+    typed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (typed.returncode == 0) == (not typed.stdout), typed.stdout + typed.stderr
+    return [*json.loads(done.stdout), *typed.stdout.splitlines()]
+
+
+def test_rules_and_monitors_are_what_the_operator_declares(part, tmp_path):
+    """Rules are the same in each but for the label that MUCH has too."""
+    others = [each for wanted in (USUAL, VARIANTS["engine"], BESIDE, replace(USUAL, sample_limit=0)) for each in monitoring.monitors(wanted)]
+    assert [] == operator_mistakes([*operators(objects(MUCH)), *others], part, tmp_path)
+
+
+def test_what_the_operator_would_refuse_does_not_pass(part, tmp_path):
+    """A wrong value is the validators' to find, an unknown field the types'."""
+    monitor = of_kind(objects(USUAL), "PodMonitor")["vllm-watch-engines"]
+    slow, unknown, rule = (
+        copy.deepcopy(monitor),
+        copy.deepcopy(monitor),
+        copy.deepcopy(next(iter(of_kind(objects(USUAL), "PrometheusRule").values()))),
+    )
+    slow["spec"]["podMetricsEndpoints"][0]["interval"] = "soon"
+    unknown["spec"]["podMetricsEndpoints"][0]["metricRelabeling"] = []
+    del rule["spec"]["groups"][0]["name"]
+    said = "\n".join(operator_mistakes([slow, unknown, rule], part, tmp_path))
+    assert "vllm-watch-engines/spec/podMetricsEndpoints/0/interval: pattern" in said
+    assert """'"metricRelabeling"' does not exist in type 'IPodMetricsEndpoint'""" in said
+    assert "/spec/groups/0: required" in said
+
+
+def test_the_operators_schemas_are_fetched_at_exact_versions():
+    wanted = json.loads(operator_schema.manifest())["dependencies"].values()
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in wanted)
+
+
+@each_variant
+def test_every_object_fits_into_the_cluster_and_all_but_one_into_a_client_side_apply(wanted):
+    """docs/kubernetes.md applies server-side; the Latency dashboard is the one object that needs it."""
+    sizes = {each["metadata"]["name"]: len(json.dumps(each).encode()) for each in objects(wanted)}
+    assert {} == {name: size for name, size in sizes.items() if size > LIMIT_BYTES}
+    assert {"vllm-watch-board-latency"} >= {name for name, size in sizes.items() if size > CLIENT_SIDE_BYTES}
+
+
+def test_rules_too_large_for_one_object_become_several_with_every_group_whole(monkeypatch):
+    monkeypatch.setattr(monitoring, "LARGEST_BYTES", 10_000)
+    parts = dict(monitoring.rules(USUAL))
+    tickets = [parts[f"ticket-{number}"]["spec"]["groups"] for number in range(1, 1 + sum(name.startswith("ticket-") for name in parts))]
+    assert len(tickets) > 1
+    whole = yaml.safe_load(dict(printer.rule_files(header=""))["ticket.yaml"])["groups"]
+    assert whole == [group for groups in tickets for group in groups]
+
+
+# ---- kustomize --------------------------------------------------------------------------------------------------------------
+
+
+def kustomize(kubectl: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False, timeout=60)
+
+
+def kustomized(kubectl: Path, folder: Path) -> list[dict[str, Any]]:
+    done = kustomize(kubectl, folder)
+    assert 0 == done.returncode, done.stderr
+    return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
+
+
+@contextmanager
+def without_rules_and_boards() -> Iterator[None]:
+    """They are most of an export, and the same in each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(monitoring, "rules", lambda wanted: ())
+        patch.setattr(monitoring, "boards", lambda wanted: ())
+        yield
+
+
+@pytest.fixture
+def few() -> Iterator[None]:
+    with without_rules_and_boards():
+        yield
+
+
+def filed(folder: Path, texts: dict[str, str]) -> Path:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_the_base_is_every_object_in_its_namespace_and_nothing_else_changed(part, tmp_path):
+    found = kustomized(part("kubectl").path, filed(tmp_path, printed(USUAL)) / "base")
+    assert {"vllm"} == {each["metadata"].pop("namespace") for each in found}
+
+    def key(each):
+        return (each["kind"], each["metadata"]["name"])
+
+    assert sorted(objects(USUAL), key=key) == sorted(found, key=key)
+
+
+def test_the_example_has_its_namespace_label_image_and_engine(part, tmp_path, few):
+    found = kustomized(part("kubectl").path, filed(tmp_path, files.files(USUAL)) / "overlays/example")
+    assert {"vllm-example"} == {each["metadata"]["namespace"] for each in found}
+    assert {"example"} == {each["metadata"]["labels"]["environment"] for each in found}
+    containers = [one for pod in pods(found).values() for one in pod["spec"]["containers"]]
+    assert {"registry.example.org/vllm-watch:example"} == {one["image"] for one in containers}
+    gateway = config.parse(of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]["gateway.yaml"], GatewayConfig, "gateway.yaml")
+    assert "http://another-vllm:8000" == gateway.upstream
+    assert [] == core_mistakes(found, CORE[-1])
+    assert [] == mismatches(found)
+
+
+# ---- what belongs together --------------------------------------------------------------------------------------------------
+
+
+def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()
+
+
+def mismatches(found: list[dict[str, Any]]) -> list[str]:
+    """Selectors that meet none of our pods or Services, named ports that these do not have, and volumes that nobody makes."""
+    templates, services = pods(found), of_kind(found, "Service")
+    said = []
+    for name, each in services.items():
+        met = [pod for pod in templates.values() if selects(each["spec"]["selector"], pod["metadata"]["labels"])]
+        ports = {port["name"]: port["containerPort"] for pod in met for one in pod["spec"]["containers"] for port in one.get("ports", ())}
+        said += [f"Service {name} meets {len(met)} pods"] * (len(met) != 1)
+        said += [f"Service {name}: {port['name']}" for port in each["spec"]["ports"] if ports.get(port["targetPort"]) != port["port"]]
+    for name, each in of_kind(found, "ServiceMonitor").items():
+        met = [one for one in services.values() if selects(each["spec"]["selector"]["matchLabels"], one["metadata"]["labels"])]
+        ports = {port["name"] for one in met for port in one["spec"]["ports"]}
+        said += [f"ServiceMonitor {name}"] * (len(met) != 1 or not {one["port"] for one in each["spec"]["endpoints"]} <= ports)
+    claims, maps = of_kind(found, "PersistentVolumeClaim"), of_kind(found, "ConfigMap")
+    for name, pod in templates.items():
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        mounted = {mount["name"] for one in pod["spec"]["containers"] for mount in one["volumeMounts"]}
+        said += [f"Deployment {name}: {sorted(mounted ^ set(volumes))}"] * (mounted != set(volumes))
+        said += [
+            f"{name}: claim" for one in volumes.values() if "persistentVolumeClaim" in one and one["persistentVolumeClaim"]["claimName"] not in claims
+        ]
+        said += [f"{name}: map" for one in volumes.values() if "configMap" in one and one["configMap"]["name"] not in maps]
+        if not selects(of_kind(found, "Deployment")[name]["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"]):
+            said.append(f"Deployment {name} does not select its own pods")
+    return said
+
+
+@each_variant
+def test_services_monitors_and_volumes_meet_what_they_mean(wanted):
+    assert [] == mismatches(objects(wanted))
+
+
+def test_a_selector_that_meets_nothing_is_found():
+    wrong = copy.deepcopy(objects(USUAL))
+    of_kind(wrong, "Service")["watch-metrics"]["spec"]["selector"] = {"app.kubernetes.io/name": "gateway"}
+    assert "Service watch-metrics meets 0 pods" in mismatches(wrong)
+
+
+@pytest.mark.parametrize("wanted", [USUAL, MUCH], ids=["usual", "much"])
+def test_ports_are_the_same_in_configurations_containers_services_and_policies(wanted):
+    found = objects(wanted)
+    data = of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]
+    gateway, sidecar = yaml.safe_load(data["gateway.yaml"]), yaml.safe_load(data["sidecar.yaml"])
+    arguments = pods(found)[BOARD]["spec"]["containers"][0]["args"]
+    listens = {"http": gateway["listen"], "gateway-metrics": gateway["metrics_listen"], "sidecar": sidecar["listen"]}
+    listens["board"] = arguments[arguments.index("--listen") + 1]
+    assert {name: f"0.0.0.0:{port}" for name, port in PORTS.items()} == listens
+    assert PORTS == {
+        port["name"]: port["containerPort"] for pod in pods(found).values() for one in pod["spec"]["containers"] for port in one.get("ports", ())
+    }
+    opened = of_kind(found, "NetworkPolicy")
+
+    def into(name):
+        return {port["port"] for rule in opened[name]["spec"]["ingress"] for port in rule["ports"]}
+
+    assert {PORTS["http"], PORTS["gateway-metrics"], PORTS["sidecar"]} == into(GATEWAY)
+    assert {PORTS["board"]} == into(BOARD)
+
+
+@each_variant
+def test_probes_ask_ports_of_their_own_container_by_the_scheme_that_it_speaks(wanted):
+    for pod in pods(objects(wanted)).values():
+        for one in pod["spec"]["containers"]:
+            asked = [one[probe]["httpGet"] for probe in ("livenessProbe", "readinessProbe") if probe in one]
+            names = {port["name"] for port in one.get("ports", ())}
+            assert {get["port"] for get in asked} <= names
+            secured = bool(wanted.tls_secret) and one["name"] in ("gateway", "sidecar")
+            assert {"HTTPS" if secured else "HTTP"} == {get.get("scheme", "HTTP") for get in asked} or not asked
+
+
+def test_policies_close_everything_of_ours_and_open_only_what_is_needed():
+    found = objects(MUCH)
+    policies = of_kind(found, "NetworkPolicy")
+    closed = policies["vllm-watch-closed"]["spec"]
+    assert ([], [], ["Ingress", "Egress"]) == (closed["ingress"], closed["egress"], closed["policyTypes"])
+    for pod in pods(found).values():
+        assert selects(closed["podSelector"]["matchLabels"], pod["metadata"]["labels"])
+    for name in (GATEWAY, BOARD):
+        met = [one for one, pod in pods(found).items() if selects(policies[name]["spec"]["podSelector"]["matchLabels"], pod["metadata"]["labels"])]
+        assert [name] == met
+    engines = policies["vllm-watch-engines"]["spec"]
+    assert (
+        dict(MUCH.engine_selector)
+        == engines["podSelector"]["matchLabels"]
+        == of_kind(found, "PodMonitor")["vllm-watch-engines"]["spec"]["selector"]["matchLabels"]
+    )
+    assert ["Ingress"] == engines["policyTypes"], "what engines ask of others, such as a model hub, is not ours to forbid"
+    asking, among = engines["ingress"]
+    assert ["http"] == [port["port"] for port in asking["ports"]]
+    assert {"matchLabels": {"app.kubernetes.io/name": GATEWAY}} == asking["from"][0]["podSelector"]
+    assert [{"podSelector": {"matchLabels": dict(MUCH.engine_selector)}}] == among["from"], "one model over several pods talks among them"
+
+
+def test_names_may_be_asked_of_whoever_answers_them_in_a_cluster():
+    """kube-dns by its pods, or a cache on each node: with pods of another label, at a link-local address, or at the address of kube-dns' Service."""
+    policies = of_kind(objects(USUAL), "NetworkPolicy")
+    for name in (GATEWAY, BOARD):
+        assert [{"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}] == [
+            rule for rule in policies[name]["spec"]["egress"] if any(port["port"] == 53 for port in rule["ports"])
+        ]
+
+
+def test_engines_stay_open_where_that_was_asked_for():
+    assert "vllm-watch-engines" in of_kind(objects(USUAL), "NetworkPolicy")
+    left = {policy["metadata"]["name"]: policy["spec"]["podSelector"]["matchLabels"] for policy in policies_of(replace(USUAL, open_engines=True))}
+    assert {"vllm-watch-closed", GATEWAY, BOARD} == set(left)
+    assert dict(USUAL.engine_selector) not in left.values()
+    assert "vllm-watch-engines" not in of_kind(objects(VARIANTS["engine"]), "NetworkPolicy"), "without a gateway nobody else could ask them"
+
+
+@each_variant
+def test_no_service_puts_a_variable_of_vllm_into_the_engines(wanted):
+    """Kubernetes makes NAME_SERVICE_HOST and more of each Service; vLLM warns of every VLLM_ that it does not know, or does not start."""
+    assert [] == [name for name in of_kind(objects(wanted), "Service") if name.upper().replace("-", "_").startswith("VLLM_")]
+
+
+@each_variant
+def test_names_labels_and_ports_are_as_long_as_kubernetes_lets_them_be(wanted):
+    """Schemas do not say it: names are DNS labels, values of labels 63 characters, names of ports 15."""
+    for each in objects(wanted):
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", each["metadata"]["name"])
+        assert all(len(value) <= 63 for value in each["metadata"]["labels"].values())
+    assert all(len(name) <= 15 for name in PORTS)
+
+
+@each_variant
+def test_pods_meet_the_restricted_pod_security_standard_and_get_no_token(wanted):
+    """The rules of Kubernetes' profile `restricted`, and a root that cannot be written."""
+    for pod in pods(objects(wanted)).values():
+        spec = pod["spec"]
+        own = spec["securityContext"]
+        assert (True, 10001, "RuntimeDefault") == (own["runAsNonRoot"], own["runAsUser"], own["seccompProfile"]["type"])
+        assert spec["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        assert {"configMap", "secret", "emptyDir", "persistentVolumeClaim"} >= {
+            kind for volume in spec["volumes"] for kind in volume if kind != "name"
+        }
+        for one in spec["containers"]:
+            assert {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}} == one["securityContext"]
+            assert one["resources"]["limits"]["memory"]
+
+
+def test_the_user_of_the_pods_is_that_of_the_image():
+    assert f"USER {running.USER}:" in (ROOT / "Dockerfile").read_text()
+
+
+def test_a_gateway_has_one_pod_and_more_time_to_end_than_its_requests():
+    spec = of_kind(objects(USUAL), "Deployment")[GATEWAY]["spec"]
+    assert (1, {"type": "Recreate"}) == (spec["replicas"], spec["strategy"])
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > Timeouts().drain_s
+
+
+def test_the_gateway_has_memory_for_the_bodies_that_it_may_hold():
+    """128 MiB of bodies were measured at three times that in memory."""
+    held = {one["name"]: one["resources"] for one in pods(objects(USUAL))[GATEWAY]["spec"]["containers"]}
+    assert {"gateway": "1Gi", "sidecar": "512Mi", "rotate": "32Mi"} == {name: each["limits"]["memory"] for name, each in held.items()}
+    assert {"cpu": "100m", "memory": "128Mi"} == held["gateway"]["requests"]
+
+
+@each_variant
+def test_no_secret_is_written_and_teams_come_from_one_by_name(wanted):
+    assert {} == of_kind(objects(wanted), "Secret")
+    if wanted.with_gateway:
+        volumes = pods(objects(wanted))[GATEWAY]["spec"]["volumes"]
+        assert [wanted.teams_secret] == [volume["secret"]["secretName"] for volume in volumes if volume["name"] == "teams"]
+
+
+def test_a_change_of_the_configuration_makes_new_pods():
+    digests = {
+        pod["metadata"]["annotations"]["checksum/vllm-watch-config"]
+        for wanted in (USUAL, replace(USUAL, engines=("http://b:1",)))
+        for pod in pods([*running.gateway(wanted), *running.board(wanted)]).values()
+    }
+    assert 2 == len(digests)
+
+
+def test_labels_that_scraping_adds_are_none_of_ours_or_of_vllm():
+    """Prometheus would rename ours to exported_*, and every panel that reads them would be empty."""
+    added = {"namespace", "pod", "container", "endpoint", "service", "job", "node", "cluster", "instance"}
+    clashes = {(metric.name, label) for metric in EVERYTHING if metric.name.startswith("vllm") for label in metric.labels if label in added}
+    assert set() == clashes
+
+
+# ---- a gateway of somebody else's -------------------------------------------------------------------------------------------
+
+THEIRS = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: my-gateway, namespace: vllm, labels: {app: my-gateway}}
+spec:
+  strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1}}
+  selector: {matchLabels: {app: my-gateway}}
+  template:
+    metadata: {labels: {app: my-gateway}}
+    spec:
+      containers:
+        - {name: proxy, image: "proxy:1", ports: [{name: http, containerPort: 80}], volumeMounts: [{name: logs, mountPath: /logs}]}
+      volumes: [{name: logs, emptyDir: {}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The overlay of docs/kubernetes.md over an export and somebody's Deployment."""
+    folder = tmp_path_factory.mktemp("beside")
+    with without_rules_and_boards():
+        filed(folder / "manifests", files.files(BESIDE))
+    filed(folder / "my-gateway", {"deployment.yaml": THEIRS, "kustomization.yaml": "resources: [deployment.yaml]\n"})
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(# watched/kustomization.yaml\n.*?)```", page, re.S)
+    return filed(folder, {"watched/kustomization.yaml": shown})
+
+
+def test_somebodys_gateway_gets_our_sidecar_after_its_own_container_and_keeps_what_it_has(part, beside):
+    found = kustomized(part("kubectl").path, beside / "watched")
+    assert [] == core_mistakes(found, CORE[-1])
+    assert [] == mismatches(found)
+    pod, theirs = pods(found)["my-gateway"], yaml.safe_load(THEIRS)["spec"]["template"]["spec"]
+    assert (theirs["containers"], theirs["volumes"]) == (pod["spec"]["containers"][:1], pod["spec"]["volumes"][:1])
+    assert {"containers", "volumes"} == set(pod["spec"]), "rights and accounts of the pod are not ours to set"
+    assert "my-gateway" == pod["metadata"]["labels"]["app"]
+    assert {"my-gateway", BOARD} == set(pods(found))
+    assert ["vllm-watch-sidecar"] == list(of_kind(found, "ServiceMonitor"))
+
+
+def test_the_sidecar_in_somebodys_pod_meets_the_restricted_standard_and_keeps_its_state_with_the_log(part, beside):
+    found = kustomized(part("kubectl").path, beside / "watched")
+    pod = pods(found)["my-gateway"]["spec"]
+    ours = pod["containers"][1]
+    assert {**running.AS_USER, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}} == ours[
+        "securityContext"
+    ]
+    mounts = {mount["mountPath"]: mount for mount in ours["volumeMounts"]}
+    read = config.parse(of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]["sidecar.yaml"], SidecarConfig, "sidecar.yaml")
+    (log,) = read.requests_log
+    assert f"{running.LOGS}/out/requests.jsonl" == log
+    assert ("logs", True) == (mounts[running.LOGS]["name"], mounts[running.LOGS]["readOnly"])
+    assert ("logs", "vllm-watch") == (mounts[str(Path(str(read.state)).parent)]["name"], mounts[str(Path(str(read.state)).parent)]["subPath"])
+    secrets = {volume["secret"]["secretName"]: volume["secret"]["defaultMode"] for volume in pod["volumes"] if "secret" in volume}
+    assert {"watch-tls": 0o444, "watch-login": 0o444} == secrets, "the pod may have no fsGroup, and 0440 would be root's alone"
+
+
+def test_somebodys_gateway_never_has_two_sidecars_at_once(part, beside):
+    """The second would find the state taken and end, its pod would never be ready, and a rolling update never over."""
+    found = kustomized(part("kubectl").path, beside / "watched")
+    assert {"type": "Recreate"} == of_kind(found, "Deployment")["my-gateway"]["spec"]["strategy"], "which may have no rollingUpdate beside it"
+
+
+def test_the_rolling_update_that_the_api_server_filled_in_is_taken_out_of_a_running_deployment_first():
+    """A server-side apply leaves it there, and Recreate is refused beside it."""
+    (line,) = (step for step in files.next_steps(Path("m"), BESIDE) if " patch deployment " in step)
+    assert line.startswith("kubectl -n vllm patch deployment my-gateway --type merge --patch '")
+    assert {"spec": {"strategy": {"type": "Recreate", "rollingUpdate": None}}} == json.loads(line.split("'")[1])
+    assert line.split("    #")[0] in (ROOT / "docs/kubernetes.md").read_text()
+
+
+def with_component(kubectl: Path, beside: Path, name: str) -> list[dict[str, Any]]:
+    """The overlay of docs/kubernetes.md with one component more."""
+    shown = (beside / "watched/kustomization.yaml").read_text()
+    return kustomized(kubectl, filed(beside, {f"{name}/kustomization.yaml": f"{shown}  - ../manifests/components/{name}\n"}) / name)
+
+
+def test_no_policy_shuts_out_clients_of_somebodys_gateway_unless_asked_for(part, beside):
+    found = kustomized(part("kubectl").path, beside / "watched")
+    policies, labels = of_kind(found, "NetworkPolicy"), pods(found)["my-gateway"]["metadata"]["labels"]
+    assert [] == [name for name, each in policies.items() if selects(each["spec"]["podSelector"]["matchLabels"], labels)]
+    added = of_kind(with_component(part("kubectl").path, beside, "sidecar-policy"), "NetworkPolicy")["vllm-watch-sidecar"]
+    assert selects(added["spec"]["podSelector"]["matchLabels"], labels)
+    assert ["Ingress"] == added["spec"]["policyTypes"]
+    assert [PORTS["sidecar"]] == [port["port"] for rule in added["spec"]["ingress"] for port in rule["ports"]]
+    assert [] == core_mistakes([added], CORE[-1])
+
+
+def test_somebodys_gateway_keeps_the_engines_until_its_new_pods_can_be_told(part, beside):
+    """The label that lets it in comes with those pods; a policy in the same apply would shut out the ones that run."""
+    kubectl = part("kubectl").path
+    assert "vllm-watch-engines" not in of_kind(kustomized(kubectl, beside / "watched"), "NetworkPolicy")
+    found = with_component(kubectl, beside, "closed-engines")
+    closed = of_kind(found, "NetworkPolicy")["vllm-watch-engines"]
+    assert ("vllm", dict(BESIDE.engine_selector)) == (closed["metadata"]["namespace"], closed["spec"]["podSelector"]["matchLabels"])
+    assert selects(closed["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"], pods(found)["my-gateway"]["metadata"]["labels"])
+    assert [] == core_mistakes([closed], CORE[-1])
+    opened = replace(BESIDE, open_engines=True, without=ONCE)
+    assert [] == [name for name in files.files(opened) if "closed-engines" in name]
+    assert "components/closed-engines" in "\n".join(files.next_steps(Path("m"), BESIDE))
+    assert "components/closed-engines" not in "\n".join(files.next_steps(Path("m"), opened))
+
+
+def test_a_deployment_of_another_name_or_without_volumes_is_refused_by_kustomize(part, beside):
+    """Patches by a target pass over what is not there, silently."""
+    for number, (old, new, said) in enumerate((
+        ("{name: my-gateway, namespace", "{name: other, namespace", "nothing selected by Deployment"),
+        ("      volumes: [{name: logs, emptyDir: {}}]\n", "", "spec/volumes"),
+    )):  # fmt: skip
+        folder = filed(beside, {f"wrong{number}/d.yaml": THEIRS.replace(old, new), f"wrong{number}/kustomization.yaml": "resources: [d.yaml]\n"})
+        overlay = (beside / "watched/kustomization.yaml").read_text().replace("my-gateway", f"wrong{number}")
+        done = kustomize(part("kubectl").path, filed(folder, {f"refused{number}/kustomization.yaml": overlay}) / f"refused{number}")
+        assert (1, True) == (done.returncode, said in done.stderr), done.stderr
+
+
+def test_what_policies_or_certificates_would_stop_is_told():
+    def told(**changes):
+        return "\n".join(files.warnings(replace(USUAL, **changes)))
+
+    for inside in ("http://vllm", "http://vllm-0.vllm:8000", "http://a.b.vllm.svc:8000", "http://vllm.vllm.svc.cluster.local:8000"):
+        assert "namespace vllm" not in told(engines=(inside,))
+    for outside in ("http://vllm.other.svc:8000", "http://10.0.0.5:8000", "http://llm.example.org"):
+        assert f"{outside}: not in namespace vllm; the gateway may ask no others" in told(engines=(outside,))
+        assert "namespace vllm" not in told(engines=(outside,), own_gateway=BESIDE.own_gateway), "what that may ask is not ours to say"
+    assert "namespace monitoring" not in told()
+    assert "https://thanos.example.org: not in namespace monitoring" in told(prometheus="https://thanos.example.org")
+    assert "name their authority" in told(engines=("https://vllm:8000",))
+    assert "https" == next(monitoring.monitors(replace(USUAL, engines=("https://vllm:8000",))))["spec"]["podMetricsEndpoints"][0]["scheme"]
+
+
+# ---- what is in them --------------------------------------------------------------------------------------------------------
+
+
+def test_rules_in_the_objects_are_the_shipped_ones_and_promtool_takes_them(part, tmp_path):
+    found = of_kind(objects(USUAL), "PrometheusRule")
+    for name, each in found.items():
+        (tmp_path / f"{name.removeprefix('vllm-watch-')}.yaml").write_text(yaml.safe_dump(each["spec"]))
+    shipped = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / "alerts/prometheus").glob("*.yaml")}
+    assert shipped == {path.name: yaml.safe_load(path.read_text()) for path in tmp_path.glob("*.yaml")}
+    done = subprocess.run(
+        [part("promtool").path, "check", "rules", "--lint=all", "--lint-fatal", *tmp_path.glob("*.yaml")], capture_output=True, text=True, check=False
+    )
+    assert 0 == done.returncode, done.stdout + done.stderr
+
+
+def test_boards_in_the_objects_are_the_shipped_ones_for_grafanas_sidecar():
+    maps = [each for each in of_kind(objects(USUAL), "ConfigMap").values() if "grafana_dashboard" in each["metadata"]["labels"]]
+    found = {board["uid"]: board for each in maps for board in map(json.loads, each["data"].values())}
+    shipped = {
+        board["uid"]: {**board, "editable": False} for path in (ROOT / "dashboards/json").glob("*.json") for board in [json.loads(path.read_text())]
+    }
+    assert {board.slug for board in BOARDS} == {uid.removeprefix("vllm-watch-") for uid in shipped}
+    assert shipped == found
+    assert {"1"} == {each["metadata"]["labels"]["grafana_dashboard"] for each in maps}
+    assert {"vLLM"} == {each["metadata"]["annotations"]["grafana_folder"] for each in maps}
+
+
+def test_own_numbers_and_links_are_in_rules_boards_and_the_boards_command(tmp_path):
+    (tmp_path / "thresholds.yaml").write_text("thresholds: {queue_length: 77}\n")
+    links = export.links("https://pages.example/runbooks", "https://grafana.example")
+    wanted = replace(USUAL, rules=export.AlertOptions(tmp_path / "thresholds.yaml", links=links))
+    rules = json.dumps([each["spec"] for _, each in monitoring.rules(wanted)])
+    assert re.search(r">\s+77\b", rules.replace("\\n", " "))
+    assert "https://pages.example/runbooks/VLLMQueueGrowing" in rules
+    assert "https://grafana.example/d/" in rules
+    assert "queue_length: 77" in running.config(wanted)["data"]["thresholds.yml"]
+    assert "pages.example" in pods(list(running.board(wanted)))[BOARD]["spec"]["containers"][0]["args"], "the board answers where links lead"
+
+
+def test_own_job_names_are_those_of_the_monitors(tmp_path):
+    (tmp_path / "thresholds.yaml").write_text("engine_job: llm-serving\ngateway_job: 'gate.*'\n")
+    found = list(monitoring.monitors(replace(USUAL, rules=export.AlertOptions(tmp_path / "thresholds.yaml"))))
+    endpoints = [one for kind in ("PodMonitor", "ServiceMonitor") for each in of_kind(found, kind).values() for one in endpoints_of(each)]
+    jobs = [rule["replacement"] for one in endpoints for rule in one["relabelings"] if rule.get("targetLabel") == "job"]
+    assert ["llm-serving", "gateway", "sidecar"] == jobs
+    with pytest.raises(ValueError, match=r"engine_job 'llm-\.\*' .* does not match 'vllm' and is no name itself"):
+        replace(USUAL, rules=export.AlertOptions(written(tmp_path / "other.yaml", "engine_job: 'llm-.*'\n")))
+
+
+def test_a_job_may_have_the_value_of_a_label_in_it_where_the_rules_then_take_it(tmp_path):
+    """Alerts on a job of which no engine answers would else say nothing of one model out of several in a namespace."""
+    ours = list(monitoring.monitors(replace(USUAL, job_label="llm.example.org/model-name")))
+    engines, gateway = (endpoints_of(of_kind(ours, kind)[name])[0] for kind, name in (
+        ("PodMonitor", "vllm-watch-engines"), ("ServiceMonitor", "vllm-watch-gateway")))  # fmt: skip
+    jobs = [rule for rule in engines["relabelings"] if rule.get("targetLabel") == "job"]
+    by_label = {"sourceLabels": ["__meta_kubernetes_pod_label_llm_example_org_model_name"], "regex": "(.+)", "replacement": "vllm-$1"}
+    assert [{"targetLabel": "job", "replacement": "vllm"}, {"targetLabel": "job", **by_label}] == jobs, "pods without the label keep the usual job"
+    assert 1 == len([rule for rule in gateway["relabelings"] if rule.get("targetLabel") == "job"])
+    numbers = export.AlertOptions(written(tmp_path / "thresholds.yaml", "engine_job: llm\n"))
+    with pytest.raises(ValueError, match=r"jobs such as llm-model, and engine_job 'llm' does not match it; write 'llm\.\*' there"):
+        replace(USUAL, rules=numbers, job_label="model")
+
+
+def test_rules_and_boards_are_left_out_where_another_namespace_of_one_prometheus_has_brought_them():
+    def kinds(wanted):
+        return {kind: len(of_kind(objects(wanted), kind)) for kind in ("PrometheusRule", "ConfigMap", "PodMonitor")}
+
+    assert {"PrometheusRule": 4, "ConfigMap": 1 + len(BOARDS), "PodMonitor": 1} == kinds(USUAL)
+    assert {"PrometheusRule": 0, "ConfigMap": 1 + len(BOARDS), "PodMonitor": 1} == kinds(replace(USUAL, without=("rules",)))
+    assert {"PrometheusRule": 0, "ConfigMap": 1, "PodMonitor": 1} == kinds(replace(USUAL, without=("rules", "boards")))
+
+
+@pytest.mark.parametrize("wanted", [USUAL, BESIDE], ids=["ours", "theirs"])
+def test_labels_that_the_operator_takes_from_pods_cannot_be_called_as_those_of_a_page(wanted):
+    """podTargetLabels of the Prometheus object come first; what the monitor says of itself must stay."""
+    for monitor in monitoring.monitors(wanted):
+        for endpoint in endpoints_of(monitor):
+            first, *others = endpoint["relabelings"]
+            assert {"action": "labeldrop", "regex": fleet.OF_PAGES} == first
+            assert [] == [rule["targetLabel"] for rule in others if re.fullmatch(fleet.OF_PAGES, rule["targetLabel"])]
+    assert re.fullmatch(fleet.OF_PAGES, "team")
+
+
+def endpoints_of(monitor: dict[str, Any]) -> list[dict[str, Any]]:
+    return monitor["spec"].get("podMetricsEndpoints") or monitor["spec"]["endpoints"]
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_configurations_are_what_gateway_and_sidecar_read():
+    data = of_kind(objects(USUAL), "ConfigMap")["vllm-watch-config"]["data"]
+    gateway, sidecar = config.parse(data["gateway.yaml"], GatewayConfig, "g"), config.parse(data["sidecar.yaml"], SidecarConfig, "s")
+    assert ("http://vllm:8000", ["http://vllm:8000"]) == (gateway.upstream, [engine.url for engine in sidecar.engines])
+    assert (gateway.requests_log,) == sidecar.requests_log
+    assert thresholds.ALL == tuple(map(Settings(config.parse(data["thresholds.yml"], Overrides, "t")).at, thresholds.ALL))
+    mounts = {mount["mountPath"]: mount["name"] for one in pods(objects(USUAL))[GATEWAY]["spec"]["containers"] for mount in one["volumeMounts"]}
+    assert ["state", "teams", "state"] == [mounts[str(Path(str(path)).parent)] for path in (gateway.requests_log, gateway.teams, sidecar.state)]
+    assert sidecar.events == pods(objects(USUAL))[GATEWAY]["spec"]["containers"][1]["env"][0]["value"], "annotate in that container writes there"
+
+
+def test_the_board_answers_under_the_names_of_its_service_and_to_its_probes():
+    container = pods(objects(USUAL))[BOARD]["spec"]["containers"][0]
+    given = [word.replace("$(NAMESPACE)", "vllm") for word in container["args"]]
+    listen = given[given.index("--listen") + 1].partition(":")[0]
+    allowed = [name for option, name in itertools.pairwise(given) if option == "--allow-host"]
+    assert {"NAMESPACE"} == {one["name"] for one in container["env"]}
+    assert all(
+        board_server.admitted(f"{host}:9402", listen, allowed)
+        for host in (BOARD_SERVICE, *(f"{BOARD_SERVICE}.vllm{end}" for end in ("", ".svc", ".svc.cluster.local")))
+    )
+    assert not board_server.admitted("10.1.2.3:9402", listen, allowed), "which is how the kubelet would ask without the header"
+    hosts = [header["value"] for probe in ("livenessProbe", "readinessProbe") for header in container[probe]["httpGet"]["httpHeaders"]]
+    assert ["localhost", "localhost"] == hosts
+    assert board_server.admitted("localhost", listen, allowed)
+
+
+# ---- the monitors in a real Prometheus --------------------------------------------------------------------------------------
+
+
+def meta(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]", "_", name)
+
+
+POD_TARGET_LABELS = ("team", "model_name")  # as a Prometheus object may have them
+
+
+def relabelling(monitor: dict[str, Any], endpoint: dict[str, Any]) -> list[dict[str, Any]]:
+    """relabel_configs as the operator writes them for a monitor, in its order.
+
+    After generatePodMonitorConfig and generateServiceMonitorConfig in its promcfg.go, release 0.93, without shards and enforced labels."""
+    by_pod = monitor["kind"] == "PodMonitor"
+    of = "pod" if by_pod else "service"
+    name, spec = monitor["metadata"]["name"], monitor["spec"]
+    made: list[dict[str, Any]] = [{"source_labels": ["job"], "target_label": "__tmp_prometheus_job_name"}]
+    running = {"source_labels": ["__meta_kubernetes_pod_phase"], "regex": "(Failed|Succeeded)", "action": "drop"}
+    made += [running] if by_pod else []
+    for key, value in sorted(spec["selector"]["matchLabels"].items()):
+        labels = [f"__meta_kubernetes_{of}_label_{meta(key)}", f"__meta_kubernetes_{of}_labelpresent_{meta(key)}"]
+        made.append({"action": "keep", "source_labels": labels, "regex": f"({value});true"})
+    if not by_pod:
+        made.append({"action": "keep", "source_labels": ["__meta_kubernetes_endpoint_port_name"], "regex": endpoint["port"]})
+    elif "port" in endpoint:
+        made.append({"action": "keep", "source_labels": ["__meta_kubernetes_pod_container_port_name"], "regex": endpoint["port"]})
+    else:
+        made.append({"action": "keep", "source_labels": ["__meta_kubernetes_pod_container_port_number"], "regex": str(endpoint["portNumber"])})
+    for source, target in (
+        ("namespace", "namespace"),
+        *([] if by_pod else [("service_name", "service")]),
+        ("pod_name", "pod"),
+        ("pod_container_name", "container"),
+    ):
+        made.append({"source_labels": [f"__meta_kubernetes_{source}"], "target_label": target})
+    if by_pod:
+        made.append({"target_label": "job", "replacement": f"vllm/{name}"})
+    else:
+        made += [running, {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "job", "replacement": "${1}"}]
+    made += [
+        {"source_labels": [f"__meta_kubernetes_pod_label_{meta(key)}"], "regex": "(.+)", "target_label": meta(key), "replacement": "${1}"}
+        for key in POD_TARGET_LABELS
+    ]
+    made += [{"target_label": "endpoint", "replacement": endpoint["port"]}] if "port" in endpoint else []
+    return made + as_prometheus_writes(endpoint["relabelings"])
+
+
+def as_prometheus_writes(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    words = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
+    return [{words.get(word, word): value for word, value in rule.items()} for rule in rules]
+
+
+def scraped_as(monitor: dict[str, Any], found_pods: list[dict[str, str]], folder: Path, secrets: Path | None = None) -> dict[str, Any]:
+    """A scrape job of a monitor, over pods that a file lists with the labels that Kubernetes' discovery gives."""
+    (endpoint,) = endpoints_of(monitor)
+    path = folder / f"{monitor['kind']}-{monitor['metadata']['name']}.json"
+    path.write_text(json.dumps([{"targets": [labels["__address__"]], "labels": labels} for labels in found_pods]))
+    job = {
+        "job_name": path.stem, "scrape_interval": endpoint["interval"], "scrape_timeout": endpoint["interval"], "metrics_path": endpoint["path"],
+        "scheme": endpoint.get("scheme", "http"), "file_sd_configs": [{"files": [str(path)]}], "relabel_configs": relabelling(monitor, endpoint),
+        "metric_relabel_configs": as_prometheus_writes(endpoint.get("metricRelabelings", [])),
+    }  # fmt: skip
+    if limit := monitor["spec"].get("sampleLimit"):
+        job["sample_limit"] = limit
+    if protocols := monitor["spec"].get("scrapeProtocols"):
+        job["scrape_protocols"] = protocols
+    if tls := endpoint.get("tlsConfig"):
+        assert {"name": MUCH.tls_secret, "key": "ca.crt"} == tls["ca"]["secret"]
+        job["tls_config"] = {"ca_file": f"{secrets}/tls/ca.crt", "server_name": tls["serverName"]}
+    if login := endpoint.get("authorization"):
+        assert {"name": MUCH.login_secret, "key": "token"} == login["credentials"]
+        job["authorization"] = {"type": login["type"], "credentials_file": f"{secrets}/login/token"}
+    return job
+
+
+def discovered(address: str, port_name: str, labels: dict[str, str], pod: str, service: str = "", phase: str = "Running") -> dict[str, str]:
+    """What Prometheus' Kubernetes discovery says of a pod's port, or of one behind a Service."""
+    about = {"namespace": "vllm", "pod_name": pod, "pod_container_name": "c", "pod_node_name": "node-a", "pod_phase": phase}
+    about |= (
+        {"service_name": service, "endpoint_port_name": port_name}
+        if service
+        else {"pod_container_port_name": port_name, "pod_container_port_number": "8000"}
+    )
+    of = "service" if service else "pod"
+    for key, value in labels.items():
+        about |= {f"{of}_label_{meta(key)}": value, f"{of}_labelpresent_{meta(key)}": "true"}
+    return {"__address__": address, **{f"__meta_kubernetes_{key}": value for key, value in about.items()}}
+
+
+class Captured(http.server.BaseHTTPRequestHandler):
+    """A captured page of an engine."""
+
+    def do_GET(self):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a Prometheus that ends does not wait
+            self.send_page(PAGE.read_bytes())
+
+    def send_page(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def captured_engine(port: int) -> Iterator[None]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Captured)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+@contextmanager
+def process(*command: str | Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("w") as said:
+        child = subprocess.Popen([str(word) for word in command], stdout=said, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        yield child
+    finally:
+        child.terminate()
+        child.wait(20)
+
+
+def answer(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=5) as reply:
+        return json.load(reply)["data"]
+
+
+@pytest.fixture(scope="module")
+def watched(part, free_port, eventually, tmp_path_factory) -> Iterator[tuple[str, dict[str, int]]]:
+    """A real Prometheus with the exported monitors and rules. It scrapes a captured page as an engine, one engine that is down, and the real gateway
+    and sidecar, over TLS, which run with the exported configurations: only paths and ports are others."""
+    folder = tmp_path_factory.mktemp("watched")
+    at_once = written(folder / "thresholds.yml", "thresholds:\n  start_time: 1\n")  # an engine that never was up is told as down, not as new
+    found, port = objects(replace(MUCH, rules=export.AlertOptions(at_once))), {name: free_port() for name in (*PORTS, "engine", "gone", "prometheus")}
+    secret = folder / "etc/tls"
+    for place in (secret, folder / "etc/login", folder / "etc/teams", folder / "etc/config", folder / "var/log", folder / "var/state"):
+        place.mkdir(parents=True)
+    make_certificate(secret)
+    (folder / "etc/login/token").write_text("a-word\n")
+    _, key_hash = teams.make_key("demo")
+    # Two engines: their addresses come from teams.yaml, as the export says.
+    assert {"upstreams"} == set(yaml.safe_load(running.upstreams(MUCH)))
+    (folder / "etc/teams/teams.yaml").write_text(yaml.safe_dump(
+        {"teams": {"demo": {"keys": [key_hash]}}, **yaml.safe_load(running.upstreams(MUCH))}))  # fmt: skip
+    for name, text in of_kind(found, "ConfigMap")["vllm-watch-config"]["data"].items():
+        moved = text.replace("/etc/vllm-watch", f"{folder}/etc").replace("/var/lib/vllm-watch", f"{folder}/var")
+        for what, usual in PORTS.items():
+            moved = moved.replace(f"0.0.0.0:{usual}", f"127.0.0.1:{port[what]}")
+        (folder / "etc/config" / name).write_text(moved)
+
+    pod_monitor, monitors = of_kind(found, "PodMonitor")["vllm-watch-engines"], of_kind(found, "ServiceMonitor")
+    ours, engine = of_kind(found, "Service")["watch-metrics"]["metadata"]["labels"], dict(MUCH.engine_selector)
+    engines = [
+        discovered(f"127.0.0.1:{port['engine']}", "http", {**engine, **of_model("chat")}, "vllm-0"),
+        discovered(f"127.0.0.1:{port['gone']}", "http", {**engine, **of_model("embed")}, "vllm-1"),
+        discovered("127.0.0.1:1", "http", engine, "vllm-job", phase="Succeeded"),
+        discovered("127.0.0.1:2", "http", {"app": "other"}, "other"),
+        discovered("127.0.0.1:3", "ssh", engine, "vllm-0"),
+    ]
+    behind = [discovered(f"127.0.0.1:{port[name]}", name, ours, "gateway-pod", "watch-metrics") for name in ("gateway-metrics", "sidecar")]
+    (folder / "rules").mkdir()
+    for name, each in of_kind(found, "PrometheusRule").items():
+        (folder / "rules" / f"{name}.yaml").write_text(yaml.safe_dump(each["spec"]))
+    jobs = [scraped_as(pod_monitor, engines, folder), *(scraped_as(monitor, behind, folder, folder / "etc") for monitor in monitors.values())]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(
+        {"global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}, "rule_files": [f"{folder}/rules/*.yaml"],
+         "scrape_configs": jobs}))  # fmt: skip
+    url = f"http://127.0.0.1:{port['prometheus']}"
+    with ExitStack() as stack:
+        stack.enter_context(captured_engine(port["engine"]))
+        for what in ("gateway", "sidecar"):
+            arguments = [sys.executable, "-m", "stack.cli", what, "run", "--config", folder / f"etc/config/{what}.yaml"]
+            stack.enter_context(process(*arguments, log=folder / f"{what}.log"))
+        server = (part("prometheus").path, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+                  f"--web.listen-address=127.0.0.1:{port['prometheus']}")  # fmt: skip
+        stack.enter_context(process(*server, log=folder / "prometheus.log"))
+        eventually(lambda: ["0", "1", "1", "1"] == sorted(one["value"][1] for one in answer(f"{url}/api/v1/query?query=up")["result"]),
+                   within_s=40, what="three of four targets that answer, and the fourth asked")  # fmt: skip
+        yield url, port
+
+
+def of_model(name: str) -> dict[str, str]:
+    """Labels of an engine's pod: one by which its job is called, and two that its page has as well."""
+    return {MUCH.job_label: name, "team": "platform", "model_name": "of-the-pod"}
+
+
+def make_certificate(folder: Path) -> None:
+    """tls.crt, tls.key and ca.crt of the name that the monitors expect, signed by itself."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=metrics",
+         "-addext", "subjectAltName=DNS:watch-metrics", "-keyout", folder / "tls.key", "-out", folder / "tls.crt"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    shutil.copy(folder / "tls.crt", folder / "ca.crt")
+
+
+def query(url: str, expr: str) -> list[dict[str, str]]:
+    return [one["metric"] for one in answer(f"{url}/api/v1/query?{urllib.parse.urlencode({'query': expr})}")["result"]]
+
+
+@pytest.mark.prometheus
+def test_targets_have_the_labels_that_rules_and_boards_expect(watched):
+    url, port = watched
+    kept = ("cluster", "namespace", "job", "instance", "pod", "node")
+    found = [tuple(labels.get(name, "") for name in kept) for labels in query(url, "up")]
+    at = {name: f"127.0.0.1:{number}" for name, number in port.items()}
+    assert sorted([
+        ("east", "vllm", "vllm-chat", at["engine"], "vllm-0", "node-a"),
+        ("east", "vllm", "vllm-embed", at["gone"], "vllm-1", "node-a"),
+        ("east", "vllm", "gateway", at["gateway-metrics"], "gateway-pod", "node-a"),
+        ("east", "vllm", "sidecar", at["sidecar"], "gateway-pod", "node-a"),
+    ]) == sorted(found)  # fmt: skip
+
+
+@pytest.mark.prometheus
+def test_the_variables_of_a_board_offer_what_was_scraped(watched):
+    url, port = watched
+    overview = BOARDS[0]
+    offered: dict[str, list[str]] = {}
+    for variable in variables.of(overview):
+        matched = re.fullmatch(r"label_values\((.*), (\w+)\)", variable.query)
+        assert matched, variable.query
+        series = re.sub(r"\$(\w+)", ".*", matched[1])
+        offered[variable.name] = answer(f"{url}/api/v1/label/{matched[2]}/values?{urllib.parse.urlencode({'match[]': series})}")
+    assert {"cluster", "namespace", "job", "instance", "model_name"} <= set(offered)
+    assert (["east"], ["vllm"], ["vllm-chat"], [f"127.0.0.1:{port['engine']}"]) == tuple(
+        offered[name] for name in ("cluster", "namespace", "job", "instance")
+    )
+    assert 1 == len(offered["model_name"])
+
+
+@pytest.mark.prometheus
+def test_an_alert_of_the_exported_rules_sees_the_model_that_is_down_beside_one_that_is_not_and_the_watchdog_fires(watched, eventually):
+    url, _ = watched
+
+    def states():
+        return {(one["alertname"], one.get("job", "")): one["alertstate"] for one in query(url, "ALERTS")}
+
+    eventually(lambda: ("VLLMWatchdog", "") in states(), within_s=60, what="the watchdog")
+    eventually(lambda: ("VLLMEngineDown", "vllm-embed") in states(), within_s=60, what="the alert on the model that is down")
+    assert "firing" == states()["VLLMWatchdog", ""]
+    assert "pending" == states()["VLLMEngineDown", "vllm-embed"], "it holds for a minute before it fires"
+    assert ("VLLMEngineDown", "vllm-chat") not in states()
+    health = {one["name"]: one["health"] for group in answer(f"{url}/api/v1/rules")["groups"] for one in group["rules"]}
+    assert {} == {name: word for name, word in health.items() if word not in ("ok", "unknown")}, (
+        "unknown: those of a minute and more were not due yet"
+    )
+
+
+@pytest.mark.prometheus
+def test_a_page_keeps_its_own_labels_beside_those_of_pods_and_nothing_that_is_never_read(watched):
+    url, _ = watched
+    assert ["tiny"] == [labels["model_name"] for labels in query(url, "vllm:num_requests_running")]
+    assert [] == query(url, '{exported_model_name!=""} or {exported_team!=""}')
+    assert [] == query(url, '{__name__=~".+_created", job=~"vllm.*"}')
+
+
+@pytest.mark.prometheus
+def test_the_limit_of_samples_is_that_of_each_job(watched):
+    url, _ = watched
+    given = answer(f"{url}/api/v1/status/config")["yaml"]
+    assert 3 == given.count("sample_limit: 5000")
+
+
+@pytest.mark.prometheus
+def test_figures_of_gateway_and_sidecar_are_refused_without_the_token_and_probes_are_not(watched):
+    _, port = watched
+    unchecked = ssl._create_unverified_context()  # noqa: S323  Prometheus checks it; here the login is asked about
+    for name in ("gateway-metrics", "sidecar"):
+        at = f"https://127.0.0.1:{port[name]}"
+        assert 200 == urllib.request.urlopen(f"{at}/-/healthy", timeout=5, context=unchecked).status
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{at}/metrics", timeout=5, context=unchecked)
+
+
+def test_pages_are_limited_as_the_budget_says_unless_a_number_or_none_was_asked_for():
+    def limits(wanted):
+        return {each["metadata"]["name"]: each["spec"].get("sampleLimit") for each in monitoring.monitors(wanted)}
+
+    names = {"vllm-watch-engines": "vllm", "vllm-watch-gateway": "gateway", "vllm-watch-sidecar": "sidecar"}
+    assert {name: budget.SAMPLE_LIMIT[job] for name, job in names.items()} == limits(USUAL)
+    assert dict.fromkeys(names, 10) == limits(replace(USUAL, sample_limit=10))
+    assert dict.fromkeys(names) == limits(replace(USUAL, sample_limit=0))
+
+
+# ---- the log in the pod -----------------------------------------------------------------------------------------------------
+
+
+def test_the_log_is_renamed_when_it_is_large_and_the_end_is_prompt(tmp_path, eventually):
+    """The script as the container runs it, under a real shell."""
+    log = tmp_path / "requests.jsonl"
+    log.write_text("x" * 90 + "\n")
+    env = {"PATH": os.environ["PATH"], "LOG": str(log), "BYTES": "100", "EVERY_S": "0.05"}
+    shell = subprocess.Popen(["sh", "-c", running.ROTATE], env=env)
+    try:
+        with log.open("a") as more:
+            more.write("y" * 90 + "\n")
+        eventually(lambda: not log.exists(), within_s=30, what="the renamed log")
+        assert "x" * 90 + "\n" + "y" * 90 + "\n" == (tmp_path / "requests.jsonl.1").read_text()
+        log.write_text("z" * 200)
+        eventually(lambda: "z" * 200 == (tmp_path / "requests.jsonl.1").read_text(), within_s=30, what="the next one in its place")
+        assert shell.poll() is None, "a log that is not there does not end it"
+    finally:
+        shell.send_signal(signal.SIGTERM)
+    assert 0 == shell.wait(5)
+
+
+def test_the_log_outlives_its_pod_on_the_volume_of_the_state():
+    """Gateway and sidecar end together: what the gateway wrote after the sidecar's last look is read by the next one."""
+    pod = pods(objects(USUAL))[GATEWAY]["spec"]
+    kinds = {volume["name"]: set(volume) - {"name"} for volume in pod["volumes"]}
+    homes = {path: {json.dumps(mount, sort_keys=True) for one in pod["containers"] for mount in one["volumeMounts"] if mount["mountPath"] == path}
+             for path in (running.LOGS, running.STATE)}  # fmt: skip
+    (log,), (state,) = ((json.loads(one) for one in homes[path]) for path in (running.LOGS, running.STATE))
+    assert ({"persistentVolumeClaim"}, state["name"]) == (kinds[log["name"]], log["name"])
+    assert ("log", None) == (log.get("subPath"), state.get("subPath")), "the state of an earlier export stays where it was"
+    assert ["gateway", "sidecar", "rotate"] == [
+        one["name"] for one in pod["containers"] if any(mount["mountPath"] == running.LOGS for mount in one["volumeMounts"])
+    ]
+
+
+def test_two_logs_and_a_state_fit_into_their_volume():
+    assert 3 * running.ROTATE_BYTES <= LEAST_STATE_BYTES
+    assert "768Mi" == replace(USUAL, state_size="768Mi").state_size
+
+
+# ---- the command ------------------------------------------------------------------------------------------------------------
+
+
+def run(*arguments: str | Path) -> Result:
+    result = CliRunner().invoke(cli.main, ["kubernetes", "export", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def test_the_same_export_again_changes_nothing(tmp_path, few):
+    first, again = (json.loads(run("--out", tmp_path / "m", "--json").stdout) for _ in range(2))
+    assert {True} == {row["changed"] for row in first["files"]}
+    assert {False} == {row["changed"] for row in again["files"]}
+    assert set(files.files(USUAL)) == {str(Path(row["path"]).relative_to(tmp_path / "m")) for row in again["files"]}
+
+
+def test_a_file_that_is_not_ours_is_refused_before_anything_is_written(tmp_path, few):
+    theirs = written_in(tmp_path / "m/base/20-gateway.yaml", "kind: Deployment\n")
+    refused = run("--out", tmp_path / "m")
+    assert 2 == refused.exit_code
+    assert f"Error: {theirs} did not come from here; choose another --out, or overwrite with --force" in refused.stderr
+    assert [theirs] == [path for path in (tmp_path / "m").rglob("*") if path.is_file()]
+    assert 0 == run("--out", tmp_path / "m", "--force").exit_code
+
+
+def written_in(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True)
+    return written(path, text)
+
+
+def test_a_smaller_export_names_what_an_earlier_one_left(tmp_path, few):
+    run("--out", tmp_path, "--own-gateway", "my-gateway:logs/requests.jsonl")
+    told = json.loads(run("--out", tmp_path, "--profile", "engine", "--json").stdout)
+    assert {str(tmp_path / name) for name in ("base/20-sidecar.yaml", "components/sidecar/container.yaml")} <= set(told["left_over"])
+
+
+def test_next_steps_are_the_lines_to_type_and_hold_no_secret(tmp_path, few):
+    told = run("--out", tmp_path, "--engine", "http://a:8000", "--engine", "http://b.c:8000", "--tls-secret", "watch-tls").stdout
+    assert "kubectl -n vllm create secret generic vllm-watch-teams --from-file=teams.yaml --from-file=gateway.secret" in told
+    assert f"kubectl apply --server-side -k {tmp_path}/base" in told
+    assert "upstreams:\n  a:\n    url: http://a:8000\n  b:\n    url: http://b.c:8000" in told
+    assert "watch-tls must hold tls.crt, tls.key and ca.crt" in told
+
+
+WRONG = [
+    (("--namespace", "My_Space"), "--namespace 'My_Space' is no name in Kubernetes"),
+    (("--engine", "vllm:8000"), "--engine 'vllm:8000' is no engine's address; write it like http://127.0.0.1:8001"),
+    (("--engine", "http://u:p@vllm:8000"), "has a user or a password before it"),
+    (("--engine-selector", "vllm"), "--engine-selector 'vllm' is no label; write it like KEY=VALUE"),
+    (("--engine-selector", "app=my vllm"), "--engine-selector 'app=my vllm' is no label in Kubernetes"),
+    (("--label", "-x=1"), "--label '-x=1' is no label in Kubernetes"),
+    (("--engine-port", "99999"), "--engine-port '99999' is neither a port number nor the name of a container's port"),
+    (("--engine-port", "HTTP"), "--engine-port 'HTTP' is neither a port number nor the name of a container's port"),
+    (("--prometheus", "prometheus:9090"), "--prometheus 'prometheus:9090' is no web address"),
+    (("--interval", "15"), "15"),
+    (("--interval", "0s"), "--interval 0s is too short"),
+    (("--sample-limit", "-1"), "--sample-limit is a number of samples"),
+    (("--image", "My Image"), "--image 'My Image' is no image"),
+    (("--state-size", "1 GB"), "--state-size '1 GB' is no size; write it like 1Gi"),
+    (("--state-size", "700Mi"), "--state-size 700Mi: two logs of 256 MiB lie there beside the state; write 1Gi or more"),
+    (("--job-from-label", "my model"), "--job-from-label 'my model=' is no label in Kubernetes"),
+    (("--without", "monitors"), "'monitors' is not one of 'rules', 'boards'"),
+    (("--tls-secret", "A b"), "--tls-secret 'A b' is no name in Kubernetes"),
+    (("--login-secret", "A b"), "--login-secret 'A b' is no name in Kubernetes"),
+    (("--own-gateway", "my-gateway"), "--own-gateway 'my-gateway' is no DEPLOYMENT:VOLUME/FILE; write it like my-gateway:logs/requests.jsonl"),
+    (("--own-gateway", ""), "--own-gateway '' is no DEPLOYMENT:VOLUME/FILE"),
+    (("--own-gateway", "my-gateway:logs/"), "--own-gateway 'my-gateway:logs/' is no DEPLOYMENT:VOLUME/FILE"),
+    (("--own-gateway", "My Gateway:logs/a"), "--own-gateway 'My Gateway' is no name in Kubernetes"),
+    (("--own-gateway", "g:logs/../a"), "'../a' is no path of a file from the root of the volume"),
+    (("--own-gateway", "g:logs/a", "--profile", "engine"), "--own-gateway is for a sidecar, and --profile engine is for clusters without one"),
+    (("--tls-secret", "tls", "--profile", "engine"), "--tls-secret is for a sidecar, and --profile engine is for clusters without one"),
+    (("--login-secret", "login", "--profile", "engine"), "--login-secret is for a sidecar, and --profile engine is for clusters without one"),
+    (("--cluster", "$1"), "--cluster '$1' is no name"),
+    (("--runbook-base", "wiki"), "wiki is no web address"),
+    (("--thresholds", "/nowhere.yaml"), "/nowhere.yaml cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), WRONG, ids=[" ".join(options) for options, _ in WRONG])
+def test_a_wrong_option_gets_one_sentence_and_nothing_is_written(options, sentence, tmp_path):
+    refused = run("--out", tmp_path / "m", *options)
+    assert 2 == refused.exit_code
+    assert sentence in refused.stderr
+    assert 1 == len([line for line in refused.stderr.splitlines() if line.startswith("Error: ")])
+    assert not (tmp_path / "m").exists()
+
+
+def test_an_engine_is_called_by_the_first_word_of_its_host_where_that_tells_them_apart():
+    def named(*urls):
+        return list(replace(USUAL, engines=urls).engine_names)
+
+    assert ["vllm"] == named("http://vllm.llm.svc:8000")
+    assert ["vllm-0", "vllm-1"] == named("http://vllm-0.vllm:8000", "http://vllm-1.vllm:8000")
+    assert ["vllm.a:8000", "vllm.b:8000"] == named("http://vllm.a:8000", "http://vllm.b:8000")
+
+
+def test_the_shipped_jobs_are_those_of_the_shipped_rules():
+    overlay = Settings(Overrides()).overlay
+    jobs = USUAL.jobs
+    assert all(re.fullmatch(pattern, name) for pattern, name in itertools.zip_longest(
+        (overlay.engine_job, overlay.gateway_job, overlay.sidecar_job), (jobs.engine, jobs.gateway, jobs.sidecar)))  # fmt: skip

@@ -1,0 +1,238 @@
+"""The laws of the tuning matrix, over all of its rows, and of what is answered before there is traffic."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from exporters.catalogue import EVERYTHING, promql_ast
+from runbooks import page as runbook_page
+from stack import render
+from stack.bench import workload
+from stack.bench.workload import METRICS
+from stack.cli import COMMANDS
+from stack.doctor import advice as workload_advice
+from stack.doctor import symptoms
+from stack.doctor.symptoms import AREAS, ROWS
+from stack.root import ROOT
+from stack.tuning import experiment
+from stack.tuning.derived import flags
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+OPTIONS = frozenset((GOLDEN / "vllm-options-0.32.txt").read_text().split())
+SAMPLES = {sample for metric in EVERYTHING for sample in metric.samples}
+OF_THE_DOCTOR = {"hang-ups", "refusals", "inter_token_p95"}
+FIGURES = {*METRICS, *OF_THE_DOCTOR}
+LEVERS = [row for row in ROWS if row.area != "quality"]
+each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+each_lever = pytest.mark.parametrize("row", LEVERS, ids=lambda row: row.name)
+DISAGGREGATED = re.compile(r"(?i)disaggregat|kv-transfer|prefill and decode in separate")
+
+
+def options(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+
+
+# ---- the laws
+
+
+@each_lever
+def test_a_lever_is_one_lever(row):
+    """Two options at once, and nobody knows which one it was."""
+    assert row.lever
+    assert len(options(row.lever)) <= 1, row.lever
+    assert row.second
+    assert row.risk
+
+
+@each_lever
+def test_disaggregated_prefill_is_never_the_first_lever(row):
+    assert not DISAGGREGATED.search(row.lever)
+
+
+def test_disaggregated_prefill_is_a_second_lever_where_long_prefills_are_in_the_way():
+    assert {"head-of-line", "head-of-line-first", "prefill-bound"} == {row.name for row in ROWS if DISAGGREGATED.search(row.second)}
+
+
+def test_quality_has_no_lever_and_leads_to_its_page():
+    (quality,) = (row for row in ROWS if row.area == "quality")
+    assert ("", "", None) == (quality.lever, quality.second, quality.proof)
+    assert "quality" in quality.pages
+
+
+def test_every_area_has_a_row_and_every_row_a_name_of_its_own():
+    assert set(AREAS) == {row.area for row in ROWS}
+    assert len(ROWS) == len({row.name for row in ROWS})
+
+
+@pytest.mark.parametrize(
+    ("symptom", "names"),
+    [
+        ("high time to first token", {"queue-bound", "prefill-bound", "cache-off"}),
+        ("slow streaming", {"decode-bound", "decode-at-batch", "slow-streaming"}),
+        ("out of memory under a burst", {"kv-bound", "kv-full"}),
+        ("requests wait while the card is busy", {"queue-at-capacity", "one-team"}),
+        ("prefix caching gives no gain", {"unique-prompts"}),
+        ("speculative decoding disappoints", {"speculative-decoding"}),
+    ],
+)
+def test_the_rows_that_operators_know_are_here(symptom, names):
+    assert names <= {row.name for row in ROWS}, symptom
+
+
+@each_row
+def test_the_evidence_of_a_row_asks_for_series_that_exist_and_divides_by_nothing_that_may_be_zero(row):
+    assert row.asks
+    for ask in row.asks:
+        assert promql_ast.names(ask)
+        assert set() == promql_ast.names(ask) - SAMPLES, ask
+
+
+@each_row
+def test_every_option_in_a_row_is_one_of_vllm(row):
+    text = " ".join((row.symptom, row.cause, row.lever, row.second, row.risk, row.dated))
+    assert set() == options(text) - OPTIONS
+
+
+@each_row
+def test_a_row_leads_to_pages_that_are_there(row):
+    assert row.pages
+    assert set() == set(row.pages) - {page.name for page in runbook_page.pages()}
+
+
+@each_row
+def test_no_word_that_is_out_of_date_stands_outside_of_what_corrects_it(row):
+    text = " ".join((row.symptom, row.cause, row.lever, row.second, row.risk))
+    assert not re.search(r"cache_hit_tokens|swap|--enable-chunked-prefill|gpu_cache_usage|time_per_output_token_seconds", text)
+
+
+# ---- how to know that it worked
+
+
+@each_lever
+def test_a_lever_has_a_figure_that_must_move_and_one_that_must_not(row):
+    assert row.proof.figure in FIGURES
+    assert row.proof.keeps in METRICS
+    assert row.proof.figure != row.proof.keeps
+    if not row.proof.arms:  # then live traffic must show both
+        assert row.proof.figure in symptoms.LIVE | OF_THE_DOCTOR
+        assert row.proof.keeps in symptoms.LIVE
+
+
+@each_lever
+def test_its_commands_are_ours_with_options_that_they_have(row):
+    real = {command.name: command.real() for command in COMMANDS}
+    commands = row.proof.commands(row.name)
+    assert "annotate" in {command.split()[1] for command in commands}
+    assert commands[-1].split()[1] == ("compare" if row.proof.figure in symptoms.LIVE else "doctor")
+    for command in commands:
+        known = {option for parameter in real[command.split()[1]].params for option in parameter.opts}
+        assert set() == options(re.sub(r"'[^']*'|\"[^\"]*\"", "", command)) - known, command
+
+
+@pytest.mark.parametrize("row", [row for row in LEVERS if row.proof.arms], ids=lambda row: row.name)
+def test_an_experiment_is_read_by_tune_and_pulls_the_lever_alone(row, tmp_path):
+    (path := tmp_path / "lever.yaml").write_text(row.proof.arms.file())
+    its, suite = experiment.load(path)
+    first, second = (flags(arm.argv) for arm in its.arms.values())
+    changed = {name for name in first.keys() | second.keys() if first.get(name) != second.get(name)}
+    assert 1 == len({re.sub(r"^--no-", "--", name) for name in changed})
+    assert options(row.lever) == {name for name in changed if not name.startswith("--no-")}
+    assert row.proof.figure in suite.metrics or row.proof.figure in METRICS
+
+
+# ---- the page
+
+
+def test_the_page_is_printed_from_the_matrix_and_has_every_row():
+    text = dict(render.files())[Path("runbooks/tuning.md")]
+    assert text == (ROOT / "runbooks/tuning.md").read_text()
+    assert [f"### {row.name}" for area in AREAS for row in ROWS if row.area == area] == re.findall(r"^### .*$", text, re.MULTILINE)
+
+
+def test_those_who_search_find_the_page():
+    assert "tuning.md" in (runbook_page.text("incident-flow") or "")
+    assert "tuning" == runbook_page.find("tuning", runbook_page.pages()).pages[0].name
+
+
+def test_a_wrong_name_of_a_row_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="did you mean kv-bound"):
+        symptoms.row("kv-bond")
+
+
+# ---- before there is traffic
+
+
+def test_both_tables_are_whole():
+    assert 6 == len(workload_advice.WORKLOADS)
+    assert {"Ralph loop with the same PROMPT.md", "Multi-tenant chatbot with shared system prompt", "RAG with new chunks each time",
+            "Repeated analysis on the same codebase"} == {one.title for one in workload_advice.SCENARIOS}  # fmt: skip
+    assert ["ttft", "itl", "context", "throughput", "adapters"] == [goal.name for goal in workload_advice.GOALS]
+
+
+@pytest.mark.parametrize("one", [*workload_advice.WORKLOADS, *workload_advice.GOALS], ids=lambda one: one.name)
+def test_advice_is_one_lever_and_never_disaggregated_prefill_first(one):
+    assert len(options(one.lever)) <= 1
+    assert not DISAGGREGATED.search(one.lever)
+    assert set() == options(one.lever + one.second) - OPTIONS
+    assert symptoms.row(one.row)
+
+
+@pytest.mark.parametrize("one", workload_advice.WORKLOADS, ids=lambda one: one.name)
+def test_what_is_to_be_measured_is_measured_by_a_shipped_workload(one):
+    for bench in one.benches:
+        assert workload.load(bench)
+    assert {measure.split(":")[-1].split(".")[0] for measure in one.measure} <= set(METRICS)
+
+
+@pytest.mark.parametrize(
+    ("title", "band"),
+    [
+        ("Ralph loop with the same PROMPT.md", (0.70, 0.95)),
+        ("Multi-tenant chatbot with shared system prompt", (0.30, 0.60)),
+        ("RAG with new chunks each time", (0.0, 0.15)),
+        ("Repeated analysis on the same codebase", (0.80, 0.99)),
+    ],
+)
+def test_a_band_is_that_of_the_workload_that_measures_it(title, band):
+    (scenario,) = (one for one in workload_advice.SCENARIOS if one.title == title)
+    assert band == scenario.expected_hit
+    assert title == scenario.bench.scenario
+
+
+@pytest.mark.parametrize(
+    ("words", "workloads", "scenarios"),
+    [
+        ("rag", [], ["RAG with new chunks each time"]),
+        ("ralph", ["ralph-loop"], ["Ralph loop with the same PROMPT.md"]),
+        ("strict json", ["strict-json"], []),
+        ("Tool calls", ["strict-json"], []),
+        ("chatbot for tenants", [], ["Multi-tenant chatbot with shared system prompt"]),
+        ("many short queries", ["short-queries"], []),
+        ("coding assistant", ["interactive-coding"], []),
+        ("long documents beside short code", ["long-among-short"], []),
+        ("code completion", ["interactive-coding"], []),
+        ("Repeated analysis on the same codebase", ["long-context-edits"], ["Repeated analysis on the same codebase"]),
+        ("Long repository context + small edits", ["long-context-edits"], ["Repeated analysis on the same codebase"]),
+        ("Mixed long-doc summarization and short coding", ["long-among-short"], []),
+        ("Interactive coding assistant", ["interactive-coding"], []),
+        ("Strict JSON / tool output", ["strict-json"], []),
+        ("Ralph-loop capstone", ["ralph-loop"], ["Ralph loop with the same PROMPT.md"]),
+        ("Multi-tenant chatbot with shared system prompt", [], ["Multi-tenant chatbot with shared system prompt"]),
+        ("RAG with new chunks each time", [], ["RAG with new chunks each time"]),
+        ("repository context with small edits", ["long-context-edits"], ["Repeated analysis on the same codebase"]),
+    ],
+)
+def test_free_words_find_their_rows(words, workloads, scenarios):
+    advice, found = workload_advice.meant(words)
+    assert workloads == [one.name for one in advice]
+    assert scenarios == [one.title for one in found]
+
+
+def test_words_that_nobody_knows_are_answered_with_the_nearest_names():
+    with pytest.raises(ValueError, match=r"the nearest names are .*rag"):
+        workload_advice.meant("rga")
+    with pytest.raises(ValueError, match=r"there are long-context-edits.* rag, codebase"):
+        workload_advice.meant("zzzzzz")

@@ -1,0 +1,827 @@
+"""The gateway's data path against a fake engine on loopback: what the client sees, what the engine sees, and the one record that is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporters.catalogue.gateway import GATEWAY, INFLIGHT, REQUESTS
+from exporters.requests.record import RequestRecord, parse_line
+from stack.config import BadConfig
+from stack.gateway import GatewayConfig, Started, make_key, serve
+from stack.gateway.config import GatewayLimits, Timeouts
+from stack.gateway.reasons import REASONS, classify
+
+KEYS = {team: make_key(team) for team in ("demo", "batch")}
+CHAT = "/v1/chat/completions"
+ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+STREAM = ASK | {"stream": True}
+REPLY = {
+    "id": "chatcmpl-1",
+    "model": "tiny",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "abc"}, "finish_reason": "length"}],
+    "system_fingerprint": "vllm-0.32.0-d92bc6a7",
+    "usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15, "prompt_tokens_details": {"cached_tokens": 0}},
+    "metrics": {"time_to_first_token_ms": 12.4775, "queue_time_ms": 0.0294},
+}
+
+Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+def event(**fields: Any) -> bytes:
+    return b"data: " + json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+
+
+def delta(finish: str | None = None, **what: Any) -> bytes:
+    return event(model="tiny", choices=[{"index": 0, "delta": what, "finish_reason": finish}])
+
+
+ROLE, TOKEN, LAST, DONE = delta(role="assistant", content=""), delta(content="né "), delta("length", content="!"), b"data: [DONE]\n\n"
+USAGE = event(model="tiny", choices=[], usage=REPLY["usage"], metrics=REPLY["metrics"], system_fingerprint="vllm-0.32.0-d92bc6a7")
+
+
+@dataclass
+class FakeEngine:
+    """Answers with whatever a test says, and remembers what it was asked."""
+
+    url: str = ""
+    answer: Answer | None = None
+    asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+    hangups: int = 0
+    peers: set[Any] = field(default_factory=set)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/health" or (request.path == "/metrics" and "X-Request-Id" not in request.headers):  # the gateway's own looks
+            return web.Response()
+        self.asked.append((request.method, request.rel_url.raw_path_qs,
+                           {k.lower(): v for k, v in request.headers.items()}, await request.read()))  # fmt: skip
+        assert request.transport is not None
+        self.peers.add(request.transport.get_extra_info("peername"))
+        try:
+            return await self.answer(request) if self.answer else web.json_response(REPLY)
+        except asyncio.CancelledError:
+            self.hangups += 1
+            raise
+
+
+def events(*parts: bytes, pause_s: float = 0.0) -> Answer:
+    """An event stream written in these parts."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for part in parts:
+            await response.write(part)
+            await asyncio.sleep(pause_s)
+        return response
+
+    return answer
+
+
+def says(body: Any, status: int = 200, **headers: str) -> Answer:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return web.json_response(body, status=status, headers=headers)
+
+    return answer
+
+
+async def never(request: web.BaseRequest) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def then_breaks(before: Answer | None) -> Answer:
+    """Answers, or does not even begin to, and then resets the connection."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = await before(request) if before else web.Response()
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    return answer
+
+
+async def listening(engine: FakeEngine) -> web.ServerRunner:
+    """Lets a fake engine answer on a free port, until `cleanup`."""
+    runner = web.ServerRunner(web.Server(engine.handle, handler_cancellation=True), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    return runner
+
+
+@dataclass
+class Running:
+    engine: FakeEngine
+    started: Started
+    session: aiohttp.ClientSession
+    path: Path
+    stop: asyncio.Event
+
+    def post(self, body: Any = ASK, route: str = CHAT, team: str = "demo", **headers: str) -> Any:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.session.post(self.started.url + route, data=data, headers={"Authorization": f"Bearer {KEYS[team][0]}"} | headers)
+
+    async def records(self, count: int) -> list[RequestRecord]:
+        """The log, once it has `count` lines; more would be as wrong as fewer."""
+        deadline = time.monotonic() + 30
+        while len(lines := self._lines()) < count and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        assert count == len(lines)
+        return [parse_line(line) for line in lines]
+
+    def _lines(self) -> list[bytes]:
+        """The last one may be on its way."""
+        return [line for line in self.path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+    async def record(self) -> RequestRecord:
+        return (await self.records(1))[0]
+
+    async def figures(self) -> dict[tuple[str, ...], float]:
+        """Own metrics by name and label values, labels in the order of the alphabet: outcome, status, team."""
+        async with self.session.get(self.started.metrics_url + "/metrics") as answer:
+            text = await answer.text()
+        return {
+            (s.name, *(value for _, value in sorted(s.labels.items()))): s.value
+            for family in text_string_to_metric_families(text)
+            for s in family.samples
+        }
+
+
+@contextlib.asynccontextmanager
+async def gateway(tmp_path: Path, answer: Answer | None = None, policy: Any = None, **settings: Any) -> AsyncIterator[Running]:
+    """A gateway in front of a fake engine; every socket on a free port, all of it gone afterwards. policy: what teams.yaml says; teams share cached
+    prefixes where it says nothing else, so that bodies pass as they are."""
+    engine = FakeEngine(answer=answer)
+    runner = await listening(engine)
+    teams = tmp_path / "teams.yaml"
+    policy = policy or {"teams": {team: {"keys": [hashed]} for team, (_, hashed) in KEYS.items()}}
+    named = {name: {"cache_domain": "shared", **team} for name, team in policy.get("teams", {}).items()}
+    teams.write_text(json.dumps(policy | {"teams": named}))
+    config = GatewayConfig(**{"upstream": engine.url, "listen": "127.0.0.1:0", "metrics_listen": "127.0.0.1:0", "teams": str(teams),
+                              "requests_log": str(tmp_path / "requests.jsonl")} | settings)  # fmt: skip
+    stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(config, stop=stop, on_start=started.set_result))
+    await asyncio.wait({serving, started}, return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        await runner.cleanup()
+        await serving
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Running(engine, started.result(), session, Path(config.requests_log), stop)
+    finally:
+        stop.set()
+        await serving
+        await runner.cleanup()
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for: {what}"
+        await asyncio.sleep(0.01)
+
+
+async def test_a_reply_passes_byte_for_byte_and_leaves_one_record(tmp_path: Path):
+    async with gateway(tmp_path) as it:
+        async with it.post(ASK | {"n": 1}, **{"X-Request-Id": "mine-1"}) as answer:
+            assert (200, json.dumps(REPLY).encode(), "mine-1") == (answer.status, await answer.read(), answer.headers["X-Request-Id"])
+        record = await it.record()
+        want = RequestRecord(
+            request_id="mine-1", team="demo", priority="default", model="tiny", variant="stable", est_prompt_tokens=2, route=CHAT,
+            upstream=it.engine.url[7:], engine_version="0.32.0", attempt=1, stream=False,
+            n=1, prompt_tokens=12, cached_tokens=0, completion_tokens=3, cache_hit=False, queue_ms=0.0, engine_queue_ms=0.029,
+            engine_ttft_ms=12.477, status=200, finish_reason="length", outcome="ok",
+        )  # fmt: skip
+        measured = ("ts", "trace_id", "span_id", "e2e_ms")
+        assert want == msgspec.structs.replace(record, **dict.fromkeys(measured))
+        assert all(getattr(record, name) is not None for name in measured)
+
+
+async def test_a_stream_passes_without_the_usage_that_the_client_did_not_ask_for(tmp_path: Path):
+    async with gateway(tmp_path, events(ROLE, TOKEN, TOKEN, LAST, USAGE, DONE, pause_s=0.02)) as it:
+        async with it.post(STREAM) as answer:
+            assert ROLE + TOKEN + TOKEN + LAST + DONE == await answer.read()
+            assert "text/event-stream; charset=utf-8" == answer.headers["Content-Type"]
+        record = await it.record()
+        assert (12, 3, "length", "ok", True) == (record.prompt_tokens, record.completion_tokens, record.finish_reason, record.outcome, record.stream)
+        assert record.ttft_ms is not None
+        assert record.tpot_ms is not None
+        assert record.e2e_ms is not None
+        assert 20 <= record.ttft_ms < record.e2e_ms  # the role-only chunk came 20 ms before the first token
+        assert 10 <= record.tpot_ms <= record.e2e_ms / 2  # two gaps of 20 ms between three tokens, and the machine's haste
+        assert {"include_usage": True} == json.loads(it.engine.asked[0][3])["stream_options"]
+
+
+async def test_a_client_that_asks_for_usage_gets_it(tmp_path: Path):
+    body = json.dumps(STREAM | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}).encode()
+    async with gateway(tmp_path, events(ROLE, TOKEN, LAST, USAGE, DONE)) as it:
+        async with it.post(body) as answer:
+            assert ROLE + TOKEN + LAST + USAGE + DONE == await answer.read()
+        assert body == it.engine.asked[0][3]
+
+
+async def test_only_the_usage_option_of_a_stream_is_changed(tmp_path: Path):
+    """Numbers keep their digits, unknown fields stay, and continuous usage, which the engine ignores without the other, goes."""
+    body = b'{ "stream":true, "temperature":1.0, "seed":12345678901234567890123, "x":"\\u00e9", "stream_options":{"continuous_usage_stats":true}}'
+    async with gateway(tmp_path, events(DONE)) as it:
+        async with it.post(body) as answer:
+            await answer.read()
+        want = b'{"stream":true,"temperature":1.0,"seed":12345678901234567890123,"x":"\\u00e9","stream_options":{"include_usage":true}}'
+        assert want == it.engine.asked[0][3]
+
+
+async def test_bodies_without_need_of_usage_pass_unchanged(tmp_path: Path):
+    alone = {"teams": {"demo": {"keys": [KEYS["demo"][1]]}}}  # where there are several, /v1/responses gets an id of its team
+    for route, body in ((CHAT, b'{"stream": false }'), ("/v1/responses", b'{"stream": true }'), ("/v1/audio/transcriptions", b"--form")):
+        async with gateway(tmp_path, policy=alone) as it:
+            async with it.post(body, route) as answer:
+                await answer.read()
+            assert body == it.engine.asked[0][3]
+
+
+@pytest.mark.parametrize(
+    "body", [b"{not json", b'"text"', b"", b'{"stream": true, "x": NaN}', b'\xef\xbb\xbf{"stream": true}', '{"a": 1}'.encode("utf-16")]
+)
+async def test_a_body_that_we_cannot_read_is_refused(tmp_path: Path, body: bytes):
+    """The engine reads more than JSON, and what we cannot read would escape every limit and all accounting."""
+    async with gateway(tmp_path) as it:
+        async with it.post(body) as answer:
+            assert (400, "bad_body", "false") == (answer.status, (await answer.json())["error"]["code"], answer.headers["X-Should-Retry"])
+        assert ("rejected", "bad_body") == ((record := await it.record()).outcome, record.reason)
+        assert [] == it.engine.asked
+
+
+async def test_a_slash_at_the_end_leads_past_nobody(tmp_path: Path):
+    """The engine would answer it with a redirect to its own address, which clients follow."""
+    async with gateway(tmp_path) as it:
+        async with it.post(route=CHAT + "/?x=1") as answer:
+            assert 200 == answer.status
+        assert CHAT + "?x=1" == it.engine.asked[0][1]
+        assert CHAT == (await it.record()).route
+
+
+@settings(deadline=None, max_examples=15)
+@given(data=st.data())
+def test_whatever_the_chunking_a_stream_keeps_its_bytes(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
+    stream = b": hi\n\n" + ROLE + TOKEN.replace(b"\n", b"\r\n") + TOKEN + b"event: x\ndata: y\n\n" + LAST + USAGE + DONE
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=12)))
+    parts = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+
+    async def case() -> None:
+        async with gateway(tmp_path_factory.mktemp("g"), events(*parts)) as it:
+            async with it.post(STREAM) as answer:
+                assert stream.replace(USAGE, b"") == await answer.read()
+            assert (3, "ok") == ((record := await it.record()).completion_tokens, record.outcome)
+
+    asyncio.run(case())
+
+
+async def test_a_cut_at_every_byte_keeps_the_stream(tmp_path: Path):
+    stream = ROLE + TOKEN + LAST + USAGE + DONE
+    async with gateway(tmp_path, events(*(stream[at : at + 1] for at in range(len(stream))))) as it:
+        async with it.post(STREAM) as answer:
+            assert ROLE + TOKEN + LAST + DONE == await answer.read()
+        assert 3 == (await it.record()).completion_tokens
+
+
+async def test_keys_stay_here_and_headers_of_one_hop_too(tmp_path: Path):
+    (tmp_path / "key").write_text("engine-secret\n")
+    async with gateway(tmp_path, upstream_key_file=str(tmp_path / "key")) as it:
+        headers = {"Connection": "keep-alive, X-Odd", "X-Odd": "1", "TE": "trailers", "X-Kept": "yes", "x-api-key": "other", "User-Agent": "me"}
+        async with it.post(ASK, **headers) as answer:
+            await answer.read()
+        sent = it.engine.asked[0][2]
+        assert ("Bearer engine-secret", "yes", "me") == (sent["authorization"], sent["x-kept"], sent["user-agent"])
+        assert not {"x-odd", "te", "x-api-key"} & set(sent)
+        assert KEYS["demo"][0] not in str(it.engine.asked)
+
+
+async def test_without_an_engine_key_no_authorization_is_sent(tmp_path: Path):
+    async with gateway(tmp_path) as it:
+        async with it.post(Authorization="", **{"x-api-key": KEYS["batch"][0]}) as answer:
+            assert 200 == answer.status
+        assert "authorization" not in it.engine.asked[0][2]
+        assert "batch" == (await it.record()).team
+
+
+async def test_request_ids_and_traces_are_continued_or_made(tmp_path: Path):
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with gateway(tmp_path) as it:
+        for headers in ({"X-Request-Id": "abc", "traceparent": parent, "tracestate": "a=1"}, {"X-Request-Id": "x" * 129, "traceparent": "00-0-0-0",
+                                                                                             "tracestate": "a=1"}):  # fmt: skip
+            async with it.post(ASK, **headers) as answer:
+                await answer.read()
+        first, second = await it.records(2)
+        sent = [asked[2] for asked in it.engine.asked]
+        assert ("abc", "0af7651916cd43dd8448eb211c80319c", "a=1") == (sent[0]["x-request-id"], first.trace_id, sent[0]["tracestate"])
+        assert f"00-{first.trace_id}-{first.span_id}-01" == sent[0]["traceparent"] != parent
+        assert (32, 32) == (len(second.request_id), len(second.trace_id or ""))
+        assert f"00-{second.trace_id}-{second.span_id}-01" == sent[1]["traceparent"]
+        assert "tracestate" not in sent[1]
+        assert second.request_id == sent[1]["x-request-id"]
+
+
+@pytest.mark.parametrize(("key", "reason"), [("Bearer vw-demo-wrong", "unknown_key"), ("", "no_key"), ("Basic abc", "unknown_key")])
+async def test_a_stranger_is_refused_on_record_and_never_reaches_the_engine(tmp_path: Path, key: str, reason: str):
+    async with gateway(tmp_path) as it:
+        async with it.post(Authorization=key) as answer:
+            error = (await answer.json())["error"]
+            assert (401, reason, "authentication_error", "Bearer") == (
+                answer.status, error["code"], error["type"], answer.headers["WWW-Authenticate"])  # fmt: skip
+        record = await it.record()
+        assert (None, "rejected", reason, 401, "rejected") == (record.team, record.outcome, record.reason, record.status, record.finish_reason)
+        assert (None, None, None) == (record.attempt, record.upstream, record.queue_ms)
+        assert [] == it.engine.asked
+        assert 1.0 == (await it.figures())[REQUESTS.name, "rejected", "4xx", "__unknown__"]
+
+
+async def test_keyless_requests_have_a_team_only_where_that_is_configured(tmp_path: Path):
+    async with gateway(tmp_path, anonymous_team="demo") as it:
+        for key, status in (("", 200), ("Bearer wrong", 401)):
+            async with it.post(Authorization=key) as answer:
+                assert status == answer.status
+        assert ["demo", None] == [record.team for record in await it.records(2)]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_beyond_the_limit_is_refused_on_record(tmp_path: Path, chunked: bool):
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(40):
+            yield b"x" * 1000
+
+    async with gateway(tmp_path, limits=GatewayLimits(body_bytes=10_000)) as it:
+        headers = {"Authorization": f"Bearer {KEYS['demo'][0]}"}
+        async with it.session.post(it.started.url + CHAT, data=parts() if chunked else b"x" * 40_000, headers=headers) as answer:
+            assert (413, "body_too_large") == (answer.status, (await answer.json())["error"]["code"])
+        assert ("rejected", "demo") == ((record := await it.record()).outcome, record.team)
+        assert [] == it.engine.asked
+
+
+async def test_a_client_that_waits_for_100_continue_gets_it(tmp_path: Path):
+    async with gateway(tmp_path) as it:
+        headers = {"Authorization": f"Bearer {KEYS['demo'][0]}"}
+        async with it.session.post(it.started.url + CHAT, json=ASK, headers=headers, expect100=True) as answer:
+            assert (200, REPLY) == (answer.status, await answer.json())
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "reason"),
+    [(400, "rejected", "bad_request"), (401, "upstream_error", "upstream_auth"), (404, "rejected", "bad_request"),
+     (429, "rejected", "engine_busy"), (500, "upstream_error", "engine_error"), (503, "rejected", "engine_busy")],
+)  # fmt: skip
+async def test_the_engines_own_errors_pass_and_are_named(tmp_path: Path, status: int, outcome: str, reason: str):
+    body = {"error": {"message": "no", "type": "X", "code": status}}
+    async with gateway(tmp_path, says(body, status, **{"Retry-After": "7"})) as it:
+        async with it.post(STREAM) as answer:
+            assert (status, body, "7") == (answer.status, await answer.json(), answer.headers["Retry-After"])
+        record = await it.record()
+        assert (outcome, reason, status, 7.0 if status in (429, 503) else None) == (
+            record.outcome, record.reason, record.status, record.retry_after_s)  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "outcome", "reason"), [(503, "rejected", "engine_busy"), (500, "upstream_error", "engine_error")])
+async def test_an_error_inside_a_stream_with_status_200_is_no_success(tmp_path: Path, code: int, outcome: str, reason: str):
+    stream = event(error={"message": "queue full", "type": "x", "code": code}) + DONE
+    async with gateway(tmp_path, events(stream)) as it:
+        async with it.post(STREAM) as answer:
+            assert (200, stream) == (answer.status, await answer.read())
+        record = await it.record()
+        assert (outcome, reason, 200, None) == (record.outcome, record.reason, record.status, record.ttft_ms)
+
+
+async def test_missing_usage_is_null_and_not_zero(tmp_path: Path):
+    async with gateway(tmp_path, events(ROLE, TOKEN, LAST, DONE)) as it:
+        async with it.post(STREAM) as answer:
+            await answer.read()
+        record = await it.record()
+        assert (None, None, None, None, None) == (
+            record.prompt_tokens, record.completion_tokens, record.cached_tokens, record.cache_hit, record.tpot_ms)  # fmt: skip
+        assert ("ok", True) == (record.outcome, record.ttft_ms is not None)
+
+
+async def test_several_choices_have_no_single_time_per_token(tmp_path: Path):
+    async with gateway(tmp_path, events(ROLE, TOKEN, delta("stop", content="x"), TOKEN, LAST, USAGE, DONE, pause_s=0.01)) as it:
+        async with it.post(STREAM | {"n": 2}) as answer:
+            await answer.read()
+        record = await it.record()
+        assert (2, 3, None, "length") == (record.n, record.completion_tokens, record.tpot_ms, record.finish_reason)
+
+
+async def test_a_client_that_leaves_a_stream_stops_the_engine_at_once(tmp_path: Path):
+    async with gateway(tmp_path, events(ROLE, TOKEN, *[TOKEN] * 1000, pause_s=0.01)) as it:
+        answer = await it.post(STREAM)
+        await answer.content.readany()
+        answer.close()
+        record = await it.record()
+        assert ("client_abort", "client_hangup", "abort", 200) == (record.outcome, record.reason, record.finish_reason, record.status)
+        await until(lambda: it.engine.hangups == 1, "the engine sees the hang-up")
+
+
+async def test_a_stream_without_usage_leaves_an_estimate_that_is_marked_as_one(tmp_path: Path):
+    """The client leaves before the usage event: its content events are on record, and no token count that would pass for the engine's."""
+    async with gateway(tmp_path, events(ROLE, *[TOKEN] * 5, *[b": wait\n\n"] * 1000, pause_s=0.01)) as it:
+        answer = await it.post(STREAM)
+        seen = b""
+        while seen.count(TOKEN) < 5:
+            seen += await answer.content.readany()
+        answer.close()
+        record = await it.record()
+        assert ("client_abort", None, None) == (record.outcome, record.prompt_tokens, record.completion_tokens)
+        assert (5, 5) == (record.content_events, record.est_completion_tokens)
+        assert (record.est_prompt_tokens or 0) > 0
+
+
+async def test_tokens_without_usage_are_estimated_by_what_an_event_of_the_team_held_before(tmp_path: Path):
+    """With several tokens in an event (speculative decoding, --stream-interval), events alone would charge a part of the work."""
+    usage = event(model="tiny", choices=[], usage={"prompt_tokens": 9, "completion_tokens": 150, "total_tokens": 159})
+    async with gateway(tmp_path, events(ROLE, *[TOKEN] * 49, LAST, usage, DONE)) as it:
+        for _ in range(80):
+            async with it.post(STREAM) as answer:
+                await answer.read()
+        it.engine.answer = events(ROLE, *[TOKEN] * 4, LAST, DONE)
+        async with it.post(STREAM) as answer:
+            await answer.read()
+        *paid, record = await it.records(81)
+        assert (150, None, None) == (paid[-1].completion_tokens, paid[-1].content_events, paid[-1].est_completion_tokens)
+        assert 5 == record.content_events
+        assert 13 <= (record.est_completion_tokens or 0) <= 15
+
+
+@pytest.mark.parametrize(
+    ("last", "outcome"), [(LAST + USAGE + DONE, "ok"), (event(error={"message": "queue full", "code": 503}), "rejected")]
+)  # fmt: skip
+async def test_a_client_that_leaves_after_the_end_of_its_answer_has_not_aborted(tmp_path: Path, last: bytes, outcome: str):
+    """OpenAI's own client hangs up on [DONE] and on an error event, before the connection says that the answer is over."""
+    async with gateway(tmp_path, events(ROLE + TOKEN + last, pause_s=8.0)) as it:
+        answer = await it.post(STREAM)
+        while not (await answer.content.readline()).startswith((b"data: [DONE]", b'data: {"error"')):
+            pass
+        answer.close()
+        record = await it.record()
+        assert (outcome, 200) == (record.outcome, record.status)
+        assert record.e2e_ms is not None
+        assert record.e2e_ms < 6000  # on record when the client left, not when the engine closed
+
+
+async def test_a_client_that_leaves_before_a_reply_stops_the_engine_too(tmp_path: Path):
+    async with gateway(tmp_path, never) as it:
+        asking = asyncio.ensure_future(it.post(ASK))
+        await until(lambda: len(it.engine.asked) == 1, "the engine has the request")
+        asking.cancel()
+        record = await it.record()
+        assert ("client_abort", None, 1) == (record.outcome, record.status, record.attempt)
+        await until(lambda: it.engine.hangups == 1, "the engine sees the hang-up")
+        assert 1.0 == (await it.figures())[REQUESTS.name, "client_abort", "none", "demo"]
+
+
+async def test_a_client_that_leaves_while_sending_is_on_record(tmp_path: Path):
+    async with gateway(tmp_path) as it:
+        host, port = it.started.url[7:].split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nContent-Length: 100\r\n\r\nabc".encode())
+        await writer.drain()
+        deadline = time.monotonic() + 30
+        while not (await it.figures()).get((INFLIGHT.name, "demo")) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        writer.close()
+        assert ("client_abort", "demo") == ((record := await it.record()).outcome, record.team)
+        assert [] == it.engine.asked
+
+
+async def test_an_engine_that_is_down_is_a_503_on_record(tmp_path: Path, free_port: Callable[[], int]):
+    async with gateway(tmp_path, upstream=f"http://127.0.0.1:{free_port()}") as it:
+        async with it.post() as answer:
+            assert (503, "upstream_down", "true") == (answer.status, (await answer.json())["error"]["code"], answer.headers["X-Should-Retry"])
+            assert 4 <= int(answer.headers["Retry-After"]) <= 6
+        assert ("upstream_error", "upstream_down", "error") == ((record := await it.record()).outcome, record.reason, record.finish_reason)
+        figures = await it.figures()
+        assert [0.0] == [value for name, value in figures.items() if name[0].endswith("upstream_up")]
+
+
+async def test_an_engine_that_breaks_before_its_answer_is_a_502(tmp_path: Path):
+    async with gateway(tmp_path, then_breaks(None)) as it:
+        async with it.post() as answer:
+            assert (502, "upstream_reset") == (answer.status, (await answer.json())["error"]["code"])
+        assert "upstream_error" == (await it.record()).outcome
+
+
+@pytest.mark.parametrize(("options", "torn"), [({}, b""), ({"stream_options": {"include_usage": True}}, TOKEN[:20] + b"\n\n")])
+async def test_an_engine_that_breaks_in_a_stream_ends_it_with_an_error_event(tmp_path: Path, options: dict[str, Any], torn: bytes):
+    """The error is an event of its own, also after half an event that was passed on already."""
+    async with gateway(tmp_path, then_breaks(events(ROLE, TOKEN, TOKEN[:20], pause_s=0.02))) as it:
+        async with it.post(STREAM | options) as answer:
+            body = await answer.read()
+        assert body.startswith(ROLE + TOKEN + torn + b'data: {"error":')
+        assert "upstream_reset" == json.loads(body.split(b"data: ")[-1])["error"]["code"]
+        record = await it.record()
+        assert ("upstream_error", "upstream_reset", 200) == (record.outcome, record.reason, record.status)
+
+
+async def test_a_stream_that_ends_early_without_an_error_is_not_ok(tmp_path: Path):
+    async with gateway(tmp_path, events(ROLE, TOKEN)) as it:
+        async with it.post(STREAM) as answer:
+            assert b"upstream_reset" in await answer.read()
+        assert "upstream_error" == (await it.record()).outcome
+
+
+async def test_a_long_reply_that_breaks_does_not_look_complete(tmp_path: Path):
+    async def half(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        await response.write(b'{"data":[')
+        await asyncio.sleep(0.05)
+        return response
+
+    async with gateway(tmp_path, then_breaks(half)) as it:
+        with pytest.raises(aiohttp.ClientError):
+            async with it.post(ASK, "/v1/embeddings") as answer:
+                await answer.read()
+        assert ("upstream_error", "upstream_reset") == ((record := await it.record()).outcome, record.reason)
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer", "reason"),
+    [(STREAM, never, "prefill_timeout"), (ASK, never, "total_timeout")],
+)  # fmt: skip
+async def test_an_engine_that_does_not_answer_in_time_is_a_504(tmp_path: Path, ask: Any, answer: Answer, reason: str):
+    async with gateway(tmp_path, answer, timeouts=Timeouts(prefill_s=0.2, total_s=0.2)) as it:
+        async with it.post(ask) as got:
+            assert (504, reason) == (got.status, (await got.json())["error"]["code"])
+        assert ("timeout", reason, 504) == ((record := await it.record()).outcome, record.reason, record.status)
+        await until(lambda: it.engine.hangups == 1, "the engine sees the hang-up")
+
+
+async def test_role_chunks_and_comments_do_not_feed_the_prefill_clock(tmp_path: Path):
+    async with gateway(tmp_path, events(ROLE, *[b": ping\n\n"] * 200, pause_s=0.02), timeouts=Timeouts(prefill_s=0.3)) as it:
+        async with it.post(STREAM) as answer:
+            assert b"prefill_timeout" in await answer.read()
+        assert "prefill_timeout" == (await it.record()).reason
+
+
+async def test_a_stream_may_last_longer_than_any_gap(tmp_path: Path):
+    parts = [ROLE, *[TOKEN] * 20, LAST, DONE]
+    async with gateway(tmp_path, events(*parts, pause_s=0.03), timeouts=Timeouts(prefill_s=0.3, decode_s=0.3)) as it:
+        async with it.post(STREAM) as answer:
+            assert b"".join(parts) == await answer.read()
+        assert "ok" == (await it.record()).outcome
+
+
+async def test_a_stall_between_tokens_ends_the_stream_with_an_error_event(tmp_path: Path):
+    async with gateway(tmp_path, events(ROLE, TOKEN, b": x\n\n", pause_s=2.0), timeouts=Timeouts(prefill_s=9, decode_s=0.2)) as it:
+        it.engine.answer = events(ROLE + TOKEN, DONE, pause_s=3.0)
+        async with it.post(STREAM) as answer:
+            assert b"decode_timeout" in await answer.read()
+        assert ("timeout", "decode_timeout", 200) == ((record := await it.record()).outcome, record.reason, record.status)
+
+
+async def test_a_stall_in_the_middle_of_an_event_leaves_our_error_an_event_of_its_own(tmp_path: Path):
+    half = b'data: {"id":"1","choi'
+    async with gateway(tmp_path, events(ROLE + TOKEN + half, DONE, pause_s=3.0), timeouts=Timeouts(prefill_s=9, decode_s=0.2)) as it:
+        async with it.post({**STREAM, "stream_options": {"include_usage": True}}) as answer:
+            last = (await answer.read()).split(b"\n\n")[-2]
+        assert last.startswith(b'data: {"error"')
+        assert b"decode_timeout" in last
+
+
+async def test_routes_that_make_no_tokens_pass_without_a_record(tmp_path: Path):
+    async with gateway(tmp_path, says({"data": []})) as it:
+        headers = {"Authorization": f"Bearer {KEYS['demo'][0]}"}
+        async with it.session.get(it.started.url + "/v1/models?a=%20b&c", headers=headers) as answer:
+            assert {"data": []} == await answer.json()
+        async with it.session.get(it.started.url + "/v1/models") as answer:
+            assert 401 == answer.status
+        async with it.session.get(it.started.url + "/metrics") as answer:
+            assert 200 == answer.status
+        for path in ("/-/healthy", "/health"):
+            async with it.session.get(it.started.url + path) as answer:
+                assert 200 == answer.status
+        assert ["/v1/models?a=%20b&c", "/metrics"] == [asked[1] for asked in it.engine.asked]
+        async with it.post() as answer:
+            await answer.read()
+        await it.records(1)
+
+
+async def test_an_encoded_path_does_not_slip_past_the_record(tmp_path: Path):
+    """The engine decodes paths, so the gateway judges them decoded."""
+    async with gateway(tmp_path) as it:
+        for path in ("/v1/chat%2Fcompletions", "/v1/%63hat/completions"):
+            host, port = it.started.url[7:].split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nConnection: close\r\n"
+            writer.write(head.encode() + b"Content-Length: 2\r\n\r\n{}")
+            assert b"200" == (await reader.read()).split()[1]
+            writer.close()
+        assert [CHAT, CHAT] == [record.route for record in await it.records(2)]
+
+
+@pytest.mark.parametrize("target", ["/sleep", "/v1/../sleep", "/v1/%2e%2e/sleep", "/V1/models", "http://127.0.0.1:1/sleep", "@127.0.0.1:1/v1/x"])
+async def test_nothing_else_of_the_engine_can_be_reached(tmp_path: Path, target: str):
+    async with gateway(tmp_path) as it:
+        host, port = it.started.url[7:].split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nConnection: close\r\n\r\n".encode())
+        status = (await reader.read()).split()[1]
+        writer.close()
+        assert status in (b"404", b"400")
+        assert [] == it.engine.asked
+
+
+async def test_connections_to_the_engine_are_used_again(tmp_path: Path):
+    """Three at most: the looks at its health and its figures may hold two."""
+    async with gateway(tmp_path) as it:
+        for answer in (says(REPLY), events(ROLE, TOKEN, LAST, USAGE, DONE), says(REPLY, 400)) * 3:
+            it.engine.answer = answer
+            async with it.post(STREAM) as got:
+                await got.read()
+        assert len(it.engine.peers) <= 3
+
+
+async def test_two_teams_at_once_keep_their_own_records_and_the_books_balance(tmp_path: Path):
+    """Offered = the sum of all outcomes, one record each, and nothing stays in flight."""
+    async with gateway(tmp_path, events(ROLE, TOKEN, LAST, USAGE, DONE, pause_s=0.005), limits=GatewayLimits(body_bytes=1000)) as it:
+
+        async def one(number: int) -> None:
+            team = ("demo", "batch")[number % 2]
+            headers = {"X-Request-Id": f"{team}-{number}"} | ({"Authorization": "Bearer x"} if number % 5 == 0 else {})
+            body: Any = b"x" * 2000 if number % 7 == 0 else STREAM
+            if number % 11 == 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(it.post(body, team=team, **headers), 0.003)
+                return
+            async with it.post(body, team=team, **headers) as answer:
+                await answer.read()
+
+        await asyncio.gather(*(one(number) for number in range(1, 61)))
+        figures: dict[tuple[str, ...], float] = {}
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            figures = await it.figures()
+            if not any(value for name, value in figures.items() if name[0] == INFLIGHT.name):
+                break
+        offered = int(sum(value for name, value in figures.items() if name[0] == REQUESTS.name))
+        records = await it.records(offered)
+        assert 55 <= offered <= 60  # a client may leave before its request was even sent
+        assert len({record.request_id for record in records}) == offered
+        for record in records:
+            assert record.team in (None, record.request_id.split("-")[0])
+        by_outcome = {outcome: sum(record.outcome == outcome for record in records) for outcome in {r.outcome for r in records}}
+        assert offered == sum(by_outcome.values())
+        assert sum(1 for n in range(1, 61) if n % 11 and (n % 5 == 0 or n % 7 == 0)) <= by_outcome["rejected"]
+
+
+async def test_large_replies_pass_and_their_usage_is_found_at_the_end(tmp_path: Path):
+    vector = b"[" + b"0.25," * 2_000_000 + b"0.25]"
+    body = b'{"data":[{"embedding":' + vector + b'}],"model":"tiny","usage":{"prompt_tokens":9,"total_tokens":9,"completion_tokens":0}}'
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=body, content_type="application/json")
+
+    async with gateway(tmp_path, answer) as it:
+        async with it.post({"model": "tiny", "input": "x"}, "/v1/embeddings") as got:
+            assert body == await got.read()
+        assert (9, "ok", "/v1/embeddings") == ((record := await it.record()).prompt_tokens, record.outcome, record.route)
+
+
+async def test_a_slow_reader_holds_the_engine_back_instead_of_filling_memory(tmp_path: Path):
+    written = 0
+
+    async def flood(request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal written
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        block = delta(content="x" * 100_000)
+        for _ in range(1000):
+            await response.write(block)
+            written += len(block)
+        return response
+
+    async with gateway(tmp_path, flood, timeouts=Timeouts(decode_s=1.0)) as it:
+        answer = await it.post(STREAM)
+        record = await it.record()
+        assert ("client_abort", "client_stalled") == (record.outcome, record.reason)
+        assert written < 40_000_000  # of 100 MB: the rest is socket buffers
+        answer.close()
+
+
+async def test_draining_ends_running_streams_in_peace_and_refuses_new_ones(tmp_path: Path):
+    parts = [ROLE, *[TOKEN] * 20, LAST, DONE]
+    async with gateway(tmp_path, events(*parts, pause_s=0.03)) as it:
+        running = await it.post(STREAM)
+        await running.content.readany()
+        it.stop.set()
+        deadline = time.monotonic() + 30
+        with contextlib.suppress(aiohttp.ClientConnectorError):
+            while time.monotonic() < deadline:
+                async with it.post() as answer:
+                    assert 503 == answer.status
+        assert time.monotonic() < deadline
+        assert (await running.read()).endswith(DONE)
+        await until(lambda: b'"outcome":"ok"' in it.path.read_bytes(), "the record of the stream")
+
+
+async def test_what_outlasts_the_drain_is_cut_and_on_record(tmp_path: Path):
+    async with gateway(tmp_path, events(*[TOKEN] * 1000, pause_s=0.02), timeouts=Timeouts(drain_s=0.2)) as it:
+        running = await it.post(STREAM)
+        await running.content.readany()
+        it.stop.set()
+        record = await it.record()
+        assert ("upstream_error", "gateway_stopped") == (record.outcome, record.reason)
+        running.close()
+
+
+async def test_own_metrics_are_the_catalogues(tmp_path: Path):
+    async with gateway(tmp_path) as it:
+        async with it.post() as answer:
+            await answer.read()
+        async with it.post(Authorization="Bearer wrong") as answer:
+            await answer.read()
+        await it.records(2)
+        names = {name[0] for name in await it.figures()}
+        native = {metric.name for metric in GATEWAY if metric.native}  # in protobuf only
+        assert native == {sample for metric in GATEWAY for sample in metric.samples} - names
+        assert set() == {name for name in names if name.startswith("vllm_watch_") and not name.endswith("_created")} - {
+            sample for metric in GATEWAY for sample in metric.samples
+        }
+
+
+async def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path):
+    async with gateway(tmp_path) as it:
+        taken = it.started.url[7:]
+        with pytest.raises(BadConfig, match=f"listen: {taken} is taken by another program"):
+            async with gateway(tmp_path / "..", listen=taken, requests_log=str(tmp_path / "other.jsonl")):
+                pass
+
+
+def test_every_reason_that_a_judgement_names_is_in_the_vocabulary():
+    for status in range(200, 600):
+        for error in (None, 400, 429, 500, 503):
+            for finish in ((), ("abort",), ("error", "stop"), ("stop",)):
+                reason = classify(status, error, finish)
+                assert reason is None or reason in REASONS
+    assert (None, "engine_abort", "engine_error") == (classify(200, None, ["stop"]), classify(200, None, ["abort"]), classify(200, None, ["error"]))
+
+
+async def raw(it: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", int(it.started.url.rpartition(":")[2]))
+
+
+def framed(body: Any = ASK, *headers: str) -> bytes:
+    """A request to the chat route as its bytes."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = [f"POST {CHAT} HTTP/1.1", "Host: x", f"Authorization: Bearer {KEYS['demo'][0]}", f"Content-Length: {len(data)}", *headers, "", ""]
+    return "\r\n".join(head).encode() + data
+
+
+@pytest.mark.parametrize("behind", [framed() * 40, framed(b"a" * 2_000_000)[:1_000_000]], ids=["requests", "tail"])
+async def test_a_disconnect_behind_pipelined_requests_frees_the_slot(tmp_path: Path, behind: bytes):
+    """With as many behind it the server stops reading; the slot stayed taken until timeouts.total_s."""
+    async with gateway(tmp_path, never) as it:
+        _, writer = await raw(it)
+        writer.write(framed() + behind)
+        await until(lambda: bool(it.engine.asked), "the engine is asked")
+        writer.transport.abort()
+        gone = time.monotonic()
+        await until(lambda: it.engine.hangups == 1, "the engine sees the disconnect")
+        assert time.monotonic() - gone < 1
+        assert "client_hangup" == (await it.record()).reason
+        assert 0 == (await it.figures())[("vllm_watch_gateway_running_requests", "default", "demo")]
+
+
+async def test_an_engine_page_with_a_body_on_its_way_is_refused(tmp_path: Path):
+    """Nobody reads that body, and nobody would notice its client's disconnect."""
+    async with gateway(tmp_path, never) as it:
+        reader, writer = await raw(it)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b"a" * 500_000)
+        assert b"HTTP/1.1 413" == (await asyncio.wait_for(reader.readline(), 5))[:12]
+        writer.close()
+        assert [] == it.engine.asked
+
+
+@pytest.mark.parametrize("cut", [10, 200])
+async def test_bytes_behind_an_upgrade_reach_no_engine_and_get_no_answer(tmp_path: Path, cut: int):
+    """The client's second request is cut where aiohttp would have gone on to read: its tail alone is a request that nobody sent."""
+    async with gateway(tmp_path) as it:
+        reader, writer = await raw(it)
+        writer.write(framed(ASK, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA") + b"X" * cut)
+        await asyncio.sleep(0.05)
+        writer.write(framed(ASK | {"max_tokens": 99}))
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert (1, 1) == (answer.count(b"HTTP/1.1 "), answer.count(b"HTTP/1.1 200"))
+        assert 1 == len(it.engine.asked)
+        writer.close()

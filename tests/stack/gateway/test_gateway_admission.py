@@ -1,0 +1,521 @@
+"""Admission: who is let in, who goes next, and what is left behind, on a virtual clock."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from admission_sim import BUSY, FAIR, FIFO, SLOTS, Arrival, End, Flood, Simulation, busy, percentile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stack.gateway.admission import OUTPUT_WEIGHT, PROMPT_WEIGHT, Admission, Refusal, Ticket, TicketState
+from stack.gateway.policy import Band, Capacity, Policy, Team
+
+BANDS = {"high": Band(rank=0, max_wait_s=10.0), "usual": Band(rank=1), "low": Band(rank=2, ceiling=0.5, floor=1)}
+USUAL = {"a": Team(band="usual"), "b": Team(band="usual"), "vip": Team(band="high"), "batch": Team(band="low")}
+
+
+def policy(teams: Mapping[str, Team] = USUAL, bands: Mapping[str, Band] = BANDS, **capacity: int) -> Policy:
+    return Policy(teams=teams, bands=bands, capacity=Capacity(**capacity))
+
+
+def ignore(refusal: Refusal) -> None:
+    """For requests whose displacement a test does not look at."""
+
+
+class Gate:
+    """An admission, the tickets it gave out by name, and the order in which it let them go. A name is the team's, and more after a dot."""
+
+    def __init__(self, its: Policy) -> None:
+        self.admission = Admission(its)
+        self.tickets: dict[str, Ticket] = {}
+        self.gone: list[str] = []
+        self.displaced: dict[str, Refusal] = {}
+        self.now = 0.0
+
+    def ask(self, name: str, prompt: int = 1, output: int = 0) -> Ticket | Refusal:
+        given, displaced = partial(self.gone.append, name), partial(self.displaced.__setitem__, name)
+        asked = self.admission.ask(name.split(".")[0], prompt, output, self.now, given, displaced)
+        if isinstance(asked, Ticket):
+            self.tickets[name] = asked
+        return asked
+
+    def lets(self, *names: str, **size: int) -> None:
+        for name in names:
+            assert isinstance(self.ask(name, **size), Ticket), name
+
+    def end(self, name: str, after: float = 1.0, **real: int) -> list[str]:
+        """The request is over; those that go instead."""
+        before = len(self.gone)
+        self.now += after
+        self.admission.leave(self.tickets[name], self.now, **real)
+        return self.gone[before:]
+
+    def order(self) -> list[str]:
+        """Each running request ends, one after the other in the order in which they went; the whole order."""
+        for name in self.gone:  # grows meanwhile
+            self.end(name)
+        return self.gone
+
+    def counts(self) -> tuple[int, int, int, int]:
+        return self.admission.running, self.admission.waiting, self.admission.tokens, self.admission.waiting_tokens
+
+
+def gate(its: Mapping[str, Team] = USUAL, bands: Mapping[str, Band] = BANDS, **capacity: int) -> Gate:
+    return Gate(policy(its, bands, **capacity))
+
+
+# ---- whose turn it is
+
+
+def test_who_finds_a_free_slot_goes_at_once_and_others_wait():
+    it = gate(slots=2)
+    it.lets("a", "b", "vip")
+    assert ["a", "b"] == it.gone
+    assert TicketState.WAITING is it.tickets["vip"].state
+
+
+def test_within_a_team_whoever_came_first_goes_first():
+    it = gate(slots=1)
+    it.lets("a.0", "a.1", "a.2")
+    assert ["a.0", "a.1", "a.2"] == it.order()
+
+
+def test_a_higher_band_goes_before_a_lower_one_that_came_earlier():
+    it = gate(slots=2)
+    it.lets("a.0", "a.1", "b", "vip")
+    assert ["vip"] == it.end("a.0")
+
+
+def test_teams_of_one_band_take_turns_however_many_one_of_them_sends():
+    it = gate(slots=1)
+    it.lets("a.0", "a.1", "a.2", "a.3", "b.0", "b.1")
+    assert ["a.0", "b.0", "a.1", "b.1", "a.2", "a.3"] == it.order()
+
+
+def test_teams_of_two_bands_of_one_rank_take_turns_as_well():
+    it = gate({"x": Team(band="demo"), "y": Team(band="replay")}, {"demo": Band(rank=0), "replay": Band(rank=0)}, slots=1)
+    it.lets("x.0", "x.1", "x.2", "y.0")
+    assert ["x.0", "y.0", "x.1", "x.2"] == it.order()
+
+
+def test_a_team_of_twice_the_weight_has_twice_the_turns():
+    it = gate({"a": Team(band="usual", weight=2), "b": Team(band="usual")}, slots=1)
+    it.lets(*(f"a.{at}" for at in range(6)), *(f"b.{at}" for at in range(6)))
+    assert {"a": 4, "b": 2} == Counter(name[0] for name in it.order()[:6])
+
+
+def test_a_large_request_counts_as_much_as_many_small_ones():
+    it = gate(slots=1)
+    it.lets("a.large", prompt=100, output=450)  # 1000
+    it.lets("a.next", prompt=1)
+    it.lets(*(f"b.{at}" for at in range(5)), prompt=100, output=100)  # 300 each
+    assert ["a.large", "b.0", "b.1", "b.2", "b.3", "a.next", "b.4"] == it.order()
+
+
+def test_expected_output_that_never_came_is_given_back():
+    it = gate(slots=1)
+    it.lets("a.0", prompt=1, output=1000)
+    it.lets("a.1", "b.0", "b.1", prompt=1, output=10)
+    assert ["b.0"] == it.end("a.0", prompt=1, output=2)
+    assert ["a.1"] == it.end("b.0"), "a has had 5 so far, b 21"
+
+
+def test_what_is_given_back_counts_by_weight_as_well():
+    it = gate({"a": Team(band="usual", weight=10), "b": Team(band="usual")}, slots=1)
+    it.lets("a.0", prompt=0, output=500)  # 100
+    it.lets("a.1", prompt=0, output=0)
+    it.lets("b.0", "b.1", prompt=85)
+    assert ["b.0"] == it.end("a.0", output=450), "a has had 90"
+    assert ["b.1"] == it.end("b.0"), "b has had 85"
+
+
+def test_who_comes_back_after_a_pause_has_saved_nothing_up():
+    it = gate(slots=1)
+    it.lets("a.0", "b.0")
+    it.lets(*(f"b.{at}" for at in range(1, 20)))
+    for name in ("a.0", *(f"b.{at}" for at in range(10))):
+        it.end(name)
+    it.lets(*(f"a.{at}" for at in range(1, 5)))
+    assert ["b.10", "a.1", "b.11", "a.2", "b.12", "a.3", "b.13", "a.4", "b.14"] == it.order()[11:20]
+
+
+def test_a_band_holds_no_more_than_its_ceiling_even_while_slots_are_free():
+    it = gate(slots=4)
+    it.lets("batch.0", "batch.1", "batch.2")
+    assert ["batch.0", "batch.1"] == it.gone
+    it.lets("a")
+    assert ["batch.0", "batch.1", "a"] == it.gone
+
+
+def test_a_band_below_its_floor_goes_before_a_higher_one():
+    it = gate(slots=2)
+    it.lets("vip.0", "vip.1", "batch.0", "batch.1", "vip.2")
+    assert ["batch.0"] == it.end("vip.0")
+    assert ["vip.2"] == it.end("vip.1")
+
+
+def test_a_team_runs_no_more_than_it_may_and_the_next_one_goes_instead():
+    it = gate({"a": Team(band="usual", max_running=1), "b": Team(band="usual")}, slots=3)
+    it.lets("a.0", "a.1", "b.0")
+    assert ["a.0", "b.0"] == it.gone
+    assert ["a.1"] == it.end("a.0")
+
+
+def test_nobody_is_overtaken_for_being_large():
+    it = gate(slots=9, tokens=100)
+    it.lets("a.0", prompt=60)
+    it.lets("a.large", prompt=70)
+    it.lets("a.small", prompt=10)
+    assert ["a.0"] == it.gone
+    assert ["a.large", "a.small"] == it.end("a.0")
+
+
+def test_who_has_had_less_goes_first_even_while_a_large_one_waits_for_room():
+    it = gate(slots=9, tokens=100)
+    it.lets("a.0", prompt=60)
+    it.lets("a.large", prompt=70)
+    it.lets("b.0", "b.1", prompt=40)
+    assert ["a.0", "b.0"] == it.gone, "b has had nothing yet, a 60"
+    assert ["b.1"] == it.end("b.0")
+    assert [] == it.end("b.1"), "b has had 80: it is the turn of a, which waits for room"
+    assert ["a.large"] == it.end("a.0")
+
+
+def test_the_budget_counts_what_is_sent_and_what_is_expected():
+    it = gate(slots=9, tokens=100)
+    it.lets("a.0", prompt=30, output=30)
+    it.lets("a.1", prompt=30, output=11)
+    it.lets("b", prompt=30, output=10)
+    assert ["a.0", "b"] == it.gone
+
+
+def test_a_request_larger_than_the_whole_budget_goes_alone():
+    it = gate(slots=9, tokens=100)
+    it.lets("a.0", prompt=60)
+    it.lets("a.huge", prompt=500)
+    assert ["a.huge"] == it.end("a.0")
+
+
+# ---- who is refused
+
+
+def test_a_team_with_all_it_may_have_in_flight_is_refused():
+    it = gate({"a": Team(band="usual", max_in_flight=2)}, slots=1)
+    it.lets("a.0", "a.1")
+    assert Refusal("team_limit", 1.0) == it.ask("a.2")
+
+
+def test_a_team_that_is_refused_is_told_when_one_of_its_own_will_have_ended():
+    it = gate({"a": Team(band="usual", max_in_flight=4)}, slots=4)
+    it.lets("a.0", "a.1", "a.2", "a.3")
+    it.end("a.0", after=20.0)
+    it.lets("a.4")
+    assert Refusal("team_limit", 5.0) == it.ask("a.5"), "four of them, 20 s each"
+
+
+def test_a_full_queue_refuses_whoever_would_have_to_wait():
+    it = gate(slots=1, queue=1)
+    it.lets("a.0", "a.1")
+    assert Refusal("queue_full", 1.0) == it.ask("b")
+    it.end("a.0")
+    it.lets("b")
+
+
+def test_a_full_queue_refuses_nobody_who_finds_a_slot():
+    it = gate(slots=4, queue=1)
+    it.lets("batch.0", "batch.1", "batch.2")  # the last waits at the ceiling of its band
+    it.lets("a")
+    assert "a" in it.gone
+
+
+def test_the_queue_is_bounded_in_tokens_as_well():
+    it = gate(slots=1, queue_tokens=100)
+    it.lets("a.0", prompt=90)
+    it.lets("a.1", prompt=60)
+    assert "queue_full" == it.ask("a.2", prompt=41).reason
+    it.lets("a.3", prompt=40)
+
+
+def test_who_would_wait_longer_than_its_band_may_is_refused_at_once_and_told_for_how_long():
+    it = gate(slots=1)
+    it.lets("vip.0", "vip.1")
+    it.end("vip.0", after=6.0)  # a slot is held for 6 s
+    it.lets("vip.2")
+    assert Refusal("est_wait", 12.0) == it.ask("vip.3")
+    it.lets("a")  # may wait a minute
+
+
+def test_who_would_wait_exactly_as_long_as_its_band_may_is_let_in():
+    it = gate(slots=1)
+    it.lets("vip.0", "vip.1")
+    it.end("vip.0", after=5.0)
+    it.lets("vip.2", "vip.3")
+    assert 10.0 < it.admission.wait_s("vip")
+    assert Refusal("est_wait", 15.0) == it.ask("vip.4")
+
+
+def test_nobody_is_told_to_come_back_later_than_clients_obey():
+    it = gate({"a": Team(band="usual")}, {"usual": Band(rank=0, max_wait_s=100.0)}, slots=1)
+    it.lets("a.0", "a.1")
+    it.end("a.0", after=5000.0)
+    assert Refusal("est_wait", 120.0) == it.ask("a.2")
+
+
+def test_a_team_without_terms_is_no_team():
+    with pytest.raises(KeyError):
+        gate().ask("nobody")
+
+
+# ---- how long one waits
+
+
+def test_nobody_knows_a_wait_before_a_request_has_ended():
+    it = gate(slots=1)
+    it.lets(*(f"a.{at}" for at in range(50)))
+    assert 0.0 == it.admission.wait_s("a")
+
+
+@pytest.mark.parametrize(
+    ("team", "wait_s"),
+    [("vip", 2.0), ("a", 8.0), ("b", 4.0), ("batch", 20.0)],
+    ids=["before all", "behind its own", "turns with a", "behind all, on its half of the slots"],
+)
+def test_the_wait_counts_those_who_go_first(team: str, wait_s: float):
+    it = gate(slots=2)
+    it.lets("a.first", "a.second")
+    it.end("a.first", after=4.0)  # held for 4 s each
+    it.lets("b.running")
+    it.lets("a.0", "a.1", "a.2", "b.0" if team == "vip" else "a.3")
+    assert wait_s == pytest.approx(it.admission.wait_s(team), abs=2.1)
+
+
+# ---- what is left behind
+
+
+def test_leaving_twice_is_leaving_once():
+    it = gate(slots=1)
+    it.lets("a.0", "a.1", "a.2")
+    for _ in range(3):
+        it.end("a.1")
+        it.end("a.0")
+    assert ["a.0", "a.2"] == it.gone
+    it.end("a.2")
+    assert (0, 0, 0, 0) == it.counts()
+
+
+def test_fewer_slots_take_nothing_from_who_has_one_and_more_slots_are_given_out_at_once():
+    it = gate(slots=3)
+    it.lets("a.0", "a.1", "a.2", "a.3")
+    it.admission.resize(1, it.now)
+    assert [] == it.end("a.0") + it.end("a.1")
+    it.admission.resize(3, it.now)
+    assert "a.3" == it.gone[-1]
+
+
+def test_a_new_policy_keeps_everyone_who_is_there():
+    it = gate(slots=1)
+    it.lets("a.0", "a.1", "batch.0", "b.0")
+    it.admission.adopt(policy({"batch": Team(band="high"), "b": Team(band="low")}, slots=2), it.now)
+    assert ["a.0", "b.0"] == it.gone, "the other slot is now b's, whose band is below its floor"
+    assert ["a.0", "b.0", "batch.0", "a.1"] == it.order(), "batch was raised above a, which the file no longer has"
+    assert (0, 0, 0, 0) == it.counts()
+    it.admission.adopt(policy({"b": Team(band="low")}, slots=2), it.now)
+    assert ["b"] == [standing.team for standing in it.admission.standings()]
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(("ask", "ask", "ask", "leave", "leave", "resize", "adopt")), st.integers(0, 99), st.integers(0, 99)), max_size=120
+)
+POLICIES = (
+    policy(slots=3, tokens=200, queue=20),
+    policy({"a": Team(band="high", max_running=1), "b": Team(band="low", weight=3), "batch": Team(band="usual", max_in_flight=4)}, slots=2, queue=9),
+    policy({"a": Team(band="only"), "vip": Team(band="only")}, {"only": Band(rank=5, ceiling=0.3)}, slots=7, tokens=50),
+)  # fmt: skip
+
+
+@given(OPERATIONS)
+@settings(max_examples=300, deadline=None)
+def test_whatever_happens_counts_are_right_and_no_slot_stays_free(operations: list[tuple[str, int, int]]):
+    it, tickets, now, current = Admission(POLICIES[0]), [], 0.0, POLICIES[0]
+    for what, first, second in operations:
+        now += second / 10
+        if what == "ask" and (names := sorted(current.teams)):
+            asked = it.ask(names[first % len(names)], second, first, now, lambda: None, ignore)
+            tickets += [asked] if isinstance(asked, Ticket) else []
+        elif what == "leave" and tickets:
+            it.leave(tickets[first % len(tickets)], now, second, first)
+        elif what == "resize":
+            it.resize(1 + first % 9, now)
+        elif what == "adopt":
+            current = POLICIES[first % len(POLICIES)]
+            it.adopt(current, now)
+        _is_right(it, tickets)
+    for ticket in tickets:
+        it.leave(ticket, now)
+    assert (0, 0, 0, 0) == (it.running, it.waiting, it.tokens, it.waiting_tokens)
+    assert all(standing.running == standing.waiting == 0 for standing in it.standings())
+
+
+def _is_right(it: Admission, tickets: list[Ticket]) -> None:
+    running, waiting = ([t for t in tickets if t.state is state] for state in (TicketState.RUNNING, TicketState.WAITING))
+    assert (len(running), len(waiting)) == (it.running, it.waiting)
+    assert (sum(t.tokens for t in running), sum(t.tokens for t in waiting)) == (it.tokens, it.waiting_tokens)
+    by_team = {s.team: (s.running, s.waiting) for s in it.standings()}
+    assert {t.team.name for t in running + waiting} <= by_team.keys()
+    for name, counts in by_team.items():
+        assert counts == (sum(t.team.name == name for t in running), sum(t.team.name == name for t in waiting))
+    for band in {t.team.band.name: t.team.band for t in running + waiting}.values():
+        assert (band.running, band.waiting) == tuple(sum(t.team.band is band for t in those) for those in (running, waiting))
+    turn = it._next()
+    free = it.running < it.slots and turn is not None and it._fits(next(iter(turn.queue)).tokens)
+    assert not free, "somebody could go and does not"
+
+
+# ---- fairness over a long time
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gap_in_service_between_two_teams_that_always_ask_is_bounded(weights: tuple[float, float], seed: int):
+    """By the largest request: the one with less goes next, so it is never more than one request behind. Theorem 4.4 of the paper."""
+    rng = random.Random(seed)
+    it = gate({name: Team(band="usual", weight=weight) for name, weight in zip("ab", weights, strict=True)}, slots=4, queue=10**6)
+    sizes = {f"{team}.{at}": (rng.randint(1, 400), rng.randint(1, 300)) for at in range(600) for team in "ab"}
+    for name, (prompt, output) in sizes.items():
+        it.lets(name, prompt=prompt, output=output)
+    largest = (PROMPT_WEIGHT * 400 + OUTPUT_WEIGHT * 300) / min(weights)
+    served = dict.fromkeys("ab", 0.0)
+    waiting = Counter(name[0] for name in sizes)
+    for name in it.gone:
+        prompt, output = sizes[name]
+        served[name[0]] += (PROMPT_WEIGHT * prompt + OUTPUT_WEIGHT * output) / weights["ab".index(name[0])]
+        waiting[name[0]] -= 1
+        if not all(waiting.values()):
+            break
+        assert abs(served["a"] - served["b"]) <= 2 * largest
+        it.end(name)
+    assert max(served.values()) > 20 * largest, "too short to tell"
+
+
+def test_the_lowest_band_is_served_however_much_the_others_ask_for():
+    it = gate(slots=4, queue=10**6)
+    it.lets(*(f"vip.{at}" for at in range(400)), *(f"a.{at}" for at in range(400)), *(f"batch.{at}" for at in range(50)))
+    order = it.order()
+    at = [place for place, name in enumerate(order) if name.startswith("batch")]
+    assert max(b - a for a, b in pairwise(at)) <= 5, "its floor is one slot of four"
+
+
+@pytest.fixture(scope="module")
+def floods() -> dict[str, list[Flood]]:
+    return {name: [Flood(its, seed) for seed in range(3)] for name, its in (("ours", FAIR), ("fifo", FIFO))}
+
+
+def waits(runs: list[Flood], team: str) -> list[float]:
+    return sorted(wait for run in runs for wait in run.waits(team))
+
+
+def test_a_team_that_dumps_300_requests_hurts_itself(floods):
+    ours, fifo = floods["ours"], floods["fifo"]
+    assert all(run.use >= 0.95 for run in ours)
+    assert percentile(waits(ours, "demo"), 0.99) <= 3.0 < 100 < percentile(waits(fifo, "demo"), 0.99)
+    assert percentile(waits(ours, "small"), 0.50) < 1.0 < 60 < percentile(waits(fifo, "small"), 0.50)
+    assert percentile(waits(ours, "flood"), 0.50) > 60
+
+
+def test_every_request_of_many_has_exactly_one_end_and_leaves_nothing_behind():
+    """A million of them: `make bench-admission`."""
+    requests = 20_000
+    simulation = Simulation(BUSY, lambda admission, now: _bounded(admission))
+    admission = simulation.run(busy(requests))
+    assert (0, 0, 0, 0) == (admission.running, admission.waiting, admission.tokens, admission.waiting_tokens)
+    assert requests == len({id(one.arrival) for one in simulation.ended}) == len(simulation.ended)
+    assert set(End) == {one.end for one in simulation.ended}, "each way to end has been seen"
+    assert {"team_limit", "queue_full", "est_wait"} <= {one.reason for one in simulation.ended if one.end is End.REFUSED}
+
+
+def _bounded(admission: Admission) -> None:
+    assert 0 <= admission.running <= SLOTS
+    assert 0 <= admission.waiting <= BUSY.capacity.queue
+    assert admission.running == SLOTS or admission._next() is None or not admission._fits(next(iter(admission._next().queue)).tokens)
+
+
+def test_the_same_requests_end_in_the_same_way_each_time():
+    arrivals = [Arrival(at * 0.05, f"team-{at % 10}", 100, 50, 3.0) for at in range(500)]
+    first, second = (Simulation(BUSY) for _ in range(2))
+    first.run(arrivals), second.run(arrivals)
+    assert first.ended == second.ended
+
+
+def test_the_wait_behind_peers_goes_by_weight():
+    """A team of twice the weight has two turns while the other has one."""
+    it = gate({"a": Team(band="usual", weight=2), "b": Team(band="usual")}, slots=1)
+    it.lets("b.first", "b.second")
+    it.end("b.first", after=10.0)
+    it.lets(*(f"b.{at}" for at in range(6)))
+    assert 15.0 == it.admission.wait_s("a"), "half a turn of b, and its own"
+    it.end("b.second", after=10.0)
+    it.lets(*(f"a.{at}" for at in range(4)))
+    assert 100.0 == it.admission.wait_s("b"), "its own five, all four of a, and itself"
+
+
+def test_slots_above_the_ceiling_of_a_band_are_no_room_for_it():
+    it = gate(slots=4)
+    it.lets("batch.0", "batch.1", "batch.2")
+    it.end("batch.0", after=8.0)
+    assert (4.0, 0.0) == (it.admission.wait_s("batch"), it.admission.wait_s("a"))
+
+
+def test_a_team_at_its_own_limit_waits_for_its_own_requests():
+    it = gate({"a": Team(band="usual", max_running=1), "b": Team(band="usual")}, slots=4)
+    it.lets("a.0", "a.1")
+    it.end("a.0", after=10.0)
+    it.lets("a.2")
+    assert (20.0, 0.0) == (it.admission.wait_s("a"), it.admission.wait_s("b"))
+
+
+def test_slots_that_were_taken_away_are_not_waited_for_twice():
+    it = gate(slots=3)
+    it.lets("a.0", "a.1", "a.2", "a.3")
+    it.end("a.0", after=10.0)
+    it.admission.resize(1, it.now)
+    assert 10.0 == it.admission.wait_s("b")
+
+
+def test_half_of_five_slots_are_two():
+    it = gate(slots=5)
+    it.lets("batch.0", "batch.1", "batch.2")
+    assert ["batch.0", "batch.1"] == it.gone
+
+
+def test_where_nobody_may_wait_whoever_finds_its_band_full_is_refused():
+    it = gate(slots=4, queue=0)
+    it.lets("batch.0", "batch.1")
+    assert Refusal("queue_full", 1.0) == it.ask("batch.2")
+    it.lets("a.0", "a.1")
+    assert Refusal("queue_full", 1.0) == it.ask("vip")
+
+
+def test_who_got_nothing_is_charged_nothing_and_teaches_nothing():
+    it = gate(slots=1)
+    it.lets("a.0", "a.1", "b.0", prompt=100, output=100)
+    assert ["b.0"] == it.end("a.0", after=10.0)
+    it.end("b.0", prompt=0, output=0)
+    it.lets("b.1", prompt=100)
+    it.end("a.1", after=0.001, prompt=0, output=0)
+    assert "b.1" == it.gone[-1]
+    assert 10.0 == it.admission.wait_s("a")
+
+
+def test_a_new_policy_of_the_same_capacity_leaves_lowered_slots_lowered():
+    it = gate(slots=4)
+    it.admission.resize(1, it.now)
+    it.admission.adopt(policy({"a": Team(band="high")}, slots=4), it.now)
+    assert 1 == it.admission.slots
+    it.admission.adopt(policy(slots=3), it.now)
+    assert 3 == it.admission.slots

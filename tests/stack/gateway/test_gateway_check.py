@@ -1,0 +1,306 @@
+"""What `vllm-watch gateway check` says of teams.yaml and gateway.yaml."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from stack import cli
+from stack.cli import gateway as commands
+from stack.gateway import check
+from stack.gateway.admission import Admission
+from stack.gateway.policy import Policy
+from stack.gateway.teams import hashed, load_policy
+
+EXAMPLE = Path(__file__).parents[3] / "stack/deploy/teams.example.yaml"
+TEAMS = f"""\
+teams:
+  chat: {{keys: [{hashed("a")}, {hashed("b")}], band: gold, weight: 3, max_running: 8, max_output_tokens: 500, models: [small, sql]}}
+  search: {{keys: [{hashed("c")}], band: gold, max_in_flight: 20, over_output: refuse, fallback_api: true}}
+  lab: {{keys: [{hashed("d")}], band: rest}}
+bands:
+  rest: {{rank: 1, ceiling: 0.5, floor: 1, engine_priority: 3, total_s: 60}}
+  gold: {{rank: 0, max_wait_s: 15}}
+capacity: {{slots: 25, tokens: 90000, queue: 100, waiting: 3, min_slots: 2}}
+models:
+  big: {{upstreams: [a, b, c], fallbacks: [rented], max_model_len: 32768}}
+  small: {{aliases: [tiny, mini], adapters: [sql]}}
+upstreams:
+  a: {{url: "http://h:1", weight: 95, max_prompt_tokens: 4000}}
+  b: {{url: "http://h:2", weight: 5, variant: canary, max_prompt_tokens: 4000}}
+  c: {{url: "http://h:3", min_prompt_tokens: 4001}}
+  rented: {{url: "https://api.example.com", kind: api, model: big-1}}
+"""
+
+
+def written(tmp_path: Path, **texts: str) -> Path:
+    """Files by name without .yaml; the first."""
+    for name, text in texts.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path / f"{next(iter(texts))}.yaml"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.main, ["gateway", "check", *map(str, arguments)])
+
+
+def told(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(path, "--json").stdout)
+    return found
+
+
+def test_a_file_in_words_and_numbers(tmp_path: Path):
+    path = written(tmp_path, teams=TEAMS)
+    result = run(path)
+    assert 0 == result.exit_code
+    assert (
+        f"""\
+{path}
+25 requests at once with 90000 tokens together, 100 may wait
+down to 2 at once while an engine has more than 3 waiting or over 90 % of its cache used
+
+bands, first served first; those of one rank share
+  band  rank  slots at most  slots first  in engines  waits at most  first token      next token       whole reply
+  gold  0     25 (100 %)     0            0           15 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
+  rest  1     12 (50 %)      1            3           60 s           as gateway.yaml  as gateway.yaml  60 s
+
+teams, with the share of each in its rank while all ask; - is no limit
+  team    band  weight  share  running  in flight  prompt tokens  output tokens  keys  models      api
+  chat    gold  3       75 %   8        -          -              500 (clamp)    2     small, sql  no
+  search  gold  1       25 %   -        20         -              -              1     all         yes
+  lab     rest  1       100 %  -        -          -              -              1     all         no
+
+models
+  model  aliases     adapters  tokens at most  upstreams  fallbacks
+  big    none        none      32768           a, b, c    rented
+  small  tiny, mini  sql       -               a, b, c    none
+
+upstreams
+  upstream  kind    prompts        variant  weight  asked for      address
+  a         engine  1 to 4000      stable   95      the same name  http://h:1
+  b         engine  1 to 4000      canary   5       the same name  http://h:2
+  c         engine  4001 and more  stable   1       the same name  http://h:3
+  rented    api     all            stable   1       big-1          https://api.example.com
+
+shares of requests, without fallbacks
+  model  prompts        variant  gets   upstream  gets
+  big    1 to 4000      stable   95 %   a         95 %
+  big    1 to 4000      canary   5 %    b         5 %
+  big    4001 and more  stable   100 %  c         100 %
+  small  1 to 4000      stable   95 %   a         95 %
+  small  1 to 4000      canary   5 %    b         5 %
+  small  4001 and more  stable   100 %  c         100 %
+
+warning: {path}, line 1: teams: 2 of 3 have no max_in_flight (chat, lab): {UNBOUNDED}
+in order
+"""
+        == result.stdout
+    )
+
+
+def test_the_smallest_file_says_what_holds_all_the_same(tmp_path: Path):
+    """Shipped bands, and what is left to gateway.yaml and to the engine."""
+    path = written(tmp_path, teams=f"teams: {{a: {{keys: [{hashed('a')}]}}}}")
+    assert (
+        f"""\
+{path}
+256 requests at once, 1024 may wait
+down to 4 at once while an engine has more than 5 waiting or over 90 % of its cache used
+
+bands, first served first; those of one rank share
+  band          rank  slots at most  slots first  in engines  waits at most  first token      next token       whole reply
+  demo          0     256 (100 %)    0            0           15 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
+  replay        0     256 (100 %)    0            0           30 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
+  default       1     256 (100 %)    0            0           60 s           as gateway.yaml  as gateway.yaml  as gateway.yaml
+  experimental  2     204 (80 %)     2            0           120 s          as gateway.yaml  as gateway.yaml  as gateway.yaml
+
+teams, with the share of each in its rank while all ask; - is no limit
+  team  band     weight  share  running  in flight  prompt tokens  output tokens  keys  models  api
+  a     default  1       100 %  -        -          -              -              1     all     no
+
+models: any, names are passed on as they are
+
+upstreams: the one of gateway.yaml
+
+in order
+"""
+        == run(path).stdout
+    )
+
+
+def test_a_configuration_of_the_gateway_leads_to_its_teams_and_fills_what_they_leave_open(tmp_path: Path):
+    path = written(
+        tmp_path, gateway="upstream: http://h:1\nteams: who.yaml\ntimeouts: {prefill_s: 9}", who="teams: {a: {}}\nbands: {default: {rank: 0}}"
+    )
+    found = told(path)
+    assert [str(path), str(tmp_path / "who.yaml")] == found["files"]
+    assert (9.0, 120.0, 1800.0) == tuple(found["bands"][0][name] for name in ("prefill_s", "decode_s", "total_s"))
+    assert [("h:1", "http://h:1")] == [(one["upstream"], one["url"]) for one in found["upstreams"]]
+    assert [(None, "h:1", 1.0)] == [(one["model"], one["upstream"], one["share"]) for one in found["shares"]]
+    assert "  any    all      stable   100 %  h:1       100 %\n" in run(path).stdout
+
+
+@pytest.mark.parametrize(
+    ("gateway", "teams", "mistakes"),
+    [
+        ("upstream: h:1\n#", None, ["gateway.yaml, line 1: upstream 'h:1' is no engine's address; write it like http://127.0.0.1:8001"]),
+        ("listen: 127.0.0.1:1\nupstrem: http://h:1", None, ["gateway.yaml, line 2: upstrem is unknown; did you mean upstream?"]),
+        ("upstream: http://h:1", None, ["teams.yaml cannot be read: No such file or directory"]),
+        (
+            "upstream: http://h:1\nanonymous_team: b\nupstream_key_file: key",
+            "teams:\n  a: {band: demmo}\ncapacity: {slots: 0}",
+            ["gateway.yaml, line 3: upstream_key_file: FOLDER/key cannot be read: No such file or directory",
+             "teams.yaml, line 3: capacity.slots: 0 should be more than 0",
+             "teams.yaml, line 2: teams.a.band: 'demmo' is no band; did you mean demo?",
+             "teams.yaml, line 3: capacity.slots: 0 is less than the floors of all bands together (2); raise it or lower a floor",
+             "gateway.yaml, line 2: anonymous_team: b is not among the teams of FOLDER/teams.yaml; add it there or use null"],
+        ),
+        ("teams: teams.yaml", None, ["teams.yaml cannot be read: No such file or directory"]),
+        (
+            "teams: teams.yaml", "teams: {}",
+            [("gateway.yaml: upstream: neither this file nor FOLDER/teams.yaml names an engine; "
+              "add `upstream: http://HOST:PORT` here or `upstreams` there")],
+        ),
+        ("- a", None, ["gateway.yaml: Expected `object`, got `array`"]),
+    ],
+)  # fmt: skip
+def test_every_mistake_is_told_at_once_and_nothing_else(tmp_path: Path, gateway: str, teams: str | None, mistakes: list[str]):
+    path = written(tmp_path, gateway=gateway, **({"teams": teams} if teams else {}))
+    result, wanted = run(path), [f"{tmp_path}/{mistake}".replace("FOLDER", str(tmp_path)) for mistake in mistakes]
+    assert (1, "\n".join([*(f"mistake: {mistake}" for mistake in wanted), "not in order\n"])) == (result.exit_code, result.stdout)
+    found = told(path)
+    assert (wanted, []) == (found["mistakes"], found["warnings"])
+    assert 1 == run(path, "--json").exit_code
+
+
+def test_keys_are_shown_neither_as_text_nor_as_hashes(tmp_path: Path):
+    entry = hashed("a")
+    output = run(written(tmp_path, teams=f"teams: {{a: {{keys: [{entry}]}}}}"), "--json").stdout
+    assert (1, False) == (json.loads(output)["teams"][0]["keys"], entry in output)
+    key = "vw-a-" + "0Aa_" * 8
+    assert key not in run(written(tmp_path, teams=f"teams: {{a: {{{key}: }}}}")).output
+
+
+UNBOUNDED = "such a team may take every slot and place in the queue that the others leave free; set max_in_flight to bound it"
+UNLESS, MAKE = ", unless it is the anonymous_team of gateway.yaml", "vllm-watch gateway key"
+API = "u: {url: 'http://h'}\n  w: {url: 'http://h', kind: api}"
+KEYS = f"keys: [{hashed('a')}]"
+ENGINES = "u: {url: 'http://h:1'}\n  v: {url: 'http://h:2', variant: canary, weight: 2}"
+WARNINGS = {
+    "nobody": ("bands: {default: {rank: 0}}\ncapacity: {}", ["teams.yaml: teams: there are none, so nobody may ask",
+                                                              "teams.yaml, line 1: bands.default: no team is in it"]),
+    "no keys": ("teams:\n  a: {}", [f"teams.yaml, line 2: teams.a: it has no keys, so nobody can ask as this team{UNLESS}; {MAKE} a makes one"]),
+    "never reached": (f"teams:\n  a:\n    {KEYS}\n    max_running: 9\n    max_in_flight: 8",
+                      ["teams.yaml, line 4: teams.a.max_running: 9 is never reached, since max_in_flight is 8"]),
+    "no bound": (f"teams:\n  a: {{{KEYS}}}\n  b: {{keys: [{hashed('b')}], max_in_flight: 9}}",
+                 [f"teams.yaml, line 1: teams: 1 of 2 have no max_in_flight (a): {UNBOUNDED}"]),
+    "unused band": (f"teams: {{a: {{{KEYS}}}}}\nbands:\n  default: {{rank: 0}}\n  x: {{rank: 1}}", ["teams.yaml, line 4: bands.x: no team is in it"]),
+    "long wait": (f"teams: {{a: {{{KEYS}}}}}\nbands:\n  default:\n    rank: 0\n    max_wait_s: 121",
+                  ["teams.yaml, line 5: bands.default.max_wait_s: 121 s is longer than Retry-After can tell, at most 120 s"]),
+    "hidden model": (f"teams: {{a: {{{KEYS}, models: [x, z]}}}}\nmodels:\n  w: {{aliases: [x]}}\n  y: {{}}\n  v: {{adapters: [z]}}",
+                     ["teams.yaml, line 4: models.y: no team may ask for it"]),
+    "large canary": (f"teams: {{a: {{{KEYS}}}}}\nupstreams:\n  {ENGINES}",
+                     ["teams.yaml, line 4: upstreams.v.variant: the canary gets 66.67 % of the requests for any model"]),
+    "api that nobody lists": (f"teams: {{a: {{{KEYS}, fallback_api: true}}}}\nupstreams:\n  {API}",
+                              ["teams.yaml, line 4: upstreams.w: it is of kind api and no model has it among its fallbacks, so it is never asked"]),
+    "api for nobody": (f"teams: {{a: {{{KEYS}}}}}\nmodels: {{m: {{fallbacks: [w]}}}}\nupstreams:\n  {API}",
+                       ["teams.yaml, line 5: upstreams.w: it is of kind api and no team has fallback_api, so it is never asked"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", WARNINGS)
+def test_what_is_odd_is_a_warning_and_still_in_order(tmp_path: Path, odd: str):
+    text, wanted = WARNINGS[odd]
+    path = written(tmp_path, teams=text)
+    assert [f"{tmp_path}/{warning}" for warning in wanted] == told(path)["warnings"]
+    result = run(path)
+    assert (0, True) == (result.exit_code, result.stdout.endswith("".join(f"warning: {tmp_path}/{warning}\n" for warning in wanted) + "in order\n"))
+
+
+def test_a_team_without_keys_is_not_odd_where_it_is_the_anonymous_one(tmp_path: Path):
+    path = written(tmp_path, gateway="{upstream: 'http://h:1', anonymous_team: a}", teams="teams: {a: {}, b: {}}")
+    assert [
+        f"{tmp_path}/teams.yaml: teams.b: it has no keys, so nobody can ask as this team; vllm-watch gateway key b makes one",
+        f"{tmp_path}/teams.yaml: teams: 2 of 2 have no max_in_flight (a, b): {UNBOUNDED}",
+    ] == told(path)["warnings"]
+
+
+def test_half_of_the_requests_are_not_yet_too_many_for_a_canary(tmp_path: Path):
+    path = written(tmp_path, teams=f"teams: {{a: {{{KEYS}}}}}\nupstreams:\n  {ENGINES.replace('weight: 2', 'weight: 1')}")
+    assert [] == told(path)["warnings"]
+
+
+def test_key_files_that_everybody_may_read_are_a_warning(tmp_path: Path):
+    for name, mode in (("engine", 0o644), ("open", 0o604), ("closed", 0o640)):
+        (tmp_path / name).write_text("k")
+        (tmp_path / name).chmod(mode)
+    path = written(
+        tmp_path,
+        gateway="upstream: http://h:1\nupstream_key_file: engine",
+        teams=f"teams: {{a: {{{KEYS}}}}}\nupstreams:\n  u: {{url: 'http://h', key_file: open}}\n  v: {{url: 'http://h', key_file: closed}}",
+    )
+    assert [
+        f"{tmp_path}/gateway.yaml, line 2: upstream_key_file: every user of this machine may read {tmp_path}/engine; chmod 600 {tmp_path}/engine",
+        f"{tmp_path}/teams.yaml, line 3: upstreams.u.key_file: every user of this machine may read {tmp_path}/open; chmod 600 {tmp_path}/open",
+    ] == told(path)["warnings"]
+
+
+def test_slots_are_those_that_admission_gives():
+    """The share of a band and its floor, as admission reckons them."""
+    policy = load_policy(EXAMPLE)
+    admission = Admission(policy)
+    found = {row["band"]: row["most_slots"] for row in check.explain(policy)["bands"]}
+    for name, team in admission._teams.items():
+        assert team.band.most == found[policy.teams[name].band]
+    assert 204 == found["experimental"]
+
+
+def test_shares_add_up_to_one_for_every_model_and_size_of_a_prompt(tmp_path: Path):
+    sums: dict[tuple[str, int], float] = {}
+    for row in told(written(tmp_path, teams=TEAMS))["shares"]:
+        where = row["model"], row["min_prompt_tokens"]
+        sums[where] = sums.get(where, 0) + row["share"]
+    assert {("big", 1): 1.0, ("big", 4001): 1.0, ("small", 1): 1.0, ("small", 4001): 1.0} == pytest.approx(sums)
+
+
+def test_arms_of_one_variant_are_added(tmp_path: Path):
+    text = "{url: 'http://h', weight: %s, variant: %s}"
+    upstreams = "".join(f"\n  {name}: {text % more}" for name, more in (("a", (1, "stable")), ("b", (1, "canary")), ("c", (2, "stable"))))
+    found = told(written(tmp_path, teams=f"teams: {{a: {{{KEYS}}}}}\nupstreams:{upstreams}"))["shares"]
+    assert [("stable", 0.75, "a", 0.25), ("stable", 0.75, "c", 0.5), ("canary", 0.25, "b", 0.25)] == [
+        (row["variant"], row["variant_share"], row["upstream"], row["share"]) for row in found
+    ]
+
+
+def test_the_policy_of_the_json_is_the_whole_policy(tmp_path: Path):
+    """A field that is added to teams.yaml shows without anybody thinking of it."""
+    found = told(written(tmp_path, teams=TEAMS))
+    one = {"capacity": found["capacity"]} | {section: found[section][0] for section in ("bands", "teams", "models", "upstreams")}
+    policy = load_policy(tmp_path / "teams.yaml")
+    for section, row in one.items():
+        struct = policy.capacity if section == "capacity" else next(iter(getattr(policy, section).values()))
+        assert set() == set(struct.__struct_fields__) - row.keys()
+    assert set(one) == set(Policy.__struct_fields__)
+
+
+def test_a_terminal_gets_tables_with_the_same_cells(tmp_path: Path):
+    path = written(tmp_path, teams=TEAMS.replace("sql", "'[sql]'"))
+    console = Console(width=150, record=True, file=io.StringIO())
+    commands.draw(check.check(path), console)
+    text = console.export_text()
+    for cell in ("│ [sql] ", "│ 12 (50 %) ", "│ 4001 and more ", "│ https://api.example.com ", "\nin order"):
+        assert cell in text
+
+
+def test_the_example_is_in_order_and_the_help_ends_with_a_command_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert 0 == run(EXAMPLE).exit_code
+    assert run("--help").stdout.split("Options:")[0].rstrip().endswith("Example:  vllm-watch gateway check teams.yaml")
+    written(tmp_path, teams=TEAMS)
+    monkeypatch.chdir(tmp_path)
+    assert run("teams.yaml").stdout.startswith("teams.yaml\n25 requests at once")

@@ -1,0 +1,252 @@
+"""`compare` and `report` on benches that were saved: what they are called, what is refused, gates, and what is left of a bench that broke off."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from exporters.events import log as events
+from exporters.events.log import TuningEvent
+from exporters.requests.record import RequestRecord, timestamp
+from stack.bench import result
+from stack.bench.result import Arm, Bench, BenchEngine, Run
+from stack.cli import main
+
+T0 = 1_760_000_000.0
+WORKLOAD: dict[str, Any] = {"name": "small", "input_tokens": 20, "concurrency": 4, "seed": "fresh", "cache": "cold"}
+
+
+def saved(
+    folder: Path, ttft_ms: float = 100.0, arms: tuple[str, ...] = ("tiny",), runs: int = 6, seed: int = 0, errors: float = 0.0, **more: Any
+) -> Path:
+    """A bench by hand: each further arm is half as slow as the one before; runs take turns."""
+    folder.mkdir(parents=True)
+    rng = random.Random(f"{folder} {seed}")
+    given = {"workloads": (WORKLOAD,), **more}
+    found = []
+    for number in range(runs * len(arms)):
+        at = number % len(arms) if number // len(arms) % 2 == 0 else len(arms) - 1 - number % len(arms)
+        slow = ttft_ms / 2**at * rng.uniform(0.99, 1.01)
+        figures = {"ttft_ms.p50": slow, "ttft_ms.p95": 2 * slow, "tpot_ms.p50": 5 * rng.uniform(0.99, 1.01), "error_ratio": errors}
+        begun = T0 + 10 * number
+        ok = round(100 * (1 - errors))
+        found.append(
+            Run(
+                number=number + 1, arm=arms[at], workload="small", point="c4", started_s=begun, ended_s=begun + 9, seed=seed + number, asked=100,
+                ok=ok, figures=figures,
+            )
+        )  # fmt: skip
+    engines = [Arm(name=arm, engine=BenchEngine(url=f"http://127.0.0.1:{8000 + at}", model="tiny", started_s=1.0)) for at, arm in enumerate(arms)]
+    bench = Bench(
+        id="b", title="t", tool="test", started_s=T0, ended_s=T0 + 1000, arms=tuple(engines), runs=tuple(found), workload_hash="h",
+        **{"order": "interleaved" if len(arms) > 1 else "single", **given},
+    )  # fmt: skip
+    result.write(folder, bench)
+    records = [RequestRecord(request_id=f"b-{run.number}-{n}", outcome="ok", variant=run.arm, prompt_tokens=20) for run in found for n in range(3)]
+    result.add_requests(folder, records)
+    return folder
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+def verdict(told: Result, figure: str = "ttft_ms.p50") -> tuple[str, str, str]:
+    (judgement,) = json.loads(told.stdout)["judgements"]
+    (found,) = [finding for finding in judgement["findings"] if finding["metric"]["figure"] == figure]
+    return judgement["a"], judgement["b"], found["verdict"]
+
+
+# --- two benches
+
+
+def test_two_benches_are_compared_as_sequential_and_called_by_their_folders(tmp_path):
+    before, after = saved(tmp_path / "before"), saved(tmp_path / "after", 50.0, seed=100)
+    told = call("compare", before, after, "--json")
+    assert ("before", "after", "better") == verdict(told)
+    (judgement,) = json.loads(told.stdout)["judgements"]
+    assert not judgement["controlled"]
+    assert any("uncontrolled: sequential" in caveat for caveat in judgement["caveats"])
+    shown = call("compare", before, after)
+    assert 1 == shown.output.count("uncontrolled: sequential: the benches were run apart"), "once, as a check"
+
+
+@pytest.mark.parametrize("given", ["", "bench.json"])
+def test_folders_of_one_name_are_told_apart_by_what_is_above_them(tmp_path, given):
+    one, other = saved(tmp_path / "mon" / "base"), saved(tmp_path / "tue" / "base", seed=100)
+    assert ("mon/base", "tue/base") == verdict(call("compare", one / given, other / given, "--json"))[:2]
+
+
+def test_a_folder_may_be_given_as_a_point(tmp_path, monkeypatch):
+    other = saved(tmp_path / "there", seed=100)
+    monkeypatch.chdir(saved(tmp_path / "here"))
+    assert ("here", "there") == verdict(call("compare", ".", other, "--json"))[:2]
+
+
+def test_workloads_of_one_name_that_ask_otherwise_are_named(tmp_path):
+    longer = {**WORKLOAD, "input_tokens": 999, "runs": 9, "concurrency": [4, 8]}
+    told = call("compare", saved(tmp_path / "a"), saved(tmp_path / "b", seed=100, workloads=(longer,)))
+    assert "note: the benches asked otherwise: workload small has another input_tokens\n" in told.output
+
+
+def test_the_same_seed_against_the_same_engine_is_a_trap(tmp_path):
+    told = call("compare", saved(tmp_path / "a"), saved(tmp_path / "b", 50.0), "--json")
+    assert ("a", "b", "inconclusive") == verdict(told)
+
+
+# --- arms of one bench
+
+
+def test_two_arms_of_one_bench_need_no_names_and_are_controlled(tmp_path):
+    told = call("compare", saved(tmp_path / "o", arms=("off", "on")), "--json")
+    assert ("off", "on", "better") == verdict(told)
+    assert json.loads(told.stdout)["judgements"][0]["controlled"]
+
+
+def test_a_bench_that_is_given_twice_is_one(tmp_path):
+    folder = saved(tmp_path / "o", arms=("off", "on"))
+    told = call("compare", folder, folder / ".." / "o", "--arms", "on", "off", "--json")
+    assert ("on", "off", "worse") == verdict(told)
+    assert json.loads(told.stdout)["judgements"][0]["controlled"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["three"], "has the arms a, b, c; say which two with --arms A B"),
+        (["three", "--arms", "a", "x"], "has no run of an arm x; there are a, b, c"),
+        (["one"], "has the arms tiny; say which two with --arms A B"),
+        (["empty", "one"], "empty has no runs: it was stopped by hand"),
+        (["one", "empty"], "empty has no runs: it was stopped by hand"),
+        (["empty"], "empty has no runs: it was stopped by hand"),
+        (["one", "three", "empty"], "3 benches are given; compare two"),
+        (["one", "elsewhere"], "have no workload and load in common"),
+        (["one", "nothing"], "nothing holds no bench: "),
+        (["one", "torn"], "is no bench of ours: "),
+        (["one", "three", "--event", "e"], "--arms goes with folders of benches, --event and --variant go with --log"),
+        ([], "give one or two folders of benches, or --log with --event or --variant"),
+        (["one", "three", "--max-p95-regression", "much"], "'much' is no number of per cent, such as 15%"),
+        (["one", "three", "--max-error-rate", "nan"], "'nan' is no number of per cent, such as 15%"),
+        (["one", "three", "--max-error-rate", "-1%"], "'-1%' is no number of per cent, such as 15%"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(tmp_path, monkeypatch, arguments, sentence):
+    saved(tmp_path / "one")
+    saved(tmp_path / "three", arms=("a", "b", "c"))
+    saved(tmp_path / "empty", arms=(), runs=0, cut="it was stopped by hand")
+    other = result.read(saved(tmp_path / "elsewhere"))
+    text = (tmp_path / "elsewhere" / result.BENCH).read_text().replace('"c4"', '"c8"')
+    assert other.runs
+    (tmp_path / "elsewhere" / result.BENCH).write_text(text)
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / result.BENCH).write_text('{"id": "b", "tit')
+    monkeypatch.chdir(tmp_path)
+    told = call("compare", *arguments)
+    assert (2, True) == (told.exit_code, sentence in told.output), told.output
+
+
+# --- gates
+
+
+@pytest.mark.parametrize(
+    ("gate", "status", "words"),
+    [
+        (["--max-p95-regression", "15%"], 3, "GATE max-p95-regression: ttft_ms.p95: "),
+        (["--max-p95-regression", "60"], 0, ""),
+        (["--max-error-rate", "0.5%"], 3, "GATE max-error-rate: error_ratio: 2 % of the requests of after failed, where 0.5 % is allowed"),
+        (["--max-error-rate", "2.5%"], 0, ""),
+        ([], 0, ""),
+    ],
+)
+def test_a_gate_that_is_not_kept_is_exit_status_3(tmp_path, gate, status, words):
+    folders = saved(tmp_path / "before", 100.0), saved(tmp_path / "after", 150.0, seed=100, errors=0.02)
+    told = call("compare", *folders, *gate)
+    assert (status, True) == (told.exit_code, words in told.output), told.output
+    twin = call("compare", *folders, *gate, "--json")
+    assert (status, status == 3) == (twin.exit_code, bool(json.loads(twin.stdout)["broken"]))
+
+
+# --- live traffic
+
+
+def log_of(path: Path, *variants: str | None) -> Path:
+    records = [
+        RequestRecord(
+            request_id=f"r{at}", ts=timestamp(T0 + at * 20), model="m", variant=variants[at % len(variants)], outcome="ok", prompt_tokens=20,
+            completion_tokens=5, ttft_ms=100.0, tpot_ms=5.0, e2e_ms=120.0, status=200,
+        )
+        for at in range(400)
+    ]  # fmt: skip
+    result.add_requests(path, records)
+    return path / result.REQUESTS
+
+
+def test_variants_and_events_of_a_log_get_at_most_consistent_with(tmp_path):
+    log = log_of(tmp_path, "stable", "canary")
+    told = call("compare", "--log", log, "--variant", "stable", "canary")
+    assert 0 == told.exit_code, told.output
+    assert "canary compared with stable" in told.output
+    events.append(tmp_path / "events.jsonl", TuningEvent(id="e1", at_s=T0 + 4000, kind="change", what="flipped"))
+    told = call("compare", "--log", log, "--event", "e1", "--events", tmp_path / "events.jsonl", "--window", "1h", "--json")
+    assert 0 == told.exit_code, told.output
+    assert {"judgements", "broken"} == set(json.loads(told.stdout))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "with --log, say either --event ID or --variant A B"),
+        (["--event", "e", "--variant", "a", "b"], "with --log, say either --event ID or --variant A B"),
+        (["--event", "e"], "--event needs the file of events: --events FILE"),
+        (["--event", "e", "--events", "none.jsonl"], "none.jsonl"),
+        (["--event", "e", "--events", "events.jsonl"], "events.jsonl holds no event e; `vllm-watch events --events events.jsonl` lists them"),
+        (["--variant", "a", "b", "--arms", "a", "b"], "--arms goes with folders of benches"),
+    ],
+)
+def test_mistakes_about_live_traffic_are_one_sentence(tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    events.append(tmp_path / "events.jsonl", TuningEvent(id="e1", at_s=T0, kind="change", what="flipped"))
+    told = call("compare", "--log", log_of(tmp_path, None), *arguments)
+    assert (2, True) == (told.exit_code, sentence in told.output), told.output
+    assert "Traceback" not in told.output
+
+
+# --- the report
+
+
+@pytest.mark.parametrize(("arms", "runs"), [(("tiny",), 6), (("off", "on"), 6), (("a", "b", "c"), 2), ((), 0)])
+def test_every_bench_has_a_report(tmp_path, arms, runs):
+    folder = saved(tmp_path / "o", arms=arms, runs=runs, cut=None if runs else "it was stopped by hand")
+    if not runs:
+        (folder / result.REQUESTS).unlink()
+    told = call("report", folder, "--lab", "-o", tmp_path / "page.html")
+    assert 0 == told.exit_code, told.output
+    assert 7 == sum(line.startswith(("pass ", "fail ", "not measured ")) for line in told.output.splitlines())
+    assert {".html", ".md", ".csv", ".json"} == {path.suffix for path in tmp_path.glob("page.*")}
+
+
+def test_arms_that_were_never_judged_are_judged_for_the_report(tmp_path):
+    told = call("report", saved(tmp_path / "o", arms=("off", "on")))
+    assert 0 == told.exit_code, told.output
+    assert "better" in (tmp_path / "o" / "report.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["bench.html", "verdicts.html"])
+def test_a_report_never_overwrites_what_it_is_of(tmp_path, name):
+    folder = saved(tmp_path / "o")
+    told = call("report", folder, "-o", folder / name)
+    assert (2, True) == (told.exit_code, "give another name with -o" in told.output)
+    assert 6 == len(result.read(folder).runs)
+
+
+def test_verdicts_that_are_none_are_one_sentence(tmp_path):
+    folder = saved(tmp_path / "o")
+    (folder / "verdicts.json").write_text("[{")
+    told = call("report", folder)
+    assert (2, True) == (told.exit_code, "verdicts.json holds no verdicts of ours: " in told.output), told.output

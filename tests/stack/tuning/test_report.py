@@ -1,0 +1,652 @@
+"""A bench as a page, Markdown, CSV and JSON: what stands in them, whoever wrote the names, and how the page looks in a real Chromium."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import random
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from playwright.sync_api import expect
+
+from exporters.accounting.prices import ApiPrice, GpuPrice, Prices
+from exporters.events.log import TimeWindow, TuningEvent
+from exporters.requests.record import RequestRecord, timestamp
+from stack.bench import result
+from stack.bench.measurements import Slo, figures
+from stack.bench.result import Arm, BadBench, Bench, BenchEngine, Run, Start, request_id
+from stack.board import pages
+from stack.gateway.policy import Policy, Team
+from stack.tuning import charts, derived, report
+from stack.tuning.comparison import Comparison
+from stack.tuning.derived import Material
+from stack.tuning.lab_rows import CRITERIA, lab_rows
+from stack.tuning.run_comparison import compare_runs
+
+T0 = 1_790_000_000.0
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>|`*_[x](javascript:alert(3))"
+PRICES = Prices(gpu_hour=3.0, gpus=(GpuPrice("H200", 3.6),), api=(ApiPrice("tiny", 0.001, 0.004, 0.0005),))
+
+
+def made(
+    arms=("off", "on"), runs=6, requests=20, workloads=(("shared-prefix", "c8"),), kinds=(None,), failing=0.0, cut=False, name=str
+) -> tuple[Bench, list[RequestRecord]]:
+    """A bench with fast second arms, by a fixed seed. name: what becomes of every text that somebody else wrote."""
+    rng, at_s, number, told, records = random.Random(7), T0, 0, [], []
+    order = [arm for i in range(runs) for arm in (arms if i % 2 == 0 else arms[::-1])]
+    for workload, point in workloads:
+        for arm in order:
+            number, began, luck, mine = number + 1, at_s, rng.gauss(1, 0.03), []
+            fast = 0.5 if arm != arms[0] else 1.0
+            for n in range(requests):
+                at_s += 0.25
+                common = {
+                    "request_id": request_id("b1", number, n), "ts": timestamp(at_s), "model": "tiny", "route": "/v1/chat/completions",
+                    "team": kinds[n % len(kinds)], "variant": name(arm), "e2e_ms": 900.0 * luck,
+                }  # fmt: skip
+                if rng.random() < failing:
+                    mine.append(RequestRecord(**common, outcome="timeout", reason="timeout"))
+                else:
+                    more = {"prompt_tokens": 2000, "cached_tokens": 1500, "completion_tokens": 64, "finish_reason": "length"}
+                    ttft_ms = 200 * fast * luck * rng.lognormvariate(0, 0.3)
+                    mine.append(RequestRecord(**common, **more, outcome="ok", ttft_ms=ttft_ms, tpot_ms=20 * luck))
+            at_s += 2
+            found = figures(mine, at_s - began, Slo(ttft_ms=400)) | {"hit_ratio": 0.0 if arm == arms[0] else 0.8}
+            ok = sum(record.outcome == "ok" for record in mine)
+            last = cut and number == len(order) * len(workloads)
+            told.append(Run(
+                number=number, arm=name(arm), workload=name(workload), point=name(point), started_s=began, ended_s=at_s, seed=number, asked=requests,
+                ok=ok, failed={"timeout": requests - ok} if ok < requests else {}, figures=found, cut=name("stopped") if last else None,
+            ))  # fmt: skip
+            records += mine
+    bench = Bench(
+        id="b1", title=name("Prefix caching"), tool="vllm-watch 0.1", started_s=T0, ended_s=at_s, runs=tuple(told), workload_hash="abc",
+        arms=tuple(
+            Arm(
+                name=name(arm), what=name("prefix caching"),
+                engine=BenchEngine(
+                    url=f"http://me:pass@h{i}:8000", model="tiny", version=name("0.20.1"),
+                    cache={"enable_prefix_caching": str(i > 0), "block_size": "16"},
+                    arguments=(
+                        "serve", "--max-model-len", "4096", "--api-key", "sk-1", "sk-2", f"--hf-token=hf-{i}", "--seed", str(i), "--name", name("x"),
+                    ),
+                ),
+                starts=(Start("cold", 90.0), Start("warm", 40.0), Start("warm", 44.0)),
+            )
+            for i, arm in enumerate(arms)
+        ),
+        workloads=tuple({"name": name(w), "about": name("a prefix"), "expected_hit": [0.7, 0.95]} for w in dict(workloads)),
+        order="interleaved" if len(arms) > 1 else "single", slo={"ttft_ms": 400.0}, hardware=name("1 x H200"), caveats=(name("a caveat"),),
+        cut=name("stopped") if cut else None,
+    )  # fmt: skip
+    return bench, records
+
+
+def judged(bench: Bench) -> list[Comparison]:
+    first, *others = [arm.name for arm in bench.arms]
+    return [
+        compare_runs([run for run in group.runs if run.arm == first], [run for run in group.runs if run.arm == other])
+        for group in derived.groups(bench)
+        for other in others
+    ]
+
+
+def material(bench, records=(), **more) -> Material:
+    return Material(bench=bench, records=records, comparisons=judged(bench) if len(bench.arms) > 1 else (), **more)
+
+
+@pytest.fixture(scope="module")
+def two() -> Material:
+    return material(*made(), prices=PRICES, gpus=1, gpu_name="NVIDIA H200")
+
+
+class Read(HTMLParser):
+    """What a browser would see: elements that are open at the end, texts of cells, and every element's name."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows: list[list[str]] = []
+        self.names: list[str] = []
+        self.sections: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.names.append(tag)
+        if tag not in ("meta", "link", "img", "br"):
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+        elif tag == "section":
+            self.sections.append(dict(attrs)["id"])
+
+    def handle_endtag(self, tag):
+        assert tag == self.open.pop()
+
+    def handle_data(self, data):
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+        elif not {"script", "style"} & set(self.open):
+            self.text += data
+
+    def row(self, *begins: str) -> list[str]:
+        return next(row for row in self.rows if tuple(row[: len(begins)]) == begins)
+
+
+def read_page(told: Material, lab=()) -> Read:
+    page = Read(report.page(told, lab).replace(pages.static("plotly.min.js").decode(), ""))  # five megabytes that say nothing here
+    assert [] == page.open
+    return page
+
+
+def section(told: Material, title: str) -> list[report.Table]:
+    return [block for one in report.sections(told) if one.title == title for block in one.blocks if isinstance(block, report.Table)]
+
+
+# --- what the page says
+
+
+def test_the_verdict_stands_first_with_its_interval_in_words_and_with_the_reason(two):
+    page = read_page(two)
+    assert "verdict" == page.sections[0]
+    assert ["metric", "off", "on", "change (95 % interval)", "verdict", "why"] == page.rows[0]
+    _, a, b, change, verdict, why = page.row("TTFT p50")
+    assert "▲ better" == verdict
+    assert re.fullmatch(r"-\d+(\.\d)? % \(-\d+\.\d % to -\d+\.\d %\)", change)
+    assert a.endswith(" ms")
+    assert b.endswith(" ms")
+    assert why
+
+
+def test_uncontrolled_verdicts_say_so(two):
+    sequential = [dataclasses.replace(one, controlled=False) for one in two.comparisons]
+    page = read_page(Material(bench=two.bench, comparisons=sequential))
+    assert "better (uncontrolled)" in page.row("TTFT p50")[4]
+    assert "at most consistent with these verdicts" in page.text
+
+
+def test_many_comparisons_begin_with_one_table_and_are_folded():
+    bench, records = made(workloads=(("a", "c1"), ("a", "c8"), ("b", "c1"), ("c", "c1")), runs=6)
+    page = read_page(material(bench, records))
+    assert ["comparison", "workload", "load", "TTFT p50"] == page.rows[0][:4]
+    assert page.rows[1][3].startswith("▲ -")
+    assert 4 <= page.names.count("details")
+
+
+def test_one_arm_has_figures_and_no_verdict():
+    page = read_page(material(*made(arms=("base",), runs=3)))
+    assert "No verdict: there is one arm." in page.text
+    assert re.fullmatch(r"\d+ ms \(\d+ to \d+ ms\)", page.row("TTFT p50")[1])
+
+
+def test_a_bench_without_runs_is_a_page_too():
+    bench = Bench(
+        id="b", title="", tool="t", started_s=T0, ended_s=T0, arms=(), runs=(), workloads=(), workload_hash="", cut="the engine did not answer"
+    )
+    page = read_page(Material(bench=bench))
+    assert "The bench broke off: the engine did not answer." in page.text
+    assert "pictures" not in page.sections
+    assert "b1" not in report.markdown(Material(bench=bench))
+
+
+def test_a_cut_run_is_kept_marked_and_left_out_of_medians():
+    bench, records = made(cut=True)
+    page = read_page(material(bench, records))
+    assert "The bench broke off: stopped." in page.text
+    assert "6, 1 of them cut and left out" in page.row("runs")
+    assert "cut: stopped" == page.row("12")[-1]
+    only = derived.RunGroup("w", "p", (Run(number=1, arm="a", workload="w", point="p", started_s=0, ended_s=1, seed=1, asked=9, ok=5, cut="x"),))
+    assert 1 == len(only.counted("a")), "an arm that has no other keeps it"
+
+
+def test_what_was_not_measured_is_a_dash_and_never_0():
+    bench, _ = made(runs=1)
+    first, second = bench.runs
+    bench = result.msgspec.structs.replace(bench, runs=(first, result.msgspec.structs.replace(second, figures={})))
+    table = section(Material(bench=bench), "Figures of each arm")[0]
+    assert derived.ABSENT == next(row for row in table.rows if row[0] == "TTFT p50")[2]
+    assert {} == json.loads(report.as_json(Material(bench=bench)))["bench"]["runs"][1]["figures"]
+
+
+def test_secrets_are_in_no_form(two):
+    forms = (report.page(two), report.markdown(two), report.as_csv(two.bench), report.as_json(two))
+    for text in forms:
+        assert not re.search(r"sk-\d|hf-\d|me:pass", text)
+    assert "http://h0:8000" in forms[1]
+    assert ["--api-key", "(hidden) (hidden)", "(hidden) (hidden)"] == read_page(two).row("--api-key")
+
+
+def test_differences_between_arms_stand_out_and_what_is_alike_is_folded(two):
+    facts, differing, alike = section(two, "Arms")
+    assert [("--seed", "0", "1"), ("cache: enable_prefix_caching", "False", "True")] == [
+        (row[0], *(cell.text for cell in row[1:])) for row in differing.rows
+    ]
+    assert {"differs"} == {cell.mark for row in differing.rows for cell in row[1:]}
+    assert ("cache: block_size", "16", "16") in alike.rows
+    assert alike.folded
+    assert "what" == facts.rows[0][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(("serve", "m", "--a", "1", "--b=2", "--c", "--d"), {"--a": "1", "--b": "2", "--c": "set", "--d": "set"}),
+     (("--names", "x", "y"), {"--names": "x y"}), ((), {})],
+)  # fmt: skip
+def test_options_are_read_as_they_were_written(arguments, expected):
+    assert expected == derived.flags(arguments)
+
+
+def test_the_hit_ratio_stands_beside_what_was_expected(two):
+    off, on = section(two, "Cache hits against expectation")[0].rows
+    assert ("0 %", "70 to 95 %", "prefix caching is off") == (off[3], off[4], off[5].text)
+    assert ("80 %", "within the band") == (on[3], on[5].text)
+    dots = next(one for one in charts.drawn(two)["groups"][0]["dots"] if one["title"] == "cache hits")
+    assert [70, 95] == dots["band"]
+
+
+def test_a_gpu_hour_is_compared_with_the_api_for_the_same_requests(two):
+    """3.6 an hour is 0.001 a second; an API bills 500 new and 1,500 cached prompt tokens for every 64 of output."""
+    cost = derived.costs(two)[0]
+    speed = cost.tokens_per_second
+    assert 1 / speed == pytest.approx(cost.own)
+    assert (0.5 * 0.001 + 1.5 * 0.0005) / 64 * 1000 + 0.004 == pytest.approx(cost.api_whole)
+    assert 0.004 == cost.api_output
+    assert 1 / cost.api_whole == pytest.approx(cost.even_at)
+
+
+@pytest.mark.parametrize("missing", [{"prices": None}, {"gpus": None}, {"prices": Prices(gpu_hour=1.0), "gpus": 1}])
+def test_without_prices_cards_or_an_api_nothing_is_made_up(two, missing):
+    told = Material(bench=two.bench, records=two.records, **{"prices": PRICES, "gpus": 1} | missing)
+    found = derived.costs(told)
+    assert all(cost.api_output is None and cost.times is None for cost in found)
+    assert bool(found) is bool(told.prices and told.gpus)
+
+
+def test_starts_and_failures_are_told_by_kind_and_reason():
+    told = material(*made(failing=0.2))
+    assert ("off", "cold start", "90 s", "90") == section(told, "Starts")[0].rows[0]
+    assert ("off", "warm restart", "42 s", "40, 44") == section(told, "Starts")[0].rows[1]
+    failed = section(told, "Stability")[0].rows[0]
+    assert "worse" == failed[3].mark
+    assert failed[4].endswith(" timeout")
+
+
+def test_checks_that_found_something_stand_open(two):
+    one = compare_runs([run for run in two.bench.runs if run.arm == "off"][:2], [run for run in two.bench.runs if run.arm == "on"])
+    wrong, fine = section(Material(bench=two.bench, comparisons=[one]), "Checks and caveats")
+    assert {"warn"} == {row[2].mark for row in wrong.rows}
+    assert fine.folded
+
+
+def test_a_scaled_workload_says_so(two):
+    bench = result.msgspec.structs.replace(two.bench, scale=0.25)
+    assert "Lengths were scaled by 0.25" in read_page(Material(bench=bench)).text
+
+
+def test_the_definitions_are_pinned(two):
+    page = read_page(two)
+    assert "(end to end - TTFT) / (output tokens - 1)" in page.row("TPOT")[1]
+    assert "first token with content" in page.row("TTFT")[1]
+    assert "The unit is the run, not the request" in page.text
+
+
+# --- pictures
+
+
+def test_distributions_runs_and_requests_are_drawn(two):
+    drawn = charts.drawn(two)
+    (group,) = drawn["groups"]
+    assert ["TTFT", "TPOT", "end to end"] == [one["title"] for one in group["spread"]]
+    curve = group["spread"][0]["curves"][0]
+    assert 120 == curve["count"]
+    assert len(drawn["shares"]) == len(curve["at"])
+    assert sorted(curve["at"]) == curve["at"]
+    assert list(range(1, 13)) == [dot["run"] for dot in group["dots"][0]["dots"]]
+    assert 240 == sum(len(points["at"]) for points in drawn["time"]["points"])
+    assert "" == drawn["time"]["note"]
+
+
+def test_classes_of_requests_are_groups_of_their_own():
+    told = material(*made(kinds=("short", "long")))
+    assert ["shared-prefix, c8", "shared-prefix, c8: long requests", "shared-prefix, c8: short requests"] == [
+        group["title"] for group in charts.drawn(told)["groups"]
+    ]
+    long = charts.drawn(told)["groups"][1]
+    assert 60 == long["spread"][0]["curves"][0]["count"]
+    assert "TTFT p50" == long["dots"][0]["title"]
+
+
+def test_twenty_thousand_requests_are_thinned_and_counted():
+    told = material(*made(requests=1700, failing=0.05))
+    time = charts.drawn(told)["time"]
+    shown, whole = re.match(r"([\d,]+) of ([\d,]+) answers are drawn: one in 7 of each run", time["note"]).groups()
+    assert shown == f"{sum(len(points['at']) for points in time['points']):,}"
+    assert whole == f"{sum(run.ok for run in told.bench.runs):,}"
+    assert "failed requests are marked" in time["note"]
+    slowest = max(record.ttft_ms for record in told.records if record.ttft_ms)
+    assert float(f"{slowest:.5g}") == max(max(points["value"]) for points in time["points"])
+    assert len(report.page(told)) < 6e6
+
+
+def test_events_are_regions_points_and_rows(two):
+    events = (
+        TuningEvent(id="a", at_s=T0 + 9, kind="change", what="caching on", diff={"--x": (None, "1")}, before=TimeWindow(T0, T0 + 8)),
+        TuningEvent(id="b", at_s=T0 + 20, kind="note", what="a region", open=True),
+        TuningEvent(id="b", at_s=T0 + 20, end_s=T0 + 25, kind="note", what="a region"),
+        TuningEvent(id="c", at_s=T0 - 9999, kind="note", what="long before"),
+    )
+    told = Material(bench=two.bench, events=events)
+    first, second = charts.drawn(told)["time"]["events"]
+    assert ("E1", [[T0 * 1000, (T0 + 8) * 1000]], None) == (first["name"], first["windows"], first["end"])
+    assert (T0 + 25) * 1000 == second["end"]
+    rows = section(told, "Over time")[0].rows
+    assert "--x: not set → 1" == rows[0][4]
+    assert 2 == len(rows)
+
+
+# --- whoever wrote the names
+
+
+def hostile() -> Material:
+    bench, records = made(name=lambda text: HOSTILE + text, cut=True, workloads=(("w", "c1"), ("v", "c1")))
+    event = TuningEvent(at_s=T0 + 5, kind="note", what=HOSTILE, who=HOSTILE, diff={HOSTILE: (HOSTILE, None)})
+    return material(bench, records, events=(event,))
+
+
+def test_foreign_text_stays_text_in_the_page(two):
+    lab = lab_rows(hostile(), stated={"Security": (True, HOSTILE)})
+    page, plain = read_page(hostile(), lab), read_page(two)
+    assert plain.names.count("script") == page.names.count("script")
+    assert 0 == page.names.count("img")
+    assert HOSTILE in page.text
+
+
+def test_foreign_text_stays_text_in_markdown():
+    text = report.markdown(hostile(), lab_rows(hostile()))
+    shown = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
+    assert not re.search(r"<(script|img|a)\b", shown)
+    assert "<table>" in shown
+
+
+@given(st.text(max_size=40))
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+def test_any_name_is_one_cell_of_markdown(name):
+    table = report.Table(("x", "y"), ((report.Cell(name, "better"), name),))
+    shown = MarkdownIt("commonmark", {"html": True}).enable("table").render(report._md_block(table))
+    assert 2 == shown.count("<td>")
+    assert not re.search(r"<(?!/?(table|thead|tbody|tr|th|td|strong)\b)", shown)
+
+
+def test_a_fence_in_a_workload_does_not_end_its_block(two):
+    bench = result.msgspec.structs.replace(two.bench, workloads=({"name": "w", "about": "```\n# out\n````"},))
+    shown = MarkdownIt("commonmark").render(report.markdown(Material(bench=bench)))
+    assert "<h1>out" not in shown
+
+
+def test_markdown_fits_a_comment():
+    bench, records = made(workloads=tuple((f"w{n}", "c1") for n in range(40)), requests=3)
+    text = report.markdown(material(bench, records))
+    assert len(text) < 65_536
+    assert "Left out, because a comment has an end: " in text
+
+
+FINITE = st.floats(-1e9, 1e9, allow_nan=False)
+FIGURES = st.dictionaries(st.sampled_from(["ttft_ms.p50", "short:ttft_ms.p95", "hit_ratio", "qps", "unheard_of", "a:b:c.d"]), FINITE, max_size=4)
+RUN = st.builds(
+    lambda arm, point, figures, cut, ok, failed: Run(
+        number=1, arm=arm, workload="w", point=point, started_s=T0, ended_s=T0 + 1, seed=0, asked=9, ok=ok, failed=failed, figures=figures, cut=cut
+    ),
+    st.sampled_from("abc"), st.sampled_from(["c1", "r2.5"]), FIGURES, st.none() | st.just("stopped"), st.integers(0, 200),
+    st.dictionaries(st.sampled_from(["timeout", "http_429", "stopped", "odd"]), st.integers(0, 9)),
+)  # fmt: skip
+
+
+@given(st.lists(RUN, max_size=6), st.integers(0, 3))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+def test_any_bench_can_be_told(runs, arms):
+    told = Material(
+        bench=Bench(
+            id="b", title="t", tool="t", started_s=T0, ended_s=T0 + 9, workloads=({"name": "w", "expected_hit": (0.1, 0.2)},), workload_hash="h",
+            arms=tuple(Arm(name=name, engine=BenchEngine(url="http://x", model="m")) for name in "abc"[:arms]),
+            runs=tuple(result.msgspec.structs.replace(run, number=n) for n, run in enumerate(runs)),
+        ),
+        prices=PRICES, gpus=2,
+    )  # fmt: skip
+    assert report.sections(told)
+    assert report.markdown(told)
+    assert len(runs) == len({row["run"] for row in csv.DictReader(io.StringIO(report.as_csv(told.bench)))})
+    assert json.loads(report.as_json(told))
+    json.dumps(charts.drawn(told), allow_nan=False)
+    assert 7 == len(lab_rows(told))
+
+
+# --- CSV and JSON
+
+
+def test_csv_gives_every_figure_back(two):
+    rows = list(csv.DictReader(io.StringIO(report.as_csv(two.bench))))
+    back = {(int(row["run"]), row["figure"]): float(row["value"]) for row in rows}
+    assert {(run.number, name): value for run in two.bench.runs for name, value in run.figures.items()} == back
+    assert "2026-09-21T14:13:20.000Z" == rows[0]["started"]
+    assert {"ms"} == {row["unit"] for row in rows if row["figure"] == "ttft_ms.p50"}
+
+
+def test_json_gives_the_bench_and_the_verdicts_back(two):
+    told = json.loads(report.as_json(two))
+    assert two.bench == result.msgspec.convert(told["bench"], Bench)
+    assert "better" == told["judgements"][0]["findings"][0]["verdict"]
+    assert ["off", "on"] == list(told["derived"]["figures"][0]["medians"])
+    assert {"--seed": ["0", "1"], "cache: enable_prefix_caching": ["False", "True"]} == told["derived"]["differences"]
+
+
+# --- at the edge
+
+
+def test_four_files_are_written_from_a_folder(tmp_path):
+    bench, records = made(runs=1)
+    result.write(tmp_path, bench)
+    result.add_requests(tmp_path, records)
+    told = report.gather(tmp_path)
+    assert len(records) == sum(map(len, told.of_run.values()))
+    paths = report.write(told, tmp_path / "out.v2.html")
+    assert ["out.v2.html", "out.v2.md", "out.v2.csv", "out.v2.json"] == [path.name for path in paths]
+    assert {*paths} < {*tmp_path.iterdir()}
+    assert paths[0].read_text().startswith("<!doctype html>")
+
+
+def test_a_folder_without_requests_still_has_figures(tmp_path):
+    result.write(tmp_path, made(runs=1)[0])
+    assert {} == report.gather(tmp_path).of_run
+
+
+def test_a_broken_folder_is_named(tmp_path):
+    with pytest.raises(BadBench, match="holds no bench"):
+        report.gather(tmp_path)
+    result.write(tmp_path, made(runs=1)[0])
+    (tmp_path / result.REQUESTS).write_text("nonsense\n")
+    with pytest.raises(BadBench, match=r"requests\.jsonl cannot be read"):
+        report.gather(tmp_path)
+
+
+# --- the lab's rows
+
+
+def states(told: Material, **more) -> dict[str, str]:
+    return {row.item: row.state for row in lab_rows(told, **more)}
+
+
+def evidence(told: Material, item: str, **more) -> str:
+    return next(row.evidence for row in lab_rows(told, **more) if row.item == item)
+
+
+def test_without_a_bench_nothing_passes():
+    bench = Bench(id="b", title="", tool="t", started_s=T0, ended_s=T0, arms=(), runs=(), workloads=(), workload_hash="")
+    assert dict.fromkeys(CRITERIA, "not measured") == states(Material(bench=bench))
+
+
+def test_what_a_bench_and_prices_show_passes_and_what_they_cannot_show_is_not_measured(two):
+    told = states(two)
+    assert {"Security": "not measured", "Admission control": "not measured"} == {item: state for item, state in told.items() if state != "pass"}
+    assert "off cold 90 s; off warm 40 s, 44 s" in evidence(two, "Model loading")
+
+
+def test_one_start_alone_is_no_record_of_both(two):
+    arm = result.msgspec.structs.replace(two.bench.arms[0], starts=(Start("cold", 90.0),))
+    bench = result.msgspec.structs.replace(two.bench, arms=(arm,))
+    assert "fail" == states(Material(bench=bench))["Model loading"]
+    assert "no warm start is recorded" in evidence(Material(bench=bench), "Model loading")
+
+
+def runs_of(*each: tuple[str, int, dict[str, int]]) -> Material:
+    arms = tuple(Arm(name=name, engine=BenchEngine(url="http://x", model="m")) for name in dict.fromkeys(name for name, _, _ in each))
+    runs = tuple(
+        Run(number=n, arm=arm, workload="w", point="c1", started_s=T0, ended_s=T0 + 1, seed=0, asked=ok + sum(failed.values()), ok=ok, failed=failed)
+        for n, (arm, ok, failed) in enumerate(each)
+    )
+    return Material(bench=Bench(id="b", title="", tool="t", started_s=T0, ended_s=T0, arms=arms, runs=runs, workloads=(), workload_hash=""))
+
+
+@pytest.mark.parametrize(
+    ("each", "expected"),
+    [
+        ((("a", 98, {"timeout": 2}),), "pass"),
+        ((("a", 97, {"timeout": 2, "engine_error": 1}),), "fail"),
+        ((("a", 99, {}),), "not measured"),
+        ((("a", 90, {"timeout": 9}),), "not measured"),
+        ((("a", 100, {"http_429": 50, "queue_full": 7, "stopped": 8}),), "pass"),
+        ((("a", 60, {}), ("b", 60, {"timeout": 1})), "pass"),
+        ((("a", 1000, {}), ("b", 190, {"timeout": 10})), "fail"),
+    ],
+)
+def test_stability_is_two_failures_of_a_hundred(each, expected):
+    """Refusals and what was stopped with the bench are no failures; an arm cannot hide behind another."""
+    told = runs_of(*each)
+    assert expected == states(told)["Stability"]
+    assert (expected == "not measured") is ("at least 100 requests" in evidence(told, "Stability"))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [({}, "pass"), ({"route": "/v1/completions"}, "not measured"), ({"outcome": "upstream_error", "finish_reason": None}, "fail")],
+)
+def test_a_chat_call_that_ended_well_shows_compatibility(two, change, expected):
+    records = [result.msgspec.structs.replace(record, **change) for record in two.records]
+    assert expected == states(Material(bench=two.bench, records=records))["API compatibility"]
+
+
+@pytest.mark.parametrize(("lacks", "told"), [("model", "model"), ("completion_tokens", "tokens"), ("request_id", "request_id")])
+def test_a_record_that_lacks_something_fails_observability(two, lacks, told):
+    records = [*two.records[1:], result.msgspec.structs.replace(two.records[0], **{lacks: "" if lacks == "request_id" else None})]
+    assert "fail" == states(Material(bench=two.bench, records=records))["Observability"]
+    assert f"1 of 240 records lack {told}" == evidence(Material(bench=two.bench, records=records), "Observability")
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"prices": None}, "no prices were given"),
+        ({"gpus": None}, "number of GPUs"),
+        ({"prices": Prices(gpu_hour=1.0)}, "no API price of this model"),
+    ],
+)
+def test_a_cost_without_both_sides_is_not_measured(two, given, why):
+    told = Material(bench=two.bench, records=two.records, **{"prices": PRICES, "gpus": 1} | given)
+    assert "not measured" == states(told)["Cost"]
+    assert why in evidence(told, "Cost")
+
+
+def refused(team: str | None, at_s: float, reason: str | None = "team_limit") -> RequestRecord:
+    return RequestRecord(request_id="r", ts=timestamp(at_s), team=team, outcome="rejected", reason=reason, status=429)
+
+
+def answered(team: str, at_s: float) -> RequestRecord:
+    return RequestRecord(request_id="r", ts=timestamp(at_s), team=team, outcome="ok", model="m", prompt_tokens=1, completion_tokens=1, e2e_ms=1.0)
+
+
+POLICY = Policy(teams={"a": Team(max_running=2), "b": Team()})
+
+
+@pytest.mark.parametrize(
+    ("log", "policy", "expected"),
+    [
+        ((), None, "not measured"),
+        ((), POLICY, "not measured"),
+        ((refused("a", T0),), None, "not measured"),
+        ((refused("a", T0),), POLICY, "pass"),
+        ((refused("a", T0), answered("b", T0 + 1)), None, "pass"),
+        ((refused("a", T0), answered("a", T0 + 1)), None, "not measured"),
+        ((refused("a", T0), answered("b", T0 + 900)), None, "not measured"),
+        ((refused("a", T0, None),), POLICY, "fail"),
+        ((refused(None, T0),), POLICY, "fail"),
+    ],
+)
+def test_admission_needs_a_logged_refusal_and_teams_that_are_held_apart(two, log, policy, expected):
+    assert expected == states(two, log=log, policy=policy)["Admission control"]
+
+
+def test_what_is_stated_counts_only_where_nothing_was_measured_and_needs_evidence(two):
+    stated = {"Security": (True, "egress is blocked"), "Stability": (False, "I saw it fall over")}
+    told = states(two, stated=stated)
+    assert ("pass", "pass") == (told["Security"], told["Stability"])
+    assert "stated: egress is blocked" == evidence(two, "Security", stated=stated)
+    with pytest.raises(ValueError, match="Security: what is stated needs evidence"):
+        lab_rows(two, stated={"Security": (True, " ")})
+    with pytest.raises(ValueError, match="the lab has no row 'Safety'"):
+        lab_rows(two, stated={"Safety": (True, "x")})
+
+
+# --- in a real Chromium
+
+
+@pytest.fixture
+def opened(new_tab, tmp_path):
+    """Opens a report from the disk without a network."""
+    page = new_tab(viewport={"width": 1400, "height": 1000}, offline=True, timezone_id="Europe/Berlin").page
+
+    def show(told: Material):
+        file = tmp_path / "report.html"
+        report.write(told, file, lab_rows(told))
+        page.goto(file.as_uri())
+        return page
+
+    return show
+
+
+@pytest.mark.chromium
+class TestInChromium:
+    def test_the_page_shows_the_verdict_and_draws_at_every_width(self, opened):
+        arms = ("base", "chunked-prefill-2048", "speculative")
+        page = opened(material(*made(arms=arms, failing=0.01), events=(TuningEvent(at_s=T0, kind="note", what="x" * 300),)))
+        expect(page.locator("#verdict tbody tr", has_text="TTFT p50")).to_have_count(2)
+        expect(page.locator("#verdict .mark.better").first).to_be_visible()
+        expect(page.locator("#pictures .js-plotly-plot")).to_have_count(9)
+        expect(page.locator("#pictures .small path.js-line")).to_have_count(9)
+        expect(page.locator("#over-time .js-plotly-plot path.point").first).to_be_attached()
+        for width in (1400, 800, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.wait_for_timeout(300)  # a resized window is drawn anew after a while
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+
+    def test_another_workload_is_one_choice_away_and_hostile_names_are_only_text(self, opened):
+        page = opened(hostile())
+        expect(page.locator("h1")).to_have_text(f"{HOSTILE}Prefix caching")
+        page.get_by_label("workload and load").select_option(index=1)
+        expect(page.locator("#pictures figcaption").first).to_have_text("TTFT")
+        expect(page.locator("#over-time .js-plotly-plot")).to_have_count(1)
+        page.locator("#pictures .small path.point").first.hover(force=True)
+        expect(page.locator(".hoverlayer").filter(has_text="onerror")).to_have_count(1)
+        assert 0 == page.locator("img").count()
+
+    def test_a_bench_without_anything_opens(self, opened):
+        bench = Bench(id="b", title="none", tool="t", started_s=T0, ended_s=T0, arms=(), runs=(), workloads=(), workload_hash="")
+        expect(opened(Material(bench=bench)).locator("h1")).to_have_text("none")

@@ -1,0 +1,165 @@
+"""Real vLLM engines for tests: the CPU build with the lab's tiny random model, each on one core. Test files share those that they do not hurt.
+
+    @pytest.fixture(scope="module")
+    def engine(real_engines: Engines) -> Engine:
+        return real_engines.shared().up()
+
+A start takes 24 s of CPU, so ask for `shared()`, which runs already as a rule: all who ask with the same arguments get the same engine. It lives
+until the end of the session and others have used it, so its counters are not zero and its cache is not empty: take a page before (`shown`), count
+from there, and let nothing of yours run on when you are done. Who will end an engine takes the shared one for good (`taken`), or one that nobody
+else ever had (`own`). Several that are begun before the first is waited for (`up`) start side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from exporters.catalogue import exposition_parser, vllm
+from exporters.catalogue.metric import Metric
+from stack.lab import plan, supervisor
+
+CONTEXT = 32768  # the model's
+TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")  # costs nothing where no tool is called
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+@dataclass
+class Engine:
+    """A real vLLM. last: what its page said when it was killed, None while it lives."""
+
+    spec: plan.Process
+    log: Path
+    process: subprocess.Popen[bytes]
+    last: exposition_parser.Exposition | None = None
+
+    def up(self) -> Engine:
+        """Itself, once it answers, with all its threads on the first core: where each process of a vLLM has a core of its own, they wait for each
+        other by giving it away and taking it again, and others got none of it for up to a minute (Linux 6.18). What remains is for the clients."""
+        deadline = time.monotonic() + self.spec.within_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                if self.ready():
+                    self.keeps_to(min(os.sched_getaffinity(0)))
+                    return self
+            time.sleep(0.1)
+        raise TimeoutError(f"the engine did not answer within {self.spec.within_s:.0f} s; see {self.log}")
+
+    def ready(self) -> bool:
+        if self.process.poll() is not None:
+            pytest.fail(f"the engine ended: {supervisor.last_words(self.log)}")
+        return get(self.spec.health) == ""
+
+    def shown(self) -> exposition_parser.Exposition:
+        """Its page, or what that was when it was killed."""
+        return self.last or exposition_parser.parse(get(self.spec.address + "/metrics"))
+
+    def figure(self, metric: Metric, part: str = "") -> float:
+        """A figure of its page, all labels together. part: of a histogram, its sum or count."""
+        found = self.shown().total(metric.name + part)
+        assert found is not None, metric.name + part
+        return found
+
+    @property
+    def abandoned(self) -> float:
+        """Texts that began and were broken off: all that the engine counts of them is their first token and that their end is missing."""
+        return self.figure(vllm.TIME_TO_FIRST_TOKEN, "_count") - self.figure(vllm.E2E_REQUEST_LATENCY, "_count")
+
+    @property
+    def running(self) -> float:
+        return self.figure(vllm.NUM_REQUESTS_RUNNING)
+
+    @property
+    def waiting(self) -> float:
+        return self.figure(vllm.NUM_REQUESTS_WAITING)
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes, as a crash; what it has counted is kept. Once."""
+        if self.last is None:
+            self.last = self.shown()
+            self.end(signal.SIGKILL)
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        if self.process.returncode is not None:
+            return  # its number may be somebody else's by now
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def keeps_to(self, core: int) -> None:
+        """All its threads run there."""
+        for task in Path("/proc").glob("[0-9]*/task/[0-9]*"):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(int(task.parts[2])) == self.process.pid:
+                    os.sched_setaffinity(int(task.name), {core})
+
+
+def started(folder: Path, programs: Mapping[str, Path], port: int, core: int, *arguments: str) -> Engine:
+    """An engine as the lab starts its own, on this port, with one core. It may not answer yet."""
+
+    def alone() -> None:
+        supervisor._die_with_parent()
+        os.sched_setaffinity(0, {core})
+
+    config = plan.LabConfig(folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": (*TOOLS, *arguments)})
+    spec = next(process for process in plan.processes(config) if process.name == "vllm")
+    # Few machines that run the lab have a C++ compiler, and nothing here may need one.
+    env, log = {**os.environ, **spec.env, "CXX": "no-compiler"}, folder / f"vllm-{port}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(spec.argv, stdout=output, stderr=output, env=env, start_new_session=True, preexec_fn=alone)
+    return Engine(spec, log, process)
+
+
+class Engines:
+    """The engines of one session. What it returns has been started and may not answer yet: begin all that you need, then have them `up`."""
+
+    def __init__(self, folder: Path, programs: Mapping[str, Path], free_port: Callable[[], int]) -> None:
+        self._folder, self._programs, self._free_port = folder, programs, free_port
+        self._shared: dict[tuple[str, ...], Engine] = {}
+        self._all: list[Engine] = []
+        self._cores = itertools.cycle(sorted(os.sched_getaffinity(0)))  # two that start together share none
+
+    def shared(self, *arguments: str) -> Engine:
+        """The one for all who ask for these arguments."""
+        found = self._shared.get(arguments)
+        if found is None or found.process.poll() is not None:
+            found = self._shared[arguments] = self.own(*arguments)
+        return found
+
+    def taken(self, *arguments: str) -> Engine:
+        """The shared one, whose user will end it: the next to ask for the same gets another."""
+        found = self.shared(*arguments)
+        del self._shared[arguments]
+        return found
+
+    def own(self, *arguments: str) -> Engine:
+        """One that nobody else gets."""
+        self._all.append(started(self._folder, self._programs, self._free_port(), next(self._cores), *arguments))
+        return self._all[-1]
+
+    def again(self, engine: Engine, *arguments: str) -> Engine:
+        """Another at the same port, after that one has ended."""
+        port = int(engine.spec.address.rpartition(":")[2])
+        self._all.append(started(self._folder, self._programs, port, next(self._cores), *arguments))
+        return self._all[-1]
+
+    def end(self) -> None:
+        for engine in self._all:
+            engine.end()
