@@ -1,7 +1,7 @@
 """This deployment's own thresholds, from what Prometheus recorded of its engines, a saved bench and its targets.
 
-Law: every number has its reason, and where the evidence is thin the shipped number stays and the reason says what was lacking. None is looser than
-what breaks a target; one that is looser than shipped says so."""
+Law: every number has its reason, and where the evidence is thin the shipped number stays and the reason says what was
+lacking. None is looser than what breaks a target; one that is looser than shipped says so."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NoEvidence(ValueError):
     """A Prometheus that says nothing about engines; one sentence with the way out."""
 
 
-# ---- what is asked ----------------------------------------------------------------------------------------------------------
+# ---- what is asked
 
 CORE = (*ENGINE, "engine")  # each data-parallel rank has a cache of its own
 Subject = tuple[str, ...]  # the labels that name an engine, one of its cores, or a model
@@ -54,7 +54,8 @@ Course = Mapping[float, float]  # time -> value
 
 @dataclass(frozen=True, slots=True)
 class RecordedUse:
-    """What Prometheus recorded, by engine, core or model, and by step. usage: the highest of each step; drained: requests finished per second in it;
+    """What Prometheus recorded, by engine, core or model, and by step. usage: the highest of each step; drained:
+    requests finished per second in it;
     queued: the shortest queue of each step. p95, observed, bounds: of TTFT and inter-token latency."""
 
     source: str
@@ -70,7 +71,10 @@ class RecordedUse:
     bounds: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
-LATENCIES: Mapping[str, Metric] = {thresholds.TTFT_P95.name: vllm.TIME_TO_FIRST_TOKEN, thresholds.INTER_TOKEN_P95.name: vllm.INTER_TOKEN_LATENCY}
+LATENCIES: Mapping[str, Metric] = {
+    thresholds.TTFT_P95.name: vllm.TIME_TO_FIRST_TOKEN,
+    thresholds.INTER_TOKEN_P95.name: vllm.INTER_TOKEN_LATENCY,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +86,24 @@ class _Steps:
     step_s: float
 
 
-async def ask(where: Address, settings: Settings, window_s: float, now_s: float, model: str | None = None) -> RecordedUse:
+async def ask(
+    where: Address, settings: Settings, window_s: float, now_s: float, model: str | None = None
+) -> RecordedUse:
     """What a Prometheus recorded of the engines of these settings. Raises NoEvidence with a sentence."""
     if model is not None and not re.fullmatch(r'[^"\\\n]+', model):
         raise NoEvidence(f"{model!r} is no model's name")
     if window_s < LEAST_STEPS * 60:
-        raise NoEvidence(f"a window of {window_s:g} s holds fewer than {LEAST_STEPS} steps of a minute: look back further with --window")
+        raise NoEvidence(
+            f"a window of {window_s:g} s holds fewer than {LEAST_STEPS} steps of a minute: look back further with"
+            " --window"
+        )
     matchers = (settings.engine, *((f'model_name="{model}"',) if model else ()))
     async with Prometheus(where) as prometheus:
         try:
             scrape_s = await prometheus.scrape_s()
-            over = _Steps(now_s - window_s, now_s, max(math.ceil(window_s / max(1, min(_STEPS, int(window_s / 60)))), scrape_s))
+            over = _Steps(
+                now_s - window_s, now_s, max(math.ceil(window_s / max(1, min(_STEPS, int(window_s / 60)))), scrape_s)
+            )
             span = f"{round(max(over.step_s + scrape_s, 4 * scrape_s))}s"
             await _someone(prometheus, matchers, window_s, now_s, settings, model)
 
@@ -108,8 +119,10 @@ async def ask(where: Address, settings: Settings, window_s: float, now_s: float,
                 preempted=await course(promql.growth(vllm.NUM_PREEMPTIONS, span, CORE, matchers), CORE),
                 queued=await course(promql.lowest(vllm.NUM_REQUESTS_WAITING, span, ENGINE, matchers), ENGINE),
                 drained=await course(promql.per_second(vllm.REQUEST_SUCCESS, span, ENGINE, matchers), ENGINE),
-                p95={name: await course(promql.quantile(0.95, metric, span, MODEL, matchers), MODEL) for name, metric in LATENCIES.items()},
-                observed={name: await course(promql.observed(metric, span, MODEL, matchers), MODEL) for name, metric in LATENCIES.items()},
+                p95={name: await course(promql.quantile(0.95, metric, span, MODEL, matchers), MODEL) for name,
+                    metric in LATENCIES.items()},
+                observed={name: await course(promql.observed(metric, span, MODEL, matchers), MODEL) for name,
+                    metric in LATENCIES.items()},
                 bounds={name: await _bounds(prometheus, metric, matchers, over) for name, metric in LATENCIES.items()},
             )  # fmt: skip
         except PrometheusError as error:
@@ -120,7 +133,14 @@ def _known(values: Iterable[tuple[float, str]]) -> dict[float, float]:
     return {at: value for at, text in values if math.isfinite(value := float(text))}
 
 
-async def _someone(prometheus: Prometheus, matchers: Sequence[str], window_s: float, now_s: float, settings: Settings, model: str | None) -> None:
+async def _someone(
+    prometheus: Prometheus,
+    matchers: Sequence[str],
+    window_s: float,
+    now_s: float,
+    settings: Settings,
+    model: str | None,
+) -> None:
     question = promql.seen(vllm.NUM_REQUESTS_RUNNING, f"{round(window_s)}s", matchers)
     answer = await prometheus.as_of(question, now_s)
     if answer.error:
@@ -128,8 +148,9 @@ async def _someone(prometheus: Prometheus, matchers: Sequence[str], window_s: fl
     if not answer.series:
         named = f" for model {model}" if model else ""
         raise NoEvidence(
-            f"{prometheus.where.shown} recorded no engine{named} in this time, of jobs that match {settings.overlay.engine_job}: are vLLM servers "
-            "scraped, and under such a name? (engine_job in a file for --thresholds sets another)"
+            f"{prometheus.where.shown} recorded no engine{named} in this time, of jobs that match"
+            f" {settings.overlay.engine_job}: are vLLM servers scraped, and under such a name? (engine_job in a file"
+            " for --thresholds sets another)"
         )
 
 
@@ -141,12 +162,13 @@ async def _bounds(prometheus: Prometheus, metric: Metric, matchers: Sequence[str
     return []
 
 
-# ---- KV cache: the onset of preemptions -------------------------------------------------------------------------------------
+# ---- KV cache: the onset of preemptions
 
 
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """At which usage (0 to 1) preemptions begin. steps: in how many they were seen; lowest: the least usage of all of these."""
+    """At which usage (0 to 1) preemptions begin. steps: in how many they were seen; lowest: the least usage of all of
+    these."""
 
     usage: float
     steps: int
@@ -154,17 +176,19 @@ class Onset:
 
 
 def onset(steps: Iterable[tuple[float, bool]]) -> Onset | None:
-    """From the highest usage of each step and whether anything was preempted in it; None where that was too seldom to tell."""
+    """From the highest usage of each step and whether anything was preempted in it; None where that was too seldom to
+    tell."""
     full = sorted(usage for usage, preempted in steps if preempted)
     return Onset(full[math.floor(MISSED * len(full))], len(full), full[0]) if len(full) >= LEAST_PREEMPTED else None
 
 
-# ---- a bench: the knee ------------------------------------------------------------------------------------------------------
+# ---- a bench: the knee
 
 
 @dataclass(frozen=True, slots=True)
 class BenchLoad:
-    """One load of a bench, the median of its runs. at: how many at once, or per second; throughput: per second; times are p95s in seconds."""
+    """One load of a bench, the median of its runs. at: how many at once, or per second; throughput: per second; times
+    are p95s in seconds."""
 
     at: float
     label: str
@@ -174,8 +198,8 @@ class BenchLoad:
 
 
 def knee(loads: Iterable[BenchLoad]) -> BenchLoad | str:
-    """The lowest load at which the engine does nearly the most that it ever does, or much of it where the next load brings waiting instead: beyond it
-    only waiting grows. Else why there is none to be seen."""
+    """The lowest load at which the engine does nearly the most that it ever does, or much of it where the next load
+    brings waiting instead: beyond it only waiting grows. Else why there is none to be seen."""
     points = sorted(loads, key=lambda load: load.at)
     if len({point.at for point in points}) < LEAST_POINTS:
         return f"it has {len(points)} loads, and a knee needs {LEAST_POINTS}"
@@ -188,16 +212,20 @@ def knee(loads: Iterable[BenchLoad]) -> BenchLoad | str:
     if at == 0:
         return f"its lowest load ({found.label}) fills the engine already: measure lower ones"
     if highest.ttft_s < BENDS * found.ttft_s:
-        return f"throughput stops growing at {found.label} and TTFT does not rise: something before the engine was the limit"
+        return (
+            f"throughput stops growing at {found.label} and TTFT does not rise: something before the engine was the"
+            " limit"
+        )
     return found
 
 
-# ---- numbers ----------------------------------------------------------------------------------------------------------------
+# ---- numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """One threshold of this deployment. value: None where it stays as it was. why: in sentences; evidence: the figures that it rests on."""
+    """One threshold of this deployment. value: None where it stays as it was. why: in sentences; evidence: the figures
+    that it rests on."""
 
     before: Threshold
     value: float | None
@@ -211,7 +239,8 @@ class Derived:
 
 @dataclass(frozen=True, slots=True)
 class LatencyTarget:
-    """What this deployment promises for one kind of latency, in seconds, infinite where nothing is promised; and who says so."""
+    """What this deployment promises for one kind of latency, in seconds, infinite where nothing is promised; and who
+    says so."""
 
     seconds: float
     source: str
@@ -240,7 +269,9 @@ def targets(objectives: Objectives, ttft_s: float | None = None, inter_token_s: 
     return LatencyTargets(one("ttft", ttft_s), one("inter_token", inter_token_s))
 
 
-def derive(asked: RecordedUse, settings: Settings, aims: LatencyTargets, bench: Mapping[str, Sequence[BenchLoad]] | None = None) -> list[Derived]:
+def derive(
+    asked: RecordedUse, settings: Settings, aims: LatencyTargets, bench: Mapping[str, Sequence[BenchLoad]] | None = None
+) -> list[Derived]:
     """All numbers that can be derived, those that stay included. bench: as `loads` gives it."""
     found = (
         _queue_length(asked, settings, aims.ttft), _kv_cache_usage(asked, settings),
@@ -255,37 +286,66 @@ def _looser(value: float, before: Threshold) -> str:
 
 
 def _queue_length(asked: RecordedUse, settings: Settings, ttft: LatencyTarget) -> Derived:
-    """Little's law: a queue that is served at so many requests a second is gone after the time limit if it is no longer than rate x limit."""
+    """Little's law: a queue that is served at so many requests a second is gone after the time limit if it is no longer
+    than rate x limit."""
     before, limit = settings.at(thresholds.QUEUE_LENGTH), settings.at(thresholds.QUEUE_TIME_P95)
     if full := dict(_rates(asked, queued=True)):
         engine, rate = min(full.items(), key=lambda pair: pair[1])
         value = float(max(1, math.floor(rate * limit.value)))
-        seen = f"While requests waited, {_named(engine)} finished {rate:.3g} a second (the median; of {len(full)} such engines the slowest)"
+        seen = (
+            f"While requests waited, {_named(engine)} finished {rate:.3g} a second (the median; of {len(full)} such"
+            " engines the slowest)"
+        )
     elif lasted := max((len(_steps(asked, engine, queued=True)) for engine in asked.drained), default=0):
-        lacked = f"; {LEAST_STEPS} would tell" if lasted < LEAST_STEPS else f", in which fewer than {LEAST_FINISHED:g} requests finished"
-        return Derived(before, None, f"A queue lasted in {lasted} steps{' only' if lasted < LEAST_STEPS else ''}{lacked}.{_young(asked)}")
+        lacked = (
+            f"; {LEAST_STEPS} would tell"
+            if lasted < LEAST_STEPS
+            else f", in which fewer than {LEAST_FINISHED:g} requests finished"
+        )
+        return Derived(
+            before,
+            None,
+            f"A queue lasted in {lasted} steps{' only' if lasted < LEAST_STEPS else ''}{lacked}.{_young(asked)}",
+        )
     elif ever := dict(_rates(asked, queued=False)):
         engine, rate = min(ever.items(), key=lambda pair: pair[1])
         value = float(math.floor(rate * limit.value))
         if value <= before.value:
-            return Derived(before, None, f"No queue lasted, and {rate:.3g} requests a second at the busiest are no measure of what an engine can do.")
-        seen = f"No queue lasted; the slowest engine, {_named(engine)}, finished at least {rate:.3g} a second when it was busiest (95th percentile)"
+            return Derived(
+                before,
+                None,
+                f"No queue lasted, and {rate:.3g} requests a second at the busiest are no measure of what an engine"
+                " can do.",
+            )
+        seen = (
+            f"No queue lasted; the slowest engine, {_named(engine)}, finished at least {rate:.3g} a second when it was"
+            " busiest (95th percentile)"
+        )
     else:
         busy = max((_steps(asked, engine, queued=False) for engine in asked.drained), key=len, default=[])
-        few = f"in {len(busy)} steps only; {LEAST_STEPS} would tell" if len(busy) < LEAST_STEPS else f"fewer than {LEAST_FINISHED:g}"
+        few = (
+            f"in {len(busy)} steps only; {LEAST_STEPS} would tell"
+            if len(busy) < LEAST_STEPS
+            else f"fewer than {LEAST_FINISHED:g}"
+        )
         return Derived(before, None, f"There were too few requests: {few}.{_young(asked)}")
     drains = f"{value:g}" if rate * limit.value >= 1 else "not even one, and a queue is one request at least"
     why = f"{seen}: in queue_time_p95, {limit.shown}, that drains {drains}.{_looser(value, before)}"
     if limit.value > ttft.seconds:
         missed = f"Who waits so long has missed the TTFT target of {ttft}: set queue_time_p95 below it"
         if value > before.value:
-            return Derived(before, None, f"{seen}: in queue_time_p95, {limit.shown}, that drains {drains}. {missed} for a number of your own.")
+            return Derived(
+                before,
+                None,
+                f"{seen}: in queue_time_p95, {limit.shown}, that drains {drains}. {missed} for a number of your own.",
+            )
         why += f" {missed} to hear sooner."
     return Derived(before, value, why, {"requests_per_second": rate, "limit_s": limit.value})
 
 
 def _rates(asked: RecordedUse, queued: bool) -> Iterator[tuple[Subject, float]]:
-    """Requests per second that an engine finishes: the median of the steps in which the queue was never empty, or a high one of all steps."""
+    """Requests per second that an engine finishes: the median of the steps in which the queue was never empty, or a
+    high one of all steps."""
     for engine in asked.drained:
         rates = _steps(asked, engine, queued)
         if len(rates) >= LEAST_STEPS and sum(rates) * asked.step_s >= LEAST_FINISHED:
@@ -293,18 +353,25 @@ def _rates(asked: RecordedUse, queued: bool) -> Iterator[tuple[Subject, float]]:
 
 
 def _steps(asked: RecordedUse, engine: Subject, queued: bool) -> list[float]:
-    """Requests per second of an engine's steps in which the queue was never empty, or of all in which requests finished."""
+    """Requests per second of an engine's steps in which the queue was never empty, or of all in which requests
+    finished."""
     queue = asked.queued.get(engine, {})
     return [rate for at, rate in asked.drained[engine].items() if (queue.get(at, 0.0) >= 1 if queued else rate > 0)]
 
 
 def _young(asked: RecordedUse) -> str:
     """The way out where Prometheus holds much less than the window, whose steps are then too long."""
-    since = min((at for each in (asked.usage, asked.drained) for course in each.values() for at in course), default=asked.to_s)
+    since = min(
+        (at for each in (asked.usage, asked.drained) for course in each.values() for at in course), default=asked.to_s
+    )
     minutes = math.ceil((asked.to_s - since) / 60)
     if asked.step_s <= 60 or minutes * 60 > (asked.to_s - asked.from_s) / 2:
         return ""
-    fits = f"--window {minutes}m fits what is recorded" if minutes >= LEAST_STEPS else f"ask again when {LEAST_STEPS} min are recorded"
+    fits = (
+        f"--window {minutes}m fits what is recorded"
+        if minutes >= LEAST_STEPS
+        else f"ask again when {LEAST_STEPS} min are recorded"
+    )
     return f" Seen is the last {minutes} min of the window, in steps of {asked.step_s / 60:.3g} min: {fits}."
 
 
@@ -316,41 +383,78 @@ def _kv_cache_usage(asked: RecordedUse, settings: Settings) -> Derived:
     ]  # fmt: skip
     preempted = sum(was for _, was in steps)
     if len(steps) < LEAST_STEPS:
-        return Derived(before, None, f"The cache was in use in {len(steps)} steps only; {LEAST_STEPS} would say something.{_young(asked)}")
+        return Derived(
+            before,
+            None,
+            f"The cache was in use in {len(steps)} steps only; {LEAST_STEPS} would say something.{_young(asked)}",
+        )
     if found := onset(steps):
-        seen = f"Preemptions were seen in {found.steps} steps of {_duration(asked.step_s)}, from {found.usage:.0%} of the blocks on"
-        seen += f" (and once at {found.lowest:.0%}, where a scrape came too late or too early)." if found.lowest < found.usage else "."
+        seen = (
+            f"Preemptions were seen in {found.steps} steps of {_duration(asked.step_s)}, from {found.usage:.0%} of the"
+            " blocks on"
+        )
+        seen += (
+            f" (and once at {found.lowest:.0%}, where a scrape came too late or too early)."
+            if found.lowest < found.usage
+            else "."
+        )
         evidence = {"onset": found.usage, "steps_with_preemptions": float(found.steps)}
         if found.usage < NEVER_FULL:
             return Derived(
-                before, None, f"{seen} A cache that is not half full does not preempt: look for priorities or shared blocks first.", evidence
+                before,
+                None,
+                f"{seen} A cache that is not half full does not preempt: look for priorities or shared blocks first.",
+                evidence,
             )
         value = min(_down(found.usage - HEADROOM), full.value)
         cut = f" and not above kv_cache_full ({full.shown})" if value == full.value else ""
-        return Derived(before, value, f"{seen} {HEADROOM * 100:g} points below that{cut} there is time to act.{_looser(value, before)}", evidence)
+        return Derived(
+            before,
+            value,
+            f"{seen} {HEADROOM * 100:g} points below that{cut} there is time to act.{_looser(value, before)}",
+            evidence,
+        )
     if preempted:
-        return Derived(before, None, f"Preemptions were seen in {preempted} steps only; {LEAST_PREEMPTED} would tell where they begin.")
+        return Derived(
+            before,
+            None,
+            f"Preemptions were seen in {preempted} steps only; {LEAST_PREEMPTED} would tell where they begin.",
+        )
     usages = sorted((usage for usage, _ in steps), reverse=True)
-    value, evidence = min(_down(usages[LEAST_STEPS - 1]), full.value), {"highest_usage": usages[0]}  # reached often, not once
+    # reached often, not once
+    value, evidence = min(_down(usages[LEAST_STEPS - 1]), full.value), {"highest_usage": usages[0]}
     if value <= before.value:
-        why = f"No preemption was seen, and the cache was seldom fuller than {before.shown} (at most {usages[0]:.0%}): where they begin is not known."
+        why = (
+            f"No preemption was seen, and the cache was seldom fuller than {before.shown} (at most {usages[0]:.0%}):"
+            " where they begin is not known."
+        )
         return Derived(before, None, why, evidence)
-    why = f"No preemption was seen, and the cache was at {value:.0%} and more in {LEAST_STEPS} steps: below that nothing is wrong."
+    why = (
+        f"No preemption was seen, and the cache was at {value:.0%} and more in {LEAST_STEPS} steps: below that nothing"
+        " is wrong."
+    )
     return Derived(before, value, why + _looser(value, before), evidence)
 
 
-def _latency(asked: RecordedUse, before: Threshold, target: LatencyTarget, bench: Mapping[str, Sequence[BenchLoad]] | None) -> Derived:
+def _latency(
+    asked: RecordedUse, before: Threshold, target: LatencyTarget, bench: Mapping[str, Sequence[BenchLoad]] | None
+) -> Derived:
     """The p95 at the knee of a bench or, where that is more, what live traffic keeps to; never beyond the target."""
     bounds = asked.bounds.get(before.name, ())
     found = _at_knee(before.name, bench)
     if isinstance(found, str):
         if before.value <= target.seconds:
             return Derived(before, None, found)
-        return Derived(before, _within(target.seconds, bounds), f"The target is {target}, which {before.shown} is beyond. {found}")
+        return Derived(
+            before, _within(target.seconds, bounds), f"The target is {target}, which {before.shown} is beyond. {found}"
+        )
     workload, load, seconds = found
     what = "TTFT" if before.name == thresholds.TTFT_P95.name else "time per token"
     knee_ = f"{load.label} of {workload}"
-    why = f"From {knee_} on the engine does nearly its most, and only waiting grows; its p95 {what} is {seconds:.3g} s there."
+    why = (
+        f"From {knee_} on the engine does nearly its most, and only waiting grows; its p95 {what} is {seconds:.3g} s"
+        " there."
+    )
     evidence = {"knee_load": load.at, "knee_s": seconds}
     kept, steps = _kept(asked, before.name)
     live = f"in {KEPT} % of {steps} busy steps"
@@ -361,7 +465,12 @@ def _latency(asked: RecordedUse, before: Threshold, target: LatencyTarget, bench
         value = _within(target.seconds, bounds)
         why = f"{target} is the target. At the knee ({knee_}) p95 {what} is {seconds:.3g} s"
         why += ", so this engine breaks the target before it is full." if seconds > target.seconds else "."
-        return Derived(before, value, why + (f" Live traffic keeps to {kept:.3g} s only ({live})." if kept > target.seconds else ""), evidence)
+        return Derived(
+            before,
+            value,
+            why + (f" Live traffic keeps to {kept:.3g} s only ({live})." if kept > target.seconds else ""),
+            evidence,
+        )
     if kept > seconds:
         why += f" Live traffic needs more, and keeps to {kept:.3g} s {live}: that counts."
     if near:
@@ -379,16 +488,21 @@ def _at_knee(name: str, bench: Mapping[str, Sequence[BenchLoad]] | None) -> tupl
     times = [
         (workload, found, seconds)
         for workload, found in knees.items()
-        if isinstance(found, BenchLoad) and (seconds := found.ttft_s if name == thresholds.TTFT_P95.name else found.tpot_s) is not None
+        if isinstance(found, BenchLoad)
+        and (seconds := found.ttft_s if name == thresholds.TTFT_P95.name else found.tpot_s) is not None
     ]
     if times:
         return min(times, key=lambda row: row[2])
-    whys = [f"{workload}: {found if isinstance(found, str) else 'it has no times between tokens'}" for workload, found in knees.items()]
+    whys = [
+        f"{workload}: {found if isinstance(found, str) else 'it has no times between tokens'}"
+        for workload, found in knees.items()
+    ]
     return f"The bench shows no knee ({'; '.join(whys) or 'no run with a concurrency or a rate came to its end'})."
 
 
 def _kept(asked: RecordedUse, name: str) -> tuple[float, int]:
-    """The p95 that live traffic keeps to in most of its busy steps, of the slowest model, and how many steps these were; 0 where they are too few."""
+    """The p95 that live traffic keeps to in most of its busy steps, of the slowest model, and how many steps these
+    were; 0 where they are too few."""
     kept = [(0.0, 0)]
     for model, course in asked.p95.get(name, {}).items():
         observed = asked.observed.get(name, {}).get(model, {})
@@ -400,7 +514,11 @@ def _kept(asked: RecordedUse, name: str) -> tuple[float, int]:
 
 def on_bound(value: float, bounds: Sequence[float]) -> tuple[float, bool]:
     """The nearest bound, by ratio, if it is near; else the value to two digits. And whether it is a bound."""
-    best = min((bound for bound in bounds if bound > 0), key=lambda bound: abs(math.log(bound / value)), default=None) if value > 0 else None
+    best = (
+        min((bound for bound in bounds if bound > 0), key=lambda bound: abs(math.log(bound / value)), default=None)
+        if value > 0
+        else None
+    )
     if best is not None and abs(math.log(best / value)) <= math.log1p(NEAR_BOUND):
         return best, True
     return float(f"{value:.2g}"), False
@@ -425,7 +543,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:g} min"
 
 
-# ---- what is written --------------------------------------------------------------------------------------------------------
+# ---- what is written
 
 _HEADER = """\
 # Thresholds of this deployment, derived from {source}, {start} to {end}.
@@ -434,21 +552,31 @@ _HEADER = """\
 
 
 def overlay(asked: RecordedUse, settings: Settings, found: Sequence[Derived]) -> str:
-    """The numbers as a file for --thresholds, each with its reason; what stays is a comment. Numbers and jobs that were given before are kept."""
+    """The numbers as a file for --thresholds, each with its reason; what stays is a comment. Numbers and jobs that were
+    given before are kept."""
     start, end = (datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%MZ") for at in (asked.from_s, asked.to_s))
     lines: list[str] = []
     derived = {each.before.name: each for each in found if each.value is not None}
     for name, each in derived.items():
-        lines += [*_comment(f"{each.threshold.shown}; before: {each.before.shown}. {each.why}", "  # "), f"  {name}: {each.value:.12g}"]
+        lines += [
+            *_comment(f"{each.threshold.shown}; before: {each.before.shown}. {each.why}", "  # "),
+            f"  {name}: {each.value:.12g}",
+        ]
     given = {name: value for name, value in settings.overlay.thresholds.items() if name not in derived}
     lines += [f"  {name}: {value:.12g}  # as it was given" for name, value in given.items()]
-    text = _HEADER.format(source=asked.source, start=start, end=end) + "\n".join(["thresholds:", *lines] if lines else ["thresholds: {}"]) + "\n"
+    text = (
+        _HEADER.format(source=asked.source, start=start, end=end)
+        + "\n".join(["thresholds:", *lines] if lines else ["thresholds: {}"])
+        + "\n"
+    )
     for each in found:
         if each.value is None:
             text += "\n".join(_comment(f"{each.before.name} stays at {each.before.shown}: {each.why}", "# ")) + "\n"
     shipped = type(settings.overlay)()
     jobs = ("engine_job", "gateway_job", "sidecar_job")
-    return text + "".join(f"{job}: '{own}'\n" for job in jobs if (own := getattr(settings.overlay, job)) != getattr(shipped, job))
+    return text + "".join(
+        f"{job}: '{own}'\n" for job in jobs if (own := getattr(settings.overlay, job)) != getattr(shipped, job)
+    )
 
 
 def _comment(text: str, prefix: str) -> Iterator[str]:
@@ -458,13 +586,22 @@ def _comment(text: str, prefix: str) -> Iterator[str]:
 def told(asked: RecordedUse, found: Sequence[Derived]) -> dict[str, Any]:
     """The same for a program."""
     return {
-        "source": asked.source, "from_s": asked.from_s, "to_s": asked.to_s, "step_s": asked.step_s,
+        "source": asked.source,
+        "from_s": asked.from_s,
+        "to_s": asked.to_s,
+        "step_s": asked.step_s,
         "thresholds": {each.before.name: each.value for each in found if each.value is not None},
         "numbers": [
             {
-                "name": each.before.name, "value": each.threshold.value, "before": each.before.value, "unit": str(each.before.unit),
-                "shown": each.threshold.shown, "derived": each.value is not None, "why": each.why, "evidence": dict(each.evidence),
+                "name": each.before.name,
+                "value": each.threshold.value,
+                "before": each.before.value,
+                "unit": str(each.before.unit),
+                "shown": each.threshold.shown,
+                "derived": each.value is not None,
+                "why": each.why,
+                "evidence": dict(each.evidence),
             }
             for each in found
         ],
-    }  # fmt: skip
+    }

@@ -1,4 +1,5 @@
-"""Alerts for a Prometheus and an Alertmanager that are there already: as files, with a deployment's own numbers, links and objectives.
+"""Alerts for a Prometheus and an Alertmanager that are there already: as files, with a deployment's own numbers, links
+and objectives.
 
 In an exported folder *.yaml are rule files, and *.yml are for Alertmanager and for the next export."""
 
@@ -29,14 +30,15 @@ SHIPPED_OBJECTIVES = slo.SHIPPED_FILE
 _COMMAND = "vllm-watch alerts export"
 _SLO_COMMAND = "vllm-watch alerts slo"
 _NUMBERS = """\
-# Every number as these rules have it. For numbers of your own write the same with only the lines that differ, or change this file, and
-# export again with --thresholds. Jobs are regular expressions that match the whole name of a scrape job.
+# Every number as these rules have it. For numbers of your own write the same with only the lines that differ, or change
+# this file, and export again with --thresholds. Jobs are regular expressions that match the whole name of a scrape job.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class AlertOptions:
-    """What a deployment asks for. thresholds and slo are its own files, None for what is shipped. Raises BadConfig for what is wrong in them.
+    """What a deployment asks for. thresholds and slo are its own files, None for what is shipped. Raises BadConfig for
+    what is wrong in them.
     secrets: the folder in which Alertmanager finds them."""
 
     thresholds: Path | None = None
@@ -75,9 +77,15 @@ def _address(url: str) -> str:
 
 def warnings(where: Links) -> Iterator[str]:
     """What a link in an alert would not do for who reads it elsewhere."""
-    for what, url, option in (("runbook", where.runbooks, "--runbook-base"), ("dashboard", where.dashboards, "--dashboard-base")):
+    for what, url, option in (
+        ("runbook", where.runbooks, "--runbook-base"),
+        ("dashboard", where.dashboards, "--dashboard-base"),
+    ):
         if url and _loopback(urlsplit(url).hostname or ""):
-            yield f"{what} links lead to {url}, which is right on that machine alone: give {option} URL for everybody else"
+            yield (
+                f"{what} links lead to {url}, which is right on that machine alone: give {option} URL for everybody"
+                " else"
+            )
 
 
 def _loopback(host: str) -> bool:
@@ -87,13 +95,15 @@ def _loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-# ---- files ------------------------------------------------------------------------------------------------------------------
+# ---- files
 
 
 def files(wanted: AlertOptions) -> dict[str, str]:
     """Name and text of every exported file."""
     settings, promised = wanted.settings, wanted.objectives
-    told = routing.configuration(wanted.receiver, settings, promised, secrets=wanted.secrets, deadman=wanted.deadman, header="")
+    told = routing.configuration(
+        wanted.receiver, settings, promised, secrets=wanted.secrets, deadman=wanted.deadman, header=""
+    )
     rest = {
         "alertmanager.yml": told.lstrip(), "thresholds.yml": numbers(settings),
         "objectives.yml": unmarked((wanted.slo or SHIPPED_OBJECTIVES).read_text(encoding="utf-8")),
@@ -103,17 +113,23 @@ def files(wanted: AlertOptions) -> dict[str, str]:
 
 
 def write(folder: Path, wanted: AlertOptions, force: bool = False) -> tuple[dict[Path, bool], list[Path]]:
-    """Export; whether each file changed, and rule files of an earlier export. A file that was read from there stays as it is.
+    """Export; whether each file changed, and rule files of an earlier export. A file that was read from there stays as
+    it is.
 
     Raises NotOurs before anything is written, and OSError."""
     read = {path.resolve() for path in (wanted.thresholds, wanted.slo) if path}
     printed = {name: text for name, text in files(wanted).items() if (folder / name).resolve() not in read}
-    return managed_files.write(folder, printed, foreign, force), managed_files.left_over(folder, printed, foreign, "*.yaml")
+    return managed_files.write(folder, printed, foreign, force), managed_files.left_over(
+        folder, printed, foreign, "*.yaml"
+    )
 
 
 def foreign(path: Path) -> str:
     """Why a file is not ours; where it is one to be given, that is said."""
-    why, option = managed_files.changed_since(path), {"thresholds.yml": "--thresholds", "objectives.yml": "--slo"}.get(path.name)
+    why, option = (
+        managed_files.changed_since(path),
+        {"thresholds.yml": "--thresholds", "objectives.yml": "--slo"}.get(path.name),
+    )
     return f"{why} (to use it, give {option} {path})" if why and option else why
 
 
@@ -136,18 +152,24 @@ def next_steps(folder: Path, wanted: AlertOptions) -> Iterator[str]:
     yield f"promtool check rules {folder}/*.yaml && amtool check-config {folder}/alertmanager.yml"
     yield f"in prometheus.yml: rule_files: [{folder.resolve()}/*.yaml]; then reload it (SIGHUP, or POST /-/reload)"
     yield (
-        f"name scrape jobs so that they match: engines {jobs.engine_job}, gateways {jobs.gateway_job}, sidecars {jobs.sidecar_job}; "
-        "or set engine_job, gateway_job and sidecar_job in a file for --thresholds"
+        f"name scrape jobs so that they match: engines {jobs.engine_job}, gateways {jobs.gateway_job}, sidecars"
+        f" {jobs.sidecar_job}; or set engine_job, gateway_job and sidecar_job in a file for --thresholds"
     )
     if wanted.receiver == "none":
-        yield "alertmanager.yml tells nobody yet: --receiver webhook, slack, pagerduty or email; or take its route and inhibit_rules into your own"
+        yield (
+            "alertmanager.yml tells nobody yet: --receiver webhook, slack, pagerduty or email; or take its route and"
+            " inhibit_rules into your own"
+        )
     if wanted.receiver == "email":
-        yield "replace the addresses at example.org in alertmanager.yml; an export does not overwrite it then, unless forced"
+        yield (
+            "replace the addresses at example.org in alertmanager.yml; an export does not overwrite it then, unless"
+            " forced"
+        )
     for path, what in routing.secret_files(wanted.receiver, wanted.secrets, wanted.deadman).items():
         yield f"{path} must hold {what}, readable by Alertmanager's user"
 
 
-# ---- the list ---------------------------------------------------------------------------------------------------------------
+# ---- the list
 
 
 def rows(settings: Settings = SHIPPED) -> Iterator[dict[str, Any]]:
@@ -155,10 +177,14 @@ def rows(settings: Settings = SHIPPED) -> Iterator[dict[str, Any]]:
     own = {threshold.name for threshold in thresholds.ALL}
     for alert in registry.alerts(settings):
         yield {
-            "name": alert.name, "severity": alert.labels["severity"], "for": alert.hold, "summary": alert.summary,
-            "panel": f"{alert.panel.board}/{alert.panel.panel}", "threshold": _row(alert.threshold, own) if alert.threshold else None,
+            "name": alert.name,
+            "severity": alert.labels["severity"],
+            "for": alert.hold,
+            "summary": alert.summary,
+            "panel": f"{alert.panel.board}/{alert.panel.panel}",
+            "threshold": _row(alert.threshold, own) if alert.threshold else None,
             "muted_by": list(alert.muted_by),
-        }  # fmt: skip
+        }
 
 
 def number_rows(settings: Settings = SHIPPED) -> Iterator[dict[str, Any]]:
@@ -170,10 +196,17 @@ def _row(used: Threshold, own: set[str]) -> dict[str, Any]:
     """set_in: which file a deployment puts its own number into."""
     shipped = thresholds.named(used.name).value if used.name in own else used.value
     set_in = "thresholds" if used.name in own else "objectives"
-    return {"name": used.name, "value": used.value, "unit": str(used.unit), "shown": used.shown, "shipped": shipped, "set_in": set_in}
+    return {
+        "name": used.name,
+        "value": used.value,
+        "unit": str(used.unit),
+        "shown": used.shown,
+        "shipped": shipped,
+        "set_in": set_in,
+    }
 
 
-# ---- objectives -------------------------------------------------------------------------------------------------------------
+# ---- objectives
 
 
 def misses(file: Objectives, page: Exposition, place: str) -> Iterator[str]:
@@ -182,14 +215,25 @@ def misses(file: Objectives, page: Exposition, place: str) -> Iterator[str]:
         if objective.within_s is None:
             continue
         alone = msgspec.structs.replace(file, objectives=(objective,))
-        asked = {name for recording in _rests_on(alone) for name in promql_ast.names(recording.expr) if name.endswith("_bucket")}
+        asked = {
+            name
+            for recording in _rests_on(alone)
+            for name in promql_ast.names(recording.expr)
+            if name.endswith("_bucket")
+        }
         bounds = sorted({float(labels["le"]) for name in asked for labels, _ in page.of(name) if "le" in labels})
         if not bounds:
             yield f"{objective.name}: {place} has no {' or '.join(sorted(asked))}; is it the page of a vLLM engine?"
         elif objective.within_s not in bounds:
-            below, above = max((b for b in bounds if b < objective.within_s), default=None), min(b for b in bounds if b > objective.within_s)
+            below, above = (
+                max((b for b in bounds if b < objective.within_s), default=None),
+                min(b for b in bounds if b > objective.within_s),
+            )
             near = " and ".join(f"{bound:g}" for bound in (below, above) if bound is not None and bound != float("inf"))
-            yield f"{objective.name}: within_s {objective.within_s:g} is no bucket bound of {place}: nothing would be counted; the nearest are {near}"
+            yield (
+                f"{objective.name}: within_s {objective.within_s:g} is no bucket bound of {place}: nothing would be"
+                f" counted; the nearest are {near}"
+            )
 
 
 def slo_groups(file: Objectives, where: Links) -> list[RuleGroup]:
@@ -200,7 +244,8 @@ def slo_groups(file: Objectives, where: Links) -> list[RuleGroup]:
 
 
 def _rests_on(file: Objectives) -> list[Recording]:
-    """The recorded series that alerts read, those that these read, and so on, in the order in which they are evaluated."""
+    """The recorded series that alerts read, those that these read, and so on, in the order in which they are
+    evaluated."""
     known = {recording.record: recording for recording in registry.recordings(SHIPPED, file)}
     found: set[str] = set()
     todo = [alert.expr for alert in slo.alerts(file, SHIPPED)]

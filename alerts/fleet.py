@@ -1,9 +1,10 @@
-"""What people ask of a whole fleet over weeks, recorded by place and model, and by team: all that a long-term store has to keep for the board
-Fleet (weeks).
+"""What people ask of a whole fleet over weeks, recorded by place and model, and by team: all that a long-term store has
+to keep for the board Fleet (weeks).
 
-Law: no label here grows with the number of engines. Two hundred engines of ten models in four places are ten to forty series of a kind, so a year
-of them can be read; which engine it was is asked of the Prometheus that scraped it, while it still knows. A worst-of is recorded as a maximum
-over engines, a count as growth within five minutes that can be added up (recorded.counted)."""
+Law: no label here grows with the number of engines. Two hundred engines of ten models in four places are ten to forty
+series of a kind, so a year of them can be read; which engine it was is asked of the Prometheus that scraped it, while
+it still knows. A worst-of is recorded as a maximum over engines, a count as growth within five minutes that can be
+added up (recorded.counted)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ ENGINES = f"{_ENGINES_OF}:vllm_engines:count"
 RUNNING, WAITING = f"{_ENGINES_OF}:vllm_requests_running:sum", f"{_ENGINES_OF}:vllm_requests_waiting:sum"
 FULLEST = f"{_ENGINES_OF}:vllm_kv_cache_usage:max"
 LONGEST_QUEUE = f"{_ENGINES_OF}:vllm_queue_time_seconds:max_p95_5m"
-GENERATED, PROMPTED, PREEMPTED = (f"{_ENGINES_OF}:vllm_{what}:rate5m" for what in ("generation_tokens", "prompt_tokens", "preemptions"))
+GENERATED, PROMPTED, PREEMPTED = (
+    f"{_ENGINES_OF}:vllm_{what}:rate5m" for what in ("generation_tokens", "prompt_tokens", "preemptions")
+)
 TEAM_TTFT = f"cluster_team:{sidecar.TTFT.name}:p95_5m"
 
 # Counts, without their window: growth in five minutes, and within an hour for windows of days.
@@ -35,7 +38,8 @@ COUNTED = (TEAM_REQUESTS, TEAM_TOKENS, TEAM_COST)
 KEPT = (
     ENGINES, RUNNING, WAITING, FULLEST, LONGEST_QUEUE, GENERATED, PROMPTED, PREEMPTED, TEAM_TTFT,
     *(what + window for what in COUNTED for window in (OVER, HOURLY)),
-    *(what + OVER for what in (recorded.TTFT, recorded.INTER_TOKEN, recorded.REQUESTS, recorded.HITS, recorded.LOOKUPS)),
+    *(what + OVER for what in (recorded.TTFT, recorded.INTER_TOKEN, recorded.REQUESTS, recorded.HITS,
+        recorded.LOOKUPS)),
 )  # fmt: skip
 
 

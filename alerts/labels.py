@@ -1,4 +1,5 @@
-"""What an alert is about: the labels that name an engine, a model, a card. Labels that a deployment does not have simply do not appear."""
+"""What an alert is about: the labels that name an engine, a model, a card. Labels that a deployment does not have
+simply do not appear."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ PLACE = ("cluster", "namespace")
 JOB = (*PLACE, "job")
 TARGET = (*JOB, "instance")
 ENGINE = (*TARGET, "model_name")  # one model on one engine
-MODEL = ("cluster", "model_name")  # all its engines; the request log, which comes from elsewhere, has no other labels in common with them
+# all its engines; the request log, which comes from elsewhere, has no other labels in common with them
+MODEL = ("cluster", "model_name")
 TEAM = ("cluster", "team")
 CARD = (*TARGET, "uuid")
 

@@ -1,9 +1,9 @@
-"""What is wrong with rules, beyond what promtool sees: it accepts a rate of a gauge, a quantile without `le`, a series that nobody has and a label
-that the answer lost.
+"""What is wrong with rules, beyond what promtool sees: it accepts a rate of a gauge, a quantile without `le`, a series
+that nobody has and a label that the answer lost.
 
-Law: rules are judged by what they say and by the catalogue, never by the code that made them, so that a deployment's own can be judged as well.
-What keeps alerts back is judged by routing.py, what does not even make an alert by rules.py. What ours may break stands in EXCEPTIONS with its
-reason."""
+Law: rules are judged by what they say and by the catalogue, never by the code that made them, so that a deployment's
+own can be judged as well. What keeps alerts back is judged by routing.py, what does not even make an alert by rules.py.
+What ours may break stands in EXCEPTIONS with its reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ _WINDOW_IN_NAME = re.compile(r"(\d+[smhdw])$")
 
 @dataclass(frozen=True, slots=True)
 class AllowedRuleFault:
-    """A fault that is meant: rule, name of the alert or recorded series, and why. Raises ValueError without a reason."""
+    """A fault that is meant: rule, name of the alert or recorded series, and why. Raises ValueError without a
+    reason."""
 
     rule: str
     name: str
@@ -54,9 +55,11 @@ class AllowedRuleFault:
 EXCEPTIONS: tuple[AllowedRuleFault, ...] = ()
 
 
-def faults(alerts: Iterable[Alert], recordings: Iterable[Recording] = (), allowed: Sequence[AllowedRuleFault] = EXCEPTIONS) -> Iterator[str]:
-    """What is wrong with these rules and not allowed, one sentence each that begins with the rule's name; an exception that nothing needs is a
-    fault as well. recordings: all that are loaded beside the alerts."""
+def faults(
+    alerts: Iterable[Alert], recordings: Iterable[Recording] = (), allowed: Sequence[AllowedRuleFault] = EXCEPTIONS
+) -> Iterator[str]:
+    """What is wrong with these rules and not allowed, one sentence each that begins with the rule's name; an exception
+    that nothing needs is a fault as well. recordings: all that are loaded beside the alerts."""
     found = list(_found(_Rules(tuple(alerts), tuple(recordings))))
     excused, needed = {(one.rule, one.name) for one in allowed}, {(rule, name) for rule, name, _ in found}
     yield from (f"{name}: {message} [{rule}]" for rule, name, message in found if (rule, name) not in excused)
@@ -87,10 +90,13 @@ class _Rules:
     @cached_property
     def _known(self) -> dict[str, Set[str]]:
         of_scrape = {sample: {*metric.labels, *TARGET} for sample, metric in METRICS.items()}
-        return {sample: labels | {"le"} if sample.endswith("_bucket") else labels for sample, labels in of_scrape.items()}
+        return {
+            sample: labels | {"le"} if sample.endswith("_bucket") else labels for sample, labels in of_scrape.items()
+        }
 
     def labels_of(self, sample: str) -> Set[str]:
-        """What a series can be grouped by: its own labels and those of the scrape, or those that its recording leaves."""
+        """What a series can be grouped by: its own labels and those of the scrape, or those that its recording
+        leaves."""
         if sample not in self._known:
             self._known[sample] = set()  # nobody knows it, or it reads itself
             if sample in self.recorded:
@@ -111,7 +117,9 @@ def _found(rules: _Rules) -> _Found:
         yield from ((rule, name, message) for name, message in of_all(rules))
 
 
-def _of_one(name: str, expr: str, rules: _Rules, one: _One, more: Mapping[str, Callable[[_One, _Rules], _Told]]) -> _Found:
+def _of_one(
+    name: str, expr: str, rules: _Rules, one: _One, more: Mapping[str, Callable[[_One, _Rules], _Told]]
+) -> _Found:
     try:
         promql_ast.parse(expr)
     except BadExpression as error:
@@ -138,7 +146,10 @@ def _shared(rule: promql_lint.Rule, expr: str, rules: _Rules) -> _Told:
 def _picked(expr: str, rules: _Rules) -> _Told:
     for read in promql_ast.reads(expr):
         if done := set(read.above) & set(_PICKS):
-            yield f"{min(done)} of {read.name}: who is among them changes from one evaluation to the next, and the alert begins anew"
+            yield (
+                f"{min(done)} of {read.name}: who is among them changes from one evaluation to the next, and the alert"
+                " begins anew"
+            )
 
 
 def _windows(expr: str, rules: _Rules) -> _Told:
@@ -168,7 +179,8 @@ def _condition(alert: Alert, rules: _Rules) -> _Told:
 
 
 def _durations(alert: Alert, rules: _Rules) -> _Told:
-    """A hold below a few scrapes is no hold; 0s is one that is meant, but not on absence, which one lost scrape looks like."""
+    """A hold below a few scrapes is no hold; 0s is one that is meant, but not on absence, which one lost scrape looks
+    like."""
     for what, duration in (("hold", alert.hold), ("keep_firing", alert.keep_firing)):
         if duration and 0 < parse_window(duration) < SCRAPES * SCRAPE_S:
             yield f"{what} {duration} is shorter than {SCRAPES} scrapes; write 0s or more"
@@ -178,13 +190,16 @@ def _durations(alert: Alert, rules: _Rules) -> _Told:
 
 
 def _labels_told(alert: Alert, rules: _Rules) -> _Told:
-    """What the description names is on the answer of every branch, or it is said only where it is there: {{ with $labels.x }}."""
+    """What the description names is on the answer of every branch, or it is said only where it is there: {{ with
+    $labels.x }}."""
     borne = _labels(alert.expr, rules)
     always = _LABEL.findall(_IF_THERE.sub("", alert.description))
     for label in sorted(set(always) - set(borne)):
         yield f"the description names {label}, which not every answer has; say it with {{{{ with $labels.{label} }}}}"
     sometimes = set(_LABEL.findall(alert.description)) - set(always)
-    for label in sorted(sometimes - {each for read in promql_ast.reads(alert.expr) for each in rules.labels_of(read.name)} - set(borne)):
+    for label in sorted(
+        sometimes - {each for read in promql_ast.reads(alert.expr) for each in rules.labels_of(read.name)} - set(borne)
+    ):
         yield f"the description names {label}, which no answer ever has"
 
 
@@ -281,8 +296,5 @@ def _critical(rules: _Rules) -> Iterator[tuple[str, str]]:
     yield from ((name, f"{len(pages)} alerts wake someone; at most {CRITICAL}") for name in pages[CRITICAL:])
 
 
-SET_RULES: dict[str, Callable[[_Rules], Iterator[tuple[str, str]]]] = {
-    "names": _unlike,
-    "critical": _critical,
-}
+SET_RULES: dict[str, Callable[[_Rules], Iterator[tuple[str, str]]]] = {"names": _unlike, "critical": _critical}
 RULES = ("promql", *EXPRESSION_RULES, *ALERT_RULES, *RECORDING_RULES, *SET_RULES)

@@ -1,5 +1,5 @@
-"""Files for somebody else's program. Law: what did not come from here, or was changed since, is overwritten only by force, and half an
-export is never written."""
+"""Files for somebody else's program. Law: what did not come from here, or was changed since, is overwritten only by
+force, and half an export is never written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class NotOurs(ValueError):
 
 
 def write(folder: Path, files: Mapping[str, str], foreign: Foreign, force: bool = False) -> dict[Path, bool]:
-    """Write files by name, which may have folders in it; whether each one changed. Raises NotOurs before anything is written, and OSError."""
+    """Write files by name, which may have folders in it; whether each one changed. Raises NotOurs before anything is
+    written, and OSError."""
     strange = {name: why for name in files if (folder / name).exists() and (why := foreign(folder / name))}
     if strange and not force:
         name, why = next(iter(strange.items()))

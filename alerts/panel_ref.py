@@ -1,4 +1,5 @@
-"""Which panel of which board an alert points at; addresses are pure functions of two slugs, so alerts need not import dashboards."""
+"""Which panel of which board an alert points at; addresses are pure functions of two slugs, so alerts need not import
+dashboards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Alerts and recordings -> rule files for Prometheus, one for each thing a reader does, and one for the recorded series."""
+"""Alerts and recordings -> rule files for Prometheus, one for each thing a reader does, and one for the recorded
+series."""
 
 from __future__ import annotations
 
@@ -31,14 +32,26 @@ class RuleGroup:
 
 
 def rule_files(
-    links: Links | None = None, settings: Settings = SHIPPED, objectives: slo.Objectives | None = None, header: str = _HEADER
+    links: Links | None = None,
+    settings: Settings = SHIPPED,
+    objectives: slo.Objectives | None = None,
+    header: str = _HEADER,
 ) -> Iterator[tuple[str, str]]:
-    """File name and text of every rule file. Recorded series come first: Prometheus evaluates files side by side, but a reader follows."""
+    """File name and text of every rule file. Recorded series come first: Prometheus evaluates files side by side, but a
+    reader follows."""
     links = links or Links()
     yield "recording.yaml", rule_file(header, recorded_groups(settings, objectives))
     for severity, name in FILES.items():
-        chosen = {f: [a.as_rule(links) for a in alerts if a.severity is severity] for f, alerts in families(settings, objectives).items()}
-        yield name, rule_file(header, (RuleGroup(f"vllm-{severity}-{family}", rules) for family, rules in chosen.items() if rules))
+        chosen = {
+            f: [a.as_rule(links) for a in alerts if a.severity is severity]
+            for f, alerts in families(settings, objectives).items()
+        }
+        yield (
+            name,
+            rule_file(
+                header, (RuleGroup(f"vllm-{severity}-{family}", rules) for family, rules in chosen.items() if rules)
+            ),
+        )
 
 
 def recorded_groups(
@@ -48,7 +61,9 @@ def recorded_groups(
     for family, each in recorded_families(settings, objectives).items():
         rules = [one.as_rule() for one in each if only is None or one.record in only]
         if rules:
-            yield RuleGroup(f"vllm-recorded-{family}", rules, settings.window(SELDOM if family == "hours" else INTERVAL))
+            yield RuleGroup(
+                f"vllm-recorded-{family}", rules, settings.window(SELDOM if family == "hours" else INTERVAL)
+            )
 
 
 class _Dumper(yaml.SafeDumper):
@@ -59,8 +74,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(
-    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-)  # fmt: skip
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
 
 
 def rule_file(header: str, groups: Iterable[RuleGroup]) -> str:

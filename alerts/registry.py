@@ -11,7 +11,8 @@ from exporters.catalogue import promql, vllm
 def families(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> dict[str, tuple[Alert, ...]]:
     """Alerts by family, with their waiting times at the settings' pace."""
     made = {
-        "engine": engine.alerts(s), "slo": slo.alerts(objectives or slo.shipped(), s), "latency": latency.alerts(s), "cache": cache.alerts(s),
+        "engine": engine.alerts(s), "slo": slo.alerts(objectives or slo.shipped(), s), "latency": latency.alerts(s),
+        "cache": cache.alerts(s),
         "traffic": traffic.alerts(s), "gpu": gpu.alerts(s), "watchers": self_monitoring.alerts(s),
     }  # fmt: skip
     return {family: tuple(alert.paced(s) for alert in alerts) for family, alerts in made.items()}
@@ -25,9 +26,11 @@ def recordings(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) 
     return tuple(recording for group in recorded_families(s, objectives).values() for recording in group)
 
 
-def recorded_families(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> dict[str, tuple[Recording, ...]]:
-    """What the rules rest on, what the objectives make of it, the hours of both, and the figures that people ask for over long ranges,
-    for a model and for a fleet."""
+def recorded_families(
+    s: Settings = SHIPPED, objectives: slo.Objectives | None = None
+) -> dict[str, tuple[Recording, ...]]:
+    """What the rules rest on, what the objectives make of it, the hours of both, and the figures that people ask for
+    over long ranges, for a model and for a fleet."""
     objectives = objectives or slo.shipped()
     return {
         "growth": tuple(recorded.recordings(s)), "slo": tuple(slo.recordings(objectives, s)),
@@ -41,7 +44,10 @@ def _figures(s: Settings) -> tuple[Recording, ...]:
     return (
         Recording("model_name:vllm_ttft_seconds:p95_5m", _p95(recorded.TTFT)),
         Recording("model_name:vllm_inter_token_latency_seconds:p95_5m", _p95(recorded.INTER_TOKEN)),
-        Recording("model_name:vllm_prefix_cache_hits:ratio_5m", promql.per(*(f"sum by (model_name) ({what}{recorded.OVER})" for what in _RATIO))),
+        Recording(
+            "model_name:vllm_prefix_cache_hits:ratio_5m",
+            promql.per(*(f"sum by (model_name) ({what}{recorded.OVER})" for what in _RATIO)),
+        ),
         Recording("model_name:vllm_generation_tokens:rate5m", promql.per_second(vllm.GENERATION_TOKENS, window)),
         Recording("model_name:vllm_prompt_tokens:rate5m", promql.per_second(vllm.PROMPT_TOKENS, window)),
     )

@@ -1,16 +1,20 @@
-"""Who is told of an alert, and which alerts are kept back while another one says more: Alertmanager's configuration, made from the alerts.
+"""Who is told of an alert, and which alerts are kept back while another one says more: Alertmanager's configuration,
+made from the alerts.
 
 Laws of keeping back (`inhibitions` refuses what breaks them):
 - Only by what is at least as severe. A ticket never keeps back a page.
-- Only within one subject. Every label that says what the muting alert is about must be on the muted one, and `equal` holds exactly those:
-  the muted alert is about the same thing or about a part of it, and one about another model, job or card differs in one of them. An engine
-  job that is down therefore mutes what its own engines show, and no objective: those know the model but not the job, and what is left in
-  common, the cluster, would mute the pages of every other model in it.
-- Alertmanager takes a label that both alerts lack for equal. That is meant for cluster and namespace, which many deployments do not have;
+- Only within one subject. Every label that says what the muting alert is about must be on the muted one, and `equal`
+  holds exactly those:
+  the muted alert is about the same thing or about a part of it, and one about another model, job or card differs in one
+  of them. An engine job that is down therefore mutes what its own engines show, and no objective: those know the model
+  but not the job, and what is left in common, the cluster, would mute the pages of every other model in it.
+- Alertmanager takes a label that both alerts lack for equal. That is meant for cluster and namespace, which many
+  deployments do not have;
   the labels that tell things apart must not be empty on the muting alert.
-Two exceptions. The books, for tickets only: while part of the log or of the engines of a cluster is not counted, a difference between the two
-means nothing for any of its models. And the watchdog: it is kept back while notifications fail, so that the service that expects it calls by a
-channel of its own. Not for webhooks, since its own receiver is one: kept back, it could not show that its receiver works again."""
+Two exceptions. The books, for tickets only: while part of the log or of the engines of a cluster is not counted, a
+difference between the two means nothing for any of its models. And the watchdog: it is kept back while notifications
+fail, so that the service that expects it calls by a channel of its own. Not for webhooks, since its own receiver is
+one: kept back, it could not show that its receiver works again."""
 
 from __future__ import annotations
 
@@ -38,13 +42,15 @@ _LABELS = {sample: frozenset(metric.labels) | set(TARGET) for metric in EVERYTHI
 
 _HEADER = "# Printed by `vllm-watch render` from alerts/routing.py. For a file of your own: vllm-watch alerts export.\n"
 _ROUTES = """
-# Pages wait ten seconds for what breaks together and come again every hour; tickets wait a minute, in which a page may come that keeps
-# them back, and come again every twelve hours. What has a severity that nobody thought of becomes a ticket. Information goes to nobody: it is
-# read beside something else. The watchdog always fires; `deadman` is for a service that expects to hear from it and tells you when it does not.
-# That notifications fail is sent to the receivers of pages and of tickets, because one of them may be the one that fails.
+# Pages wait ten seconds for what breaks together and come again every hour; tickets wait a minute, in which a page may
+# come that keeps them back, and come again every twelve hours. What has a severity that nobody thought of becomes a
+# ticket. Information goes to nobody: it is read beside something else. The watchdog always fires; `deadman` is for a
+# service that expects to hear from it and tells you when it does not. That notifications fail is sent to the receivers
+# of pages and of tickets, because one of them may be the one that fails.
 """
 _MUTES = """
-# While the source fires, the targets are kept back where all labels of `equal` are the same; a label that both lack counts as the same.
+# While the source fires, the targets are kept back where all labels of `equal` are the same; a label that both lack
+# counts as the same.
 """
 _WHY = {
     "job": "Nothing of this job answers: what its members showed last is old news.",
@@ -69,7 +75,8 @@ _TEXT = """\
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """A way to tell people. secret: what its files hold; make: file of the secret -> what Alertmanager calls an integration."""
+    """A way to tell people. secret: what its files hold; make: file of the secret -> what Alertmanager calls an
+    integration."""
 
     secret: str
     make: Callable[[str], dict[str, Any]]
@@ -86,14 +93,27 @@ def _slack(file: str) -> dict[str, Any]:
 
 def _pagerduty(file: str) -> dict[str, Any]:
     links = [{"href": f"{{{{ .CommonAnnotations.{name}_url }}}}", "text": name} for name in ("runbook", "dashboard")]
-    shown = {"description": _TITLE, "severity": '{{ or .CommonLabels.severity "error" }}', "links": links, "details": {"message": _TEXT}}
+    shown = {
+        "description": _TITLE,
+        "severity": '{{ or .CommonLabels.severity "error" }}',
+        "links": links,
+        "details": {"message": _TEXT},
+    }
     return {"pagerduty_configs": [{"routing_key_file": file, **shown}]}
 
 
 def _email(file: str) -> dict[str, Any]:
-    account = {"smarthost": "smtp.example.org:587", "auth_username": "vllm-watch@example.org", "auth_password_file": file}
+    account = {
+        "smarthost": "smtp.example.org:587",
+        "auth_username": "vllm-watch@example.org",
+        "auth_password_file": file,
+    }
     shown = {"headers": {"Subject": _TITLE}, "html": "", "text": _TEXT}
-    return {"email_configs": [{"to": "oncall@example.org", "from": "vllm-watch@example.org", **account, "send_resolved": True, **shown}]}
+    return {
+        "email_configs": [
+            {"to": "oncall@example.org", "from": "vllm-watch@example.org", **account, "send_resolved": True, **shown}
+        ]
+    }
 
 
 _ADDRESS = "the address to post to (Alertmanager 0.28 or later)"  # earlier ones fall over a url_file
@@ -113,14 +133,20 @@ def printed_files() -> Iterator[tuple[str, str]]:
 
 
 def configuration(
-    receiver: str = "none", settings: Settings = SHIPPED, objectives: slo.Objectives | None = None, *,
-    secrets: str = SECRETS, deadman: bool = False, header: str = _HEADER,
-) -> str:  # fmt: skip
+    receiver: str = "none",
+    settings: Settings = SHIPPED,
+    objectives: slo.Objectives | None = None,
+    *,
+    secrets: str = SECRETS,
+    deadman: bool = False,
+    header: str = _HEADER,
+) -> str:
     """A whole configuration. Configurations for two receivers differ in their receivers alone."""
     rules = inhibitions(registry.alerts(settings, objectives), registry.recordings(settings, objectives))
     muting = "".join(f"  # {_why(rule)}\n{textwrap.indent(_yaml([rule]), '  ')}" for rule in rules)
     told = _yaml({"receivers": list(_receivers(RECEIVERS[receiver], secrets, deadman))})
-    return f"{header}{_ROUTES}{_yaml({'route': _route()})}{_MUTES}inhibit_rules:\n{muting}\n{_about(receiver, secrets, deadman)}{told}"
+    about = _about(receiver, secrets, deadman)
+    return f"{header}{_ROUTES}{_yaml({'route': _route()})}{_MUTES}inhibit_rules:\n{muting}\n{about}{told}"
 
 
 def _why(rule: Mapping[str, Any]) -> str:
@@ -129,16 +155,38 @@ def _why(rule: Mapping[str, Any]) -> str:
 
 def _route() -> dict[str, Any]:
     return {
-        "receiver": TICKET, "group_by": ["alertname", "cluster", "model_name", "instance"],
-        "group_wait": "1m", "group_interval": "5m", "repeat_interval": "12h",
+        "receiver": TICKET,
+        "group_by": ["alertname", "cluster", "model_name", "instance"],
+        "group_wait": "1m",
+        "group_interval": "5m",
+        "repeat_interval": "12h",
         "routes": [
-            {"matchers": [f'alertname="{WATCHDOG}"'], "receiver": DEADMAN, "group_wait": "0s", "group_interval": "1m", "repeat_interval": "5m"},
-            *({"matchers": [f'alertname="{FAILING}"'], "receiver": name, "group_wait": "10s", "repeat_interval": "1h", "continue": name == PAGE}
-              for name in (PAGE, TICKET)),
+            {
+                "matchers": [f'alertname="{WATCHDOG}"'],
+                "receiver": DEADMAN,
+                "group_wait": "0s",
+                "group_interval": "1m",
+                "repeat_interval": "5m",
+            },
+            *(
+                {
+                    "matchers": [f'alertname="{FAILING}"'],
+                    "receiver": name,
+                    "group_wait": "10s",
+                    "repeat_interval": "1h",
+                    "continue": name == PAGE,
+                }
+                for name in (PAGE, TICKET)
+            ),
             {"matchers": [f'severity="{Severity.INFO}"'], "receiver": NOBODY},
-            {"matchers": [f'severity="{Severity.CRITICAL}"'], "receiver": PAGE, "group_wait": "10s", "repeat_interval": "1h"},
+            {
+                "matchers": [f'severity="{Severity.CRITICAL}"'],
+                "receiver": PAGE,
+                "group_wait": "10s",
+                "repeat_interval": "1h",
+            },
         ],
-    }  # fmt: skip
+    }
 
 
 def _receivers(chosen: Receiver | None, secrets: str, deadman: bool) -> Iterator[dict[str, Any]]:
@@ -163,15 +211,21 @@ def _about(receiver: str, secrets: str, deadman: bool) -> str:
     files = secret_files(receiver, secrets, deadman)
     if not files:
         return "# A receiver without anything in it tells nobody: alerts are only shown, at Alertmanager's own page.\n"
-    return "# Secrets are read from files, each time they are needed:\n" + "".join(f"#   {path}: {what}\n" for path, what in files.items())
+    return "# Secrets are read from files, each time they are needed:\n" + "".join(
+        f"#   {path}: {what}\n" for path, what in files.items()
+    )
 
 
-# ---- keeping back -----------------------------------------------------------------------------------------------------------
+# ---- keeping back
 
 
 def inhibitions(alerts: Iterable[Alert], recordings: Iterable[Recording]) -> list[dict[str, Any]]:
-    """Alertmanager's inhibit_rules: what the same alerts mute in the same way stands together. Raises ValueError for what breaks a law."""
-    by_name, recorded = {alert.name: alert for alert in alerts}, {recording.record: recording for recording in recordings}
+    """Alertmanager's inhibit_rules: what the same alerts mute in the same way stands together. Raises ValueError for
+    what breaks a law."""
+    by_name, recorded = (
+        {alert.name: alert for alert in alerts},
+        {recording.record: recording for recording in recordings},
+    )
     targets: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for alert in by_name.values():
         for source in alert.muted_by:
@@ -185,8 +239,14 @@ def inhibitions(alerts: Iterable[Alert], recordings: Iterable[Recording]) -> lis
 
 def _rule(sources: Iterable[str], equal: Iterable[str], targets: Iterable[str]) -> dict[str, Any]:
     targets = list(targets)
-    told_apart = [f'{label}!=""' for label in equal if label not in PLACE] + (['integration!="webhook"'] if targets == [WATCHDOG] else [])
-    return {"source_matchers": [_named(sources), *told_apart], "target_matchers": [_named(targets)], "equal": list(equal)}
+    told_apart = [f'{label}!=""' for label in equal if label not in PLACE] + (
+        ['integration!="webhook"'] if targets == [WATCHDOG] else []
+    )
+    return {
+        "source_matchers": [_named(sources), *told_apart],
+        "target_matchers": [_named(targets)],
+        "equal": list(equal),
+    }
 
 
 def _named(names: Iterable[str]) -> str:
@@ -200,10 +260,16 @@ def _equal(source: Alert, target: Alert, recorded: Mapping[str, Recording]) -> t
     about, borne = subject(source, recorded), subject(target, recorded)
     if about and about <= borne:
         return tuple(label for label in _ORDER if label in about)
-    if (target.name in BOOKS and target.severity is not Severity.CRITICAL) or (source.name, target.name) == (FAILING, WATCHDOG):
+    if (target.name in BOOKS and target.severity is not Severity.CRITICAL) or (source.name, target.name) == (
+        FAILING,
+        WATCHDOG,
+    ):
         return ("cluster",)
     missing = ", ".join(sorted(about - borne)) or "any subject"
-    raise ValueError(f"{target.name} must not be muted by {source.name}: nothing says that they are about the same, as it lacks {missing}")
+    raise ValueError(
+        f"{target.name} must not be muted by {source.name}: nothing says that they are about the same, as it lacks"
+        f" {missing}"
+    )
 
 
 def subject(alert: Alert, recorded: Mapping[str, Recording]) -> Set[str]:
@@ -219,19 +285,26 @@ def subject(alert: Alert, recorded: Mapping[str, Recording]) -> Set[str]:
     return promql_ast.labels(alert.expr, of) & set(_ORDER)
 
 
-# ---- text -------------------------------------------------------------------------------------------------------------------
+# ---- text
 
 
 class _Readable(yaml.SafeDumper):
-    """Text of several lines as one reads it, without quotes; lists of words on one line, others indented below their key."""
+    """Text of several lines as one reads it, without quotes; lists of words on one line, others indented below their
+    key."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
 
 
-_Readable.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None))
 _Readable.add_representer(
-    list, lambda dumper, items: dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=all(isinstance(item, str) for item in items))
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+_Readable.add_representer(
+    list,
+    lambda dumper, items: dumper.represent_sequence(
+        "tag:yaml.org,2002:seq", items, flow_style=all(isinstance(item, str) for item in items)
+    ),
 )
 
 

@@ -28,7 +28,8 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Where pages and panels are served; no dashboards, no link to one. The default is this machine, as in compose and the lab."""
+    """Where pages and panels are served; no dashboards, no link to one. The default is this machine, as in compose and
+    the lab."""
 
     runbooks: str = "http://127.0.0.1:9402/runbooks"
     dashboards: str | None = "http://127.0.0.1:3000"
@@ -41,8 +42,10 @@ class Links:
 class Alert:
     """One alert. summary is static, description names this instance by its labels.
 
-    threshold: the number it compares with; drawn: whether its panel shows the same quantity, so that the line belongs there.
-    muted_by: alerts that say more about the same thing; while one of them fires for the same labels, Alertmanager keeps this one back.
+    threshold: the number it compares with; drawn: whether its panel shows the same quantity, so that the line belongs
+    there.
+    muted_by: alerts that say more about the same thing; while one of them fires for the same labels, Alertmanager keeps
+    this one back.
     always: it fires at all times, and its silence is what tells.
     Raises ValueError for what would not work at night."""
 
@@ -75,8 +78,8 @@ class Alert:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What routing and muting go by. What always fires must not be muted, and kube-prometheus-stack mutes all that says `info` by its
-        InfoInhibitor; so its label is `none`, as on the Watchdog there."""
+        """What routing and muting go by. What always fires must not be muted, and kube-prometheus-stack mutes all that
+        says `info` by its InfoInhibitor; so its label is `none`, as on the Watchdog there."""
         return {"severity": "none" if self.always else str(self.severity), "owner": self.owner}
 
     def paced(self, settings: Settings) -> Alert:
@@ -113,4 +116,6 @@ class Recording:
             raise ValueError(f"{self.record!r}: a recorded series is called level:metric:operations")
 
     def as_rule(self) -> dict[str, Any]:
-        return {"record": self.record, "expr": promql_ast.pretty(self.expr)} | ({"labels": dict(self.labels)} if self.labels else {})
+        return {"record": self.record, "expr": promql_ast.pretty(self.expr)} | (
+            {"labels": dict(self.labels)} if self.labels else {}
+        )

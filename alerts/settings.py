@@ -1,7 +1,9 @@
-"""What a deployment may set about its alerts: thresholds, the names of its scrape jobs, and the pace of time in a drill.
+"""What a deployment may set about its alerts: thresholds, the names of its scrape jobs, and the pace of time in a
+drill.
 
-Law: every alert is a function of these settings, and what is shipped is that function at the defaults. So a rule file with a team's own
-numbers, the pages that explain it and the drills that prove it can never be three different things."""
+Law: every alert is a function of these settings, and what is shipped is that function at the defaults. So a rule file
+with a team's own numbers, the pages that explain it and the drills that prove it can never be three different
+things."""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from exporters.text import format_duration, parse_window
 
 
 class Overrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """thresholds.yml. thresholds: name -> number in base units, see `vllm-watch alerts list`. Jobs are regular expressions that match whole
-    job names. Raises ValueError for a name that no threshold has or a number that cannot be."""
+    """thresholds.yml. thresholds: name -> number in base units, see `vllm-watch alerts list`. Jobs are regular
+    expressions that match whole job names. Raises ValueError for a name that no threshold has or a number that cannot
+    be."""
 
     thresholds: Mapping[str, float] = {}
     engine_job: str = "vllm.*"
@@ -34,12 +37,15 @@ class Overrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             except re.error as error:
                 raise ValueError(f"job {job!r} is no regular expression: {error}") from error
             if not job or '"' in job or "\\" in job:
-                raise ValueError(f"job {job!r} must be a regular expression without quotes and backslashes, such as vllm.*")
+                raise ValueError(
+                    f"job {job!r} must be a regular expression without quotes and backslashes, such as vllm.*"
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """An overlay, and how much faster than shipped the alerts run: pace 15 makes 20 seconds of every 5 minutes. Only drills have a pace."""
+    """An overlay, and how much faster than shipped the alerts run: pace 15 makes 20 seconds of every 5 minutes. Only
+    drills have a pace."""
 
     overlay: Overrides = field(default_factory=Overrides)
     pace: int = 1

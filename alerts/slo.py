@@ -1,8 +1,10 @@
-"""Objectives -> recorded series and burn-rate alerts: how fast the error budget goes, told over a short and a long window at once.
+"""Objectives -> recorded series and burn-rate alerts: how fast the error budget goes, told over a short and a long
+window at once.
 
-factor = share of the budget x period / long window. A pair fires when both windows burn faster than factor x (1 - objective); the short one
-makes it stop soon after the trouble does. Source: Google, The Site Reliability Workbook, chapter 5 (multiwindow, multi-burn-rate alerts);
-the shares for seven days are those of Sloth's table. Bad and all are recorded as growth and divided late (recorded.py)."""
+factor = share of the budget x period / long window. A pair fires when both windows burn faster than factor x (1 -
+objective); the short one makes it stop soon after the trouble does. Source: Google, The Site Reliability Workbook,
+chapter 5 (multiwindow, multi-burn-rate alerts); the shares for seven days are those of Sloth's table. Bad and all are
+recorded as growth and divided late (recorded.py)."""
 
 from __future__ import annotations
 
@@ -28,8 +30,18 @@ SHIPPED_FILE = Path(__file__).with_name("slo.yaml")
 
 # Long window, short window, share of the budget that may go within the long one, by period. The first two wake someone.
 WINDOWS: dict[str, tuple[tuple[str, str, Decimal], ...]] = {
-    "7d": (("1h", "5m", Decimal("0.08")), ("6h", "30m", Decimal("0.125")), ("1d", "2h", Decimal("0.2")), ("3d", "6h", Decimal("0.42"))),
-    "30d": (("1h", "5m", Decimal("0.02")), ("6h", "30m", Decimal("0.05")), ("1d", "2h", Decimal("0.1")), ("3d", "6h", Decimal("0.1"))),
+    "7d": (
+        ("1h", "5m", Decimal("0.08")),
+        ("6h", "30m", Decimal("0.125")),
+        ("1d", "2h", Decimal("0.2")),
+        ("3d", "6h", Decimal("0.42")),
+    ),
+    "30d": (
+        ("1h", "5m", Decimal("0.02")),
+        ("6h", "30m", Decimal("0.05")),
+        ("1d", "2h", Decimal("0.1")),
+        ("3d", "6h", Decimal("0.1")),
+    ),
 }
 _HISTOGRAMS = {"ttft": recorded.TTFT, "inter_token": recorded.INTER_TOKEN}
 _PANELS = {
@@ -39,7 +51,8 @@ _PANELS = {
 
 
 class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One promise: a share (0 to 1) of good events. Either `latency` with `within_s` (seconds, a bucket bound), or `success: true`.
+    """One promise: a share (0 to 1) of good events. Either `latency` with `within_s` (seconds, a bucket bound), or
+    `success: true`.
 
     Raises ValueError for what promises nothing."""
 
@@ -53,7 +66,10 @@ class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Z][A-Za-z]{1,20}", self.name):
-            raise ValueError(f"name {self.name!r} becomes a part of the alert's: two or more letters, the first a capital, such as TTFT")
+            raise ValueError(
+                f"name {self.name!r} becomes a part of the alert's: two or more letters, the first a capital, such as"
+                " TTFT"
+            )
         if not 0.5 <= self.objective < 1:
             raise ValueError(f"{self.name}: objective {self.objective:g} should be a share below 1, such as 0.99")
         if bool(self.latency) == self.success:
@@ -111,35 +127,58 @@ def alerts(file: Objectives, s: Settings) -> tuple[Alert, ...]:
 def _alerts(objective: Objective, file: Objectives, s: Settings) -> tuple[Alert, Alert]:
     promise = f"{Decimal(str(objective.objective)) * 100:f}".rstrip("0").rstrip(".")
     threshold = Threshold(
-        f"{objective.slug}_objective", objective.objective, Unit.RATIO, f"{objective.why} " + _burns(file.period), objective.source
-    )  # fmt: skip
+        f"{objective.slug}_objective",
+        objective.objective,
+        Unit.RATIO,
+        f"{objective.why} " + _burns(file.period),
+        objective.source,
+    )
     pairs = [_pair(objective, file, s, *window) for window in WINDOWS[file.period]]
     burn, drain = f"VLLM{objective.name}BudgetBurn", f"VLLM{objective.name}BudgetSlowBurn"
     panel = _PANELS[objective.latency]
     promised = f"{promise} % within {objective.within_s:g} s" if objective.within_s else f"{promise} % without an error"
     return (
         Alert(
-            burn, Severity.CRITICAL, " or ".join(pairs[:2]), hold="2m",
+            burn,
+            Severity.CRITICAL,
+            " or ".join(pairs[:2]),
+            hold="2m",
             summary=f"The error budget for {_called(objective)} is burning fast.",
-            description=f"{{{{ $value | humanizePercentage }}}} of what {{{{ $labels.model_name }}}} did was worse than promised ({promised}); "
-            f"at this pace the budget of {file.period} is gone within {_gone(file.period)} days or less.",
-            panel=panel, threshold=threshold, drawn=False,
+            description=(
+                "{{ $value | humanizePercentage }} of what {{ $labels.model_name }} did was worse than"
+                f" promised ({promised}); at this pace the budget of {file.period} is gone within {_gone(file.period)}"
+                " days or less."
+            ),
+            panel=panel,
+            threshold=threshold,
+            drawn=False,
         ),
         Alert(
-            drain, Severity.WARNING, " or ".join(pairs[2:]), hold="15m",
+            drain,
+            Severity.WARNING,
+            " or ".join(pairs[2:]),
+            hold="15m",
             summary=f"The error budget for {_called(objective)} drains.",
-            description=f"{{{{ $value | humanizePercentage }}}} of what {{{{ $labels.model_name }}}} did was worse than promised ({promised}), "
-            f"which uses up about the whole budget of {file.period}.",
-            panel=panel, threshold=threshold, drawn=False, muted_by=(burn,),
+            description=(
+                "{{ $value | humanizePercentage }} of what {{ $labels.model_name }} did was worse than"
+                f" promised ({promised}), which uses up about the whole budget of {file.period}."
+            ),
+            panel=panel,
+            threshold=threshold,
+            drawn=False,
+            muted_by=(burn,),
         ),
-    )  # fmt: skip
+    )
 
 
 def _pair(objective: Objective, file: Objectives, s: Settings, long: str, short: str, share: Decimal) -> str:
-    """Both windows burn, and the long one holds enough requests to judge by: one answer has hundreds of gaps between tokens. The value is the
-    long window's share of bad events."""
+    """Both windows burn, and the long one holds enough requests to judge by: one answer has hundreds of gaps between
+    tokens. The value is the long window's share of bad events."""
     budget = factor(file.period, long, share) * (1 - Decimal(str(objective.objective)))
-    bad = f"{_share(objective, s, long)} > {budget.normalize():f} and {_share(objective, s, short)} > {budget.normalize():f}"
+    bad = (
+        f"{_share(objective, s, long)} > {budget.normalize():f} and {_share(objective, s, short)} >"
+        f" {budget.normalize():f}"
+    )
     requests = recorded.FINISHED if objective.latency else _what(objective, "all")
     return f"({bad} and {recorded.counted(requests, long, s)} >= {file.at_least})"
 
@@ -149,9 +188,11 @@ def _share(objective: Objective, s: Settings, window: str) -> str:
 
 
 def _events(objective: Objective, s: Settings) -> tuple[str, str]:
-    """Bad and all events within five minutes. Latency counts observations, success the requests that are no refusal and no hang-up.
+    """Bad and all events within five minutes. Latency counts observations, success the requests that are no refusal and
+    no hang-up.
 
-    Where an engine of the model lacks the bound of the objective there is neither: what is not measured is not judged."""
+    Where an engine of the model lacks the bound of the objective there is neither: what is not measured is not
+    judged."""
     if objective.latency is None:
         everything = recorded.requests(s, ('outcome!~"rejected|client_abort"',))
         return f"({recorded.requests(s, sidecar.FAILED)} or {everything} * 0)", everything
@@ -171,10 +212,15 @@ def _gone(period: str) -> str:
 
 
 def _called(objective: Objective) -> str:
-    return {"ttft": "the time to the first token", "inter_token": "the time between tokens", None: "success"}[objective.latency]
+    return {"ttft": "the time to the first token", "inter_token": "the time between tokens", None: "success"}[
+        objective.latency
+    ]
 
 
 def _burns(period: str) -> str:
     """What the windows mean, for the page."""
-    told = (f"{factor(period, long, share):f} times as fast as allowed over {long} and {short}" for long, short, share in WINDOWS[period])
+    told = (
+        f"{factor(period, long, share):f} times as fast as allowed over {long} and {short}"
+        for long, short, share in WINDOWS[period]
+    )
     return f"Told when the budget of {period} goes {', '.join(told)}; the first two of these wake someone."

@@ -1,6 +1,8 @@
-"""Numbers at which someone is told, each with its reason and source. The alert, the red line on the panel and the page read the same value.
+"""Numbers at which someone is told, each with its reason and source. The alert, the red line on the panel and the page
+read the same value.
 
-A deployment may put its own number in place of any of them (alerts/settings.py); the name is what it writes in its file."""
+A deployment may put its own number in place of any of them (alerts/settings.py); the name is what it writes in its
+file."""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from exporters.catalogue.metric import Unit
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """value in base units; why: what makes this number and no other; source: where it comes from. Raises ValueError when they are empty, or
-    for a number that cannot be."""
+    """value in base units; why: what makes this number and no other; source: where it comes from. Raises ValueError
+    when they are empty, or for a number that cannot be."""
 
     name: str
     value: float
@@ -26,7 +28,10 @@ class Threshold:
         if not self.why or not self.source:
             raise ValueError(f"a threshold of {self.value} needs its reason and its source")
         if not math.isfinite(self.value) or self.value < 0 or (self.unit is Unit.RATIO and self.value > 1):
-            raise ValueError(f"{self.name}: {self.value:g} is no number of {self.unit} to alert on" + " (0 to 1)" * (self.unit is Unit.RATIO))
+            raise ValueError(
+                f"{self.name}: {self.value:g} is no number of {self.unit} to alert on"
+                + " (0 to 1)" * (self.unit is Unit.RATIO)
+            )
 
     def __str__(self) -> str:
         return f"{self.value:.12g}"
@@ -54,69 +59,101 @@ class Threshold:
 
 
 KV_CACHE_USAGE = Threshold(
-    "kv_cache_usage", 0.9, Unit.RATIO,
-    "With less than a tenth of the blocks free, a handful of longer answers is enough to make the engine preempt and compute requests again.",
+    "kv_cache_usage",
+    0.9,
+    Unit.RATIO,
+    "With less than a tenth of the blocks free, a handful of longer answers is enough to make the engine preempt and"
+    " compute requests again.",
     "Tuning tables of the serving course (free blocks under 10 % for 5 minutes); the published rule sets agree on 0.9.",
-)  # fmt: skip
+)
 KV_CACHE_FULL = Threshold(
-    "kv_cache_full", 0.95, Unit.RATIO,
-    "Together with preemptions this is no longer a forecast: blocks are taken from running requests. Either sign alone is common and harmless.",
+    "kv_cache_full",
+    0.95,
+    Unit.RATIO,
+    "Together with preemptions this is no longer a forecast: blocks are taken from running requests. Either sign alone"
+    " is common and harmless.",
     "The one compound rule found in published sets (cache above 0.95 and preemptions above 0).",
-)  # fmt: skip
+)
 PREEMPTIONS = Threshold(
-    "preemptions_per_second", 0.1, Unit.COUNT,
-    "Six a minute for ten minutes are sixty requests computed twice; a single burst of preemptions is how vLLM is meant to work.",
+    "preemptions_per_second",
+    0.1,
+    Unit.COUNT,
+    "Six a minute for ten minutes are sixty requests computed twice; a single burst of preemptions is how vLLM is meant"
+    " to work.",
     "Judgement; published sets use 1 to 5 per second, at which the queue has long been growing.",
-)  # fmt: skip
+)
 QUEUE_TIME_P95 = Threshold(
-    "queue_time_p95", 5.0, Unit.SECONDS,
-    "A chat user gives up on a first word after a few seconds; five of them spent waiting for a slot leave nothing for prefill. "
-    "It lies on a bound of vLLM's histogram, so the estimate is exact there.",
+    "queue_time_p95",
+    5.0,
+    Unit.SECONDS,
+    "A chat user gives up on a first word after a few seconds; five of them spent waiting for a slot leave nothing for"
+    " prefill. It lies on a bound of vLLM's histogram, so the estimate is exact there.",
     "vLLM's request-time bounds (2.5, 5, 10 s); support-chat target of p95 under 2 s to the first token.",
-)  # fmt: skip
+)
 QUEUE_LENGTH = Threshold(
-    "queue_length", 10.0, Unit.REQUESTS,
-    "A queue that did not go below ten for ten minutes and grew by as many meanwhile does not drain by itself; shorter ones come and go with "
-    "every burst.",
-    "Judgement, to be replaced by what this deployment drains in its own time limit (Little's law); published sets copy 5 to 100.",
-)  # fmt: skip
+    "queue_length",
+    10.0,
+    Unit.REQUESTS,
+    "A queue that did not go below ten for ten minutes and grew by as many meanwhile does not drain by itself; shorter"
+    " ones come and go with every burst.",
+    "Judgement, to be replaced by what this deployment drains in its own time limit (Little's law); published sets copy"
+    " 5 to 100.",
+)
 RESTARTS = Threshold(
-    "restarts", 3.0, Unit.COUNT,
-    "One restart is a deployment and two are a deployment that was repeated; three within an hour mean that it will not stay up by itself.",
+    "restarts",
+    3.0,
+    Unit.COUNT,
+    "One restart is a deployment and two are a deployment that was repeated; three within an hour mean that it will not"
+    " stay up by itself.",
     "Judgement; Kubernetes backs off after about as many.",
-)  # fmt: skip
+)
 START_TIME = Threshold(
-    "start_time", 600.0, Unit.SECONDS,
-    "An engine that takes longer than ten minutes to answer comes too late for the load that it was started for; loading weights from a local disk "
-    "and capturing graphs takes two to five.",
-    "Judgement; cold start and warm restart are to be recorded for every deployment (pass table of the serving course).",
-)  # fmt: skip
+    "start_time",
+    600.0,
+    Unit.SECONDS,
+    "An engine that takes longer than ten minutes to answer comes too late for the load that it was started for;"
+    " loading weights from a local disk and capturing graphs takes two to five.",
+    "Judgement; cold start and warm restart are to be recorded for every deployment (pass table of the serving"
+    " course).",
+)
 TTFT_P95 = Threshold(
-    "ttft_p95", 2.5, Unit.SECONDS,
-    "Beyond it a chat feels stuck. The course asks for 2 s, which is no bound of vLLM's histogram; 2.5 s is the next one and so is read exactly.",
+    "ttft_p95",
+    2.5,
+    Unit.SECONDS,
+    "Beyond it a chat feels stuck. The course asks for 2 s, which is no bound of vLLM's histogram; 2.5 s is the next"
+    " one and so is read exactly.",
     "Support-chat target (p95 under 2 s), vLLM's time-to-first-token bounds.",
-)  # fmt: skip
+)
 INTER_TOKEN_P95 = Threshold(
-    "inter_token_p95", 0.1, Unit.SECONDS,
-    "Ten tokens a second are about as fast as people read; slower ones are watched as they arrive. It is a bound of vLLM's histogram.",
+    "inter_token_p95",
+    0.1,
+    Unit.SECONDS,
+    "Ten tokens a second are about as fast as people read; slower ones are watched as they arrive. It is a bound of"
+    " vLLM's histogram.",
     "Reading speed of some 250 words a minute with room for code; vLLM's inter-token bounds (0.075, 0.1, 0.15 s).",
-)  # fmt: skip
+)
 WORSE_BY = Threshold(
-    "worse_by", 0.15, Unit.RATIO,
-    "Less than that is the noise of a p95 read from buckets; more, on like traffic, is what the practice of canaries calls a reason to go back.",
+    "worse_by",
+    0.15,
+    Unit.RATIO,
+    "Less than that is the noise of a p95 read from buckets; more, on like traffic, is what the practice of canaries"
+    " calls a reason to go back.",
     "Serving course: roll back when p95 rises by more than 15 % at the peak hour.",
-)  # fmt: skip
+)
 COMPARED_AT_LEAST = Threshold(
     "compared_at_least", 100.0, Unit.REQUESTS,
     "The p95 of fewer than a hundred requests rests on less than five of them.",
     "Arithmetic: five samples above the quantile in each of the two windows.",
 )  # fmt: skip
 CACHE_HITS_LEFT = Threshold(
-    "cache_hits_left", 0.5, Unit.RATIO,
-    "The ratio of a healthy deployment drifts with its traffic; half of its own daily level is a changed prompt template, a lost affinity or a "
-    "restart, and prefill costs twice.",
-    "Judgement on the course's hit bands (shared prompt 30 to 60 %, same codebase 80 to 99 %): bands differ, so only its own past is a measure.",
-)  # fmt: skip
+    "cache_hits_left",
+    0.5,
+    Unit.RATIO,
+    "The ratio of a healthy deployment drifts with its traffic; half of its own daily level is a changed prompt"
+    " template, a lost affinity or a restart, and prefill costs twice.",
+    "Judgement on the course's hit bands (shared prompt 30 to 60 %, same codebase 80 to 99 %): bands differ, so only"
+    " its own past is a measure.",
+)
 CACHE_HITS_BEFORE = Threshold(
     "cache_hits_before", 0.2, Unit.RATIO,
     "Where hits were below a fifth nothing was gained from the cache, so nothing is lost when they fall.",
@@ -133,90 +170,127 @@ CUT_OFF = Threshold(
     "Judgement; serving course: too small an output cap truncates useful answers.",
 )  # fmt: skip
 ERROR_RATIO = Threshold(
-    "error_ratio", 0.005, Unit.RATIO,
-    "One failed request in two hundred is what the service promises at most; above it someone's work breaks every few minutes.",
+    "error_ratio",
+    0.005,
+    Unit.RATIO,
+    "One failed request in two hundred is what the service promises at most; above it someone's work breaks every few"
+    " minutes.",
     "Pass table of the serving course: error ratio at most 0.5 %.",
-)  # fmt: skip
+)
 ERRORS_AT_LEAST = Threshold(
-    "errors_at_least", 5.0, Unit.REQUESTS,
-    "Of ten requests in a quiet hour one that fails is 10 %, and nobody needs to look; five in five minutes are a pattern.",
-    "Low-traffic guard as in burn-rate practice; the smallest count that one client's single retry loop of three does not reach.",
-)  # fmt: skip
+    "errors_at_least",
+    5.0,
+    Unit.REQUESTS,
+    "Of ten requests in a quiet hour one that fails is 10 %, and nobody needs to look; five in five minutes are a"
+    " pattern.",
+    "Low-traffic guard as in burn-rate practice; the smallest count that one client's single retry loop of three does"
+    " not reach.",
+)
 ENGINE_REFUSALS = Threshold(
-    "engine_refusals", 10.0, Unit.REQUESTS,
-    "The engine's limit is the last one and should never be what users meet; ten in five minutes are more than one client's retries.",
+    "engine_refusals",
+    10.0,
+    Unit.REQUESTS,
+    "The engine's limit is the last one and should never be what users meet; ten in five minutes are more than one"
+    " client's retries.",
     "Judgement; of 28 refusals measured on vLLM 0.32 only 9 were an HTTP 503, so the status alone hides two thirds.",
-)  # fmt: skip
+)
 REFUSAL_RATIO = Threshold(
-    "refusal_ratio", 0.1, Unit.RATIO,
-    "Refusing is policy and works as meant; a team that loses every tenth request has outgrown its limit, or its client does not back off.",
+    "refusal_ratio",
+    0.1,
+    Unit.RATIO,
+    "Refusing is policy and works as meant; a team that loses every tenth request has outgrown its limit, or its client"
+    " does not back off.",
     "Judgement; about 6 % of offered load was found hidden behind refusals in one published deployment.",
-)  # fmt: skip
+)
 HANGUP_RATIO = Threshold(
-    "hangup_ratio", 0.1, Unit.RATIO,
-    "People close a tab in a few requests of a hundred; one in ten, and twice as many as usual, do not wait any longer for what they asked.",
-    "Judgement on chat traffic. vLLM's own abort counter stayed at 0 for all of 15 hang-ups in 0.10, 0.20 and 0.32 (measured).",
-)  # fmt: skip
+    "hangup_ratio",
+    0.1,
+    Unit.RATIO,
+    "People close a tab in a few requests of a hundred; one in ten, and twice as many as usual, do not wait any longer"
+    " for what they asked.",
+    "Judgement on chat traffic. vLLM's own abort counter stayed at 0 for all of 15 hang-ups in 0.10, 0.20 and 0.32"
+    " (measured).",
+)
 LOG_DIFFERS = Threshold(
-    "log_differs", 0.05, Unit.RATIO,
-    "In half an hour the log and the engines differ by what was under way at its two ends; a twentieth of the requests is more than that, and "
-    "figures per team are off by as much.",
+    "log_differs",
+    0.05,
+    Unit.RATIO,
+    "In half an hour the log and the engines differ by what was under way at its two ends; a twentieth of the requests"
+    " is more than that, and figures per team are off by as much.",
     "Accounting that closes: offered = finished + aborted + rejected + failed.",
-)  # fmt: skip
+)
 LOG_DIFFERS_AT_LEAST = Threshold(
     "log_differs_at_least", 10.0, Unit.REQUESTS,
     "A handful of requests by hand, straight to the engine, is nobody's missing bill.",
     "Low-traffic guard.",
 )  # fmt: skip
 BOOKS_DIFFER = Threshold(
-    "books_differ", 0.01, Unit.RATIO,
-    "What the sidecar books as missing or extra in the log is sure to the last request, so this is no matter of precision: at a hundredth a "
-    "team's bill is off by more than anyone rounds.",
+    "books_differ",
+    0.01,
+    Unit.RATIO,
+    "What the sidecar books as missing or extra in the log is sure to the last request, so this is no matter of"
+    " precision: at a hundredth a team's bill is off by more than anyone rounds.",
     "The reconciliation of log and engines closes to the last token; what remains open is not booked.",
-)  # fmt: skip
+)
 BOOKS_DIFFER_AT_LEAST = Threshold(
     "books_differ_at_least", 3.0, Unit.REQUESTS,
     "One or two requests by hand, straight to the engine, are nobody's way around the gateway.",
     "Low-traffic guard.",
 )  # fmt: skip
 LOG_LAG = Threshold(
-    "log_lag", 60.0, Unit.SECONDS,
-    "A record is written when its request ends and read within a second; a minute later figures per team describe another time than the engine's.",
+    "log_lag",
+    60.0,
+    Unit.SECONDS,
+    "A record is written when its request ends and read within a second; a minute later figures per team describe"
+    " another time than the engine's.",
     "The sidecar looks for new lines ten times a second (measured lag in the lab: under 1 s).",
-)  # fmt: skip
+)
 LOG_UNREAD = Threshold(
-    "log_unread", 1048576.0, Unit.BYTES,
-    "A reader that keeps up has nothing left to read after a second; a mebibyte, some two thousand records, that was there at every look for five "
-    "minutes is one that does not.",
+    "log_unread",
+    1048576.0,
+    Unit.BYTES,
+    "A reader that keeps up has nothing left to read after a second; a mebibyte, some two thousand records, that was"
+    " there at every look for five minutes is one that does not.",
     "A record is at most 600 bytes.",
-)  # fmt: skip
+)
 GPU_TEMPERATURE = Threshold(
-    "gpu_temperature", 85.0, Unit.CELSIUS,
+    "gpu_temperature",
+    85.0,
+    Unit.CELSIUS,
     "Data-centre cards slow themselves down a few degrees above; at 85 there is still time to act.",
-    "NVIDIA's slowdown temperatures for A100, H100 and H200 lie between 85 and 95 degrees, by card: nvidia-smi -q -d TEMPERATURE.",
-)  # fmt: skip
+    "NVIDIA's slowdown temperatures for A100, H100 and H200 lie between 85 and 95 degrees, by card: nvidia-smi -q -d"
+    " TEMPERATURE.",
+)
 THROTTLED = Threshold(
     "throttled", 0.1, Unit.RATIO,
     "A tenth of the time at lower clocks is seen in the inter-token latency of every request on that card.",
     "Judgement. Only heat and the power brake count; a card at its own power limit works as set.",
 )  # fmt: skip
 GPU_MEMORY = Threshold(
-    "gpu_memory", 0.98, Unit.RATIO,
-    "vLLM takes its share once, at the start; what comes on top is graphs, a second process or a leak, and the next allocation above it fails.",
+    "gpu_memory",
+    0.98,
+    Unit.RATIO,
+    "vLLM takes its share once, at the start; what comes on top is graphs, a second process or a leak, and the next"
+    " allocation above it fails.",
     "--gpu-memory-utilization is 0.9 to 0.95 in practice; the driver and CUDA need the rest.",
-)  # fmt: skip
+)
 NVLINK_ERRORS = Threshold(
-    "nvlink_errors", 10.0, Unit.COUNT,
-    "Links repeat a damaged packet without anyone noticing now and then; ten in a quarter of an hour are a link that fails, and every collective "
-    "of a tensor-parallel engine waits for it.",
+    "nvlink_errors",
+    10.0,
+    Unit.COUNT,
+    "Links repeat a damaged packet without anyone noticing now and then; ten in a quarter of an hour are a link that"
+    " fails, and every collective of a tensor-parallel engine waits for it.",
     "Judgement; NVIDIA counts these as recoverable, so one alone is no fault.",
-)  # fmt: skip
+)
 SCRAPE_NEAR_LIMIT = Threshold(
-    "scrape_near_limit", 0.8, Unit.RATIO,
-    "A new release, an adapter or a rank adds tens to hundreds of series at once, and a page above its limit is thrown away whole: a fifth of the "
-    "limit is room for one such step.",
-    "Our fleet configuration sets sample_limit to twice the budget (stack/deploy/fleet/budget.py), so a page at this line is far above it.",
-)  # fmt: skip
+    "scrape_near_limit",
+    0.8,
+    Unit.RATIO,
+    "A new release, an adapter or a rank adds tens to hundreds of series at once, and a page above its limit is thrown"
+    " away whole: a fifth of the limit is room for one such step.",
+    "Our fleet configuration sets sample_limit to twice the budget (stack/deploy/fleet/budget.py), so a page at this"
+    " line is far above it.",
+)
 
 ALL: tuple[Threshold, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Threshold))
 

@@ -1,7 +1,9 @@
-"""What happened, drawn over every panel: tuning events, engine starts, firing alerts. Each from one source, so that none shows twice.
+"""What happened, drawn over every panel: tuning events, engine starts, firing alerts. Each from one source, so that
+none shows twice.
 
-The sidecar also records a restart as an event; restarts are left out of the events here, because the engine's own start time tells
-them everywhere, with or without a sidecar. Copies that are pushed to Grafana as annotations of its own are not asked for."""
+The sidecar also records a restart as an event; restarts are left out of the events here, because the engine's own start
+time tells them everywhere, with or without a sidecar. Copies that are pushed to Grafana as annotations of its own are
+not asked for."""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ SETTLED_AFTER_S = 600  # where events are drawn as regions: ten minutes of warmi
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """Marks over time. at_value: the sample's value (milliseconds) is the time; else every stretch of samples is a region.
+    """Marks over time. at_value: the sample's value (milliseconds) is the time; else every stretch of samples is a
+    region.
 
     title holds labels in double braces, as legends do."""
 
@@ -34,15 +37,19 @@ class Annotation:
 
 
 def of(board: Dashboard) -> tuple[Annotation, ...]:
-    """The annotations of a board. Events and starts are narrowed by its variables as far as they can be; alerts of ours always show,
-    whatever is chosen, because their labels are those of what they watch. What several sidecars read from one file is drawn once."""
-    cluster, *rest = (f'{label}=~"${label}"' if board.uses(label) else "" for label in ("cluster", "namespace", "job", "instance"))
+    """The annotations of a board. Events and starts are narrowed by its variables as far as they can be; alerts of ours
+    always show, whatever is chosen, because their labels are those of what they watch. What several sidecars read from
+    one file is drawn once."""
+    cluster, *rest = (
+        f'{label}=~"${label}"' if board.uses(label) else "" for label in ("cluster", "namespace", "job", "instance")
+    )
     engine = tuple(filter(None, (cluster, *rest)))
     events = promql.worst(sidecar.EVENT_TIME, ("kind",), tuple(filter(None, ('kind!="restart"', cluster))))
     running = promql.series(vllm.NUM_REQUESTS_RUNNING, engine)
     starts = f"{promql.series(PROCESS_START, engine)} and on (cluster, job, instance) {running}"
     urgent = promql.series(ALERTS, ('alertstate="firing"', 'alertname=~"VLLM.*"', 'severity=~"critical|warning"'))
-    mixed = promql.series(ALERTS, ('alertstate="firing"', f'alertname="{MIXED_BOUNDS}"'))  # percentiles are drawn otherwise meanwhile
+    # percentiles are drawn otherwise meanwhile
+    mixed = promql.series(ALERTS, ('alertstate="firing"', f'alertname="{MIXED_BOUNDS}"'))
     firing = f"max by (alertname, severity, model_name, instance) ({urgent} or {mixed})"
     alerts = Annotation("Firing alerts", firing, "{{alertname}} {{instance}}", "red")
     if board.recorded:  # alerts are written by rules, as all that it reads; events and starts are not

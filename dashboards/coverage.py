@@ -13,9 +13,14 @@ from exporters.catalogue.producers import Component
 from exporters.text import markdown_table
 
 # Families that no panel shows, and why. A test refuses a reason for a family that is shown.
-_BY_DIRECTION = "deprecated by vLLM; loads and stores are shown by the families that took its place, and both together would count twice"
+_BY_DIRECTION = (
+    "deprecated by vLLM; loads and stores are shown by the families that took its place, and both together would count"
+    " twice"
+)
 NOT_SHOWN: Mapping[Metric, str] = {
-    vllm.CORRUPTED_REQUESTS: "absent unless the engine was told to look, which costs time; once it is, any growth is for an alert",
+    vllm.CORRUPTED_REQUESTS: (
+        "absent unless the engine was told to look, which costs time; once it is, any growth is for an alert"
+    ),
     vllm.KV_OFFLOAD_TOTAL_BYTES: _BY_DIRECTION,
     vllm.KV_OFFLOAD_TOTAL_TIME: _BY_DIRECTION,
     vllm.KV_OFFLOAD_SIZE: _BY_DIRECTION,
@@ -26,19 +31,26 @@ _PLAIN = (Component.ENGINE, Component.SCRAPE)  # what everyone has who watches a
 
 
 def shown(boards: Iterable[Dashboard]) -> dict[Metric, tuple[str, ...]]:
-    """vLLM's families and the panels (board/panel) whose queries read their values; only to be there is not to be shown."""
+    """vLLM's families and the panels (board/panel) whose queries read their values; only to be there is not to be
+    shown."""
     read = [(f"{board.slug}/{panel.slug}", _samples(panel)) for board in boards for panel in board.panels]
     return {metric: tuple(place for place, samples in read if samples & set(metric.samples)) for metric in VLLM}
 
 
 def _samples(panel: Panel) -> set[str]:
-    return {read.name for query in panel.queries for read in promql_ast.reads(query.expr) if "presence" not in read.above}
+    return {
+        read.name for query in panel.queries for read in promql_ast.reads(query.expr) if "presence" not in read.above
+    }
 
 
 def unexplained(boards: Iterable[Dashboard]) -> list[str]:
     """Families that are neither shown nor have a reason, and reasons that are not needed; empty when all is well."""
     places = shown(boards)
-    silent = [f"{metric.name} is on no panel, and nothing says why" for metric, at in places.items() if not at and metric not in NOT_SHOWN]
+    silent = [
+        f"{metric.name} is on no panel, and nothing says why"
+        for metric, at in places.items()
+        if not at and metric not in NOT_SHOWN
+    ]
     return silent + [f"{metric.name} is on {places[metric][0]} after all" for metric in NOT_SHOWN if places[metric]]
 
 
@@ -51,7 +63,12 @@ def _page(boards: Sequence[Dashboard]) -> Iterator[str]:
     places = shown(boards)
     default = {metric: at for metric, at in places.items() if not metric.needs}
     optional = {metric: at for metric, at in places.items() if metric.needs}
-    yield from ("# What the boards show", "", "Printed by `vllm-watch render`; the source is `dashboards/coverage.py`.", "")
+    yield from (
+        "# What the boards show",
+        "",
+        "Printed by `vllm-watch render`; the source is `dashboards/coverage.py`.",
+        "",
+    )
     yield from _counts(boards)
     yield from ("", "## What a running vLLM shows by default", "")
     yield f"{sum(map(bool, default.values()))} of {len(default)} families are on a panel."
@@ -67,7 +84,13 @@ def _counts(boards: Sequence[Dashboard]) -> Iterator[str]:
     yield from markdown_table(
         ("board", "its question", "panels", "queries", "panels that an engine alone fills"),
         (
-            (board.slug, board.question, len(board.panels), sum(len(p.queries) for p in board.panels), sum(not _beyond(p) for p in board.panels))
+            (
+                board.slug,
+                board.question,
+                len(board.panels),
+                sum(len(p.queries) for p in board.panels),
+                sum(not _beyond(p) for p in board.panels),
+            )
             for board in boards
         ),
     )
@@ -87,7 +110,9 @@ def _where(metric: Metric, at: Sequence[str]) -> str:
 
 
 def _panels(board: Dashboard) -> Iterator[str]:
-    rows = ((panel.slug, panel.title, panel.unit, ", ".join(_beyond(panel)) or "a vLLM engine") for panel in board.panels)
+    rows = (
+        (panel.slug, panel.title, panel.unit, ", ".join(_beyond(panel)) or "a vLLM engine") for panel in board.panels
+    )
     yield from markdown_table(("panel", "title", "unit", "needs"), rows)
 
 

@@ -1,7 +1,7 @@
 """Boards -> Grafana's JSON. The one grafanalib door.
 
-grafanalib is frozen and prints schemaVersion 12; `normalise` turns that into 39, which Grafana 10.4 to 13 load. Nothing outside this
-file knows grafanalib or Grafana's JSON, so that it can be replaced here."""
+grafanalib is frozen and prints schemaVersion 12; `normalise` turns that into 39, which Grafana 10.4 to 13 load. Nothing
+outside this file knows grafanalib or Grafana's JSON, so that it can be replaced here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,25 @@ from alerts.rules import Links
 from dashboards import annotations as marked
 from dashboards import variables
 from dashboards.annotations import Annotation
-from dashboards.model import ABSENT, COLUMNS, LEAST_RATE_S, Dashboard, Panel, Precondition, Profile, Query, Shape, Variable, shown_unit
+from dashboards.model import (
+    ABSENT,
+    COLUMNS,
+    LEAST_RATE_S,
+    Dashboard,
+    Panel,
+    Precondition,
+    Profile,
+    Query,
+    Shape,
+    Variable,
+    shown_unit,
+)
 from exporters.catalogue.metric import Unit
 from exporters.catalogue.promql import BOUND
 
 SCHEMA_VERSION = 39
-PLUGIN_VERSION = "10.4.0"  # the oldest that loads these boards; without one Grafana would run its oldest migrations on each panel
+# the oldest that loads these boards; without one Grafana would run its oldest migrations on each panel
+PLUGIN_VERSION = "10.4.0"
 TAG = "vllm-watch"
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _KEEP = "${__url_time_range}&${__all_variables}"  # a link takes the time range and the choices along
@@ -30,10 +43,18 @@ _FLAG = shown_unit(Unit.FLAG)
 _RATIO = shown_unit(Unit.RATIO)
 
 
-def to_json(board: Dashboard, profile: Profile = Profile.FULL, *, links: Links | None = None, editable: bool = True, compact: bool = False) -> str:
+def to_json(
+    board: Dashboard,
+    profile: Profile = Profile.FULL,
+    *,
+    links: Links | None = None,
+    editable: bool = True,
+    compact: bool = False,
+) -> str:
     """Return the dashboard as Grafana imports it. Same dashboard, same text.
 
-    editable: people want to edit what they import, not what is provisioned. compact: without indentation, for stores with a size limit."""
+    editable: people want to edit what they import, not what is provisioned. compact: without indentation, for stores
+    with a size limit."""
     raw = json.loads(json.dumps(_dashboard(board, links or Links(), editable).to_json_data(), cls=DashboardEncoder))
     marks = marked.only(marked.of(board), profile.components)
     layout: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 1}
@@ -42,10 +63,12 @@ def to_json(board: Dashboard, profile: Profile = Profile.FULL, *, links: Links |
 
 def _dashboard(board: Dashboard, links: Links, editable: bool) -> g.Dashboard:
     return g.Dashboard(
-        title=board.title, uid=board_uid(board.slug), description=board.question, tags=[TAG], timezone="browser", refresh="30s",
+        title=board.title, uid=board_uid(board.slug), description=board.question, tags=[TAG], timezone="browser",
+        refresh="30s",
         time=g.Time("now-1h", "now"), schemaVersion=SCHEMA_VERSION, panels=list(_placed(board, links)),
         templating=g.Templating([_datasource(), *map(_variable, variables.of(board))]),
-        links=[{"type": "dashboards", "title": "vLLM boards", "tags": [TAG], "asDropdown": True, "keepTime": True, "includeVars": True,
+        links=[{"type": "dashboards", "title": "vLLM boards", "tags": [TAG], "asDropdown": True, "keepTime": True,
+            "includeVars": True,
                 "icon": "external link", "tooltip": "", "url": "", "targetBlank": False}],
         editable=editable, sharedCrosshair=True,
     )  # fmt: skip
@@ -62,8 +85,12 @@ def _placed(board: Dashboard, links: Links) -> Iterator[Any]:
     for row in board.rows:
         heading = None
         if row.title:
-            heading = g.RowPanel(title=row.title, collapsed=row.collapsed, id=PanelRef(board.slug, f"row-{_slug(row.title)}").panel_id,
-                                 gridPos=g.GridPos(h=1, w=COLUMNS, x=0, y=top))  # fmt: skip
+            heading = g.RowPanel(
+                title=row.title,
+                collapsed=row.collapsed,
+                id=PanelRef(board.slug, f"row-{_slug(row.title)}").panel_id,
+                gridPos=g.GridPos(h=1, w=COLUMNS, x=0, y=top),
+            )
             yield heading
             top += 1
         below = []
@@ -81,11 +108,19 @@ def _placed(board: Dashboard, links: Links) -> Iterator[Any]:
 
 
 def _said_once(one: Precondition) -> Panel:
-    """What Grafana shows of a precondition, at the top of a dashboard: whether it is met, else the sentence that its panels leave out."""
+    """What Grafana shows of a precondition, at the top of a dashboard: whether it is met, else the sentence that its
+    panels leave out."""
     return Panel(
-        f"has-{one.slug}", one.title[0].upper() + one.title[1:], f"Whether this dashboard has data of a {one.title} in the shown range.",
-        "Present.", one.missing, (Query(one.expr, one.title, _FLAG),), Shape.NUMBER, optional=one.missing, height=3,
-    )  # fmt: skip
+        f"has-{one.slug}",
+        one.title[0].upper() + one.title[1:],
+        f"Whether this dashboard has data of a {one.title} in the shown range.",
+        "Present.",
+        one.missing,
+        (Query(one.expr, one.title, _FLAG),),
+        Shape.NUMBER,
+        optional=one.missing,
+        height=3,
+    )
 
 
 def _slug(title: str) -> str:
@@ -94,17 +129,29 @@ def _slug(title: str) -> str:
 
 def _panel(board: Dashboard, panel: Panel, at: g.GridPos, links: Links) -> Any:
     shared = {
-        "title": panel.title, "description": panel.description, "dataSource": DATASOURCE, "gridPos": at,
-        "id": PanelRef(board.slug, panel.slug).panel_id, "targets": [_target(q, chr(65 + i), panel.shape) for i, q in enumerate(panel.queries)],
+        "title": panel.title,
+        "description": panel.description,
+        "dataSource": DATASOURCE,
+        "gridPos": at,
+        "id": PanelRef(board.slug, panel.slug).panel_id,
+        "targets": [_target(q, chr(65 + i), panel.shape) for i, q in enumerate(panel.queries)],
         "links": list(_links(board, panel, links)),
-    }  # fmt: skip
+    }
     defaults: dict[str, Any] = {
-        "unit": panel.unit, "thresholds": _thresholds(panel), "color": {"mode": "palette-classic"}, "noValue": panel.when_empty, "mappings": [],
-    }  # fmt: skip
+        "unit": panel.unit,
+        "thresholds": _thresholds(panel),
+        "color": {"mode": "palette-classic"},
+        "noValue": panel.when_empty,
+        "mappings": [],
+    }
     if panel.unit == _RATIO:
         defaults |= {"min": 0} | ({"max": 1} if panel.full_scale else {})
     if panel.unit == _FLAG:
-        words = {"0": {"text": "no", "index": 0}, "1": {"text": "yes", "index": 1}, f"{ABSENT:g}": {"text": "not present", "index": 2}}
+        words = {
+            "0": {"text": "no", "index": 0},
+            "1": {"text": "yes", "index": 1},
+            f"{ABSENT:g}": {"text": "not present", "index": 2},
+        }
         defaults["mappings"] = [{"type": "value", "options": words}]
     overrides: list[dict[str, Any]] = []
     extra: dict[str, Any] = {}
@@ -112,10 +159,15 @@ def _panel(board: Dashboard, panel: Panel, at: g.GridPos, links: Links) -> Any:
         case Shape.LINES | Shape.STACK:
             kind = g.TimeSeries
             defaults["custom"] = {
-                "drawStyle": "line", "lineWidth": 1, "fillOpacity": 30 if panel.shape is Shape.STACK else 8, "showPoints": "auto", "pointSize": 4,
-                "spanNulls": False, "stacking": {"mode": "normal" if panel.shape is Shape.STACK else "none", "group": "A"},
+                "drawStyle": "line",
+                "lineWidth": 1,
+                "fillOpacity": 30 if panel.shape is Shape.STACK else 8,
+                "showPoints": "auto",
+                "pointSize": 4,
+                "spanNulls": False,
+                "stacking": {"mode": "normal" if panel.shape is Shape.STACK else "none", "group": "A"},
                 "thresholdsStyle": {"mode": "dashed" if panel.threshold else "off"},
-            }  # fmt: skip
+            }
             overrides = [_BEYOND_BUCKETS, _AROUND_VALUE] if _bounded(panel) else []
         case Shape.NUMBER:
             kind = g.Stat
@@ -126,11 +178,19 @@ def _panel(board: Dashboard, panel: Panel, at: g.GridPos, links: Links) -> Any:
             extra["transformations"] = _merge(panel)
         case Shape.HEATMAP:
             kind = g.Heatmap  # its options are replaced whole: it knows only the shape of Grafana 8
-            defaults["custom"] = {"hideFrom": {"legend": False, "tooltip": False, "viz": False}, "scaleDistribution": {"type": "linear"}}
+            defaults["custom"] = {
+                "hideFrom": {"legend": False, "tooltip": False, "viz": False},
+                "scaleDistribution": {"type": "linear"},
+            }
     if panel.ranked:
-        shared["interval"] = f"{LEAST_RATE_S}s"  # Grafana's $__rate_interval is at least this and a scrape; the data source's own still holds
+        # Grafana's $__rate_interval is at least this and a scrape; the data source's own still holds
+        shared["interval"] = f"{LEAST_RATE_S}s"
     built = kind(**shared)
-    built.extraJson = {"fieldConfig": {"defaults": defaults, "overrides": overrides}, "options": _options(panel), "pluginVersion": PLUGIN_VERSION}
+    built.extraJson = {
+        "fieldConfig": {"defaults": defaults, "overrides": overrides},
+        "options": _options(panel),
+        "pluginVersion": PLUGIN_VERSION,
+    }
     built.extraJson |= extra
     return built
 
@@ -162,7 +222,11 @@ _AROUND_VALUE = {
 
 def _links(board: Dashboard, panel: Panel, links: Links) -> Iterator[dict[str, Any]]:
     if panel.detail:
-        yield {"title": f"More: {panel.detail} board", "url": f"/d/{board_uid(panel.detail)}?{_KEEP}", "targetBlank": False}
+        yield {
+            "title": f"More: {panel.detail} board",
+            "url": f"/d/{board_uid(panel.detail)}?{_KEEP}",
+            "targetBlank": False,
+        }
     for alert in panel.alerts(board.slug):
         yield {"title": f"Runbook: {alert}", "url": links.runbook(alert), "targetBlank": True}
 
@@ -170,13 +234,23 @@ def _links(board: Dashboard, panel: Panel, links: Links) -> Iterator[dict[str, A
 def _target(query: Query, ref: str, shape: Shape) -> g.Target:
     instant = shape in (Shape.TABLE, Shape.NUMBER)
     form = {Shape.TABLE: "table", Shape.HEATMAP: "heatmap"}.get(shape, "time_series")
-    return g.Target(expr=query.expr, legendFormat=query.legend or "__auto", refId=ref, datasource=DATASOURCE, instant=instant, format=form)
+    return g.Target(
+        expr=query.expr,
+        legendFormat=query.legend or "__auto",
+        refId=ref,
+        datasource=DATASOURCE,
+        instant=instant,
+        format=form,
+    )
 
 
 def _thresholds(panel: Panel) -> dict[str, Any]:
     """A figure that nothing judges is neutral: green would be a promise."""
     if panel.unit == _FLAG and panel.limit is None:
-        return {"mode": "absolute", "steps": [{"color": "text", "value": None}, {"color": "red", "value": 0}, {"color": "green", "value": 1}]}
+        return {
+            "mode": "absolute",
+            "steps": [{"color": "text", "value": None}, {"color": "red", "value": 0}, {"color": "green", "value": 1}],
+        }
     if panel.limit is None:
         return {"mode": "absolute", "steps": [{"color": "text", "value": None}]}
     return {"mode": "absolute", "steps": [{"color": "green", "value": None}, {"color": "red", "value": panel.limit}]}
@@ -187,23 +261,40 @@ def _options(panel: Panel) -> dict[str, Any]:
         case Shape.LINES | Shape.STACK:
             table = {"displayMode": "table", "calcs": ["mean", "lastNotNull"], "sortBy": "Mean", "sortDesc": True}
             return {
-                # The last value beside a legend that ends in < or >, at least or at most: together they are what is known.
-                "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": ["lastNotNull"] if _bounded(panel) else []}
+                # The last value beside a legend that ends in < or >, at least or at most: together they are what is
+                # known.
+                "legend": {
+                    "displayMode": "list",
+                    "placement": "bottom",
+                    "showLegend": True,
+                    "calcs": ["lastNotNull"] if _bounded(panel) else [],
+                }
                 | (table if panel.ranked else {}),
                 "tooltip": {"mode": "multi", "sort": "desc"},
             }
         case Shape.NUMBER:
             reduce = {"calcs": ["lastNotNull"], "fields": "", "values": False}
-            return {"reduceOptions": reduce, "graphMode": "none", "colorMode": "value", "textMode": "value_and_name" if _bounded(panel) else "auto",
-                    "justifyMode": "auto",
-                    "orientation": "auto"}  # fmt: skip
+            return {
+                "reduceOptions": reduce,
+                "graphMode": "none",
+                "colorMode": "value",
+                "textMode": "value_and_name" if _bounded(panel) else "auto",
+                "justifyMode": "auto",
+                "orientation": "auto",
+            }
         case Shape.TABLE:
-            return {"showHeader": True, "cellHeight": "sm", "sortBy": [{"displayName": panel.queries[0].legend, "desc": not panel.lowest_first}]}
+            return {
+                "showHeader": True,
+                "cellHeight": "sm",
+                "sortBy": [{"displayName": panel.queries[0].legend, "desc": not panel.lowest_first}],
+            }
         case Shape.HEATMAP:
             return {
-                "calculate": False, "cellGap": 1, "cellValues": {"unit": "short", "decimals": 0},  # requests, not seconds
+                "calculate": False, "cellGap": 1, "cellValues": {"unit": "short", "decimals": 0},
+                # requests, not seconds
                 "exemplars": {"color": "rgba(255,0,255,0.7)"}, "filterValues": {"le": 1e-9},
-                "color": {"mode": "scheme", "scheme": "Oranges", "fill": "dark-orange", "scale": "exponential", "exponent": 0.5, "steps": 64,
+                "color": {"mode": "scheme", "scheme": "Oranges", "fill": "dark-orange", "scale": "exponential",
+                    "exponent": 0.5, "steps": 64,
                           "reverse": False},
                 "legend": {"show": True}, "rowsFrame": {"layout": "auto"}, "showValue": "never",
                 "tooltip": {"mode": "single", "showColorScale": False, "yHistogram": False},
@@ -212,11 +303,15 @@ def _options(panel: Panel) -> dict[str, Any]:
 
 
 def _columns(panel: Panel) -> Iterator[dict[str, Any]]:
-    """Each figure of a table in its own unit, a dash where a row has none, and the first figure in red from the panel's limit on."""
+    """Each figure of a table in its own unit, a dash where a row has none, and the first figure in red from the panel's
+    limit on."""
     for query in panel.queries:
         properties: list[dict[str, Any]] = [{"id": "unit", "value": query.unit}, {"id": "noValue", "value": "-"}]
         if panel.limit is not None and query is panel.queries[0]:
-            properties += [{"id": "color", "value": {"mode": "thresholds"}}, {"id": "custom.cellOptions", "value": {"type": "color-text"}}]
+            properties += [
+                {"id": "color", "value": {"mode": "thresholds"}},
+                {"id": "custom.cellOptions", "value": {"type": "color-text"}},
+            ]
         yield {"matcher": {"id": "byName", "options": query.legend}, "properties": properties}
 
 
@@ -237,27 +332,43 @@ def _datasource() -> g.Template:
 
 def _variable(variable: Variable) -> g.Template:
     if variable.kind == "query":
-        return g.Template(name=variable.name, label=variable.label, type="query", query=variable.query, dataSource=DATASOURCE, refresh=2,
+        return g.Template(name=variable.name, label=variable.label, type="query", query=variable.query,
+            dataSource=DATASOURCE, refresh=2,
                           includeAll=True, multi=True, allValue=".*", default="All", sort=1)  # fmt: skip
     kind = {"custom": "custom", "text": "textbox"}[variable.kind]
-    return g.Template(name=variable.name, label=variable.label, type=kind, query=",".join(variable.options) or variable.default,
-                      default=variable.default)  # fmt: skip
+    return g.Template(
+        name=variable.name,
+        label=variable.label,
+        type=kind,
+        query=",".join(variable.options) or variable.default,
+        default=variable.default,
+    )
 
 
 _LEGACY = frozenset({
-    "rows", "hideControls", "sharedCrosshair", "style", "gnetId", "__inputs", "cacheTimeout", "height", "span", "minSpan", "error",
+    "rows", "hideControls", "sharedCrosshair", "style", "gnetId", "__inputs", "cacheTimeout", "height", "span",
+    "minSpan", "error",
     "maxDataPoints", "intervalFactor", "step", "metric", "target", "query_type", "transparent", "renderer", "repeat",
     "timeFrom", "timeShift", "hideTimeOverride", "maxPerRow", "alert", "iteration", "timezone_", "repeatDirection",
     # of the heatmap that Grafana 9 replaced
-    "cards", "highlightCards", "hideZeroBuckets", "reverseYBuckets", "tooltip", "xAxis", "xBucketNumber", "xBucketSize", "yAxis",
+    "cards", "highlightCards", "hideZeroBuckets", "reverseYBuckets", "tooltip", "xAxis", "xBucketNumber", "xBucketSize",
+    "yAxis",
     "yBucketBound", "yBucketNumber", "yBucketSize", "dataFormat", "heatmap", "legend", "color",
 })  # fmt: skip
 
 
 def normalise(dashboard: dict[str, Any], board: Dashboard, marks: Sequence[Annotation]) -> dict[str, Any]:
-    """grafanalib's output as schemaVersion 39: no nulls, none of the keys that Grafana dropped, data sources by type and uid."""
+    """grafanalib's output as schemaVersion 39: no nulls, none of the keys that Grafana dropped, data sources by type
+    and uid."""
     clean: dict[str, Any] = _drop(dashboard)
-    clean |= {"schemaVersion": SCHEMA_VERSION, "graphTooltip": 1, "id": None, "version": 1, "fiscalYearStartMonth": 0, "weekStart": ""}
+    clean |= {
+        "schemaVersion": SCHEMA_VERSION,
+        "graphTooltip": 1,
+        "id": None,
+        "version": 1,
+        "fiscalYearStartMonth": 0,
+        "weekStart": "",
+    }
     clean["timepicker"] = {}
     clean["annotations"] = {"list": [_BUILT_IN, *map(_annotation, marks)]}
     traced = frozenset(query.expr for panel in board.panels for query in panel.queries if query.exemplars)
@@ -271,7 +382,9 @@ def normalise(dashboard: dict[str, Any], board: Dashboard, marks: Sequence[Annot
 def _normalise_panel(panel: dict[str, Any], traced: frozenset[str]) -> dict[str, Any]:
     if panel["type"] == "row":
         keep = {"id", "type", "title", "collapsed", "gridPos"}
-        return {key: panel[key] for key in keep} | {"panels": [_normalise_panel(inner, traced) for inner in panel.get("panels") or ()]}
+        return {key: panel[key] for key in keep} | {
+            "panels": [_normalise_panel(inner, traced) for inner in panel.get("panels") or ()]
+        }
     for key in ("editable", "columns", "fontSize", "mappings"):
         panel.pop(key, None)
     if not panel.get("links"):
@@ -297,7 +410,8 @@ _BUILT_IN = {
 
 def _annotation(mark: Annotation) -> dict[str, Any]:
     return {
-        "name": mark.name, "datasource": DATASOURCE, "enable": True, "hide": False, "iconColor": mark.colour, "expr": mark.expr,
+        "name": mark.name, "datasource": DATASOURCE, "enable": True, "hide": False, "iconColor": mark.colour,
+        "expr": mark.expr,
         "titleFormat": mark.title, "textFormat": "", "tagKeys": "", "step": "", "useValueForTime": mark.at_value,
     }  # fmt: skip
 
@@ -324,10 +438,15 @@ def _normalise_variable(variable: dict[str, Any], own: Variable | None) -> None:
 
 
 def _drop(value: Any) -> Any:
-    """Without nulls and legacy keys; what we wrote ourselves (fieldConfig, options, transformations) is taken as it is."""
+    """Without nulls and legacy keys; what we wrote ourselves (fieldConfig, options, transformations) is taken as it
+    is."""
     if isinstance(value, dict):
         ours = ("fieldConfig", "links", "options", "templating", "transformations")
-        return {k: v if k in ours else _drop(v) for k, v in value.items() if k in ours or (v is not None and k not in _LEGACY)}
+        return {
+            k: v if k in ours else _drop(v)
+            for k, v in value.items()
+            if k in ours or (v is not None and k not in _LEGACY)
+        }
     if isinstance(value, list):
         return [_drop(v) for v in value]
     return value

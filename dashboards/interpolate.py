@@ -1,7 +1,8 @@
-"""What Grafana puts in the place of variables before it sends a query, so that our own page and the tests send the same.
+"""What Grafana puts in the place of variables before it sends a query, so that our own page and the tests send the
+same.
 
-Sources: Grafana's packages/grafana-prometheus (datasource.ts, getRateIntervalScopedVariable, prometheusSpecialRegexEscape) and
-packages/grafana-data (rangeutil.ts, roundInterval, calculateInterval)."""
+Sources: Grafana's packages/grafana-prometheus (datasource.ts, getRateIntervalScopedVariable,
+prometheusSpecialRegexEscape) and packages/grafana-data (rangeutil.ts, roundInterval, calculateInterval)."""
 
 from __future__ import annotations
 
@@ -18,9 +19,12 @@ _PLAIN = re.compile(r"[0-9]+(\.[0-9]+)?(ms|s|m|h|d|w)?")
 
 # roundInterval: below this many milliseconds -> this interval in seconds.
 _ROUND_MS = (
-    (10, 0.001), (15, 0.01), (35, 0.02), (75, 0.05), (150, 0.1), (350, 0.2), (750, 0.5), (1500, 1), (3500, 2), (7500, 5), (12500, 10), (17500, 15),
-    (25000, 20), (45000, 30), (90000, 60), (210000, 120), (450000, 300), (750000, 600), (1050000, 900), (1500000, 1200), (2700000, 1800),
-    (5400000, 3600), (9000000, 7200), (16200000, 10800), (32400000, 21600), (86400000, 43200), (604800000, 86400), (1814400000, 604800),
+    (10, 0.001), (15, 0.01), (35, 0.02), (75, 0.05), (150, 0.1), (350, 0.2), (750, 0.5), (1500, 1), (3500, 2),
+    (7500, 5), (12500, 10), (17500, 15),
+    (25000, 20), (45000, 30), (90000, 60), (210000, 120), (450000, 300), (750000, 600), (1050000, 900), (1500000, 1200),
+    (2700000, 1800),
+    (5400000, 3600), (9000000, 7200), (16200000, 10800), (32400000, 21600), (86400000, 43200), (604800000, 86400),
+    (1814400000, 604800),
     (3628800000, 2592000),
 )  # fmt: skip
 
@@ -29,7 +33,8 @@ Values = Mapping[str, str | Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The time a panel shows: unix seconds; points: how many it has room for; scrape_s: the data source's interval (Grafana: timeInterval).
+    """The time a panel shows: unix seconds; points: how many it has room for; scrape_s: the data source's interval
+    (Grafana: timeInterval).
 
     least_s: the panel's own least interval, which lengthens the window of its rates and not its step."""
 
@@ -59,14 +64,20 @@ class Range:
 
 
 def fill(expr: str, values: Values, over: Range) -> str:
-    """The expression as it is sent: one value (a duration, a price) as it stands, a sequence of them as a regex that matches just these.
+    """The expression as it is sent: one value (a duration, a price) as it stands, a sequence of them as a regex that
+    matches just these.
 
-    What is chosen can never become a part of the query's own text. Raises KeyError for a variable that has no value, ValueError for a
-    single value that is neither a number nor a duration: a bare word would be read as the name of a metric."""
+    What is chosen can never become a part of the query's own text. Raises KeyError for a variable that has no value,
+    ValueError for a single value that is neither a number nor a duration: a bare word would be read as the name of a
+    metric."""
     own = {
-        "__interval": _duration(over.step_s), "__rate_interval": _duration(over.rate_s), "__range": _duration(over.seconds),
-        "__range_s": f"{over.seconds:.0f}", "__range_ms": f"{over.seconds * 1000:.0f}", "__interval_ms": f"{over.step_s * 1000:.0f}",
-    }  # fmt: skip
+        "__interval": _duration(over.step_s),
+        "__rate_interval": _duration(over.rate_s),
+        "__range": _duration(over.seconds),
+        "__range_s": f"{over.seconds:.0f}",
+        "__range_ms": f"{over.seconds * 1000:.0f}",
+        "__interval_ms": f"{over.step_s * 1000:.0f}",
+    }
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[2]

@@ -1,8 +1,8 @@
-"""What is wrong with a board, judged from the JSON that Grafana would get: the rules of grafana/dashboard-linter and of mixtool, for every
-kind of panel (theirs pass over heatmaps and bar gauges), and those that only the catalogue can know.
+"""What is wrong with a board, judged from the JSON that Grafana would get: the rules of grafana/dashboard-linter and of
+mixtool, for every kind of panel (theirs pass over heatmaps and bar gauges), and those that only the catalogue can know.
 
-Law: rules read the printed text's own tree and the catalogue, never the model it came from, so that they also judge a board of someone
-else. What a shipped board may break stands in EXCEPTIONS with its reason."""
+Law: rules read the printed text's own tree and the catalogue, never the model it came from, so that they also judge a
+board of someone else. What a shipped board may break stands in EXCEPTIONS with its reason."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ VISIBLE_PANELS = 20
 UID_LETTERS = 40
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
-# Boards that vLLM and production-stack ship. An import with one of these uids replaces theirs; some of theirs replace each other.
-# Sources: vllm-project/vllm examples/{observability,online_serving,production_monitoring}, vllm-project/production-stack helm/dashboards,
-# observability and tutorials/terraform, as of August 2026.
+# Boards that vLLM and production-stack ship. An import with one of these uids replaces theirs; some of theirs replace
+# each other. Sources: vllm-project/vllm examples/{observability,online_serving,production_monitoring},
+# vllm-project/production-stack helm/dashboards, observability and tutorials/terraform, as of August 2026.
 TAKEN_UIDS = {
-    "b281712d-8bff-41ef-9f3f-71ad43c05e9b": "vllm prometheus_grafana/grafana.json, production-stack vllm-model-metrics-dashboard.json",
+    "b281712d-8bff-41ef-9f3f-71ad43c05e9b": (
+        "vllm prometheus_grafana/grafana.json, production-stack vllm-model-metrics-dashboard.json"
+    ),
     "performance-statistics": "vllm dashboards/grafana/performance_statistics.json",
     "query-statistics4": "vllm dashboards/grafana/query_statistics.json",
     "vllm-overview": "vllm dashboards/grafana/vllm_overview.json",
@@ -50,24 +52,36 @@ TAKEN_UIDS = {
     "deftu32yowqv4e": "production-stack helm/dashboards/lmcache-dashboard.json",
 }
 
-# Grafana's names, as far as our series call for them (packages/grafana-data/src/valueFormats/categories.ts), and its custom forms.
+# Grafana's names, as far as our series call for them (packages/grafana-data/src/valueFormats/categories.ts), and its
+# custom forms.
 UNITS = frozenset({
-    "none", "short", "percentunit", "s", "ms", "dateTimeAsIso", "dateTimeFromNow", "bytes", "Bps", "joule", "watt", "kwatth", "celsius", "hertz",
+    "none", "short", "percentunit", "s", "ms", "dateTimeAsIso", "dateTimeFromNow", "bytes", "Bps", "joule", "watt",
+    "kwatth", "celsius", "hertz",
     "rothz", "reqps", "ops", "cps", "cpm", "bool", "bool_on_off", "bool_yes_no", "currencyUSD", "currencyEUR",
 })  # fmt: skip
 CUSTOM_UNITS = ("suffix:", "prefix:", "currency:", "si:", "time:")
 
 PANEL_TYPES = frozenset({
-    "row", "timeseries", "stat", "table", "heatmap", "gauge", "bargauge", "barchart", "histogram", "piechart", "state-timeline",
+    "row", "timeseries", "stat", "table", "heatmap", "gauge", "bargauge", "barchart", "histogram", "piechart",
+    "state-timeline",
     "status-history", "text",
 })  # fmt: skip
-REPLACED_TYPES = {"graph": "timeseries", "singlestat": "stat", "table-old": "table", "grafana-piechart-panel": "piechart"}
-SILENT_TYPES = ("row", "text")  # they ask nothing
+REPLACED_TYPES = {
+    "graph": "timeseries",
+    "singlestat": "stat",
+    "table-old": "table",
+    "grafana-piechart-panel": "piechart",
+}
+SILENT_TYPES = ("row", "text")
 LEGACY_KEYS = {
-    "dashboard": {"rows", "hideControls", "sharedCrosshair", "style", "gnetId", "__inputs", "__elements", "__requires", "iteration"},
-    "panel": {"span", "minSpan", "height", "editable", "error", "renderer", "nullPointMode", "xaxis", "yaxes", "xAxis", "yAxis", "lines", "fill",
-              "linewidth", "seriesOverrides", "valueName", "sparkline", "styles", "columns", "cards", "dataFormat", "isNew", "grid", "alert",
-              "aliasColors", "bars", "steppedLine", "tooltip", "legend", "heatmap", "color", "highlightCards", "hideZeroBuckets", "fontSize",
+    "dashboard": {"rows", "hideControls", "sharedCrosshair", "style", "gnetId", "__inputs", "__elements", "__requires",
+        "iteration"},
+    "panel": {"span", "minSpan", "height", "editable", "error", "renderer", "nullPointMode", "xaxis", "yaxes", "xAxis",
+        "yAxis", "lines", "fill",
+              "linewidth", "seriesOverrides", "valueName", "sparkline", "styles", "columns", "cards", "dataFormat",
+              "isNew", "grid", "alert",
+              "aliasColors", "bars", "steppedLine", "tooltip", "legend", "heatmap", "color", "highlightCards",
+              "hideZeroBuckets", "fontSize",
               "mappings", "sort", "scroll", "showHeader", "transform"},
     "target": {"intervalFactor", "step", "metric", "target", "query", "textEditor"},
     "timepicker": {"time_options"},
@@ -75,7 +89,10 @@ LEGACY_KEYS = {
 }  # fmt: skip
 
 _HUES = ("green", "yellow", "red", "blue", "orange", "purple")
-_COLOURS = {shade + hue for hue in _HUES for shade in ("", "dark-", "semi-dark-", "light-", "super-light-")} | {"text", "transparent"}
+_COLOURS = {shade + hue for hue in _HUES for shade in ("", "dark-", "semi-dark-", "light-", "super-light-")} | {
+    "text",
+    "transparent",
+}
 _COLOUR_CODE = re.compile(r"#[0-9a-fA-F]{3,8}|rgba?\([\d., ]+\)")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:[:.][^}]*)?\}|([A-Za-z_]\w*))|\[\[(\w+)\]\]")
 _LEGEND_LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")
@@ -85,10 +102,23 @@ _PERCENTILE = re.compile(r"\bp(\d{1,2}(?:\.\d+)?)\b")
 _BOARD_LINK = re.compile(r"^/d/([\w-]+)")
 
 _RECORDED = {recording.record for recording in RECORDINGS}
-_TARGET = frozenset({"cluster", "namespace", "job", "instance"})  # what a scrape adds; the first two only where the operator does
+# what a scrape adds; the first two only where the operator does
+_TARGET = frozenset({"cluster", "namespace", "job", "instance"})
 _EVERY_LABEL = frozenset(label for metric in EVERYTHING for label in metric.labels) | _TARGET | {"le"}
 _ADDED_UP = ("sum", "sum_over_time")
-_NO_LONGER_ITSELF = ("*", "/", "%", "^", "count", "count_over_time", "group", "presence", "changes", "absent", "timestamp")
+_NO_LONGER_ITSELF = (
+    "*",
+    "/",
+    "%",
+    "^",
+    "count",
+    "count_over_time",
+    "group",
+    "presence",
+    "changes",
+    "absent",
+    "timestamp",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,56 +151,110 @@ class AllowedFinding:
 
 EXCEPTIONS: tuple[AllowedFinding, ...] = (
     AllowedFinding(
-        "query-buckets", "vllm-watch-latency/Share below the first bound/*", "asks for the lowest and the highest bucket: min and max over le"
+        "query-buckets",
+        "vllm-watch-latency/Share below the first bound/*",
+        "asks for the lowest and the highest bucket: min and max over le",
     ),
     AllowedFinding(
-        "query-labels", "vllm-watch-kv-cache/Engines and their caches/A", "every field of vLLM's CacheConfig is a label, more with each release"
-    ),
-    AllowedFinding("query-labels", "*p95, by team/B", "beyond its buckets a percentile carries the label bound, and else not"),
-    AllowedFinding(
-        "query-matchers", "vllm-watch-overview/Unknown key or model/A", "they belong to no model and mostly to no team that could be chosen"
-    ),
-    AllowedFinding("query-matchers", "vllm-watch-cost/Price/A", "whether prices are set does not depend on which team is chosen"),
-    AllowedFinding(
-        "query-matchers", "vllm-watch-teams/* by team (estimate)/?", "a team's share is one of the work of all teams and models, chosen or not"
+        "query-labels",
+        "vllm-watch-kv-cache/Engines and their caches/A",
+        "every field of vLLM's CacheConfig is a label, more with each release",
     ),
     AllowedFinding(
-        "query-matchers", "vllm-watch-teams/Engine's errors by route and status/A", "the board is about teams: none chooses a job or an address"
+        "query-labels", "*p95, by team/B", "beyond its buckets a percentile carries the label bound, and else not"
     ),
     AllowedFinding(
-        "query-matchers", "vllm-watch-cost/Cost per 1K tokens, all cards/A", "all that the cards cost, over all tokens: no part of either alone"
-    ),
-    AllowedFinding("query-matchers", "vllm-watch-fleet/Balance: */A", "the whole is that of all engines of a model, chosen or not"),
-    AllowedFinding("query-matchers", "vllm-watch-gpu/Tokens per joule/A", "the watts are those of all cards of a cluster, so the tokens are as well"),
-    AllowedFinding(
-        "query-matchers", "vllm-watch-monitoring-health/S*, by target/A", "which targets are engines does not depend on which of them are chosen"
+        "query-matchers",
+        "vllm-watch-overview/Unknown key or model/A",
+        "they belong to no model and mostly to no team that could be chosen",
     ),
     AllowedFinding(
-        "query-matchers", "vllm-watch-monitoring-health/Targets up, by job/A", "which targets are engines does not depend on which of them are chosen"
+        "query-matchers", "vllm-watch-cost/Price/A", "whether prices are set does not depend on which team is chosen"
+    ),
+    AllowedFinding(
+        "query-matchers",
+        "vllm-watch-teams/* by team (estimate)/?",
+        "a team's share is one of the work of all teams and models, chosen or not",
+    ),
+    AllowedFinding(
+        "query-matchers",
+        "vllm-watch-teams/Engine's errors by route and status/A",
+        "the board is about teams: none chooses a job or an address",
+    ),
+    AllowedFinding(
+        "query-matchers",
+        "vllm-watch-cost/Cost per 1K tokens, all cards/A",
+        "all that the cards cost, over all tokens: no part of either alone",
+    ),
+    AllowedFinding(
+        "query-matchers", "vllm-watch-fleet/Balance: */A", "the whole is that of all engines of a model, chosen or not"
+    ),
+    AllowedFinding(
+        "query-matchers",
+        "vllm-watch-gpu/Tokens per joule/A",
+        "the watts are those of all cards of a cluster, so the tokens are as well",
+    ),
+    AllowedFinding(
+        "query-matchers",
+        "vllm-watch-monitoring-health/S*, by target/A",
+        "which targets are engines does not depend on which of them are chosen",
+    ),
+    AllowedFinding(
+        "query-matchers",
+        "vllm-watch-monitoring-health/Targets up, by job/A",
+        "which targets are engines does not depend on which of them are chosen",
     ),
     AllowedFinding(
         "query-matchers",
         "vllm-watch-monitoring-health/Requests ended well: log and engine/?",
         "two sides, each narrowed only by what the other has too",
     ),
-    AllowedFinding("query-rate-interval", "vllm-watch-fleet/Engines up and frozen/A", "asks what its alert asks, over the alert's window"),
-    AllowedFinding("query-rate-interval", "vllm-watch-fleet/Engines, fullest first/I", "asks what its alert asks, over the alert's window"),
-    AllowedFinding("query-rate-interval", "vllm-watch-fleet/Up and frozen, by */A", "asks what its alert asks, over the alert's window"),
-    AllowedFinding("panel-percentile", "vllm-watch-fleet-weeks/*, p95, *", "where it is recorded, the quantile was taken by the rule"),
     AllowedFinding(
-        "query-series", "vllm-watch-fleet-weeks/*", "asks a store that keeps what our rules record and nothing else; Fleet asks raw series"
+        "query-rate-interval",
+        "vllm-watch-fleet/Engines up and frozen/A",
+        "asks what its alert asks, over the alert's window",
     ),
-    AllowedFinding("template-label-values", "vllm-watch-fleet-weeks/variable *", "the same: no engine's own series is there"),
-    AllowedFinding("query-raw-counter", "vllm-watch-tuning/Last event of each kind/B", "kept in a file, it never restarts: how many are on record"),
+    AllowedFinding(
+        "query-rate-interval",
+        "vllm-watch-fleet/Engines, fullest first/I",
+        "asks what its alert asks, over the alert's window",
+    ),
+    AllowedFinding(
+        "query-rate-interval",
+        "vllm-watch-fleet/Up and frozen, by */A",
+        "asks what its alert asks, over the alert's window",
+    ),
+    AllowedFinding(
+        "panel-percentile",
+        "vllm-watch-fleet-weeks/*, p95, *",
+        "where it is recorded, the quantile was taken by the rule",
+    ),
+    AllowedFinding(
+        "query-series",
+        "vllm-watch-fleet-weeks/*",
+        "asks a store that keeps what our rules record and nothing else; Fleet asks raw series",
+    ),
+    AllowedFinding(
+        "template-label-values", "vllm-watch-fleet-weeks/variable *", "the same: no engine's own series is there"
+    ),
+    AllowedFinding(
+        "query-raw-counter",
+        "vllm-watch-tuning/Last event of each kind/B",
+        "kept in a file, it never restarts: how many are on record",
+    ),
 )
 
 
 def lint(boards: Iterable[Mapping[str, Any]], allowed: Sequence[AllowedFinding] = EXCEPTIONS) -> list[LintFinding]:
-    """What is wrong with these boards and not allowed; an exception that nothing needs any more is a finding as well."""
+    """What is wrong with these boards and not allowed; an exception that nothing needs any more is a finding as
+    well."""
     found = list(findings(boards))
     unused = [one for one in allowed if not any(one.covers(finding) for finding in found)]
     kept = [finding for finding in found if not any(one.covers(finding) for one in allowed)]
-    return kept + [LintFinding("unused-exception", one.place, f"no board breaks {one.rule} there any more: remove the exception") for one in unused]
+    return kept + [
+        LintFinding("unused-exception", one.place, f"no board breaks {one.rule} there any more: remove the exception")
+        for one in unused
+    ]
 
 
 def findings(boards: Iterable[Mapping[str, Any]]) -> Iterator[LintFinding]:
@@ -241,7 +325,14 @@ class _Panel:
     @cached_property
     def queries(self) -> tuple[_Query, ...]:
         return tuple(
-            _Query(f"{self.place}/{target.get('refId', '?')}", target.get("expr", ""), target.get("legendFormat", ""), target, self.board, self)
+            _Query(
+                f"{self.place}/{target.get('refId', '?')}",
+                target.get("expr", ""),
+                target.get("legendFormat", ""),
+                target,
+                self.board,
+                self,
+            )
             for target in self.targets
         )
 
@@ -289,7 +380,10 @@ class _Board:
     def marks(self) -> tuple[_Query, ...]:
         """Annotations that ask Prometheus."""
         asking = [a for a in self.annotations if "expr" in a]
-        return tuple(_Query(f"{self.uid}/annotation {a.get('name')}", a["expr"], a.get("titleFormat", ""), a, self) for a in asking)
+        return tuple(
+            _Query(f"{self.uid}/annotation {a.get('name')}", a["expr"], a.get("titleFormat", ""), a, self)
+            for a in asking
+        )
 
     @cached_property
     def queries(self) -> tuple[_Query, ...]:
@@ -370,7 +464,8 @@ def _legacy_keys(board: _Board) -> Placed:
 
 
 def _nulls(board: _Board) -> Placed:
-    """A null is not the same as nothing: some releases take it for a setting. The base of thresholds and the id of an import are null."""
+    """A null is not the same as nothing: some releases take it for a setting. The base of thresholds and the id of an
+    import are null."""
     for path in _null_paths(board.raw, ""):
         if path != ".id" and not re.search(r"\.steps\[0\]\.value$", path):
             yield board.uid, f"{path.removeprefix('.')} is null; leave it out"
@@ -388,7 +483,8 @@ def _null_paths(value: Any, path: str) -> Iterator[str]:
 
 
 def _size(board: _Board) -> Placed:
-    tall = (top for top in board.raw.get("panels", ()) if (top.get("gridPos") or {}).get("h", COLUMNS) > 3)  # a strip says one thing
+    # a strip says one thing
+    tall = (top for top in board.raw.get("panels", ()) if (top.get("gridPos") or {}).get("h", COLUMNS) > 3)
     visible = sum(1 for top in tall if top.get("type") != "row")
     if visible > VISIBLE_PANELS:
         yield board.uid, f"{visible} panels are visible at once; at most {VISIBLE_PANELS}, the rest in collapsed rows"
@@ -414,11 +510,21 @@ def _grid(board: _Board) -> Placed:
     for group in groups:
         boxes = [(board.at(p.get("title")), p.get("gridPos") or {}) for p in group]
         for place, at in boxes:
-            if not {"x", "y", "w", "h"} <= at.keys() or min(at["x"], at["y"]) < 0 or min(at["w"], at["h"]) < 1 or at["x"] + at["w"] > COLUMNS:
+            if (
+                not {"x", "y", "w", "h"} <= at.keys()
+                or min(at["x"], at["y"]) < 0
+                or min(at["w"], at["h"]) < 1
+                or at["x"] + at["w"] > COLUMNS
+            ):
                 yield place, f"gridPos {at} does not lie within {COLUMNS} columns"
         whole = [(place, at) for place, at in boxes if {"x", "y", "w", "h"} <= at.keys()]
         for (one, a), (other, b) in combinations(whole, 2):
-            if a["x"] < b["x"] + b["w"] and b["x"] < a["x"] + a["w"] and a["y"] < b["y"] + b["h"] and b["y"] < a["y"] + a["h"]:
+            if (
+                a["x"] < b["x"] + b["w"]
+                and b["x"] < a["x"] + a["w"]
+                and a["y"] < b["y"] + b["h"]
+                and b["y"] < a["y"] + a["h"]
+            ):
                 yield one, f"it overlaps {other}"
 
 
@@ -426,7 +532,10 @@ def _template_datasource(board: _Board) -> Placed:
     first = board.variables[0] if board.variables else {}
     wanted = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"}
     if wrong := sorted(key for key, value in wanted.items() if first.get(key) != value):
-        yield board.uid, f"the first variable is the data source: {', '.join(f'{key} {wanted[key]!r}' for key in wrong)}"
+        yield (
+            board.uid,
+            f"the first variable is the data source: {', '.join(f'{key} {wanted[key]!r}' for key in wrong)}",
+        )
     if (first.get("current") or {}).get("value"):
         yield board.uid, "the data source is chosen where the board is loaded; a saved one exists nowhere else"
 
@@ -441,13 +550,20 @@ def _template_choices(board: _Board) -> Placed:
         if variable.get("datasource") != DATASOURCE:
             yield place, f"its values come from {DATASOURCE['uid']}"
         if variable.get("refresh") != 2:
-            yield place, "refresh must be 2, on a change of the time range: else a model that came later is never offered"
+            yield (
+                place,
+                "refresh must be 2, on a change of the time range: else a model that came later is never offered",
+            )
         if not (variable.get("multi") and variable.get("includeAll") and variable.get("allValue") == ".*"):
-            yield place, "several values and All may be chosen, and All is `.*`, which also matches a label that is missing"
+            yield (
+                place,
+                "several values and All may be chosen, and All is `.*`, which also matches a label that is missing",
+            )
 
 
 def _template_label_values(board: _Board) -> Placed:
-    """Values come from a series of ours, narrowed by the choices before; a bare label_values(label) offers other exporters' values."""
+    """Values come from a series of ours, narrowed by the choices before; a bare label_values(label) offers other
+    exporters' values."""
     before: set[str] = set()
     for variable in board.variables:
         name, asked = str(variable.get("name")), variable.get("query")
@@ -464,7 +580,11 @@ def _label_values(variable: str, text: str, before: set[str]) -> Told:
     found = _LABEL_VALUES.fullmatch(text.strip())
     if not found:
         bare = _BARE_LABEL_VALUES.fullmatch(text.strip())
-        yield "label_values(label) offers the values of every exporter; name a series" if bare else f"{text!r} is no label_values(series, label)"
+        yield (
+            "label_values(label) offers the values of every exporter; name a series"
+            if bare
+            else f"{text!r} is no label_values(series, label)"
+        )
         return
     try:
         (read,) = promql_ast.reads(found["source"])
@@ -489,7 +609,9 @@ def _label_values(variable: str, text: str, before: set[str]) -> Told:
 def _unused_variables(board: _Board) -> Placed:
     """A choice that changes nothing misleads; choices that only narrow others down are used by them."""
     asked = [query.text for query in board.queries] + [str(panel.raw.get("repeat", "")) for panel in board.panels]
-    used = {name for text in asked for name in _named(text)} | {str(p.raw["repeat"]) for p in board.panels if p.raw.get("repeat")}
+    used = {name for text in asked for name in _named(text)} | {
+        str(p.raw["repeat"]) for p in board.panels if p.raw.get("repeat")
+    }
     used |= {"datasource"}
     for variable in reversed(board.variables):
         name = str(variable.get("name"))
@@ -532,7 +654,10 @@ def _annotations(board: _Board) -> Placed:
             first_read.setdefault(read.name, mark.place)
     copies = [a for a in board.annotations if a.get("type") == "tags" or (a.get("target") or {}).get("type") == "tags"]
     if copies and sidecar.EVENT_TIME.name in first_read:
-        yield board.at(f"annotation {copies[0].get('name')}"), "events that were pushed to Grafana are the same that Prometheus already tells"
+        yield (
+            board.at(f"annotation {copies[0].get('name')}"),
+            "events that were pushed to Grafana are the same that Prometheus already tells",
+        )
 
 
 BOARD_RULES: dict[str, Callable[[_Board], Placed]] = {
@@ -648,8 +773,11 @@ def _bad_url(url: str, board: _Board) -> Told:
 
 
 def _panel_percentile(panel: _Panel) -> Told:
-    """A title that says p95 shows a p95, and a quantile is called by its name: in the title, or in the legends when there are several."""
-    asked = {query: [f"{round(q * 100, 6):g}" for q in _safely(promql_ast.quantiles, query.text)] for query in panel.queries}
+    """A title that says p95 shows a p95, and a quantile is called by its name: in the title, or in the legends when
+    there are several."""
+    asked = {
+        query: [f"{round(q * 100, 6):g}" for q in _safely(promql_ast.quantiles, query.text)] for query in panel.queries
+    }
     distinct = {q for qs in asked.values() for q in qs}
     title = set(_PERCENTILE.findall(str(panel.raw.get("title", ""))))
     if panel.asks and title - distinct:
@@ -710,15 +838,20 @@ def _known_variables(query: _Query) -> Told:
 
 
 def _matchers(query: _Query) -> Told:
-    """dashboard-linter's target-job and target-instance: what a series can be narrowed by, each of its selectors is; by regular
-    expression, since several values can be chosen. That the board has these variables is query-variables' business."""
+    """dashboard-linter's target-job and target-instance: what a series can be narrowed by, each of its selectors is; by
+    regular expression, since several values can be chosen. That the board has these variables is query-variables'
+    business."""
     several = {str(v.get("name")) for v in query.board.variables if v.get("multi")}
     for read, metric in query.series:
         for label, op, value in read.matchers:
             if op in ("=", "!=") and _named(value) & several:
                 yield f"{read.name}: {label} {op} {value} fails when two are chosen; write =~"
         have = {(label, value.strip("${}")) for label, op, value in read.matchers if op == "=~"}
-        missing = [label for label in (wanted.split("=~")[0] for wanted in query_builders.where(metric)) if (label, label) not in have]
+        missing = [
+            label
+            for label in (wanted.split("=~")[0] for wanted in query_builders.where(metric))
+            if (label, label) not in have
+        ]
         if missing and query.panel:
             yield f"{read.name} is not narrowed by {', '.join('$' + label for label in missing)}"
 
@@ -727,10 +860,13 @@ def _rate_interval(query: _Query) -> Told:
     instant = bool(query.raw.get("instant"))
     allowed = ("$__rate_interval", "${__rate_interval}", *(("$__range", "${__range}") if instant else ()))
     for read in query.reads:
-        if "topk" in read.above and read.window == query_builders.RANGE:  # who is shown is decided once, over all that is shown
+        # who is shown is decided once, over all that is shown
+        if "topk" in read.above and read.window == query_builders.RANGE:
             continue
         if read.above and read.above[0] in GROWTH and read.window not in allowed:
-            yield f"{read.above[0]}({read.name}[{read.window}]): the window follows the zoom, {' or '.join(allowed[::2])}"
+            yield (
+                f"{read.above[0]}({read.name}[{read.window}]): the window follows the zoom, {' or '.join(allowed[::2])}"
+            )
 
 
 def _shared(rule: promql_lint.Rule, query: _Query) -> Told:
@@ -755,7 +891,8 @@ def _legend(query: _Query) -> Told:
         kept = promql_ast.some_labels(query.text, _labels_of)
     except BadExpression:
         return
-    for label in sorted(set(_LEGEND_LABEL.findall(query.legend)) - set(kept) - {BOUND}):  # which what is recorded may have
+    # which what is recorded may have
+    for label in sorted(set(_LEGEND_LABEL.findall(query.legend)) - set(kept) - {BOUND}):
         yield f"the legend names {label}, which the answer does not have"
 
 
@@ -798,7 +935,9 @@ def _unlike(boards: Sequence[_Board]) -> Placed:
 def _links_lead_somewhere(boards: Sequence[_Board]) -> Placed:
     there = {board.uid for board in boards}
     for board in boards:
-        links = [(panel.place, link) for panel in board.panels for link in panel.links] + [(board.uid, link) for link in board.raw.get("links", ())]
+        links = [(panel.place, link) for panel in board.panels for link in panel.links] + [
+            (board.uid, link) for link in board.raw.get("links", ())
+        ]
         for place, link in links:
             found = _BOARD_LINK.match(str(link.get("url", "")))
             if found and found[1] not in there:

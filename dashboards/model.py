@@ -1,6 +1,7 @@
 """Boards, panels and queries as plain values. Whoever shows them, Grafana or our own page, reads the same ones.
 
-Law: nothing here or in the boards knows Grafana's JSON (that is panels.py), and no board types a metric name or a unit."""
+Law: nothing here or in the boards knows Grafana's JSON (that is panels.py), and no board types a metric name or a
+unit."""
 
 from __future__ import annotations
 
@@ -21,13 +22,18 @@ ABSENT = -1.0  # value of a flag for what the host does not have, which is no fa
 LEAST_RATE_S = 120  # rates of ranked panels span at least this long: one team's requests are few
 
 _UNITS = {
-    Unit.SECONDS: "s", Unit.BYTES: "bytes", Unit.JOULES: "joule", Unit.WATTS: "watt", Unit.CELSIUS: "celsius", Unit.HERTZ: "hertz",
+    Unit.SECONDS: "s", Unit.BYTES: "bytes", Unit.JOULES: "joule", Unit.WATTS: "watt", Unit.CELSIUS: "celsius",
+    Unit.HERTZ: "hertz",
     Unit.RATIO: "percentunit", Unit.TIMESTAMP: "dateTimeFromNow", Unit.FLAG: "bool_on_off", Unit.TOKENS: "suffix: tok",
     Unit.REQUESTS: "suffix: req", Unit.BLOCKS: "suffix: blocks",
 }  # fmt: skip
 _PER_SECOND = {
-    Unit.TOKENS: "suffix: tok/s", Unit.REQUESTS: "reqps", Unit.BYTES: "Bps", Unit.JOULES: "watt", Unit.SECONDS: "percentunit",
-}  # fmt: skip
+    Unit.TOKENS: "suffix: tok/s",
+    Unit.REQUESTS: "reqps",
+    Unit.BYTES: "Bps",
+    Unit.JOULES: "watt",
+    Unit.SECONDS: "percentunit",
+}
 
 
 def shown_unit(unit: Unit, per_second: bool = False) -> str:
@@ -45,7 +51,8 @@ class Shape(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """PromQL, how its lines (in a table: its column) are called, and in what unit they are shown. exemplars: its buckets carry traces."""
+    """PromQL, how its lines (in a table: its column) are called, and in what unit they are shown. exemplars: its
+    buckets carry traces."""
 
     expr: str
     legend: str = ""
@@ -62,7 +69,8 @@ class Query:
 class Precondition:
     """Series without which a part of a dashboard stays empty, such as those of GPUs.
 
-    expr: has an answer while the precondition is met. missing: the sentence that the dashboard says once, at its top, while it is not."""
+    expr: has an answer while the precondition is met. missing: the sentence that the dashboard says once, at its top,
+    while it is not."""
 
     slug: str
     title: str
@@ -80,11 +88,13 @@ class Panel:
     """One panel. slug never changes: links and annotations hang on it.
 
     means, good, act: what the figure is, what is healthy, what to do when it is not; together they are the description.
-    detail: the slug of the board that explains it further. optional: why it is empty on a healthy stack, as a sentence that ends in
-    the way to fill it, else ''. full_scale: a ratio's axis goes from 0 to 1; False where its values live near 0.
-    bad_from: a figure of this size or more is red where no alert's threshold says so, such as one frozen engine; without either it is
-    neutral. lowest_first: the lowest figure is the one to look at, so a table starts with it.
-    ranked: one line for each of many, such as teams: the legend is a table sorted by the mean, and rates span LEAST_RATE_S or more.
+    detail: the slug of the board that explains it further. optional: why it is empty on a healthy stack, as a sentence
+    that ends in the way to fill it, else ''. full_scale: a ratio's axis goes from 0 to 1; False where its values live
+    near 0.
+    bad_from: a figure of this size or more is red where no alert's threshold says so, such as one frozen engine;
+    without either it is neutral. lowest_first: the lowest figure is the one to look at, so a table starts with it.
+    ranked: one line for each of many, such as teams: the legend is a table sorted by the mean, and rates span
+    LEAST_RATE_S or more.
     requires: what the dashboard says once for all panels that stay empty without it.
     Raises ValueError when a part of the description is missing."""
 
@@ -151,12 +161,17 @@ class Panel:
         """The alerts that point at this panel, or that fire at the line it draws."""
         ref = PanelRef(board, self.slug)
         drawn = self.threshold and self.threshold.name
-        return tuple(a.name for a in ALERTS if a.panel == ref or (a.drawn and a.threshold is not None and a.threshold.name == drawn))
+        return tuple(
+            a.name
+            for a in ALERTS
+            if a.panel == ref or (a.drawn and a.threshold is not None and a.threshold.name == drawn)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class DashboardRow:
-    """Panels under one heading; they wrap when the row is full. The first row of a board has no title and answers its question."""
+    """Panels under one heading; they wrap when the row is full. The first row of a board has no title and answers its
+    question."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -165,7 +180,8 @@ class DashboardRow:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One choice at the top of a board. kind: query (values from label_values), custom (fixed choices), text (free, such as a price)."""
+    """One choice at the top of a board. kind: query (values from label_values), custom (fixed choices), text (free,
+    such as a price)."""
 
     name: str
     label: str
@@ -177,9 +193,11 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """A dashboard: one question, answered in its top row. extra: variables of its own, beside the common ones that its queries use.
+    """A dashboard: one question, answered in its top row. extra: variables of its own, beside the common ones that its
+    queries use.
 
-    recorded: it reads what our rules record and nothing else, choices and marks included, for a store that keeps nothing else."""
+    recorded: it reads what our rules record and nothing else, choices and marks included, for a store that keeps
+    nothing else."""
 
     slug: str
     title: str
@@ -201,7 +219,9 @@ class Dashboard:
     def uses(self, variable: str) -> bool:
         """Whether a query of this board reads a variable."""
         pattern = re.compile(rf"\$(?:{variable}\b|\{{{variable}[:}}])")
-        asked = [query.expr for panel in self.panels for query in panel.queries] + [one.expr for one in self.preconditions]
+        asked = [query.expr for panel in self.panels for query in panel.queries] + [
+            one.expr for one in self.preconditions
+        ]
         return any(pattern.search(expr) for expr in asked)
 
 
@@ -217,8 +237,13 @@ class Profile(StrEnum):
 
 
 def only(board: Dashboard, components: frozenset[Component]) -> Dashboard | None:
-    """The board as far as these components carry it; None when nothing is left of its first row, which answers its question."""
-    rows = tuple(replace(row, panels=kept) for row in board.rows if (kept := tuple(filter(None, (_only(p, components) for p in row.panels)))))
+    """The board as far as these components carry it; None when nothing is left of its first row, which answers its
+    question."""
+    rows = tuple(
+        replace(row, panels=kept)
+        for row in board.rows
+        if (kept := tuple(filter(None, (_only(p, components) for p in row.panels))))
+    )
     return replace(board, rows=rows) if rows and not rows[0].title else None
 
 

@@ -1,11 +1,13 @@
 """Boards into a Grafana that is there already: as files, or through its API.
 
-Deciding is pure (`plan`, `differences`, `interval_s`); `Client` is the one thing that talks. Nothing is written that is equal, that a file
-provisions, or that is not ours; a board never leaves its folder; no write is ever tried twice.
+Deciding is pure (`plan`, `differences`, `interval_s`); `Client` is the one thing that talks. Nothing is written that is
+equal, that a file provisions, or that is not ours; a board never leaves its folder; no write is ever tried twice.
 
-The older API (/api/dashboards/db) is served from 10.4 to 13, the newer (/apis/dashboard.grafana.app) from 12. The newer one brings classic
-JSON to its own schemaVersion as it stores it and drops nulls and defaults on the way: `differences` reads both sides without them.
-Sources: Grafana's HTTP API pages of 10.4 to 13.2, pkg/api/dashboard.go, pkg/registry/apis/dashboard, apps/dashboard/pkg/migration."""
+The older API (/api/dashboards/db) is served from 10.4 to 13, the newer (/apis/dashboard.grafana.app) from 12. The newer
+one brings classic JSON to its own schemaVersion as it stores it and drops nulls and defaults on the way: `differences`
+reads both sides without them.
+Sources: Grafana's HTTP API pages of 10.4 to 13.2, pkg/api/dashboard.go, pkg/registry/apis/dashboard,
+apps/dashboard/pkg/migration."""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ class GrafanaTrouble(ValueError):
     """Grafana cannot be used as it was asked to; the message says where, and the way out."""
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------------
+# ---- files
 
 
 def provider(path: str) -> str:
@@ -84,7 +86,7 @@ def _tagged(board: Any) -> bool:
     return isinstance(board, dict) and isinstance(board.get("tags"), list) and TAG in board["tags"]
 
 
-# ---- deciding -------------------------------------------------------------------------------------------------------------
+# ---- deciding
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,8 @@ Plan = Create | Update | Skip | Refuse
 
 
 def plan(existing: Existing | None, wanted: Mapping[str, Any], force: bool = False) -> Plan:
-    """What to do about one board. Force overwrites what is not ours, never what a file provisions: Grafana would not let us."""
+    """What to do about one board. Force overwrites what is not ours, never what a file provisions: Grafana would not
+    let us."""
     if existing is None:
         return Create()
     changes = differences(existing.board, wanted)
@@ -153,12 +156,16 @@ def plan(existing: Existing | None, wanted: Mapping[str, Any], force: bool = Fal
         return Refuse(f"{existing.managed}, so no API can save it: change it there, or remove it there and push again")
     if not _tagged(existing.board) and not force:
         title = existing.board.get("title", "")
-        return Refuse(f"{wanted['uid']} is a board called {title!r} without the tag {TAG}: it is not ours. Overwrite it with --force")
+        return Refuse(
+            f"{wanted['uid']} is a board called {title!r} without the tag {TAG}: it is not ours. Overwrite it with"
+            " --force"
+        )
     return Update(changes)
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
-    """Field by field, panels by their id. Absent, null, false and empty are the same: Grafana drops and adds those as it likes."""
+    """Field by field, panels by their id. Absent, null, false and empty are the same: Grafana drops and adds those as
+    it likes."""
     before, after = _by_id(was), _by_id(now)
     changed = list(_walk("", "", _of_board(was), _of_board(now)))
     for key in sorted(before.keys() & after.keys(), key=list(after).index):
@@ -177,7 +184,8 @@ _SERVERS_OWN = frozenset({"id", "uid", "version", "schemaVersion", "iteration", 
 def _of_board(board: Mapping[str, Any]) -> Any:
     own = {key: value for key, value in board.items() if key not in _SERVERS_OWN}
     if isinstance(own.get("timepicker"), Mapping):
-        own["timepicker"] = {key: value for key, value in own["timepicker"].items() if key != "time_options"}  # dropped by schemaVersion 41
+        # dropped by schemaVersion 41
+        own["timepicker"] = {key: value for key, value in own["timepicker"].items() if key != "time_options"}
     return _bare(own)
 
 
@@ -222,7 +230,8 @@ def with_datasource(board: Mapping[str, Any], name: str, uid: str) -> dict[str, 
 
 
 def interval_s(series: Iterable[Mapping[str, Any]]) -> float | None:
-    """The scrape interval in seconds that samples of a range vector show: the median distance; None below two samples a series."""
+    """The scrape interval in seconds that samples of a range vector show: the median distance; None below two samples a
+    series."""
     steps = []
     for one in series:
         times = [float(at) for at, _ in one.get("values", ())]
@@ -231,28 +240,36 @@ def interval_s(series: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def duration_s(text: str) -> float | None:
-    """Seconds of a data source's interval, which may be written as a floor: >30s. None for what is no duration, such as a variable."""
+    """Seconds of a data source's interval, which may be written as a floor: >30s. None for what is no duration, such as
+    a variable."""
     try:
         return parse_duration(text.strip().removeprefix(">"))
     except ValueError:
         return None
 
 
-# ---- talking --------------------------------------------------------------------------------------------------------------
+# ---- talking
 
 
 def address(url: str) -> str:
-    """Where Grafana is, without a slash at the end. Raises GrafanaTrouble for what is no address, or holds a password."""
+    """Where Grafana is, without a slash at the end. Raises GrafanaTrouble for what is no address, or holds a
+    password."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise GrafanaTrouble(f"{url.rpartition('@')[2]!r} is no address; write it like http://127.0.0.1:3000")
     if "@" in parts.netloc:
-        raise GrafanaTrouble("a password in the address can be read by everyone on this machine; put user:password into a file for --user-file")
+        raise GrafanaTrouble(
+            "a password in the address can be read by everyone on this machine; put user:password into a file for"
+            " --user-file"
+        )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
-def authorization(token_file: Path | None, user_file: Path | None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The header's value, from the file that was named, else from the environment. Raises GrafanaTrouble without showing what it read."""
+def authorization(
+    token_file: Path | None, user_file: Path | None, environ: Mapping[str, str] = os.environ
+) -> str | None:
+    """The header's value, from the file that was named, else from the environment. Raises GrafanaTrouble without
+    showing what it read."""
     if token_file and user_file:
         raise GrafanaTrouble("name either --token-file or --user-file")
     if user_file:
@@ -332,22 +349,37 @@ class GrafanaClient:
         if status == 400 and b"HTTPS server" in raw:
             raise GrafanaTrouble(f"{self.url} speaks TLS: write https://")
         if status >= 500 and body is None:
-            raise GrafanaTrouble(f"{self.url} answers {status} to {method} {path}: Grafana, or the proxy before it, is not in order; try again later")
+            raise GrafanaTrouble(
+                f"{self.url} answers {status} to {method} {path}: Grafana, or the proxy before it, is not in order; try"
+                " again later"
+            )
         return GrafanaAnswer(status, body)
 
     def _not_known(self) -> str:
         if "Authorization" in self._headers:
-            return f"{self.url} does not accept this token or password: it may have expired; make a new one under {_WHERE_TOKENS}"
-        return f"{self.url} wants to know who asks: set {TOKEN_VARIABLE}, or name a --token-file; a token comes from {_WHERE_TOKENS}"
+            return (
+                f"{self.url} does not accept this token or password: it may have expired; make a new one under"
+                f" {_WHERE_TOKENS}"
+            )
+        return (
+            f"{self.url} wants to know who asks: set {TOKEN_VARIABLE}, or name a --token-file; a token comes from"
+            f" {_WHERE_TOKENS}"
+        )
 
     def _redirected(self, path: str, location: str) -> str:
         to = urlsplit(location)
         if to.path.rstrip("/").endswith("/login"):
             return self._not_known()
         if to.netloc and to.path.endswith(path):
-            return f"{self.url} sends us elsewhere; name that address: --grafana {to.scheme}://{to.netloc}{to.path.removesuffix(path)}"
+            return (
+                f"{self.url} sends us elsewhere; name that address: --grafana"
+                f" {to.scheme}://{to.netloc}{to.path.removesuffix(path)}"
+            )
         seen = f"{to.scheme}://{to.netloc}{to.path}" if to.netloc else to.path
-        return f"{self.url} sends {path} to {seen}: name the address at which Grafana itself answers, with its path if it has one"
+        return (
+            f"{self.url} sends {path} to {seen}: name the address at which Grafana itself answers, with its path if it"
+            " has one"
+        )
 
     def _unreached(self, why: object) -> str:
         if isinstance(why, ssl.SSLCertVerificationError):
@@ -356,7 +388,9 @@ class GrafanaClient:
                 "for an authority of your own set SSL_CERT_FILE to its certificate"
             )
         if isinstance(why, ssl.SSLError):
-            return f"{self.url} does not speak TLS ({why.reason or 'no handshake'}); if it serves plain HTTP write http://"
+            return (
+                f"{self.url} does not speak TLS ({why.reason or 'no handshake'}); if it serves plain HTTP write http://"
+            )
         if isinstance(why, TimeoutError):
             return f"{self.url} did not answer within {self._timeout_s:g} s; is it up, and may this machine reach it?"
         told = why.strerror if isinstance(why, OSError) and why.strerror else why
@@ -367,13 +401,17 @@ def refused(answer: GrafanaAnswer, doing: str, permission: str) -> GrafanaTroubl
     """Why Grafana did not do something, with the way out where there is one."""
     said = f" ({answer.says})" if answer.says else ""
     if answer.status == 403:
-        return GrafanaTrouble(f"not allowed {doing}{said}: give the service account the permission {permission}; the role Editor has it")
+        return GrafanaTrouble(
+            f"not allowed {doing}{said}: give the service account the permission {permission}; the role Editor has it"
+        )
     if answer.body is None:
-        return GrafanaTrouble(f"Grafana answered {answer.status} without JSON when asked {doing}: most likely a proxy before it")
+        return GrafanaTrouble(
+            f"Grafana answered {answer.status} without JSON when asked {doing}: most likely a proxy before it"
+        )
     return GrafanaTrouble(f"Grafana answered {answer.status} when asked {doing}{said}")
 
 
-# ---- the two APIs ---------------------------------------------------------------------------------------------------------
+# ---- the two APIs
 
 
 class GrafanaApi(Protocol):
@@ -385,7 +423,8 @@ class GrafanaApi(Protocol):
 
 
 class Older:
-    """/api/dashboards: by uid to read, db to write. Always with a folder: without one Grafana moves a board to the root."""
+    """/api/dashboards: by uid to read, db to write. Always with a folder: without one Grafana moves a board to the
+    root."""
 
     name = "api/dashboards"
 
@@ -400,14 +439,21 @@ class Older:
             raise refused(answer, f"to read the board {uid}", "dashboards:read")
         meta = answer.data.get("meta") or {}
         file = meta.get("provisionedExternalId")
-        managed = f"Grafana reads it from a provisioned file{f' ({file})' if file else ''}" if meta.get("provisioned") else ""
+        managed = (
+            f"Grafana reads it from a provisioned file{f' ({file})' if file else ''}" if meta.get("provisioned") else ""
+        )
         return Existing(answer.data["dashboard"], meta.get("folderUid") or "", managed)
 
     def write(self, board: Mapping[str, Any], existing: Existing | None, folder: str, message: str) -> None:
-        """Naming the version that we saw, and never with `overwrite`: whoever saved in between is not undone, and up to 11.2 that flag
-        could also replace another board of the same title."""
+        """Naming the version that we saw, and never with `overwrite`: whoever saved in between is not undone, and up to
+        11.2 that flag could also replace another board of the same title."""
         version = {"version": existing.board.get("version", 0)} if existing else {}
-        body = {"dashboard": {**board, "id": None, **version}, "folderUid": folder, "message": message, "overwrite": False}
+        body = {
+            "dashboard": {**board, "id": None, **version},
+            "folderUid": folder,
+            "message": message,
+            "overwrite": False,
+        }
         answer = self._grafana.ask("POST", "/api/dashboards/db", body)
         if answer.status == 412:
             raise GrafanaTrouble(_precondition(answer, board))
@@ -420,7 +466,10 @@ def _precondition(answer: GrafanaAnswer, board: Mapping[str, Any]) -> str:
         case "version-mismatch":
             return "somebody saved it in Grafana just now: look at it there, or with --dry-run, then push again"
         case "name-exists":
-            return f"another board here is called {board['title']!r} or has its uid: rename or move that one, or push to another --folder"
+            return (
+                f"another board here is called {board['title']!r} or has its uid: rename or move that one, or push to"
+                " another --folder"
+            )
         case "plugin-dashboard":
             return f"it belongs to a plugin of Grafana ({answer.says}): uninstall the plugin's board first"
         case other:
@@ -430,7 +479,8 @@ def _precondition(answer: GrafanaAnswer, board: Mapping[str, Any]) -> str:
 class Newer:
     """/apis/dashboard.grafana.app: metadata as Kubernetes has it, the classic JSON as spec.
 
-    What was read goes back as it was (resourceVersion, generation, annotations of others), or the server takes it for a conflict.
+    What was read goes back as it was (resourceVersion, generation, annotations of others), or the server takes it for a
+    conflict.
     fieldValidation: without Warn a field that this release's schema does not know yet would refuse the whole board."""
 
     def __init__(self, grafana: GrafanaClient, version: str, namespace: str) -> None:
@@ -448,14 +498,23 @@ class Newer:
             raise refused(answer, f"to read the board {uid}", "dashboards:read")
         metadata = answer.data.get("metadata") or {}
         notes = metadata.get("annotations") or {}
-        return Existing({"uid": uid, **answer.data["spec"]}, notes.get("grafana.app/folder", ""), _manager(notes), metadata)
+        return Existing(
+            {"uid": uid, **answer.data["spec"]}, notes.get("grafana.app/folder", ""), _manager(notes), metadata
+        )
 
     def write(self, board: Mapping[str, Any], existing: Existing | None, folder: str, message: str) -> None:
         kept = dict(existing.metadata) if existing else {"name": board["uid"], "namespace": self._namespace}
         kept.pop("managedFields", None)
-        notes = {**(kept.get("annotations") or {}), "grafana.app/message": message} | ({"grafana.app/folder": folder} if folder else {})
+        notes = {**(kept.get("annotations") or {}), "grafana.app/message": message} | (
+            {"grafana.app/folder": folder} if folder else {}
+        )
         spec = {key: value for key, value in board.items() if key not in ("id", "uid", "version")}
-        body = {"apiVersion": self._version, "kind": "Dashboard", "metadata": {**kept, "annotations": notes}, "spec": spec}
+        body = {
+            "apiVersion": self._version,
+            "kind": "Dashboard",
+            "metadata": {**kept, "annotations": notes},
+            "spec": spec,
+        }
         path = f"{self._path}/{board['uid']}" if existing else self._path
         answer = self._grafana.ask("PUT" if existing else "POST", path, body, fieldValidation="Warn")
         if answer.status in (409, 412):
@@ -482,27 +541,35 @@ class Server:
 
 
 def detect(grafana: GrafanaClient, prefer: str = "auto") -> Server:
-    """Which Grafana this is, and the API to use: the newer one where the server offers a stable version of it. Raises GrafanaTrouble."""
+    """Which Grafana this is, and the API to use: the newer one where the server offers a stable version of it. Raises
+    GrafanaTrouble."""
     health = grafana.ask("GET", "/api/health")
     if "database" not in health.data:
         seen = f"{health.status} and no JSON" if health.body is None else f"{health.status}"
         raise GrafanaTrouble(
-            f"{grafana.url} is no Grafana: /api/health answers {seen}; check host and port, and add the path if Grafana is served below one"
+            f"{grafana.url} is no Grafana: /api/health answers {seen}; check host and port, and add the path if Grafana"
+            " is served below one"
         )
     if health.status != 200 or health.data["database"] != "ok":
-        raise GrafanaTrouble(f"Grafana at {grafana.url} says that its database is {health.data['database']}; its log says more")
+        raise GrafanaTrouble(
+            f"Grafana at {grafana.url} says that its database is {health.data['database']}; its log says more"
+        )
     version = str(health.data.get("version", ""))
     offered = _offered(grafana) if prefer != "older" else []
     chosen = next((name for name in NEWER if name in offered), None)
     if chosen is None and prefer == "newer":
-        raise GrafanaTrouble(f"Grafana {version} at {grafana.url} has no stable {GROUP}; leave --api out, or ask for the older one")
+        raise GrafanaTrouble(
+            f"Grafana {version} at {grafana.url} has no stable {GROUP}; leave --api out, or ask for the older one"
+        )
     return Server(version, Newer(grafana, chosen, _namespace(grafana)) if chosen else Older(grafana))
 
 
 def _offered(grafana: GrafanaClient) -> list[str]:
     answer = grafana.ask("GET", GROUP)
     versions = answer.data.get("versions") if answer.status == 200 else None
-    return [str(one.get("version", "")) for one in versions if isinstance(one, dict)] if isinstance(versions, list) else []
+    return (
+        [str(one.get("version", "")) for one in versions if isinstance(one, dict)] if isinstance(versions, list) else []
+    )
 
 
 def _namespace(grafana: GrafanaClient) -> str:
@@ -514,7 +581,7 @@ def _namespace(grafana: GrafanaClient) -> str:
     return "default" if number == 1 else f"org-{number}"
 
 
-# ---- folder and data source -----------------------------------------------------------------------------------------------
+# ---- folder and data source
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,7 +592,8 @@ class Folder:
 
 
 def find_folder(grafana: GrafanaClient, named: str) -> Folder:
-    """The folder with this title or uid, or the one to make: the uid of ours is fixed, so that renaming it in Grafana does no harm.
+    """The folder with this title or uid, or the one to make: the uid of ours is fixed, so that renaming it in Grafana
+    does no harm.
 
     Other titles give a uid of their own, by a hash, because no two of them may ever meet in one folder."""
     uid = FOLDER_UID if named == FOLDER else f"{FOLDER_UID}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
@@ -555,7 +623,8 @@ def make_folder(grafana: GrafanaClient, folder: Folder) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """interval_s: what Grafana believes this Prometheus scrapes at; None where its setting cannot be read as a duration."""
+    """interval_s: what Grafana believes this Prometheus scrapes at; None where its setting cannot be read as a
+    duration."""
 
     uid: str
     name: str
@@ -570,9 +639,17 @@ def data_sources(grafana: GrafanaClient) -> list[DataSource]:
     if found is None:
         settings = grafana.ask("GET", "/api/frontend/settings").data
         default = settings.get("defaultDatasource")
-        found = [{"name": name, **one, "isDefault": name == default} for name, one in (settings.get("datasources") or {}).items()]
+        found = [
+            {"name": name, **one, "isDefault": name == default}
+            for name, one in (settings.get("datasources") or {}).items()
+        ]
     return [
-        DataSource(str(one["uid"]), str(one.get("name", one["uid"])), _believed(one.get("jsonData") or {}), bool(one.get("isDefault")))
+        DataSource(
+            str(one["uid"]),
+            str(one.get("name", one["uid"])),
+            _believed(one.get("jsonData") or {}),
+            bool(one.get("isDefault")),
+        )
         for one in found
         if isinstance(one, dict) and one.get("type") == "prometheus" and one.get("uid")
     ]
@@ -584,7 +661,8 @@ def _believed(settings: Mapping[str, Any]) -> float | None:
 
 
 def choose(sources: Sequence[DataSource], named: str | None) -> DataSource | None:
-    """The one with this uid or name; without a name the default, else the first. Raises GrafanaTrouble for a name that nobody has."""
+    """The one with this uid or name; without a name the default, else the first. Raises GrafanaTrouble for a name that
+    nobody has."""
     if named is None:
         return next((one for one in sources if one.default), sources[0] if sources else None)
     for one in sources:
@@ -599,10 +677,19 @@ class _NotChecked(Exception):
 
 
 def look(grafana: GrafanaClient, source: DataSource | None, engine_only: bool = False) -> list[str]:
-    """What would leave the boards empty although they were pushed, as sentences. Never raises for what it cannot find out."""
+    """What would leave the boards empty although they were pushed, as sentences. Never raises for what it cannot find
+    out."""
     if source is None:
-        return ["no Prometheus data source here, or none that we may see: the boards stay empty until one is added under Connections > Data sources"]
-    questions = {"whether vLLM's series are there and timeInterval fits": _engines, "whether our rules are loaded": _rules}
+        return [
+            (
+                "no Prometheus data source here, or none that we may see: the boards stay empty until one is added"
+                " under Connections > Data sources"
+            )
+        ]
+    questions = {
+        "whether vLLM's series are there and timeInterval fits": _engines,
+        "whether our rules are loaded": _rules,
+    }
     if not engine_only:
         questions["whether the sidecar's series are there"] = _sidecar
     warnings: list[str] = []
@@ -615,9 +702,15 @@ def look(grafana: GrafanaClient, source: DataSource | None, engine_only: bool = 
 
 
 def _engines(grafana: GrafanaClient, source: DataSource) -> str | None:
-    series = _prometheus(grafana, source, "query", query=f"{promql.series(vllm.NUM_REQUESTS_RUNNING)}[10m]").get("result") or []
+    series = (
+        _prometheus(grafana, source, "query", query=f"{promql.series(vllm.NUM_REQUESTS_RUNNING)}[10m]").get("result")
+        or []
+    )
     if not series:
-        return f"{source.name} has no series of vLLM in the last ten minutes: the boards stay empty until it scrapes an engine's /metrics"
+        return (
+            f"{source.name} has no series of vLLM in the last ten minutes: the boards stay empty until it scrapes an"
+            " engine's /metrics"
+        )
     real_s = interval_s(series)
     if real_s is None or source.interval_s is None:
         raise _NotChecked("too few samples yet" if real_s is None else "its timeInterval is no duration")
@@ -627,7 +720,10 @@ def _engines(grafana: GrafanaClient, source: DataSource) -> str | None:
     if source.interval_s < real_s:
         harm = "panels with rates can stay empty, as $__rate_interval need not hold two samples"
     real, believed = f"{real_s:.0f}s" if real_s >= 1 else f"{real_s:g}s", f"{source.interval_s:g}s"
-    return f"{source.name} takes vLLM to be scraped every {believed}, but it is every {real}: {harm}; set its timeInterval to {real}"
+    return (
+        f"{source.name} takes vLLM to be scraped every {believed}, but it is every {real}: {harm}; set its timeInterval"
+        f" to {real}"
+    )
 
 
 def _rules(grafana: GrafanaClient, source: DataSource) -> str | None:
@@ -636,8 +732,14 @@ def _rules(grafana: GrafanaClient, source: DataSource) -> str | None:
     missing = [alert.name for alert in ALERTS if alert.name not in loaded]
     if not missing:
         return None
-    which = f"none of our {len(ALERTS)} alerts" if len(missing) == len(ALERTS) else f"not all of our alerts (missing: {', '.join(missing)})"
-    return f"{source.name} has {which}: name the files of alerts/prometheus in rule_files of prometheus.yml and reload it"
+    which = (
+        f"none of our {len(ALERTS)} alerts"
+        if len(missing) == len(ALERTS)
+        else f"not all of our alerts (missing: {', '.join(missing)})"
+    )
+    return (
+        f"{source.name} has {which}: name the files of alerts/prometheus in rule_files of prometheus.yml and reload it"
+    )
 
 
 def _sidecar(grafana: GrafanaClient, source: DataSource) -> str | None:
@@ -652,7 +754,9 @@ def _sidecar(grafana: GrafanaClient, source: DataSource) -> str | None:
 def _prometheus(grafana: GrafanaClient, source: DataSource, endpoint: str, **query: str) -> dict[str, Any]:
     """data of an answer of Prometheus, asked through Grafana. Raises _NotChecked."""
     try:
-        answer = grafana.ask("GET", f"/api/datasources/proxy/uid/{quote(source.uid, safe='')}/api/v1/{endpoint}", **query)
+        answer = grafana.ask(
+            "GET", f"/api/datasources/proxy/uid/{quote(source.uid, safe='')}/api/v1/{endpoint}", **query
+        )
     except GrafanaTrouble as error:
         raise _NotChecked(str(error)) from error
     data = answer.data.get("data")
@@ -664,12 +768,13 @@ def _prometheus(grafana: GrafanaClient, source: DataSource, endpoint: str, **que
     return data
 
 
-# ---- push -----------------------------------------------------------------------------------------------------------------
+# ---- push
 
 
 @dataclass(frozen=True, slots=True)
 class PushOutcome:
-    """One board. action: created, updated, unchanged, refused or failed. why: for the last two. elsewhere: the folder it stays in, if not ours."""
+    """One board. action: created, updated, unchanged, refused or failed. why: for the last two. elsewhere: the folder
+    it stays in, if not ours."""
 
     uid: str
     title: str
@@ -699,10 +804,19 @@ class PushReport:
 
 
 def push(
-    grafana: GrafanaClient, boards: Sequence[Mapping[str, Any]], *, folder: str = FOLDER, data_source: str | None = None, message: str = "vllm-watch",
-    dry_run: bool = False, force: bool = False, engine_only: bool = False, api: str = "auto",
-) -> PushReport:  # fmt: skip
-    """Bring these boards into Grafana. Everything is read and decided before the first write; one board that fails stops no other.
+    grafana: GrafanaClient,
+    boards: Sequence[Mapping[str, Any]],
+    *,
+    folder: str = FOLDER,
+    data_source: str | None = None,
+    message: str = "vllm-watch",
+    dry_run: bool = False,
+    force: bool = False,
+    engine_only: bool = False,
+    api: str = "auto",
+) -> PushReport:
+    """Bring these boards into Grafana. Everything is read and decided before the first write; one board that fails
+    stops no other.
 
     Raises GrafanaTrouble where nothing could be done at all."""
     server = detect(grafana, api)
@@ -725,7 +839,9 @@ def push(
                 outcome = replace(outcome, action="failed", why=str(error))
         outcomes.append(outcome)
     name = source.name if source else ""
-    return PushReport(grafana.url, server.version, server.api.name, place, name, tuple(outcomes), tuple(warnings), dry_run)
+    return PushReport(
+        grafana.url, server.version, server.api.name, place, name, tuple(outcomes), tuple(warnings), dry_run
+    )
 
 
 def _read(api: GrafanaApi, uids: Sequence[str]) -> tuple[dict[str, Existing | None], dict[str, Refuse]]:
@@ -742,7 +858,9 @@ def _read(api: GrafanaApi, uids: Sequence[str]) -> tuple[dict[str, Existing | No
     return existing, {uid: Refuse(str(error)) for uid, error in unread.items()}
 
 
-def _outcome(url: str, board: Mapping[str, Any], decided: Plan, existing: Existing | None, place: Folder) -> PushOutcome:
+def _outcome(
+    url: str, board: Mapping[str, Any], decided: Plan, existing: Existing | None, place: Folder
+) -> PushOutcome:
     elsewhere = (existing.folder or "the root") if existing and existing.folder != place.uid else None
     about = {"uid": board["uid"], "title": board["title"], "url": f"{url}/d/{board['uid']}", "elsewhere": elsewhere}
     match decided:
@@ -785,16 +903,18 @@ def _short(value: Any, longest: int = 60) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
-# ---- annotations ----------------------------------------------------------------------------------------------------------
+# ---- annotations
 
 
 MOST_ANNOTATIONS = 5000  # looked through at once; without a limit Grafana gives a hundred
-MAX_TAG_BYTES = 500  # of all tags of an annotation together, as Grafana counts them; annotations.tags_length can change it
+# of all tags of an annotation together, as Grafana counts them; annotations.tags_length can change it
+MAX_TAG_BYTES = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Ids of events: whose annotation was made, whose times were set right, and whom Grafana refuses, with its reason."""
+    """Ids of events: whose annotation was made, whose times were set right, and whom Grafana refuses, with its
+    reason."""
 
     made: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -802,11 +922,13 @@ class Copies:
 
 
 def copy_events(grafana: GrafanaClient, events: Iterable[TuningEvent]) -> Copies:
-    """Bring events into Grafana as annotations of the organisation. One that is found by the tag of its id is not made again; restarts are left
-    out, as on the boards. Nothing is kept of what was sent: what the log has and Grafana lacks is what is to send, also after Grafana was away.
+    """Bring events into Grafana as annotations of the organisation. One that is found by the tag of its id is not made
+    again; restarts are left out, as on the boards. Nothing is kept of what was sent: what the log has and Grafana lacks
+    is what is to send, also after Grafana was away.
 
     Raises GrafanaTrouble where no further one can be sent.
-    Source: Grafana's HTTP API page on annotations; pkg/services/annotations/annotationsimpl/xorm_store.go for tags and limits."""
+    Source: Grafana's HTTP API page on annotations; pkg/services/annotations/annotationsimpl/xorm_store.go for tags and
+    limits."""
     wanted = [event for event in events if event.kind != "restart"]
     if not wanted:
         return Copies()
@@ -833,7 +955,8 @@ def copy_events(grafana: GrafanaClient, events: Iterable[TuningEvent]) -> Copies
             unfit.append((event.id, str(_not_annotated(answer, doing))))
             continue
         done.append(event.id)
-        if not found and len(twice := _annotations(grafana, tag)) > 1:  # another process copied it at the same time: the first one stays
+        # another process copied it at the same time: the first one stays
+        if not found and len(twice := _annotations(grafana, tag)) > 1:
             mine = answer.data.get("id")
             if mine != min(one["id"] for one in twice):
                 grafana.ask("DELETE", f"/api/annotations/{mine}")
@@ -866,6 +989,9 @@ def _tags(event: TuningEvent, tag: str) -> list[str]:
 
 def _text(event: TuningEvent) -> str:
     """Grafana shows it as HTML."""
-    diff = [f"{option}: {'not set' if old is None else old} → {'not set' if new is None else new}" for option, (old, new) in event.diff.items()]
+    diff = [
+        f"{option}: {'not set' if old is None else old} → {'not set' if new is None else new}"
+        for option, (old, new) in event.diff.items()
+    ]
     who = [f"({event.who})"] if event.who else []
     return html.escape("\n".join((" ".join((event.what, *who)), *diff)), quote=False)

@@ -1,4 +1,5 @@
-"""The choices at the top of every board, each narrowed by those before it, and only those that a query of the board reads."""
+"""The choices at the top of every board, each narrowed by those before it, and only those that a query of the board
+reads."""
 
 from __future__ import annotations
 
@@ -10,15 +11,23 @@ from alerts.labels import TEAM
 from dashboards.model import Dashboard, Variable
 from exporters.catalogue import sidecar, vllm
 
-_LABELS = {"cluster": "Cluster", "namespace": "Namespace", "job": "Job", "instance": "Engine", "model_name": "Model", "team": "Team"}
+_LABELS = {
+    "cluster": "Cluster",
+    "namespace": "Namespace",
+    "job": "Job",
+    "instance": "Engine",
+    "model_name": "Model",
+    "team": "Team",
+}
 CHAIN = tuple(_LABELS)
 
 
 def of(board: Dashboard) -> tuple[Variable, ...]:
     """The variables of a board, in the order of the chain, then its own.
 
-    Values come from a series that every engine always has (or, for boards about the request log, from the log's own), so that a label of
-    other exporters never shows up among them. Where nobody has a label, the choice stays at All, which matches its absence."""
+    Values come from a series that every engine always has (or, for boards about the request log, from the log's own),
+    so that a label of other exporters never shows up among them. Where nobody has a label, the choice stays at All,
+    which matches its absence."""
     used = [name for name in CHAIN if board.uses(name)]
     from_log = "job" not in used and board.uses("team")
     values = _recorded if board.recorded else partial(_values, from_log=from_log)
@@ -35,7 +44,11 @@ def _recorded(name: str, parents: Sequence[str]) -> str:
 def _values(name: str, parents: Sequence[str], from_log: bool) -> str:
     source = sidecar.REQUESTS.name if from_log or name == "team" else vllm.NUM_REQUESTS_RUNNING.name
     # The request log knows no scrape job and no engine's address, and is read in a namespace of its own.
-    return _asked(source, name, [parent for parent in parents if not (name == "team" and parent in ("namespace", "job", "instance"))])
+    return _asked(
+        source,
+        name,
+        [parent for parent in parents if not (name == "team" and parent in ("namespace", "job", "instance"))],
+    )
 
 
 def _asked(source: str, name: str, parents: Sequence[str]) -> str:

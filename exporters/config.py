@@ -1,6 +1,8 @@
-"""Configuration files as frozen objects. Each struct stands beside the code that uses it; here is the one way to read any of them.
+"""Configuration files as frozen objects. Each struct stands beside the code that uses it; here is the one way to read
+any of them.
 
-A mistake in a file is told in one sentence that names the place and, where there is one, the nearest right word. What stands there in place of YAML
+A mistake in a file is told in one sentence that names the place and, where there is one, the nearest right word. What
+stands there in place of YAML
 is not repeated: it may be a password that should have been in quotes."""
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ T = TypeVar("T")
 
 _BOOL = "tag:yaml.org,2002:bool"
 
-# PyYAML's words up to where they repeat the text: of what is in quotes, the names of its own tokens and single characters stay.
+# PyYAML's words up to where they repeat the text: of what is in quotes, the names of its own tokens and single
+# characters stay.
 _OWN_WORDS = re.compile(r"""(?:(?:expected|found|got) '<[a-z ]+>'|'\\?.'|[^'"])*""")
 
 
@@ -28,7 +31,8 @@ class BadConfig(Exception):
 
 
 def load(path: Path, kind: type[T]) -> T:
-    """The file as `kind` (a msgspec Struct with forbid_unknown_fields). An empty file means all defaults. Raises BadConfig."""
+    """The file as `kind` (a msgspec Struct with forbid_unknown_fields). An empty file means all defaults. Raises
+    BadConfig."""
     return read(path).into(kind)
 
 
@@ -39,7 +43,8 @@ def parse(text: str, kind: type[T], place: str) -> T:
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """A YAML file that was read. root: its nodes, which know their lines; None for a file of one line, where a number says nothing."""
+    """A YAML file that was read. root: its nodes, which know their lines; None for a file of one line, where a number
+    says nothing."""
 
     place: str
     data: Any
@@ -79,7 +84,8 @@ def source(text: str, place: str) -> YamlFile:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise BadConfig(f"{place}{line}: this is not YAML: {_problem(error)}") from None  # which repeats the text around the mistake
+        # which repeats the text around the mistake
+        raise BadConfig(f"{place}{line}: this is not YAML: {_problem(error)}") from None
     return YamlFile(place, data, root if "\n" in text.strip() else None)
 
 
@@ -91,29 +97,37 @@ def _problem(error: yaml.YAMLError) -> str:
     """What is wrong, in PyYAML's words or ours, with none of the file's but names of keys."""
     if isinstance(error, _Mistake):
         return str(error.problem)
-    told = getattr(error, "problem", None) or str(error).partition("\n")[0]  # the second for a character that no YAML may hold
+    # the second for a character that no YAML may hold
+    told = getattr(error, "problem", None) or str(error).partition("\n")[0]
     found = _OWN_WORDS.match(told)
     return (found[0].rstrip(" ,:") if found else "") or "it cannot be read"
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice: YAML allows it nowhere, and PyYAML lets the last one win without a word. Only true and false are truth values,
-    as YAML 1.2 has it: `off` is a word, such as the name of an arm."""
+    """Refuses a key that stands twice: YAML allows it nowhere, and PyYAML lets the last one win without a word. Only
+    true and false are truth values, as YAML 1.2 has it: `off` is a word, such as the name of an arm."""
 
     yaml_implicit_resolvers: Any = {  # noqa: RUF012 (as PyYAML declares it)
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL] for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOL]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         first: dict[str, yaml.Mark] = {}
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and (mark := first.setdefault(key.value, key.start_mark)) is not key.start_mark:
-                raise _Mistake(problem=f"{key.value} stands here again, first in line {mark.line + 1}", problem_mark=key.start_mark)
+            if (
+                isinstance(key, yaml.ScalarNode)
+                and (mark := first.setdefault(key.value, key.start_mark)) is not key.start_mark
+            ):
+                raise _Mistake(
+                    problem=f"{key.value} stands here again, first in line {mark.line + 1}", problem_mark=key.start_mark
+                )
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Such as a date in month 13 or `!!bool x`, of which PyYAML says neither the line nor that it is a mistake in the file."""
+        """Such as a date in month 13 or `!!bool x`, of which PyYAML says neither the line nor that it is a mistake in
+        the file."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, ArithmeticError):
@@ -125,7 +139,8 @@ _Loader.add_implicit_resolver(_BOOL, re.compile("true|True|TRUE|false|False|FALS
 
 
 def _line(node: yaml.Node | None, sentence: str) -> int | None:
-    """The line of the dotted place with which a sentence begins, or of the nearest thing around it that stands in the text."""
+    """The line of the dotted place with which a sentence begins, or of the nearest thing around it that stands in the
+    text."""
     line = None
     while (step := _step(node, sentence)) is not None:
         line, node, sentence = step
@@ -136,10 +151,15 @@ def _step(node: yaml.Node | None, sentence: str) -> tuple[int, yaml.Node, str] |
     """One name or index further: its line, what is there, and the rest of the sentence."""
     if isinstance(node, yaml.MappingNode):
         latest_first = node.value[::-1]  # what was merged in by << stands before what the mapping says itself
-        for key, value in sorted(latest_first, key=lambda pair: len(str(pair[0].value)), reverse=True):  # a name may begin with another
+        # a name may begin with another
+        for key, value in sorted(latest_first, key=lambda pair: len(str(pair[0].value)), reverse=True):
             if isinstance(key, yaml.ScalarNode) and re.match(rf"{re.escape(key.value)}(?=[.:\[ ]|$)", sentence):
                 return key.start_mark.line + 1, value, sentence[len(key.value) :].lstrip(".: ")
-    elif isinstance(node, yaml.SequenceNode) and (found := re.match(r"\[(\d+)\][.: ]*", sentence)) and int(found[1]) < len(node.value):
+    elif (
+        isinstance(node, yaml.SequenceNode)
+        and (found := re.match(r"\[(\d+)\][.: ]*", sentence))
+        and int(found[1]) < len(node.value)
+    ):
         item = node.value[int(found[1])]
         return item.start_mark.line + 1, item, sentence[found.end() :]
     return None
@@ -176,7 +196,8 @@ def explain(message: str, kind: type[Any]) -> str:
 
 
 def meant(word: str, words: Iterable[str]) -> str:
-    """The end of a sentence about an unknown word: the nearest right one, or all of them where none is near and they are few."""
+    """The end of a sentence about an unknown word: the nearest right one, or all of them where none is near and they
+    are few."""
     there = list(words)
     if near := difflib.get_close_matches(word, there, n=1):
         return f"; did you mean {near[0]}?"
@@ -198,7 +219,11 @@ def _inside(t: msgspec.inspect.Type, step: str) -> Iterator[msgspec.inspect.Type
     elif isinstance(t, msgspec.inspect.StructType):
         yield from (field.type for field in t.fields if field.encode_name == step)
     elif step.startswith("["):
-        yield from (part for name in ("item_type", "value_type") if isinstance(part := getattr(t, name, None), msgspec.inspect.Type))
+        yield from (
+            part
+            for name in ("item_type", "value_type")
+            if isinstance(part := getattr(t, name, None), msgspec.inspect.Type)
+        )
 
 
 def _choices(t: msgspec.inspect.Type) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""The page that Prometheus scrapes, from plain values: in the text format 0.0.4, or in OpenMetrics 1.0, which can carry exemplars.
+"""The page that Prometheus scrapes, from plain values: in the text format 0.0.4, or in OpenMetrics 1.0, which can carry
+exemplars.
 
 client_python stays the reference that both are compared with in the tests; it is not on the path of a scrape."""
 
@@ -18,7 +19,8 @@ OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 
 
 class Exemplar(NamedTuple):
-    """An observation with its trace. value: in the histogram's unit. at_s: unix seconds, None where unknown. text: the same in OpenMetrics."""
+    """An observation with its trace. value: in the histogram's unit. at_s: unix seconds, None where unknown. text: the
+    same in OpenMetrics."""
 
     trace_id: str
     value: float
@@ -27,9 +29,11 @@ class Exemplar(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """A histogram. bounds: upper bounds in seconds. counts: observations per bucket, one more than there are bounds. sum: of all observations.
+    """A histogram. bounds: upper bounds in seconds. counts: observations per bucket, one more than there are bounds.
+    sum: of all observations.
 
-    exemplars: one for each bucket or none at all. native: the same observations in exponential buckets, see native_histogram; None: classic only."""
+    exemplars: one for each bucket or none at all. native: the same observations in exponential buckets, see
+    native_histogram; None: classic only."""
 
     bounds: tuple[float, ...]
     counts: Sequence[int]
@@ -48,7 +52,8 @@ def render(samples: Iterable[Sample], openmetrics: bool = False) -> str:
 
 
 def block(samples: Iterable[Sample], openmetrics: bool = False) -> Block:
-    """Samples as lines, to be put on a page now or later: who keeps a block of what has not changed pays for it once."""
+    """Samples as lines, to be put on a page now or later: who keeps a block of what has not changed pays for it
+    once."""
     metrics: dict[str, Metric] = {}
     lines: dict[str, list[str]] = {}
     for metric, labels, value in samples:
@@ -86,10 +91,14 @@ def head(metric: Metric, openmetrics: bool = False) -> str:
     """The two lines that a family begins with."""
     kind = Kind.GAUGE if metric.kind is Kind.INFO else metric.kind
     family = metric.name.removesuffix("_total") if openmetrics and kind is Kind.COUNTER else metric.name
-    return f"# HELP {family} {_escaped(metric.meaning) if openmetrics else _escaped_help(metric.meaning)}\n# TYPE {family} {kind}\n"
+    return (
+        f"# HELP {family} {_escaped(metric.meaning) if openmetrics else _escaped_help(metric.meaning)}\n# TYPE {family}"
+        f" {kind}\n"
+    )
 
 
-# Names, labels and bounds of a series are the same on every page; only its number changes. Of a page of 10,000 series they are nine tenths.
+# Names, labels and bounds of a series are the same on every page; only its number changes. Of a page of 10,000 series
+# they are nine tenths.
 
 
 @lru_cache(maxsize=1 << 14)

@@ -1,8 +1,8 @@
 """The fine ladder: classic buckets 9 % wide, for stores that take no native histograms.
 
 Each bound is one of the coarse ladder or 2^(i/8) s, which is also a bound of native buckets: the counts come from those
-and are exact. Nothing more is recorded or stored, so a sidecar may begin with either ladder at any start. An interpolated
-quantile is at most as far off as its bucket is wide, 9.05 %."""
+and are exact. Nothing more is recorded or stored, so a sidecar may begin with either ladder at any start. An
+interpolated quantile is at most as far off as its bucket is wide, 9.05 %."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _PER_DOUBLING = 8
 _NATIVE = (1 << SCHEMA) // _PER_DOUBLING  # native buckets in one of these
 # First and last bound as powers of 2 s; outside of them the bounds are the coarse ones. 2^-10 is 0.98 ms.
 _RANGES: Mapping[Metric, tuple[int, int]] = {
-    sidecar.TTFT: (-10, 6), sidecar.TPOT: (-10, 0), sidecar.E2E: (-8, 8), sidecar.QUEUE: (-10, 6), sidecar.ENGINE_QUEUE: (-10, 6),
+    sidecar.TTFT: (-10, 6), sidecar.TPOT: (-10, 0), sidecar.E2E: (-8, 8), sidecar.QUEUE: (-10, 6),
+    sidecar.ENGINE_QUEUE: (-10, 6),
 }  # fmt: skip
 
 
@@ -57,7 +58,9 @@ def _indices(spans: Sequence[int]) -> Iterator[int]:
         yield from range(end - length, end)
 
 
-def _refined(value: Distribution, native: NativeHistogram, bounds: tuple[float, ...], ends: Sequence[int | None]) -> Distribution:
+def _refined(
+    value: Distribution, native: NativeHistogram, bounds: tuple[float, ...], ends: Sequence[int | None]
+) -> Distribution:
     coarse, indices = accumulate(value.counts), list(_indices(native.spans))
     below = list(accumulate(native.counts, initial=native.zero_count))
     running = [next(coarse) if end is None else below[bisect_right(indices, end)] for end in (*ends, None)]

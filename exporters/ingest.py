@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 TOLD_AT_MOST = 50
 CLOCKS_DIFFER_S = 1.0
 BATCH_BYTES = 2 << 20  # lines are counted by the thousand where there are as many
-METERED_BATCH_BYTES = 1 << 18  # with GenAI metrics, which take 34 us for each record: a scrape waits for 15 ms of them, not 120
+# with GenAI metrics, which take 34 us for each record: a scrape waits for 15 ms of them, not 120
+METERED_BATCH_BYTES = 1 << 18
 BAD_LINES = ("json", "type", "range", "size", "torn")
 
 log = logging.getLogger("vllm_watch.sidecar")
@@ -46,7 +47,8 @@ class LogIngest:
     caught_up: set[str] = field(default_factory=set)
     failing: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
-    _left_bytes: dict[str, int] = field(default_factory=dict)  # behind the last line, of logs that were read to their end just now
+    # behind the last line, of logs that were read to their end just now
+    _left_bytes: dict[str, int] = field(default_factory=dict)
     _faults: dict[str, Counter[str]] = field(default_factory=dict)
     _rotations: Counter[str] = field(default_factory=Counter)
 
@@ -60,7 +62,8 @@ class LogIngest:
                 tallies.faults.setdefault(path, {}).setdefault(why, 0)
 
     def poll(self, tail: Tail, now_s: float, clock_s: float) -> bool:
-        """Read and count what is new in one log. Return whether to read on at once. now_s: unix seconds, clock_s: monotonic."""
+        """Read and count what is new in one log. Return whether to read on at once. now_s: unix seconds, clock_s:
+        monotonic."""
         path = str(tail.path)
         self._left_bytes.pop(path, None)
         self.failing.add(path)
@@ -82,15 +85,19 @@ class LogIngest:
         return False
 
     def begin_commit(self) -> Callable[[], None] | None:
-        """As `Ledger.begin`, with how far the logs were counted. One that cannot be read keeps no other from being complete; and as long as it could
-        not even be looked at, nothing is known of it, which is not the same as nothing read."""
+        """As `Ledger.begin`, with how far the logs were counted. One that cannot be read keeps no other from being
+        complete; and as long as it could not even be looked at, nothing is known of it, which is not the same as
+        nothing read."""
         self.ledger.tallies.complete |= len(self.caught_up | self.failing) == len(self.tails)
         found = {str(tail.path): tail.positions() for tail in self.tails}
-        return self.ledger.begin({path: positions for path, positions in found.items() if positions or path not in self.failing})
+        return self.ledger.begin(
+            {path: positions for path, positions in found.items() if positions or path not in self.failing}
+        )
 
     @property
     def at_end(self) -> bool:
-        """Whether all logs were read to their end just now. Half a line, whose writer may be dead, is behind the end."""
+        """Whether all logs were read to their end just now. Half a line, whose writer may be dead, is behind the
+        end."""
         return all(self._left_bytes.get(str(tail.path)) == tail.unread_bytes() for tail in self.tails)
 
     def _count(self, tail: Tail, fresh: Sequence[RequestRecord], now_s: float) -> None:
@@ -109,9 +116,12 @@ class LogIngest:
 
     def _refuse(self, tail: Tail, line: bytes, error: BadLine) -> None:
         self.ledger.tallies.bad[error.reason] += 1
-        if str(error) not in self.told and len(self.told) < TOLD_AT_MOST:  # each fault once; never the line, which may hold a prompt
+        # each fault once; never the line, which may hold a prompt
+        if str(error) not in self.told and len(self.told) < TOLD_AT_MOST:
             self.told.add(str(error))
-            log.warning("%s: a line of %d bytes is no request record (%s): %s", tail.path, len(line), error.reason, error)
+            log.warning(
+                "%s: a line of %d bytes is no request record (%s): %s", tail.path, len(line), error.reason, error
+            )
 
     def _note(self, tail: Tail) -> None:
         """Add what happened to the file since the last look to what happened before a restart."""
@@ -126,7 +136,8 @@ class LogIngest:
 
     @property
     def shown(self) -> bool:
-        """Whether the counts may be shown: once every log was read to its end. A scrape before that would take what follows for new traffic."""
+        """Whether the counts may be shown: once every log was read to its end. A scrape before that would take what
+        follows for new traffic."""
         return self.ledger.complete
 
     def samples(self) -> Iterator[Sample]:

@@ -20,7 +20,8 @@ ZERO_THRESHOLD_S = 2.0**-20  # about 1 us: a wait as short as this counts as no 
 
 _PER_DOUBLING = 1 << SCHEMA
 _ZERO_THRESHOLD_MS = ZERO_THRESHOLD_S * 1000
-# A key is a histogram's number x _KEYS + the place of a bucket. Place 0 is the zero bucket; place p > 0 is bucket p - _PLACE_OF_0.
+# A key is a histogram's number x _KEYS + the place of a bucket. Place 0 is the zero bucket; place p > 0 is bucket p -
+# _PLACE_OF_0.
 _KEYS = 2048
 _HISTOGRAMS = 8  # that are counted together, at most
 _RECENT_BYTES = 1 << 16  # that are not counted yet
@@ -37,8 +38,12 @@ def _bound_ms(step: int) -> float:
     return ldexp(bits, -43) if bits < 1 << 53 else ldexp(bits >> 1, -42)
 
 
-_BOUNDS_MS = [_bound_ms(step) for step in range(_PER_DOUBLING)]  # of one doubling; all others are these times a power of 2
-_UPPER_MS = [ldexp(_BOUNDS_MS[place % _PER_DOUBLING], (place - _PLACE_OF_0) // _PER_DOUBLING) for place in range(_KEYS)] * _HISTOGRAMS  # by key
+# of one doubling; all others are these times a power of 2
+_BOUNDS_MS = [_bound_ms(step) for step in range(_PER_DOUBLING)]
+# by key
+_UPPER_MS = [
+    ldexp(_BOUNDS_MS[place % _PER_DOUBLING], (place - _PLACE_OF_0) // _PER_DOUBLING) for place in range(_KEYS)
+] * _HISTOGRAMS
 
 
 class NativeHistogram(NamedTuple):
@@ -53,12 +58,15 @@ class NativeHistogram(NamedTuple):
 
 
 def observed_ms(histograms_ms: Iterable[Iterable[float]]) -> array[int]:
-    """Return the key of each observation of several histograms, in milliseconds from 0 to 68 years. The buckets are those of seconds."""
+    """Return the key of each observation of several histograms, in milliseconds from 0 to 68 years. The buckets are
+    those of seconds."""
     keys: list[int] = []
     shift, zero = _SHIFT, 0
     for values in histograms_ms:
         keys += [
-            key + (value > _UPPER_MS[key]) if value > _ZERO_THRESHOLD_MS and (key := ceil(log2(value) * _PER_DOUBLING + shift)) else zero
+            key + (value > _UPPER_MS[key])
+            if value > _ZERO_THRESHOLD_MS and (key := ceil(log2(value) * _PER_DOUBLING + shift))
+            else zero
             for value in values
         ]
         shift += _KEYS
@@ -69,8 +77,8 @@ def observed_ms(histograms_ms: Iterable[Iterable[float]]) -> array[int]:
 class BucketCounts:
     """Counts of several histograms by key, and their layout, which is computed anew only when a bucket was added.
 
-    What comes is kept as it came and counted when somebody looks: a few at a time wait for memory, as the counts of one row push
-    those of the others out of the processor's cache (450 ns each on a busy machine)."""
+    What comes is kept as it came and counted when somebody looks: a few at a time wait for memory, as the counts of one
+    row push those of the others out of the processor's cache (450 ns each on a busy machine)."""
 
     __slots__ = ("_counts", "_keys", "_recent", "_runs")
 
@@ -127,7 +135,8 @@ def deltas(counts: Sequence[int]) -> Iterable[int]:
 
 
 def _spans_of(indices: Sequence[int]) -> Sequence[int]:
-    """Return the runs of consecutive indices, which are in order; of none, the one span that marks a histogram as native."""
+    """Return the runs of consecutive indices, which are in order; of none, the one span that marks a histogram as
+    native."""
     if not indices:
         return 0, 0
     starts = [0, *(at for at, step in enumerate(map(sub, indices[1:], indices), 1) if step != 1)]

@@ -58,7 +58,8 @@ def _head(metric: Metric) -> bytes:
 
 
 def _histogram(value: Distribution) -> bytes:
-    """Serialise both forms: classic buckets, and native ones where the value has them. Both count the same observations."""
+    """Serialise both forms: classic buckets, and native ones where the value has them. Both count the same
+    observations."""
     running = list(accumulate(value.counts))
     parts = [_integer(1, running[-1]), _double(2, value.sum)]
     counts = list(map(_SMALL.__getitem__ if running[-1] < _TABLE else _any_varint, running))
@@ -130,7 +131,8 @@ def _zigzag(number: int) -> int:
 _TABLE = 1 << 14
 _HALF = _TABLE // 2
 _SMALL = [_any_varint(number) for number in range(_TABLE)]
-_SIGNED = [_SMALL[_zigzag(number)] for number in (*range(_HALF), *range(-_HALF, 0))]  # by the number itself, also a negative one
+# by the number itself, also a negative one
+_SIGNED = [_SMALL[_zigzag(number)] for number in (*range(_HALF), *range(-_HALF, 0))]
 
 
 def _varint(number: int) -> bytes:
@@ -139,7 +141,8 @@ def _varint(number: int) -> bytes:
 
 
 def _integer(field: int, number: int) -> bytes:
-    return _SMALL[field << 3 | _VARINT] + _varint(number & (1 << 64) - 1)  # a negative int64 is written as two's complement
+    # a negative int64 is written as two's complement
+    return _SMALL[field << 3 | _VARINT] + _varint(number & (1 << 64) - 1)
 
 
 def _double(field: int, number: float) -> bytes:
@@ -152,4 +155,5 @@ def _field(field: int, message: bytes) -> bytes:
 
 _SCHEMA_AND_THRESHOLD = _integer(5, _zigzag(SCHEMA)) + _double(6, ZERO_THRESHOLD_S)
 _BUCKET_TAG, _COUNT_TAG = _SMALL[3 << 3 | _BYTES], _SMALL[1 << 3 | _VARINT]
-_BUCKET = [_BUCKET_TAG + _SMALL[1 + size + 9] + _COUNT_TAG for size in range(11)]  # by the length of the count, before it and a bound
+# by the length of the count, before it and a bound
+_BUCKET = [_BUCKET_TAG + _SMALL[1 + size + 9] + _COUNT_TAG for size in range(11)]

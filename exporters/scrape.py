@@ -29,7 +29,9 @@ def negotiate(accept: str) -> Format:
     return max(Format, key=lambda one: wanted.get(one, 0.0)) if any(wanted.values()) else Format.TEXT
 
 
-def answer(samples: Iterable[Sample], accept: str, blocks: Callable[[Format], Iterable[Block]] = lambda _: ()) -> tuple[bytes, str]:
+def answer(
+    samples: Iterable[Sample], accept: str, blocks: Callable[[Format], Iterable[Block]] = lambda _: ()
+) -> tuple[bytes, str]:
     """Return the body and its content type. blocks: returns what was serialised before in a format."""
     into = negotiate(accept)
     return page((block(samples, into), *blocks(into)), into), into.value

@@ -1,6 +1,7 @@
 """The sidecar: request logs, engines and GPUs read side by side, joined on one page.
 
-Law: one dead source never empties the page. Each source is guarded: what it last said stays, with its age and its errors beside it."""
+Law: one dead source never empties the page. Each source is guarded: what it last said stays, with its age and its
+errors beside it."""
 
 from __future__ import annotations
 
@@ -59,8 +60,10 @@ log = logging.getLogger("vllm_watch.sidecar")
 class EngineTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One vLLM server. url: scheme, host and port, without /metrics.
 
-    http_config: how it is asked where it wants TLS of its own authority or a login, in Prometheus' form; see docs/hardening.md.
-    gpus: UUIDs of its cards or MIG instances, as `nvidia-smi -L` shows them; a single engine has all cards of the host unless it says which."""
+    http_config: how it is asked where it wants TLS of its own authority or a login, in Prometheus' form; see
+    docs/hardening.md.
+    gpus: UUIDs of its cards or MIG instances, as `nvidia-smi -L` shows them; a single engine has all cards of the host
+    unless it says which."""
 
     name: str
     url: str
@@ -90,17 +93,23 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engines: tuple[EngineTarget, ...] = ()
     teams: TeamSettings = TeamSettings()
     models_limit: int = 50
-    histogram_ladder: Literal["coarse", "fine"] = "coarse"  # fine: classic buckets 9 % wide, for stores without native histograms
+    # fine: classic buckets 9 % wide, for stores without native histograms
+    histogram_ladder: Literal["coarse", "fine"] = "coarse"
     gpu: Literal["auto", "off"] = "auto"
-    elsewhere: tuple[str, ...] = ()  # upstreams in the log whose engines are none of these, such as an API that is paid for
-    aliases: Mapping[str, str] = {}  # model's name in the log -> model_name of the engine's series, where the engine cannot tell
-    patience_s: float = 30.0  # how long the line of a request comes after the engine is done with it, at most; more where requests are long
+    # upstreams in the log whose engines are none of these, such as an API that is paid for
+    elsewhere: tuple[str, ...] = ()
+    # model's name in the log -> model_name of the engine's series, where the engine cannot tell
+    aliases: Mapping[str, str] = {}
+    # how long the line of a request comes after the engine is done with it, at most; more where requests are long
+    patience_s: float = 30.0
     prices: Prices | str | None = None  # a path leads to a prices.yaml
     otlp: OtlpConfig | None = None  # without it no spans and no GenAI metrics
-    state: str | None = None  # a file; without it nothing outlives the process, and counting begins at the beginning of the logs
+    # a file; without it nothing outlives the process, and counting begins at the beginning of the logs
+    state: str | None = None
     remember: int = 200_000  # requests that are known again when their line comes twice
     events: str | None = None
-    events_token_file: str | None = None  # a file with one word; without it nobody else reads or writes events over HTTP
+    # a file with one word; without it nobody else reads or writes events over HTTP
+    events_token_file: str | None = None
     engine_interval_s: float = 5.0
     gpu_interval_s: float = 1.0
     timeout_s: float = 4.0
@@ -113,7 +122,10 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cards = [uuid for target in self.engines for uuid in target.gpus]
         if twice := next((uuid for uuid in cards if cards.count(uuid) > 1), None):
             raise ValueError(f"gpus: {twice} is listed twice; a card has one engine, a MIG instance too")
-        for name, listed in (("requests_log", self.requests_log), ("engines", tuple(e.url.rstrip("/") for e in self.engines))):
+        for name, listed in (
+            ("requests_log", self.requests_log),
+            ("engines", tuple(e.url.rstrip("/") for e in self.engines)),
+        ):
             if len(set(listed)) != len(listed):
                 raise ValueError(f"{name} names one thing twice; it would be counted twice")
         if self.events_token_file and not self.events:
@@ -142,14 +154,17 @@ class SourceStatus:
 
     @contextlib.asynccontextmanager
     async def guard(self) -> AsyncIterator[None]:
-        """Run one reading; whatever goes wrong is counted by reason and told once, when the source goes down, and never spreads."""
+        """Run one reading; whatever goes wrong is counted by reason and told once, when the source goes down, and never
+        spreads."""
         began = time.perf_counter()
         try:
             yield
         except Exception as error:  # the one place that must survive every failure of a source
             self.errors[reason(error)] += 1
             if self.up or not self.tried:
-                log.warning("%s is down: %s", " ".join(dict.fromkeys((self.kind, self.name))), error or type(error).__name__)
+                log.warning(
+                    "%s is down: %s", " ".join(dict.fromkeys((self.kind, self.name))), error or type(error).__name__
+                )
             self.up = False
         else:
             if self.tried and not self.up:
@@ -170,7 +185,8 @@ class SourceStatus:
         yield from ((sidecar_series.SOURCE_ERRORS, {**labels, "reason": why}, self.errors[why]) for why in known)
 
 
-# Why a reading of each kind of source fails. All are shown at 0 from the start: growth needs a sample before the first failure.
+# Why a reading of each kind of source fails. All are shown at 0 from the start: growth needs a sample before the first
+# failure.
 REASONS: Mapping[str, tuple[str, ...]] = {
     "accounts": ("other",),
     "checkpoint": ("os", "other", "permission"),
@@ -205,16 +221,24 @@ def reason(error: BaseException) -> str:
 
 def counting(config: SidecarConfig) -> RequestCounters:
     """The counts of request records, empty, as this configuration wants them."""
-    return RequestCounters(BoundedNames(config.teams.configured, config.teams.limit), BoundedNames((), config.models_limit), config.elsewhere)
+    return RequestCounters(
+        BoundedNames(config.teams.configured, config.teams.limit),
+        BoundedNames((), config.models_limit),
+        config.elsewhere,
+    )
 
 
 def open_ledger(config: SidecarConfig) -> tuple[CounterStore, Checkpoint | None, Mapping[str, bytes]]:
-    """The books as they were committed last, or new ones; the file that they are kept in; and what was stored of each account.
+    """The books as they were committed last, or new ones; the file that they are kept in; and what was stored of each
+    account.
 
-    Raises Locked where another sidecar keeps its books there, and OSError where the file cannot be read: to begin anew would count all twice."""
+    Raises Locked where another sidecar keeps its books there, and OSError where the file cannot be read: to begin anew
+    would count all twice."""
 
     def fresh(checkpoint: Checkpoint | None) -> CounterStore:
-        return CounterStore(counting(config), RecentRequests(config.remember), checkpoint, fine=config.histogram_ladder == "fine")
+        return CounterStore(
+            counting(config), RecentRequests(config.remember), checkpoint, fine=config.histogram_ladder == "fine"
+        )
 
     if config.state is None:
         return fresh(None), None, {}
@@ -223,7 +247,10 @@ def open_ledger(config: SidecarConfig) -> tuple[CounterStore, Checkpoint | None,
     try:
         stored = ledger.restore(checkpoint.open())
         # One that was once written relative is the same log.
-        full = {path: whole if (whole := os.path.abspath(path)) in config.requests_log else path for path in ledger.positions}
+        full = {
+            path: whole if (whole := os.path.abspath(path)) in config.requests_log else path
+            for path in ledger.positions
+        }
         ledger.positions = {full[path]: at for path, at in ledger.positions.items()}
     except Unreadable as error:
         log.error("%s", error)
@@ -234,7 +261,8 @@ def open_ledger(config: SidecarConfig) -> tuple[CounterStore, Checkpoint | None,
 
 
 class Sidecar:
-    """Reads every source on its own beat and answers for all of them. GPU readings older than three beats and a deadline are not shown."""
+    """Reads every source on its own beat and answers for all of them. GPU readings older than three beats and a
+    deadline are not shown."""
 
     def __init__(self, config: SidecarConfig, version: str = "0") -> None:
         self.config = config
@@ -249,7 +277,11 @@ class Sidecar:
         tails = [Tail(Path(p), since=self.ledger.positions.get(p)) for p in config.requests_log]
         self.accounts = self._open_accounts(stored)
         self.logs = LogIngest(tails, self.ledger, config.fields, self.accounts, self.spans, self.genai_metrics)
-        self._ways = {e.name: HttpClientConfig(Path(e.http_config), f"engines.{e.name}.http_config") for e in config.engines if e.http_config}
+        self._ways = {
+            e.name: HttpClientConfig(Path(e.http_config), f"engines.{e.name}.http_config")
+            for e in config.engines
+            if e.http_config
+        }
         self._readers = {e.name: exposition_parser.Parser() for e in config.engines}
         self.histories = {e.name: engine_view.History(e.name) for e in config.engines}
         self.sources: list[SourceStatus] = []
@@ -275,11 +307,19 @@ class Sidecar:
 
     def _open_accounts(self, stored: Mapping[str, bytes]) -> Joiner:
         config, prices = self.config, self.config.prices if isinstance(self.config.prices, Prices) else None
-        about = self.ledger.traffic, {target.name: target.gpus for target in config.engines}, config.aliases, prices, config.patience_s
+        about = (
+            self.ledger.traffic,
+            {target.name: target.gpus for target in config.engines},
+            config.aliases,
+            prices,
+            config.patience_s,
+        )
         try:
             accounts = Joiner(*about, stored)
         except msgspec.MsgspecError as error:
-            log.error("what was stored of the engines and cards is of another release (%s); their accounts begin anew", error)
+            log.error(
+                "what was stored of the engines and cards is of another release (%s); their accounts begin anew", error
+            )
             accounts = Joiner(*about, {})
         self.ledger.keep(accounts.accounts())
         return accounts
@@ -299,7 +339,11 @@ class Sidecar:
         self.sources += log_sources
         self._tasks.append(asyncio.create_task(self._follow_logs(log_sources), name="logs"))
         for target in self.config.engines:
-            self._follow(SourceStatus("engine", target.name), functools.partial(self._read_engine, target), self.config.engine_interval_s)
+            self._follow(
+                SourceStatus("engine", target.name),
+                functools.partial(self._read_engine, target),
+                self.config.engine_interval_s,
+            )
         if self.config.gpu == "auto":
             self._gpu_source = SourceStatus("gpu", "gpu")
             self._gpu_reader = gpu.GpuSource(energy_gap_s=max(30.0, 3 * self.config.gpu_interval_s))
@@ -314,7 +358,8 @@ class Sidecar:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._writing:  # in its thread, which cannot be cancelled
             await asyncio.wait((self._writing,))
-        with contextlib.suppress(OSError):  # what was seen since the last beat; an event that is written twice has one id
+        # what was seen since the last beat; an event that is written twice has one id
+        with contextlib.suppress(OSError):
             await self._write_events()
         if self._gpu_source:
             await self._gpu_reader.close()
@@ -323,7 +368,9 @@ class Sidecar:
             tail.close()
         if self._checkpoint:
             self._checkpoint.close()
-        await asyncio.gather(*(asyncio.to_thread(telemetry.stop) for telemetry in (self.spans, self.genai_metrics) if telemetry))
+        await asyncio.gather(
+            *(asyncio.to_thread(telemetry.stop) for telemetry in (self.spans, self.genai_metrics) if telemetry)
+        )
 
     @property
     def ready(self) -> bool:
@@ -357,7 +404,11 @@ class Sidecar:
         if last is not None and now_s - last <= 3 * self.config.gpu_interval_s + self.config.timeout_s / 2:
             yield from gpu.families(self._gpus)
             if isinstance(prices := self.config.prices, Prices):
-                yield sidecar_series.GPU_COST, {"currency": prices.currency}, sum(prices.per_hour(card.name) for card in self._gpus)
+                yield (
+                    sidecar_series.GPU_COST,
+                    {"currency": prices.currency},
+                    sum(prices.per_hour(card.name) for card in self._gpus),
+                )
         if isinstance(prices := self.config.prices, Prices) and prices.budget_per_1k_tokens is not None:
             yield sidecar_series.COST_BUDGET, {"currency": prices.currency}, prices.budget_per_1k_tokens
 
@@ -373,7 +424,8 @@ class Sidecar:
         self._tasks.append(asyncio.create_task(loop(), name=f"{source.kind} {source.name}"))
 
     async def _follow_logs(self, sources: Sequence[SourceStatus]) -> None:
-        """Read all logs in turns, and make safe what was counted: at once where little comes, every COMMIT_S in a flood."""
+        """Read all logs in turns, and make safe what was counted: at once where little comes, every COMMIT_S in a
+        flood."""
         committed_s = settled_s = 0.0
         while True:
             more = False
@@ -415,7 +467,8 @@ class Sidecar:
 
     @contextlib.contextmanager
     def _booking(self, what: str) -> Iterator[None]:
-        """Bring something into the books. What fails there is a fault of ours: neither the engine, the cards nor the log is down."""
+        """Bring something into the books. What fails there is a fault of ours: neither the engine, the cards nor the
+        log is down."""
         source = self._accounts_source
         try:
             yield
@@ -450,14 +503,16 @@ class Sidecar:
                 self._unwritten.append(event)
 
     async def _read_gpu(self) -> None:
-        # A reading after none may have to load the driver, which takes seconds without persistence mode; this source is down meanwhile.
+        # A reading after none may have to load the driver, which takes seconds without persistence mode; this source is
+        # down meanwhile.
         first = self._gpu_source is not None and not self._gpu_source.up
         self._gpus = await self._gpu_reader.read(FIRST_GPU_READING_S if first else self.config.timeout_s / 2)
         with self._booking("cards"):
             self.accounts.cards(self._gpus, time.monotonic())
 
     async def _read_events(self) -> None:
-        """Write what happened, then read what everyone wrote. A full disk is this source's failure, and the events wait for it to end."""
+        """Write what happened, then read what everyone wrote. A full disk is this source's failure, and the events wait
+        for it to end."""
         await self._write_events()
         self._events, _ = await asyncio.to_thread(events.read, Path(self.config.events or ""))
 
@@ -468,7 +523,8 @@ class Sidecar:
 
 
 def application(sidecar: Sidecar) -> web.Application:
-    """/metrics, /-/healthy (the process answers), /-/ready (every source was tried), and /events for those who have the token."""
+    """/metrics, /-/healthy (the process answers), /-/ready (every source was tried), and /events for those who have the
+    token."""
 
     async def metrics(request: web.Request) -> web.Response:
         page, content_type = sidecar.answer(request.headers.get("Accept", ""))
@@ -478,7 +534,11 @@ def application(sidecar: Sidecar) -> web.Application:
         return web.Response(text="healthy\n")
 
     async def ready(_: web.Request) -> web.Response:
-        return web.Response(text="ready\n") if sidecar.ready else web.Response(status=503, text="not every source was read yet\n")
+        return (
+            web.Response(text="ready\n")
+            if sidecar.ready
+            else web.Response(status=503, text="not every source was read yet\n")
+        )
 
     async def start(_: web.Application) -> None:
         await sidecar.start()

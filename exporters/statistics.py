@@ -1,7 +1,7 @@
 """Statistics: quantiles, Student's t and power, Holm, Kolmogorov-Smirnov, least squares, block bootstrap.
 
-Invariant: arithmetic on numbers alone; no run, request or metric is known here. tests/stack/tuning/test_statistics.py holds each
-function against SciPy, which is no dependency of the product (CONTRIBUTING.md, decisions)."""
+Invariant: arithmetic on numbers alone; no run, request or metric is known here. tests/stack/tuning/test_statistics.py
+holds each function against SciPy, which is no dependency of the product (CONTRIBUTING.md, decisions)."""
 
 from __future__ import annotations
 
@@ -203,7 +203,9 @@ class Design(NamedTuple):
 
     def estimate(self, values: Sequence[float]) -> Estimate:
         value, left = self.fit(values)
-        return Estimate(value, math.sqrt(dot(left, left) / self.df / self.effect.weight) if self.df > 0 else None, self.df)
+        return Estimate(
+            value, math.sqrt(dot(left, left) / self.df / self.effect.weight) if self.df > 0 else None, self.df
+        )
 
 
 @lru_cache(maxsize=64)
@@ -225,7 +227,9 @@ def run_design(of_b: Column, when: Column, drift: bool) -> Design:
     return Design.of(full.axes[0].column, of_b) if full.effect.weight < 1e-9 else full
 
 
-def variant_effect(values: Sequence[float], of_b: Sequence[bool], when: Sequence[float], drift: bool = True) -> Estimate:
+def variant_effect(
+    values: Sequence[float], of_b: Sequence[bool], when: Sequence[float], drift: bool = True
+) -> Estimate:
     """Return how much more the runs of b have than those of a, with a drift taken out. There must be a run of each."""
     return run_design(tuple(map(float, of_b)), tuple(when), drift).estimate(values)
 
@@ -234,7 +238,10 @@ def drift_terms(values: Sequence[float], of_b: Sequence[bool], when: Sequence[fl
     """Return line and bend of the drift with the variant taken out, and how far apart they make two runs at most."""
     variant = tuple(map(float, of_b))
     constant, *terms = (axis.column for axis in run_design(variant, tuple(when), True).axes[:-1])
-    found = [Design.of(constant, *(other for other in terms if other is not term), variant, term).estimate(values) for term in terms]
+    found = [
+        Design.of(constant, *(other for other in terms if other is not term), variant, term).estimate(values)
+        for term in terms
+    ]
     curve = [dot([one.value for one in found], column) for column in zip(*terms, strict=True)]
     return found, max(curve, default=0.0) - min(curve, default=0.0)
 
@@ -309,7 +316,9 @@ class SeriesEstimate(NamedTuple):
     p: float
 
 
-def bootstrap(design: SeriesDesign, values: Sequence[float], resamples: int, seed: int, alpha: float, least_error: float = 0.0) -> SeriesEstimate:
+def bootstrap(
+    design: SeriesDesign, values: Sequence[float], resamples: int, seed: int, alpha: float, least_error: float = 0.0
+) -> SeriesEstimate:
     """Return the effect with its interval and p by a studentised bootstrap of a first-order autoregression.
 
     Series without an effect are made of the residuals' surprises, and of each the whole estimate anew. least_error: a

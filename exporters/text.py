@@ -29,7 +29,8 @@ def parse_duration(text: str) -> float:
 
 
 def parse_window(text: str) -> int:
-    """Return the seconds of a PromQL range such as 5m. Raises ValueError, also for a bare number and for parts of a second."""
+    """Return the seconds of a PromQL range such as 5m. Raises ValueError, also for a bare number and for parts of a
+    second."""
     seconds = parse_duration(text)
     if _NUMBER.fullmatch(text) or seconds % 1:
         raise ValueError(f"{text!r} is no duration such as 5m")

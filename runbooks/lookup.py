@@ -1,4 +1,5 @@
-"""What `vllm-watch runbook` shows: a page filled with the labels of an alert, which alerts fire, and what Prometheus answers to a page's queries.
+"""What `vllm-watch runbook` shows: a page filled with the labels of an alert, which alerts fire, and what Prometheus
+answers to a page's queries.
 
 Law: a page is shown whoever is down. What could not be asked is said where its answer would stand."""
 
@@ -34,7 +35,8 @@ Labels = Mapping[str, str]
 
 
 def links_of(alert: Firing | None, base: str | None) -> Links:
-    """Where pages and panels are: at the base that a person gave, else where the alert itself says, else on this machine."""
+    """Where pages and panels are: at the base that a person gave, else where the alert itself says, else on this
+    machine."""
     told = alert.annotations if alert else {}
     page, panel = printable(told.get("runbook_url", "")), printable(told.get("dashboard_url", ""))
     own = page.removesuffix(f"/{alert.name}") if alert else ""
@@ -47,7 +49,8 @@ def links_of(alert: Firing | None, base: str | None) -> Links:
 
 @dataclass(frozen=True, slots=True)
 class PageChoice:
-    """A page and the labels for it; or none, and what there is instead. said: a remark, or the list; rows: the list as JSON; status: of the exit."""
+    """A page and the labels for it; or none, and what there is instead. said: a remark, or the list; rows: the list as
+    JSON; status: of the exit."""
 
     page: RunbookPage | None
     labels: Labels = field(default_factory=dict)
@@ -58,9 +61,15 @@ class PageChoice:
 
 
 def choose(
-    query: str, alerts: Sequence[Firing] | None, labels: Labels, pages: Sequence[RunbookPage], base: str | None = None, one: bool = False
+    query: str,
+    alerts: Sequence[Firing] | None,
+    labels: Labels,
+    pages: Sequence[RunbookPage],
+    base: str | None = None,
+    one: bool = False,
 ) -> PageChoice:
-    """What a person means by a query, alerts, or both. alerts: None where none were asked for; base: of pages; one: whether a list would not do."""
+    """What a person means by a query, alerts, or both. alerts: None where none were asked for; base: of pages; one:
+    whether a list would not do."""
     links = links_of(None, base)
     found = runbook_page.find(query, pages)
     if query and len(found.pages) != 1:
@@ -68,7 +77,10 @@ def choose(
     page = found.pages[0] if query else None
     said = f"no page is called {query!r}; the nearest is {page.name}" if page and not found.by_name else ""
     if alerts is None:
-        rows = [{"page": each.name, "severity": each.severity, "meaning": each.gist, "url": links.runbook(each.name)} for each in pages]
+        rows = [
+            {"page": each.name, "severity": each.severity, "meaning": each.gist, "url": links.runbook(each.name)}
+            for each in pages
+        ]
         return PageChoice(page, labels, said, links=links) if page else PageChoice(None, labels, index(pages), rows)
     by_name = {each.name: each for each in pages}
     meant = [alert for alert in alerts if (page is None or alert.name == page.name) and _fits(alert, labels)]
@@ -90,14 +102,21 @@ def heading(page: RunbookPage, beginning: str) -> str:
     asked = beginning.strip().lower()
     found = [section.heading for section in page.sections if section.heading.lower().startswith(asked)]
     if len(found) != 1:
-        raise ValueError(f"--section {beginning!r} should begin one of {', '.join(section.heading for section in page.sections)}")
+        raise ValueError(
+            f"--section {beginning!r} should begin one of {', '.join(section.heading for section in page.sections)}"
+        )
     return found[0]
 
 
 def _not_one(query: str, found: Sequence[RunbookPage], pages: Sequence[RunbookPage]) -> PageChoice:
     if found:
         told = "\n".join(f"  {page.name}  {page.gist}" for page in found)
-        return PageChoice(None, said=f"{query!r} may mean one of these:\n{told}", rows={"several": [page.name for page in found]}, status=2)
+        return PageChoice(
+            None,
+            said=f"{query!r} may mean one of these:\n{told}",
+            rows={"several": [page.name for page in found]},
+            status=2,
+        )
     near = runbook_page.nearest(query, pages)
     told = f"the nearest names are {', '.join(near)}" if near else "vllm-watch runbook --list has them all"
     return PageChoice(None, said=f"no page has {query!r}; {told}", rows={"nearest": near}, status=1)
@@ -120,7 +139,8 @@ def _urgency(page: RunbookPage | None) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class LiveQuery:
-    """One query and its answer. rows: labels and value of the highest of `found` series; error: why it could not be asked."""
+    """One query and its answer. rows: labels and value of the highest of `found` series; error: why it could not be
+    asked."""
 
     rows: tuple[tuple[Labels, str], ...] = ()
     found: int = 0
@@ -133,7 +153,8 @@ class LiveQuery:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What came back for a page. at: in UTC; threshold: '' where the alert has none; error: where no query was answered, and all for one reason."""
+    """What came back for a page. at: in UTC; threshold: '' where the alert has none; error: where no query was
+    answered, and all for one reason."""
 
     at: str
     prometheus: str
@@ -148,7 +169,8 @@ class Live:
 
 
 async def ask(page: RunbookPage, where: Address, now_s: float, settings: Settings = SHIPPED) -> Live:
-    """Runs the rule of the page's alert, the queries of its first five minutes and the conditions of its diagnosis. Never fails."""
+    """Runs the rule of the page's alert, the queries of its first five minutes and the conditions of its diagnosis.
+    Never fails."""
     alert = next((one for one in registry.alerts(settings) if one.name == page.name), None)
     rule = alert.expr if alert else ""
     threshold = f"{alert.threshold.shown} ({alert.threshold})" if alert and alert.threshold else ""
@@ -171,7 +193,9 @@ async def _answers(exprs: Iterable[str], where: Address, now_s: float) -> dict[s
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         return {
-            expr: LiveQuery(error=f"no answer within {ALL_S:.0f} s") if task.cancelled() else _asked(task.result(), "_seconds_bucket" in expr)
+            expr: LiveQuery(error=f"no answer within {ALL_S:.0f} s")
+            if task.cancelled()
+            else _asked(task.result(), "_seconds_bucket" in expr)
             for expr, task in tasks.items()
         }
 
@@ -185,7 +209,8 @@ _BY_NAME = {name: metric for metric in EVERYTHING if metric.kind is Kind.HISTOGR
 
 
 def _with_bounds(expr: str) -> str:
-    """A query of a page as panels ask it: a quantile beyond its buckets is a bound. Pages keep the short form, for people.
+    """A query of a page as panels ask it: a quantile beyond its buckets is a bound. Pages keep the short form, for
+    people.
 
     What compares or divides quantiles stays as it is, since a bound is no value to calculate with."""
     rest = re.sub(r'"[^"]*"', "", _QUANTILE.sub("", expr))
@@ -208,7 +233,10 @@ def _asked(answer: QueryResult, in_seconds: bool = False) -> LiveQuery:
         return LiveQuery(error=f"what came back is no figure ({printable(str(error))})")
     values.sort(key=lambda row: (math.isnan(row[1]), -row[1], sorted(row[0].items())))
     rows = tuple(
-        ({name: own for name, own in labels.items() if name != promql.BOUND}, _told(labels.get(promql.BOUND), value, in_seconds))
+        (
+            {name: own for name, own in labels.items() if name != promql.BOUND},
+            _told(labels.get(promql.BOUND), value, in_seconds),
+        )
         for labels, value in values[:MOST_ROWS]
     )
     return LiveQuery(rows, len(values), printable(answer.error))
@@ -227,16 +255,29 @@ def _told(beyond: str | None, value: float, in_seconds: bool) -> str:
 def as_text(page: RunbookPage, labels: Labels, live: Live | None, section: str = "", links: Links | None = None) -> str:
     """Markdown that is read as it stands. page: filled already; section: its heading, for this part alone."""
     rest = page.readable(section).removeprefix(f"# {page.title}\n").strip()
-    parts = (f"# {page.title or page.name}", _head(page, labels, links or Links()), f"## Now\n\n{_now(page, live)}" if live else "", rest)
-    return _TO_PAGE.sub(lambda found: found[2] if found[1] == found[2] else f"{found[1]} ({found[2]})", "\n\n".join(filter(None, parts)) + "\n")
+    parts = (
+        f"# {page.title or page.name}",
+        _head(page, labels, links or Links()),
+        f"## Now\n\n{_now(page, live)}" if live else "",
+        rest,
+    )
+    return _TO_PAGE.sub(
+        lambda found: found[2] if found[1] == found[2] else f"{found[1]} ({found[2]})",
+        "\n\n".join(filter(None, parts)) + "\n",
+    )
 
 
 def _head(page: RunbookPage, labels: Labels, links: Links) -> str:
     panel = panel_url(page, links.dashboards)
     told = {
-        "severity": page.severity, "panel": panel, "related": ", ".join(page.related), "reviewed": str(page.about.get("reviewed", "")),
-        "labels": ", ".join(f"`{_cited(name)}={_cited(value)}`" for name, value in sorted(labels.items()) if name != "alertname"),
-    }  # fmt: skip
+        "severity": page.severity,
+        "panel": panel,
+        "related": ", ".join(page.related),
+        "reviewed": str(page.about.get("reviewed", "")),
+        "labels": ", ".join(
+            f"`{_cited(name)}={_cited(value)}`" for name, value in sorted(labels.items()) if name != "alertname"
+        ),
+    }
     return "\n".join(f"- {name}: {value}" for name, value in told.items() if value)
 
 
@@ -255,7 +296,9 @@ def panel_url(page: RunbookPage, base: str | None) -> str:
 
 
 def _now(page: RunbookPage, live: Live) -> str:
-    asked = f"Asked {live.prometheus} at {live.at}." + (f" The threshold is {live.threshold}." if live.threshold else "")
+    asked = f"Asked {live.prometheus} at {live.at}." + (
+        f" The threshold is {live.threshold}." if live.threshold else ""
+    )
     if not live.answers:
         return f"{asked} This page has no query."
     if live.error:
@@ -263,24 +306,38 @@ def _now(page: RunbookPage, live: Live) -> str:
     lines = []
     if live.rule:
         rule = live.answers[live.rule]
-        lines += [f"The rule's expression: {'not asked' if rule.error else 'holds' if rule.holds else 'does not hold'}", *_rows(rule), ""]
+        lines += [
+            f"The rule's expression: {'not asked' if rule.error else 'holds' if rule.holds else 'does not hold'}",
+            *_rows(rule),
+            "",
+        ]
     for step in page.steps:
         blocks = [block for block in step.blocks if block.language == "promql"]
         lines += [f"{step.number}. {step.text}"] * bool(blocks)
         for block in blocks:
-            lines += [f"   {' '.join(block.text.split())}"] * (len(blocks) > 1) + (_rows(live.answers[block.text]) or ["   nothing came back"])
+            lines += [f"   {' '.join(block.text.split())}"] * (len(blocks) > 1) + (
+                _rows(live.answers[block.text]) or ["   nothing came back"]
+            )
         lines += [""] * bool(blocks)
     for row in page.rows:
         if row.condition:
             answer = live.answers[row.condition]
             mark = {True: "HOLDS", False: "no", None: "not asked"}[answer.holds]
-            lines += [f"{mark:9}  {row.what}" + (f": {row.cause}. Go to {row.go_to}." if answer.holds else ""), *_rows(_valued(row, answer))]
+            lines += [
+                f"{mark:9}  {row.what}" + (f": {row.cause}. Go to {row.go_to}." if answer.holds else ""),
+                *_rows(_valued(row, answer)),
+            ]
     return f"{asked}\n\n```text\n" + "\n".join(lines).strip() + "\n```"
 
 
 def _valued(row: DiagnosisRow, asked: LiveQuery) -> LiveQuery:
-    """Who a condition holds for, and the value unless it is a quantile, which may be no more than a place within a bucket."""
-    return replace(asked, rows=tuple((labels, "") for labels, _ in asked.rows)) if "histogram_quantile" in row.condition else asked
+    """Who a condition holds for, and the value unless it is a quantile, which may be no more than a place within a
+    bucket."""
+    return (
+        replace(asked, rows=tuple((labels, "") for labels, _ in asked.rows))
+        if "histogram_quantile" in row.condition
+        else asked
+    )
 
 
 def _rows(asked: LiveQuery) -> list[str]:
@@ -294,7 +351,9 @@ def _labels(labels: Labels) -> str:
     return printable(", ".join(f"{name}={value}" for name, value in sorted(labels.items()))) or "in all"
 
 
-def as_json(page: RunbookPage, labels: Labels, live: Live | None, section: str = "", links: Links | None = None) -> dict[str, Any]:
+def as_json(
+    page: RunbookPage, labels: Labels, live: Live | None, section: str = "", links: Links | None = None
+) -> dict[str, Any]:
     """The same for programs."""
     links = links or Links()
 
@@ -303,16 +362,20 @@ def as_json(page: RunbookPage, labels: Labels, live: Live | None, section: str =
         return {"answer": asdict(asked)} if asked else {}
 
     return {
-        "page": page.name, "title": page.title, "severity": page.severity, "related": page.related, "reviewed": str(page.about.get("reviewed", "")),
+        "page": page.name, "title": page.title, "severity": page.severity, "related": page.related,
+        "reviewed": str(page.about.get("reviewed", "")),
         "url": links.runbook(page.name), "panel_url": panel_url(page, links.dashboards), "labels": dict(labels),
         "sections": {one.heading: one.text for one in page.sections if section in ("", one.heading)},
         "steps": [
-            {"number": step.number, "text": step.text, "commands": [asdict(block) | answered(block.text) for block in step.blocks]}
+            {"number": step.number, "text": step.text,
+                "commands": [asdict(block) | answered(block.text) for block in step.blocks]}
             for step in page.steps
         ],
-        "diagnosis": [asdict(row) | ({"holds": live.answers[row.condition].holds} if live and row.condition else {}) | answered(row.condition)
+        "diagnosis": [asdict(row) | ({"holds": live.answers[row.condition].holds} if live and row.condition
+            else {}) | answered(row.condition)
                       for row in page.rows],
-        "live": {"at": live.at, "prometheus": live.prometheus, "threshold": live.threshold, "error": live.error, "rule": live.rule}
+        "live": {"at": live.at, "prometheus": live.prometheus, "threshold": live.threshold, "error": live.error,
+            "rule": live.rule}
                 | answered(live.rule) if live else None,
     }  # fmt: skip
 
@@ -320,7 +383,9 @@ def as_json(page: RunbookPage, labels: Labels, live: Live | None, section: str =
 def index(pages: Sequence[RunbookPage]) -> str:
     """One line for each page."""
     width = max(len(page.name) for page in pages)
-    return "\n".join(f"{page.severity or '-':8}  {page.name:{width}}  {page.gist}" for page in sorted(pages, key=_urgency))
+    return "\n".join(
+        f"{page.severity or '-':8}  {page.name:{width}}  {page.gist}" for page in sorted(pages, key=_urgency)
+    )
 
 
 def _alert_told(alert: Firing, page: RunbookPage | None) -> str:
@@ -328,14 +393,23 @@ def _alert_told(alert: Firing, page: RunbookPage | None) -> str:
     labels = {name: value for name, value in alert.labels.items() if name not in ("alertname", "severity", "owner")}
     since = f" since {printable(alert.starts_at)}" if alert.starts_at else ""
     severity = printable(alert.labels.get("severity", "-"))
-    told = [f"{severity:8}  {printable(alert.name) or 'without a name'}{since}{', muted' if alert.is_muted else ''}", f"          {_labels(labels)}"]
+    told = [
+        f"{severity:8}  {printable(alert.name) or 'without a name'}{since}{', muted' if alert.is_muted else ''}",
+        f"          {_labels(labels)}",
+    ]
     if page is None:
         return "\n".join([*told, "          no page of this book"])
-    wanted = [f"{name}={labels[name]}" for name in placeholders(page.text) if name in labels and labels[name].isprintable()]
+    wanted = [
+        f"{name}={labels[name]}" for name in placeholders(page.text) if name in labels and labels[name].isprintable()
+    ]
     command = " ".join(["vllm-watch runbook", page.name, *(f"--label {shlex.quote(one)}" for one in wanted)])
     return "\n".join([*told, *[f"          {page.gist}"] * bool(page.gist), f"          {command}"])
 
 
 def _alert_as_json(alert: Firing, page: RunbookPage | None, links: Links) -> dict[str, Any]:
     told = {"alert": alert.name, "since": alert.starts_at, "muted": alert.is_muted}
-    return told | (as_json(page.filled(alert.labels), alert.labels, None, links=links) if page else {"page": None, "labels": alert.labels})
+    return told | (
+        as_json(page.filled(alert.labels), alert.labels, None, links=links)
+        if page
+        else {"page": None, "labels": alert.labels}
+    )

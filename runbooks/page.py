@@ -1,7 +1,7 @@
 """Reads, finds, fills and checks the pages. They travel in the package, so they can be read when nothing else answers.
 
-Law: the value of a label is foreign text. `fill` puts it into a page so that neither Prometheus, a shell nor a terminal can take it for
-anything but a word, or leaves it out."""
+Law: the value of a label is foreign text. `fill` puts it into a page so that neither Prometheus, a shell nor a terminal
+can take it for anything but a word, or leaves it out."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class RunbookSection:
 
 @dataclass(frozen=True, slots=True)
 class RunbookPage:
-    """A page as it was written. about: its front matter, empty where there is none or it cannot be read; wrong: why it cannot."""
+    """A page as it was written. about: its front matter, empty where there is none or it cannot be read; wrong: why it
+    cannot."""
 
     name: str
     text: str
@@ -104,7 +105,9 @@ class RunbookPage:
     def gist(self) -> str:
         """The first sentence of the meaning, or of a page without one."""
         paragraphs = re.split(r"\n\s*\n", self.section("Meaning") or self.body)
-        prose = next((" ".join(one.split()) for one in paragraphs if not one.lstrip().startswith(("#", "|", "```"))), "")
+        prose = next(
+            (" ".join(one.split()) for one in paragraphs if not one.lstrip().startswith(("#", "|", "```"))), ""
+        )
         sentence = re.match(r".+?\.(?=\s+[A-Z]|$)", prose)
         return sentence[0] if sentence else prose
 
@@ -112,10 +115,17 @@ class RunbookPage:
         return next((section.text for section in self.sections if section.heading == heading), "")
 
     def readable(self, heading: str = "") -> str:
-        """The body, or one section of it, with the table of the diagnosis as a list: no column is wide enough for a query, and in a cell its
-        bars are escaped."""
-        shown, diagnosis = f"## {heading}\n\n{self.section(heading)}\n" if heading else self.body, self.section("Diagnosis")
-        return shown.replace(diagnosis, _TABLE.sub(lambda _: _listed(self.rows), diagnosis, count=1).strip(), 1) if self.rows else shown
+        """The body, or one section of it, with the table of the diagnosis as a list: no column is wide enough for a
+        query, and in a cell its bars are escaped."""
+        shown, diagnosis = (
+            f"## {heading}\n\n{self.section(heading)}\n" if heading else self.body,
+            self.section("Diagnosis"),
+        )
+        return (
+            shown.replace(diagnosis, _TABLE.sub(lambda _: _listed(self.rows), diagnosis, count=1).strip(), 1)
+            if self.rows
+            else shown
+        )
 
     @property
     def steps(self) -> tuple[RunbookStep, ...]:
@@ -144,7 +154,11 @@ def names(folder: Path = FOLDER) -> list[str]:
 
 def text(name: str, folder: Path = FOLDER) -> str | None:
     """A page as Markdown; None when there is none. Any other name than that of a page finds nothing."""
-    return (folder / f"{name}.md").read_text(encoding="utf-8") if name in {page.stem for page in folder.glob("*.md")} else None
+    return (
+        (folder / f"{name}.md").read_text(encoding="utf-8")
+        if name in {page.stem for page in folder.glob("*.md")}
+        else None
+    )
 
 
 def pages(folder: Path = FOLDER) -> tuple[RunbookPage, ...]:
@@ -165,7 +179,14 @@ def parse(name: str, text: str) -> RunbookPage:
             sections[-1][1].append(line)
         elif line.startswith("# ") and not title:
             title = line[2:].strip()
-    return RunbookPage(name, text, about, wrong, title, tuple(RunbookSection(heading, "\n".join(lines).strip()) for heading, lines in sections))
+    return RunbookPage(
+        name,
+        text,
+        about,
+        wrong,
+        title,
+        tuple(RunbookSection(heading, "\n".join(lines).strip()) for heading, lines in sections),
+    )
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -242,14 +263,16 @@ def _cells(line: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class PageSearch:
-    """One page, none, or several that are meant as likely, the likeliest first. by_name: whether one was named, or only looked like it."""
+    """One page, none, or several that are meant as likely, the likeliest first. by_name: whether one was named, or only
+    looked like it."""
 
     pages: tuple[RunbookPage, ...] = ()
     by_name: bool = False
 
 
 def find(query: str, among: Sequence[RunbookPage]) -> PageSearch:
-    """By name, in any case, with or without VLLM, and as the end of an address; else by the closest name; else by the words of the pages."""
+    """By name, in any case, with or without VLLM, and as the end of an address; else by the closest name; else by the
+    words of the pages."""
     wanted = _squeezed(query.strip().rstrip("/").rsplit("/", 1)[-1].removesuffix(".md"))
     if not wanted:
         return PageSearch()
@@ -257,9 +280,12 @@ def find(query: str, among: Sequence[RunbookPage]) -> PageSearch:
         if wanted in (_squeezed(page.name), _short(page.name)):
             return PageSearch((page,), by_name=True)
     if near := _nearest(wanted, among, least=0.8):
-        best = [page for share, page in near if share >= near[0][0] - 0.05]  # one wrong letter of twenty is no reason to choose
+        # one wrong letter of twenty is no reason to choose
+        best = [page for share, page in near if share >= near[0][0] - 0.05]
         return PageSearch(tuple(best))
-    scored = sorted(((_score(page, re.findall(r"\w+", query.lower())), page) for page in among), key=lambda one: -one[0])
+    scored = sorted(
+        ((_score(page, re.findall(r"\w+", query.lower())), page) for page in among), key=lambda one: -one[0]
+    )
     return PageSearch(tuple(page for score, page in scored if score and score == scored[0][0]))
 
 
@@ -269,7 +295,9 @@ def nearest(query: str, among: Sequence[RunbookPage], most: int = 5) -> list[str
 
 
 def _nearest(wanted: str, among: Sequence[RunbookPage], least: float) -> list[tuple[float, RunbookPage]]:
-    shares = ((difflib.SequenceMatcher(None, wanted.removeprefix("vllm"), _short(page.name)).ratio(), page) for page in among)
+    shares = (
+        (difflib.SequenceMatcher(None, wanted.removeprefix("vllm"), _short(page.name)).ratio(), page) for page in among
+    )
     return sorted(((share, page) for share, page in shares if share >= least), key=lambda one: -one[0])
 
 
@@ -295,8 +323,9 @@ def _score(page: RunbookPage, words: Sequence[str]) -> int:
 def fill(text: str, labels: Mapping[str, str]) -> str:
     """A page with `{{name}}` replaced by the value of that label.
 
-    In PromQL a placeholder stands as `=~"{{name}}"` and gets a regular expression that matches just this value; `.*` where there is no such
-    label. Elsewhere it gets the value as it is when that is plain, quoted where a shell reads it and needs that, and else the name of the
+    In PromQL a placeholder stands as `=~"{{name}}"` and gets a regular expression that matches just this value; `.*`
+    where there is no such label. Elsewhere it gets the value as it is when that is plain, quoted where a shell reads it
+    and needs that, and else the name of the
     label in capitals: also for an unknown one, and where quoting could not be trusted."""
     lines, before = [], ""
     for line, language in _walk(text):
@@ -327,9 +356,12 @@ def _filled(line: str, language: str | None, before: str, labels: Mapping[str, s
 
 
 def _exactly(value: str) -> str:
-    """A regular expression for this value alone, inside a PromQL string in double quotes. A backtick would end a span of code in Markdown."""
+    """A regular expression for this value alone, inside a PromQL string in double quotes. A backtick would end a span
+    of code in Markdown."""
     pattern = re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", value)
-    return "".join(f"\\{c}" if c in '\\"' else c if c.isprintable() and c != "`" else escaped_letter(c) for c in pattern)
+    return "".join(
+        f"\\{c}" if c in '\\"' else c if c.isprintable() and c != "`" else escaped_letter(c) for c in pattern
+    )
 
 
 def _plain(value: str) -> str:
@@ -346,8 +378,8 @@ _UNTRUSTED = re.compile(r"""\$[({'"]|`|<<|\b(?:eval|ssh|sh|bash|su|watch|xargs)\
 
 
 def _bare(before: str) -> bool:
-    """Whether a shell that has read this takes what comes next as plain words, and once. False in doubt: where quotes may nest, in a
-    here-document, and where one shell hands its words to another."""
+    """Whether a shell that has read this takes what comes next as plain words, and once. False in doubt: where quotes
+    may nest, in a here-document, and where one shell hands its words to another."""
     rest = _WHOLE.sub("", before)
     return not _UNTRUSTED.search(before) and "'" not in rest and '"' not in rest and "#" not in rest
 
@@ -373,8 +405,16 @@ def stamped(text: str, facts: Facts) -> str:
     front, body = _split(text)
     for key in KEYS[:4]:
         line = f"{key}: {getattr(facts, key)}"
-        front = re.sub(rf"^{key}:.*$", line, front, flags=re.MULTILINE) if re.search(rf"^{key}:", front, re.MULTILINE) else f"{front}{line}\n"
-    holds = "as soon as this returns something" if facts.hold.strip("0") in ("s", "m") else f"when this has returned something for {facts.hold}"
+        front = (
+            re.sub(rf"^{key}:.*$", line, front, flags=re.MULTILINE)
+            if re.search(rf"^{key}:", front, re.MULTILINE)
+            else f"{front}{line}\n"
+        )
+    holds = (
+        "as soon as this returns something"
+        if facts.hold.strip("0") in ("s", "m")
+        else f"when this has returned something for {facts.hold}"
+    )
     body = _printed(body, "rule", f"It fires {holds}:\n\n```promql\n{facts.expr}\n```")
     body = _printed(body, "threshold", "\n\n".join(facts.threshold))
     return f"---\n{front}---\n{body}"
@@ -471,14 +511,18 @@ def _action_faults(page: RunbookPage) -> Iterator[str]:
     for row in page.rows:
         if not row.condition:
             yield f"has no condition for {row.what!r}"
-        steps_named = [int(number) for numbers in _MITIGATION.findall(row.go_to) for number in re.findall(r"\d+", numbers)]
+        steps_named = [
+            int(number) for numbers in _MITIGATION.findall(row.go_to) for number in re.findall(r"\d+", numbers)
+        ]
         if not steps_named and not _LINK.search(row.go_to):
             yield f"leads from {row.what!r} neither to Mitigation N nor to a page"
         yield from (
             f"leads from {row.what!r} to Mitigation {number}, which it has not"
             for number in steps_named if number not in {step.number for step in page.mitigations}
         )  # fmt: skip
-    queries = [block.text for step in page.steps for block in step.blocks if block.language == "promql"] + [row.condition for row in page.rows]
+    queries = [block.text for step in page.steps for block in step.blocks if block.language == "promql"] + [
+        row.condition for row in page.rows
+    ]
     for query in queries:
         for found in _PLACEHOLDER.finditer(query):
             if not found[1] or not found[3]:
@@ -493,4 +537,6 @@ def _targets(text: str) -> Iterator[str]:
 
 
 def _anchors(text: str) -> set[str]:
-    return {slug(line.lstrip("#").strip()) for line, language in _walk(text) if language is None and re.match(r"#+ ", line)}
+    return {
+        slug(line.lstrip("#").strip()) for line, language in _walk(text) if language is None and re.match(r"#+ ", line)
+    }

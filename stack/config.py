@@ -1,4 +1,5 @@
-"""Configuration files as frozen objects, as `exporters/config.py` reads them, and the one file that is read with what it names."""
+"""Configuration files as frozen objects, as `exporters/config.py` reads them, and the one file that is read with what
+it names."""
 
 from __future__ import annotations
 
@@ -17,10 +18,14 @@ __all__ = ["BadConfig", "YamlFile", "explain", "load", "meant", "parse", "read",
 
 
 def sidecar(path: Path) -> SidecarConfig:
-    """The sidecar's file, and its prices where they are in a file of their own. Every path in it is taken from the folder that it stands in, and
-    absolute: where a log was read up to is kept under its path, which must not depend on how this one was written. Raises BadConfig."""
+    """The sidecar's file, and its prices where they are in a file of their own. Every path in it is taken from the
+    folder that it stands in, and
+    absolute: where a log was read up to is kept under its path, which must not depend on how this one was written.
+    Raises BadConfig."""
     from exporters.accounting.prices import Prices
-    from exporters.sidecar import SidecarConfig  # with all of the sidecar: the gateway, which reads files too, does without
+
+    # with all of the sidecar: the gateway, which reads files too, does without
+    from exporters.sidecar import SidecarConfig
 
     settings, folder = load(path, SidecarConfig), path.parent
     rooted: SidecarConfig = msgspec.structs.replace(
@@ -36,4 +41,6 @@ def sidecar(path: Path) -> SidecarConfig:
 def _rooted(struct: Any, folder: Path, *fields: str) -> Any:
     """The same with the paths in these fields taken from `folder`, where there are any."""
     named = {field: getattr(struct, field) for field in fields}
-    return msgspec.structs.replace(struct, **{field: os.path.abspath(folder / path) for field, path in named.items() if path})
+    return msgspec.structs.replace(
+        struct, **{field: os.path.abspath(folder / path) for field, path in named.items() if path}
+    )

@@ -20,7 +20,8 @@ from stack.deploy.fleet import files as fleet
 from stack.doctor import symptoms
 from stack.root import ROOT
 
-PRINTED_ONLY = ("alerts/prometheus", "dashboards/json")  # folders that hold nothing else: what has no source there is removed
+# folders that hold nothing else: what has no source there is removed
+PRINTED_ONLY = ("alerts/prometheus", "dashboards/json")
 
 
 def files() -> Iterator[tuple[Path, str]]:
@@ -52,7 +53,11 @@ def page_text(name: str, settings: Settings = SHIPPED) -> str | None:
 def pages(settings: Settings = SHIPPED) -> tuple[runbook_page.RunbookPage, ...]:
     """Every runbook page, in the book's order."""
     shown = runbook_page.pages()
-    return shown if settings == SHIPPED else tuple(runbook_page.parse(page.name, _stamped(page.name, page.text, settings)) for page in shown)
+    return (
+        shown
+        if settings == SHIPPED
+        else tuple(runbook_page.parse(page.name, _stamped(page.name, page.text, settings)) for page in shown)
+    )
 
 
 def _stamped(name: str, text: str, settings: Settings) -> str:
@@ -74,8 +79,17 @@ def facts(alert: Alert) -> runbook_page.Facts:
 def stale(root: Path = ROOT) -> list[Path]:
     """Printed files that differ from what their source prints now, are missing, or have no source any more."""
     printed = dict(files())
-    wrong = [path for path, text in printed.items() if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text]
-    return wrong + [f.relative_to(root) for d in PRINTED_ONLY for f in sorted((root / d).glob("*")) if f.relative_to(root) not in printed]
+    wrong = [
+        path
+        for path, text in printed.items()
+        if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text
+    ]
+    return wrong + [
+        f.relative_to(root)
+        for d in PRINTED_ONLY
+        for f in sorted((root / d).glob("*"))
+        if f.relative_to(root) not in printed
+    ]
 
 
 def write(root: Path = ROOT) -> list[Path]:
@@ -92,10 +106,15 @@ def write(root: Path = ROOT) -> list[Path]:
 
 
 def uses() -> Iterator[QueryRef]:
-    """Every place of ours that reads series: panels, alerts, recordings. What may leave a panel empty leaves its alert silent."""
+    """Every place of ours that reads series: panels, alerts, recordings. What may leave a panel empty leaves its alert
+    silent."""
     empty = {PanelRef(board.slug, panel.slug): panel.optional for board in BOARDS for panel in board.panels}
     for board in BOARDS:
         for panel in board.panels:  # a panel is dead when none of its queries has an answer
-            yield QueryRef(f"panel {board.slug}/{panel.slug}", " or ".join(f"({query.expr})" for query in panel.queries), panel.optional)
+            yield QueryRef(
+                f"panel {board.slug}/{panel.slug}",
+                " or ".join(f"({query.expr})" for query in panel.queries),
+                panel.optional,
+            )
     yield from (QueryRef(f"alert {alert.name}", alert.expr, empty[alert.panel]) for alert in ALERTS)
     yield from (QueryRef(f"recording {recording.record}", recording.expr) for recording in RECORDINGS)

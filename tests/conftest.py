@@ -1,4 +1,5 @@
-"""Shared ground: real parts by name. In CI a missing part is a failure; elsewhere its tests are reported as not run, by name."""
+"""Shared ground: real parts by name. In CI a missing part is a failure; elsewhere its tests are reported as not run, by
+name."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from real_collector import Arrived, RealCollector, http_server
 from stack.lab import install
 
 GOLDEN = Path(__file__).parent / "golden"
-# How long an example takes tells of the machine's other guests, not of us. In CI the examples of a commit are always the same, so that a failure is
-# that commit's; the search for new ones goes on wherever else the tests run.
+# How long an example takes tells of the machine's other guests, not of us. In CI the examples of a commit are always
+# the same, so that a failure is that commit's; the search for new ones goes on wherever else the tests run.
 hypothesis.settings.register_profile("here", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("here")
 _used: dict[str, str] = {}
@@ -54,9 +55,13 @@ def as_root() -> None:
 
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
-    """Loopback ports that were free a moment ago and are not handed out twice, in whichever process the tests run: each has its share of them."""
+    """Loopback ports that were free a moment ago and are not handed out twice, in whichever process the tests run: each
+    has its share of them."""
     given: set[int] = set()
-    process, of = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    process, of = (
+        int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]),
+        int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")),
+    )
 
     def port() -> int:
         while True:
@@ -116,7 +121,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def real_engines(part, free_port, tmp_path_factory) -> Iterator[Engines]:
     """What starts real vLLMs; none runs before a test asks for it."""
-    engines = Engines(tmp_path_factory.mktemp("engines"), {name: part(name).path for name in ("engine", "model")}, free_port)
+    engines = Engines(
+        tmp_path_factory.mktemp("engines"), {name: part(name).path for name in ("engine", "model")}, free_port
+    )
     yield engines
     engines.end()
 
@@ -140,7 +147,9 @@ def past(part, free_port, eventually, tmp_path_factory) -> Iterator[Callable[[Pa
         with (folder / "prometheus.log").open("w") as log:
             servers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
         ready = f"http://127.0.0.1:{port}/-/ready"
-        eventually(lambda: 200 == urllib.request.urlopen(ready, timeout=5).status, within_s=30, what="a ready Prometheus")
+        eventually(
+            lambda: 200 == urllib.request.urlopen(ready, timeout=5).status, within_s=30, what="a ready Prometheus"
+        )
         return f"http://127.0.0.1:{port}"
 
     yield serve
@@ -154,7 +163,13 @@ def chromium(part) -> Iterator[Any]:
     """A real browser. Of one file: while its loop runs, no test can have a loop of its own."""
     from playwright.sync_api import sync_playwright
 
-    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    quiet = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=part("chromium").path, args=quiet)
         yield browser
@@ -163,13 +178,16 @@ def chromium(part) -> Iterator[Any]:
 
 @pytest.fixture
 def new_tab(chromium) -> Iterator[Callable[..., SimpleNamespace]]:
-    """Opens a tab; whatever the browser complains of in it fails the test, as does a dialog, which would be a script that somebody else wrote."""
+    """Opens a tab; whatever the browser complains of in it fails the test, as does a dialog, which would be a script
+    that somebody else wrote."""
     tabs: list[SimpleNamespace] = []
 
     def open_(**settings: Any) -> SimpleNamespace:
         context = chromium.new_context(**settings)
         page, complaints = context.new_page(), list[str]()
-        page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+        )
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
         tabs.append(SimpleNamespace(page=page, context=context, complaints=complaints))

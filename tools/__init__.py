@@ -1,1 +1,2 @@
-"""What keeps the project up: pins, audit, release. Not part of what is installed; `make pins`, `make audit`, `make release` run it."""
+"""What keeps the project up: pins, audit, release. Not part of what is installed; `make pins`, `make audit`, `make
+release` run it."""

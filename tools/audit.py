@@ -1,10 +1,11 @@
-"""Says what is known against the dependencies that requirements/run.txt pins: vulnerabilities, by pip-audit; licences, from what is installed.
+"""Says what is known against the dependencies that requirements/run.txt pins: vulnerabilities, by pip-audit; licences,
+from what is installed.
 
     python -m tools.audit [--pip-audit PROGRAM] [--osv-url URL] [--licences]
 
-Advisories come from a service on the internet: PyPI's, or one that speaks OSV (google.github.io/osv.dev/post-v1-query), such as a firm's own. Where
-it cannot be asked, or does not know a package, the audit fails and says so: no answer is no all-clear. There is no offline mode, because a saved list
-would only say what was known when it was saved."""
+Advisories come from a service on the internet: PyPI's, or one that speaks OSV (google.github.io/osv.dev/post-v1-query),
+such as a firm's own. Where it cannot be asked, or does not know a package, the audit fails and says so: no answer is no
+all-clear. There is no offline mode, because a saved list would only say what was known when it was saved."""
 
 from __future__ import annotations
 
@@ -24,13 +25,17 @@ from tools import pins
 ROOT = Path(__file__).resolve().parent.parent
 # Licences that may stand beside Apache-2.0 in one installation, as SPDX names them or as older metadata spell them.
 FINE = (
-    "Apache-2.0", "Apache Software License", "MIT", "MIT-0", "MIT License", "BSD-2-Clause", "BSD-3-Clause", "3-Clause BSD License", "BSD License",
+    "Apache-2.0", "Apache Software License", "MIT", "MIT-0", "MIT License", "BSD-2-Clause", "BSD-3-Clause",
+    "3-Clause BSD License", "BSD License",
     "ISC", "PSF-2.0", "Python Software Foundation License", "MPL-2.0", "Mozilla Public License 2.0 (MPL 2.0)",
 )  # fmt: skip
 # Where the metadata says nothing: what the licence file in the package says.
 READ = {"promql-parser": "MIT"}
 TIMEOUT_S = 300.0
-_NOT_REACHED = "vulnerabilities: not audited, because the advisory service could not be reached or understood; run this where it can"
+_NOT_REACHED = (
+    "vulnerabilities: not audited, because the advisory service could not be reached or understood; run this where"
+    " it can"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +62,16 @@ def _bare(term: str) -> str:
 def licence(name: str, its: metadata.PackageMetadata) -> Licence:
     """The SPDX expression, else the classifiers, else the first line of the free text."""
     told: dict[str, Any] = its.json
-    classified = [line.rpartition(" :: ")[2] for line in told.get("classifier", []) if line.startswith("License :: ") and line.count("::") > 1]
+    classified = [
+        line.rpartition(" :: ")[2]
+        for line in told.get("classifier", [])
+        if line.startswith("License :: ") and line.count("::") > 1
+    ]
     free = (told.get("license") or "").strip().splitlines()
-    return Licence(name, told.get("license_expression") or "; ".join(classified) or (free[0].strip() if free else READ.get(name, "")))
+    return Licence(
+        name,
+        told.get("license_expression") or "; ".join(classified) or (free[0].strip() if free else READ.get(name, "")),
+    )
 
 
 def licences(pinned: Sequence[pins.Pin]) -> list[Licence]:
@@ -72,7 +84,8 @@ def verdict(report: dict[str, Any]) -> tuple[list[str], list[str]]:
     """From pip-audit's JSON: what is known against the dependencies, and what could not be asked."""
     rows = report["dependencies"]
     found = [
-        f"{row['name']} {row['version']}: {vuln['id']}{', mended in ' + ', '.join(vuln['fix_versions']) if vuln['fix_versions'] else ''}"
+        f"{row['name']} {row['version']}:"
+        f" {vuln['id']}{', mended in ' + ', '.join(vuln['fix_versions']) if vuln['fix_versions'] else ''}"
         for row in rows
         for vuln in row.get("vulns", [])
     ]
@@ -80,10 +93,22 @@ def verdict(report: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def vulnerabilities(program: str, requirements: Path, osv_url: str = "") -> tuple[int, str]:
-    """Exit status and one sentence. 0: the service knows every package and nothing against it; 1: something is known; 2: it was not answered.
+    """Exit status and one sentence. 0: the service knows every package and nothing against it; 1: something is known;
+    2: it was not answered.
 
-    osv_url: of OSV's query; such a service answers of a package that it does not know as of one with nothing against it."""
-    command = [program, "--disable-pip", "--require-hashes", "--progress-spinner", "off", "--format", "json", "-r", str(requirements)]
+    osv_url: of OSV's query; such a service answers of a package that it does not know as of one with nothing against
+    it."""
+    command = [
+        program,
+        "--disable-pip",
+        "--require-hashes",
+        "--progress-spinner",
+        "off",
+        "--format",
+        "json",
+        "-r",
+        str(requirements),
+    ]
     command += ["--vulnerability-service", "osv", "--osv-url", osv_url] if osv_url else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
@@ -96,15 +121,28 @@ def vulnerabilities(program: str, requirements: Path, osv_url: str = "") -> tupl
         said = done.stderr.strip().splitlines() or ["nothing"]
         return 2, f"{_NOT_REACHED}; pip-audit's last words: {said[-1][:300]}"
     if unasked:
-        return 2, f"vulnerabilities: not audited, because the advisory service does not know {len(unasked)} packages, such as {unasked[0]}"
+        return (
+            2,
+            (
+                f"vulnerabilities: not audited, because the advisory service does not know {len(unasked)} packages,"
+                f" such as {unasked[0]}"
+            ),
+        )
     return (1, f"vulnerabilities: {'; '.join(found)}") if found else (0, "vulnerabilities: none known")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit 0: nothing against them; 1: a vulnerability or a licence; 2: it could not be found out."""
-    asked = argparse.ArgumentParser(prog="python -m tools.audit", description="Vulnerabilities and licences of what requirements/run.txt pins.")
+    asked = argparse.ArgumentParser(
+        prog="python -m tools.audit", description="Vulnerabilities and licences of what requirements/run.txt pins."
+    )
     asked.add_argument("--pip-audit", default="pip-audit", metavar="PROGRAM", help="the pip-audit to run")
-    asked.add_argument("--osv-url", default="", metavar="URL", help="ask this OSV service instead of PyPI, such as https://api.osv.dev/v1/query")
+    asked.add_argument(
+        "--osv-url",
+        default="",
+        metavar="URL",
+        help="ask this OSV service instead of PyPI, such as https://api.osv.dev/v1/query",
+    )
     asked.add_argument("--licences", action="store_true", help="licences only: asks no service")
     options = asked.parse_args(arguments)
     path = ROOT / "requirements" / "run.txt"
@@ -112,7 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for one in read:
         sys.stdout.write(f"{'' if one.fine else 'look at   '}{one.name}: {one.said or 'says nothing of its licence'}\n")
     wrong = [one.name for one in read if not one.fine]
-    sys.stdout.write(f"licences: {'look at ' + ', '.join(wrong) if wrong else f'{len(read)} packages, all fine beside Apache-2.0'}\n")
+    sys.stdout.write(
+        f"licences: {'look at ' + ', '.join(wrong) if wrong else f'{len(read)} packages, all fine beside Apache-2.0'}\n"
+    )
     if options.licences:
         return 1 if wrong else 0
     status, sentence = vulnerabilities(options.pip_audit, path, options.osv_url)

@@ -35,7 +35,11 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
     """Return dotted name and file of each module of ours."""
     paths = (path for package in PACKAGES for path in (root / package).rglob("*.py"))
     relative = {path.relative_to(root).as_posix(): path for path in sorted(paths)}
-    return {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for name, path in relative.items() if name not in NOT_OURS}
+    return {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+        for name, path in relative.items()
+        if name not in NOT_OURS
+    }
 
 
 def imports(files: Mapping[str, Path]) -> dict[str, set[str]]:
@@ -43,7 +47,9 @@ def imports(files: Mapping[str, Path]) -> dict[str, set[str]]:
     found = {}
     for name, path in files.items():
         nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-        named = {node.module or "" for node in nodes} | {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+        named = {node.module or "" for node in nodes} | {
+            f"{node.module}.{alias.name}" for node in nodes for alias in node.names
+        }
         found[name] = {to for to in named & files.keys() if to != name and not name.startswith(f"{to}.")}
     return found
 
@@ -51,7 +57,13 @@ def imports(files: Mapping[str, Path]) -> dict[str, set[str]]:
 def cycles(graph: Graph) -> list[tuple[str, ...]]:
     """Return the groups of nodes that reach each other, each sorted."""
     reach = reachable(graph)
-    return sorted({tuple(sorted(one for one in graph if one in reach[node] and node in reach[one])) for node in graph if node in reach[node]})
+    return sorted(
+        {
+            tuple(sorted(one for one in graph if one in reach[node] and node in reach[one]))
+            for node in graph
+            if node in reach[node]
+        }
+    )
 
 
 def reachable(graph: Graph) -> dict[str, set[str]]:
@@ -66,7 +78,12 @@ def reachable(graph: Graph) -> dict[str, set[str]]:
 
 def upward(graph: Graph) -> list[tuple[str, str]]:
     """Return imports that point against the order of the layers."""
-    return [(name, to) for name, found in graph.items() for to in sorted(found) if to.split(".")[0] not in allowed(name.split(".")[0])]
+    return [
+        (name, to)
+        for name, found in graph.items()
+        for to in sorted(found)
+        if to.split(".")[0] not in allowed(name.split(".")[0])
+    ]
 
 
 def packages(graph: Graph) -> dict[str, set[str]]:
@@ -83,7 +100,8 @@ def packages(graph: Graph) -> dict[str, set[str]]:
 
 
 def drawing(graph: Graph) -> str:
-    """Return the top-level packages with the packages inside, and an arrow for each import between top-level packages, for Mermaid."""
+    """Return the top-level packages with the packages inside, and an arrow for each import between top-level packages,
+    for Mermaid."""
     inside = packages(graph)
     lines = ["flowchart TD"]
     for top in ("stack", "dashboards", "runbooks", "alerts", "exporters"):
@@ -107,7 +125,10 @@ def main() -> None:
     lines = [
         *(f"cycle: {' '.join(group)}" for group in cycles(graph)),
         *(f"upward: {name} -> {to}" for name, to in upward(graph)),
-        *(f"{name} -> {' '.join(sorted(found)) or 'nothing of ours'}" for name, found in sorted(packages(graph).items())),
+        *(
+            f"{name} -> {' '.join(sorted(found)) or 'nothing of ours'}"
+            for name, found in sorted(packages(graph).items())
+        ),
         f"{len(graph)} files, {len(cycles(graph))} cycles, {len(upward(graph))} upward imports",
     ]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -1,8 +1,9 @@
-"""Prints requirements/*.txt: each dependency of pyproject.toml, and all that these need in turn, as one version with the hashes of its files.
+"""Prints requirements/*.txt: each dependency of pyproject.toml, and all that these need in turn, as one version with
+the hashes of its files.
 
-Law: versions are chosen here and nowhere else; whatever installs the project (make, the image) takes these files with --require-hashes. A file is
-right for CPython 3.11 and later on every platform that its packages have wheels for: what differs stands behind a marker. No address of an index
-and no path of a machine gets into them.
+Law: versions are chosen here and nowhere else; whatever installs the project (make, the image) takes these files with
+--require-hashes. A file is right for CPython 3.11 and later on every platform that its packages have wheels for: what
+differs stands behind a marker. No address of an index and no path of a machine gets into them.
 
     python -m tools.pins [--upgrade] [--check]"""
 
@@ -35,7 +36,8 @@ class BadPins(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One version of one distribution. marker: where it is wanted, '' for everywhere; hashes: SHA-256 of each file that may be installed."""
+    """One version of one distribution. marker: where it is wanted, '' for everywhere; hashes: SHA-256 of each file that
+    may be installed."""
 
     name: str
     version: str
@@ -45,7 +47,8 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """One file of pins. extra: the optional dependencies of pyproject.toml that it holds; with_project: whether the project's own are in it too."""
+    """One file of pins. extra: the optional dependencies of pyproject.toml that it holds; with_project: whether the
+    project's own are in it too."""
 
     extra: str
     with_project: bool
@@ -61,8 +64,13 @@ SETS: Mapping[str, Set] = {
 
 
 def read(text: str, name: str) -> tuple[Pin, ...]:
-    """The pins of a file, in its order. Raises BadPins at the first line that is anything else: an address, a path, a loose version, no hash."""
-    return tuple(_entries([(at, line) for at, line in enumerate(text.splitlines(), 1) if line and not line.startswith("#")], name))
+    """The pins of a file, in its order. Raises BadPins at the first line that is anything else: an address, a path, a
+    loose version, no hash."""
+    return tuple(
+        _entries(
+            [(at, line) for at, line in enumerate(text.splitlines(), 1) if line and not line.startswith("#")], name
+        )
+    )
 
 
 def _entries(lines: Sequence[tuple[int, str]], name: str) -> Iterator[Pin]:
@@ -76,7 +84,10 @@ def _entries(lines: Sequence[tuple[int, str]], name: str) -> Iterator[Pin]:
             yield _pin(head, hashes, name)
         head, hashes = _ENTRY.fullmatch(line), []
         if not head:
-            raise BadPins(f"{name}, line {at}: {line.strip()[:60]!r} is no version with hashes; print the file anew with `make pins`")
+            raise BadPins(
+                f"{name}, line {at}: {line.strip()[:60]!r} is no version with hashes; print the file anew with `make"
+                " pins`"
+            )
     if head:
         yield _pin(head, hashes, name)
 
@@ -109,7 +120,19 @@ def printed(text: str, what: str) -> str:
 def compile_set(uv: str, name: str, project: Mapping[str, Any], upgrade: bool) -> str:
     """One file, made anew; versions that still fit stay unless `upgrade`. Raises BadPins with what uv said."""
     one = SETS[name]
-    command = [uv, "pip", "compile", "-", "--universal", "--python-version", PYTHON, "--generate-hashes", "--no-annotate", "--no-header", "--quiet"]
+    command = [
+        uv,
+        "pip",
+        "compile",
+        "-",
+        "--universal",
+        "--python-version",
+        PYTHON,
+        "--generate-hashes",
+        "--no-annotate",
+        "--no-header",
+        "--quiet",
+    ]
     # dev and run go into one environment: they must choose alike.
     command += ["-c", str(FOLDER / "run.txt")] * (name == "dev")
     with tempfile.TemporaryDirectory() as folder:
@@ -117,21 +140,40 @@ def compile_set(uv: str, name: str, project: Mapping[str, Any], upgrade: bool) -
         if not upgrade and (FOLDER / made.name).is_file():
             shutil.copy(FOLDER / made.name, made)  # uv keeps what it finds there
         asked = "\n".join(wanted(project, one))
-        done = subprocess.run([*command, "--output-file", str(made)], input=asked, capture_output=True, text=True, check=False, env=_clean())
+        done = subprocess.run(
+            [*command, "--output-file", str(made)],
+            input=asked,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=_clean(),
+        )
         if done.returncode:
             raise BadPins(f"requirements/{name}.txt could not be made; uv says: {' '.join(done.stderr.split())[-600:]}")
         return printed(made.read_text(), one.what)
 
 
 def _clean() -> dict[str, str]:
-    """Our environment without wheels of this machine, whose hashes nobody else could check. UV_DEFAULT_INDEX may name a mirror."""
-    return {name: value for name, value in os.environ.items() if name not in ("PIP_FIND_LINKS", "UV_FIND_LINKS", "VIRTUAL_ENV", "PYTHONPATH")}
+    """Our environment without wheels of this machine, whose hashes nobody else could check. UV_DEFAULT_INDEX may name a
+    mirror."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PIP_FIND_LINKS", "UV_FIND_LINKS", "VIRTUAL_ENV", "PYTHONPATH")
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit 0: the files are (now) those that pyproject.toml asks for; 1: --check found another; 2: they could not be made."""
-    asked = argparse.ArgumentParser(prog="python -m tools.pins", description="Print requirements/*.txt from pyproject.toml.")
-    asked.add_argument("--upgrade", action="store_true", help="take the newest versions that fit, instead of keeping those that still do")
+    """Exit 0: the files are (now) those that pyproject.toml asks for; 1: --check found another; 2: they could not be
+    made."""
+    asked = argparse.ArgumentParser(
+        prog="python -m tools.pins", description="Print requirements/*.txt from pyproject.toml."
+    )
+    asked.add_argument(
+        "--upgrade",
+        action="store_true",
+        help="take the newest versions that fit, instead of keeping those that still do",
+    )
     asked.add_argument("--check", action="store_true", help="change nothing; exit 1 when a file is out of date")
     options = asked.parse_args(arguments)
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
@@ -147,7 +189,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _said(str(error), 2)
         same = path.is_file() and path.read_text() == text
         changed += not same
-        _said(f"{'up to date' if same else 'out of date' if options.check else 'printed'}: requirements/{name}.txt, {len(read(text, name))} packages")
+        _said(
+            f"{'up to date' if same else 'out of date' if options.check else 'printed'}: requirements/{name}.txt,"
+            f" {len(read(text, name))} packages"
+        )
         if not options.check:
             path.write_text(text)
     return 1 if options.check and changed else 0

@@ -1,7 +1,8 @@
 """Cost: what did the cards cost, whose work was it, and what did a token come to?
 
-Law: everything here is what a sidecar attributed, by look and by request, at the prices in its configuration. Over all rows, with __idle__,
-__aborted__ and __unattributed__ among them, it sums to the whole; who had which part of a batch is an estimate of share, and the panels say so."""
+Law: everything here is what a sidecar attributed, by look and by request, at the prices in its configuration. Over all
+rows, with __idle__, __aborted__ and __unattributed__ among them, it sums to the whole; who had which part of a batch is
+an estimate of share, and the panels say so."""
 
 from __future__ import annotations
 
@@ -22,17 +23,20 @@ _GPU_COUNT = "suffix: GPUs"
 
 _SPLIT = "Who had which part is an estimate of share; the sum is exact."
 _NOBODY = (
-    "__idle__: nothing ran. __aborted__: broken-off work that no record claims. __unattributed__: work that no log shows, or time that nobody "
-    "knows of."
+    "__idle__: nothing ran. __aborted__: broken-off work that no record claims. __unattributed__: work that no log"
+    " shows, or time that nobody knows of."
 )
 _GPUS = Precondition(
     "gpu", "GPU", f"group({promql.seen(attributed.ALLOCATED, _RANGE, _WHOLE)})",
     "No sidecar sees a GPU with an engine in this range: start it on the GPU host, with engines in its configuration.",
 )  # fmt: skip
 _PRICES = Precondition(
-    "price", "price", f"group({promql.seen(attributed.COST, _RANGE, _WHOLE)})",
-    "No price is set for a GPU in sight, so nothing here is money: put prices into the sidecar's configuration; docs/cost.md says how.",
-)  # fmt: skip
+    "price",
+    "price",
+    f"group({promql.seen(attributed.COST, _RANGE, _WHOLE)})",
+    "No price is set for a GPU in sight, so nothing here is money: put prices into the sidecar's configuration;"
+    " docs/cost.md says how.",
+)
 _NO_API = "No price of an API is set. Put api under prices in the sidecar's configuration to compare."
 
 
@@ -55,13 +59,17 @@ def _per_1k(metric: Metric, called: str, *only: str) -> tuple[Query, Query]:
     spent = promql.per_second(metric, RATE, (*_TEAM, *_MONEY), queries.where(metric, *only))
     by = (*_TEAM, *_MONEY)
     each = Query(promql.per(f"1000 * {spent}", _team_tokens(), on=_TEAM), queries.legend(by, called), _PER_1K)
-    return queries.ranked(each, promql.growth(metric, _RANGE, by, queries.where(metric, *only)), by, rest="max", keep=_MONEY)
+    return queries.ranked(
+        each, promql.growth(metric, _RANGE, by, queries.where(metric, *only)), by, rest="max", keep=_MONEY
+    )
 
 
 def _cost_of_all() -> Query:
     """As VLLMCostOverBudget reckons: all that the cards cost over all tokens of the engines."""
     spent = promql.per_second(attributed.COST, RATE, ("cluster", *_MONEY), (*_WHOLE, _ALLOCATION))
-    tokens = " + ".join(promql.per_second(made, RATE, ("cluster",), _WHOLE) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS))
+    tokens = " + ".join(
+        promql.per_second(made, RATE, ("cluster",), _WHOLE) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS)
+    )
     return Query(promql.per(f"1000 * {spent}", f"({tokens})", on=("cluster",)), queries.legend(_MONEY, "cost"), _PER_1K)
 
 
@@ -84,8 +92,9 @@ _TOP = (
     Panel(
         "spent",
         "Cost of this range",
-        "What the cards cost in the time shown, for the teams chosen above: allocation is all the time that they were there, usage the time in which "
-        "they are known to have worked. With all teams chosen, idle time is in the first.",
+        "What the cards cost in the time shown, for the teams chosen above: allocation is all the time that they were"
+        " there, usage the time in which they are known to have worked. With all teams chosen, idle time is in the"
+        " first.",
         "Near each other: cards that are paid for work.",
         "Far apart: cards stand idle. Give some back, or bring more work to them.",
         (_in_range(attributed.COST, "allocation", _ALLOCATION), _in_range(attributed.COST, "usage", _USAGE)),
@@ -98,7 +107,8 @@ _TOP = (
         "The same tokens at an API's price",
         "What the logged tokens of this range would have cost at the API prices in the sidecar's configuration.",
         "Above what the cards cost.",
-        "Below: these tokens are cheaper elsewhere, as far as price alone goes; see how much of the time the cards work before you decide.",
+        "Below: these tokens are cheaper elsewhere, as far as price alone goes; see how much of the time the cards work"
+        " before you decide.",
         (_in_range(attributed.API_COST, ""),),
         Shape.NUMBER,
         height=5,
@@ -108,10 +118,17 @@ _TOP = (
     Panel(
         "at-work",
         "At work, share of the time of all cards",
-        "Part of this range in which the engine of a card had requests running. The rest is idle, or time in which the engine did not answer.",
+        "Part of this range in which the engine of a card had requests running. The rest is idle, or time in which the"
+        " engine did not answer.",
         "High, but for the hours without load.",
         "Low: more engines than the load needs, or one that gets no traffic. See cards by model below.",
-        (Query(promql.share(attributed.BUSY, attributed.ALLOCATED, _RANGE, (), where=_WHOLE), "at work", shown_unit(Unit.RATIO)),),
+        (
+            Query(
+                promql.share(attributed.BUSY, attributed.ALLOCATED, _RANGE, (), where=_WHOLE),
+                "at work",
+                shown_unit(Unit.RATIO),
+            ),
+        ),
         Shape.NUMBER,
         height=5,
         requires=_GPUS,
@@ -121,8 +138,8 @@ _TOP = (
         "Cost per hour by team, all the time",
         f"What all the time of the cards costs, by whose it was. {_NOBODY} {_SPLIT}",
         "Mostly teams.",
-        "Much of __idle__: see how much of the time they work. Much of __unattributed__: somebody passes by the gateway, see the dashboard "
-        "Monitoring health.",
+        "Much of __idle__: see how much of the time they work. Much of __unattributed__: somebody passes by the"
+        " gateway, see the dashboard Monitoring health.",
         _by_team(_ALLOCATION),
         Shape.STACK,
         ranked=True,
@@ -148,7 +165,8 @@ _TOP = (
         "Cards by team",
         f"Whole cards, by whose time it was; a MIG instance counts as its compute slices of 7. {_NOBODY} {_SPLIT}",
         "The sum is the cards that are there; most of it has a team.",
-        "__aborted__ grows: work is broken off that no stream with content shows, such as replies without a stream whose clients left.",
+        "__aborted__ grows: work is broken off that no stream with content shows, such as replies without a stream"
+        " whose clients left.",
         _by_team_only(_cards(_TEAM, attributed.TEAM_SECONDS), attributed.TEAM_SECONDS),
         Shape.STACK,
         ranked=True,
@@ -159,10 +177,12 @@ _TOP = (
     Panel(
         "aborted",
         "Cards by team, aborted requests only",
-        "Part of the cards that went into requests which broke off: the client left, time ran out or the engine failed. It is in the team's part "
-        f"already, by the tokens of the record, which are estimates where no usage came. {_SPLIT}",
+        "Part of the cards that went into requests which broke off: the client left, time ran out or the engine"
+        " failed. It is in the team's part already, by the tokens of the record, which are estimates where no usage"
+        f" came. {_SPLIT}",
         "Next to nothing.",
-        "A team reads streams and leaves before their end: ask it to set max_tokens instead. Or an engine fails: see the board Overview.",
+        "A team reads streams and leaves before their end: ask it to set max_tokens instead. Or an engine fails: see"
+        " the board Overview.",
         _by_team_only(
             Query(queries.rate(attributed.TEAM_SECONDS, _TEAM, only=_ABORTED).expr, queries.legend(_TEAM), _GPU_COUNT),
             attributed.TEAM_SECONDS,
@@ -177,8 +197,8 @@ _TOP = (
     Panel(
         "estimated-tokens",
         "Estimated tokens by team",
-        "Tokens of requests whose usage never came: prompts from their bytes, output from the content events that were seen. They are in no panel of "
-        "exact tokens, and in the cost at an API's price.",
+        "Tokens of requests whose usage never came: prompts from their bytes, output from the content events that were"
+        " seen. They are in no panel of exact tokens, and in the cost at an API's price.",
         "Next to nothing beside the tokens that engines told.",
         "Many clients of that team leave before the end of their streams.",
         queries.ranked_rate(sidecar.ESTIMATED_TOKENS, ("team", "type")),
@@ -193,19 +213,25 @@ _TOKEN = (
     Panel(
         "cost-per-1k",
         "Cost per 1K tokens, all cards",
-        "What all the time of the cards costs, over all tokens of the engines, prompts and answers; beside it the budget, where one is set.",
+        "What all the time of the cards costs, over all tokens of the engines, prompts and answers; beside it the"
+        " budget, where one is set.",
         "Below the budget.",
         "Few tokens for many cards: see how much of the time they work. The runbook of VLLMCostOverBudget tells more.",
         (
             _cost_of_all(),
-            Query(promql.current(sidecar.COST_BUDGET, _MONEY, queries.where(sidecar.COST_BUDGET)), queries.legend(_MONEY, "budget"), _PER_1K),
+            Query(
+                promql.current(sidecar.COST_BUDGET, _MONEY, queries.where(sidecar.COST_BUDGET)),
+                queries.legend(_MONEY, "budget"),
+                _PER_1K,
+            ),
         ),
         requires=_PRICES,
     ),
     Panel(
         "cost-per-1k-team",
         "Cost per 1K tokens by team, busy time only",
-        f"Cost of a team's work over its tokens, prompts and answers; beside it what an API would take for the same. {_SPLIT}",
+        "Cost of a team's work over its tokens, prompts and answers; beside it what an API would take for the same."
+        f" {_SPLIT}",
         "Steady for the same kind of requests, and below the API's.",
         "Dearer than others: long answers to short prompts, or prompts that never hit the cache.",
         (*_per_1k(attributed.COST, "", _USAGE), *_per_1k(attributed.API_COST, "API")),
@@ -217,7 +243,8 @@ _TOKEN = (
     Panel(
         "joules-per-token",
         "Joules per token by team",
-        f"Energy of a team's work over its tokens. What a card draws when nothing runs is not in it, but __idle__'s. {_SPLIT}",
+        "Energy of a team's work over its tokens. What a card draws when nothing runs is not in it, but __idle__'s."
+        f" {_SPLIT}",
         "Low and steady; larger batches lower it.",
         "It rises when the cards work for few requests at once.",
         queries.ranked_ratio(
@@ -247,7 +274,8 @@ _TOKEN = (
     Panel(
         "watts-by-state",
         "Power by state",
-        "Watts of the cards: active is what work drew, idle what the cards draw in any case, unknown the time in which an engine did not answer.",
+        "Watts of the cards: active is what work drew, idle what the cards draw in any case, unknown the time in which"
+        " an engine did not answer.",
         "Mostly active while requests are served.",
         "idle near active: too few requests for these cards.",
         (queries.rate(attributed.TEAM_ENERGY, ("state",)),),
@@ -258,9 +286,11 @@ _TOKEN = (
     Panel(
         "cards-by-model",
         "Cards by model: there, and at work",
-        "Whole cards that were there for a model, and those of them whose engine had requests running. __none__ are cards that no engine claims.",
+        "Whole cards that were there for a model, and those of them whose engine had requests running. __none__ are"
+        " cards that no engine claims.",
         "At work near there, under load.",
-        "One model far apart: it has more cards than its load needs. __none__: name these cards under an engine, or give them back.",
+        "One model far apart: it has more cards than its load needs. __none__: name these cards under an engine, or"
+        " give them back.",
         (_cards(("model_name",), attributed.ALLOCATED, "there"), _cards(("model_name",), attributed.BUSY, "at work")),
         detail="fleet",
         requires=_GPUS,
@@ -269,57 +299,85 @@ _TOKEN = (
 
 _HOW = (
     Panel(
-        "share-difference", "How far two ways to share are apart",
-        "A team's share of the busy time by requests running at each moment, less its share by tokens, for the last full hour.",
+        "share-difference",
+        "How far two ways to share are apart",
+        "A team's share of the busy time by requests running at each moment, less its share by tokens, for the last"
+        " full hour.",
         "Within a few percent of zero.",
-        "Far from it: believe the split by requests, which vllm-watch cost makes from the log, and doubt the live one for that team.",
-        _difference(), full_scale=False, ranked=True, height=10,
-        requires=_GPUS, optional="Shown after the first full hour with requests. Let the sidecar run, with cards in sight.",
+        "Far from it: believe the split by requests, which vllm-watch cost makes from the log, and doubt the live one"
+        " for that team.",
+        _difference(),
+        full_scale=False,
+        ranked=True,
+        height=10,
+        requires=_GPUS,
+        optional="Shown after the first full hour with requests. Let the sidecar run, with cards in sight.",
     ),
     Panel(
-        "seconds-by-method", "Cards by how their time was attributed",
-        "tokens: shared by work that ended. aborted: by a team's requests that broke off. measured: nothing ran. unknown: the engine did not answer.",
+        "seconds-by-method",
+        "Cards by how their time was attributed",
+        "tokens: shared by work that ended. aborted: by a team's requests that broke off. measured: nothing ran."
+        " unknown: the engine did not answer.",
         "No unknown.",
         "unknown is nobody's: see whether the engine answers the sidecar.",
-        (_cards(("method",), attributed.TEAM_SECONDS),), Shape.STACK, requires=_GPUS,
+        (_cards(("method",), attributed.TEAM_SECONDS),),
+        Shape.STACK,
+        requires=_GPUS,
     ),
     Panel(
-        "energy-by-method", "Power by how it was measured",
-        "counter: the card's own. integrated: power over time. mig_activity and mig_fraction: the card's, split over its instances.",
+        "energy-by-method",
+        "Power by how it was measured",
+        "counter: the card's own. integrated: power over time. mig_activity and mig_fraction: the card's, split over"
+        " its instances.",
         "counter.",
         "integrated misses peaks between two readings; mig_fraction knows sizes only.",
-        (queries.rate(attributed.TEAM_ENERGY, ("method",)),), Shape.STACK, requires=_GPUS,
+        (queries.rate(attributed.TEAM_ENERGY, ("method",)),),
+        Shape.STACK,
+        requires=_GPUS,
     ),
     Panel(
-        "decode-weight", "What a generated token weighs",
-        "How much a generated token counts beside a computed prompt token, by model: from the engine's own prefill and decode times, or the default.",
+        "decode-weight",
+        "What a generated token weighs",
+        "How much a generated token counts beside a computed prompt token, by model: from the engine's own prefill and"
+        " decode times, or the default.",
         "Steady for a model and its load.",
         "default: the engine has not shown a hundred tokens of each yet, or does not tell these times.",
-        (queries.now(attributed.DECODE_WEIGHT, ("model_name", "method")),), detail="latency", requires=_GPUS,
+        (queries.now(attributed.DECODE_WEIGHT, ("model_name", "method")),),
+        detail="latency",
+        requires=_GPUS,
     ),
     Panel(
-        "pending", "Busy time that is no team's yet",
+        "pending",
+        "Busy time that is no team's yet",
         "Seconds of a card that went into requests which still run. They are attributed when these end.",
         "As long as the requests that run.",
         "Growth without end: requests that never end, or whose log nobody reads.",
-        (queries.now(attributed.PENDING, ("model_name",)),), detail="monitoring-health", requires=_GPUS,
+        (queries.now(attributed.PENDING, ("model_name",)),),
+        detail="monitoring-health",
+        requires=_GPUS,
     ),
     Panel(
-        "idle-watts", "Power of idle cards",
+        "idle-watts",
+        "Power of idle cards",
         "What a card drew in the last half minute or more in which its engine neither ran nor queued anything.",
         "Alike on cards of one kind.",
         "One above its twins: something else runs on it.",
         (
             Query(
-                f'label_replace({promql.worst(attributed.IDLE_WATTS, ("uuid",), queries.where(attributed.IDLE_WATTS))}, '
-                '"card", "$1", "uuid", "(.{1,12}).*")',
-                queries.legend(("card",)), shown_unit(Unit.WATTS),
+                f"label_replace({promql.worst(attributed.IDLE_WATTS, ('uuid',), queries.where(attributed.IDLE_WATTS))},"
+                ' "card", "$1", "uuid", "(.{1,12}).*")',
+                queries.legend(("card",)),
+                shown_unit(Unit.WATTS),
             ),
         ),
-        detail="gpu", requires=_GPUS,
-        optional="Shown once a card was idle for half a minute; it is not measured under MIG. Let the engine rest for a moment.",
+        detail="gpu",
+        requires=_GPUS,
+        optional=(
+            "Shown once a card was idle for half a minute; it is not measured under MIG. Let the engine rest for a"
+            " moment."
+        ),
     ),
-)  # fmt: skip
+)
 
 BOARD = Dashboard(
     slug="cost",

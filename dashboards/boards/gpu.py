@@ -1,7 +1,8 @@
 """GPU: are the GPUs healthy, busy, and worth their power?
 
-Every figure of a card comes from our sidecar, or, for cards that no sidecar shows, from NVIDIA's dcgm-exporter in the same base units; a card
-never shows twice. One line is one card, called by the start of its uuid, which the table of cards spells out."""
+Every figure of a card comes from our sidecar, or, for cards that no sidecar shows, from NVIDIA's dcgm-exporter in the
+same base units; a card never shows twice. One line is one card, called by the start of its uuid, which the table of
+cards spells out."""
 
 from __future__ import annotations
 
@@ -44,12 +45,17 @@ def _ours_growth(metric: Metric, *split: str) -> str:
 CARDS = f"count(count by (uuid) ({_SEEN}))"
 WATTS = f"sum({_ours(gpu.POWER)})"
 PRESENT = Precondition(
-    "gpu", "GPU", f"group({promql.seen(gpu.INFO, queries.RANGE, _PLACE)}) or group({promql.seen(dcgm.GPU_TEMP.metric, queries.RANGE, _PLACE)})",
-    "No GPU is seen in this range: start the sidecar on the GPU host, or NVIDIA's dcgm-exporter. An engine on a CPU has none, which is no fault.",
-)  # fmt: skip
+    "gpu",
+    "GPU",
+    f"group({promql.seen(gpu.INFO, queries.RANGE, _PLACE)}) or"
+    f" group({promql.seen(dcgm.GPU_TEMP.metric, queries.RANGE, _PLACE)})",
+    "No GPU is seen in this range: start the sidecar on the GPU host, or NVIDIA's dcgm-exporter. An engine on a CPU has"
+    " none, which is no fault.",
+)
 
 
-# Cards that only dcgm-exporter shows. It repeats a card's figure for each MIG instance and for each pod that shares the card.
+# Cards that only dcgm-exporter shows. It repeats a card's figure for each MIG instance and for each pod that shares the
+# card.
 
 
 def _theirs(field: Field, *place: str) -> str:
@@ -76,7 +82,8 @@ def _same_key(expr: str) -> str:
 
 
 def _others(expr: str, but: str = _SEEN) -> str:
-    """Without the cards that a sidecar shows; but: where it may show a card and not this figure of it, as with nvidia-smi."""
+    """Without the cards that a sidecar shows; but: where it may show a card and not this figure of it, as with
+    nvidia-smi."""
     return f"({_same_key(expr)} unless on (uuid) {but})"
 
 
@@ -97,7 +104,9 @@ def _line(expr: str, unit: Unit, called: str = "", per_second: bool = False) -> 
 def _lines(metric: Metric, field: Field, called: str = "") -> tuple[Query, Query]:
     """A gauge by card: from our sidecar, else from dcgm-exporter."""
     if metric.unit is not field.metric.unit:
-        raise promql.WrongQuestion(f"{metric.name} is in {metric.unit} and {field.metric.name} in {field.metric.unit}: not the same figure")
+        raise promql.WrongQuestion(
+            f"{metric.name} is in {metric.unit} and {field.metric.name} in {field.metric.unit}: not the same figure"
+        )
     return _line(_ours(metric), metric.unit, called), _line(_theirs(field), metric.unit, called)
 
 
@@ -110,14 +119,20 @@ def _capped(expr: str) -> str:
     return f"clamp_max({expr}, 1)"
 
 
-_THEIR_TOTAL = f"({_their_sum(dcgm.FB_USED)} + {_their_sum(dcgm.FB_FREE)} + ({_their_sum(dcgm.FB_RESERVED)} or {_their_sum(dcgm.FB_USED)} * 0))"
+_THEIR_TOTAL = (
+    f"({_their_sum(dcgm.FB_USED)} + {_their_sum(dcgm.FB_FREE)} + ({_their_sum(dcgm.FB_RESERVED)} or"
+    f" {_their_sum(dcgm.FB_USED)} * 0))"
+)
 _CLUSTER = ("cluster",)
-_EVERY_WATT = f"({_ours(gpu.POWER, *_CLUSTER)} or {_theirs(dcgm.POWER_USAGE, *_CLUSTER)})"  # each card once, whoever shows it
+# each card once, whoever shows it
+_EVERY_WATT = f"({_ours(gpu.POWER, *_CLUSTER)} or {_theirs(dcgm.POWER_USAGE, *_CLUSTER)})"
 _TOKENS_PER_JOULE = Query(
-    promql.per(promql.per_second(vllm.GENERATION_TOKENS, RATE, _CLUSTER, _PLACE), f"sum by (cluster) {_EVERY_WATT}"), queries.legend(_CLUSTER, "all")
+    promql.per(promql.per_second(vllm.GENERATION_TOKENS, RATE, _CLUSTER, _PLACE), f"sum by (cluster) {_EVERY_WATT}"),
+    queries.legend(_CLUSTER, "all"),
 )
 
-# What the driver calls a card, once: two sidecars may number it differently, as in a container that sees only some of the cards.
+# What the driver calls a card, once: two sidecars may number it differently, as in a container that sees only some of
+# the cards.
 _NAMES = f"topk by (uuid) (1, max by (uuid, {', '.join(_NAMED)}) ({_SEEN}))"
 
 
@@ -147,27 +162,44 @@ _PART_USED = _their_instances(dcgm.FB_USED, gpu.MIG_MEMORY_USED)
 
 
 def _held(field: Field, reason: str) -> Query:
-    return Query(_capped(f"max({_their_rate(field)})"), f"{reason} ({_DCGM})", shown_unit(Unit.SECONDS, per_second=True))
+    return Query(
+        _capped(f"max({_their_rate(field)})"), f"{reason} ({_DCGM})", shown_unit(Unit.SECONDS, per_second=True)
+    )
 
 
 _TOP = (
     Panel(
-        "cards", "Cards",
+        "cards",
+        "Cards",
         "How many cards are seen, by a sidecar and by dcgm-exporter alone.",
         "The number you pay for.",
-        "A missing card fell off the bus, or its host or exporter is down: look at the readings that failed and at the host's kernel log.",
-        _figures(CARDS, f"count({_theirs(dcgm.GPU_TEMP)})", Unit.COUNT), Shape.NUMBER, width=4, height=5,
+        "A missing card fell off the bus, or its host or exporter is down: look at the readings that failed and at the"
+        " host's kernel log.",
+        _figures(CARDS, f"count({_theirs(dcgm.GPU_TEMP)})", Unit.COUNT),
+        Shape.NUMBER,
+        width=4,
+        height=5,
     ),
     Panel(
-        "utilization-mean", "Utilisation, mean of the cards",
-        "Share of the time in which a kernel ran, as the mean of all cards. It says busy, not how full: one small kernel keeps it at 100 %.",
+        "utilization-mean",
+        "Utilisation, mean of the cards",
+        "Share of the time in which a kernel ran, as the mean of all cards. It says busy, not how full: one small"
+        " kernel keeps it at 100 %.",
         "High while requests are served.",
-        "Low under load means that the engine waits for something else: look at its queue, at the CPU and at throttling.",
-        _figures(f"avg({_ours(gpu.UTILIZATION)})", f"avg({_theirs(dcgm.GPU_UTIL)})", Unit.RATIO), Shape.NUMBER, width=5, height=5,
-        optional="Empty while every card is divided by MIG, whose use the driver does not measure; else start the sidecar on the GPU host.",
+        "Low under load means that the engine waits for something else: look at its queue, at the CPU and at"
+        " throttling.",
+        _figures(f"avg({_ours(gpu.UTILIZATION)})", f"avg({_theirs(dcgm.GPU_UTIL)})", Unit.RATIO),
+        Shape.NUMBER,
+        width=5,
+        height=5,
+        optional=(
+            "Empty while every card is divided by MIG, whose use the driver does not measure; else start the sidecar on"
+            " the GPU host."
+        ),
     ),
     Panel(
-        "hottest", "Hottest sensor",
+        "hottest",
+        "Hottest sensor",
         "The highest temperature of any card, chip or memory.",
         "Steady under load and well below the card's slowdown temperature, often 85 to 95 degrees.",
         "Check air flow, neighbours and fans; the panel on throttling tells whether it costs speed already.",
@@ -175,114 +207,166 @@ _TOP = (
             *_figures(f"max({_ours(gpu.TEMPERATURE)})", f"max({_theirs(dcgm.GPU_TEMP)})", Unit.CELSIUS),
             Query(f"max({_theirs(dcgm.MEMORY_TEMP)})", f"{_DCGM}, memory", shown_unit(Unit.CELSIUS)),
         ),
-        Shape.NUMBER, width=5, height=5,
+        Shape.NUMBER,
+        width=5,
+        height=5,
     ),
     Panel(
-        "held-down", "Clocks held down by heat or power brake, worst card",
-        "Share of the time in which the worst card ran slower because of heat or a power brake. The power cap that was set is not counted.",
+        "held-down",
+        "Clocks held down by heat or power brake, worst card",
+        "Share of the time in which the worst card ran slower because of heat or a power brake. The power cap that was"
+        " set is not counted.",
         "Zero.",
         "Cool the host, or look for a failing power supply; until then give that card less work.",
         _figures(
-            _capped(f"max({_ours_rate(gpu.THROTTLE, 'reason', only=_HEAT)})"), _capped(f"max({_their_rate(dcgm.THERMAL_VIOLATION)})"), Unit.RATIO
+            _capped(f"max({_ours_rate(gpu.THROTTLE, 'reason', only=_HEAT)})"),
+            _capped(f"max({_their_rate(dcgm.THERMAL_VIOLATION)})"),
+            Unit.RATIO,
         ),
-        Shape.NUMBER, threshold=thresholds.THROTTLED, width=5, height=5, full_scale=False,
+        Shape.NUMBER,
+        threshold=thresholds.THROTTLED,
+        width=5,
+        height=5,
+        full_scale=False,
     ),
     Panel(
-        "bad-rows", "Rows remapped after uncorrected errors",
+        "bad-rows",
+        "Rows remapped after uncorrected errors",
         "Memory rows that were replaced by spare ones after an error that could not be corrected, all cards together.",
         "Zero, or a number that has not changed since the card was taken into service.",
-        "A rising number is a card that wears out: find it below, plan its exchange, and drain it once remapping fails.",
+        "A rising number is a card that wears out: find it below, plan its exchange, and drain it once remapping"
+        " fails.",
         _figures(
-            f"sum({_ours(gpu.REMAPPED_ROWS, only=_UNCORRECTED)})", f"sum({_theirs(dcgm.REMAPPED_UNCORRECTED)})", Unit.COUNT,
+            f"sum({_ours(gpu.REMAPPED_ROWS, only=_UNCORRECTED)})",
+            f"sum({_theirs(dcgm.REMAPPED_UNCORRECTED)})",
+            Unit.COUNT,
         ),
-        Shape.NUMBER, width=5, height=5, bad_from=1,
-        optional="Empty on cards older than Ampere and while MIG is on, which report no rows; else start the sidecar on the GPU host.",
+        Shape.NUMBER,
+        width=5,
+        height=5,
+        bad_from=1,
+        optional=(
+            "Empty on cards older than Ampere and while MIG is on, which report no rows; else start the sidecar on the"
+            " GPU host."
+        ),
     ),
     Panel(
-        "utilization", "Utilisation",
+        "utilization",
+        "Utilisation",
         "Share of the last sampling period in which a kernel ran, by card. It says busy, not how full.",
         "High and alike on cards that serve one model.",
-        "One card far below the others waits for them, or is not used at all: compare its clocks and throttling, then the engine's parallelism.",
+        "One card far below the others waits for them, or is not used at all: compare its clocks and throttling, then"
+        " the engine's parallelism.",
         _lines(gpu.UTILIZATION, dcgm.GPU_UTIL),
-        optional="Empty while every card is divided by MIG, whose use the driver does not measure; else start the sidecar on the GPU host.",
+        optional=(
+            "Empty while every card is divided by MIG, whose use the driver does not measure; else start the sidecar on"
+            " the GPU host."
+        ),
     ),
     Panel(
-        "power-share", "Power, share of the limit",
-        "Power drawn over the power limit in force, by card. A card may pass its limit for a moment; that is shown as 100 %.",
+        "power-share",
+        "Power, share of the limit",
+        "Power drawn over the power limit in force, by card. A card may pass its limit for a moment; that is shown as"
+        " 100 %.",
         "Near 100 % in prefill, lower in decode, which waits for memory.",
-        "Always at 100 % with the clock falling: raise the limit if the host can carry it. Low under load: the card waits, see utilisation.",
+        "Always at 100 % with the clock falling: raise the limit if the host can carry it. Low under load: the card"
+        " waits, see utilisation.",
         (
             _line(_capped(promql.per(_ours(gpu.POWER), _ours(gpu.POWER_LIMIT))), Unit.RATIO),
             _line(_capped(promql.per(_theirs(dcgm.POWER_USAGE), _theirs(dcgm.POWER_LIMIT))), Unit.RATIO),
         ),
     ),
     Panel(
-        "tokens-per-joule", "Tokens per joule",
-        "Generated tokens per second over the watts of all cards in the same cluster. Engines and cards are joined by these sums only: cards that "
-        "serve nothing, or something else, count as well, and a card that nobody shows makes the figure too high.",
+        "tokens-per-joule",
+        "Tokens per joule",
+        "Generated tokens per second over the watts of all cards in the same cluster. Engines and cards are joined by"
+        " these sums only: cards that serve nothing, or something else, count as well, and a card that nobody shows"
+        " makes the figure too high.",
         "Steady for the same model and load; it rises with the batch size.",
         "A fall at the same load is waste: look for throttling, preemptions or a batch that shrank.",
-        (_TOKENS_PER_JOULE,), detail="tuning-options",
-        optional="Empty where engines and cards carry different clusters; else start the sidecar on the GPU host, or NVIDIA's dcgm-exporter.",
+        (_TOKENS_PER_JOULE,),
+        detail="tuning-options",
+        optional=(
+            "Empty where engines and cards carry different clusters; else start the sidecar on the GPU host, or"
+            " NVIDIA's dcgm-exporter."
+        ),
     ),
-)  # fmt: skip
+)
 
 _MEMORY = (
     Panel(
-        "memory-share", "Memory in use, share of the card",
+        "memory-share",
+        "Memory in use, share of the card",
         "Device memory in use over all that the card has.",
         "Flat, a little above the engine's --gpu-memory-utilization: vLLM takes its KV cache once, at the start.",
-        "Growth over hours is a leak or a second process; near 100 % the next allocation fails. Compare with the processes on the host.",
+        "Growth over hours is a leak or a second process; near 100 % the next allocation fails. Compare with the"
+        " processes on the host.",
         (
             _line(promql.per(_ours(gpu.MEMORY_USED), _ours(gpu.MEMORY_TOTAL)), Unit.RATIO),
             _line(_others(promql.per(_their_sum(dcgm.FB_USED), _THEIR_TOTAL)), Unit.RATIO),
         ),
-        threshold=thresholds.GPU_MEMORY, width=6,
+        threshold=thresholds.GPU_MEMORY,
+        width=6,
     ),
     Panel(
-        "memory", "Memory by state, all cards",
+        "memory",
+        "Memory by state, all cards",
         "Device memory that is used, free, and reserved by driver and firmware.",
         "Used is flat and free is small but never zero.",
-        "Much free memory is KV cache that nobody has: raise --gpu-memory-utilization, after a look at the peak of the longest prompts.",
+        "Much free memory is KV cache that nobody has: raise --gpu-memory-utilization, after a look at the peak of the"
+        " longest prompts.",
         tuple(
             query
             for state, metric, field in (
-                ("used", gpu.MEMORY_USED, dcgm.FB_USED), ("free", gpu.MEMORY_FREE, dcgm.FB_FREE), ("reserved", gpu.MEMORY_RESERVED, dcgm.FB_RESERVED)
+                ("used", gpu.MEMORY_USED, dcgm.FB_USED),
+                ("free", gpu.MEMORY_FREE, dcgm.FB_FREE),
+                ("reserved", gpu.MEMORY_RESERVED, dcgm.FB_RESERVED),
             )
             for query in (
                 Query(f"sum({_ours(metric)})", state, shown_unit(metric.unit)),
                 Query(f"sum({_others(_their_sum(field))})", f"{state} ({_DCGM})", shown_unit(metric.unit)),
             )
         ),
-        Shape.STACK, width=6,
+        Shape.STACK,
+        width=6,
     ),
     Panel(
-        "memory-busy", "Memory interface busy",
+        "memory-busy",
+        "Memory interface busy",
         "Share of the last sampling period in which device memory was read or written, by card.",
         "High in decode, which is bound by memory; lower in prefill.",
         "Low while requests run means small batches or waiting: look at the batch size and at the queue.",
-        _lines(gpu.MEMORY_BUSY, dcgm.MEM_COPY_UTIL), width=6,
-        optional="Empty while every card is divided by MIG, whose use the driver does not measure; else start the sidecar on the GPU host.",
+        _lines(gpu.MEMORY_BUSY, dcgm.MEM_COPY_UTIL),
+        width=6,
+        optional=(
+            "Empty while every card is divided by MIG, whose use the driver does not measure; else start the sidecar on"
+            " the GPU host."
+        ),
     ),
     Panel(
-        "clocks", "Clocks",
+        "clocks",
+        "Clocks",
         "Clock of the SMs and of device memory, by card.",
         "Near the card's maximum under load; low when idle, which saves power.",
         "A low SM clock under load is throttling or a clock lock: the panel on throttling has the reason.",
-        (*_lines(gpu.SM_CLOCK, dcgm.SM_CLOCK, "SM"), *_lines(gpu.MEM_CLOCK, dcgm.MEM_CLOCK, "memory")), width=6,
+        (*_lines(gpu.SM_CLOCK, dcgm.SM_CLOCK, "SM"), *_lines(gpu.MEM_CLOCK, dcgm.MEM_CLOCK, "memory")),
+        width=6,
     ),
-)  # fmt: skip
+)
 
 _HEAT_AND_POWER = (
     Panel(
-        "power", "Power and its limit",
+        "power",
+        "Power and its limit",
         "Watts that the whole board draws, and the limit in force.",
         "Below the limit, and alike on cards that do the same work.",
-        "A card that draws far less than its twins does less: compare utilisation. A changed limit is someone's setting: ask who.",
+        "A card that draws far less than its twins does less: compare utilisation. A changed limit is someone's"
+        " setting: ask who.",
         (*_lines(gpu.POWER, dcgm.POWER_USAGE, "draws"), *_lines(gpu.POWER_LIMIT, dcgm.POWER_LIMIT, "limit")),
     ),
     Panel(
-        "temperature", "Temperature by sensor",
+        "temperature",
+        "Temperature by sensor",
         "Temperature of the chip and of device memory, by card.",
         "Steady under load.",
         "One card above its neighbours has bad air flow or a failing fan; all of them rising is the room.",
@@ -293,71 +377,113 @@ _HEAT_AND_POWER = (
         ),
     ),
     Panel(
-        "throttle-now", "Cards whose clocks are held down now, by reason",
-        "How many cards say that their clocks are held down, by reason. hw_slowdown is any of the other hw_ reasons, or a signal from outside.",
+        "throttle-now",
+        "Cards whose clocks are held down now, by reason",
+        "How many cards say that their clocks are held down, by reason. hw_slowdown is any of the other hw_ reasons, or"
+        " a signal from outside.",
         "None but sw_power_cap, which is a card that works at its limit, as set.",
-        "The panels beside it say since when and how much of the time; a thermal reason on one card is that card, on all of them the room.",
-        (Query(f"sum by (reason) ({_ours(gpu.THROTTLED_NOW, 'reason')})", queries.legend(("reason",)), shown_unit(Unit.COUNT)),), Shape.STACK,
+        "The panels beside it say since when and how much of the time; a thermal reason on one card is that card, on"
+        " all of them the room.",
+        (
+            Query(
+                f"sum by (reason) ({_ours(gpu.THROTTLED_NOW, 'reason')})",
+                queries.legend(("reason",)),
+                shown_unit(Unit.COUNT),
+            ),
+        ),
+        Shape.STACK,
     ),
     Panel(
-        "throttle-reasons", "Clocks held down, by reason",
+        "throttle-reasons",
+        "Clocks held down, by reason",
         "Share of the time in which the clocks were held down, on the worst card for each reason.",
         "sw_power_cap is a card that works at its limit, as set; all other reasons are zero.",
         "Thermal reasons: cooling. hw_power_brake: the power supply. sync_boost: one card of the group slows the rest.",
         (
-            Query(_capped(f"max by (reason) ({_ours_rate(gpu.THROTTLE, 'reason')})"), "{{reason}}", shown_unit(Unit.SECONDS, per_second=True)),
-            _held(dcgm.POWER_VIOLATION, "power"), _held(dcgm.THERMAL_VIOLATION, "thermal"), _held(dcgm.SYNC_BOOST_VIOLATION, "sync_boost"),
-            _held(dcgm.BOARD_LIMIT_VIOLATION, "board limit"), _held(dcgm.RELIABILITY_VIOLATION, "reliability"),
+            Query(
+                _capped(f"max by (reason) ({_ours_rate(gpu.THROTTLE, 'reason')})"),
+                "{{reason}}",
+                shown_unit(Unit.SECONDS, per_second=True),
+            ),
+            _held(dcgm.POWER_VIOLATION, "power"),
+            _held(dcgm.THERMAL_VIOLATION, "thermal"),
+            _held(dcgm.SYNC_BOOST_VIOLATION, "sync_boost"),
+            _held(dcgm.BOARD_LIMIT_VIOLATION, "board limit"),
+            _held(dcgm.RELIABILITY_VIOLATION, "reliability"),
         ),
         width=12,
     ),
     Panel(
-        "throttle-cards", "Clocks held down by heat or power brake, by card",
+        "throttle-cards",
+        "Clocks held down by heat or power brake, by card",
         "Share of the time in which a card ran slower because of heat or a power brake, the worse of its reasons.",
         "Zero.",
         "This card slows every request it takes part in: cool it, or take it out of service.",
         (
-            _line(_capped(f"max by (uuid) ({_ours_rate(gpu.THROTTLE, 'reason', only=_HEAT)})"), Unit.SECONDS, per_second=True),
+            _line(
+                _capped(f"max by (uuid) ({_ours_rate(gpu.THROTTLE, 'reason', only=_HEAT)})"),
+                Unit.SECONDS,
+                per_second=True,
+            ),
             _line(_capped(_their_rate(dcgm.THERMAL_VIOLATION)), Unit.SECONDS, per_second=True),
         ),
-        width=12, full_scale=False,
+        width=12,
+        full_scale=False,
     ),
-)  # fmt: skip
+)
 
 _ERRORS = (
     Panel(
-        "xid", "XID errors",
-        "Errors that the driver reported, by card. From our sidecar: how many of each number came in this range; other stands for numbers that mean "
-        "no lost work. From dcgm-exporter: the number of the last one, which is a code and no count, and stays until the exporter starts again.",
+        "xid",
+        "XID errors",
+        "Errors that the driver reported, by card. From our sidecar: how many of each number came in this range; other"
+        " stands for numbers that mean no lost work. From dcgm-exporter: the number of the last one, which is a code"
+        " and no count, and stays until the exporter starts again.",
         "No row of ours, and 0 as the last number.",
-        "Look the code up in NVIDIA's XID list: 13 and 31 are mostly the application, 48, 63, 64 and 94 memory, 79 a card off the bus, 74 NVLink.",
+        "Look the code up in NVIDIA's XID list: 13 and 31 are mostly the application, 48, 63, 64 and 94 memory, 79 a"
+        " card off the bus, 74 NVLink.",
         (
-            Query(f"{promql.repeated(gpu.XID_ERRORS, '$__range', ('uuid', 'xid'), _PLACE, per_second=False)} > 0", "errors"),
-            Query(_same_key(promql.worst(dcgm.XID_ERRORS.metric, ("UUID", "hostname", "err_msg"), _PLACE)), "last number (DCGM)"),
+            Query(
+                f"{promql.repeated(gpu.XID_ERRORS, '$__range', ('uuid', 'xid'), _PLACE, per_second=False)} > 0",
+                "errors",
+            ),
+            Query(
+                _same_key(promql.worst(dcgm.XID_ERRORS.metric, ("UUID", "hostname", "err_msg"), _PLACE)),
+                "last number (DCGM)",
+            ),
         ),
-        Shape.TABLE, width=24,
-        optional="No card reported an error in this range, or nobody listens: our sidecar does where it reads cards by NVML, dcgm-exporter anywhere. "
-        "Start one of them on the GPU host.",
+        Shape.TABLE,
+        width=24,
+        optional=(
+            "No card reported an error in this range, or nobody listens: our sidecar does where it reads cards by NVML,"
+            " dcgm-exporter anywhere. Start one of them on the GPU host."
+        ),
     ),
     Panel(
-        "ecc", "Memory errors",
+        "ecc",
+        "Memory errors",
         "ECC errors that came up in each interval, by card: corrected and uncorrected.",
         "Corrected ones are rare; uncorrected ones never happen.",
-        "An uncorrected error ends the work on that card. Restart the engine there; when it comes back, exchange the card.",
+        "An uncorrected error ends the work on that card. Restart the engine there; when it comes back, exchange the"
+        " card.",
         (
             _line(_ours_growth(gpu.ECC_ERRORS, "kind"), Unit.COUNT, "{{kind}}"),
             _line(_their_growth(dcgm.ECC_CORRECTED), Unit.COUNT, "corrected"),
             _line(_their_growth(dcgm.ECC_UNCORRECTED), Unit.COUNT, "uncorrected"),
         ),
         width=12,
-        optional="Empty on cards without ECC, or while it is off; turn it on with nvidia-smi -e 1, and name the ECC_*_AGG_TOTAL fields in "
-                 "dcgm-exporter's counters file.",
+        optional=(
+            "Empty on cards without ECC, or while it is off; turn it on with nvidia-smi -e 1, and name the"
+            " ECC_*_AGG_TOTAL fields in dcgm-exporter's counters file."
+        ),
     ),
     Panel(
-        "remapped-rows", "Remapped rows",
+        "remapped-rows",
+        "Remapped rows",
         "Memory rows replaced by spare ones so far, by card and by the kind of error that caused it.",
         "Zero, or flat.",
-        "A row is replaced at the next reset of the card. Rising uncorrected rows, or a failed remapping, are a reason to exchange it.",
+        "A row is replaced at the next reset of the card. Rising uncorrected rows, or a failed remapping, are a reason"
+        " to exchange it.",
         (
             _line(_ours(gpu.REMAPPED_ROWS, "kind"), Unit.COUNT, "{{kind}}"),
             _line(_theirs(dcgm.REMAPPED_CORRECTED), Unit.COUNT, "corrected"),
@@ -365,13 +491,17 @@ _ERRORS = (
             _line(_theirs(dcgm.REMAP_FAILURE), Unit.COUNT, "failed"),
         ),
         width=12,
-        optional="Empty on cards older than Ampere and while MIG is on, which report no rows; else start the sidecar on the GPU host.",
+        optional=(
+            "Empty on cards older than Ampere and while MIG is on, which report no rows; else start the sidecar on the"
+            " GPU host."
+        ),
     ),
-)  # fmt: skip
+)
 
 _MORE = (
     Panel(
-        "card-table", "Cards by name, and which are divided",
+        "card-table",
+        "Cards by name, and which are divided",
         "Each card of a sidecar with its name, driver and MIG mode (on: divided into instances), and its figures now.",
         "One driver version everywhere, and MIG only where you set it.",
         "A card whose only figure is 'seen' gives no readings: see the values that the driver could not give.",
@@ -381,20 +511,27 @@ _MORE = (
             _named(f"({promql.per(_ours(gpu.MEMORY_USED), _ours(gpu.MEMORY_TOTAL))})", "memory in use", Unit.RATIO),
             Query(_NAMES, "seen"),
         ),
-        Shape.TABLE, width=24,
+        Shape.TABLE,
+        width=24,
     ),
     Panel(
-        "absent", "Values that the driver could not give",
+        "absent",
+        "Values that the driver could not give",
         "How many values could not be had at the last reading, by reason, all cards together.",
         "not_supported and not_available are gaps of the card and stay as they are.",
-        "lost: a card fell off the bus. unknown_error on a card that was fine is a failure: read the kernel log and drain the host. permission: "
-        "start the sidecar with access to the devices.",
-        (Query(f"sum by (reason) ({_ours(gpu.ABSENT, 'reason')})", queries.legend(("reason",)), shown_unit(Unit.COUNT)),),
+        "lost: a card fell off the bus. unknown_error on a card that was fine is a failure: read the kernel log and"
+        " drain the host. permission: start the sidecar with access to the devices.",
+        (
+            Query(
+                f"sum by (reason) ({_ours(gpu.ABSENT, 'reason')})", queries.legend(("reason",)), shown_unit(Unit.COUNT)
+            ),
+        ),
     ),
     Panel(
-        "energy", "Power from the energy counter",
-        "Watts as the growth of the card's energy counter: it misses no peak between two samples of the power. Where a card has no such counter "
-        "the sidecar adds up its power over time.",
+        "energy",
+        "Power from the energy counter",
+        "Watts as the growth of the card's energy counter: it misses no peak between two samples of the power. Where a"
+        " card has no such counter the sidecar adds up its power over time.",
         "Close to the panel on power.",
         "A lasting gap between the two means that power is sampled too seldom for this load; believe this one.",
         (
@@ -403,62 +540,97 @@ _MORE = (
         ),
     ),
     Panel(
-        "mig-activity", "Activity by MIG instance",
+        "mig-activity",
+        "Activity by MIG instance",
         "Share of the time in which an instance did any work.",
         "Instances that serve are active; the others are free to be given away.",
-        "An instance that stays idle is paid for and unused: give it to another engine, or divide the card differently.",
+        "An instance that stays idle is paid for and unused: give it to another engine, or divide the card"
+        " differently.",
         (
             _of_instances(_ours(gpu.MIG_ACTIVITY, "gpu_instance", only=_ANY_WORK), Unit.RATIO),
             _of_their_instances(_their_instances(dcgm.ENGINE_ACTIVE, gpu.MIG_ACTIVITY), Unit.RATIO),
         ),
-        optional="Empty while no card is divided by MIG. Our sidecar reads this by NVML on Hopper and later; for Ampere run NVIDIA's dcgm-exporter.",
+        optional=(
+            "Empty while no card is divided by MIG. Our sidecar reads this by NVML on Hopper and later; for Ampere run"
+            " NVIDIA's dcgm-exporter."
+        ),
     ),
     Panel(
-        "mig-memory", "Memory in use by MIG instance, share",
-        "Memory in use over what the instance has. Each instance has a part of its own, so one may be full while its neighbours are not.",
+        "mig-memory",
+        "Memory in use by MIG instance, share",
+        "Memory in use over what the instance has. Each instance has a part of its own, so one may be full while its"
+        " neighbours are not.",
         "Flat, a little above the engine's --gpu-memory-utilization.",
-        "Near 100 % the next allocation on that instance fails, whatever the card has free: see the page on full memory.",
+        "Near 100 % the next allocation on that instance fails, whatever the card has free: see the page on full"
+        " memory.",
         (
-            _of_instances(promql.per(*(_ours(metric, "gpu_instance") for metric in (gpu.MIG_MEMORY_USED, gpu.MIG_MEMORY_TOTAL))), Unit.RATIO),
-            _of_their_instances(promql.per(_PART_USED, f"({_PART_USED} + {_their_instances(dcgm.FB_FREE, gpu.MIG_MEMORY_USED)})"), Unit.RATIO),
+            _of_instances(
+                promql.per(*(_ours(metric, "gpu_instance") for metric in (gpu.MIG_MEMORY_USED, gpu.MIG_MEMORY_TOTAL))),
+                Unit.RATIO,
+            ),
+            _of_their_instances(
+                promql.per(_PART_USED, f"({_PART_USED} + {_their_instances(dcgm.FB_FREE, gpu.MIG_MEMORY_USED)})"),
+                Unit.RATIO,
+            ),
         ),
         optional="Empty while no card is divided by MIG; else start the sidecar on the GPU host.",
     ),
     Panel(
-        "nvlink-traffic", "NVLink traffic",
+        "nvlink-traffic",
+        "NVLink traffic",
         "Payload over all NVLinks of a card, by direction.",
         "Alike on the cards of one tensor-parallel engine, and none on cards that work alone.",
-        "One card far below its group has lost a link: compare its errors beside this, and see the page on the interconnect.",
+        "One card far below its group has lost a link: compare its errors beside this, and see the page on the"
+        " interconnect.",
         (_line(_ours_rate(gpu.NVLINK_BYTES, "direction"), Unit.BYTES, "{{direction}}", per_second=True),),
-        optional="Empty on cards without NVLink, and where the sidecar reads cards by nvidia-smi; start it with access to NVML on the GPU host.",
+        optional=(
+            "Empty on cards without NVLink, and where the sidecar reads cards by nvidia-smi; start it with access to"
+            " NVML on the GPU host."
+        ),
     ),
     Panel(
-        "nvlink-errors", "NVLink errors",
+        "nvlink-errors",
+        "NVLink errors",
         "Damaged packets, repeats and new trainings of the links between the cards, by card, in each interval.",
         "None; single repeats cost nothing that anyone would see.",
-        "Every collective of a tensor-parallel engine waits for the worst link: compare with inter-token latency, and see the page on the "
-        "interconnect.",
+        "Every collective of a tensor-parallel engine waits for the worst link: compare with inter-token latency, and"
+        " see the page on the interconnect.",
         (
             _line(_ours_growth(gpu.NVLINK_ERRORS, "kind"), Unit.COUNT, "{{kind}}"),
             _line(_their_links(dcgm.NVLINK_CRC), Unit.COUNT, "damaged"),
             _line(_their_links(dcgm.NVLINK_REPLAY), Unit.COUNT, "repeated"),
             _line(_their_links(dcgm.NVLINK_RECOVERY), Unit.COUNT, "trained again"),
         ),
-        optional="Empty on cards without NVLink. Our sidecar reads links by NVML up to Hopper; elsewhere name the NVLINK_*_ERROR_COUNT_TOTAL fields "
-        "in the counters file of dcgm-exporter.",
+        optional=(
+            "Empty on cards without NVLink. Our sidecar reads links by NVML up to Hopper; elsewhere name the"
+            " NVLINK_*_ERROR_COUNT_TOTAL fields in the counters file of dcgm-exporter."
+        ),
     ),
     Panel(
-        "profiling", "Engine and memory activity, by card",
-        "Share of the time in which the compute engine was active, and of the cycles in which device memory moved data. Finer than utilisation.",
+        "profiling",
+        "Engine and memory activity, by card",
+        "Share of the time in which the compute engine was active, and of the cycles in which device memory moved data."
+        " Finer than utilisation.",
         "Decode keeps memory high; prefill keeps the engine high.",
         "Both low under load: the cards wait for the host, the network or each other.",
         (
-            _line(_same_key(promql.worst(dcgm.ENGINE_ACTIVE.metric, ("UUID",), (*_PLACE, 'GPU_I_ID=""'))), Unit.RATIO, "engine"),
-            _line(_same_key(promql.worst(dcgm.DRAM_ACTIVE.metric, ("UUID",), (*_PLACE, 'GPU_I_ID=""'))), Unit.RATIO, "memory"),
+            _line(
+                _same_key(promql.worst(dcgm.ENGINE_ACTIVE.metric, ("UUID",), (*_PLACE, 'GPU_I_ID=""'))),
+                Unit.RATIO,
+                "engine",
+            ),
+            _line(
+                _same_key(promql.worst(dcgm.DRAM_ACTIVE.metric, ("UUID",), (*_PLACE, 'GPU_I_ID=""'))),
+                Unit.RATIO,
+                "memory",
+            ),
         ),
-        optional="Our sidecar does not read profiling fields; run NVIDIA's dcgm-exporter, which shows them on data-centre cards from Volta on.",
+        optional=(
+            "Our sidecar does not read profiling fields; run NVIDIA's dcgm-exporter, which shows them on data-centre"
+            " cards from Volta on."
+        ),
     ),
-)  # fmt: skip
+)
 
 
 def _needing(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:

@@ -45,9 +45,11 @@ def _http_mean(metric: Metric, by: tuple[str, ...]) -> Query:
 
 
 def _rest() -> Query:
-    """What of the mean latency lies outside the engine core. All three have one sample per finished request, so their means add up."""
+    """What of the mean latency lies outside the engine core. All three have one sample per finished request, so their
+    means add up."""
     whole, queue, inference = (
-        queries.mean(metric, by=()).expr for metric in (vllm.E2E_REQUEST_LATENCY, vllm.REQUEST_QUEUE_TIME, vllm.REQUEST_INFERENCE_TIME)
+        queries.mean(metric, by=()).expr
+        for metric in (vllm.E2E_REQUEST_LATENCY, vllm.REQUEST_QUEUE_TIME, vllm.REQUEST_INFERENCE_TIME)
     )
     return Query(f"clamp_min({whole} - {queue} - {inference}, 0)", "front end", shown_unit(Unit.SECONDS))
 
@@ -61,7 +63,11 @@ def _apart(metric: Metric, called: str) -> Query:
 
 
 def _guessed(metric: Metric, called: str) -> Query:
-    return Query(promql.unresolved(metric, RATE, where=queries.where(metric)), queries.legend(promql.BY, called), shown_unit(Unit.RATIO))
+    return Query(
+        promql.unresolved(metric, RATE, where=queries.where(metric)),
+        queries.legend(promql.BY, called),
+        shown_unit(Unit.RATIO),
+    )
 
 
 TWO_SIDES = "Choosing an engine narrows the engine's line alone, choosing a team the other alone."
@@ -78,11 +84,12 @@ BOARD = Dashboard(
                 Panel(
                     "ttft-p95",
                     "Time to first token, p95",
-                    "From arrival at the API server to the first token: front end, queue and prefill together. A request that never gets a first "
-                    "token adds no sample, so a stalled engine looks quiet here.",
-                    "Under the dashed line; for chat under 2 s, which lies between two of vLLM's bounds and so is read less exactly than 2.5 s.",
-                    "See by phase, on the right, whether the queue or the prefill grew: the queue asks for capacity or admission limits, the "
-                    "prefill for shorter prompts or prefix caching.",
+                    "From arrival at the API server to the first token: front end, queue and prefill together. A"
+                    " request that never gets a first token adds no sample, so a stalled engine looks quiet here.",
+                    "Under the dashed line; for chat under 2 s, which lies between two of vLLM's bounds and so is read"
+                    " less exactly than 2.5 s.",
+                    "See by phase, on the right, whether the queue or the prefill grew: the queue asks for capacity or"
+                    " admission limits, the prefill for shorter prompts or prefix caching.",
                     (queries.p95(vllm.TIME_TO_FIRST_TOKEN),),
                     threshold=thresholds.TTFT_P95,
                     detail="tuning-options",
@@ -91,11 +98,12 @@ BOARD = Dashboard(
                 Panel(
                     "itl-p95",
                     "Inter-token latency, p95",
-                    "Gap between two outputs of a request, one sample per output: long replies weigh more, and with speculative decoding one gap "
-                    "brings several tokens. Below 10 ms, vLLM's first bound, it says < 10 ms.",
+                    "Gap between two outputs of a request, one sample per output: long replies weigh more, and with"
+                    " speculative decoding one gap brings several tokens. Below 10 ms, vLLM's first bound, it says <"
+                    " 10 ms.",
                     "Steady; 50 ms is twenty tokens a second, faster than anyone reads.",
-                    "If it rises with requests running, the batch is too large for the GPU; if it rises with prompt length, long prefills hold up "
-                    "the others: see chunked prefill on the Tuning options dashboard.",
+                    "If it rises with requests running, the batch is too large for the GPU; if it rises with prompt"
+                    " length, long prefills hold up the others: see chunked prefill on the Tuning options dashboard.",
                     (queries.p95(vllm.INTER_TOKEN_LATENCY),),
                     detail="tuning-options",
                     width=6,
@@ -103,8 +111,9 @@ BOARD = Dashboard(
                 Panel(
                     "e2e-p95",
                     "End-to-end latency, p95",
-                    "From arrival at the API server to the last token, finished requests only: whoever hung up or was refused is not in it. It grows "
-                    "with the length of the reply; below 0.3 s, vLLM's first bound, it says < 300 ms.",
+                    "From arrival at the API server to the last token, finished requests only: whoever hung up or was"
+                    " refused is not in it. It grows with the length of the reply; below 0.3 s, vLLM's first bound, it"
+                    " says < 300 ms.",
                     "Level as long as replies stay as long as they were.",
                     "Compare with reply length below before blaming the engine; then see which phase grew.",
                     (queries.p95(vllm.E2E_REQUEST_LATENCY),),
@@ -113,11 +122,11 @@ BOARD = Dashboard(
                 Panel(
                     "time-by-phase",
                     "Mean time of a request, by phase",
-                    "Means over all selected models, which add up where percentiles would not. Front end is what the engine core does not know: "
-                    "tokenising, detokenising and the way between processes.",
+                    "Means over all selected models, which add up where percentiles would not. Front end is what the"
+                    " engine core does not know: tokenising, detokenising and the way between processes.",
                     "Decode is the largest part by far, queue and front end are thin.",
-                    "Queue: add capacity or admit less. Prefill: shorten prompts or reuse prefixes. Decode: see inter-token latency and reply "
-                    "length. Front end: look at the CPU of the API server.",
+                    "Queue: add capacity or admit less. Prefill: shorten prompts or reuse prefixes. Decode: see"
+                    " inter-token latency and reply length. Front end: look at the CPU of the API server.",
                     (
                         queries.mean(vllm.REQUEST_QUEUE_TIME, by=(), called="queue"),
                         queries.mean(vllm.REQUEST_PREFILL_TIME, by=(), called="prefill"),
@@ -135,11 +144,11 @@ BOARD = Dashboard(
                 Panel(
                     "queue-time",
                     "Queue time, p50 p95 p99",
-                    "From arrival in the engine to the first scheduling; waiting again after a preemption counts as inference. Below 0.3 s, vLLM's "
-                    "first bound, a line says < 300 ms.",
+                    "From arrival in the engine to the first scheduling; waiting again after a preemption counts as"
+                    " inference. Below 0.3 s, vLLM's first bound, a line says < 300 ms.",
                     "Near zero; the dashed line is meant for p95.",
-                    "The engine is full: if the KV cache is too, shorten contexts or add memory; if not, raise max_num_seqs, admit less or add a "
-                    "replica.",
+                    "The engine is full: if the KV cache is too, shorten contexts or add memory; if not, raise"
+                    " max_num_seqs, admit less or add a replica.",
                     _spread(vllm.REQUEST_QUEUE_TIME),
                     threshold=thresholds.QUEUE_TIME_P95,
                     detail="kv-cache",
@@ -148,10 +157,12 @@ BOARD = Dashboard(
                 Panel(
                     "prefill-time",
                     "Prefill time, p50 p95 p99",
-                    "From the first scheduling to the first token. Most prefills are shorter than vLLM's first bound of 0.3 s: a true 90 ms was read "
-                    "three times too high, and finer bounds need --custom-histogram-buckets.",
+                    "From the first scheduling to the first token. Most prefills are shorter than vLLM's first bound of"
+                    " 0.3 s: a true 90 ms was read three times too high, and finer bounds need"
+                    " --custom-histogram-buckets.",
                     "Follows prompt length; the mean by phase is exact where these lines are not.",
-                    "Compare with prompt length and with computed tokens on the KV cache board: long prompts and lost cache hits look the same here.",
+                    "Compare with prompt length and with computed tokens on the KV cache board: long prompts and lost"
+                    " cache hits look the same here.",
                     _spread(vllm.REQUEST_PREFILL_TIME),
                     detail="kv-cache",
                     width=6,
@@ -159,8 +170,8 @@ BOARD = Dashboard(
                 Panel(
                     "decode-time",
                     "Decode time, p50 p95 p99",
-                    "From the first to the last token, so it is reply length times the pace of decoding. Below 0.3 s, vLLM's first bound, a line "
-                    "says < 300 ms.",
+                    "From the first to the last token, so it is reply length times the pace of decoding. Below 0.3 s,"
+                    " vLLM's first bound, a line says < 300 ms.",
                     "Moves with reply length and with nothing else.",
                     "If replies did not get longer, decoding got slower: see inter-token latency and preemptions.",
                     _spread(vllm.REQUEST_DECODE_TIME),
@@ -170,10 +181,11 @@ BOARD = Dashboard(
                 Panel(
                     "inference-time",
                     "Inference time, p50 p95 p99",
-                    "Prefill and decode of one request together; waiting after a preemption is in it. Below 0.3 s, vLLM's first bound, a line says "
-                    "< 300 ms.",
+                    "Prefill and decode of one request together; waiting after a preemption is in it. Below 0.3 s,"
+                    " vLLM's first bound, a line says < 300 ms.",
                     "Close to decode time.",
-                    "Far above decode time, prefill is the larger half; rising without longer replies, look for preemptions.",
+                    "Far above decode time, prefill is the larger half; rising without longer replies, look for"
+                    " preemptions.",
                     _spread(vllm.REQUEST_INFERENCE_TIME),
                     detail="kv-cache",
                     width=6,
@@ -188,8 +200,8 @@ BOARD = Dashboard(
                     "Time to first token, distribution",
                     "How many first tokens came in each bucket, all selected models together.",
                     "One band that stays where it is.",
-                    "Two bands are two kinds of requests, such as hits and misses of the prefix cache: choose one model, then see the KV cache "
-                    "board.",
+                    "Two bands are two kinds of requests, such as hits and misses of the prefix cache: choose one"
+                    " model, then see the KV cache board.",
                     (queries.heat(vllm.TIME_TO_FIRST_TOKEN),),
                     Shape.HEATMAP,
                     detail="kv-cache",
@@ -200,8 +212,8 @@ BOARD = Dashboard(
                     "Inter-token latency, distribution",
                     "How many outputs came in each bucket; the lowest bucket holds everything faster than 10 ms.",
                     "One band near the bottom.",
-                    "A second, thin band far above is the sign of steps that carried somebody's long prefill: see chunked prefill on the Tuning "
-                    "options dashboard.",
+                    "A second, thin band far above is the sign of steps that carried somebody's long prefill: see"
+                    " chunked prefill on the Tuning options dashboard.",
                     (queries.heat(vllm.INTER_TOKEN_LATENCY),),
                     Shape.HEATMAP,
                     detail="tuning-options",
@@ -222,7 +234,8 @@ BOARD = Dashboard(
                     "Queue time, distribution",
                     "How long requests waited, in buckets; the lowest holds everything under 0.3 s.",
                     "All in the lowest bucket.",
-                    "Anything above it waited: a few in bursts are a matter of admission, many all the time are a matter of capacity.",
+                    "Anything above it waited: a few in bursts are a matter of admission, many all the time are a"
+                    " matter of capacity.",
                     (queries.heat(vllm.REQUEST_QUEUE_TIME),),
                     Shape.HEATMAP,
                     width=6,
@@ -235,37 +248,47 @@ BOARD = Dashboard(
                 Panel(
                     "client-ttft",
                     "Time to first token, client and engine, p95",
-                    "The client's line holds the gateway's queue and the network too, and streams only. The gap between the lines is not the p95 of "
-                    "what "
-                    f"lies between: each line has its own slowest requests. {TWO_SIDES}",
+                    "The client's line holds the gateway's queue and the network too, and streams only. The gap"
+                    " between the lines is not the p95 of what lies between: each line has its own slowest requests."
+                    f" {TWO_SIDES}",
                     "The lines run close together.",
-                    "If only the client's line rises, look in front of the engine: gateway queue, here on the right, then the network.",
-                    (queries.p95(sidecar.TTFT, called="client"), queries.p95(vllm.TIME_TO_FIRST_TOKEN, called="engine")),
+                    "If only the client's line rises, look in front of the engine: gateway queue, here on the right,"
+                    " then the network.",
+                    (
+                        queries.p95(sidecar.TTFT, called="client"),
+                        queries.p95(vllm.TIME_TO_FIRST_TOKEN, called="engine"),
+                    ),
                     detail="teams",
                     width=6,
                 ),
                 Panel(
                     "client-tpot",
                     "Time per output token, client and engine, p95",
-                    "One mean per request on either side. The engine counts 0 for a reply of one token, which pulls its line down; below 10 ms it "
-                    "says "
-                    f"< 10 ms. Not to be subtracted: the slowest twentieth of one line is not that of the other. {TWO_SIDES}",
+                    "One mean per request on either side. The engine counts 0 for a reply of one token, which pulls"
+                    " its line down; below 10 ms it says < 10 ms. Not to be subtracted: the slowest twentieth of one"
+                    f" line is not that of the other. {TWO_SIDES}",
                     "The lines run close together; the client's a little higher.",
-                    "A client's line far above means tokens that wait on the way: a busy gateway, a slow reader, or a busy API server.",
-                    (queries.p95(sidecar.TPOT, called="client"), queries.p95(vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, called="engine")),
+                    "A client's line far above means tokens that wait on the way: a busy gateway, a slow reader, or a"
+                    " busy API server.",
+                    (
+                        queries.p95(sidecar.TPOT, called="client"),
+                        queries.p95(vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, called="engine"),
+                    ),
                     detail="teams",
                     width=6,
-                    optional="The engine shows this since vLLM 0.11; for the client's line run the gateway and the sidecar.",
+                    optional=(
+                        "The engine shows this since vLLM 0.11; for the client's line run the gateway and the sidecar."
+                    ),
                 ),
                 Panel(
                     "client-e2e",
                     "End-to-end latency, client and engine, p95",
-                    "The client's line counts every request that ended, failed ones too; the engine's only those that finished, so their difference "
-                    "is "
-                    f"no latency of its own. Below 0.3 s the client's is the finer one. {TWO_SIDES}",
+                    "The client's line counts every request that ended, failed ones too; the engine's only those that"
+                    " finished, so their difference is no latency of its own. Below 0.3 s the client's is the finer"
+                    f" one. {TWO_SIDES}",
                     "The lines run close together.",
-                    "If only the client's line rises, see gateway queue; if it falls below the engine's, requests are refused or fail early: see the "
-                    "Teams board.",
+                    "If only the client's line rises, see gateway queue; if it falls below the engine's, requests are"
+                    " refused or fail early: see the Teams board.",
                     (queries.p95(sidecar.E2E, called="client"), queries.p95(vllm.E2E_REQUEST_LATENCY, called="engine")),
                     detail="teams",
                     width=6,
@@ -273,10 +296,12 @@ BOARD = Dashboard(
                 Panel(
                     "client-queue",
                     "Queue time, gateway and engine, p95",
-                    "A request waits twice: in the gateway until it may go on, in the engine until it is scheduled. The two p95 do not add up to a "
-                    "p95. The engine's answer per request needs --enable-per-request-metrics.",
+                    "A request waits twice: in the gateway until it may go on, in the engine until it is scheduled. The"
+                    " two p95 do not add up to a p95. The engine's answer per request needs"
+                    " --enable-per-request-metrics.",
                     "Both near zero; under load the gateway waits, and the engine does not.",
-                    "Wait in the engine while the gateway's is zero: lower the gateway's limit. Wait in the gateway alone: add capacity.",
+                    "Wait in the engine while the gateway's is zero: lower the gateway's limit. Wait in the gateway"
+                    " alone: add capacity.",
                     (
                         queries.p95(sidecar.QUEUE, called="gateway"),
                         queries.p95(vllm.REQUEST_QUEUE_TIME, called="engine"),
@@ -294,9 +319,11 @@ BOARD = Dashboard(
                 Panel(
                     "prompt-length",
                     "Prompt length, p50 p95 p99",
-                    "Tokens in the prompts of finished requests. The bounds go 1, 2, 5, 10 and so on; between 1000 and 2000 it is a straight line.",
+                    "Tokens in the prompts of finished requests. The bounds go 1, 2, 5, 10 and so on; between 1000 and"
+                    " 2000 it is a straight line.",
                     "As your applications mean it to be.",
-                    "A jump moves prefill time and time to first token: ask who changed a template, then see whether the cache holds the new prefix.",
+                    "A jump moves prefill time and time to first token: ask who changed a template, then see whether"
+                    " the cache holds the new prefix.",
                     _spread(vllm.REQUEST_PROMPT_TOKENS),
                     detail="kv-cache",
                     width=6,
@@ -304,9 +331,11 @@ BOARD = Dashboard(
                 Panel(
                     "reply-length",
                     "Reply length, p50 p95 p99",
-                    "Tokens in each finished reply; a request that asks for n replies adds n samples here and in all of the engine's latencies.",
+                    "Tokens in each finished reply; a request that asks for n replies adds n samples here and in all of"
+                    " the engine's latencies.",
                     "Well below the limit that clients ask for: see max_tokens further down.",
-                    "Longer replies lengthen everything after the first token, and hold their KV blocks for as long: cap max_tokens.",
+                    "Longer replies lengthen everything after the first token, and hold their KV blocks for as long:"
+                    " cap max_tokens.",
                     _spread(vllm.REQUEST_GENERATION_TOKENS),
                     detail="tuning-options",
                     width=6,
@@ -314,10 +343,12 @@ BOARD = Dashboard(
                 Panel(
                     "tokens-per-step",
                     "Tokens per step, mean",
-                    "Tokens that one step of the engine works on, prefill and decode together: about one per running request while everyone "
-                    "decodes, and far more when prompts come in. Not comparable between 0.20, which counts cached prompt tokens, and 0.32.",
+                    "Tokens that one step of the engine works on, prefill and decode together: about one per running"
+                    " request while everyone decodes, and far more when prompts come in. Not comparable between 0.20,"
+                    " which counts cached prompt tokens, and 0.32.",
                     "Above the number of running requests, below max_num_batched_tokens.",
-                    "At the limit for long, prefill crowds out decode: see chunked prefill on the Tuning options dashboard.",
+                    "At the limit for long, prefill crowds out decode: see chunked prefill on the Tuning options"
+                    " dashboard.",
                     (queries.mean(vllm.ITERATION_TOKENS, by=promql.EACH),),
                     detail="tuning-options",
                     width=6,
@@ -325,8 +356,8 @@ BOARD = Dashboard(
                 Panel(
                     "steps",
                     "Steps per second",
-                    "How often the engine steps, one line per engine. While it is busy, one over this figure is the length of a step and so the "
-                    "pace of decoding; an idle engine does not step.",
+                    "How often the engine steps, one line per engine. While it is busy, one over this figure is the"
+                    " length of a step and so the pace of decoding; an idle engine does not step.",
                     "Steady under load; each step serves all running requests.",
                     "Fewer steps at the same batch are slower steps: see tokens per step, then the GPU's clocks.",
                     (queries.events(vllm.ITERATION_TOKENS, promql.EACH),),
@@ -341,19 +372,22 @@ BOARD = Dashboard(
                 Panel(
                     "max-tokens",
                     "max_tokens asked for and reply length, p95",
-                    "The limit that finished requests carried beside what was really generated. vLLM promises no memory for the limit; a gateway "
-                    "that admits by it does.",
+                    "The limit that finished requests carried beside what was really generated. vLLM promises no memory"
+                    " for the limit; a gateway that admits by it does.",
                     "Asked and generated lie within a factor of two.",
-                    "Far apart, admission by estimate turns work away for nothing; equal, replies are being cut: see finish reasons on the Tuning "
-                    "options dashboard.",
-                    (queries.p95(vllm.REQUEST_PARAMS_MAX_TOKENS, called="asked"), queries.p95(vllm.REQUEST_GENERATION_TOKENS, called="generated")),
+                    "Far apart, admission by estimate turns work away for nothing; equal, replies are being cut: see"
+                    " finish reasons on the Tuning options dashboard.",
+                    (
+                        queries.p95(vllm.REQUEST_PARAMS_MAX_TOKENS, called="asked"),
+                        queries.p95(vllm.REQUEST_GENERATION_TOKENS, called="generated"),
+                    ),
                     detail="tuning-options",
                 ),
                 Panel(
                     "longest-reply",
                     "Longest reply of a request, p50 p95 p99",
-                    "The longest among the n replies of one request: generated, not asked for. The client waits for it, however short the others "
-                    "are.",
+                    "The longest among the n replies of one request: generated, not asked for. The client waits for it,"
+                    " however short the others are.",
                     "Equal to reply length where nobody asks for more than one reply.",
                     "Where it is above reply length, requests ask for several replies: see n beside it.",
                     _spread(vllm.REQUEST_MAX_NUM_GENERATION_TOKENS),
@@ -361,7 +395,8 @@ BOARD = Dashboard(
                 Panel(
                     "replies-per-request",
                     "Replies asked for per request, mean",
-                    "The mean n. Each reply takes a place in the batch and KV blocks of its own beyond the shared prompt.",
+                    "The mean n. Each reply takes a place in the batch and KV blocks of its own beyond the shared"
+                    " prompt.",
                     "1.",
                     "Above 1, multiply when you size max_num_seqs; find the client on the Teams board.",
                     (queries.mean(vllm.REQUEST_PARAMS_N),),
@@ -372,7 +407,8 @@ BOARD = Dashboard(
                     "Prompt length, distribution",
                     f"How many finished requests had prompts of each length. {_LENGTHS}",
                     "The bands of your applications, each where it belongs.",
-                    "A new band is a new kind of traffic; if it is far longer than the rest, serve it from engines of its own.",
+                    "A new band is a new kind of traffic; if it is far longer than the rest, serve it from engines of"
+                    " its own.",
                     (queries.heat(vllm.REQUEST_PROMPT_TOKENS),),
                     Shape.HEATMAP,
                     width=12,
@@ -382,7 +418,8 @@ BOARD = Dashboard(
                     "Reply length, distribution",
                     f"How many finished requests had replies of each length. {_LENGTHS}",
                     "Most replies end well below the highest bucket in use.",
-                    "A band at a round number is a limit that cuts replies off: see finish reasons on the Tuning options dashboard.",
+                    "A band at a round number is a limit that cuts replies off: see finish reasons on the Tuning"
+                    " options dashboard.",
                     (queries.heat(vllm.REQUEST_GENERATION_TOKENS),),
                     Shape.HEATMAP,
                     detail="tuning-options",
@@ -397,9 +434,10 @@ BOARD = Dashboard(
                 Panel(
                     "below-first-bound",
                     "Share below the first bound",
-                    "Share of samples in the lowest bucket of each histogram. Where it is above 95 %, all that is known of the p95 is that it lies "
-                    "below the first bound: vLLM's default is 1 ms, 10 ms or 0.3 s.",
-                    "Under 50 %, so that the median is measured as well; for queue time 100 % is good news, nobody waits.",
+                    "Share of samples in the lowest bucket of each histogram. Where it is above 95 %, all that is known"
+                    " of the p95 is that it lies below the first bound: vLLM's default is 1 ms, 10 ms or 0.3 s.",
+                    "Under 50 %, so that the median is measured as well; for queue time 100 % is good news, nobody"
+                    " waits.",
                     "Read means instead, which are exact, or start vLLM with finer --custom-histogram-buckets.",
                     (
                         _guessed(vllm.TIME_TO_FIRST_TOKEN, "first token"),
@@ -413,8 +451,9 @@ BOARD = Dashboard(
                 Panel(
                     "mixed-bounds",
                     "Engines with different bounds, p95",
-                    "Engines of one model can be summed only at the bounds that all of them have, which is what every other panel does; by engine "
-                    "the p95 is as fine as its own bounds. Only models with such engines are shown.",
+                    "Engines of one model can be summed only at the bounds that all of them have, which is what every"
+                    " other panel does; by engine the p95 is as fine as its own bounds. Only models with such engines"
+                    " are shown.",
                     "Nothing: all engines of a model have the same bounds.",
                     "Start all of them with the same --custom-histogram-buckets; the runbook tells which differ.",
                     (
@@ -422,15 +461,20 @@ BOARD = Dashboard(
                         _apart(vllm.INTER_TOKEN_LATENCY, "inter-token"),
                         _apart(vllm.E2E_REQUEST_LATENCY, "end to end"),
                     ),
-                    optional="All engines of each model have the same bucket bounds. Start one with other --custom-histogram-buckets to see it here.",
+                    optional=(
+                        "All engines of each model have the same bucket bounds. Start one with other"
+                        " --custom-histogram-buckets to see it here."
+                    ),
                 ),
                 Panel(
                     "first-token-by-part",
                     "Time to first token by part, means",
-                    "What a client's first token waits for. The parts come from different sets of requests: the client's line from streams, the "
-                    "gateway's from all, the engine's from finished ones; with like traffic the three parts nearly add up to the client's line.",
+                    "What a client's first token waits for. The parts come from different sets of requests: the"
+                    " client's line from streams, the gateway's from all, the engine's from finished ones; with like"
+                    " traffic the three parts nearly add up to the client's line.",
                     "The three parts together come close to the client's line.",
-                    "A rest that stays is the network, the front end or a busy gateway: see its event loop on the Monitoring health dashboard.",
+                    "A rest that stays is the network, the front end or a busy gateway: see its event loop on the"
+                    " Monitoring health dashboard.",
                     (
                         queries.mean(sidecar.TTFT, by=(), called="client: first token"),
                         queries.mean(sidecar.QUEUE, by=(), called="gateway: queue"),
@@ -442,8 +486,9 @@ BOARD = Dashboard(
                 Panel(
                     "requests-by-phase",
                     "Requests in each phase at once",
-                    "Seconds spent in a phase per second, which is how many requests were in it on average (Little's law). A request is counted "
-                    "when it ends, so in short windows a long one comes late and all at once.",
+                    "Seconds spent in a phase per second, which is how many requests were in it on average (Little's"
+                    " law). A request is counted when it ends, so in short windows a long one comes late and all at"
+                    " once.",
                     "Decode is the largest part; queue is none.",
                     "Queue above zero for long: the engine is full. Prefill as large as decode: prompts are the load.",
                     (
@@ -462,8 +507,9 @@ BOARD = Dashboard(
                 Panel(
                     "http-duration",
                     "HTTP duration, p50 p95 p99",
-                    "Time to answer an HTTP request of any kind, by API server, model listings and refusals included; health checks and scrapes are "
-                    "not. The bounds go from 10 ms to 60 s, so above a minute it reads 60 s.",
+                    "Time to answer an HTTP request of any kind, by API server, model listings and refusals included;"
+                    " health checks and scrapes are not. The bounds go from 10 ms to 60 s, so above a minute it reads"
+                    " 60 s.",
                     "Close to end-to-end latency where most requests generate.",
                     "Far below it, many requests are answered without work: see status classes on the Teams board.",
                     _http_spread(vllm.HTTP_REQUEST_DURATION_HIGHR),
@@ -472,7 +518,8 @@ BOARD = Dashboard(
                 Panel(
                     "http-by-handler",
                     "HTTP duration by handler, mean",
-                    "Mean time to answer, by route; the bounds of this histogram (0.1, 0.5 and 1 s) are too coarse for percentiles.",
+                    "Mean time to answer, by route; the bounds of this histogram (0.1, 0.5 and 1 s) are too coarse for"
+                    " percentiles.",
                     "Routes that generate take as long as their replies; all others a few milliseconds.",
                     "A slow route that does not generate means a busy API server: see its CPU on the Fleet board.",
                     (_http_mean(vllm.HTTP_REQUEST_DURATION, ("handler", "method")),),

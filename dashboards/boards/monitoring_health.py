@@ -19,22 +19,31 @@ _OF_GPU = 'kind="gpu"'
 _TARGET = ("job", "instance")
 _ON = "cluster, job, instance"
 _PLACE = queries.where(UP)
-_WATCHERS = (  # series that each of them always shows; the collector has none before its first span, unless it has a sending queue
-    sidecar.SIDECAR_INFO, gateway.LOG_WAITING, sidecar.LAB_PROCESS_UP, self_monitoring.HEAD_SERIES, self_monitoring.ALERTMANAGER_CONFIG_LOADED,
-    self_monitoring.EXPORT_QUEUE, self_monitoring.SPANS_ACCEPTED,
-)  # fmt: skip
+# series that each of them always shows; the collector has none before its first span, unless it has a sending queue
+_WATCHERS = (
+    sidecar.SIDECAR_INFO,
+    gateway.LOG_WAITING,
+    sidecar.LAB_PROCESS_UP,
+    self_monitoring.HEAD_SERIES,
+    self_monitoring.ALERTMANAGER_CONFIG_LOADED,
+    self_monitoring.EXPORT_QUEUE,
+    self_monitoring.SPANS_ACCEPTED,
+)
 _NO_STATE = "Only where a sidecar keeps its counts on disk: set state in its configuration."
 _NO_TRACES = "Only where a sidecar sends spans of requests: set otlp in its configuration."
-_NO_BOOKS = "Only where a sidecar reads the request logs and the engines: set requests_log and engines in its configuration."
+_NO_BOOKS = (
+    "Only where a sidecar reads the request logs and the engines: set requests_log and engines in its configuration."
+)
 _KINDS = ('kind="requests"',), ('kind!="requests"',)
 _NO_SPANS = (
-    "The collector has counted no span yet, or is not scraped. Point vLLM's --otlp-traces-endpoint at it, send one request, and let this "
-    "Prometheus scrape the collector's own page, port 8888."
+    "The collector has counted no span yet, or is not scraped. Point vLLM's --otlp-traces-endpoint at it, send one"
+    " request, and let this Prometheus scrape the collector's own page, port 8888."
 )
 
 
 def _targets(metric: Metric, by: tuple[str, ...], within: str) -> tuple[Query, ...]:
-    """What Prometheus says of a target, for those that are ours: engines, and who watches them. A Prometheus may be shared with others.
+    """What Prometheus says of a target, for those that are ours: engines, and who watches them. A Prometheus may be
+    shared with others.
 
     Ours is what showed a series of ours within that time, so that a target which is down does not vanish at once."""
     return tuple(
@@ -50,12 +59,16 @@ def _targets(metric: Metric, by: tuple[str, ...], within: str) -> tuple[Query, .
 def _near_limit() -> Query:
     kept, limit = (promql.series(metric, _PLACE) for metric in (SCRAPE_SAMPLES_KEPT, SAMPLE_LIMIT))
     told = " or ".join(promql.seen(shown, "1h", _PLACE) for shown in (vllm.NUM_REQUESTS_RUNNING, *_WATCHERS))
-    return Query(f"max by (job, instance) ({promql.per(kept, limit)} and on ({_ON}) ({told}))", queries.legend(_TARGET), shown_unit(Unit.RATIO))
+    return Query(
+        f"max by (job, instance) ({promql.per(kept, limit)} and on ({_ON}) ({told}))",
+        queries.legend(_TARGET),
+        shown_unit(Unit.RATIO),
+    )
 
 
 def _ended(metric: Metric, called: str, *only: str) -> Query:
-    """Requests per second, all models together: an adapter has a name of its own in the log and its model's name in the engine. Without job
-    and instance, which the log does not know: narrowed to one engine, the two could not agree."""
+    """Requests per second, all models together: an adapter has a name of its own in the log and its model's name in the
+    engine. Without job and instance, which the log does not know: narrowed to one engine, the two could not agree."""
     where = (*_PLACE, 'model_name=~"$model_name"', *only)
     return Query(promql.per_second(metric, RATE, (), where), called, shown_unit(metric.unit, per_second=True))
 
@@ -70,14 +83,18 @@ def _never_is_zero(part: Metric, whole: Metric, called: str, by: tuple[str, ...]
 def _covered() -> Query:
     """Of what the engines finished, the part that no book says is missing in the log."""
     by = ("model_name", "kind")
-    missing = promql.share(reconciled.MISSING_IN_LOG, reconciled.ENGINE, _RANGE, by, where=queries.where(reconciled.ENGINE))
+    missing = promql.share(
+        reconciled.MISSING_IN_LOG, reconciled.ENGINE, _RANGE, by, where=queries.where(reconciled.ENGINE)
+    )
     return Query(f"clamp(1 - {missing}, 0, 1)", queries.legend(by), shown_unit(Unit.RATIO))
 
 
 def _settled_ago() -> Query:
     by = ("model_name",)
     return Query(
-        f"time() - {promql.current(reconciled.SETTLED, by, queries.where(reconciled.SETTLED))}", queries.legend(by), shown_unit(Unit.SECONDS)
+        f"time() - {promql.current(reconciled.SETTLED, by, queries.where(reconciled.SETTLED))}",
+        queries.legend(by),
+        shown_unit(Unit.SECONDS),
     )
 
 
@@ -89,16 +106,24 @@ def _happened(metric: Metric, *by: str) -> Query:
 
 def _sources() -> Query:
     """Whether each source is read; ABSENT for the GPU of a host that has no driver and never showed one."""
-    place, read = queries.where(sidecar.SOURCE_UP), promql.series(sidecar.SOURCE_LAST_SUCCESS, queries.where(sidecar.SOURCE_LAST_SUCCESS, _OF_GPU))
-    without = promql.growth(sidecar.SOURCE_ERRORS, _RANGE, (*_SOURCE, "kind"), queries.where(sidecar.SOURCE_ERRORS, 'reason="no_driver"'))
+    place, read = (
+        queries.where(sidecar.SOURCE_UP),
+        promql.series(sidecar.SOURCE_LAST_SUCCESS, queries.where(sidecar.SOURCE_LAST_SUCCESS, _OF_GPU)),
+    )
+    without = promql.growth(
+        sidecar.SOURCE_ERRORS, _RANGE, (*_SOURCE, "kind"), queries.where(sidecar.SOURCE_ERRORS, 'reason="no_driver"')
+    )
     never = f"{promql.series(sidecar.SOURCE_UP, (*place, _OF_GPU))} == 0 unless on ({_EACH}) {read}"
     missing = f"({never} and on ({_EACH}) {without} > 0)"
     there = f"min by (source) ({promql.series(sidecar.SOURCE_UP, place)} unless on ({_EACH}) {missing})"
-    return queries.shortened(Query(f"({there} or max by (source) ({missing}) + {ABSENT:g})", "{{source}}", shown_unit(Unit.FLAG)), "source")
+    return queries.shortened(
+        Query(f"({there} or max by (source) ({missing}) + {ABSENT:g})", "{{source}}", shown_unit(Unit.FLAG)), "source"
+    )
 
 
 def _failed_readings() -> Query:
-    """Every reason has a series from the start, at 0, so that the first failure counts; only those with failures are shown."""
+    """Every reason has a series from the start, at 0, so that the first failure counts; only those with failures are
+    shown."""
     return queries.shortened(_happened(sidecar.SOURCE_ERRORS, "source", "reason"), "source")
 
 
@@ -115,478 +140,694 @@ BOARD = Dashboard(
     title="vLLM / Monitoring health",
     question="Can the figures be trusted: are the watchers themselves well?",
     rows=(
-        DashboardRow("", (
-            Panel(
-                "targets-up", "Targets up, by job",
-                "no when a target of the job did not answer its last scrape. Engines, sidecar, gateway, collector, Prometheus, Alertmanager and the "
-                "lab: every target that showed their series within the last day, so that one which is gone is still here. The collector is known by "
-                "its spans, so it comes with the first of them.",
-                "All yes.",
-                "Every curve from that job has a gap, and rules over it are silent. Open the target's address by hand, then the runbook.",
-                _targets(UP, ("job",), "1d"), Shape.NUMBER, detail="fleet", height=6,
-            ),
-            Panel(
-                "sources-up", "Sidecar's sources up",
-                "Whether the sidecar's last reading of each source succeeded: the engines' pages, the GPU, the request log, the events file. A host "
-                "without an NVIDIA driver has no GPU to read: not present.",
-                "All yes, or not present.",
-                "Figures from this source stand still or are absent: source errors below say why.",
-                (_sources(),), Shape.NUMBER, height=6,
-            ),
-            Panel(
-                "records-lost", "Request records lost in this range",
-                "Records of finished requests that the gateway gave up, because the request log could not be written for too long. What a crash lost "
-                "is beside the failed writes below.",
-                "Zero: every figure per team rests on these records.",
-                "Free the disk of the log or mend its permissions; tokens and cost of this range are too low by that many requests.",
-                (queries.growth(gateway.LOG_LOST, _RANGE, (), "records"),), Shape.NUMBER, detail="teams", height=6, bad_from=1,
-            ),
-            Panel(
-                "log-lag", "Request log: how far behind",
-                "How long after its request ended the newest record was counted. It moves only when a record arrives.",
-                "A few seconds.",
-                "Figures from the log are that late. If unread bytes grow too, the sidecar cannot keep up; if not, nobody asks.",
-                (queries.shortened(queries.worst(sidecar.LOG_LAG, ("path",)), "path"),), threshold=thresholds.LOG_LAG, detail="teams",
-            ),
-            Panel(
-                "log-against-engine", "Requests ended well: log and engine",
-                "Requests per second that ended well, as the request log knows them and as the engines count them, all models together. Two lines "
-                "and not a ratio: the log counts a little later, so that either may be ahead for a moment.",
-                "The two lines lie on each other.",
-                "Engine above log: requests pass by the gateway, records are lost, or requests ask for several replies (n above 1) or carry several "
-                "prompts, each of which the engine counts. With one model chosen its LoRA adapters do the same: the log has them under their own "
-                "names, the engine under the model's; choose all. Log above engine: an engine is not scraped, or answers come from elsewhere.",
-                (
-                    _ended(sidecar.REQUESTS, "log", 'outcome="ok"'),
-                    _ended(vllm.REQUEST_SUCCESS, "engine", 'finished_reason!~"abort|error"'),
+        DashboardRow(
+            "",
+            (
+                Panel(
+                    "targets-up",
+                    "Targets up, by job",
+                    "no when a target of the job did not answer its last scrape. Engines, sidecar, gateway, collector,"
+                    " Prometheus, Alertmanager and the lab: every target that showed their series within the last day,"
+                    " so that one which is gone is still here. The collector is known by its spans, so it comes with"
+                    " the first of them.",
+                    "All yes.",
+                    "Every curve from that job has a gap, and rules over it are silent. Open the target's address by"
+                    " hand, then the runbook.",
+                    _targets(UP, ("job",), "1d"),
+                    Shape.NUMBER,
+                    detail="fleet",
+                    height=6,
                 ),
-                detail="teams",
-            ),
-            Panel(
-                "coverage", "Logged, share of what engines finished",
-                "Of the requests and tokens that the engines finished in this range, the part that the request log has or may still get: the rest is "
-                "sure to be missing in it.",
-                "100 %.",
-                "Figures per team are too low by the rest: see requests missing in the log below, by model and cause.",
-                (_covered(),), Shape.NUMBER, detail="teams", height=6, lowest_first=True, optional=_NO_BOOKS,
-            ),
-            Panel(
-                "firing-alerts", "Firing alerts",
-                "What fires right now. VLLMWatchdog always does: it shows that rules are evaluated.",
-                "VLLMWatchdog and nothing else.",
-                "Open the runbook of the most severe one. If even VLLMWatchdog is missing, no alert of ours can fire: load the rules.",
-                (queries.firing(("alertname", "severity", "model_name", "instance"), "Firing"),), Shape.TABLE, detail="overview",
-            ),
-        )),
-        DashboardRow("Prometheus", (
-            Panel(
-                "scrape-duration", "Scrape duration, by target",
-                "How long the last scrape of each target took: of engines and of those who watch them, as far as they answered in the last hour.",
-                "Far below the scrape interval and its timeout of ten seconds.",
-                "A slow engine page means a busy API server; near the timeout, samples go missing.",
-                _targets(SCRAPE_DURATION, _TARGET, "1h"),
-            ),
-            Panel(
-                "scrape-samples", "Samples, by target",
-                "Samples that the last scrape of each target brought: of engines and of those who watch them.",
-                "Level.",
-                "Growth without end is a label with unbounded values: look at what the target's page repeats.",
-                _targets(SCRAPE_SAMPLES, _TARGET, "1h"),
-            ),
-            Panel(
-                "sample-limit", "Samples, share of what is let in, by target",
-                "Samples of the last scrape of each target over the sample_limit of its job. Above it the whole page is thrown away, and the target "
-                "counts as down.",
-                "At most half.",
-                "Near the line: what has the page more of than the day before? Many adapters, ranks or teams are growth: raise the limit. Labels "
-                "that nobody ends are a defect: see the page of the alert.",
-                (_near_limit(),), threshold=thresholds.SCRAPE_NEAR_LIMIT,
-                optional="Prometheus tells its limits only when it is started with --enable-feature=extra-scrape-metrics, and only of jobs that set "
-                "sample_limit, as stack/deploy/fleet does.",
-            ),
-            Panel(
-                "rule-failures", "Rules that failed or came too late",
-                "Evaluations of rules that failed, and evaluations that were left out because the one before was not done.",
-                "Zero.",
-                "An alert whose rule fails cannot fire: Prometheus shows the error on its page Status, Rules.",
-                (
-                    queries.shortened(queries.growth(self_monitoring.RULE_FAILURES, by=("rule_group",), called="failed"), "rule_group"),
-                    queries.shortened(queries.growth(self_monitoring.RULE_ITERATIONS_MISSED, by=("rule_group",), called="left out"), "rule_group"),
+                Panel(
+                    "sources-up",
+                    "Sidecar's sources up",
+                    "Whether the sidecar's last reading of each source succeeded: the engines' pages, the GPU, the"
+                    " request log, the events file. A host without an NVIDIA driver has no GPU to read: not present.",
+                    "All yes, or not present.",
+                    "Figures from this source stand still or are absent: source errors below say why.",
+                    (_sources(),),
+                    Shape.NUMBER,
+                    height=6,
                 ),
-            ),
-            Panel(
-                "rule-duration", "Duration of rule groups",
-                "How long the last evaluation of each group took, beside the shortest interval between two.",
-                "Far below the interval.",
-                "Near it, evaluations are left out: fewer series, dearer rules recorded less often, or a larger Prometheus.",
-                (
-                    queries.shortened(queries.worst(self_monitoring.RULE_GROUP_DURATION, ("rule_group",)), "rule_group"),
-                    queries.now(self_monitoring.RULE_GROUP_INTERVAL, (), "interval"),
+                Panel(
+                    "records-lost",
+                    "Request records lost in this range",
+                    "Records of finished requests that the gateway gave up, because the request log could not be"
+                    " written for too long. What a crash lost is beside the failed writes below.",
+                    "Zero: every figure per team rests on these records.",
+                    "Free the disk of the log or mend its permissions; tokens and cost of this range are too low by"
+                    " that many requests.",
+                    (queries.growth(gateway.LOG_LOST, _RANGE, (), "records"),),
+                    Shape.NUMBER,
+                    detail="teams",
+                    height=6,
+                    bad_from=1,
+                ),
+                Panel(
+                    "log-lag",
+                    "Request log: how far behind",
+                    "How long after its request ended the newest record was counted. It moves only when a record"
+                    " arrives.",
+                    "A few seconds.",
+                    "Figures from the log are that late. If unread bytes grow too, the sidecar cannot keep up; if not,"
+                    " nobody asks.",
+                    (queries.shortened(queries.worst(sidecar.LOG_LAG, ("path",)), "path"),),
+                    threshold=thresholds.LOG_LAG,
+                    detail="teams",
+                ),
+                Panel(
+                    "log-against-engine",
+                    "Requests ended well: log and engine",
+                    "Requests per second that ended well, as the request log knows them and as the engines count them,"
+                    " all models together. Two lines and not a ratio: the log counts a little later, so that either may"
+                    " be ahead for a moment.",
+                    "The two lines lie on each other.",
+                    "Engine above log: requests pass by the gateway, records are lost, or requests ask for several"
+                    " replies (n above 1) or carry several prompts, each of which the engine counts. With one model"
+                    " chosen its LoRA adapters do the same: the log has them under their own names, the engine under"
+                    " the model's; choose all. Log above engine: an engine is not scraped, or answers come from"
+                    " elsewhere.",
+                    (
+                        _ended(sidecar.REQUESTS, "log", 'outcome="ok"'),
+                        _ended(vllm.REQUEST_SUCCESS, "engine", 'finished_reason!~"abort|error"'),
+                    ),
+                    detail="teams",
+                ),
+                Panel(
+                    "coverage",
+                    "Logged, share of what engines finished",
+                    "Of the requests and tokens that the engines finished in this range, the part that the request log"
+                    " has or may still get: the rest is sure to be missing in it.",
+                    "100 %.",
+                    "Figures per team are too low by the rest: see requests missing in the log below, by model and"
+                    " cause.",
+                    (_covered(),),
+                    Shape.NUMBER,
+                    detail="teams",
+                    height=6,
+                    lowest_first=True,
+                    optional=_NO_BOOKS,
+                ),
+                Panel(
+                    "firing-alerts",
+                    "Firing alerts",
+                    "What fires right now. VLLMWatchdog always does: it shows that rules are evaluated.",
+                    "VLLMWatchdog and nothing else.",
+                    "Open the runbook of the most severe one. If even VLLMWatchdog is missing, no alert of ours can"
+                    " fire: load the rules.",
+                    (queries.firing(("alertname", "severity", "model_name", "instance"), "Firing"),),
+                    Shape.TABLE,
+                    detail="overview",
                 ),
             ),
-            Panel(
-                "alerts-sent", "Alerts that did not reach Alertmanager",
-                "Alerts that Prometheus gave up, and those that one Alertmanager did not take.",
-                "Zero.",
-                "Nobody is told what fires: check that Alertmanager is up and that its address is in Prometheus' configuration.",
-                (
-                    queries.growth(self_monitoring.NOTIFICATIONS_DROPPED, by=(), called="given up"),
-                    queries.growth(self_monitoring.NOTIFICATIONS_ERRORS, by=("alertmanager",), called="not taken"),
+        ),
+        DashboardRow(
+            "Prometheus",
+            (
+                Panel(
+                    "scrape-duration",
+                    "Scrape duration, by target",
+                    "How long the last scrape of each target took: of engines and of those who watch them, as far as"
+                    " they answered in the last hour.",
+                    "Far below the scrape interval and its timeout of ten seconds.",
+                    "A slow engine page means a busy API server; near the timeout, samples go missing.",
+                    _targets(SCRAPE_DURATION, _TARGET, "1h"),
+                ),
+                Panel(
+                    "scrape-samples",
+                    "Samples, by target",
+                    "Samples that the last scrape of each target brought: of engines and of those who watch them.",
+                    "Level.",
+                    "Growth without end is a label with unbounded values: look at what the target's page repeats.",
+                    _targets(SCRAPE_SAMPLES, _TARGET, "1h"),
+                ),
+                Panel(
+                    "sample-limit",
+                    "Samples, share of what is let in, by target",
+                    "Samples of the last scrape of each target over the sample_limit of its job. Above it the whole"
+                    " page is thrown away, and the target counts as down.",
+                    "At most half.",
+                    "Near the line: what has the page more of than the day before? Many adapters, ranks or teams are"
+                    " growth: raise the limit. Labels that nobody ends are a defect: see the page of the alert.",
+                    (_near_limit(),),
+                    threshold=thresholds.SCRAPE_NEAR_LIMIT,
+                    optional=(
+                        "Prometheus tells its limits only when it is started with"
+                        " --enable-feature=extra-scrape-metrics, and only of jobs that set sample_limit, as"
+                        " stack/deploy/fleet does."
+                    ),
+                ),
+                Panel(
+                    "rule-failures",
+                    "Rules that failed or came too late",
+                    "Evaluations of rules that failed, and evaluations that were left out because the one before was"
+                    " not done.",
+                    "Zero.",
+                    "An alert whose rule fails cannot fire: Prometheus shows the error on its page Status, Rules.",
+                    (
+                        queries.shortened(
+                            queries.growth(self_monitoring.RULE_FAILURES, by=("rule_group",), called="failed"),
+                            "rule_group",
+                        ),
+                        queries.shortened(
+                            queries.growth(
+                                self_monitoring.RULE_ITERATIONS_MISSED, by=("rule_group",), called="left out"
+                            ),
+                            "rule_group",
+                        ),
+                    ),
+                ),
+                Panel(
+                    "rule-duration",
+                    "Duration of rule groups",
+                    "How long the last evaluation of each group took, beside the shortest interval between two.",
+                    "Far below the interval.",
+                    "Near it, evaluations are left out: fewer series, dearer rules recorded less often, or a larger"
+                    " Prometheus.",
+                    (
+                        queries.shortened(
+                            queries.worst(self_monitoring.RULE_GROUP_DURATION, ("rule_group",)), "rule_group"
+                        ),
+                        queries.now(self_monitoring.RULE_GROUP_INTERVAL, (), "interval"),
+                    ),
+                ),
+                Panel(
+                    "alerts-sent",
+                    "Alerts that did not reach Alertmanager",
+                    "Alerts that Prometheus gave up, and those that one Alertmanager did not take.",
+                    "Zero.",
+                    "Nobody is told what fires: check that Alertmanager is up and that its address is in Prometheus'"
+                    " configuration.",
+                    (
+                        queries.growth(self_monitoring.NOTIFICATIONS_DROPPED, by=(), called="given up"),
+                        queries.growth(self_monitoring.NOTIFICATIONS_ERRORS, by=("alertmanager",), called="not taken"),
+                    ),
+                ),
+                Panel(
+                    "head-series",
+                    "Series in Prometheus' memory",
+                    "Series that Prometheus holds in memory; its own memory follows this number.",
+                    "Level, apart from steps when engines restart.",
+                    "Growth without end is churn: see samples by target for where it comes from.",
+                    (queries.now(self_monitoring.HEAD_SERIES, (), "series"),),
                 ),
             ),
-            Panel(
-                "head-series", "Series in Prometheus' memory",
-                "Series that Prometheus holds in memory; its own memory follows this number.",
-                "Level, apart from steps when engines restart.",
-                "Growth without end is churn: see samples by target for where it comes from.",
-                (queries.now(self_monitoring.HEAD_SERIES, (), "series"),),
-            ),
-        )),
-        DashboardRow("The sidecar", (
-            Panel(
-                "source-age", "Age of what each source said",
-                "Age of the newest successful reading of each source.",
-                "No older than a few readings.",
-                "Older figures are yesterday's news under today's time: see whether the source is up, and why not.",
-                (queries.shortened(queries.worst(sidecar.SOURCE_AGE, ("source",)), "source"),),
-            ),
-            Panel(
-                "source-errors", "Failed readings, by source and reason",
-                "Readings of a source that failed; a reason is shown while there are such.",
-                "Zero, apart from an engine that restarts.",
-                "The reason names the layer: unreachable and timeout are the network, the rest is what the source said. The sidecar's log has more.",
-                (_failed_readings(),),
-                optional="No reading failed in this range, or no sidecar is scraped. Run vllm-watch sidecar run to have one.",
-            ),
-            Panel(
-                "log-unread", "Request log: bytes not read yet",
-                "Bytes that stand in a request log and have not been counted.",
-                "Zero, or falling.",
-                "Growing: the sidecar cannot keep up or cannot read the file. Its log says which; its processor time says whether it is busy.",
-                (queries.shortened(queries.now(sidecar.LOG_BYTES_BEHIND, ("path",)), "path"),), detail="teams",
-            ),
-            Panel(
-                "log-bad-lines", "Request log: lines that are no record",
-                "Lines that were left out of all figures, by reason: no JSON, a field of the wrong type, out of range, too long.",
-                "Zero.",
-                "Someone else writes into the log, or writer and reader are of different releases. The sidecar's log says what is wrong.",
-                (queries.growth(sidecar.LOG_BAD_LINES, by=("reason",)),), detail="teams",
-            ),
-        )),
-        DashboardRow("What the sidecar keeps and passes on", (
-            Panel(
-                "checkpoint", "Sidecar: counts are safe on disk",
-                "Whether what the sidecar shows of the request log was written to its file of state. Only what is safe there is shown, so that no "
-                "restart takes anything back.",
-                "yes for every sidecar.",
-                "Figures from the log stand still until it can be written again; nothing is lost meanwhile. The runbook says what may be in the way.",
-                (queries.now(sidecar.CHECKPOINT_UP, ("instance",)),), Shape.NUMBER, detail="teams",
-                optional=_NO_STATE,
-            ),
-            Panel(
-                "checkpoint-commits", "Sidecar: writings of its state",
-                "How often the state was written, per second. It is written when there is something new to keep.",
-                "Some per second while requests end, none while nobody asks.",
-                "None while bytes of the log wait to be read: it cannot be written, or the disk is very slow.",
-                (queries.rate(sidecar.CHECKPOINT_COMMITS, ("instance",)),), optional=_NO_STATE,
-            ),
-            Panel(
-                "checkpoint-bytes", "Sidecar: size of its state",
-                "Bytes of the file of state: what was counted, and the ids of the last requests, by which lines that come twice are known.",
-                "Level; it falls now and then, when the file is begun anew.",
-                "Growth without end is teams or models without end: see requests without a series of their own.",
-                (queries.now(sidecar.CHECKPOINT_BYTES, ("instance",)),), optional=_NO_STATE,
-            ),
-            Panel(
-                "log-faults", "Request log: what happened to the files",
-                "Things that befell a log file, by reason: left out (long, nul, packed), a last line without its end (torn), cut with lines unread "
-                "(cut), gone at a start (gone), changed where it was read already (reread), a rotated file that cannot be read (unreadable).",
-                "None, but for torn where a gateway was killed.",
-                "cut: rotate by renaming, or what was not read yet is lost. long and nul: a writer that is no gateway, or a disk that was full. "
-                "packed: leave the newest rotated file uncompressed.",
-                (_happened(sidecar.LOG_FAULTS, "reason"),), detail="teams",
-                optional="Nothing happened to a log in this range, or no sidecar is scraped. Run vllm-watch sidecar run to have one.",
-            ),
-            Panel(
-                "log-duplicates", "Request log: lines that came twice",
-                "Lines whose request was counted before. They are told by their ids and counted once.",
-                "Zero.",
-                "A log that is shipped or copied back comes twice. Nothing is counted twice by it; beyond the ids that are remembered it would be.",
-                (queries.growth(sidecar.LOG_DUPLICATES, by=(), called="lines"),), detail="teams",
-            ),
-            Panel(
-                "log-ahead", "Request log: records from the future",
-                "Readings whose newest record ended more than a second after the sidecar's own time.",
-                "Zero.",
-                "The clocks of gateway and sidecar differ: set both by NTP. Until then the lag above shows 0 where it should show more.",
-                (queries.growth(sidecar.LOG_AHEAD, by=(), called="readings"),), detail="teams",
-            ),
-            Panel(
-                "ttft-negative", "First tokens sooner at the client than in the engine",
-                "Requests whose time to first token was shorter at the gateway than the engine's own figure for it, which cannot be.",
-                "None.",
-                "The two measure different things, or a clock jumped: do not trust the panel on what the way adds, on the board Gateway.",
-                (queries.growth(sidecar.TTFT_NEGATIVE, by=("model_name",)),), detail="gateway",
-                optional="Only where the engine tells its own times: start vLLM with --enable-per-request-metrics.",
-            ),
-            Panel(
-                "spans-dropped", "Sidecar: spans of requests lost, by reason",
-                "Spans that never reached the collector: refused by it, or given up while it did not answer and the queue was full.",
-                "None.",
-                "The traces of these requests lack the gateway's part. Is the collector up, and does it take what is sent? The sidecar's log has its "
-                "answer.",
-                (queries.growth(sidecar.SPANS_DROPPED, by=("reason",)),), optional=_NO_TRACES,
-            ),
-            Panel(
-                "spans-sent", "Sidecar: spans of requests sent",
-                "Spans per second that the collector took, and those left out on purpose: sampled, of before the start, or without ids.",
-                "As many as requests end, or the share of them that you sample.",
-                "Fewer: see spans that wait. incomplete: the log's writer gives no ids or no times.",
-                (queries.rate(sidecar.SPANS_SENT, (), "sent"), queries.rate(sidecar.SPANS_LEFT_OUT, ("reason",), "left out")), optional=_NO_TRACES,
-            ),
-            Panel(
-                "spans-waiting", "Sidecar: spans that wait",
-                "Spans of requests that wait to be sent or are on their way.",
-                "Near zero.",
-                "Growing: the collector does not answer, or is slower than requests end. When the queue is full the oldest are lost.",
-                (queries.now(sidecar.SPANS_WAITING, (), "waiting"),), optional=_NO_TRACES,
-            ),
-        ), collapsed=True),
-        DashboardRow("Log against engine, to the last token", (
-            Panel(
-                "logged-requests", "Requests finished, by model: log and engine",
-                "Requests per second that the sidecar took from the request log and from the engines' counters, counted alike: each of n, each "
-                "prompt, under the engine's name of the model.",
-                "The two lines of a model lie on each other; the log's comes a moment later.",
-                "Apart for long: see missing and extra in the log beside this, where it is booked as soon as it is sure.",
-                tuple(
-                    queries.rate(metric, ("model_name",), called, only=_KINDS[0])
-                    for called, metric in (("log", reconciled.LOGGED), ("engine", reconciled.ENGINE))
+        ),
+        DashboardRow(
+            "The sidecar",
+            (
+                Panel(
+                    "source-age",
+                    "Age of what each source said",
+                    "Age of the newest successful reading of each source.",
+                    "No older than a few readings.",
+                    "Older figures are yesterday's news under today's time: see whether the source is up, and why not.",
+                    (queries.shortened(queries.worst(sidecar.SOURCE_AGE, ("source",)), "source"),),
                 ),
-                optional=_NO_BOOKS,
-            ),
-            Panel(
-                "logged-tokens", "Tokens of finished requests, by model and kind: log and engine",
-                "Tokens per second of prompts and answers, as the request log and as the engines have them.",
-                "The two lines of a model and kind lie on each other.",
-                "Apart while requests agree: records without usage, whose tokens nobody knows; a client's stream without usage is one.",
-                tuple(
-                    queries.rate(metric, ("model_name", "kind"), called, only=_KINDS[1])
-                    for called, metric in (("log", reconciled.LOGGED), ("engine", reconciled.ENGINE))
+                Panel(
+                    "source-errors",
+                    "Failed readings, by source and reason",
+                    "Readings of a source that failed; a reason is shown while there are such.",
+                    "Zero, apart from an engine that restarts.",
+                    "The reason names the layer: unreachable and timeout are the network, the rest is what the source"
+                    " said. The sidecar's log has more.",
+                    (_failed_readings(),),
+                    optional=(
+                        "No reading failed in this range, or no sidecar is scraped. Run vllm-watch sidecar run to have"
+                        " one."
+                    ),
                 ),
-                optional=_NO_BOOKS,
+                Panel(
+                    "log-unread",
+                    "Request log: bytes not read yet",
+                    "Bytes that stand in a request log and have not been counted.",
+                    "Zero, or falling.",
+                    "Growing: the sidecar cannot keep up or cannot read the file. Its log says which; its processor"
+                    " time says whether it is busy.",
+                    (queries.shortened(queries.now(sidecar.LOG_BYTES_BEHIND, ("path",)), "path"),),
+                    detail="teams",
+                ),
+                Panel(
+                    "log-bad-lines",
+                    "Request log: lines that are no record",
+                    "Lines that were left out of all figures, by reason: no JSON, a field of the wrong type, out of"
+                    " range, too long.",
+                    "Zero.",
+                    "Someone else writes into the log, or writer and reader are of different releases. The sidecar's"
+                    " log says what is wrong.",
+                    (queries.growth(sidecar.LOG_BAD_LINES, by=("reason",)),),
+                    detail="teams",
+                ),
             ),
-            Panel(
-                "missing-in-log", "Missing in the log, by model and cause",
-                "Requests that an engine finished and no log shows, once that is sure, which takes half a minute or more.",
-                "Zero.",
-                "unknown: somebody passes by the gateway, or records are lost. The runbook tells them apart.",
-                (queries.growth(reconciled.MISSING_IN_LOG, by=("model_name", "cause"), only=_KINDS[0]),), detail="teams", optional=_NO_BOOKS,
+        ),
+        DashboardRow(
+            "What the sidecar keeps and passes on",
+            (
+                Panel(
+                    "checkpoint",
+                    "Sidecar: counts are safe on disk",
+                    "Whether what the sidecar shows of the request log was written to its file of state. Only what is"
+                    " safe there is shown, so that no restart takes anything back.",
+                    "yes for every sidecar.",
+                    "Figures from the log stand still until it can be written again; nothing is lost meanwhile. The"
+                    " runbook says what may be in the way.",
+                    (queries.now(sidecar.CHECKPOINT_UP, ("instance",)),),
+                    Shape.NUMBER,
+                    detail="teams",
+                    optional=_NO_STATE,
+                ),
+                Panel(
+                    "checkpoint-commits",
+                    "Sidecar: writings of its state",
+                    "How often the state was written, per second. It is written when there is something new to keep.",
+                    "Some per second while requests end, none while nobody asks.",
+                    "None while bytes of the log wait to be read: it cannot be written, or the disk is very slow.",
+                    (queries.rate(sidecar.CHECKPOINT_COMMITS, ("instance",)),),
+                    optional=_NO_STATE,
+                ),
+                Panel(
+                    "checkpoint-bytes",
+                    "Sidecar: size of its state",
+                    "Bytes of the file of state: what was counted, and the ids of the last requests, by which lines"
+                    " that come twice are known.",
+                    "Level; it falls now and then, when the file is begun anew.",
+                    "Growth without end is teams or models without end: see requests without a series of their own.",
+                    (queries.now(sidecar.CHECKPOINT_BYTES, ("instance",)),),
+                    optional=_NO_STATE,
+                ),
+                Panel(
+                    "log-faults",
+                    "Request log: what happened to the files",
+                    "Things that befell a log file, by reason: left out (long, nul, packed), a last line without its"
+                    " end (torn), cut with lines unread (cut), gone at a start (gone), changed where it was read"
+                    " already (reread), a rotated file that cannot be read (unreadable).",
+                    "None, but for torn where a gateway was killed.",
+                    "cut: rotate by renaming, or what was not read yet is lost. long and nul: a writer that is no"
+                    " gateway, or a disk that was full. packed: leave the newest rotated file uncompressed.",
+                    (_happened(sidecar.LOG_FAULTS, "reason"),),
+                    detail="teams",
+                    optional=(
+                        "Nothing happened to a log in this range, or no sidecar is scraped. Run vllm-watch sidecar run"
+                        " to have one."
+                    ),
+                ),
+                Panel(
+                    "log-duplicates",
+                    "Request log: lines that came twice",
+                    "Lines whose request was counted before. They are told by their ids and counted once.",
+                    "Zero.",
+                    "A log that is shipped or copied back comes twice. Nothing is counted twice by it; beyond the ids"
+                    " that are remembered it would be.",
+                    (queries.growth(sidecar.LOG_DUPLICATES, by=(), called="lines"),),
+                    detail="teams",
+                ),
+                Panel(
+                    "log-ahead",
+                    "Request log: records from the future",
+                    "Readings whose newest record ended more than a second after the sidecar's own time.",
+                    "Zero.",
+                    "The clocks of gateway and sidecar differ: set both by NTP. Until then the lag above shows 0 where"
+                    " it should show more.",
+                    (queries.growth(sidecar.LOG_AHEAD, by=(), called="readings"),),
+                    detail="teams",
+                ),
+                Panel(
+                    "ttft-negative",
+                    "First tokens sooner at the client than in the engine",
+                    "Requests whose time to first token was shorter at the gateway than the engine's own figure for it,"
+                    " which cannot be.",
+                    "None.",
+                    "The two measure different things, or a clock jumped: do not trust the panel on what the way adds,"
+                    " on the board Gateway.",
+                    (queries.growth(sidecar.TTFT_NEGATIVE, by=("model_name",)),),
+                    detail="gateway",
+                    optional="Only where the engine tells its own times: start vLLM with --enable-per-request-metrics.",
+                ),
+                Panel(
+                    "spans-dropped",
+                    "Sidecar: spans of requests lost, by reason",
+                    "Spans that never reached the collector: refused by it, or given up while it did not answer and the"
+                    " queue was full.",
+                    "None.",
+                    "The traces of these requests lack the gateway's part. Is the collector up, and does it take what"
+                    " is sent? The sidecar's log has its answer.",
+                    (queries.growth(sidecar.SPANS_DROPPED, by=("reason",)),),
+                    optional=_NO_TRACES,
+                ),
+                Panel(
+                    "spans-sent",
+                    "Sidecar: spans of requests sent",
+                    "Spans per second that the collector took, and those left out on purpose: sampled, of before the"
+                    " start, or without ids.",
+                    "As many as requests end, or the share of them that you sample.",
+                    "Fewer: see spans that wait. incomplete: the log's writer gives no ids or no times.",
+                    (
+                        queries.rate(sidecar.SPANS_SENT, (), "sent"),
+                        queries.rate(sidecar.SPANS_LEFT_OUT, ("reason",), "left out"),
+                    ),
+                    optional=_NO_TRACES,
+                ),
+                Panel(
+                    "spans-waiting",
+                    "Sidecar: spans that wait",
+                    "Spans of requests that wait to be sent or are on their way.",
+                    "Near zero.",
+                    "Growing: the collector does not answer, or is slower than requests end. When the queue is full the"
+                    " oldest are lost.",
+                    (queries.now(sidecar.SPANS_WAITING, (), "waiting"),),
+                    optional=_NO_TRACES,
+                ),
             ),
-            Panel(
-                "missing-in-log-tokens", "Tokens missing in the log, by kind and cause",
-                "Tokens of finished requests that no log shows, or shows without figures (no_usage).",
-                "Zero.",
-                "no_usage: the engine told no usage to the gateway, so these tokens are on no team's account. unknown: see requests beside this.",
-                (queries.growth(reconciled.MISSING_IN_LOG, by=("kind", "cause"), only=_KINDS[1]),), detail="teams", optional=_NO_BOOKS,
+            collapsed=True,
+        ),
+        DashboardRow(
+            "Log against engine, to the last token",
+            (
+                Panel(
+                    "logged-requests",
+                    "Requests finished, by model: log and engine",
+                    "Requests per second that the sidecar took from the request log and from the engines' counters,"
+                    " counted alike: each of n, each prompt, under the engine's name of the model.",
+                    "The two lines of a model lie on each other; the log's comes a moment later.",
+                    "Apart for long: see missing and extra in the log beside this, where it is booked as soon as it is"
+                    " sure.",
+                    tuple(
+                        queries.rate(metric, ("model_name",), called, only=_KINDS[0])
+                        for called, metric in (("log", reconciled.LOGGED), ("engine", reconciled.ENGINE))
+                    ),
+                    optional=_NO_BOOKS,
+                ),
+                Panel(
+                    "logged-tokens",
+                    "Tokens of finished requests, by model and kind: log and engine",
+                    "Tokens per second of prompts and answers, as the request log and as the engines have them.",
+                    "The two lines of a model and kind lie on each other.",
+                    "Apart while requests agree: records without usage, whose tokens nobody knows; a client's stream"
+                    " without usage is one.",
+                    tuple(
+                        queries.rate(metric, ("model_name", "kind"), called, only=_KINDS[1])
+                        for called, metric in (("log", reconciled.LOGGED), ("engine", reconciled.ENGINE))
+                    ),
+                    optional=_NO_BOOKS,
+                ),
+                Panel(
+                    "missing-in-log",
+                    "Missing in the log, by model and cause",
+                    "Requests that an engine finished and no log shows, once that is sure, which takes half a minute or"
+                    " more.",
+                    "Zero.",
+                    "unknown: somebody passes by the gateway, or records are lost. The runbook tells them apart.",
+                    (queries.growth(reconciled.MISSING_IN_LOG, by=("model_name", "cause"), only=_KINDS[0]),),
+                    detail="teams",
+                    optional=_NO_BOOKS,
+                ),
+                Panel(
+                    "missing-in-log-tokens",
+                    "Tokens missing in the log, by kind and cause",
+                    "Tokens of finished requests that no log shows, or shows without figures (no_usage).",
+                    "Zero.",
+                    "no_usage: the engine told no usage to the gateway, so these tokens are on no team's account."
+                    " unknown: see requests beside this.",
+                    (queries.growth(reconciled.MISSING_IN_LOG, by=("kind", "cause"), only=_KINDS[1]),),
+                    detail="teams",
+                    optional=_NO_BOOKS,
+                ),
+                Panel(
+                    "extra-in-log",
+                    "Extra in the log, by model and cause",
+                    "Requests that a log shows and no engine has counted, once that is sure.",
+                    "Zero, apart from restart and start: what an engine finished after it was last looked at, or before"
+                    " it was first.",
+                    "unknown: an engine that the sidecar does not read, or lines that were written twice under new"
+                    " ids.",
+                    (queries.growth(reconciled.EXTRA_IN_LOG, by=("model_name", "cause"), only=_KINDS[0]),),
+                    detail="teams",
+                    optional=_NO_BOOKS,
+                ),
+                Panel(
+                    "books-open",
+                    "Open difference, requests",
+                    "Engine less log, as far as nobody can tell yet what is on its way and what is missing.",
+                    "A few, and back to zero when nobody asks.",
+                    "It rises and stays: it will be booked as missing in the log. Below zero while an engine does not"
+                    " answer: wait for the engine.",
+                    (queries.now(reconciled.OPEN, ("model_name",), only=_KINDS[0]),),
+                    optional=_NO_BOOKS,
+                ),
+                Panel(
+                    "books-open-tokens",
+                    "Open difference, tokens",
+                    "The same for tokens, by kind.",
+                    "What the requests that are open account for.",
+                    "As for requests.",
+                    (queries.now(reconciled.OPEN, ("model_name", "kind"), only=_KINDS[1]),),
+                    optional=_NO_BOOKS,
+                ),
+                Panel(
+                    "books-settled",
+                    "Books settled up to, ago",
+                    "How long ago the newest look at the engines was that has been compared with all that the logs"
+                    " could still say about it.",
+                    "Half a minute, or twice the time that the longest requests take.",
+                    "Growing: an engine does not answer, or the log is not read to its end. Until then nothing is"
+                    " booked as extra in the log.",
+                    (_settled_ago(),),
+                    optional=_NO_BOOKS,
+                ),
+                Panel(
+                    "aborted-tokens",
+                    "Tokens worked on for requests that were aborted",
+                    "Tokens per second that went into answers nobody has, by type. It is told when the engine is next"
+                    " idle, so it comes in steps.",
+                    "A few.",
+                    "Much: clients hang up, and their work is paid for by all; see outcomes on the board Teams.",
+                    (queries.rate(reconciled.ABORTED, ("model_name", "type")),),
+                    detail="teams",
+                    optional=_NO_BOOKS,
+                ),
+                Panel(
+                    "unfinished-tokens",
+                    "Tokens in no finished request",
+                    "Tokens that an engine has worked on for requests that still run, or were aborted since it was last"
+                    " idle, by type.",
+                    "It follows the requests that run, and is zero in an idle engine.",
+                    "Growth that no running request explains is work for requests that were aborted.",
+                    (queries.now(reconciled.UNFINISHED, ("model_name", "type")),),
+                    detail="teams",
+                    optional=_NO_BOOKS,
+                ),
             ),
-            Panel(
-                "extra-in-log", "Extra in the log, by model and cause",
-                "Requests that a log shows and no engine has counted, once that is sure.",
-                "Zero, apart from restart and start: what an engine finished after it was last looked at, or before it was first.",
-                "unknown: an engine that the sidecar does not read, or lines that were written twice under new ids.",
-                (queries.growth(reconciled.EXTRA_IN_LOG, by=("model_name", "cause"), only=_KINDS[0]),), detail="teams", optional=_NO_BOOKS,
-            ),
-            Panel(
-                "books-open", "Open difference, requests",
-                "Engine less log, as far as nobody can tell yet what is on its way and what is missing.",
-                "A few, and back to zero when nobody asks.",
-                "It rises and stays: it will be booked as missing in the log. Below zero while an engine does not answer: wait for the engine.",
-                (queries.now(reconciled.OPEN, ("model_name",), only=_KINDS[0]),), optional=_NO_BOOKS,
-            ),
-            Panel(
-                "books-open-tokens", "Open difference, tokens",
-                "The same for tokens, by kind.",
-                "What the requests that are open account for.",
-                "As for requests.",
-                (queries.now(reconciled.OPEN, ("model_name", "kind"), only=_KINDS[1]),), optional=_NO_BOOKS,
-            ),
-            Panel(
-                "books-settled", "Books settled up to, ago",
-                "How long ago the newest look at the engines was that has been compared with all that the logs could still say about it.",
-                "Half a minute, or twice the time that the longest requests take.",
-                "Growing: an engine does not answer, or the log is not read to its end. Until then nothing is booked as extra in the log.",
-                (_settled_ago(),), optional=_NO_BOOKS,
-            ),
-            Panel(
-                "aborted-tokens", "Tokens worked on for requests that were aborted",
-                "Tokens per second that went into answers nobody has, by type. It is told when the engine is next idle, so it comes in steps.",
-                "A few.",
-                "Much: clients hang up, and their work is paid for by all; see outcomes on the board Teams.",
-                (queries.rate(reconciled.ABORTED, ("model_name", "type")),), detail="teams", optional=_NO_BOOKS,
-            ),
-            Panel(
-                "unfinished-tokens", "Tokens in no finished request",
-                "Tokens that an engine has worked on for requests that still run, or were aborted since it was last idle, by type.",
-                "It follows the requests that run, and is zero in an idle engine.",
-                "Growth that no running request explains is work for requests that were aborted.",
-                (queries.now(reconciled.UNFINISHED, ("model_name", "type")),), detail="teams", optional=_NO_BOOKS,
-            ),
-        ), collapsed=True),
+            collapsed=True,
+        ),
         DashboardRow("The gateway", (LOG, LOOP_LAG)),
-        DashboardRow("Who was turned away", (
-            Panel(
-                "turned-away", "Turned away by a listener, by reason",
-                "Requests and connections that gateway and sidecar refused or cut before anybody else looked at them.",
-                "Zero, but for handshake where something only tries whether the port is open.",
-                "login, logins_waiting: somebody tries passwords, or a scrape has the wrong one. slow_head, gave_way, full: more connections than "
-                "there is room for, or a client that hangs; a firewall keeps them out. pipelined: a client does not wait for its answers. "
-                "head_too_large, bad_request_line, bad_framing: a client that speaks no HTTP/1.1, or a proxy that changes it.",
-                (
-                    queries.growth(gateway.TURNED_AWAY, by=("listener", "reason"), called="gateway"),
-                    queries.growth(sidecar.TURNED_AWAY, by=("reason",), called="sidecar"),
+        DashboardRow(
+            "Who was turned away",
+            (
+                Panel(
+                    "turned-away",
+                    "Turned away by a listener, by reason",
+                    "Requests and connections that gateway and sidecar refused or cut before anybody else looked at"
+                    " them.",
+                    "Zero, but for handshake where something only tries whether the port is open.",
+                    "login, logins_waiting: somebody tries passwords, or a scrape has the wrong one. slow_head,"
+                    " gave_way, full: more connections than there is room for, or a client that hangs; a firewall keeps"
+                    " them out. pipelined: a client does not wait for its answers. head_too_large, bad_request_line,"
+                    " bad_framing: a client that speaks no HTTP/1.1, or a proxy that changes it.",
+                    (
+                        queries.growth(gateway.TURNED_AWAY, by=("listener", "reason"), called="gateway"),
+                        queries.growth(sidecar.TURNED_AWAY, by=("reason",), called="sidecar"),
+                    ),
                 ),
             ),
-        ), collapsed=True),
-        DashboardRow("What the sidecar could not count as it came", (
-            Panel(
-                "log-untimed", "Request log: lines without a time",
-                "Lines that carry no time of their own; the time they were read stands for it.",
-                "Zero with our gateway; other writers may leave it out.",
-                "Curves from these lines are right only while the log is read as it is written: let the writer add ts.",
-                (queries.growth(sidecar.LOG_UNTIMED, by=(), called="lines"),), detail="teams",
-            ),
-            Panel(
-                "log-rotations", "Request log: rotations",
-                "Times a log was replaced or cut under the reader.",
-                "As often as you rotate it.",
-                "More often than that: two writers, or a log cut in place, which loses what was not read yet.",
-                (queries.shortened(queries.growth(sidecar.LOG_ROTATIONS, by=("path",)), "path"),), detail="teams",
-            ),
-            Panel(
-                "folded", "Requests without a series of their own",
-                "Requests counted under __other__, because their team or model came after the table was full.",
-                "Zero.",
-                "Name your teams in the sidecar's settings: those are kept first. Many unknown models are a client that guesses names.",
-                (
-                    queries.growth(sidecar.TEAMS_OVERFLOW, by=(), called="team"),
-                    queries.growth(sidecar.MODELS_OVERFLOW, by=(), called="model"),
+            collapsed=True,
+        ),
+        DashboardRow(
+            "What the sidecar could not count as it came",
+            (
+                Panel(
+                    "log-untimed",
+                    "Request log: lines without a time",
+                    "Lines that carry no time of their own; the time they were read stands for it.",
+                    "Zero with our gateway; other writers may leave it out.",
+                    "Curves from these lines are right only while the log is read as it is written: let the writer"
+                    " add ts.",
+                    (queries.growth(sidecar.LOG_UNTIMED, by=(), called="lines"),),
+                    detail="teams",
                 ),
-                detail="teams",
-            ),
-            Panel(
-                "unknown-families", "Series of vLLM that we do not know",
-                "Families on an engine's page that this release of vllm-watch does not know.",
-                "Zero.",
-                "The engine is newer than the catalogue: vllm-watch metrics check with its address names them, and tells which panels it starves.",
-                (queries.now(sidecar.ENGINE_UNKNOWN_FAMILIES, ("upstream",)),), detail="tuning",
-            ),
-            Panel(
-                "source-duration", "How long a reading takes, by source",
-                "Duration of the last reading of each source.",
-                "Far below a second.",
-                "A slow engine page is a busy API server; a slow GPU reading is the driver.",
-                (queries.shortened(queries.worst(sidecar.SOURCE_DURATION, ("source",)), "source"),),
-            ),
-            Panel(
-                "lab-processes", "Processes of the lab",
-                "Whether each process of the embedded lab runs and answers.",
-                "All yes.",
-                "The lab's page says why a process stopped and shows the end of its log.",
-                (queries.now(sidecar.LAB_PROCESS_UP, ("process",)),), Shape.NUMBER,
-                optional="This stack is not the embedded lab. Start that with make lab to see its processes here.",
-            ),
-        ), collapsed=True),
-        DashboardRow("Prometheus' store, Alertmanager", (
-            Panel(
-                "samples-refused", "Samples that Prometheus refused",
-                "Samples with a time that is taken or past, and scrapes thrown away whole because the page was too large.",
-                "Zero.",
-                "Taken times mean that two targets have the same labels: look for one engine in two scrape jobs.",
-                (
-                    queries.growth(self_monitoring.SAMPLES_DUPLICATE, by=(), called="time is taken"),
-                    queries.growth(self_monitoring.SAMPLES_OUT_OF_ORDER, by=(), called="time is past"),
-                    queries.growth(self_monitoring.SCRAPES_OVER_LIMIT, by=(), called="page too large"),
+                Panel(
+                    "log-rotations",
+                    "Request log: rotations",
+                    "Times a log was replaced or cut under the reader.",
+                    "As often as you rotate it.",
+                    "More often than that: two writers, or a log cut in place, which loses what was not read yet.",
+                    (queries.shortened(queries.growth(sidecar.LOG_ROTATIONS, by=("path",)), "path"),),
+                    detail="teams",
                 ),
-            ),
-            Panel(
-                "samples-stored", "Samples stored",
-                "Samples per second that Prometheus stores.",
-                "Level.",
-                "A fall is a target that went away; a rise is a new one, or a label with too many values.",
-                (queries.rate(self_monitoring.SAMPLES_APPENDED, (), "samples"),),
-            ),
-            Panel(
-                "config-loaded", "Configuration read",
-                "no when the last reading of the configuration failed: the old one is still in use.",
-                "yes for both.",
-                "What you changed is not in effect: promtool check config or amtool check-config says where the error is.",
-                (
-                    queries.now(self_monitoring.CONFIG_LOADED, (), "Prometheus"),
-                    queries.now(self_monitoring.ALERTMANAGER_CONFIG_LOADED, (), "Alertmanager"),
+                Panel(
+                    "folded",
+                    "Requests without a series of their own",
+                    "Requests counted under __other__, because their team or model came after the table was full.",
+                    "Zero.",
+                    "Name your teams in the sidecar's settings: those are kept first. Many unknown models are a client"
+                    " that guesses names.",
+                    (
+                        queries.growth(sidecar.TEAMS_OVERFLOW, by=(), called="team"),
+                        queries.growth(sidecar.MODELS_OVERFLOW, by=(), called="model"),
+                    ),
+                    detail="teams",
                 ),
-                Shape.NUMBER,
-            ),
-            Panel(
-                "alertmanagers", "Alertmanagers that Prometheus knows",
-                "How many Alertmanagers Prometheus sends to.",
-                "As many as you run, and never zero.",
-                "Zero: alerts fire and nobody is told. Add alerting to Prometheus' configuration.",
-                (queries.now(self_monitoring.ALERTMANAGERS, (), "known"),),
-            ),
-            Panel(
-                "alertmanager-alerts", "Alertmanager: alerts, by state",
-                "Alerts that Alertmanager holds: active, suppressed by a silence or another alert, or not yet looked at.",
-                "As many as fire; VLLMWatchdog is always among them.",
-                "Suppressed and not by you: look for a forgotten silence.",
-                (queries.now(self_monitoring.ALERTMANAGER_ALERTS, ("state",)),), Shape.STACK, detail="overview",
-            ),
-            Panel(
-                "alertmanager-notifications", "Alertmanager: notifications",
-                "Notifications that Alertmanager tried to send, those that failed, and alerts that it refused as malformed.",
-                "None failed, none refused.",
-                "Nobody was told: Alertmanager's log names the receiver and its answer.",
-                (
-                    queries.growth(self_monitoring.ALERTMANAGER_NOTIFICATIONS, by=(), called="tried"),
-                    queries.growth(self_monitoring.ALERTMANAGER_NOTIFICATIONS_FAILED, by=("integration",), called="failed"),
-                    queries.growth(self_monitoring.ALERTMANAGER_INVALID, by=(), called="refused"),
+                Panel(
+                    "unknown-families",
+                    "Series of vLLM that we do not know",
+                    "Families on an engine's page that this release of vllm-watch does not know.",
+                    "Zero.",
+                    "The engine is newer than the catalogue: vllm-watch metrics check with its address names them, and"
+                    " tells which panels it starves.",
+                    (queries.now(sidecar.ENGINE_UNKNOWN_FAMILIES, ("upstream",)),),
+                    detail="tuning",
+                ),
+                Panel(
+                    "source-duration",
+                    "How long a reading takes, by source",
+                    "Duration of the last reading of each source.",
+                    "Far below a second.",
+                    "A slow engine page is a busy API server; a slow GPU reading is the driver.",
+                    (queries.shortened(queries.worst(sidecar.SOURCE_DURATION, ("source",)), "source"),),
+                ),
+                Panel(
+                    "lab-processes",
+                    "Processes of the lab",
+                    "Whether each process of the embedded lab runs and answers.",
+                    "All yes.",
+                    "The lab's page says why a process stopped and shows the end of its log.",
+                    (queries.now(sidecar.LAB_PROCESS_UP, ("process",)),),
+                    Shape.NUMBER,
+                    optional="This stack is not the embedded lab. Start that with make lab to see its processes here.",
                 ),
             ),
-        ), collapsed=True),
-        DashboardRow("The collector", (
-            Panel(
-                "spans-in", "Collector: spans taken and refused",
-                "Spans per second that the collector took, and that it sent back because it was full. It shows no count before the first, so the "
-                "first burst after its start is not in these curves.",
-                "Nothing refused.",
-                "Refused spans are traces with holes: give the collector more memory, or let vLLM sample.",
-                (
-                    queries.rate(self_monitoring.SPANS_ACCEPTED, ("receiver",), "taken"),
-                    _never_is_zero(self_monitoring.SPANS_REFUSED, self_monitoring.SPANS_ACCEPTED, "refused", ("receiver",)),
+            collapsed=True,
+        ),
+        DashboardRow(
+            "Prometheus' store, Alertmanager",
+            (
+                Panel(
+                    "samples-refused",
+                    "Samples that Prometheus refused",
+                    "Samples with a time that is taken or past, and scrapes thrown away whole because the page was too"
+                    " large.",
+                    "Zero.",
+                    "Taken times mean that two targets have the same labels: look for one engine in two scrape jobs.",
+                    (
+                        queries.growth(self_monitoring.SAMPLES_DUPLICATE, by=(), called="time is taken"),
+                        queries.growth(self_monitoring.SAMPLES_OUT_OF_ORDER, by=(), called="time is past"),
+                        queries.growth(self_monitoring.SCRAPES_OVER_LIMIT, by=(), called="page too large"),
+                    ),
                 ),
-                optional=_NO_SPANS,
-            ),
-            Panel(
-                "spans-out", "Collector: spans sent and given up",
-                "Spans per second that arrived at the trace store, and that were given up after the last retry. It shows no count before the first, "
-                "so the first burst of either is not in these curves.",
-                "Nothing given up, and as many sent as taken.",
-                "The trace store does not answer or refuses: the collector's log has its answer.",
-                (
-                    queries.rate(self_monitoring.SPANS_SENT, ("exporter",), "sent"),
-                    _never_is_zero(self_monitoring.SPANS_SEND_FAILED, self_monitoring.SPANS_SENT, "given up", ("exporter",)),
+                Panel(
+                    "samples-stored",
+                    "Samples stored",
+                    "Samples per second that Prometheus stores.",
+                    "Level.",
+                    "A fall is a target that went away; a rise is a new one, or a label with too many values.",
+                    (queries.rate(self_monitoring.SAMPLES_APPENDED, (), "samples"),),
                 ),
-                optional=_NO_SPANS,
+                Panel(
+                    "config-loaded",
+                    "Configuration read",
+                    "no when the last reading of the configuration failed: the old one is still in use.",
+                    "yes for both.",
+                    "What you changed is not in effect: promtool check config or amtool check-config says where the"
+                    " error is.",
+                    (
+                        queries.now(self_monitoring.CONFIG_LOADED, (), "Prometheus"),
+                        queries.now(self_monitoring.ALERTMANAGER_CONFIG_LOADED, (), "Alertmanager"),
+                    ),
+                    Shape.NUMBER,
+                ),
+                Panel(
+                    "alertmanagers",
+                    "Alertmanagers that Prometheus knows",
+                    "How many Alertmanagers Prometheus sends to.",
+                    "As many as you run, and never zero.",
+                    "Zero: alerts fire and nobody is told. Add alerting to Prometheus' configuration.",
+                    (queries.now(self_monitoring.ALERTMANAGERS, (), "known"),),
+                ),
+                Panel(
+                    "alertmanager-alerts",
+                    "Alertmanager: alerts, by state",
+                    "Alerts that Alertmanager holds: active, suppressed by a silence or another alert, or not yet"
+                    " looked at.",
+                    "As many as fire; VLLMWatchdog is always among them.",
+                    "Suppressed and not by you: look for a forgotten silence.",
+                    (queries.now(self_monitoring.ALERTMANAGER_ALERTS, ("state",)),),
+                    Shape.STACK,
+                    detail="overview",
+                ),
+                Panel(
+                    "alertmanager-notifications",
+                    "Alertmanager: notifications",
+                    "Notifications that Alertmanager tried to send, those that failed, and alerts that it refused as"
+                    " malformed.",
+                    "None failed, none refused.",
+                    "Nobody was told: Alertmanager's log names the receiver and its answer.",
+                    (
+                        queries.growth(self_monitoring.ALERTMANAGER_NOTIFICATIONS, by=(), called="tried"),
+                        queries.growth(
+                            self_monitoring.ALERTMANAGER_NOTIFICATIONS_FAILED, by=("integration",), called="failed"
+                        ),
+                        queries.growth(self_monitoring.ALERTMANAGER_INVALID, by=(), called="refused"),
+                    ),
+                ),
             ),
-            Panel(
-                "export-queue", "Collector: queue in use",
-                "Share of the collector's sending queue that is filled with batches.",
-                "Near zero.",
-                "At its end spans are thrown away: the trace store is slower than what comes in.",
-                (_queue(),),
-                optional="No exporter of the collector has a sending queue, or the collector is not scraped. Send spans to a trace store with "
-                "otlp_http or otlp_grpc instead of debug.",
+            collapsed=True,
+        ),
+        DashboardRow(
+            "The collector",
+            (
+                Panel(
+                    "spans-in",
+                    "Collector: spans taken and refused",
+                    "Spans per second that the collector took, and that it sent back because it was full. It shows no"
+                    " count before the first, so the first burst after its start is not in these curves.",
+                    "Nothing refused.",
+                    "Refused spans are traces with holes: give the collector more memory, or let vLLM sample.",
+                    (
+                        queries.rate(self_monitoring.SPANS_ACCEPTED, ("receiver",), "taken"),
+                        _never_is_zero(
+                            self_monitoring.SPANS_REFUSED, self_monitoring.SPANS_ACCEPTED, "refused", ("receiver",)
+                        ),
+                    ),
+                    optional=_NO_SPANS,
+                ),
+                Panel(
+                    "spans-out",
+                    "Collector: spans sent and given up",
+                    "Spans per second that arrived at the trace store, and that were given up after the last retry. It"
+                    " shows no count before the first, so the first burst of either is not in these curves.",
+                    "Nothing given up, and as many sent as taken.",
+                    "The trace store does not answer or refuses: the collector's log has its answer.",
+                    (
+                        queries.rate(self_monitoring.SPANS_SENT, ("exporter",), "sent"),
+                        _never_is_zero(
+                            self_monitoring.SPANS_SEND_FAILED, self_monitoring.SPANS_SENT, "given up", ("exporter",)
+                        ),
+                    ),
+                    optional=_NO_SPANS,
+                ),
+                Panel(
+                    "export-queue",
+                    "Collector: queue in use",
+                    "Share of the collector's sending queue that is filled with batches.",
+                    "Near zero.",
+                    "At its end spans are thrown away: the trace store is slower than what comes in.",
+                    (_queue(),),
+                    optional=(
+                        "No exporter of the collector has a sending queue, or the collector is not scraped. Send spans"
+                        " to a trace store with otlp_http or otlp_grpc instead of debug."
+                    ),
+                ),
             ),
-        ), collapsed=True),
+            collapsed=True,
+        ),
     ),
-)  # fmt: skip
+)

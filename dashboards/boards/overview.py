@@ -10,8 +10,8 @@ from exporters.catalogue import promql, sidecar, vllm
 from exporters.catalogue.metric import Unit
 from exporters.catalogue.prometheus import UP
 
-# An engine that was seen within it and does not answer now is down, not unknown: while Prometheus still tries it, and once it does not any
-# more. The latter is short, because a replaced pod was meant to go.
+# An engine that was seen within it and does not answer now is down, not unknown: while Prometheus still tries it, and
+# once it does not any more. The latter is short, because a replaced pod was meant to go.
 _TRIED_WITHIN, _GONE_WITHIN = "1d", "1h"
 
 
@@ -30,12 +30,18 @@ def _unknown() -> Query:
 
 
 def _engines() -> Query:
-    """Targets that showed an engine's series: also those that do not answer any more, and those that are no targets any more."""
+    """Targets that showed an engine's series: also those that do not answer any more, and those that are no targets any
+    more."""
     place = queries.where(vllm.NUM_REQUESTS_RUNNING)
     engine = tuple(matcher for matcher in place if "model_name" not in matcher)
-    tried, gone = (f"last_over_time({promql.series(vllm.NUM_REQUESTS_RUNNING, place)}[{within}])" for within in (_TRIED_WITHIN, _GONE_WITHIN))
+    tried, gone = (
+        f"last_over_time({promql.series(vllm.NUM_REQUESTS_RUNNING, place)}[{within}])"
+        for within in (_TRIED_WITHIN, _GONE_WITHIN)
+    )
     tells = f"{promql.series(UP, engine)} and on (job, instance) {tried}"
-    return Query(f"{tells} or on (job, instance) (group by (job, instance) ({gone}) * 0)", "{{instance}}", shown_unit(Unit.FLAG))
+    return Query(
+        f"{tells} or on (job, instance) (group by (job, instance) ({gone}) * 0)", "{{instance}}", shown_unit(Unit.FLAG)
+    )
 
 
 BOARD = Dashboard(
@@ -49,10 +55,11 @@ BOARD = Dashboard(
                 Panel(
                     "ttft-p95",
                     "Time to first token, p95",
-                    "From a request's arrival at the engine to its first token; one request in twenty takes longer. A request that never gets a "
-                    "first token adds no sample, so a stalled engine looks quiet here.",
+                    "From a request's arrival at the engine to its first token; one request in twenty takes longer. A"
+                    " request that never gets a first token adds no sample, so a stalled engine looks quiet here.",
                     "Under the dashed line; for chat, under 2 s.",
-                    "Look at queue time first: if it rises with it, the engine is full; if not, prompts grew or the cache stopped hitting.",
+                    "Look at queue time first: if it rises with it, the engine is full; if not, prompts grew or the"
+                    " cache stopped hitting.",
                     (queries.p95(vllm.TIME_TO_FIRST_TOKEN),),
                     threshold=thresholds.TTFT_P95,
                     detail="latency",
@@ -60,10 +67,11 @@ BOARD = Dashboard(
                 Panel(
                     "inter-token-latency",
                     "Inter-token latency, p95",
-                    "Gap between two outputs of a running request: the pace at which users read. Below 10 ms, the first bound of vLLM's histogram, "
-                    "it is shown as < 10 ms.",
+                    "Gap between two outputs of a running request: the pace at which users read. Below 10 ms, the first"
+                    " bound of vLLM's histogram, it is shown as < 10 ms.",
                     "Steady; 50 ms is twenty tokens a second, faster than anyone reads.",
-                    "It grows with the batch: compare with running requests. Spikes while long prompts arrive mean head-of-line blocking.",
+                    "It grows with the batch: compare with running requests. Spikes while long prompts arrive mean"
+                    " head-of-line blocking.",
                     (queries.p95(vllm.INTER_TOKEN_LATENCY),),
                     threshold=thresholds.INTER_TOKEN_P95,
                     detail="latency",
@@ -71,13 +79,25 @@ BOARD = Dashboard(
                 Panel(
                     "error-ratio",
                     "Error ratio",
-                    "Share of requests that ended in an error or timeout: as the request log knows it, and as the engine counts it. Refusals are "
-                    f"policy and stand apart; the engine does not count clients that hung up. {TWO_SIDES}",
+                    "Share of requests that ended in an error or timeout: as the request log knows it, and as the"
+                    " engine counts it. Refusals are policy and stand apart; the engine does not count clients that"
+                    f" hung up. {TWO_SIDES}",
                     "Zero, and under 0.5 % at any time.",
                     "Open the runbook; the Teams board says which route, which reason and whose requests.",
                     (
-                        queries.share(sidecar.REQUESTS, sidecar.REQUESTS, called="log", part_only=sidecar.FAILED, only=queries.KNOWN),
-                        queries.share(vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, called="engine", part_only=('finished_reason="error"',)),
+                        queries.share(
+                            sidecar.REQUESTS,
+                            sidecar.REQUESTS,
+                            called="log",
+                            part_only=sidecar.FAILED,
+                            only=queries.KNOWN,
+                        ),
+                        queries.share(
+                            vllm.REQUEST_SUCCESS,
+                            vllm.REQUEST_SUCCESS,
+                            called="engine",
+                            part_only=('finished_reason="error"',),
+                        ),
                     ),
                     threshold=thresholds.ERROR_RATIO,
                     detail="teams",
@@ -91,11 +111,14 @@ BOARD = Dashboard(
                 Panel(
                     "queue-time",
                     "Queue time, mean and p95",
-                    "Waiting in the engine until first scheduled. vLLM's first bound is 0.3 s: below it the p95 is shown as < 300 ms, and "
-                    "the mean says more.",
+                    "Waiting in the engine until first scheduled. vLLM's first bound is 0.3 s: below it the p95 is"
+                    " shown as < 300 ms, and the mean says more.",
                     "Near zero.",
                     "When it grows, the engine is full: admit less, cap outputs, or add a replica.",
-                    (queries.mean(vllm.REQUEST_QUEUE_TIME, called="mean"), queries.p95(vllm.REQUEST_QUEUE_TIME, called="p95")),
+                    (
+                        queries.mean(vllm.REQUEST_QUEUE_TIME, called="mean"),
+                        queries.p95(vllm.REQUEST_QUEUE_TIME, called="p95"),
+                    ),
                     threshold=thresholds.QUEUE_TIME_P95,
                     detail="latency",
                 ),
@@ -104,21 +127,29 @@ BOARD = Dashboard(
                     "Requests running and waiting",
                     "Running requests share each step of the engine; waiting ones are accepted and not scheduled yet.",
                     "Nobody waits for longer than a moment.",
-                    "If running stands at max_num_seqs times the number of engines, the configuration is the limit; if it stands below it, the KV "
-                    "cache is.",
-                    (queries.now(vllm.NUM_REQUESTS_RUNNING, called="running"), queries.now(vllm.NUM_REQUESTS_WAITING, called="waiting")),
+                    "If running stands at max_num_seqs times the number of engines, the configuration is the limit; if"
+                    " it stands below it, the KV cache is.",
+                    (
+                        queries.now(vllm.NUM_REQUESTS_RUNNING, called="running"),
+                        queries.now(vllm.NUM_REQUESTS_WAITING, called="waiting"),
+                    ),
                     detail="kv-cache",
                 ),
                 Panel(
                     "waiting-by-reason",
                     "Waiting, by reason",
-                    "capacity waits for room in the batch or the KV cache; deferred is held back by LoRA limits or a KV transfer.",
+                    "capacity waits for room in the batch or the KV cache; deferred is held back by LoRA limits or a KV"
+                    " transfer.",
                     "Zero; only capacity says that the engine is full.",
-                    "Capacity: see queue time and KV cache. Deferred: see adapters and transfers on the Tuning options dashboard.",
+                    "Capacity: see queue time and KV cache. Deferred: see adapters and transfers on the Tuning options"
+                    " dashboard.",
                     (queries.now(vllm.NUM_REQUESTS_WAITING_BY_REASON, by=("model_name", "reason")),),
                     Shape.STACK,
                     detail="tuning-options",
-                    optional="vLLM says by which reason requests wait since 0.20; the engines here are older, or none is scraped.",
+                    optional=(
+                        "vLLM says by which reason requests wait since 0.20; the engines here are older, or none is"
+                        " scraped."
+                    ),
                 ),
             ),
         ),
@@ -130,7 +161,8 @@ BOARD = Dashboard(
                     "Generation throughput",
                     "Tokens generated per second, all engines of a model together.",
                     "Follows demand; under load it stays level while queue time is low.",
-                    "A fall while requests run means slower steps: see inter-token latency, preemptions and the GPU's clocks.",
+                    "A fall while requests run means slower steps: see inter-token latency, preemptions and the GPU's"
+                    " clocks.",
                     (queries.rate(vllm.GENERATION_TOKENS),),
                     detail="latency",
                 ),
@@ -146,9 +178,11 @@ BOARD = Dashboard(
                 Panel(
                     "cache-hit-ratio",
                     "Prefix cache hit ratio",
-                    "Share of looked-up prompt tokens that were found in the prefix cache. Absent while nothing is asked.",
+                    "Share of looked-up prompt tokens that were found in the prefix cache. Absent while nothing is"
+                    " asked.",
                     "Depends on how much your prompts share; what matters is that it does not fall.",
-                    "After a sudden fall look for a changed template, a timestamp early in the prompt, or a new way of routing.",
+                    "After a sudden fall look for a changed template, a timestamp early in the prompt, or a new way of"
+                    " routing.",
                     (queries.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES),),
                     detail="kv-cache",
                 ),
@@ -157,8 +191,8 @@ BOARD = Dashboard(
                     "KV cache use, fullest engine",
                     "Share of KV-cache blocks in use on the fullest engine of a model.",
                     "Under 90 %; high use alone is efficient.",
-                    "Full while requests wait: preemption, which is work computed twice, is close. See preemptions on the KV cache board; shorten "
-                    "contexts or add memory.",
+                    "Full while requests wait: preemption, which is work computed twice, is close. See preemptions on"
+                    " the KV cache board; shorten contexts or add memory.",
                     (queries.worst(vllm.KV_CACHE_USAGE),),
                     threshold=thresholds.KV_CACHE_USAGE,
                     detail="kv-cache",
@@ -166,23 +200,36 @@ BOARD = Dashboard(
                 Panel(
                     "tpot",
                     "Time per output token, mean of requests, p95",
-                    f"For each finished request the mean time per token after the first; one request in twenty is slower on average. {TWO_SIDES}",
+                    "For each finished request the mean time per token after the first; one request in twenty is"
+                    f" slower on average. {TWO_SIDES}",
                     "Close to inter-token latency.",
                     "Far above it, some requests are starved or preempted: see preemptions on the KV cache board.",
-                    (queries.p95(vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, called="engine"), queries.p95(sidecar.TPOT, called="client")),
+                    (
+                        queries.p95(vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, called="engine"),
+                        queries.p95(sidecar.TPOT, called="client"),
+                    ),
                     detail="latency",
-                    optional="vLLM shows this since 0.11, and the sidecar from the request log; older engines have inter-token latency.",
+                    optional=(
+                        "vLLM shows this since 0.11, and the sidecar from the request log; older engines have"
+                        " inter-token latency."
+                    ),
                 ),
                 Panel(
                     "rejection-ratio",
                     "Rejection ratio",
-                    "Share of requests that were refused: by the gateway for a team's limits, as the log knows it, and by the engine's own queue "
-                    "limit. "
-                    f"Requests with an unknown key or model stand apart, below. {TWO_SIDES}",
+                    "Share of requests that were refused: by the gateway for a team's limits, as the log knows it, and"
+                    " by the engine's own queue limit. Requests with an unknown key or model stand apart, below."
+                    f" {TWO_SIDES}",
                     "Zero, or what your admission policy means to refuse.",
                     "Open the Teams board: it says which team and for which reason.",
                     (
-                        queries.share(sidecar.REQUESTS, sidecar.REQUESTS, called="log", part_only=('outcome="rejected"',), only=queries.KNOWN),
+                        queries.share(
+                            sidecar.REQUESTS,
+                            sidecar.REQUESTS,
+                            called="log",
+                            part_only=('outcome="rejected"',),
+                            only=queries.KNOWN,
+                        ),
                         _refused_by_the_engine(),
                     ),
                     detail="teams",
@@ -196,8 +243,8 @@ BOARD = Dashboard(
                 Panel(
                     "engines-up",
                     "Engines up",
-                    "yes while Prometheus reaches an engine; every target that showed vLLM's series within the last day is here. One that is no "
-                    "target any more, such as a replaced pod, stays no for an hour.",
+                    "yes while Prometheus reaches an engine; every target that showed vLLM's series within the last day"
+                    " is here. One that is no target any more, such as a replaced pod, stays no for an hour.",
                     "All yes.",
                     "Open the runbook; the Fleet board shows restarts and engines that are up and frozen.",
                     (_engines(),),
@@ -209,16 +256,18 @@ BOARD = Dashboard(
                 Panel(
                     "unknown",
                     "Unknown key or model",
-                    "Requests per second that no team or served model stands behind, by reason. They are in no ratio above. A served model counts "
-                    "here too where the sidecar's table of names is full.",
+                    "Requests per second that no team or served model stands behind, by reason. They are in no ratio"
+                    " above. A served model counts here too where the sidecar's table of names is full.",
                     "Next to none.",
-                    "unknown_key, no_key: somebody's client has a wrong key, or tries keys. bad_request: a client asks for a model that no engine "
-                    "serves; the Teams board says whose.",
+                    "unknown_key, no_key: somebody's client has a wrong key, or tries keys. bad_request: a client asks"
+                    " for a model that no engine serves; the Teams board says whose.",
                     (_unknown(),),
                     detail="teams",
                     width=6,
                     height=5,
-                    optional="No request with an unknown key or model in this range, or no sidecar reads a request log.",
+                    optional=(
+                        "No request with an unknown key or model in this range, or no sidecar reads a request log."
+                    ),
                 ),
                 Panel(
                     "firing-alerts",

@@ -47,7 +47,13 @@ def _hits(offset: str = "") -> tuple[Query, ...]:
 def _errors(offset: str = "") -> tuple[Query, ...]:
     return (
         queries.share(sidecar.REQUESTS, sidecar.REQUESTS, called="log", part_only=sidecar.FAILED, offset=offset),
-        queries.share(vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, called="engine", part_only=('finished_reason="error"',), offset=offset),
+        queries.share(
+            vllm.REQUEST_SUCCESS,
+            vllm.REQUEST_SUCCESS,
+            called="engine",
+            part_only=('finished_reason="error"',),
+            offset=offset,
+        ),
     )
 
 
@@ -56,18 +62,34 @@ def _memory(offset: str = "") -> tuple[Query, ...]:
 
 
 def _pair(
-    slug: str, figure: str, good: str, act: str, asked: Asked, threshold: Threshold | None = None, detail: str = "", full_scale: bool = True,
+    slug: str,
+    figure: str,
+    good: str,
+    act: str,
+    asked: Asked,
+    threshold: Threshold | None = None,
+    detail: str = "",
+    full_scale: bool = True,
     also: str = "",
-) -> tuple[Panel, Panel]:  # fmt: skip
-    """The same figure twice, side by side. Marks stand at their own time, not moved with the curve. also: what else the figure means."""
+) -> tuple[Panel, Panel]:
+    """The same figure twice, side by side. Marks stand at their own time, not moved with the curve. also: what else the
+    figure means."""
 
     def half(when: str, offset: str) -> Panel:
         return Panel(
-            f"{slug}-{when}", f"{figure}: {when}",
-            f"{figure}, drawn later by what is chosen as {when.capitalize()}. The two axes may differ in scale; marks are not moved with the "
-            f"curve. {also}".rstrip(),
-            good, act, asked(offset), threshold=threshold, detail=detail, width=6, height=6, full_scale=full_scale,
-        )  # fmt: skip
+            f"{slug}-{when}",
+            f"{figure}: {when}",
+            f"{figure}, drawn later by what is chosen as {when.capitalize()}. The two axes may differ in scale; marks"
+            f" are not moved with the curve. {also}".rstrip(),
+            good,
+            act,
+            asked(offset),
+            threshold=threshold,
+            detail=detail,
+            width=6,
+            height=6,
+            full_scale=full_scale,
+        )
 
     return half("before", _BEFORE), half("after", _AFTER)
 
@@ -75,11 +97,16 @@ def _pair(
 def _mix(slug: str, title: str, means: str, asked: Callable[[str, str], Query]) -> Panel:
     """Both windows in one picture: what matters is whether the two lines lie on each other."""
     return Panel(
-        slug, title, f"{means} Both windows in one picture, before and after.",
+        slug,
+        title,
+        f"{means} Both windows in one picture, before and after.",
         "Both lines at the same height.",
-        "Where they differ, the load changed with the setting: compare under the same workload, or look at another pair of windows.",
-        (asked("before", _BEFORE), asked("after", _AFTER)), detail="latency", height=6,
-    )  # fmt: skip
+        "Where they differ, the load changed with the setting: compare under the same workload, or look at another pair"
+        " of windows.",
+        (asked("before", _BEFORE), asked("after", _AFTER)),
+        detail="latency",
+        height=6,
+    )
 
 
 def _engine(by_upstream: str, called: str, unit: Unit) -> Query:
@@ -95,7 +122,9 @@ BOARD = Dashboard(
     regions=True,
     extra=(
         Variable("before", "Before: this long ago", kind="custom", options=_AGO, default="1h"),
-        Variable("after", f"After: this long ago ({_NOW} means now)", kind="custom", options=(_NOW, *_AGO), default=_NOW),
+        Variable(
+            "after", f"After: this long ago ({_NOW} means now)", kind="custom", options=(_NOW, *_AGO), default=_NOW
+        ),
     ),
     rows=(
         DashboardRow(
@@ -104,11 +133,12 @@ BOARD = Dashboard(
                 Panel(
                     "ttft-p95",
                     "Time to first token, p95",
-                    "From a request's arrival at the engine to its first token; one request in twenty takes longer. Regions are tuning events while "
-                    "the engine settles: ten minutes of warming caches that say nothing about the change.",
+                    "From a request's arrival at the engine to its first token; one request in twenty takes longer."
+                    " Regions are tuning events while the engine settles: ten minutes of warming caches that say"
+                    " nothing about the change.",
                     "Lower after the region than before it, and under the dashed line.",
-                    "Choose two windows below, one on each side of the event and of the same length, and look at the request mix before you believe "
-                    "a difference.",
+                    "Choose two windows below, one on each side of the event and of the same length, and look at the"
+                    " request mix before you believe a difference.",
                     _ttft(),
                     threshold=thresholds.TTFT_P95,
                     detail="latency",
@@ -117,9 +147,11 @@ BOARD = Dashboard(
                 Panel(
                     "inter-token-latency",
                     "Inter-token latency, p95",
-                    "Gap between two outputs of a running request. Below 10 ms the first bucket of vLLM's histogram hides the true value.",
+                    "Gap between two outputs of a running request. Below 10 ms the first bucket of vLLM's histogram"
+                    " hides the true value.",
                     "No higher after the change than before it.",
-                    "Throughput is often bought with it: a larger batch makes every step longer. Decide which of the two your users feel.",
+                    "Throughput is often bought with it: a larger batch makes every step longer. Decide which of the"
+                    " two your users feel.",
                     _pace(),
                     detail="latency",
                     width=6,
@@ -127,9 +159,11 @@ BOARD = Dashboard(
                 Panel(
                     "queue-time-mean",
                     "Queue time, mean",
-                    "Waiting in the engine until first scheduled, on average. The mean is exact, while a percentile below 0.3 s would be a guess.",
+                    "Waiting in the engine until first scheduled, on average. The mean is exact, while a percentile"
+                    " below 0.3 s would be a guess.",
                     "Near zero, before and after.",
-                    "When it fell, check that fewer requests were not the reason. When it rose, the change cost capacity.",
+                    "When it fell, check that fewer requests were not the reason. When it rose, the change cost"
+                    " capacity.",
                     _waited(),
                     detail="latency",
                     width=6,
@@ -149,16 +183,19 @@ BOARD = Dashboard(
                     "Prefix cache hit ratio",
                     "Share of looked-up prompt tokens found in the prefix cache. It starts empty after every restart.",
                     "Back at its old level when the region ends.",
-                    "Lower for good: look for a changed template, block size or routing. Leave the warming minutes out of any comparison.",
+                    "Lower for good: look for a changed template, block size or routing. Leave the warming minutes out"
+                    " of any comparison.",
                     _hits(),
                     detail="kv-cache",
                 ),
                 Panel(
                     "error-ratio",
                     "Error ratio",
-                    f"Share of requests that ended in an error or timeout: as the request log knows it, and as the engine counts it. {TWO_SIDES}",
+                    "Share of requests that ended in an error or timeout: as the request log knows it, and as the"
+                    f" engine counts it. {TWO_SIDES}",
                     "Zero on both sides of the change.",
-                    "A change that makes requests fail is undone first and understood afterwards; the Teams board has the reasons.",
+                    "A change that makes requests fail is undone first and understood afterwards; the Teams board has"
+                    " the reasons.",
                     _errors(),
                     threshold=thresholds.ERROR_RATIO,
                     detail="teams",
@@ -169,8 +206,8 @@ BOARD = Dashboard(
                     "KV cache use, fullest engine",
                     "Share of KV-cache blocks in use on the fullest engine of a model.",
                     "Under 90 %; a change that frees blocks shows here first.",
-                    "Full while requests wait: preemption is close. See preemptions on the KV cache board; undo what made contexts or the batch "
-                    "larger, or add memory.",
+                    "Full while requests wait: preemption is close. See preemptions on the KV cache board; undo what"
+                    " made contexts or the batch larger, or add memory.",
                     _memory(),
                     threshold=thresholds.KV_CACHE_USAGE,
                     detail="kv-cache",
@@ -184,7 +221,8 @@ BOARD = Dashboard(
                     "ttft",
                     "Time to first token, p95",
                     "Lower on the right.",
-                    "A difference counts only where the request mix below is the same; a p95 of few requests jumps by itself.",
+                    "A difference counts only where the request mix below is the same; a p95 of few requests jumps by"
+                    " itself.",
                     _ttft,
                     thresholds.TTFT_P95,
                     "latency",
@@ -244,39 +282,57 @@ BOARD = Dashboard(
                 Panel(
                     "last-events",
                     "Last event of each kind",
-                    "How long ago the newest event of each kind happened, and how many are on record. change and note come from people; restart, "
-                    "version and config are seen by the sidecar.",
+                    "How long ago the newest event of each kind happened, and how many are on record. change and note"
+                    " come from people; restart, version and config are seen by the sidecar.",
                     "The event you want to judge is the newest one, and nothing else happened since.",
-                    "Two changes in one window cannot be told apart: choose windows with one between them, or repeat them one by one.",
+                    "Two changes in one window cannot be told apart: choose windows with one between them, or repeat"
+                    " them one by one.",
                     (
                         Query(
-                            f"time() - {promql.current(sidecar.EVENT_TIME, ('kind',), queries.where(sidecar.EVENT_TIME))}",
+                            "time() -"
+                            f" {promql.current(sidecar.EVENT_TIME, ('kind',), queries.where(sidecar.EVENT_TIME))}",
                             "Ago",
                             shown_unit(Unit.SECONDS),
                         ),
-                        Query(promql.total(sidecar.EVENTS, ("kind",), queries.where(sidecar.EVENTS)), "On record", shown_unit(Unit.COUNT)),
+                        Query(
+                            promql.total(sidecar.EVENTS, ("kind",), queries.where(sidecar.EVENTS)),
+                            "On record",
+                            shown_unit(Unit.COUNT),
+                        ),
                     ),
                     Shape.TABLE,
                     width=12,
                     height=7,
                     lowest_first=True,
-                    optional="No event is on record. The sidecar writes one for every restart, version or configuration change that it sees while it "
-                    "runs; add your own as lines of the file that its setting events names.",
+                    optional=(
+                        "No event is on record. The sidecar writes one for every restart, version or configuration"
+                        " change that it sees while it runs; add your own as lines of the file that its setting events"
+                        " names."
+                    ),
                 ),
                 Panel(
                     "engine-config",
                     "Engines as configured",
-                    "Version, cache data type and prefix caching of every engine that a sidecar reads, how many tokens its KV cache holds, and how "
-                    "often its configuration changed or it started again in this range.",
+                    "Version, cache data type and prefix caching of every engine that a sidecar reads, how many tokens"
+                    " its KV cache holds, and how often its configuration changed or it started again in this range.",
                     "The version and the configuration that you meant to run, on every engine.",
-                    "An engine that differs from the rest answers for part of every curve above: narrow the board down to one engine.",
+                    "An engine that differs from the rest answers for part of every curve above: narrow the board down"
+                    " to one engine.",
                     (
-                        _engine(promql.once(sidecar.KV_CAPACITY, ("upstream",), queries.where(sidecar.KV_CAPACITY)), "KV cache tokens", Unit.TOKENS),
                         _engine(
-                            promql.repeated(sidecar.ENGINE_CHANGES, _RANGE, ("upstream",), _PLACE, per_second=False), "Changes in range", Unit.COUNT
+                            promql.once(sidecar.KV_CAPACITY, ("upstream",), queries.where(sidecar.KV_CAPACITY)),
+                            "KV cache tokens",
+                            Unit.TOKENS,
                         ),
                         _engine(
-                            promql.repeated(sidecar.ENGINE_RESTARTS, _RANGE, ("upstream",), _PLACE, per_second=False), "Restarts in range", Unit.COUNT
+                            promql.repeated(sidecar.ENGINE_CHANGES, _RANGE, ("upstream",), _PLACE, per_second=False),
+                            "Changes in range",
+                            Unit.COUNT,
+                        ),
+                        _engine(
+                            promql.repeated(sidecar.ENGINE_RESTARTS, _RANGE, ("upstream",), _PLACE, per_second=False),
+                            "Restarts in range",
+                            Unit.COUNT,
                         ),
                     ),
                     Shape.TABLE,
@@ -312,7 +368,8 @@ BOARD = Dashboard(
                     "memory",
                     "KV cache use, fullest engine",
                     "No higher on the right, unless more work is done with it.",
-                    "Above the dashed line preemption is close; it begins when no block is free. See preemptions on the KV cache board.",
+                    "Above the dashed line preemption is close; it begins when no block is free. See preemptions on the"
+                    " KV cache board.",
                     _memory,
                     thresholds.KV_CACHE_USAGE,
                     "kv-cache",

@@ -1,14 +1,17 @@
-"""Every GPU second, joule and cent lands on a team, on idle, or on work that was thrown away. Pure: looks come in, counters come out.
+"""Every GPU second, joule and cent lands on a team, on idle, or on work that was thrown away. Pure: looks come in,
+counters come out.
 
-Law: over teams, __idle__, __aborted__, __unattributed__ and what is pending, seconds sum to the allocated time, joules to what the
-cards used and cost to what they cost. How a look is cut into shorter ones, and in which order lines are read, changes no sum.
+Law: over teams, __idle__, __aborted__, __unattributed__ and what is pending, seconds sum to the allocated time, joules
+to what the cards used and cost to what they cost. How a look is cut into shorter ones, and in which order lines are
+read, changes no sum.
 
-Busy time goes into a pool per model. Work that ended draws its part out of it; tokens still in flight keep theirs. A batch cannot be
-taken apart on the card, so the split is an estimate of share: by tokens here, and by requests running at each moment in `sweep`.
+Busy time goes into a pool per model. Work that ended draws its part out of it; tokens still in flight keep theirs. A
+batch cannot be taken apart on the card, so the split is an estimate of share: by tokens here, and by requests running
+at each moment in `sweep`.
 
-Work on a request that broke off is its team's (method aborted), by the tokens of its record, which may be estimates. The engine counts the same work
-as aborted, or as finished without a usable record; that count is reduced by what the teams' records have claimed, and only the rest of it is
-__aborted__ or __unattributed__."""
+Work on a request that broke off is its team's (method aborted), by the tokens of its record, which may be estimates.
+The engine counts the same work as aborted, or as finished without a usable record; that count is reduced by what the
+teams' records have claimed, and only the rest of it is __aborted__ or __unattributed__."""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ ABORTED = "__aborted__"
 UNATTRIBUTED = "__unattributed__"
 NO_MODEL = "__none__"
 NOBODY = (IDLE, ABORTED, UNATTRIBUTED)
-ENDED, ABANDONED = "tokens", "aborted"  # methods: busy time shared by the tokens of work that ended, or of requests that broke off
+# methods: busy time shared by the tokens of work that ended, or of requests that broke off
+ENDED, ABANDONED = "tokens", "aborted"
 
 DEFAULT_DECODE_WEIGHT = 4.0  # what API prices of output and input differ by, for want of anything measured
 DECODE_WEIGHTS = (0.25, 256.0)  # beyond these, the evidence is wrong
@@ -45,7 +49,8 @@ IDLE_AT_LEAST_S = 30.0  # power falls for some seconds after the last request
 SETTLE_S = 30.0  # how long after the last request its line may come
 HOUR_S = 3600.0
 MIG_SLICES = 7
-_FOUR_SLICES = re.compile(r"\bA30\b|RTX PRO [56]000")  # source: NVIDIA's MIG user guide, and `nvidia-smi mig -lgip` of such a card
+# source: NVIDIA's MIG user guide, and `nvidia-smi mig -lgip` of such a card
+_FOUR_SLICES = re.compile(r"\bA30\b|RTX PRO [56]000")
 
 Who = TypeVar("Who")
 
@@ -59,7 +64,8 @@ NOTHING = Work()
 class GpuShare:
     """A card, or the part of one, that an engine runs on.
 
-    fraction: 1, or for a MIG instance `mig_fraction(profile, name)`. joules: used between the two looks; None where nobody measures.
+    fraction: 1, or for a MIG instance `mig_fraction(profile, name)`. joules: used between the two looks; None where
+    nobody measures.
     method: how the joules were had; those of an instance come from `split_energy`."""
 
     uuid: str
@@ -74,13 +80,14 @@ class GpuShare:
 class UsageSample:
     """What one engine did between two looks at it, and what the log says of its model by now. Unix seconds.
 
-    The first look at an engine has from_s = to_s. One that follows a gap, or finds the engine silent, has running_before or
-    running_after None. All ranks of an engine are one look.
-    Growth between the looks, by the engine's counters (each series on its own, then summed; a restart counts from 0):
-    inference_s, decode_s, prefill_s: its sums over finished requests. decode_s is request_decode_time_seconds; the sum over
-    request_time_per_output_token_seconds is one mean per request, short by the length of the answer.
+    The first look at an engine has from_s = to_s. One that follows a gap, or finds the engine silent, has
+    running_before or running_after None. All ranks of an engine are one look. Growth between the looks, by the engine's
+    counters (each series on its own, then summed; a restart counts from 0):
+    inference_s, decode_s, prefill_s: its sums over finished requests. decode_s is request_decode_time_seconds; the sum
+    over request_time_per_output_token_seconds is one mean per request, short by the length of the answer.
     produced: all prompt, cached and generated tokens.
-    Cumulative, whoever served the model: logged: by team. abandoned: by team, of requests that broke off, with estimates where no usage came.
+    Cumulative, whoever served the model: logged: by team. abandoned: by team, of requests that broke off, with
+    estimates where no usage came.
     aborted, missing_in_log: from the comparison of log and engine."""
 
     upstream: str
@@ -108,7 +115,8 @@ class UsageSample:
     def busy_s(self) -> float | None:
         """For how long requests ran. None: nobody knows.
 
-        Running at both looks: all the time. At neither: requests came and went, for as long as they took, at most all the time.
+        Running at both looks: all the time. At neither: requests came and went, for as long as they took, at most all
+        the time.
         At one: half of it, for want of knowing when the first began or the last ended."""
         if self.running_before is None or self.running_after is None:
             return None
@@ -124,22 +132,30 @@ class UsageSample:
 
 
 def mig_fraction(profile: str, card: str | None = None) -> float:
-    """The part of a card that a MIG profile such as 3g.40gb is: its compute slices of 7, or of the 4 of some cards. Raises ValueError."""
+    """The part of a card that a MIG profile such as 3g.40gb is: its compute slices of 7, or of the 4 of some cards.
+    Raises ValueError."""
     if not (found := re.match(r"(?:\d+c\.)?([1-7])g\.", profile)):
         raise ValueError(f"{profile!r} is no MIG profile; write it like 1g.10gb")
     return min(1.0, int(found[1]) / (4 if card and _FOUR_SLICES.search(card) else MIG_SLICES))
 
 
-def split_energy(joules: float, parts: Mapping[str, tuple[float, float | None]]) -> dict[str, tuple[float, EnergyMethod]]:
-    """A card's energy over its MIG instances, as joules and method by uuid. parts: fraction, and activity (0 to 1, or not known).
+def split_energy(
+    joules: float, parts: Mapping[str, tuple[float, float | None]]
+) -> dict[str, tuple[float, EnergyMethod]]:
+    """A card's energy over its MIG instances, as joules and method by uuid. parts: fraction, and activity (0 to 1, or
+    not known).
 
-    By fraction x activity where every instance tells it and one worked; else by fraction. What belongs to no instance goes with them."""
+    By fraction x activity where every instance tells it and one worked; else by fraction. What belongs to no instance
+    goes with them."""
     weights = {uuid: fraction * activity for uuid, (fraction, activity) in parts.items() if activity is not None}
     by_activity = len(weights) == len(parts) and sum(weights.values()) > 0
     if not by_activity:
         weights = {uuid: fraction for uuid, (fraction, _) in parts.items()}
     whole = sum(weights.values())
-    return {uuid: (joules * weight / whole, "mig_activity" if by_activity else "mig_fraction") for uuid, weight in weights.items()}
+    return {
+        uuid: (joules * weight / whole, "mig_activity" if by_activity else "mig_fraction")
+        for uuid, weight in weights.items()
+    }
 
 
 class Pool(msgspec.Struct):
@@ -149,14 +165,20 @@ class Pool(msgspec.Struct):
     joules: dict[str, float] = {}
     cost: dict[str, float] = {}
 
-    def add(self, seconds: float = 0.0, joules: Mapping[str, float] | None = None, cost: Mapping[str, float] | None = None) -> None:
+    def add(
+        self, seconds: float = 0.0, joules: Mapping[str, float] | None = None, cost: Mapping[str, float] | None = None
+    ) -> None:
         self.seconds += seconds
         for mine, more in ((self.joules, joules), (self.cost, cost)):
             for name, amount in (more or {}).items():
                 mine[name] = mine.get(name, 0.0) + amount
 
     def times(self, share: float) -> Pool:
-        return Pool(self.seconds * share, {m: j * share for m, j in self.joules.items()}, {c: p * share for c, p in self.cost.items()})
+        return Pool(
+            self.seconds * share,
+            {m: j * share for m, j in self.joules.items()},
+            {c: p * share for c, p in self.cost.items()},
+        )
 
     def take(self, share: float) -> Pool:
         """This share of it (0 to 1), which is then no longer in it."""
@@ -198,9 +220,11 @@ class PhaseTimes(msgspec.Struct):
 class AttributedModel(msgspec.Struct):
     """What is kept of one model between looks.
 
-    prompt_ahead, generation_ahead: tokens the engine produced beyond those that ended, so in flight; below 0 the log was faster.
-    told: what was cumulative at the last look; told_abandoned: the same of requests that broke off. claimed: tokens of those that the engine has
-    not yet counted as aborted or missing_in_log. last_busy_s: the last look that found anything to do, or work that had ended.
+    prompt_ahead, generation_ahead: tokens the engine produced beyond those that ended, so in flight; below 0 the log
+    was faster.
+    told: what was cumulative at the last look; told_abandoned: the same of requests that broke off. claimed: tokens of
+    those that the engine has not yet counted as aborted or missing_in_log. last_busy_s: the last look that found
+    anything to do, or work that had ended.
     idle_cost, used_s: of this hour, for where idle cost is spread."""
 
     pool: Pool = msgspec.field(default_factory=Pool)
@@ -222,10 +246,13 @@ class AttributedModel(msgspec.Struct):
         return self.evidence.decode_weight or DEFAULT_DECODE_WEIGHT
 
     def computed(self, whose: tuple[str, str], work: Work) -> float:
-        """Prompt tokens that had to be computed; where the log is silent about the cache, as many as the engine did on the whole."""
+        """Prompt tokens that had to be computed; where the log is silent about the cache, as many as the engine did on
+        the whole."""
         team, method = whose
         if team in NOBODY or method == ABANDONED or not self.logged.cached_tokens:
-            return work.prompt_tokens * (self.produced.computed_tokens / self.produced.prompt_tokens if self.produced.prompt_tokens else 1.0)
+            return work.prompt_tokens * (
+                self.produced.computed_tokens / self.produced.prompt_tokens if self.produced.prompt_tokens else 1.0
+            )
         return work.computed_tokens
 
 
@@ -248,12 +275,21 @@ class AttributionState(msgspec.Struct):
 
 
 _COUNTERS = {
-    m.name: m for m in (attributed.ALLOCATED, attributed.BUSY, attributed.TEAM_SECONDS, attributed.TEAM_ENERGY, attributed.COST, attributed.API_COST)
+    m.name: m
+    for m in (
+        attributed.ALLOCATED,
+        attributed.BUSY,
+        attributed.TEAM_SECONDS,
+        attributed.TEAM_ENERGY,
+        attributed.COST,
+        attributed.API_COST,
+    )
 }
 
 
 class Attribution:
-    """Advanced at every look at an engine. `prices` may be replaced at any time: cost is booked at those of the moment."""
+    """Advanced at every look at an engine. `prices` may be replaced at any time: cost is booked at those of the
+    moment."""
 
     def __init__(self, prices: Prices | None = None, state: AttributionState | None = None) -> None:
         kept = state or AttributionState()
@@ -291,20 +327,25 @@ class Attribution:
             self._unknown(NO_MODEL, card, length_s)
 
     def compare(self, hour: int, swept: Mapping[str, Mapping[str, float]]) -> None:
-        """Take in what `Hour.seconds` found for an hour: share by requests running less share by tokens, among teams in the log."""
+        """Take in what `Hour.seconds` found for an hour: share by requests running less share by tokens, among teams in
+        the log."""
         lived = self._hours.pop(hour, {})
         self._differences = {}
         for model_name in swept.keys() & lived.keys():
             mine, theirs = _shares(lived[model_name]), _shares(swept[model_name])
             if mine and theirs:
-                self._differences[model_name] = {team: theirs.get(team, 0.0) - mine.get(team, 0.0) for team in sorted(mine.keys() | theirs.keys())}
+                self._differences[model_name] = {
+                    team: theirs.get(team, 0.0) - mine.get(team, 0.0) for team in sorted(mine.keys() | theirs.keys())
+                }
 
     def samples(self) -> Iterator[Sample]:
         """A model that never had a card has no seconds of one: they are absent, not 0."""
         had_cards = {dict(labels)["model_name"] for name, labels in self._counts if name == attributed.ALLOCATED.name}
         for (name, labels), value in self._counts.items():
             of = dict(labels)
-            if (metric := _COUNTERS.get(name)) and (metric is not attributed.TEAM_SECONDS or of["model_name"] in had_cards):
+            if (metric := _COUNTERS.get(name)) and (
+                metric is not attributed.TEAM_SECONDS or of["model_name"] in had_cards
+            ):
                 yield metric, of, value
         for model_name, model in self.models.items():
             if model_name in had_cards:
@@ -332,7 +373,9 @@ class Attribution:
             return
         share = look.busy_s / look.length_s if look.length_s else 0.0
         self._count(attributed.BUSY, whole_s * share, **who)
-        self._count(attributed.TEAM_SECONDS, whole_s * (1 - share), method="measured", model_name=look.model_name, team=IDLE)
+        self._count(
+            attributed.TEAM_SECONDS, whole_s * (1 - share), method="measured", model_name=look.model_name, team=IDLE
+        )
         model.pool.add(seconds=whole_s * share)
         if card.joules is not None:
             active = self._active_joules(card, card.joules, look.length_s, share)
@@ -347,7 +390,13 @@ class Attribution:
 
     def _unknown(self, model_name: str, card: GpuShare, length_s: float) -> None:
         """Time of which nobody knows whether it was busy. It is no usage: that is what is known to have been."""
-        self._count(attributed.TEAM_SECONDS, length_s * card.fraction, method="unknown", model_name=model_name, team=UNATTRIBUTED)
+        self._count(
+            attributed.TEAM_SECONDS,
+            length_s * card.fraction,
+            method="unknown",
+            model_name=model_name,
+            team=UNATTRIBUTED,
+        )
         if card.joules is not None:
             self._energy(model_name, UNATTRIBUTED, "unknown", card.method, card.joules)
         for currency, price in self._price(card, length_s):
@@ -376,7 +425,8 @@ class Attribution:
             self._idle_watts[card.uuid] = streak.joules / streak.seconds
 
     def _ended(self, look: UsageSample, model: AttributedModel) -> dict[tuple[str, str], Work]:
-        """Work that ended since the last look, by whom it was for and method. What was told before the first look belongs to nobody's window."""
+        """Work that ended since the last look, by whom it was for and method. What was told before the first look
+        belongs to nobody's window."""
         told = {**look.logged, ABORTED: look.aborted, UNATTRIBUTED: look.missing_in_log}
         grown, model.told = _growth(told, model.told), told
         abandoned, model.told_abandoned = _growth(look.abandoned, model.told_abandoned), dict(look.abandoned)
@@ -389,7 +439,9 @@ class Attribution:
         for lost in (ABORTED, UNATTRIBUTED):
             covered = grown[lost].at_most(model.claimed)
             grown[lost], model.claimed = grown[lost].minus(covered), model.claimed.minus(covered)
-        return {(team, ENDED): work for team, work in grown.items()} | {(team, ABANDONED): work for team, work in abandoned.items()}
+        return {(team, ENDED): work for team, work in grown.items()} | {
+            (team, ABANDONED): work for team, work in abandoned.items()
+        }
 
     def _api_cost(self, model_name: str, team: str, work: Work) -> None:
         if self.prices and (price := self.prices.api_price(model_name)):
@@ -400,7 +452,8 @@ class Attribution:
         """Give the work that ended its part of the pool; whether any did."""
         computed = {whose: model.computed(whose, work) for whose, work in ended.items()}
         prompt, generation = sum(computed.values()), sum(work.completion_tokens for work in ended.values())
-        # A log may be a look ahead of the engine's page, not more: without a bound, tokens missed once would be missed for ever.
+        # A log may be a look ahead of the engine's page, not more: without a bound, tokens missed once would be missed
+        # for ever.
         model.prompt_ahead = max(model.prompt_ahead + look.produced.computed_tokens - prompt, -prompt)
         model.generation_ahead = max(model.generation_ahead + look.produced.completion_tokens - generation, -generation)
         weight = model.decode_weight
@@ -418,10 +471,12 @@ class Attribution:
         """When nothing ran for a while and no line came, nobody will say whose the rest was."""
         if drawn or look.busy_s or look.running_after or look.waiting:
             model.last_busy_s = max(model.last_busy_s, look.to_s)
-        elif look.to_s - model.last_busy_s >= max(SETTLE_S, 3 * look.length_s):  # another engine of the model may not have been looked at yet
+        # another engine of the model may not have been looked at yet
+        elif look.to_s - model.last_busy_s >= max(SETTLE_S, 3 * look.length_s):
             self._book(look, model, UNATTRIBUTED, "unknown", model.pool.take(1.0))
             model.prompt_ahead = model.generation_ahead = 0.0
-            model.claimed = NOTHING  # the engine has counted what it ever will of what broke off; an estimate that was too high must not linger
+            # the engine has counted what it ever will of what broke off; an estimate that was too high must not linger
+            model.claimed = NOTHING
 
     def _book(self, look: UsageSample, model: AttributedModel, team: str, method: str, part: Pool) -> None:
         self._count(attributed.TEAM_SECONDS, part.seconds, method=method, model_name=look.model_name, team=team)
@@ -437,7 +492,8 @@ class Attribution:
             del self._hours[old]
 
     def _spread(self, look: UsageSample, model: AttributedModel) -> None:
-        """At the first look of an hour: the idle cost of the one before, over those who used it; over nobody, it stays __idle__'s."""
+        """At the first look of an hour: the idle cost of the one before, over those who used it; over nobody, it stays
+        __idle__'s."""
         hour, before = int(look.to_s // HOUR_S), model.hour
         if hour <= before:
             return
@@ -471,12 +527,21 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def sweep(requests: Iterable[tuple[float, float, Who]], window: tuple[float, float]) -> dict[Who, float]:
-    """Seconds by team of (start_s, end_s, team): at each instant the second is split evenly over the requests then running.
+    """Seconds by team of (start_s, end_s, team): at each instant the second is split evenly over the requests then
+    running.
 
-    They sum to the time in which any ran. A clock that goes 1/n as fast while n run gives each request the time it shows between its ends."""
+    They sum to the time in which any ran. A clock that goes 1/n as fast while n run gives each request the time it
+    shows between its ends."""
     from_s, to_s = window
-    inside = [(max(start, from_s) - from_s, min(end, to_s) - from_s, team) for start, end, team in requests if max(start, from_s) < min(end, to_s)]
-    moments = sorted([(start, number) for number, (start, _, _) in enumerate(inside)] + [(end, ~number) for number, (_, end, _) in enumerate(inside)])
+    inside = [
+        (max(start, from_s) - from_s, min(end, to_s) - from_s, team)
+        for start, end, team in requests
+        if max(start, from_s) < min(end, to_s)
+    ]
+    moments = sorted(
+        [(start, number) for number, (start, _, _) in enumerate(inside)]
+        + [(end, ~number) for number, (_, end, _) in enumerate(inside)]
+    )
     began = [0.0] * len(inside)
     by_team: dict[Who, float] = {}
     clock = last_s = 0.0
@@ -496,9 +561,11 @@ def sweep(requests: Iterable[tuple[float, float, Who]], window: tuple[float, flo
 
 
 class Hour:
-    """The requests that ran in one hour (unix seconds / 3600); beyond `limit` a sample in which each has the same chance.
+    """The requests that ran in one hour (unix seconds / 3600); beyond `limit` a sample in which each has the same
+    chance.
 
-    names: who they were of, as (model_name, team). Which one is next to be kept is drawn ahead, so that most cost nothing (Li's algorithm L)."""
+    names: who they were of, as (model_name, team). Which one is next to be kept is drawn ahead, so that most cost
+    nothing (Li's algorithm L)."""
 
     def __init__(self, hour: int, names: list[tuple[str, str]], limit: int, rng: random.Random) -> None:
         self.hour = hour
@@ -525,11 +592,13 @@ class Hour:
 
     def _skip(self) -> None:
         """Draw which one is kept next."""
-        self._highest = min(self._highest * (1 - self._rng.random()) ** (1 / self._limit), 1 - 1e-12)  # 1 would mean never again
+        # 1 would mean never again
+        self._highest = min(self._highest * (1 - self._rng.random()) ** (1 / self._limit), 1 - 1e-12)
         self._next = self.seen + 1 + int(math.log(1 - self._rng.random()) / math.log1p(-self._highest))
 
     def seconds(self) -> dict[str, dict[str, float]]:
-        """Busy seconds by model and team, by `sweep`. Minute by minute, so that a thread that does it holds up no other for long."""
+        """Busy seconds by model and team, by `sweep`. Minute by minute, so that a thread that does it holds up no other
+        for long."""
         minutes: defaultdict[tuple[int, str], list[tuple[float, float, str]]] = defaultdict(list)
         began_s, ended_s = self.hour * HOUR_S, (self.hour + 1) * HOUR_S
         for start, end, who in zip(self._starts, self._ends, self._who, strict=True):
@@ -545,7 +614,8 @@ class Hour:
 
 
 class Hours:
-    """Collects finished requests until an hour is over and `late_s` has passed for those that began in it and ended after it."""
+    """Collects finished requests until an hour is over and `late_s` has passed for those that began in it and ended
+    after it."""
 
     def __init__(self, limit: int = 300_000, late_s: float = 600.0, rng: random.Random | None = None) -> None:
         self._limit, self._late_s = limit, late_s

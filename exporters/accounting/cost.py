@@ -1,7 +1,7 @@
 """What teams and models used and cost over a time: from what Prometheus recorded, or from request logs alone.
 
-Law: the total is the sum of the rows. Idle and unattributed time have rows of their own, and so has aborted work that no record
-claims. Aborted work that a record claims is in its team's row, with a column that says how much."""
+Law: the total is the sum of the rows. Idle and unattributed time have rows of their own, and so has aborted work that
+no record claims. Aborted work that a record claims is in its team's row, with a column that says how much."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _KWH = 3.6e6
 class TeamUse:
     """What one team used of one model. Seconds of a whole card; cost in the report's currency.
 
-    aborted_seconds: of seconds, what went into requests that broke off. est_...: tokens of requests whose usage never came; in no other figure."""
+    aborted_seconds: of seconds, what went into requests that broke off. est_...: tokens of requests whose usage never
+    came; in no other figure."""
 
     seconds: float = 0.0
     aborted_seconds: float = 0.0
@@ -83,7 +84,10 @@ def report(found: SourceTotals, by: str = "team,model") -> dict[str, Any]:
     whole = TeamUse()
     for _, use in ordered:
         whole.add(use)
-    told = [{name: {"team": team, "model": model}[name] for name in names} | _figures(use, whole, found.knows) for (team, model), use in ordered]
+    told = [
+        {name: {"team": team, "model": model}[name] for name in names} | _figures(use, whole, found.knows)
+        for (team, model), use in ordered
+    ]
     return {
         "source": found.source, "from_s": found.from_s, "to_s": found.to_s, "by": by, "currency": found.currency,
         "rows": told, "total": _figures(whole, whole, found.knows), "notes": found.notes,
@@ -127,18 +131,22 @@ def as_csv(told: Mapping[str, Any]) -> str:
 
 
 def _no_formula(name: str) -> str:
-    """A name that came from a client, so that no spreadsheet obeys it: they show an apostrophe before it, and not what it would reckon."""
+    """A name that came from a client, so that no spreadsheet obeys it: they show an apostrophe before it, and not what
+    it would reckon."""
     return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
 def sheet(told: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table, the total last; columns of which nothing is known are left out, and those of estimates where there are none."""
+    """Head and rows of the table, the total last; columns of which nothing is known are left out, and those of
+    estimates where there are none."""
     money = told["currency"] or ""
     columns = {
         "gpu_hours": ("GPU hours", 4, 1.0), "aborted_gpu_hours": ("of which aborted", 4, 1.0),
         "share": ("share %", 1, 100.0), "cost_allocation": (f"{money} allocated", 4, 1.0),
-        "cost_usage": (f"{money} busy", 4, 1.0), "allocation_per_1k_tokens": (f"{money} per 1K tokens", 6, 1.0), "joules": ("kWh", 4, 1 / _KWH),
-        "prompt_tokens": ("prompt", 0, 1.0), "cached_tokens": ("cached", 0, 1.0), "completion_tokens": ("completion", 0, 1.0),
+        "cost_usage": (f"{money} busy", 4, 1.0), "allocation_per_1k_tokens": (f"{money} per 1K tokens", 6, 1.0),
+        "joules": ("kWh", 4, 1 / _KWH),
+        "prompt_tokens": ("prompt", 0, 1.0), "cached_tokens": ("cached", 0, 1.0),
+        "completion_tokens": ("completion", 0, 1.0),
         "est_prompt_tokens": ("est. prompt", 0, 1.0), "est_completion_tokens": ("est. completion", 0, 1.0),
         "api_cost": (f"{money} at API prices", 4, 1.0),
     }  # fmt: skip
@@ -149,7 +157,10 @@ def sheet(told: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     names = told["by"].split(",")
     rows = [*told["rows"], {names[0]: "total", **told["total"]}]
     cells = [
-        [*(printable(row.get(name, "")) for name in names), *(_cell(row[name], digits, times) for name, (_, digits, times) in shown.items())]
+        [
+            *(printable(row.get(name, "")) for name in names),
+            *(_cell(row[name], digits, times) for name, (_, digits, times) in shown.items()),
+        ]
         for row in rows
     ]
     return [*names, *(head for head, _, _ in shown.values())], cells
@@ -159,13 +170,14 @@ def _cell(value: float | None, digits: int, times: float) -> str:
     return "" if value is None else f"{value * times:,.{digits}f}"
 
 
-# ---- from Prometheus --------------------------------------------------------------------------------------------------------
+# ---- from Prometheus
 
 
 async def from_prometheus(where: Address, since_s: float, now_s: float, prices: Prices | None = None) -> SourceTotals:
     """By the growth of each recorded series within the time, resets respected, and only then summed.
 
-    With prices, cost is reckoned from the seconds instead of taken as it was booked. Raises ValueError with a sentence."""
+    With prices, cost is reckoned from the seconds instead of taken as it was booked. Raises ValueError with a
+    sentence."""
     found = SourceTotals(where.shown, now_s - since_s, now_s, knows={"joules"})
     async with Prometheus(where) as prometheus:
         if prices:
@@ -178,13 +190,18 @@ async def from_prometheus(where: Address, since_s: float, now_s: float, prices: 
             use, name = _use(found, labels), f"{labels.get('type')}_tokens"
             if name in {each.name for each in fields(TeamUse)}:
                 setattr(use, name, getattr(use, name) + tokens)
-        async for labels, tokens in _grown(prometheus, sidecar.ESTIMATED_TOKENS, ("model_name", "team", "type"), since_s, now_s):
+        async for labels, tokens in _grown(
+            prometheus, sidecar.ESTIMATED_TOKENS, ("model_name", "team", "type"), since_s, now_s
+        ):
             found.knows.add("estimates")
             part = {"prompt": TeamUse(est_prompt_tokens=tokens), "completion": TeamUse(est_completion_tokens=tokens)}
             _use(found, labels).add(part.get(labels.get("type", ""), TeamUse()))
     if prices:
         _at_api_prices(found, prices)
-    found.notes.append("growth is Prometheus' increase(): it reaches to the ends of the time by extrapolation, the same way for every row")
+    found.notes.append(
+        "growth is Prometheus' increase(): it reaches to the ends of the time by extrapolation, the same way for"
+        " every row"
+    )
     return found
 
 
@@ -202,11 +219,14 @@ async def _grown(prometheus: Prometheus, metric: Metric, by: Sequence[str], sinc
 
 
 async def _seconds(prometheus: Prometheus, since_s: float, now_s: float) -> list[tuple[Mapping[str, str], float]]:
-    rows = [row async for row in _grown(prometheus, attributed.TEAM_SECONDS, ("method", "model_name", "team"), since_s, now_s)]
+    rows = [
+        row
+        async for row in _grown(prometheus, attributed.TEAM_SECONDS, ("method", "model_name", "team"), since_s, now_s)
+    ]
     if not rows:
         raise ValueError(
-            f"{prometheus.where.shown} has no {attributed.TEAM_SECONDS.name} in this time: is a sidecar that reads engines and cards scraped? "
-            "With the request log alone: vllm-watch cost --log FILE"
+            f"{prometheus.where.shown} has no {attributed.TEAM_SECONDS.name} in this time: is a sidecar that reads"
+            " engines and cards scraped? With the request log alone: vllm-watch cost --log FILE"
         )
     return rows
 
@@ -220,7 +240,9 @@ async def _booked(prometheus: Prometheus, since_s: float, now_s: float, found: S
     for labels, seconds in await _seconds(prometheus, since_s, now_s):
         _use(found, labels).add(TeamUse(seconds=seconds, aborted_seconds=_aborted(labels, seconds)))
     currencies = set()
-    async for labels, cost in _grown(prometheus, attributed.COST, ("basis", "currency", "model_name", "team"), since_s, now_s):
+    async for labels, cost in _grown(
+        prometheus, attributed.COST, ("basis", "currency", "model_name", "team"), since_s, now_s
+    ):
         currencies.add(labels.get("currency", ""))
         use = _use(found, labels)
         if labels.get("basis") == "usage":
@@ -228,12 +250,17 @@ async def _booked(prometheus: Prometheus, since_s: float, now_s: float, found: S
         else:
             use.cost_allocation += cost
         found.knows.add("cost")
-    async for labels, cost in _grown(prometheus, attributed.API_COST, ("currency", "model_name", "team"), since_s, now_s):
+    async for labels, cost in _grown(
+        prometheus, attributed.API_COST, ("currency", "model_name", "team"), since_s, now_s
+    ):
         currencies.add(labels.get("currency", ""))
         _use(found, labels).api_cost += cost
         found.knows.add("api")
     if len(currencies) > 1:
-        raise ValueError(f"cost was booked in {' and '.join(sorted(currencies))} within this time; name one --prices FILE, or a shorter --since")
+        raise ValueError(
+            f"cost was booked in {' and '.join(sorted(currencies))} within this time; name one --prices FILE, or a"
+            " shorter --since"
+        )
     found.currency = currencies.pop() if currencies else None
     if not found.currency:
         found.notes.append("no cost was booked: the sidecar has no `prices`; --prices FILE reckons it from the seconds")
@@ -254,22 +281,35 @@ async def _reckoned(prometheus: Prometheus, since_s: float, now_s: float, prices
         price = worth[model] / held[model] if held[model] else prices.per_hour(None) / HOUR_S
         busy = labels.get("team") != IDLE and labels.get("method") != "unknown"
         aborted = _aborted(labels, seconds)
-        _use(found, labels).add(TeamUse(seconds=seconds, aborted_seconds=aborted, cost_allocation=seconds * price, cost_usage=seconds * price * busy))
+        _use(found, labels).add(
+            TeamUse(
+                seconds=seconds,
+                aborted_seconds=aborted,
+                cost_allocation=seconds * price,
+                cost_usage=seconds * price * busy,
+            )
+        )
     found.currency = prices.currency
     found.knows.add("cost")
-    found.notes.append("cost is reckoned at the prices of the file, instead of those of each moment; a MIG instance costs its part of a card")
+    found.notes.append(
+        "cost is reckoned at the prices of the file, instead of those of each moment; a MIG instance costs its part of"
+        " a card"
+    )
     if prices.spread_idle:
         _spread_idle(found)
 
 
-# ---- from request logs ------------------------------------------------------------------------------------------------------
+# ---- from request logs
 
 
 @dataclass(slots=True)
 class CostLog:
-    """Request logs as far as cost needs them. spans: start, end, and team with whether it broke off, by model and hour; tokens: by team and model."""
+    """Request logs as far as cost needs them. spans: start, end, and team with whether it broke off, by model and hour;
+    tokens: by team and model."""
 
-    spans: defaultdict[tuple[str, int], list[tuple[float, float, tuple[str, bool]]]] = field(default_factory=lambda: defaultdict(list))
+    spans: defaultdict[tuple[str, int], list[tuple[float, float, tuple[str, bool]]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     tokens: Uses = field(default_factory=lambda: defaultdict(TeamUse))
     first_s: float = float("inf")
     last_s: float = float("-inf")
@@ -277,7 +317,8 @@ class CostLog:
     bad: BadLines = field(default_factory=BadLines)
 
     def add(self, record: RequestRecord, from_s: float, to_s: float) -> None:
-        """Count a record that ran within the time. What was refused used nothing; what broke off was work of its team all the same."""
+        """Count a record that ran within the time. What was refused used nothing; what broke off was work of its team
+        all the same."""
         end_s = ended_at(record)
         if record.outcome == "rejected":
             return
@@ -294,16 +335,24 @@ class CostLog:
         if end_s <= to_s:
             told = record.prompt_tokens, record.cached_tokens, record.completion_tokens, *estimated_tokens(record)
             names = "prompt_tokens", "cached_tokens", "completion_tokens", "est_prompt_tokens", "est_completion_tokens"
-            self.tokens[team, model].add(TeamUse(**{name: float(tokens or 0) for name, tokens in zip(names, told, strict=True)}))
+            self.tokens[team, model].add(
+                TeamUse(**{name: float(tokens or 0) for name, tokens in zip(names, told, strict=True)})
+            )
         self.first_s, self.last_s = min(self.first_s, start_s), max(self.last_s, end_s)
 
 
 def from_log(
-    paths: Sequence[Path], since_s: float | None, now_s: float, prices: Prices | None = None, cards: Mapping[str, float] | None = None
+    paths: Sequence[Path],
+    since_s: float | None,
+    now_s: float,
+    prices: Prices | None = None,
+    cards: Mapping[str, float] | None = None,
 ) -> SourceTotals:
-    """By requests running at each moment. cards: how many each model runs on, "" for any other model; one where nothing is said.
+    """By requests running at each moment. cards: how many each model runs on, "" for any other model; one where nothing
+    is said.
 
-    Without since_s the time is that of the log, and there is no idle: nothing says how long the cards were there. Raises ValueError, OSError."""
+    Without since_s the time is that of the log, and there is no idle: nothing says how long the cards were there.
+    Raises ValueError, OSError."""
     if len({path.resolve() for path in paths}) != len(paths):
         raise ValueError("--log names one file twice; it would be counted twice")
     from_s, to_s = (float("-inf"), float("inf")) if since_s is None else (now_s - since_s, now_s)
@@ -318,7 +367,9 @@ def from_log(
     count = {"": 1.0, **(cards or {})}
     busy: dict[str, float] = defaultdict(float)
     for (model, hour), spans in log.spans.items():
-        for (team, broke_off), seconds in sweep(spans, (max(hour * HOUR_S, from_s), min((hour + 1) * HOUR_S, to_s))).items():
+        for (team, broke_off), seconds in sweep(
+            spans, (max(hour * HOUR_S, from_s), min((hour + 1) * HOUR_S, to_s))
+        ).items():
             gpu_seconds = seconds * count.get(model, count[""])
             found.uses[team, model].add(TeamUse(seconds=gpu_seconds, aborted_seconds=gpu_seconds * broke_off))
             busy[model] += seconds
@@ -359,17 +410,26 @@ def _spread_idle(found: SourceTotals) -> None:
 def _at_api_prices(found: SourceTotals, prices: Prices) -> None:
     for (team, model), use in found.uses.items():
         if team not in NOBODY and (price := prices.api_price(model)):
-            prompt, completion = use.prompt_tokens + use.est_prompt_tokens, use.completion_tokens + use.est_completion_tokens
+            prompt, completion = (
+                use.prompt_tokens + use.est_prompt_tokens,
+                use.completion_tokens + use.est_completion_tokens,
+            )
             use.api_cost = price.cost(prompt, use.cached_tokens, completion)
             found.knows.add("api")
 
 
 def _log_notes(log: CostLog, count: Mapping[str, float], since_s: float | None, prices: Prices | None) -> Iterator[str]:
     told = ", ".join(
-        f"{cards:g} for {model}" if model else f"{cards:g} for each {'other ' * (len(count) > 1)}model" for model, cards in count.items()
+        f"{cards:g} for {model}" if model else f"{cards:g} for each {'other ' * (len(count) > 1)}model"
+        for model, cards in count.items()
     )
-    yield f"cards are assumed, not measured (--gpus): {told}; all of a model's are taken as busy while any of its requests runs"
-    yield "a request runs from when it left the gateway's queue to its end; one that broke off is its team's, as aborted"
+    yield (
+        f"cards are assumed, not measured (--gpus): {told}; all of a model's are taken as busy while any of its"
+        " requests runs"
+    )
+    yield (
+        "a request runs from when it left the gateway's queue to its end; one that broke off is its team's, as aborted"
+    )
     if since_s is None:
         yield "no idle time: the log does not say how long the cards were there; --since does"
     if prices and prices.gpus:
@@ -395,7 +455,13 @@ def cards_of(given: Iterable[str]) -> dict[str, float]:
 
 
 def reckon(
-    url: Address | None, logs: Sequence[Path], since_s: float | None, now_s: float, prices: Prices | None, gpus: Iterable[str], by: str
+    url: Address | None,
+    logs: Sequence[Path],
+    since_s: float | None,
+    now_s: float,
+    prices: Prices | None,
+    gpus: Iterable[str],
+    by: str,
 ) -> dict[str, Any]:
     """The report that the command prints. Raises ValueError or OSError with a sentence."""
     if url:

@@ -1,6 +1,8 @@
-"""What looks at engines and cards add to the books: the log against the engine, and whose the GPU time, the energy and the cost were.
+"""What looks at engines and cards add to the books: the log against the engine, and whose the GPU time, the energy and
+the cost were.
 
-The arithmetic is in reconcile.py and attribution.py, which know no engine, no card and no clock; here the readings are brought into their words."""
+The arithmetic is in reconcile.py and attribution.py, which know no engine, no card and no clock; here the readings are
+brought into their words."""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(slots=True)
 class _Energy:
-    """Joules of every card and MIG instance since the sidecar started; how they were had; and what each reader of them has taken."""
+    """Joules of every card and MIG instance since the sidecar started; how they were had; and what each reader of them
+    has taken."""
 
     joules: dict[str, float] = field(default_factory=dict)
     method: dict[str, attribution.EnergyMethod] = field(default_factory=dict)
@@ -44,7 +47,9 @@ class _Energy:
             grown = card.energy_joules - before if card.energy_joules >= before else card.energy_joules
             if card.instances:
                 named = [(i.mig_uuid, i.profile, i.graphics_ratio) for i in card.instances if i.mig_uuid and i.profile]
-                shares = {uuid: (attribution.mig_fraction(profile, card.name), activity) for uuid, profile, activity in named}
+                shares = {
+                    uuid: (attribution.mig_fraction(profile, card.name), activity) for uuid, profile, activity in named
+                }
                 for uuid, (joules, method) in attribution.split_energy(grown, shares).items() if shares else ():
                     self._add(uuid, joules, method)
             else:
@@ -64,9 +69,11 @@ class _Energy:
 
 
 class Joiner:
-    """Reconciliation and attribution for some engines. gpus: by engine, the UUIDs of its cards or MIG instances; an engine alone has all.
+    """Reconciliation and attribution for some engines. gpus: by engine, the UUIDs of its cards or MIG instances; an
+    engine alone has all.
 
-    now_s tells when something was (unix seconds), clock_s (monotonic) how long it took: a clock that is put right must not cost a year of GPU time.
+    now_s tells when something was (unix seconds), clock_s (monotonic) how long it took: a clock that is put right must
+    not cost a year of GPU time.
     stored: what `accounts` told when it was last stored. Raises msgspec.MsgspecError for what is none of it."""
 
     def __init__(
@@ -79,8 +86,12 @@ class Joiner:
         stored: Mapping[str, bytes],
     ) -> None:
         states = (
-            msgspec.msgpack.decode(stored["reconcile"], type=reconciliation.ReconciliationState) if "reconcile" in stored else None,
-            msgspec.msgpack.decode(stored["attribution"], type=attribution.AttributionState) if "attribution" in stored else None,
+            msgspec.msgpack.decode(stored["reconcile"], type=reconciliation.ReconciliationState)
+            if "reconcile" in stored
+            else None,
+            msgspec.msgpack.decode(stored["attribution"], type=attribution.AttributionState)
+            if "attribution" in stored
+            else None,
         )
         self.reconciler = Reconciler(aliases, states[0], gpus, patience_s)
         self.attribution = Attribution(prices, states[1])
@@ -97,8 +108,12 @@ class Joiner:
     def accounts(self) -> list[StateProvider]:
         """What is stored and shown with the counts of the log."""
         return [
-            StateProvider("reconcile", self._revised, lambda: _encode(self.reconciler.state()), self.reconciler.samples),
-            StateProvider("attribution", self._revised, lambda: _encode(self.attribution.state()), self.attribution.samples),
+            StateProvider(
+                "reconcile", self._revised, lambda: _encode(self.reconciler.state()), self.reconciler.samples
+            ),
+            StateProvider(
+                "attribution", self._revised, lambda: _encode(self.attribution.state()), self.attribution.samples
+            ),
         ]
 
     def _revised(self) -> int:
@@ -114,7 +129,8 @@ class Joiner:
         clock_s: float,
         logged: Mapping[str, FinishedRequest],
     ) -> None:
-        """Take in an engine's page. asked_s, asked_clock_s: when it was asked for, by both clocks; logged: what the log held then."""
+        """Take in an engine's page. asked_s, asked_clock_s: when it was asked for, by both clocks; logged: what the log
+        held then."""
         self._revision += 1
         self.reconciler.look(upstream, view, asked_s, logged, self._traffic.e2e_p99_s(), asked_clock_s=asked_clock_s)
         before_clock_s, before = self._views.get(upstream, (clock_s, view))
@@ -170,17 +186,30 @@ class Joiner:
             self.attribution.unclaimed(free, before_s, clock_s)
 
     def ran(self, records: Sequence[RequestRecord], now_s: float) -> None:
-        """Keep when these requests ran, for the other way to share the hour; worth the time only where there is a card to share."""
+        """Keep when these requests ran, for the other way to share the hour; worth the time only where there is a card
+        to share."""
         if not self._cards:
             return
-        if not any(ended and now_s - ended < 2 * attribution.HOUR_S for ended in (ended_at(records[0]), ended_at(records[-1]))):
+        if not any(
+            ended and now_s - ended < 2 * attribution.HOUR_S for ended in (ended_at(records[0]), ended_at(records[-1]))
+        ):
             return  # a backlog of hours long past, for which there is no live figure
         placed = self.reconciler.state().placed
         for record in records:
-            if record.e2e_ms is None or (model := placed.get(record.model or "")) is None or (ended := ended_at(record)) is None:
+            if (
+                record.e2e_ms is None
+                or (model := placed.get(record.model or "")) is None
+                or (ended := ended_at(record)) is None
+            ):
                 continue
             team = record.team or UNKNOWN_TEAM
-            self.hours.add(ended - record.e2e_ms / 1000, ended, model, team if team == UNKNOWN_TEAM or team in self._traffic.teams else OTHER, now_s)
+            self.hours.add(
+                ended - record.e2e_ms / 1000,
+                ended,
+                model,
+                team if team == UNKNOWN_TEAM or team in self._traffic.teams else OTHER,
+                now_s,
+            )
 
     async def compare_hour(self, now_s: float) -> None:
         """Where an hour is over, lay the two ways to share it side by side."""
@@ -190,10 +219,14 @@ class Joiner:
     def _advance(self, look: UsageSample) -> None:
         """With what the log and its comparison with the engine say of the model by now."""
         placed = self.reconciler.state().placed
-        logged, abandoned = (self._by_team(works, look.model_name, placed) for works in (self._traffic.work(), self._traffic.abandoned()))
+        logged, abandoned = (
+            self._by_team(works, look.model_name, placed) for works in (self._traffic.work(), self._traffic.abandoned())
+        )
         lost = self.reconciler.aborted(look.model_name), self.reconciler.missing_in_log(look.model_name)
         aborted, missing_in_log = (Work(tokens.prompt, 0, tokens.completion) for tokens in lost)
-        self.attribution.advance(replace(look, logged=logged, abandoned=abandoned, aborted=aborted, missing_in_log=missing_in_log))
+        self.attribution.advance(
+            replace(look, logged=logged, abandoned=abandoned, aborted=aborted, missing_in_log=missing_in_log)
+        )
 
     @staticmethod
     def _by_team(works: Mapping[tuple[str, str], Work], model_name: str, placed: Mapping[str, str]) -> dict[str, Work]:
@@ -211,12 +244,17 @@ class Joiner:
             yield from self._cards
 
     def _claimed(self, upstream: str) -> tuple[GpuShare, ...]:
-        """The engine's cards, with what they used since its last look. One that is not seen is there all the same, if the operator says so."""
-        return tuple(self._with_energy(upstream, self._cards.get(uuid, GpuShare(uuid))) for uuid in self._owned(upstream))
+        """The engine's cards, with what they used since its last look. One that is not seen is there all the same, if
+        the operator says so."""
+        return tuple(
+            self._with_energy(upstream, self._cards.get(uuid, GpuShare(uuid))) for uuid in self._owned(upstream)
+        )
 
     def _with_energy(self, reader: str, card: GpuShare) -> GpuShare:
         joules = self._energy.since(reader, card.uuid)
-        return GpuShare(card.uuid, card.name, card.fraction, card.profile, joules, self._energy.method.get(card.uuid, "counter"))
+        return GpuShare(
+            card.uuid, card.name, card.fraction, card.profile, joules, self._energy.method.get(card.uuid, "counter")
+        )
 
 
 def _running(view: EngineView, model: str) -> int:
@@ -229,4 +267,9 @@ def _parts(reading: GpuReading) -> Iterator[GpuShare]:
         yield GpuShare(reading.uuid, reading.name)
     for instance in reading.instances:
         if instance.mig_uuid and instance.profile:
-            yield GpuShare(instance.mig_uuid, reading.name, attribution.mig_fraction(instance.profile, reading.name), instance.profile)
+            yield GpuShare(
+                instance.mig_uuid,
+                reading.name,
+                attribution.mig_fraction(instance.profile, reading.name),
+                instance.profile,
+            )

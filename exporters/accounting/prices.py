@@ -15,7 +15,8 @@ _PROFILE = re.compile(r"\d+g\.\d+gb(\+.*)?")
 
 
 class GpuPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An hour of a card whose name contains `name`, upper and lower case alike; mig: of an instance, by profile such as 1g.10gb."""
+    """An hour of a card whose name contains `name`, upper and lower case alike; mig: of an instance, by profile such as
+    1g.10gb."""
 
     name: str
     gpu_hour: float
@@ -23,16 +24,21 @@ class GpuPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ValueError("name is a part of the card's name, such as H100; the price of every other card is gpu_hour beside gpus")
+            raise ValueError(
+                "name is a part of the card's name, such as H100; the price of every other card is gpu_hour beside gpus"
+            )
         _above_zero("gpu_hour", (self.gpu_hour,))
         _above_zero("mig", self.mig.values())
         for profile in self.mig:
             if not _PROFILE.fullmatch(profile):
-                raise ValueError(f"mig has {profile!r}, which is no MIG profile; write it like 1g.10gb, as `nvidia-smi -L` shows it")
+                raise ValueError(
+                    f"mig has {profile!r}, which is no MIG profile; write it like 1g.10gb, as `nvidia-smi -L` shows it"
+                )
 
 
 class ApiPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A thousand tokens of a served model (or of any other: "*") bought elsewhere; cached input costs as much as other input unless said."""
+    """A thousand tokens of a served model (or of any other: "*") bought elsewhere; cached input costs as much as other
+    input unless said."""
 
     model: str
     input_per_1k: float
@@ -49,11 +55,14 @@ class ApiPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Of tokens; cached ones are part of the prompt."""
         cached_price = self.input_per_1k if self.cached_input_per_1k is None else self.cached_input_per_1k
         computed = max(0.0, prompt_tokens - cached_tokens)
-        return (computed * self.input_per_1k + cached_tokens * cached_price + completion_tokens * self.output_per_1k) / 1000
+        return (
+            computed * self.input_per_1k + cached_tokens * cached_price + completion_tokens * self.output_per_1k
+        ) / 1000
 
 
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a GPU hour costs, and what a thousand tokens may cost, in one currency; without a budget nobody is told when it is passed.
+    """What a GPU hour costs, and what a thousand tokens may cost, in one currency; without a budget nobody is told when
+    it is passed.
 
     spread_idle: idle time is charged to the teams by their shares of the same hour, instead of to __idle__."""
 
@@ -65,7 +74,9 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spread_idle: bool = False
 
     def __post_init__(self) -> None:
-        if not (self.gpu_hour > 0 and math.isfinite(self.gpu_hour)) or (self.budget_per_1k_tokens is not None and self.budget_per_1k_tokens <= 0):
+        if not (self.gpu_hour > 0 and math.isfinite(self.gpu_hour)) or (
+            self.budget_per_1k_tokens is not None and self.budget_per_1k_tokens <= 0
+        ):
             raise ValueError("prices are more than 0; leave `prices` out where there are none")
         if not self.currency:
             raise ValueError("currency is empty; write it like USD or EUR")
@@ -75,7 +86,9 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def per_hour(self, name: str | None, fraction: float = 1.0, profile: str | None = None) -> float:
         """An hour of a card, or of a MIG instance: its profile's price, else its fraction of the card's."""
-        known = max((g for g in self.gpus if g.name.lower() in (name or "").lower()), key=lambda g: len(g.name), default=None)
+        known = max(
+            (g for g in self.gpus if g.name.lower() in (name or "").lower()), key=lambda g: len(g.name), default=None
+        )
         if known and profile and profile in known.mig:
             return known.mig[profile]
         return (known.gpu_hour if known else self.gpu_hour) * fraction

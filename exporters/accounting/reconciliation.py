@@ -1,22 +1,29 @@
-"""The request log against the engine, to the last token. Pure: looks at engines and states of the log come in, counters come out.
+"""The request log against the engine, to the last token. Pure: looks at engines and states of the log come in, counters
+come out.
 
-Law: logged + missing_in_log - extra_in_log + open = engine, for each kind, at every moment; and what is booked as missing_in_log or extra_in_log is
-sure.
+Law: logged + missing_in_log - extra_in_log + open = engine, for each kind, at every moment; and what is booked as
+missing_in_log or extra_in_log is sure.
 
-A page and a log cannot be read in the same instant, so each look at the engines has two states of the log beside it. With
-gap = missing_in_log - extra_in_log, E what the engines had finished at the look, and L(t) what the log held at t:
+A page and a log cannot be read in the same instant, so each look at the engines has two states of the log beside it.
+With gap = missing_in_log - extra_in_log, E what the engines had finished at the look, and L(t) what the log held at t:
 
     E - L(later)  <=  gap  <=  E - L(when the page was asked for)
 
 On the right: what was logged when the page was asked for had been finished before, so it is in E or in no engine.
-On the left: what had been finished at the look has its line `later`, so what E has beyond L is in no log. How late is late:
+On the left: what had been finished at the look has its line `later`, so what E has beyond L is in no log. How late is
+late:
 
-  far    a line comes at most `patience` after the engine is done (twice the 99th percentile of e2e, 30 s to an hour: a reader may be
-         slow, but not slower than that). True of each request, and exact as soon as that long nothing came. Under load it says little.
-  near   a line comes on the average within a quarter of `delay` (1 s, or more where lines are known to be late). True of many: it is used
-         over 30 s and 100 lines at least, of which the smallest difference counts. So what lingers is never taken for what is missing.
+  far    a line comes at most `patience` after the engine is done (twice the 99th percentile of e2e, 30 s to an hour: a
+  reader may be
+         slow, but not slower than that). True of each request, and exact as soon as that long nothing came. Under load
+         it says little.
+  near   a line comes on the average within a quarter of `delay` (1 s, or more where lines are known to be late). True
+  of many: it is used
+         over 30 s and 100 lines at least, of which the smallest difference counts. So what lingers is never taken for
+         what is missing.
 
-Where both sides meet, the gap is known exactly, and what was suspected of restarts, of the start and of missing usage is settled."""
+Where both sides meet, the gap is known exactly, and what was suspected of restarts, of the start and of missing usage
+is settled."""
 
 from __future__ import annotations
 
@@ -59,9 +66,11 @@ class TokenPair(NamedTuple):
 
 
 class CoreSnapshot(msgspec.Struct):
-    """An engine core at the last look. Its unfinished tokens (worked on, in no finished request) are told from these levels on:
+    """An engine core at the last look. Its unfinished tokens (worked on, in no finished request) are told from these
+    levels on:
 
-    idle_from: as they were when it was last idle. aborted_from: the same, or as they were at the first look at a core at work."""
+    idle_from: as they were when it was last idle. aborted_from: the same, or as they were at the first look at a core
+    at work."""
 
     totals: EngineTotals
     idle_from: TokenPair = TokenPair()
@@ -69,7 +78,8 @@ class CoreSnapshot(msgspec.Struct):
 
 
 class ReconciledEngine(msgspec.Struct):
-    """An engine at the last look. cores: by model and rank. asked: what the log held of each model when the page was asked for."""
+    """An engine at the last look. cores: by model and rank. asked: what the log held of each model when the page was
+    asked for."""
 
     looked_s: float
     started_s: float | None
@@ -85,7 +95,8 @@ def _none(causes: Iterable[str]) -> dict[str, list[int]]:
 class ReconciledModel(msgspec.Struct):
     """What is kept of a model: counters since its first look, by cause where there are causes.
 
-    skip: what the log held at the first look, by the names in it. suspected: by cause, the lines among which extra lines of that cause are.
+    skip: what the log held at the first look, by the names in it. suspected: by cause, the lines among which extra
+    lines of that cause are.
     suspecting: by cause, what the log held when such lines may have begun; they may still come."""
 
     first_s: float
@@ -102,7 +113,10 @@ class ReconciledModel(msgspec.Struct):
 
     def booked(self) -> list[int]:
         """The gap that is booked so far, by kind."""
-        return [sum(c[k] for c in self.missing_in_log.values()) - sum(c[k] for c in self.extra_in_log.values()) for k in range(len(KINDS))]
+        return [
+            sum(c[k] for c in self.missing_in_log.values()) - sum(c[k] for c in self.extra_in_log.values())
+            for k in range(len(KINDS))
+        ]
 
     def book_missing_in_log(self, kind: int, amount: int) -> None:
         tokens_unknown = kind > 0 and self.logged.missing > self.settled_missing
@@ -121,7 +135,8 @@ class ReconciledModel(msgspec.Struct):
 
 
 class ReconciliationState(msgspec.Struct):
-    """All that outlives the process. seen: by name in the log, what has been taken in. placed: name in the log -> model."""
+    """All that outlives the process. seen: by name in the log, what has been taken in. placed: name in the log ->
+    model."""
 
     models: dict[str, ReconciledModel] = {}
     upstreams: dict[str, ReconciledEngine] = {}
@@ -131,7 +146,8 @@ class ReconciliationState(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Look:
-    """A state of all engines of a model, to be compared with the log as it becomes complete. whole: every engine answered.
+    """A state of all engines of a model, to be compared with the log as it becomes complete. whole: every engine
+    answered.
 
     at_s: unix seconds, to be shown. clock_s: monotonic, by which is waited."""
 
@@ -152,7 +168,8 @@ class _Watch:
     changed: bool = False
     new: deque[_Look] = field(default_factory=deque)  # for the near comparison
     open: deque[_Look] = field(default_factory=deque)  # for the far one
-    near: deque[tuple[float, FinishedRequest, int]] = field(default_factory=lambda: deque(maxlen=NEAR_LOOKS))  # when, E - L, lines of L
+    # when, E - L, lines of L
+    near: deque[tuple[float, FinishedRequest, int]] = field(default_factory=lambda: deque(maxlen=NEAR_LOOKS))
     last: _Look | None = None
 
 
@@ -168,9 +185,10 @@ class _Naming:
 class Reconciler:
     """Compares what engines finished with what the logs hold, per model.
 
-    aliases: name in the log -> model_name of the engine's series; goes before what engines tell. upstreams: the engines that are configured;
-    until each has answered, extra lines are not booked. Call `look` for each page, `gone` for each that did not come, and `settle` with every
-    new state of the log. Looks count from when the log was first read to its end."""
+    aliases: name in the log -> model_name of the engine's series; goes before what engines tell. upstreams: the engines
+    that are configured; until each has answered, extra lines are not booked. Call `look` for each page, `gone` for each
+    that did not come, and `settle` with every new state of the log. Looks count from when the log was first read to its
+    end."""
 
     def __init__(
         self,
@@ -203,8 +221,9 @@ class Reconciler:
     ) -> None:
         """Take in a page. logged: the log when the page was asked for, by name in it.
 
-        late_s: by how much, on the average, a line comes after the engine is done, where that is known. asked_s, asked_clock_s: when the page was
-        asked for, in unix seconds and by the monotonic clock; without the latter one clock is both."""
+        late_s: by how much, on the average, a line comes after the engine is done, where that is known. asked_s,
+        asked_clock_s: when the page was asked for, in unix seconds and by the monotonic clock; without the latter one
+        clock is both."""
         self._take(logged, newest=False)
         if self._read_s is None or self._read_s > (asked_s if asked_clock_s is None else asked_clock_s):
             return
@@ -232,8 +251,15 @@ class Reconciler:
             elif before is None:
                 before = CoreSnapshot(EngineTotals())
             grown = core.totals.since(before.totals)
-            model.engine = model.engine.plus(FinishedRequest(grown.requests, grown.request_prompt_tokens, grown.request_completion_tokens))
-            idle = not core.running and not core.waiting and before.totals == core.totals and (kept is not None and not anew)
+            model.engine = model.engine.plus(
+                FinishedRequest(grown.requests, grown.request_prompt_tokens, grown.request_completion_tokens)
+            )
+            idle = (
+                not core.running
+                and not core.waiting
+                and before.totals == core.totals
+                and (kept is not None and not anew)
+            )
             cores.setdefault(name, {})[rank] = _after(model, before, core.totals, idle)
         for name in {*cores, *(kept.cores if kept else ())}:
             watch = self._watches[name]
@@ -253,7 +279,8 @@ class Reconciler:
         self._silent.add(upstream)
 
     def names_due(self, upstream: str, clock_s: float) -> bool:
-        """Whether to ask an engine that was looked at for its names: at first, after a restart, when the log has a new one, and once a minute."""
+        """Whether to ask an engine that was looked at for its names: at first, after a restart, when the log has a new
+        one, and once a minute."""
         if upstream not in self._kept.upstreams:
             return False
         naming = self._naming.get(upstream, _Naming())
@@ -272,10 +299,13 @@ class Reconciler:
         if names is not None or naming.failures >= NAMES_TRIES:
             naming.about = frozenset(self._unplaced())
 
-    def settle(self, now_s: float, logged: Mapping[str, FinishedRequest], at_end: bool, clock_s: float | None = None) -> None:
+    def settle(
+        self, now_s: float, logged: Mapping[str, FinishedRequest], at_end: bool, clock_s: float | None = None
+    ) -> None:
         """Take in the newest state of the log and book what has become sure. at_end: it was read to its end just now.
 
-        clock_s: the monotonic clock, by which is waited, so that a clock that is set back stalls nothing; without it now_s is both."""
+        clock_s: the monotonic clock, by which is waited, so that a clock that is set back stalls nothing; without it
+        now_s is both."""
         clock_s = now_s if clock_s is None else clock_s
         self._take(logged, newest=True)
         if at_end and self._read_s is None:
@@ -296,8 +326,14 @@ class Reconciler:
                 yield reconciled.LOGGED, labels, model.logged[at]
                 yield reconciled.ENGINE, labels, model.engine[at]
                 yield reconciled.OPEN, labels, model.engine[at] - model.logged[at] - booked[at]
-                yield from ((reconciled.MISSING_IN_LOG, {"cause": cause, **labels}, amounts[at]) for cause, amounts in model.missing_in_log.items())
-                yield from ((reconciled.EXTRA_IN_LOG, {"cause": cause, **labels}, amounts[at]) for cause, amounts in model.extra_in_log.items())
+                yield from (
+                    (reconciled.MISSING_IN_LOG, {"cause": cause, **labels}, amounts[at])
+                    for cause, amounts in model.missing_in_log.items()
+                )
+                yield from (
+                    (reconciled.EXTRA_IN_LOG, {"cause": cause, **labels}, amounts[at])
+                    for cause, amounts in model.extra_in_log.items()
+                )
             if model.settled_s is not None:
                 yield reconciled.SETTLED, who, model.settled_s
             yield reconciled.NO_USAGE, who, model.logged.missing
@@ -327,7 +363,8 @@ class Reconciler:
         return TokenPair(sum(each.prompt for each in above), sum(each.completion for each in above))
 
     def _take(self, logged: Mapping[str, FinishedRequest], newest: bool) -> None:
-        """Count what the log gained. A state that was left behind is passed over; a newest one that is less began anew."""
+        """Count what the log gained. A state that was left behind is passed over; a newest one that is less began
+        anew."""
         seen = self._kept.seen
         for name, now in logged.items():
             before = seen.get(name, NOTHING)
@@ -383,8 +420,14 @@ class Reconciler:
     def _held(self, model: str) -> bool:
         """Whether the log has names that may yet turn out to be this model's."""
         skip = self._kept.models[model].skip
-        open_names = {name for name in self._unplaced() if self._kept.seen[name].requests > skip.get(name, NOTHING).requests}
-        its = [name for name, upstream in self._kept.upstreams.items() if model in upstream.cores and name not in self._silent]
+        open_names = {
+            name for name in self._unplaced() if self._kept.seen[name].requests > skip.get(name, NOTHING).requests
+        }
+        its = [
+            name
+            for name, upstream in self._kept.upstreams.items()
+            if model in upstream.cores and name not in self._silent
+        ]
         return any(open_names - self._naming.get(name, _Naming()).about for name in its)
 
     def _compare(self, name: str, model: ReconciledModel, watch: _Watch, now_s: float, clock_s: float) -> None:
@@ -434,7 +477,9 @@ class Reconciler:
             if (since := model.suspecting.pop(cause, None)) is not None:
                 model.suspected[cause] = model.suspected.get(cause, NOTHING).plus(model.logged.minus(since))
         exact = look.whole and not model.suspecting and look.asked == model.logged
-        for kind, (gap, booked) in enumerate(zip(look.engine.minus(model.logged)[: len(KINDS)], model.booked(), strict=True)):
+        for kind, (gap, booked) in enumerate(
+            zip(look.engine.minus(model.logged)[: len(KINDS)], model.booked(), strict=True)
+        ):
             if gap > booked:
                 model.book_missing_in_log(kind, gap - booked)
             elif exact and gap < booked:
@@ -450,11 +495,17 @@ def _anew(kept: ReconciledEngine, view: EngineView) -> bool:
     """Whether this is another process than at the last look: a newer start, or a counter that fell."""
     if kept.started_s is not None and view.started_s is not None and view.started_s > kept.started_s + 1:
         return True
-    return any(core.totals.fell(seen.totals) for (name, rank), core in view.cores.items() if (seen := kept.cores.get(name, {}).get(rank)))
+    return any(
+        core.totals.fell(seen.totals)
+        for (name, rank), core in view.cores.items()
+        if (seen := kept.cores.get(name, {}).get(rank))
+    )
 
 
 def _unfinished(totals: EngineTotals) -> TokenPair:
-    return TokenPair(totals.prompt_tokens - totals.request_prompt_tokens, totals.completion_tokens - totals.request_completion_tokens)
+    return TokenPair(
+        totals.prompt_tokens - totals.request_prompt_tokens, totals.completion_tokens - totals.request_completion_tokens
+    )
 
 
 def _above(level: TokenPair, ground: TokenPair) -> TokenPair:

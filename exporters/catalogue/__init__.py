@@ -1,4 +1,5 @@
-"""Every series that vllm-watch knows, and the questions one may ask of it. The only folder in which metric names are typed."""
+"""Every series that vllm-watch knows, and the questions one may ask of it. The only folder in which metric names are
+typed."""
 
 from exporters.catalogue.dcgm import DCGM
 from exporters.catalogue.gateway import GATEWAY

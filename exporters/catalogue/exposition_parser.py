@@ -34,7 +34,8 @@ class Exposition:
         return sum(found) if found else None
 
     def families(self) -> Iterator[str]:
-        """Family names as the catalogue writes them: counters with _total, histograms without a suffix; `_created` left out."""
+        """Family names as the catalogue writes them: counters with _total, histograms without a suffix; `_created` left
+        out."""
         seen: set[str] = set()
         for name in self.samples:
             family = self._family(name)
@@ -60,10 +61,12 @@ def parse(text: str) -> Exposition:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A page but for its numbers. heads: of each line what stands before the number, of those without one the whole line.
+    """A page but for its numbers. heads: of each line what stands before the number, of those without one the whole
+    line.
 
-    still: which lines these are. places: line and column of every number, those of one sample name together. groups: sample name and labels of
-    each run of places. underscores: how many there are in the heads, since float() reads 1_0 and a page may not hold it."""
+    still: which lines these are. places: line and column of every number, those of one sample name together. groups:
+    sample name and labels of each run of places. underscores: how many there are in the heads, since float() reads 1_0
+    and a page may not hold it."""
 
     heads: tuple[str, ...]
     still: tuple[int, ...]
@@ -75,7 +78,11 @@ class _Layout:
     def read(self, text: str) -> Exposition | None:
         """The page, if it has this layout."""
         lines = text.split("\n")
-        if len(lines) != len(self.heads) or not all(map(str.startswith, lines, self.heads)) or text.count("_") != self.underscores:
+        if (
+            len(lines) != len(self.heads)
+            or not all(map(str.startswith, lines, self.heads))
+            or text.count("_") != self.underscores
+        ):
             return None
         if any(len(lines[at]) != len(self.heads[at]) for at in self.still):
             return None
@@ -86,7 +93,9 @@ class _Layout:
         return Exposition({name: list(zip(labels, values, strict=False)) for name, labels in self.groups}, self.kinds)
 
 
-def _layout(page: Exposition, underscores: int, heads: list[str], still: list[int], places: Mapping[str, list[tuple[int, int]]]) -> _Layout:
+def _layout(
+    page: Exposition, underscores: int, heads: list[str], still: list[int], places: Mapping[str, list[tuple[int, int]]]
+) -> _Layout:
     return _Layout(
         heads=tuple(heads),
         still=tuple(still),
@@ -107,9 +116,11 @@ class _Shape:
 
 
 class Parser:
-    """Reads the pages of one source, one after another. Of a page like the last one only the numbers are read, in a thirtieth of the time.
+    """Reads the pages of one source, one after another. Of a page like the last one only the numbers are read, in a
+    thirtieth of the time.
 
-    Samples of the usual form are read here, and every other line is left to prometheus_client: what is sound and what is not is its word.
+    Samples of the usual form are read here, and every other line is left to prometheus_client: what is sound and what
+    is not is its word.
     Pages share their labels: nobody may change them."""
 
     def __init__(self) -> None:
@@ -193,11 +204,14 @@ class Parser:
 
 
 _SHAPES_AT_MOST = 10_000
-_LINE_AT_MOST = 16 << 10  # characters of a sample; prometheus_client takes the square of a line's length where quotes in it are escaped
+# characters of a sample; prometheus_client takes the square of a line's length where quotes in it are escaped
+_LINE_AT_MOST = 16 << 10
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = r"[a-zA-Z_][a-zA-Z0-9_]*"
 _SHAPE = re.compile(rf'({_NAME})(?:\{{((?:{_LABEL}="",)*(?:{_LABEL}="")?)\}})?')
-_DECLARED = re.compile(rf"# (?:(HELP) ({_NAME})( .*)?|(TYPE) ({_NAME}) (counter|gauge|histogram|summary|unknown|untyped))")
+_DECLARED = re.compile(
+    rf"# (?:(HELP) ({_NAME})( .*)?|(TYPE) ({_NAME}) (counter|gauge|histogram|summary|unknown|untyped))"
+)
 _KIND = re.compile(r"# TYPE (\S+) (\w+)")
 
 
@@ -221,7 +235,8 @@ def _number(text: str) -> float | None:
 
 
 def _bare_after(comment: str, kinds: dict[str, str], bare: str) -> str:
-    """Note the kind that a comment declares. The counter without _total whose samples may follow, "" where there is none. Raises ValueError."""
+    """Note the kind that a comment declares. The counter without _total whose samples may follow, "" where there is
+    none. Raises ValueError."""
     declared = _declared(comment)
     if not declared:
         return bare
@@ -233,7 +248,8 @@ def _bare_after(comment: str, kinds: dict[str, str], bare: str) -> str:
 
 
 def _declared(comment: str) -> tuple[str, str, str] | None:
-    """What a comment says of a family: (TYPE or HELP, its name, its kind). Raises ValueError where it says nothing sound."""
+    """What a comment says of a family: (TYPE or HELP, its name, its kind). Raises ValueError where it says nothing
+    sound."""
     if usual := _DECLARED.fullmatch(comment):
         return (usual[1], usual[2], "") if usual[1] else (usual[4], usual[5], usual[6])
     list(text_string_to_metric_families(comment))

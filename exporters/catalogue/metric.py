@@ -1,4 +1,5 @@
-"""One Metric per series: what it is called, what it means, how it may be combined, and in which vLLM releases it exists.
+"""One Metric per series: what it is called, what it means, how it may be combined, and in which vLLM releases it
+exists.
 
 Law: nobody types a metric name outside this folder. Panels, rules, alerts, checks and docs read these values."""
 
@@ -67,8 +68,8 @@ class Metric:
     since: first vLLM release that has it; until: first release that no longer has it; None: not known, or still there.
     needs: the flag or feature without which a running engine does not show it; empty: shown by default.
     formerly: older names of the same quantity; a question about this metric also finds them.
-    native: whether a histogram is exposed as a native one too, for a Prometheus that asks for it: one series without `le`.
-    Raises ValueError for a name or release that cannot be."""
+    native: whether a histogram is exposed as a native one too, for a Prometheus that asks for it: one series without
+    `le`. Raises ValueError for a name or release that cannot be."""
 
     name: str
     kind: Kind
@@ -107,7 +108,9 @@ class Metric:
 
     def lives_in(self, release: str) -> bool:
         """Whether a release of vLLM has this family under its present name; unknown bounds count as yes."""
-        return (self.since is None or key(self.since) <= key(release)) and (self.until is None or key(release) < key(self.until))
+        return (self.since is None or key(self.since) <= key(release)) and (
+            self.until is None or key(release) < key(self.until)
+        )
 
 
 def key(release: str) -> tuple[int, ...]:

@@ -1,4 +1,5 @@
-"""Reading PromQL: which series an expression needs, what is done to them, and whether a given page could ever answer it.
+"""Reading PromQL: which series an expression needs, what is done to them, and whether a given page could ever answer
+it.
 
 The one promql_parser door."""
 
@@ -13,7 +14,8 @@ import promql_parser as ql
 
 from exporters.catalogue.exposition_parser import Exposition
 
-# How dashboards hold PromQL: $name, ${name}, ${name:format}, [[name]]; they may stand anywhere, also inside strings, which are left alone.
+# How dashboards hold PromQL: $name, ${name}, ${name:format}, [[name]]; they may stand anywhere, also inside strings,
+# which are left alone.
 _VARIABLE = r"(?:\$\{\w+(?::\w+)?\}|\$\w+\b|\[\[\w+\]\])"
 _STRING = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
@@ -36,9 +38,11 @@ class BadExpression(ValueError):
     """Text that is no PromQL, also after dashboard variables were filled in."""
 
 
-@lru_cache(4096)  # boards ask the same of the same few hundred texts again and again; nobody changes a parsed expression
+# boards ask the same of the same few hundred texts again and again; nobody changes a parsed expression
+@lru_cache(4096)
 def parse(text: str) -> ql.Expr:
-    """PromQL, or PromQL as Grafana holds it: variables are replaced by values of the right shape. Raises BadExpression."""
+    """PromQL, or PromQL as Grafana holds it: variables are replaced by values of the right shape. Raises
+    BadExpression."""
     plain = text
     for pattern, value in _PLACES:
         plain = _outside_strings(pattern, value, plain)
@@ -134,21 +138,24 @@ def _holds(have: str, op: str, value: str) -> bool:
         return True
 
 
-# What is done to a series, and what an answer's labels are. Two answers are combined only when their labels are the same, so both are
-# worked out from below: `of` gives the labels of a sample name, the rest follows from PromQL's own rules.
+# What is done to a series, and what an answer's labels are. Two answers are combined only when their labels are the
+# same, so both are worked out from below: `of` gives the labels of a sample name, the rest follows from PromQL's own
+# rules.
 
 LabelsOf = Callable[[str], Set[str]]
 _RANGE = r"(?<!\[)\[\s*([^\[\]:]+?)\s*(?=[:\]])"  # x[5m], x[$__rate_interval], x[1h:]; not [[name]]
 _PRESENCE = ("and", "unless")  # the right side says only whether the left one counts
 _COMPARISONS = ("==", "!=", ">", "<", ">=", "<=")
 _PICKS = ("topk", "bottomk", "limitk", "limit_ratio")  # aggregations that let series through as they are
-_STAY_POSITIVE = ("sum", "min", "max", "avg", "group", *_PICKS)  # aggregations whose answer is above 0 when all below is
+# aggregations whose answer is above 0 when all below is
+_STAY_POSITIVE = ("sum", "min", "max", "avg", "group", *_PICKS)
 
 
 @dataclass(frozen=True, slots=True)
 class SelectorUse:
-    """One selector of an expression. above: what is done to it, from the inside out: functions, aggregations and operators, a
-    comparison that gives 0 or 1 as `> bool`, and `presence` where only its being there counts. window: as written, else empty."""
+    """One selector of an expression. above: what is done to it, from the inside out: functions, aggregations and
+    operators, a comparison that gives 0 or 1 as `> bool`, and `presence` where only its being there counts. window: as
+    written, else empty."""
 
     name: str
     matchers: tuple[tuple[str, str, str], ...]
@@ -186,38 +193,49 @@ def labels(text: str, of: LabelsOf) -> Set[str]:
 
 
 def some_labels(text: str, of: LabelsOf) -> Set[str]:
-    """Return the labels that at least one branch of `or` can bear: a legend leaves out those that a series lacks. Raises BadExpression."""
+    """Return the labels that at least one branch of `or` can bear: a legend leaves out those that a series lacks.
+    Raises BadExpression."""
     return set().union(*(_labels(branch, of) for branch in _alternatives(parse(text))))
 
 
 def lost_labels(text: str, of: LabelsOf) -> list[str]:
-    """Where an expression relies on a label that is not there any more, or never was, one sentence each. Raises BadExpression.
+    """Where an expression relies on a label that is not there any more, or never was, one sentence each. Raises
+    BadExpression.
 
-    Grouping by such a label, a quantile of buckets without `le`, and two sides that never match because their labels differ."""
+    Grouping by such a label, a quantile of buckets without `le`, and two sides that never match because their labels
+    differ."""
     return [sentence for node in _nodes(parse(text)) for sentence in _lost(node, of)]
 
 
 def unguarded(text: str) -> list[str]:
-    """The divisors that may be 0, which gives NaN or Inf; `> 0` around one makes the answer absent instead. Raises BadExpression."""
+    """The divisors that may be 0, which gives NaN or Inf; `> 0` around one makes the answer absent instead. Raises
+    BadExpression."""
     divisions = [node for node in _nodes(parse(text)) if isinstance(node, ql.BinaryExpr) and str(node.op) in ("/", "%")]
     return [str(node.rhs) for node in divisions if not _never_zero(node.rhs)]
 
 
 def made_up(text: str) -> list[str]:
-    """The right sides of `or` that read no series, such as vector(0): they show a value where there is none. Raises BadExpression."""
-    alternatives = [node.rhs for node in _nodes(parse(text)) if isinstance(node, ql.BinaryExpr) and str(node.op) == "or"]
+    """The right sides of `or` that read no series, such as vector(0): they show a value where there is none. Raises
+    BadExpression."""
+    alternatives = [
+        node.rhs for node in _nodes(parse(text)) if isinstance(node, ql.BinaryExpr) and str(node.op) == "or"
+    ]
     return [str(side) for side in alternatives if not any(isinstance(node, ql.VectorSelector) for node in _nodes(side))]
 
 
 def quantiles(text: str) -> list[float]:
     """The quantiles that are asked of histograms, 0 to 1, as far as no variable holds them. Raises BadExpression."""
-    calls = [node for node in _nodes(parse(text)) if isinstance(node, ql.Call) and node.func.name == "histogram_quantile"]
+    calls = [
+        node for node in _nodes(parse(text)) if isinstance(node, ql.Call) and node.func.name == "histogram_quantile"
+    ]
     asked = [node.args[0].val for node in calls if isinstance(node.args[0], ql.NumberLiteral)]
-    return [q for q in asked if 1e-9 < q < 1]  # a variable was read as 1; the least and the largest value are bounds of buckets
+    # a variable was read as 1; the least and the largest value are bounds of buckets
+    return [q for q in asked if 1e-9 < q < 1]
 
 
 def unconditional(text: str) -> list[str]:
-    """The branches of `or` that answer whenever there is data: nothing is compared in them, and nothing taken away. Raises BadExpression.
+    """The branches of `or` that answer whenever there is data: nothing is compared in them, and nothing taken away.
+    Raises BadExpression.
 
     `>= 0` around a quantile lets every number pass and only NaN not: it is no condition."""
     return [str(branch) for branch in _branches(parse(text)) if not _conditional(branch)]
@@ -313,7 +331,8 @@ def _grouped(node: ql.AggregateExpr, below: Set[str]) -> Set[str]:
         return below
     by = set(node.modifier.labels) if node.modifier else set()
     kept = below - by if node.modifier and node.modifier.type == ql.AggModifierType.Without else below & by
-    return kept | {node.param.val} if isinstance(node.param, ql.StringLiteral) else kept  # count_values names a label of its own
+    # count_values names a label of its own
+    return kept | {node.param.val} if isinstance(node.param, ql.StringLiteral) else kept
 
 
 def _returned(node: ql.Call, of: LabelsOf) -> Set[str]:
@@ -338,7 +357,9 @@ def _joined(node: ql.BinaryExpr, left: Set[str], right: Set[str]) -> Set[str]:
         return left
     if str(node.op) == "or":
         return left & right
-    matching, group = (node.modifier.matching, set(node.modifier.group_labels or ())) if node.modifier else (None, set())
+    matching, group = (
+        (node.modifier.matching, set(node.modifier.group_labels or ())) if node.modifier else (None, set())
+    )
     match str(node.modifier.card).split(".")[-1] if node.modifier else "OneToOne":
         case "ManyToOne":
             return left | group
@@ -367,7 +388,9 @@ def _lost(node: ql.Expr, of: LabelsOf) -> Iterator[str]:
         case ql.AggregateExpr() if node.modifier and node.modifier.type == ql.AggModifierType.By:
             gone = set(node.modifier.labels) - _labels(node.expr, of)
             yield from (f"{node.op} by ({label}): nothing below has that label" for label in sorted(gone))
-        case ql.Call() if node.func.name == "histogram_quantile" and _classic(node.args[1]) and "le" not in _labels(node.args[1], of):
+        case ql.Call() if (
+            node.func.name == "histogram_quantile" and _classic(node.args[1]) and "le" not in _labels(node.args[1], of)
+        ):
             yield "histogram_quantile: le was lost below it"
         case ql.BinaryExpr() if str(node.op) != "or" and not _scalar(node.lhs) and not _scalar(node.rhs):
             left, right = _labels(node.lhs, of), _labels(node.rhs, of)
@@ -384,7 +407,9 @@ def _lost(node: ql.Expr, of: LabelsOf) -> Iterator[str]:
 
 def _classic(node: ql.Expr) -> bool:
     """Return whether an expression reads classic buckets; a native histogram has no `le`."""
-    return any(_selector(below)[0].endswith("_bucket") for below in _nodes(node) if isinstance(below, ql.VectorSelector))
+    return any(
+        _selector(below)[0].endswith("_bucket") for below in _nodes(node) if isinstance(below, ql.VectorSelector)
+    )
 
 
 def _never_zero(node: ql.Expr) -> bool:
@@ -401,7 +426,11 @@ def _never_zero(node: ql.Expr) -> bool:
             op, edge = str(node.op), node.rhs.val if isinstance(node.rhs, ql.NumberLiteral) else None
             if op in _COMPARISONS:
                 filters = not (node.modifier and node.modifier.return_bool)
-                return filters and edge is not None and ((op == ">" and edge >= 0) or (op == ">=" and edge > 0) or (op == "!=" and edge == 0))
+                return (
+                    filters
+                    and edge is not None
+                    and ((op == ">" and edge >= 0) or (op == ">=" and edge > 0) or (op == "!=" and edge == 0))
+                )
             if op in ("and", "unless", "/"):
                 return _never_zero(node.lhs)
             return op in ("*", "or") and _never_zero(node.lhs) and _never_zero(node.rhs)

@@ -1,4 +1,5 @@
-"""Rules of PromQL for panels, alerts and recording rules alike, judged by the catalogue: Prometheus accepts what they refuse.
+"""Rules of PromQL for panels, alerts and recording rules alike, judged by the catalogue: Prometheus accepts what they
+refuse.
 
 Invariant: a rule reads the expression and the catalogue, never the code that made the expression."""
 
@@ -13,9 +14,26 @@ from exporters.catalogue.promql_ast import LabelsOf
 METRICS: dict[str, Metric] = {sample: metric for metric in EVERYTHING for sample in metric.samples}
 GROWTH = ("rate", "irate", "increase")
 _OF_COUNTERS = (*GROWTH, "resets")
-_OF_GAUGES = ("changes", "delta", "idelta", "deriv", "predict_linear", "double_exponential_smoothing",
-              *(f"{how}_over_time" for how in ("min", "max", "avg", "sum", "quantile", "stddev", "stdvar", "mad")))  # fmt: skip
-_OF_BOTH = ("last_over_time", "present_over_time", "count_over_time", "absent", "absent_over_time", "timestamp", "count", "group", "presence")
+_OF_GAUGES = (
+    "changes",
+    "delta",
+    "idelta",
+    "deriv",
+    "predict_linear",
+    "double_exponential_smoothing",
+    *(f"{how}_over_time" for how in ("min", "max", "avg", "sum", "quantile", "stddev", "stdvar", "mad")),
+)
+_OF_BOTH = (
+    "last_over_time",
+    "present_over_time",
+    "count_over_time",
+    "absent",
+    "absent_over_time",
+    "timestamp",
+    "count",
+    "group",
+    "presence",
+)
 _AGGREGATIONS = ("sum", "avg", "min", "max", "count", "group", "stddev", "stdvar", "quantile")
 _OF_BUCKETS = ("histogram_quantile", "histogram_fraction")
 
@@ -45,7 +63,11 @@ def _rate_of_gauge(expr: str, labels_of: LabelsOf) -> Iterator[str]:
         if not only_grows(metric) and first in _OF_COUNTERS:
             kind = "no counter" if metric is None else f"a {metric.kind}"
             yield f"{first}({read.name}): it is {kind}, and every fall would pass for a restart"
-        late = (step for at, step in enumerate(read.above) if step in _OF_COUNTERS and set(read.above[:at]) & set(_AGGREGATIONS))
+        late = (
+            step
+            for at, step in enumerate(read.above)
+            if step in _OF_COUNTERS and set(read.above[:at]) & set(_AGGREGATIONS)
+        )
         for step in list(late)[:1]:
             yield f"{step} stands outside an aggregation of {read.name}: a restart of one shows as a jump of all"
 

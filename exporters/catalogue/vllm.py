@@ -1,29 +1,46 @@
 """What a vLLM page shows, release by release: every `vllm:` family, and the unprefixed ones beside them.
 
-Law: names, kinds and labels are those of pages captured from running engines (tests/golden). Where no page shows a family, the entry says
-SOURCE, and its first release may be off by one minor release, because it was inferred from merge dates.
+Law: names, kinds and labels are those of pages captured from running engines (tests/golden). Where no page shows a
+family, the entry says SOURCE, and its first release may be off by one minor release, because it was inferred from merge
+dates.
 
-Labels are those of the V1 engine with the Python frontend; the Rust frontend shows fewer families. A page also shows `_created` twins of
-counters and histograms (process start times, of no use to a question); they are left out here."""
+Labels are those of the V1 engine with the Python frontend; the Rust frontend shows fewer families. A page also shows
+`_created` twins of counters and histograms (process start times, of no use to a question); they are left out here."""
 
 from exporters.catalogue.metric import Across, Kind, Metric, Provenance, Unit
 
 # Said of several families.
-_FROM_0_3_S = "The default bounds start at 0.3 s, so of any quantile of faster requests no more is known than that it is below."
-_BOUNDS_MOVE = "Bounds are configurable (--custom-histogram-buckets) and differ by release: read them from the page, never write them down."
+_FROM_0_3_S = (
+    "The default bounds start at 0.3 s, so of any quantile of faster requests no more is known than that it is below."
+)
+_BOUNDS_MOVE = (
+    "Bounds are configurable (--custom-histogram-buckets) and differ by release: read them from the page, never write"
+    " them down."
+)
 _FINISHED_ONLY = "One sample per finished request: clients that hung up and requests that were refused leave none."
 _RATIO_MEAN = "A share of one engine's own cache: average or maximise it over engines, never add it up."
 NOT_RUST = "The Rust frontend does not show it."
 _HIT_HISTORY = (
-    "Preempted tokens were counted as hits again until autumn 2025 (#25787), and allocation retries twice (#43736, #39566).",
-    "Fixed in July and August 2026: double count when a KV connector defers (#48860), loss on steps without output (#48668).",
-    "Zero hits can simply mean that the shared prefix is shorter than one block; some hybrid models have blocks of 784 tokens (#54607).",
+    (
+        "Preempted tokens were counted as hits again until autumn 2025 (#25787), and allocation retries twice (#43736,"
+        " #39566)."
+    ),
+    (
+        "Fixed in July and August 2026: double count when a KV connector defers (#48860), loss on steps without output"
+        " (#48668)."
+    ),
+    (
+        "Zero hits can simply mean that the shared prefix is shorter than one block; some hybrid models have blocks of"
+        " 784 tokens (#54607)."
+    ),
 )
 _RETRIES = (
-    "Retries are counted too under preemption: on 0.20.2, 88827 queried tokens for 11296 prompt tokens; on 0.32.0 the two are equal. "
-    "The ratio survives it, the absolute figure does not: prompt_tokens_cached_total has it."
+    "Retries are counted too under preemption: on 0.20.2, 88827 queried tokens for 11296 prompt tokens; on 0.32.0 the"
+    " two are equal. The ratio survives it, the absolute figure does not: prompt_tokens_cached_total has it."
 )
-_HIDDEN = "Hidden one release before removal, unless --show-hidden-metrics-for-version names the previous minor release."
+_HIDDEN = (
+    "Hidden one release before removal, unless --show-hidden-metrics-for-version names the previous minor release."
+)
 _NO_SWAP = "The V1 engine does not swap: it preempts and recomputes."
 
 # Scheduler: who runs, who waits, who is turned away
@@ -31,7 +48,8 @@ NUM_REQUESTS_RUNNING = Metric(
     "vllm:num_requests_running",
     Kind.GAUGE,
     Unit.REQUESTS,
-    "Requests in the current execution batch; when it stays at max_num_seqs, configuration and not hardware is the limit.",
+    "Requests in the current execution batch; when it stays at max_num_seqs, configuration and not hardware is the"
+    " limit.",
     since="0.2.3",
     notes=("With several API server processes it was seen at 0 for seconds while clients waited.",),
 )
@@ -50,7 +68,8 @@ NUM_REQUESTS_WAITING_BY_REASON = Metric(
     "vllm:num_requests_waiting_by_reason",
     Kind.GAUGE,
     Unit.REQUESTS,
-    "Waiting requests, split into those that wait for room (capacity) and those held back by LoRA limits or KV transfer (deferred).",
+    "Waiting requests, split into those that wait for room (capacity) and those held back by LoRA limits or KV transfer"
+    " (deferred).",
     labels=("engine", "model_name", "reason"),
     since="0.20",
     notes=("Only capacity says that the engine is full.",),
@@ -61,7 +80,12 @@ NUM_PREEMPTIONS = Metric(
     Unit.COUNT,
     "Times a running request lost its KV blocks and must be computed again, because the cache was promised twice.",
     since="0.4.3",
-    notes=("One request can be preempted many times: 62 preemptions were seen among 92 requests on a deliberately small cache.",),
+    notes=(
+        (
+            "One request can be preempted many times: 62 preemptions were seen among 92 requests on a deliberately"
+            " small cache."
+        ),
+    ),
 )
 REQUEST_NUM_PREEMPTIONS = Metric(
     "vllm:request_num_preemptions",
@@ -103,8 +127,14 @@ ITERATION_TOKENS = Metric(
     since="0.6.4",
     notes=(
         "A histogram despite its name; the rate of its _count is engine steps per second, not tokens per second.",
-        "Its bounds followed the CUDA graph sizes until 0.8.5; tokens received from a KV connector are left out since #43346 (2026).",
-        "Cached prompt tokens are in it on 0.20.2 and not on 0.32.0 (measured), so batches of the two are not comparable.",
+        (
+            "Its bounds followed the CUDA graph sizes until 0.8.5; tokens received from a KV connector are left out"
+            " since #43346 (2026)."
+        ),
+        (
+            "Cached prompt tokens are in it on 0.20.2 and not on 0.32.0 (measured), so batches of the two are not"
+            " comparable."
+        ),
         "The Rust frontend shows it only since September 2026 (#56990).",
     ),
 )
@@ -136,7 +166,10 @@ CACHE_CONFIG_INFO = Metric(
         "Every CacheConfig field is a label beside engine: 20 in 0.10.2, 25 in 0.20.2, 36 in 0.32.0.",
         "No model_name: join on engine and instance.",
         "In all three: block_size, num_gpu_blocks, cache_dtype, enable_prefix_caching, gpu_memory_utilization.",
-        "kv_cache_size_tokens and kv_cache_max_concurrency are labels since 0.24 (#42206). PromQL cannot turn a label into a number.",
+        (
+            "kv_cache_size_tokens and kv_cache_max_concurrency are labels since 0.24 (#42206). PromQL cannot turn a"
+            " label into a number."
+        ),
         "num_gpu_blocks was 'None' in early V1 releases (#15755).",
         NOT_RUST,
     ),
@@ -195,10 +228,13 @@ KV_BLOCK_LIFETIME = Metric(
     "vllm:kv_block_lifetime_seconds",
     Kind.HISTOGRAM,
     Unit.SECONDS,
-    "Time from the allocation of a KV block to its eviction; short lives mean that the cache is too small for the traffic.",
+    "Time from the allocation of a KV block to its eviction; short lives mean that the cache is too small for the"
+    " traffic.",
     since="0.13",
     needs="--kv-cache-metrics",
-    notes=("Sampled: 1 % of blocks unless --kv-cache-metrics-sample says otherwise, so _count is no number of evictions.",),
+    notes=(
+        "Sampled: 1 % of blocks unless --kv-cache-metrics-sample says otherwise, so _count is no number of evictions.",
+    ),
 )
 KV_BLOCK_IDLE_BEFORE_EVICT = Metric(
     "vllm:kv_block_idle_before_evict_seconds",
@@ -216,7 +252,12 @@ KV_BLOCK_REUSE_GAP = Metric(
     "Time between two uses of the same KV block: how long the cache must hold a block for reuse to pay.",
     since="0.13",
     needs="--kv-cache-metrics",
-    notes=("Sampled like kv_block_lifetime_seconds; only the latest accesses of a block are kept, so it leans towards short gaps.",),
+    notes=(
+        (
+            "Sampled like kv_block_lifetime_seconds; only the latest accesses of a block are kept, so it leans towards"
+            " short gaps."
+        ),
+    ),
 )
 
 # Tokens: what was worked on
@@ -227,7 +268,10 @@ PROMPT_TOKENS = Metric(
     "Prompt tokens of requests whose prefill is done, cached ones included.",
     since="0.3.1",
     notes=(
-        "Equals the sum of prompt_tokens_by_source_total on every captured page: never add prompt_tokens_cached_total to it.",
+        (
+            "Equals the sum of prompt_tokens_by_source_total on every captured page: never add"
+            " prompt_tokens_cached_total to it."
+        ),
         "Counted at prefill, while request_prompt_tokens counts at the finish: 13826 against 13663 in one run.",
     ),
 )
@@ -243,7 +287,8 @@ PROMPT_TOKENS_BY_SOURCE = Metric(
     "vllm:prompt_tokens_by_source_total",
     Kind.COUNTER,
     Unit.TOKENS,
-    "Prompt tokens by where they came from: computed here, found in the local cache, or received through a KV connector.",
+    "Prompt tokens by where they came from: computed here, found in the local cache, or received through a KV"
+    " connector.",
     labels=("engine", "model_name", "source"),
     since="0.16",
     notes=("source=local_compute is the prefill work that was really done.",),
@@ -272,7 +317,8 @@ ESTIMATED_FLOPS_PER_GPU = Metric(
     "vllm:estimated_flops_per_gpu_total",
     Kind.COUNTER,
     Unit.COUNT,
-    "Floating point operations per GPU as a formula estimates them; divided by the peak rate it is model FLOPs utilisation.",
+    "Floating point operations per GPU as a formula estimates them; divided by the peak rate it is model FLOPs"
+    " utilisation.",
     across=Across.MEAN,
     since="0.17",
     notes=(
@@ -308,8 +354,14 @@ TIME_TO_FIRST_TOKEN = Metric(
     "TTFT: time from the request's arrival at the API server to its first token, queueing and prefill included.",
     since="0.3.1",
     notes=(
-        "Requests that never reach a first token leave no sample, so a stalled engine looks healthy here: watch running and waiting too.",
-        "A client that hangs up leaves a sample here and none in e2e_request_latency_seconds: only the two _count series differ.",
+        (
+            "Requests that never reach a first token leave no sample, so a stalled engine looks healthy here: watch"
+            " running and waiting too."
+        ),
+        (
+            "A client that hangs up leaves a sample here and none in e2e_request_latency_seconds: only the two _count"
+            " series differ."
+        ),
         "Default bounds run from 1 ms to 2560 s with none at 2 s; those above 40 s came with 0.8.5 (#15202).",
         "Measured from arrival; the per-request metrics in a response body measure theirs from scheduling.",
         _BOUNDS_MOVE,
@@ -323,7 +375,10 @@ INTER_TOKEN_LATENCY = Metric(
     since="0.10.2",
     formerly=("vllm:time_per_output_token_seconds",),
     notes=(
-        "One sample per engine output and not per token: with speculative decoding one sample covers several tokens (#52853).",
+        (
+            "One sample per engine output and not per token: with speculative decoding one sample covers several tokens"
+            " (#52853)."
+        ),
         "Long replies weigh more than short ones, because each token adds a sample.",
         "The first default bound is 10 ms, so faster decoding cannot be told apart.",
         _BOUNDS_MOVE,
@@ -362,7 +417,12 @@ REQUEST_QUEUE_TIME = Metric(
     Unit.SECONDS,
     "Time a request waited in the engine before it was first scheduled.",
     since="0.6.4",
-    notes=("Ends at the first scheduling: waiting again after a preemption is not in it.", _FINISHED_ONLY, _FROM_0_3_S, _BOUNDS_MOVE),
+    notes=(
+        "Ends at the first scheduling: waiting again after a preemption is not in it.",
+        _FINISHED_ONLY,
+        _FROM_0_3_S,
+        _BOUNDS_MOVE,
+    ),
 )
 REQUEST_INFERENCE_TIME = Metric(
     "vllm:request_inference_time_seconds",
@@ -379,7 +439,10 @@ REQUEST_PREFILL_TIME = Metric(
     "Time from first scheduling to the first token.",
     since="0.6.4",
     notes=(
-        "Most prefills are shorter than the first bound: a p95 read from buckets was three times too high at 80 to 95 ms.",
+        (
+            "Most prefills are shorter than the first bound: a p95 read from buckets was three times too high at 80 to"
+            " 95 ms."
+        ),
         _FINISHED_ONLY,
         _FROM_0_3_S,
         _BOUNDS_MOVE,
@@ -425,7 +488,10 @@ REQUEST_PROMPT_TOKENS = Metric(
     Unit.TOKENS,
     "Prompt length of finished requests.",
     since="0.4.2",
-    notes=("Bounds go 1, 2, 5 up to max_model_len (to 131072 in the Rust frontend), so they differ by deployment.", _FINISHED_ONLY),
+    notes=(
+        "Bounds go 1, 2, 5 up to max_model_len (to 131072 in the Rust frontend), so they differ by deployment.",
+        _FINISHED_ONLY,
+    ),
 )
 REQUEST_GENERATION_TOKENS = Metric(
     "vllm:request_generation_tokens",
@@ -433,7 +499,10 @@ REQUEST_GENERATION_TOKENS = Metric(
     Unit.TOKENS,
     "Reply length of finished requests.",
     since="0.4.2",
-    notes=("Bounds go 1, 2, 5 up to max_model_len (to 131072 in the Rust frontend), so they differ by deployment.", _FINISHED_ONLY),
+    notes=(
+        "Bounds go 1, 2, 5 up to max_model_len (to 131072 in the Rust frontend), so they differ by deployment.",
+        _FINISHED_ONLY,
+    ),
 )
 REQUEST_MAX_NUM_GENERATION_TOKENS = Metric(
     "vllm:request_max_num_generation_tokens",
@@ -477,9 +546,18 @@ LORA_REQUESTS_INFO = Metric(
     since="0.6.4",
     needs="--enable-lora",
     notes=(
-        "Neither engine nor model_name; every combination of adapters is a series of its own and old ones stay: the newest value counts.",
-        "It is set to the current time whenever the engine reports, also when nothing changed: no age of a change can be told from it.",
-        "With several API server processes the timestamps are added up (3.59e9 was seen), so the value means nothing there.",
+        (
+            "Neither engine nor model_name; every combination of adapters is a series of its own and old ones stay: the"
+            " newest value counts."
+        ),
+        (
+            "It is set to the current time whenever the engine reports, also when nothing changed: no age of a change"
+            " can be told from it."
+        ),
+        (
+            "With several API server processes the timestamps are added up (3.59e9 was seen), so the value means"
+            " nothing there."
+        ),
     ),
 )
 TOOL_CALL_PARSER_INVOCATIONS = Metric(
@@ -714,7 +792,12 @@ KV_OFFLOAD_TOTAL_BYTES = Metric(
     since="0.16",
     needs=_OFFLOAD,
     evidence=Provenance.SOURCE,
-    notes=("Deprecated and still shown beside kv_offload_load_bytes_total and kv_offload_store_bytes_total: counting both doubles.",),
+    notes=(
+        (
+            "Deprecated and still shown beside kv_offload_load_bytes_total and kv_offload_store_bytes_total: counting"
+            " both doubles."
+        ),
+    ),
 )
 KV_OFFLOAD_TOTAL_TIME = Metric(
     "vllm:kv_offload_total_time_total",
@@ -725,7 +808,12 @@ KV_OFFLOAD_TOTAL_TIME = Metric(
     since="0.16",
     needs=_OFFLOAD,
     evidence=Provenance.SOURCE,
-    notes=("Deprecated and still shown beside kv_offload_load_time_total and kv_offload_store_time_total: counting both doubles.",),
+    notes=(
+        (
+            "Deprecated and still shown beside kv_offload_load_time_total and kv_offload_store_time_total: counting"
+            " both doubles."
+        ),
+    ),
 )
 KV_OFFLOAD_SIZE = Metric(
     "vllm:kv_offload_size",
@@ -1031,7 +1119,10 @@ HTTP_RESPONSE_SIZE = Metric(
 )
 
 # Process: the API server's own process, not the engine's and not the GPU's
-_ONE_PROCESS = "Absent with more than one API server process or data parallelism (--api-server-count, --data-parallel-size above 1)."
+_ONE_PROCESS = (
+    "Absent with more than one API server process or data parallelism (--api-server-count, --data-parallel-size"
+    " above 1)."
+)
 _API_ONLY = "The API server only: engine and workers are processes of their own."
 PROCESS_CPU = Metric(
     "process_cpu_seconds_total",
@@ -1320,7 +1411,8 @@ TOKENS = Metric(
     "vllm:tokens_total",
     Kind.COUNTER,
     Unit.TOKENS,
-    "Meant to count prompt and generated tokens together; now the sum of prompt_tokens_total and generation_tokens_total.",
+    "Meant to count prompt and generated tokens together; now the sum of prompt_tokens_total and"
+    " generation_tokens_total.",
     labels=_V0,
     since="0.6.4",
     until="0.8",
@@ -1336,14 +1428,22 @@ BESIDE: tuple[Metric, ...] = tuple(metric for metric in _ALL if not metric.name.
 
 # Names that guides, boards and alerts use although no release ever had them, and what to ask for instead.
 NEVER_EXISTED: dict[str, str] = {
-    "vllm:cache_hit_tokens_total": "vllm:prefix_cache_hits_total over vllm:prefix_cache_queries_total, or vllm:prompt_tokens_cached_total",
+    "vllm:cache_hit_tokens_total": (
+        "vllm:prefix_cache_hits_total over vllm:prefix_cache_queries_total, or vllm:prompt_tokens_cached_total"
+    ),
     "vllm:prefix_cache_hit_tokens_total": "vllm:prefix_cache_hits_total, which counts tokens",
-    "vllm:gpu_prefix_cache_hit_rate_perc": "vllm:prefix_cache_hits_total over vllm:prefix_cache_queries_total, as rates",
-    "vllm:request_failure_counter": "vllm:request_success_total with finished_reason error, and http_requests_total with status 4xx or 5xx",
+    "vllm:gpu_prefix_cache_hit_rate_perc": (
+        "vllm:prefix_cache_hits_total over vllm:prefix_cache_queries_total, as rates"
+    ),
+    "vllm:request_failure_counter": (
+        "vllm:request_success_total with finished_reason error, and http_requests_total with status 4xx or 5xx"
+    ),
     "vllm:request_counter": "vllm:request_success_total summed over finished_reason, or http_requests_total",
     "vllm:num_total_requests": "vllm:request_success_total summed over finished_reason, or http_requests_total",
-    "vllm:num_aborted_requests": "the _count of vllm:time_to_first_token_seconds less that of vllm:e2e_request_latency_seconds; "
-    "vllm:request_success_total with finished_reason abort misses clients that hang up",
+    "vllm:num_aborted_requests": (
+        "the _count of vllm:time_to_first_token_seconds less that of vllm:e2e_request_latency_seconds; "
+        "vllm:request_success_total with finished_reason abort misses clients that hang up"
+    ),
     "vllm:request_latency_seconds": "vllm:e2e_request_latency_seconds; the name belongs to a router in front of vLLM",
     "vllm:request_num_preemptions_total": "vllm:num_preemptions_total, or the histogram vllm:request_num_preemptions",
     "vllm:gpu_memory_usage_bytes": "the GPU's own exporter: vLLM shows no GPU memory",

@@ -18,14 +18,16 @@ ESCAPED = "vllm_"
 OURS = "vllm_watch_"
 OUR_BOARDS = "vllm-watch-"  # what their uids begin with
 ESCAPED_ADVICE = (
-    "the page was escaped by a re-exporter for Prometheus 2: scrape it with `scrape_protocols: [PrometheusText0.0.4]`, "
-    "or restore the names with metric_relabel_configs (source_labels: [__name__], regex: vllm_(.+), target_label: __name__, replacement: vllm:$1)"
+    "the page was escaped by a re-exporter for Prometheus 2: scrape it with `scrape_protocols: [PrometheusText0.0.4]`,"
+    " or restore the names with metric_relabel_configs (source_labels: [__name__], regex: vllm_(.+), target_label:"
+    " __name__, replacement: vllm:$1)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class QueryRef:
-    """One place that reads series: a panel's query or a rule. optional: why it may be empty on a healthy engine, else ''."""
+    """One place that reads series: a panel's query or a rule. optional: why it may be empty on a healthy engine, else
+    ''."""
 
     place: str
     expr: str
@@ -42,7 +44,8 @@ class DeadQuery:
 
 @dataclass(frozen=True, slots=True)
 class UnknownMetric:
-    """A name that never existed, with what to use instead or ''; name None: the query could not be read, for the reason in `instead`."""
+    """A name that never existed, with what to use instead or ''; name None: the query could not be read, for the reason
+    in `instead`."""
 
     use: QueryRef
     name: str | None
@@ -51,7 +54,8 @@ class UnknownMetric:
 
 @dataclass(frozen=True, slots=True)
 class CompatReport:
-    """What a page shows, against the catalogue. `releases`: the vLLM releases it can come from, oldest and first impossible one."""
+    """What a page shows, against the catalogue. `releases`: the vLLM releases it can come from, oldest and first
+    impossible one."""
 
     releases: tuple[str, str | None]
     known: tuple[Metric, ...]
@@ -80,16 +84,22 @@ class CompatReport:
             "renamed": [{"old": old, "new": new} for old, new in self.renamed],
             "escaped": list(self.escaped),
             "beside": list(self.beside),
-            "broken": [{"place": b.use.place, "expr": b.use.expr, "optional": b.use.optional, "missing": list(b.missing)} for b in self.broken],
+            "broken": [
+                {"place": b.use.place, "expr": b.use.expr, "optional": b.use.optional, "missing": list(b.missing)}
+                for b in self.broken
+            ],
             "fails": self.fails,
         }
 
 
-def check(page: Exposition, catalogue: Iterable[Metric], uses: Iterable[QueryRef] = (), release: str | None = None) -> CompatReport:
+def check(
+    page: Exposition, catalogue: Iterable[Metric], uses: Iterable[QueryRef] = (), release: str | None = None
+) -> CompatReport:
     """Compare a page with the catalogue, and every use with the page.
 
     release: the engine's version where it is known; else the page's own families narrow it down.
-    Only engine series are judged on an engine's page; what other components expose is not expected here. Uses that cannot be read are
+    Only engine series are judged on an engine's page; what other components expose is not expected here. Uses that
+    cannot be read are
     passed over: `strangers` names them."""
     by_name = {metric.name: metric for metric in catalogue}
     families = set(page.families())
@@ -99,7 +109,9 @@ def check(page: Exposition, catalogue: Iterable[Metric], uses: Iterable[QueryRef
     releases = (release, None) if release else plausible(known)
     newer = {old: metric.name for metric in by_name.values() for old in metric.formerly}
     is_engine = any(f.startswith(ENGINE) for f in families) or bool(escaped)
-    expected = [m for m in by_name.values() if m.name.startswith(ENGINE) and m.lives_in(releases[0])] if is_engine else []
+    expected = (
+        [m for m in by_name.values() if m.name.startswith(ENGINE) and m.lives_in(releases[0])] if is_engine else []
+    )
     return CompatReport(
         releases=releases,
         known=known,
@@ -148,7 +160,9 @@ def uses_of_dashboard(text: str, name: str) -> Iterator[QueryRef]:
             yield from _use(f"{name}: annotation {annotation.get('name')}", annotation.get("expr"))
 
 
-def unknown_metrics(uses: Iterable[QueryRef], catalogue: Iterable[Metric], never: Mapping[str, str]) -> Iterator[UnknownMetric]:
+def unknown_metrics(
+    uses: Iterable[QueryRef], catalogue: Iterable[Metric], never: Mapping[str, str]
+) -> Iterator[UnknownMetric]:
     """Names in queries that no release of vLLM (and none of ours) ever had, and queries that cannot be read."""
     samples = {sample for metric in catalogue for sample in metric.samples}
     samples |= {metric.name.removesuffix("_total") + "_created" for metric in catalogue}
@@ -202,10 +216,19 @@ def _asks_prometheus(*owners: dict[str, Any]) -> bool:
 
 
 def _escaped(page: Exposition, by_name: Mapping[str, Metric]) -> Iterator[str]:
-    """Families whose colon became an underscore: metadata lines keep the colon, or the catalogue knows the name with one."""
-    samples = {ENGINE + n.removeprefix(ESCAPED): rows for n, rows in page.samples.items() if n.startswith(ESCAPED) and not n.startswith(OURS)}
+    """Families whose colon became an underscore: metadata lines keep the colon, or the catalogue knows the name with
+    one."""
+    samples = {
+        ENGINE + n.removeprefix(ESCAPED): rows
+        for n, rows in page.samples.items()
+        if n.startswith(ESCAPED) and not n.startswith(OURS)
+    }
     families = Exposition(samples, page.kinds).families()
-    return (ESCAPED + f.removeprefix(ENGINE) for f in families if f in by_name or f in page.kinds or f.removesuffix("_total") in page.kinds)
+    return (
+        ESCAPED + f.removeprefix(ENGINE)
+        for f in families
+        if f in by_name or f in page.kinds or f.removesuffix("_total") in page.kinds
+    )
 
 
 def _broken(page: Exposition, uses: Iterable[QueryRef]) -> Iterator[DeadQuery]:

@@ -1,7 +1,9 @@
-"""What a vLLM shows against what the catalogue says of it, and what to write into the catalogue so that the two agree again.
+"""What a vLLM shows against what the catalogue says of it, and what to write into the catalogue so that the two agree
+again.
 
-A page says what one engine shows: kinds, labels, bounds, help. The source of a vLLM says what any flag could bring (installed.py). The catalogue has
-no help and no bounds of its own, because both may be worded and set anew by each release: these are compared with an earlier page."""
+A page says what one engine shows: kinds, labels, bounds, help. The source of a vLLM says what any flag could bring
+(installed.py). The catalogue has no help and no bounds of its own, because both may be worded and set anew by each
+release: these are compared with an earlier page."""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ LIKE = 0.6  # names less alike than this (difflib's ratio) are taken for two qua
 # Families that the catalogue leaves out on purpose, by how their names begin: no board or alert could rest on them yet.
 LEFT_OUT: Mapping[str, str] = {
     "vllm:hisparse_": "the HiSparse connector",
-    "vllm:kv_offload_tiering_": "tiers below the CPU cache: they change with each release; the two that say most are listed",
+    "vllm:kv_offload_tiering_": (
+        "tiers below the CPU cache: they change with each release; the two that say most are listed"
+    ),
     "vllm:nixl_num_notifications_": "NIXL's own book-keeping; failed transfers and expired requests are listed",
     "vllm:num_requests_kv_fetch_": "stages of a load through a KV connector, on an engine that consumes from one",
     "vllm:rl_weight_update_": "weights that a trainer replaces, not serving",
@@ -32,14 +36,22 @@ LEFT_OUT: Mapping[str, str] = {
 }
 _DEFAULT_LABELS = ("engine", "model_name")
 _UNITS = {
-    "seconds": "SECONDS", "bytes": "BYTES", "tokens": "TOKENS", "perc": "RATIO", "ratio": "RATIO", "blocks": "BLOCKS", "requests": "REQUESTS",
-    "reqs": "REQUESTS", "info": "NONE",
-}  # fmt: skip
+    "seconds": "SECONDS",
+    "bytes": "BYTES",
+    "tokens": "TOKENS",
+    "perc": "RATIO",
+    "ratio": "RATIO",
+    "blocks": "BLOCKS",
+    "requests": "REQUESTS",
+    "reqs": "REQUESTS",
+    "info": "NONE",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedVllm:
-    """What was read of a vLLM. whole: with what any flag could bring, so that what is missing is gone; else only what needs no flag is expected.
+    """What was read of a vLLM. whole: with what any flag could bring, so that what is missing is gone; else only what
+    needs no flag is expected.
 
     release: None where nobody says, else like 0.32.0. unread: places whose names are put together at run time.
     openmetrics: a page that ends as OpenMetrics does."""
@@ -52,12 +64,16 @@ class ObservedVllm:
 
     @property
     def of_rust(self) -> bool:
-        """Whether it is a page of the Rust frontend: OpenMetrics unasked, and none of the families that this frontend lacks."""
-        return self.openmetrics and self.families.keys().isdisjoint(metric.name for metric in CATALOGUE if vllm.NOT_RUST in metric.notes)
+        """Whether it is a page of the Rust frontend: OpenMetrics unasked, and none of the families that this frontend
+        lacks."""
+        return self.openmetrics and self.families.keys().isdisjoint(
+            metric.name for metric in CATALOGUE if vllm.NOT_RUST in metric.notes
+        )
 
 
 class _Sorted(NamedTuple):
-    """Families by name: those that are there, of these the ones that the catalogue lacks, and what is missing of it. renamed: old name -> new."""
+    """Families by name: those that are there, of these the ones that the catalogue lacks, and what is missing of it.
+    renamed: old name -> new."""
 
     shown: dict[str, SourceFamily]
     new: dict[str, SourceFamily]
@@ -69,7 +85,8 @@ class _Sorted(NamedTuple):
 class Change:
     """One difference. what: new, gone, renamed, kind, labels, release, bounds or help; was, now: before and as found.
 
-    advice: what to change; paste: an entry for the catalogue, where one is missing; places: panels, alerts and recordings that read the family."""
+    advice: what to change; paste: an entry for the catalogue, where one is missing; places: panels, alerts and
+    recordings that read the family."""
 
     what: str
     name: str
@@ -84,9 +101,13 @@ def of_page(text: str, release: str | None = None) -> ObservedVllm:
     """What a page shows. Raises BadPage."""
     parsed = exposition_parser.parse(text)
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
-    declared = {f"{name}_total" if kind == "counter" and not name.endswith("_total") else name: kind for name, kind in parsed.kinds.items()}
+    declared = {
+        f"{name}_total" if kind == "counter" and not name.endswith("_total") else name: kind
+        for name, kind in parsed.kinds.items()
+    }
     names = {*parsed.families(), *declared}
-    twins = {f"{stem}_created" for name in names for stem in (name, name.removesuffix("_total"))}  # when each was made: of no use to a question
+    # when each was made: of no use to a question
+    twins = {f"{stem}_created" for name in names for stem in (name, name.removesuffix("_total"))}
     families = {name: _shown(name, declared.get(name, ""), parsed, helps) for name in sorted(names - twins)}
     return ObservedVllm(families, release, openmetrics=text.rstrip().endswith("# EOF"))
 
@@ -105,7 +126,10 @@ def of_source(source: SourceScan, release: str | None = None) -> ObservedVllm:
 
 
 def drift(
-    found: ObservedVllm, catalogue: Iterable[Metric] = CATALOGUE, uses: Iterable[QueryRef] = (), before: ObservedVllm | None = None
+    found: ObservedVllm,
+    catalogue: Iterable[Metric] = CATALOGUE,
+    uses: Iterable[QueryRef] = (),
+    before: ObservedVllm | None = None,
 ) -> tuple[Change, ...]:
     """Every difference, the families in the order of their names; empty: the catalogue says what is there.
 
@@ -116,7 +140,12 @@ def drift(
         *(_rename(gone[old], new[name], found.release) for old, name in renamed.items()),
         *(_new(family, name, found) for name, family in new.items() if name not in renamed.values()),
         *(_gone(metric, found.release) for name, metric in gone.items() if name not in renamed and not found.of_rust),
-        *(change for name, family in shown.items() if name in by_name for change in _differs(by_name[name], family, found.release)),
+        *(
+            change
+            for name, family in shown.items()
+            if name in by_name
+            for change in _differs(by_name[name], family, found.release)
+        ),
         *_between(before, found),
     ]
     asked = list(uses)
@@ -125,15 +154,22 @@ def drift(
 
 
 def unshown(found: ObservedVllm, catalogue: Iterable[Metric] = CATALOGUE) -> tuple[str, ...]:
-    """What a page of the Rust frontend does not have and nobody can call gone, since it shows fewer families than an engine has; else nothing."""
+    """What a page of the Rust frontend does not have and nobody can call gone, since it shows fewer families than an
+    engine has; else nothing."""
     here = _sorted(found, {metric.name: metric for metric in catalogue})
     return tuple(sorted(here.gone.keys() - here.renamed.keys())) if found.of_rust else ()
 
 
 def _sorted(found: ObservedVllm, by_name: Mapping[str, Metric]) -> _Sorted:
     shown = {_as_catalogued(family, by_name): family for family in found.families.values()}
-    new = {name: family for name, family in shown.items() if name.startswith(ENGINE) and name not in by_name and not left_out(name)}
-    release = found.release or max((by_name[name].since or "0.0" for name in shown.keys() & by_name.keys()), key=key, default="0.0")
+    new = {
+        name: family
+        for name, family in shown.items()
+        if name.startswith(ENGINE) and name not in by_name and not left_out(name)
+    }
+    release = found.release or max(
+        (by_name[name].since or "0.0" for name in shown.keys() & by_name.keys()), key=key, default="0.0"
+    )
     gone = {name: metric for name, metric in by_name.items() if name not in shown and _expected(metric, found, release)}
     return _Sorted(shown, new, gone, _renamed(new, gone))
 
@@ -150,7 +186,8 @@ def _as_catalogued(family: SourceFamily, by_name: Mapping[str, Metric]) -> str:
 
 
 def _expected(metric: Metric, found: ObservedVllm, release: str) -> bool:
-    """Whether it should be there. release: the engine's, or where nobody tells it the newest `since` among what is there: it is at least that new."""
+    """Whether it should be there. release: the engine's, or where nobody tells it the newest `since` among what is
+    there: it is at least that new."""
     if not metric.name.startswith(ENGINE) or (metric.needs and not found.whole):
         return False
     return metric.lives_in(release) and (found.release is not None or metric.until is None)
@@ -177,19 +214,33 @@ def _kind(metric: Metric) -> str:
 
 
 def _rename(metric: Metric, family: SourceFamily, release: str | None) -> Change:
-    successor = replace(metric, name=family.name, since=_short(release) or metric.since, formerly=(metric.name, *metric.formerly))
-    advice = f"if it is the same quantity: add the entry below, and move {metric.name} to the retired ones with {_until(release)}"
+    successor = replace(
+        metric, name=family.name, since=_short(release) or metric.since, formerly=(metric.name, *metric.formerly)
+    )
+    advice = (
+        f"if it is the same quantity: add the entry below, and move {metric.name} to the retired ones with"
+        f" {_until(release)}"
+    )
     return Change("renamed", metric.name, metric.name, family.name, advice, entry(successor))
 
 
 def _new(family: SourceFamily, name: str, found: ObservedVllm) -> Change:
     told = f"{family.kind or 'of unknown kind'}, {family.where}"
-    advice = "add the entry below to exporters/catalogue/vllm.py, with its meaning in your words, the flag that brings it, and a note"
+    advice = (
+        "add the entry below to exporters/catalogue/vllm.py, with its meaning in your words, the flag that brings it,"
+        " and a note"
+    )
     return Change("new", name, "", told, advice, entry(suggested(family, found)))
 
 
 def _gone(metric: Metric, release: str | None) -> Change:
-    return Change("gone", metric.name, f"since {metric.since or '?'}", "", f"give it {_until(release)}, or `needs` if a flag brings it back")
+    return Change(
+        "gone",
+        metric.name,
+        f"since {metric.since or '?'}",
+        "",
+        f"give it {_until(release)}, or `needs` if a flag brings it back",
+    )
 
 
 def _until(release: str | None) -> str:
@@ -198,9 +249,17 @@ def _until(release: str | None) -> str:
 
 def _differs(metric: Metric, family: SourceFamily, release: str | None) -> Iterator[Change]:
     if family.kind and family.kind != _kind(metric):
-        yield Change("kind", metric.name, _kind(metric), family.kind, f"set `Kind.{family.kind.upper()}`, and ask for it anew")
+        yield Change(
+            "kind", metric.name, _kind(metric), family.kind, f"set `Kind.{family.kind.upper()}`, and ask for it anew"
+        )
     if family.labels is not None and not _labels_agree(metric, family.labels):
-        yield Change("labels", metric.name, ", ".join(metric.labels), ", ".join(family.labels), f"set `labels={_tuple(family.labels)}`")
+        yield Change(
+            "labels",
+            metric.name,
+            ", ".join(metric.labels),
+            ", ".join(family.labels),
+            f"set `labels={_tuple(family.labels)}`",
+        )
     if release and not metric.lives_in(release):
         lived = f"{metric.since or '?'} .. {metric.until or ''}"
         yield Change("release", metric.name, lived, release, f"it is there in {release}: move `since` or `until`")
@@ -216,10 +275,15 @@ def _between(before: ObservedVllm | None, found: ObservedVllm) -> Iterator[Chang
     for name, then in (before.families if before else {}).items():
         now = found.families.get(name)
         if now and then.bounds and now.bounds and then.bounds != now.bounds:
-            advice = "look whether a threshold or an objective stands on a bound that is gone, and at exporters/catalogue/bounds.py"
+            advice = (
+                "look whether a threshold or an objective stands on a bound that is gone, and at"
+                " exporters/catalogue/bounds.py"
+            )
             yield Change("bounds", name, _listed(then.bounds, now.bounds), _listed(now.bounds, then.bounds), advice)
         if now and then.help and now.help and then.help != now.help:
-            yield Change("help", name, then.help, now.help, "read whether it means another thing now; then its meaning and notes")
+            yield Change(
+                "help", name, then.help, now.help, "read whether it means another thing now; then its meaning and notes"
+            )
 
 
 def _listed(bounds: tuple[float, ...], other: tuple[float, ...]) -> str:
@@ -244,8 +308,15 @@ def _names(expr: str) -> set[str]:
 
 
 def suggested(family: SourceFamily, found: ObservedVllm) -> Metric:
-    """A first entry for a family: kind, labels and meaning as found, the unit guessed from the name, the rest to be written by a person."""
-    kind = Kind(family.kind) if family.kind in list(Kind) else Kind.COUNTER if family.name.endswith("_total") else Kind.GAUGE
+    """A first entry for a family: kind, labels and meaning as found, the unit guessed from the name, the rest to be
+    written by a person."""
+    kind = (
+        Kind(family.kind)
+        if family.kind in list(Kind)
+        else Kind.COUNTER
+        if family.name.endswith("_total")
+        else Kind.GAUGE
+    )
     words = family.name.removesuffix("_total").split("_")
     unit = next((Unit[_UNITS[word]] for word in reversed(words) if word in _UNITS), Unit.COUNT)
     meaning = family.help.strip() or f"Say what it means: {family.where} names it."

@@ -1,6 +1,8 @@
-"""The families that the source of an installed vLLM could show, with whichever flags: without starting it, importing it or owning a GPU.
+"""The families that the source of an installed vLLM could show, with whichever flags: without starting it, importing it
+or owning a GPU.
 
-Source is read as trees of syntax. Names are literals there, kinds and labels mostly; what is put together at run time is told as unread."""
+Source is read as trees of syntax. Names are literals there, kinds and labels mostly; what is put together at run time
+is told as unread."""
 
 from __future__ import annotations
 
@@ -65,7 +67,12 @@ def read(sources: Iterable[tuple[str, str]]) -> SourceScan:
     found = {family.name: family for _, family in sorted(read_so, key=lambda ranked: ranked[0], reverse=True)}
     # Where the name alone was read and its making elsewhere, the two differ by _total.
     doubles = {name for name, family in found.items() if not family.kind and f"{name}_total" in found}
-    unread = [f"{path}:{node.lineno}" for path, tree in trees for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) and _opens_a_name(node)]
+    unread = [
+        f"{path}:{node.lineno}"
+        for path, tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr) and _opens_a_name(node)
+    ]
     return SourceScan({name: found[name] for name in sorted(found.keys() - doubles)}, tuple(unread))
 
 
@@ -73,23 +80,34 @@ def _tree(path: str, text: str) -> ast.Module:
     try:
         return ast.parse(text)
     except SyntaxError as error:
-        raise ValueError(f"{path}, line {error.lineno}: this Python cannot read it; run vllm-watch with one as new as the engine's") from error
+        raise ValueError(
+            f"{path}, line {error.lineno}: this Python cannot read it; run vllm-watch with one as new as the engine's"
+        ) from error
 
 
 def _constants(path: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Names that stand as constants: under `file:NAME` those of a file, under `Class.NAME` those of a class, for every file."""
+    """Names that stand as constants: under `file:NAME` those of a file, under `Class.NAME` those of a class, for every
+    file."""
     for owner in ast.walk(tree):
         if not isinstance(owner, ast.ClassDef | ast.Module):
             continue
         prefix = f"{owner.name}." if isinstance(owner, ast.ClassDef) else f"{path}:"
         for node in owner.body:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and (name := _literal(node.value)):
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Name)
+                and (name := _literal(node.value))
+            ):
                 yield prefix + node.targets[0].id, name
 
 
 def _literal(node: ast.AST | None) -> str | None:
     """A family's name, where a node is one."""
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value) else None
+    return (
+        node.value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value)
+        else None
+    )
 
 
 def _opens_a_name(node: ast.JoinedStr) -> bool:
@@ -108,7 +126,8 @@ class _File:
                 self._assigned.setdefault(node.targets[0].id, node.value)
 
     def families(self) -> Iterator[tuple[int, SourceFamily]]:
-        """Each with how little it says: 0 where it is made, 1 where it is described to be made elsewhere, 2 where it is only named."""
+        """Each with how little it says: 0 where it is made, 1 where it is described to be made elsewhere, 2 where it is
+        only named."""
         for name, call in self._declared():
             kind = _kind(call)
             yield (
@@ -181,9 +200,12 @@ def _describes(call: ast.Call) -> bool:
 
 
 def _kind(call: ast.Call) -> str:
-    """By what is called, where it is handed a help text: Counter, self._counter_cls, OffloadingCounterMetadata, and not increase_counter."""
+    """By what is called, where it is handed a help text: Counter, self._counter_cls, OffloadingCounterMetadata, and not
+    increase_counter."""
     callee = _callee(call)
-    told = any(keyword.arg == "documentation" for keyword in call.keywords) or (len(call.args) > 1 and bool(_text(call.args[1])))
+    told = any(keyword.arg == "documentation" for keyword in call.keywords) or (
+        len(call.args) > 1 and bool(_text(call.args[1]))
+    )
     return next((kind for kind in _KINDS if kind in callee), "") if told else ""
 
 

@@ -1,7 +1,7 @@
 """Client of an inference engine: /metrics, /version, /v1/models, /server_info and /health.
 
-Invariant: an engine is untrusted. No answer is read beyond its limit, and a version enters events and logs only if it is
-short and printable."""
+Invariant: an engine is untrusted. No answer is read beyond its limit, and a version enters events and logs only if it
+is short and printable."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class _ModelList(msgspec.Struct):
 class EngineClient:
     """One engine. http_config: TLS and login of every request; key: of /v1 alone, as vLLM asks for it there alone.
 
-    options: further arguments of aiohttp's requests. Every method raises aiohttp.ClientError (ClientResponseError for any
-    status but 200, Endless for an answer that is too long), TimeoutError, and BadConfig for http_config."""
+    options: further arguments of aiohttp's requests. Every method raises aiohttp.ClientError (ClientResponseError for
+    any status but 200, Endless for an answer that is too long), TimeoutError, and BadConfig for http_config."""
 
     session: aiohttp.ClientSession
     url: str
@@ -129,7 +129,9 @@ def served_names(models: Sequence[ModelCard]) -> Mapping[str, str]:
     return names | {model.id: names.get(model.parent, model.parent) for model in models if model.parent is not None}
 
 
-async def scrape_engine(url: str, timeout_s: float = TIMEOUT_S, http_config: HttpClientConfig | None = None) -> tuple[str, str | None]:
+async def scrape_engine(
+    url: str, timeout_s: float = TIMEOUT_S, http_config: HttpClientConfig | None = None
+) -> tuple[str, str | None]:
     """Return page and version of the engine at an address that a person typed, with or without /metrics.
 
     Raises OSError with a sentence."""
@@ -138,9 +140,15 @@ async def scrape_engine(url: str, timeout_s: float = TIMEOUT_S, http_config: Htt
         async with aiohttp.ClientSession() as session:
             return await EngineClient(session, base, timeout_s, http_config).scrape()
     except aiohttp.ClientResponseError as error:
-        hint = "it wants a login: --http-config" if error.status in (401, 403) else "is this the address of a vLLM server?"
+        hint = (
+            "it wants a login: --http-config" if error.status in (401, 403) else "is this the address of a vLLM server?"
+        )
         raise OSError(f"{base}/metrics answers {error.status} {error.message}; {hint}") from error
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         told = describe_error(error) or error or "no answer in time"
-        hint = "name its authority: --http-config" if isinstance(error, aiohttp.ClientSSLError) else "is the engine up, and the address right?"
+        hint = (
+            "name its authority: --http-config"
+            if isinstance(error, aiohttp.ClientSSLError)
+            else "is the engine up, and the address right?"
+        )
         raise OSError(f"{base}/metrics does not answer ({told}); {hint}") from error

@@ -37,8 +37,8 @@ class CoreCache:
 class EngineTotals(NamedTuple):
     """What one engine core has counted for one model since its process began; what a page does not show is 0.
 
-    The first three step when a request finishes, the next three while it runs, the seconds when it finishes. Aborted requests are in the
-    middle ones only. cached_tokens: part of prompt_tokens."""
+    The first three step when a request finishes, the next three while it runs, the seconds when it finishes. Aborted
+    requests are in the middle ones only. cached_tokens: part of prompt_tokens."""
 
     requests: int = 0
     request_prompt_tokens: int = 0
@@ -53,7 +53,9 @@ class EngineTotals(NamedTuple):
 
     def since(self, before: EngineTotals | None) -> EngineTotals:
         """The growth since an earlier look; None: all of it, as after a restart."""
-        return self if before is None else EngineTotals._make(now - then for now, then in zip(self, before, strict=True))
+        return (
+            self if before is None else EngineTotals._make(now - then for now, then in zip(self, before, strict=True))
+        )
 
     def plus(self, other: EngineTotals) -> EngineTotals:
         return EngineTotals._make(mine + its for mine, its in zip(self, other, strict=True))
@@ -85,8 +87,13 @@ class EngineView:
     cores: Mapping[tuple[str, str], EngineCore] = field(default_factory=dict)
 
 
-def parse(text: str, version: str | None = None, reader: Callable[[str], exposition_parser.Exposition] = exposition_parser.parse) -> EngineView:
-    """A page as a View. reader: the `parse` of a page.Parser that is kept for this engine reads its pages faster. Raises BadPage."""
+def parse(
+    text: str,
+    version: str | None = None,
+    reader: Callable[[str], exposition_parser.Exposition] = exposition_parser.parse,
+) -> EngineView:
+    """A page as a View. reader: the `parse` of a page.Parser that is kept for this engine reads its pages faster.
+    Raises BadPage."""
     return view(reader(text), version)
 
 
@@ -110,7 +117,9 @@ def _cores(found: exposition_parser.Exposition) -> dict[tuple[str, str], EngineC
     for sample in (*(metric.name for metric in shown), *(f"{metric.name}_sum" for metric in _SUMS)):
         for labels, value in found.of(sample):
             if value == value:  # not NaN
-                figures.setdefault((labels.get("model_name", ""), labels.get("engine", "")), defaultdict(float))[sample] += value
+                figures.setdefault((labels.get("model_name", ""), labels.get("engine", "")), defaultdict(float))[
+                    sample
+                ] += value
     return {key: _core(figure) for key, figure in figures.items()}
 
 
@@ -128,11 +137,17 @@ def _core(figure: Mapping[str, float]) -> EngineCore:
         inference_s=inference_s,
         e2e_s=e2e_s,
     )
-    return EngineCore(totals, running=round(figure[vllm.NUM_REQUESTS_RUNNING.name]), waiting=round(figure[vllm.NUM_REQUESTS_WAITING.name]))
+    return EngineCore(
+        totals,
+        running=round(figure[vllm.NUM_REQUESTS_RUNNING.name]),
+        waiting=round(figure[vllm.NUM_REQUESTS_WAITING.name]),
+    )
 
 
 def _caches(found: exposition_parser.Exposition) -> Iterator[CoreCache]:
-    models = {labels.get("engine", ""): labels.get("model_name", "") for labels, _ in found.of(vllm.NUM_REQUESTS_RUNNING.name)}
+    models = {
+        labels.get("engine", ""): labels.get("model_name", "") for labels, _ in found.of(vllm.NUM_REQUESTS_RUNNING.name)
+    }
     for labels, _ in found.of(vllm.CACHE_CONFIG_INFO.name):
         engine = labels.get("engine", "")
         blocks, size = _whole(labels.get("num_gpu_blocks")), _whole(labels.get("block_size"))
@@ -171,7 +186,14 @@ class History:
         happened = []
         if restarted(before, view):
             self.restarts += 1
-            happened.append(TuningEvent(at_s=view.started_s or now_s, kind="restart", what=f"{self.upstream} restarted", upstream=self.upstream))
+            happened.append(
+                TuningEvent(
+                    at_s=view.started_s or now_s,
+                    kind="restart",
+                    what=f"{self.upstream} restarted",
+                    upstream=self.upstream,
+                )
+            )
         if view.version and before.version and view.version != before.version:
             self.changes += 1
             diff = {"version": (before.version, view.version)}
@@ -213,7 +235,8 @@ def restarted(before: EngineView, after: EngineView) -> bool:
 
 
 def growth(before: EngineView, after: EngineView) -> dict[str, EngineTotals]:
-    """What the cores of an engine did between two looks, by model: each core's growth first, then their sum. A restart counts from 0."""
+    """What the cores of an engine did between two looks, by model: each core's growth first, then their sum. A restart
+    counts from 0."""
     anew = restarted(before, after)
     found: dict[str, EngineTotals] = {}
     for (model, rank), core in after.cores.items():

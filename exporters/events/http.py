@@ -1,7 +1,7 @@
 """The log of events over HTTP: POST /events, POST /events/ID/close, GET /events?since=SECONDS.
 
-Laws: nobody reads or writes without the token, or a login that the listener knows; where no token is configured, nobody does at all. Who is told
-200 or 201 finds the event in the file."""
+Laws: nobody reads or writes without the token, or a login that the listener knows; where no token is configured, nobody
+does at all. Who is told 200 or 201 finds the event in the file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class _Refused(Exception):
 
 
 def routes(path: Path | None, token_file: Path | None, clock: Callable[[], float] = time.time) -> list[web.RouteDef]:
-    """path: the file of events. token_file: holds one word; it is read at each request, so that a new one holds at once."""
+    """path: the file of events. token_file: holds one word; it is read at each request, so that a new one holds at
+    once."""
     desk = _Desk(path, token_file, clock)
     return [
         web.get("/events", desk.guarded(desk.listed)),
@@ -53,7 +54,8 @@ def routes(path: Path | None, token_file: Path | None, clock: Callable[[], float
 
 @dataclass(frozen=True, slots=True)
 class _Desk:
-    """Where events are handed in and asked for. Whoever is not let in, or asks for what cannot be, is told so by `guarded`."""
+    """Where events are handed in and asked for. Whoever is not let in, or asks for what cannot be, is told so by
+    `guarded`."""
 
     path: Path | None
     token_file: Path | None
@@ -64,7 +66,9 @@ class _Desk:
             try:
                 _enter(request, self.token_file)
                 if self.path is None:
-                    raise _Refused(HTTPStatus.NOT_FOUND, "this sidecar keeps no events: set `events` in its configuration")
+                    raise _Refused(
+                        HTTPStatus.NOT_FOUND, "this sidecar keeps no events: set `events` in its configuration"
+                    )
                 return await handle(request, self.path)
             except _Refused as error:
                 return _error(error.status, error)
@@ -78,7 +82,10 @@ class _Desk:
                 return _error(HTTPStatus.BAD_REQUEST, error)
             except OSError as error:
                 log.warning("events that were sent cannot be kept: %s", error)
-                return _error(HTTPStatus.SERVICE_UNAVAILABLE, f"the events cannot be reached, nothing was written: {error.strerror or error}")
+                return _error(
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                    f"the events cannot be reached, nothing was written: {error.strerror or error}",
+                )
 
         return answer
 
@@ -102,25 +109,34 @@ class _Desk:
 
 
 def owns(path: str) -> bool:
-    """Whether a path is one of these, and so looks at the token by itself: one header cannot hold both a login and a token."""
+    """Whether a path is one of these, and so looks at the token by itself: one header cannot hold both a login and a
+    token."""
     return path == "/events" or path.startswith("/events/")
 
 
 def _enter(request: web.Request, token_file: Path | None) -> None:
     if token_file is None:
-        raise _Refused(HTTPStatus.FORBIDDEN, "events are not open to others: set `events_token_file` in the sidecar's configuration")
+        raise _Refused(
+            HTTPStatus.FORBIDDEN,
+            "events are not open to others: set `events_token_file` in the sidecar's configuration",
+        )
     try:
         token = token_file.read_bytes().strip()
     except OSError as error:
         log.warning("events_token_file cannot be read, so nobody is let in: %s", error)
         token = b""
     if not token:
-        raise _Refused(HTTPStatus.FORBIDDEN, "events are not open to others: the file that `events_token_file` names holds no token")
+        raise _Refused(
+            HTTPStatus.FORBIDDEN,
+            "events are not open to others: the file that `events_token_file` names holds no token",
+        )
     if request.get(AUTHENTICATED):
         return
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token):
-        raise _Refused(HTTPStatus.UNAUTHORIZED, "the token is missing or not the one in the sidecar's `events_token_file`")
+        raise _Refused(
+            HTTPStatus.UNAUTHORIZED, "the token is missing or not the one in the sidecar's `events_token_file`"
+        )
 
 
 async def _body(request: web.Request) -> bytes:
@@ -141,8 +157,12 @@ def _recorded(event: events.TuningEvent, written: bool, first: HTTPStatus) -> we
 
 
 def _error(status: HTTPStatus, why: object) -> web.Response:
-    return _json(status, {"error": str(why)}, {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {})
+    return _json(
+        status, {"error": str(why)}, {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
+    )
 
 
 def _json(status: HTTPStatus, content: Any, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(status=status, body=msgspec.json.encode(content), content_type="application/json", headers=headers)
+    return web.Response(
+        status=status, body=msgspec.json.encode(content), content_type="application/json", headers=headers
+    )

@@ -1,6 +1,7 @@
 """TuningEvent <-> one JSON line of events.jsonl: what changed, when, by whom, and the windows to compare.
 
-Law: the file is only ever appended to, under its lock, one line at a time; dashboards and alerts hold copies. A region that ends is a later line
+Law: the file is only ever appended to, under its lock, one line at a time; dashboards and alerts hold copies. A region
+that ends is a later line
 with the same id: of each id the newest line is what holds."""
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ class TuningEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.end_s is not None and (self.open or not self.at_s < self.end_s):
-            raise ValueError(f"a region is open, or ends after it begins; it cannot begin at {self.at_s:.3f} and end at {self.end_s:.3f}")
+            raise ValueError(
+                f"a region is open, or ends after it begins; it cannot begin at {self.at_s:.3f} and end at"
+                f" {self.end_s:.3f}"
+            )
 
     @property
     def latest_s(self) -> float:
@@ -72,7 +76,8 @@ CLOCKS_APART_S = 60.0  # by how much a clock elsewhere may be ahead
 
 
 class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An event as somebody tells it, at the command line or over HTTP. at_s: None is now. id: the same one twice is written once.
+    """An event as somebody tells it, at the command line or over HTTP. at_s: None is now. id: the same one twice is
+    written once.
 
     Refuses what would break a line, a terminal or a board; lines that are in the file already are not held to this."""
 
@@ -93,13 +98,27 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not self.what.strip():
             raise ValueError("the text is empty; say what was changed")
         names = (("who", self.who), ("upstream", self.upstream), ("model", self.model))
-        options = ((f"diff of {option[:MAX_NAME]!r}", word) for option, words in self.diff.items() for word in (option, *words))
+        options = (
+            (f"diff of {option[:MAX_NAME]!r}", word) for option, words in self.diff.items() for word in (option, *words)
+        )
         for place, word in (*names, *options):
             _plain(place, word or "", MAX_TEXT if place.startswith("diff") else MAX_NAME)
         if self.id is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.id):
-            raise ValueError("an id is up to 64 letters, digits, dots, dashes or underscores, and begins with a letter or digit")
-        if bad := next((tag for tag in self.tags if not re.fullmatch(r"[\w./=+@-][\w.:/=+@-]{0,39}", tag) or tag.startswith("event:")), None):
-            raise ValueError(f"{bad[:50]!r} is no tag; a tag is one word of at most 40 letters, digits and . : / = + @ - _, not event:...")
+            raise ValueError(
+                "an id is up to 64 letters, digits, dots, dashes or underscores, and begins with a letter or digit"
+            )
+        if bad := next(
+            (
+                tag
+                for tag in self.tags
+                if not re.fullmatch(r"[\w./=+@-][\w.:/=+@-]{0,39}", tag) or tag.startswith("event:")
+            ),
+            None,
+        ):
+            raise ValueError(
+                f"{bad[:50]!r} is no tag; a tag is one word of at most 40 letters, digits and . : / = + @ - _, not"
+                " event:..."
+            )
         if len(self.tags) > MAX_TAGS or len(self.diff) > MAX_OPTIONS:
             raise ValueError(f"an event has at most {MAX_TAGS} tags and {MAX_OPTIONS} options")
 
@@ -108,7 +127,8 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         at_s = now_s if self.at_s is None else happened(self.at_s, now_s)
         end_s = None if self.end_s is None else happened(self.end_s, now_s)
         return TuningEvent(
-            at_s=at_s, end_s=end_s, open=self.open, kind=self.kind, what=self.what.strip(), id=self.id or new_id(), who=self.who,
+            at_s=at_s, end_s=end_s, open=self.open, kind=self.kind, what=self.what.strip(), id=self.id or new_id(),
+            who=self.who,
             upstream=self.upstream, model=self.model, diff=self.diff, tags=tuple(dict.fromkeys(self.tags)),
         )  # fmt: skip
 
@@ -129,7 +149,11 @@ def happened(at_s: float, now_s: float) -> float:
     if not math.isfinite(at_s) or at_s <= 0:
         raise ValueError(f"{at_s} is no time; it is told in seconds since 1970")
     if at_s > now_s + CLOCKS_APART_S:
-        why = "that looks like milliseconds, and seconds are wanted" if at_s > 100 * now_s else "an event is written when it has happened"
+        why = (
+            "that looks like milliseconds, and seconds are wanted"
+            if at_s > 100 * now_s
+            else "an event is written when it has happened"
+        )
         raise ValueError(f"{at_s:.0f} lies in the future; {why}")
     return at_s
 
@@ -149,7 +173,8 @@ _decoder = msgspec.json.Decoder(TuningEvent)
 
 
 def append(path: Path, event: TuningEvent) -> None:
-    """Add one event, durably. Writers in other processes take turns; a half line left by a crash is closed first, none is left by a full disk.
+    """Add one event, durably. Writers in other processes take turns; a half line left by a crash is closed first, none
+    is left by a full disk.
 
     Raises OSError, and TimeoutError (which is one) when another process keeps the lock for two seconds."""
     with _locked(path) as fd:
@@ -173,7 +198,8 @@ def record(path: Path, event: TuningEvent) -> tuple[TuningEvent, bool]:
 def close(path: Path, event_id: str, end_s: float) -> tuple[TuningEvent, bool]:
     """End an open region: the event as it is on record, and whether it ended now; one that has ended stays as it is.
 
-    Raises OSError as `append` does, UnknownEvent, Conflict for a point in time, and ValueError for an end before the beginning."""
+    Raises OSError as `append` does, UnknownEvent, Conflict for a point in time, and ValueError for an end before the
+    beginning."""
     with _locked(path) as fd:
         there = _by_id(path).get(event_id)
         if there is None:
@@ -221,7 +247,8 @@ def _append(fd: int, event: TuningEvent) -> None:
 
 
 def read(path: Path) -> tuple[list[TuningEvent], int]:
-    """All events as they stand now, in the order in which they were first written, and how many lines were none. A missing file holds none.
+    """All events as they stand now, in the order in which they were first written, and how many lines were none. A
+    missing file holds none.
 
     Raises OSError."""
     by_id, bad = {}, 0
@@ -254,7 +281,8 @@ def since(events: Iterable[TuningEvent], since_s: float) -> list[TuningEvent]:
 
 
 def samples(events: list[TuningEvent]) -> Iterator[Sample]:
-    """The newest time and the count of each kind of event. A region counts once; its end is newer than its beginning."""
+    """The newest time and the count of each kind of event. A region counts once; its end is newer than its
+    beginning."""
     for kind in sorted({event.kind for event in events}):
         times = [event.latest_s for event in events if event.kind == kind]
         yield sidecar.EVENT_TIME, {"kind": kind}, max(times)

@@ -1,9 +1,11 @@
-"""The child process that asks NVML: a line in, one JSON line out. It is a process of its own because a call into a stuck driver
+"""The child process that asks NVML: a line in, one JSON line out. It is a process of its own because a call into a
+stuck driver
 returns to nobody: it can only be killed, and here killing it costs nothing.
 
-Law: pynvml is imported here and nowhere else, and nothing of this project is imported, so that a new child starts in milliseconds.
-An answer is {"gpus": [fields of GpuReading], "xids": {uuid: [numbers since the last answer]}} or {"error": reason, "why": sentence};
-after an error the child ends. A card under MIG has "instances": [fields of MigReading]."""
+Law: pynvml is imported here and nowhere else, and nothing of this project is imported, so that a new child starts in
+milliseconds. An answer is {"gpus": [fields of GpuReading], "xids": {uuid: [numbers since the last answer]}} or
+{"error": reason, "why": sentence}; after an error the child ends. A card under MIG has "instances": [fields of
+MigReading]."""
 
 from __future__ import annotations
 
@@ -29,7 +31,15 @@ _MEGAHERTZ = 1e6
 _MOST_EVENTS = 100  # of one reading; the rest is for the next
 
 # nvmlReturn_t, in words of the two vocabularies: why there is no answer at all, and why one value is absent.
-_NO_ANSWER = {9: "no_driver", 12: "no_driver", 13: "no_driver", 18: "no_driver", 4: "permission", 15: "lost", 16: "lost"}
+_NO_ANSWER = {
+    9: "no_driver",
+    12: "no_driver",
+    13: "no_driver",
+    18: "no_driver",
+    4: "permission",
+    15: "lost",
+    16: "lost",
+}
 _NO_VALUE = {
     3: "not_supported",
     4: "permission",
@@ -42,9 +52,12 @@ _NO_VALUE = {
 _CARD_GONE = {1, 15, 16}  # uninitialized, lost, reset required: no further call to this card makes sense
 _NO_SUCH_PART = {2, 6}  # the driver counts the MIG devices that could be, not those that are
 
-# Field ids that never moved (nvml.h, NVML_FI_DEV_*), their scope, and what they count in. The hw_ slowdowns are left out: they are 251 to
-# 253 in some drivers and 269 to 271 in others, where 251 to 253 mean power smoothing; see event_reasons. NVLink's bytes are those since
-# the driver was loaded, in KiB, and of all links when the scope is the largest number. Its errors have these ids up to Hopper.
+# Field ids that never moved (nvml.h, NVML_FI_DEV_*), their scope, and what they count in. The hw_ slowdowns are left
+# out: they are 251 to 253 in some drivers and 269 to 271 in others, where 251 to 253 mean power smoothing; see
+# event_reasons. NVLink's bytes are those since the driver was loaded, in KiB, and of all links when the scope is the
+# largest number. Its errors have
+# these ids up to
+# Hopper.
 _ALL_LINKS = 0xFFFFFFFF
 _FIELD_VALUES = {
     74: (0, "throttle_sw_power_cap_seconds", 1e-9),
@@ -157,7 +170,8 @@ class _Xids:
 
 
 class _Activity:
-    """Activity of MIG instances: what lies between two samples of their counters, so there is none before the second."""
+    """Activity of MIG instances: what lies between two samples of their counters, so there is none before the
+    second."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, int], Any] = {}
@@ -192,18 +206,26 @@ class _Activity:
 
     def _between(self, before: Any, now: Any) -> dict[str, tuple[int, float]]:
         asked = pynvml.c_nvmlGpmMetricsGet_t()
-        asked.version, asked.numMetrics, asked.sample1, asked.sample2 = pynvml.NVML_GPM_METRICS_GET_VERSION, len(_ACTIVITY), before, now
+        asked.version, asked.numMetrics, asked.sample1, asked.sample2 = (
+            pynvml.NVML_GPM_METRICS_GET_VERSION,
+            len(_ACTIVITY),
+            before,
+            now,
+        )
         for i, metric in enumerate(_ACTIVITY):
             asked.metrics[i].metricId = metric
         try:
             pynvml.nvmlGpmMetricsGet(asked)
         finally:
             pynvml.nvmlGpmSampleFree(before)
-        return {name: (asked.metrics[i].nvmlReturn, asked.metrics[i].value) for i, name in enumerate(_ACTIVITY.values())}
+        return {
+            name: (asked.metrics[i].nvmlReturn, asked.metrics[i].value) for i, name in enumerate(_ACTIVITY.values())
+        }
 
 
 def _card(index: int, driver: str, activity: _Activity) -> dict[str, Any]:
-    """All that one card tells. A card that is gone leaves its index and absent["gpu"]; the others are not its victims."""
+    """All that one card tells. A card that is gone leaves its index and absent["gpu"]; the others are not its
+    victims."""
     try:
         return _values(pynvml.nvmlDeviceGetHandleByIndex(index), index, driver, activity)
     except pynvml.NVMLError as error:
@@ -232,7 +254,12 @@ def _asking(found: dict[str, Any]) -> Ask:
 
 def _values(handle: Any, index: int, driver: str, activity: _Activity) -> dict[str, Any]:
     nvml = pynvml
-    card: dict[str, Any] = {"uuid": _text(nvml.nvmlDeviceGetUUID(handle)), "index": index, "driver_version": driver, "absent": {}}
+    card: dict[str, Any] = {
+        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
+        "index": index,
+        "driver_version": driver,
+        "absent": {},
+    }
     ask = _asking(card)
     ask("name", lambda: [_text(nvml.nvmlDeviceGetName(handle))])
     ask("pci_bus_id", lambda: [_text(nvml.nvmlDeviceGetPciInfo(handle).busId)])
@@ -258,7 +285,8 @@ def _values(handle: Any, index: int, driver: str, activity: _Activity) -> dict[s
 
 
 def _instances(card: Any, uuid: str, activity: _Activity) -> list[dict[str, Any]]:
-    """The GPU instances of a divided card. Compute instances of one of them share its memory and would count it twice."""
+    """The GPU instances of a divided card. Compute instances of one of them share its memory and would count it
+    twice."""
     parts: dict[int, Any] = {}
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):
         try:
@@ -269,7 +297,8 @@ def _instances(card: Any, uuid: str, activity: _Activity) -> list[dict[str, Any]
             continue
         parts.setdefault(pynvml.nvmlDeviceGetGpuInstanceId(part), part)
     found = [_instance(part, uuid, number) for number, part in parts.items()]
-    for instance in found:  # after all memory was read: another collector's source says that these calls may disturb that one
+    # after all memory was read: another collector's source says that these calls may disturb that one
+    for instance in found:
         ask = _asking(instance)
         for name, answer in activity.shares(card, uuid, instance["gpu_instance"]).items():
             ask(name, partial(_share, *answer))
@@ -311,10 +340,14 @@ def _utilization(handle: Any) -> list[float]:
 
 
 def _memory(handle: Any, ask: Ask) -> None:
-    """Version 2 of the call tells reserved memory apart; drivers before 510 only know the first, whose used holds both."""
+    """Version 2 of the call tells reserved memory apart; drivers before 510 only know the first, whose used holds
+    both."""
     try:
         m = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-        ask("memory_used_bytes memory_free_bytes memory_total_bytes memory_reserved_bytes", lambda: [m.used, m.free, m.total, m.reserved])
+        ask(
+            "memory_used_bytes memory_free_bytes memory_total_bytes memory_reserved_bytes",
+            lambda: [m.used, m.free, m.total, m.reserved],
+        )
     except pynvml.NVMLError as error:
         if error.value in _CARD_GONE:
             raise

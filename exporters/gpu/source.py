@@ -1,7 +1,7 @@
 """What the GPUs are doing: NVML through a child process that can be killed, nvidia-smi where NVML is not there.
 
-Law: absent is absent, never 0. A driver that hangs costs one deadline: the child is killed and the loop goes on, even when
-the kernel does not let the child die (state D); as long as such a child is left, no second one is started."""
+Law: absent is absent, never 0. A driver that hangs costs one deadline: the child is killed and the loop goes on, even
+when the kernel does not let the child die (state D); as long as such a child is left, no second one is started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 Reason = Literal["no_driver", "hang", "lost", "permission", "parse", "exit"]
 REASONS: tuple[str, ...] = get_args(Reason)
 
-NVML_COMMAND = (sys.executable, "-P", "-m", "exporters.gpu.nvml_child")  # -P: nothing is imported from the folder it is started in
+# -P: nothing is imported from the folder it is started in
+NVML_COMMAND = (sys.executable, "-P", "-m", "exporters.gpu.nvml_child")
 SMI_COMMAND = ("nvidia-smi",)
 
 _MOST_OUTPUT_BYTES = 1 << 20
@@ -52,7 +53,8 @@ class BadReport(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class MigReading:
-    """One GPU instance of a card under MIG; uuid is the card's. The shares are over the time since the reading before."""
+    """One GPU instance of a card under MIG; uuid is the card's. The shares are over the time since the reading
+    before."""
 
     uuid: str
     gpu_instance: int
@@ -72,12 +74,15 @@ class MigReading:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One card at one moment, in base units. None: the card, its driver or its mode does not tell; `absent` says why, by field.
+    """One card at one moment, in base units. None: the card, its driver or its mode does not tell; `absent` says why,
+    by field.
 
     energy_joules: since the driver was loaded (energy_method "counter") or since we started ("integrated").
-    throttle_*_seconds, nvlink_*: since the driver was loaded; the hw_ ones by NVML since we started. ecc_*: over the card's life.
-    nvlink_received, nvlink_transmitted: bytes. event_reasons: the driver's bits (see THROTTLES). xids: XID -> how often, since we started;
-    None where nobody listens. absent["gpu"]: nothing of this card could be read; absent["instances"]: its MIG instances could not."""
+    throttle_*_seconds, nvlink_*: since the driver was loaded; the hw_ ones by NVML since we started. ecc_*: over the
+    card's life.
+    nvlink_received, nvlink_transmitted: bytes. event_reasons: the driver's bits (see THROTTLES). xids: XID -> how
+    often, since we started; None where nobody listens. absent["gpu"]: nothing of this card could be read;
+    absent["instances"]: its MIG instances could not."""
 
     uuid: str
     index: int | None = None
@@ -122,7 +127,8 @@ class GpuReading:
 
 _NUMBERS = {kind: tuple(f.name for f in fields(kind) if f.type == "float | None") for kind in (GpuReading, MigReading)}
 
-# The largest value that can be meant, by unit. Drivers say "unknown" with all bits set (2**32-1, 2**64-1), in any of the raw units.
+# The largest value that can be meant, by unit. Drivers say "unknown" with all bits set (2**32-1, 2**64-1), in any of
+# the raw units.
 _MOST = {
     "ratio": 1.0, "bytes": 2.0**50, "watts": 1e5, "joules": 1e15, "celsius": 1000.0, "hertz": 1e11, "seconds": 1e10,
     "corrected": 4e9, "uncorrected": 4e9, "errors": 1e15, "received": 1e19, "transmitted": 1e19,
@@ -132,20 +138,25 @@ AnyReading = TypeVar("AnyReading", GpuReading, MigReading)
 
 
 def plausible(reading: AnyReading) -> AnyReading:
-    """The same reading without numbers that cannot be: a negative or impossible value becomes absent["..."] = "implausible"."""
-    wrong = [n for n in _NUMBERS[type(reading)] if (v := getattr(reading, n)) is not None and not 0 <= v <= _MOST[n.rpartition("_")[2]]]
+    """The same reading without numbers that cannot be: a negative or impossible value becomes absent["..."] =
+    "implausible"."""
+    wrong = [
+        n
+        for n in _NUMBERS[type(reading)]
+        if (v := getattr(reading, n)) is not None and not 0 <= v <= _MOST[n.rpartition("_")[2]]
+    ]
     if not wrong:
         return reading
     return replace(reading, absent={**reading.absent, **dict.fromkeys(wrong, "implausible")}, **dict.fromkeys(wrong))  # type: ignore[arg-type]
 
 
-# --- nvidia-smi: pure ------------------------------------------------------------------------------------------------------------
+# --- nvidia-smi: pure
 
 _TEXT = {"uuid": "uuid", "name": "name", "driver_version": "driver_version", "pci.bus_id": "pci_bus_id"}
 _MIB = 2.0**20
 
-# nvidia-smi's field -> ours, the unit it prints when asked to, and its size in base units. Fields that a driver does not know are left
-# out after it has said so (see GpuSource); the names are those of driver 550 and later.
+# nvidia-smi's field -> ours, the unit it prints when asked to, and its size in base units. Fields that a driver does
+# not know are left out after it has said so (see GpuSource); the names are those of driver 550 and later.
 _COLUMNS: dict[str, tuple[str, str, float]] = {
     "utilization.gpu": ("utilization_ratio", "%", 0.01),
     "utilization.memory": ("memory_busy_ratio", "%", 0.01),
@@ -184,7 +195,9 @@ _ABSENT_WORDS = {
 }
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(|%|MiB|W|C|MHz|us)")
 _NOT_A_FIELD = re.compile(r'Field "([^"]{1,100})" is not a valid field to query')
-_LOST_CARD = re.compile(r"Unable to determine the device handle for gpu ?[0-9]*:? *(?P<bus>[0-9a-f]+:[0-9a-f]+:[0-9a-f.]+): .*", re.I)
+_LOST_CARD = re.compile(
+    r"Unable to determine the device handle for gpu ?[0-9]*:? *(?P<bus>[0-9a-f]+:[0-9a-f]+:[0-9a-f.]+): .*", re.I
+)
 
 
 def parse_csv(text: str, asked: Sequence[str] = FIELDS) -> list[GpuReading]:
@@ -198,7 +211,9 @@ def parse_csv(text: str, asked: Sequence[str] = FIELDS) -> list[GpuReading]:
 def _row(number: int, line: str, asked: Sequence[str]) -> GpuReading:
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != len(asked):
-        raise BadReport(f"nvidia-smi line {number} has {len(cells)} columns, {len(asked)} were asked for: {line.strip()[:120]!r}")
+        raise BadReport(
+            f"nvidia-smi line {number} has {len(cells)} columns, {len(asked)} were asked for: {line.strip()[:120]!r}"
+        )
     row = dict(zip(asked, cells, strict=True))
     text = {ours: cell for theirs, ours in _TEXT.items() if (cell := row.get(theirs, "")) and _why_absent(cell) is None}
     if not (uuid := text.pop("uuid", None) or text.get("pci_bus_id")):
@@ -223,11 +238,17 @@ def _row(number: int, line: str, asked: Sequence[str]) -> GpuReading:
     )
 
 
-_PART_COLUMNS = {"used": "memory_used_bytes", "free": "memory_free_bytes", "total": "memory_total_bytes", "reserved": "memory_reserved_bytes"}
+_PART_COLUMNS = {
+    "used": "memory_used_bytes",
+    "free": "memory_free_bytes",
+    "total": "memory_total_bytes",
+    "reserved": "memory_reserved_bytes",
+}
 
 
 _LISTED = re.compile(
-    r"(?P<card>GPU) \d+: .*\(UUID: (?P<uuid>\S+)\)|\s+MIG (?:\d+c\.)?(?P<profile>\S+)\s+Device\s+(?P<index>\d+): \(UUID: (?P<mig>\S+)\)"
+    r"(?P<card>GPU) \d+: .*\(UUID: (?P<uuid>\S+)\)|\s+MIG (?:\d+c\.)?(?P<profile>\S+)\s+Device\s+(?P<index>\d+):"
+    r" \(UUID: (?P<mig>\S+)\)"
 )
 
 
@@ -246,10 +267,11 @@ def parse_list(text: str) -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def parse_mig(text: str, listing: str = "") -> list[MigReading]:
-    """The GPU instances in what `nvidia-smi -q -x` prints, whichever the version of its DTD: this part has been the same in all.
+    """The GPU instances in what `nvidia-smi -q -x` prints, whichever the version of its DTD: this part has been the
+    same in all.
 
-    It tells neither UUID nor profile; `nvidia-smi -L`, the listing, does. Compute instances of one GPU instance share its memory and repeat it;
-    the first one is taken. Raises BadReport."""
+    It tells neither UUID nor profile; `nvidia-smi -L`, the listing, does. Compute instances of one GPU instance share
+    its memory and repeat it; the first one is taken. Raises BadReport."""
     if "<!ENTITY" in text:
         raise BadReport("nvidia-smi -q -x declares entities, which it never does")
     try:
@@ -269,7 +291,10 @@ def _part(uuid: str, part: ElementTree.Element, named: Mapping[tuple[str, str], 
     number = part.findtext("gpu_instance_id", "").strip()
     if not uuid or not re.fullmatch("[0-9]{1,6}", number):
         raise BadReport(f"nvidia-smi -q -x shows a MIG device without card or instance: {uuid!r}, {number[:20]!r}")
-    told = {ours: _value(part.findtext(f"fb_memory_usage/{theirs}", "").strip(), "MiB") for theirs, ours in _PART_COLUMNS.items()}
+    told = {
+        ours: _value(part.findtext(f"fb_memory_usage/{theirs}", "").strip(), "MiB")
+        for theirs, ours in _PART_COLUMNS.items()
+    }
     values = {name: value * _MIB for name, value in told.items() if isinstance(value, float)}
     absent = {name: why for name, why in told.items() if isinstance(why, str)}
     mig_uuid, profile = named.get((uuid, part.findtext("index", "").strip()), (None, None))
@@ -287,13 +312,15 @@ def _why_absent(cell: str) -> str | None:
     return _ABSENT_WORDS.get(cell.strip("[] ").lower())
 
 
-# --- what nobody counts: pure ----------------------------------------------------------------------------------------------------
+# --- what nobody counts: pure
 
 
 class Integral:
-    """Joules from watts, or seconds from yes (1) and no (0), by trapezoids, for cards that do not count them. It never falls.
+    """Joules from watts, or seconds from yes (1) and no (0), by trapezoids, for cards that do not count them. It never
+    falls.
 
-    A gap longer than max_gap_s counts nothing: nobody knows what the card did meanwhile. Nor does a clock that went back."""
+    A gap longer than max_gap_s counts nothing: nobody knows what the card did meanwhile. Nor does a clock that went
+    back."""
 
     def __init__(self, max_gap_s: float = 30.0) -> None:
         self.total = 0.0
@@ -308,7 +335,7 @@ class Integral:
         return self.total
 
 
-# --- samples: pure ---------------------------------------------------------------------------------------------------------------
+# --- samples: pure
 
 Sample = tuple[Metric, dict[str, str], float]  # metric, labels, value
 
@@ -355,11 +382,18 @@ _PART_SAMPLES: tuple[tuple[Metric, dict[str, str], str], ...] = (
 
 # nvmlClocksEventReason*. Idle, and clocks that the operator set, are bits as well, but hold nothing down.
 THROTTLES: Mapping[str, int] = {
-    "sw_power_cap": 0x04, "hw_slowdown": 0x08, "sync_boost": 0x10, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake": 0x80,
-}  # fmt: skip
+    "sw_power_cap": 0x04,
+    "hw_slowdown": 0x08,
+    "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake": 0x80,
+}
 
-# XIDs that mean lost work or a card to look at (NVIDIA, "XID errors"): page faults, stopped or killed channels, memory errors and what was
-# done about them, NVLink, the bus, the card's own firmware. Each has a series from the start: growth needs a sample before the first one.
+# XIDs that mean lost work or a card to look at (NVIDIA, "XID errors"): page faults, stopped or killed channels, memory
+# errors and what was done about them, NVLink, the bus, the card's own firmware. Each has a series from the start:
+# growth needs a sample
+# before the first one.
 XIDS: tuple[int, ...] = (13, 31, 43, 45, 48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 154)
 
 
@@ -379,20 +413,32 @@ def families(readings: Sequence[GpuReading]) -> Iterator[Sample]:
 
 def _energy(reading: GpuReading) -> Iterator[Sample]:
     if reading.energy_joules is not None:
-        yield catalogue.ENERGY, {"uuid": reading.uuid, "method": reading.energy_method or "counter"}, reading.energy_joules
+        yield (
+            catalogue.ENERGY,
+            {"uuid": reading.uuid, "method": reading.energy_method or "counter"},
+            reading.energy_joules,
+        )
 
 
 def _throttled_now(reading: GpuReading) -> Iterator[Sample]:
     if reading.event_reasons is not None:
         for reason, bit in THROTTLES.items():
-            yield catalogue.THROTTLED_NOW, {"uuid": reading.uuid, "reason": reason}, float(bool(reading.event_reasons & bit))
+            yield (
+                catalogue.THROTTLED_NOW,
+                {"uuid": reading.uuid, "reason": reason},
+                float(bool(reading.event_reasons & bit)),
+            )
 
 
 def _xid_errors(reading: GpuReading) -> Iterator[Sample]:
     if reading.xids is not None:
         for xid in XIDS:
             yield catalogue.XID_ERRORS, {"uuid": reading.uuid, "xid": str(xid)}, float(reading.xids.get(xid, 0))
-        yield catalogue.XID_ERRORS, {"uuid": reading.uuid, "xid": "other"}, float(sum(n for xid, n in reading.xids.items() if xid not in XIDS))
+        yield (
+            catalogue.XID_ERRORS,
+            {"uuid": reading.uuid, "xid": "other"},
+            float(sum(n for xid, n in reading.xids.items() if xid not in XIDS)),
+        )
 
 
 def _absences(reading: GpuReading) -> Iterator[Sample]:
@@ -425,7 +471,7 @@ def _info(reading: GpuReading) -> dict[str, str]:
     }
 
 
-# --- the edge: processes ---------------------------------------------------------------------------------------------------------
+# --- the edge: processes
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -441,7 +487,8 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 class _Program:
-    """A started program in a process group of its own. Its pipes are ours, so they can be let go even while someone holds the far end."""
+    """A started program in a process group of its own. Its pipes are ours, so they can be let go even while someone
+    holds the far end."""
 
     def __init__(
         self,
@@ -491,7 +538,9 @@ class _Program:
 
 
 async def _connect(reader: asyncio.StreamReader, fd: int) -> asyncio.BaseTransport:
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0))
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0)
+    )
     return transport
 
 
@@ -508,7 +557,8 @@ class GpuSource:
     """Readings of all cards, from whichever of NVML and nvidia-smi answers.
 
     nvml, smi: the commands to run. env: their environment, ours by default. clock: seconds that never go back.
-    backoff_s: pause after a first failure, doubled each time up to 30 s; reads in between fail at once, with the same reason.
+    backoff_s: pause after a first failure, doubled each time up to 30 s; reads in between fail at once, with the same
+    reason.
     reprobe_s: how often a missing driver, or NVML behind a working nvidia-smi, is looked for again.
     energy_gap_s: see Integral; keep it above the time between two reads."""
 
@@ -550,14 +600,17 @@ class GpuSource:
     async def read(self, deadline_s: float = 2.0) -> list[GpuReading]:
         """One reading per card. Raises GpuUnavailable, at the latest a moment after the deadline.
 
-        The first read after a start also loads the driver, which takes seconds where no process holds it open: give it longer."""
+        The first read after a start also loads the driver, which takes seconds where no process holds it open: give it
+        longer."""
         await self._refuse_while_waiting()
         try:
             async with asyncio.timeout(deadline_s), self._busy:
                 readings = await self._sample()
         except TimeoutError:
             await self._reap()
-            raise self._failed(GpuUnavailable("hang", f"the GPU driver did not answer within {deadline_s:g} s")) from None
+            raise self._failed(
+                GpuUnavailable("hang", f"the GPU driver did not answer within {deadline_s:g} s")
+            ) from None
         except GpuUnavailable as error:
             await self._reap()
             raise self._failed(error) from error.__cause__
@@ -568,7 +621,9 @@ class GpuSource:
         await self._reap()
         if self._dying:
             pid = self._dying[0].process.pid
-            raise GpuUnavailable("hang", f"the killed process {pid} is still held by the GPU driver; no new one is started until it ends")
+            raise GpuUnavailable(
+                "hang", f"the killed process {pid} is still held by the GPU driver; no new one is started until it ends"
+            )
         if self._last and (wait_s := self._nothing_before - self._clock()) > 0:
             raise GpuUnavailable(self._last.reason, f"{self._last.why}; next try in {wait_s:.0f} s")
 
@@ -599,7 +654,15 @@ class GpuSource:
         bus = (lost.pci_bus_id or "-").lower()[-10:]
         for known in self._known.values():
             if (lost.index is not None and known.index == lost.index) or (known.pci_bus_id or "").lower().endswith(bus):
-                return GpuReading(known.uuid, known.index, known.name, known.driver_version, known.pci_bus_id, known.mig, absent=lost.absent)
+                return GpuReading(
+                    known.uuid,
+                    known.index,
+                    known.name,
+                    known.driver_version,
+                    known.pci_bus_id,
+                    known.mig,
+                    absent=lost.absent,
+                )
         return replace(lost, uuid=lost.pci_bus_id or f"index:{lost.index}")
 
     def _with_energy(self, reading: GpuReading, now: float) -> GpuReading:
@@ -618,7 +681,9 @@ class GpuSource:
         for reason in ("hw_thermal_slowdown", "hw_power_brake"):
             name = f"throttle_{reason}_seconds"
             if getattr(reading, name) is None:
-                held_s = self._integral(reading.uuid, name).add(float(bool(reading.event_reasons & THROTTLES[reason])), now)
+                held_s = self._integral(reading.uuid, name).add(
+                    float(bool(reading.event_reasons & THROTTLES[reason])), now
+                )
                 absent = {n: why for n, why in reading.absent.items() if n != name}
                 reading = replace(reading, absent=absent, **{name: held_s})  # type: ignore[arg-type]
         return reading
@@ -640,7 +705,9 @@ class GpuSource:
             except GpuUnavailable as no_smi:
                 if no_smi.reason != "no_driver":
                     raise
-                raise GpuUnavailable("no_driver", f"{no_nvml.why}; {no_smi.why}; without an NVIDIA driver there are no GPU series") from None
+                raise GpuUnavailable(
+                    "no_driver", f"{no_nvml.why}; {no_smi.why}; without an NVIDIA driver there are no GPU series"
+                ) from None
 
     # NVML, by the child
 
@@ -661,7 +728,9 @@ class GpuSource:
             raise GpuUnavailable(answer.error, answer.why)
         self._hear(answer.xids)
         if not answer.gpus or all("gpu" in reading.absent for reading in answer.gpus):
-            raise GpuUnavailable("lost", f"NVML answers, but none of its {len(answer.gpus)} cards can be read; see 'dmesg | grep -i xid'")
+            raise GpuUnavailable(
+                "lost", f"NVML answers, but none of its {len(answer.gpus)} cards can be read; see 'dmesg | grep -i xid'"
+            )
         self.method = "nvml"
         return answer.gpus
 
@@ -697,7 +766,8 @@ class GpuSource:
     # nvidia-smi
 
     async def _read_smi(self) -> list[GpuReading]:
-        """Ask for all fields; a driver that does not know one refuses them all and names it, so ask again without it."""
+        """Ask for all fields; a driver that does not know one refuses them all and names it, so ask again without
+        it."""
         for _ in FIELDS:
             asked = [name for name in FIELDS if name not in self._unknown_fields]
             code, out, err = await self._run_smi(f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits")
@@ -711,7 +781,8 @@ class GpuSource:
         return await self._with_instances(readings) if any(reading.mig for reading in readings) else readings
 
     async def _with_instances(self, readings: Sequence[GpuReading]) -> list[GpuReading]:
-        """Divided cards with their parts, of which only the long report and the list tell. What they fail to tell costs nothing else."""
+        """Divided cards with their parts, of which only the long report and the list tell. What they fail to tell costs
+        nothing else."""
         code, out, err = await self._run_smi("-q", "-x")
         _, listing, _ = await self._run_smi("-L")
         try:
@@ -763,13 +834,19 @@ class GpuSource:
 def _understood(code: int, out: str, err: str, asked: Sequence[str]) -> list[GpuReading]:
     """What one run of nvidia-smi means, by its exit code (see its manual, RETURN VALUE). Raises GpuUnavailable."""
     lines = out.split("\n")
-    lost = [GpuReading(uuid="", pci_bus_id=found["bus"], absent={"gpu": "lost"}) for line in lines if (found := _LOST_CARD.match(line.strip()))]
+    lost = [
+        GpuReading(uuid="", pci_bus_id=found["bus"], absent={"gpu": "lost"})
+        for line in lines
+        if (found := _LOST_CARD.match(line.strip()))
+    ]
     rows = "\n".join(line for line in lines if not _LOST_CARD.match(line.strip()))
     said = f"nvidia-smi ended with code {code}: {((out + err).strip() or 'it said nothing')[:200]}"
     if "No devices were found" in out + err or code == 15 or (lost and not rows.strip()):
         raise GpuUnavailable("lost", said)
     if code and not lost:
-        raise GpuUnavailable({4: "permission", 9: "no_driver", 12: "no_driver", 18: "no_driver"}.get(code, "exit"), said)
+        raise GpuUnavailable(
+            {4: "permission", 9: "no_driver", 12: "no_driver", 18: "no_driver"}.get(code, "exit"), said
+        )
     try:
         return parse_csv(rows, asked) + lost
     except BadReport as error:

@@ -46,17 +46,23 @@ class _Webhook(msgspec.Struct):
 
 
 def parse_alerts(body: bytes, where: str) -> list[Firing]:
-    """Parse the body of a webhook, an answer of Alertmanager's API, or amtool's JSON; alerts that are over are left out.
+    """Parse the body of a webhook, an answer of Alertmanager's API, or amtool's JSON; alerts that are over are left
+    out.
 
     Raises ValueError, which names where the text came from."""
     try:
         read = msgspec.json.decode(body, type=list[Firing] | _Webhook)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{where}: no alerts as Alertmanager writes them ({error}); give the body of a webhook, or `amtool alert -o json`") from None
+        raise ValueError(
+            f"{where}: no alerts as Alertmanager writes them ({error}); give the body of a webhook, or `amtool alert -o"
+            " json`"
+        ) from None
     return [alert for alert in (read.alerts if isinstance(read, _Webhook) else read) if not alert.is_over]
 
 
-async def firing_alerts(url: str, http_config: HttpClientConfig | None = None, name: str = "", timeout_s: float = TIMEOUT_S) -> list[Firing]:
+async def firing_alerts(
+    url: str, http_config: HttpClientConfig | None = None, name: str = "", timeout_s: float = TIMEOUT_S
+) -> list[Firing]:
     """Return the alerts that an Alertmanager holds now, all or those of one name.
 
     Raises ValueError for an address that is none or an answer without alerts, OSError where nothing or something else
@@ -67,7 +73,9 @@ async def firing_alerts(url: str, http_config: HttpClientConfig | None = None, n
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
-            session.get(f"{url.rstrip('/')}/api/v2/alerts", params=params, allow_redirects=False, **request_options(http_config)) as response,
+            session.get(
+                f"{url.rstrip('/')}/api/v2/alerts", params=params, allow_redirects=False, **request_options(http_config)
+            ) as response,
         ):
             body = await read_bounded(response)
     except (aiohttp.ClientError, TimeoutError) as error:

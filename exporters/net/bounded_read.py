@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import aiohttp
 
-MOST_BYTES = 16 << 20  # the longest pages of engines have 65 kB; many adapters and ranks, or a thousand alerts, make some MB
+# the longest pages of engines have 65 kB; many adapters and ranks, or a thousand alerts, make some MB
+MOST_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
 
 
@@ -13,10 +14,13 @@ class ResponseTooLarge(aiohttp.ClientPayloadError):
 
 
 async def read_bounded(response: aiohttp.ClientResponse, most: int | None = None) -> bytes:
-    """The body, unpacked, of at most so many bytes (MOST_BYTES). Raises Endless, and aiohttp.ClientError and TimeoutError as the response does."""
+    """The body, unpacked, of at most so many bytes (MOST_BYTES). Raises Endless, and aiohttp.ClientError and
+    TimeoutError as the response does."""
     body, most = bytearray(), most or MOST_BYTES
     async for piece in response.content.iter_chunked(_PIECE_BYTES):
         body += piece
         if len(body) > most:
-            raise ResponseTooLarge(f"it goes on after {f'{most >> 20} MiB' if most >= 1 << 20 else f'{most >> 10} KiB'}")
+            raise ResponseTooLarge(
+                f"it goes on after {f'{most >> 20} MiB' if most >= 1 << 20 else f'{most >> 10} KiB'}"
+            )
     return bytes(body)

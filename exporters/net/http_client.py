@@ -1,6 +1,7 @@
 """How we ask others: Prometheus' own http_config file, the one that promtool and amtool take with --http.config.file.
 
-Laws: secrets are in files of their own, and no message repeats one. The files are looked at before each request, and read again when one of them is
+Laws: secrets are in files of their own, and no message repeats one. The files are looked at before each request, and
+read again when one of them is
 another: a password or certificate that was replaced holds at once."""
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ class Authorization(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     def __post_init__(self) -> None:
         if self.credentials is not None:
-            raise ValueError("credentials have no place in this file; put them into one of their own, and its path into credentials_file")
+            raise ValueError(
+                "credentials have no place in this file; put them into one of their own, and its path into"
+                " credentials_file"
+            )
         if not self.credentials_file:
             raise ValueError("credentials_file is missing")
         if self.type.lower() == "basic" or not self.type.isalnum():
@@ -43,7 +47,9 @@ class BasicAuth(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     def __post_init__(self) -> None:
         if self.password is not None:
-            raise ValueError("a password has no place in this file; put it into one of its own, and its path into password_file")
+            raise ValueError(
+                "a password has no place in this file; put it into one of its own, and its path into password_file"
+            )
         if not self.password_file:
             raise ValueError("password_file is missing")
         if not self.username or ":" in self.username:
@@ -51,8 +57,8 @@ class BasicAuth(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class TlsClient(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """ca_file: who signed the server's certificate, where the system does not know it. server_name: what that certificate is made out to, where
-    the address names something else. There is no way not to check it."""
+    """ca_file: who signed the server's certificate, where the system does not know it. server_name: what that
+    certificate is made out to, where the address names something else. There is no way not to check it."""
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -80,12 +86,14 @@ class HttpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class HttpClientConfig:
-    """How somebody is asked, by an http_config file. Raises BadConfig for a mistake, when it is made and when it is used."""
+    """How somebody is asked, by an http_config file. Raises BadConfig for a mistake, when it is made and when it is
+    used."""
 
     def __init__(self, path: Path, setting: str = "--http-config") -> None:
         self.path = path
         self._setting = setting
-        self._seen: dict[Path, Stamp] = {}  # each file that was read, as it was before that; none after a mistake, so that the next one looks again
+        # each file that was read, as it was before that; none after a mistake, so that the next one looks again
+        self._seen: dict[Path, Stamp] = {}
         self._asked: dict[str, Any] = {}
         self.now()
 
@@ -109,7 +117,9 @@ class HttpClientConfig:
         if tls is not None:
             folder = self.path.parent
             pair = (folder / tls.cert_file, folder / tls.key_file) if tls.cert_file and tls.key_file else None
-            asked["ssl"] = client_ssl_context(folder / tls.ca_file if tls.ca_file else None, f"{self.path}: tls_config", pair)
+            asked["ssl"] = client_ssl_context(
+                folder / tls.ca_file if tls.ca_file else None, f"{self.path}: tls_config", pair
+            )
             if tls.min_version == "TLS13":
                 asked["ssl"].minimum_version = ssl.TLSVersion.TLSv1_3
             if tls.server_name:
@@ -118,9 +128,14 @@ class HttpClientConfig:
 
     def _header(self, told: HttpConfig) -> str:
         if told.authorization:
-            return f"{told.authorization.type} {self._secret('authorization.credentials_file', told.authorization.credentials_file)}"
+            return (
+                f"{told.authorization.type}"
+                f" {self._secret('authorization.credentials_file', told.authorization.credentials_file)}"
+            )
         if told.basic_auth:
-            login = f"{told.basic_auth.username}:{self._secret('basic_auth.password_file', told.basic_auth.password_file)}"
+            login = (
+                f"{told.basic_auth.username}:{self._secret('basic_auth.password_file', told.basic_auth.password_file)}"
+            )
             return f"Basic {base64.b64encode(login.encode()).decode()}"
         return ""
 
@@ -152,7 +167,8 @@ def _names(told: HttpConfig) -> list[str]:
 
 
 def client_ssl_context(ca_file: Path | None, setting: str, pair: tuple[Path, Path] | None = None) -> ssl.SSLContext:
-    """A client's TLS: this authority, or those that the system trusts; with a certificate of its own where one is asked for. Raises BadConfig."""
+    """A client's TLS: this authority, or those that the system trusts; with a certificate of its own where one is asked
+    for. Raises BadConfig."""
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except (OSError, ValueError) as error:
@@ -167,7 +183,8 @@ def client_ssl_context(ca_file: Path | None, setting: str, pair: tuple[Path, Pat
 
 
 def describe_error(error: BaseException) -> str:
-    """Why a request of aiohttp's client got no answer, without its address, which the sentence around it has; empty where nothing is known."""
+    """Why a request of aiohttp's client got no answer, without its address, which the sentence around it has; empty
+    where nothing is known."""
     for cause in (getattr(error, "certificate_error", None), getattr(error, "os_error", None), error):
         if isinstance(cause, ssl.SSLError):
             return why(cause)

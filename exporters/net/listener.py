@@ -1,8 +1,9 @@
-"""Listens, for every server of ours: TLS and logins by a web configuration file, and bounds for those who are slow, large or many.
+"""Listens, for every server of ours: TLS and logins by a web configuration file, and bounds for those who are slow,
+large or many.
 
-aiohttp bounds the size of a head and not its time, and nothing at all in number. So connections are accepted here, one by one, with the TLS settings
-that are in force at that moment, and each is aiohttp's own with a watch on its heads. A request that has come, and its answer, pass no further layer,
-but for the check of the login where there are logins."""
+aiohttp bounds the size of a head and not its time, and nothing at all in number. So connections are accepted here, one
+by one, with the TLS settings that are in force at that moment, and each is aiohttp's own with a watch on its heads. A
+request that has come, and its answer, pass no further layer, but for the check of the login where there are logins."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from aiohttp.http_exceptions import BadStatusLine, HttpProcessingError, InvalidU
 from exporters.config import BadConfig
 from exporters.net.listener_auth import ListenerAuth, TooMany
 
-HEAD_S = 10.0  # a head is complete that long after the connection, or after its own first byte where the connection was kept
+# a head is complete that long after the connection, or after its own first byte where the connection was kept
+HEAD_S = 10.0
 HANDSHAKE_S = 10.0
 GOODBYE_S = 2.0  # the other side confirms the end of TLS
 CONNECTIONS = 512  # at once, for figures and boards
@@ -35,26 +37,55 @@ KEPT_BACK = 256  # descriptors for files, engines and the other listeners
 BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.2
 LOOK_AGAIN_S = 0.05  # for somebody to cut, where nobody was found: at 10,000 connections a look takes milliseconds
-ROOM_SHARE = 16  # at the bound, one of so many connections gives way at a time, so that a flood does not cost a look for each of its connections
-PIPELINED = 4  # requests that may wait behind a running one; aiohttp stops reading at 32, and then notices no disconnect
+# at the bound, one of so many connections gives way at a time, so that a flood does not cost a look for each of its
+# connections
+ROOM_SHARE = 16
+# requests that may wait behind a running one; aiohttp stops reading at 32, and then notices no disconnect
+PIPELINED = 4
 PIPELINED_BYTES = 64 << 10  # of their bodies; aiohttp stops reading at twice as many
-PIPELINED_S = 0.5  # a request may run that long with more behind it: short requests get through, however many come at once
+# a request may run that long with more behind it: short requests get through, however many come at once
+PIPELINED_S = 0.5
 TELL_EVERY_S = 60.0
-AUTHENTICATED: Any = getattr(web, "RequestKey", lambda name, _: name)("vllm_watch.let_in", bool)  # in a request whose login the listener knows
+# in a request whose login the listener knows
+AUTHENTICATED: Any = getattr(web, "RequestKey", lambda name, _: name)("vllm_watch.let_in", bool)
 
 log = logging.getLogger("vllm_watch.listener")
 
 # Why somebody was turned away before the server itself was asked; a word of it is a label.
-REASONS = ("login", "logins_waiting", "slow_head", "handshake", "gave_way", "full", "pipelined", "head_too_large", "bad_request_line", "bad_framing")
+REASONS = (
+    "login",
+    "logins_waiting",
+    "slow_head",
+    "handshake",
+    "gave_way",
+    "full",
+    "pipelined",
+    "head_too_large",
+    "bad_request_line",
+    "bad_framing",
+)
 
-_HEAD_TOO_LARGE = 431, "head_too_large", "The request line or a header is too long, or there are too many headers; send less."
-# What the parser refuses: status, reason and sentence. Its own sentence quotes what it could not read, which may be a key or a prompt.
+_HEAD_TOO_LARGE = (
+    431,
+    "head_too_large",
+    "The request line or a header is too long, or there are too many headers; send less.",
+)
+# What the parser refuses: status, reason and sentence. Its own sentence quotes what it could not read, which may be a
+# key or a prompt.
 _UNREADABLE: dict[type[HttpProcessingError], tuple[int, str, str]] = {
     LineTooLong: _HEAD_TOO_LARGE,
-    BadStatusLine: (400, "bad_request_line", "The first line is no request line of HTTP; a client that speaks TLS or HTTP/2 needs another address."),
+    BadStatusLine: (
+        400,
+        "bad_request_line",
+        "The first line is no request line of HTTP; a client that speaks TLS or HTTP/2 needs another address.",
+    ),
     InvalidURLError: (400, "bad_request_line", "The target in the request line is no path and no URL."),
 }
-_BAD_FRAMING = 400, "bad_framing", "The headers or the framing of the body (Content-Length, Transfer-Encoding, chunks) break the rules of HTTP."
+_BAD_FRAMING = (
+    400,
+    "bad_framing",
+    "The headers or the framing of the body (Content-Length, Transfer-Encoding, chunks) break the rules of HTTP.",
+)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -68,7 +99,8 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def clients_at_most() -> int:
-    """Connections of clients, each of which may need one to an engine; as many descriptors as the system gives without asking are taken."""
+    """Connections of clients, each of which may need one to an engine; as many descriptors as the system gives without
+    asking are taken."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -131,7 +163,8 @@ class Listening:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Takes one connection. Called by the event loop: an await of sock_accept that is cancelled may lose one that was just taken."""
+        """Takes one connection. Called by the event loop: an await of sock_accept that is cancelled may lose one that
+        was just taken."""
         loop = asyncio.get_running_loop()
         try:
             wire, _ = listener.accept()
@@ -153,9 +186,11 @@ class Listening:
         connection.welcome = self._do(self._welcome(connection, wire))
 
     def _make_room(self) -> bool:
-        """Cuts the oldest connections on which nobody asks anything, or else the oldest that owe a head; whether there were any.
+        """Cuts the oldest connections on which nobody asks anything, or else the oldest that owe a head; whether there
+        were any.
 
-        Who says nothing keeps nobody out: one would have to open as many connections as there may be while another's head is on its way."""
+        Who says nothing keeps nobody out: one would have to open as many connections as there may be while another's
+        head is on its way."""
         now, share = asyncio.get_running_loop().time(), -(-self._most // ROOM_SHARE)
         if now < self._look_at:
             return False
@@ -171,7 +206,11 @@ class Listening:
     async def _welcome(self, connection: _Connection, wire: socket.socket) -> None:
         try:
             context = self._protection.context()
-            waits = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": GOODBYE_S} if context else {}
+            waits = (
+                {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": GOODBYE_S}
+                if context
+                else {}
+            )
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, wire, **cast(Any, waits))
         except (OSError, ssl.SSLError):  # no TLS, not the right one, or not in time
             self.rejected["handshake"] += 1
@@ -187,22 +226,27 @@ class Listening:
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp's connection, cut when a head takes too long. Of aiohttp's own it reads: how many heads were complete, and what start() waits for."""
+    """aiohttp's connection, cut when a head takes too long. Of aiohttp's own it reads: how many heads were complete,
+    and what start() waits for."""
 
-    def __init__(self, listening: Listening, server: web.Server, loop: asyncio.AbstractEventLoop, made: dict[str, Any]) -> None:
+    def __init__(
+        self, listening: Listening, server: web.Server, loop: asyncio.AbstractEventLoop, made: dict[str, Any]
+    ) -> None:
         super().__init__(server, loop=loop, **made)
         self.welcome: asyncio.Task[None] | None = None
         self._listening = listening
         self._late: asyncio.TimerHandle | None = None
         self._answered = 0
-        self._last_body: StreamReader | None = None  # of the last request that is accepted; nothing behind it is read as one
+        # of the last request that is accepted; nothing behind it is read as one
+        self._last_body: StreamReader | None = None
         self._overrun: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> bool:
         """Return whether every request was answered and nothing of another has come.
 
-        A connection that still owes the body of an answered request is idle: aiohttp waits 10 s for such a body, to throw it away."""
+        A connection that still owes the body of an answered request is idle: aiohttp waits 10 s for such a body, to
+        throw it away."""
         return self._answered == self._request_count > 0 and self._late is None
 
     @property
@@ -245,7 +289,8 @@ class _Connection(web.RequestHandler):
         return refuse
 
     def _end_behind_last(self, new: int) -> None:
-        """Close the connection after the first of the `new` requests that has to end it, and drop what was read behind that one."""
+        """Close the connection after the first of the `new` requests that has to end it, and drop what was read behind
+        that one."""
         queued = self._messages
         for at in range(len(queued) - new, len(queued)):
             message, body = queued[at]
@@ -270,12 +315,17 @@ class _Connection(web.RequestHandler):
         return None if body is None or body.is_eof() else body
 
     def _is_overrun(self) -> bool:
-        """Return whether more waits behind one request than is kept; aiohttp stops reading, and then misses a disconnect."""
+        """Return whether more waits behind one request than is kept; aiohttp stops reading, and then misses a
+        disconnect."""
         queued = self._messages
-        first = self._waiter is not None or len(queued) == self._request_count  # runs next; otherwise one runs that is no longer queued
+        # runs next; otherwise one runs that is no longer queued
+        first = self._waiter is not None or len(queued) == self._request_count
         if len(queued) - first > PIPELINED:
             return True
-        return len(queued) > first and sum(body.total_bytes for _, body in itertools.islice(queued, first, None)) > PIPELINED_BYTES
+        return (
+            len(queued) > first
+            and sum(body.total_bytes for _, body in itertools.islice(queued, first, None)) > PIPELINED_BYTES
+        )
 
     def _check_overrun(self, answered: int) -> None:
         """Cut the connection if it is still overrun and has answered nothing since `answered` was noted."""
@@ -324,11 +374,16 @@ def _unreadable(error: BaseException) -> tuple[int, str, str]:
 def _ends_connection(message: Any) -> bool:
     """Return whether nothing after this request on its connection can be read with certainty.
 
-    With Upgrade (RFC 9110, 7.8) or CONNECT another protocol may follow: aiohttp drops the bytes that came with the head and reads on in their middle.
-    HTTP/1.0 knows no chunks, so a proxy on the path may see another end of the body (RFC 9112, 6.1). What could not be parsed has no known end."""
+    With Upgrade (RFC 9110, 7.8) or CONNECT another protocol may follow: aiohttp drops the bytes that came with the head
+    and reads on in their middle. HTTP/1.0 knows no chunks, so a proxy on the path may see another end of the body (RFC
+    9112, 6.1). What could not be parsed has no known end."""
     if not isinstance(message, RawRequestMessage):
         return True
-    return "Upgrade" in message.headers or message.method == "CONNECT" or (message.chunked and message.version < HttpVersion11)
+    return (
+        "Upgrade" in message.headers
+        or message.method == "CONNECT"
+        or (message.chunked and message.version < HttpVersion11)
+    )
 
 
 async def listen(
@@ -342,17 +397,21 @@ async def listen(
     own_login: Callable[[str], bool] | None = None,
     rejected: Counter[str] | None = None,
 ) -> Listening:
-    """Starts `runner` and listens; on any failure the runner is cleaned up. Raises BadConfig that names the setting and the way out.
+    """Starts `runner` and listens; on any failure the runner is cleaned up. Raises BadConfig that names the setting and
+    the way out.
 
-    most: connections at once. open_paths: answered without a login, for probes. own_login: whether the handler of a path looks for a login of
-    its own where the listener knows none; it finds LET_IN in the request where it does. turned_away: what to count in, by reason (nobody_yet())."""
+    most: connections at once. open_paths: answered without a login, for probes. own_login: whether the handler of a
+    path looks for a login of its own where the listener knows none; it finds LET_IN in the request where it does.
+    turned_away: what to count in, by reason (nobody_yet())."""
     try:
         rejected = new_rejections() if rejected is None else rejected
         protection = protection or ListenerAuth(None)
         await runner.setup()
         server = cast(web.Server, runner.server)
         if protection.path is not None and not protection.tls_only:
-            server.request_handler = _guarded(server.request_handler, protection, frozenset(open_paths), own_login, rejected)
+            server.request_handler = _guarded(
+                server.request_handler, protection, frozenset(open_paths), own_login, rejected
+            )
         listening = Listening(server, protection, most, rejected)
         listening.begin(await _bound(setting, address))
     except BaseException:
@@ -362,7 +421,11 @@ async def listen(
 
 
 def _guarded(
-    handler: Handler, protection: ListenerAuth, open_paths: frozenset[str], own_login: Callable[[str], bool] | None, rejected: Counter[str]
+    handler: Handler,
+    protection: ListenerAuth,
+    open_paths: frozenset[str],
+    own_login: Callable[[str], bool] | None,
+    rejected: Counter[str],
 ) -> Handler:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if request.path in open_paths or not protection.logins:
@@ -376,11 +439,15 @@ def _guarded(
                 return await handler(request)
         except TooMany:
             rejected["logins_waiting"] += 1
-            return web.Response(status=503, headers={"Retry-After": "1"}, text="Too many logins are being checked; come again.\n")
+            return web.Response(
+                status=503, headers={"Retry-After": "1"}, text="Too many logins are being checked; come again.\n"
+            )
         if own_login is not None and own_login(request.path):
             return await handler(request)
         rejected["login"] += 1
-        refusal = web.Response(status=401, text="This needs a login, and what came with the request is none that is known here.\n")
+        refusal = web.Response(
+            status=401, text="This needs a login, and what came with the request is none that is known here.\n"
+        )
         for challenge in protection.challenges():
             refusal.headers.add("WWW-Authenticate", challenge)
         return refusal
@@ -393,7 +460,9 @@ async def _bound(setting: str, address: str) -> list[socket.socket]:
     host, port = split_address(address)
     made: list[socket.socket] = []
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         for family, kind, protocol, _, where in dict.fromkeys(found):
             made.append(one := socket.socket(family, kind, protocol))
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -406,7 +475,10 @@ async def _bound(setting: str, address: str) -> list[socket.socket]:
         for one in made:
             one.close()
         if error.errno == errno.EADDRINUSE:
-            told = f"{address} is taken by another program and cannot be used: stop that one, or choose another with {setting}"
+            told = (
+                f"{address} is taken by another program and cannot be used: stop that one, or choose another with"
+                f" {setting}"
+            )
         else:
             told = f"{address} cannot be used: {error.strerror or error}; choose another with {setting}"
         raise BadConfig(f"{setting}: {told}") from None
@@ -414,7 +486,8 @@ async def _bound(setting: str, address: str) -> list[socket.socket]:
 
 
 def _http_log() -> logging.Logger:
-    """The log of a server without the complaints of its parser, of head or body: they quote what they cannot read, which may be a key or a prompt."""
+    """The log of a server without the complaints of its parser, of head or body: they quote what they cannot read,
+    which may be a key or a prompt."""
     http = logging.getLogger("vllm_watch.http")
     http.addFilter(_no_complaint)  # once, however often it is added
     return http

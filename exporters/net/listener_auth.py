@@ -1,8 +1,10 @@
-"""What protects a listener: Prometheus' own web configuration file, read again when it, or a file that it names, is another.
+"""What protects a listener: Prometheus' own web configuration file, read again when it, or a file that it names, is
+another.
 
-Laws: no password, hash or token stands in any message. A file with a mistake changes nothing: what was in force stays, and that is told once; only
-its certificates are still taken when they are renewed. A file that was cut off opens nothing: TLS, logins and certificates of clients are switched
-off only by a new start. A token is different: a token file that is gone or empty lets nobody in, for that is how one takes a token back."""
+Laws: no password, hash or token stands in any message. A file with a mistake changes nothing: what was in force stays,
+and that is told once; only its certificates are still taken when they are renewed. A file that was cut off opens
+nothing: TLS, logins and certificates of clients are switched off only by a new start. A token is different: a token
+file that is gone or empty lets nobody in, for that is how one takes a token back."""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ LOGINS_OF_ONE = 8  # address, of those: who floods from one leaves places to the
 LOGINS_KNOWN = 256
 
 _HASH = re.compile(r"\$2[aby]\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
-_NOBODY = "$2b${}$" + "." * 53  # checked in place of the hash of a user who does not exist, so that both take the same time
+# checked in place of the hash of a user who does not exist, so that both take the same time
+_NOBODY = "$2b${}$" + "." * 53
 
 log = logging.getLogger("vllm_watch.listener")
 
@@ -40,7 +43,8 @@ Stamp = tuple[int, int, int, int] | None
 
 
 class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Paths are relative to the file that this stands in. Certificates that are asked for and not checked, which Go knows, are not offered."""
+    """Paths are relative to the file that this stands in. Certificates that are asked for and not checked, which Go
+    knows, are not offered."""
 
     cert_file: str
     key_file: str
@@ -50,9 +54,14 @@ class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.client_ca_file and self.client_auth_type == "NoClientCert":
-            raise ValueError("client_ca_file checks nobody while client_auth_type is not set; set RequireAndVerifyClientCert")
+            raise ValueError(
+                "client_ca_file checks nobody while client_auth_type is not set; set RequireAndVerifyClientCert"
+            )
         if not self.client_ca_file and self.client_auth_type != "NoClientCert":
-            raise ValueError(f"client_auth_type {self.client_auth_type} needs client_ca_file, which says whose certificates are accepted")
+            raise ValueError(
+                f"client_auth_type {self.client_auth_type} needs client_ca_file, which says whose certificates are"
+                " accepted"
+            )
 
 
 class WebConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -68,7 +77,8 @@ class WebConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
                 raise ValueError("basic_auth_users: a user's name has at least one letter and no colon")
             if not _HASH.fullmatch(hashed):
                 raise ValueError(
-                    f"basic_auth_users.{user} is no bcrypt hash; `htpasswd -nBC 10 {user}` makes one, and a password itself has no place here"
+                    f"basic_auth_users.{user} is no bcrypt hash; `htpasswd -nBC 10 {user}` makes one, and a password"
+                    " itself has no place here"
                 )
 
     @property
@@ -79,7 +89,10 @@ class WebConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     @property
     def clients_checked(self) -> bool:
         """Whether nobody gets in without a certificate."""
-        return self.tls_server_config is not None and self.tls_server_config.client_auth_type == "RequireAndVerifyClientCert"
+        return (
+            self.tls_server_config is not None
+            and self.tls_server_config.client_auth_type == "RequireAndVerifyClientCert"
+        )
 
 
 class TooMany(Exception):
@@ -95,9 +108,11 @@ class _Active:
 
 
 class ListenerAuth:
-    """Of one listener, by its web configuration file; without one there is none. Raises BadConfig for a file that cannot be used at the start.
+    """Of one listener, by its web configuration file; without one there is none. Raises BadConfig for a file that
+    cannot be used at the start.
 
-    setting: what leads to the file, for messages. tls_only: for a listener whose clients have keys of their own in the same header."""
+    setting: what leads to the file, for messages. tls_only: for a listener whose clients have keys of their own in the
+    same header."""
 
     def __init__(self, path: Path | None, setting: str = "web_config", *, tls_only: bool = False) -> None:
         self.path = path
@@ -108,12 +123,15 @@ class ListenerAuth:
         self._told = ""
         self._tokens: dict[Path, tuple[Stamp, bytes | None]] = {}
         self._known: dict[bytes, None] = {}
-        self._key = secrets.token_bytes(32)  # so that what is remembered of a login is of no use outside of this process
+        # so that what is remembered of a login is of no use outside of this process
+        self._key = secrets.token_bytes(32)
         self._turn = asyncio.Lock()
-        self._waiting: Counter[str] = Counter()  # logins that are being checked or wait for it, by the address they come from
+        # logins that are being checked or wait for it, by the address they come from
+        self._waiting: Counter[str] = Counter()
         self._checks: set[asyncio.Task[bool]] = set()  # the same, so that none is forgotten when its client is gone
         list(self._tokens_now())  # tells of token files that cannot be read
-        if path is not None and self._force.tls is None and not self._force.config.logins:  # as Prometheus allows; but it may have been cut off
+        # as Prometheus allows; but it may have been cut off
+        if path is not None and self._force.tls is None and not self._force.config.logins:
             log.warning("%s: %s asks for neither TLS nor a login, so this listener is open", setting, path)
 
     def context(self) -> ssl.SSLContext | None:
@@ -126,7 +144,8 @@ class ListenerAuth:
         return self._now().config.logins
 
     async def authenticate(self, authorization: str, peer: str = "") -> bool:
-        """Whether this Authorization header, which came from the address `peer`, is a user's or holds one of the tokens. Raises TooMany."""
+        """Whether this Authorization header, which came from the address `peer`, is a user's or holds one of the
+        tokens. Raises TooMany."""
         settings = self._now().config
         scheme, _, given = authorization.partition(" ")
         match scheme.lower():
@@ -134,7 +153,8 @@ class ListenerAuth:
                 return await self._login(settings.basic_auth_users, given.strip(), peer)
             case "bearer":
                 mine = self._digest(given.strip().encode("utf-8", "surrogateescape"))
-                return 0 < sum(hmac.compare_digest(mine, self._digest(token)) for token in self._tokens_now())  # all of them, whichever fits
+                # all of them, whichever fits
+                return 0 < sum(hmac.compare_digest(mine, self._digest(token)) for token in self._tokens_now())
             case _:
                 return False
 
@@ -173,11 +193,14 @@ class ListenerAuth:
             raise BadConfig(f"{self._setting}: {error}") from None
 
     def _settings(self, path: Path, former: WebConfig | None = None) -> WebConfig:
-        """Notes the state of the file before it opens it: what is written while it reads is read the next time. Raises BadConfig."""
+        """Notes the state of the file before it opens it: what is written while it reads is read the next time. Raises
+        BadConfig."""
         self._seen = {path: stamp(path)}
         told = config.load(path, WebConfig)
         if self.tls_only and told.logins:
-            raise BadConfig(f"{path}: basic_auth_users and bearer_token_files have no place here: clients bring keys of their own")
+            raise BadConfig(
+                f"{path}: basic_auth_users and bearer_token_files have no place here: clients bring keys of their own"
+            )
         if former is not None:
             _expect_no_less(path, former, told)
         return told
@@ -190,8 +213,8 @@ class ListenerAuth:
         return _Active(told, _context(path, tls))
 
     def _renewed(self, path: Path, kept: Tls, before: Mapping[Path, Stamp]) -> str:
-        """The certificates of what was in force, where they are others than `before`: who renews them does not wait until somebody mends the file.
-        What is to be told of them."""
+        """The certificates of what was in force, where they are others than `before`: who renews them does not wait
+        until somebody mends the file. What is to be told of them."""
         now = {file: stamp(file) for file in _files(path, kept)}
         self._seen = now | self._seen  # what was noted first counts
         if all(before.get(file) == was for file, was in now.items()):
@@ -216,7 +239,9 @@ class ListenerAuth:
         try:
             token = path.read_bytes().strip()
         except (OSError, ValueError) as error:
-            self._tell(f"{self._setting}: bearer_token_files: {path} cannot be read, so it lets nobody in: {why(error)}")
+            self._tell(
+                f"{self._setting}: bearer_token_files: {path} cannot be read, so it lets nobody in: {why(error)}"
+            )
             return None
         if len(token.split()) == 1:
             return token
@@ -248,7 +273,8 @@ class ListenerAuth:
         check = asyncio.create_task(self._check(mark, password, hashed, user in users, peer))
         self._checks.add(check)
         check.add_done_callback(self._checks.discard)
-        return await asyncio.shield(check)  # who hangs up stops waiting, and the hash goes on: turn and place are free when it is done, not before
+        # who hangs up stops waiting, and the hash goes on: turn and place are free when it is done, not before
+        return await asyncio.shield(check)
 
     async def _check(self, mark: bytes, password: bytes, hashed: str, there: bool, peer: str) -> bool:
         try:
@@ -273,11 +299,14 @@ def _expect_no_less(path: Path, former: WebConfig, told: WebConfig) -> None:
     if former.logins and not told.logins:
         raise BadConfig(f"{path}: it asks for no login any more, and logins are switched off only by a new start")
     if former.clients_checked and not told.clients_checked:
-        raise BadConfig(f"{path}: it asks for no certificate of clients any more, and those are switched off only by a new start")
+        raise BadConfig(
+            f"{path}: it asks for no certificate of clients any more, and those are switched off only by a new start"
+        )
 
 
 async def _matches_apart(password: bytes, hashed: str) -> bool:
-    """In a thread that ends with it: those of the event loop draw panels and write logs, and none is left to be closed with the listener."""
+    """In a thread that ends with it: those of the event loop draw panels and write logs, and none is left to be closed
+    with the listener."""
     thread = ThreadPoolExecutor(1, "login")
     try:
         return await asyncio.get_running_loop().run_in_executor(thread, _matches, password, hashed)
@@ -292,7 +321,8 @@ def _matches(password: bytes, hashed: str) -> bool:
 
 
 def stamp(path: Path) -> Stamp:
-    """Tells one state of a file from another, also where it is a link that is turned to another file, as Kubernetes does."""
+    """Tells one state of a file from another, also where it is a link that is turned to another file, as Kubernetes
+    does."""
     try:
         it = path.stat()
     except (OSError, ValueError):  # the second for a name that cannot be one
@@ -310,7 +340,9 @@ def _context(path: Path, tls: Tls) -> ssl.SSLContext:
     context.minimum_version = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}[tls.min_version]
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_alpn_protocols(["http/1.1"])
-    cert, key = (_named(path, field, name) for field, name in (("cert_file", tls.cert_file), ("key_file", tls.key_file)))
+    cert, key = (
+        _named(path, field, name) for field, name in (("cert_file", tls.cert_file), ("key_file", tls.key_file))
+    )
     try:
         context.load_cert_chain(cert, key, password=no_password)
     except (OSError, ValueError) as error:  # SSLError is one
@@ -320,8 +352,12 @@ def _context(path: Path, tls: Tls) -> ssl.SSLContext:
         try:
             context.load_verify_locations(authority)
         except (OSError, ValueError) as error:
-            raise BadConfig(f"{path}: tls_server_config.client_ca_file: {authority} cannot be used: {why(error)}") from None
-        context.verify_mode = ssl.CERT_REQUIRED if tls.client_auth_type == "RequireAndVerifyClientCert" else ssl.CERT_OPTIONAL
+            raise BadConfig(
+                f"{path}: tls_server_config.client_ca_file: {authority} cannot be used: {why(error)}"
+            ) from None
+        context.verify_mode = (
+            ssl.CERT_REQUIRED if tls.client_auth_type == "RequireAndVerifyClientCert" else ssl.CERT_OPTIONAL
+        )
     return context
 
 

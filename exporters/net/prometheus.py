@@ -1,4 +1,5 @@
-"""Client of a Prometheus, or of what speaks its API. At most four questions at a time, whoever looks at how many pages."""
+"""Client of a Prometheus, or of what speaks its API. At most four questions at a time, whoever looks at how many
+pages."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ class TimeRange(Protocol):
 
 
 class QuerySeries(msgspec.Struct, frozen=True):
-    """One series of an answer: values of a range query, the value of an instant one; times in unix seconds, figures as text."""
+    """One series of an answer: values of a range query, the value of an instant one; times in unix seconds, figures as
+    text."""
 
     metric: dict[str, str] = msgspec.field(default_factory=dict)
     values: list[tuple[float, str]] = msgspec.field(default_factory=list)
@@ -64,7 +66,8 @@ class QuerySeries(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """What one query came back with: its series, or why not. notes: what Prometheus warns of or informs about beside its answer."""
+    """What one query came back with: its series, or why not. notes: what Prometheus warns of or informs about beside
+    its answer."""
 
     series: Sequence[QuerySeries] = ()
     error: str = ""
@@ -117,17 +120,20 @@ class Address:
 
 
 def address(url: str, token: str = "", login: str = "") -> Address:
-    """From what a person types: http://host:9090/prefix. login: user:password. Raises ValueError for what is no address, or holds a login."""
+    """From what a person types: http://host:9090/prefix. login: user:password. Raises ValueError for what is no
+    address, or holds a login."""
     if "@" in url:  # anywhere: with a slash in the password it stands in what is read as the path
         raise ValueError(
-            "a password in the address can be read by everyone on this machine; put user:password into a file for --user-file "
-            "(and write %40 for an @ that belongs to the path)"
+            "a password in the address can be read by everyone on this machine; put user:password into a file for"
+            " --user-file (and write %40 for an @ that belongs to the path)"
         )
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise ValueError("--prometheus is no address, or its port no number; write it like http://127.0.0.1:9090") from None
+        raise ValueError(
+            "--prometheus is no address, or its port no number; write it like http://127.0.0.1:9090"
+        ) from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url} is no address of a Prometheus; write it like http://127.0.0.1:9090")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
@@ -138,7 +144,9 @@ def address(url: str, token: str = "", login: str = "") -> Address:
     return Address(plain, plain, headers)
 
 
-def address_from(url: str, token_file: Path | None = None, user_file: Path | None = None, http_config: Path | None = None) -> Address:
+def address_from(
+    url: str, token_file: Path | None = None, user_file: Path | None = None, http_config: Path | None = None
+) -> Address:
     """From the options of a command. Raises ValueError, BadConfig or OSError, without showing what a file holds."""
     if sum(one is not None for one in (token_file, user_file, http_config)) > 1:
         raise ValueError("name either --token-file or --user-file, or --http-config, which says the same and more")
@@ -154,10 +162,15 @@ def address_from(url: str, token_file: Path | None = None, user_file: Path | Non
 
 
 class Prometheus:
-    """A Prometheus, or what speaks its language. Use it as an async context. timeout_s: how long one answer may take."""
+    """A Prometheus, or what speaks its language. Use it as an async context. timeout_s: how long one answer may
+    take."""
 
     def __init__(
-        self, where: Address, scrape_s: float | None = None, clock: Callable[[], float] = time.monotonic, timeout_s: float = TIMEOUT_S
+        self,
+        where: Address,
+        scrape_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.where = where
         self._timeout_s = timeout_s
@@ -173,7 +186,9 @@ class Prometheus:
         self._session = aiohttp.ClientSession(headers=self.where.headers, timeout=timeout)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._session:
             await self._session.close()
 
@@ -228,7 +243,8 @@ class Prometheus:
                 except PrometheusError as error:
                     if error.status in _NO_SUCH_PAGE:
                         self._scrape_s = DEFAULT_SCRAPE_S
-                    elif 400 <= error.status < 500:  # too many questions, or a server with words of its own for no such page: for now
+                    # too many questions, or a server with words of its own for no such page: for now
+                    elif 400 <= error.status < 500:
                         return DEFAULT_SCRAPE_S
                     else:
                         self._remember(str(error))
@@ -255,9 +271,13 @@ class Prometheus:
             reply = await asyncio.to_thread(msgspec.json.decode, body, type=_Reply)
         except msgspec.MsgspecError:
             if status >= 500:
-                raise PrometheusError(f"Prometheus at {self.where.shown} answers HTTP {status}: it is starting, or in trouble", status) from None
+                raise PrometheusError(
+                    f"Prometheus at {self.where.shown} answers HTTP {status}: it is starting, or in trouble", status
+                ) from None
             hint = _hint(status, body)
-            raise PrometheusError(f"{self.where.shown} answers HTTP {status} and not like a Prometheus{hint}", status) from None
+            raise PrometheusError(
+                f"{self.where.shown} answers HTTP {status} and not like a Prometheus{hint}", status
+            ) from None
         if reply.status != "success":
             raise PrometheusError(reply.error or f"{self.where.shown} answers HTTP {status}", status)
         return reply
@@ -272,17 +292,23 @@ class Prometheus:
             async with self._turn:
                 if self._down and self._clock() < self._down[0]:
                     raise PrometheusError(self._down[1])
-                async with self._session.request(method, url, allow_redirects=False, **given, **request_options(self.where.way)) as response:
+                async with self._session.request(
+                    method, url, allow_redirects=False, **given, **request_options(self.where.way)
+                ) as response:
                     return response.status, await read_bounded(response, LARGEST_ANSWER)
         except BadConfig as error:
             raise PrometheusError(str(error)) from None
         except aiohttp.ClientConnectionError as error:  # before TimeoutError: a connection that takes too long is both
-            told = f"Prometheus at {self.where.shown} does not answer ({_plain(error)}); is it up, and --prometheus right?"
+            told = (
+                f"Prometheus at {self.where.shown} does not answer ({_plain(error)}); is it up, and --prometheus right?"
+            )
             if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
                 self._remember(told)
             raise PrometheusError(told) from None
         except TimeoutError:
-            raise PrometheusError(f"Prometheus at {self.where.shown} took longer than {self._timeout_s:.0f} s; choose a shorter range") from None
+            raise PrometheusError(
+                f"Prometheus at {self.where.shown} took longer than {self._timeout_s:.0f} s; choose a shorter range"
+            ) from None
         except ResponseTooLarge:
             told = f"the answer is larger than {LARGEST_ANSWER >> 20} MiB; choose a shorter range or fewer series"
             raise PrometheusError(told, _TOO_LARGE) from None

@@ -1,7 +1,9 @@
-"""Old request logs as series in the past: the same counting as in the sidecar, one sample of each series at the end of each step.
+"""Old request logs as series in the past: the same counting as in the sidecar, one sample of each series at the end of
+each step.
 
-Law: what is counted in which step is decided by when a request ended; a line that comes after its step was written is counted in the next one, and
-said. A counter begins with a 0 one step earlier, so that growth over the whole time is all there was."""
+Law: what is counted in which step is decided by when a request ended; a line that comes after its step was written is
+counted in the next one, and said. A counter begins with a 0 one step earlier, so that growth over the whole time is all
+there was."""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ def run(
 ) -> BackfillResult:
     """Write the series of these files as OpenMetrics, as `promtool tsdb create-blocks-from openmetrics` reads it.
 
-    labels: added to every series, such as the job that scraped the sidecar. progress: told how many bytes of the files were read.
-    Raises OSError for a file that cannot be read, naming it."""
+    labels: added to every series, such as the job that scraped the sidecar. progress: told how many bytes of the files
+    were read. Raises OSError for a file that cannot be read, naming it."""
     told = BackfillResult()
     with tempfile.TemporaryFile() as spool:
         history = _History(spool)
@@ -84,7 +86,8 @@ def run(
 
 
 class _History:
-    """How each row was at the end of each step in which it changed; on disk, since a month of many teams is more than memory should hold."""
+    """How each row was at the end of each step in which it changed; on disk, since a month of many teams is more than
+    memory should hold."""
 
     def __init__(self, spool: IO[bytes]) -> None:
         self._spool = spool
@@ -96,7 +99,8 @@ class _History:
             self._spool.write(stored)
 
     def write(self, out: IO[str], last: int, step_s: int, labels: Mapping[str, str]) -> int:
-        """All series until the step `last`, as the format wants them: by family, then by series, then by time. How many samples that was."""
+        """All series until the step `last`, as the format wants them: by family, then by series, then by time. How many
+        samples that was."""
         count = 0
         for metric in sidecar.REQUEST_TRAFFIC:
             headed = False
@@ -110,7 +114,10 @@ class _History:
                             if not lines:
                                 lines.append(_lines(metric, every, _nothing(sample[2]), step * step_s))
                             text = _lines(metric, every, sample[2])
-                            lines += [text.replace("\n", f" {(at + 1) * step_s}\n") for at in range(step, min(until, step + FILL_S // step_s))]
+                            lines += [
+                                text.replace("\n", f" {(at + 1) * step_s}\n")
+                                for at in range(step, min(until, step + FILL_S // step_s))
+                            ]
                 if series and not headed:
                     out.write(exposition.head(metric, openmetrics=True))
                     headed = True
@@ -135,7 +142,9 @@ def _nothing(value: float | Distribution) -> float | Distribution:
     return Distribution(value.bounds, [0] * len(value.counts), 0.0) if isinstance(value, Distribution) else 0.0
 
 
-def _records(path: Path, fields: FieldMap, told: BackfillResult, progress: Callable[[int], None]) -> Iterator[tuple[float, RequestRecord]]:
+def _records(
+    path: Path, fields: FieldMap, told: BackfillResult, progress: Callable[[int], None]
+) -> Iterator[tuple[float, RequestRecord]]:
     """The records of a file with the time at which each ended, in the order of its lines."""
     for record in read_records([path], told.bad, fields, progress=progress):
         ended_s = ended_at(record)
@@ -150,9 +159,23 @@ def summary(told: BackfillResult, out: Path) -> str:
     if told.first_s is None or told.last_s is None:
         lines = [f"no request with a time was found; {out} holds no series"]
     else:
-        lines = [f"{told.requests} requests from {timestamp(told.first_s)} to {timestamp(told.last_s)}, {told.samples} samples in {out}"]
+        lines = [
+            (
+                f"{told.requests} requests from {timestamp(told.first_s)} to {timestamp(told.last_s)}, {told.samples}"
+                f" samples in {out}"
+            )
+        ]
     lines += [f"  {told.duplicates} lines of requests that were counted before"] if told.duplicates else []
-    lines += [f"  {told.untimed} lines without ts, which cannot be placed in time, were left out"] if told.untimed else []
-    lines += [f"  {told.late} lines came late and are counted in a later step; give files that overlap in time together"] if told.late else []
-    lines += [f"  {count} lines were no request record ({why}): {told.bad.messages[why]}" for why, count in sorted(told.bad.counts.items())]
+    lines += (
+        [f"  {told.untimed} lines without ts, which cannot be placed in time, were left out"] if told.untimed else []
+    )
+    lines += (
+        [f"  {told.late} lines came late and are counted in a later step; give files that overlap in time together"]
+        if told.late
+        else []
+    )
+    lines += [
+        f"  {count} lines were no request record ({why}): {told.bad.messages[why]}"
+        for why, count in sorted(told.bad.counts.items())
+    ]
     return "\n".join(lines)

@@ -1,9 +1,10 @@
 """One file that holds what was counted and how far was read, always together.
 
-Law: after a crash at any moment the file holds a state that was once whole: the last one whose writing returned, or the one being written. A whole
-state is written beside the file, synced and renamed over it; what changes after that is appended as frames, each with its length and checksum and
-synced before `append` returns. So a commit costs what changed, not what is known: the window of request ids alone has megabytes.
-A frame that a crash cut short ends the file; nothing is ever appended behind one."""
+Law: after a crash at any moment the file holds a state that was once whole: the last one whose writing returned, or the
+one being written. A whole state is written beside the file, synced and renamed over it; what changes after that is
+appended as frames, each with its length and checksum and synced before `append` returns. So a commit costs what
+changed, not what is known: the window of request ids alone has megabytes. A frame that a crash cut short ends the file;
+nothing is ever appended behind one."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class CheckpointDisk:
 
 
 class Checkpoint:
-    """A file of frames with one writer. `rewrite` begins it anew, `append` adds to it; both return when it is safe on disk.
+    """A file of frames with one writer. `rewrite` begins it anew, `append` adds to it; both return when it is safe on
+    disk.
 
     After a failed call only `rewrite` is allowed: what a failed sync left behind is unknown."""
 
@@ -88,7 +90,8 @@ class Checkpoint:
         return self._fd is None or self.bytes > 2 * self.base_bytes + (1 << 20)
 
     def rewrite(self, frame: bytes) -> None:
-        """Replace all that is there by one frame. Raises OSError; the old file then stays as it was, and stays what the next start reads."""
+        """Replace all that is there by one frame. Raises OSError; the old file then stays as it was, and stays what the
+        next start reads."""
         self._forget()
         beside = self.path.with_name(self.path.name + ".new")
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -109,7 +112,8 @@ class Checkpoint:
         if self._fd is None:
             raise OSError("the state is not open; it is written whole first")
         try:
-            if not os.path.samestat(os.stat(self.path), os.fstat(self._fd)):  # or it was removed: then nothing in it is safe
+            # or it was removed: then nothing in it is safe
+            if not os.path.samestat(os.stat(self.path), os.fstat(self._fd)):
                 raise OSError(f"{self.path} was replaced by another file; it is written anew")
             size = self._write(self._fd, _head(frame)) + self._write(self._fd, frame)
             self._disk.sync(self._fd)

@@ -81,8 +81,9 @@ _FORMATS: dict[bytes, Callable[[], Decompressor]] = {
 class Unpacked:
     """The content of a compressed file. read: bytes of the file itself by offset and size, fewer at its end.
 
-    The file may still be growing: `exhausted` until more of it is there, `complete` when its last member has ended. Unpacking goes forward only;
-    `read` answers for what was kept and for the first HEAD_BYTES. Every call may raise Damaged, and what `read` raises."""
+    The file may still be growing: `exhausted` until more of it is there, `complete` when its last member has ended.
+    Unpacking goes forward only; `read` answers for what was kept and for the first HEAD_BYTES. Every call may raise
+    Damaged, and what `read` raises."""
 
     def __init__(self, read: Callable[[int, int], bytes]) -> None:
         self._raw = read
@@ -104,7 +105,8 @@ class Unpacked:
         return bytes(self._kept[start : start + size]) if start >= 0 else b""
 
     def advance(self, keep_from: int, until: int, at_most: int) -> int:
-        """Unpack up to `until`, but at most so many bytes, and forget those before `keep_from`. Return how many were unpacked."""
+        """Unpack up to `until`, but at most so many bytes, and forget those before `keep_from`. Return how many were
+        unpacked."""
         before = self.end
         self._forget(keep_from)
         self.exhausted = False

@@ -1,7 +1,7 @@
 """Request records -> counters and histograms per team and model. Pure: no clock, no file.
 
-Law: a counter never falls. A team or model that once had series of its own keeps them; who comes after the table is full is counted
-together as `__other__`. What a record does not say is not counted, never taken for 0."""
+Law: a counter never falls. A team or model that once had series of its own keeps them; who comes after the table is
+full is counted together as `__other__`. What a record does not say is not counted, never taken for 0."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ GOOD = ("ok", "unknown")
 REASONS_LIMIT = 40  # a gateway's vocabulary is fixed and small; a log that is not must not make series without end
 EXEMPLARS_OF = 16  # of a flood, the newest of each row are looked at for exemplars
 MANY = 20
-_TRACE_ID = re.compile("[0-9a-fA-F]{32}")  # W3C trace context; what else a log may call a trace leads nowhere, and could spoil the page
+# W3C trace context; what else a log may call a trace leads nowhere, and could spoil the page
+_TRACE_ID = re.compile("[0-9a-fA-F]{32}")
 _UNFINISHED = ("abort", "error", "rejected")  # finish reasons of a request that the engine did not count
-_ASIDE = ("/models", "/tokenize", "/detokenize", "/load_lora_adapter", "/unload_lora_adapter", "/health", "/version")  # routes that make nothing
+# routes that make nothing
+_ASIDE = ("/models", "/tokenize", "/detokenize", "/load_lora_adapter", "/unload_lora_adapter", "/health", "/version")
 _MAX_NAME = 120
 
 # The histograms of a row, their bounds, and the same bounds in the log's milliseconds.
@@ -50,16 +52,26 @@ _TIMES: tuple[tuple[Metric, tuple[float, ...]], ...] = (
 )
 _TTFT, _E2E, _ENGINE_QUEUE, _OVERHEAD = 0, 2, 4, len(_TIMES) - 1
 _FIGURES = attrgetter(
-    "prompt_tokens", "cached_tokens", "completion_tokens", "ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms", "engine_ttft_ms",
-)  # fmt: skip
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "ttft_ms",
+    "tpot_ms",
+    "e2e_ms",
+    "queue_ms",
+    "engine_queue_ms",
+    "engine_ttft_ms",
+)
 _MS = tuple(tuple(bound * 1000 for bound in limits) for _, limits in _TIMES)
 
 
-Change = tuple[bytes, bytes]  # a row as it is to be stored, and what was observed since it was stored before, see native_histogram
+# a row as it is to be stored, and what was observed since it was stored before, see native_histogram
+Change = tuple[bytes, bytes]
 
 
 class BoundedNames:
-    """At most `limit` names get series of their own: configured ones first, then the first seen. Membership is sticky."""
+    """At most `limit` names get series of their own: configured ones first, then the first seen. Membership is
+    sticky."""
 
     def __init__(self, configured: Iterable[str] = (), limit: int = 50) -> None:
         self._members = dict.fromkeys(configured)
@@ -73,7 +85,8 @@ class BoundedNames:
         return name in self._members
 
     def fold(self, name: str, may_claim: bool = True, times: int = 1) -> str:
-        """The name to count under. may_claim: whether a new name may take a seat of its own; times: how many requests have it."""
+        """The name to count under. may_claim: whether a new name may take a seat of its own; times: how many requests
+        have it."""
         if name in self._members:
             return name
         if name.startswith("__"):  # reserved names are always there and cannot be claimed
@@ -91,7 +104,8 @@ class BoundedNames:
 
 
 class CounterRow(msgspec.Struct, array_like=True, frozen=True):
-    """All that was counted for one model and team, as it is stored. None: no record said it. Sums of times in milliseconds."""
+    """All that was counted for one model and team, as it is stored. None: no record said it. Sums of times in
+    milliseconds."""
 
     model: str
     team: str
@@ -123,31 +137,39 @@ class _Series:
     """The row that is being counted in."""
 
     __slots__ = (
-        "abandoned", "changed", "counts", "estimated", "exemplars", "finished", "finishes", "last", "lookups", "model", "negative",
+        "abandoned", "changed", "counts", "estimated", "exemplars", "finished", "finishes", "last", "lookups", "model",
+        "negative",
         "observed", "outcomes", "reasons", "sums_ms", "team", "tokens",
     )  # fmt: skip
 
     def __init__(self, model: str, team: str) -> None:
         self.model, self.team, self.changed = model, team, False
-        self.outcomes = dict.fromkeys(OUTCOMES, 0)  # a series that is born at its first failure hides that failure from rate()
+        # a series that is born at its first failure hides that failure from rate()
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self.reasons: dict[str, dict[str, int]] = {}
         self.finishes: dict[str, int] = {}
         self.tokens: list[int | None] = [None, None, None]
         self.lookups: list[int | None] = [None, None]
         self.finished = _Finished()
-        self.estimated: list[int | None] = [None, None]  # prompt and completion tokens of requests whose usage never came
-        self.abandoned = [0, 0]  # prompt and completion tokens of work that the engine did not finish, or whose end nobody saw
+        # prompt and completion tokens of requests whose usage never came
+        self.estimated: list[int | None] = [None, None]
+        # prompt and completion tokens of work that the engine did not finish, or whose end nobody saw
+        self.abandoned = [0, 0]
         self.counts = [[0] * (len(limits) + 1) for limits in _MS]
         self.sums_ms = [0.0] * len(_MS)
         self.negative = 0
-        self.last: list[dict[int, tuple[str, float, str | None]]] = [{} for _ in _MS]  # of a bucket the newest trace, its value, and when
-        self.exemplars: list[list[Exemplar | None]] = [[None] * len(counts) for counts in self.counts]  # the same, once somebody asked
+        # of a bucket the newest trace, its value, and when
+        self.last: list[dict[int, tuple[str, float, str | None]]] = [{} for _ in _MS]
+        # the same, once somebody asked
+        self.exemplars: list[list[Exemplar | None]] = [[None] * len(counts) for counts in self.counts]
         self.observed = array("H")  # since the row was stored; whoever stores it adds up the native buckets
 
     def add(self, texts: int, abandoned: int, alike: Sequence[RequestRecord]) -> None:
-        """Add up what the records say, column by column. texts: asked for of each prompt; 0: no engine is to be compared.
+        """Add up what the records say, column by column. texts: asked for of each prompt; 0: no engine is to be
+        compared.
 
-        abandoned: the same of requests that broke off; 0: these ended well, or no engine that we watch worked on them."""
+        abandoned: the same of requests that broke off; 0: these ended well, or no engine that we watch worked on
+        them."""
         prompt, cached, completion, *measured, engine_ttft = zip(*map(_FIGURES, alike), strict=True)
         told = [_sum(tokens) for tokens in (prompt, cached, completion)]
         for at, tokens in enumerate(told):
@@ -163,12 +185,17 @@ class _Series:
         if abandoned or None in completion:
             self._estimate(alike, texts, abandoned)
         first = max(0, len(alike) - EXEMPLARS_OF)
-        traced = [(at, r.trace_id, r.ts) for at, r in enumerate(alike[first:], first) if r.trace_id and _TRACE_ID.fullmatch(r.trace_id)]
+        traced = [
+            (at, r.trace_id, r.ts)
+            for at, r in enumerate(alike[first:], first)
+            if r.trace_id and _TRACE_ID.fullmatch(r.trace_id)
+        ]
         times = (*measured, self.overheads(measured[_TTFT], measured[_ENGINE_QUEUE], engine_ttft))
         self.observed += observed_ms([self.observe(at, values, traced) for at, values in enumerate(times)])
 
     def _estimate(self, alike: Sequence[RequestRecord], texts: int, abandoned: int) -> None:
-        """Count tokens without usage as estimates, and those of broken-off requests as work of the team, each of several texts with its prompt.
+        """Count tokens without usage as estimates, and those of broken-off requests as work of the team, each of
+        several texts with its prompt.
 
         A finished request with usage (texts) is finished work already."""
         for r in alike:
@@ -180,7 +207,9 @@ class _Series:
                 self.abandoned[0] += abandoned * (r.prompt_tokens or estimated[0] or 0)
                 self.abandoned[1] += r.completion_tokens or estimated[1] or 0
 
-    def observe(self, at: int, told: Sequence[float | None], traced: Iterable[tuple[int, str, str | None]]) -> Sequence[float]:
+    def observe(
+        self, at: int, told: Sequence[float | None], traced: Iterable[tuple[int, str, str | None]]
+    ) -> Sequence[float]:
         """Take in one time of each record, None where it has none; return those that there are.
 
         traced: which records of these can be looked up, by what trace, and when."""
@@ -208,14 +237,20 @@ class _Series:
                 self.last[at][bisect_left(limits, value)] = trace, value, ts
         return values
 
-    def overheads(self, ttft: Sequence[float | None], queue: Sequence[float | None], engine: Sequence[float | None]) -> Sequence[float | None]:
-        """What of the time to first token was not the engine's: neither in its queue, nor from scheduling to the first token, which is what vLLM
-        tells of one request. A negative figure tells of clocks or definitions, and is only counted."""
+    def overheads(
+        self, ttft: Sequence[float | None], queue: Sequence[float | None], engine: Sequence[float | None]
+    ) -> Sequence[float | None]:
+        """What of the time to first token was not the engine's: neither in its queue, nor from scheduling to the first
+        token, which is what vLLM tells of one request. A negative figure tells of clocks or definitions, and is only
+        counted."""
         with contextlib.suppress(TypeError):  # some have none
             overs = list(map(sub, map(sub, ttft, queue), engine))
             if min(overs) >= 0:
                 return overs
-        told = [None if t is None or q is None or e is None else t - q - e for t, q, e in zip(ttft, queue, engine, strict=True)]
+        told = [
+            None if t is None or q is None or e is None else t - q - e
+            for t, q, e in zip(ttft, queue, engine, strict=True)
+        ]
         self.negative += sum(over is not None and over < 0 for over in told)
         return [over if over is not None and over >= 0 else None for over in told]
 
@@ -227,8 +262,8 @@ _row_decoder = msgspec.msgpack.Decoder(CounterRow)
 class RequestCounters:
     """All that is counted from request logs.
 
-    elsewhere: upstreams that nobody watches, such as an API that is paid for. What they served is traffic like any other, and no part of
-    `finished` and `work`, which are compared with engines and shared cards."""
+    elsewhere: upstreams that nobody watches, such as an API that is paid for. What they served is traffic like any
+    other, and no part of `finished` and `work`, which are compared with engines and shared cards."""
 
     def __init__(self, teams: BoundedNames, models: BoundedNames, elsewhere: Collection[str] = ()) -> None:
         self.teams = teams
@@ -236,19 +271,24 @@ class RequestCounters:
         self._elsewhere = frozenset(elsewhere)
         self._reasons = BoundedNames((), REASONS_LIMIT)
         self._cells: dict[tuple[str, str], _Series] = {}
-        self._by_name: dict[tuple[str | None, str | None], _Series] = {}  # as records spell it; only names with a seat, so it stays bounded
+        # as records spell it; only names with a seat, so it stays bounded
+        self._by_name: dict[tuple[str | None, str | None], _Series] = {}
         self._changed: list[_Series] = []
 
     def add(self, record: RequestRecord) -> None:
         self.add_all((record,))
 
     def add_all(self, records: Sequence[RequestRecord]) -> None:
-        """Count records. Those that differ in figures alone are counted in one go, column by column: a log may have grown for a night."""
+        """Count records. Those that differ in figures alone are counted in one go, column by column: a log may have
+        grown for a night."""
         kinds: defaultdict[tuple[Any, ...], list[RequestRecord]] = defaultdict(list)
         for r in records:
-            kinds[r.model, r.team, r.outcome, r.finish_reason, r.upstream, r.route, r.n, r.prompts, r.cache_hit, r.reason].append(r)
+            kinds[
+                r.model, r.team, r.outcome, r.finish_reason, r.upstream, r.route, r.n, r.prompts, r.cache_hit, r.reason
+            ].append(r)
         groups: dict[tuple[_Series, int, int], list[RequestRecord]] = {}
-        # Served requests first: they claim the rows of their models, whatever failed before them in the same piece of a log.
+        # Served requests first: they claim the rows of their models, whatever failed before them in the same piece of a
+        # log.
         for kind, alike in sorted(kinds.items(), key=lambda item: (item[0][2] or "unknown") not in GOOD):
             group = self._count(len(alike), *kind)
             if group in groups:
@@ -272,8 +312,8 @@ class RequestCounters:
         hit: bool | None,
         reason: str | None,
     ) -> tuple[_Series, int, int]:
-        """Count one kind. Where its figures belong: the row, how many texts of each prompt an engine finished that is compared, or 0, and how many
-        such an engine may have worked on in vain, or 0."""
+        """Count one kind. Where its figures belong: the row, how many texts of each prompt an engine finished that is
+        compared, or 0, and how many such an engine may have worked on in vain, or 0."""
         outcome = outcome or "unknown"
         cell = self._by_name.get((model, team)) or self._cell(model, team, outcome, count)
         if not cell.changed:
@@ -299,8 +339,12 @@ class RequestCounters:
         return cell, each, abandoned
 
     def changed(self) -> dict[tuple[str, str], Change]:
-        """Rows that changed since the last call, by model and team, as bytes to be stored; `read_row` reads them back."""
-        rows = {(cell.model, cell.team): (_row_encoder.encode(_row(cell)), cell.observed.tobytes()) for cell in self._changed}
+        """Rows that changed since the last call, by model and team, as bytes to be stored; `read_row` reads them
+        back."""
+        rows = {
+            (cell.model, cell.team): (_row_encoder.encode(_row(cell)), cell.observed.tobytes())
+            for cell in self._changed
+        }
         for cell in self._changed:
             cell.changed = False
             del cell.observed[:]
@@ -308,10 +352,11 @@ class RequestCounters:
         return rows
 
     def restore(self, stored: bytes, native: BucketCounts) -> bytes:
-        """Go on from a stored row and its native buckets; return it as it is from now on. Raises msgspec.MsgspecError for what is none.
+        """Go on from a stored row and its native buckets; return it as it is from now on. Raises msgspec.MsgspecError
+        for what is none.
 
-        A histogram begins anew in both forms where its bounds are others, or where the forms differ in count: a release without native
-        buckets wrote it, and Prometheus refuses a histogram whose buckets do not add up to its count."""
+        A histogram begins anew in both forms where its bounds are others, or where the forms differ in count: a release
+        without native buckets wrote it, and Prometheus refuses a histogram whose buckets do not add up to its count."""
         row = read_row(stored)
         cell = self._cells[row.model, row.team] = _Series(row.model, row.team)
         self.models.seat(row.model)
@@ -320,7 +365,12 @@ class RequestCounters:
             for reason in reasons:
                 self._reasons.seat(reason)
         cell.outcomes |= row.outcomes
-        cell.reasons, cell.finishes, cell.tokens, cell.lookups = row.reasons, row.finishes, list(row.tokens), list(row.lookups)
+        cell.reasons, cell.finishes, cell.tokens, cell.lookups = (
+            row.reasons,
+            row.finishes,
+            list(row.tokens),
+            list(row.lookups),
+        )
         cell.finished, cell.negative = _Finished(*row.finished), row.overhead_negative
         cell.estimated, cell.abandoned = list(row.estimated), list(row.abandoned)
         for at, fresh in enumerate(cell.counts):
@@ -346,20 +396,33 @@ class RequestCounters:
 
     def work(self) -> dict[tuple[str, str], Work]:
         """Tokens so far that engines finished, by model and team, counted as an engine counts them."""
-        return {k: Work(c.finished.prompt_tokens, c.finished.cached_tokens, c.finished.completion_tokens) for k, c in self._cells.items()}
+        return {
+            k: Work(c.finished.prompt_tokens, c.finished.cached_tokens, c.finished.completion_tokens)
+            for k, c in self._cells.items()
+        }
 
     def abandoned(self) -> dict[tuple[str, str], Work]:
-        """Return the tokens so far of requests that broke off, by model and team, with estimates where no usage came."""
+        """Return the tokens so far of requests that broke off, by model and team, with estimates where no usage
+        came."""
         return {k: Work(c.abandoned[0], 0, c.abandoned[1]) for k, c in self._cells.items()}
 
     def e2e_p99_s(self) -> float | None:
-        """The bound below which 99 of 100 requests ended, over everything counted; None where no record says how long it took."""
+        """The bound below which 99 of 100 requests ended, over everything counted; None where no record says how long
+        it took."""
         counts = [sum(column) for column in zip(*(cell.counts[_E2E] for cell in self._cells.values()), strict=True)]
         enough = 0.99 * sum(counts)
-        return next((bound for bound, below in zip((*bounds.OUR_REQUEST_S, math.inf), accumulate(counts), strict=False) if 0 < enough <= below), None)
+        return next(
+            (
+                bound
+                for bound, below in zip((*bounds.OUR_REQUEST_S, math.inf), accumulate(counts), strict=False)
+                if 0 < enough <= below
+            ),
+            None,
+        )
 
     def exemplars(self, model: str, team: str) -> Sequence[Sequence[Exemplar | None]]:
-        """The newest traced observation of each bucket, for each histogram of a row. Each is written once: most are the same at the next scrape."""
+        """The newest traced observation of each bucket, for each histogram of a row. Each is written once: most are the
+        same at the next scrape."""
         cell = self._cells[model, team]
         for texts, last in zip(cell.exemplars, cell.last, strict=True):
             for bucket, (trace, value, ts) in last.items():
@@ -402,7 +465,9 @@ def read_row(stored: bytes) -> CounterRow:
     return _row_decoder.decode(stored)
 
 
-def row_samples(row: CounterRow, exemplars: Sequence[Sequence[Exemplar | None]] = (), native: BucketCounts | None = None) -> Iterator[Sample]:
+def row_samples(
+    row: CounterRow, exemplars: Sequence[Sequence[Exemplar | None]] = (), native: BucketCounts | None = None
+) -> Iterator[Sample]:
     """The series of one model and team."""
     who = {"model_name": row.model, "team": row.team}
     return chain(_count_samples(row, who), _time_samples(row, who, exemplars, native))
@@ -413,11 +478,21 @@ def _count_samples(row: CounterRow, who: Mapping[str, str]) -> Iterator[Sample]:
         yield sidecar.REQUESTS, {"model_name": row.model, "outcome": outcome, "team": row.team}, count
     for outcome, reasons in row.reasons.items():
         for reason, count in reasons.items():
-            yield sidecar.REASONS, {"model_name": row.model, "outcome": outcome, "reason": reason, "team": row.team}, count
+            yield (
+                sidecar.REASONS,
+                {"model_name": row.model, "outcome": outcome, "reason": reason, "team": row.team},
+                count,
+            )
     for finish, count in row.finishes.items():
         yield sidecar.FINISHES, {"finish_reason": finish, **who}, count
-    exact = ((sidecar.TOKENS, kind, tokens) for kind, tokens in zip(("prompt", "cached", "completion"), row.tokens, strict=True))
-    estimated = ((sidecar.ESTIMATED_TOKENS, kind, tokens) for kind, tokens in zip(("prompt", "completion"), row.estimated, strict=True))
+    exact = (
+        (sidecar.TOKENS, kind, tokens)
+        for kind, tokens in zip(("prompt", "cached", "completion"), row.tokens, strict=True)
+    )
+    estimated = (
+        (sidecar.ESTIMATED_TOKENS, kind, tokens)
+        for kind, tokens in zip(("prompt", "completion"), row.estimated, strict=True)
+    )
     for metric, kind, tokens in chain(exact, estimated):
         if tokens is not None:
             yield metric, {**who, "type": kind}, tokens
@@ -432,7 +507,13 @@ def _time_samples(
     for at, (metric, limits) in enumerate(_TIMES):
         if any(row.counts[at]):
             buckets = native.snapshot(at) if native else None
-            yield metric, who, Distribution(limits, row.counts[at], row.sums_ms[at] / 1000, exemplars[at] if exemplars else (), buckets)
+            yield (
+                metric,
+                who,
+                Distribution(
+                    limits, row.counts[at], row.sums_ms[at] / 1000, exemplars[at] if exemplars else (), buckets
+                ),
+            )
     if row.overhead_negative or any(row.counts[_OVERHEAD]):
         yield sidecar.TTFT_NEGATIVE, who, row.overhead_negative
 
@@ -447,7 +528,13 @@ def _row(cell: _Series) -> CounterRow:
         finishes=cell.finishes,
         tokens=(cell.tokens[0], cell.tokens[1], cell.tokens[2]),
         lookups=(cell.lookups[0], cell.lookups[1]),
-        finished=(finished.requests, finished.prompt_tokens, finished.completion_tokens, finished.missing, finished.cached_tokens),
+        finished=(
+            finished.requests,
+            finished.prompt_tokens,
+            finished.completion_tokens,
+            finished.missing,
+            finished.cached_tokens,
+        ),
         counts=tuple(cell.counts),
         sums_ms=tuple(cell.sums_ms),
         overhead_negative=cell.negative,

@@ -1,6 +1,7 @@
 """What becomes of a line of a request log: field by field, and in the series. Pure; the command prints it.
 
-Law: nothing here is worked out a second time. What a line means is asked of the reader of logs, and what it adds to the page of the counter."""
+Law: nothing here is worked out a second time. What a line means is asked of the reader of logs, and what it adds to the
+page of the counter."""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ _TABLES = (sidecar.TEAMS, sidecar.TEAMS_OVERFLOW, sidecar.MODELS_OVERFLOW)
 def explain(line: bytes, config: SidecarConfig = DEFAULTS) -> dict[str, Any]:
     """Everything about one line, as JSON can hold it.
 
-    fields: ours, their name, value and unit, and why it is refused where it is. ignored: what nobody reads, with the name of ours that it may
-    have meant. absent: mapped names that the line has not. counted: what each series gains, as if it were the first line."""
+    fields: ours, their name, value and unit, and why it is refused where it is. ignored: what nobody reads, with the
+    name of ours that it may have meant. absent: mapped names that the line has not. counted: what each series gains, as
+    if it were the first line."""
     fields = config.fields
     records, bad = parse_block(line, fields)
     told: dict[str, Any] = {
@@ -51,7 +53,9 @@ def explain(line: bytes, config: SidecarConfig = DEFAULTS) -> dict[str, Any]:
     ]
     told["absent"] = [{"name": lead.theirs, "field": lead.ours} for lead in fields.leads if lead.ours not in found]
     if "request_id" not in found:
-        told["notes"].append("every record needs a request_id; where yours has another name: field_names: {their_name: request_id}")
+        told["notes"].append(
+            "every record needs a request_id; where yours has another name: field_names: {their_name: request_id}"
+        )
     return told
 
 
@@ -66,7 +70,9 @@ def _field(name: str, theirs: str, value: Any) -> dict[str, Any]:
 
 def unit(name: str) -> str:
     """The unit of a field of ours, empty where it has none."""
-    return next((its for ending, its in (("_ms", "ms"), ("_s", "s"), ("_tokens", "tokens")) if name.endswith(ending)), "")
+    return next(
+        (its for ending, its in (("_ms", "ms"), ("_s", "s"), ("_tokens", "tokens")) if name.endswith(ending)), ""
+    )
 
 
 def _near(name: str, found: dict[str, Any]) -> str | None:
@@ -90,7 +96,9 @@ def _notes(record: RequestRecord) -> Iterator[str]:
 
 def _counted(records: Iterable[RequestRecord], config: SidecarConfig) -> Iterator[dict[str, Any]]:
     """What a page gains by these records."""
-    traffic = RequestCounters(BoundedNames(config.teams.configured, config.teams.limit), BoundedNames((), config.models_limit))
+    traffic = RequestCounters(
+        BoundedNames(config.teams.configured, config.teams.limit), BoundedNames((), config.models_limit)
+    )
     for record in records:
         traffic.add(record)
     for metric, labels, value in traffic.samples():
@@ -98,7 +106,14 @@ def _counted(records: Iterable[RequestRecord], config: SidecarConfig) -> Iterato
         amount = value.sum if isinstance(value, Distribution) else value
         if metric not in _TABLES and (observed or amount):
             how = "observes" if observed else "grows by"
-            yield {"series": metric.name, "labels": dict(labels), "how": how, "amount": amount, "unit": str(metric.unit), "meaning": metric.meaning}
+            yield {
+                "series": metric.name,
+                "labels": dict(labels),
+                "how": how,
+                "amount": amount,
+                "unit": str(metric.unit),
+                "meaning": metric.meaning,
+            }
 
 
 def as_text(told: dict[str, Any]) -> str:
@@ -107,7 +122,10 @@ def as_text(told: dict[str, Any]) -> str:
 
 def _lines(told: dict[str, Any]) -> Iterator[str]:
     if told["refused"]:
-        yield f'refused, and counted in {sidecar.LOG_BAD_LINES.name}{{reason="{told["refused"]["reason"]}"}}: {told["refused"]["why"]}'
+        yield (
+            f'refused, and counted in {sidecar.LOG_BAD_LINES.name}{{reason="{told["refused"]["reason"]}"}}:'
+            f" {told['refused']['why']}"
+        )
     else:
         yield "a request record"
     rows = [(f["field"], f"{_shown(f['value'])} {f['unit']}".rstrip(), _from(f)) for f in told["fields"]]
@@ -115,7 +133,9 @@ def _lines(told: dict[str, Any]) -> Iterator[str]:
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip()
     if told["ignored"]:
-        yield "ignored: " + ", ".join(printable(i["name"]) + (f" (did you mean {i['near']}?)" if i["near"] else "") for i in told["ignored"])
+        yield "ignored: " + ", ".join(
+            printable(i["name"]) + (f" (did you mean {i['near']}?)" if i["near"] else "") for i in told["ignored"]
+        )
     if told["absent"]:
         yield "mapped but not in this line: " + ", ".join(f"{a['name']} ({a['field']})" for a in told["absent"])
     yield from told["notes"]

@@ -15,7 +15,8 @@ MAX_LINE_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 18
 HEAD_BYTES = 512
 GUARD_BYTES = 1024  # more than a line of ours has, so that a request id is always among them
-STEP_BYTES = 1 << 16  # how far marks stand apart; after a cut at most this much is read twice, more where it was far back
+# how far marks stand apart; after a cut at most this much is read twice, more where it was far back
+STEP_BYTES = 1 << 16
 STEPS = 32
 
 PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")  # gzip, bzip2, xz, zstd, lz4
@@ -34,9 +35,9 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 class Position(msgspec.Struct, frozen=True):
     """How far a file was read, and how to know it again.
 
-    heads: its first bytes, at several sizes while it is small, so that a shorter copy is known too. marks: places at the end of a line and the
-    bytes before each; the last one is where reading goes on. skipping: that place is inside a line too long to keep. left: size of the file when
-    it was let go, -1 while it is followed."""
+    heads: its first bytes, at several sizes while it is small, so that a shorter copy is known too. marks: places at
+    the end of a line and the bytes before each; the last one is where reading goes on. skipping: that place is inside a
+    line too long to keep. left: size of the file when it was let go, -1 while it is followed."""
 
     name: str
     identity: Identity
@@ -55,7 +56,8 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class ObservedFile(msgspec.Struct, frozen=True):
-    """A file as one look shows it. live: it stands where the writer writes, and is not a rotated one. first: its first bytes."""
+    """A file as one look shows it. live: it stands where the writer writes, and is not a rotated one. first: its first
+    bytes."""
 
     name: str
     identity: Identity
@@ -65,7 +67,8 @@ class ObservedFile(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What some bytes hold: a block of whole lines, how many bytes are done with, and whether a line too long goes on beyond them."""
+    """What some bytes hold: a block of whole lines, how many bytes are done with, and whether a line too long goes on
+    beyond them."""
 
     block: bytes = b""
     used: int = 0
@@ -83,7 +86,8 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """The bytes before the position are not those that were read. back_to: the last place up to which they are; None: nowhere."""
+    """The bytes before the position are not those that were read. back_to: the last place up to which they are; None:
+    nowhere."""
 
     back_to: Position | None
 
@@ -109,7 +113,8 @@ class CompressedFile(msgspec.Struct, frozen=True):
 
 
 class Sorted(msgspec.Struct, frozen=True):
-    """The outcome of `place_archives`. to_read: archives to read, each from a position. done: positions of those that need no reading now.
+    """The outcome of `place_archives`. to_read: archives to read, each from a position. done: positions of those that
+    need no reading now.
     missed: positions that no archive may hold."""
 
     to_read: list[tuple[CompressedFile, Position]]
@@ -129,14 +134,17 @@ def at_end(file: ObservedFile, read: Read) -> Position:
     offset = start + (data.rfind(b"\n") + 1 or (len(data) if start else 0))
     first, back = file.first[:offset], min(offset, GUARD_BYTES)
     heads = (Mark(len(first), _digest(first)),) if first else ()
-    return Position(file.name, file.identity, heads, (Mark(offset, _digest(read(offset - back, back))),), left=file.size)
+    return Position(
+        file.name, file.identity, heads, (Mark(offset, _digest(read(offset - back, back))),), left=file.size
+    )
 
 
 def take(data: bytes, skipping: bool = False, start: int = 0) -> Taken:
-    """Whole lines of what stands behind the last one, which is from `start` on, as one block that ends with a newline and may hold blank lines.
+    """Whole lines of what stands behind the last one, which is from `start` on, as one block that ends with a newline
+    and may hold blank lines.
 
-    NUL blocks, which crashes and cuts under a writer leave, end a line as a newline does; the last ones stay until something follows, since a
-    network file system may show a size before its bytes."""
+    NUL blocks, which crashes and cuts under a writer leave, end a line as a newline does; the last ones stay until
+    something follows, since a network file system may show a size before its bytes."""
     end = data.rfind(b"\n", start) + 1
     if not end and (skipping or len(data) - start > MAX_LINE_BYTES):
         end = data.rfind(b"\0", start) + 1
@@ -151,11 +159,14 @@ def take(data: bytes, skipping: bool = False, start: int = 0) -> Taken:
 
 
 def read_on(position: Position, read: Read) -> Batch | Changed | Packed:
-    """The next lines behind a position. One call reads them and the bytes before them, so that no cut comes between the check and the reading."""
+    """The next lines behind a position. One call reads them and the bytes before them, so that no cut comes between the
+    check and the reading."""
     back = min(position.offset, GUARD_BYTES)
     for window in (CHUNK_BYTES, MAX_LINE_BYTES + 1):
         data = read(position.offset - back, back + window)
-        if _digest(data[:back]) != position.marks[-1].digest or (position.offset > back and not _begins_so(position, read)):
+        if _digest(data[:back]) != position.marks[-1].digest or (
+            position.offset > back and not _begins_so(position, read)
+        ):
             return Changed(last_that_holds(position, read))
         if position.offset == 0 and data.startswith(PACKED):
             return Packed()
@@ -166,7 +177,8 @@ def read_on(position: Position, read: Read) -> Batch | Changed | Packed:
 
 
 def last_that_holds(position: Position, read: Read) -> Position | None:
-    """The position at its last mark before which the file still holds what was read; None when there is no such mark."""
+    """The position at its last mark before which the file still holds what was read; None when there is no such
+    mark."""
     if not _begins_so(position, read):
         return None
     for count in range(len(position.marks), 0, -1):
@@ -179,12 +191,18 @@ def last_that_holds(position: Position, read: Read) -> Position | None:
 
 
 def place(
-    seen: Sequence[ObservedFile], known: Sequence[Position], followed: Sequence[Position], read: Callable[[str, int, int], bytes], first_look: bool
+    seen: Sequence[ObservedFile],
+    known: Sequence[Position],
+    followed: Sequence[Position],
+    read: Callable[[str, int, int], bytes],
+    first_look: bool,
 ) -> tuple[list[tuple[ObservedFile, Position]], list[Position]]:
-    """Where to read on in each file that is not followed yet, and the known positions that no file was found for (of those that had got anywhere).
+    """Where to read on in each file that is not followed yet, and the known positions that no file was found for (of
+    those that had got anywhere).
 
-    First what holds what was read of it, then what holds what was read of another (moved or copied away). The rest is new and read from its
-    beginning, unless it begins like one that is known: then it is a copy, and left out. At the very first look rotated files are taken as read."""
+    First what holds what was read of it, then what holds what was read of another (moved or copied away). The rest is
+    new and read from its beginning, unless it begins like one that is known: then it is a copy, and left out. At the
+    very first look rotated files are taken as read."""
 
     def holds(file: ObservedFile, position: Position) -> Position | None:
         back = last_that_holds(position, partial(read, file.name))
@@ -194,8 +212,11 @@ def place(
     solid = [p for p in known if p not in zero_filled]
     placed: dict[ObservedFile, Position] = {}
     for among, moved in ((solid, False), (solid, True), (zero_filled, False)):
-        for file in sorted((file for file in seen if file not in placed), key=lambda file: -file.size):  # of two copies the longer one holds more
-            fitting = [p for p in among if p.offset and (_begins_like(file, p) if moved else p.identity == file.identity)]
+        # of two copies the longer one holds more
+        for file in sorted((file for file in seen if file not in placed), key=lambda file: -file.size):
+            fitting = [
+                p for p in among if p.offset and (_begins_like(file, p) if moved else p.identity == file.identity)
+            ]
             held = [(p, back) for p in fitting if (back := holds(file, p)) and (back.offset == p.offset or not moved)]
             if held:  # several where it was cut before: the one that was read furthest
                 own, placed[file] = max(held, key=lambda pair: pair[1].offset)
@@ -222,7 +243,8 @@ def place(
 
 
 def is_of(archive: CompressedFile, position: Position) -> bool:
-    """Return whether a position was stored for this archive: by its identity, and by its content as far as that is known."""
+    """Return whether a position was stored for this archive: by its identity, and by its content as far as that is
+    known."""
     if position.identity != archive.identity:
         return False
     if not position.heads:  # left out unread
@@ -242,11 +264,13 @@ def place_archives(
 ) -> Sorted:
     """Decide which archives to read, and from where.
 
-    An archive is read on from a missed position that begins like it, since it may be that file, compressed; reading verifies the bytes before the
-    position. It is read from its beginning only if it is like nothing that is known. While a plain file like it is there, that file is read instead.
+    An archive is read on from a missed position that begins like it, since it may be that file, compressed; reading
+    verifies the bytes before the position. It is read from its beginning only if it is like nothing that is known.
+    While a plain file like it is there, that file is read instead.
 
-    own: positions stored for the archives. others: positions of plain files and of archives being read. firsts: beginnings of plain files that were
-    not read yet. tried: pairs that reading has refuted. first_look: archives count as read, as other rotated files do."""
+    own: positions stored for the archives. others: positions of plain files and of archives being read. firsts:
+    beginnings of plain files that were not read yet. tried: pairs that reading has refuted. first_look: archives count
+    as read, as other rotated files do."""
     to_read, done, free = [], [], list(missed)
     for archive in archives:
         zero_filled = not archive.first.strip(b"\0")  # begins with a hole, which is like any other
@@ -261,7 +285,10 @@ def place_archives(
         elif first_look or mine or (fitting and not zero_filled):
             kept = mine if mine and mine not in free else _unread(archive)
             done.append(replace(kept, name=archive.name))
-        elif zero_filled or not (any(_begins_like(archive, p) for p in (*others, *own)) or any(_alike(archive.first, first) for first in firsts)):
+        elif zero_filled or not (
+            any(_begins_like(archive, p) for p in (*others, *own))
+            or any(_alike(archive.first, first) for first in firsts)
+        ):
             to_read.append((archive, begun(archive.name, archive.identity)))
     return Sorted(to_read, done, free)
 
@@ -269,7 +296,13 @@ def place_archives(
 def _unread(archive: CompressedFile) -> Position:
     """Return the position of an archive that is left out."""
     first = archive.first
-    return Position(archive.name, archive.identity, (Mark(len(first), _digest(first)),) if first else (), begun("", (0, 0)).marks, left=archive.size)
+    return Position(
+        archive.name,
+        archive.identity,
+        (Mark(len(first), _digest(first)),) if first else (),
+        begun("", (0, 0)).marks,
+        left=archive.size,
+    )
 
 
 def _is_hollow(position: Position) -> bool:
@@ -298,12 +331,14 @@ def _begins_like(file: ObservedFile | CompressedFile, position: Position) -> boo
 
 
 def _moved_on(position: Position, taken: Taken, data: bytes, end: int) -> Position:
-    """The position behind what was taken. data: the bytes from the guard of the old position on, `end` of them before the new one."""
+    """The position behind what was taken. data: the bytes from the guard of the old position on, `end` of them before
+    the new one."""
     if not taken.used:
         return position
     offset = position.offset + taken.used
     heads, size = position.heads, min(offset, HEAD_BYTES)
-    # As long as the longest head is not there, the position is less than a guard from the beginning, and `data` begins at 0.
+    # As long as the longest head is not there, the position is less than a guard from the beginning, and `data` begins
+    # at 0.
     if not heads or (heads[-1].offset < HEAD_BYTES and (size == HEAD_BYTES or size >= 2 * heads[-1].offset)):
         heads = (*heads, Mark(size, _digest(data[:size])))
     *steps, newest = position.marks

@@ -1,7 +1,7 @@
 """Read request logs from their beginning to their end: plain or compressed files as records, bad lines counted.
 
-Invariant: memory is bounded by one chunk and one line, whatever a file holds. A bad line costs no other line and is never
-quoted, since it may hold a prompt."""
+Invariant: memory is bounded by one chunk and one line, whatever a file holds. A bad line costs no other line and is
+never quoted, since it may hold a prompt."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def read_records(
 ) -> Iterator[RequestRecord]:
     """Yield the records of whole files, one file after the other, in the order of their lines.
 
-    bad: receives the lines that are none. progress: called with the number of bytes of the files that were read since the
-    last call. ended_lines_only: ignore a last line without its newline, whose writer was stopped.
-    Raises OSError with the file's name, also for a compressed file that is damaged."""
+    bad: receives the lines that are none. progress: called with the number of bytes of the files that were read since
+    the last call. ended_lines_only: ignore a last line without its newline, whose writer was stopped. Raises OSError
+    with the file's name, also for a compressed file that is damaged."""
     bad = BadLines() if bad is None else bad
     for path in paths:
         try:
@@ -83,7 +83,8 @@ def _blocks(chunks: Iterable[bytes], bad: BadLines, ended_lines_only: bool) -> I
 
 
 def _chunks(fd: int, progress: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield the content of a file, unpacked where it is compressed. Raises Damaged if it cannot be unpacked to its end."""
+    """Yield the content of a file, unpacked where it is compressed. Raises Damaged if it cannot be unpacked to its
+    end."""
 
     def read(offset: int, size: int) -> bytes:
         return os.pread(fd, size, offset)

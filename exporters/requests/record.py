@@ -28,14 +28,18 @@ Measure = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One request that ended. Times in milliseconds (the field names are given), sizes in tokens.
 
-    ts: when it ended, RFC 3339 UTC. queue_ms: waiting in the gateway. ttft_ms: accepted -> first content token sent on; null when
-    not streaming. tpot_ms: (last token - first token) / (completion_tokens - 1). e2e_ms: accepted -> ended. engine_queue_ms: the engine has it ->
-    it is first scheduled; engine_ttft_ms: first scheduled -> first token; both as the engine tells them.
-    n: texts asked for of each prompt; prompts: how many prompts, left out where one; the engine counts n x prompts requests.
-    parent_span_id: the client's span, null where the trace begins here. sampled: false where the client said that its trace is not kept.
+    ts: when it ended, RFC 3339 UTC. queue_ms: waiting in the gateway. ttft_ms: accepted -> first content token sent on;
+    null when not streaming. tpot_ms: (last token - first token) / (completion_tokens - 1). e2e_ms: accepted -> ended.
+    engine_queue_ms: the engine has it -> it is first scheduled; engine_ttft_ms: first scheduled -> first token; both as
+    the engine tells them.
+    n: texts asked for of each prompt; prompts: how many prompts, left out where one; the engine counts n x prompts
+    requests.
+    parent_span_id: the client's span, null where the trace begins here. sampled: false where the client said that its
+    trace is not kept.
     cache_hit: null unless the engine reports cached tokens. tried: upstreams that failed before, as name:reason.
-    prompt_tokens, cached_tokens, completion_tokens: from the engine's usage only. Where no usage told completion_tokens, content_events is how many
-    stream events with content were seen, and est_completion_tokens estimates the tokens in them; both stay null where no content was seen.
+    prompt_tokens, cached_tokens, completion_tokens: from the engine's usage only. Where no usage told
+    completion_tokens, content_events is how many stream events with content were seen, and est_completion_tokens
+    estimates the tokens in them; both stay null where no content was seen.
     est_prompt_tokens: the prompt as estimated before admission, in every record of an admitted request."""
 
     request_id: str
@@ -80,7 +84,8 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 class BadLine(ValueError):
     """A line that is no request record. `reason` is one of json, type, range, size, torn: few enough to be a label.
 
-    The message names fields and never quotes what they hold: a foreign log may hold prompts, and messages are logged."""
+    The message names fields and never quotes what they hold: a foreign log may hold prompts, and messages are
+    logged."""
 
     def __init__(self, reason: str, why: str) -> None:
         super().__init__(why)
@@ -95,7 +100,8 @@ IGNORE = "ignore"
 
 @dataclass(frozen=True, slots=True)
 class FieldMapping:
-    """Where one field of theirs goes. times: what makes their number ours, as (factor, divisor); unix: theirs is a unix time, not a text."""
+    """Where one field of theirs goes. times: what makes their number ours, as (factor, divisor); unix: theirs is a unix
+    time, not a text."""
 
     theirs: str
     ours: str
@@ -118,18 +124,22 @@ class FieldMapping:
 class FieldMap:
     """What a foreign log calls our fields; made once, and it refuses what leads nowhere with a ValueError.
 
-    names: their name -> ours. A dot leads into an object, unless a field has the whole name. Say the unit that theirs has, and nobody needs a
-    factor: `latency: e2e_s` are seconds of what we keep as e2e_ms (s, ms, us or ns), `ended: ts_s` is a unix time. `ignore` drops a field that has
-    a name of ours and another meaning. Where several lead to one of ours, the first that is there and not null is taken.
-    values: our field -> their word -> ours; a word that is not listed stays as it is. What a line does not say stays unknown: an outcome is
-    never guessed from a status."""
+    names: their name -> ours. A dot leads into an object, unless a field has the whole name. Say the unit that theirs
+    has, and nobody needs a
+    factor: `latency: e2e_s` are seconds of what we keep as e2e_ms (s, ms, us or ns), `ended: ts_s` is a unix time.
+    `ignore` drops a field that has a name of ours and another meaning. Where several lead to one of ours, the first
+    that is there and not null is taken.
+    values: our field -> their word -> ours; a word that is not listed stays as it is. What a line does not say stays
+    unknown: an outcome is never guessed from a status."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Mapping[str, Scalar]] = field(default_factory=dict)
     leads: tuple[FieldMapping, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "leads", tuple(_lead(theirs, ours) for theirs, ours in self.names.items() if ours != IGNORE))
+        object.__setattr__(
+            self, "leads", tuple(_lead(theirs, ours) for theirs, ours in self.names.items() if ours != IGNORE)
+        )
         for ours, words in self.values.items():
             if ours not in _OURS:
                 raise ValueError(f"field_values names {ours!r}, which no request record has{_nearest(ours, _OURS)}")
@@ -146,7 +156,9 @@ class FieldMap:
     def found(self, line: bytes) -> dict[str, tuple[str, Any]]:
         """What the line holds of ours: our field -> (their name, value). Raises what a decoder raises."""
         parts = _parts.decode(line)
-        known = {name: (name, msgspec.json.decode(parts[name])) for name in _OURS if name in parts and name not in self.names}
+        known = {
+            name: (name, msgspec.json.decode(parts[name])) for name in _OURS if name in parts and name not in self.names
+        }
         mapped: dict[str, tuple[str, Any]] = {}
         for lead in self.leads:
             if lead.ours not in mapped and (given := _at(parts, lead.theirs)) is not None:
@@ -158,7 +170,9 @@ class FieldMap:
 
     def _word(self, ours: str, value: Any) -> Any:
         words = self.values.get(ours)
-        return words.get(value if isinstance(value, str) else _encoder.encode(value).decode(), value) if words else value
+        return (
+            words.get(value if isinstance(value, str) else _encoder.encode(value).decode(), value) if words else value
+        )
 
 
 def _lead(theirs: str, ours: str) -> FieldMapping:
@@ -201,9 +215,20 @@ _parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _time = datetime.fromisoformat
 _BOM = b"\xef\xbb\xbf"
-_FREE_TEXT = ("model", "adapter", "finish_reason", "engine_version", "upstream", "variant", "tried", "priority", "request_id")
+_FREE_TEXT = (
+    "model",
+    "adapter",
+    "finish_reason",
+    "engine_version",
+    "upstream",
+    "variant",
+    "tried",
+    "priority",
+    "request_id",
+)
 _LEAST_NEEDED = (
-    "tried", "content_events", "engine_ttft_ms", "engine_queue_ms", "attempt", "variant", "engine_version", "upstream", "adapter",
+    "tried", "content_events", "engine_ttft_ms", "engine_queue_ms", "attempt", "variant", "engine_version", "upstream",
+    "adapter",
     "retry_after_s", "priority", "parent_span_id", "span_id", "est_completion_tokens", "est_prompt_tokens",
 )  # fmt: skip
 
@@ -211,17 +236,22 @@ _LEAST_NEEDED = (
 def to_line(record: RequestRecord) -> bytes:
     """One JSON line with its newline; nulls are left out, which reads back the same.
 
-    Raises BadLine("size") beyond 1,000 bytes: some field carries what a client sent, and the writer must cut it first."""
+    Raises BadLine("size") beyond 1,000 bytes: some field carries what a client sent, and the writer must cut it
+    first."""
     line = _encoder.encode(record)
     if len(line) >= MAX_LINE_BYTES:
-        raise BadLine("size", f"record {record.request_id[:40]!r} has {len(line) + 1} bytes; a line holds at most {MAX_LINE_BYTES}")
+        raise BadLine(
+            "size",
+            f"record {record.request_id[:40]!r} has {len(line) + 1} bytes; a line holds at most {MAX_LINE_BYTES}",
+        )
     return line + b"\n"
 
 
 def fitting_line(record: RequestRecord) -> bytes:
     """to_line, with what clients may have written too long cut short, then the least needed figures left out.
 
-    What our gateway writes always fits. Raises BadLine("size") when a team or reason alone is too long, which it never lets happen."""
+    What our gateway writes always fits. Raises BadLine("size") when a team or reason alone is too long, which it never
+    lets happen."""
     try:
         return to_line(record)
     except BadLine:
@@ -245,7 +275,8 @@ def _cut(text: str | None, limit: int) -> str | None:
 
 
 def parse_line(line: bytes, names: FieldMap | Mapping[str, str] | None = None) -> RequestRecord:
-    """A record from one line. names maps a foreign log's field names to ours (see Fields); fields that nobody knows are ignored.
+    """A record from one line. names maps a foreign log's field names to ours (see Fields); fields that nobody knows are
+    ignored.
 
     The short form of lab logs (no ts, no team) is accepted as it stands: ts and team stay None.
     Raises BadLine with a reason for what is no record."""
@@ -262,11 +293,14 @@ def parse_line(line: bytes, names: FieldMap | Mapping[str, str] | None = None) -
     return record
 
 
-def parse_block(block: bytes, fields: FieldMap | None = None) -> tuple[list[RequestRecord], list[tuple[bytes, BadLine]]]:
+def parse_block(
+    block: bytes, fields: FieldMap | None = None
+) -> tuple[list[RequestRecord], list[tuple[bytes, BadLine]]]:
     """The records of whole lines, in their order, and the lines that are none.
 
-    All at once while every line is a record; otherwise one by one, as parse_line does. Where a writer died in the middle of a line and another
-    went on behind it, what follows the break is kept: the half is a bad line of reason torn."""
+    All at once while every line is a record; otherwise one by one, as parse_line does. Where a writer died in the
+    middle of a line and another went on behind it, what follows the break is kept: the half is a bad line of reason
+    torn."""
     if not fields:
         try:
             records = _decoder.decode_lines(block)
@@ -276,7 +310,8 @@ def parse_block(block: bytes, fields: FieldMap | None = None) -> tuple[list[Requ
         except (*_DECODE_ERRORS, ValueError):
             pass
         else:
-            if len(records) == block.count(b"\n") + (block[-1:] not in (b"\n", b"")):  # else two stand on one line, or one on two
+            # else two stand on one line, or one on two
+            if len(records) == block.count(b"\n") + (block[-1:] not in (b"\n", b"")):
                 return records, []
     return _one_by_one(block, fields)
 
@@ -298,8 +333,11 @@ def _one_by_one(block: bytes, fields: FieldMap | None) -> tuple[list[RequestReco
     return records, bad
 
 
-def _halves(line: bytes, at: int, fields: FieldMap | None, error: BadLine) -> tuple[list[RequestRecord], list[tuple[bytes, BadLine]]]:
-    """A line that breaks off at `at`, where another record may begin. What is not one on its own is a bad line as a whole."""
+def _halves(
+    line: bytes, at: int, fields: FieldMap | None, error: BadLine
+) -> tuple[list[RequestRecord], list[tuple[bytes, BadLine]]]:
+    """A line that breaks off at `at`, where another record may begin. What is not one on its own is a bad line as a
+    whole."""
     try:
         second = parse_line(line[at:], fields)
     except BadLine:
@@ -329,7 +367,8 @@ def _bad(error: msgspec.ValidationError, line: bytes) -> BadLine:
 
 
 def estimated_tokens(record: RequestRecord) -> tuple[int | None, int | None]:
-    """Return prompt and completion tokens that only an estimate tells; None for what usage told, or where no content was seen.
+    """Return prompt and completion tokens that only an estimate tells; None for what usage told, or where no content
+    was seen.
 
     Content proves that the prompt was computed, so without content its estimate is no work."""
     if record.completion_tokens is not None or record.est_completion_tokens is None:

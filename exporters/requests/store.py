@@ -1,8 +1,10 @@
-"""The books of the sidecar: what was counted from the logs, which requests those were, and how much of it is safe on disk.
+"""The books of the sidecar: what was counted from the logs, which requests those were, and how much of it is safe on
+disk.
 
-Law: only what is safe is shown. A count that was shown and then lost in a crash would come again after the restart, and Prometheus would take
-the lower count for a reset and add everything once more. So counting goes on in memory, `commit` makes it safe together with the places up to
-which the logs were read, and the page is made of what the last commit that succeeded held.
+Law: only what is safe is shown. A count that was shown and then lost in a crash would come again after the restart, and
+Prometheus would take the lower count for a reset and add everything once more. So counting goes on in memory, `commit`
+makes it safe together with the places up to which the logs were read, and the page is made of what the last commit that
+succeeded held.
 Law: a request is counted once. Its request_id and span_id are remembered for as long as the window holds."""
 
 from __future__ import annotations
@@ -106,10 +108,11 @@ class LogTotals(msgspec.Struct, array_like=True):
 
 
 class Snapshot(msgspec.Struct, array_like=True):
-    """One commit. A whole one holds every row and all requests that are remembered; any other what is new since the frame before it.
+    """One commit. A whole one holds every row and all requests that are remembered; any other what is new since the
+    frame before it.
 
-    native: in a whole frame the native buckets of each row, by key. observed: in any other what was observed of each row since the
-    frame before it, as native_histogram has it."""
+    native: in a whole frame the native buckets of each row, by key. observed: in any other what was observed of each
+    row since the frame before it, as native_histogram has it."""
 
     rows: list[bytes]
     requests: list[bytes]
@@ -152,12 +155,17 @@ class StateProvider:
 
 
 class CounterStore:
-    """Counts records, commits them, and shows what is safe. checkpoint None: nothing outlives the process, and every commit succeeds.
+    """Counts records, commits them, and shows what is safe. checkpoint None: nothing outlives the process, and every
+    commit succeeds.
 
     fine: histograms are shown with the fine ladder."""
 
     def __init__(
-        self, traffic: RequestCounters, window: RecentRequests | None = None, checkpoint: Checkpoint | None = None, fine: bool = False
+        self,
+        traffic: RequestCounters,
+        window: RecentRequests | None = None,
+        checkpoint: Checkpoint | None = None,
+        fine: bool = False,
     ) -> None:
         self.traffic = traffic
         self.window = window or RecentRequests()
@@ -175,7 +183,8 @@ class CounterStore:
         self._revisions: dict[str, int] = {}
 
     def restore(self, frames: Sequence[bytes]) -> dict[str, bytes]:
-        """Go on from what was stored; the state of each account. Raises msgspec.MsgspecError for what is no state of this release."""
+        """Go on from what was stored; the state of each account. Raises msgspec.MsgspecError for what is no state of
+        this release."""
         accounts: dict[str, bytes] = {}
         rows: dict[Key, bytes] = {}
         native: dict[Key, BucketCounts] = {}
@@ -193,8 +202,16 @@ class CounterStore:
             self.tallies, self.positions = frame.tallies, frame.positions
             accounts |= frame.accounts
         rows = {key: self.traffic.restore(stored, native[key]) for key, stored in rows.items()}
-        self.traffic.teams.folded, self.traffic.models.folded = self.tallies.teams_overflow, self.tallies.models_overflow
-        self._shown.rows, self._shown.native, self._shown.accounts, self._shown.tallies = rows, native, accounts, _copy(self.tallies)
+        self.traffic.teams.folded, self.traffic.models.folded = (
+            self.tallies.teams_overflow,
+            self.tallies.models_overflow,
+        )
+        self._shown.rows, self._shown.native, self._shown.accounts, self._shown.tallies = (
+            rows,
+            native,
+            accounts,
+            _copy(self.tallies),
+        )
         return accounts
 
     def count(self, records: list[RequestRecord]) -> list[RequestRecord]:
@@ -220,13 +237,21 @@ class CounterStore:
         return self._shown.tallies.lines
 
     def begin(self, positions: Mapping[str, tuple[Position, ...]]) -> Callable[[], None] | None:
-        """What is to be written for a commit of all that was counted until now, as a call that may run in a thread; None: nothing is new.
+        """What is to be written for a commit of all that was counted until now, as a call that may run in a thread;
+        None: nothing is new.
 
         positions: up to where each log was counted. Afterwards `succeeded` or `failed` must be called."""
         self._rows |= self.traffic.changed()
-        self.tallies.teams_overflow, self.tallies.models_overflow = self.traffic.teams.folded, self.traffic.models.folded
+        self.tallies.teams_overflow, self.tallies.models_overflow = (
+            self.traffic.teams.folded,
+            self.traffic.models.folded,
+        )
         revisions = {account.name: account.revision() for account in self.accounts}
-        revised = {account.name: account.state() for account in self.accounts if self._revisions.get(account.name) != revisions[account.name]}
+        revised = {
+            account.name: account.state()
+            for account in self.accounts
+            if self._revisions.get(account.name) != revisions[account.name]
+        }
         changed = {name: state for name, state in revised.items() if self._shown.accounts.get(name) != state}
         accounts = self._shown.accounts | changed
         tallies = _copy(self.tallies)
@@ -236,7 +261,13 @@ class CounterStore:
         frame = Snapshot(stored, self.window.added, tallies, self.positions, changed, observed=observed)
         before = self._told
         self._revisions = revisions
-        if before and not frame.rows and not frame.requests and not changed and (tallies, frame.positions) == (before.tallies, before.positions):
+        if (
+            before
+            and not frame.rows
+            and not frame.requests
+            and not changed
+            and (tallies, frame.positions) == (before.tallies, before.positions)
+        ):
             return None
         self._told = Snapshot([], [], tallies, frame.positions, accounts)
         samples = self._account_samples() if changed else self._shown.samples
@@ -248,7 +279,9 @@ class CounterStore:
             rows = self._shown.rows | {key: stored for key, (stored, _) in self._next[0].items()}
             native = [self._native(key, self._next[0].get(key, (b"", b""))[1]) for key in rows]
             requests = [*self.window.older, *self.window.newer]
-            data = _encoder.encode(Snapshot(list(rows.values()), requests, tallies, frame.positions, accounts, True, native))
+            data = _encoder.encode(
+                Snapshot(list(rows.values()), requests, tallies, frame.positions, accounts, True, native)
+            )
             return lambda: checkpoint.rewrite(data)
         data = _encoder.encode(frame)
         return lambda: checkpoint.append(data)
@@ -323,7 +356,8 @@ class CounterStore:
         yield from self._shown.samples
 
     def blocks(self, into: Format) -> Iterator[Block]:
-        """Yield the rows that are safe, serialised. A row that did not change since it was last asked for is not serialised again."""
+        """Yield the rows that are safe, serialised. A row that did not change since it was last asked for is not
+        serialised again."""
         kept = self._shown.blocks
         for key, stored in self._shown.rows.items():
             found = kept.get((key, into))

@@ -1,11 +1,12 @@
 """Follow growing files of lines through rotation, cuts and crashes.
 
-Law: a line is handed out when its newline has arrived, and once. What was read is known by its content: a position holds fingerprints of the bytes
-before it, names and inodes are only hints. So a file is read on after a rename, found again in its copy after a cut, and never taken for another one
-that got its inode. One that was compressed meanwhile is read on in its compressed form. Where a line must be missed or may come twice, that is
-counted by reason.
+Law: a line is handed out when its newline has arrived, and once. What was read is known by its content: a position
+holds fingerprints of the bytes before it, names and inodes are only hints. So a file is read on after a rename, found
+again in its copy after a cut, and never taken for another one that got its inode. One that was compressed meanwhile is
+read on in its compressed form. Where a line must be missed or may come twice, that is counted by reason.
 
-`positions` after a batch and `since` at the next start carry a reader over its own death: exactly once, if both are stored with what was counted."""
+`positions` after a batch and `since` at the next start carry a reader over its own death: exactly once, if both are
+stored with what was counted."""
 
 from __future__ import annotations
 
@@ -27,7 +28,17 @@ from msgspec.structs import replace
 
 from exporters.requests import positions
 from exporters.requests.compressed import Damaged, Unpacked
-from exporters.requests.positions import Batch, Changed, CompressedFile, Identity, Mark, ObservedFile, Packed, Position, Read
+from exporters.requests.positions import (
+    Batch,
+    Changed,
+    CompressedFile,
+    Identity,
+    Mark,
+    ObservedFile,
+    Packed,
+    Position,
+    Read,
+)
 
 LOOK_S = 1.0  # how long a new file, other than the one at the path itself, waits at most to be seen
 ARCHIVE_BYTES = 1 << 20  # unpacked in one poll; bzip2 takes 40 ms for it, gzip 4
@@ -61,7 +72,8 @@ class TailDisk:
         return self._stat(os.stat(path))
 
     def open(self, path: Path) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe that took the name must not be waited for
+        # a pipe that took the name must not be waited for
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def fstat(self, fd: int) -> Stat:
         return self._stat(os.fstat(fd))
@@ -78,7 +90,8 @@ class TailDisk:
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """A file that is open. archive: set for a compressed one, with the position from which it is read, as it was known before."""
+    """A file that is open. archive: set for a compressed one, with the position from which it is read, as it was known
+    before."""
 
     fd: int
     read: Read
@@ -92,7 +105,8 @@ class _Followed:
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A compressed file that is being read. source: the position that it continues, under the name that the plain file had."""
+    """A compressed file that is being read. source: the position that it continues, under the name that the plain file
+    had."""
 
     file: CompressedFile
     source: Position
@@ -101,18 +115,22 @@ class _Open:
 
 @dataclass(slots=True)
 class Tail:
-    """One path, or all files whose names fit it, as in requests*.jsonl. `poll` hands out whole lines; counters say what happened on the way.
+    """One path, or all files whose names fit it, as in requests*.jsonl. `poll` hands out whole lines; counters say what
+    happened on the way.
 
-    Rotated files are those that stand beside it and are named after it, with `.` or `-` and more. since: `positions` as they were stored; with None
-    it starts at the beginning of the file that is there, and takes rotated ones as read.
+    Rotated files are those that stand beside it and are named after it, with `.` or `-` and more. since: `positions` as
+    they were stored; with None it starts at the beginning of the file that is there, and takes rotated ones as read.
 
-    faults, by reason. long: a line beyond the limit, left out. nul: NUL blocks, left out. torn: a last line without newline, in a file let go.
-    cut: cut in place and no copy found; lines that were not read yet, if any, are lost. gone: the same for a file that is not there at a start.
-    reread: cut in place, but not to nothing; lines from the last mark before the cut come again. packed: a compressed file that is damaged, ends
-    early or has a format that cannot be read; its lines beyond what was read are lost. unreadable: a rotated file that cannot be read; it is tried
-    again.
+    faults, by reason. long: a line beyond the limit, left out. nul: NUL blocks, left out. torn: a last line without
+    newline, in a file let go.
+    cut: cut in place and no copy found; lines that were not read yet, if any, are lost. gone: the same for a file that
+    is not there at a start.
+    reread: cut in place, but not to nothing; lines from the last mark before the cut come again. packed: a compressed
+    file that is damaged, ends early or has a format that cannot be read; its lines beyond what was read are lost.
+    unreadable: a rotated file that cannot be read; it is tried again.
 
-    A rotated file that was compressed before it was read to its end is read on in its compressed form; see `positions.place_archives`."""
+    A rotated file that was compressed before it was read to its end is read on in its compressed form; see
+    `positions.place_archives`."""
 
     path: Path
     since: Sequence[Position] | None = None
@@ -126,7 +144,8 @@ class Tail:
     _first_look: bool = True
     _next_look_s: float = float("-inf")
     _trouble: OSError | None = None
-    _archives: dict[tuple[Identity, int], CompressedFile | None] = field(default_factory=dict)  # by identity and size; None: cannot be read
+    # by identity and size; None: cannot be read
+    _archives: dict[tuple[Identity, int], CompressedFile | None] = field(default_factory=dict)
     _tried: set[tuple[Identity, int, Mark]] = field(default_factory=set)
     _waiting: bool = False  # whether an archive waits for another to be read
     _names: dict[str, Identity] = field(default_factory=dict)
@@ -141,9 +160,11 @@ class Tail:
         self._rotated = re.compile(fnmatch.translate(pattern + "[.-]?*"))
 
     def poll(self, now_s: float, budget_bytes: int = 4 * positions.CHUNK_BYTES) -> list[bytes]:
-        """Whole lines since the last poll, in blocks that a decoder of JSON lines takes, oldest file first; about budget_bytes at most.
+        """Whole lines since the last poll, in blocks that a decoder of JSON lines takes, oldest file first; about
+        budget_bytes at most.
 
-        now_s: a monotonic clock. A missing file has no lines. Raises OSError when a file that is there cannot be read, and no other had lines."""
+        now_s: a monotonic clock. A missing file has no lines. Raises OSError when a file that is there cannot be read,
+        and no other had lines."""
         self._trouble = None
         blocks: list[bytes] = []
         budget_bytes = self._drain_all(blocks, budget_bytes, now_s)
@@ -161,7 +182,8 @@ class Tail:
         return blocks
 
     def positions(self) -> tuple[Position, ...]:
-        """Where reading stands, after all lines handed out so far: to be stored, and given as `since` at the next start."""
+        """Where reading stands, after all lines handed out so far: to be stored, and given as `since` at the next
+        start."""
         return (*self._known, *(file.position for file in self._followed))
 
     def unread_bytes(self) -> int:
@@ -197,7 +219,9 @@ class Tail:
         self._next_look_s = now_s + LOOK_S
         stats = self._stats()
         followed = {file.position.identity: file for file in self._followed}
-        seen, archives, unreadable = self._seen({name: stat for name, stat in stats.items() if stat.identity not in followed})
+        seen, archives, unreadable = self._seen(
+            {name: stat for name, stat in stats.items() if stat.identity not in followed}
+        )
         own = [p for p in self._known if p.identity in {archive.identity for archive in archives}]
         own = [p for p in own if any(positions.is_of(archive, p) for archive in archives)]
         aside = [p for p in self._known if p.identity in unreadable]
@@ -205,7 +229,9 @@ class Tail:
         positions_read = [file.position for file in self._followed]
         placed, missed = positions.place(seen, known, [*positions_read, *own], self._peek, self._first_look)
         others = [*positions_read, *aside, *(position for _, position in placed)]
-        firsts = [file.first for file in seen] + [self._beginning(file) for file in self._followed if not file.position.heads]
+        firsts = [file.first for file in seen] + [
+            self._beginning(file) for file in self._followed if not file.position.heads
+        ]
         found = positions.place_archives(archives, own, missed, others, firsts, self._tried, self._first_look)
 
         self._first_look = False
@@ -214,7 +240,9 @@ class Tail:
         self._known = [*aside, *found.done, *self._missed(found.missed, {stat.identity for stat in stats.values()})]
         for file, position in placed:
             if any(p.goes_beyond(position) for p in known):
-                self._tell("reread", file.name, f"was changed while nobody read; it is read on from byte {position.offset}")
+                self._tell(
+                    "reread", file.name, f"was changed while nobody read; it is read on from byte {position.offset}"
+                )
             if position.left != file.size or (file.live and not self._is_pattern):
                 self._open(file, position, now_s)
             else:
@@ -247,7 +275,8 @@ class Tail:
         return dict(sorted(stats.items(), key=lambda item: (self._live.match(item[0]) is not None, item[1].written_s)))
 
     def _seen(self, stats: dict[str, Stat]) -> tuple[list[ObservedFile], list[CompressedFile], set[Identity]]:
-        """Return these files with their first bytes, plain and compressed ones, and the identities of those that cannot be read or judged now."""
+        """Return these files with their first bytes, plain and compressed ones, and the identities of those that cannot
+        be read or judged now."""
         seen, archives, unreadable = [], [], set()
         for name, stat in stats.items():
             live = self._live.match(name) is not None
@@ -267,12 +296,17 @@ class Tail:
                     self._in_trouble(error)
                 else:
                     self._tell("unreadable", name, f"cannot be read: {error.strerror}")
-        self._archives = {key: archive for key, archive in self._archives.items() if key in {(stat.identity, stat.size) for stat in stats.values()}}
+        self._archives = {
+            key: archive
+            for key, archive in self._archives.items()
+            if key in {(stat.identity, stat.size) for stat in stats.values()}
+        }
         self._tried = {key for key in self._tried if key[:2] in self._archives}
         return seen, archives, unreadable
 
     def _archive(self, name: str, stat: Stat, raw: bytes) -> CompressedFile | None:
-        """Return a compressed file with the beginning of its content; None while too little of it is there, and where it cannot be read."""
+        """Return a compressed file with the beginning of its content; None while too little of it is there, and where
+        it cannot be read."""
         key = stat.identity, stat.size
         if key not in self._archives:
             unpacked = Unpacked(partial(self._peek, name))
@@ -291,7 +325,8 @@ class Tail:
         return archive and replace(archive, name=name)
 
     def _note_names(self, stats: dict[str, Stat], followed: dict[Identity, _Followed], now_s: float) -> None:
-        """Which followed files still stand where their writer writes; the others are left once they have not grown for a while."""
+        """Which followed files still stand where their writer writes; the others are left once they have not grown for
+        a while."""
         for file in self._followed:
             file.live = False
         for name, stat in stats.items():
@@ -301,7 +336,9 @@ class Tail:
             if live:
                 self.rotations += self._names.get(name, stat.identity) != stat.identity
                 self._names[name] = stat.identity
-        self._names = {name: identity for name, identity in self._names.items() if name in stats or identity in followed}
+        self._names = {
+            name: identity for name, identity in self._names.items() if name in stats or identity in followed
+        }
         for file in self._followed:
             if file.live or not self.found:  # without a successor its writer may hold it open for long
                 file.leave_at = None
@@ -312,7 +349,9 @@ class Tail:
         """Positions without a file, told when they were being followed; the newest are kept."""
         for position in missed:
             if position.left < 0 and position.identity in there:
-                self._tell("cut", position.name, f"was cut at byte {position.offset} or before, and no copy of it was found")
+                self._tell(
+                    "cut", position.name, f"was cut at byte {position.offset} or before, and no copy of it was found"
+                )
             elif position.left < 0:
                 self._tell("gone", position.name, f"was read up to byte {position.offset} and is not there any more")
         return [replace(p, left=max(p.left, 0)) for p in missed][-MISSED_AT_MOST:]
@@ -333,10 +372,13 @@ class Tail:
                 self._in_trouble(error)
             return
         leave_at = None if file.live or not self.found else now_s + self.grace_s
-        self._followed.append(_Followed(fd, partial(self.disk.read, fd), replace(position, left=-1), file.live, now_s, leave_at))
+        self._followed.append(
+            _Followed(fd, partial(self.disk.read, fd), replace(position, left=-1), file.live, now_s, leave_at)
+        )
 
     def _open_archives(self, to_read: Sequence[tuple[CompressedFile, Position]], now_s: float) -> None:
-        """Open the first of these, unless another is open: unpacking takes memory. The others wait, and their positions stay known."""
+        """Open the first of these, unless another is open: unpacking takes memory. The others wait, and their positions
+        stay known."""
         self._waiting = False
         for archive, source in to_read:
             if any(file.archive for file in self._followed) or not self._open_archive(archive, source, now_s):
@@ -355,7 +397,9 @@ class Tail:
         unpacked = Unpacked(partial(self.disk.read, fd))
         position = replace(source, name=archive.name, identity=archive.identity, left=-1)
         opened = _Open(archive, source, unpacked)
-        self._followed.append(_Followed(fd, unpacked.read, position, False, now_s, now_s + ARCHIVE_PATIENCE_S, archive=opened))
+        self._followed.append(
+            _Followed(fd, unpacked.read, position, False, now_s, now_s + ARCHIVE_PATIENCE_S, archive=opened)
+        )
         return True
 
     def _drain_all(self, blocks: list[bytes], budget_bytes: int, now_s: float) -> int:
@@ -385,7 +429,8 @@ class Tail:
         return budget_bytes
 
     def _reach(self, file: _Followed, at_most: int, now_s: float) -> int:
-        """Unpack a compressed file up to the position, where it has not come so far. Return how many bytes were unpacked."""
+        """Unpack a compressed file up to the position, where it has not come so far. Return how many bytes were
+        unpacked."""
         if file.archive is None or (unpacked := file.archive.unpacked).end >= file.position.offset:
             return 0
         offset = file.position.offset
@@ -426,7 +471,11 @@ class Tail:
             grace_s = ARCHIVE_PATIENCE_S if file.archive else self.grace_s
             file.leave_at = None if file.leave_at is None else now_s + grace_s
         if taken.long:
-            self._tell("long", position.name, f"has a line of more than {positions.MAX_LINE_BYTES} bytes before byte {position.offset}")
+            self._tell(
+                "long",
+                position.name,
+                f"has a line of more than {positions.MAX_LINE_BYTES} bytes before byte {position.offset}",
+            )
         if taken.nul:
             self._tell("nul", position.name, f"has NUL bytes before byte {position.offset}")
 
@@ -434,7 +483,11 @@ class Tail:
         """Read a changed file on from where it still holds what was read, or from its beginning."""
         position = file.position
         if back_to:
-            self._tell("reread", position.name, f"was changed before byte {position.offset}; it is read on from {back_to.offset}")
+            self._tell(
+                "reread",
+                position.name,
+                f"was changed before byte {position.offset}; it is read on from {back_to.offset}",
+            )
             file.position = back_to
         else:  # what is there now is new, and the old rest may be in a copy
             self.rotations += 1
@@ -443,20 +496,25 @@ class Tail:
             file.position = positions.begun(position.name, position.identity)
 
     def _refute(self, file: _Followed, archive: _Open) -> None:
-        """Close a compressed file that does not hold what was read up to its position, and keep the position for another."""
+        """Close a compressed file that does not hold what was read up to its position, and keep the position for
+        another."""
         self._tried.add(archive.file.tried(archive.source))
         self._close(file)
         self._known.append(archive.source)
 
     def _leave_packed(self, file: _Followed) -> None:
         if file.live:
-            self._in_trouble(OSError(EINVAL, "a request log is not compressed", str(self.path.parent / file.position.name)))
+            self._in_trouble(
+                OSError(EINVAL, "a request log is not compressed", str(self.path.parent / file.position.name))
+            )
         else:
             self._tell_packed(file.position.name, "it is compressed twice", 0)
         self._leave(file, self._read_size(file))
 
     def _tell_packed(self, name: str, why: object, offset: int) -> None:
-        self._tell("packed", name, f"cannot be unpacked ({why}); lines behind byte {offset} of its content are not counted")
+        self._tell(
+            "packed", name, f"cannot be unpacked ({why}); lines behind byte {offset} of its content are not counted"
+        )
 
     def _let_go(self, now_s: float) -> None:
         over = max(0, len(self._followed) - OPEN_AT_MOST)
@@ -472,12 +530,18 @@ class Tail:
 
     def _is_over(self, file: _Followed, now_s: float) -> bool:
         """Return whether a file that was read to its end need not be followed any longer."""
-        return (file.archive is not None and file.archive.unpacked.complete) or (file.leave_at is not None and now_s >= file.leave_at)
+        return (file.archive is not None and file.archive.unpacked.complete) or (
+            file.leave_at is not None and now_s >= file.leave_at
+        )
 
     def _ends_torn(self, file: _Followed) -> bool:
-        """Return whether what is left of a rotated file is a line without its end, and that was not reported of the plain file before."""
+        """Return whether what is left of a rotated file is a line without its end, and that was not reported of the
+        plain file before."""
         if file.archive:
-            return file.archive.unpacked.end > file.position.offset and file.archive.source.left != file.archive.unpacked.end
+            return (
+                file.archive.unpacked.end > file.position.offset
+                and file.archive.source.left != file.archive.unpacked.end
+            )
         return self._size(file) > file.position.offset and not file.live
 
     def _leave(self, file: _Followed, size: int) -> None:
@@ -506,7 +570,8 @@ class Tail:
             return file.position.offset
 
     def _read_size(self, file: _Followed) -> int:
-        """Return the size, compressed where it is, that was dealt with: a file that has another one later is opened again."""
+        """Return the size, compressed where it is, that was dealt with: a file that has another one later is opened
+        again."""
         return max(file.archive.unpacked.raw_end, file.archive.file.size) if file.archive else self._size(file)
 
     def _unread(self, file: _Followed) -> int:

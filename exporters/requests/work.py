@@ -39,7 +39,12 @@ class Work(msgspec.Struct, frozen=True):
 
     def since(self, before: Work) -> Work:
         """Return the growth of cumulative values. A value that fell started again from 0."""
-        return Work(*(now - then if now >= then else now for now, then in zip(*map(msgspec.structs.astuple, (self, before)), strict=True)))
+        return Work(
+            *(
+                now - then if now >= then else now
+                for now, then in zip(*map(msgspec.structs.astuple, (self, before)), strict=True)
+            )
+        )
 
     def plus(self, other: Work) -> Work:
         return Work(*map(sum, zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)))

@@ -1,7 +1,7 @@
 """Connection to the collector, and the outcome of requests to it.
 
-The exporters of the SDK return success or failure and log the rest. Here every request is reported as an `Attempt`, so that
-losses are counted by reason and a collector that is away is logged once, not at every retry."""
+The exporters of the SDK return success or failure and log the rest. Here every request is reported as an `Attempt`, so
+that losses are counted by reason and a collector that is away is logged once, not at every retry."""
 
 from __future__ import annotations
 

@@ -56,7 +56,13 @@ def _endpoint_mistake(endpoint: str, protocol: str) -> str | None:
         port = url.port
     except ValueError:
         return f"{endpoint!r} has no port from 0 to 65535"
-    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment or not re.fullmatch("[!-~]+", endpoint):
+    if (
+        url.scheme not in ("http", "https")
+        or not url.hostname
+        or url.query
+        or url.fragment
+        or not re.fullmatch("[!-~]+", endpoint)
+    ):
         return f"{endpoint!r} is no collector's address; write it like {example}"
     if port is None and url.scheme == "http":
         return f"{endpoint!r} names no port; write it like {example}"
@@ -79,6 +85,8 @@ def read_headers(path: Path) -> dict[str, str]:
         if not line.strip() or line.startswith("#"):
             continue
         if not (header := re.fullmatch(r"([A-Za-z0-9_.-]+):[ \t]*([ -~]*[!-~])[ \t]*", line)):
-            raise ValueError(f"otlp.headers_file: {path}, line {number}: this is no header; write one `name: value` a line")
+            raise ValueError(
+                f"otlp.headers_file: {path}, line {number}: this is no header; write one `name: value` a line"
+            )
         headers[header[1].lower()] = header[2]
     return headers

@@ -55,7 +55,9 @@ class GenAiMetrics:
     def start(self) -> None:
         """Create the instruments and start the SDK's export thread."""
         reader = PeriodicExportingMetricReader(self._exporter)
-        self._provider = MeterProvider([reader], Resource.create({"service.name": SERVICE}), AlwaysOffExemplarFilter(), shutdown_on_exit=False)
+        self._provider = MeterProvider(
+            [reader], Resource.create({"service.name": SERVICE}), AlwaysOffExemplarFilter(), shutdown_on_exit=False
+        )
         histogram = self._provider.get_meter("vllm-watch", self._version).create_histogram
         self._duration = histogram(
             "gen_ai.server.request.duration",
@@ -97,7 +99,9 @@ class GenAiMetrics:
         attributes = self._attributes(record)
         if record.e2e_ms is not None:
             error = self._error(record)
-            self._duration.record(record.e2e_ms / 1000, attributes if error is None else {**attributes, "error.type": error})
+            self._duration.record(
+                record.e2e_ms / 1000, attributes if error is None else {**attributes, "error.type": error}
+            )
         if record.ttft_ms is not None:
             self._ttft.record(record.ttft_ms / 1000, attributes)
         if record.tpot_ms is not None:
@@ -116,7 +120,9 @@ class GenAiMetrics:
             model = record.model if record.model in self._models else OTHER
             attributes["gen_ai.request.model"] = model
             if record.outcome in ("ok", None):  # vLLM answers in the name of the adapter, where one was asked for
-                attributes["gen_ai.response.model"] = model if record.adapter is None else self._adapters.fold(record.adapter)
+                attributes["gen_ai.response.model"] = (
+                    model if record.adapter is None else self._adapters.fold(record.adapter)
+                )
         return attributes
 
     def _error(self, record: RequestRecord) -> str | None:

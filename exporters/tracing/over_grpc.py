@@ -15,7 +15,10 @@ from exporters.tracing.collector import Attempt, Connection, Observe
 
 # OTLP specification, "OTLP/gRPC Response". RESOURCE_EXHAUSTED is not among them: mostly the request is too large for
 # the collector.
-_RETRIED = frozenset(grpc.StatusCode[name] for name in ("ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "OUT_OF_RANGE", "UNAVAILABLE"))
+_RETRIED = frozenset(
+    grpc.StatusCode[name]
+    for name in ("ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "OUT_OF_RANGE", "UNAVAILABLE")
+)
 # Without these a channel to a collector that was away for long waits two minutes before its next attempt.
 _RECONNECT = (("grpc.min_reconnect_backoff_ms", 1000), ("grpc.max_reconnect_backoff_ms", 5000))
 

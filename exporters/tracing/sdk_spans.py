@@ -42,7 +42,9 @@ class SpanFactory:
 
     def __init__(self, service: str, version: str) -> None:
         self._ids, self._ended = _RecordedIds(), _LastEnded()
-        provider = TracerProvider(ALWAYS_ON, Resource.create({"service.name": service}), shutdown_on_exit=False, id_generator=self._ids)
+        provider = TracerProvider(
+            ALWAYS_ON, Resource.create({"service.name": service}), shutdown_on_exit=False, id_generator=self._ids
+        )
         provider.add_span_processor(self._ended)
         self._tracer = provider.get_tracer("vllm-watch", version)
 
@@ -52,7 +54,9 @@ class SpanFactory:
         self._ids.trace_id, self._ids.span_id = int.from_bytes(request.trace_id), int.from_bytes(request.span_id)
         parent = trace.INVALID_SPAN
         if request.parent_id:
-            parent = NonRecordingSpan(SpanContext(self._ids.trace_id, int.from_bytes(request.parent_id), True, _SAMPLED))
+            parent = NonRecordingSpan(
+                SpanContext(self._ids.trace_id, int.from_bytes(request.parent_id), True, _SAMPLED)
+            )
         span = self._tracer.start_span(
             f"{found['gen_ai.operation.name']} {request.record.model or ''}".rstrip(),
             trace.set_span_in_context(parent, Context()),

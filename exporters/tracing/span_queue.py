@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING
 from exporters.catalogue import sidecar
 from exporters.exposition import Sample
 from exporters.requests.record import RequestRecord, ended_at
-from exporters.tracing.collector import (
-    RETRIED,
-    SERVICE,
-    SHUTDOWN_FLUSH_S,
-    Attempt,
-    CollectorState,
-    Observe,
-)
+from exporters.tracing.collector import RETRIED, SERVICE, SHUTDOWN_FLUSH_S, Attempt, CollectorState, Observe
 from exporters.tracing.config import OtlpConfig
 from exporters.tracing.spans import Span, failure, span_of
 from exporters.tracing.transport import span_exporter
@@ -51,7 +44,11 @@ def kept(request: Span, rules: OtlpConfig) -> bool:
     record = request.record
     if record.sampled is False:
         return False
-    if failure(record) is not None or (record.ttft_ms or 0) >= rules.slow_ttft_s * 1000 or (record.e2e_ms or 0) >= rules.slow_e2e_s * 1000:
+    if (
+        failure(record) is not None
+        or (record.ttft_ms or 0) >= rules.slow_ttft_s * 1000
+        or (record.e2e_ms or 0) >= rules.slow_e2e_s * 1000
+    ):
         return True
     return int.from_bytes(request.trace_id[8:]) < round(rules.sample * 2**64)
 
@@ -78,7 +75,9 @@ class SpanQueue:
         self._factory = SpanFactory(SERVICE, version)
         self._queue: deque[Span] = deque()
         self._in_flight = 0
-        self._collector = CollectorState(config.endpoint, "spans", f"up to {QUEUE_LIMIT} wait, then the oldest are dropped")
+        self._collector = CollectorState(
+            config.endpoint, "spans", f"up to {QUEUE_LIMIT} wait, then the oldest are dropped"
+        )
         self._attempt: Attempt | None = None
         self._stopping, self._full = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)

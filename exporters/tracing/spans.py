@@ -1,10 +1,11 @@
 """Spans of requests: what each line of the request log says to a trace store. Pure; `exporters/tracing/` sends them.
 
-The gateway made the ids and sent them on, so a span that is made here, after the fact, is the parent of the engine's own `llm_request`.
+The gateway made the ids and sent them on, so a span that is made here, after the fact, is the parent of the engine's
+own `llm_request`.
 
-Names are those of the GenAI conventions (Development; github.com/open-telemetry/semantic-conventions-genai, which has no release to pin, so
-no schema_url is claimed) and of the stable HTTP ones; `gen_ai.latency.*` is what vLLM calls the same figures on its own span; what only we
-know is below `vllm_watch.`, in the unit that the name ends in."""
+Names are those of the GenAI conventions (Development; github.com/open-telemetry/semantic-conventions-genai, which has
+no release to pin, so no schema_url is claimed) and of the stable HTTP ones; `gen_ai.latency.*` is what vLLM calls the
+same figures on its own span; what only we know is below `vllm_watch.`, in the unit that the name ends in."""
 
 from __future__ import annotations
 
@@ -20,15 +21,20 @@ TEXT_CHARS = 256  # of one attribute: lines of foreign logs may be a mebibyte lo
 Value = str | bool | int | float | list[str]
 
 _OPERATIONS = {
-    "/v1/chat/completions": "chat", "/v1/chat/completions/batch": "chat", "/v1/responses": "chat", "/v1/messages": "chat",
-    "/v1/completions": "text_completion", "/v1/embeddings": "embeddings",
-}  # fmt: skip
+    "/v1/chat/completions": "chat",
+    "/v1/chat/completions/batch": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
 _MOST_NS = 2**63
 _TEXTS = tuple(f.name for f in msgspec.structs.fields(RequestRecord) if str in getattr(f.type, "__args__", (f.type,)))
 
 
 class Span(NamedTuple):
-    """A record that can be a span: its ids as bytes, its times in unix nanoseconds. The record tells the end to the millisecond."""
+    """A record that can be a span: its ids as bytes, its times in unix nanoseconds. The record tells the end to the
+    millisecond."""
 
     record: RequestRecord
     trace_id: bytes
@@ -45,12 +51,20 @@ def span_of(record: RequestRecord) -> Span | None:
         return None
     end_ns = round(ended * 1e6) * 1000  # a float of unix seconds holds microseconds and no more
     start_ns = end_ns - round(record.e2e_ms * 1e6)
-    return Span(_cut(record), trace_id, span_id, _id(record.parent_span_id, 8), start_ns, end_ns) if 0 < start_ns <= end_ns < _MOST_NS else None
+    return (
+        Span(_cut(record), trace_id, span_id, _id(record.parent_span_id, 8), start_ns, end_ns)
+        if 0 < start_ns <= end_ns < _MOST_NS
+        else None
+    )
 
 
 def _cut(record: RequestRecord) -> RequestRecord:
     """The same with its long texts cut; those of our gateway never are so long."""
-    long = {name: text[:TEXT_CHARS] for name in _TEXTS if (text := getattr(record, name)) is not None and len(text) > TEXT_CHARS}
+    long = {
+        name: text[:TEXT_CHARS]
+        for name in _TEXTS
+        if (text := getattr(record, name)) is not None and len(text) > TEXT_CHARS
+    }
     return msgspec.structs.replace(record, **long) if long else record
 
 
@@ -68,9 +82,10 @@ def _id(text: str | None, size: int) -> bytes | None:
 def failure(record: RequestRecord) -> str | None:
     """What went wrong (`error.type`), for a request that failed; None for every other.
 
-    A refusal and a hang-up are no failures here, as they are none in the error ratio: the conventions leave the status of a server's span
-    unset for what is the client's doing, and let who knows more than the HTTP status judge by that (HTTP spans, Status). Were they errors, tools
-    that count spans with `error.type` would count policy at work. Their outcome and reason stand in attributes of ours."""
+    A refusal and a hang-up are no failures here, as they are none in the error ratio: the conventions leave the status
+    of a server's span unset for what is the client's doing, and let who knows more than the HTTP status judge by that
+    (HTTP spans, Status). Were they errors, tools that count spans with `error.type` would count policy at work. Their
+    outcome and reason stand in attributes of ours."""
     if record.outcome is None:
         failed = (record.status or 0) >= 500 or record.finish_reason == "error"
     else:
@@ -90,17 +105,23 @@ _FIELDS = {
     "gen_ai.usage.input_tokens": "prompt_tokens", "gen_ai.usage.output_tokens": "completion_tokens",
     "gen_ai.usage.cache_read.input_tokens": "cached_tokens",
     "url.path": "route",
-    "vllm_watch.request_id": "request_id", "vllm_watch.team": "team", "vllm_watch.priority": "priority", "vllm_watch.adapter": "adapter",
+    "vllm_watch.request_id": "request_id", "vllm_watch.team": "team", "vllm_watch.priority": "priority",
+    "vllm_watch.adapter": "adapter",
     "vllm_watch.upstream": "upstream", "vllm_watch.variant": "variant", "vllm_watch.engine_version": "engine_version",
-    "vllm_watch.attempt": "attempt", "vllm_watch.tried": "tried", "vllm_watch.outcome": "outcome", "vllm_watch.reason": "reason",
+    "vllm_watch.attempt": "attempt", "vllm_watch.tried": "tried", "vllm_watch.outcome": "outcome",
+    "vllm_watch.reason": "reason",
     "vllm_watch.est_prompt_tokens": "est_prompt_tokens", "vllm_watch.est_completion_tokens": "est_completion_tokens",
     "vllm_watch.content_events": "content_events", "vllm_watch.retry_after_s": "retry_after_s",
 }  # fmt: skip
 _TIMES = {
-    "gen_ai.response.time_to_first_chunk": "ttft_ms", "gen_ai.latency.time_to_first_token": "ttft_ms", "gen_ai.latency.e2e": "e2e_ms",
-    "vllm_watch.queue_s": "queue_ms", "vllm_watch.tpot_s": "tpot_ms",
-    "vllm_watch.engine_queue_s": "engine_queue_ms", "vllm_watch.engine_ttft_s": "engine_ttft_ms",
-}  # fmt: skip
+    "gen_ai.response.time_to_first_chunk": "ttft_ms",
+    "gen_ai.latency.time_to_first_token": "ttft_ms",
+    "gen_ai.latency.e2e": "e2e_ms",
+    "vllm_watch.queue_s": "queue_ms",
+    "vllm_watch.tpot_s": "tpot_ms",
+    "vllm_watch.engine_queue_s": "engine_queue_ms",
+    "vllm_watch.engine_ttft_s": "engine_ttft_ms",
+}
 _fields, _times = attrgetter(*_FIELDS.values()), attrgetter(*_TIMES.values())
 
 

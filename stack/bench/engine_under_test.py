@@ -60,7 +60,10 @@ async def look(url: str, model: str | None, key: str | None = None) -> tuple[Ben
     """Who answers there, and its page. Raises BadTarget."""
     url = url.rstrip("/")
     if "@" in urlsplit(url).netloc:
-        raise BadTarget(f"the address {result.without_login(url)} came with a login, which no request is sent with; give a key with --api-key-file")
+        raise BadTarget(
+            f"the address {result.without_login(url)} came with a login, which no request is sent with; give a key with"
+            " --api-key-file"
+        )
     async with asking() as session:
         client = EngineClient(session, url, LOOK_S, key=key)
         try:
@@ -70,8 +73,8 @@ async def look(url: str, model: str | None, key: str | None = None) -> tuple[Ben
             raise BadTarget(f"{url}/v1/models answers {error.status}{hint}") from error
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise BadTarget(
-                f"no server answers at {url}/v1/models ({describe_error(error) or error or type(error).__name__}); is vLLM up, and is that its "
-                "address?"
+                f"no server answers at {url}/v1/models ({describe_error(error) or error or type(error).__name__}); is"
+                " vLLM up, and is that its address?"
             ) from error
         cards = {card.id: card for card in models}
         if not cards:
@@ -84,11 +87,22 @@ async def look(url: str, model: str | None, key: str | None = None) -> tuple[Ben
             found = exposition_parser.parse(text)
             view = engine_view.parse(text, version)
         except (aiohttp.ClientError, TimeoutError, exposition_parser.BadExposition) as error:
-            raise BadTarget(f"{url}/metrics cannot be read ({error}); the bench needs vLLM's own page, so give the address of vLLM itself") from error
-        return BenchEngine(
-            url=url, model=name, series=served_names(models).get(name), version=version, max_model_len=cards[name].max_model_len,
-            started_s=view.started_s, cache=dict(measurements.cache_labels(found)),
-        ), found  # fmt: skip
+            raise BadTarget(
+                f"{url}/metrics cannot be read ({error}); the bench needs vLLM's own page, so give the address of vLLM"
+                " itself"
+            ) from error
+        return (
+            BenchEngine(
+                url=url,
+                model=name,
+                series=served_names(models).get(name),
+                version=version,
+                max_model_len=cards[name].max_model_len,
+                started_s=view.started_s,
+                cache=dict(measurements.cache_labels(found)),
+            ),
+            found,
+        )
 
 
 @dataclass(slots=True)
@@ -115,7 +129,11 @@ class Peak:
                     self.saw(await read(), subject.series)
                 if cards:
                     try:
-                        used = [card.memory_used_bytes for card in await cards.read(2.0) if card.memory_used_bytes is not None]
+                        used = [
+                            card.memory_used_bytes
+                            for card in await cards.read(2.0)
+                            if card.memory_used_bytes is not None
+                        ]
                         self.driver_bytes = max(self.driver_bytes or 0.0, sum(used)) if used else self.driver_bytes
                     except source.GpuUnavailable:
                         await cards.close()
@@ -126,7 +144,8 @@ class Peak:
 
 
 async def emptied(session: aiohttp.ClientSession, subject: Subject) -> None:
-    """Empties the prefix cache of an engine in its development mode; any other does not offer it, and finds nothing of a run in it either way."""
+    """Empties the prefix cache of an engine in its development mode; any other does not offer it, and finds nothing of
+    a run in it either way."""
     with contextlib.suppress(aiohttp.ClientError, TimeoutError):
         async with session.post(f"{subject.target.url}/reset_prefix_cache"):
             pass
@@ -138,7 +157,9 @@ async def page_of(session: aiohttp.ClientSession, subject: Subject) -> Expositio
         body = await EngineClient(session, subject.target.url, LOOK_S).metrics()
         return exposition_parser.parse(body.decode("utf-8", "replace"))
     except (aiohttp.ClientError, TimeoutError, exposition_parser.BadExposition) as error:
-        raise BadTarget(f"{subject.target.url}/metrics does not answer any more ({error or type(error).__name__})") from error
+        raise BadTarget(
+            f"{subject.target.url}/metrics does not answer any more ({error or type(error).__name__})"
+        ) from error
 
 
 async def settled(session: aiohttp.ClientSession, subject: Subject, before: Exposition, answered: int) -> Exposition:

@@ -1,8 +1,10 @@
-"""Results of other benchmark tools as a bench of ours: of `vllm bench serve` (--save-result) and of AIPerf (profile_export.jsonl).
+"""Results of other benchmark tools as a bench of ours: of `vllm bench serve` (--save-result) and of AIPerf
+(profile_export.jsonl).
 
 Law: what a file does not say stays absent, and every doubt about what it says is a caveat of the run.
-Source of the names: vLLM 0.32 benchmarks/serve.py, AIPerf 0.13 "Working with Profile Export Files". What vLLM calls `latencies` is how long each
-request took; releases without it have the TTFT and the ITLs, which add up to it. Neither tool says which engine it asked."""
+Source of the names: vLLM 0.32 benchmarks/serve.py, AIPerf 0.13 "Working with Profile Export Files". What vLLM calls
+`latencies` is how long each request took; releases without it have the TTFT and the ITLs, which add up to it. Neither
+tool says which engine it asked."""
 
 from __future__ import annotations
 
@@ -26,13 +28,17 @@ ARM, WORKLOAD = "imported", "vllm-bench-serve"
 NO_SLO = Slo()
 _Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
-_SAME_PROMPTS = "vllm bench serve sends the same prompts again unless --seed changes: after another run, the prefix cache may have held them"
+_SAME_PROMPTS = (
+    "vllm bench serve sends the same prompts again unless --seed changes: after another run, the prefix cache may have"
+    " held them"
+)
 _NO_ZONE = "the times are those of the clock where it ran, read as UTC, since the file names no zone"
 _NO_DETAIL = "the file holds no single requests; with --save-detailed it would"
 
 
 class VllmResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `vllm bench serve` writes, as far as we read it. Lists have an item for each request and are there with --save-detailed."""
+    """What `vllm bench serve` writes, as far as we read it. Lists have an item for each request and are there with
+    --save-detailed."""
 
     duration: _Seconds
     completed: int
@@ -117,7 +123,10 @@ def parse(texts: Sequence[tuple[str, str]], slo: Slo = NO_SLO) -> tuple[Bench, l
             about.append(_vllm_workload(found))
     if len(models) > 1 or len(tools) > 1:
         what = "models" if len(tools) == 1 else "tools"
-        raise BadBench(f"{' and '.join(models.values())} are results of different {what}; import them one by one and compare the two")
+        raise BadBench(
+            f"{' and '.join(models.values())} are results of different {what}; import them one by one and compare"
+            " the two"
+        )
     runs = [run for run, _ in read]
     workloads = [one for at, one in enumerate(about) if one not in about[:at]]
     bench = Bench(
@@ -137,7 +146,8 @@ def parse(texts: Sequence[tuple[str, str]], slo: Slo = NO_SLO) -> tuple[Bench, l
 
 
 def _documents(place: str, text: str) -> list[Any]:
-    """The JSON values of a file, of which there is one, or one a line. NaN and Infinity, which Python writes, are read as unknown."""
+    """The JSON values of a file, of which there is one, or one a line. NaN and Infinity, which Python writes, are read
+    as unknown."""
     decoder, found, at = json.JSONDecoder(parse_constant=lambda _: None), [], 0
     text = text.strip().removeprefix("\ufeff")
     try:
@@ -146,13 +156,15 @@ def _documents(place: str, text: str) -> list[Any]:
             found.append(value)
             at = end + len(text[end:]) - len(text[end:].lstrip())
     except (ValueError, RecursionError) as error:
-        raise BadBench(f"{place} is no JSON: {error}; give what `vllm bench serve --save-result --save-detailed` wrote") from error
+        raise BadBench(
+            f"{place} is no JSON: {error}; give what `vllm bench serve --save-result --save-detailed` wrote"
+        ) from error
     if not found:
         raise BadBench(f"{place} is empty; give what `vllm bench serve --save-result --save-detailed` wrote")
     return found
 
 
-# ---- vllm bench serve -------------------------------------------------------------------------------------------------------
+# ---- vllm bench serve
 
 
 def _vllm(place: str, document: Any) -> VllmResult:
@@ -160,10 +172,13 @@ def _vllm(place: str, document: Any) -> VllmResult:
     given = document if isinstance(document, dict) else {}
     if not {"duration", "completed", "model_id"} <= given.keys():
         raise BadBench(
-            f"{place} is no result of vllm bench serve (duration, completed and model_id) nor of AIPerf (metadata and metrics on each line)"
+            f"{place} is no result of vllm bench serve (duration, completed and model_id) nor of AIPerf (metadata and"
+            " metrics on each line)"
         )
     if "total_input_sequences" in given:
-        raise BadBench(f"{place} is a result of pooling or embeddings, which give no tokens; a bench here is of answers")
+        raise BadBench(
+            f"{place} is a result of pooling or embeddings, which give no tokens; a bench here is of answers"
+        )
     try:
         found = msgspec.convert(given, VllmResult)
     except msgspec.ValidationError as error:
@@ -204,7 +219,9 @@ def _vllm_run(place: str, found: VllmResult, theirs: Mapping[str, float], bench:
         caveats=tuple(caveats),
     )
     if records and run.ok != found.completed:
-        raise BadBench(f"{place} contradicts itself: completed is {found.completed}, and {run.ok} of its requests have no error")
+        raise BadBench(
+            f"{place} contradicts itself: completed is {found.completed}, and {run.ok} of its requests have no error"
+        )
     return run, records
 
 
@@ -217,13 +234,18 @@ def _when(date: str | None) -> float | None:
 
 
 def _point(found: VllmResult) -> str:
-    rate = found.request_rate if isinstance(found.request_rate, float | int) and math.isfinite(found.request_rate) else None
+    rate = (
+        found.request_rate
+        if isinstance(found.request_rate, float | int) and math.isfinite(found.request_rate)
+        else None
+    )
     parts = ([f"r{rate:g}"] if rate else []) + ([f"c{found.max_concurrency}"] if found.max_concurrency else [])
     return "-".join(parts) or "all-at-once"
 
 
 def _vllm_workload(found: VllmResult) -> dict[str, Any]:
-    """What the file says of the shape; its totals are of answers that came, so only the mean lengths tell one shape from another."""
+    """What the file says of the shape; its totals are of answers that came, so only the mean lengths tell one shape
+    from another."""
     said = {name: getattr(found, name) for name in ("num_prompts", "request_rate", "burstiness", "max_concurrency")}
     for name, total in (("input_tokens", found.total_input_tokens), ("output_tokens", found.total_output_tokens)):
         said[name] = round(total / found.completed) if total is not None and found.completed else None
@@ -236,13 +258,20 @@ def _vllm_records(found: VllmResult, bench: str, number: int, started_s: float) 
         return
     first_s = min((start for start in found.start_times or () if start), default=None)
     for at, (ttft_s, error) in enumerate(zip(found.ttfts, found.errors, strict=True)):
-        silent = not error and found.output_lens is not None and found.output_lens[at] == 0 and ttft_s == 0  # it failed with an empty reason
+        # it failed with an empty reason
+        silent = not error and found.output_lens is not None and found.output_lens[at] == 0 and ttft_s == 0
         outcome, reason = _outcome("failed" if silent else error)
         good = outcome == "ok"
-        took_s = (found.latencies[at] if found.latencies else ttft_s + sum(found.itls[at]) if found.itls else None) if good else None
+        took_s = (
+            (found.latencies[at] if found.latencies else ttft_s + sum(found.itls[at]) if found.itls else None)
+            if good
+            else None
+        )
         tokens = found.output_lens[at] if found.output_lens and good else None
         start_s = found.start_times[at] if found.start_times else None
-        ended_s = started_s + start_s - first_s + took_s if start_s and first_s is not None and took_s is not None else None
+        ended_s = (
+            started_s + start_s - first_s + took_s if start_s and first_s is not None and took_s is not None else None
+        )
         yield RequestRecord(
             request_id=request_id(bench, number, at),
             ts=None if ended_s is None else timestamp(ended_s),
@@ -264,14 +293,21 @@ def _outcome(error: str | None) -> tuple[Outcome, str | None]:
         return "ok", None
     if "Timeout" in error:
         return "timeout", "timeout"
-    lost = any(name in error for name in ("ServerDisconnected", "ConnectionReset", "ClientConnector", "ClientPayloadError", "ClientOSError"))
+    lost = any(
+        name in error
+        for name in ("ServerDisconnected", "ConnectionReset", "ClientConnector", "ClientPayloadError", "ClientOSError")
+    )
     return "upstream_error", "connection_lost" if lost else "failed"
 
 
 def _vllm_figures(document: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """What the file worked out itself; where there are requests, ours replace it."""
-    names = {"qps": "request_throughput", "tokens_per_second": "output_throughput", "total_tokens_per_second": "total_token_throughput",
-             "goodput_qps": "request_goodput"}  # fmt: skip
+    names = {
+        "qps": "request_throughput",
+        "tokens_per_second": "output_throughput",
+        "total_tokens_per_second": "total_token_throughput",
+        "goodput_qps": "request_goodput",
+    }
     for ours, theirs in (("ttft_ms", "ttft_ms"), ("tpot_ms", "tpot_ms"), ("e2e_ms", "e2el_ms")):
         names |= {f"{ours}.{label}": f"{word}_{theirs}" for label, word in _STATISTICS.items()}
     for ours, theirs in names.items():
@@ -284,7 +320,7 @@ def _vllm_figures(document: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 _STATISTICS = {"mean": "mean", "p50": "median", "p95": "p95", "p99": "p99"}
 
 
-# ---- AIPerf -----------------------------------------------------------------------------------------------------------------
+# ---- AIPerf
 
 
 _MS = {"ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3, "ns": 1e-6}
@@ -293,13 +329,20 @@ _MS = {"ms": 1.0, "s": 1e3, "sec": 1e3, "us": 1e-3, "ns": 1e-6}
 def _aiperf(place: str, documents: Sequence[Any], bench: str, number: int, slo: Slo) -> _Read:
     """A whole profile_export.jsonl, without its warm-up. Raises BadBench."""
     try:
-        lines = [line for line in msgspec.convert(documents, list[AiperfRecord]) if line.metadata.benchmark_phase == "profiling"]
+        lines = [
+            line
+            for line in msgspec.convert(documents, list[AiperfRecord])
+            if line.metadata.benchmark_phase == "profiling"
+        ]
         records = [_aiperf_record(line, request_id(bench, number, at)) for at, line in enumerate(lines)]
     except msgspec.ValidationError as error:
         raise BadBench(f"{place} is no whole profile_export.jsonl of AIPerf: {error}") from error
     if not records:
         raise BadBench(f"{place} holds no request of the phase profiling")
-    started_s, ended_s = min(line.metadata.request_start_ns for line in lines) / 1e9, max(line.metadata.request_end_ns for line in lines) / 1e9
+    started_s, ended_s = (
+        min(line.metadata.request_start_ns for line in lines) / 1e9,
+        max(line.metadata.request_end_ns for line in lines) / 1e9,
+    )
     failed = Counter(record.reason or "unknown" for record in records if record.outcome != "ok")
     run = Run(
         number=number,
@@ -313,7 +356,9 @@ def _aiperf(place: str, documents: Sequence[Any], bench: str, number: int, slo: 
         ok=len(records) - failed.total(),
         failed=dict(failed),
         figures=figures(records, ended_s - started_s, slo),
-        caveats=("AIPerf sends the same prompts in each of its runs: after the first, the prefix cache may have held them",),
+        caveats=(
+            "AIPerf sends the same prompts in each of its runs: after the first, the prefix cache may have held them",
+        ),
     )
     return run, records
 
@@ -330,7 +375,11 @@ def _aiperf_record(line: AiperfRecord, name: str) -> RequestRecord:
         prompt_tokens=prompt,
         completion_tokens=tokens,
         ttft_ms=ttft_ms,
-        tpot_ms=round((took_ms - ttft_ms) / (tokens - 1), 3) if took_ms is not None and ttft_ms is not None and tokens and tokens > 1 else None,
+        tpot_ms=(
+            round((took_ms - ttft_ms) / (tokens - 1), 3)
+            if took_ms is not None and ttft_ms is not None and tokens and tokens > 1
+            else None
+        ),
         e2e_ms=took_ms,
         status=line.error.code if line.error else None,
         outcome=outcome,

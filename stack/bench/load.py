@@ -1,8 +1,8 @@
 """Sends prepared requests to an engine at the pace of a workload, and measures each answer as its client would.
 
 Law: every request that was begun leaves exactly one record, also where it failed, and nothing is tried again.
-Times are taken where bytes arrive, on one monotonic clock. TTFT ends with the first token that has content; TPOT is (e2e - TTFT) / (tokens - 1), with
-tokens as the engine counted them."""
+Times are taken where bytes arrive, on one monotonic clock. TTFT ends with the first token that has content; TPOT is
+(e2e - TTFT) / (tokens - 1), with tokens as the engine counted them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class BenchTarget:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request as bytes, made before the run, so that making it is no part of what is measured. prompt_tokens: as they were counted."""
+    """A request as bytes, made before the run, so that making it is no part of what is measured. prompt_tokens: as they
+    were counted."""
 
     ask: PlannedRequest
     request_id: str
@@ -61,12 +62,18 @@ class Done:
 
 
 class LoadRun:
-    """One run's requests on their way. done: what has ended so far, in that order. said: by reason, the first words about it.
+    """One run's requests on their way. done: what has ended so far, in that order. said: by reason, the first words
+    about it.
 
     late_s: how long after its time a request of an open loop was sent at worst, which is the fault of this machine."""
 
     def __init__(
-        self, target: BenchTarget, *, arm: str | None = None, keep_text: bool = False, told: Callable[[Done], None] = lambda _: None
+        self,
+        target: BenchTarget,
+        *,
+        arm: str | None = None,
+        keep_text: bool = False,
+        told: Callable[[Done], None] = lambda _: None,
     ) -> None:
         self.done: list[Done] = []
         self.said: dict[str, str] = {}
@@ -79,8 +86,9 @@ class LoadRun:
         self._client = UpstreamClient(CONNECT_S)
 
     async def send(self, asks: Sequence[Prepared], at_once: int | None) -> None:
-        """Sends all. Closed loop: in their order, each as soon as fewer than `at_once` are under way. Open loop (None): each at its `due_s`, however
-        many are under way, which is what makes a queue visible. An ask that comes `after` another waits for that one's end in both."""
+        """Sends all. Closed loop: in their order, each as soon as fewer than `at_once` are under way. Open loop (None):
+        each at its `due_s`, however many are under way, which is what makes a queue visible. An ask that comes `after`
+        another waits for that one's end in both."""
         ended = {ask.ask.number: asyncio.Event() for ask in asks}
         places = asyncio.Semaphore(at_once) if at_once else None
         began = time.perf_counter()
@@ -158,7 +166,15 @@ class LoadRun:
             self._told(done)
 
     def _record(
-        self, asked: Prepared, scanner: Scanner, reply: Reply, status: int | None, outcome: Outcome, reason: str | None, began: float, ended: float
+        self,
+        asked: Prepared,
+        scanner: Scanner,
+        reply: Reply,
+        status: int | None,
+        outcome: Outcome,
+        reason: str | None,
+        began: float,
+        ended: float,
     ) -> RequestRecord:
         ttft_s = None if scanner.first_content is None else scanner.first_content - began
         tokens = reply.completion_tokens

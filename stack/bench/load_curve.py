@@ -12,7 +12,8 @@ from stack.bench.result import Bench
 
 
 def load_curves(bench: Bench, arm: str | None = None) -> dict[str, list[BenchLoad]]:
-    """The loads of a bench by workload and kind of load. Raises ValueError where several arms leave open which one is meant."""
+    """The loads of a bench by workload and kind of load. Raises ValueError where several arms leave open which one is
+    meant."""
     arms = [each.name for each in bench.arms]
     if arm is None and len(arms) > 1:
         raise ValueError(f"the bench compares {', '.join(arms)}: say with --arm which of them is deployed")
@@ -21,13 +22,26 @@ def load_curves(bench: Bench, arm: str | None = None) -> dict[str, list[BenchLoa
     runs: dict[tuple[str, str, str], list[Mapping[str, float]]] = defaultdict(list)
     for run in bench.runs:
         kind = _LOAD.fullmatch(run.point)
-        if kind and run.cut is None and run.arm == (arm or run.arm) and {"ttft_ms.p95", _done(run.figures)} <= run.figures.keys():
+        if (
+            kind
+            and run.cut is None
+            and run.arm == (arm or run.arm)
+            and {"ttft_ms.p95", _done(run.figures)} <= run.figures.keys()
+        ):
             runs[run.workload, kind[1], kind[2]].append(run.figures)
     found: dict[str, list[BenchLoad]] = defaultdict(list)
     for (workload, kind_, number), figures in runs.items():
-        times = {name: [each[f"{name}_ms.p95"] / 1000 for each in figures if f"{name}_ms.p95" in each] for name in ("ttft", "tpot")}
-        throughput, tpot_s = median(each[_done(each)] for each in figures), median(times["tpot"]) if times["tpot"] else None
-        found[f"{workload} ({_KINDS[kind_]})"].append(BenchLoad(float(number), kind_ + number, throughput, median(times["ttft"]), tpot_s))
+        times = {
+            name: [each[f"{name}_ms.p95"] / 1000 for each in figures if f"{name}_ms.p95" in each]
+            for name in ("ttft", "tpot")
+        }
+        throughput, tpot_s = (
+            median(each[_done(each)] for each in figures),
+            median(times["tpot"]) if times["tpot"] else None,
+        )
+        found[f"{workload} ({_KINDS[kind_]})"].append(
+            BenchLoad(float(number), kind_ + number, throughput, median(times["ttft"]), tpot_s)
+        )
     return dict(found)
 
 

@@ -25,8 +25,9 @@ QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Startup:
-    """What an engine's start-up log says of its memory, in bytes, and how many tokens its KV cache holds. used: weights, the peak of a forward pass,
-    and whatever else is not the KV cache's. concurrency: how many requests of longest_tokens the cache holds at once."""
+    """What an engine's start-up log says of its memory, in bytes, and how many tokens its KV cache holds. used:
+    weights, the peak of a forward pass, and whatever else is not the KV cache's. concurrency: how many requests of
+    longest_tokens the cache holds at once."""
 
     used: float | None = None
     kv: float | None = None
@@ -38,7 +39,8 @@ class Startup:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The engine's page before and after a run, the most of the KV cache that was in use meanwhile (0 to 1), and what the driver showed at most."""
+    """The engine's page before and after a run, the most of the KV cache that was in use meanwhile (0 to 1), and what
+    the driver showed at most."""
 
     before: Exposition
     after: Exposition
@@ -49,7 +51,8 @@ class Around:
 
 
 def met(slo: Slo, record: RequestRecord) -> bool:
-    """Whether an answer keeps to all that is asked; a time that is not known keeps to nothing, but for the TPOT of a single token."""
+    """Whether an answer keeps to all that is asked; a time that is not known keeps to nothing, but for the TPOT of a
+    single token."""
     if record.outcome != "ok":
         return False
     tpot_ms = 0.0 if record.tpot_ms is None and record.completion_tokens == 1 else record.tpot_ms
@@ -57,7 +60,9 @@ def met(slo: Slo, record: RequestRecord) -> bool:
     return all(limit is None or (time is not None and time <= limit) for limit, time in pairs)
 
 
-def figures(records: Sequence[RequestRecord], seconds: float, slo: Slo, around: Around | None = None) -> dict[str, float]:
+def figures(
+    records: Sequence[RequestRecord], seconds: float, slo: Slo, around: Around | None = None
+) -> dict[str, float]:
     """All figures of a run that took so long."""
     found: dict[str, float] = {}
     for kind in sorted({record.team for record in records if record.team}):
@@ -74,12 +79,16 @@ def _of_requests(records: Sequence[RequestRecord], seconds: float, slo: Slo) -> 
     for name in TIMES:
         if values := [value for record in good if (value := getattr(record, name)) is not None]:
             yield f"{name}.mean", fmean(values)
-            yield from zip((f"{name}.{label}" for label in QUANTILES), quantiles(values, QUANTILES.values()), strict=True)
+            yield from zip(
+                (f"{name}.{label}" for label in QUANTILES), quantiles(values, QUANTILES.values()), strict=True
+            )
     if records:
         yield "error_ratio", 1 - len(good) / len(records)
     if seconds > 0:
         yield "qps", len(good) / seconds
-        prompt, completion = (_known(getattr(record, name) for record in good) for name in ("prompt_tokens", "completion_tokens"))
+        prompt, completion = (
+            _known(getattr(record, name) for record in good) for name in ("prompt_tokens", "completion_tokens")
+        )
         if completion is not None:
             yield "tokens_per_second", completion / seconds
             if prompt is not None:
@@ -104,7 +113,11 @@ def _of_engine(around: Around) -> Iterator[tuple[str, float]]:
         yield "hit_ratio", hit / asked
     elif cache_labels(around.after).get("enable_prefix_caching") == "False":
         yield "hit_ratio", 0.0  # it is off: nothing can hit, and nothing is asked
-    for name, metric in (("preemptions", vllm.NUM_PREEMPTIONS), ("prompt_tokens", vllm.PROMPT_TOKENS), ("completion_tokens", vllm.GENERATION_TOKENS)):
+    for name, metric in (
+        ("preemptions", vllm.NUM_PREEMPTIONS),
+        ("prompt_tokens", vllm.PROMPT_TOKENS),
+        ("completion_tokens", vllm.GENERATION_TOKENS),
+    ):
         if (value := grown(metric)) is not None:
             yield name, value
     if around.kv_peak_ratio is not None:
@@ -124,7 +137,8 @@ def _kv_bytes(around: Around) -> float | None:
 
 
 def _grown(around: Around, metric: Metric, part: str = "") -> float | None:
-    """How much a counter grew for the model, over all its engine cores; None where the page does not show it, or it fell."""
+    """How much a counter grew for the model, over all its engine cores; None where the page does not show it, or it
+    fell."""
     before, after = (page.total(metric.name + part, model_name=around.model) for page in (around.before, around.after))
     return None if after is None or (grown := after - (before or 0.0)) < 0 else grown
 
@@ -134,10 +148,14 @@ def cache_labels(page: Exposition) -> Mapping[str, str]:
     return next((labels for labels, _ in page.of(vllm.CACHE_CONFIG_INFO.name)), {})
 
 
-# "Actual usage is 15.1 GiB for consumed memory (weights + non-torch), 1.4 GiB for peak activation, and 0.5 GiB for CUDAGraph memory."
+# "Actual usage is 15.1 GiB for consumed memory (weights + non-torch), 1.4 GiB for peak activation, and 0.5 GiB for
+# CUDAGraph memory."
 _USED = re.compile(r"Actual usage is (.*?memory)\b(?=\. )")
 _PART = re.compile(r"([\d.]+) GiB for ")
-_KV = re.compile(r"Available KV cache memory: ([\d.]+) GiB|(?:Explicitly|Auto) set \(([\d.]+)/[\d.]+\) GiB for KV cache")  # on GPUs; on CPUs
+# on GPUs; on CPUs
+_KV = re.compile(
+    r"Available KV cache memory: ([\d.]+) GiB|(?:Explicitly|Auto) set \(([\d.]+)/[\d.]+\) GiB for KV cache"
+)
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _WEIGHTS = re.compile(r"Model loading took ([\d.]+) Gi?B")
 _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")

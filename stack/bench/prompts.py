@@ -1,8 +1,9 @@
 """Prompts of exactly so many tokens, by the engine's own tokenizer.
 
-Words are drawn at random from those that one text is made of, as token ids: so a prompt has the length that was asked for, and none is like another
-unless its key is. Where a chat template stands between (route chat), the text is measured with it and mended until the engine counts the same.
-The tokens of a segment follow from its key and the bench's seed alone; the keys of a plan say what two runs share (workload.py)."""
+Words are drawn at random from those that one text is made of, as token ids: so a prompt has the length that was asked
+for, and none is like another unless its key is. Where a chat template stands between (route chat), the text is measured
+with it and mended until the engine counts the same. The tokens of a segment follow from its key and the bench's seed
+alone; the keys of a plan say what two runs share (workload.py)."""
 
 from __future__ import annotations
 
@@ -24,13 +25,16 @@ from stack.bench.workload import PlannedRequest
 Route = Literal["completions", "chat"]
 ROUTES: Mapping[Route, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 MENDS = 12
-OTHER_WORDS = 4, 8  # after so many mends so many of the last words are drawn anew: some texts have no end at which they have just so many tokens
+# after so many mends so many of the last words are drawn anew: some texts have no end at which they have just so many
+# tokens
+OTHER_WORDS = 4, 8
 COUNTED_AT_ONCE = 8
 TEXT = (
-    "Before the first lamp was lit the keeper wrote down the wind, the height of the tide and the names of the ships that had passed. "
-    "Nobody had asked for such a list; yet when the harbour was to be rebuilt, forty years of small figures told the engineers where "
-    "the water ran deep, which months were quiet, and how often a pilot had been called out in vain. A measure that is taken every day "
-    "costs little, and its worth is seen late. Numbers 0 1 2 3 4 5 6 7 8 9, brackets ( ) [ ] { }, and def return import class for in if else."
+    "Before the first lamp was lit the keeper wrote down the wind, the height of the tide and the names of the ships"
+    " that had passed. Nobody had asked for such a list; yet when the harbour was to be rebuilt, forty years of small"
+    " figures told the engineers where the water ran deep, which months were quiet, and how often a pilot had been"
+    " called out in vain. A measure that is taken every day costs little, and its worth is seen late. Numbers 0 1 2 3 4"
+    " 5 6 7 8 9, brackets ( ) [ ] { }, and def return import class for in if else."
 )
 
 _encode = msgspec.json.Encoder().encode
@@ -66,12 +70,16 @@ class Remote:
         return str(await self._ask("/detokenize", {"tokens": list(ids)}, "prompt", str))
 
     async def chat(self, messages: Sequence[Mapping[str, str]]) -> int:
-        return int(await self._ask("/tokenize", {"messages": list(messages), "add_generation_prompt": True}, "count", int))
+        return int(
+            await self._ask("/tokenize", {"messages": list(messages), "add_generation_prompt": True}, "count", int)
+        )
 
     async def _ask(self, route: str, body: Mapping[str, Any], field: str, kind: type) -> Any:
         why = ""
         try:
-            async with self._session.post(f"{self._url}{route}", json={"model": self._model, **body}, headers=self._headers) as response:
+            async with self._session.post(
+                f"{self._url}{route}", json={"model": self._model, **body}, headers=self._headers
+            ) as response:
                 status, answer = response.status, json.loads(await read_bounded(response))
             if status == 200 and isinstance(answer, dict) and isinstance(answer.get(field), kind):
                 return answer[field]
@@ -80,21 +88,32 @@ class Remote:
             why = "answers something that is no JSON"
         except (aiohttp.ClientError, TimeoutError) as error:
             why = f"does not answer ({describe_error(error) or error or type(error).__name__})"
-        raise NoTokenizer(f"{self._url}{route} {why}; lengths in tokens need the engine's own tokenizer, so give the address of vLLM itself")
+        raise NoTokenizer(
+            f"{self._url}{route} {why}; lengths in tokens need the engine's own tokenizer, so give the address of vLLM"
+            " itself"
+        )
 
 
 class Writer:
     """Makes the requests of one bench. vocabulary: token ids that prompts are made of."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: Sequence[int], model: str, bench: str, seed: int) -> None:
-        self._tokenizer, self._vocabulary, self._model, self._bench, self._seed = tokenizer, vocabulary, model, bench, seed
+        self._tokenizer, self._vocabulary, self._model, self._bench, self._seed = (
+            tokenizer,
+            vocabulary,
+            model,
+            bench,
+            seed,
+        )
 
     @classmethod
     async def of(cls, tokenizer: Tokenizer, model: str, bench: str, seed: int) -> Writer:
         """Raises NoTokenizer."""
         vocabulary = sorted(set(await tokenizer.ids(TEXT)))
         if len(vocabulary) < 2:
-            raise NoTokenizer(f"the engine's tokenizer makes {len(vocabulary)} tokens of {len(TEXT)} letters; prompts cannot differ")
+            raise NoTokenizer(
+                f"the engine's tokenizer makes {len(vocabulary)} tokens of {len(TEXT)} letters; prompts cannot differ"
+            )
         return cls(tokenizer, vocabulary, model, bench, seed)
 
     def through(self, tokenizer: Tokenizer) -> Writer:
@@ -104,7 +123,8 @@ class Writer:
     async def prepare(
         self, asks: Sequence[PlannedRequest], run: int, route: Route, options: Mapping[str, Any], instruction: str = ""
     ) -> list[Prepared]:
-        """The requests of a run as bytes. options: go into every body, such as ignore_eos. instruction: stands before the last words of each chat."""
+        """The requests of a run as bytes. options: go into every body, such as ignore_eos. instruction: stands before
+        the last words of each chat."""
         if route == "completions":
             return [self._completion(ask, run, options) for ask in asks]
         places = asyncio.Semaphore(COUNTED_AT_ONCE)
@@ -124,14 +144,20 @@ class Writer:
         return self._prepared(ask, run, "completions", {"prompt": prompt}, options, len(prompt))
 
     async def _chat(self, ask: PlannedRequest, run: int, options: Mapping[str, Any], instruction: str) -> Prepared:
-        """Each segment is a message. The last one is made longer or shorter until the whole has its tokens, template and instruction included."""
+        """Each segment is a message. The last one is made longer or shorter until the whole has its tokens, template
+        and instruction included."""
         *before, last = ask.segments
-        messages = [{"role": _role(segment.key), "content": await self._tokenizer.text(self.ids(segment.key, segment.tokens))} for segment in before]
+        messages = [
+            {"role": _role(segment.key), "content": await self._tokenizer.text(self.ids(segment.key, segment.tokens))}
+            for segment in before
+        ]
         wanted, size, count = ask.prompt_tokens, last.tokens, 0
         whole: list[dict[str, str]] = []
         for mend in range(MENDS):
             kept = size if mend < OTHER_WORDS[0] else max(0, size - OTHER_WORDS[1])
-            words = await self._tokenizer.text([*self.ids(last.key, kept), *self.ids(f"{last.key}/{mend}", size - kept)])
+            words = await self._tokenizer.text(
+                [*self.ids(last.key, kept), *self.ids(f"{last.key}/{mend}", size - kept)]
+            )
             whole = [*messages, {"role": "user", "content": f"{instruction}\n{words}" if instruction else words}]
             count = await self._tokenizer.chat(whole)
             if count == wanted or size + wanted - count < 1:
@@ -139,14 +165,25 @@ class Writer:
             size += wanted - count
         return self._prepared(ask, run, "chat", {"messages": whole}, options, count)
 
-    def _prepared(self, ask: PlannedRequest, run: int, route: Route, prompt: Mapping[str, Any], options: Mapping[str, Any], tokens: int) -> Prepared:
+    def _prepared(
+        self,
+        ask: PlannedRequest,
+        run: int,
+        route: Route,
+        prompt: Mapping[str, Any],
+        options: Mapping[str, Any],
+        tokens: int,
+    ) -> Prepared:
         name = request_id(self._bench, run, ask.number)
         body: dict[str, Any] = {"model": self._model, **prompt, "max_tokens": ask.output_tokens, **options}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         if ask.temperature is not None:
             body["temperature"] = ask.temperature
         if ask.json_schema is not None:
-            body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(ask.json_schema)}}
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": dict(ask.json_schema)},
+            }
         return Prepared(ask, name, ROUTES[route], _encode(body), tokens)
 
 

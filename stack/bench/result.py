@@ -1,12 +1,15 @@
-"""What a bench leaves behind: a folder with bench.json (what was run, against what, every run's figures) and requests.jsonl (a record a request).
+"""What a bench leaves behind: a folder with bench.json (what was run, against what, every run's figures) and
+requests.jsonl (a record a request).
 
 Law: a run that broke off is kept and marked, and no figure stands for what was not measured: it is absent, never 0.
 
-A figure's name is `metric.statistic`, with the class of requests before it where a workload has classes: `ttft_ms.p50`, `short:ttft_ms.p95`, `qps`.
-Of requests: ttft_ms (sent -> first token with content), tpot_ms ((e2e - ttft) / (tokens - 1), of answers with two tokens or more), e2e_ms; each as
-mean, p50, p95, p99. Of the run: qps (answers/s), tokens_per_second (output), total_tokens_per_second, goodput_qps (answers that met the slo),
-error_ratio. Of the engine's own counters, over the run: queue_ms.mean, hit_ratio, preemptions, prompt_tokens, completion_tokens, kv_peak_ratio,
-memory_peak_gb (weights + profiled peak + most KV blocks in use), driver_memory_gb. Of answers that must be JSON: invalid_json_ratio, and
+A figure's name is `metric.statistic`, with the class of requests before it where a workload has classes: `ttft_ms.p50`,
+`short:ttft_ms.p95`, `qps`.
+Of requests: ttft_ms (sent -> first token with content), tpot_ms ((e2e - ttft) / (tokens - 1), of answers with two
+tokens or more), e2e_ms; each as mean, p50, p95, p99. Of the run: qps (answers/s), tokens_per_second (output),
+total_tokens_per_second, goodput_qps (answers that met the slo), error_ratio. Of the engine's own counters, over the
+run: queue_ms.mean, hit_ratio, preemptions, prompt_tokens, completion_tokens, kv_peak_ratio, memory_peak_gb (weights +
+profiled peak + most KV blocks in use), driver_memory_gb. Of answers that must be JSON: invalid_json_ratio, and
 score.mean where a command gives each a score."""
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ from exporters.text import write_atomically
 FORMAT = 1
 HIDDEN = "(hidden)"
 _SECRET = re.compile(r"(key|token|secret|password)$", re.IGNORECASE)
-_INSIDE = re.compile(r"((?:--[\w-]*|\b\w*)(?:key|token|secret|password)=|--[\w-]*(?:key|token|secret|password)\s+)[^\s;|&]+", re.IGNORECASE)
+_INSIDE = re.compile(
+    r"((?:--[\w-]*|\b\w*)(?:key|token|secret|password)=|--[\w-]*(?:key|token|secret|password)\s+)[^\s;|&]+",
+    re.IGNORECASE,
+)
 _LOGIN = re.compile(r"://[^/@\s]+@")
 BENCH, REQUESTS = "bench.json", "requests.jsonl"
 
@@ -36,7 +42,8 @@ class BadBench(ValueError):
 
 
 class BenchEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """What answered, as it says itself. series: the model's name on its page, where that is known; cache: labels of its cache_config_info;
+    """What answered, as it says itself. series: the model's name on its page, where that is known; cache: labels of its
+    cache_config_info;
     arguments: how it was started, where that is known."""
 
     url: str
@@ -50,7 +57,8 @@ class BenchEngine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """How long an engine took from its start until it answered, in seconds. warm: it had been started before with the same model."""
+    """How long an engine took from its start until it answered, in seconds. warm: it had been started before with the
+    same model."""
 
     kind: Literal["cold", "warm"]
     seconds: float
@@ -68,7 +76,8 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One pass of one workload at one load against one arm: the unit of all statistics. Times in unix seconds.
 
-    point: the load, such as c8 (eight at once) or r2.5 (2.5 requests/s). failed: by reason. cut: why it is not whole."""
+    point: the load, such as c8 (eight at once) or r2.5 (2.5 requests/s). failed: by reason. cut: why it is not
+    whole."""
 
     number: int
     arm: str
@@ -86,8 +95,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole bench. order: of the runs of several arms; interleaved: drawn at random in each round. seed: prompts, lengths and
-    that order follow from it; None in older files. events: ids of the tuning events that were written for it. cut: why it is not whole."""
+    """A whole bench. order: of the runs of several arms; interleaved: drawn at random in each round. seed: prompts,
+    lengths and that order follow from it; None in older files. events: ids of the tuning events that were written for
+    it. cut: why it is not whole."""
 
     id: str
     title: str
@@ -126,7 +136,9 @@ def without_secrets(bench: Bench) -> Bench:
         msgspec.structs.replace(
             arm,
             engine=msgspec.structs.replace(
-                arm.engine, url=without_login(arm.engine.url), arguments=None if arm.engine.arguments is None else masked(arm.engine.arguments)
+                arm.engine,
+                url=without_login(arm.engine.url),
+                arguments=None if arm.engine.arguments is None else masked(arm.engine.arguments),
             ),
         )
         for arm in bench.arms
@@ -145,14 +157,20 @@ def is_secret(name: str) -> bool:
 
 
 def masked(arguments: Sequence[str]) -> tuple[str, ...]:
-    """A command line without its keys, tokens and logins: in options, in variables before it, and where a shell is handed a whole line."""
+    """A command line without its keys, tokens and logins: in options, in variables before it, and where a shell is
+    handed a whole line."""
     shown, hide = [], False
     for text in arguments:
         name, equals, _ = text.partition("=")
-        secret = is_secret(name) and (text.startswith("-") or (equals != "" and name.isidentifier() and " " not in text))
+        secret = is_secret(name) and (
+            text.startswith("-") or (equals != "" and name.isidentifier() and " " not in text)
+        )
         clear = _LOGIN.sub("://", _INSIDE.sub(rf"\1{HIDDEN}", text))
-        shown.append(f"{name}={HIDDEN}" if secret and equals else HIDDEN if hide and not text.startswith("--") else clear)
-        hide = (secret and not equals) or (hide and not text.startswith("--"))  # vLLM takes several keys after one --api-key
+        shown.append(
+            f"{name}={HIDDEN}" if secret and equals else HIDDEN if hide and not text.startswith("--") else clear
+        )
+        # vLLM takes several keys after one --api-key
+        hide = (secret and not equals) or (hide and not text.startswith("--"))
     return tuple(shown)
 
 
@@ -173,7 +191,9 @@ def read(folder: Path) -> Bench:
     try:
         bench = msgspec.json.decode(path.read_bytes(), type=Bench)
     except OSError as error:
-        raise BadBench(f"{folder} holds no bench: {path}: {error.strerror}; give the folder that `vllm-watch bench run` wrote") from error
+        raise BadBench(
+            f"{folder} holds no bench: {path}: {error.strerror}; give the folder that `vllm-watch bench run` wrote"
+        ) from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadBench(f"{path} is no bench of ours: {error}") from error
     if bench.format != FORMAT:

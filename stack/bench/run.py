@@ -1,6 +1,7 @@
 """Runs workloads against one engine and writes down what came of it, run by run.
 
-Law: what was measured is kept, whatever happens next: each run is on disk before the next one begins, and one that broke off says why."""
+Law: what was measured is kept, whatever happens next: each run is on disk before the next one begins, and one that
+broke off says why."""
 
 from __future__ import annotations
 
@@ -64,8 +65,9 @@ def schedule(
 ) -> list[RunStep]:
     """Return all runs in their order.
 
-    turns: the order of the arms in each round, at least as many rounds as runs; `stack.tuning.turns` draws it. runs: of each load; None: as its
-    workload says. together: all engines stand at once, so that the arms of one load follow each other directly."""
+    turns: the order of the arms in each round, at least as many rounds as runs; `stack.tuning.turns` draws it. runs: of
+    each load; None: as its workload says. together: all engines stand at once, so that the arms of one load follow each
+    other directly."""
     steps = []
     for round_, arms in enumerate(turns[: rounds_of(workloads, runs)]):
         loads = [(each, point) for each in workloads if round_ < (runs or each.runs) for point in points(each)]
@@ -87,10 +89,13 @@ class BenchStopped(Exception):
 
 @dataclass(slots=True)
 class Bencher:
-    """A bench on its way: `steps` one after the other against whatever engine stands for an arm, everything kept in `folder`.
+    """A bench on its way: `steps` one after the other against whatever engine stands for an arm, everything kept in
+    `folder`.
 
-    names: of all arms, the one that others are compared with first, whichever of them runs first; without them, in the order of their first runs.
-    subject: gives the engine of an arm, started if need be; starts: how long its starts took. seed: what all prompts and lengths follow from."""
+    names: of all arms, the one that others are compared with first, whichever of them runs first; without them, in the
+    order of their first runs.
+    subject: gives the engine of an arm, started if need be; starts: how long its starts took. seed: what all prompts
+    and lengths follow from."""
 
     folder: Path
     title: str
@@ -115,7 +120,8 @@ class Bencher:
     _writers: dict[str, Writer] = field(default_factory=dict)
 
     async def go(self) -> Bench:
-        """Runs all steps; what there is when it ends, whyever it ends. Where there is nothing, BadTarget and NoTokenizer are raised."""
+        """Runs all steps; what there is when it ends, whyever it ends. Where there is nothing, BadTarget and
+        NoTokenizer are raised."""
         try:
             for number, step in enumerate(self.steps, 1):
                 await self._step(number, step)
@@ -165,7 +171,9 @@ class Bencher:
 
     async def _step(self, number: int, step: RunStep) -> None:
         subject: Subject = await self.subject(step.arm)
-        self.arms[step.arm] = Arm(name=step.arm, engine=subject.engine, what=subject.what, starts=tuple(self.starts(step.arm)))
+        self.arms[step.arm] = Arm(
+            name=step.arm, engine=subject.engine, what=subject.what, starts=tuple(self.starts(step.arm))
+        )
         async with asking() as session:
             writer = await self._writer(session, subject)
             await self._warm_up(session, writer, subject, step)
@@ -191,14 +199,16 @@ class Bencher:
         """What lengths and times follow from: the same for all arms of a round."""
         return self.seed + (step.round if step.workload.seed == "fresh" else 0)
 
-    async def _prepared(self, writer: Writer, its: Workload, asks: Sequence[workload.PlannedRequest], number: int) -> list[Prepared]:
+    async def _prepared(
+        self, writer: Writer, its: Workload, asks: Sequence[workload.PlannedRequest], number: int
+    ) -> list[Prepared]:
         options = {"ignore_eos": True} if its.ignore_eos else {}
         instruction = f"{its.json.instruction}\n{json.dumps(its.json.schema)}" if its.json else ""
         return await writer.prepare(asks, number, its.endpoint, options, instruction)
 
     async def _warm_up(self, session: aiohttp.ClientSession, writer: Writer, subject: Subject, step: RunStep) -> None:
-        """Once for each start of an engine and workload: a few requests that nobody counts. With `cache: warm` all that is shared, for each load,
-        since a longer run has more of it."""
+        """Once for each start of an engine and workload: a few requests that nobody counts. With `cache: warm` all that
+        is shared, for each load, since a longer run has more of it."""
         warm = step.workload.cache == "warm"
         key = (subject.target.url, subject.engine.started_s, step.workload.name, step.point.label if warm else "")
         if key in self._warm:
@@ -209,21 +219,27 @@ class Bencher:
             first = {ask.segments[0].key: ask for ask in reversed(asks) if len(ask.segments) > 1}
             some += [ask for ask in first.values() if ask not in some]
         alone = [
-            workload.PlannedRequest(number=at, kind=None, segments=a.segments, output_tokens=min(a.output_tokens, 16)) for at, a in enumerate(some)
+            workload.PlannedRequest(number=at, kind=None, segments=a.segments, output_tokens=min(a.output_tokens, 16))
+            for at, a in enumerate(some)
         ]
         if alone:
             load, before = LoadRun(self._target(subject, step.workload)), await page_of(session, subject)
             await load.send(await self._prepared(writer, step.workload, alone, WARM_UP), 2)
             if all(done.record.outcome != "ok" for done in load.done):
                 reason = load.done[0].record.reason or ""
-                raise BenchStopped(f"no request of the warm-up was answered by {subject.target.url}: {_why(reason, load.said)}")
-            await settled(session, subject, before, sum(done.record.outcome == "ok" for done in load.done))  # none of them counts in the run
+                raise BenchStopped(
+                    f"no request of the warm-up was answered by {subject.target.url}: {_why(reason, load.said)}"
+                )
+            # none of them counts in the run
+            await settled(session, subject, before, sum(done.record.outcome == "ok" for done in load.done))
         self._warm.add(key)
 
     def _target(self, subject: Subject, its: Workload) -> BenchTarget:
         return BenchTarget(subject.target.url, subject.target.model, subject.target.key, its.timeout_s)
 
-    async def _run(self, session: aiohttp.ClientSession, subject: Subject, step: RunStep, number: int, prepared: Sequence[Prepared]) -> Run:
+    async def _run(
+        self, session: aiohttp.ClientSession, subject: Subject, step: RunStep, number: int, prepared: Sequence[Prepared]
+    ) -> Run:
         its = step.workload
         course = _Course(subject, self._target(subject, its), step, prepared, self.told.done)
         if its.cache == "cold":
@@ -266,10 +282,18 @@ class Bencher:
 
 
 class _Course:
-    """The course of one run: its requests on their way, then what is asked of engine and answers. It may break off at each step, and what was
-    measured until then is kept. cut: why it broke off, of which the first reason stands. stopped: by hand."""
+    """The course of one run: its requests on their way, then what is asked of engine and answers. It may break off at
+    each step, and what was measured until then is kept. cut: why it broke off, of which the first reason stands.
+    stopped: by hand."""
 
-    def __init__(self, subject: Subject, target: BenchTarget, step: RunStep, prepared: Sequence[Prepared], told: Callable[[Done], None]) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        target: BenchTarget,
+        step: RunStep,
+        prepared: Sequence[Prepared],
+        told: Callable[[Done], None],
+    ) -> None:
         self.cut: str | None = None
         self.stopped = False
         self.unscored: list[str] = []
@@ -311,11 +335,15 @@ class _Course:
         if self.stopped:
             self.cut = f"it was stopped by hand after {len(self.load.done)} of {len(self._prepared)} requests"
         elif self._dead:
-            self.cut = f"{self._subject.target.url} stopped answering after {self._answered} of {len(self._prepared)} requests"
+            self.cut = (
+                f"{self._subject.target.url} stopped answering after {self._answered} of {len(self._prepared)} requests"
+            )
         elif error := self._sending.exception():
             raise error
 
-    async def around(self, session: aiohttp.ClientSession, before: Exposition, peak: Peak, watching: asyncio.Task[None]) -> Around | None:
+    async def around(
+        self, session: aiohttp.ClientSession, before: Exposition, peak: Peak, watching: asyncio.Task[None]
+    ) -> Around | None:
         """The engine's counters around the run; None where it does not tell them, or began them anew."""
         subject = self._subject
         try:
@@ -350,12 +378,18 @@ def _caveats(load: LoadRun, prepared: Sequence[Prepared], its: Workload) -> Iter
     """What a reader of the run's figures has to know."""
     wanted = {asked.request_id: asked for asked in prepared}
     good = [done.record for done in load.done if done.record.outcome == "ok"]
-    other = [r.prompt_tokens for r in good if r.prompt_tokens is not None and r.prompt_tokens != wanted[r.request_id].ask.prompt_tokens]
+    other = [
+        r.prompt_tokens
+        for r in good
+        if r.prompt_tokens is not None and r.prompt_tokens != wanted[r.request_id].ask.prompt_tokens
+    ]
     if other:
         yield f"{len(other)} of {len(good)} prompts had another length than was asked for, by the engine's count"
     if unknown := sum(record.completion_tokens is None for record in good):
         yield f"{unknown} of {len(good)} answers came without the engine's count of tokens"
-    short = sum(r.completion_tokens is not None and r.completion_tokens < wanted[r.request_id].ask.output_tokens for r in good)
+    short = sum(
+        r.completion_tokens is not None and r.completion_tokens < wanted[r.request_id].ask.output_tokens for r in good
+    )
     if short and its.ignore_eos:
         yield f"{short} of {len(good)} answers were shorter than was asked for"
     if load.late_s > 0.05:
@@ -364,7 +398,10 @@ def _caveats(load: LoadRun, prepared: Sequence[Prepared], its: Workload) -> Iter
         if words:
             yield f"{'no connection' if reason in UNREACHED else 'the engine said'} ({reason}): {words}"
     if its.replay and its.replay.left_out:
-        yield f"{its.replay.left_out} lines of the log could not be sent again: they do not say when they began, or how long they were"
+        yield (
+            f"{its.replay.left_out} lines of the log could not be sent again: they do not say when they began, or how"
+            " long they were"
+        )
     if its.seed == "fixed":
         yield "every run sent the same prompts, so later runs find them in the prefix cache"
 
@@ -382,7 +419,8 @@ def _is_json(text: str | None) -> bool:
 
 
 async def _score(command: Sequence[str], text: str) -> float:
-    """What a command says of an answer. Raises OSError where it cannot be started, ValueError where it says no number."""
+    """What a command says of an answer. Raises OSError where it cannot be started, ValueError where it says no
+    number."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
@@ -400,7 +438,10 @@ async def _score(command: Sequence[str], text: str) -> float:
 def _hardware() -> str:
     """This machine, in words; the engine's own may be another."""
     names = {line.partition(":")[2].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")}
-    return f"{', '.join(sorted(names)) or platform.machine()}, {os.cpu_count()} cores, {platform.system()} (where the bench ran)"
+    return (
+        f"{', '.join(sorted(names)) or platform.machine()}, {os.cpu_count()} cores, {platform.system()} (where the"
+        " bench ran)"
+    )
 
 
 def _lines(path: Path) -> list[str]:
@@ -411,11 +452,20 @@ def _lines(path: Path) -> list[str]:
 
 
 async def probe(subject: Subject, its: Workload, seed: int) -> tuple[float, float] | None:
-    """Seconds to the first token and for each further one, of one short request alone; None where it was not answered. Raises NoTokenizer."""
+    """Seconds to the first token and for each further one, of one short request alone; None where it was not answered.
+    Raises NoTokenizer."""
     asks = workload.plan(its, workload.points(its)[0], seed, WARM_UP - 1)[:1]
-    few = [workload.PlannedRequest(number=0, kind=None, segments=ask.segments, output_tokens=min(ask.output_tokens, 16)) for ask in asks]
+    few = [
+        workload.PlannedRequest(number=0, kind=None, segments=ask.segments, output_tokens=min(ask.output_tokens, 16))
+        for ask in asks
+    ]
     async with asking() as session:
-        writer = await Writer.of(Remote(session, subject.target.url, subject.target.model, subject.target.key), subject.target.model, "probe", seed)
+        writer = await Writer.of(
+            Remote(session, subject.target.url, subject.target.model, subject.target.key),
+            subject.target.model,
+            "probe",
+            seed,
+        )
         load = LoadRun(BenchTarget(subject.target.url, subject.target.model, subject.target.key, its.timeout_s))
         await load.send(await writer.prepare(few, 0, "completions", {"ignore_eos": True}), 1)
     record = load.done[0].record

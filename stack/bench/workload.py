@@ -1,15 +1,19 @@
-"""What a bench asks of an engine: workloads in YAML, and from them every request of a run, with its lengths, its time and what it shares with others.
+"""What a bench asks of an engine: workloads in YAML, and from them every request of a run, with its lengths, its time
+and what it shares with others.
 
-Law: a plan follows from the workload, the load and the seed alone. Two plans of one seed have the same lengths and times whatever their run numbers
-are, so that two arms can be given the same work; only the tokens differ.
+Law: a plan follows from the workload, the load and the seed alone. Two plans of one seed have the same lengths and
+times whatever their run numbers are, so that two arms can be given the same work; only the tokens differ.
 
-A segment says which tokens are the same, not what they are: one key, the same tokens. Keys that begin with `run:` belong to one run: no other has
-their tokens, so nothing of them was in a cache before. Keys that begin with `bench:` (cache: warm) are the same in all runs. With `seed: fixed` all
-runs of a load have the same keys: each then meets what the one before left in the cache, which the report must say. Runs before the first, such as a
-warm-up, have negative numbers and keys of their own. What a key ends with says whose words its tokens are: `:prompt` a user's, `:answer` the model's.
+A segment says which tokens are the same, not what they are: one key, the same tokens. Keys that begin with `run:`
+belong to one run: no other has their tokens, so nothing of them was in a cache before. Keys that begin with `bench:`
+(cache: warm) are the same in all runs. With `seed: fixed` all
+runs of a load have the same keys: each then meets what the one before left in the cache, which the report must say.
+Runs before the first, such as a warm-up, have negative numbers and keys of their own. What a key ends with says whose
+words its tokens are: `:prompt` a user's, `:answer` the model's.
 
-In a conversation each prompt is the whole history. The answers in it are made up, as long as those that were asked for: a plan is ready before the
-first answer comes, so an engine cannot find an answer of its own in its cache, only what it was sent."""
+In a conversation each prompt is the whole history. The answers in it are made up, as long as those that were asked for:
+a plan is ready before the first answer comes, so an engine cannot find an answer of its own in its cache, only what it
+was sent."""
 
 from __future__ import annotations
 
@@ -30,8 +34,10 @@ from exporters.requests.record import RequestRecord, ended_at
 from stack.config import BadConfig, YamlFile, meant, read, source
 
 METRICS = (
-    "ttft_ms", "tpot_ms", "e2e_ms", "qps", "tokens_per_second", "total_tokens_per_second", "goodput_qps", "error_ratio", "queue_ms", "hit_ratio",
-    "preemptions", "prompt_tokens", "completion_tokens", "kv_peak_ratio", "memory_peak_gb", "driver_memory_gb", "invalid_json_ratio", "score",
+    "ttft_ms", "tpot_ms", "e2e_ms", "qps", "tokens_per_second", "total_tokens_per_second", "goodput_qps", "error_ratio",
+    "queue_ms", "hit_ratio",
+    "preemptions", "prompt_tokens", "completion_tokens", "kv_peak_ratio", "memory_peak_gb", "driver_memory_gb",
+    "invalid_json_ratio", "score",
 )  # fmt: skip
 LEAST_REQUESTS = 20  # of a run that does not say how many
 MOST_REQUESTS = 1_000_000
@@ -42,7 +48,7 @@ _NORMAL = NormalDist()
 _P95 = _NORMAL.inv_cdf(0.95)
 
 
-# ---- what a plan is made of -------------------------------------------------------------------------------------------------
+# ---- what a plan is made of
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -80,13 +86,15 @@ class LoadLevel(msgspec.Struct, frozen=True):
     burst: int | None = None
 
 
-# ---- what a file may say ----------------------------------------------------------------------------------------------------
+# ---- what a file may say
 
 
 class Length(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A distribution of tokens. p50 and p95: lognormal; min and max cut it, or are the ends of a uniform one. choices: each as often as the others.
+    """A distribution of tokens. p50 and p95: lognormal; min and max cut it, or are the ends of a uniform one. choices:
+    each as often as the others.
 
-    A lognormal has p95 half-way (in logarithms) between p50 and its longest, and its shortest as far below; 0.05 % would lie beyond each."""
+    A lognormal has p95 half-way (in logarithms) between p50 and its longest, and its shortest as far below; 0.05 %
+    would lie beyond each."""
 
     p50: int | None = None
     p95: int | None = None
@@ -100,7 +108,8 @@ Several = int | tuple[int, ...]
 
 
 class RequestClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One class of requests among others, reported apart. share: of all requests, as a weight. What it leaves out is as in the workload."""
+    """One class of requests among others, reported apart. share: of all requests, as a weight. What it leaves out is as
+    in the workload."""
 
     share: float
     input_tokens: Lengths | None = None
@@ -126,8 +135,9 @@ class Logged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A request log sent again. log: its file, from where the workload stands; its requests are put in when it is loaded, or stand in the file
-    themselves. speed: 2 is twice as fast. left_out: lines of the log that do not say when they began or how long they were."""
+    """A request log sent again. log: its file, from where the workload stands; its requests are put in when it is
+    loaded, or stand in the file themselves. speed: 2 is twice as fast. left_out: lines of the log that do not say when
+    they began or how long they were."""
 
     log: str | None = None
     speed: float = 1.0
@@ -144,7 +154,8 @@ class Slo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Json(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Answers that must be JSON. structured: the engine is held to the schema; off, it is only told. instruction: what it is told.
+    """Answers that must be JSON. structured: the engine is held to the schema; off, it is only told. instruction: what
+    it is told.
 
     score: a command that reads an answer on its standard input and prints a number."""
 
@@ -155,14 +166,16 @@ class Json(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is asked, how often and at which load. concurrency, rate, burst and replay each give points of load; a workload may have several.
+    """What is asked, how often and at which load. concurrency, rate, burst and replay each give points of load; a
+    workload may have several.
 
-    input_tokens: the whole prompt, of which shared_prefix_tokens are the same in all requests of a group. requests: of a run; left out: see
-    `requests_of`. rate: requests/s, with gaps of a gamma distribution of shape `burstiness` (1: Poisson, less: burstier). arrival: only says again
-    which of them it is. turns: of a conversation, each of which adds turn_tokens and the answer before. max_*: what is drawn longer is cut to it.
-    ignore_eos: answers have the length that was asked for; without it, that or less. seed: fresh for each run, or one for all. cache: cold: nothing
-    that is sent was seen before the run; warm: shared prefixes were; as_is: as cold, but the engine's cache is not emptied. expected_hit: what hit
-    ratio `scenario` leads to."""
+    input_tokens: the whole prompt, of which shared_prefix_tokens are the same in all requests of a group. requests: of
+    a run; left out: see `requests_of`. rate: requests/s, with gaps of a gamma distribution of shape `burstiness` (1:
+    Poisson, less: burstier). arrival: only says again which of them it is. turns: of a conversation, each of which adds
+    turn_tokens and the answer before. max_*: what is drawn longer is cut to it.
+    ignore_eos: answers have the length that was asked for; without it, that or less. seed: fresh for each run, or one
+    for all. cache: cold: nothing that is sent was seen before the run; warm: shared prefixes were; as_is: as cold, but
+    the engine's cache is not emptied. expected_hit: what hit ratio `scenario` leads to."""
 
     name: str
     about: str = ""
@@ -204,7 +217,7 @@ class WorkloadFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics: tuple[str, ...] = ()
 
 
-# ---- reading ----------------------------------------------------------------------------------------------------------------
+# ---- reading
 
 
 def shipped() -> dict[str, Path]:
@@ -213,7 +226,8 @@ def shipped() -> dict[str, Path]:
 
 
 def load(what: str | Path) -> WorkloadFile:
-    """A file of workloads, or a shipped one by its name, with the logs that it replays. Raises BadConfig for the first mistake."""
+    """A file of workloads, or a shipped one by its name, with the logs that it replays. Raises BadConfig for the first
+    mistake."""
     path = Path(what)
     if not path.exists() or path.is_dir():
         if str(what) not in (ours := shipped()):
@@ -229,7 +243,8 @@ def load(what: str | Path) -> WorkloadFile:
 
 
 def indented(text: str) -> str:
-    """The text; what stands at the margin behind `- name:`, as in Lab 10's file when it is copied from its page, is put below the name again."""
+    """The text; what stands at the margin behind `- name:`, as in Lab 10's file when it is copied from its page, is put
+    below the name again."""
     lines, below = [], False
     for line in text.splitlines():
         if re.match(r"workloads:|metrics:|- ", line):
@@ -247,7 +262,9 @@ def understood(written: YamlFile) -> WorkloadFile:
         for sentence in mistakes(suite):
             raise BadConfig(written.told(sentence))
     except BadConfig as error:
-        raise BadConfig(_named(str(error), written.data).replace("Expected `int | object | null`", f"expected {_A_LENGTH}")) from None
+        raise BadConfig(
+            _named(str(error), written.data).replace("Expected `int | object | null`", f"expected {_A_LENGTH}")
+        ) from None
     return suite
 
 
@@ -275,34 +292,49 @@ def _with_log(workload: Workload, path: Path) -> Workload:
         raise BadConfig(f"{place}: {log} cannot be read: {error.strerror}") from error
     requests = logged(records)
     if not requests:
-        raise BadConfig(f"{place}: no line of {log} has all of ts, e2e_ms, prompt_tokens and completion_tokens, so nothing of it can be sent again")
+        raise BadConfig(
+            f"{place}: no line of {log} has all of ts, e2e_ms, prompt_tokens and completion_tokens, so nothing of it"
+            " can be sent again"
+        )
     left_out = len(records) + bad.total - len(requests)
-    return msgspec.structs.replace(workload, replay=msgspec.structs.replace(workload.replay, requests=requests, left_out=left_out))
+    return msgspec.structs.replace(
+        workload, replay=msgspec.structs.replace(workload.replay, requests=requests, left_out=left_out)
+    )
 
 
 def logged(records: Iterable[RequestRecord]) -> tuple[Logged, ...]:
     """What can be sent again of a log, in the order in which it began; a team becomes a class."""
     found = []
     for record in records:
-        ended_s, took_ms, prompt, answer = ended_at(record), record.e2e_ms, record.prompt_tokens, record.completion_tokens
+        ended_s, took_ms, prompt, answer = (
+            ended_at(record),
+            record.e2e_ms,
+            record.prompt_tokens,
+            record.completion_tokens,
+        )
         if ended_s is not None and took_ms is not None and prompt and answer:
             found.append(Logged(ended_s - took_ms / 1000, prompt, answer, record.team))
     found.sort(key=lambda request: request.offset_s)
-    return tuple(msgspec.structs.replace(request, offset_s=round(request.offset_s - found[0].offset_s, 3)) for request in found)
+    return tuple(
+        msgspec.structs.replace(request, offset_s=round(request.offset_s - found[0].offset_s, 3)) for request in found
+    )
 
 
-# ---- mistakes ---------------------------------------------------------------------------------------------------------------
+# ---- mistakes
 
 
-_Range = tuple[str, Callable[[float], bool]]  # how to say it, and whether a number is right; infinity and what is no number never are
+# how to say it, and whether a number is right; infinity and what is no number never are
+_Range = tuple[str, Callable[[float], bool]]
 _TOKENS: _Range = ("1 to 100,000,000", lambda n: 1 <= n <= 10**8)
 _TURNS: _Range = ("1 to 1,000", lambda n: 1 <= n <= 1000)  # each holds the whole history
 _POSITIVE: _Range = ("more than 0", lambda n: 0 < n < math.inf)
 _COUNT: _Range = ("0 or more", lambda n: 0 <= n < math.inf)
 _NUMBERS: Mapping[str, _Range] = {
-    **dict.fromkeys(("input_tokens", "output_tokens", "turn_tokens", "p50", "p95", "min", "max", "choices", "max_input_tokens", "max_output_tokens",
+    **dict.fromkeys(("input_tokens", "output_tokens", "turn_tokens", "p50", "p95", "min", "max", "choices",
+        "max_input_tokens", "max_output_tokens",
                      "prefix_groups"), _TOKENS),
-    **dict.fromkeys(("requests", "concurrency", "rate", "burstiness", "size", "every_s", "speed", "share", "timeout_s", "runs", "ttft_ms", "tpot_ms",
+    **dict.fromkeys(("requests", "concurrency", "rate", "burstiness", "size", "every_s", "speed", "share", "timeout_s",
+        "runs", "ttft_ms", "tpot_ms",
                      "e2e_ms"), _POSITIVE),
     **dict.fromkeys(("shared_prefix_tokens", "temperature", "warm_up", "offset_s", "left_out"), _COUNT),
     "turns": _TURNS,
@@ -334,9 +366,15 @@ def mistakes(suite: WorkloadFile) -> Iterator[str]:
 
 
 def _name_mistakes(place: str, workload: Workload) -> Iterator[str]:
-    for where, name in ((f"{place}.name", workload.name), *((f"{place}.classes.{name}", name) for name in workload.classes)):
+    for where, name in (
+        (f"{place}.name", workload.name),
+        *((f"{place}.classes.{name}", name) for name in workload.classes),
+    ):
         if not _NAME.fullmatch(name):
-            yield f"{where}: {name[:60]!r} is no name; use 1 to 60 of letters, digits, . _ - and begin with a letter or digit"
+            yield (
+                f"{where}: {name[:60]!r} is no name; use 1 to 60 of letters, digits, . _ - and begin with a letter or"
+                " digit"
+            )
 
 
 def _number_mistakes(place: str, value: Any) -> Iterator[str]:
@@ -347,7 +385,13 @@ def _number_mistakes(place: str, value: Any) -> Iterator[str]:
             yield f"{where}: the list is empty; leave it out, or name at least one"
         if isinstance(inner, Length):
             yield from _length_mistakes(where, inner)
-        parts = inner.items() if isinstance(inner, dict) else enumerate(inner) if isinstance(inner, tuple) else [(None, inner)]
+        parts = (
+            inner.items()
+            if isinstance(inner, dict)
+            else enumerate(inner)
+            if isinstance(inner, tuple)
+            else [(None, inner)]
+        )
         for key, part in parts:
             here = where if key is None else f"{where}[{key}]" if isinstance(key, int) else f"{where}.{key}"
             if isinstance(part, msgspec.Struct):
@@ -359,7 +403,10 @@ def _number_mistakes(place: str, value: Any) -> Iterator[str]:
 def _length_mistakes(place: str, length: Length) -> Iterator[str]:
     given = {name for name, value in msgspec.structs.asdict(length).items() if value not in (None, ())}
     if given not in ({"choices"}, {"min", "max"}) and not {"p50", "p95"} <= given - {"choices"} == given:
-        yield f"{place}: {', '.join(sorted(given)) or 'nothing'} is no distribution; give p50 and p95, or min and max, or all four, or choices"
+        yield (
+            f"{place}: {', '.join(sorted(given)) or 'nothing'} is no distribution; give p50 and p95, or min and max, or"
+            " all four, or choices"
+        )
     rising = [(name, value) for name in ("min", "p50", "p95", "max") if (value := getattr(length, name)) is not None]
     for (less, low), (more, high) in itertools.pairwise(rising):
         if low > high:
@@ -372,7 +419,10 @@ def _load_mistakes(place: str, workload: Workload) -> Iterator[str]:
         yield f"{place}: it says no load; give concurrency, rate, burst or replay"
     for key in given:
         if workload.arrival is not None and _POINTS[key] != workload.arrival:
-            yield f"{place}.{key}: goes with arrival: {_POINTS[key]}, not with {workload.arrival}; leave arrival out to have several kinds of load"
+            yield (
+                f"{place}.{key}: goes with arrival: {_POINTS[key]}, not with {workload.arrival}; leave arrival out to"
+                " have several kinds of load"
+            )
     if workload.burstiness != 1 and workload.rate is None:
         yield f"{place}.burstiness: is of arrivals at a rate, and there is no rate"
     yield from _point_mistakes(place, workload)
@@ -386,7 +436,10 @@ def _point_mistakes(place: str, workload: Workload) -> Iterator[str]:
             yield f"{place}: the load {point.label} stands there twice"
             break
         if (many := requests_of(workload, point)) > MOST_REQUESTS:
-            yield f"{place}: the load {point.label} leads to {many:,} requests in a run; {MOST_REQUESTS:,} is the most, so say fewer with requests"
+            yield (
+                f"{place}: the load {point.label} leads to {many:,} requests in a run; {MOST_REQUESTS:,} is the most,"
+                " so say fewer with requests"
+            )
 
 
 def _replay_mistakes(place: str, workload: Workload, replay: Replay) -> Iterator[str]:
@@ -407,7 +460,10 @@ def _shape_mistakes(place: str, workload: Workload) -> Iterator[str]:
         yield f"{place}.cache: nothing can be warm, since no tokens are shared; give shared_prefix_tokens"
     most = workload.max_input_tokens
     if most and workload.turns > 1 and (grown := max(prompt for _, prompt, _ in _longest(workload))) > most:
-        yield f"{place}.max_input_tokens: {workload.turns} turns lead to prompts of {grown} tokens, more than {most}; take fewer turns"
+        yield (
+            f"{place}.max_input_tokens: {workload.turns} turns lead to prompts of {grown} tokens, more than {most};"
+            " take fewer turns"
+        )
 
 
 def _turn_mistakes(place: str, workload: Workload) -> Iterator[str]:
@@ -426,9 +482,14 @@ def _class_mistakes(place: str, workload: Workload, shape: RequestClass) -> Iter
             yield f"{place}.{key} is missing"
     if shape.prefix_groups and shape.prefix_groups > 1 and not shape.shared_prefix_tokens:
         yield f"{place}.prefix_groups: there is nothing that a group could share; give shared_prefix_tokens"
-    shortest = None if shape.input_tokens is None else min(_ends(shape.input_tokens)[0], workload.max_input_tokens or math.inf)
+    shortest = (
+        None if shape.input_tokens is None else min(_ends(shape.input_tokens)[0], workload.max_input_tokens or math.inf)
+    )
     if shortest is not None and (prefix := shape.shared_prefix_tokens or 0) >= shortest:
-        yield f"{place}.shared_prefix_tokens: {prefix} leaves nothing of the shortest prompt ({shortest}), which contains it; raise input_tokens"
+        yield (
+            f"{place}.shared_prefix_tokens: {prefix} leaves nothing of the shortest prompt ({shortest}), which contains"
+            " it; raise input_tokens"
+        )
 
 
 def _json_mistakes(place: str, workload: Workload) -> Iterator[str]:
@@ -440,15 +501,21 @@ def _json_mistakes(place: str, workload: Workload) -> Iterator[str]:
         yield f"{place}.ignore_eos: json needs false, since an answer that goes on after its end is no JSON"
 
 
-# ---- what follows from a workload -------------------------------------------------------------------------------------------
+# ---- what follows from a workload
 
 
 def shapes(workload: Workload) -> dict[str | None, RequestClass]:
     """The classes of a workload, whole; one without a name where there are none."""
-    own = {name: getattr(workload, name) for name in ("input_tokens", "output_tokens", "shared_prefix_tokens", "prefix_groups")}
+    own = {
+        name: getattr(workload, name)
+        for name in ("input_tokens", "output_tokens", "shared_prefix_tokens", "prefix_groups")
+    }
     if not workload.classes:
         return {None: RequestClass(share=1.0, **own)}
-    missing = {kind: {name: value for name, value in own.items() if getattr(given, name) is None} for kind, given in workload.classes.items()}
+    missing = {
+        kind: {name: value for name, value in own.items() if getattr(given, name) is None}
+        for kind, given in workload.classes.items()
+    }
     return {kind: msgspec.structs.replace(given, **missing[kind]) for kind, given in workload.classes.items()}
 
 
@@ -463,17 +530,21 @@ def points(workload: Workload) -> tuple[LoadLevel, ...]:
 
 
 def requests_of(workload: Workload, point: LoadLevel) -> int:
-    """How many requests a run has. Where the file does not say: four for each that is under way at once, those of 20 s, three bursts; 20 at least."""
+    """How many requests a run has. Where the file does not say: four for each that is under way at once, those of 20 s,
+    three bursts; 20 at least."""
     if workload.replay is not None:
         return min(workload.requests or len(workload.replay.requests), len(workload.replay.requests))
     if workload.requests is not None:
         return workload.requests
-    enough = max(LEAST_REQUESTS, 4 * (point.concurrency or 0), math.ceil(20 * (point.rate_per_s or 0)), 3 * (point.burst or 0))
+    enough = max(
+        LEAST_REQUESTS, 4 * (point.concurrency or 0), math.ceil(20 * (point.rate_per_s or 0)), 3 * (point.burst or 0)
+    )
     return math.ceil(enough / workload.turns) * workload.turns
 
 
 def resolved(workload: Workload) -> dict[str, Any]:
-    """Everything that a workload says or leaves to us, for bench.json; of a replayed log, how many requests and their hash."""
+    """Everything that a workload says or leaves to us, for bench.json; of a replayed log, how many requests and their
+    hash."""
     said: dict[str, Any] = msgspec.to_builtins(workload)
     if workload.replay is not None:
         said["replay"] |= {"requests": len(workload.replay.requests), "hash": _hash(said["replay"]["requests"])}
@@ -481,9 +552,12 @@ def resolved(workload: Workload) -> dict[str, Any]:
 
 
 def hash_of(workloads: Iterable[Workload]) -> str:
-    """Twelve digits that are the same for workloads that ask the same; words about them, and how many runs there are, do not count."""
+    """Twelve digits that are the same for workloads that ask the same; words about them, and how many runs there are,
+    do not count."""
     words = ("about", "scenario", "expected_hit", "runs", "order")
-    return _hash([{name: value for name, value in resolved(workload).items() if name not in words} for workload in workloads])
+    return _hash(
+        [{name: value for name, value in resolved(workload).items() if name not in words} for workload in workloads]
+    )
 
 
 def _hash(value: Any) -> str:
@@ -501,16 +575,19 @@ def expected_seconds(workload: Workload, point: LoadLevel, ttft_s: float, tpot_s
     if point.concurrency is not None:
         return math.ceil(n / min(point.concurrency, n)) * answer_s
     arriving_s = (
-        n / point.rate_per_s if point.rate_per_s else (math.ceil(n / (point.burst or n)) - 1) * (workload.burst.every_s if workload.burst else 0)
+        n / point.rate_per_s
+        if point.rate_per_s
+        else (math.ceil(n / (point.burst or n)) - 1) * (workload.burst.every_s if workload.burst else 0)
     )
     return arriving_s + workload.turns * answer_s
 
 
-# ---- the engine's context ---------------------------------------------------------------------------------------------------
+# ---- the engine's context
 
 
 def fitting(workload: Workload, context_tokens: int, scale: float | None = None) -> Workload:
-    """The workload, with every length multiplied by the scale if one is given. Raises BadConfig when a request could be longer than the context."""
+    """The workload, with every length multiplied by the scale if one is given. Raises BadConfig when a request could be
+    longer than the context."""
     if scale is not None and not 0 < scale < math.inf:
         raise BadConfig(f"--scale: {scale:g} should be more than 0")
     wanted = workload if scale is None else scaled(workload, scale)
@@ -520,8 +597,8 @@ def fitting(workload: Workload, context_tokens: int, scale: float | None = None)
     of = f", class {kind}" if kind else ""
     free = f" and {TEMPLATE_TOKENS} for the chat template" if workload.endpoint == "chat" else ""
     raise BadConfig(
-        f"workload {workload.name}{of}: {prompt:,} tokens of prompt and {answer:,} of answer{free} are more than the engine's context of "
-        f"{context_tokens:,}{_way_out(workload, context_tokens)}"
+        f"workload {workload.name}{of}: {prompt:,} tokens of prompt and {answer:,} of answer{free} are more than the"
+        f" engine's context of {context_tokens:,}{_way_out(workload, context_tokens)}"
     )
 
 
@@ -546,11 +623,17 @@ def _longest(workload: Workload) -> Iterator[tuple[str | None, int, int]]:
     """For each class, the longest last prompt and the longest answer."""
     if workload.replay is not None:
         for request in workload.replay.requests[: requests_of(workload, LoadLevel("replay"))]:
-            yield request.kind, _cut(request.input_tokens, workload.max_input_tokens), _cut(request.output_tokens, workload.max_output_tokens)
+            yield (
+                request.kind,
+                _cut(request.input_tokens, workload.max_input_tokens),
+                _cut(request.output_tokens, workload.max_output_tokens),
+            )
         return
     for kind, shape in shapes(workload).items():
         answer = _cut(_ends(shape.output_tokens or 1)[1], workload.max_output_tokens)
-        first = max(_cut(_ends(shape.input_tokens or 1)[1], workload.max_input_tokens), (shape.shared_prefix_tokens or 0) + 1)
+        first = max(
+            _cut(_ends(shape.input_tokens or 1)[1], workload.max_input_tokens), (shape.shared_prefix_tokens or 0) + 1
+        )
         yield kind, first + (workload.turns - 1) * (answer + _ends(workload.turn_tokens or 0)[1]), answer
 
 
@@ -560,7 +643,9 @@ def scaled(workload: Workload, scale: float) -> Workload:
 
     def times(value: Any) -> Any:
         if isinstance(value, Length):
-            return msgspec.structs.replace(value, **{name: times(part) for name, part in msgspec.structs.asdict(value).items()})
+            return msgspec.structs.replace(
+                value, **{name: times(part) for name, part in msgspec.structs.asdict(value).items()}
+            )
         if isinstance(value, tuple):
             return tuple(times(part) for part in value)
         return max(1, int(value * scale)) if value else value
@@ -570,13 +655,15 @@ def scaled(workload: Workload, scale: float) -> Workload:
 
     replay = workload.replay
     if replay is not None:
-        replay = msgspec.structs.replace(replay, requests=tuple(with_lengths(one, ("input_tokens", "output_tokens")) for one in replay.requests))
+        replay = msgspec.structs.replace(
+            replay, requests=tuple(with_lengths(one, ("input_tokens", "output_tokens")) for one in replay.requests)
+        )
     classes = {kind: with_lengths(given, of_shape) for kind, given in workload.classes.items()}
     whole: Workload = with_lengths(workload, (*of_shape, "turn_tokens", "max_input_tokens", "max_output_tokens"))
     return msgspec.structs.replace(whole, classes=classes, replay=replay)
 
 
-# ---- the plan ---------------------------------------------------------------------------------------------------------------
+# ---- the plan
 
 
 def plan(workload: Workload, point: LoadLevel, seed: int, run: int) -> tuple[PlannedRequest, ...]:
@@ -620,7 +707,8 @@ def _again(workload: Workload, keys: _Keys) -> Iterator[PlannedRequest]:
 
 
 def _talks(workload: Workload, point: LoadLevel, keys: _Keys, rng: random.Random) -> Iterator[PlannedRequest]:
-    """Conversations of one turn or more. In a closed loop of several turns the next begins when one ends, so that `concurrency` go on at a time."""
+    """Conversations of one turn or more. In a closed loop of several turns the next begins when one ends, so that
+    `concurrency` go on at a time."""
     turns = workload.turns
     count = requests_of(workload, point) // turns
     kinds = _kinds(workload, count, rng)
@@ -633,8 +721,17 @@ def _talks(workload: Workload, point: LoadLevel, keys: _Keys, rng: random.Random
         answer = 0
         for number in range(start, start + turns):
             if number > start:
-                segments += Segment(keys.own(number - 1, "answer"), answer), Segment(keys.own(number, "prompt"), next(source.added))
-            after = number - 1 if number > start else start - 1 - turns * (point.concurrency - 1) if turns > 1 and point.concurrency else None
+                segments += (
+                    Segment(keys.own(number - 1, "answer"), answer),
+                    Segment(keys.own(number, "prompt"), next(source.added)),
+                )
+            after = (
+                number - 1
+                if number > start
+                else start - 1 - turns * (point.concurrency - 1)
+                if turns > 1 and point.concurrency
+                else None
+            )
             answer = next(source.outputs)
             yield PlannedRequest(
                 number=number,
@@ -651,10 +748,13 @@ def _talks(workload: Workload, point: LoadLevel, keys: _Keys, rng: random.Random
 class _Drawn:
     """The lengths of one class of requests, for so many conversations."""
 
-    def __init__(self, workload: Workload, kind: str | None, shape: RequestClass, count: int, rng: random.Random) -> None:
+    def __init__(
+        self, workload: Workload, kind: str | None, shape: RequestClass, count: int, rng: random.Random
+    ) -> None:
         turns, groups = workload.turns, shape.prefix_groups or 1
         given = workload.classes.get(kind) if kind else None
-        of = f"{kind}:" if given and given.shared_prefix_tokens is not None else ""  # what a class does not give itself it shares with the others
+        # what a class does not give itself it shares with the others
+        of = f"{kind}:" if given and given.shared_prefix_tokens is not None else ""
         self.prefix = shape.shared_prefix_tokens or 0
         self.inputs = iter(_draw(shape.input_tokens or 1, count, rng, workload.max_input_tokens))
         self.outputs = iter(_draw(shape.output_tokens or 1, count * turns, rng, workload.max_output_tokens))
@@ -663,7 +763,8 @@ class _Drawn:
 
 
 def _draw(lengths: Lengths, count: int, rng: random.Random, most: int | None = None) -> list[int]:
-    """One length from each of `count` equal parts of the distribution, shuffled: runs of one workload have nearly the same work."""
+    """One length from each of `count` equal parts of the distribution, shuffled: runs of one workload have nearly the
+    same work."""
     drawn = [_cut(_at(lengths, (part + rng.random()) / count), most) for part in range(count)]
     rng.shuffle(drawn)
     return drawn
@@ -683,7 +784,8 @@ def _kinds(workload: Workload, count: int, rng: random.Random) -> list[str | Non
 
 
 def _due(workload: Workload, point: LoadLevel, count: int, rng: random.Random) -> list[float] | None:
-    """When each conversation begins; None in a closed loop. At a rate, the last begins when it should on average, as `vllm bench serve` has it."""
+    """When each conversation begins; None in a closed loop. At a rate, the last begins when it should on average, as
+    `vllm bench serve` has it."""
     if workload.burst is not None and point.burst is not None:
         return [talk // point.burst * workload.burst.every_s for talk in range(count)]
     if point.rate_per_s is None:
@@ -693,7 +795,7 @@ def _due(workload: Workload, point: LoadLevel, count: int, rng: random.Random) -
     return [at * stretch for at in itertools.accumulate(gaps)]
 
 
-# ---- lengths ----------------------------------------------------------------------------------------------------------------
+# ---- lengths
 
 
 def _at(lengths: Lengths, u: float) -> int:

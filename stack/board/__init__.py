@@ -1,4 +1,5 @@
-"""The shipped boards as a live page over any Prometheus, for people without Grafana; runbook pages at /runbooks/<AlertName>.
+"""The shipped boards as a live page over any Prometheus, for people without Grafana; runbook pages at
+/runbooks/<AlertName>.
 
     view.py        what a page's address asks for: time range and choices                                 pure
     charts.py      a panel and Prometheus' answers -> what is drawn; the page's JavaScript draws it       pure

@@ -1,6 +1,8 @@
-"""A panel and what Prometheus answered -> what is drawn: plain figures, names and times, which static/draw.js turns into marks.
+"""A panel and what Prometheus answered -> what is drawn: plain figures, names and times, which static/draw.js turns
+into marks.
 
-The one door to plotly, of which only the JavaScript file is read: its Python is never imported, because that takes longer than the page."""
+The one door to plotly, of which only the JavaScript file is read: its Python is never imported, because that takes
+longer than the page."""
 
 from __future__ import annotations
 
@@ -34,11 +36,18 @@ def plotly_js() -> bytes:
 
 
 def draw(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartData:
-    """What a panel shows. answers: one for each query. Times are milliseconds; a figure that is none (NaN, infinite, absent) is null.
+    """What a panel shows. answers: one for each query. Times are milliseconds; a figure that is none (NaN, infinite,
+    absent) is null.
 
-    errors: what Prometheus said instead of an answer. note: what it said beside one, and what was left out. empty: the sentence that stands
-    where nothing is."""
-    shapes = {Shape.LINES: _lines, Shape.STACK: _lines, Shape.NUMBER: _numbers, Shape.TABLE: _table, Shape.HEATMAP: _heatmap}
+    errors: what Prometheus said instead of an answer. note: what it said beside one, and what was left out. empty: the
+    sentence that stands where nothing is."""
+    shapes = {
+        Shape.LINES: _lines,
+        Shape.STACK: _lines,
+        Shape.NUMBER: _numbers,
+        Shape.TABLE: _table,
+        Shape.HEATMAP: _heatmap,
+    }
     drawn = shapes[panel.shape](panel, answers, over)
     drawn |= {"shape": str(panel.shape), "start": _ms(over.start_s), "end": _ms(over.end_s), "step": _ms(over.step_s)}
     drawn["errors"] = list(dict.fromkeys(answer.error for answer in answers if answer.error))
@@ -62,19 +71,22 @@ def figure(text: str) -> float | None:
 
 def _lines(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartData:
     found = [
-        {"name": legend(query.legend, labels), "unit": query.unit} | _with_bounds({bound: on_grid(series, over) for bound, series in parts.items()})
+        {"name": legend(query.legend, labels), "unit": query.unit}
+        | _with_bounds({bound: on_grid(series, over) for bound, series in parts.items()})
         for query, labels, parts in _by_bound(panel, answers)
     ]
     found = [one for one in found if any(value is not None for value in one["values"])]
     kept, note = _most(found, lambda one: max(value for value in one["values"] if value is not None))
-    kept.sort(key=lambda one: (not any(one["values"]), _natural(one["name"])))  # what happened comes before what never did
+    # what happened comes before what never did
+    kept.sort(key=lambda one: (not any(one["values"]), _natural(one["name"])))
     return {"series": kept, "note": note, "any": bool(found)}
 
 
 def _with_bounds(parts: Mapping[str, list[float | None]]) -> ChartData:
     """Values at each step, of a quantile and of the bounds told beside it or instead of it (promql.bounded_quantile).
 
-    marks: "<" or ">" where the value is a bound that the quantile lies beyond. low, high: the bounds of the bucket that the quantile lies in."""
+    marks: "<" or ">" where the value is a bound that the quantile lies beyond. low, high: the bounds of the bucket that
+    the quantile lies in."""
     values = list(parts.get("", [None] * len(next(iter(parts.values())))))
     marks: list[str | None] = [None] * len(values)
     for mark in _BEYOND:
@@ -103,7 +115,9 @@ def _size(over: Range) -> int:
 def _numbers(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartData:
     found = []
     for query, labels, parts in _by_bound(panel, answers):
-        told = _with_bounds({bound: [figure(series.value[1])] if series.value else [None] for bound, series in parts.items()})
+        told = _with_bounds(
+            {bound: [figure(series.value[1])] if series.value else [None] for bound, series in parts.items()}
+        )
         if told["values"][0] is not None:
             found.append({"name": legend(query.legend, labels), "unit": query.unit, "value": told["values"][0]} | told)
     kept, note = _most(found, lambda one: one["value"])
@@ -119,9 +133,15 @@ def _table(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartDa
             value = figure(series.value[1]) if series.value else None
             if value is not None:
                 rows.setdefault(key, [None] * len(answers))[index] = value
-    labels = sorted({name for key in rows for name, _ in key}, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
+    labels = sorted(
+        {name for key in rows for name, _ in key},
+        key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name),
+    )
     columns: list[ChartData] = [{"label": name} for name in labels]
-    columns += [{"name": " ".join(_LABEL.sub("", query.legend).split()) or "value", "unit": query.unit} for query in panel.queries]
+    columns += [
+        {"name": " ".join(_LABEL.sub("", query.legend).split()) or "value", "unit": query.unit}
+        for query in panel.queries
+    ]
     whole = [(dict(key), values) for key, values in rows.items()]
     sign = 1 if panel.lowest_first else -1
     whole.sort(key=lambda row: ([(value is None, sign * (value or 0)) for value in row[1]], sorted(row[0].items())))
@@ -131,7 +151,8 @@ def _table(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartDa
 
 
 def _heatmap(panel: Panel, answers: Sequence[QueryResult], over: Range) -> ChartData:
-    """Prometheus' buckets hold all that is at most `le`; a cell shows what lies between two bounds. The last bound is null: infinity."""
+    """Prometheus' buckets hold all that is at most `le`; a cell shows what lies between two bounds. The last bound is
+    null: infinity."""
     cumulative: dict[float, list[float | None]] = {}
     for _, series in _each(panel, answers):
         try:
@@ -139,9 +160,12 @@ def _heatmap(panel: Panel, answers: Sequence[QueryResult], over: Range) -> Chart
         except (KeyError, ValueError):
             continue
         values = on_grid(series, over)
-        cumulative[bound] = [_plus(a, b) for a, b in zip(cumulative[bound], values, strict=True)] if bound in cumulative else values
+        cumulative[bound] = (
+            [_plus(a, b) for a, b in zip(cumulative[bound], values, strict=True)] if bound in cumulative else values
+        )
     bounds = sorted(cumulative)
-    below = [0.0] * _size(over)  # the highest so far: bounds come and go when engines are updated, and a missing one holds nobody back
+    # the highest so far: bounds come and go when engines are updated, and a missing one holds nobody back
+    below = [0.0] * _size(over)
     cells = []
     for bound in bounds:
         here = cumulative[bound]
@@ -151,8 +175,11 @@ def _heatmap(panel: Panel, answers: Sequence[QueryResult], over: Range) -> Chart
     used = [index for index, row in enumerate(cells) if any(row)]
     shown = slice(max(used[0] - 1, 0), used[-1] + 2) if used else slice(0, 0)
     return {
-        "bounds": [bound if math.isfinite(bound) else None for bound in bounds[shown]], "cells": cells[shown], "note": "", "any": bool(used),
-    }  # fmt: skip
+        "bounds": [bound if math.isfinite(bound) else None for bound in bounds[shown]],
+        "cells": cells[shown],
+        "note": "",
+        "any": bool(used),
+    }
 
 
 def _plus(a: float | None, b: float | None) -> float | None:
@@ -165,7 +192,9 @@ def _each(panel: Panel, answers: Sequence[QueryResult]) -> Iterable[tuple[Query,
             yield query, series
 
 
-def _by_bound(panel: Panel, answers: Sequence[QueryResult]) -> Iterable[tuple[Query, dict[str, str], dict[str, QuerySeries]]]:
+def _by_bound(
+    panel: Panel, answers: Sequence[QueryResult]
+) -> Iterable[tuple[Query, dict[str, str], dict[str, QuerySeries]]]:
     """Series that differ in nothing but their bound, together."""
     for query, answer in zip(panel.queries, answers, strict=True):
         together: dict[frozenset[tuple[str, str]], dict[str, QuerySeries]] = {}

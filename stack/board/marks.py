@@ -1,7 +1,8 @@
 """Annotations and what Prometheus answered -> lines and regions over every chart, as Grafana reads the same queries.
 
-Source: Grafana's packages/grafana-prometheus, annotations.ts: samples above zero and at most one step apart are one region, the step being 60 s
-where the annotation names none; with useValueForTime each value is a time in milliseconds."""
+Source: Grafana's packages/grafana-prometheus, annotations.ts: samples above zero and at most one step apart are one
+region, the step being 60 s where the annotation names none; with useValueForTime each value is a time in
+milliseconds."""
 
 from __future__ import annotations
 
@@ -19,9 +20,14 @@ Mark = dict[str, Any]
 
 
 def marks(annotation: Annotation, answer: QueryResult, over: Range) -> dict[str, Any]:
-    """The marks within the range, oldest first: from, to (milliseconds; equal for a line) and title. over: what was asked, see View.over_marks."""
+    """The marks within the range, oldest first: from, to (milliseconds; equal for a line) and title. over: what was
+    asked, see View.over_marks."""
     read = _at_values if annotation.at_value else _regions
-    found = {(mark["from"], mark["to"], mark["title"]): mark for series in answer.series for mark in read(annotation, series, over)}
+    found = {
+        (mark["from"], mark["to"], mark["title"]): mark
+        for series in answer.series
+        for mark in read(annotation, series, over)
+    }
     latest = sorted(found.values(), key=lambda mark: (mark["from"], mark["title"]))[-MOST:]
     note = f"the latest {MOST} of {len(found)}" if len(found) > MOST else ""
     return {"name": annotation.name, "colour": annotation.colour, "marks": latest, "error": answer.error, "note": note}

@@ -26,17 +26,18 @@ from stack.board.charts import plotly_js
 SCRIPTS = ("units.js", "draw.js", "board.js")
 STYLE = "board.css"
 _ICON = (
-    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M1 10h3l2-6 3 9 2-5h4' fill='none' "
-    "stroke='%234c8dff' stroke-width='2' stroke-linejoin='round'/%3E%3C/svg%3E"
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M1 10h3l2-6 3 9"
+    " 2-5h4' fill='none' stroke='%234c8dff' stroke-width='2' stroke-linejoin='round'/%3E%3C/svg%3E"
 )
 _HEAD = (
-    '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    f'<meta name="color-scheme" content="dark light">\n<link rel="icon" href="{_ICON}">\n'
+    '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport"'
+    ' content="width=device-width, initial-scale=1">\n<meta name="color-scheme" content="dark light">\n<link'
+    f' rel="icon" href="{_ICON}">\n'
 )
 # Plotly makes style elements and attributes as it draws; scripts are ours alone.
 _POLICY = (
-    "default-src 'none'; {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'"
+    "default-src 'none'; {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'"
 )
 LIVE_POLICY = _POLICY.format(scripts="script-src 'self'") + "; frame-ancestors 'none'"
 
@@ -62,25 +63,35 @@ def board_page(board: Dashboard, boards: Sequence[Dashboard]) -> str:
     content = {"boards": [_named(one) for one in boards], "shown": [described(board, boards)], "snapshot": None}
     scripts = "".join(f'<script src="{_address(name)}" defer></script>\n' for name in SCRIPTS)
     return (
-        f'{_HEAD}<title>{html.escape(board.title)}</title>\n<link rel="stylesheet" href="{_address(STYLE)}">\n'
-        f'{_data(content)}<script src="{_address("plotly.min.js")}" id="plotly" async></script>\n{scripts}</head>\n'
-        "<body><noscript>This page draws with JavaScript. Without it, ask Prometheus itself.</noscript></body>\n</html>\n"
+        f'{_HEAD}<title>{html.escape(board.title)}</title>\n<link rel="stylesheet"'
+        f' href="{_address(STYLE)}">\n{_data(content)}<script src="{_address("plotly.min.js")}" id="plotly"'
+        f" async></script>\n{scripts}</head>\n<body><noscript>This page draws with JavaScript. Without it, ask"
+        " Prometheus itself.</noscript></body>\n</html>\n"
     )
 
 
 def snapshot_page(shown: Sequence[Dashboard], boards: Sequence[Dashboard], snapshot: dict[str, Any]) -> str:
     """One file that needs nobody: style, scripts and figures inside; it may run just these scripts and load nothing."""
-    content = {"boards": [_named(one) for one in shown], "shown": [described(board, boards) for board in shown], "snapshot": snapshot}
+    content = {
+        "boards": [_named(one) for one in shown],
+        "shown": [described(board, boards) for board in shown],
+        "snapshot": snapshot,
+    }
     scripts = [static(name).decode() for name in ("plotly.min.js", *SCRIPTS)]
     return standing_alone(f"{shown[0].title}: snapshot", static(STYLE).decode(), scripts, content)
 
 
 def standing_alone(title: str, style: str, scripts: Sequence[str], content: object, body: str = "") -> str:
-    """A page that may run just these scripts and load nothing. content: what they find in the element `data`. body: HTML, escaped already."""
+    """A page that may run just these scripts and load nothing. content: what they find in the element `data`. body:
+    HTML, escaped already."""
     if any("</script" in script.lower() for script in scripts):
         raise ValueError("a script holds the end of a script and cannot be put into a page")
     allowed = " ".join(f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)
-    policy = _POLICY.format(scripts=f"script-src {allowed}").replace("'self' ", "").replace("connect-src 'self'", "connect-src 'none'")
+    policy = (
+        _POLICY.format(scripts=f"script-src {allowed}")
+        .replace("'self' ", "")
+        .replace("connect-src 'self'", "connect-src 'none'")
+    )
     inline = "".join(f"<script>{script}</script>\n" for script in scripts)
     return (
         f'{_HEAD}<meta http-equiv="Content-Security-Policy" content="{policy}">\n<title>{html.escape(title)}</title>\n'
@@ -92,23 +103,33 @@ def described(board: Dashboard, boards: Sequence[Dashboard]) -> dict[str, Any]:
     """What the page needs to know about a board; no query is among it."""
     uids = {one.slug: _named(one)["uid"] for one in boards}
     rows = [
-        {"title": row.title, "collapsed": row.collapsed, "panels": [_panel(board, panel, uids) for panel in row.panels]} for row in board.rows
-    ]  # fmt: skip
+        {"title": row.title, "collapsed": row.collapsed, "panels": [_panel(board, panel, uids) for panel in row.panels]}
+        for row in board.rows
+    ]
     return {
-        **_named(board), "question": board.question, "rows": rows,
+        **_named(board),
+        "question": board.question,
+        "rows": rows,
         "variables": [
-            {"name": v.name, "label": v.label, "kind": v.kind, "options": v.options, "default": v.default or (v.options or ("",))[0]}
+            {
+                "name": v.name,
+                "label": v.label,
+                "kind": v.kind,
+                "options": v.options,
+                "default": v.default or (v.options or ("",))[0],
+            }
             for v in variables.of(board)
         ],
         "annotations": [{"name": a.name, "colour": a.colour} for a in noted.of(board)],
-    }  # fmt: skip
+    }
 
 
 def _panel(board: Dashboard, panel: Panel, uids: dict[str, str]) -> dict[str, Any]:
     threshold = panel.threshold
     return {
         "id": panel_id(board, panel), "title": panel.title, "means": panel.means, "good": panel.good, "act": panel.act,
-        "shape": str(panel.shape), "unit": panel.unit, "width": panel.width, "height": panel.height, "fullScale": panel.full_scale,
+        "shape": str(panel.shape), "unit": panel.unit, "width": panel.width, "height": panel.height,
+        "fullScale": panel.full_scale,
         "threshold": {"value": threshold.value, "why": threshold.why} if threshold else None, "limit": panel.limit,
         "ranked": panel.ranked, "detail": uids.get(panel.detail, ""),
         "alerts": [name for name in panel.alerts(board.slug) if name in runbook_pages.names()],
@@ -135,9 +156,11 @@ _markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
 _GROUPS = {
-    "critical": "Pages: someone gets up", "warning": "Tickets: someone looks at it in working hours", "info": "For information: told to no one",
+    "critical": "Pages: someone gets up",
+    "warning": "Tickets: someone looks at it in working hours",
+    "info": "For information: told to no one",
     "": "Of no one alert",
-}  # fmt: skip
+}
 
 
 def runbook_page(name: str, text: str) -> str:
@@ -150,23 +173,32 @@ def runbook_page(name: str, text: str) -> str:
 
 def runbook_index(shown: Sequence[runbook_pages.RunbookPage]) -> str:
     about = "<h1>Runbooks</h1><p>One page for each alert: what it means, and what to do.</p>"
-    return _reading("Runbooks", f"{_trail()}<article>{about}{''.join(_group(severity, shown) for severity in _GROUPS)}</article>")
+    return _reading(
+        "Runbooks", f"{_trail()}<article>{about}{''.join(_group(severity, shown) for severity in _GROUPS)}</article>"
+    )
 
 
 def runbook_missing(asked: str, shown: Sequence[runbook_pages.RunbookPage]) -> str:
     about = f"<h1>No page is called {html.escape(asked[:80])}</h1><p>The pages are:</p>"
-    return _reading("No such page", f"{_trail()}<article>{about}{''.join(_group(severity, shown) for severity in _GROUPS)}</article>")
+    return _reading(
+        "No such page",
+        f"{_trail()}<article>{about}{''.join(_group(severity, shown) for severity in _GROUPS)}</article>",
+    )
 
 
 def _group(severity: str, shown: Sequence[runbook_pages.RunbookPage]) -> str:
     chosen = [page for page in shown if (page.severity if page.severity in _GROUPS else "") == severity]
-    listed = "".join(f"<li>{_to_page(page.name, page.title)} {_markdown.renderInline(page.gist)}</li>" for page in chosen)
+    listed = "".join(
+        f"<li>{_to_page(page.name, page.title)} {_markdown.renderInline(page.gist)}</li>" for page in chosen
+    )
     return f"<h2>{_GROUPS[severity]}</h2><ul>{listed}</ul>" if chosen else ""
 
 
 def _about(page: runbook_pages.RunbookPage) -> str:
     """How urgent, the panel, and related pages; what a page does not say of itself is left out."""
-    told = [f'<span class="severity {page.severity}">{page.severity}</span>'] * (page.severity in runbook_pages.SEVERITIES)
+    told = [f'<span class="severity {page.severity}">{page.severity}</span>'] * (
+        page.severity in runbook_pages.SEVERITIES
+    )
     if panel := panel_url(page, ""):
         told.append(f'<a href="{panel}">see the panel</a>')
     known = runbook_pages.names()
@@ -192,7 +224,11 @@ def _rendered(markdown: str) -> str:
 
 
 def _trail(name: str = "") -> str:
-    return '<nav class="trail"><a href="/">Boards</a> / <a href="/runbooks/">Runbooks</a>' + (f" / {name}" if name else "") + "</nav>"
+    return (
+        '<nav class="trail"><a href="/">Boards</a> / <a href="/runbooks/">Runbooks</a>'
+        + (f" / {name}" if name else "")
+        + "</nav>"
+    )
 
 
 def _reading(title: str, body: str) -> str:

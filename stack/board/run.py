@@ -16,7 +16,12 @@ from stack.board import server, snapshot
 
 
 async def until_signal(
-    where: Address, listen: str, scrape_s: float | None, allowed: Sequence[str], settings: Settings, web_config: Path | None = None
+    where: Address,
+    listen: str,
+    scrape_s: float | None,
+    allowed: Sequence[str],
+    settings: Settings,
+    web_config: Path | None = None,
 ) -> None:
     """Raises ValueError for a bad address, BadConfig for one that cannot be used and for a mistake in web_config."""
     stop = asyncio.Event()
@@ -25,8 +30,11 @@ async def until_signal(
     await server.serve(where, listen, scrape_s, allowed, stop, settings, web_config)
 
 
-async def write_snapshot(path: Path, where: Address, slugs: Sequence[str], scrape_s: float | None, start: str, end: str, settings: Settings) -> None:
-    """Raises ValueError for an unknown board or range, OSError when Prometheus does not answer or the file cannot be written."""
+async def write_snapshot(
+    path: Path, where: Address, slugs: Sequence[str], scrape_s: float | None, start: str, end: str, settings: Settings
+) -> None:
+    """Raises ValueError for an unknown board or range, OSError when Prometheus does not answer or the file cannot be
+    written."""
     shown = chosen(slugs, boards(settings=settings))
     if not path.parent.is_dir():
         raise OSError(f"{path.parent} is no folder; make it first, or write elsewhere")

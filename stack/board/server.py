@@ -36,12 +36,15 @@ from stack.board.view import BadView, PanelView, lenient, parse
 
 _FOR_EVER = "public, max-age=31536000, immutable"
 _HEADERS = {
-    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin", "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": pages.LIVE_POLICY,
-}  # fmt: skip
+}
 _TYPES = {"js": "text/javascript", "css": "text/css"}
 
-_HOST = re.compile(r"(?:\[([^][]+)\]|([^][:]+))(?::\d*)?")  # RFC 9110, section 7.2: an address of IPv6 in brackets, or a name; a port
+# RFC 9110, section 7.2: an address of IPv6 in brackets, or a name; a port
+_HOST = re.compile(r"(?:\[([^][]+)\]|([^][:]+))(?::\d*)?")
 
 _log = logging.getLogger("board")
 
@@ -49,7 +52,8 @@ _log = logging.getLogger("board")
 def admitted(host: str, listen_host: str, allowed: Sequence[str] = ()) -> bool:
     """Whether a request's Host is one of ours: loopback, the address that we listen on, or one that was allowed.
 
-    A page of somebody else may have its name resolved to this machine and so read what is served here; its Host gives it away."""
+    A page of somebody else may have its name resolved to this machine and so read what is served here; its Host gives
+    it away."""
     found = _HOST.fullmatch(host)
     name = (found[1] or found[2] or "").lower().rstrip(".") if found else ""
     if name == "localhost" or name in (one.lower() for one in (listen_host.strip("[]"), *allowed)):
@@ -76,30 +80,46 @@ class DashboardServer:
         try:
             over = view.over(await self.prometheus.scrape_s())
         except PrometheusError as error:
-            return charts.draw(panel, [QueryResult(error=str(error)) for _ in panel.queries], view.over(DEFAULT_SCRAPE_S))
+            return charts.draw(
+                panel, [QueryResult(error=str(error)) for _ in panel.queries], view.over(DEFAULT_SCRAPE_S)
+            )
         instant = panel.shape in charts.INSTANT
         asked_over = replace(over, least_s=LEAST_RATE_S) if panel.ranked else over
         asked = [fill(query.expr, view.choices, asked_over) for query in panel.queries]
         answers = await asyncio.gather(
-            *(self.prometheus.as_of(expr, view.end_s) if instant else self.prometheus.over_time(expr, over) for expr in asked)
+            *(
+                self.prometheus.as_of(expr, view.end_s) if instant else self.prometheus.over_time(expr, over)
+                for expr in asked
+            )
         )
         return await asyncio.to_thread(charts.draw, panel, answers, over)
 
     async def annotations(self, board: Dashboard, view: PanelView) -> list[dict[str, Any]]:
         found, over = noted.of(board), view.over_marks()
-        answers = await asyncio.gather(*(self.prometheus.over_time(fill(one.expr, view.choices, over), over) for one in found))
-        return [await asyncio.to_thread(marks.marks, one, answer, over) for one, answer in zip(found, answers, strict=True)]
+        answers = await asyncio.gather(
+            *(self.prometheus.over_time(fill(one.expr, view.choices, over), over) for one in found)
+        )
+        return [
+            await asyncio.to_thread(marks.marks, one, answer, over) for one, answer in zip(found, answers, strict=True)
+        ]
 
     async def variables(self, board: Dashboard, view: PanelView) -> list[dict[str, Any]]:
-        """Every choice of a board. What one of them offers depends on what is chosen before it, not on what that one offers: all at once."""
+        """Every choice of a board. What one of them offers depends on what is chosen before it, not on what that one
+        offers: all at once."""
         return list(await asyncio.gather(*(self._variable(variable, view) for variable in variables.of(board))))
 
     async def missing(self, board: Dashboard, view: PanelView) -> list[dict[str, Any]]:
-        """The preconditions of a board that are not met in the shown range, each with the panels that stay empty without it."""
+        """The preconditions of a board that are not met in the shown range, each with the panels that stay empty
+        without it."""
         over = view.over(DEFAULT_SCRAPE_S)
-        answers = await asyncio.gather(*(self.prometheus.as_of(fill(one.expr, view.choices, over), view.end_s) for one in board.preconditions))
+        answers = await asyncio.gather(
+            *(self.prometheus.as_of(fill(one.expr, view.choices, over), view.end_s) for one in board.preconditions)
+        )
         return [
-            {"text": one.missing, "panels": [pages.panel_id(board, panel) for panel in board.panels if panel.requires == one]}
+            {
+                "text": one.missing,
+                "panels": [pages.panel_id(board, panel) for panel in board.panels if panel.requires == one],
+            }
             for one, answer in zip(board.preconditions, answers, strict=True)
             if not answer.series and not answer.error
         ]
@@ -117,7 +137,10 @@ class DashboardServer:
 
 
 def application(
-    desk: DashboardServer, listen_host: str = "127.0.0.1", allowed: Sequence[str] = (), now: Callable[[], float] = time.time
+    desk: DashboardServer,
+    listen_host: str = "127.0.0.1",
+    allowed: Sequence[str] = (),
+    now: Callable[[], float] = time.time,
 ) -> web.Application:
     """The routes. Everything is GET, nothing is kept, and no request can name a query."""
     api, books = DashboardApi(desk, now), Runbooks(desk.settings)
@@ -145,10 +168,15 @@ def _guard(listen_host: str, allowed: Sequence[str]) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not admitted(request.headers.get("Host", ""), listen_host, allowed):
-            refusal = "This board answers only under its own address; to reach it under another name start it with --allow-host NAME.\n"
+            refusal = (
+                "This board answers only under its own address; to reach it under another name start it with"
+                " --allow-host NAME.\n"
+            )
             return web.Response(status=421, text=refusal, headers=_HEADERS)
         if request.path.startswith("/api/") and request.headers.get("Sec-Fetch-Site") == "cross-site":
-            return web.Response(status=403, text="Figures are for the pages of this board, not for those of others.\n", headers=_HEADERS)
+            return web.Response(
+                status=403, text="Figures are for the pages of this board, not for those of others.\n", headers=_HEADERS
+            )
         try:
             response = await handler(request)
         except web.HTTPException as error:
@@ -180,7 +208,14 @@ class DashboardApi:
         board = _board_of(self.desk, request)
         view = self._view(request, board, lenient)
         found, missing = await asyncio.gather(self.desk.variables(board, view), self.desk.missing(board, view))
-        return _json({"start": round(view.start_s * 1000), "end": round(view.end_s * 1000), "variables": found, "missing": missing})
+        return _json(
+            {
+                "start": round(view.start_s * 1000),
+                "end": round(view.end_s * 1000),
+                "variables": found,
+                "missing": missing,
+            }
+        )
 
     def _view(self, request: web.Request, board: Dashboard, read: Callable[..., PanelView]) -> PanelView:
         try:
@@ -246,7 +281,9 @@ async def _told(asked: Awaitable[Any]) -> web.Response:
 
 
 def _json(content: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(content), content_type="application/json", headers={"Cache-Control": "no-store"})
+    return web.Response(
+        body=msgspec.json.encode(content), content_type="application/json", headers={"Cache-Control": "no-store"}
+    )
 
 
 def _html(text: str, status: int = 200) -> web.Response:
@@ -259,15 +296,23 @@ def _packed(name: str) -> bytes:
 
 
 async def serve(
-    where: Address, address: str, scrape_s: float | None, allowed: Sequence[str], stop: asyncio.Event, settings: Settings = SHIPPED,
+    where: Address,
+    address: str,
+    scrape_s: float | None,
+    allowed: Sequence[str],
+    stop: asyncio.Event,
+    settings: Settings = SHIPPED,
     web_config: Path | None = None,
-) -> None:  # fmt: skip
-    """Serve until `stop`. Raises BadConfig when the address is taken or web_config wrong. Prometheus may come and go meanwhile: panels say so."""
+) -> None:
+    """Serve until `stop`. Raises BadConfig when the address is taken or web_config wrong. Prometheus may come and go
+    meanwhile: panels say so."""
     guard = ListenerAuth(web_config, "--web-config")
     host, _ = split_address(address)
     async with Prometheus(where, scrape_s) as prometheus:
         desk = DashboardServer(prometheus, boards(settings=settings), settings)
-        runner = web.AppRunner(application(desk, host, allowed), access_log=None, handler_cancellation=True, shutdown_timeout=2)
+        runner = web.AppRunner(
+            application(desk, host, allowed), access_log=None, handler_cancellation=True, shutdown_timeout=2
+        )
         listening = await listen(runner, "--listen", address, guard, open_paths=("/-/healthy",))
         _log.info("boards at %s/ from Prometheus at %s", listening.url, where.shown)
         greeting = asyncio.create_task(_greet(prometheus))

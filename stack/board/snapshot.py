@@ -17,23 +17,41 @@ from stack.board.server import DashboardServer
 from stack.board.view import PanelView, parse, span
 
 
-async def take(where: Address, shown: Sequence[Dashboard], scrape_s: float | None, start: str, end: str, now_s: float | None = None) -> str:
+async def take(
+    where: Address, shown: Sequence[Dashboard], scrape_s: float | None, start: str, end: str, now_s: float | None = None
+) -> str:
     """The page. Raises Refused when Prometheus does not answer, BadView for a range that cannot be."""
     now_s = time.time() if now_s is None else now_s
     start_s, end_s = span(start, end, now_s)
     async with Prometheus(where, scrape_s) as prometheus:
         desk = DashboardServer(prometheus)
         await prometheus.scrape_s()
-        await prometheus.label_values("job", "", start_s, end_s)  # also with a given interval: nobody there is told before a page is made
-        boards = {board_uid(board.slug): await _board(desk, board, parse(MultiDict({"from": start, "to": end}), board, now_s)) for board in shown}
-    taken = {"takenAt": round(now_s * 1000), "prometheus": where.shown, "start": round(start_s * 1000), "end": round(end_s * 1000)}
+        # also with a given interval: nobody there is told before a page is made
+        await prometheus.label_values("job", "", start_s, end_s)
+        boards = {
+            board_uid(board.slug): await _board(desk, board, parse(MultiDict({"from": start, "to": end}), board, now_s))
+            for board in shown
+        }
+    taken = {
+        "takenAt": round(now_s * 1000),
+        "prometheus": where.shown,
+        "start": round(start_s * 1000),
+        "end": round(end_s * 1000),
+    }
     return pages.snapshot_page(shown, desk.boards, taken | {"boards": boards})
 
 
 async def _board(desk: DashboardServer, board: Dashboard, view: PanelView) -> dict[str, Any]:
     drawn, marks, variables, missing = await asyncio.gather(
-        asyncio.gather(*(desk.panel(panel, view) for panel in board.panels)), desk.annotations(board, view), desk.variables(board, view),
+        asyncio.gather(*(desk.panel(panel, view) for panel in board.panels)),
+        desk.annotations(board, view),
+        desk.variables(board, view),
         desk.missing(board, view),
-    )  # fmt: skip
+    )
     ids = [str(pages.panel_id(board, panel)) for panel in board.panels]
-    return {"panels": dict(zip(ids, drawn, strict=True)), "annotations": marks, "variables": variables, "missing": missing}
+    return {
+        "panels": dict(zip(ids, drawn, strict=True)),
+        "annotations": marks,
+        "variables": variables,
+        "missing": missing,
+    }

@@ -1,4 +1,5 @@
-"""What the address of a page asks for: a time range and choices, written as Grafana writes them, so that one link fits both.
+"""What the address of a page asks for: a time range and choices, written as Grafana writes them, so that one link fits
+both.
 
 `/d/vllm-watch-overview?var-model_name=llama&from=now-1h&to=now&viewPanel=17`"""
 
@@ -39,7 +40,8 @@ class Parameters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PanelView:
-    """Time in unix seconds. points: how many a panel has room for. wrong: a sentence for each choice where a default stands instead."""
+    """Time in unix seconds. points: how many a panel has room for. wrong: a sentence for each choice where a default
+    stands instead."""
 
     start_s: float
     end_s: float
@@ -48,7 +50,8 @@ class PanelView:
     wrong: Mapping[str, str] = field(default_factory=dict)
 
     def over(self, scrape_s: float) -> Range:
-        """The range of a panel's queries, its ends on multiples of the step as Grafana aligns them: what is drawn does not jitter."""
+        """The range of a panel's queries, its ends on multiples of the step as Grafana aligns them: what is drawn does
+        not jitter."""
         loose = Range(self.start_s, self.end_s, self.points, scrape_s)
         step = loose.step_s
         start, end = (at // step * step for at in (self.start_s, self.end_s))
@@ -56,7 +59,9 @@ class PanelView:
 
     def over_marks(self) -> Range:
         """The range of annotations: as fine as may be, so that an alert of two minutes is there also in a week."""
-        return replace(self, points=MAX_POINTS).over(max(_MARK_STEP_S, math.ceil((self.end_s - self.start_s) / MAX_POINTS)))
+        return replace(self, points=MAX_POINTS).over(
+            max(_MARK_STEP_S, math.ceil((self.end_s - self.start_s) / MAX_POINTS))
+        )
 
 
 def parse(parameters: Parameters, board: Dashboard, now_s: float) -> PanelView:
@@ -68,7 +73,8 @@ def parse(parameters: Parameters, board: Dashboard, now_s: float) -> PanelView:
 
 
 def lenient(parameters: Parameters, board: Dashboard, now_s: float) -> PanelView:
-    """The same with the default wherever a choice is wrong, so that a page can offer the right ones. Raises BadView for a wrong time."""
+    """The same with the default wherever a choice is wrong, so that a page can offer the right ones. Raises BadView for
+    a wrong time."""
     start, end = span(parameters.get("from", "now-1h"), parameters.get("to", "now"), now_s)
     points = parameters.get("points", "600")
     if not re.fullmatch(r"\d{1,5}", points):
@@ -81,7 +87,9 @@ def span(start: str, end: str, now_s: float) -> tuple[float, float]:
     """Unix seconds of a range. Raises BadView when it is empty, longer than 90 days, or not readable."""
     start_s, end_s = moment(start, now_s), moment(end, now_s)
     if end_s - start_s < _SHORTEST_S:
-        raise BadView(f"from={start[:40]} to={end[:40]}: a range is at least {_SHORTEST_S:.0f} s long and ends after it starts")
+        raise BadView(
+            f"from={start[:40]} to={end[:40]}: a range is at least {_SHORTEST_S:.0f} s long and ends after it starts"
+        )
     if end_s - start_s > LONGEST_S:
         raise BadView(f"from={start[:40]} to={end[:40]}: a range is at most {LONGEST_S / 86400:.0f} days long")
     return start_s, end_s
@@ -96,7 +104,9 @@ def moment(text: str, now_s: float) -> float:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise BadView(f"{text[:40]!r} is no time; write now-1h, 2026-03-01T12:00:00Z, or milliseconds since 1970") from None
+        raise BadView(
+            f"{text[:40]!r} is no time; write now-1h, 2026-03-01T12:00:00Z, or milliseconds since 1970"
+        ) from None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
@@ -106,7 +116,9 @@ def _choices(parameters: Parameters, board: Dashboard) -> tuple[Choices, dict[st
     for variable in variables.of(board):
         read = _many if variable.kind == "query" else _one
         try:
-            chosen[variable.name] = read(variable, [value for value in parameters.getall(f"var-{variable.name}", []) if value])
+            chosen[variable.name] = read(
+                variable, [value for value in parameters.getall(f"var-{variable.name}", []) if value]
+            )
         except BadView as error:
             chosen[variable.name] = read(variable, [])
             wrong[variable.name] = str(error)
@@ -124,7 +136,11 @@ def _one(variable: Variable, values: list[str]) -> str:
         return variable.default or (variable.options or ("",))[0]
     value = values[0]
     if variable.kind == "custom" and value not in variable.options:
-        raise BadView(f"var-{variable.name}: {value[:40]!r} is not on offer; choose one of {', '.join(variable.options)}")
+        raise BadView(
+            f"var-{variable.name}: {value[:40]!r} is not on offer; choose one of {', '.join(variable.options)}"
+        )
     if variable.kind == "text" and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
-        raise BadView(f"var-{variable.name}: {value[:40]!r} is no number; write one such as {variable.default or '2.5'}")
+        raise BadView(
+            f"var-{variable.name}: {value[:40]!r} is no number; write one such as {variable.default or '2.5'}"
+        )
     return value

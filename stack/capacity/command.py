@@ -1,5 +1,5 @@
-"""What `vllm-watch capacity` was asked, from options, a worksheet, a model's files and request logs, as plans for one or several cards; and those
-plans as tables."""
+"""What `vllm-watch capacity` was asked, from options, a worksheet, a model's files and request logs, as plans for one
+or several cards; and those plans as tables."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class CapacityOptions:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The answer. serving: on the first card; plans: of the cards that it fits, in the order in which they were named; refused: why not, by card;
+    """The answer. serving: on the first card; plans: of the cards that it fits, in the order in which they were named;
+    refused: why not, by card;
     text: of the worksheet."""
 
     shape: ModelShape
@@ -77,14 +78,14 @@ class WeightsOnly:
     @property
     def refusal(self) -> str:
         return (
-            "the KV cache is not reckoned: it depends on layers, KV heads and head size, which the number of parameters does not tell; name the "
-            "model's config.json with --model, or as `config:` in the worksheet"
+            "the KV cache is not reckoned: it depends on layers, KV heads and head size, which the number of parameters"
+            " does not tell; name the model's config.json with --model, or as `config:` in the worksheet"
         )
 
 
 def study(asked: CapacityOptions, somewhere: bool = True) -> Study | WeightsOnly:
-    """Reads the files and reckons. somewhere: a card must be named. Raises BadConfig, BadModel, BadTraffic, ValueError and OSError, each with a
-    sentence for the caller."""
+    """Reads the files and reckons. somewhere: a card must be named. Raises BadConfig, BadModel, BadTraffic, ValueError
+    and OSError, each with a sentence for the caller."""
     form = worksheet.read(asked.worksheet) if asked.worksheet else Worksheet()
     named = asked.gpus or ((form.gpu,) if form.gpu else ())
     where = asked.model or form.config
@@ -104,11 +105,22 @@ def study(asked: CapacityOptions, somewhere: bool = True) -> Study | WeightsOnly
         try:
             plans.append(
                 plan.plan(
-                    shape, _serving(asked, form, shape, card), card, traffic, PlanTargets(form.ttft_p95, form.itl_p95, form.cost_per_1k_tokens),
-                    Tuning(form.enable_prefix_caching, form.speculative_config, asked.max_num_seqs or form.max_num_seqs, dtype), prices,
-                    asked.measured_per_s, asked.name or form.name or "",
+                    shape,
+                    _serving(asked, form, shape, card),
+                    card,
+                    traffic,
+                    PlanTargets(form.ttft_p95, form.itl_p95, form.cost_per_1k_tokens),
+                    Tuning(
+                        form.enable_prefix_caching,
+                        form.speculative_config,
+                        asked.max_num_seqs or form.max_num_seqs,
+                        dtype,
+                    ),
+                    prices,
+                    asked.measured_per_s,
+                    asked.name or form.name or "",
                 )
-            )  # fmt: skip
+            )
         except (DoesNotFit, TooSlow) as error:
             refused.append((card, error))
     text = asked.worksheet.read_text(encoding="utf-8") if asked.worksheet else worksheet.FORM
@@ -133,36 +145,53 @@ def _typed(shape: ModelShape, form: Worksheet) -> tuple[ModelShape, tuple[str, .
     """The model with its weights in the worksheet's type, and what is odd about that."""
     notes = []
     if form.parameters and shape.parameters and abs(form.parameters / shape.parameters - 1) > 0.1:
-        notes.append(f"the worksheet says {form.parameters / 1e9:.3g}e9 parameters; reckoned with are the model's {shape.parameters / 1e9:.3g}e9")
+        notes.append(
+            f"the worksheet says {form.parameters / 1e9:.3g}e9 parameters; reckoned with are the model's"
+            f" {shape.parameters / 1e9:.3g}e9"
+        )
     dtype = _FULL_NAMES.get((form.dtype or shape.dtype).lower(), (form.dtype or shape.dtype).lower())
     if dtype in (shape.dtype, shape.quantization):
         return shape, tuple(notes)
     if dtype == "float16" and shape.quantization is None:
         return replace(shape, dtype=dtype), tuple(notes)
     if dtype in _FULL_NAMES.values() or shape.quantization is not None or not shape.parameters:
-        notes.append(f"the worksheet says {form.dtype}; reckoned with are weights in {shape.quantization or shape.dtype}, as vLLM serves this model")
+        notes.append(
+            f"the worksheet says {form.dtype}; reckoned with are weights in {shape.quantization or shape.dtype}, as"
+            " vLLM serves this model"
+        )
         return shape, tuple(notes)
-    notes.append(f"weights are reckoned in {dtype}, as the worksheet says: take such a checkpoint, or --quantization where vLLM converts by itself")
+    notes.append(
+        f"weights are reckoned in {dtype}, as the worksheet says: take such a checkpoint, or --quantization where vLLM"
+        " converts by itself"
+    )
     return quantized(shape, dtype), tuple(notes)
 
 
 def _serving(asked: CapacityOptions, form: Worksheet, shape: ModelShape, card: GpuModel | None) -> Serving:
     length = asked.max_model_len or form.max_model_len or shape.served_len
     if length > shape.max_positions > 0:
-        raise ValueError(f"max_model_len {length:,} is more than the {shape.max_positions:,} positions that {shape.name or 'the model'} was made for")
+        raise ValueError(
+            f"max_model_len {length:,} is more than the {shape.max_positions:,} positions that"
+            f" {shape.name or 'the model'} was made for"
+        )
     usual = Serving(length)
     share = asked.gpu_memory_utilization or form.gpu_memory_utilization or usual.gpu_memory_utilization
     batched = default_batched_tokens(card) if card else usual.max_num_batched_tokens
     return Serving(
-        length, asked.cache_dtype or form.kv_cache_dtype or usual.cache_dtype, form.block_size or usual.block_size,
-        asked.tensor_parallel or form.tensor_parallel_size or 1, asked.pipeline_parallel or form.pipeline_parallel_size or 1,
-        asked.max_num_batched_tokens or form.max_num_batched_tokens or batched, share,
+        length,
+        asked.cache_dtype or form.kv_cache_dtype or usual.cache_dtype,
+        form.block_size or usual.block_size,
+        asked.tensor_parallel or form.tensor_parallel_size or 1,
+        asked.pipeline_parallel or form.pipeline_parallel_size or 1,
+        asked.max_num_batched_tokens or form.max_num_batched_tokens or batched,
+        share,
         prefix_caching=shape.attends if form.enable_prefix_caching is None else form.enable_prefix_caching,
-    )  # fmt: skip
+    )
 
 
 def _traffic(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> TrafficProfile | None:
-    """Of the logs where there are some, else of the worksheet; what was measured goes before targets, and options before both."""
+    """Of the logs where there are some, else of the worksheet; what was measured goes before targets, and options
+    before both."""
     found = None if asked.logs else form.traffic()
     rate, users = asked.rate_per_s or form.requests_per_second, asked.users or form.concurrent_users
     if asked.rate_per_s:
@@ -173,7 +202,10 @@ def _traffic(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> Traf
         found = _logged(asked, form, shape)
     if found is None:
         if rate or users:
-            raise BadTraffic("a rate or users are given and no lengths: fill in p50 and p95 of prompt and output tokens, or name a --log")
+            raise BadTraffic(
+                "a rate or users are given and no lengths: fill in p50 and p95 of prompt and output tokens, or name a"
+                " --log"
+            )
         return None
     think_s = asked.think_s if asked.think_s is not None else form.think_time
     return replace(
@@ -190,11 +222,19 @@ def _logged(asked: CapacityOptions, form: Worksheet, shape: ModelShape) -> Traff
     models: set[str] = set()
     found = of_log(_records(bad, models), ", ".join(path.name for path in asked.logs), asked.name)
     notes = [
-        f"the log is of {name}: if that is another model than {shape.name}, or ran on another GPU, its TTFT and TPOT say nothing of this plan"
+        f"the log is of {name}: if that is another model than {shape.name}, or ran on another GPU, its TTFT and TPOT"
+        " say nothing of this plan"
         for name in models
-        if not (asked.name or form.name or found.ttft_s is found.tpot_s is None or name.rpartition("/")[2].lower() == shape.name.lower())
+        if not (
+            asked.name
+            or form.name
+            or found.ttft_s is found.tpot_s is None
+            or name.rpartition("/")[2].lower() == shape.name.lower()
+        )
     ]
-    notes += [f"{lines.total:,} lines of {path.name} are no request records" for path, lines in bad.items() if lines.total]
+    notes += [
+        f"{lines.total:,} lines of {path.name} are no request records" for path, lines in bad.items() if lines.total
+    ]
     ttft_s = form.ttft_p95 if found.ttft_s is None else found.ttft_s
     tpot_s = form.itl_p95 if found.tpot_s is None else found.tpot_s
     if (ttft_s, tpot_s) != (found.ttft_s, found.tpot_s):
@@ -211,17 +251,30 @@ def _records(logs: Mapping[Path, BadLines], models: set[str]) -> Iterator[Reques
             yield record
 
 
-# ---- what is told -----------------------------------------------------------------------------------------------------------
+# ---- what is told
 
 
 def told(found: Study | WeightsOnly) -> dict[str, Any]:
     """The answer as JSON; see docs/capacity.md for the names."""
     if isinstance(found, WeightsOnly):
-        weights = {"parameters": found.parameters, "dtype": found.dtype, "dtype_is_assumed": found.assumed, "bytes": found.weight_bytes}
-        gpus = [{"gpu": name, "usable_bytes": most, "weights_fit": found.weight_bytes < most} for name, most in found.cards.items()]
+        weights = {
+            "parameters": found.parameters,
+            "dtype": found.dtype,
+            "dtype_is_assumed": found.assumed,
+            "bytes": found.weight_bytes,
+        }
+        gpus = [
+            {"gpu": name, "usable_bytes": most, "weights_fit": found.weight_bytes < most}
+            for name, most in found.cards.items()
+        ]
         return {"weights": weights, "gpus": gpus, "kv_cache": None, "refusal": found.refusal}
     refused = [
-        {"gpu": card.name, "why": _word(error), "what": getattr(error, "what", str(error)), "ways": list(getattr(error, "ways", ()))}
+        {
+            "gpu": card.name,
+            "why": _word(error),
+            "what": getattr(error, "what", str(error)),
+            "ways": list(getattr(error, "ways", ())),
+        }
         for card, error in found.refused
     ]
     return {"plans": [plan.told(each) for each in found.plans], "refused": refused, "notes": list(found.notes)}
@@ -239,16 +292,23 @@ def filled(found: Study) -> str:
     for name in ("prompt", "output"):
         for p in ("p50", "p95"):
             value = getattr(getattr(traffic, f"{name}_tokens"), p) if traffic else None
-            lengths[f"{p}_{name}_tokens"] = Entry(None if value is None else f"{value:.0f}", f"from {traffic.source}" if traffic else "not known")
+            lengths[f"{p}_{name}_tokens"] = Entry(
+                None if value is None else f"{value:.0f}", f"from {traffic.source}" if traffic else "not known"
+            )
     at_least = "" if it.measured else "at least "
     promise = "a promise, for you to make"
     spent = f"{at_least}{digits(per_1k)} {it.cost.currency} by this plan" if it.cost and per_1k else promise
     parameters, dtype = found.shape.parameters, found.shape.quantization or found.shape.dtype
     utilization = f"{it.serving.gpu_memory_utilization:g}"
-    seqs = next((Entry(flag.value, flag.why) for flag in it.flags if flag.option == "--max-num-seqs"), Entry(None, "vLLM's own choice"))
+    seqs = next(
+        (Entry(flag.value, flag.why) for flag in it.flags if flag.option == "--max-num-seqs"),
+        Entry(None, "vLLM's own choice"),
+    )
     return worksheet.fill(found.text, {
-        "parameters": Entry(f"{parameters:d}" if parameters else None, "counted from the model's shapes" if parameters else "cannot be counted"),
-        "dtype": Entry(dtype if dtype in WEIGHT_BYTES else None, "from the model" if dtype in WEIGHT_BYTES else f"{dtype}, from the model"),
+        "parameters": Entry(f"{parameters:d}" if parameters else None,
+            "counted from the model's shapes" if parameters else "cannot be counted"),
+        "dtype": Entry(dtype if dtype in WEIGHT_BYTES else None,
+            "from the model" if dtype in WEIGHT_BYTES else f"{dtype}, from the model"),
         "max_model_len": Entry(str(it.serving.max_model_len), "as asked, or what the model was made for"),
         **lengths,
         "requests_per_second": _pace(traffic),
@@ -267,8 +327,14 @@ def filled(found: Study) -> str:
 
 
 def _caching(serving: Serving, shape: ModelShape) -> Entry:
-    why = "as vLLM does; pays where prompts begin alike" if shape.attends else "vLLM leaves it off where layers keep states alone"
-    return Entry("true" if serving.prefix_caching else "false", why if serving.prefix_caching is shape.attends else "as given")
+    why = (
+        "as vLLM does; pays where prompts begin alike"
+        if shape.attends
+        else "vLLM leaves it off where layers keep states alone"
+    )
+    return Entry(
+        "true" if serving.prefix_caching else "false", why if serving.prefix_caching is shape.attends else "as given"
+    )
 
 
 def _pace(traffic: TrafficProfile | None) -> Entry:
@@ -276,7 +342,9 @@ def _pace(traffic: TrafficProfile | None) -> Entry:
     if traffic is None or traffic.arrivals_per_s is None:
         return Entry(None, "not known")
     rate = f"{traffic.arrivals_per_s:.6g}"
-    return Entry(rate, "as asked, or as the log has it") if traffic.users is None else Entry(None, f"{rate} by its users")
+    return (
+        Entry(rate, "as asked, or as the log has it") if traffic.users is None else Entry(None, f"{rate} by its users")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,12 +364,16 @@ def sheets(it: Plan) -> Iterator[CapacityTable]:
         yield _replicas(it)
     if it.cost:
         yield _money(it, it.cost)
-    yield CapacityTable("vllm serve", ("option", "value", "why"), [(flag.option, flag.value or "", flag.why) for flag in it.flags])
+    yield CapacityTable(
+        "vllm serve", ("option", "value", "why"), [(flag.option, flag.value or "", flag.why) for flag in it.flags]
+    )
 
 
 def _memory(it: Plan) -> CapacityTable:
     whole = usable(it.card)
-    rows: list[tuple[str, ...]] = [(part.name, gib(part.bytes), "estimated" if part.estimated else "counted", part.source) for part in it.parts]
+    rows: list[tuple[str, ...]] = [
+        (part.name, gib(part.bytes), "estimated" if part.estimated else "counted", part.source) for part in it.parts
+    ]
     spare = whole - it.kv_bytes - sum(part.bytes for part in it.parts)
     held = f"{it.cache.blocks:,} blocks, {it.cache.tokens:,} tokens, {_token_costs(it)}"
     rows.append(("KV cache", gib(it.kv_bytes), "the rest", held))
@@ -316,15 +388,24 @@ def _token_costs(it: Plan) -> str:
     *before, (_, last) = kv.token_costs(it.shape, it.serving)
     if not before:
         unfilled = any(layer.kind == "window" for layer in it.shape.layers)
-        return f"{last:,.0f} bytes a token" + (f" (no window fills below {it.serving.max_model_len:,} tokens)" if unfilled else "")
-    return ", ".join(f"{each:,.0f} bytes a token up to {length:,} tokens" for length, each in before) + f" of a request, {last:,.0f} beyond"
+        return f"{last:,.0f} bytes a token" + (
+            f" (no window fills below {it.serving.max_model_len:,} tokens)" if unfilled else ""
+        )
+    return (
+        ", ".join(f"{each:,.0f} bytes a token up to {length:,} tokens" for length, each in before)
+        + f" of a request, {last:,.0f} beyond"
+    )
 
 
 def _concurrency(it: Plan) -> CapacityTable:
     traffic = it.traffic
     sure = "" if it.cache.sure else " (about)"
     rows: list[tuple[str, ...]] = [
-        ("guaranteed", f"{it.guaranteed:,.2f}{sure}", f"each of {it.serving.max_model_len:,} tokens: vLLM's maximum concurrency")
+        (
+            "guaranteed",
+            f"{it.guaranteed:,.2f}{sure}",
+            f"each of {it.serving.max_model_len:,} tokens: vLLM's maximum concurrency",
+        )
     ]
     if traffic and it.expected and it.at_p95:
         prompt, output = traffic.prompt_tokens, traffic.output_tokens
@@ -333,32 +414,51 @@ def _concurrency(it: Plan) -> CapacityTable:
         rows.append(("expected", f"{it.expected:,.1f}{sure}", mean))
         if traffic.in_flight and traffic.time_s and traffic.resident_tokens and traffic.arrivals_per_s:
             time = f"{digits(traffic.arrivals_per_s)} a second x {traffic.time_s:.3g} s"
-            rows.append(("needed: requests", f"{traffic.in_flight:,.1f}", f"{time} (Little's law); times: {_times(it)}"))
-            tokens = f"{traffic.resident_tokens:,.0f} tokens in the cache, {it.cache_share or 0:.0%} of one replica's; bytes per GPU"
-            rows.append(("needed: cache", gib(traffic.resident_tokens * it.token_bytes) if plain(it.shape) else "", tokens))
+            rows.append(
+                ("needed: requests", f"{traffic.in_flight:,.1f}", f"{time} (Little's law); times: {_times(it)}")
+            )
+            tokens = (
+                f"{traffic.resident_tokens:,.0f} tokens in the cache, {it.cache_share or 0:.0%} of one replica's; bytes"
+                " per GPU"
+            )
+            rows.append(
+                ("needed: cache", gib(traffic.resident_tokens * it.token_bytes) if plain(it.shape) else "", tokens)
+            )
     return CapacityTable("requests at once, one replica", ("", "requests", "what they are"), rows)
 
 
 def _times(it: Plan) -> str:
     traffic = it.traffic
-    return "" if traffic is None or traffic.ttft_s is None or traffic.tpot_s is None else f"{milli(traffic.ttft_s)} + {milli(traffic.tpot_s)} a token"
+    return (
+        ""
+        if traffic is None or traffic.ttft_s is None or traffic.tpot_s is None
+        else f"{milli(traffic.ttft_s)} + {milli(traffic.tpot_s)} a token"
+    )
 
 
 def _replicas(it: Plan) -> CapacityTable:
     binds, rate = it.binds, it.traffic.arrivals_per_s if it.traffic else None
     rows: list[tuple[str, ...]] = [
-        (limit.name + (" (binds)" if limit is binds else ""), f"{'below ' if limit.bound else ''}{digits(limit.rate_per_s)}",
-         str(plan.replicas_for(rate, limit.rate_per_s)) if rate and it.replicas else "", limit.why)
+        (
+            limit.name + (" (binds)" if limit is binds else ""),
+            f"{'below ' if limit.bound else ''}{digits(limit.rate_per_s)}",
+            str(plan.replicas_for(rate, limit.rate_per_s)) if rate and it.replicas else "",
+            limit.why,
+        )
         for limit in sorted(it.limits, key=lambda limit: limit.rate_per_s)
-    ]  # fmt: skip
+    ]
     if _people(it) and it.traffic:
         again = f"{milli(it.traffic.think_s)} after a reply" if it.traffic.think_s else "at once"
         why = f"people at work, each asking again {again}; by what binds"
         rows.append(("users", _people(it), "", why))
     more = "" if it.measured else "; more where the card is slower than its bounds"
     lacking = "" if it.traffic is None else f"not given: {', '.join(it.traffic.missing)}"
-    rows.append(("together", "", _count(it), lacking if it.replicas is None else f"the most that any of them asks for{more}"))
-    return CapacityTable("replicas: what one takes, requests a second", ("limit", "one replica", "replicas", "why"), rows)
+    rows.append(
+        ("together", "", _count(it), lacking if it.replicas is None else f"the most that any of them asks for{more}")
+    )
+    return CapacityTable(
+        "replicas: what one takes, requests a second", ("limit", "one replica", "replicas", "why"), rows
+    )
 
 
 def _people(it: Plan) -> str:
@@ -377,13 +477,26 @@ def _money(it: Plan, cost: PlanCost) -> CapacityTable:
         ("one replica, an hour", cost.per_replica_hour, f"{it.gpus} x {it.card.name}", ""),
         ("all replicas, an hour", cost.per_hour, f"{it.replicas} of them", at_least),
         ("1K tokens of this traffic", cost.per_1k_tokens, "prompt and reply tokens together" + _kept(it), at_least),
-        ("1K tokens at best", cost.at_best_per_1k_tokens, "a replica that is always as full as its limits allow; no plan gets below", "above "),
+        (
+            "1K tokens at best",
+            cost.at_best_per_1k_tokens,
+            "a replica that is always as full as its limits allow; no plan gets below",
+            "above ",
+        ),
         ("1K tokens from the API", cost.api_per_1k_tokens, "the same tokens at the price in prices.yaml", ""),
         ("the API, an hour", cost.api_per_hour, "at this traffic", ""),
     ]
-    rows: list[tuple[str, ...]] = [(name, f"{words}{digits(value, 2)} {unit}", why) for name, value, why, words in listed if value is not None]
+    rows: list[tuple[str, ...]] = [
+        (name, f"{words}{digits(value, 2)} {unit}", why) for name, value, why, words in listed if value is not None
+    ]
     if cost.break_even_per_s:
-        rows.append(("as dear as the API", f"{at_least}{digits(cost.break_even_per_s)} requests a second", "with more of them the GPUs are cheaper"))
+        rows.append(
+            (
+                "as dear as the API",
+                f"{at_least}{digits(cost.break_even_per_s)} requests a second",
+                "with more of them the GPUs are cheaper",
+            )
+        )
     return CapacityTable("cost", ("", "", "what it is"), rows)
 
 
@@ -391,7 +504,10 @@ def _kept(it: Plan) -> str:
     target = it.targets.cost_per_1k_tokens
     if target is None:
         return ""
-    return f"; target {digits(target)}: " + {True: "kept", False: "missed", None: "not missed as far as bounds tell"}[target_kept(it)]
+    return (
+        f"; target {digits(target)}: "
+        + {True: "kept", False: "missed", None: "not missed as far as bounds tell"}[target_kept(it)]
+    )
 
 
 def comparison(found: Study) -> CapacityTable:
@@ -420,7 +536,10 @@ def conclusion(found: Study) -> str:
         return ""
     hour, unit, it = min(priced, key=lambda row: row[0])
     bound = "" if it.measured else "; at least, until --measured-rate says what one replica takes"
-    return f"Cheapest by your prices: {(it.replicas or 1) * it.gpus} x {it.card.name}, {digits(hour, 2)} {unit} an hour{bound}"
+    return (
+        f"Cheapest by your prices: {(it.replicas or 1) * it.gpus} x {it.card.name}, {digits(hour, 2)} {unit} an"
+        f" hour{bound}"
+    )
 
 
 def digits(value: float | None, least: int = 0) -> str:

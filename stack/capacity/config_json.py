@@ -31,17 +31,27 @@ class ConfigFields:
             value = self.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value in (float("inf"), float("-inf")):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or value != value
+                or value in (float("inf"), float("-inf"))
+            ):
                 raise BadModel(
-                    f"{self.where}: {name} should be a whole number and is {shown(value)}; take config.json as the model's authors published it"
+                    f"{self.where}: {name} should be a whole number and is {shown(value)}; take config.json as the"
+                    " model's authors published it"
                 )
             if value != int(value) or not 1 <= value <= largest:
                 raise BadModel(
-                    f"{self.where}: {name} should lie between 1 and {largest:,} and is {shown(value)}; take config.json as it was published"
+                    f"{self.where}: {name} should lie between 1 and {largest:,} and is {shown(value)}; take config.json"
+                    " as it was published"
                 )
             return int(value)
         if default is None:
-            raise BadModel(f"{self.where}: {names[0]} is missing, and without it the KV cache cannot be computed; take the model's whole config.json")
+            raise BadModel(
+                f"{self.where}: {names[0]} is missing, and without it the KV cache cannot be computed; take the model's"
+                " whole config.json"
+            )
         return default
 
     def count(self, *names: str, default: int = 0) -> int:
@@ -75,7 +85,9 @@ class ConfigFields:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise BadModel(f"{self.where}: {name} should be a list of words, one for each layer")
         if len(value) != length:
-            raise BadModel(f"{self.where}: {name} has {len(value)} entries and the model {length} layers; one of the two is wrong")
+            raise BadModel(
+                f"{self.where}: {name} has {len(value)} entries and the model {length} layers; one of the two is wrong"
+            )
         return tuple(value)
 
 

@@ -1,4 +1,5 @@
-"""Whether a model fits a card or slice; where it does not, which single change would make it fit, checked by the same arithmetic. Pure."""
+"""Whether a model fits a card or slice; where it does not, which single change would make it fit, checked by the same
+arithmetic. Pure."""
 
 from __future__ import annotations
 
@@ -25,25 +26,30 @@ class DoesNotFit(ValueError):
 
 
 def room(shape: ModelShape, serving: Serving, card: GpuModel) -> tuple[tuple[MemoryPart, ...], float, KvCapacity]:
-    """What stands beside the cache, the bytes that are left for it, and what they hold. Raises DoesNotFit with what would."""
+    """What stands beside the cache, the bytes that are left for it, and what they hold. Raises DoesNotFit with what
+    would."""
     name, where = shape.name or "the model", placed(serving, card)
     if card.profile and serving.tensor_parallel * serving.pipeline_parallel > 1:
-        raise DoesNotFit(f"{card.name} is a MIG slice, and a model cannot be split over slices", ways(shape, serving, card))
+        raise DoesNotFit(
+            f"{card.name} is a MIG slice, and a model cannot be split over slices", ways(shape, serving, card)
+        )
     its_parts = memory.parts(shape, serving, card)
     spare = memory.kv_budget(shape, serving, card, its_parts)
     if spare <= 0:
         whole, largest = sum(part.bytes for part in its_parts), max(its_parts, key=lambda part: part.bytes)
         what = (
-            f"{name} does not fit {where}: {largest.name} {gib(largest.bytes)} and {gib(whole - largest.bytes)} besides, per GPU, and vLLM may "
-            f"use {gib(whole + spare)} of {gib(usable(card))} (--gpu-memory-utilization {serving.gpu_memory_utilization:g}): {gib(-spare)} too much"
+            f"{name} does not fit {where}: {largest.name} {gib(largest.bytes)} and {gib(whole - largest.bytes)}"
+            f" besides, per GPU, and vLLM may use {gib(whole + spare)} of {gib(usable(card))} (--gpu-memory-utilization"
+            f" {serving.gpu_memory_utilization:g}): {gib(-spare)} too much"
         )
         raise DoesNotFit(what, ways(shape, serving, card))
     cache = kv.cache(shape, serving, spare)
     if not kv.starts(shape, serving, spare):
         one = kv.request_bytes(shape, serving, serving.max_model_len)
         what = (
-            f"vLLM does not start {name} on {where} with max_model_len {serving.max_model_len:,}: one such request takes {gib(one)} of KV cache "
-            f"per GPU, and {gib(spare)} are left for it ({cache.concurrency:.2f} of one request)"
+            f"vLLM does not start {name} on {where} with max_model_len {serving.max_model_len:,}: one such request"
+            f" takes {gib(one)} of KV cache per GPU, and {gib(spare)} are left for it ({cache.concurrency:.2f} of one"
+            " request)"
         )
         raise DoesNotFit(what, ways(shape, serving, card))
     return its_parts, spare, cache
@@ -71,11 +77,17 @@ def left(shape: ModelShape, serving: Serving, card: GpuModel) -> float:
 
 
 def quantized(shape: ModelShape, dtype: str) -> ModelShape:
-    """The same with weights of this type, about: embeddings and the last layer stay as they are, as in nearly all such files."""
+    """The same with weights of this type, about: embeddings and the last layer stay as they are, as in nearly all such
+    files."""
     parameters = shape.parameters or 0
     kept = min(parameters, (1 if shape.tied else 2) * shape.vocabulary * shape.hidden)
     weights = (parameters - kept) * WEIGHT_BYTES[dtype] + kept * WEIGHT_BYTES[shape.dtype]
-    return replace(shape, weight_bytes=weights, weights_from=f"parameters at {dtype}, embeddings at {shape.dtype}", quantization=dtype)
+    return replace(
+        shape,
+        weight_bytes=weights,
+        weights_from=f"parameters at {dtype}, embeddings at {shape.dtype}",
+        quantization=dtype,
+    )
 
 
 def ways(shape: ModelShape, serving: Serving, card: GpuModel) -> tuple[str, ...]:
@@ -95,17 +107,28 @@ def _changes(shape: ModelShape, serving: Serving, card: GpuModel) -> Iterator[st
     other = _smallest(shape, alone, card, (each for each in gpus.CARDS if each.profile is None))
     if other and other != near:
         yield f"{many}{other.name}, the smallest whole card that does ({gib(usable(other))})"
-    if serving.gpu_memory_utilization < USUAL_SHARE and fits(shape, replace(alone, gpu_memory_utilization=USUAL_SHARE), card):
+    if serving.gpu_memory_utilization < USUAL_SHARE and fits(
+        shape, replace(alone, gpu_memory_utilization=USUAL_SHARE), card
+    ):
         yield f"--gpu-memory-utilization {USUAL_SHARE:g}, as vLLM has it"
     one_is_enough = near is not None and number == 1 and not (card.profile and serving.tensor_parallel > 1)
     split = next(
-        (wide for wide in (2, 4, 8) if wide > alone.tensor_parallel and fits(shape, _on(replace(alone, tensor_parallel=wide), card, whole), whole)), 0
+        (
+            wide
+            for wide in (2, 4, 8)
+            if wide > alone.tensor_parallel
+            and fits(shape, _on(replace(alone, tensor_parallel=wide), card, whole), whole)
+        ),
+        0,
     )
     if split and not one_is_enough:
         yield f"{split} whole {whole.name} with --tensor-parallel-size {split}"
     if shape.parameters and shape.quantization is None:
         small = next((dtype for dtype in ("fp8", "int4") if fits(quantized(shape, dtype), alone, card)), None)
-        yield small and f"weights in {small}, about {gib(quantized(shape, small).weight_bytes or 0)} in all (check the quality)"
+        yield (
+            small
+            and f"weights in {small}, about {gib(quantized(shape, small).weight_bytes or 0)} in all (check the quality)"
+        )
     if alone.cache_dtype == "auto" and fits(shape, replace(alone, cache_dtype="fp8"), card):
         yield "--kv-cache-dtype fp8 (check the quality)"
     most = longest(shape, alone, card)
@@ -122,11 +145,12 @@ def _smallest(shape: ModelShape, serving: Serving, card: GpuModel, among: Iterab
     return next((each for each in ordered if fits(shape, _on(serving, card, each), each)), None)
 
 
-# ---- vLLM's own choices -----------------------------------------------------------------------------------------------------
+# ---- vLLM's own choices
 
 
 def default_seqs(card: GpuModel) -> int:
-    """--max-num-seqs of `vllm serve` where nobody sets it. For a slice as for its whole card; source: see default_batched_tokens."""
+    """--max-num-seqs of `vllm serve` where nobody sets it. For a slice as for its whole card; source: see
+    default_batched_tokens."""
     whole = gpus.whole(card)
     return 1024 if usable(whole) >= 70 * GIB and "A100" not in whole.name else 256
 

@@ -1,7 +1,8 @@
 """GPUs and their MIG slices, with the bytes that a process can really use.
 
-A slice's name is rounded up: a 1g.18gb of an H200 has 16.0 GiB. Where a source prints two figures (drivers differ) the smaller one stands.
-Bandwidth and bf16 throughput without sparsity are the vendors' data sheets; a slice has its share of memory slices and of multiprocessors.
+A slice's name is rounded up: a 1g.18gb of an H200 has 16.0 GiB. Where a source prints two figures (drivers differ) the
+smaller one stands. Bandwidth and bf16 throughput without sparsity are the vendors' data sheets; a slice has its share
+of memory slices and of multiprocessors.
 One engine cannot join slices: tensor parallelism needs whole cards."""
 
 from __future__ import annotations
@@ -33,7 +34,14 @@ AMD = "AMD's data sheet: 192 GB; rocm-smi and PyTorch: 191.98 GiB"
 
 
 def _whole(name: str, mib: int, usable_gib: float, gb_per_s: float, tflops: float, source: str = SMI) -> GpuModel:
-    return GpuModel(name, mib * MIB, gb_per_s * 1e9, tflops * 1e12, source=source.format(f"{mib:,}", usable_gib), usable_bytes=int(usable_gib * GIB))
+    return GpuModel(
+        name,
+        mib * MIB,
+        gb_per_s * 1e9,
+        tflops * 1e12,
+        source=source.format(f"{mib:,}", usable_gib),
+        usable_bytes=int(usable_gib * GIB),
+    )
 
 
 WHOLE = (
@@ -51,7 +59,8 @@ WHOLE = (
     _whole("MI300X", 196592, 191.98, 5300, 1307, AMD),
 )
 
-# profile: instances, GiB, memory slices of 8, share of the multiprocessors. Printed by `nvidia-smi mig -lgip`; instances: NVIDIA's MIG guide.
+# profile: instances, GiB, memory slices of 8, share of the multiprocessors. Printed by `nvidia-smi mig -lgip`;
+# instances: NVIDIA's MIG guide.
 Slices = dict[str, tuple[int, float, int, float]]
 ATLEAST = "; 3g, 4g and 7g: not printed there, at least twice the slice of half their size"
 PROFILES: dict[str, tuple[str, Slices]] = {
@@ -89,7 +98,10 @@ PROFILES: dict[str, tuple[str, Slices]] = {
         },
     ),
     "H100-NVL": (
-        "nvidia-smi mig -lgip, https://github.com/NVIDIA/mig-parted/pull/101 and https://github.com/NVIDIA/gpu-operator/pull/900",
+        (
+            "nvidia-smi mig -lgip, https://github.com/NVIDIA/mig-parted/pull/101 and"
+            " https://github.com/NVIDIA/gpu-operator/pull/900"
+        ),
         {
             "1g.12gb": (7, 10.75, 1, 16 / 132),
             "1g.24gb": (4, 21.62, 2, 26 / 132),
@@ -151,30 +163,46 @@ def whole(card: GpuModel) -> GpuModel:
     return next(each for each in WHOLE if each.name == card.of) if card.of else card
 
 
-USUAL = {"a100": "A100-80GB", "h100": "H100-80GB", "h100nvl94": "H100-NVL", "h10094": "H100-NVL", "4090": "RTX-4090", "5090": "RTX-5090"}
+USUAL = {
+    "a100": "A100-80GB",
+    "h100": "H100-80GB",
+    "h100nvl94": "H100-NVL",
+    "h10094": "H100-NVL",
+    "4090": "RTX-4090",
+    "5090": "RTX-5090",
+}
 
 
 def card(name: str) -> GpuModel:
-    """The card of this name: "H200", "h100-80gb", "H200/3g.71gb", "H200 3g.71gb", "1g.18gb@H200"; raises ValueError with the nearest names."""
+    """The card of this name: "H200", "h100-80gb", "H200/3g.71gb", "H200 3g.71gb", "1g.18gb@H200"; raises ValueError
+    with the nearest names."""
     if "@" not in name and "/" not in name:
-        name = re.sub(r"[\s:]+(?=(mig[- ])?\d+g\.\d+gb\s*$)", "/", name.strip(), flags=re.IGNORECASE)  # as some write it: H100 1g.10gb
+        # as some write it: H100 1g.10gb
+        name = re.sub(r"[\s:]+(?=(mig[- ])?\d+g\.\d+gb\s*$)", "/", name.strip(), flags=re.IGNORECASE)
     profile, at, whole_name = name.partition("@")
     if not at:
         whole_name, _, profile = name.partition("/")
     wanted = _plain(whole_name)
     named = {whole.name: whole for whole in WHOLE}
-    known = {_plain(long): found for long, found in named.items()} | {short: named[long] for short, long in USUAL.items()}
+    known = {_plain(long): found for long, found in named.items()} | {
+        short: named[long] for short, long in USUAL.items()
+    }
     found = known.get(wanted)
     if found is None:
         near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.4)
-        raise ValueError(f"the card {whole_name!r} is not known; {_or([known[key].name for key in near] or [each.name for each in WHOLE])}")
+        raise ValueError(
+            f"the card {whole_name!r} is not known;"
+            f" {_or([known[key].name for key in near] or [each.name for each in WHOLE])}"
+        )
     if not profile.strip():
         return found
     for piece in slices(found):
         if piece.profile == profile.strip().lower().removeprefix("mig-").removeprefix("mig "):
             return piece
     names = [piece.name for piece in slices(found)]
-    raise ValueError(f"{found.name} has no slice {profile.strip()!r}; " + (_or(names) if names else "it cannot be cut into slices"))
+    raise ValueError(
+        f"{found.name} has no slice {profile.strip()!r}; " + (_or(names) if names else "it cannot be cut into slices")
+    )
 
 
 def _plain(name: str) -> str:

@@ -1,8 +1,9 @@
 """What the KV cache of vLLM 0.32 takes and holds: bytes per token and request, blocks, tokens, concurrency.
 
-Computed as vLLM does it, step by step: a page per layer (v1/kv_cache_interface.py), layers of one kind in groups of equal size that draw
-their blocks from one pool (v1/core/kv_cache_utils.py: get_kv_cache_groups, get_kv_cache_config_from_groups, get_kv_cache_capacity), the
-smallest pipeline stage deciding for all. Units: bytes and tokens of one GPU."""
+Computed as vLLM does it, step by step: a page per layer (v1/kv_cache_interface.py), layers of one kind in groups of
+equal size that draw their blocks from one pool (v1/core/kv_cache_utils.py: get_kv_cache_groups,
+get_kv_cache_config_from_groups, get_kv_cache_capacity), the smallest pipeline stage deciding for all. Units: bytes and
+tokens of one GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from math import ceil, inf
 from stack.capacity.config_json import shown
 from stack.capacity.model import Layer, ModelShape
 
-# Bytes per value, and bytes of scales beside every head's keys and again beside its values (triton_attn.py, customize_spec).
+# Bytes per value, and bytes of scales beside every head's keys and again beside its values (triton_attn.py,
+# customize_spec).
 CELLS: dict[str, tuple[float, int]] = {
     "float16": (2, 0),
     "bfloat16": (2, 0),
@@ -24,8 +26,10 @@ CELLS: dict[str, tuple[float, int]] = {
     "int4_per_token_head": (0.5, 4),
     **dict.fromkeys(("nvfp4", "nvfp4_4over6"), (0.5 + 1 / 16, 0)),  # torch_utils.py, nvfp4_kv_cache_full_dim
 }
-SERVED = {**CELLS, "float32": (4, 0)}  # a model's own type may also be the wide one (--dtype float32); vLLM takes no such cache type
-BLOBS = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}  # bytes per token of a packed latent, scales included (mla_attention.py)
+# a model's own type may also be the wide one (--dtype float32); vLLM takes no such cache type
+SERVED = {**CELLS, "float32": (4, 0)}
+# bytes per token of a packed latent, scales included (mla_attention.py)
+BLOBS = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 
 
 LARGEST = 10**9  # of a flag; more is a typing mistake
@@ -44,7 +48,8 @@ class Serving:
     block_size: int = 16  # latent attention and some kernels take 32 to 128, which changes no more than the rounding
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
-    max_num_batched_tokens: int = 8192  # of the API server on H100 and H200; 16384 from 160 GiB, 2048 below 70 GiB and on A100 (arg_utils.py)
+    # of the API server on H100 and H200; 16384 from 160 GiB, 2048 below 70 GiB and on A100 (arg_utils.py)
+    max_num_batched_tokens: int = 8192
     gpu_memory_utilization: float = 0.92  # config/cache.py
     async_scheduling: bool = True  # one step more in flight, whose blocks of a window are not yet free
     prefix_caching: bool = True  # a state then keeps two blocks or three, not one
@@ -56,15 +61,23 @@ class Serving:
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
                 raise BadServing(f"{name} should be a whole number from 1 to {LARGEST:,} and is {shown(value)}")
         if self.block_size % 16:
-            raise BadServing(f"block_size should be a multiple of 16, as vLLM's kernels want it, and is {self.block_size}")
+            raise BadServing(
+                f"block_size should be a multiple of 16, as vLLM's kernels want it, and is {self.block_size}"
+            )
         if not 0 < self.gpu_memory_utilization <= 1:
-            raise BadServing(f"gpu_memory_utilization should be above 0 and at most 1 and is {self.gpu_memory_utilization!r}")
+            raise BadServing(
+                f"gpu_memory_utilization should be above 0 and at most 1 and is {self.gpu_memory_utilization!r}"
+            )
         if self.cache_dtype not in ("auto", *CELLS, *BLOBS):
-            raise BadServing(f"the cache type {self.cache_dtype!r} is not computed here; known are auto, {', '.join((*CELLS, *BLOBS))}")
+            raise BadServing(
+                f"the cache type {self.cache_dtype!r} is not computed here; known are auto,"
+                f" {', '.join((*CELLS, *BLOBS))}"
+            )
 
     @property
     def in_flight(self) -> int:
-        """Tokens that are scheduled and not yet settled: one batch for every pipeline stage, and one more with asynchronous scheduling.
+        """Tokens that are scheduled and not yet settled: one batch for every pipeline stage, and one more with
+        asynchronous scheduling.
 
         Source: vLLM config/vllm.py, max_concurrent_batches of the V2 model runner, max_in_flight_tokens."""
         return (self.pipeline_parallel + self.async_scheduling) * self.max_num_batched_tokens
@@ -72,9 +85,11 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class KvCapacity:
-    """What a number of bytes holds, in vLLM's own terms: num_gpu_blocks, kv_cache_size_tokens, kv_cache_max_concurrency.
+    """What a number of bytes holds, in vLLM's own terms: num_gpu_blocks, kv_cache_size_tokens,
+    kv_cache_max_concurrency.
 
-    Not sure where layers keep a state: vLLM then chooses its block size from the attention backend, so the log has the last word."""
+    Not sure where layers keep a state: vLLM then chooses its block size from the attention backend, so the log has the
+    last word."""
 
     bytes: float
     blocks: int
@@ -113,11 +128,12 @@ class LayerGroup:
 
 
 def token_bytes(shape: ModelShape, serving: Serving, tokens: int | None = None) -> float:
-    """Return the bytes per GPU that the last token of a request of so many tokens costs (None: of max_model_len): layers that still grow at that
-    length, with what padding to equal groups adds.
+    """Return the bytes per GPU that the last token of a request of so many tokens costs (None: of max_model_len):
+    layers that still grow at that length, with what padding to equal groups adds.
 
-    layers x max(1, kv_heads / TP) x (head_k + head_v) x cell, or layers x latent x cell for MLA whatever the tensor-parallel size. A layer with a
-    window costs as much as a full one until it holds all that it ever may, which is window - 1 + the tokens in flight, and nothing beyond."""
+    layers x max(1, kv_heads / TP) x (head_k + head_v) x cell, or layers x latent x cell for MLA whatever the
+    tensor-parallel size. A layer with a window costs as much as a full one until it holds all that it ever may, which
+    is window - 1 + the tokens in flight, and nothing beyond."""
     groups = _groups(shape, serving)
     block = _largest_block(shape, serving, groups)
     length = serving.max_model_len if tokens is None else tokens
@@ -126,14 +142,16 @@ def token_bytes(shape: ModelShape, serving: Serving, tokens: int | None = None) 
 
 
 def token_costs(shape: ModelShape, serving: Serving) -> list[tuple[int, float]]:
-    """Return what one token costs by length: (up to so many tokens of a request, bytes per GPU), the last one up to max_model_len."""
+    """Return what one token costs by length: (up to so many tokens of a request, bytes per GPU), the last one up to
+    max_model_len."""
     ends = {_held(group.pages[0], serving) for group in _groups(shape, serving)}
     lengths = sorted({serving.max_model_len, *(int(end) for end in ends if 0 < end < serving.max_model_len)})
     return [(length, token_bytes(shape, serving, length)) for length in lengths]
 
 
 def request_bytes(shape: ModelShape, serving: Serving, tokens: int) -> float:
-    """Bytes per GPU that a request of so many tokens may hold: whole blocks, windows with the tokens in flight, states."""
+    """Bytes per GPU that a request of so many tokens may hold: whole blocks, windows with the tokens in flight,
+    states."""
     groups = _groups(shape, serving)
     return _request_blocks(groups, serving, tokens) * _largest_block(shape, serving, groups)
 
@@ -155,12 +173,15 @@ def longest_context(shape: ModelShape, serving: Serving, kv_bytes: float) -> int
     low, high = 0, serving.max_model_len
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if starts(shape, replace(serving, max_model_len=middle), kv_bytes) else (low, middle - 1)
+        low, high = (
+            (middle, high) if starts(shape, replace(serving, max_model_len=middle), kv_bytes) else (low, middle - 1)
+        )
     return low
 
 
 def starts(shape: ModelShape, serving: Serving, kv_bytes: float) -> bool:
-    """Whether vLLM starts with so many bytes per GPU: one request of max_model_len and the block that it keeps back fit."""
+    """Whether vLLM starts with so many bytes per GPU: one request of max_model_len and the block that it keeps back
+    fit."""
     groups = _groups(shape, serving)
     each = _largest_block(shape, serving, groups)
     return (_request_blocks(groups, serving, serving.max_model_len) + 1) * each <= kv_bytes
@@ -192,7 +213,8 @@ def _largest_block(shape: ModelShape, serving: Serving, groups: Sequence[LayerGr
 
 
 def _stages(shape: ModelShape, serving: Serving) -> list[range]:
-    """The layers of each pipeline stage, split as vLLM does it: what is left over goes to the stages before the last (get_pp_indices)."""
+    """The layers of each pipeline stage, split as vLLM does it: what is left over goes to the stages before the last
+    (get_pp_indices)."""
     number, stages = len(shape.layers), serving.pipeline_parallel
     if stages > number:
         raise BadServing(f"pipeline_parallel is {stages} and the model has {number} layers; take fewer stages")
@@ -209,50 +231,69 @@ def _page(layer: Layer, shape: ModelShape, serving: Serving) -> LayerBlock | Non
     if layer.kind == "none":
         return None
     if layer.kind == "state":
-        return LayerBlock("state", serving.block_size, layer.state_bytes / serving.tensor_parallel, checkpoints=layer.checkpoints)
+        return LayerBlock(
+            "state", serving.block_size, layer.state_bytes / serving.tensor_parallel, checkpoints=layer.checkpoints
+        )
     heads, split = layer.kv_heads, serving.tensor_parallel
     if shape.heads % split:
-        raise BadServing(f"tensor_parallel {split} does not divide the {shape.heads} attention heads of {shape.name}; vLLM refuses it")
+        raise BadServing(
+            f"tensor_parallel {split} does not divide the {shape.heads} attention heads of {shape.name}; vLLM"
+            " refuses it"
+        )
     if layer.kind == "mla":
         each = BLOBS[named] if named in BLOBS else layer.latent * SERVED[named][0] + 2 * SERVED[named][1]
         return LayerBlock("mla", serving.block_size, serving.block_size * each)
     if named in BLOBS:
         raise BadServing(f"the cache type {named} is for multi-head latent attention, which {shape.name} does not use")
     if heads % split and split % heads:
-        raise BadServing(f"tensor_parallel {split} neither divides nor is a multiple of the {heads} KV heads of {shape.name}; vLLM refuses it")
+        raise BadServing(
+            f"tensor_parallel {split} neither divides nor is a multiple of the {heads} KV heads of {shape.name}; vLLM"
+            " refuses it"
+        )
     cell, scale = SERVED[named]
     each = max(1, heads // split) * ((layer.head_k + layer.head_v) * cell + 2 * scale)
     if layer.kind == "window":
         return LayerBlock("window", serving.block_size, serving.block_size * each, layer.window)
-    return LayerBlock("full", serving.block_size, serving.block_size * each)  # a chunk too: vLLM keeps it whole by default
+    # a chunk too: vLLM keeps it whole by default
+    return LayerBlock("full", serving.block_size, serving.block_size * each)
 
 
 @lru_cache(maxsize=256)  # a plan asks for the same ones hundreds of times
 def _groups(shape: ModelShape, serving: Serving) -> tuple[LayerGroup, ...]:
-    """The layers in groups of one block table each: get_kv_cache_groups, for layouts that keep a layer's blocks together (all of CUDA's)."""
-    pages = {place: page for place, layer in enumerate(shape.layers) if (page := _page(layer, shape, serving)) is not None}
+    """The layers in groups of one block table each: get_kv_cache_groups, for layouts that keep a layer's blocks
+    together (all of CUDA's)."""
+    pages = {
+        place: page for place, layer in enumerate(shape.layers) if (page := _page(layer, shape, serving)) is not None
+    }
     if not pages:
         raise BadServing(f"{shape.name} has no layer with a KV cache")
     pages = _aligned_states(pages, serving)
     if not serving.hybrid_manager and any(page.kind == "full" for page in pages.values()):
-        pages = {place: replace(page, kind="full", window=None) if page.kind == "window" else page for place, page in pages.items()}
+        pages = {
+            place: replace(page, kind="full", window=None) if page.kind == "window" else page
+            for place, page in pages.items()
+        }
     if _alike(list(pages.values())):
         return (LayerGroup(tuple(pages), tuple(pages.values())),)
     return tuple(_equal_groups(_equal_pages(pages)))
 
 
 def _alike(pages: Sequence[LayerBlock]) -> bool:
-    """Whether all layers need the same number of blocks, so that one table serves them: full ones, one window, or states of one size."""
+    """Whether all layers need the same number of blocks, so that one table serves them: full ones, one window, or
+    states of one size."""
     first = pages[0]
     if first.kind in ("full", "mla"):
         return all(page.kind in ("full", "mla") and page.tokens == first.tokens for page in pages)
     if first.kind == "window":
-        return all(page.kind == "window" and page.window == first.window and page.tokens == first.tokens for page in pages)
+        return all(
+            page.kind == "window" and page.window == first.window and page.tokens == first.tokens for page in pages
+        )
     return all(page.kind == "state" and page.bytes == first.bytes for page in pages)
 
 
 def _aligned_states(pages: dict[int, LayerBlock], serving: Serving) -> dict[int, LayerBlock]:
-    """States padded to the page of attention, whose blocks grow until a state fits into one (platforms/interface.py, _align_hybrid_block_size)."""
+    """States padded to the page of attention, whose blocks grow until a state fits into one (platforms/interface.py,
+    _align_hybrid_block_size)."""
     states = [page for page in pages.values() if page.kind == "state"]
     rest = [page for page in pages.values() if page.kind != "state"]
     if not states or not rest:
@@ -261,24 +302,31 @@ def _aligned_states(pages: dict[int, LayerBlock], serving: Serving) -> dict[int,
     step = max(serving.block_size, 128) if rest[0].kind == "mla" else serving.block_size
     tokens = max(serving.block_size, step * ceil(max(page.bytes for page in states) / (step * per_token)))
     return {
-        place: replace(page, tokens=tokens, bytes=tokens * (per_token if page.kind == "state" else page.bytes / page.tokens))
+        place: replace(
+            page, tokens=tokens, bytes=tokens * (per_token if page.kind == "state" else page.bytes / page.tokens)
+        )
         for place, page in pages.items()
     }
 
 
 def _equal_pages(pages: dict[int, LayerBlock]) -> dict[int, LayerBlock]:
-    """Pages of equal bytes: smaller ones hold more tokens where that comes out even, else they are padded (unify_kv_cache_spec_page_size)."""
+    """Pages of equal bytes: smaller ones hold more tokens where that comes out even, else they are padded
+    (unify_kv_cache_spec_page_size)."""
     largest = max(page.bytes for page in pages.values())
     return {
         place: replace(
-            page, bytes=largest, tokens=page.tokens * (int(largest // page.bytes) if page.kind != "state" and not largest % page.bytes else 1)
+            page,
+            bytes=largest,
+            tokens=page.tokens
+            * (int(largest // page.bytes) if page.kind != "state" and not largest % page.bytes else 1),
         )
         for place, page in pages.items()
     }
 
 
 def _equal_groups(pages: dict[int, LayerBlock]) -> list[LayerGroup]:
-    """Groups of equal numbers of layers: as many as the rarest kind has, or the commonest where that is less than half more again."""
+    """Groups of equal numbers of layers: as many as the rarest kind has, or the commonest where that is less than half
+    more again."""
     buckets: dict[LayerBlock, list[int]] = {}
     for place, page in pages.items():
         buckets.setdefault(page, []).append(place)

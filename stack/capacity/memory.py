@@ -1,7 +1,8 @@
 """What stands beside the KV cache in a GPU's memory: weights, activations, what CUDA and NCCL take, CUDA graphs.
 
-vLLM measures these at start-up (v1/worker/gpu_worker.py, determine_available_memory) and gives the rest of gpu_memory_utilization to the
-KV cache. Here the weights are computed; the others are figures measured elsewhere, and say so."""
+vLLM measures these at start-up (v1/worker/gpu_worker.py, determine_available_memory) and gives the rest of
+gpu_memory_utilization to the KV cache. Here the weights are computed; the others are figures measured elsewhere, and
+say so."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from stack.capacity.kv import BadServing, Serving, most_layers
 from stack.capacity.model import BadModel, ModelShape
 
 PLANNER = "llm-d-planner 0.3.3, vllm_memory_constants.json: vLLM 0.19 on H100-80GB, 49 runs of 28 models"
-GRAPHS = "vLLM's own lines 'Estimated CUDA graph memory' in public logs: 0.3 to 0.8 GiB up to 40 layers, 2.75 GiB at 80; about 20 MiB a layer"
+GRAPHS = (
+    "vLLM's own lines 'Estimated CUDA graph memory' in public logs: 0.3 to 0.8 GiB up to 40 layers, 2.75 GiB at 80;"
+    " about 20 MiB a layer"
+)
 # GiB at the peak of a step, by architecture; what is not listed has the figure of its kind.
 ACTIVATIONS = {
     "LlamaForCausalLM": 1.89,
@@ -47,9 +51,13 @@ class MemoryPart:
 
 
 def parts(shape: ModelShape, serving: Serving, card: GpuModel) -> tuple[MemoryPart, ...]:
-    """Everything per GPU that is not KV cache; raises BadModel where the weights are not known, BadServing for slices joined."""
+    """Everything per GPU that is not KV cache; raises BadModel where the weights are not known, BadServing for slices
+    joined."""
     if card.of is not None and serving.tensor_parallel * serving.pipeline_parallel > 1:
-        raise BadServing(f"{card.name} is a slice, and one engine cannot join slices; take tensor_parallel 1 or whole {card.of} cards")
+        raise BadServing(
+            f"{card.name} is a slice, and one engine cannot join slices; take tensor_parallel 1 or whole {card.of}"
+            " cards"
+        )
     activations = ACTIVATIONS.get(shape.architecture, EXPERTS if shape.moe else IMAGES if shape.multimodal else DENSE)
     outside = TENSOR if serving.tensor_parallel > 1 else STAGES if serving.pipeline_parallel > 1 else ALONE
     counted = shape.weights_from.startswith("counted")
@@ -71,10 +79,14 @@ def kv_budget(shape: ModelShape, serving: Serving, card: GpuModel, parts: tuple[
 def weight_bytes(shape: ModelShape, serving: Serving) -> float:
     """Bytes of weights on the fullest GPU.
 
-    Divided by tensor_parallel, but for what every GPU of the group holds whole: routers, the down-projections of latent attention, and KV
-    heads beyond the last one. With pipeline stages the fullest has the most layers; the embeddings, or the output head, are added to it."""
+    Divided by tensor_parallel, but for what every GPU of the group holds whole: routers, the down-projections of latent
+    attention, and KV heads beyond the last one. With pipeline stages the fullest has the most layers; the embeddings,
+    or the output head, are added to it."""
     if shape.weight_bytes is None or not shape.parameters:
-        raise BadModel(f"{shape.name}: what its weights take is not known ({'; '.join(shape.notes)}); give the folder of the model with its weights")
+        raise BadModel(
+            f"{shape.name}: what its weights take is not known ({'; '.join(shape.notes)}); give the folder of the model"
+            " with its weights"
+        )
     split, share = serving.tensor_parallel, most_layers(shape, serving) / len(shape.layers)
     divided = shape.weight_bytes
     if serving.pipeline_parallel > 1:
@@ -86,8 +98,8 @@ def weight_bytes(shape: ModelShape, serving: Serving) -> float:
 def default_batched_tokens(card: GpuModel) -> int:
     """max_num_batched_tokens of vLLM's API server on this card when nobody sets it.
 
-    Source: vLLM 0.32 engine/arg_utils.py, get_batch_defaults. Memory and name are NVML's of the device by its number (platforms/cuda.py), and under
-    that number NVML has the whole card, not the slice in use."""
+    Source: vLLM 0.32 engine/arg_utils.py, get_batch_defaults. Memory and name are NVML's of the device by its number
+    (platforms/cuda.py), and under that number NVML has the whole card, not the slice in use."""
     asked = whole(card)
     memory = asked.usable_bytes or asked.memory_bytes
     if memory >= 160 * GIB:
@@ -96,7 +108,8 @@ def default_batched_tokens(card: GpuModel) -> int:
 
 
 def _copied(shape: ModelShape, split: int) -> float:
-    """Parameters that one GPU of a group holds beyond its fair share: what all hold whole, and a KV head that others hold too."""
+    """Parameters that one GPU of a group holds beyond its fair share: what all hold whole, and a KV head that others
+    hold too."""
     heads = sum(
         shape.hidden * layer.kv_heads * (layer.head_k + layer.head_v) * (1 / layer.kv_heads - 1 / split)
         for layer in shape.layers

@@ -1,8 +1,9 @@
-"""A model's shape, read from its config.json: what each layer keeps in the KV cache, how many parameters, how many bytes of weights.
+"""A model's shape, read from its config.json: what each layer keeps in the KV cache, how many parameters, how many
+bytes of weights.
 
-Which layers see a window, share a cache or keep a state is decided as vLLM 0.32 and the configuration classes of transformers that it uses
-decide it (model_executor/models, transformers_utils/model_arch_config_convertor.py). A family that is not in FAMILIES is refused: a guess
-would look like a figure."""
+Which layers see a window, share a cache or keep a state is decided as vLLM 0.32 and the configuration classes of
+transformers that it uses decide it (model_executor/models, transformers_utils/model_arch_config_convertor.py). A family
+that is not in FAMILIES is refused: a guess would look like a figure."""
 
 from __future__ import annotations
 
@@ -67,8 +68,8 @@ class ModelShape:
 
     @property
     def attends(self) -> bool:
-        """Whether any layer has keys and values. Of models of states alone vLLM leaves prefix caching off (config/model.py,
-        is_prefix_caching_supported), so a request holds one block of a state and not two."""
+        """Whether any layer has keys and values. Of models of states alone vLLM leaves prefix caching off
+        (config/model.py, is_prefix_caching_supported), so a request holds one block of a state and not two."""
         return any(layer.kind not in ("state", "none") for layer in self.layers)
 
 
@@ -78,25 +79,47 @@ class ModelClass:
 
     matrices: int = 3  # of a feed-forward block: 3 with a gate, 2 without
     tied: bool = False
-    every: int = 0  # one layer in so many sees everything, the others a window; 0: the window, if there is one, holds for all
+    # one layer in so many sees everything, the others a window; 0: the window, if there is one, holds for all
+    every: int = 0
     learned: bool = False  # positions are a table of their own, not turned into the queries
     wider: int = 0  # tokens that vLLM's window has beyond the configured one
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-GATED, GATED_TIED, PLAIN, PLAIN_TIED = ModelClass(), ModelClass(tied=True), ModelClass(matrices=2), ModelClass(matrices=2, tied=True)
+GATED, GATED_TIED, PLAIN, PLAIN_TIED = (
+    ModelClass(),
+    ModelClass(tied=True),
+    ModelClass(matrices=2),
+    ModelClass(matrices=2, tied=True),
+)
 LEARNED = ModelClass(matrices=2, tied=True, learned=True)
 # Defaults here and below: transformers' configuration classes, for fields that published files leave out.
 QWEN = ModelClass(defaults={"use_sliding_window": False})
 QWEN_GATED = ModelClass(defaults={"use_sliding_window": False, "attn_output_gate": True})
 GEMMA3 = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
-REFINED_WEB = ("RefinedWeb", "RefinedWebModel")  # Falcon's files as they were first published; vLLM reads them with a class of its own (RWConfig)
+# Falcon's files as they were first published; vLLM reads them with a class of its own (RWConfig)
+REFINED_WEB = ("RefinedWeb", "RefinedWebModel")
 FAMILIES: dict[str, ModelClass] = {
-    **dict.fromkeys(("llama", "ministral3", "mixtral", "granite", "granitemoe", "olmo", "olmo2", "olmoe", "phi3", "phimoe"), GATED),
+    **dict.fromkeys(
+        ("llama", "ministral3", "mixtral", "granite", "granitemoe", "olmo", "olmo2", "olmoe", "phi3", "phimoe"), GATED
+    ),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), QWEN),
     **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"), QWEN),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), QWEN_GATED),
-    **dict.fromkeys(("deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4", "glm4_moe", "glm4_moe_lite", "seed_oss", "minimax_m2"), GATED),
+    **dict.fromkeys(
+        (
+            "deepseek",
+            "deepseek_v2",
+            "deepseek_v3",
+            "kimi_k2",
+            "glm4",
+            "glm4_moe",
+            "glm4_moe_lite",
+            "seed_oss",
+            "minimax_m2",
+        ),
+        GATED,
+    ),
     **dict.fromkeys(("internlm2", "internlm3", "stablelm", "jamba", "llama4_text"), GATED),
     **dict.fromkeys(("gemma", "cohere"), GATED_TIED),
     "smollm3": ModelClass(tied=True, defaults={"use_sliding_window": False}),
@@ -116,7 +139,19 @@ FAMILIES: dict[str, ModelClass] = {
     "gemma4_text": ModelClass(tied=True, defaults={"global_head_dim": 512}),
     "cohere2": ModelClass(tied=True, every=4, wider=1),
 }
-ENCODERS = {"bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "mpnet", "modernbert", "nomic_bert"}
+ENCODERS = {
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "distilbert",
+    "albert",
+    "electra",
+    "deberta",
+    "deberta-v2",
+    "mpnet",
+    "modernbert",
+    "nomic_bert",
+}
 ENCODERS |= {"clip", "siglip", "siglip_vision_model", "vit", "wav2vec2", "dinov2"}
 CROSS = {"t5", "mt5", "bart", "mbart", "whisper", "marian", "pegasus", "m2m_100", "mllama"}
 SPARSE = {"deepseek_v32", "deepseek_v4", "deepseek_v41", "glm_moe_dsa"}
@@ -142,9 +177,14 @@ def shape(config: Mapping[str, Any], name: str = "", where: str = "") -> ModelSh
     lengths = context(fields, model_type)
     count = _count(fields, model_type, family, layers, tied := _tied(config, text, family))
     dtype, notes = _dtype(config, text, where)
-    quantization = config.get("quantization_config") or text.get("quantization_config") or config.get("compression_config")
+    quantization = (
+        config.get("quantization_config") or text.get("quantization_config") or config.get("compression_config")
+    )
     if quantization and not isinstance(quantization, Mapping):
-        raise BadModel(f"{where}: quantization_config should be an object and is {shown(quantization)}; take config.json as it was published")
+        raise BadModel(
+            f"{where}: quantization_config should be an object and is {shown(quantization)}; take config.json as it was"
+            " published"
+        )
     how = weights.stored(quantization, len(layers), where) if quantization else None
     unknown = bool(quantization) and how is None
     method = how.method if how else str(quantization.get("quant_method")) if quantization else None
@@ -180,22 +220,37 @@ def _assumed(layers: tuple[Layer, ...]) -> tuple[str, ...]:
     kinds = {layer.kind for layer in layers}
     notes: tuple[str, ...] = ()
     if {"chunked", "full"} <= kinds:
-        notes += ("vLLM keeps chunked layers whole unless VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1 is set; computed so here",)
+        notes += (
+            (
+                "vLLM keeps chunked layers whole unless VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1 is set;"
+                " computed so here"
+            ),
+        )
     if "state" in kinds:
-        notes += (f"layers with a state make vLLM choose its block size from the backend: {READ_THE_LOG} before relying on the figure",)
+        notes += (
+            (
+                f"layers with a state make vLLM choose its block size from the backend: {READ_THE_LOG} before relying"
+                " on the figure"
+            ),
+        )
     return notes
 
 
 def read(path: Path) -> ModelShape:
-    """The shape of a model's folder, or of a config.json alone; a folder's own files say what the weights take. Raises BadModel.
+    """The shape of a model's folder, or of a config.json alone; a folder's own files say what the weights take. Raises
+    BadModel.
 
     The name is that of the folder, or of the file where it is called otherwise than config.json."""
     folder, file = (path, path / "config.json") if path.is_dir() else (path.parent, path)
     if not file.is_file():
         if (folder / "adapter_config.json").is_file():
-            raise BadModel(f"{folder}: this is an adapter (adapter_config.json); give the folder of the model that it adapts")
+            raise BadModel(
+                f"{folder}: this is an adapter (adapter_config.json); give the folder of the model that it adapts"
+            )
         raise BadModel(f"{file}: there is no such file; give a model's folder or its config.json")
-    found = shape(weights.read_json(file), folder.resolve().name if file.name == "config.json" else file.stem, str(file))
+    found = shape(
+        weights.read_json(file), folder.resolve().name if file.name == "config.json" else file.stem, str(file)
+    )
     if not path.is_dir():
         return found
     found = replace(found, folder=str(path))
@@ -207,17 +262,20 @@ def read(path: Path) -> ModelShape:
         size /= 2
     if size < (found.parameters or 0) * weights.FEWEST:
         raise BadModel(
-            f"{folder}: its weights are {size:,.0f} bytes ({source}), too few for the {found.parameters:,} parameters of its config.json; "
-            "is the download complete?"
+            f"{folder}: its weights are {size:,.0f} bytes ({source}), too few for the {found.parameters:,} parameters"
+            " of its config.json; is the download complete?"
         )
     kept = tuple(note for note in found.notes if "a folder with the weights" not in note)
     return replace(found, weight_bytes=size, weights_from=source, notes=kept)
 
 
 def _text(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The part of the configuration that describes the language model; raises BadModel for what is no language model."""
+    """The part of the configuration that describes the language model; raises BadModel for what is no language
+    model."""
     if not isinstance(config, Mapping):
-        raise BadModel(f"{where}: this should be a JSON object and is a {type(config).__name__}; give a model's own config.json")
+        raise BadModel(
+            f"{where}: this should be a JSON object and is a {type(config).__name__}; give a model's own config.json"
+        )
     if not config:
         raise BadModel(f"{where}: this is empty; give the config.json that lies beside the model's weights")
     if "_class_name" in config or "_diffusers_version" in config:
@@ -232,13 +290,19 @@ def _model_type(config: Mapping[str, Any], text: Mapping[str, Any], where: str) 
     """The family that this configuration names; raises BadModel where it is not known here."""
     found = text.get("model_type") or config.get("model_type")
     if not isinstance(found, str):
-        raise BadModel(f"{where}: model_type is missing, so the architecture is not known; give the model's whole config.json")
+        raise BadModel(
+            f"{where}: model_type is missing, so the architecture is not known; give the model's whole config.json"
+        )
     if found in ENCODERS:
         raise BadModel(f"{where}: {found} is an encoder and keeps no KV cache; give a model that generates text")
     if found in CROSS or config.get("is_encoder_decoder") is True:
-        raise BadModel(f"{where}: {found} has an encoder whose states are cached too, which is not computed here; {READ_THE_LOG}")
+        raise BadModel(
+            f"{where}: {found} has an encoder whose states are cached too, which is not computed here; {READ_THE_LOG}"
+        )
     if found in SPARSE or text.get("index_topk") is not None:
-        raise BadModel(f"{where}: {found} keeps an index beside its KV cache, which is not computed here; {READ_THE_LOG}")
+        raise BadModel(
+            f"{where}: {found} keeps an index beside its KV cache, which is not computed here; {READ_THE_LOG}"
+        )
     if found not in FAMILIES:
         raise BadModel(f"{where}: the architecture {found!r} is not known here; {READ_THE_LOG}")
     return found
@@ -246,7 +310,9 @@ def _model_type(config: Mapping[str, Any], text: Mapping[str, Any], where: str) 
 
 def _dtype(config: Mapping[str, Any], text: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
     """The type that vLLM computes in, and what was assumed."""
-    named = next((str(level[key]) for level in (text, config) for key in ("dtype", "torch_dtype") if level.get(key)), None)
+    named = next(
+        (str(level[key]) for level in (text, config) for key in ("dtype", "torch_dtype") if level.get(key)), None
+    )
     if named is None:
         return "bfloat16", ("config.json names no dtype; bfloat16 assumed",)
     named = named.removeprefix("torch.")
@@ -268,17 +334,22 @@ def _heads(fields: ConfigFields) -> tuple[int, int, int]:
     """Query heads, KV heads and the size of a head."""
     heads = fields.whole("num_attention_heads", "n_head", "n_heads", largest=10_000)
     names = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
-    grouped = fields.get("model_type") in REFINED_WEB and fields.whole(*HIDDEN) == 8192  # Falcon-40B, which RWConfig tells by its width
+    # Falcon-40B, which RWConfig tells by its width
+    grouped = fields.get("model_type") in REFINED_WEB and fields.whole(*HIDDEN) == 8192
     one = fields.switch("multi_query") and not (grouped or fields.switch("new_decoder_architecture"))
     kv_heads = 1 if one else fields.whole(*names, default=heads, largest=10_000)
     if kv_heads > heads:
-        raise BadModel(f"{fields.where}: {kv_heads} KV heads for {heads} attention heads cannot be; one of the two fields is wrong")
+        raise BadModel(
+            f"{fields.where}: {kv_heads} KV heads for {heads} attention heads cannot be; one of the two fields is wrong"
+        )
     hidden = fields.whole(*HIDDEN)
     if fields.get("kv_lora_rank") is not None:
         return heads, kv_heads, 0  # a latent has no heads; what it is projected to is read where it is counted
     named = [key for key in ("head_dim", "attention_head_dim", "hidden_size_per_head") if fields.get(key) is not None]
     if not named and hidden % heads:
-        raise BadModel(f"{fields.where}: {heads} attention heads do not divide hidden_size {hidden}, and head_dim is missing")
+        raise BadModel(
+            f"{fields.where}: {heads} attention heads do not divide hidden_size {hidden}, and head_dim is missing"
+        )
     return heads, kv_heads, fields.whole(*named, largest=10_000) if named else hidden // heads
 
 
@@ -288,7 +359,10 @@ def _layers(fields: ConfigFields, model_type: str, family: ModelClass) -> tuple[
     if model_type in ("mamba", "mamba2", "falcon_mamba"):
         return (_state(fields, model_type),) * number
     if fields.get("per_layer_config"):
-        raise BadModel(f"{fields.where}: its layers differ from one another (per_layer_config), which is not computed here; {READ_THE_LOG}")
+        raise BadModel(
+            f"{fields.where}: its layers differ from one another (per_layer_config), which is not computed here;"
+            f" {READ_THE_LOG}"
+        )
     _, kv_heads, size = _heads(fields)
     if fields.get("kv_lora_rank") is not None:
         return (Layer("mla", 1, latent=fields.whole("kv_lora_rank") + fields.whole("qk_rope_head_dim")),) * number
@@ -316,7 +390,10 @@ def _kinds(fields: ConfigFields, model_type: str, family: ModelClass, number: in
     if model_type == "nemotron_h":
         pattern = fields.get("hybrid_override_pattern")
         if not isinstance(pattern, str) or len(pattern) != number or set(pattern) - set("M*E-"):
-            raise BadModel(f"{fields.where}: hybrid_override_pattern should be {number} letters out of M * E -; take the whole config.json")
+            raise BadModel(
+                f"{fields.where}: hybrid_override_pattern should be {number} letters out of M * E -; take the whole"
+                " config.json"
+            )
         named: dict[str, Kind] = {"M": "state", "*": "full"}
         return tuple(named.get(letter, "none") for letter in pattern)
     if model_type == "jamba":
@@ -324,7 +401,9 @@ def _kinds(fields: ConfigFields, model_type: str, family: ModelClass, number: in
         return tuple("full" if place % period == offset else "state" for place in range(number))
     if (listed := fields.names("layer_types", number)) is not None and model_type != "gpt_oss":
         if unknown := set(listed) - set(KINDS):
-            raise BadModel(f"{fields.where}: layer_types names {sorted(unknown)[0]!r}, which is not known here; {READ_THE_LOG}")
+            raise BadModel(
+                f"{fields.where}: layer_types names {sorted(unknown)[0]!r}, which is not known here; {READ_THE_LOG}"
+            )
         return tuple(KINDS[word] for word in listed)
     if model_type in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         every = fields.whole("full_attention_interval", default=4)
@@ -343,21 +422,32 @@ def _window(fields: ConfigFields, family: ModelClass, kinds: tuple[Kind, ...]) -
 
 
 def _state(fields: ConfigFields, model_type: str) -> Layer:
-    """A layer with a state. Mamba 2 keeps one more block, for the checkpoint within a prefill (vLLM mamba_mixer2.py, get_kv_cache_spec)."""
+    """A layer with a state. Mamba 2 keeps one more block, for the checkpoint within a prefill (vLLM mamba_mixer2.py,
+    get_kv_cache_spec)."""
     return Layer("state", state_bytes=_state_bytes(fields, model_type), checkpoints=int(model_type in _MAMBA2))
 
 
 def _state_bytes(fields: ConfigFields, model_type: str) -> float:
     """Bytes of one layer's state for one request: the last inputs of the convolution, and the recurrent state.
 
-    Source: vLLM model_executor/layers/mamba/mamba_utils.py. The convolution keeps the model's type (2 bytes), the state the type that the
-    configuration names, else float32 for Nemotron-H and the model's own type for the others."""
-    named = fields.get("mamba_ssm_dtype") or fields.get("mamba_ssm_cache_dtype") or ("float32" if model_type == "nemotron_h" else "bfloat16")
+    Source: vLLM model_executor/layers/mamba/mamba_utils.py. The convolution keeps the model's type (2 bytes), the state
+    the type that the configuration names, else float32 for Nemotron-H and the model's own type for the others."""
+    named = (
+        fields.get("mamba_ssm_dtype")
+        or fields.get("mamba_ssm_cache_dtype")
+        or ("float32" if model_type == "nemotron_h" else "bfloat16")
+    )
     cell = DTYPES.get(str(named), 2)
     kernel = fields.whole("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel", default=4) - 1
     if model_type in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
-        heads, key, value = fields.whole("linear_num_value_heads"), fields.whole("linear_key_head_dim"), fields.whole("linear_value_head_dim")
-        return (2 * fields.whole("linear_num_key_heads") * key + heads * value) * kernel * 2 + heads * key * value * cell
+        heads, key, value = (
+            fields.whole("linear_num_value_heads"),
+            fields.whole("linear_key_head_dim"),
+            fields.whole("linear_value_head_dim"),
+        )
+        return (
+            2 * fields.whole("linear_num_key_heads") * key + heads * value
+        ) * kernel * 2 + heads * key * value * cell
     if model_type in _MAMBA2:
         inner, conv, _ = weights.mamba2_sizes(fields)
         return conv * kernel * 2 + inner * fields.whole("ssm_state_size", "state_size") * cell
@@ -365,13 +455,16 @@ def _state_bytes(fields: ConfigFields, model_type: str) -> float:
     return inner * kernel * 2 + inner * state * cell
 
 
-def _count(fields: ConfigFields, model_type: str, family: ModelClass, layers: tuple[Layer, ...], tied: bool) -> weights.Count:
+def _count(
+    fields: ConfigFields, model_type: str, family: ModelClass, layers: tuple[Layer, ...], tied: bool
+) -> weights.Count:
     """The model's parameters."""
     hidden, vocabulary = fields.whole(*HIDDEN), fields.whole("vocab_size")
     count = weights.Count(embeddings=vocabulary * hidden * (1 if tied else 2))
     if family.learned:
         count.embeddings += context(fields, model_type).default * hidden
-    if own := fields.count("hidden_size_per_layer_input"):  # Gemma 4: a small table of its own for every layer, and its projections
+    # Gemma 4: a small table of its own for every layer, and its projections
+    if own := fields.count("hidden_size_per_layer_input"):
         count.embeddings += fields.whole("vocab_size_per_layer_input", default=vocabulary) * own * len(layers)
         count.linear += 3 * hidden * own * len(layers)
     stateful = [layer.kind == "state" for layer in layers]
@@ -384,7 +477,8 @@ def _count(fields: ConfigFields, model_type: str, family: ModelClass, layers: tu
             count.attention += whole
             count.replicated += copied
         elif model_type != "nemotron_h" or layer.kind == "full":
-            k, v = (layer.head_k, layer.head_v) if layer.kind != "none" else (size, size)  # a shared cache leaves queries and output
+            # a shared cache leaves queries and output
+            k, v = (layer.head_k, layer.head_v) if layer.kind != "none" else (size, size)
             count.attention += weights.attention(fields, heads, layer.kv_heads, k, v)
         _feed_forward(fields, model_type, family, place, layer, count)
     return count
@@ -396,7 +490,9 @@ def _mixer(fields: ConfigFields, model_type: str) -> int:
     return weights.mamba2(fields) if model_type in ("nemotron_h", "mamba2") else weights.mamba1(fields)
 
 
-def _feed_forward(fields: ConfigFields, model_type: str, family: ModelClass, place: int, layer: Layer, count: weights.Count) -> None:
+def _feed_forward(
+    fields: ConfigFields, model_type: str, family: ModelClass, place: int, layer: Layer, count: weights.Count
+) -> None:
     """Adds one layer's feed-forward block: a dense one, or a router with its experts."""
     if model_type in ("mamba", "mamba2", "falcon_mamba"):
         return
@@ -434,4 +530,7 @@ def _is_routed(fields: ConfigFields, model_type: str, place: int, letter: str) -
         return listed[place] == "sparse"
     if fields.get("first_k_dense_replace") is not None:
         return place >= fields.count("first_k_dense_replace") and place % fields.whole("moe_layer_freq", default=1) == 0
-    return place not in fields.places("mlp_only_layers") and (place + 1) % fields.whole("decoder_sparse_step", default=1) == 0
+    return (
+        place not in fields.places("mlp_only_layers")
+        and (place + 1) % fields.whole("decoder_sparse_step", default=1) == 0
+    )

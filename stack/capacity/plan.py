@@ -1,6 +1,7 @@
 """How many requests a card's cache holds, how many replicas the traffic needs and why, and what that costs. Pure.
 
-Law: a figure is arithmetic on sizes that are known, or it is called a bound, or it is not there. How fast a card is with a model only a measurement
+Law: a figure is arithmetic on sizes that are known, or it is called a bound, or it is not there. How fast a card is
+with a model only a measurement
 tells: what memory bandwidth and arithmetic allow is a bound, and the real card stays below it."""
 
 from __future__ import annotations
@@ -26,11 +27,29 @@ from stack.capacity.traffic import P95_SIGMAS, BadTraffic, TrafficProfile, withi
 from stack.capacity.worksheet import WEIGHT_BYTES
 from stack.gateway.policy import Capacity
 
-__all__ = ["DoesNotFit", "Limit", "Plan", "PlanCost", "PlanTargets", "TooSlow", "Tuning", "plan", "replicas_for", "steady_rate", "told"]
+__all__ = [
+    "DoesNotFit",
+    "Limit",
+    "Plan",
+    "PlanCost",
+    "PlanTargets",
+    "TooSlow",
+    "Tuning",
+    "plan",
+    "replicas_for",
+    "steady_rate",
+    "told",
+]
 
 CACHE_SHARE = Capacity().kv_usage  # beyond it the gateway lowers its slots, so a plan stays below
 MEASURED_SHARE = 0.8  # of a measured rate: near its knee the queue grows without end
-CACHE, SEQUENCES, BANDWIDTH, COMPUTE, MEASURED = "KV cache", "max_num_seqs", "memory bandwidth", "compute", "measurement"
+CACHE, SEQUENCES, BANDWIDTH, COMPUTE, MEASURED = (
+    "KV cache",
+    "max_num_seqs",
+    "memory bandwidth",
+    "compute",
+    "measurement",
+)
 _STEPS = 4  # points at which a growing reply is looked at
 
 
@@ -40,7 +59,8 @@ class TooSlow(BadTraffic):
 
 @dataclass(frozen=True, slots=True)
 class PlanTargets:
-    """What was promised: seconds that 95 of 100 requests keep to, and money for a thousand tokens of prompt and reply together."""
+    """What was promised: seconds that 95 of 100 requests keep to, and money for a thousand tokens of prompt and reply
+    together."""
 
     ttft_p95_s: float | None = None
     itl_p95_s: float | None = None
@@ -52,7 +72,8 @@ NO_TARGETS, AS_IT_IS = PlanTargets(), Tuning()
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How many requests a second one replica takes by one resource. bound: it is a roofline, and the real figure is lower."""
+    """How many requests a second one replica takes by one resource. bound: it is a roofline, and the real figure is
+    lower."""
 
     name: str
     rate_per_s: float
@@ -62,7 +83,8 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:
-    """Money of the plan. per_1k_tokens: at this traffic. at_best: of a replica that is always full, below which nobody gets."""
+    """Money of the plan. per_1k_tokens: at this traffic. at_best: of a replica that is always full, below which nobody
+    gets."""
 
     currency: str
     per_replica_hour: float
@@ -76,9 +98,10 @@ class PlanCost:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that follows. Bytes are per GPU. guaranteed: requests of max_model_len tokens, which vLLM calls maximum concurrency; expected: of
-    the traffic's sizes while they grow; at_p95: if all had the 95th percentile of prompt and of reply. cache_share: of one replica's cache, on the
-    average, if it had all of the traffic. replicas: None where the traffic or its times are not known."""
+    """Everything that follows. Bytes are per GPU. guaranteed: requests of max_model_len tokens, which vLLM calls
+    maximum concurrency; expected: of the traffic's sizes while they grow; at_p95: if all had the 95th percentile of
+    prompt and of reply. cache_share: of one replica's cache, on the average, if it had all of the traffic. replicas:
+    None where the traffic or its times are not known."""
 
     shape: ModelShape
     serving: Serving
@@ -103,14 +126,16 @@ class Plan:
 
     @property
     def binds(self) -> Limit | None:
-        """What is used up first; None where nobody knows how long a request holds its cache, which may then be the first."""
+        """What is used up first; None where nobody knows how long a request holds its cache, which may then be the
+        first."""
         if not self.measured and (self.traffic is None or self.traffic.time_s is None):
             return None
         return min(self.limits, key=lambda limit: limit.rate_per_s, default=None)
 
     @property
     def measured(self) -> bool:
-        """Whether somebody measured how fast a replica is; otherwise the replicas are the fewest that memory and rooflines allow."""
+        """Whether somebody measured how fast a replica is; otherwise the replicas are the fewest that memory and
+        rooflines allow."""
         return any(limit.name == MEASURED for limit in self.limits)
 
     @property
@@ -121,13 +146,24 @@ class Plan:
     @property
     def users_per_replica(self) -> float | None:
         """People that one replica takes, by what binds; None where nobody speaks of people, or times are not known."""
-        if self.traffic is None or not (self.traffic.users or self.traffic.think_s) or self.traffic.time_s is None or self.binds is None:
+        if (
+            self.traffic is None
+            or not (self.traffic.users or self.traffic.think_s)
+            or self.traffic.time_s is None
+            or self.binds is None
+        ):
             return None
         return self.binds.rate_per_s * (self.traffic.time_s + self.traffic.think_s)
 
     @property
     def command(self) -> str:
-        return " ".join(("vllm serve", shlex.quote(self.shape.folder or self.shape.name or "MODEL"), *(flag.words for flag in self.flags)))
+        return " ".join(
+            (
+                "vllm serve",
+                shlex.quote(self.shape.folder or self.shape.name or "MODEL"),
+                *(flag.words for flag in self.flags),
+            )
+        )
 
 
 def plan(
@@ -141,12 +177,13 @@ def plan(
     measured_per_s: float | None = None,
     name: str = "",
 ) -> Plan:
-    """The plan for one kind of card. measured_per_s: requests a second at which one replica was seen to keep its targets; name: as clients ask for
-    the model. Raises DoesNotFit, TooSlow, BadTraffic, BadServing, and BadModel where the weights are not known."""
+    """The plan for one kind of card. measured_per_s: requests a second at which one replica was seen to keep its
+    targets; name: as clients ask for the model. Raises DoesNotFit, TooSlow, BadTraffic, BadServing, and BadModel where
+    the weights are not known."""
     if (tuning.max_num_seqs or 0) > serving.max_num_batched_tokens:
         raise BadServing(
-            f"max_num_seqs {tuning.max_num_seqs:,} is more than max_num_batched_tokens {serving.max_num_batched_tokens:,}, and vLLM refuses that; "
-            "set the one lower or the other higher"
+            f"max_num_seqs {tuning.max_num_seqs:,} is more than max_num_batched_tokens"
+            f" {serving.max_num_batched_tokens:,}, and vLLM refuses that; set the one lower or the other higher"
         )
     parts, kv_bytes, cache = room(shape, serving, card)
     traffic = within(traffic, serving.max_model_len) if traffic else None
@@ -154,9 +191,16 @@ def plan(
     share = _shares(shape, serving, cache)
     held = _held(traffic, share) if traffic else None
     expected = held.time / held.share if held else None
-    speed = [*_bandwidth(shape, serving, card, held, targets), *_compute(shape, serving, card, traffic)] if traffic and held else []
+    speed = (
+        [*_bandwidth(shape, serving, card, held, targets), *_compute(shape, serving, card, traffic)]
+        if traffic and held
+        else []
+    )
     if measured_per_s:
-        why = f"one replica was measured to keep its targets at {measured_per_s:g} a second; {MEASURED_SHARE:.0%} of that, away from the knee"
+        why = (
+            f"one replica was measured to keep its targets at {measured_per_s:g} a second; {MEASURED_SHARE:.0%} of"
+            " that, away from the knee"
+        )
         speed.append(Limit(MEASURED, measured_per_s * MEASURED_SHARE, False, why))
     most_seqs = tuning.max_num_seqs or min(default_seqs(card), serving.max_num_batched_tokens)
     seqs, why_seqs = _seqs(most_seqs, tuning, traffic, expected, speed)
@@ -164,7 +208,8 @@ def plan(
     limits = [*_memory_limits(traffic, held, most_seqs), *speed]
     rate = traffic.arrivals_per_s if traffic else None
     least = min((limit.rate_per_s for limit in limits), default=None)
-    known = measured_per_s or (traffic and traffic.time_s)  # else there are bounds only of speed, and the cache may need more
+    # else there are bounds only of speed, and the cache may need more
+    known = measured_per_s or (traffic and traffic.time_s)
     replicas = replicas_for(rate, least) if rate and least and known else None
     its_name = name or shape.name
     return Plan(
@@ -191,13 +236,14 @@ def plan(
     )
 
 
-# ---- what requests hold -----------------------------------------------------------------------------------------------------
+# ---- what requests hold
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Of one request, means over all sizes: the time that it is there, the share of the cache that it holds times that time, and the same of the
-    square of the share. decode: tokens in the cache while a reply is made, summed over the tokens of that reply."""
+    """Of one request, means over all sizes: the time that it is there, the share of the cache that it holds times that
+    time, and the same of the square of the share. decode: tokens in the cache while a reply is made, summed over the
+    tokens of that reply."""
 
     time: float
     share: float
@@ -206,27 +252,34 @@ class _Held:
 
 
 def _shares(shape: ModelShape, serving: Serving, cache: KvCapacity) -> Callable[[int], float]:
-    """The share of one replica's cache that a request of so many tokens holds: at max_model_len, 1 / vLLM's maximum concurrency."""
+    """The share of one replica's cache that a request of so many tokens holds: at max_model_len, 1 / vLLM's maximum
+    concurrency."""
     whole = cache.concurrency * kv.request_bytes(shape, serving, serving.max_model_len)
     known: dict[int, float] = {}
 
     def share(tokens: int) -> float:
         blocks = -(-max(1, tokens) // serving.block_size)
         if blocks not in known:
-            known[blocks] = kv.request_bytes(shape, serving, min(blocks * serving.block_size, serving.max_model_len)) / whole
+            known[blocks] = (
+                kv.request_bytes(shape, serving, min(blocks * serving.block_size, serving.max_model_len)) / whole
+            )
         return known[blocks]
 
     return share
 
 
 def _held(traffic: TrafficProfile, share: Callable[[int], float]) -> _Held:
-    """Over the life of a request: the prompt alone until the first token, then a reply that grows. Where the times are not known, all of its life
-    is the reply, which makes it larger than it is."""
-    ttft_s, tpot_s = (0.0, 1.0) if traffic.ttft_s is None or traffic.tpot_s is None else (traffic.ttft_s, traffic.tpot_s)
+    """Over the life of a request: the prompt alone until the first token, then a reply that grows. Where the times are
+    not known, all of its life is the reply, which makes it larger than it is."""
+    ttft_s, tpot_s = (
+        (0.0, 1.0) if traffic.ttft_s is None or traffic.tpot_s is None else (traffic.ttft_s, traffic.tpot_s)
+    )
     times, shares, squares = [], [], []
     for prompt, output in traffic.sizes:
         steps = [(ttft_s, share(prompt))]
-        steps += [(output * tpot_s / _STEPS, share(round(prompt + output * (step + 0.5) / _STEPS))) for step in range(_STEPS)]
+        steps += [
+            (output * tpot_s / _STEPS, share(round(prompt + output * (step + 0.5) / _STEPS))) for step in range(_STEPS)
+        ]
         times.append(sum(time for time, _ in steps))
         shares.append(sum(time * held for time, held in steps))
         squares.append(sum(time * held**2 for time, held in steps))
@@ -238,14 +291,15 @@ def _p95(traffic: TrafficProfile) -> int:
     return math.ceil(traffic.prompt_tokens.p95 + traffic.output_tokens.p95)
 
 
-# ---- limits of one replica --------------------------------------------------------------------------------------------------
+# ---- limits of one replica
 
 
 def steady_rate(mean: float, square: float, most: float) -> float:
     """The rate at which requests that come by chance use more than `most` of something in 5 % of the time.
 
-    mean, square: what one request holds times how long, and the same of the square of what it holds. At rate l the use has mean l x mean and variance
-    l x square (Campbell's theorem for a Poisson stream); l x mean + 1.645 x sqrt(l x square) = most, solved for l, taking the sum as normal."""
+    mean, square: what one request holds times how long, and the same of the square of what it holds. At rate l the use
+    has mean l x mean and variance l x square (Campbell's theorem for a Poisson stream); l x mean + 1.645 x sqrt(l x
+    square) = most, solved for l, taking the sum as normal."""
     spread = P95_SIGMAS * math.sqrt(square)
     return ((math.sqrt(spread**2 + 4 * mean * most) - spread) / (2 * mean)) ** 2
 
@@ -255,15 +309,24 @@ def replicas_for(rate_per_s: float, one_per_s: float) -> int:
     return max(1, math.ceil(rate_per_s / one_per_s - 1e-9))
 
 
-def _seqs(most_seqs: int, tuning: Tuning, traffic: TrafficProfile | None, expected: float | None, speed: list[Limit]) -> tuple[int | None, str]:
-    """--max-num-seqs and its reason: no more than the cache holds, and than are there at once at the rate that speed allows."""
+def _seqs(
+    most_seqs: int, tuning: Tuning, traffic: TrafficProfile | None, expected: float | None, speed: list[Limit]
+) -> tuple[int | None, str]:
+    """--max-num-seqs and its reason: no more than the cache holds, and than are there at once at the rate that speed
+    allows."""
     if tuning.max_num_seqs:
         return tuning.max_num_seqs, "as given"
     if traffic is None or expected is None:
         return None, ""
-    most = [(expected, "requests of this traffic that the cache holds"), (float(most_seqs), "vLLM's own choice for this card and batch")]
+    most = [
+        (expected, "requests of this traffic that the cache holds"),
+        (float(most_seqs), "vLLM's own choice for this card and batch"),
+    ]
     if traffic.time_s:
-        most += [(limit.rate_per_s * traffic.time_s, f"more at once than {limit.name} allows would wait inside the engine") for limit in speed]
+        most += [
+            (limit.rate_per_s * traffic.time_s, f"more at once than {limit.name} allows would wait inside the engine")
+            for limit in speed
+        ]
     seqs, why = min(most)
     return max(1, math.floor(seqs)), why
 
@@ -271,17 +334,37 @@ def _seqs(most_seqs: int, tuning: Tuning, traffic: TrafficProfile | None, expect
 def _memory_limits(traffic: TrafficProfile | None, held: _Held | None, seqs: int) -> Iterator[Limit]:
     if traffic and held and traffic.time_s:
         rate = steady_rate(held.share, held.square, CACHE_SHARE)
-        yield Limit(CACHE, rate, False, f"at most {CACHE_SHARE:.0%} of the cache in use, in 95 % of the time, with requests that come by chance")
+        yield Limit(
+            CACHE,
+            rate,
+            False,
+            f"at most {CACHE_SHARE:.0%} of the cache in use, in 95 % of the time, with requests that come by chance",
+        )
         if seqs < math.floor(held.time / held.share):
             rate = steady_rate(held.time / seqs, held.time / seqs**2, 1.0)
-            yield Limit(SEQUENCES, rate, False, f"at most {seqs} requests at once (--max-num-seqs), in 95 % of the time")
+            yield Limit(
+                SEQUENCES, rate, False, f"at most {seqs} requests at once (--max-num-seqs), in 95 % of the time"
+            )
 
 
-def _bandwidth(shape: ModelShape, serving: Serving, card: GpuModel, held: _Held, targets: PlanTargets) -> Iterator[Limit]:
-    """A step reads all weights once and the cache of every request in it, and may take as long as the target: (weights + batch x KV) / bandwidth."""
+def _bandwidth(
+    shape: ModelShape, serving: Serving, card: GpuModel, held: _Held, targets: PlanTargets
+) -> Iterator[Limit]:
+    """A step reads all weights once and the cache of every request in it, and may take as long as the target: (weights
+    + batch x KV) / bandwidth."""
     weights, token_bytes, itl_s = weights_read(shape, serving), kv.token_bytes(shape, serving), targets.itl_p95_s
-    if weights and token_bytes and plain(shape) and itl_s and card.bandwidth and (spare := itl_s * card.bandwidth - weights) > 0:
-        why = f"weights and the cache of every request that is being answered, read in {milli(itl_s)} at {card.bandwidth / 1e12:.3g} TB/s"
+    if (
+        weights
+        and token_bytes
+        and plain(shape)
+        and itl_s
+        and card.bandwidth
+        and (spare := itl_s * card.bandwidth - weights) > 0
+    ):
+        why = (
+            f"weights and the cache of every request that is being answered, read in {milli(itl_s)} at"
+            f" {card.bandwidth / 1e12:.3g} TB/s"
+        )
         yield Limit(BANDWIDTH, spare / (token_bytes * itl_s * held.decode), True, why)
 
 
@@ -291,15 +374,18 @@ def _compute(shape: ModelShape, serving: Serving, card: GpuModel, traffic: Traff
     needed = operations(shape, prompt, output)
     if needed and card.flops:
         flops = _flops(shape, serving, card)
-        why = f"{needed / 1e12:,.3g} TFLOP for a request of {prompt:,.0f} + {output:,.0f} tokens, at {flops / 1e12:,.0f} TFLOP/s"
+        why = (
+            f"{needed / 1e12:,.3g} TFLOP for a request of {prompt:,.0f} + {output:,.0f} tokens, at {flops / 1e12:,.0f}"
+            " TFLOP/s"
+        )
         yield Limit(COMPUTE, flops / needed, True, why)
 
 
 def operations(shape: ModelShape, prompt: float, output: float) -> float | None:
     """Floating-point operations for so many tokens, at least; None where they are not known.
 
-    Two for each parameter and token. The embedding table is looked up and not multiplied, the output head works for the reply alone; attention, which
-    comes on top, is left out."""
+    Two for each parameter and token. The embedding table is looked up and not multiplied, the output head works for the
+    reply alone; attention, which comes on top, is left out."""
     if (parameters := active(shape)) is None:
         return None
     table = shape.vocabulary * shape.hidden
@@ -308,18 +394,21 @@ def operations(shape: ModelShape, prompt: float, output: float) -> float | None:
 
 
 def plain(shape: ModelShape) -> bool:
-    """Whether what a request holds is tokens times bytes: not with windows or states, which do not grow with every token."""
+    """Whether what a request holds is tokens times bytes: not with windows or states, which do not grow with every
+    token."""
     return all(layer.kind in ("full", "mla", "none") for layer in shape.layers)
 
 
 def active(shape: ModelShape) -> int | None:
-    """Parameters that one token goes through; None for a mixture of experts, of which it takes a part that the shape does not tell."""
+    """Parameters that one token goes through; None for a mixture of experts, of which it takes a part that the shape
+    does not tell."""
     return None if shape.moe else shape.parameters
 
 
 def weights_read(shape: ModelShape, serving: Serving) -> float | None:
-    """Bytes that each GPU reads at least to make a token; None where they are not known. Of an embedding table only single rows are read, unless it
-    is the output head too. Stages of a pipeline work one after the other, so only tensor parallelism makes it less."""
+    """Bytes that each GPU reads at least to make a token; None where they are not known. Of an embedding table only
+    single rows are read, unless it is the output head too. Stages of a pipeline work one after the other, so only
+    tensor parallelism makes it less."""
     if shape.weight_bytes is None or active(shape) is None:
         return None
     table = 0.0 if shape.tied else shape.vocabulary * shape.hidden * WEIGHT_BYTES[shape.dtype]
@@ -333,17 +422,24 @@ def _flops(shape: ModelShape, serving: Serving, card: GpuModel) -> float:
 
 
 def _impossible(
-    shape: ModelShape, serving: Serving, card: GpuModel, traffic: TrafficProfile | None, targets: PlanTargets, tuning: Tuning
-) -> Iterator[str]:  # fmt: skip
+    shape: ModelShape,
+    serving: Serving,
+    card: GpuModel,
+    traffic: TrafficProfile | None,
+    targets: PlanTargets,
+    tuning: Tuning,
+) -> Iterator[str]:
     """Remarks about targets that are hard to keep. Raises TooSlow for those that no engine keeps on this card."""
     weights, itl_s, ttft_s = weights_read(shape, serving), targets.itl_p95_s, targets.ttft_p95_s
     if weights and itl_s and card.bandwidth and itl_s < (least_s := weights / card.bandwidth):
         what = (
-            f"itl_p95: {milli(itl_s, 5)} cannot be: reading {gib(weights)} of weights once for every token takes {placed(serving, card)} at least "
-            f"{milli(least_s, 5)} ({card.bandwidth / 1e12:.3g} TB/s)"
+            f"itl_p95: {milli(itl_s, 5)} cannot be: reading {gib(weights)} of weights once for every token takes"
+            f" {placed(serving, card)} at least {milli(least_s, 5)} ({card.bandwidth / 1e12:.3g} TB/s)"
         )
         if not tuning.speculative:
-            raise TooSlow(f"{what}; tensor parallelism, a smaller or quantized model, or speculative decoding get below that")
+            raise TooSlow(
+                f"{what}; tensor parallelism, a smaller or quantized model, or speculative decoding get below that"
+            )
         yield f"{what}, unless speculative decoding makes several tokens at once"
     prompt = traffic.prompt_tokens.p95 if traffic else 0.0
     needed = operations(shape, prompt, 0.0)
@@ -351,20 +447,20 @@ def _impossible(
         least_s = needed / _flops(shape, serving, card)
         if least_s > ttft_s:
             what = (
-                f"ttft_p95: {milli(ttft_s)} cannot be for {prompt:,.0f} prompt tokens (p95): {placed(serving, card)} computes them in "
-                f"{milli(least_s)} at best"
+                f"ttft_p95: {milli(ttft_s)} cannot be for {prompt:,.0f} prompt tokens (p95): {placed(serving, card)}"
+                f" computes them in {milli(least_s)} at best"
             )
             if tuning.prefix_caching is False:
                 raise TooSlow(f"{what}; shorter prompts, prefix caching, or more GPUs to a replica get below that")
             yield f"{what}, unless most of them are in the prefix cache"
 
 
-# ---- cost -------------------------------------------------------------------------------------------------------------------
+# ---- cost
 
 
 def replica_hour(prices: Prices, card: GpuModel, gpus: int) -> float:
-    """An hour of all GPUs of a replica. A slice without a price of its own costs its share of the card's compute or of its memory, whichever is
-    more, for nobody else can use the rest of it."""
+    """An hour of all GPUs of a replica. A slice without a price of its own costs its share of the card's compute or of
+    its memory, whichever is more, for nobody else can use the rest of it."""
     fraction = 1.0
     if card.profile and card.of:
         memory = card.bandwidth / gpu_models.card(card.of).bandwidth  # slices have bandwidth as they have memory
@@ -373,8 +469,14 @@ def replica_hour(prices: Prices, card: GpuModel, gpus: int) -> float:
 
 
 def _cost(
-    prices: Prices, card: GpuModel, serving: Serving, traffic: TrafficProfile | None, replicas: int | None, full_per_s: float | None, name: str
-) -> PlanCost:  # fmt: skip
+    prices: Prices,
+    card: GpuModel,
+    serving: Serving,
+    traffic: TrafficProfile | None,
+    replicas: int | None,
+    full_per_s: float | None,
+    name: str,
+) -> PlanCost:
     one = replica_hour(prices, card, serving.tensor_parallel * serving.pipeline_parallel)
     if traffic is None:
         return PlanCost(prices.currency, one)
@@ -394,7 +496,7 @@ def _cost(
     )  # fmt: skip
 
 
-# ---- what is said besides ---------------------------------------------------------------------------------------------------
+# ---- what is said besides
 
 
 def _notes(shape: ModelShape, traffic: TrafficProfile | None, measured_per_s: float | None) -> Iterator[str]:
@@ -402,23 +504,33 @@ def _notes(shape: ModelShape, traffic: TrafficProfile | None, measured_per_s: fl
         yield "no traffic is given, so only the guaranteed concurrency is known; --traffic or --log say more"
         return
     if traffic.users and not traffic.think_s:
-        yield "no time to think is given, so each of these users asks again the moment a reply ends; --think says how long they read"
+        yield (
+            "no time to think is given, so each of these users asks again the moment a reply ends; --think says how"
+            " long they read"
+        )
     if traffic.missing:
-        yield f"not given: {', '.join(traffic.missing)}; without that, requests at once, replicas and their cost are not known"
+        yield (
+            f"not given: {', '.join(traffic.missing)}; without that, requests at once, replicas and their cost are not"
+            " known"
+        )
     if not measured_per_s:
         yield (
-            "how many requests a second one replica answers within the targets is not known without a measurement (vllm-watch bench run); give it "
-            "with --measured-rate. Until then the replicas are the fewest that memory and bounds allow"
+            "how many requests a second one replica answers within the targets is not known without a measurement"
+            " (vllm-watch bench run); give it with --measured-rate. Until then the replicas are the fewest that memory"
+            " and bounds allow"
         )
     if shape.moe:
-        yield "how many of its experts' weights a step reads depends on the batch, so there are no bounds by memory bandwidth and compute"
+        yield (
+            "how many of its experts' weights a step reads depends on the batch, so there are no bounds by memory"
+            " bandwidth and compute"
+        )
 
 
 def milli(time_s: float, figures: int = 3) -> str:
     return f"{time_s * 1000:.{figures}g} ms" if time_s < 1 else f"{time_s:,.{figures}g} s"
 
 
-# ---- the twin in JSON -------------------------------------------------------------------------------------------------------
+# ---- the twin in JSON
 
 
 def told(it: Plan) -> dict[str, Any]:
@@ -426,31 +538,38 @@ def told(it: Plan) -> dict[str, Any]:
     shape, card = it.shape, it.card
     return {
         "model": {
-            "name": it.name, "architecture": shape.architecture, "parameters": shape.parameters, "weight_bytes": shape.weight_bytes,
+            "name": it.name, "architecture": shape.architecture, "parameters": shape.parameters,
+            "weight_bytes": shape.weight_bytes,
             "dtype": shape.dtype, "quantization": shape.quantization, "max_positions": shape.max_positions or None,
             "default_max_model_len": shape.served_len,
         },
         "gpu": {
-            "name": card.name, "memory_bytes": card.memory_bytes, "usable_bytes": usable(card), "mig_profile": card.profile,
+            "name": card.name, "memory_bytes": card.memory_bytes, "usable_bytes": usable(card),
+            "mig_profile": card.profile,
             "per_card": card.instances, "gpus_per_replica": it.gpus, "source": card.source,
         },
         "serving": _fields(it.serving),
-        "memory": [{"name": part.name, "bytes": part.bytes, "estimated": part.estimated, "source": part.source} for part in it.parts],
+        "memory": [{"name": part.name, "bytes": part.bytes, "estimated": part.estimated, "source": part.source}
+            for part in it.parts],
         "kv_cache": {
             "bytes": it.kv_bytes, "bytes_per_token": it.token_bytes,
-            "token_costs": [{"up_to_tokens": length, "bytes": each} for length, each in kv.token_costs(it.shape, it.serving)],
+            "token_costs": [{"up_to_tokens": length, "bytes": each} for length,
+                each in kv.token_costs(it.shape, it.serving)],
             "blocks": it.cache.blocks, "tokens": it.cache.tokens, "sure": it.cache.sure,
         },
         "concurrency": {"guaranteed": it.guaranteed, "expected": it.expected, "at_p95": it.at_p95},
-        "traffic": None if it.traffic is None else _traffic(it.traffic) | {"share_of_one_replicas_cache": it.cache_share},
+        "traffic": None if it.traffic is None
+            else _traffic(it.traffic) | {"share_of_one_replicas_cache": it.cache_share},
         "targets": _fields(it.targets),
-        "limits": [{"name": limit.name, "rate_per_s": limit.rate_per_s, "is_bound": limit.bound, "why": limit.why} for limit in it.limits],
+        "limits": [{"name": limit.name, "rate_per_s": limit.rate_per_s, "is_bound": limit.bound, "why": limit.why}
+            for limit in it.limits],
         "binds": it.binds.name if it.binds else None,
         "replicas": {
             "count": it.replicas, "at_least": not it.measured, "gpus": it.replicas and it.replicas * it.gpus,
             "users_per_replica": it.users_per_replica,
         },
-        "cost": None if it.cost is None else _fields(it.cost) | {"at_least": not it.measured, "target_kept": target_kept(it)},
+        "cost": None if it.cost is None
+            else _fields(it.cost) | {"at_least": not it.measured, "target_kept": target_kept(it)},
         "vllm": {"command": it.command, "flags": [_fields(flag) for flag in it.flags]},
         "gateway": _fields(it.gateway),
         "notes": list(it.notes),
@@ -472,7 +591,9 @@ def _fields(value: Any) -> dict[str, Any]:
 def _traffic(traffic: TrafficProfile) -> dict[str, Any]:
     return {
         "source": traffic.source, "rate_per_s": traffic.arrivals_per_s, "prompt_tokens": _fields(traffic.prompt_tokens),
-        "output_tokens": _fields(traffic.output_tokens), "ttft_s": traffic.ttft_s, "tpot_s": traffic.tpot_s, "request_s": traffic.time_s,
-        "users": traffic.users, "think_s": traffic.think_s, "cached_share": traffic.cached_share, "in_flight": traffic.in_flight,
+        "output_tokens": _fields(traffic.output_tokens), "ttft_s": traffic.ttft_s, "tpot_s": traffic.tpot_s,
+        "request_s": traffic.time_s,
+        "users": traffic.users, "think_s": traffic.think_s, "cached_share": traffic.cached_share,
+        "in_flight": traffic.in_flight,
         "resident_tokens": traffic.resident_tokens, "missing": list(traffic.missing),
     }  # fmt: skip

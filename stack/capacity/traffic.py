@@ -1,4 +1,5 @@
-"""What is asked of the engines: how often, how long prompts and replies are, how fast replies come. Little's law makes requests and tokens of it.
+"""What is asked of the engines: how often, how long prompts and replies are, how fast replies come. Little's law makes
+requests and tokens of it.
 
 Law: what nobody said stays None, and what is impossible is refused; no figure is made up."""
 
@@ -25,7 +26,7 @@ class BadTraffic(ValueError):
     """Traffic that cannot be, or that no figure follows from: one sentence that names the field."""
 
 
-# ---- formulas ---------------------------------------------------------------------------------------------------------------
+# ---- formulas
 
 
 def request_s(ttft_s: float, output_tokens: float, tpot_s: float) -> float:
@@ -36,23 +37,28 @@ def request_s(ttft_s: float, output_tokens: float, tpot_s: float) -> float:
 def in_flight(rate_per_s: float, ttft_s: float, output_tokens: float, tpot_s: float) -> float:
     """Requests that are there at once, on the average. L = lambda x W.
 
-    Source: Little, A Proof for the Queuing Formula L = lambda W (1961). Holds for any arrivals and lengths while nothing piles up."""
+    Source: Little, A Proof for the Queuing Formula L = lambda W (1961). Holds for any arrivals and lengths while
+    nothing piles up."""
     return rate_per_s * request_s(ttft_s, output_tokens, tpot_s)
 
 
-def resident_tokens(rate_per_s: float, prompt_tokens: float, ttft_s: float, output_tokens: float, tpot_s: float) -> float:
+def resident_tokens(
+    rate_per_s: float, prompt_tokens: float, ttft_s: float, output_tokens: float, tpot_s: float
+) -> float:
     """Tokens that are in the KV cache at once, on the average: lambda x (n_in x W + n_out^2 x TPOT / 2).
 
-    The prompt is there all the time, the reply grows evenly from nothing: Little's law for tokens. Where lengths differ, the mean over requests."""
+    The prompt is there all the time, the reply grows evenly from nothing: Little's law for tokens. Where lengths
+    differ, the mean over requests."""
     return rate_per_s * (prompt_tokens * request_s(ttft_s, output_tokens, tpot_s) + output_tokens**2 * tpot_s / 2)
 
 
 def rate_of_users(users: float, think_s: float, time_s: float) -> float:
-    """Requests a second of people who each read a reply for think_s and then ask again. lambda = N / (W + Z), the interactive response time law."""
+    """Requests a second of people who each read a reply for think_s and then ask again. lambda = N / (W + Z), the
+    interactive response time law."""
     return users / (time_s + think_s)
 
 
-# ---- values -----------------------------------------------------------------------------------------------------------------
+# ---- values
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +72,10 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class TrafficProfile:
-    """sizes: prompt and reply tokens of requests that are equally likely. rate_per_s: new requests a second. ttft_s, tpot_s: measured means, or
-    targets, which are then an upper bound. users: people at work at once; think_s: from a reply to their next request. cached_share: of prompt
-    tokens found in the prefix cache, 0 to 1. source: where lengths and times are from."""
+    """sizes: prompt and reply tokens of requests that are equally likely. rate_per_s: new requests a second. ttft_s,
+    tpot_s: measured means, or targets, which are then an upper bound. users: people at work at once; think_s: from a
+    reply to their next request. cached_share: of prompt tokens found in the prefix cache, 0 to 1. source: where lengths
+    and times are from."""
 
     sizes: tuple[tuple[int, int], ...]
     prompt_tokens: Lengths
@@ -83,7 +90,13 @@ class TrafficProfile:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least in (("rate_per_s", True), ("ttft_s", False), ("tpot_s", True), ("users", True), ("think_s", False)):
+        for name, least in (
+            ("rate_per_s", True),
+            ("ttft_s", False),
+            ("tpot_s", True),
+            ("users", True),
+            ("think_s", False),
+        ):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and not least))):
                 raise BadTraffic(f"{name}: {value:g} should be {'more than 0' if least else '0 or more'}")
@@ -95,7 +108,11 @@ class TrafficProfile:
     @property
     def time_s(self) -> float | None:
         """How long a request is there, on the average; None where a time is not known."""
-        return None if self.ttft_s is None or self.tpot_s is None else request_s(self.ttft_s, self.output_tokens.mean, self.tpot_s)
+        return (
+            None
+            if self.ttft_s is None or self.tpot_s is None
+            else request_s(self.ttft_s, self.output_tokens.mean, self.tpot_s)
+        )
 
     @property
     def arrivals_per_s(self) -> float | None:
@@ -121,22 +138,33 @@ class TrafficProfile:
     def missing(self) -> tuple[str, ...]:
         """What the requests in flight cannot be reckoned without."""
         rate = () if self.rate_per_s or self.users else ("requests_per_second or concurrent_users",)
-        return rate + tuple(name for name, value in (("ttft_p95", self.ttft_s), ("itl_p95", self.tpot_s)) if value is None)
+        return rate + tuple(
+            name for name, value in (("ttft_p95", self.ttft_s), ("itl_p95", self.tpot_s)) if value is None
+        )
 
 
-# ---- from a shape -----------------------------------------------------------------------------------------------------------
+# ---- from a shape
 
 
 def of_shape(prompt_p50: float, prompt_p95: float, output_p50: float, output_p95: float) -> TrafficProfile:
     """Traffic of which only the lengths are known, by two percentiles each. Raises BadTraffic.
 
-    Lengths are taken as log-normal, the usual form of text lengths, and prompts and replies as independent of each other."""
+    Lengths are taken as log-normal, the usual form of text lengths, and prompts and replies as independent of each
+    other."""
     prompts, outputs = _quantiles("prompt", prompt_p50, prompt_p95), _quantiles("output", output_p50, output_p95)
-    notes = ("lengths between and beyond p50 and p95 are taken as log-normal, prompts and replies as independent; a request log says better",)
+    notes = (
+        (
+            "lengths between and beyond p50 and p95 are taken as log-normal, prompts and replies as independent; a"
+            " request log says better"
+        ),
+    )
     return TrafficProfile(
-        tuple(itertools.product(prompts, outputs)), Lengths(prompt_p50, prompt_p95, fmean(prompts)), Lengths(output_p50, output_p95, fmean(outputs)),
-        source="p50 and p95", notes=notes if (prompt_p50, output_p50) != (prompt_p95, output_p95) else (),
-    )  # fmt: skip
+        tuple(itertools.product(prompts, outputs)),
+        Lengths(prompt_p50, prompt_p95, fmean(prompts)),
+        Lengths(output_p50, output_p95, fmean(outputs)),
+        source="p50 and p95",
+        notes=notes if (prompt_p50, output_p50) != (prompt_p95, output_p95) else (),
+    )
 
 
 def _quantiles(name: str, p50: float, p95: float) -> tuple[int, ...]:
@@ -145,7 +173,10 @@ def _quantiles(name: str, p50: float, p95: float) -> tuple[int, ...]:
         if not (math.isfinite(value) and value >= 1):
             raise BadTraffic(f"{percentile}_{name}_tokens: {value:g} should be 1 or more")
     if p95 < p50:
-        raise BadTraffic(f"p95_{name}_tokens: {p95:g} is less than p50_{name}_tokens ({p50:g}), and no percentile is below a lower one")
+        raise BadTraffic(
+            f"p95_{name}_tokens: {p95:g} is less than p50_{name}_tokens ({p50:g}), and no percentile is below a"
+            " lower one"
+        )
     if p95 == p50:
         return (round(p50),)
     of_log = NormalDist(math.log(p50), math.log(p95 / p50) / P95_SIGMAS)
@@ -153,25 +184,39 @@ def _quantiles(name: str, p50: float, p95: float) -> tuple[int, ...]:
 
 
 def within(traffic: TrafficProfile, max_model_len: int) -> TrafficProfile:
-    """The same as an engine takes it that stops at max_model_len tokens. Raises BadTraffic where not even the 95th percentiles go into that."""
+    """The same as an engine takes it that stops at max_model_len tokens. Raises BadTraffic where not even the 95th
+    percentiles go into that."""
     for name, lengths in (("p95_prompt_tokens", traffic.prompt_tokens), ("p95_output_tokens", traffic.output_tokens)):
         if lengths.p95 >= max_model_len:
-            raise BadTraffic(f"{name}: {lengths.p95:,.0f} does not go into max_model_len ({max_model_len:,}), which holds prompt and reply; raise it")
-    cut = tuple((min(prompt, max_model_len - 1), min(output, max(1, max_model_len - prompt))) for prompt, output in traffic.sizes)
+            raise BadTraffic(
+                f"{name}: {lengths.p95:,.0f} does not go into max_model_len ({max_model_len:,}), which holds prompt and"
+                " reply; raise it"
+            )
+    cut = tuple(
+        (min(prompt, max_model_len - 1), min(output, max(1, max_model_len - prompt)))
+        for prompt, output in traffic.sizes
+    )
     share = sum(before != after for before, after in zip(traffic.sizes, cut, strict=True)) / len(cut)
     if not share:
         return traffic
-    note = f"{share:.1%} of the requests would be longer than max_model_len ({max_model_len:,}) and are reckoned as cut off there"
-    prompts, outputs = replace(traffic.prompt_tokens, mean=fmean(p for p, _ in cut)), replace(traffic.output_tokens, mean=fmean(o for _, o in cut))
+    note = (
+        f"{share:.1%} of the requests would be longer than max_model_len ({max_model_len:,}) and are reckoned as cut"
+        " off there"
+    )
+    prompts, outputs = (
+        replace(traffic.prompt_tokens, mean=fmean(p for p, _ in cut)),
+        replace(traffic.output_tokens, mean=fmean(o for _, o in cut)),
+    )
     return replace(traffic, sizes=cut, prompt_tokens=prompts, output_tokens=outputs, notes=(*traffic.notes, note))
 
 
-# ---- from a request log -----------------------------------------------------------------------------------------------------
+# ---- from a request log
 
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """What one record says. texts: the requests that the engine made of it. time_s: in the engine, where that is known."""
+    """What one record says. texts: the requests that the engine made of it. time_s: in the engine, where that is
+    known."""
 
     prompt: int
     output: int
@@ -182,7 +227,8 @@ class _Served:
 
 
 def of_log(records: Iterable[RequestRecord], place: str, model: str | None = None) -> TrafficProfile:
-    """Traffic as a request log shows it; model: only requests for this one. Raises BadTraffic where it shows none, or several models' as one.
+    """Traffic as a request log shows it; model: only requests for this one. Raises BadTraffic where it shows none, or
+    several models' as one.
 
     The rate is that of the busiest minute. Waiting in the gateway is no time in the engine and does not count."""
     served: list[_Served] = []
@@ -200,9 +246,14 @@ def of_log(records: Iterable[RequestRecord], place: str, model: str | None = Non
         if record.cached_tokens is not None and record.prompt_tokens:
             cached, cacheable = cached + record.cached_tokens, cacheable + record.prompt_tokens
     if not served:
-        raise BadTraffic(f"{place}: no request {f'for {model} ' if model else ''}that ended well and has prompt_tokens and completion_tokens")
+        raise BadTraffic(
+            f"{place}: no request {f'for {model} ' if model else ''}that ended well and has prompt_tokens and"
+            " completion_tokens"
+        )
     if len(models) > 1:
-        raise BadTraffic(f"{place}: it holds requests for {', '.join(sorted(map(str, models)))}; say which with --served-model-name")
+        raise BadTraffic(
+            f"{place}: it holds requests for {', '.join(sorted(map(str, models)))}; say which with --served-model-name"
+        )
     return _of(served, others, cached / cacheable if cacheable else None, place)
 
 
@@ -223,14 +274,27 @@ def _of(served: Sequence[_Served], others: int, cached_share: float | None, plac
     ttfts = [one.ttft_s for one in served if one.ttft_s is not None]
     decodes = [(one.decode_s, one.output) for one in served if one.decode_s is not None]
     rate, told = _rate(served)
-    notes = [f"{others} further requests of the log did not end well or have no lengths, and count nowhere"] if others else []
+    notes = (
+        [f"{others} further requests of the log did not end well or have no lengths, and count nowhere"]
+        if others
+        else []
+    )
     if len(ttfts) < len(served):
-        notes.append(f"times are those of the {len(ttfts)} streamed requests of {len(served)}; one without stream has no time to first token")
+        notes.append(
+            f"times are those of the {len(ttfts)} streamed requests of {len(served)}; one without stream has no time to"
+            " first token"
+        )
     return TrafficProfile(
-        sizes, _lengths([prompt for prompt, _ in sizes]), _lengths([output for _, output in sizes]), rate,
-        fmean(ttfts) if ttfts else None, (sum(d for d, _ in decodes) / sum(o for _, o in decodes) or None) if decodes else None,
-        cached_share=cached_share, source=f"{len(served):,} requests of {place}{told}", notes=tuple(notes),
-    )  # fmt: skip
+        sizes,
+        _lengths([prompt for prompt, _ in sizes]),
+        _lengths([output for _, output in sizes]),
+        rate,
+        fmean(ttfts) if ttfts else None,
+        (sum(d for d, _ in decodes) / sum(o for _, o in decodes) or None) if decodes else None,
+        cached_share=cached_share,
+        source=f"{len(served):,} requests of {place}{told}",
+        notes=tuple(notes),
+    )
 
 
 def _representative(weighted: Iterable[tuple[tuple[int, int], int]]) -> tuple[tuple[int, int], ...]:
@@ -248,16 +312,24 @@ def _lengths(values: Sequence[int]) -> Lengths:
 
 
 def _rate(served: Sequence[_Served]) -> tuple[float | None, str]:
-    """Requests a second in the busiest minute, and how that was told; None where the log has no times, or one moment only."""
+    """Requests a second in the busiest minute, and how that was told; None where the log has no times, or one moment
+    only."""
     timed = [(one.ended, one.texts) for one in served if one.ended is not None]
     if not timed:
         return None, ", which has no times"
     first, last = min(timed)[0], max(timed)[0]
     span_s = last - first
     if span_s < _MINUTE_S:
-        return (sum(texts for _, texts in timed) / span_s, f" in {span_s:.0f} s") if span_s else (None, ", all of one moment")
+        return (
+            (sum(texts for _, texts in timed) / span_s, f" in {span_s:.0f} s")
+            if span_s
+            else (None, ", all of one moment")
+        )
     minutes: Counter[int] = Counter()
     for ended, texts in timed:
         minutes[int((ended - first) // _MINUTE_S)] += texts
     mean = sum(minutes.values()) / span_s
-    return max(minutes.values()) / _MINUTE_S, f", the rate that of its busiest minute (mean {mean:.3g} a second over {span_s / _MINUTE_S:.0f} min)"
+    return (
+        max(minutes.values()) / _MINUTE_S,
+        f", the rate that of its busiest minute (mean {mean:.3g} a second over {span_s / _MINUTE_S:.0f} min)",
+    )

@@ -1,8 +1,8 @@
 """A running engine's own word about its KV cache, beside what our arithmetic makes of the same configuration.
 
-Law: both sides speak of one configuration. What the engine tells of itself (block size, data type, longest request) is taken from it, and where a
-plan had it otherwise that is said; so a difference is one of arithmetic or of memory, never of options. What a release does not tell is absent,
-never 0."""
+Law: both sides speak of one configuration. What the engine tells of itself (block size, data type, longest request) is
+taken from it, and where a plan had it otherwise that is said; so a difference is one of arithmetic or of memory, never
+of options. What a release does not tell is absent, never 0."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class BadLive(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ComparedValue:
-    """One figure as we reckon it and as the engine tells it; None: not known, never 0. source: where `reported` comes from."""
+    """One figure as we reckon it and as the engine tells it; None: not known, never 0. source: where `reported` comes
+    from."""
 
     name: str
     unit: str
@@ -52,7 +53,8 @@ class ComparedValue:
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What an engine said of itself. serving: as it runs; figures: predicted and reported; in_use: what is used right now; said: what that means."""
+    """What an engine said of itself. serving: as it runs; figures: predicted and reported; in_use: what is used right
+    now; said: what that means."""
 
     model: str
     version: str | None
@@ -63,12 +65,16 @@ class Verifier:
 
     def rows(self) -> list[tuple[str, float | None, float | None, float | None, str]]:
         """Figure, predicted, reported, difference as a share, source of what is reported."""
-        return [(each.name, each.predicted, each.reported, each.difference, each.source) for each in (*self.figures, *self.in_use)]
+        return [
+            (each.name, each.predicted, each.reported, each.difference, each.source)
+            for each in (*self.figures, *self.in_use)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What an engine says besides its page. names: those that it answers to, and where its model came from; max_model_len: of its longest request."""
+    """What an engine says besides its page. names: those that it answers to, and where its model came from;
+    max_model_len: of its longest request."""
 
     place: str = "the page"
     version: str | None = None
@@ -77,16 +83,22 @@ class Served:
 
 
 async def verify(
-    url: str, shape: ModelShape, serving: Serving | None = None, log: str | None = None, key: str | None = None, kv_bytes: float | None = None,
+    url: str,
+    shape: ModelShape,
+    serving: Serving | None = None,
+    log: str | None = None,
+    key: str | None = None,
+    kv_bytes: float | None = None,
     way: HttpClientConfig | None = None,
-) -> Verifier:  # fmt: skip
-    """A look at an engine, compared with what we reckon. serving: for what the engine does not tell, such as tensor parallelism; log: the text of its
-    start-up log; kv_bytes: what a plan expects to be left for the KV cache of a card. Raises BadLive."""
+) -> Verifier:
+    """A look at an engine, compared with what we reckon. serving: for what the engine does not tell, such as tensor
+    parallelism; log: the text of its start-up log; kv_bytes: what a plan expects to be left for the KV cache of a card.
+    Raises BadLive."""
     text, served = await read(url, key, way)
     return compare(text, log, shape, serving, served, kv_bytes)
 
 
-# ---- the reader -------------------------------------------------------------------------------------------------------------
+# ---- the reader
 
 
 async def read(url: str, key: str | None = None, way: HttpClientConfig | None = None) -> tuple[str, Served]:
@@ -96,7 +108,9 @@ async def read(url: str, key: str | None = None, way: HttpClientConfig | None = 
         named = "what stands there" if "@" in base else repr(base)  # a login is shown nowhere
         raise BadLive(f"{named} is no address of an engine; write it like http://127.0.0.1:8000")
     if (shown := without_login(base)) != base:
-        raise BadLive(f"the address {shown} came with a login, which no request is sent with; give a key with --api-key-file")
+        raise BadLive(
+            f"the address {shown} came with a login, which no request is sent with; give a key with --api-key-file"
+        )
     try:
         async with aiohttp.ClientSession() as session:
             client = EngineClient(session, base, READ_S, way, key)
@@ -126,7 +140,7 @@ async def _models(client: EngineClient) -> list[ModelCard]:
         return []
 
 
-# ---- what was said ----------------------------------------------------------------------------------------------------------
+# ---- what was said
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +199,14 @@ class _Told:
     @property
     def concurrency(self) -> tuple[float | None, str]:
         return self.first(
-            (self.label("kv_cache_max_concurrency"), "page: kv_cache_max_concurrency"), (self.log.concurrency, "start-up log, to 0.01"),
-        )  # fmt: skip
+            (self.label("kv_cache_max_concurrency"), "page: kv_cache_max_concurrency"),
+            (self.log.concurrency, "start-up log, to 0.01"),
+        )
 
     @property
     def longest(self) -> int | None:
-        """The longest request, as far as page or log say it: tokens and concurrency are each other times it, rounded down."""
+        """The longest request, as far as page or log say it: tokens and concurrency are each other times it, rounded
+        down."""
         tokens, at_once = self.label("kv_cache_size_tokens"), self.label("kv_cache_max_concurrency")
         if tokens and at_once and at_once >= 1:
             return math.ceil(tokens / at_once - 1e-6)
@@ -198,7 +214,11 @@ class _Told:
 
     def gauge(self, metric: str) -> float | None:
         """Of this engine core."""
-        values = [value for labels, value in self.found.of(metric) if labels.get("engine", "") == self.engine and math.isfinite(value) and value >= 0]
+        values = [
+            value
+            for labels, value in self.found.of(metric)
+            if labels.get("engine", "") == self.engine and math.isfinite(value) and value >= 0
+        ]
         return sum(values) if values else None
 
 
@@ -218,9 +238,12 @@ def _yes(text: str | None) -> bool | None:
     return {"True": True, "False": False}.get(text or "")
 
 
-# "Initializing a V1 LLM engine (v0.32.0) with config: model='...', dtype=torch.bfloat16, max_seq_len=32768, tensor_parallel_size=1, ..."
+# "Initializing a V1 LLM engine (v0.32.0) with config: model='...', dtype=torch.bfloat16, max_seq_len=32768,
+# tensor_parallel_size=1, ..."
 _STARTS = re.compile(r"Initializing a V1 LLM engine")
-_OPTION = re.compile(r"\b(model|dtype|max_seq_len|tensor_parallel_size|pipeline_parallel_size|kv_cache_dtype|device_config)=(?:torch\.)?'?([^,'\s]+)")
+_OPTION = re.compile(
+    r"\b(model|dtype|max_seq_len|tensor_parallel_size|pipeline_parallel_size|kv_cache_dtype|device_config)=(?:torch\.)?'?([^,'\s]+)"
+)
 _ASYNC = re.compile(r"'async_scheduling': (True|False)")
 _BATCHED = re.compile(r"max_num_batched_tokens[=:' ]+(\d+)")
 
@@ -233,7 +256,8 @@ def _start(log: str) -> tuple[Startup, dict[str, str]]:
     before = log[at[-2] if len(at) > 1 else 0 :]  # options and batch are told before the engine is
     if batched := _BATCHED.findall(before):
         said["max_num_batched_tokens"] = batched[-1]
-    if chosen := ["False"] if said.get("device_config") == "cpu" else _ASYNC.findall(before):  # the CPU build never does
+    # the CPU build never does
+    if chosen := ["False"] if said.get("device_config") == "cpu" else _ASYNC.findall(before):
         said["async_scheduling"] = chosen[-1]
     return startup(last), said
 
@@ -245,20 +269,29 @@ def _told(text: str, log: str | None, place: str) -> tuple[_Told, tuple[str, ...
     except exposition_parser.BadExposition as error:
         raise BadLive(f"{place}: {error}") from error
     if not any(name.startswith("vllm:") for name in found.families()):
-        raise BadLive(f"{place} shows no series of vLLM; give the address of vLLM itself, not of a gateway or an exporter")
+        raise BadLive(
+            f"{place} shows no series of vLLM; give the address of vLLM itself, not of a gateway or an exporter"
+        )
     memory, said = _start(log or "")
     cores = {labels.get("engine", ""): labels for labels, _ in found.of(vllm.CACHE_CONFIG_INFO.name)}
     if not cores and memory == Startup():
         raise BadLive(
-            f"{place} does not show {vllm.CACHE_CONFIG_INFO.name} (the Rust frontend does not, nor does an engine that is still starting): "
-            "give its start-up log, or ask again when it is up"
+            f"{place} does not show {vllm.CACHE_CONFIG_INFO.name} (the Rust frontend does not, nor does an engine that"
+            " is still starting): give its start-up log, or ask again when it is up"
         )
-    models = {labels.get("engine", ""): labels.get("model_name", "") for labels, _ in found.of(vllm.NUM_REQUESTS_RUNNING.name)}
+    models = {
+        labels.get("engine", ""): labels.get("model_name", "") for labels, _ in found.of(vllm.NUM_REQUESTS_RUNNING.name)
+    }
     every = [_Told(models.get(core, ""), core, labels, memory, said, found) for core, labels in cores.items()] or [
         _Told(next(iter(models.values()), ""), next(iter(models), ""), {}, memory, said, found)
     ]
     fullest = max(every, key=lambda core: core.gauge(_usage(found)) or 0.0)
-    notes = (f"{len(every)} engine cores (data-parallel ranks) answer there; the figures are of the one in use most, {fullest.engine}",)
+    notes = (
+        (
+            f"{len(every)} engine cores (data-parallel ranks) answer there; the figures are of the one in use most,"
+            f" {fullest.engine}"
+        ),
+    )
     return fullest, notes if len(every) > 1 else ()
 
 
@@ -267,13 +300,19 @@ def _usage(found: Exposition) -> str:
     return next((name for name in vllm.KV_CACHE_USAGE.names if name in found), vllm.KV_CACHE_USAGE.name)
 
 
-# ---- the comparison ---------------------------------------------------------------------------------------------------------
+# ---- the comparison
 
 
 def compare(
-    text: str, log: str | None, shape: ModelShape, serving: Serving | None = None, served: Served = Served(), kv_bytes: float | None = None
+    text: str,
+    log: str | None,
+    shape: ModelShape,
+    serving: Serving | None = None,
+    served: Served = Served(),
+    kv_bytes: float | None = None,
 ) -> Verifier:
-    """What a page and a start-up log say, beside what we reckon for this shape. Pure. Arguments as in `loop`; raises BadLive."""
+    """What a page and a start-up log say, beside what we reckon for this shape. Pure. Arguments as in `loop`; raises
+    BadLive."""
     told, notes = _told(text, log, served.place)
     shape, ours, differs = _as_run(told, shape, serving, served)
     pool = _pool(told, shape, ours, kv_bytes)
@@ -281,18 +320,34 @@ def compare(
     silent = ("the log tells nothing of an engine's start; is it vLLM's, from the first line on?",)
     notes += (*differs, *_other_model(told, shape, served, figures), *_other_start(told))
     if told.by_hand and kv_bytes is not None:
-        notes += (f"its KV cache memory was set by hand ({told.kv_bytes[1]}), so it is not compared with the plan's {kv_bytes / 2**30:,.2f} GiB",)
+        notes += (
+            (
+                f"its KV cache memory was set by hand ({told.kv_bytes[1]}), so it is not compared with the plan's"
+                f" {kv_bytes / 2**30:,.2f} GiB"
+            ),
+        )
     notes += silent if log is not None and told.log == Startup() and not told.said else ()
     in_use = tuple(_in_use(told, shape, ours))
     return Verifier(
-        told.model or next(iter(served.names), ""), served.version, ours, figures, in_use, (*notes, *_meaning(told, shape, ours, figures))
+        told.model or next(iter(served.names), ""),
+        served.version,
+        ours,
+        figures,
+        in_use,
+        (*notes, *_meaning(told, shape, ours, figures)),
     )
 
 
-def _as_run(told: _Told, shape: ModelShape, plan: Serving | None, served: Served) -> tuple[ModelShape, Serving, tuple[str, ...]]:
+def _as_run(
+    told: _Told, shape: ModelShape, plan: Serving | None, served: Served
+) -> tuple[ModelShape, Serving, tuple[str, ...]]:
     """Shape and options as the engine runs them, and where a plan had them otherwise."""
     longest = served.max_model_len or told.longest
-    block, dtype, utilization = _whole(told.labels.get("block_size")), told.labels.get("cache_dtype"), told.label("gpu_memory_utilization")
+    block, dtype, utilization = (
+        _whole(told.labels.get("block_size")),
+        told.labels.get("cache_dtype"),
+        told.label("gpu_memory_utilization"),
+    )
     parallel = {name: _whole(told.said.get(f"{name}_size")) for name in ("tensor_parallel", "pipeline_parallel")}
     says = {
         "max_model_len": longest,
@@ -309,14 +364,23 @@ def _as_run(told: _Told, shape: ModelShape, plan: Serving | None, served: Served
         as_run = replace(plan or Serving(longest or shape.served_len, prefix_caching=shape.attends), **known)  # type: ignore[arg-type]  # each value is of its field's type
     except BadServing as error:
         raise BadLive(f"what {served.place} or the log says of its options cannot be reckoned with: {error}") from error
-    differs = [f"{name} {value}, not {getattr(plan, name)}" for name, value in known.items() if plan and getattr(plan, name) != value]
-    notes = [f"the engine runs with {'; '.join(differs)} as assumed: the figures are for how it runs"] if differs else []
+    differs = [
+        f"{name} {value}, not {getattr(plan, name)}"
+        for name, value in known.items()
+        if plan and getattr(plan, name) != value
+    ]
+    notes = (
+        [f"the engine runs with {'; '.join(differs)} as assumed: the figures are for how it runs"] if differs else []
+    )
     if longest is None and plan is None:
-        notes.append(f"nothing says how long its requests may be; {as_run.max_model_len:,} tokens, which vLLM takes for this model, are assumed")
+        notes.append(
+            f"nothing says how long its requests may be; {as_run.max_model_len:,} tokens, which vLLM takes for this"
+            " model, are assumed"
+        )
     if "max_num_batched_tokens" not in known and any(layer.kind in ("window", "chunked") for layer in shape.layers):
         notes.append(
-            f"its windows also hold what is in flight, up to max_num_batched_tokens, which the page does not tell: {as_run.max_num_batched_tokens:,} "
-            "are assumed; its start-up log would say"
+            "its windows also hold what is in flight, up to max_num_batched_tokens, which the page does not tell:"
+            f" {as_run.max_num_batched_tokens:,} are assumed; its start-up log would say"
         )
     if (run := told.said.get("dtype")) and run != shape.dtype:
         notes.append(f"it runs in {run}, the config says {shape.dtype}")
@@ -325,7 +389,8 @@ def _as_run(told: _Told, shape: ModelShape, plan: Serving | None, served: Served
 
 
 def _pool(told: _Told, shape: ModelShape, serving: Serving, kv_bytes: float | None) -> kv.KvCapacity | None:
-    """The cache as we reckon it: of the bytes that the engine has, else of the blocks that it was given, else of the bytes that were planned."""
+    """The cache as we reckon it: of the bytes that the engine has, else of the blocks that it was given, else of the
+    bytes that were planned."""
     reported, _ = told.kv_bytes
     blocks, _ = told.blocks
     if reported is not None:
@@ -340,7 +405,9 @@ def block_bytes(shape: ModelShape, serving: Serving) -> float:
     return _VAST / kv.cache(shape, serving, _VAST).blocks
 
 
-def _figures(told: _Told, shape: ModelShape, serving: Serving, pool: kv.KvCapacity | None, kv_bytes: float | None) -> Iterator[ComparedValue]:
+def _figures(
+    told: _Told, shape: ModelShape, serving: Serving, pool: kv.KvCapacity | None, kv_bytes: float | None
+) -> Iterator[ComparedValue]:
     """What the engine reports, each beside ours where ours follows from something else."""
     reported, whence = told.kv_bytes
     tokens, tokens_from = told.tokens(_alike(shape))
@@ -354,13 +421,23 @@ def _figures(told: _Told, shape: ModelShape, serving: Serving, pool: kv.KvCapaci
         ComparedValue("KV cache memory", "bytes", None if told.by_hand else kv_bytes, reported, whence),
         ComparedValue(_BLOCKS, "blocks", pool.blocks if pool and reported is not None else None, blocks, blocks_from),
         ComparedValue(_TOKENS, "tokens", pool.tokens if pool and independent else None, tokens, tokens_from),
-        ComparedValue("longest requests at once", "requests", pool.concurrency if pool else None, at_once, at_once_from),
         ComparedValue(
-            "bytes per token of the longest request", "bytes", each, reported / tokens if reported and tokens else None, f"{whence} / tokens"
+            "longest requests at once", "requests", pool.concurrency if pool else None, at_once, at_once_from
+        ),
+        ComparedValue(
+            "bytes per token of the longest request",
+            "bytes",
+            each,
+            reported / tokens if reported and tokens else None,
+            f"{whence} / tokens",
         ),
     ]
     if kv_bytes is not None and not told.by_hand:
-        found.append(ComparedValue("KV cache tokens as planned", "tokens", kv.cache(shape, serving, kv_bytes).tokens, tokens, tokens_from))
+        found.append(
+            ComparedValue(
+                "KV cache tokens as planned", "tokens", kv.cache(shape, serving, kv_bytes).tokens, tokens, tokens_from
+            )
+        )
     yield from (figure for figure in found if figure.reported is not None)
 
 
@@ -370,7 +447,8 @@ def _alike(shape: ModelShape) -> bool:
 
 
 def _other_model(told: _Told, shape: ModelShape, served: Served, figures: tuple[ComparedValue, ...]) -> tuple[str, ...]:
-    """Whether this is another model's engine: by its name, which may be an alias, and by the bytes of its blocks. Raises BadLive where both say so.
+    """Whether this is another model's engine: by its name, which may be an alias, and by the bytes of its blocks.
+    Raises BadLive where both say so.
 
     Blocks and not tokens: how many tokens a block is worth depends on windows and on what is in flight, too."""
     names = [name for name in (*served.names, told.said.get("model"), told.model) if name]
@@ -378,12 +456,15 @@ def _other_model(told: _Told, shape: ModelShape, served: Served, figures: tuple[
         return ()
     off = next((figure for figure in figures if figure.name == _BLOCKS and figure.difference is not None), None)
     if off is None or any(layer.kind == "state" for layer in shape.layers):
-        return (f"it serves {names[0]}, the config is of {shape.name}: nothing here tells whether that is the same model",)
+        return (
+            f"it serves {names[0]}, the config is of {shape.name}: nothing here tells whether that is the same model",
+        )
     if abs(off.difference or 0.0) <= OTHER_MODEL:
         return (f"it serves {names[0]}, the config is of {shape.name}; their caches are alike",)
     raise BadLive(
-        f"{served.place} serves {names[0]}, and the config is of {shape.name}: another model, or in another data type (its memory is "
-        f"{off.reported:,.0f} blocks there, and {off.predicted:,.0f} as reckoned); give the config.json of what is served, or its start-up log"
+        f"{served.place} serves {names[0]}, and the config is of {shape.name}: another model, or in another data type"
+        f" (its memory is {off.reported:,.0f} blocks there, and {off.predicted:,.0f} as reckoned); give the config.json"
+        " of what is served, or its start-up log"
     )
 
 
@@ -396,10 +477,13 @@ def _same(one: str, other: str) -> bool:
 def _other_start(told: _Told) -> Iterator[str]:
     tokens, logged = told.label("kv_cache_size_tokens"), told.log.kv_tokens
     if tokens is not None and logged is not None and abs(tokens - logged) > 1:
-        yield f"the log tells of {logged:,} tokens, the page of {tokens:,.0f}: the log is of another start, and the page counts"
+        yield (
+            f"the log tells of {logged:,} tokens, the page of {tokens:,.0f}: the log is of another start, and the page"
+            " counts"
+        )
 
 
-# ---- what is in use ---------------------------------------------------------------------------------------------------------
+# ---- what is in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,8 +502,11 @@ def _use(told: _Told) -> _Use | None:
         return None
     blocks, _ = told.blocks
     return _Use(
-        share, round(share * (blocks - 1)) if blocks else None, told.gauge(vllm.NUM_REQUESTS_RUNNING.name), told.gauge(vllm.NUM_PREEMPTIONS.name)
-    )  # fmt: skip
+        share,
+        round(share * (blocks - 1)) if blocks else None,
+        told.gauge(vllm.NUM_REQUESTS_RUNNING.name),
+        told.gauge(vllm.NUM_PREEMPTIONS.name),
+    )
 
 
 def _in_use(told: _Told, shape: ModelShape, serving: Serving) -> Iterator[ComparedValue]:
@@ -427,11 +514,19 @@ def _in_use(told: _Told, shape: ModelShape, serving: Serving) -> Iterator[Compar
     if use is None:
         return
     size = serving.block_size if _alike(shape) else None
-    usage, running, preempted = (f"page: {name}" for name in (_usage(told.found), vllm.NUM_REQUESTS_RUNNING.name, vllm.NUM_PREEMPTIONS.name))
+    usage, running, preempted = (
+        f"page: {name}" for name in (_usage(told.found), vllm.NUM_REQUESTS_RUNNING.name, vllm.NUM_PREEMPTIONS.name)
+    )
     found = (
         ComparedValue("in use", "share", None, use.share, usage),
         ComparedValue("blocks in use", "blocks", None, use.blocks, f"{usage} x (num_gpu_blocks - 1)"),
-        ComparedValue("bytes in use", "bytes", None, _times(use.blocks, block_bytes(shape, serving)), "blocks in use x our bytes of a block"),
+        ComparedValue(
+            "bytes in use",
+            "bytes",
+            None,
+            _times(use.blocks, block_bytes(shape, serving)),
+            "blocks in use x our bytes of a block",
+        ),
         ComparedValue("tokens in use at most", "tokens", None, _times(use.blocks, size), "blocks in use x block_size"),
         ComparedValue("requests running", "requests", None, use.running, running),
         ComparedValue("preemptions since the start", "count", None, use.preempted, preempted),
@@ -457,11 +552,14 @@ def _meaning(told: _Told, shape: ModelShape, serving: Serving, figures: tuple[Co
         room = use.running / use.share if use.share else 0.0
         worst = f"; the {longest:,.2f} that vLLM tells are of {serving.max_model_len:,} tokens each" if longest else ""
         size = f", blocks for {use.blocks * serving.block_size / use.running:,.0f} tokens each" if _alike(shape) else ""
-        yield f"{use.running:,.0f} running requests hold {use.share:.0%} of the cache{size}: it has room for some {room:,.1f} such requests{worst}"
+        yield (
+            f"{use.running:,.0f} running requests hold {use.share:.0%} of the cache{size}: it has room for some"
+            f" {room:,.1f} such requests{worst}"
+        )
     elif use.running == 0:
         yield "no request is running, so nothing can be said of what requests need"
     if use.preempted:
         yield (
-            f"{use.preempted:,.0f} times since its start a running request lost its blocks and was computed again: the cache was promised to more "
-            "requests than it holds"
+            f"{use.preempted:,.0f} times since its start a running request lost its blocks and was computed again: the"
+            " cache was promised to more requests than it holds"
         )

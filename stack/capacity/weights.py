@@ -1,7 +1,8 @@
-"""Parameters counted from a model's shape, and the bytes that they take: by quantization, or as the files themselves say.
+"""Parameters counted from a model's shape, and the bytes that they take: by quantization, or as the files themselves
+say.
 
-Counted are the matrices; norms and biases are left out, which is below 0.1 % of any model of use. Source of the shapes: vLLM 0.32,
-model_executor/models."""
+Counted are the matrices; norms and biases are left out, which is below 0.1 % of any model of use. Source of the shapes:
+vLLM 0.32, model_executor/models."""
 
 from __future__ import annotations
 
@@ -58,14 +59,16 @@ class Stored:
 
 
 def attention(fields: ConfigFields, heads: int, kv_heads: int, head_k: int, head_v: int) -> int:
-    """Parameters of one layer's query, key, value and output projections; a gated output doubles the queries (Qwen3-Next)."""
+    """Parameters of one layer's query, key, value and output projections; a gated output doubles the queries
+    (Qwen3-Next)."""
     hidden = fields.whole(*HIDDEN)
     queries = heads * head_k * (2 if fields.switch("attn_output_gate") else 1)
     return hidden * (queries + kv_heads * (head_k + head_v) + heads * head_v)
 
 
 def latent_attention(fields: ConfigFields, heads: int) -> tuple[int, int]:
-    """Parameters of one layer of multi-head latent attention, and those among them that every GPU holds (the two down-projections)."""
+    """Parameters of one layer of multi-head latent attention, and those among them that every GPU holds (the two
+    down-projections)."""
     hidden, rank = fields.whole("hidden_size"), fields.whole("kv_lora_rank")
     nope, rope, value = fields.whole("qk_nope_head_dim"), fields.whole("qk_rope_head_dim"), fields.whole("v_head_dim")
     low = fields.count("q_lora_rank")
@@ -83,7 +86,11 @@ def mamba1(fields: ConfigFields) -> int:
 def mamba1_sizes(fields: ConfigFields) -> tuple[int, int, int]:
     """Inner width, state width, rank of the time step."""
     hidden = fields.whole("hidden_size")
-    inner = fields.whole("mamba_expand") * hidden if fields.get("mamba_expand") is not None else fields.whole("intermediate_size")
+    inner = (
+        fields.whole("mamba_expand") * hidden
+        if fields.get("mamba_expand") is not None
+        else fields.whole("intermediate_size")
+    )
     rank = fields.get("mamba_dt_rank", fields.get("time_step_rank"))
     return inner, fields.whole("mamba_d_state", "state_size"), rank if isinstance(rank, int) else -(-hidden // 16)
 
@@ -112,16 +119,22 @@ def delta_net(fields: ConfigFields) -> int:
 
 
 def stored(quantization: Mapping[str, Any], layers: int, where: str = "config.json") -> Stored | None:
-    """How a quantization_config stores the matrices of a model of so many layers; None where that is not known here. Raises BadModel.
+    """How a quantization_config stores the matrices of a model of so many layers; None where that is not known here.
+    Raises BadModel.
 
-    Scales: fp8 one float32 per 128 x 128 block; awq and gptq a float16 and a zero point per group; mxfp4 one byte per 32; nvfp4 one byte
-    per 16; bitsandbytes one float32 per 64, or one byte where the scales are quantized again."""
-    found = _compressed(quantization, where) if _method(quantization) == "compressed-tensors" else _plainly(quantization, where)
+    Scales: fp8 one float32 per 128 x 128 block; awq and gptq a float16 and a zero point per group; mxfp4 one byte per
+    32; nvfp4 one byte per 16; bitsandbytes one float32 per 64, or one byte where the scales are quantized again."""
+    found = (
+        _compressed(quantization, where)
+        if _method(quantization) == "compressed-tensors"
+        else _plainly(quantization, where)
+    )
     return replace(found, attention=None) if found and _spares_attention(quantization, layers) else found
 
 
 def _method(quantization: Mapping[str, Any]) -> str:
-    """Its name; ModelOpt has one for several types, which quant_algo tells apart (vLLM modelopt.py, override_quantization_method)."""
+    """Its name; ModelOpt has one for several types, which quant_algo tells apart (vLLM modelopt.py,
+    override_quantization_method)."""
     method = str(quantization.get("quant_method", "")).lower().replace("_", "-")
     nested = quantization.get("quantization")
     algorithm = (nested if isinstance(nested, Mapping) else quantization).get("quant_algo")
@@ -139,7 +152,13 @@ def _plainly(quantization: Mapping[str, Any], where: str) -> Stored | None:
         bits = _bits(quantization.get("bits", quantization.get("w_bit", 4)), where)
         return Stored.evenly(method, bits / 8 + ((2 + bits / 8) / group if group else 0))
     if method in ("mxfp4", "gpt-oss-mxfp4"):
-        return Stored(method, None, None, 0.5 + 1 / 32, ("vLLM's kernels may pad the experts' matrices: gpt-oss was measured 7 % above this count",))
+        return Stored(
+            method,
+            None,
+            None,
+            0.5 + 1 / 32,
+            ("vLLM's kernels may pad the experts' matrices: gpt-oss was measured 7 % above this count",),
+        )
     if method in ("modelopt-fp4", "nvfp4"):
         return Stored.evenly(method, 0.5 + 1 / 16)
     if method == "bitsandbytes":
@@ -161,13 +180,18 @@ def _compressed(quantization: Mapping[str, Any], where: str) -> Stored | None:
     if not isinstance(scheme, Mapping) or (isinstance(groups, Mapping) and len(groups) > 1):
         return None  # several groups store several kinds
     bits, group = _bits(scheme.get("num_bits"), where), scheme.get("group_size")
-    scale = (1 if scheme.get("type") == "float" and bits == 4 else 2) / group if isinstance(group, int) and group > 0 else 0
+    scale = (
+        (1 if scheme.get("type") == "float" and bits == 4 else 2) / group if isinstance(group, int) and group > 0 else 0
+    )
     return Stored.evenly("compressed-tensors", bits / 8 + scale)
 
 
 def _spares_attention(quantization: Mapping[str, Any], layers: int) -> bool:
-    """Whether attention is left in the model's own type: by one pattern for all layers, or by a name for half of them and more."""
-    left = (quantization.get(name) for name in ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers"))
+    """Whether attention is left in the model's own type: by one pattern for all layers, or by a name for half of them
+    and more."""
+    left = (
+        quantization.get(name) for name in ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
+    )
     names = [name for listed in left if isinstance(listed, list) for name in listed if isinstance(name, str)]
     own = [name for name in names if "self_attn" in name and not TOWER.search(name)]
     numbers = {found[1] for name in own if (found := OTHER_LAYER.search(name))}
@@ -177,16 +201,24 @@ def _spares_attention(quantization: Mapping[str, Any], layers: int) -> bool:
 def counted_bytes(count: Count, cell: float, how: Stored | None) -> float:
     """Bytes of these parameters in memory; cell is the size of the model's own type."""
     attention, linear, experts = (
-        cell if each is None else each for each in ((how.attention, how.linear, how.experts) if how else (None, None, None))
+        cell if each is None else each
+        for each in ((how.attention, how.linear, how.experts) if how else (None, None, None))
     )
-    return (count.embeddings + count.kept) * cell + count.attention * attention + count.linear * linear + count.experts * experts
+    return (
+        (count.embeddings + count.kept) * cell
+        + count.attention * attention
+        + count.linear * linear
+        + count.experts * experts
+    )
 
 
 def file_bytes(folder: Path, layers: int) -> tuple[float, str] | None:
     """What the weights in a model's folder take in memory, and where that was read; None where there are none.
 
-    The headers of the safetensors files are read (8 bytes and the length that they give), never the tensors. Layers beyond the model's own
-    are left out: vLLM loads them only for speculative decoding. Float32 is counted at the two bytes that vLLM casts it to."""
+    The headers of the safetensors files are read (8 bytes and the length that they give), never the tensors. Layers
+    beyond the model's own
+    are left out: vLLM loads them only for speculative decoding. Float32 is counted at the two bytes that vLLM casts it
+    to."""
     index = folder / "model.safetensors.index.json"
     wanted = None
     if index.is_file():
@@ -197,10 +229,16 @@ def file_bytes(folder: Path, layers: int) -> tuple[float, str] | None:
         total = listed.get("metadata", {}).get("total_size") if isinstance(listed.get("metadata"), Mapping) else None
         if not present and isinstance(total, int | float) and math.isfinite(total) and total > 0:
             return float(total), f"total_size in {index.name}"
-    files = [folder / name for name in wanted] if wanted else sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
+    files = (
+        [folder / name for name in wanted]
+        if wanted
+        else sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
+    )
     if files and all(path.is_file() for path in files):
         _whole(files)
-        return float(sum(_tensor_bytes(path, layers) for path in files)), f"headers of {len(files)} safetensors file{'s' if len(files) > 1 else ''}"
+        return float(
+            sum(_tensor_bytes(path, layers) for path in files)
+        ), f"headers of {len(files)} safetensors file{'s' if len(files) > 1 else ''}"
     binaries = sorted(folder.glob("pytorch_model*.bin"))
     _whole(binaries)
     return (float(sum(path.stat().st_size for path in binaries)), "sizes of the .bin files") if binaries else None
@@ -221,7 +259,9 @@ def _tensor_bytes(path: Path, layers: int) -> int:
             raise BadModel(f"{path}: this is not a safetensors file; is the download complete?")
         try:
             tensors = {name: tensor for name, tensor in json.loads(file.read(length)).items() if name != "__metadata__"}
-            return sum(_loaded(name, tensor["dtype"], tensor["data_offsets"], layers) for name, tensor in tensors.items())
+            return sum(
+                _loaded(name, tensor["dtype"], tensor["data_offsets"], layers) for name, tensor in tensors.items()
+            )
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             raise BadModel(f"{path}: the header cannot be read; is the download complete?") from None
 

@@ -1,5 +1,5 @@
-"""The capacity worksheet: a YAML file with four parts (model, traffic, targets, tuning) in which any value may still be empty. Read, understood,
-and given back filled in.
+"""The capacity worksheet: a YAML file with four parts (model, traffic, targets, tuning) in which any value may still be
+empty. Read, understood, and given back filled in.
 
 Law: numbers may be written as people write them (8B, 16k, 500ms), and one that can be read in two ways is refused."""
 
@@ -25,7 +25,8 @@ Cell = int | float | str | None
 
 
 class ModelPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """config: a model's folder or config.json, from where the worksheet stands. name: as clients ask for it. quantization: of the weights."""
+    """config: a model's folder or config.json, from where the worksheet stands. name: as clients ask for it.
+    quantization: of the weights."""
 
     parameters: Cell = None
     dtype: str | None = None
@@ -35,7 +36,8 @@ class ModelPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class TrafficPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Lengths in tokens of a request. A rate, or people and the time that they think; cached_share: of prompt tokens in the prefix cache, 0 to 1."""
+    """Lengths in tokens of a request. A rate, or people and the time that they think; cached_share: of prompt tokens in
+    the prefix cache, 0 to 1."""
 
     p50_prompt_tokens: Cell = None
     p95_prompt_tokens: Cell = None
@@ -114,28 +116,41 @@ class Worksheet:
     gpu: str | None = None
 
     def traffic(self) -> TrafficProfile | None:
-        """What its lengths, rate and targets say; None where it has no lengths at all. Raises BadTraffic for some of them only."""
+        """What its lengths, rate and targets say; None where it has no lengths at all. Raises BadTraffic for some of
+        them only."""
         lengths = {name: getattr(self, name) for name in _LENGTHS}
         if not any(lengths.values()):
             return None
         half = [name for name in ("prompt", "output") if not any(lengths[f"{p}_{name}_tokens"] for p in ("p50", "p95"))]
         if half:
-            raise BadTraffic(f"p50_{half[0]}_tokens and p95_{half[0]}_tokens are empty; without them nothing can be said of this traffic")
-        alone = [f"{name} is empty; the other percentile stands for it" for name, value in lengths.items() if value is None]
+            raise BadTraffic(
+                f"p50_{half[0]}_tokens and p95_{half[0]}_tokens are empty; without them nothing can be said of this"
+                " traffic"
+            )
+        alone = [
+            f"{name} is empty; the other percentile stands for it" for name, value in lengths.items() if value is None
+        ]
         prompt, output = (
-            [lengths[f"{p}_{name}_tokens"] or lengths[f"{q}_{name}_tokens"] for p, q in (("p50", "p95"), ("p95", "p50"))]
+            [
+                lengths[f"{p}_{name}_tokens"] or lengths[f"{q}_{name}_tokens"]
+                for p, q in (("p50", "p95"), ("p95", "p50"))
+            ]
             for name in ("prompt", "output")
-        )  # fmt: skip
+        )
         shape = of_shape(prompt[0], prompt[1], output[0], output[1])
         if self.ttft_p95 and self.itl_p95:
-            alone.append("the targets stand for the times that requests take; an engine that is faster has fewer of them at once")
+            alone.append(
+                "the targets stand for the times that requests take; an engine that is faster has fewer of them at once"
+            )
         return TrafficProfile(
-            shape.sizes, shape.prompt_tokens, shape.output_tokens, self.requests_per_second, self.ttft_p95, self.itl_p95, self.concurrent_users,
-            self.think_time or 0.0, self.cached_share, "the worksheet's lengths; the targets as times", (*shape.notes, *alone),
+            shape.sizes, shape.prompt_tokens, shape.output_tokens, self.requests_per_second, self.ttft_p95,
+            self.itl_p95, self.concurrent_users,
+            self.think_time or 0.0, self.cached_share, "the worksheet's lengths; the targets as times",
+            (*shape.notes, *alone),
         )  # fmt: skip
 
 
-# ---- numbers as people write them -------------------------------------------------------------------------------------------
+# ---- numbers as people write them
 
 _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -185,7 +200,8 @@ def tokens(value: int | float | str) -> int:
 
 
 def seconds(value: int | float | str, most: float = math.inf) -> float:
-    """0.5, "0.5s", "500ms". A bare number of more than `most` seconds is refused, for it was meant in another unit. Raises ValueError."""
+    """0.5, "0.5s", "500ms". A bare number of more than `most` seconds is refused, for it was meant in another unit.
+    Raises ValueError."""
     split = _split(value, "s|ms|us|min|") if isinstance(value, str) else (float(value), "")
     if split is None:
         raise ValueError(f"{value!r} is no time; write it like 0.5, 0.5s or 500ms")
@@ -201,7 +217,11 @@ def think(value: int | float | str) -> float:
 
 def _share(value: int | float | str, least: float = 0.0) -> float:
     split = _split(value, "%|") if isinstance(value, str) else (float(value), "")
-    if split is None or not least <= (share := split[0] / (100 if split[1] else 1)) <= 1 or (least == 0.0 and share < 0):
+    if (
+        split is None
+        or not least <= (share := split[0] / (100 if split[1] else 1)) <= 1
+        or (least == 0.0 and share < 0)
+    ):
         raise ValueError(f"{value} should be from 0 to 1")
     return share
 
@@ -238,7 +258,9 @@ def _speculative(value: str | dict[str, Any]) -> str:
             raise ValueError
         return json.dumps(found, allow_nan=False)
     except (ValueError, TypeError, RecursionError):
-        raise ValueError(f"{shown(value)} should be an object, such as {{method: ngram, num_speculative_tokens: 3}}") from None
+        raise ValueError(
+            f"{shown(value)} should be an object, such as {{method: ngram, num_speculative_tokens: 3}}"
+        ) from None
 
 
 def _word(value: str) -> str:
@@ -249,17 +271,25 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "parameters": parameters, "dtype": _word, "max_model_len": tokens, "config": Path, "name": _word,
     "p50_prompt_tokens": tokens, "p95_prompt_tokens": tokens, "p50_output_tokens": tokens, "p95_output_tokens": tokens,
     "requests_per_second": count, "concurrent_users": count, "think_time": think, "cached_share": _share,
-    "ttft_p95": lambda value: seconds(value, 60.0), "itl_p95": lambda value: seconds(value, 5.0), "cost_per_1k_tokens": _money,
-    "tensor_parallel_size": _whole, "pipeline_parallel_size": _whole, "gpu_memory_utilization": _memory_share, "enable_prefix_caching": _yes,
-    "speculative_config": _speculative, "kv_cache_dtype": _word, "block_size": _whole, "max_num_seqs": _whole, "max_num_batched_tokens": tokens,
+    "ttft_p95": lambda value: seconds(value, 60.0), "itl_p95": lambda value: seconds(value, 5.0),
+    "cost_per_1k_tokens": _money,
+    "tensor_parallel_size": _whole, "pipeline_parallel_size": _whole, "gpu_memory_utilization": _memory_share,
+    "enable_prefix_caching": _yes,
+    "speculative_config": _speculative, "kv_cache_dtype": _word, "block_size": _whole, "max_num_seqs": _whole,
+    "max_num_batched_tokens": tokens,
 }  # fmt: skip
 _ALSO = {"rate_per_s": "requests_per_second", "users": "concurrent_users", "think_time_s": "think_time"}
 _LENGTHS = tuple(f"{p}_{what}_tokens" for what in ("prompt", "output") for p in ("p50", "p95"))
-_PARTS: Mapping[str, type[msgspec.Struct]] = {"model": ModelPart, "traffic": TrafficPart, "targets": TargetsPart, "tuning": TuningPart}
+_PARTS: Mapping[str, type[msgspec.Struct]] = {
+    "model": ModelPart,
+    "traffic": TrafficPart,
+    "targets": TargetsPart,
+    "tuning": TuningPart,
+}
 _PART_OF = {key: part for part, kind in _PARTS.items() for key in kind.__struct_fields__}
 
 
-# ---- reading ----------------------------------------------------------------------------------------------------------------
+# ---- reading
 
 
 def read(path: Path) -> Worksheet:
@@ -287,11 +317,21 @@ def parse(text: str, place: str = "worksheet", folder: Path = Path()) -> Workshe
     for what in ("prompt", "output"):
         low, high = values.get(f"p50_{what}_tokens"), values.get(f"p95_{what}_tokens")
         if low is not None and high is not None and high < low:
-            raise BadConfig(source.told(f"traffic.p95_{what}_tokens: {high} is less than p50_{what}_tokens ({low}), which cannot be"))
+            raise BadConfig(
+                source.told(
+                    f"traffic.p95_{what}_tokens: {high} is less than p50_{what}_tokens ({low}), which cannot be"
+                )
+            )
     if "concurrent_users" in values and "requests_per_second" in values:
-        raise BadConfig(source.told("traffic.concurrent_users: the rate is given too, and one follows from the other; keep one of them"))
+        raise BadConfig(
+            source.told(
+                "traffic.concurrent_users: the rate is given too, and one follows from the other; keep one of them"
+            )
+        )
     if (dtype := values.get("dtype")) is not None and dtype.lower() not in WEIGHT_BYTES:
-        raise BadConfig(source.told(f"model.dtype: {dtype!r} is no type of weights{meant(dtype.lower(), WEIGHT_BYTES)}"))
+        raise BadConfig(
+            source.told(f"model.dtype: {dtype!r} is no type of weights{meant(dtype.lower(), WEIGHT_BYTES)}")
+        )
     if "config" in values:
         values["config"] = folder / values["config"]
     return Worksheet(**values)
@@ -310,10 +350,11 @@ def _indented(source: YamlFile) -> YamlFile:
     return YamlFile(source.place, data, source.root)
 
 
-# Bytes of one weight; 4-bit types bring a scale of 16 bits for every 128 weights (AWQ, GPTQ: a zero point too), or of 8 bits for every 16 (NVFP4)
-# or 32 (MXFP4).
+# Bytes of one weight; 4-bit types bring a scale of 16 bits for every 128 weights (AWQ, GPTQ: a zero point too), or of 8
+# bits for every 16 (NVFP4) or 32 (MXFP4).
 WEIGHT_BYTES: Mapping[str, float] = {
-    "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2, "half": 2, "float32": 4, "fp32": 4, "float": 4, "fp8": 1, "int8": 1,
+    "bfloat16": 2, "bf16": 2, "float16": 2, "fp16": 2, "half": 2, "float32": 4, "fp32": 4, "float": 4, "fp8": 1,
+    "int8": 1,
     "int4": 0.5 + 2 / 128, "awq": 0.5 + 2.5 / 128, "gptq": 0.5 + 2.5 / 128, "nvfp4": 0.5 + 1 / 16, "fp4": 0.5 + 1 / 16,
     "mxfp4": 0.5 + 1 / 32,
 }  # fmt: skip
@@ -328,7 +369,7 @@ def _given(form: Form) -> Iterator[tuple[str, str, Any]]:
                 yield f"{part}.{key}", _ALSO.get(key, key), value
 
 
-# ---- filling in -------------------------------------------------------------------------------------------------------------
+# ---- filling in
 
 
 @dataclass(frozen=True, slots=True)

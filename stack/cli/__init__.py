@@ -1,5 +1,6 @@
-"""The command `vllm-watch`: options, one call, output. One module for each topic, imported only when it is meant: a sidecar or gateway that runs
-for months does not carry the libraries of the boards. This folder is the one click door."""
+"""The command `vllm-watch`: options, one call, output. One module for each topic, imported only when it is meant: a
+sidecar or gateway that runs for months does not carry the libraries of the boards. This folder is the one click
+door."""
 
 from __future__ import annotations
 
@@ -32,8 +33,16 @@ COMMANDS = (
     Later("alerts", "alerts:alerts_group", "Alert rules, who is told of them, and the numbers behind them."),
     Later("annotate", "events:annotate_command", "Write down what was changed; boards and alerts show it."),
     Later("bench", "bench:bench", "Loads with known shapes against a running engine, measured as its clients see it."),
-    Later("board", "board:board_command", "The boards as a live page over any Prometheus, without Grafana; runbook pages are under /runbooks/."),
-    Later("capacity", "capacity:capacity_command", "How many users fit, on which GPU or slice, at what cost; flags and limits that follow."),
+    Later(
+        "board",
+        "board:board_command",
+        "The boards as a live page over any Prometheus, without Grafana; runbook pages are under /runbooks/.",
+    ),
+    Later(
+        "capacity",
+        "capacity:capacity_command",
+        "How many users fit, on which GPU or slice, at what cost; flags and limits that follow.",
+    ),
     Later(
         "compare",
         "tuning:compare_command",
@@ -41,35 +50,67 @@ COMMANDS = (
     ),
     Later("cost", "cost:cost_command", "GPU hours, cost, energy and tokens of each team and model."),
     Later("dashboards", "dashboards:dashboards", "Our boards in a Grafana that is there already."),
-    Later("doctor", "doctor:doctor_command", "Which resource is the bottleneck, what says so, and which one lever to pull first."),
-    Later("drill", "drill:drill_command", "Break a real vLLM in a lab of its own, and see the alert arrive, and go when it is mended."),
-    Later("events", "events:events_command", "What was changed, restarted or noted, the newest last; regions with their end, open ones marked."),
+    Later(
+        "doctor",
+        "doctor:doctor_command",
+        "Which resource is the bottleneck, what says so, and which one lever to pull first.",
+    ),
+    Later(
+        "drill",
+        "drill:drill_command",
+        "Break a real vLLM in a lab of its own, and see the alert arrive, and go when it is mended.",
+    ),
+    Later(
+        "events",
+        "events:events_command",
+        "What was changed, restarted or noted, the newest last; regions with their end, open ones marked.",
+    ),
     Later("gateway", "gateway:gateway", "The way in: who asks, how it went, one JSON line for each request."),
     Later("kubernetes", "kubernetes:kubernetes", "The stack as Kubernetes manifests, for kustomize, Argo CD and Flux."),
     Later("lab", "lab:lab", "A real vLLM on this machine's CPU, watched by the whole stack."),
     Later("metrics", "metrics:metrics", "What vLLM exposes, and whether a page or dashboard fits it."),
     Later("render", "render:render", "Write dashboards and rule files from their source, in place."),
-    Later("report", "tuning:report_command", "One page of a bench or an experiment, with everything in it; Markdown, CSV and JSON beside it."),
-    Later("runbook", "runbook:runbook_command", "What to do about an alert: its page, by name, by a part of it, or by words that it holds."),
+    Later(
+        "report",
+        "tuning:report_command",
+        "One page of a bench or an experiment, with everything in it; Markdown, CSV and JSON beside it.",
+    ),
+    Later(
+        "runbook",
+        "runbook:runbook_command",
+        "What to do about an alert: its page, by name, by a part of it, or by words that it holds.",
+    ),
     Later(
         "secrets",
         "deploy:secrets",
-        "Print what the compose stack made at its first start: Grafana's password and a key for each team; with TLS the operator's too.",
+        "Print what the compose stack made at its first start: Grafana's password and a key for each team; with TLS the"
+        " operator's too.",
     ),
     Later("sidecar", "sidecar:sidecar", "The exporter that joins request log, engine and GPU."),
-    Later("tune", "tuning:tune_command", "An experiment: one workload, configurations of an engine in turns, and what the change did."),
+    Later(
+        "tune",
+        "tuning:tune_command",
+        "An experiment: one workload, configurations of an engine in turns, and what the change did.",
+    ),
 )
 
 
 DEVELOPMENT = (
-    Later("lint", "lint:lint", "Check alerts, recording rules, dashboards and runbooks; with FILES, dashboards of others as JSON.", hidden=True),
+    Later(
+        "lint",
+        "lint:lint",
+        "Check alerts, recording rules, dashboards and runbooks; with FILES, dashboards of others as JSON.",
+        hidden=True,
+    ),
 )
 
 
 class Listing(click.Group):
     """Lists and completes its commands from their one line, and imports the one that was meant."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.real() if isinstance(command, Later) else command, rest
 
@@ -79,11 +120,17 @@ def version() -> str:
     try:
         return importlib.metadata.version("vllm-watch")
     except importlib.metadata.PackageNotFoundError:
-        found = re.search(r'^version = "([^"]+)"', (Path(__file__).parents[2] / "pyproject.toml").read_text(), re.MULTILINE)
+        found = re.search(
+            r'^version = "([^"]+)"', (Path(__file__).parents[2] / "pyproject.toml").read_text(), re.MULTILINE
+        )
         return found[1] if found else "unknown"
 
 
-@click.group(cls=Listing, commands=sorted((*COMMANDS, *DEVELOPMENT), key=lambda command: str(command.name)), context_settings=CONTEXT)
+@click.group(
+    cls=Listing,
+    commands=sorted((*COMMANDS, *DEVELOPMENT), key=lambda command: str(command.name)),
+    context_settings=CONTEXT,
+)
 @click.version_option(version(), prog_name="vllm-watch")
 def main() -> None:
     """The observability stack for vLLM.
@@ -91,7 +138,7 @@ def main() -> None:
     \b
     Example:  vllm-watch metrics check http://127.0.0.1:8000
     """
-    # Whatever a command started must go with it, also when it is ended politely by another program. A shell that puts it into the background
-    # leaves it deaf to SIGINT, and so to the SIGTERM that becomes one: hence the first line.
+    # Whatever a command started must go with it, also when it is ended politely by another program. A shell that puts
+    # it into the background leaves it deaf to SIGINT, and so to the SIGTERM that becomes one: hence the first line.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))

@@ -20,7 +20,16 @@ from stack.bench import result
 from stack.bench.load_curve import load_curves
 from stack.capacity.worksheet import read as read_worksheet
 from stack.cli.common import AS_JSON, json_text, mistakes_told, say_files
-from stack.cli.options import DASHBOARD_BASE, HTTP_CONFIG, RUNBOOK_BASE, SLO, THRESHOLDS, TOKEN_FILE, USER_FILE, duration
+from stack.cli.options import (
+    DASHBOARD_BASE,
+    HTTP_CONFIG,
+    RUNBOOK_BASE,
+    SLO,
+    THRESHOLDS,
+    TOKEN_FILE,
+    USER_FILE,
+    duration,
+)
 from stack.cli.scraped import page_of
 
 
@@ -36,16 +45,36 @@ def alerts_group() -> None:
 @THRESHOLDS
 @SLO
 @click.option(
-    "--receiver", type=click.Choice(list(routing.RECEIVERS)), default="none", show_default=True, help="How Alertmanager tells people; none: nobody."
+    "--receiver",
+    type=click.Choice(list(routing.RECEIVERS)),
+    default="none",
+    show_default=True,
+    help="How Alertmanager tells people; none: nobody.",
 )
-@click.option("--deadman", is_flag=True, help="Also tell a service that expects to hear from VLLMWatchdog every few minutes.")
-@click.option("--secrets", default=routing.SECRETS, show_default=True, metavar="DIR", help="Where Alertmanager finds the files with its secrets.")
+@click.option(
+    "--deadman", is_flag=True, help="Also tell a service that expects to hear from VLLMWatchdog every few minutes."
+)
+@click.option(
+    "--secrets",
+    default=routing.SECRETS,
+    show_default=True,
+    metavar="DIR",
+    help="Where Alertmanager finds the files with its secrets.",
+)
 @click.option("--force", is_flag=True, help="Overwrite files that did not come from here, or were changed since.")
 @AS_JSON
 def alerts_export(
-    out: Path, runbook_base: str | None, dashboard_base: str | None, thresholds: Path | None, slo: Path | None, receiver: str, deadman: bool,
-    secrets: str, force: bool, as_json: bool,
-) -> None:  # fmt: skip
+    out: Path,
+    runbook_base: str | None,
+    dashboard_base: str | None,
+    thresholds: Path | None,
+    slo: Path | None,
+    receiver: str,
+    deadman: bool,
+    secrets: str,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Write rule files for Prometheus, a configuration for Alertmanager, and every number that they rest on.
 
     \b
@@ -88,17 +117,32 @@ def alerts_list(thresholds: Path | None, as_json: bool) -> None:
 
 @alerts_group.command("slo")
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--page", "target", metavar="URL|FILE", help="A vLLM server or a file with its page: is every latency bound one of its buckets?")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write slo.yaml to this folder instead of printing it.")
+@click.option(
+    "--page",
+    "target",
+    metavar="URL|FILE",
+    help="A vLLM server or a file with its page: is every latency bound one of its buckets?",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write slo.yaml to this folder instead of printing it.",
+)
 @RUNBOOK_BASE
 @DASHBOARD_BASE
 @click.option("--force", is_flag=True, help="Overwrite a slo.yaml that did not come from here, or was changed since.")
 @HTTP_CONFIG
 @AS_JSON
 def alerts_slo(
-    file: Path | None, target: str | None, out: Path | None, runbook_base: str | None, dashboard_base: str | None, force: bool,
-    http_config: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    file: Path | None,
+    target: str | None,
+    out: Path | None,
+    runbook_base: str | None,
+    dashboard_base: str | None,
+    force: bool,
+    http_config: Path | None,
+    as_json: bool,
+) -> None:
     """Turn objectives of your own into burn-rate alerts and the recorded series that they need.
 
     FILE is YAML in the form of objectives.yml, which `alerts export` writes; without FILE the shipped ones are taken.
@@ -109,7 +153,9 @@ def alerts_slo(
     file = file or alerts.SHIPPED_OBJECTIVES
     with mistakes_told():
         objectives, links = alerts.objectives(file), alerts.links(runbook_base, dashboard_base)
-        if target and (missed := list(alerts.misses(objectives, exposition_parser.parse(page_of(target, http_config)[0]), target))):
+        if target and (
+            missed := list(alerts.misses(objectives, exposition_parser.parse(page_of(target, http_config)[0]), target))
+        ):
             raise ValueError(f"{file}: {'; '.join(missed)}")
         warned = [*alerts.warnings(links), *alerts.without_page(objectives)]
         groups = alerts.slo_groups(objectives, links)
@@ -117,42 +163,81 @@ def alerts_slo(
         if out:
             written = managed_files.write(out, printed, alerts.foreign, force)
     if out:
-        whole = f"it stands on its own; with all the other rules, in place of the shipped objectives: vllm-watch alerts export --slo {file}"
+        whole = (
+            "it stands on its own; with all the other rules, in place of the shipped objectives: vllm-watch alerts"
+            f" export --slo {file}"
+        )
         say_files(written, [], warned, [f"promtool check rules {out}/slo.yaml", whole], as_json)
         return
     for warning in warned:
         click.echo(f"warning: {warning}", err=True)
     if as_json:
-        click.echo(json.dumps({"groups": [group.as_dict() for group in groups], "warnings": warned}, indent=1, ensure_ascii=False))
+        click.echo(
+            json.dumps(
+                {"groups": [group.as_dict() for group in groups], "warnings": warned}, indent=1, ensure_ascii=False
+            )
+        )
     else:
         click.echo(printed["slo.yaml"].rstrip())
 
 
 @alerts_group.command("derive")
 @click.option("--prometheus", "url", required=True, metavar="URL", help="Where the engines' pages are recorded.")
-@click.option("--window", "window_s", default="7d", show_default=True, metavar="TIME", callback=duration, help="How far back to look.")
-@click.option("--bench", "bench_folder", type=click.Path(path_type=Path), help="A saved bench with several loads: where the engine's knee is.")
+@click.option(
+    "--window",
+    "window_s",
+    default="7d",
+    show_default=True,
+    metavar="TIME",
+    callback=duration,
+    help="How far back to look.",
+)
+@click.option(
+    "--bench",
+    "bench_folder",
+    type=click.Path(path_type=Path),
+    help="A saved bench with several loads: where the engine's knee is.",
+)
 @click.option("--arm", metavar="NAME", help="Which arm of the bench is deployed, of several.")
 @click.option(
-    "--worksheet", type=click.Path(path_type=Path, dir_okay=False), help="A capacity worksheet, for its targets; else the objectives count."
+    "--worksheet",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A capacity worksheet, for its targets; else the objectives count.",
 )
 @click.option("--model", metavar="NAME", help="Look at this model alone.  [default: all; the strictest number counts]")
 @THRESHOLDS
 @SLO
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the file for --thresholds there instead of printing it.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the file for --thresholds there instead of printing it.",
+)
 @click.option("--force", is_flag=True, help="Overwrite a file that did not come from here, or was changed since.")
 @TOKEN_FILE
 @USER_FILE
 @HTTP_CONFIG
 @AS_JSON
 def alerts_derive(
-    url: str, window_s: float, bench_folder: Path | None, arm: str | None, worksheet: Path | None, model: str | None, thresholds: Path | None,
-    slo: Path | None, out: Path | None, force: bool, token_file: Path | None, user_file: Path | None, http_config: Path | None,
+    url: str,
+    window_s: float,
+    bench_folder: Path | None,
+    arm: str | None,
+    worksheet: Path | None,
+    model: str | None,
+    thresholds: Path | None,
+    slo: Path | None,
+    out: Path | None,
+    force: bool,
+    token_file: Path | None,
+    user_file: Path | None,
+    http_config: Path | None,
     as_json: bool,
-) -> None:  # fmt: skip
-    """Find this deployment's own thresholds in what was recorded of it, each with its reason; where too little is known, what is shipped stays.
+) -> None:
+    """Find this deployment's own thresholds in what was recorded of it, each with its reason; where too little is
+    known, what is shipped stays.
 
-    queue_length by Little's law, kv_cache_usage by where preemptions begin, ttft_p95 and inter_token_p95 by the knee of a bench.
+    queue_length by Little's law, kv_cache_usage by where preemptions begin, ttft_p95 and inter_token_p95 by the knee of
+    a bench.
 
     \b
     Example:  vllm-watch alerts derive --prometheus http://127.0.0.1:9090 --out thresholds.yml
@@ -165,21 +250,37 @@ def alerts_derive(
         promised = (sheet.ttft_p95, sheet.itl_p95) if sheet else (None, None)
         aims = derive.targets(alerts.objectives(slo or alerts.SHIPPED_OBJECTIVES), *promised)
         bench = load_curves(result.read(bench_folder), arm) if bench_folder else None
-        asked = asyncio.run(derive.ask(address_from(url, token_file, user_file, http_config), settings, window_s, time.time(), model))
+        asked = asyncio.run(
+            derive.ask(address_from(url, token_file, user_file, http_config), settings, window_s, time.time(), model)
+        )
         found = derive.derive(asked, settings, aims, bench)
         text = derive.overlay(asked, settings, found)
         changed = (
-            managed_files.write(out.parent, {out.name: managed_files.marked(text, "vllm-watch alerts derive")}, managed_files.changed_since, force)
+            managed_files.write(
+                out.parent,
+                {out.name: managed_files.marked(text, "vllm-watch alerts derive")},
+                managed_files.changed_since,
+                force,
+            )
             if out
             else {}
         )
     if as_json:
-        click.echo(json_text(derive.told(asked, found) | {"files": [{"path": str(path), "changed": new} for path, new in changed.items()]}))
+        click.echo(
+            json_text(
+                derive.told(asked, found)
+                | {"files": [{"path": str(path), "changed": new} for path, new in changed.items()]}
+            )
+        )
         return
     if not out:
         click.echo(text, nl=False)
         return
     for each in found:
-        is_now = f"is now {each.threshold.shown}, was {each.before.shown}" if each.value is not None else f"stays at {each.before.shown}"
+        is_now = (
+            f"is now {each.threshold.shown}, was {each.before.shown}"
+            if each.value is not None
+            else f"stays at {each.before.shown}"
+        )
         click.echo(f"{each.before.name} {is_now}. {each.why}")
     say_files(changed, [], [], [f"vllm-watch alerts export --out rules --thresholds {out}"], as_json=False)

@@ -30,7 +30,10 @@ from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.tuning.run_comparison import smallest_effect
 
 T = TypeVar("T")
-SEED_HELP = "Seed of prompts, lengths, times and the order of the arms; an engine that saw it has the prompts in its cache.  [default: drawn]"
+SEED_HELP = (
+    "Seed of prompts, lengths, times and the order of the arms; an engine that saw it has the prompts in its cache. "
+    " [default: drawn]"
+)
 NO_LIMIT = 1 << 40  # tokens, where the engine does not say
 FIGURES = (
     "ttft_ms.p50",
@@ -55,17 +58,34 @@ def bench() -> None:
 @click.argument("what", metavar="WORKLOAD")
 @click.option("--url", required=True, help="Where vLLM is, such as http://127.0.0.1:8000.")
 @click.option("--model", help="The served name, where there are several.")
-@click.option("--api-key-file", type=click.Path(path_type=Path, dir_okay=False), help="A key for the engine, sent as a bearer token.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The folder to write.  [default: bench-WORKLOAD-TIME]")
 @click.option(
-    "--only", multiple=True, metavar="NAME|POINT", help="Only this workload of the file, or this load, such as c8; may be given more than once."
+    "--api-key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A key for the engine, sent as a bearer token.",
 )
-@click.option("--runs", type=click.IntRange(1, 1000), help="How often each load is run.  [default: as the workload says, else 6]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The folder to write.  [default: bench-WORKLOAD-TIME]",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME|POINT",
+    help="Only this workload of the file, or this load, such as c8; may be given more than once.",
+)
+@click.option(
+    "--runs", type=click.IntRange(1, 1000), help="How often each load is run.  [default: as the workload says, else 6]"
+)
 @click.option("--requests", type=click.IntRange(1), help="Requests in a run, whatever the workload says.")
-@click.option("--scale", type=float, help="Multiply every length, for a context that is too short; printed with the results.")
+@click.option(
+    "--scale", type=float, help="Multiply every length, for a context that is too short; printed with the results."
+)
 @click.option("--seed", type=int, help=SEED_HELP)
 @click.option(
-    "--engine-log", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="What vLLM printed when it started: weights and KV bytes."
+    "--engine-log",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="What vLLM printed when it started: weights and KV bytes.",
 )
 @click.option("--name", default="", help="What this is, for the report.")
 @AS_JSON
@@ -84,7 +104,8 @@ def bench_run(
     name: str,
     as_json: bool,
 ) -> None:
-    """Run a WORKLOAD, a file or one of those that `bench list` names, and write every request and every run's figures to a folder.
+    """Run a WORKLOAD, a file or one of those that `bench list` names, and write every request and every run's figures
+    to a folder.
 
     Ctrl-C keeps what was measured by then. Exit 1 when it broke off.
 
@@ -95,11 +116,15 @@ def bench_run(
     with mistakes_told():
         key = api_key_file.read_text().strip() if api_key_file else None
         suite = workload.load(what)
-        subject = wait(_subject("", url, model, key, startup(engine_log.read_text(errors="replace")) if engine_log else Startup()))
+        subject = wait(
+            _subject("", url, model, key, startup(engine_log.read_text(errors="replace")) if engine_log else Startup())
+        )
         suite, points = chosen(suite, only, subject.engine.max_model_len, scale, requests)
         seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
         folder = fresh(out or Path(f"bench-{suite.workloads[0].name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
-        steps = run.schedule(suite.workloads, points, [(subject.name,)] * run.rounds_of(suite.workloads, runs), runs, True)
+        steps = run.schedule(
+            suite.workloads, points, [(subject.name,)] * run.rounds_of(suite.workloads, runs), runs, True
+        )
         wait(foretell(console, subject, suite, steps, 1, seed))
         screen = Screen(console)
 
@@ -107,7 +132,15 @@ def bench_run(
             return subject
 
         bencher = run.Bencher(
-            folder, name or suite.workloads[0].name, f"vllm-watch {version()}", suite.workloads, steps, same, screen, seed, scale=scale or 1.0
+            folder,
+            name or suite.workloads[0].name,
+            f"vllm-watch {version()}",
+            suite.workloads,
+            steps,
+            same,
+            screen,
+            seed,
+            scale=scale or 1.0,
         )
         found = measured(bencher, screen)
     if as_json:
@@ -128,10 +161,14 @@ def bench_list(as_json: bool) -> None:
     """
     suites = {name: workload.load(path) for name, path in workload.shipped().items()}
     rows = [
-        (each.name, " ".join(point.label for point in workload.points(each)), each.about) for suite in suites.values() for each in suite.workloads
+        (each.name, " ".join(point.label for point in workload.points(each)), each.about)
+        for suite in suites.values()
+        for each in suite.workloads
     ]
     if as_json:
-        click.echo(json_text([{"name": name, "points": points.split(), "about": about} for name, points, about in rows]))
+        click.echo(
+            json_text([{"name": name, "points": points.split(), "about": about} for name, points, about in rows])
+        )
         return
     table = Table("workload", "loads", "what it is")
     for row in rows:
@@ -143,7 +180,8 @@ def bench_list(as_json: bool) -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="The folder to write.")
 def bench_import(files: tuple[Path, ...], out: Path) -> None:
-    """Take in results of `vllm bench serve --save-result --save-detailed`, or of AIPerf, to be compared and reported like our own.
+    """Take in results of `vllm bench serve --save-result --save-detailed`, or of AIPerf, to be compared and reported
+    like our own.
 
     \b
     Example:  vllm-watch bench import openai-infqps-concurrency8-tiny.json --out theirs
@@ -180,7 +218,10 @@ def chosen(
     names = {each.name for each in suite.workloads}
     labels = {point.label for each in suite.workloads for point in workload.points(each)}
     if unknown := sorted(set(only) - names - labels):
-        raise ValueError(f"--only {unknown[0]} is neither a workload nor a load of this file; there are {', '.join(sorted(names | labels))}")
+        raise ValueError(
+            f"--only {unknown[0]} is neither a workload nor a load of this file; there are"
+            f" {', '.join(sorted(names | labels))}"
+        )
     wanted, loads = set(only) & names or names, set(only) & labels or labels
 
     def points(each: Workload) -> Sequence[LoadLevel]:
@@ -193,7 +234,12 @@ def chosen(
         mine = [msgspec.structs.replace(each, requests=requests) for each in mine]
         for sentence in workload.mistakes(WorkloadFile(workloads=tuple(mine))):
             raise ValueError(f"with {requests} requests in a run, {sentence}")
-    return WorkloadFile(workloads=tuple(workload.fitting(each, context or NO_LIMIT, scale) for each in mine), metrics=suite.metrics), points
+    return (
+        WorkloadFile(
+            workloads=tuple(workload.fitting(each, context or NO_LIMIT, scale) for each in mine), metrics=suite.metrics
+        ),
+        points,
+    )
 
 
 def fresh(folder: Path) -> Path:
@@ -204,11 +250,14 @@ def fresh(folder: Path) -> Path:
     return folder
 
 
-async def foretell(console: Console, subject: Subject, suite: WorkloadFile, steps: Sequence[run.RunStep], arms: int, seed: int) -> None:
+async def foretell(
+    console: Console, subject: Subject, suite: WorkloadFile, steps: Sequence[run.RunStep], arms: int, seed: int
+) -> None:
     """Say what is about to happen, how long it will take, and how small an effect it can find."""
     engine = subject.engine
     console.print(
-        f"{engine.model} at {engine.url}: vLLM {engine.version or 'of an unknown version'}, context {engine.max_model_len or '?'}; seed {seed}"
+        f"{engine.model} at {engine.url}: vLLM {engine.version or 'of an unknown version'}, context"
+        f" {engine.max_model_len or '?'}; seed {seed}"
     )
     seconds: float | None = 0.0
     counts = Counter((step.workload.name, step.point) for step in steps)
@@ -233,9 +282,11 @@ async def foretell(console: Console, subject: Subject, suite: WorkloadFile, step
     took = (
         "nobody answered a first request, so nobody knows how long it takes"
         if seconds is None
-        else f"about {seconds:.0f} s in all, going by one request alone"
-        if seconds < 120
-        else f"about {seconds / 60:.0f} min in all, going by one request alone"
+        else (
+            f"about {seconds:.0f} s in all, going by one request alone"
+            if seconds < 120
+            else f"about {seconds / 60:.0f} min in all, going by one request alone"
+        )
     )
     console.print(f"{took}; at 8 % between runs, {found}")
 
@@ -245,7 +296,11 @@ class Screen:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = Live(get_renderable=self._line, console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._live = (
+            Live(get_renderable=self._line, console=console, refresh_per_second=4, transient=True)
+            if console.is_terminal
+            else None
+        )
         self._now = ""
         self._asked = self._done = self._failed = 0
         self._first_ms: deque[float] = deque(maxlen=200)
@@ -261,7 +316,12 @@ class Screen:
             self._live.stop()
 
     def run(self, number: int, of: int, arm: str, workload: Workload, point: LoadLevel, asked: int) -> None:
-        self._now, self._asked, self._done, self._failed = f"run {number} of {of}: {workload.name} {point.label} on {arm}", asked, 0, 0
+        self._now, self._asked, self._done, self._failed = (
+            f"run {number} of {of}: {workload.name} {point.label} on {arm}",
+            asked,
+            0,
+            0,
+        )
         self._began = time.monotonic()
         self._first_ms.clear()
 

@@ -14,23 +14,74 @@ from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, du
 
 
 @click.command("board")
-@click.option("--prometheus", "url", default="http://127.0.0.1:9090", show_default=True, metavar="URL", help="With its path if it has one.")
+@click.option(
+    "--prometheus",
+    "url",
+    default="http://127.0.0.1:9090",
+    show_default=True,
+    metavar="URL",
+    help="With its path if it has one.",
+)
 @TOKEN_FILE
 @USER_FILE
 @HTTP_CONFIG
 @click.option("--listen", default="127.0.0.1:9402", show_default=True, metavar="HOST:PORT")
-@click.option("--web-config", type=click.Path(path_type=Path, dir_okay=False), help="TLS and logins of this page: Prometheus' web.yml.")
-@click.option("--allow-host", "allowed", multiple=True, metavar="NAME", help="A name, besides loopback, under which browsers may ask.")
-@click.option("--scrape-interval", "scrape_s", metavar="TIME", callback=duration, help="By default Prometheus is asked for it, else 15s.")
-@click.option("--snapshot", type=click.Path(path_type=Path, dir_okay=False), help="Write one static page with its figures instead of serving.")
-@click.option("--board", "slugs", multiple=True, metavar="SLUG", help="With --snapshot: only this board; may be given more than once.")
-@click.option("--from", "start", default="now-1h", show_default=True, metavar="TIME", help="With --snapshot: now-6h, 2026-03-01T12:00:00Z or ms.")
+@click.option(
+    "--web-config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TLS and logins of this page: Prometheus' web.yml.",
+)
+@click.option(
+    "--allow-host",
+    "allowed",
+    multiple=True,
+    metavar="NAME",
+    help="A name, besides loopback, under which browsers may ask.",
+)
+@click.option(
+    "--scrape-interval",
+    "scrape_s",
+    metavar="TIME",
+    callback=duration,
+    help="By default Prometheus is asked for it, else 15s.",
+)
+@click.option(
+    "--snapshot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write one static page with its figures instead of serving.",
+)
+@click.option(
+    "--board",
+    "slugs",
+    multiple=True,
+    metavar="SLUG",
+    help="With --snapshot: only this board; may be given more than once.",
+)
+@click.option(
+    "--from",
+    "start",
+    default="now-1h",
+    show_default=True,
+    metavar="TIME",
+    help="With --snapshot: now-6h, 2026-03-01T12:00:00Z or ms.",
+)
 @click.option("--to", "end", default="now", show_default=True, metavar="TIME", help="With --snapshot.")
 @THRESHOLDS
 def board_command(
-    url: str, token_file: Path | None, user_file: Path | None, http_config: Path | None, listen: str, web_config: Path | None,
-    allowed: tuple[str, ...], scrape_s: float | None, snapshot: Path | None, slugs: tuple[str, ...], start: str, end: str, thresholds: Path | None,
-) -> None:  # fmt: skip
+    url: str,
+    token_file: Path | None,
+    user_file: Path | None,
+    http_config: Path | None,
+    listen: str,
+    web_config: Path | None,
+    allowed: tuple[str, ...],
+    scrape_s: float | None,
+    snapshot: Path | None,
+    slugs: tuple[str, ...],
+    start: str,
+    end: str,
+    thresholds: Path | None,
+) -> None:
     """The boards as a live page over any Prometheus, without Grafana; runbook pages are under /runbooks/.
 
     \b

@@ -38,33 +38,67 @@ def _parsed(read: Any) -> Any:
 
 @click.command("capacity")
 @click.option("--model", type=click.Path(path_type=Path), help="A model's folder, or its config.json.")
-@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="Such as H200 or H200/1g.18gb; several are compared.")
+@click.option(
+    "--gpu", "gpus", multiple=True, metavar="NAME", help="Such as H200 or H200/1g.18gb; several are compared."
+)
 @click.option("--slices", is_flag=True, help="Compare each GPU with its MIG slices.")
 @click.option("--traffic", "sheet", type=FILE, metavar="YAML", help="A worksheet; any of its values may be empty.")
 @click.option("--log", "logs", multiple=True, type=FILE, help="Request logs, for lengths, times and rate as they were.")
-@click.option("--served-model-name", "name", metavar="NAME", help="As clients ask for it; only its lines of the logs count.")
+@click.option(
+    "--served-model-name", "name", metavar="NAME", help="As clients ask for it; only its lines of the logs count."
+)
 @click.option("--rate", "rate_per_s", callback=_parsed(worksheet.count), metavar="R", help="New requests a second.")
-@click.option("--users", callback=_parsed(worksheet.count), metavar="N", help="People at work at once, instead of a rate.")
-@click.option("--think", "think_s", callback=_parsed(worksheet.think), metavar="TIME", help="From a reply to their next request.")
+@click.option(
+    "--users", callback=_parsed(worksheet.count), metavar="N", help="People at work at once, instead of a rate."
+)
+@click.option(
+    "--think", "think_s", callback=_parsed(worksheet.think), metavar="TIME", help="From a reply to their next request."
+)
 @click.option("--tp", "tensor_parallel", type=click.IntRange(1), help="GPUs that share every layer.  [default: 1]")
-@click.option("--pp", "pipeline_parallel", type=click.IntRange(1), help="GPUs that have layers of their own.  [default: 1]")
-@click.option("--max-model-len", callback=_parsed(worksheet.tokens), metavar="N", help="[default: what the model was made for]")
+@click.option(
+    "--pp", "pipeline_parallel", type=click.IntRange(1), help="GPUs that have layers of their own.  [default: 1]"
+)
+@click.option(
+    "--max-model-len", callback=_parsed(worksheet.tokens), metavar="N", help="[default: what the model was made for]"
+)
 @click.option("--kv-dtype", "cache_dtype", metavar="TYPE", help="Of the KV cache: auto, fp8, ...  [default: auto]")
 @click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True), help="[default: vLLM's own]")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="[default: what the cache holds of the traffic]")
-@click.option("--max-num-batched-tokens", callback=_parsed(worksheet.tokens), metavar="N", help="[default: vLLM's own for the GPU]")
-@click.option("--measured-rate", "measured_per_s", callback=_parsed(worksheet.count), metavar="R", help="At which one replica kept its targets.")
+@click.option(
+    "--max-num-batched-tokens",
+    callback=_parsed(worksheet.tokens),
+    metavar="N",
+    help="[default: vLLM's own for the GPU]",
+)
+@click.option(
+    "--measured-rate",
+    "measured_per_s",
+    callback=_parsed(worksheet.count),
+    metavar="R",
+    help="At which one replica kept its targets.",
+)
 @click.option("--prices", type=FILE, help="prices.yaml; see docs/cost.md.")
-@click.option("--live", "url", metavar="URL", help="Compare with an engine that runs: what it says of its cache, and what is in use.")
+@click.option(
+    "--live",
+    "url",
+    metavar="URL",
+    help="Compare with an engine that runs: what it says of its cache, and what is in use.",
+)
 @click.option("--engine-log", type=FILE, help="With --live: its start-up log.")
 @click.option("--api-key-file", type=FILE, help="With --live: holds the engine's API key.")
 @HTTP_CONFIG
 @click.option("--fill", is_flag=True, help="Print the worksheet filled in, and nothing else.")
 @AS_JSON
 def capacity_command(
-    sheet: Path | None, fill: bool, as_json: bool, url: str | None, engine_log: Path | None, api_key_file: Path | None,
-    http_config: Path | None, **options: Any
-) -> None:  # fmt: skip
+    sheet: Path | None,
+    fill: bool,
+    as_json: bool,
+    url: str | None,
+    engine_log: Path | None,
+    api_key_file: Path | None,
+    http_config: Path | None,
+    **options: Any,
+) -> None:
     """How many users fit, on which GPU or slice, at what cost; flags and limits that follow.
 
     Exit 1 where the model fits none of the GPUs, or where only its weights can be told.
@@ -78,7 +112,11 @@ def capacity_command(
         raise click.UsageError("--engine-log, --api-key-file and --http-config belong to --live URL")
     with mistakes_told():
         found = command.study(command.CapacityOptions(worksheet=sheet, **options), somewhere=not url)
-        looked = _looked(found, url, engine_log, api_key_file, http_config) if url and isinstance(found, command.Study) else None
+        looked = (
+            _looked(found, url, engine_log, api_key_file, http_config)
+            if url and isinstance(found, command.Study)
+            else None
+        )
     if fill and (isinstance(found, command.WeightsOnly) or len(found.plans) != 1):
         raise click.UsageError("--fill takes one --gpu that the model fits, and its config.json")
     if as_json:
@@ -94,23 +132,43 @@ def capacity_command(
     raise SystemExit(1 if isinstance(found, command.WeightsOnly) or not (found.plans or looked) else 0)
 
 
-def _looked(found: command.Study, url: str, engine_log: Path | None, api_key_file: Path | None, http_config: Path | None) -> verify.Verifier:
+def _looked(
+    found: command.Study, url: str, engine_log: Path | None, api_key_file: Path | None, http_config: Path | None
+) -> verify.Verifier:
     log = engine_log.read_text(encoding="utf-8", errors="replace") if engine_log else None
     key = read_key(api_key_file, "--api-key-file") if api_key_file else None
     expected = found.plans[0].kv_bytes if found.plans else None
-    return asyncio.run(verify.verify(url, found.shape, found.serving, log, key, expected, HttpClientConfig(http_config) if http_config else None))
+    return asyncio.run(
+        verify.verify(
+            url, found.shape, found.serving, log, key, expected, HttpClientConfig(http_config) if http_config else None
+        )
+    )
 
 
 def _live(looked: verify.Verifier) -> dict[str, Any]:
     head = ("name", "unit", "predicted", "reported", "difference", "source")
-    figures = [dict(zip(head, (f.name, f.unit, f.predicted, f.reported, f.difference, f.source), strict=True)) for f in looked.figures]
+    figures = [
+        dict(zip(head, (f.name, f.unit, f.predicted, f.reported, f.difference, f.source), strict=True))
+        for f in looked.figures
+    ]
     in_use = [{"name": f.name, "unit": f.unit, "reported": f.reported, "source": f.source} for f in looked.in_use]
-    return {"model": looked.model, "version": looked.version, "figures": figures, "in_use": in_use, "said": list(looked.said)}
+    return {
+        "model": looked.model,
+        "version": looked.version,
+        "figures": figures,
+        "in_use": in_use,
+        "said": list(looked.said),
+    }
 
 
 def _draw_live(looked: verify.Verifier) -> None:
     rows: list[tuple[str, ...]] = [
-        (f.name, *(_shown(value, f.unit) for value in (f.predicted, f.reported)), "" if f.difference is None else f"{f.difference:+.2%}", f.source)
+        (
+            f.name,
+            *(_shown(value, f.unit) for value in (f.predicted, f.reported)),
+            "" if f.difference is None else f"{f.difference:+.2%}",
+            f.source,
+        )
         for f in (*looked.figures, *looked.in_use)
     ]
     title = f"{looked.model}, vLLM {looked.version or 'of an unknown release'}: reckoned, and as it says itself"
@@ -140,7 +198,10 @@ def _draw(found: command.Study) -> None:
     for sheet in command.sheets(found.plans[0]) if alone else compared:
         _table(console, sheet)
     if alone:
-        click.echo(f"\n{found.plans[0].command}\n\n# for teams.yaml; vllm-watch gateway check says what it means\n{found.plans[0].gateway.yaml}")
+        click.echo(
+            f"\n{found.plans[0].command}\n\n# for teams.yaml; vllm-watch gateway check says what it"
+            f" means\n{found.plans[0].gateway.yaml}"
+        )
     for _, error in found.refused:
         click.echo(f"refused: {getattr(error, 'what', error)}")
         if isinstance(error, DoesNotFit):
@@ -152,7 +213,10 @@ def _draw(found: command.Study) -> None:
 
 def _draw_weights(found: command.WeightsOnly) -> None:
     assumed = ", assumed" if found.assumed else ""
-    click.echo(f"weights: {found.parameters / 1e9:.4g}e9 parameters x {found.weight_bytes / found.parameters:g} bytes ({found.dtype}{assumed})")
+    click.echo(
+        f"weights: {found.parameters / 1e9:.4g}e9 parameters x {found.weight_bytes / found.parameters:g} bytes"
+        f" ({found.dtype}{assumed})"
+    )
     click.echo(f"         {found.weight_bytes / 1e9:,.1f} GB = {gib(found.weight_bytes)}")
     for name, usable in found.cards.items():
         verdict = "smaller, so the rest may fit" if found.weight_bytes < usable else "too much for it"

@@ -1,5 +1,5 @@
-"""What every command shares: mistakes as one sentence, the log of those that serve, the twin in JSON. The sidecar and the gateway import this,
-so it imports nothing that they do not need."""
+"""What every command shares: mistakes as one sentence, the log of those that serve, the twin in JSON. The sidecar and
+the gateway import this, so it imports nothing that they do not need."""
 
 from __future__ import annotations
 
@@ -43,13 +43,19 @@ def json_text(content: object) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False)
 
 
-def say_files(written: Mapping[Path, bool], older: Sequence[Path], warned: Sequence[str], steps: Sequence[str], as_json: bool) -> None:
+def say_files(
+    written: Mapping[Path, bool], older: Sequence[Path], warned: Sequence[str], steps: Sequence[str], as_json: bool
+) -> None:
     """What an export has written, what is left over from an earlier one, and what to do next."""
     for warning in warned:
         click.echo(f"warning: {warning}", err=True)
     if as_json:
         rows = [{"path": str(file), "changed": changed} for file, changed in written.items()]
-        click.echo(json.dumps({"files": rows, "left_over": [str(file) for file in older], "warnings": warned, "next": steps}, indent=1))
+        click.echo(
+            json.dumps(
+                {"files": rows, "left_over": [str(file) for file in older], "warnings": warned, "next": steps}, indent=1
+            )
+        )
         return
     for file, changed in written.items():
         click.echo(f"{'written' if changed else 'unchanged'}: {file}")

@@ -21,10 +21,22 @@ from stack.cli.options import HTTP_CONFIG, TOKEN_FILE, USER_FILE, duration
 
 @click.command("cost")
 @click.option("--prometheus", "url", metavar="URL", help="What the sidecar recorded there.")
-@click.option("--log", "logs", multiple=True, type=click.Path(path_type=Path, dir_okay=False), help="Request logs instead; once for each file.")
-@click.option("--since", "since_s", metavar="TIME", callback=duration, help="How far back.  [default: 24h; with --log all of it]")
-@click.option("--prices", "prices_path", type=click.Path(path_type=Path, dir_okay=False), help="prices.yaml; see docs/cost.md.")
-@click.option("--gpus", multiple=True, metavar="N|MODEL=N", help="With --log: how many cards a model runs on.  [default: 1]")
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Request logs instead; once for each file.",
+)
+@click.option(
+    "--since", "since_s", metavar="TIME", callback=duration, help="How far back.  [default: 24h; with --log all of it]"
+)
+@click.option(
+    "--prices", "prices_path", type=click.Path(path_type=Path, dir_okay=False), help="prices.yaml; see docs/cost.md."
+)
+@click.option(
+    "--gpus", multiple=True, metavar="N|MODEL=N", help="With --log: how many cards a model runs on.  [default: 1]"
+)
 @click.option("--by", type=click.Choice(["team", "model", "team,model"]), default="team,model", show_default=True)
 @TOKEN_FILE
 @USER_FILE
@@ -32,10 +44,20 @@ from stack.cli.options import HTTP_CONFIG, TOKEN_FILE, USER_FILE, duration
 @AS_JSON
 @click.option("--csv", "as_csv", is_flag=True, help="The rows and their total as CSV.")
 def cost_command(
-    url: str | None, logs: tuple[Path, ...], since_s: float | None, prices_path: Path | None, gpus: tuple[str, ...], by: str,
-    token_file: Path | None, user_file: Path | None, http_config: Path | None, as_json: bool, as_csv: bool,
-) -> None:  # fmt: skip
-    """GPU hours, cost, energy and tokens of each team and model. Idle, aborted and unattributed time have rows; the total is their sum.
+    url: str | None,
+    logs: tuple[Path, ...],
+    since_s: float | None,
+    prices_path: Path | None,
+    gpus: tuple[str, ...],
+    by: str,
+    token_file: Path | None,
+    user_file: Path | None,
+    http_config: Path | None,
+    as_json: bool,
+    as_csv: bool,
+) -> None:
+    """GPU hours, cost, energy and tokens of each team and model. Idle, aborted and unattributed time have rows; the
+    total is their sum.
 
     How much of a shared card was whose is an estimate of share; what is shared out is exact.
 
@@ -50,7 +72,15 @@ def cost_command(
         raise click.UsageError("choose --json or --csv")
     with mistakes_told():
         prices = config.load(prices_path, Prices) if prices_path else None
-        told = cost.reckon(address_from(url, token_file, user_file, http_config) if url else None, logs, since_s, time.time(), prices, gpus, by)
+        told = cost.reckon(
+            address_from(url, token_file, user_file, http_config) if url else None,
+            logs,
+            since_s,
+            time.time(),
+            prices,
+            gpus,
+            by,
+        )
     if as_json or as_csv:
         click.echo(json_text(told) if as_json else cost.as_csv(told), nl=as_json)
         return

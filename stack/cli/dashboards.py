@@ -42,7 +42,14 @@ _PROFILE = click.option(
 @click.option("--force", is_flag=True, help="Overwrite files that did not come from here.")
 @AS_JSON
 def dashboards_export(
-    out: Path, profile: str, use: str, path: str | None, runbook_base: str | None, thresholds: Path | None, force: bool, as_json: bool
+    out: Path,
+    profile: str,
+    use: str,
+    path: str | None,
+    runbook_base: str | None,
+    thresholds: Path | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Write the boards as files, with the data source as a variable: nothing to replace before an import.
 
@@ -52,7 +59,10 @@ def dashboards_export(
     if path and use != "provisioning":
         raise click.UsageError("--path belongs to --for provisioning")
     with mistakes_told():
-        files = {f"{slug}.json": text for slug, text in printed_boards(profile, runbook_base, use == "import", thresholds).items()}
+        files = {
+            f"{slug}.json": text
+            for slug, text in printed_boards(profile, runbook_base, use == "import", thresholds).items()
+        }
     seen = path or str(out.resolve())
     if use == "provisioning":
         files["vllm-watch.yaml"] = publish.provider(seen)
@@ -71,38 +81,77 @@ def dashboards_export(
     if use == "import":
         click.echo("in Grafana: Dashboards > New > Import; or let vllm-watch dashboards push do it")
         return
-    click.echo(f"mount {out.resolve()} at {seen} and {out.resolve() / 'vllm-watch.yaml'} at /etc/grafana/provisioning/dashboards/vllm-watch.yaml")
-    click.echo("timeInterval of the Prometheus data source must equal its scrape interval (15s where unset), or panels with rates stay empty")
+    click.echo(
+        f"mount {out.resolve()} at {seen} and {out.resolve() / 'vllm-watch.yaml'} at"
+        " /etc/grafana/provisioning/dashboards/vllm-watch.yaml"
+    )
+    click.echo(
+        "timeInterval of the Prometheus data source must equal its scrape interval (15s where unset), or panels with"
+        " rates stay empty"
+    )
 
 
 def printed_boards(profile: str, runbook_base: str | None, editable: bool, thresholds: Path | None) -> dict[str, str]:
     """Grafana's JSON by slug. Raises BadConfig."""
     links, chosen = Links(runbooks=runbook_base) if runbook_base else Links(), Profile(profile)
-    return {board.slug: grafana_json.to_json(board, chosen, links=links, editable=editable) for board in boards_of(chosen, settings_of(thresholds))}
+    return {
+        board.slug: grafana_json.to_json(board, chosen, links=links, editable=editable)
+        for board in boards_of(chosen, settings_of(thresholds))
+    }
 
 
 def _say_where_runbooks_are(runbook_base: str | None) -> None:
     if runbook_base is None:
-        click.echo(f"links to runbooks lead to {Links().runbooks}, right for this machine alone; --runbook-base URL changes that")
+        click.echo(
+            f"links to runbooks lead to {Links().runbooks}, right for this machine alone; --runbook-base URL changes"
+            " that"
+        )
 
 
 @dashboards.command("push")
 @click.option("--grafana", "url", required=True, metavar="URL", help="Where Grafana is, with its path if it has one.")
-@click.option("--token-file", type=click.Path(path_type=Path), help=f"A service account's token; else {publish.TOKEN_VARIABLE} is read.")
-@click.option("--user-file", type=click.Path(path_type=Path), help="user:password, for a Grafana without service accounts.")
-@click.option("--folder", default=publish.FOLDER, show_default=True, help="Title or uid, for boards that are new; others stay where they are.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help=f"A service account's token; else {publish.TOKEN_VARIABLE} is read.",
+)
+@click.option(
+    "--user-file", type=click.Path(path_type=Path), help="user:password, for a Grafana without service accounts."
+)
+@click.option(
+    "--folder",
+    default=publish.FOLDER,
+    show_default=True,
+    help="Title or uid, for boards that are new; others stay where they are.",
+)
 @click.option("--datasource", metavar="NAME", help="Name or uid of the Prometheus that the boards open with.")
 @_PROFILE
 @RUNBOOK_BASE
 @THRESHOLDS
 @click.option("--dry-run", is_flag=True, help="Say what would change, panel by panel, and change nothing.")
 @click.option("--force", is_flag=True, help="Overwrite a board under our uid that is not ours.")
-@click.option("--api", type=click.Choice(["auto", "newer", "older"]), default="auto", show_default=True, help="Which of Grafana's two APIs to use.")
+@click.option(
+    "--api",
+    type=click.Choice(["auto", "newer", "older"]),
+    default="auto",
+    show_default=True,
+    help="Which of Grafana's two APIs to use.",
+)
 @AS_JSON
 def dashboards_push(
-    url: str, token_file: Path | None, user_file: Path | None, folder: str, datasource: str | None, profile: str, runbook_base: str | None,
-    thresholds: Path | None, dry_run: bool, force: bool, api: str, as_json: bool,
-) -> None:  # fmt: skip
+    url: str,
+    token_file: Path | None,
+    user_file: Path | None,
+    folder: str,
+    datasource: str | None,
+    profile: str,
+    runbook_base: str | None,
+    thresholds: Path | None,
+    dry_run: bool,
+    force: bool,
+    api: str,
+    as_json: bool,
+) -> None:
     """Create or update the boards through Grafana's API; what is equal already is left alone.
 
     Exit 1 when a board was refused, 2 when nothing could be done.

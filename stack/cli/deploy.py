@@ -13,12 +13,29 @@ from stack.deploy import init
 
 
 @click.command()
-@click.option("--folder", type=click.Path(path_type=Path), help="Where they are; by default the compose stack's volume.")
-@click.option("--grafana", metavar="URL", envvar="VLLM_WATCH_GRAFANA_URL", default="http://127.0.0.1:3000", show_default=True, help="To be printed.")
-@click.option("--gateway", metavar="URL", envvar="VLLM_WATCH_GATEWAY_URL", default="http://127.0.0.1:8000", show_default=True, help="To be printed.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Where they are; by default the compose stack's volume."
+)
+@click.option(
+    "--grafana",
+    metavar="URL",
+    envvar="VLLM_WATCH_GRAFANA_URL",
+    default="http://127.0.0.1:3000",
+    show_default=True,
+    help="To be printed.",
+)
+@click.option(
+    "--gateway",
+    metavar="URL",
+    envvar="VLLM_WATCH_GATEWAY_URL",
+    default="http://127.0.0.1:8000",
+    show_default=True,
+    help="To be printed.",
+)
 @AS_JSON
 def secrets(folder: Path | None, grafana: str, gateway: str, as_json: bool) -> None:
-    """Print what the compose stack made at its first start: Grafana's password and a key for each team; with TLS the operator's too.
+    """Print what the compose stack made at its first start: Grafana's password and a key for each team; with TLS the
+    operator's too.
 
     \b
     Example:  docker compose run --rm cli secrets
@@ -30,7 +47,9 @@ def secrets(folder: Path | None, grafana: str, gateway: str, as_json: bool) -> N
         return
     click.echo(f"Grafana     {grafana}   user admin, password {made.grafana_password}")
     if made.operator_password:
-        click.echo(f"operator    user operator, password {made.operator_password}   for Prometheus, Alertmanager and the board")
+        click.echo(
+            f"operator    user operator, password {made.operator_password}   for Prometheus, Alertmanager and the board"
+        )
     for team, key in made.keys.items():
         click.echo(f"key         {team:14} {key}")
     some = next(iter(made.keys.values()))

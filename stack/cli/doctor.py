@@ -37,34 +37,76 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 @click.command("doctor")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
-@click.option("--for", "for_s", metavar="TIME", callback=duration, default="30s", show_default=True, help="Between two looks at URL.")
+@click.option(
+    "--for",
+    "for_s",
+    metavar="TIME",
+    callback=duration,
+    default="30s",
+    show_default=True,
+    help="Between two looks at URL.",
+)
 @click.option("--gateway", "gateway_url", metavar="URL", help="With URL: the gateway's metrics address as well.")
 @click.option("--prometheus", "prometheus_url", metavar="URL", help="Ask a Prometheus instead.")
-@click.option("--window", "window_s", metavar="TIME", callback=duration, default="15m", show_default=True, help="With --prometheus: how far back.")
+@click.option(
+    "--window",
+    "window_s",
+    metavar="TIME",
+    callback=duration,
+    default="15m",
+    show_default=True,
+    help="With --prometheus: how far back.",
+)
 @click.option("--model", metavar="NAME", help="This model alone, as the engine's page calls it.")
 @click.option("--before", "before_path", type=_FILE, help="A saved page of an engine; with --after and --seconds.")
 @click.option("--after", "after_path", type=_FILE, help="The same engine's page later.")
 @click.option("--gateway-before", type=_FILE, help="A saved page of the gateway, beside --before.")
 @click.option("--gateway-after", type=_FILE, help="The same later, beside --after.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), help="How much later.")
-@click.option("--log", "logs", multiple=True, type=_FILE, help="A request log of the same time; once for each file. Packed ones end in .gz.")
-@click.option("--workload", "words", metavar="WORDS", help=f"Before there is traffic: what to expect of {advice.NAMES}.")
-@click.option("--goal", type=click.Choice([one.name for one in advice.GOALS]), help="First and second lever for a goal.")
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=_FILE,
+    help="A request log of the same time; once for each file. Packed ones end in .gz.",
+)
+@click.option(
+    "--workload", "words", metavar="WORDS", help=f"Before there is traffic: what to expect of {advice.NAMES}."
+)
+@click.option(
+    "--goal", type=click.Choice([one.name for one in advice.GOALS]), help="First and second lever for a goal."
+)
 @THRESHOLDS
 @TOKEN_FILE
 @USER_FILE
 @HTTP_CONFIG
 @AS_JSON
 def doctor_command(
-    urls: tuple[str, ...], for_s: float, gateway_url: str | None, prometheus_url: str | None, window_s: float, model: str | None,
-    before_path: Path | None, after_path: Path | None, gateway_before: Path | None, gateway_after: Path | None, seconds: float | None,
-    logs: tuple[Path, ...], words: str | None, goal: str | None, thresholds: Path | None, token_file: Path | None, user_file: Path | None,
-    http_config: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    urls: tuple[str, ...],
+    for_s: float,
+    gateway_url: str | None,
+    prometheus_url: str | None,
+    window_s: float,
+    model: str | None,
+    before_path: Path | None,
+    after_path: Path | None,
+    gateway_before: Path | None,
+    gateway_after: Path | None,
+    seconds: float | None,
+    logs: tuple[Path, ...],
+    words: str | None,
+    goal: str | None,
+    thresholds: Path | None,
+    token_file: Path | None,
+    user_file: Path | None,
+    http_config: Path | None,
+    as_json: bool,
+) -> None:
     """Which resource is the bottleneck, what says so, and which one lever to pull first.
 
-    Reads an engine twice (URL, one or several), a Prometheus, or two saved pages; a request log adds what clients saw. See docs/doctor.md.
-    Exit 1 when a finding is serious, 2 for a mistake, 3 when an engine may stand still and the look was too short to be sure.
+    Reads an engine twice (URL, one or several), a Prometheus, or two saved pages; a request log adds what clients saw.
+    See docs/doctor.md. Exit 1 when a finding is serious, 2 for a mistake, 3 when an engine may stand still and the look
+    was too short to be sure.
 
     \b
     Example:  vllm-watch doctor --prometheus http://127.0.0.1:9090 --window 15m
@@ -73,9 +115,18 @@ def doctor_command(
               vllm-watch doctor --workload rag
     """
     saved = (before_path, after_path, seconds)
-    ways = [bool(urls), bool(prometheus_url), any(one is not None for one in saved), words is not None, goal is not None]
+    ways = [
+        bool(urls),
+        bool(prometheus_url),
+        any(one is not None for one in saved),
+        words is not None,
+        goal is not None,
+    ]
     if sum(ways) != 1:
-        raise click.UsageError("name one of: URL, --prometheus URL, --before FILE with --after FILE and --seconds N, --workload WORDS, --goal NAME")
+        raise click.UsageError(
+            "name one of: URL, --prometheus URL, --before FILE with --after FILE and --seconds N, --workload WORDS,"
+            " --goal NAME"
+        )
     if words is not None or goal is not None:
         with mistakes_told():
             told = report.workload_as_json(words) if words is not None else report.goal_as_json(goal or "")
@@ -83,8 +134,14 @@ def doctor_command(
         return
     if any(ways[2:3]) and not all(one is not None for one in saved):
         raise click.UsageError("saved pages are --before FILE, --after FILE and --seconds N, all three")
-    if bool(gateway_before) != bool(gateway_after) or (gateway_before and not before_path) or (gateway_url and not urls):
-        raise click.UsageError("--gateway goes with URL; --gateway-before and --gateway-after go together, with --before and --after")
+    if (
+        bool(gateway_before) != bool(gateway_after)
+        or (gateway_before and not before_path)
+        or (gateway_url and not urls)
+    ):
+        raise click.UsageError(
+            "--gateway goes with URL; --gateway-before and --gateway-after go together, with --before and --after"
+        )
     if bare := next((url for url in [*urls, *([gateway_url] if gateway_url else [])] if "://" not in url), None):
         raise click.UsageError(f"{bare} is no address; write it like http://127.0.0.1:8000")
     if for_s <= 0 or window_s <= 0 or (seconds is not None and not math.isfinite(seconds)):
@@ -102,8 +159,17 @@ def doctor_command(
         elif urls:
             urls = tuple(dict.fromkeys(url.rstrip("/") for url in urls))
             files = [f"--http-config {shlex.quote(str(http_config))}"] if http_config else []
-            again = [*urls, *([f"--gateway {gateway_url}"] if gateway_url else []), *files, "--for", f"{for_s:g}s", *its]
-            found, span = asyncio.run(_looked(urls, gateway_url, for_s, HttpClientConfig(http_config) if http_config else None))
+            again = [
+                *urls,
+                *([f"--gateway {gateway_url}"] if gateway_url else []),
+                *files,
+                "--for",
+                f"{for_s:g}s",
+                *its,
+            ]
+            found, span = asyncio.run(
+                _looked(urls, gateway_url, for_s, HttpClientConfig(http_config) if http_config else None)
+            )
             spans.append(span)
         else:
             again = ["--before", "BEFORE", "--after", "AFTER", "--seconds", f"{seconds:g}", *its]
@@ -114,12 +180,20 @@ def doctor_command(
 
 def _echo(told: Mapping[str, Any], text: str, as_json: bool) -> None:
     """In a terminal no wider than that; what goes into a file or a pipe keeps its lines."""
-    click.echo(json_text(told) if as_json else report.folded(text, shutil.get_terminal_size((0, 0)).columns), nl=as_json)
+    click.echo(
+        json_text(told) if as_json else report.folded(text, shutil.get_terminal_size((0, 0)).columns), nl=as_json
+    )
 
 
 def _say(
-    found: SeriesWindow, logs: Sequence[Path], spans: Sequence[Span], model: str | None, settings: Settings, asked: EvidenceSource, as_json: bool
-) -> None:  # fmt: skip
+    found: SeriesWindow,
+    logs: Sequence[Path],
+    spans: Sequence[Span],
+    model: str | None,
+    settings: Settings,
+    asked: EvidenceSource,
+    as_json: bool,
+) -> None:
     """Prints, and exits."""
     records = evidence.records_of(logs, spans) if logs else None
     diagnoses = [diagnose(one, settings) for one in evidence.evidence(found, records, model)]
@@ -137,9 +211,12 @@ async def _recorded(where: Address, window_s: float, model: str | None) -> tuple
         raise UsageMistake(str(error)) from None
 
 
-async def _looked(urls: Sequence[str], gateway_url: str | None, for_s: float, way: HttpClientConfig | None = None) -> tuple[SeriesWindow, Span]:
-    """Look at each source twice, and at gauges and progress now and then. An engine that stops answering is evidence. Raises OSError where the first
-    look fails, where the last one is refused, or where the gateway does not answer it; ValueError for a gateway that is none."""
+async def _looked(
+    urls: Sequence[str], gateway_url: str | None, for_s: float, way: HttpClientConfig | None = None
+) -> tuple[SeriesWindow, Span]:
+    """Look at each source twice, and at gauges and progress now and then. An engine that stops answering is evidence.
+    Raises OSError where the first look fails, where the last one is refused, or where the gateway does not answer it;
+    ValueError for a gateway that is none."""
     sources = [_Looks(url, way) for url in (*urls, *([gateway_url] if gateway_url else []))]
     began_s = time.time()
     await asyncio.gather(*(source.look() for source in sources))
@@ -149,11 +226,14 @@ async def _looked(urls: Sequence[str], gateway_url: str | None, for_s: float, wa
     every_s = max(LOOK_S, for_s / LOOKS)
     while (left_s := began_s + for_s - time.time()) > every_s:
         await asyncio.sleep(every_s)
-        await asyncio.gather(*(source.look() for source in sources), return_exceptions=True)  # one that fails is one less
+        # one that fails is one less
+        await asyncio.gather(*(source.look() for source in sources), return_exceptions=True)
     await asyncio.sleep(max(left_s, 0.0))
     failed = await asyncio.gather(*(source.look() for source in sources), return_exceptions=True)
     for source, error in zip(sources, failed, strict=True):
-        if isinstance(error, BaseException) and (source.url == gateway_url or not isinstance(error.__cause__, TimeoutError)):
+        if isinstance(error, BaseException) and (
+            source.url == gateway_url or not isinstance(error.__cause__, TimeoutError)
+        ):
             raise error
     ended_s = time.time()
     pages = [source.pages(began_s, ended_s if error else 0.0) for source, error in zip(sources, failed, strict=True)]
@@ -178,7 +258,14 @@ class _Looks:
         """Return what was read. silent_until_s: when the last look failed, 0 where it did not."""
         inside, (last_s, _) = self._seen[1:-1], self._seen[-1]
         silent_s = max(silent_until_s - last_s, 0.0)
-        return Pages(_instance(self.url), self.first, self.last, [page for _, page in inside], [at - began_s for at, _ in inside], silent_s)
+        return Pages(
+            _instance(self.url),
+            self.first,
+            self.last,
+            [page for _, page in inside],
+            [at - began_s for at, _ in inside],
+            silent_s,
+        )
 
 
 async def _page(way: HttpClientConfig | None, url: str) -> Exposition:

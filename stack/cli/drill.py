@@ -12,21 +12,29 @@ from stack.drill import drills, run
 
 @click.command("drill")
 @click.argument("alerts", nargs=-1, metavar="[ALERT|fast|all]...")
-@click.option("--list", "only_list", is_flag=True, help="Every alert with its drill, or why there is none; starts nothing.")
-@click.option("--port-offset", type=click.IntRange(0, 50000), default=2000, show_default=True, help="Add this to every port.")
+@click.option(
+    "--list", "only_list", is_flag=True, help="Every alert with its drill, or why there is none; starts nothing."
+)
+@click.option(
+    "--port-offset", type=click.IntRange(0, 50000), default=2000, show_default=True, help="Add this to every port."
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON; what happens meanwhile goes to stderr.")
 def drill_command(alerts: tuple[str, ...], only_list: bool, port_offset: int, as_json: bool) -> None:
     """Break a real vLLM in a lab of its own, and see the alert arrive, and go when it is mended.
 
-    Windows and waiting times are fifteen times shorter than shipped, or sixty; cards are stand-ins. Exit 0 only if every alert fired and
-    resolved.
+    Windows and waiting times are fifteen times shorter than shipped, or sixty; cards are stand-ins. Exit 0 only if
+    every alert fired and resolved.
 
     \b
     Example:  vllm-watch drill VLLMEngineDown
     """
     if only_list:
         rows = run.listed()
-        click.echo(json.dumps(rows, indent=1) if as_json else "\n".join(f"{r['alert']:30} {r['drill'] or 'none: ' + r['why_not']}" for r in rows))
+        click.echo(
+            json.dumps(rows, indent=1)
+            if as_json
+            else "\n".join(f"{r['alert']:30} {r['drill'] or 'none: ' + r['why_not']}" for r in rows)
+        )
         return
     if not alerts:
         raise click.UsageError("name an alert, or fast, or all; --list shows them")

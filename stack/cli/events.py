@@ -32,13 +32,18 @@ _Command = Callable[..., Any]
 def where(command: _Command) -> _Command:
     """The options that say which log of events is meant."""
     for option in (
-        click.option("--sidecar-token-file", type=click.Path(path_type=Path), help="The token of its events_token_file."),
+        click.option(
+            "--sidecar-token-file", type=click.Path(path_type=Path), help="The token of its events_token_file."
+        ),
         click.option("--sidecar", "sidecar_url", metavar="URL", help="A sidecar elsewhere, which owns its file."),
         click.option(
-            "--events", "path", envvar=FILE_VARIABLE, type=click.Path(path_type=Path, dir_okay=False),
+            "--events",
+            "path",
+            envvar=FILE_VARIABLE,
+            type=click.Path(path_type=Path, dir_okay=False),
             help=f"The file of events; else {FILE_VARIABLE} is read, else that of the lab that runs here.",
         ),
-    ):  # fmt: skip
+    ):
         command = option(command)
     return command
 
@@ -49,7 +54,11 @@ def _grafana(name: str, text: str) -> Callable[[_Command], _Command]:
     def added(command: _Command) -> _Command:
         for option in (
             click.option("--user-file", type=click.Path(path_type=Path), help="user:password for Grafana."),
-            click.option("--token-file", type=click.Path(path_type=Path), help="A service account's token for Grafana; else GRAFANA_TOKEN is read."),
+            click.option(
+                "--token-file",
+                type=click.Path(path_type=Path),
+                help="A service account's token for Grafana; else GRAFANA_TOKEN is read.",
+            ),
             click.option(name, "grafana_url", metavar="URL", help=text),
         ):
             command = option(command)
@@ -77,8 +86,16 @@ def _time(name: str, text: str) -> Callable[[_Command], _Command]:
 @click.command("annotate")
 @click.argument("text", required=False)
 @click.option("--tag", "tags", multiple=True, metavar="WORD", help="May be given more than once.")
-@click.option("--kind", type=click.Choice(get_args(Told)), default="change", show_default=True, help="A note starts no comparison and no alert.")
-@click.option("--diff", "diffs", multiple=True, metavar="OPTION=OLD->NEW", help="What was changed; may be given more than once.")
+@click.option(
+    "--kind",
+    type=click.Choice(get_args(Told)),
+    default="change",
+    show_default=True,
+    help="A note starts no comparison and no alert.",
+)
+@click.option(
+    "--diff", "diffs", multiple=True, metavar="OPTION=OLD->NEW", help="What was changed; may be given more than once."
+)
 @_time("--at", "When: now-10m, 2026-03-01T12:00:00Z or ms; UTC where no zone is named.  [default: now]")
 @_time("--from", "A region: when it began.")
 @_time("--to", "A region: when it ended.")
@@ -92,16 +109,34 @@ def _time(name: str, text: str) -> Callable[[_Command], _Command]:
 @_grafana("--grafana", "Copy it, and what was not copied in the last 30 days, into this Grafana as annotations.")
 @AS_JSON
 def annotate_command(
-    text: str | None, tags: tuple[str, ...], kind: Told, diffs: tuple[str, ...], at_s: float | None, from_s: float | None, to_s: float | None,
-    is_open: bool, closed: str | None, event_id: str | None, who: str | None, upstream: str | None, model: str | None, path: Path | None,
-    sidecar_url: str | None, sidecar_token_file: Path | None, grafana_url: str | None, token_file: Path | None, user_file: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    text: str | None,
+    tags: tuple[str, ...],
+    kind: Told,
+    diffs: tuple[str, ...],
+    at_s: float | None,
+    from_s: float | None,
+    to_s: float | None,
+    is_open: bool,
+    closed: str | None,
+    event_id: str | None,
+    who: str | None,
+    upstream: str | None,
+    model: str | None,
+    path: Path | None,
+    sidecar_url: str | None,
+    sidecar_token_file: Path | None,
+    grafana_url: str | None,
+    token_file: Path | None,
+    user_file: Path | None,
+    as_json: bool,
+) -> None:
     """Write down what was changed; boards and alerts show it. Prints the id of the event.
 
     Exit 2 when nothing was written. A Grafana that is away is no failure: its copy is made the next time.
 
     \b
-    Example:  vllm-watch annotate "prefix caching on" --diff 'enable-prefix-caching=off->on' --tag rollout --events events.jsonl
+    Example:  vllm-watch annotate "prefix caching on" --diff 'enable-prefix-caching=off->on' \
+                --tag rollout --events events.jsonl
               vllm-watch annotate "canary at 10 %" --open --id canary-7 --events events.jsonl
               vllm-watch annotate --close canary-7 --events events.jsonl
     """
@@ -114,14 +149,19 @@ def annotate_command(
     else:
         with mistakes_told():
             new = NewEvent(
-                what=text or "", kind=kind, id=event_id or new_id(), at_s=at_s if from_s is None else from_s, end_s=to_s, open=is_open,
+                what=text or "", kind=kind, id=event_id or new_id(), at_s=at_s if from_s is None else from_s,
+                end_s=to_s, open=is_open,
                 who=who or _user(), upstream=upstream, model=model, diff=annotate.differences(diffs), tags=tags,
             )  # fmt: skip
         with _said_again(new), mistakes_told():
             told = log.record(new)
     copies = _copied(copier, log, told.event) if copier else None
     if as_json:
-        click.echo(json_text({"event": msgspec.to_builtins(told.event), "written": told.written, "copies": copies and asdict(copies)}))
+        click.echo(
+            json_text(
+                {"event": msgspec.to_builtins(told.event), "written": told.written, "copies": copies and asdict(copies)}
+            )
+        )
         return
     click.echo(told.event.id)
     click.echo(_sentence(told, closed is not None), err=True)
@@ -129,15 +169,24 @@ def annotate_command(
 
 
 @click.command("events")
-@click.option("--since", "since_s", metavar="TIME", callback=duration, help="How far back, such as 24h.  [default: all of them]")
+@click.option(
+    "--since", "since_s", metavar="TIME", callback=duration, help="How far back, such as 24h.  [default: all of them]"
+)
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(get_args(Kind)), help="May be given more than once.")
 @where
 @_grafana("--copy-to-grafana", "Make the annotations that this Grafana lacks, restarts left out.")
 @AS_JSON
 def events_command(
-    since_s: float | None, kinds: tuple[str, ...], path: Path | None, sidecar_url: str | None, sidecar_token_file: Path | None,
-    grafana_url: str | None, token_file: Path | None, user_file: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    since_s: float | None,
+    kinds: tuple[str, ...],
+    path: Path | None,
+    sidecar_url: str | None,
+    sidecar_token_file: Path | None,
+    grafana_url: str | None,
+    token_file: Path | None,
+    user_file: Path | None,
+    as_json: bool,
+) -> None:
     """What was changed, restarted or noted, the newest last; regions with their end, open ones marked. Times are UTC.
 
     Exit 1 when Grafana refuses a copy, 2 when it or the events cannot be reached.
@@ -162,11 +211,19 @@ def events_command(
 
 
 def _refuse_mixtures(
-    text: str | None, closed: str | None, at_s: float | None, from_s: float | None, to_s: float | None, is_open: bool, details: Sequence[object]
+    text: str | None,
+    closed: str | None,
+    at_s: float | None,
+    from_s: float | None,
+    to_s: float | None,
+    is_open: bool,
+    details: Sequence[object],
 ) -> None:
     """Options that do not go together, as one sentence."""
     if closed is not None and (text or is_open or from_s is not None or to_s is not None or any(details)):
-        raise click.UsageError("--close ID takes --at and nothing else of an event: what it is about was said when it was opened")
+        raise click.UsageError(
+            "--close ID takes --at and nothing else of an event: what it is about was said when it was opened"
+        )
     if closed is None and not text:
         raise click.UsageError('say what was changed, such as vllm-watch annotate "prefix caching on"')
     if (to_s is None) != (from_s is None):
@@ -182,7 +239,10 @@ def log_of(path: Path | None, sidecar_url: str | None, token_file: Path | None) 
         if path and source is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError("name either --events or --sidecar")
         if token_file is None:
-            raise click.UsageError("--sidecar wants --sidecar-token-file: the word in the file that events_token_file of its configuration names")
+            raise click.UsageError(
+                "--sidecar wants --sidecar-token-file: the word in the file that events_token_file of its configuration"
+                " names"
+            )
         return annotate.SidecarLog(sidecar_url, annotate.token(token_file))
     if token_file:
         raise click.UsageError("--sidecar-token-file belongs to --sidecar")
@@ -194,7 +254,10 @@ def log_of(path: Path | None, sidecar_url: str | None, token_file: Path | None) 
 
         return annotate.FileLog(LabConfig(labs[0], {}).events)
     told = f"several labs run here ({', '.join(lab.name for lab in labs)})" if labs else "no lab runs here"
-    raise click.UsageError(f"{told}: name the file with --events (it is `events` in the sidecar's configuration), or a sidecar with --sidecar")
+    raise click.UsageError(
+        f"{told}: name the file with --events (it is `events` in the sidecar's configuration), or a sidecar with"
+        " --sidecar"
+    )
 
 
 def _user() -> str | None:
@@ -211,16 +274,26 @@ def _said_again(new: NewEvent) -> Iterator[None]:
     try:
         yield
     except common.UsageMistake as error:
-        raise common.UsageMistake(f"{error.message}; to say it again without writing it twice: --id {new.id}") from error
+        raise common.UsageMistake(
+            f"{error.message}; to say it again without writing it twice: --id {new.id}"
+        ) from error
 
 
 def _sentence(told: annotate.OnRecord, closing: bool) -> str:
     if closing:
-        return f"closed: {annotate.line(told.event)}" if told.written else f"it was closed already, nothing changed: {annotate.line(told.event)}"
-    return f"written: {annotate.line(told.event)}" if told.written else f"on record already, nothing written: {annotate.line(told.event)}"
+        return (
+            f"closed: {annotate.line(told.event)}"
+            if told.written
+            else f"it was closed already, nothing changed: {annotate.line(told.event)}"
+        )
+    return (
+        f"written: {annotate.line(told.event)}"
+        if told.written
+        else f"on record already, nothing written: {annotate.line(told.event)}"
+    )
 
 
-# ---- copies ----------------------------------------------------------------------------------------------------------------
+# ---- copies
 
 
 def _client(url: str | None, token_file: Path | None, user_file: Path | None) -> publish.GrafanaClient | None:
@@ -242,13 +315,18 @@ def _copy(client: publish.GrafanaClient, found: Sequence[TuningEvent]) -> publis
 
 
 def _copied(client: publish.GrafanaClient, log: annotate.EventLog, event: TuningEvent) -> publish.Copies | None:
-    """The event, however long ago it was, and what else Grafana lacks. All of it is on record, so whatever fails here is a remark."""
+    """The event, however long ago it was, and what else Grafana lacks. All of it is on record, so whatever fails here
+    is a remark."""
     try:
         with mistakes_told():
             found = log.since(time.time() - COPIED_S)
         return _copy(client, list({one.id: one for one in (*found, event)}.values()))
     except common.UsageMistake as error:
-        click.echo(f"not copied yet: {error.message}; the next annotate --grafana makes it, or vllm-watch events --copy-to-grafana", err=True)
+        click.echo(
+            f"not copied yet: {error.message}; the next annotate --grafana makes it, or vllm-watch events"
+            " --copy-to-grafana",
+            err=True,
+        )
         return None
 
 

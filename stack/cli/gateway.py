@@ -1,4 +1,5 @@
-"""`vllm-watch gateway`. The process that runs pays for every import, so what only another command needs is imported by that one."""
+"""`vllm-watch gateway`. The process that runs pays for every import, so what only another command needs is imported by
+that one."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def gateway() -> None:
 
 
 @gateway.command("run")
-@click.option("--config", "path", required=True, type=click.Path(path_type=Path), help="YAML; see stack/deploy/gateway.yaml.")
+@click.option(
+    "--config", "path", required=True, type=click.Path(path_type=Path), help="YAML; see stack/deploy/gateway.yaml."
+)
 def gateway_run(path: Path) -> None:
     """Pass requests on to vLLM and log them.
 
@@ -50,9 +53,11 @@ def gateway_key(team: str) -> None:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @AS_JSON
 def gateway_check(file: Path, as_json: bool) -> None:
-    """Find mistakes in FILE and say what it means: who goes first, who may have how much, which engine gets which share.
+    """Find mistakes in FILE and say what it means: who goes first, who may have how much, which engine gets which
+    share.
 
-    FILE is teams.yaml, or gateway.yaml, with which the teams.yaml that it names is checked too. Exit 1 when there are mistakes.
+    FILE is teams.yaml, or gateway.yaml, with which the teams.yaml that it names is checked too. Exit 1 when there are
+    mistakes.
 
     \b
     Example:  vllm-watch gateway check teams.yaml

@@ -19,9 +19,21 @@ def lab() -> None:
 
 
 @lab.command("up")
-@click.option("--engine", metavar="URL", help="Watch this vLLM instead of starting one; the lab sends it about two small requests a second.")
-@click.option("--for", "for_s", metavar="TIME", callback=duration, help="Stop after this time of readiness; exit 0 only if all was well.")
-@click.option("--port-offset", type=click.IntRange(0, 50000), default=0, show_default=True, help="Add this to every port.")
+@click.option(
+    "--engine",
+    metavar="URL",
+    help="Watch this vLLM instead of starting one; the lab sends it about two small requests a second.",
+)
+@click.option(
+    "--for",
+    "for_s",
+    metavar="TIME",
+    callback=duration,
+    help="Stop after this time of readiness; exit 0 only if all was well.",
+)
+@click.option(
+    "--port-offset", type=click.IntRange(0, 50000), default=0, show_default=True, help="Add this to every port."
+)
 def lab_up(engine: str | None, for_s: float | None, port_offset: int) -> None:
     """Install what is missing, start everything, feed it, and show how it does.
 
@@ -33,7 +45,11 @@ def lab_up(engine: str | None, for_s: float | None, port_offset: int) -> None:
 
 @lab.command("install")
 @click.argument("names", nargs=-1)
-@click.option("--every", is_flag=True, help="Every part that the tests use; in CI a missing one is a failure, elsewhere it is named.")
+@click.option(
+    "--every",
+    is_flag=True,
+    help="Every part that the tests use; in CI a missing one is a failure, elsewhere it is named.",
+)
 def lab_install(names: tuple[str, ...], every: bool) -> None:
     """Install real parts into the cache, or say where they are already. Without NAMES: all that the lab needs.
 

@@ -1,4 +1,5 @@
-"""`vllm-watch lint`: rules, dashboards and runbooks, checked beyond what promtool and Grafana refuse. For development."""
+"""`vllm-watch lint`: rules, dashboards and runbooks, checked beyond what promtool and Grafana refuse. For
+development."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def lint(files: tuple[Path, ...]) -> None:
 
 def _own_faults() -> Iterator[str]:
     yield from alert_lint.faults(ALERTS, RECORDINGS)
-    yield from alert_lint.crowded({group["name"]: group["rules"] for _, text in printer.rule_files() for group in yaml.safe_load(text)["groups"]})
+    yield from alert_lint.crowded(
+        {group["name"]: group["rules"] for _, text in printer.rule_files() for group in yaml.safe_load(text)["groups"]}
+    )
     yield from map(str, dashboard_lint.lint([json.loads(to_json(board)) for board in BOARDS]))
     yield from coverage.unexplained(BOARDS)
     yield from page.faults(alert.name for alert in ALERTS)

@@ -48,7 +48,9 @@ def metrics_list(as_json: bool, word: str) -> None:
     for metric in chosen:
         lived = f"{metric.since or '?'} .. {metric.until or ''}" if metric.name.startswith("vllm:") else ""
         told = [metric.meaning, *(f"- {note}" for note in metric.notes)]
-        told += [f"needs {metric.needs}"] * bool(metric.needs) + ["known from source only"] * (metric.evidence == "source")
+        told += [f"needs {metric.needs}"] * bool(metric.needs) + ["known from source only"] * (
+            metric.evidence == "source"
+        )
         table.add_row(metric.name, str(metric.kind), str(metric.unit), lived, "\n".join(told))
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
@@ -62,7 +64,8 @@ def _metric_as_json(metric: Metric) -> dict[str, Any]:
 def metrics_buckets(as_json: bool) -> None:
     """Print finer histogram buckets as options of `vllm serve`.
 
-    Every default bound stays, so that objectives and older data fit. All engines of a model need the same list, and a restart to take it.
+    Every default bound stays, so that objectives and older data fit. All engines of a model need the same list, and a
+    restart to take it.
 
     \b
     Example:  vllm serve MODEL $(vllm-watch metrics buckets)
@@ -75,15 +78,23 @@ def metrics_buckets(as_json: bool) -> None:
 
 @metrics.command("check")
 @click.argument("target", required=False)
-@click.option("--dashboard", "boards", multiple=True, type=click.Path(path_type=Path), help="A Grafana dashboard of your own to check as well.")
+@click.option(
+    "--dashboard",
+    "boards",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A Grafana dashboard of your own to check as well.",
+)
 @click.option("--release", help="The engine's vLLM version, where the page cannot be asked for it.")
 @HTTP_CONFIG
 @AS_JSON
-def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | None, http_config: Path | None, as_json: bool) -> None:
+def metrics_check(
+    target: str | None, boards: tuple[Path, ...], release: str | None, http_config: Path | None, as_json: bool
+) -> None:
     """Compare a live page with the catalogue, and with every panel and rule.
 
-    TARGET is the address of a vLLM server, or a file with its page. Exit 1 for unknown or escaped names, or when a panel or rule
-    that is not optional can never return anything.
+    TARGET is the address of a vLLM server, or a file with its page. Exit 1 for unknown or escaped names, or when a
+    panel or rule that is not optional can never return anything.
 
     \b
     Example:  vllm-watch metrics check http://127.0.0.1:8000 --dashboard mine.json
@@ -96,7 +107,9 @@ def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | N
         report = None
         if target is not None:
             text, told = page_of(target, http_config)
-            report = check.check(exposition_parser.parse(text), EVERYTHING, [*render.uses(), *theirs], known_release(release, told))
+            report = check.check(
+                exposition_parser.parse(text), EVERYTHING, [*render.uses(), *theirs], known_release(release, told)
+            )
     if as_json:
         rows = [{"place": s.use.place, "name": s.name, "instead" if s.name else "error": s.instead} for s in strangers]
         click.echo(json.dumps({"page": report.as_json() if report else None, "dashboards": rows}, indent=1))
@@ -107,20 +120,32 @@ def metrics_check(target: str | None, boards: tuple[Path, ...], release: str | N
 
 @metrics.command("drift")
 @click.argument("pages", metavar="[PAGE_OR_URL]...", nargs=-1)
-@click.option("--installed", "places", multiple=True, type=click.Path(path_type=Path), metavar="PYTHON",
-              help="A Python that has vLLM, or the folder of vLLM's source: read, not started; needs no GPU.")  # fmt: skip
+@click.option(
+    "--installed",
+    "places",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PYTHON",
+    help="A Python that has vLLM, or the folder of vLLM's source: read, not started; needs no GPU.",
+)
 @click.option("--before", help="An earlier page (file or server), for what only two pages tell: bounds and help texts.")
 @click.option("--release", help="The vLLM version of what is read, where it does not say so itself.")
 @HTTP_CONFIG
 @AS_JSON
 def metrics_drift(
-    pages: tuple[str, ...], places: tuple[Path, ...], before: str | None, release: str | None, http_config: Path | None, as_json: bool
+    pages: tuple[str, ...],
+    places: tuple[Path, ...],
+    before: str | None,
+    release: str | None,
+    http_config: Path | None,
+    as_json: bool,
 ) -> None:
     """Compare the catalogue with a vLLM, and say what to change in it.
 
-    A page or server says what one engine shows; --installed says what any flag could bring. New families come with an entry to paste, the others with
-    the field to set, and with the panels, alerts and recordings of ours that read them. The Rust frontend shows fewer families: what its page lacks
-    is listed, and not called gone. Exit 0: no drift; 1: drift; 2: it could not be read.
+    A page or server says what one engine shows; --installed says what any flag could bring. New families come with an
+    entry to paste, the others with the field to set, and with the panels, alerts and recordings of ours that read them.
+    The Rust frontend shows fewer families: what its page lacks is listed, and not called gone. Exit 0: no drift; 1:
+    drift; 2: it could not be read.
 
     \b
     Example:  vllm-watch metrics drift http://127.0.0.1:8000 --before tests/golden/0.32.0-before.prom
@@ -129,7 +154,9 @@ def metrics_drift(
         raise click.UsageError("name a server, a file with its page, or a Python that has vLLM with --installed")
     with mistakes_told():
         earlier = _found_on(before, None, http_config) if before else None
-        found = {target: _found_on(target, release, http_config) for target in pages} | {str(place): _found_in(place, release) for place in places}
+        found = {target: _found_on(target, release, http_config) for target in pages} | {
+            str(place): _found_in(place, release) for place in places
+        }
         uses = list(render.uses())
         changes = {where: drift.drift(it, uses=uses, before=earlier) for where, it in found.items()}
     if as_json:
@@ -147,7 +174,9 @@ def _found_on(target: str, release: str | None, http_config: Path | None) -> dri
     except exposition_parser.BadExposition as error:
         raise ValueError(f"{target}: {error}") from error
     if not any(name.startswith(check.ENGINE) for name in found.families):
-        raise ValueError(f"{target} holds no series of vLLM under their own names; `vllm-watch metrics check` says more")
+        raise ValueError(
+            f"{target} holds no series of vLLM under their own names; `vllm-watch metrics check` says more"
+        )
     return found
 
 
@@ -166,13 +195,20 @@ def _package(place: Path) -> Path:
         if package is None:
             raise ValueError(f"{place} holds no vllm/v1: name vLLM's source, or a Python that has vLLM")
         return package
-    ask = "import importlib.util as u; found = u.find_spec('vllm'); print(found.submodule_search_locations[0] if found else '')"
+    ask = (
+        "import importlib.util as u; found = u.find_spec('vllm'); print(found.submodule_search_locations[0] if found"
+        " else '')"
+    )
     try:
-        said = subprocess.run([place, "-I", "-c", ask], capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+        said = subprocess.run(
+            [place, "-I", "-c", ask], capture_output=True, text=True, timeout=60, check=False
+        ).stdout.strip()
     except subprocess.TimeoutExpired as error:
         raise ValueError(f"{place} did not say within a minute where its vllm is") from error
     if not said:
-        raise ValueError(f"{place} has no vllm: name a Python that has it, such as that of the environment vLLM runs in")
+        raise ValueError(
+            f"{place} has no vllm: name a Python that has it, such as that of the environment vLLM runs in"
+        )
     return Path(said)
 
 
@@ -201,7 +237,10 @@ def _say_drift(where: str, found: drift.ObservedVllm, changes: tuple[drift.Chang
         if named := [name for name in found.families if name.startswith(beginning)]:
             click.echo(f"left out  {len(named)} that begin with {beginning}: {why}")
     if missing := drift.unshown(found):
-        click.echo(f"unshown   the page of the Rust frontend, which shows fewer families; it lacks {len(missing)}: {', '.join(missing)}")
+        click.echo(
+            f"unshown   the page of the Rust frontend, which shows fewer families; it lacks {len(missing)}:"
+            f" {', '.join(missing)}"
+        )
     for place in found.unread:
         click.echo(f"unread    {place}: a name that is put together at run time; only a page can show it")
     click.echo(f"drift: {len(changes)} to look at" if changes else "no drift: the catalogue says what is there")
@@ -220,7 +259,11 @@ def _say(report: check.CompatReport | None, strangers: list[check.UnknownMetric]
     for stranger in strangers:
         _say_stranger(stranger)
     if report is None:
-        click.echo(f"{len(strangers)} of {read} queries to look at" if strangers else f"{read} queries read, every name is known")
+        click.echo(
+            f"{len(strangers)} of {read} queries to look at"
+            if strangers
+            else f"{read} queries read, every name is known"
+        )
     elif report.is_ours:
         _say_page(report)
     else:
@@ -231,7 +274,10 @@ def _say_stranger(stranger: check.UnknownMetric) -> None:
     if stranger.name is None:
         click.echo(f"unread    {stranger.use.place}: {stranger.instead}")
     else:
-        click.echo(f"no release has {stranger.name} ({stranger.use.place}){': use ' + stranger.instead if stranger.instead else ''}")
+        click.echo(
+            f"no release has {stranger.name}"
+            f" ({stranger.use.place}){': use ' + stranger.instead if stranger.instead else ''}"
+        )
 
 
 def _say_page(report: check.CompatReport) -> None:
@@ -270,7 +316,9 @@ def _say_empty(broken: tuple[check.DeadQuery, ...]) -> None:
 def _say_broken(broken: tuple[check.DeadQuery, ...]) -> None:
     for one in broken:
         if not one.use.optional:
-            missing = [f"{name} (now {now})" if (now := check.successor(name, EVERYTHING)) else name for name in one.missing]
+            missing = [
+                f"{name} (now {now})" if (now := check.successor(name, EVERYTHING)) else name for name in one.missing
+            ]
             click.echo(f"broken    {one.use.place}: misses {', '.join(missing) or 'a matching series'}")
 
 

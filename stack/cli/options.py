@@ -11,13 +11,23 @@ from alerts.settings import SHIPPED, Overrides, Settings
 from exporters.text import parse_duration
 from stack import config
 
-THRESHOLDS = click.option("--thresholds", type=click.Path(path_type=Path, dir_okay=False), help="Your own numbers; see `alerts list`.")
-RUNBOOK_BASE = click.option("--runbook-base", metavar="URL", help=f"Where runbook pages are served.  [default: {Links().runbooks}]")
-DASHBOARD_BASE = click.option("--dashboard-base", metavar="URL", help=f"Where Grafana is.  [default: {Links().dashboards}]")
-SLO = click.option("--slo", type=click.Path(path_type=Path, dir_okay=False), help="Your own objectives; see `alerts slo`.")
+THRESHOLDS = click.option(
+    "--thresholds", type=click.Path(path_type=Path, dir_okay=False), help="Your own numbers; see `alerts list`."
+)
+RUNBOOK_BASE = click.option(
+    "--runbook-base", metavar="URL", help=f"Where runbook pages are served.  [default: {Links().runbooks}]"
+)
+DASHBOARD_BASE = click.option(
+    "--dashboard-base", metavar="URL", help=f"Where Grafana is.  [default: {Links().dashboards}]"
+)
+SLO = click.option(
+    "--slo", type=click.Path(path_type=Path, dir_okay=False), help="Your own objectives; see `alerts slo`."
+)
 TOKEN_FILE = click.option("--token-file", type=click.Path(path_type=Path), help="A bearer token for Prometheus.")
 HTTP_CONFIG = click.option(
-    "--http-config", type=click.Path(path_type=Path, dir_okay=False), help="TLS and login of whom is asked; the same file as promtool's."
+    "--http-config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TLS and login of whom is asked; the same file as promtool's.",
 )
 USER_FILE = click.option("--user-file", type=click.Path(path_type=Path), help="user:password for Prometheus.")
 

@@ -1,4 +1,5 @@
-"""`vllm-watch sidecar`. The process that runs pays for every import, so what only another command needs is imported by that one."""
+"""`vllm-watch sidecar`. The process that runs pays for every import, so what only another command needs is imported by
+that one."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def sidecar() -> None:
 
 
 @sidecar.command("run")
-@click.option("--config", "path", required=True, type=click.Path(path_type=Path), help="YAML; see stack/deploy/sidecar.yaml.")
+@click.option(
+    "--config", "path", required=True, type=click.Path(path_type=Path), help="YAML; see stack/deploy/sidecar.yaml."
+)
 def sidecar_run(path: Path) -> None:
     """Serve /metrics, /-/healthy and /-/ready.
 
@@ -42,7 +45,12 @@ def sidecar_run(path: Path) -> None:
 
 @sidecar.command("explain")
 @click.argument("line", default="-")
-@click.option("--config", "path", type=click.Path(path_type=Path, dir_okay=False), help="The sidecar's YAML, with its field_names.")
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The sidecar's YAML, with its field_names.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, one object for each line.")
 def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
     """Say what becomes of a LINE of a request log: each field, what it is counted as, or why it is refused.
@@ -66,14 +74,28 @@ def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
 
 @sidecar.command("backfill")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Where the OpenMetrics file goes.")
-@click.option("--config", "path", type=click.Path(path_type=Path, dir_okay=False), help="The sidecar's YAML, with its teams and field_names.")
-@click.option("--step", "step_s", default=60, show_default=True, type=click.IntRange(1, 240), help="Seconds between samples.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Added to every series, such as job=sidecar.")
-def sidecar_backfill(files: tuple[Path, ...], out: Path, path: Path | None, step_s: int, labels: tuple[str, ...]) -> None:
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Where the OpenMetrics file goes."
+)
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The sidecar's YAML, with its teams and field_names.",
+)
+@click.option(
+    "--step", "step_s", default=60, show_default=True, type=click.IntRange(1, 240), help="Seconds between samples."
+)
+@click.option(
+    "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Added to every series, such as job=sidecar."
+)
+def sidecar_backfill(
+    files: tuple[Path, ...], out: Path, path: Path | None, step_s: int, labels: tuple[str, ...]
+) -> None:
     """Make series of the past from old request logs, packed or not, for promtool to bring into Prometheus.
 
-    Leave out what a running sidecar has counted, or it is there twice. Each FILE is best in the order of time, as it was written.
+    Leave out what a running sidecar has counted, or it is there twice. Each FILE is best in the order of time, as it
+    was written.
 
     \b
     Example:  vllm-watch sidecar backfill requests.jsonl.2.gz requests.jsonl.1 --out past.om --label job=sidecar
@@ -92,9 +114,13 @@ def sidecar_backfill(files: tuple[Path, ...], out: Path, path: Path | None, step
         settings = config.sidecar(path) if path else sidecar_module.SidecarConfig()
         counts = sidecar_module.counting(settings)
         whole = sum(file.stat().st_size for file in files)
-        bar = stack.enter_context(click.progressbar(length=whole, label="reading", file=sys.stderr, hidden=not sys.stderr.isatty()))
+        bar = stack.enter_context(
+            click.progressbar(length=whole, label="reading", file=sys.stderr, hidden=not sys.stderr.isatty())
+        )
         text = stack.enter_context(out.open("w", encoding="utf-8"))
-        told = backfill.run(files, text, counts, settings.fields, RecentRequests(settings.remember), step_s, pairs, bar.update)
+        told = backfill.run(
+            files, text, counts, settings.fields, RecentRequests(settings.remember), step_s, pairs, bar.update
+        )
     click.echo(backfill.summary(told, out))
     if not told.requests:
         raise SystemExit(1)

@@ -68,9 +68,19 @@ COLOURS = {"better": "green", "worse": "red", "equivalent": "cyan"}
 
 @click.command("tune")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="The folder to write.  [default: tune-FILE-TIME]")
-@click.option("--runs", type=click.IntRange(1, 1000), help="Runs of each arm at each load, whatever the file says; six are the least for a verdict.")
-@click.option("--api-key-file", type=click.Path(path_type=Path, dir_okay=False), help="A key for the engines, sent as a bearer token.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="The folder to write.  [default: tune-FILE-TIME]"
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(1, 1000),
+    help="Runs of each arm at each load, whatever the file says; six are the least for a verdict.",
+)
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A key for the engines, sent as a bearer token.",
+)
 @click.option("--seed", type=int, help=SEED_HELP)
 @where
 @AS_JSON
@@ -87,8 +97,8 @@ def tune_command(
 ) -> None:
     """An experiment: one workload, configurations of an engine in turns, and what the change did.
 
-    FILE names the workload and the arms; see docs/tuning.md. Where a log of events is named, or a lab runs here, the experiment is written there as a
-    region with its verdict. Ctrl-C keeps what was measured. Exit 1 when it broke off.
+    FILE names the workload and the arms; see docs/tuning.md. Where a log of events is named, or a lab runs here, the
+    experiment is written there as a region with its verdict. Ctrl-C keeps what was measured. Exit 1 when it broke off.
 
     \b
     Example:  vllm-watch tune prefix-caching.yaml --out prefix-caching
@@ -128,13 +138,16 @@ def _events(path: Path | None, sidecar_url: str | None, token_file: Path | None)
         return None
 
 
-async def _tune(console: Console, its: Experiment, suite: WorkloadFile, folder: Path, key: str | None, seed: int) -> result.Bench:
+async def _tune(
+    console: Console, its: Experiment, suite: WorkloadFile, folder: Path, key: str | None, seed: int
+) -> result.Bench:
     async with Engines(its, folder, lambda words: console.print(Text(words)), key) as engines:
         arms = list(its.arms)
         drawn = turns.draw(run.rounds_of(suite.workloads, its.runs), arms, random.Random(f"{seed} order"))  # noqa: S311 (nothing secret)
         first = arms[0] if (its.order or suite.workloads[0].order) == "sequential" else drawn[0][0]
         contexts = []
-        for arm in sorted(arms, key=lambda arm: arm == first):  # the arm of the first run last, so that its engine is up
+        # the arm of the first run last, so that its engine is up
+        for arm in sorted(arms, key=lambda arm: arm == first):
             subject = await engines.subject(arm)
             contexts.append(subject.engine.max_model_len or NO_LIMIT)
         suite, points = chosen(suite, its.only, min(contexts), its.scale, its.requests)
@@ -148,22 +161,28 @@ async def _tune(console: Console, its: Experiment, suite: WorkloadFile, folder: 
         await foretell(console, subject, suite, steps, len(arms), seed)
         with Screen(console) as screen:
             bencher = run.Bencher(
-                folder, its.title or suite.workloads[0].name, f"vllm-watch {version()}", suite.workloads, steps, engines.subject, screen, seed,
-                names=arms, order=order, scale=its.scale or 1.0, starts=lambda arm: engines.starts.get(arm, ()), caveats=dict.fromkeys(told),
+                folder, its.title or suite.workloads[0].name, f"vllm-watch {version()}", suite.workloads, steps,
+                engines.subject, screen, seed,
+                names=arms, order=order, scale=its.scale or 1.0, starts=lambda arm: engines.starts.get(arm, ()),
+                caveats=dict.fromkeys(told),
             )  # fmt: skip
             return await bencher.go()
 
 
 def show_comparison(console: Console, found: Comparison) -> None:
     """The verdicts, why where that is no matter of figures, and what to know."""
-    table = Table(title=Text(f"{found.workload} {found.point}: {found.b} compared with {found.a}"), title_justify="left")
+    table = Table(
+        title=Text(f"{found.workload} {found.point}: {found.b} compared with {found.a}"), title_justify="left"
+    )
     for column in ("", found.a, found.b, "change", "95 % interval", "p", "verdict"):
         table.add_column(Text(column), justify="right" if column in (found.a, found.b, "change", "p") else "left")
     rows = [row for row in table_rows(found) if row.verdict != "not judged"]
     for row in rows:
         table.add_row(*(Text(cell, style=COLOURS.get(row.verdict.split(" ")[0], "")) for cell in row[:-1]))
     console.print(table)
-    console.print("The figures of the arms are medians over runs; the change has a smooth drift over the runs taken out.")
+    console.print(
+        "The figures of the arms are medians over runs; the change has a smooth drift over the runs taken out."
+    )
     for row in rows:
         if row.verdict.startswith("inconclusive"):
             console.print(Text(f"{row.metric}: {row.why}"))
@@ -171,22 +190,54 @@ def show_comparison(console: Console, found: Comparison) -> None:
         if not check.ok:
             console.print(Text(f"check {check.name}: {check.what}", style="yellow"))
     if not found.controlled:
-        console.print(Text("uncontrolled: nothing here tells the change from whatever else changed meanwhile", style="yellow"))
+        console.print(
+            Text("uncontrolled: nothing here tells the change from whatever else changed meanwhile", style="yellow")
+        )
 
 
 @click.command("compare")
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path, exists=True))
 @click.option("--arms", nargs=2, metavar="A B", help="Arms of one bench; or one of each of two.")
 @click.option(
-    "--exclude-run", "excluded", multiple=True, type=click.IntRange(1), metavar="NUMBER", help="Leave a run of one bench out; may be repeated."
+    "--exclude-run",
+    "excluded",
+    multiple=True,
+    type=click.IntRange(1),
+    metavar="NUMBER",
+    help="Leave a run of one bench out; may be repeated.",
 )
 @click.option("--event", "event_id", metavar="ID", help="Live traffic around a tuning event; with --log and --events.")
-@click.option("--variant", "variants", nargs=2, metavar="A B", help="Live traffic of two variants of a canary; with --log.")
-@click.option("--log", "logs", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False), help="A request log; once for each file.")
-@click.option("--events", "events_path", type=click.Path(path_type=Path, dir_okay=False), help="The file of events, with --event.")
-@click.option("--window", "window_s", metavar="TIME", callback=duration, default="4h", show_default=True, help="With --event: how much on each side.")
-@click.option("--max-p95-regression", metavar="PERCENT", callback=_share, help="Exit 3 when a p95 is worse by more, such as 15%.")
-@click.option("--max-error-rate", metavar="PERCENT", callback=_share, help="Exit 3 when more of B's requests failed, such as 0.5%.")
+@click.option(
+    "--variant", "variants", nargs=2, metavar="A B", help="Live traffic of two variants of a canary; with --log."
+)
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A request log; once for each file.",
+)
+@click.option(
+    "--events", "events_path", type=click.Path(path_type=Path, dir_okay=False), help="The file of events, with --event."
+)
+@click.option(
+    "--window",
+    "window_s",
+    metavar="TIME",
+    callback=duration,
+    default="4h",
+    show_default=True,
+    help="With --event: how much on each side.",
+)
+@click.option(
+    "--max-p95-regression", metavar="PERCENT", callback=_share, help="Exit 3 when a p95 is worse by more, such as 15%."
+)
+@click.option(
+    "--max-error-rate",
+    metavar="PERCENT",
+    callback=_share,
+    help="Exit 3 when more of B's requests failed, such as 0.5%.",
+)
 @AS_JSON
 def compare_command(
     folders: tuple[Path, ...],
@@ -203,8 +254,8 @@ def compare_command(
 ) -> None:
     """What B does beside A: two saved benches, arms of one, or live traffic around an event or of two variants.
 
-    Two benches that were run one after the other are compared with the caveat that nothing was interleaved. Around an event, a log that reaches back
-    for some days, to the same hours, finds far more. Exit 3 when a gate is not kept.
+    Two benches that were run one after the other are compared with the caveat that nothing was interleaved. Around an
+    event, a log that reaches back for some days, to the same hours, finds far more. Exit 3 when a gate is not kept.
 
     \b
     Example:  vllm-watch compare bench-before bench-after --max-p95-regression 15%
@@ -235,7 +286,8 @@ def compare_command(
 
 
 def _saved(folders: Sequence[Path], arms: tuple[str, str] | None, excluded: Sequence[int] = ()) -> list[Comparison]:
-    """Benches that were saved: two, or two arms of one, without the runs of these numbers. Raises BadBench and BadComparison."""
+    """Benches that were saved: two, or two arms of one, without the runs of these numbers. Raises BadBench and
+    BadComparison."""
     if len(folders) > 2:
         raise BadComparison(f"{len(folders)} benches are given; compare two")
     folders = list({_place(folder): folder for folder in folders}.values())  # two names of one are its arms
@@ -249,13 +301,20 @@ def _saved(folders: Sequence[Path], arms: tuple[str, str] | None, excluded: Sequ
         if one_bench and len(known[0]) != 2:
             raise BadComparison(f"{folders[0]} has the arms {', '.join(known[0])}; say which two with --arms A B")
         arms = (known[0][0], known[0][1]) if one_bench else (known[0][0], known[1][0])
-    sides = [[run for run in bench.runs if run.arm == arm] for bench, arm in zip((benches[0], benches[-1]), arms, strict=True)]
+    sides = [
+        [run for run in bench.runs if run.arm == arm]
+        for bench, arm in zip((benches[0], benches[-1]), arms, strict=True)
+    ]
     for folder, arm, runs, names in zip((folders[0], folders[-1]), arms, sides, (known[0], known[-1]), strict=True):
         if not runs:
             raise BadComparison(f"{folder} has no run of an arm {arm}; there are {', '.join(names)}")
     _refuse_unknown(excluded, sides, folders[0])
     labels = arms if one_bench else _labels(folders)
-    loads = [load for load in dict.fromkeys((run.workload, run.point) for run in sides[0]) if any((r.workload, r.point) == load for r in sides[1])]
+    loads = [
+        load
+        for load in dict.fromkeys((run.workload, run.point) for run in sides[0])
+        if any((r.workload, r.point) == load for r in sides[1])
+    ]
     if not loads:
         raise BadComparison(f"{folders[0]} and {folders[-1]} have no workload and load in common")
     engines = [
@@ -277,7 +336,10 @@ def _refuse_unknown(excluded: Sequence[int], sides: Sequence[Sequence[result.Run
     """Raise BadComparison for a run to exclude that no side has."""
     known = sorted({run.number for side in sides for run in side})
     if unknown := sorted(set(excluded) - set(known)):
-        raise BadComparison(f"--exclude-run {unknown[0]}: {folder} has no such run of these arms; there are {', '.join(map(str, known))}")
+        raise BadComparison(
+            f"--exclude-run {unknown[0]}: {folder} has no such run of these arms; there are"
+            f" {', '.join(map(str, known))}"
+        )
 
 
 def _place(folder: Path) -> Path:
@@ -285,7 +347,8 @@ def _place(folder: Path) -> Path:
 
 
 def _labels(folders: Sequence[Path]) -> tuple[str, str]:
-    """What two benches are called: their folders' names, or where those are the same, as much of their paths as tells them apart."""
+    """What two benches are called: their folders' names, or where those are the same, as much of their paths as tells
+    them apart."""
     first, second = (_place(folder).parts for folder in folders)
     least = next(least for least in range(1, max(len(first), len(second)) + 1) if first[-least:] != second[-least:])
     return "/".join(first[-least:]), "/".join(second[-least:])
@@ -293,13 +356,23 @@ def _labels(folders: Sequence[Path]) -> tuple[str, str]:
 
 def _asked_otherwise(benches: Sequence[result.Bench], name: str) -> list[str]:
     """What two benches say differently of the workload that has this name in both."""
-    first, second = (next((each for each in bench.workloads if each.get("name") == name), {}) for bench in (benches[0], benches[-1]))
+    first, second = (
+        next((each for each in bench.workloads if each.get("name") == name), {}) for bench in (benches[0], benches[-1])
+    )
     differ = sorted(key for key in {*first, *second} - _NO_WORK if first.get(key) != second.get(key))
-    return [f"the benches asked otherwise: workload {name} has another {', '.join(differ)}"] if differ and first and second else []
+    return (
+        [f"the benches asked otherwise: workload {name} has another {', '.join(differ)}"]
+        if differ and first and second
+        else []
+    )
 
 
 def _live(
-    logs: Sequence[Path], event_id: str | None, variants: tuple[str, str] | None, events_path: Path | None, window_s: float
+    logs: Sequence[Path],
+    event_id: str | None,
+    variants: tuple[str, str] | None,
+    events_path: Path | None,
+    window_s: float,
 ) -> list[Comparison]:
     """Traffic that was there anyhow. Raises BadComparison and OSError."""
     if (event_id is None) == (variants is None):
@@ -310,26 +383,54 @@ def _live(
         raise click.UsageError("--event needs the file of events: --events FILE")
     told = {event.id: event for event in events.read(events_path)[0]}
     if event_id not in told:
-        raise BadComparison(f"{events_path} holds no event {event_id}; `vllm-watch events --events {events_path}` lists them")
+        raise BadComparison(
+            f"{events_path} holds no event {event_id}; `vllm-watch events --events {events_path}` lists them"
+        )
     at_s = told[event_id].at_s
     others = [event.at_s for event in told.values() if event.id != event_id]
-    return [live.around_event(samples.read_samples(logs, live.spans_around(at_s, window_s)), at_s, window_s, other_events_s=others)]
+    return [
+        live.around_event(
+            samples.read_samples(logs, live.spans_around(at_s, window_s)), at_s, window_s, other_events_s=others
+        )
+    ]
 
 
 @click.command("report")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True))
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="The page; .md, .csv and .json go beside it.  [default: FOLDER/report.html]"
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The page; .md, .csv and .json go beside it.  [default: FOLDER/report.html]",
 )
-@click.option("--events", "events_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The file of events, to be drawn.")
-@click.option("--prices", "prices_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="prices.yaml: GPU hours against an API.")
+@click.option(
+    "--events",
+    "events_path",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The file of events, to be drawn.",
+)
+@click.option(
+    "--prices",
+    "prices_path",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="prices.yaml: GPU hours against an API.",
+)
 @click.option("--gpus", type=float, help="How many cards each arm's engine held, for the cost.")
 @click.option("--gpu-name", help="What cards they are, where prices differ by card.")
 @click.option("--lab", is_flag=True, help="Week 11's seven rows: pass, fail or not measured, each with its evidence.")
 @click.option(
-    "--log", "logs", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False), help="With --lab: a gateway's request log."
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="With --lab: a gateway's request log.",
 )
-@click.option("--teams", "teams_path", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="With --lab: the gateway's teams.yaml.")
+@click.option(
+    "--teams",
+    "teams_path",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="With --lab: the gateway's teams.yaml.",
+)
 def report_command(
     folder: Path,
     out: Path | None,
@@ -349,7 +450,10 @@ def report_command(
     with mistakes_told():
         page = out or (folder if folder.is_dir() else folder.parent) / "report.html"
         if (beside := page.name.removesuffix(".html") + ".json") in (result.BENCH, VERDICTS):
-            raise ValueError(f"{page} would bring a {beside} with it, which is the name of a bench's own file; give another name with -o")
+            raise ValueError(
+                f"{page} would bring a {beside} with it, which is the name of a bench's own file; give another name"
+                " with -o"
+            )
         comparisons = _verdicts(folder)
         material = report.gather(
             folder,
@@ -360,7 +464,11 @@ def report_command(
             gpu_name=gpu_name,
         )
         records = list(read_records(logs))
-        rows = lab_rows.lab_rows(material, log=records, policy=teams.load_policy(teams_path) if teams_path else None) if lab else []
+        rows = (
+            lab_rows.lab_rows(material, log=records, policy=teams.load_policy(teams_path) if teams_path else None)
+            if lab
+            else []
+        )
         written = report.write(material, page, rows)
     for row in rows:
         click.echo(f"{row.state:13} {row.item}: {row.evidence}")
@@ -374,7 +482,9 @@ def _verdicts(folder: Path) -> list[Comparison]:
         try:
             return msgspec.json.decode(path.read_bytes(), type=list[Comparison])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise result.BadBench(f"{path} holds no verdicts of ours: {error}; without it they are worked out anew") from error
+            raise result.BadBench(
+                f"{path} holds no verdicts of ours: {error}; without it they are worked out anew"
+            ) from error
     first, *others = arms_of([result.read(folder)]) or [""]
     found = []
     for other in others:

@@ -1,6 +1,8 @@
-"""A private authority and certificates signed by it, for the services of one stack. The only file that imports cryptography.
+"""A private authority and certificates signed by it, for the services of one stack. The only file that imports
+cryptography.
 
-Keys are ECDSA on P-256: small, quick, and read by every program of the stack. Times are UTC and come in as arguments."""
+Keys are ECDSA on P-256: small, quick, and read by every program of the stack. Times are UTC and come in as
+arguments."""
 
 from __future__ import annotations
 
@@ -43,15 +45,25 @@ class Pair:
 
 
 def authority(now: datetime) -> Pair:
-    """A new authority, which may sign services and nothing below them. Two of them differ in name, so that a check cannot mix them up."""
+    """A new authority, which may sign services and nothing below them. Two of them differ in name, so that a check
+    cannot mix them up."""
     key = ec.generate_private_key(ec.SECP256R1())
     named = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{_NAME} {x509.random_serial_number() % 16**8:08x}")])
     usage = x509.KeyUsage(
-        digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
-        key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
     builder = _builder(named, named, key.public_key(), now, AUTHORITY_DAYS)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(usage, critical=True)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(
+        usage, critical=True
+    )
     return _signed(builder, key, key)
 
 
@@ -62,8 +74,12 @@ def leaf(signer: Pair, names: Sequence[str], now: datetime) -> Pair:
     purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = _builder(subject, signer.x509.subject, key.public_key(), now, LEAF_DAYS)
     builder = builder.add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True).add_extension(purposes, critical=False)
-    builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.private.public_key()), critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True).add_extension(
+        purposes, critical=False
+    )
+    builder = builder.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.private.public_key()), critical=False
+    )
     return _signed(builder, key, signer.private)
 
 
@@ -77,15 +93,20 @@ def is_of(certificate: str, signer: Pair) -> bool:
 
 
 def is_ours(certificate: str) -> bool:
-    """Whether an authority made here signed it, this one or an earlier one; False for an operator's own and for what is no certificate."""
+    """Whether an authority made here signed it, this one or an earlier one; False for an operator's own and for what is
+    no certificate."""
     try:
-        return any(str(one.value).startswith(_NAME) for one in Pair(certificate).x509.issuer.get_attributes_for_oid(NameOID.COMMON_NAME))
+        return any(
+            str(one.value).startswith(_NAME)
+            for one in Pair(certificate).x509.issuer.get_attributes_for_oid(NameOID.COMMON_NAME)
+        )
     except ValueError:
         return False
 
 
 def fits(certificate: str, key: str) -> bool:
-    """Whether the private key, of whichever kind, is the certificate's. Raises ValueError where the key cannot be read as it is."""
+    """Whether the private key, of whichever kind, is the certificate's. Raises ValueError where the key cannot be read
+    as it is."""
     try:
         private = serialization.load_pem_private_key(key.encode(), None)
     except (TypeError, UnsupportedAlgorithm) as error:  # TypeError: it wants a password
@@ -112,9 +133,17 @@ def _general(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, days: int) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, days: int
+) -> x509.CertificateBuilder:
     """Valid an hour back, for hosts whose clocks differ."""
-    started = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key).serial_number(x509.random_serial_number())
+    started = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+    )
     started = started.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     return started.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=days))
 
@@ -122,4 +151,6 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
 def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey) -> Pair:
     certificate = builder.sign(by, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
     bare = serialization.NoEncryption()
-    return Pair(certificate, key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, bare).decode())
+    return Pair(
+        certificate, key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, bare).decode()
+    )

@@ -1,13 +1,17 @@
-"""What compose.secure.yml needs at its start: for each service a folder with its certificate, its password, and who may ask it.
+"""What compose.secure.yml needs at its start: for each service a folder with its certificate, its password, and who may
+ask it.
 
-A folder is a volume of its own, mounted where that service reads it and nowhere else; its files can be opened by that service's user only.
+A folder is a volume of its own, mounted where that service reads it and nowhere else; its files can be opened by that
+service's user only.
     ca.crt              the private authority, by which a service knows the others
     tls.crt, tls.key    the service's certificate, for its name, localhost and what VLLM_WATCH_HOSTNAME names
     password, http.yml  what the service says of itself when it asks another one: its name and its password
-    web.yml             who may ask it, as bcrypt hashes;  clients.yml: the gateway's listener for teams, which bring keys of their own
-Laws: a password and a file of names are made once and never replaced; so is a certificate of another authority. A certificate of ours is made anew
-when it has 60 days left or lacks a name or its key. The authority's key lies in a volume that no running service has.
-The compose service `credentials` runs it as `python -m stack.deploy.credentials`: as root, because it gives files to the users of others."""
+    web.yml             who may ask it, as bcrypt hashes;  clients.yml: the gateway's listener for teams, which bring
+    keys of their own
+Laws: a password and a file of names are made once and never replaced; so is a certificate of another authority. A
+certificate of ours is made anew when it has 60 days left or lacks a name or its key. The authority's key lies in a
+volume that no running service has. The compose service `credentials` runs it as `python -m stack.deploy.credentials`:
+as root, because it gives files to the users of others."""
 
 from __future__ import annotations
 
@@ -40,7 +44,8 @@ _log = logging.getLogger("vllm_watch.credentials")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """owner: user and group that its image runs as. asked_by: who may ask its listener; empty where the program has a login of its own or none."""
+    """owner: user and group that its image runs as. asked_by: who may ask its listener; empty where the program has a
+    login of its own or none."""
 
     owner: tuple[int, int]
     asked_by: tuple[str, ...] = ()
@@ -71,27 +76,42 @@ def kind(folder: str) -> str:
 
 
 def further_names(environment: Mapping[str, str]) -> list[str]:
-    """What clients call this host, besides localhost: VLLM_WATCH_HOSTNAME, and the address the ports are bound to. Raises BadConfig."""
-    said = {variable: environment.get(variable, "").strip().strip("[]") for variable in ("VLLM_WATCH_HOSTNAME", "VLLM_WATCH_BIND")}
+    """What clients call this host, besides localhost: VLLM_WATCH_HOSTNAME, and the address the ports are bound to.
+    Raises BadConfig."""
+    said = {
+        variable: environment.get(variable, "").strip().strip("[]")
+        for variable in ("VLLM_WATCH_HOSTNAME", "VLLM_WATCH_BIND")
+    }
     for variable, name in said.items():
         if name and not _NAME.fullmatch(name):
-            raise BadConfig(f"{variable}: {name!r} is not one name or address; give it the one by which clients call this host")
+            raise BadConfig(
+                f"{variable}: {name!r} is not one name or address; give it the one by which clients call this host"
+            )
     return sorted({name for name in said.values() if name} - {"0.0.0.0", "::", "localhost", "127.0.0.1", "::1"})  # noqa: S104
 
 
 def make(
-    root: Path, now: datetime, names: list[str], random: Callable[[int], str] = secrets.token_urlsafe,
+    root: Path,
+    now: datetime,
+    names: list[str],
+    random: Callable[[int], str] = secrets.token_urlsafe,
     chown: Callable[[Path, int, int], None] = os.chown,
-) -> None:  # fmt: skip
+) -> None:
     """Everything that is missing in the folders that are there. Raises BadConfig."""
     signer = _authority(root / AUTHORITY, now)
-    folders = {path.name: path for path in sorted(root.iterdir()) if path.is_dir() and path.name not in (AUTHORITY, PUBLIC)}
+    folders = {
+        path.name: path for path in sorted(root.iterdir()) if path.is_dir() and path.name not in (AUTHORITY, PUBLIC)
+    }
     for name, folder in folders.items():
         _identity(folder, SERVICES[kind(name)], [name, "localhost", "127.0.0.1", "::1", *names], signer, now)
         if kind(name) in USERS:
             once(folder / "password", lambda: random(24))
             once(folder / "http.yml", partial(_asks, kind(name)))
-    known = {kind(name): (folder / "password").read_text().strip() for name, folder in folders.items() if (folder / "password").exists()}
+    known = {
+        kind(name): (folder / "password").read_text().strip()
+        for name, folder in folders.items()
+        if (folder / "password").exists()
+    }
     for name, folder in folders.items():
         _doors(folder, kind(name), known)
         _give(folder, SERVICES[kind(name)].owner, chown)
@@ -100,7 +120,8 @@ def make(
 
 
 def _authority(folder: Path, now: datetime) -> certificates.Pair:
-    """The one that is there, or a new one. Raises BadConfig when it expires soon: what trusts it must be told, which nobody does by accident."""
+    """The one that is there, or a new one. Raises BadConfig when it expires soon: what trusts it must be told, which
+    nobody does by accident."""
     folder.chmod(0o700)
     certificate, key = folder / "ca.crt", folder / "ca.key"
     if not certificate.exists():
@@ -111,8 +132,9 @@ def _authority(folder: Path, now: datetime) -> certificates.Pair:
     left = certificates.days_left(found.certificate, now)
     if left < certificates.RENEW_DAYS:
         raise BadConfig(
-            f"{certificate}: the authority expires in {left:.0f} days; take the stack down, remove the volume tls-authority (docker volume rm "
-            "vllm-watch_tls-authority), start again, and give the new ca.crt to whoever asks from outside"
+            f"{certificate}: the authority expires in {left:.0f} days; take the stack down, remove the volume"
+            " tls-authority (docker volume rm vllm-watch_tls-authority), start again, and give the new ca.crt to"
+            " whoever asks from outside"
         )
     return found
 
@@ -135,7 +157,8 @@ def _anew(path: Path, certificate: str, mode: int = 0o400) -> None:
 
 
 def _wanted(folder: Path, names: list[str], signer: certificates.Pair, now: datetime) -> bool:
-    """Whether a certificate is to be made: there is none, or one of ours that is old, of a former authority, or lacks a name or its key.
+    """Whether a certificate is to be made: there is none, or one of ours that is old, of a former authority, or lacks a
+    name or its key.
 
     Raises BadConfig for one of the operator's own that no program could use."""
     path, key = folder / "tls.crt", folder / "tls.key"
@@ -150,7 +173,10 @@ def _wanted(folder: Path, names: list[str], signer: certificates.Pair, now: date
         fresh = certificates.is_of(text, signer) and left >= certificates.RENEW_DAYS
         return not (fresh and certificates.names_of(text) >= set(names) and _has_key(text, key))
     if not _has_key(text, key):
-        raise BadConfig(f"{key} is not the key of your {path.name} beside it, or wants a password; put both there in PEM form, or remove both")
+        raise BadConfig(
+            f"{key} is not the key of your {path.name} beside it, or wants a password; put both there in"
+            " PEM form, or remove both"
+        )
     if left < certificates.RENEW_DAYS:
         _log.warning("%s: your own certificate expires in %.0f days; nobody here replaces it", path, left)
     return False
@@ -166,27 +192,40 @@ def _has_key(certificate: str, key: Path) -> bool:
 
 def _asks(user: str) -> str:
     """Prometheus' http_config, for promtool, amtool and our own --http-config."""
-    return _HEAD + yaml.safe_dump({"basic_auth": {"username": user, "password_file": "password"}, "tls_config": {"ca_file": "ca.crt"}})
+    return _HEAD + yaml.safe_dump(
+        {"basic_auth": {"username": user, "password_file": "password"}, "tls_config": {"ca_file": "ca.crt"}}
+    )
 
 
 def _doors(folder: Path, service: str, passwords: Mapping[str, str]) -> None:
-    """Prometheus' web configuration: who may ask this one. Raises BadConfig where a user has no password to check against."""
+    """Prometheus' web configuration: who may ask this one. Raises BadConfig where a user has no password to check
+    against."""
     tls = {"tls_server_config": {"cert_file": "tls.crt", "key_file": "tls.key", "min_version": "TLS12"}}
     if service == "gateway":
         once(folder / "clients.yml", lambda: _HEAD + yaml.safe_dump(tls))
     if asked_by := SERVICES[service].asked_by:
         if missing := sorted(set(asked_by) - set(passwords)):
-            raise BadConfig(f"{folder} is asked by {missing[0]}, whose folder is not mounted beside it; mount {folder.parent / missing[0]}")
-        once(folder / "web.yml", lambda: _HEAD + yaml.safe_dump(tls | {"basic_auth_users": {user: hashed(passwords[user]) for user in asked_by}}))
+            raise BadConfig(
+                f"{folder} is asked by {missing[0]}, whose folder is not mounted beside it;"
+                f" mount {folder.parent / missing[0]}"
+            )
+        once(
+            folder / "web.yml",
+            lambda: (
+                _HEAD + yaml.safe_dump(tls | {"basic_auth_users": {user: hashed(passwords[user]) for user in asked_by}})
+            ),
+        )
 
 
 def hashed(password: str) -> str:
-    """bcrypt at 1,024 rounds, about 60 ms of a processor: the passwords are random, so that more would slow nobody down but the scrape."""
+    """bcrypt at 1,024 rounds, about 60 ms of a processor: the passwords are random, so that more would slow nobody down
+    but the scrape."""
     return bcrypt.hashpw(password.encode(), bcrypt.gensalt(10)).decode()
 
 
 def _give(folder: Path, owner: tuple[int, int], chown: Callable[[Path, int, int], None]) -> None:
-    """To the service's user, and to nobody else. What is so already is not touched: a file with another time is read again."""
+    """To the service's user, and to nobody else. What is so already is not touched: a file with another time is read
+    again."""
     for path in (*folder.iterdir(), folder):
         mode, found = 0o700 if path == folder else 0o400, path.stat()
         if stat.S_IMODE(found.st_mode) != mode:

@@ -19,7 +19,8 @@ def main() -> int:
         return 0
     try:
         hub = importlib.import_module("huggingface_hub")
-        folder = hub.snapshot_download(model, revision=revision, ignore_patterns=UNREAD)  # what is there already is only checked
+        # what is there already is only checked
+        folder = hub.snapshot_download(model, revision=revision, ignore_patterns=UNREAD)
     except Exception as error:
         sys.stderr.write(
             f"{model} (revision {revision}) could not be fetched: {error}\n"

@@ -1,7 +1,8 @@
 """Makes the stack's secrets once: Grafana's password, one key per team, and teams.yaml with the keys' hashes.
 
-Law: what exists is never replaced, so that a second `docker compose up`, a restart or an edit by the operator keeps every key.
-The compose service `init` runs it as `python -m stack.deploy.init`; `docker compose run --rm cli secrets` prints what there is."""
+Law: what exists is never replaced, so that a second `docker compose up`, a restart or an edit by the operator keeps
+every key. The compose service `init` runs it as `python -m stack.deploy.init`; `docker compose run --rm cli secrets`
+prints what there is."""
 
 from __future__ import annotations
 
@@ -26,12 +27,16 @@ TEAMS = tuple(BANDS)  # one for each band
 _KEYS = "keys"
 OPERATOR_PASSWORD = Path("/etc/vllm-watch/tls/password")  # what compose.secure.yml gives the service cli
 _PASSWORD = "grafana_admin_password"  # noqa: S105  a file name
-_TEAMS_HEAD = "# Made once by the init service, yours to edit since. Keys stand here as hashes; `vllm-watch gateway key TEAM` makes one.\n"
+_TEAMS_HEAD = (
+    "# Made once by the init service, yours to edit since. Keys stand here as hashes; `vllm-watch gateway key TEAM`"
+    " makes one.\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What lets a person in. keys by team, for the header `Authorization: Bearer KEY`; operator_password: where every listener wants a login."""
+    """What lets a person in. keys by team, for the header `Authorization: Bearer KEY`; operator_password: where every
+    listener wants a login."""
 
     grafana_password: str
     keys: dict[str, str]
@@ -52,7 +57,10 @@ def make_password(folder: Path, random: Callable[[int], str] = secrets.token_url
 
 
 def make_keys(
-    folder: Path, bands: Mapping[str, str], upstreams: Mapping[str, object] | None = None, random: Callable[[int], str] = secrets.token_urlsafe
+    folder: Path,
+    bands: Mapping[str, str],
+    upstreams: Mapping[str, object] | None = None,
+    random: Callable[[int], str] = secrets.token_urlsafe,
 ) -> None:
     """A key for each team, and teams.yaml with their bands and, where they are given, its engines."""
     keys = folder / _KEYS
@@ -70,7 +78,9 @@ def _new_key(team: str, random: Callable[[int], str]) -> str:
 def teams_yaml(keys: Mapping[str, str], bands: Mapping[str, str], upstreams: Mapping[str, object] | None = None) -> str:
     """The gateway's file for these keys."""
     terms = {team: {"band": bands[team], "keys": [teams.hashed(key)]} for team, key in keys.items()}
-    return _TEAMS_HEAD + yaml.safe_dump({"teams": terms} | ({"upstreams": upstreams} if upstreams else {}), sort_keys=False)
+    return _TEAMS_HEAD + yaml.safe_dump(
+        {"teams": terms} | ({"upstreams": upstreams} if upstreams else {}), sort_keys=False
+    )
 
 
 def once(path: Path, text: Callable[[], str], mode: int = 0o600) -> None:
@@ -80,7 +90,8 @@ def once(path: Path, text: Callable[[], str], mode: int = 0o600) -> None:
 
 
 def read(folder: Path, operator_password: Path = OPERATOR_PASSWORD) -> Secrets:
-    """The secrets that were made, or those of the teams that have a volume of their own, in `teams` beside it. Raises BadConfig."""
+    """The secrets that were made, or those of the teams that have a volume of their own, in `teams` beside it. Raises
+    BadConfig."""
     try:
         own = sorted(folder.parent.glob(f"teams/*/{_KEYS}/[!.]*"))
         keys = {path.name: path.read_text().strip() for path in own or [folder / _KEYS / team for team in TEAMS]}

@@ -1,7 +1,9 @@
 """Is the listener in this container alive?   python -m stack.deploy.probe https://localhost:8010/metrics
 
-For compose's health checks under TLS. It believes the authority of compose.secure.yml and no other. An answer that asks for a login (401) is an
-answer: the probe holds no password, so that none can be read off it. Standard library only, because it starts every ten seconds."""
+For compose's health checks under TLS. It believes the authority of compose.secure.yml and no other. An answer that asks
+for a login (401) is an
+answer: the probe holds no password, so that none can be read off it. Standard library only, because it starts every ten
+seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ WITHIN_S = 4.0
 
 
 def alive(url: str, authority: Path = AUTHORITY) -> bool:
-    """Whether it answered, and not with a mistake of its own. Raises OSError, of which ssl's errors are one kind, when nobody answered."""
+    """Whether it answered, and not with a mistake of its own. Raises OSError, of which ssl's errors are one kind, when
+    nobody answered."""
     try:
         with urllib.request.urlopen(url, timeout=WITHIN_S, context=ssl.create_default_context(cafile=authority)):  # noqa: S310  ours
             return True

@@ -1,7 +1,9 @@
-"""What compose.mig.yml needs at its start: every team's slice from the environment, told to the sidecar, and each team's own key and teams.yaml.
+"""What compose.mig.yml needs at its start: every team's slice from the environment, told to the sidecar, and each
+team's own key and teams.yaml.
 
-The compose service `init` runs `python -m stack.deploy.slices`, a team's own one adds the team's name. As in init.py, what exists is never replaced;
-the sidecar's file alone is written anew at each start, because it follows the environment."""
+The compose service `init` runs `python -m stack.deploy.slices`, a team's own one adds the team's name. As in init.py,
+what exists is never replaced; the sidecar's file alone is written anew at each start, because it follows the
+environment."""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _SLICE = re.compile("MIG-[0-9A-Za-z/-]+")
 
 
 def slices(environment: Mapping[str, str]) -> dict[str, str]:
-    """The slice of each team, by the name of its variable. Raises BadConfig, with one sentence for whoever sets them."""
+    """The slice of each team, by the name of its variable. Raises BadConfig, with one sentence for whoever sets
+    them."""
     found = {name: value.strip() for name, value in environment.items() if _VARIABLE.fullmatch(name)}
     if not found:
         raise BadConfig("no TEAM_..._MIG is set; compose.mig.yml passes one for each team")
@@ -31,7 +34,8 @@ def slices(environment: Mapping[str, str]) -> dict[str, str]:
         if not _SLICE.fullmatch(uuid):
             given = f"is {uuid!r}" if uuid else "is not set"
             raise BadConfig(
-                f"{name} {given}; give it the UUID of that team's slice, which begins with MIG-, as `nvidia-smi -L` shows it (docs/mig.md)"
+                f"{name} {given}; give it the UUID of that team's slice, which begins with MIG-, as `nvidia-smi -L`"
+                " shows it (docs/mig.md)"
             )
         if twin := next((other for other in found if other < name and found[other] == uuid), None):
             raise BadConfig(f"{twin} and {name} are the same slice; give each team its own")
@@ -48,13 +52,18 @@ def filled(template: str, found: Mapping[str, str]) -> str:
 
 
 def team(name: str, folder: Path) -> None:
-    """This team's key, and a teams.yaml in which its engine is the only one. Raises BadConfig for a name that cannot be a team."""
+    """This team's key, and a teams.yaml in which its engine is the only one. Raises BadConfig for a name that cannot be
+    a team."""
     engine = f"vllm-{name}"
     init.make_keys(folder, {name: "default"}, {engine: {"url": f"http://{engine}:8001"}})
 
 
 def main(
-    arguments: Sequence[str], environment: Mapping[str, str], folder: Path = init.FOLDER, template: Path = TEMPLATE, sidecar: Path = SIDECAR
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path = init.FOLDER,
+    template: Path = TEMPLATE,
+    sidecar: Path = SIDECAR,
 ) -> int:
     """One team's own files where it is named, else everybody's; the exit status."""
     try:

@@ -1,8 +1,10 @@
 """Evidence -> findings, the one to act on first. Pure.
 
-Law: where the evidence is too thin nothing is said but what is missing and how to get it. Of quality nothing is ever said: no series knows it.
+Law: where the evidence is too thin nothing is said but what is missing and how to get it. Of quality nothing is ever
+said: no series knows it.
 
-Findings come in the order of the matrix, in which causes stand before what they cause, and those for which somebody must act before all others."""
+Findings come in the order of the matrix, in which causes stand before what they cause, and those for which somebody
+must act before all others."""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _ROW = {row.name: row for row in ROWS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorFinding:
-    """engine: where one stands out. serious: whether somebody should act now. old, new: numbers of its lever, as far as the figures tell them."""
+    """engine: where one stands out. serious: whether somebody should act now. old, new: numbers of its lever, as far as
+    the figures tell them."""
 
     row: Symptom
     model: str
@@ -57,7 +60,8 @@ class Unsure:
 class Diagnosis:
     """Of one model. shares: of the time of its requests, as far as they are known. requests: that the figures rest on.
 
-    seen: what areas are judged by. still_s: seconds up to the end in which an engine may have stood still, too few to be sure; 0 for none."""
+    seen: what areas are judged by. still_s: seconds up to the end in which an engine may have stood still, too few to
+    be sure; 0 for none."""
 
     model: str
     state: State
@@ -87,9 +91,11 @@ def diagnose(evidence: ModelEvidence, settings: Settings = SHIPPED) -> Diagnosis
         unsure.setdefault(one_of_area.area, one_of_area)
     findings = sorted((_finding(one, evidence, where, settings) for one, where in found.values()), key=_urgency)
     return Diagnosis(
-        model=evidence.model, state=state, requests=evidence.whole.requests, seconds=evidence.whole.seconds, findings=tuple(findings),
+        model=evidence.model, state=state, requests=evidence.whole.requests, seconds=evidence.whole.seconds,
+        findings=tuple(findings),
         unsure=tuple(one for one in unsure.values() if one.area not in {finding.row.area for finding in findings}),
-        shares=evidence.whole.shares, seen=_seen(evidence.whole), notes=(*evidence.notes, *_notes(evidence.whole, findings)), still_s=still_s,
+        shares=evidence.whole.shares, seen=_seen(evidence.whole),
+        notes=(*evidence.notes, *_notes(evidence.whole, findings)), still_s=still_s,
     )  # fmt: skip
 
 
@@ -106,9 +112,15 @@ def _finding(one: CheckResult, evidence: ModelEvidence, engine: str, settings: S
     if not engine:
         engine = _who_stands_out(one.name, evidence, settings)
     return DoctorFinding(
-        row=_ROW[one.name], model=evidence.model, serious=one.serious, confidence=one.confidence, facts=one.facts, engine=engine, old=one.old,
+        row=_ROW[one.name],
+        model=evidence.model,
+        serious=one.serious,
+        confidence=one.confidence,
+        facts=one.facts,
+        engine=engine,
+        old=one.old,
         new=one.new,
-    )  # fmt: skip
+    )
 
 
 def _who_stands_out(name: str, evidence: ModelEvidence, settings: Settings) -> str:
@@ -122,7 +134,8 @@ def _who_stands_out(name: str, evidence: ModelEvidence, settings: Settings) -> s
 
 
 def _uneven(evidence: ModelEvidence, settings: Settings) -> tuple[CheckResult, str] | None:
-    """Requests wait at one engine while another of the model runs less than half as many and has none waiting: more room is not what is missing."""
+    """Requests wait at one engine while another of the model runs less than half as many and has none waiting: more
+    room is not what is missing."""
     full, free = list[tuple[str, CheckResult, float]](), list[float]()
     for engine, figures in evidence.engines.items():
         running, waiting = figures.running, figures.waiting
@@ -147,7 +160,9 @@ def _state(evidence: ModelEvidence) -> State:
 # ---- what cannot be said
 
 
-_QUALITY = Unsure("quality", "no series knows whether an answer is good", "replay a prompt whose answer you know: runbooks/quality.md")
+_QUALITY = Unsure(
+    "quality", "no series knows whether an answer is good", "replay a prompt whose answer you know: runbooks/quality.md"
+)
 
 
 def _unsure(evidence: ModelEvidence, case: Case, state: State) -> Iterator[Unsure]:
@@ -164,28 +179,45 @@ def _unsure(evidence: ModelEvidence, case: Case, state: State) -> Iterator[Unsur
                 yield Unsure("streaming", "the log has no streamed answer of this time", "--log with one that has")
             else:
                 yield Unsure(
-                    "streaming", "nobody tells what clients got", "--log with the request log, or a Prometheus that has the sidecar's series"
+                    "streaming",
+                    "nobody tells what clients got",
+                    "--log with the request log, or a Prometheus that has the sidecar's series",
                 )
         if figures.tokens and figures.still_s is None and figures.running and figures.running.lowest > 0:
-            yield Unsure("API", "two pages do not tell whether tokens were made up to the second one", "a URL with --for, or --prometheus")
+            yield Unsure(
+                "API",
+                "two pages do not tell whether tokens were made up to the second one",
+                "a URL with --for, or --prometheus",
+            )
         elif evidence.clients is None and not figures.http:
-            yield Unsure("API", "neither clients nor the engine's HTTP answers are told", "--log, or --gateway with its metrics page")
+            yield Unsure(
+                "API",
+                "neither clients nor the engine's HTTP answers are told",
+                "--log, or --gateway with its metrics page",
+            )
     elif evidence.gateway is None and not evidence.logged:
-        yield Unsure("API", "whether somebody asks and waits before the engine is not on its page", "--gateway with its metrics page, or --log")
+        yield Unsure(
+            "API",
+            "whether somebody asks and waits before the engine is not on its page",
+            "--gateway with its metrics page, or --log",
+        )
     yield _QUALITY
 
 
 def _notes(figures: EngineSnapshot, findings: Sequence[DoctorFinding]) -> Iterator[str]:
     """Yield what the evidence cannot tell about a finding."""
-    if {"unique-prompts", "prefill-bound"} & {finding.name for finding in findings[:1]} and prompt_work.step_matters(figures):
+    if {"unique-prompts", "prefill-bound"} & {finding.name for finding in findings[:1]} and prompt_work.step_matters(
+        figures
+    ):
         yield (
-            "the size of a step cannot be told while few are answered beside long prompts; where the engine's log has max_num_batched_tokens below "
-            "2048, raise that first"
+            "the size of a step cannot be told while few are answered beside long prompts; where the engine's log has"
+            " max_num_batched_tokens below 2048, raise that first"
         )
 
 
 def _doubtful_s(case: Case) -> float:
-    """Return the seconds without a token or an answer up to the end, where they are too many for an ordinary pause and too few for a finding."""
+    """Return the seconds without a token or an answer up to the end, where they are too many for an ordinary pause and
+    too few for a finding."""
     still_s, silent_s = checks.seconds_still(case) or 0.0, case.figures.silent_s or 0.0
     least_s = checks.LEAST_SECONDS if case.figures.tokens else 0.0
     return max((each for each in (still_s, silent_s) if least_s <= each < checks.LEAST_STILL_S), default=0.0)
@@ -193,17 +225,31 @@ def _doubtful_s(case: Case) -> float:
 
 def _maybe_still(still_s: float) -> Iterator[Unsure]:
     """Yield all areas that an engine which stands still would change."""
-    why = f"no token or no answer came in the last {still_s:.3g} s although requests run: a long prefill, or an engine that stands still"
+    why = (
+        f"no token or no answer came in the last {still_s:.3g} s although requests run: a long prefill, or an engine"
+        " that stands still"
+    )
     areas_in_doubt: tuple[Area, ...] = ("queue", "prefill", "decode", "API")
-    yield from (Unsure(area, why, f"look for {2 * checks.LEAST_STILL_S:g} s (--for)") for area in areas_in_doubt if still_s)
+    yield from (
+        Unsure(area, why, f"look for {2 * checks.LEAST_STILL_S:g} s (--for)") for area in areas_in_doubt if still_s
+    )
 
 
 def _over_already(case: Case) -> Iterator[Unsure]:
     """Those who ended had waited, and nobody waits now."""
     queue, waiting = case.figures.queue, case.figures.waiting
-    if queue is None or waiting is None or case.figures.crowded or not checks.queue_leads(case) or not any(fact.over for fact in checks.waited(case)):
+    if (
+        queue is None
+        or waiting is None
+        or case.figures.crowded
+        or not checks.queue_leads(case)
+        or not any(fact.over for fact in checks.waited(case))
+    ):
         return
-    why = f"requests that ended had waited, {queue.mean:.3g} s on average, and nobody waits at any look: a crowd that is gone"
+    why = (
+        f"requests that ended had waited, {queue.mean:.3g} s on average, and nobody waits at any look: a crowd that is"
+        " gone"
+    )
     yield Unsure("queue", why, "look while it is there (--for), or ask a Prometheus about that time")
 
 
@@ -213,13 +259,19 @@ def _seen(figures: EngineSnapshot) -> Mapping[Area, Fact]:
         ("queue", "queue time p95", figures.queue), ("prefill", "prefill p95", figures.prefill),
         ("decode", "time per token p95", checks.pace_of(figures)),
     )  # fmt: skip
-    return {area: Fact(what, spread.at(95), Unit.SECONDS, between=spread.around(95)) for area, what, spread in shown if spread}
+    return {
+        area: Fact(what, spread.at(95), Unit.SECONDS, between=spread.around(95))
+        for area, what, spread in shown
+        if spread
+    }
 
 
 def _too_thin(figures: EngineSnapshot) -> str:
     if figures.seconds < checks.LEAST_SECONDS:
         return f"{figures.seconds:.3g} s are too short a time"
-    return f"{figures.requests:.0f} requests in {figures.seconds:.0f} s are too few; {checks.LEAST_REQUESTS} are the least"
+    return (
+        f"{figures.requests:.0f} requests in {figures.seconds:.0f} s are too few; {checks.LEAST_REQUESTS} are the least"
+    )
 
 
 def _more(figures: EngineSnapshot) -> str:
@@ -238,13 +290,24 @@ _NEEDS: dict[Area, tuple[tuple[str, str], ...]] = {
 
 
 def _not_shown(figures: EngineSnapshot) -> Iterator[Unsure]:
-    """Areas of which a series is missing: because nothing happened that it would have counted, or because the engine has it not."""
+    """Areas of which a series is missing: because nothing happened that it would have counted, or because the engine
+    has it not."""
     for area, needs in _NEEDS.items():
         missing = {name: series for name, series in needs if getattr(figures, name) is None}
-        if missing.keys() == {"between_tokens"} and figures.generation_tokens is not None and figures.generation_tokens <= figures.requests:
-            yield Unsure(area, "no answer has a second token", "nothing, where embeddings, scores or single labels are asked for")
+        if (
+            missing.keys() == {"between_tokens"}
+            and figures.generation_tokens is not None
+            and figures.generation_tokens <= figures.requests
+        ):
+            yield Unsure(
+                area, "no answer has a second token", "nothing, where embeddings, scores or single labels are asked for"
+            )
         elif missing.keys() & {"queue", "prefill"} and figures.ended == 0:
-            yield Unsure(area, "no request ended, and the engine tells this of ended ones", "look for longer than an answer takes (--for, --window)")
+            yield Unsure(
+                area,
+                "no request ended, and the engine tells this of ended ones",
+                "look for longer than an answer takes (--for, --window)",
+            )
         elif missing:
             why = f"the engine shows no {' and no '.join(missing.values())}"
             yield Unsure(area, why, "`vllm-watch metrics check URL` says why; some frontends show less")

@@ -27,7 +27,8 @@ FAR_OFF = 30.0  # times; bursts between two looks make ten
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A distribution: of a histogram's growth (buckets: bound and how many up to it), or of values that are known one by one."""
+    """A distribution: of a histogram's growth (buckets: bound and how many up to it), or of values that are known one
+    by one."""
 
     count: float
     total: float
@@ -45,13 +46,20 @@ class Spread:
 
     @property
     def mean_of_time(self) -> float:
-        """Return the mean weighted by length: of the value that a moment falls into. Each bucket stands at its middle."""
+        """Return the mean weighted by length: of the value that a moment falls into. Each bucket stands at its
+        middle."""
         if self.values:
             weighted = [(value, 1.0) for value in self.values]
         else:
             bounds = [0.0, *(bound for bound, _ in self.buckets)]
-            counts = [upto - under for (_, upto), under in zip(self.buckets, [0.0, *(upto for _, upto in self.buckets)], strict=False)]
-            weighted = [(low if high == _INF else (low + high) / 2, count) for low, high, count in zip(bounds[:-1], bounds[1:], counts, strict=True)]
+            counts = [
+                upto - under
+                for (_, upto), under in zip(self.buckets, [0.0, *(upto for _, upto in self.buckets)], strict=False)
+            ]
+            weighted = [
+                (low if high == _INF else (low + high) / 2, count)
+                for low, high, count in zip(bounds[:-1], bounds[1:], counts, strict=True)
+            ]
         whole = sum(value * count for value, count in weighted)
         return sum(value * value * count for value, count in weighted) / whole if whole else self.mean
 
@@ -61,7 +69,8 @@ class Spread:
         return max(self.values) if self.values else self._read(100)
 
     def at(self, percent: int) -> float:
-        """A percentile, read from buckets as PromQL does. Below the first bound nothing is known but the mean, which then stands in for it."""
+        """A percentile, read from buckets as PromQL does. Below the first bound nothing is known but the mean, which
+        then stands in for it."""
         if self.values:
             return quantile(self.values, percent / 100)
         return min(self._read(percent), self.mean) if self.within_first(percent) else self._read(percent)
@@ -87,7 +96,8 @@ class Spread:
         return 0.0
 
     def around(self, percent: int) -> tuple[float, float] | None:
-        """The bounds of the bucket that holds a percentile, where the upper one is twice the lower or more; the figure itself is then a guess.
+        """The bounds of the bucket that holds a percentile, where the upper one is twice the lower or more; the figure
+        itself is then a guess.
 
         In the first bucket the lower one is 0, above the last finite bound the upper one infinity."""
         rank, low = percent / 100 * self.buckets[-1][1] if self.buckets else _INF, 0.0
@@ -118,12 +128,14 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSnapshot:
-    """Of a model or of one engine. begun: requests that got a first token; ended: with a last one; finished: by how. lengths in tokens.
+    """Of a model or of one engine. begun: requests that got a first token; ended: with a last one; finished: by how.
+    lengths in tokens.
 
     between_tokens: of every gap; per_token: of every request, its mean. crowded: what runs while others wait.
-    caching: whether prefix caching is on. http: answers of the API by class of their status. still_s: seconds without progress up to the end,
-    although there was work; 0 where work goes on or there is none. silent_s: seconds since the last page that was answered. queue_rise: how many more
-    wait at the end than at the beginning. steps: those of the engine that gave at least one token."""
+    caching: whether prefix caching is on. http: answers of the API by class of their status. still_s: seconds without
+    progress up to the end, although there was work; 0 where work goes on or there is none. silent_s: seconds since the
+    last page that was answered. queue_rise: how many more wait at the end than at the beginning. steps: those of the
+    engine that gave at least one token."""
 
     seconds: float
     begun: float | None = None
@@ -184,7 +196,8 @@ class EngineSnapshot:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """How the time of the requests that ended is divided between queue, prefill and decode; empty where one of them is not known."""
+        """How the time of the requests that ended is divided between queue, prefill and decode; empty where one of them
+        is not known."""
         parts = {"queue": self.queue, "prefill": self.prefill, "decode": self.decode}
         known = {name: spread.total for name, spread in parts.items() if spread}
         whole = sum(known.values())
@@ -192,9 +205,10 @@ class EngineSnapshot:
 
     @property
     def hangups(self) -> tuple[float, float] | None:
-        """(sure, likely) how many clients left: requests that began and neither ended nor run. vLLM counts no hang-up as such, so this is told
-        from its two histograms: sure takes all that run for requests that began meanwhile, likely only as many as came and went at most.
-        Where requests are preempted, some that began wait again."""
+        """(sure, likely) how many clients left: requests that began and neither ended nor run. vLLM counts no hang-up
+        as such, so this is told
+        from its two histograms: sure takes all that run for requests that began meanwhile, likely only as many as came
+        and went at most. Where requests are preempted, some that began wait again."""
         if self.begun is None or self.ended is None or self.running is None:
             return None
         held = [self.running, *([self.waiting] if self.preemptions and self.waiting else [])]
@@ -204,8 +218,8 @@ class EngineSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clients:
-    """What those who asked saw. outcomes, reasons, teams: how many requests; refused: of each team. Times of answers that ended well. source: who
-    tells it."""
+    """What those who asked saw. outcomes, reasons, teams: how many requests; refused: of each team. Times of answers
+    that ended well. source: who tells it."""
 
     source: str
     outcomes: Mapping[str, float]
@@ -223,8 +237,8 @@ class Clients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayEvidence:
-    """What the gateway itself shows. teams: requests in each, that wait or run, at most. lag: of its event loop. only: whether all that it runs
-    is at the engines that were looked at."""
+    """What the gateway itself shows. teams: requests in each, that wait or run, at most. lag: of its event loop. only:
+    whether all that it runs is at the engines that were looked at."""
 
     waiting: Gauge | None = None
     running: Gauge | None = None
@@ -237,7 +251,8 @@ class GatewayEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEvidence:
-    """All that is known of one model. logged: whether a request log was given. notes: what to bear in mind when it is read."""
+    """All that is known of one model. logged: whether a request log was given. notes: what to bear in mind when it is
+    read."""
 
     model: str
     source: str
@@ -255,27 +270,44 @@ class ModelEvidence:
 Place = tuple[str, str]  # instance, and the engine core behind it
 
 
-def evidence(series: SeriesWindow, records: Sequence[RequestRecord] | None = None, model: str | None = None) -> tuple[ModelEvidence, ...]:
-    """One for each model that an engine shows. records: the request log of the same time. model: this one alone. Raises ValueError when nobody
-    shows the model that was asked for, or any."""
+def evidence(
+    series: SeriesWindow, records: Sequence[RequestRecord] | None = None, model: str | None = None
+) -> tuple[ModelEvidence, ...]:
+    """One for each model that an engine shows. records: the request log of the same time. model: this one alone. Raises
+    ValueError when nobody shows the model that was asked for, or any."""
     places: dict[str, set[Place]] = defaultdict(set)
     for labels, _ in series.highest.of(vllm.NUM_REQUESTS_RUNNING.name):
         places[labels.get("model_name", "")].add((labels["instance"], labels.get("engine", "")))
     asked = sorted(places) if model is None else [model] * (model in places)
     if not asked:
-        shown = f"no engine in {series.source} shows " + (f"the model {model}" if model is not None else "vLLM's series")
+        shown = f"no engine in {series.source} shows " + (
+            f"the model {model}" if model is not None else "vLLM's series"
+        )
         shown += f", only {', '.join(sorted(places))}" * bool(places)
-        raise ValueError(f"{shown}; `vllm-watch metrics check URL` looks at an engine's page, and --model names a model as that page does")
-    return tuple(_of_model(series, name, sorted(places[name]), _records_of(records, name, len(places)), len(places)) for name in asked)
+        raise ValueError(
+            f"{shown}; `vllm-watch metrics check URL` looks at an engine's page, and --model names a model as that page"
+            " does"
+        )
+    return tuple(
+        _of_model(series, name, sorted(places[name]), _records_of(records, name, len(places)), len(places))
+        for name in asked
+    )
 
 
-def _of_model(series: SeriesWindow, model: str, places: Sequence[Place], records: Sequence[RequestRecord] | None, models: int) -> ModelEvidence:
+def _of_model(
+    series: SeriesWindow, model: str, places: Sequence[Place], records: Sequence[RequestRecord] | None, models: int
+) -> ModelEvidence:
     several = Counter(instance for instance, _ in places)
-    named = {(f"{instance} engine {core}" if several[instance] > 1 else instance): (instance, core) for instance, core in places}
+    named = {
+        (f"{instance} engine {core}" if several[instance] > 1 else instance): (instance, core)
+        for instance, core in places
+    }
     notes = [
-        f"{instance} started anew within this time: " + ("its figures count from then" if series.scraped else "its cache was cold after that")
-        for instance in series.restarted if instance in several
-    ]  # fmt: skip
+        f"{instance} started anew within this time: "
+        + ("its figures count from then" if series.scraped else "its cache was cold after that")
+        for instance in series.restarted
+        if instance in several
+    ]
     notes += ["the request log holds no record of this model and time"] * (records is not None and not records)
     whole, clients = _figures(series, model, places), _clients(series, model, records, models)
     notes += _wrong_time(whole) if series.scraped and not series.restarted else ()
@@ -293,15 +325,16 @@ def _of_model(series: SeriesWindow, model: str, places: Sequence[Place], records
 
 
 def _wrong_time(figures: EngineSnapshot) -> Iterator[str]:
-    """Seconds between tokens in seconds of time are how many were answered at once (Little's law); far from what runs, the time is another."""
+    """Seconds between tokens in seconds of time are how many were answered at once (Little's law); far from what runs,
+    the time is another."""
     gaps, running = figures.between_tokens, figures.running
     if gaps is None or running is None:
         return
     at_once = gaps.total / figures.seconds
     if at_once > FAR_OFF * max(running.highest, 1.0) or at_once * FAR_OFF < running.lowest:
         yield (
-            f"are {figures.seconds:g} s right? By the gaps between tokens {plain(at_once)} requests were answered at once, and {running.lowest:g} to "
-            f"{running.highest:g} ran"
+            f"are {figures.seconds:g} s right? By the gaps between tokens {plain(at_once)} requests were answered at"
+            f" once, and {running.lowest:g} to {running.highest:g} ran"
         )
 
 
@@ -311,11 +344,15 @@ def _wrong_log(figures: EngineSnapshot, clients: Clients | None) -> Iterator[str
         return
     logged = clients.outcomes.get("ok", 0.0) + clients.outcomes.get("unknown", 0.0)
     if max(logged, figures.ended) > 2 * min(logged, figures.ended) + 10:
-        yield f"is the log of the same time? It holds {logged:.0f} complete answers, and the engine ended {figures.ended:.0f}"
+        yield (
+            f"is the log of the same time? It holds {logged:.0f} complete answers, and the engine ended"
+            f" {figures.ended:.0f}"
+        )
 
 
 def _figures(series: SeriesWindow, model: str, places: Sequence[Place]) -> EngineSnapshot:
-    """Summed over engine cores. What has no core, such as refusals, is of the whole instance; what has no model, of all that it serves."""
+    """Summed over engine cores. What has no core, such as refusals, is of the whole instance; what has no model, of all
+    that it serves."""
     instances = {instance for instance, _ in places}
 
     def mine(labels: Labels) -> bool:
@@ -340,7 +377,9 @@ def _figures(series: SeriesWindow, model: str, places: Sequence[Place]) -> Engin
     def gauge(metric: Metric, across: Callable[[Iterable[float]], float] = sum, **where: str) -> Gauge | None:
         return _gauge(series, metric, lambda labels: mine(labels) and where.items() <= labels.items(), across)
 
-    asked = {key: value for key, value in grown(vllm.HTTP_REQUESTS, "handler", "status").items() if key[0].startswith("/v1/")}
+    asked = {
+        key: value for key, value in grown(vllm.HTTP_REQUESTS, "handler", "status").items() if key[0].startswith("/v1/")
+    }
     return EngineSnapshot(
         seconds=series.seconds,
         begun=_count(series, vllm.TIME_TO_FIRST_TOKEN, mine),
@@ -402,24 +441,38 @@ def _spread(page: Exposition, metric: Metric, mine: Callable[[Labels], bool]) ->
     return Spread(buckets[-1][1], total, buckets) if buckets and buckets[-1][1] > 0 else None
 
 
-def _gauge(series: SeriesWindow, metric: Metric, mine: Callable[[Labels], bool], across: Callable[[Iterable[float]], float] = sum) -> Gauge | None:
+def _gauge(
+    series: SeriesWindow,
+    metric: Metric,
+    mine: Callable[[Labels], bool],
+    across: Callable[[Iterable[float]], float] = sum,
+) -> Gauge | None:
     return _named(series, metric.name, mine, across)
 
 
-def _named(series: SeriesWindow, name: str, mine: Callable[[Labels], bool], across: Callable[[Iterable[float]], float] = sum) -> Gauge | None:
-    found = [[value for labels, value in page.of(name) if mine(labels)] for page in (series.lowest, series.mean, series.highest)]
+def _named(
+    series: SeriesWindow, name: str, mine: Callable[[Labels], bool], across: Callable[[Iterable[float]], float] = sum
+) -> Gauge | None:
+    found = [
+        [value for labels, value in page.of(name) if mine(labels)]
+        for page in (series.lowest, series.mean, series.highest)
+    ]
     lowest, mean, highest = found
     return Gauge(across(lowest), across(mean), across(highest)) if all(found) else None
 
 
 def _crowded(series: SeriesWindow, mine: Callable[[Labels], bool], instances: Iterable[str]) -> Gauge | None:
     found = _named(series, CROWDED, mine)
-    return found and replace(found, looks=min((series.looks[each] for each in instances if each in series.looks), default=None))
+    return found and replace(
+        found, looks=min((series.looks[each] for each in instances if each in series.looks), default=None)
+    )
 
 
 def _caching(configured: Sequence[Labels], mine: Callable[[Labels], bool]) -> bool | None:
     """Off when it is off at one engine: there the others' hits are of no help."""
-    told = [labels["enable_prefix_caching"] for labels in configured if "enable_prefix_caching" in labels and mine(labels)]
+    told = [
+        labels["enable_prefix_caching"] for labels in configured if "enable_prefix_caching" in labels and mine(labels)
+    ]
     return all(word == "True" for word in told) if told else None
 
 
@@ -427,7 +480,8 @@ def _caching(configured: Sequence[Labels], mine: Callable[[Labels], bool]) -> bo
 
 
 def records_of(paths: Iterable[Path], spans: Sequence[Span] = ()) -> list[RequestRecord]:
-    """The records of request logs that ended within the spans; all of them without. Lines that are none are passed over. Raises OSError."""
+    """The records of request logs that ended within the spans; all of them without. Lines that are none are passed
+    over. Raises OSError."""
     found: list[RequestRecord] = []
     for record in read_records(paths):
         at_s = ended_at(record)
@@ -445,7 +499,11 @@ def _clients(series: SeriesWindow, model: str, records: Sequence[RequestRecord] 
     """From the log; else from what a sidecar counted of it; else from what the gateway counts, which knows no model."""
     if records:
         return _of_log(records)
-    sidecar = dict(_by(series.grown, sidecar_series.REQUESTS, ("team", "outcome"), lambda labels: labels.get("model_name") == model))
+    sidecar = dict(
+        _by(
+            series.grown, sidecar_series.REQUESTS, ("team", "outcome"), lambda labels: labels.get("model_name") == model
+        )
+    )
     if sidecar:
         of_model = _having(model_name=model)
         return Clients(
@@ -453,7 +511,12 @@ def _clients(series: SeriesWindow, model: str, records: Sequence[RequestRecord] 
             outcomes=_summed(sidecar, 1),
             teams=_summed(sidecar, 0),
             reasons=_summed(dict(_by(series.grown, sidecar_series.REASONS, ("reason",), of_model)), 0),
-            refused=_summed(dict(_by(series.grown, sidecar_series.REASONS, ("team",), _having(model_name=model, outcome="rejected"))), 0),
+            refused=_summed(
+                dict(
+                    _by(series.grown, sidecar_series.REASONS, ("team",), _having(model_name=model, outcome="rejected"))
+                ),
+                0,
+            ),
             ttft=_spread(series.grown, sidecar_series.TTFT, of_model),
             tpot=_spread(series.grown, sidecar_series.TPOT, of_model),
             queue=_spread(series.grown, sidecar_series.QUEUE, of_model),
@@ -463,9 +526,12 @@ def _clients(series: SeriesWindow, model: str, records: Sequence[RequestRecord] 
         return None
     rejected = dict(_by(series.grown, gateway.REJECTED, ("team", "reason")))
     return Clients(
-        source="the gateway's page", outcomes=_summed(counted, 1), teams=_summed(counted, 0), reasons=_summed(rejected, 1),
+        source="the gateway's page",
+        outcomes=_summed(counted, 1),
+        teams=_summed(counted, 0),
+        reasons=_summed(rejected, 1),
         refused=_summed(rejected, 0),
-    )  # fmt: skip
+    )
 
 
 def _of_log(records: Sequence[RequestRecord]) -> Clients:
@@ -500,8 +566,12 @@ def _gateway(series: SeriesWindow, models: int) -> GatewayEvidence | None:
     waiting, running, slots, limit = shown
     teams = {team: value for team, value in in_hand.items() if value > 0}
     upstreams = len({labels.get("address") for labels, _ in series.highest.of(gateway.UPSTREAM_UP.name)})
-    only = models == 1 and upstreams <= len({labels["instance"] for labels, _ in series.highest.of(vllm.NUM_REQUESTS_RUNNING.name)})
-    return GatewayEvidence(waiting=waiting, running=running, slots=slots, slots_limit=limit, teams=teams, lag=lag, only=only)
+    only = models == 1 and upstreams <= len(
+        {labels["instance"] for labels, _ in series.highest.of(vllm.NUM_REQUESTS_RUNNING.name)}
+    )
+    return GatewayEvidence(
+        waiting=waiting, running=running, slots=slots, slots_limit=limit, teams=teams, lag=lag, only=only
+    )
 
 
 def _having(**labels: str) -> Callable[[Labels], bool]:

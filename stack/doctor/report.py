@@ -38,13 +38,18 @@ def as_json(diagnoses: Sequence[Diagnosis], source: str, asked: EvidenceSource =
         "findings": [_finding_as_json(finding, first=at == 0) for at, finding in enumerate(found)],
         "models": [
             {
-                "model": one.model, "state": one.state, "requests": one.requests, "seconds": one.seconds, "shares": dict(one.shares),
-                "areas": dict(diagnose.areas(one)), "notes": list(one.notes),
+                "model": one.model,
+                "state": one.state,
+                "requests": one.requests,
+                "seconds": one.seconds,
+                "shares": dict(one.shares),
+                "areas": dict(diagnose.areas(one)),
+                "notes": list(one.notes),
                 "unsure": [{"area": each.area, "why": each.why, "how": each.how} for each in one.unsure],
             }
             for one in diagnoses
         ],
-    }  # fmt: skip
+    }
 
 
 def _lever(finding: DoctorFinding, asked: EvidenceSource) -> dict[str, Any]:
@@ -65,17 +70,20 @@ def _commands(finding: DoctorFinding, asked: EvidenceSource) -> Iterator[str]:
 def _finding_as_json(finding: DoctorFinding, first: bool) -> dict[str, Any]:
     row = finding.row
     return {
-        "finding": finding.name, "row": row.name, "model": finding.model, "engine": finding.engine, "area": row.area, "serious": finding.serious,
+        "finding": finding.name, "row": row.name, "model": finding.model, "engine": finding.engine, "area": row.area,
+        "serious": finding.serious,
         "confidence": round(finding.confidence, 3), "symptom": row.symptom, "cause": row.cause,
         "evidence": [
             {
                 "what": fact.what, "value": fact.value, "unit": str(fact.unit),
                 "limit": fact.limit.value if fact.limit else None, "threshold": fact.limit.name if fact.limit else None,
-                "between": [bound if math.isfinite(bound) else None for bound in fact.between] if fact.between else None,
+                "between": [bound if math.isfinite(bound) else None for bound in fact.between] if fact.between
+                    else None,
             }
             for fact in finding.facts
         ],
-        "queries": list(row.asks), "lever" if first else "after_that": row.lever, "second_lever": row.second, "risk": row.risk,
+        "queries": list(row.asks), "lever" if first else "after_that": row.lever, "second_lever": row.second,
+        "risk": row.risk,
         "worked_when": row.proof.told if row.proof else "", "dated": row.dated, "pages": list(row.pages),
     }  # fmt: skip
 
@@ -93,7 +101,8 @@ def as_text(diagnoses: Sequence[Diagnosis], source: str, asked: EvidenceSource =
 
 
 def folded(text: str, width: int) -> str:
-    """For a terminal so many columns wide: sentences go on below where they began; figures, commands and files stay whole. 0: as it is."""
+    """For a terminal so many columns wide: sentences go on below where they began; figures, commands and files stay
+    whole. 0: as it is."""
     return "".join(_folded(line, width) for line in text.splitlines(keepends=True)) if width else text
 
 
@@ -103,7 +112,17 @@ def _folded(line: str, width: int) -> str:
     label = re.match(r" {3}[a-z?]+(?: [a-z]+)* {2,}", line)
     below = " " * (len(label[0]) if label else 3 if line.startswith(" ") else 0)
     head, rest = (label[0], line[len(label[0]) :]) if label else (below, line.strip())
-    return textwrap.fill(rest.strip(), width, initial_indent=head, subsequent_indent=below, break_long_words=False, break_on_hyphens=False) + "\n"
+    return (
+        textwrap.fill(
+            rest.strip(),
+            width,
+            initial_indent=head,
+            subsequent_indent=below,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        + "\n"
+    )
 
 
 def _count(found: Sequence[DoctorFinding]) -> str:
@@ -115,7 +134,10 @@ def _finding(number: int, finding: DoctorFinding, several: bool, asked: Evidence
     row = finding.row
     where = " ".join([f"of {finding.model}"] * several + [f"at {finding.engine}"] * bool(finding.engine))
     loud = "serious" if finding.serious else "not serious"
-    yield f"{number}. {finding.name}{f' {where}' if where else ''} ({row.area}; {loud}; confidence {finding.confidence:.2f})"
+    yield (
+        f"{number}. {finding.name}{f' {where}' if where else ''} ({row.area}; {loud}; confidence"
+        f" {finding.confidence:.2f})"
+    )
     yield f"   {row.symptom} {row.cause}"
     yield from (f"     {_fact(fact)}" for fact in finding.facts)
     yield f"   {'first lever' if number == 1 else 'after that '}  {row.lever}"
@@ -141,7 +163,11 @@ def _about(one: Diagnosis) -> Iterator[str]:
     yield f"{one.model}: {_STATES[one.state]}; {one.requests:.0f} requests in {plain(one.seconds)} s"
     if one.shares:
         yield "   time of a request: " + ", ".join(f"{area} {share * 100:.0f} %" for area, share in one.shares.items())
-    fine = [f"{area} ({_fact(one.seen[area])})" if area in one.seen else area for area, word in diagnose.areas(one).items() if word == "fine"]
+    fine = [
+        f"{area} ({_fact(one.seen[area])})" if area in one.seen else area
+        for area, word in diagnose.areas(one).items()
+        if word == "fine"
+    ]
     if one.state == "busy" and fine:
         yield f"   fine: {', '.join(fine)}"
     areas: dict[tuple[str, str], list[str]] = {}
@@ -158,7 +184,8 @@ def _fact(fact: Fact) -> str:
     limit = f"; {side} {fact.limit.name}, {fact.limit.shown}" if fact.limit else ""
     if fact.unit is Unit.RATIO:
         return f"{plain(100 * fact.value)} % {fact.what}{limit}"
-    shown = plain(round(fact.value) if fact.unit is Unit.REQUESTS else fact.value)  # a growth that Prometheus tells is no whole number
+    # a growth that Prometheus tells is no whole number
+    shown = plain(round(fact.value) if fact.unit is Unit.REQUESTS else fact.value)
     if fact.unit is Unit.SECONDS and 0 < fact.value < LEAST_S:
         shown = f"under {LEAST_S:g}"
     if fact.between:
@@ -180,14 +207,17 @@ def workload_as_json(words: str) -> dict[str, Any]:
         "asked": words,
         "workloads": [
             {
-                "name": one.name, "workload": one.title, "bottleneck": one.bottleneck, "first_lever": one.lever, "second_lever": one.second,
-                "measure": list(one.measure), "benches": list(one.benches), "row": one.row, "scenario": one.scenario, "dated": one.dated,
+                "name": one.name, "workload": one.title, "bottleneck": one.bottleneck, "first_lever": one.lever,
+                "second_lever": one.second,
+                "measure": list(one.measure), "benches": list(one.benches), "row": one.row, "scenario": one.scenario,
+                "dated": one.dated,
             }
             for one in advice
         ],
         "scenarios": [
             {
-                "scenario": one.title, "same": one.same, "changes": one.changes, "expected_hit": list(one.expected_hit), "ttft_impact": one.impact,
+                "scenario": one.title, "same": one.same, "changes": one.changes, "expected_hit": list(one.expected_hit),
+                "ttft_impact": one.impact,
                 "bench": one.bench.name, "row": one.row, "first_lever": symptoms.row(one.row).lever,
             }
             for one in scenarios
@@ -200,18 +230,29 @@ def workload_as_text(told: Mapping[str, Any]) -> str:
     lines = []
     for one in told["workloads"]:
         lines += [
-            f"{one['workload']} ({one['name']})", f"   bottleneck   {one['bottleneck']}", f"   first lever  {one['first_lever']}",
-            f"   after that   {one['second_lever']}", f"   measure      {', '.join(one['measure'])}", *_run(one["benches"]),
-            *[f"   dated        {one['dated']}"] * bool(one["dated"]), "",
-        ]  # fmt: skip
+            f"{one['workload']} ({one['name']})",
+            f"   bottleneck   {one['bottleneck']}",
+            f"   first lever  {one['first_lever']}",
+            f"   after that   {one['second_lever']}",
+            f"   measure      {', '.join(one['measure'])}",
+            *_run(one["benches"]),
+            *[f"   dated        {one['dated']}"] * bool(one["dated"]),
+            "",
+        ]
     for one in told["scenarios"]:
         low, high = (f"{100 * share:.0f}" for share in one["expected_hit"])
         lines += [
-            f"{one['scenario']}", f"   same         {one['same']}; {one['changes']} changes",
-            f"   expect       {low} to {high} % of the prompt tokens from the prefix cache; effect on the first token: {one['ttft_impact']}",
-            *[f"   first lever  {one['first_lever']}"] * (one["scenario"] not in {each["scenario"] for each in told["workloads"]}),
-            *_run([one["bench"]]), "",
-        ]  # fmt: skip
+            f"{one['scenario']}",
+            f"   same         {one['same']}; {one['changes']} changes",
+            (
+                f"   expect       {low} to {high} % of the prompt tokens from the prefix cache; effect on the first"
+                f" token: {one['ttft_impact']}"
+            ),
+            *[f"   first lever  {one['first_lever']}"]
+            * (one["scenario"] not in {each["scenario"] for each in told["workloads"]}),
+            *_run([one["bench"]]),
+            "",
+        ]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -228,4 +269,7 @@ def goal_as_json(name: str) -> dict[str, Any]:
 def goal_as_text(told: Mapping[str, Any]) -> str:
     """From `goal_as_json`."""
     how = f"vllm-watch runbook tuning; the row is {told['row']}"
-    return f"{told['title']}\n   first lever  {told['first_lever']}\n   after that   {told['second_lever']}\n   worked?      {how}\n"
+    return (
+        f"{told['title']}\n   first lever  {told['first_lever']}\n   after that   {told['second_lever']}\n   worked?   "
+        f"   {how}\n"
+    )

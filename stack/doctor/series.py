@@ -1,7 +1,9 @@
-"""What the series of engines and gateways did within a time: from two pages of each, or asked of a Prometheus. Both give the same.
+"""What the series of engines and gateways did within a time: from two pages of each, or asked of a Prometheus. Both
+give the same.
 
-Law: a figure is worked out in evidence.py, from this alone, so that it cannot mean one thing in pages and another in Prometheus. Series stand under
-the names of the catalogue, whatever a release called them, and have the label `instance` beside their own."""
+Law: a figure is worked out in evidence.py, from this alone, so that it cannot mean one thing in pages and another in
+Prometheus. Series stand under the names of the catalogue, whatever a release called them, and have the label `instance`
+beside their own."""
 
 from __future__ import annotations
 
@@ -18,37 +20,58 @@ from exporters.net.prometheus import Prometheus, PrometheusError
 from exporters.text import format_duration, parse_window
 
 COUNTERS = (
-    vllm.REQUEST_SUCCESS, vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS, vllm.PREFIX_CACHE_QUERIES, vllm.PREFIX_CACHE_HITS, vllm.NUM_PREEMPTIONS,
-    vllm.ADMISSION_REJECTIONS, vllm.SPEC_DECODE_NUM_DRAFTS, vllm.SPEC_DECODE_NUM_DRAFT_TOKENS, vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS,
+    vllm.REQUEST_SUCCESS, vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS, vllm.PREFIX_CACHE_QUERIES, vllm.PREFIX_CACHE_HITS,
+    vllm.NUM_PREEMPTIONS,
+    vllm.ADMISSION_REJECTIONS, vllm.SPEC_DECODE_NUM_DRAFTS, vllm.SPEC_DECODE_NUM_DRAFT_TOKENS,
+    vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS,
     vllm.HTTP_REQUESTS, gateway.REQUESTS, gateway.REJECTED, sidecar.REQUESTS, sidecar.REASONS,
 )  # fmt: skip
 HISTOGRAMS = (
-    vllm.TIME_TO_FIRST_TOKEN, vllm.INTER_TOKEN_LATENCY, vllm.E2E_REQUEST_LATENCY, vllm.REQUEST_QUEUE_TIME, vllm.REQUEST_PREFILL_TIME,
-    vllm.REQUEST_DECODE_TIME, vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, vllm.REQUEST_PROMPT_TOKENS, vllm.REQUEST_GENERATION_TOKENS,
+    vllm.TIME_TO_FIRST_TOKEN, vllm.INTER_TOKEN_LATENCY, vllm.E2E_REQUEST_LATENCY, vllm.REQUEST_QUEUE_TIME,
+    vllm.REQUEST_PREFILL_TIME,
+    vllm.REQUEST_DECODE_TIME, vllm.REQUEST_TIME_PER_OUTPUT_TOKEN, vllm.REQUEST_PROMPT_TOKENS,
+    vllm.REQUEST_GENERATION_TOKENS,
     vllm.ITERATION_TOKENS, gateway.LOOP_LAG, sidecar.TTFT, sidecar.TPOT, sidecar.QUEUE,
 )  # fmt: skip
 GAUGES = (
-    vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING, vllm.NUM_REQUESTS_WAITING_BY_REASON, vllm.KV_CACHE_USAGE, gateway.WAITING, gateway.RUNNING,
-    gateway.SLOTS, gateway.SLOTS_LIMIT, gateway.UPSTREAM_UP,
-)  # fmt: skip
+    vllm.NUM_REQUESTS_RUNNING,
+    vllm.NUM_REQUESTS_WAITING,
+    vllm.NUM_REQUESTS_WAITING_BY_REASON,
+    vllm.KV_CACHE_USAGE,
+    gateway.WAITING,
+    gateway.RUNNING,
+    gateway.SLOTS,
+    gateway.SLOTS_LIMIT,
+    gateway.UPSTREAM_UP,
+)
 PROGRESS = (
-    vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS, vllm.PREFIX_CACHE_QUERIES, vllm.REQUEST_SUCCESS, vllm.NUM_PREEMPTIONS, vllm.KV_CACHE_USAGE,
-    vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING,
-)  # fmt: skip
+    vllm.PROMPT_TOKENS,
+    vllm.GENERATION_TOKENS,
+    vllm.PREFIX_CACHE_QUERIES,
+    vllm.REQUEST_SUCCESS,
+    vllm.NUM_PREEMPTIONS,
+    vllm.KV_CACHE_USAGE,
+    vllm.NUM_REQUESTS_RUNNING,
+    vllm.NUM_REQUESTS_WAITING,
+)
 LOOKED_AT = tuple(dict.fromkeys((*GAUGES, *PROGRESS)))  # read at each look between the first and the last page
-STILL = f"{vllm.NUM_REQUESTS_RUNNING.name}, seconds without progress at the end"  # 0 where the engine works, or has nothing to do
+# 0 where the engine works, or has nothing to do
+STILL = f"{vllm.NUM_REQUESTS_RUNNING.name}, seconds without progress at the end"
 STILL_WINDOWS = (FROZEN_FOR, "1m", "30s")  # in which a Prometheus is asked for an engine without progress
 QUEUE_RISE = f"{vllm.NUM_REQUESTS_WAITING.name}, more at the end than at the beginning"
-CROWDED = f"{vllm.NUM_REQUESTS_RUNNING.name}, while others wait"  # what runs at those looks at which somebody waits beside it
+# what runs at those looks at which somebody waits beside it
+CROWDED = f"{vllm.NUM_REQUESTS_RUNNING.name}, while others wait"
 SUBQUERIES = 120  # moments of a window that a question about two gauges at once looks at
 ALL_OF_IT = 0.9  # a Prometheus that recorded so much of the window recorded it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesWindow:
-    """grown: by how much counters and histograms grew, by sample name. lowest, mean, highest: of gauges, at the scrapes of that time.
+    """grown: by how much counters and histograms grew, by sample name. lowest, mean, highest: of gauges, at the scrapes
+    of that time.
 
-    looks: how many moments CROWDED rests on, by instance, where that is known. configured: what engines say of their caches.
+    looks: how many moments CROWDED rests on, by instance, where that is known. configured: what engines say of their
+    caches.
     silent: seconds since the last answer of instances that stopped answering within the time.
     restarted: instances whose process began anew; of two pages their growth counts from there.
     source: where it came from, for people. scraped: how often, where that is known."""
@@ -74,10 +97,11 @@ _INTO = ("grown", "lowest", "mean", "highest")
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Two pages of one engine or gateway. instance: what it is called; host:port as a rule. inside: looks between the two, for their gauges.
+    """Two pages of one engine or gateway. instance: what it is called; host:port as a rule. inside: looks between the
+    two, for their gauges.
 
-    at_s: when those were taken, in seconds after the first page; evenly spread where that is not known. silent_s: seconds since `after`, where no
-    later page was answered."""
+    at_s: when those were taken, in seconds after the first page; evenly spread where that is not known. silent_s:
+    seconds since `after`, where no later page was answered."""
 
     instance: str
     before: Exposition
@@ -87,14 +111,17 @@ class Pages:
     silent_s: float = 0.0
 
     def checked(self) -> Pages:
-        """These, if they can be two looks at one process. Raises ValueError for the same page twice, or the later one first."""
+        """These, if they can be two looks at one process. Raises ValueError for the same page twice, or the later one
+        first."""
         at = vllm.PROCESS_CPU.name  # an API server that shows a page spends time on it
         if self.before.samples == self.after.samples and self.before.total(at):
             raise ValueError(f"both pages of {self.instance} are the same one; take them some seconds apart")
         began, begins = (page.total(vllm.PROCESS_START_TIME.name) for page in (self.before, self.after))
         spent, spends = (page.total(at) for page in (self.before, self.after))
         if began and begins and (begins < began or (begins == began and spent and spends and spends < spent)):
-            raise ValueError(f"the page before is later than {self.instance}; give them the other way round, and of one engine")
+            raise ValueError(
+                f"the page before is later than {self.instance}; give them the other way round, and of one engine"
+            )
         return self
 
     @property
@@ -110,7 +137,8 @@ class Pages:
         """These, if they are a gateway's. Raises ValueError."""
         if not any(metric.name in self.after for metric in (gateway.SLOTS, gateway.RUNNING, gateway.REQUESTS)):
             raise ValueError(
-                f"{self.instance} shows no series of the gateway; its metrics are at metrics_listen (127.0.0.1:8010 where nothing else is set)"
+                f"{self.instance} shows no series of the gateway; its metrics are at metrics_listen (127.0.0.1:8010"
+                " where nothing else is set)"
             )
         return self
 
@@ -128,7 +156,8 @@ def between(sources: Sequence[Pages], seconds: float, source: str) -> SeriesWind
             for part in _parts(metric):
                 then = _by_labels(before, metric, part)
                 for labels, now in _by_labels(pages.after, metric, part).items():
-                    fell = now < (was := then.get(labels, 0.0))  # one series that began anew, such as that of an adapter
+                    # one series that began anew, such as that of an adapter
+                    fell = now < (was := then.get(labels, 0.0))
                     grown.add(metric.name + part, pages.instance, labels, now if fell else now - was)
         for metric in GAUGES:
             seen = [_by_labels(page, metric) for page in pages.looks]
@@ -141,8 +170,10 @@ def between(sources: Sequence[Pages], seconds: float, source: str) -> SeriesWind
     lowest, mean, highest = (each.page() for each in gauges)
     return SeriesWindow(
         seconds=seconds, source=source, grown=grown.page(), lowest=lowest, mean=mean, highest=highest,
-        configured=[{**labels, "instance": each.instance} for each in sources for labels, _ in each.after.of(vllm.CACHE_CONFIG_INFO.name)],
-        restarted=tuple(each.instance for each in sources if each.restarted), scraped=max((len(each.looks) for each in sources), default=0),
+        configured=[{**labels, "instance": each.instance} for each in sources for labels,
+            _ in each.after.of(vllm.CACHE_CONFIG_INFO.name)],
+        restarted=tuple(each.instance for each in sources if each.restarted),
+        scraped=max((len(each.looks) for each in sources), default=0),
         looks=crowded, silent={each.instance: each.silent_s for each in sources if each.silent_s},
     )  # fmt: skip
 
@@ -152,9 +183,16 @@ _Labels = tuple[tuple[str, str], ...]
 
 def _derived(pages: Pages, seconds: float) -> Iterator[tuple[str, _Labels, Sequence[float]]]:
     """Yield what several gauges and looks tell together: (sample name, labels, values)."""
-    running, waiting = ([_by_labels(page, metric) for page in pages.looks] for metric in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING))
+    running, waiting = (
+        [_by_labels(page, metric) for page in pages.looks]
+        for metric in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING)
+    )
     for labels in running[-1]:
-        then_ran = [ran[labels] for ran, queue in zip(running, waiting, strict=True) if labels in ran and queue.get(labels, 0.0) > 0]
+        then_ran = [
+            ran[labels]
+            for ran, queue in zip(running, waiting, strict=True)
+            if labels in ran and queue.get(labels, 0.0) > 0
+        ]
         if then_ran:
             yield CROWDED, labels, then_ran
     for labels, still_s in _standstills(pages.looks, pages.times(seconds)):
@@ -166,8 +204,9 @@ def _derived(pages: Pages, seconds: float) -> Iterator[tuple[str, _Labels, Seque
 def _standstills(looks: Sequence[Exposition], at_s: Sequence[float]) -> Iterator[tuple[_Labels, float]]:
     """Yield for each engine core the seconds up to the last look in which it had work and made no progress.
 
-    A core that stands still keeps showing its last gauges. A long prefill moves the KV cache usage with each chunk. Of two pages that differ only
-    an engine without work at the second is known not to stand still; cores of which nothing is known are left out."""
+    A core that stands still keeps showing its last gauges. A long prefill moves the KV cache usage with each chunk. Of
+    two pages that differ only an engine without work at the second is known not to stand still; cores of which nothing
+    is known are left out."""
     states = [{metric: _of_cores(page, metric) for metric in PROGRESS} for page in looks]
     for core, running in states[-1][vllm.NUM_REQUESTS_RUNNING].items():
         of_core = [tuple(state[metric].get(core) for metric in PROGRESS) for state in states]
@@ -200,7 +239,9 @@ class _Samples:
         return Exposition(self._found)
 
 
-def _add(gauges: Sequence[_Samples], name: str, instance: str, labels: Iterable[tuple[str, str]], seen: Sequence[float]) -> None:
+def _add(
+    gauges: Sequence[_Samples], name: str, instance: str, labels: Iterable[tuple[str, str]], seen: Sequence[float]
+) -> None:
     for into, value in zip(gauges, (min(seen), sum(seen) / len(seen), max(seen)), strict=True):
         into.add(name, instance, labels, value)
 
@@ -215,7 +256,8 @@ def _parts(metric: Metric) -> tuple[str, ...]:
 
 
 def _by_labels(page: Exposition, metric: Metric, part: str = "") -> dict[tuple[tuple[str, str], ...], float]:
-    """The samples of a metric under its present name or, where the page has not that, an older one; several API processes show parts of one total."""
+    """The samples of a metric under its present name or, where the page has not that, an older one; several API
+    processes show parts of one total."""
     name = next((name + part for name in metric.names if name + part in page), "")
     found: dict[tuple[tuple[str, str], ...], float] = {}
     for labels, value in page.of(name):
@@ -230,7 +272,8 @@ def _by_labels(page: Exposition, metric: Metric, part: str = "") -> dict[tuple[t
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One query, and where its answer goes: into which of the pages, under which sample name. times: what its values are multiplied with."""
+    """One query, and where its answer goes: into which of the pages, under which sample name. times: what its values
+    are multiplied with."""
 
     into: str
     name: str
@@ -243,7 +286,8 @@ def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
     window = format_duration(max(round(seconds), 1))
     of_model = (f"model_name={_quoted(model)}",) if model is not None else ()
     for metric in (*COUNTERS, *HISTOGRAMS, *GAUGES):
-        its = model is not None and "model_name" in metric.labels and metric is not vllm.NUM_REQUESTS_RUNNING  # which says what models there are
+        # which says what models there are
+        its = model is not None and "model_name" in metric.labels and metric is not vllm.NUM_REQUESTS_RUNNING
         where = of_model if its else ()
         by = tuple(dict.fromkeys(("instance", *metric.labels)))
         match metric.kind:
@@ -254,13 +298,21 @@ def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
                 yield Question("grown", f"{metric.name}_count", promql.observed(metric, window, by, where))
                 yield Question("grown", f"{metric.name}_sum", promql.amount(metric, window, by, where), seconds)
             case _:
-                for into, over_time in (("lowest", promql.lowest), ("mean", promql.average), ("highest", promql.highest)):
+                for into, over_time in (
+                    ("lowest", promql.lowest),
+                    ("mean", promql.average),
+                    ("highest", promql.highest),
+                ):
                     yield Question(into, metric.name, over_time(metric, window, by, where))
     step = f"{max(round(seconds / SUBQUERIES), 5)}s"
-    running, waiting = (f"({promql.series(metric)})" for metric in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING))
+    running, waiting = (
+        f"({promql.series(metric)})" for metric in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING)
+    )
     labels = ", ".join(("instance", *vllm.NUM_REQUESTS_RUNNING.labels))
     for into, over in (("lowest", "min"), ("mean", "avg"), ("highest", "max")):
-        yield Question(into, CROWDED, f"sum by ({labels}) ({over}_over_time(({running} and {waiting} > 0)[{window}:{step}]))")
+        yield Question(
+            into, CROWDED, f"sum by ({labels}) ({over}_over_time(({running} and {waiting} > 0)[{window}:{step}]))"
+        )
     for into in ("lowest", "mean", "highest"):
         yield Question(into, STILL, _still_for(seconds, of_model))
         yield Question(into, QUEUE_RISE, promql.rise(vllm.NUM_REQUESTS_WAITING, window, promql.EACH, of_model))
@@ -270,10 +322,13 @@ def questions(seconds: float, model: str | None = None) -> Iterator[Question]:
 
 
 def _still_for(seconds: float, where: tuple[str, ...]) -> str:
-    """Return a query for the seconds, up to now, in which an engine had work and made no token: the longest of a few windows, by the alert's rule."""
+    """Return a query for the seconds, up to now, in which an engine had work and made no token: the longest of a few
+    windows, by the alert's rule."""
     shorter = [window for window in STILL_WINDOWS if parse_window(window) < seconds]
     windows = [format_duration(max(round(seconds), 1)), *shorter]
-    work = " + ".join(promql.current(gauge, promql.EACH, where) for gauge in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING))
+    work = " + ".join(
+        promql.current(gauge, promql.EACH, where) for gauge in (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING)
+    )
     still = [f"({frozen(window, promql.EACH, where)}) * 0 + {parse_window(window):g}" for window in windows]
     return " or ".join([*still, f"({work}) * 0" if shorter else f"({work}) == 0"])
 
@@ -292,7 +347,8 @@ class _Told:
 
 
 async def over(prometheus: Prometheus, seconds: float, at_s: float, model: str | None = None) -> SeriesWindow:
-    """What Prometheus recorded in the seconds before at_s. Raises Refused when it does not answer one of the questions."""
+    """What Prometheus recorded in the seconds before at_s. Raises Refused when it does not answer one of the
+    questions."""
     asked = list(questions(seconds, model))
     answers = await asyncio.gather(*(prometheus.as_of(one.expr, at_s) for one in asked))
     told = _Told()
@@ -316,6 +372,12 @@ async def over(prometheus: Prometheus, seconds: float, at_s: float, model: str |
     if 0 < recorded_s < ALL_OF_IT * seconds:
         source, seconds = f"{source}, of which it recorded {recorded_s:.0f} s", recorded_s
     return SeriesWindow(
-        seconds=seconds, source=source, grown=grown, lowest=lowest, mean=mean, highest=highest, configured=told.configured,
+        seconds=seconds,
+        source=source,
+        grown=grown,
+        lowest=lowest,
+        mean=mean,
+        highest=highest,
+        configured=told.configured,
         restarted=tuple(sorted(told.restarted)),
-    )  # fmt: skip
+    )

@@ -1,4 +1,5 @@
-"""Drills: a fault put into a real vLLM and its watchers, the alert seen to arrive, the fault taken away, the alert seen to go.
+"""Drills: a fault put into a real vLLM and its watchers, the alert seen to arrive, the fault taken away, the alert seen
+to go.
 
     drills.py      alert -> drill, or why there is none                                                   pure
     faults.py      one function for each fault; leaving its block takes the fault away

@@ -1,4 +1,5 @@
-"""Alert -> the drill that proves it, or the reason why there is none. Drills of one engine run in the order of this table."""
+"""Alert -> the drill that proves it, or the reason why there is none. Drills of one engine run in the order of this
+table."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ QUICKER = 60  # for alerts whose shortest window is half an hour
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """What is done so that one alert fires. what: the fault in one phrase. users: whether a few requests run beside it all the time.
+    """What is done so that one alert fires. what: the fault in one phrase. users: whether a few requests run beside it
+    all the time.
 
-    Times in seconds. seen_at_prometheus: the fault keeps the alert from Alertmanager; it arrives when the fault is over.
+    Times in seconds. seen_at_prometheus: the fault keeps the alert from Alertmanager; it arrives when the fault is
+    over.
     always: the alert fires while all is well, and the fault silences it."""
 
     alert: str
@@ -36,34 +39,42 @@ class Drill:
 
 DRILLS: tuple[Drill, ...] = (
     # Those who watch, and the way in
-    Drill("VLLMWatchdog", "Prometheus is killed, and the alert that always fires falls silent", faults.killed("prometheus"), always=True),
+    Drill("VLLMWatchdog", "Prometheus is killed, and the alert that always fires falls silent",
+        faults.killed("prometheus"), always=True),
     Drill("VLLMGatewayDown", "the gateway is killed", faults.killed("gateway"), users=True),
-    Drill("VLLMGatewayGone", "the gateway is killed, and its target leaves discovery", faults.left_discovery("gateway", "gateway"), pace=QUICKER),
+    Drill("VLLMGatewayGone", "the gateway is killed, and its target leaves discovery",
+        faults.left_discovery("gateway", "gateway"), pace=QUICKER),
     Drill("VLLMSidecarGone", "the sidecar's job loses its only target", faults.left_discovery("sidecar"), pace=QUICKER),
     Drill("VLLMSidecarDown", "the sidecar is killed", faults.killed("sidecar"), users=True),
-    Drill("VLLMAlertmanagerUnreachable", "Alertmanager is killed", faults.killed("alertmanager"), seen_at_prometheus=True),
+    Drill("VLLMAlertmanagerUnreachable", "Alertmanager is killed", faults.killed("alertmanager"),
+        seen_at_prometheus=True),
     Drill("VLLMNotificationsFailing", "whoever Alertmanager notifies refuses", faults.notifications_refused),
     Drill("VLLMRuleFailing", "a rule that matches many series with many is loaded", faults.rule_that_cannot_be),
     Drill("VLLMSidecarSourceFailing", "the events file becomes a folder", faults.events_unreadable),
     Drill("VLLMCheckpointFailing", "the sidecar can write nothing, as on a full disk", faults.state_unwritable),
     Drill("VLLMSpansDropped", "what takes the spans of requests refuses every one", faults.spans_refused),
     Drill("VLLMRequestLogUnwritable", "the request log becomes a folder while requests go on", faults.log_is_no_file),
-    Drill("VLLMRequestLogLagging", "records are written two minutes after their requests ended", faults.records_come_late),
-    Drill("VLLMLogExceedsEngine", "records of requests that never were are written to the log", faults.forged_records, pace=QUICKER),
-    Drill("VLLMEngineExceedsLog", "clients ask the engine past the gateway", faults.past_the_gateway, pace=QUICKER, users=True),
+    Drill("VLLMRequestLogLagging", "records are written two minutes after their requests ended",
+        faults.records_come_late),
+    Drill("VLLMLogExceedsEngine", "records of requests that never were are written to the log", faults.forged_records,
+        pace=QUICKER),
+    Drill("VLLMEngineExceedsLog", "clients ask the engine past the gateway", faults.past_the_gateway, pace=QUICKER,
+        users=True),
     Drill("VLLMTeamLabelOverflow", "records of eighty teams are written to the log", faults.more_teams_than_seats),
     # Cards, which are stand-ins
     Drill("VLLMGPUMissing", "a stand-in card falls off the bus", faults.card_lost),
     Drill("VLLMGPUHot", "a stand-in card is at 91 degrees", faults.card_hot),
     Drill("VLLMGPUThrottled", "a stand-in card is held down half of the time by heat", faults.card_held_down),
-    Drill("VLLMGPUECCErrors", "a stand-in card counts uncorrected memory errors", faults.card_memory_errors, pace=QUICKER),
+    Drill("VLLMGPUECCErrors", "a stand-in card counts uncorrected memory errors", faults.card_memory_errors,
+        pace=QUICKER),
     Drill("VLLMGPUMemoryNearlyFull", "a stand-in card has 99 % of its memory in use", faults.card_memory_full),
     Drill("VLLMGPUXid", "a stand-in dcgm-exporter tells XID 79", faults.dcgm_tells(dcgm.XID_ERRORS.metric, value=79)),
     Drill(
         "VLLMGPUNVLinkErrors", "a stand-in dcgm-exporter counts ten damaged packets a second",
         faults.dcgm_tells(dcgm.NVLINK_CRC.metric, dcgm.NVLINK_REPLAY.metric, per_s=10), pace=QUICKER,
     ),
-    Drill("VLLMCostOverBudget", "two stand-in cards make a few tokens a second", faults.hardly_any_traffic, pace=QUICKER),
+    Drill("VLLMCostOverBudget", "two stand-in cards make a few tokens a second", faults.hardly_any_traffic,
+        pace=QUICKER),
     # Requests
     Drill("VLLMGatewayRejecting", "clients come with a wrong key", faults.wrong_key, users=True),
     Drill("VLLMClientHangupsRising", "clients hang up after the first token", faults.clients_hang_up, pace=QUICKER),
@@ -81,41 +92,65 @@ DRILLS: tuple[Drill, ...] = (
         "VLLMLatencyWorseSinceTuning", "a change is put on record, and the engine core stops and goes on from then on",
         faults.slower_since_a_change, pace=QUICKER,
     ),
-    Drill("VLLMCacheHitsCollapsed", "prompts no longer share their beginning", faults.prompts_no_longer_alike, pace=QUICKER),
+    Drill("VLLMCacheHitsCollapsed", "prompts no longer share their beginning", faults.prompts_no_longer_alike,
+        pace=QUICKER),
     # Engines
     Drill("VLLMMetricsAbsent", "a target of the engines' job is no engine", faults.target_is_no_engine),
-    Drill("VLLMMixedHistogramBounds", "a second engine of the model shows other bounds", faults.engine_with_other_bounds, pace=QUICKER),
+    Drill("VLLMMixedHistogramBounds", "a second engine of the model shows other bounds",
+        faults.engine_with_other_bounds, pace=QUICKER),
     Drill("VLLMEngineGone", "the engines' job loses its only target", faults.left_discovery("vllm"), pace=QUICKER),
     Drill("VLLMEngineFrozen", "the engine core is stopped while it works", faults.core_frozen),
     Drill("VLLMEngineUnreachable", "the API server hangs", faults.engine_hangs, users=True),
     Drill("VLLMEngineDown", "the engine is killed", faults.engine_killed, users=True),
-    Drill("VLLMSlowStart", "the engine stands still for 80 s as it starts", faults.engine_starts_slowly, fires_within_s=300, resolves_within_s=300),
-    Drill("VLLMRestartLoop", "the engine is killed three times", faults.engine_restarts, pace=10, fires_within_s=600, resolves_within_s=600),
+    Drill("VLLMSlowStart", "the engine stands still for 80 s as it starts", faults.engine_starts_slowly,
+        fires_within_s=300, resolves_within_s=300),
+    Drill("VLLMRestartLoop", "the engine is killed three times", faults.engine_restarts, pace=10, fires_within_s=600,
+        resolves_within_s=600),
     # Engines of their own
-    Drill("VLLMQueueTimeHigh", "sixteen clients share the one slot of a slow engine", faults.more_asked_than_answered, DrillEngine.ONE_SLOT),
-    Drill("VLLMTTFTHigh", "sixteen clients share the one slot of a slow engine", faults.more_asked_than_answered, DrillEngine.ONE_SLOT),
-    Drill("VLLMQueueGrowing", "more requests come than the one slot of a slow engine answers", faults.queue_without_end, DrillEngine.ONE_SLOT),
+    Drill("VLLMQueueTimeHigh", "sixteen clients share the one slot of a slow engine", faults.more_asked_than_answered,
+        DrillEngine.ONE_SLOT),
+    Drill("VLLMTTFTHigh", "sixteen clients share the one slot of a slow engine", faults.more_asked_than_answered,
+        DrillEngine.ONE_SLOT),
+    Drill("VLLMQueueGrowing", "more requests come than the one slot of a slow engine answers", faults.queue_without_end,
+        DrillEngine.ONE_SLOT),
     Drill(
-        "VLLMKVCacheNearlyFull", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, DrillEngine.SMALL_CACHE,
+        "VLLMKVCacheNearlyFull", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small,
+        DrillEngine.SMALL_CACHE,
         fires_within_s=400,
     ),
-    Drill("VLLMPreemptionsSustained", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, DrillEngine.SMALL_CACHE),
-    Drill("VLLMKVCacheThrashing", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small, DrillEngine.SMALL_CACHE),
-    Drill("VLLMEngineRejecting", "sixteen clients, and an engine that takes four", faults.more_than_the_engine_takes, DrillEngine.SHORT_QUEUE),
-    Drill("VLLMAcceptanceLow", "n-grams are drafted for answers at random", faults.nothing_to_guess, DrillEngine.GUESSING, pace=QUICKER),
+    Drill("VLLMPreemptionsSustained", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small,
+        DrillEngine.SMALL_CACHE),
+    Drill("VLLMKVCacheThrashing", "a cache of 768 tokens, and 24 clients with long answers", faults.cache_too_small,
+        DrillEngine.SMALL_CACHE),
+    Drill("VLLMEngineRejecting", "sixteen clients, and an engine that takes four", faults.more_than_the_engine_takes,
+        DrillEngine.SHORT_QUEUE),
+    Drill("VLLMAcceptanceLow", "n-grams are drafted for answers at random", faults.nothing_to_guess,
+        DrillEngine.GUESSING, pace=QUICKER),
 )  # fmt: skip
 
-FAST = ("VLLMGatewayDown", "VLLMSidecarDown", "VLLMRequestLogUnwritable", "VLLMGPUMissing", "VLLMEngineFrozen", "VLLMEngineUnreachable")
+FAST = (
+    "VLLMGatewayDown",
+    "VLLMSidecarDown",
+    "VLLMRequestLogUnwritable",
+    "VLLMGPUMissing",
+    "VLLMEngineFrozen",
+    "VLLMEngineUnreachable",
+)
 
 WHY_NOT = {
-    "VLLMScrapeNearLimit": "no page of the lab's comes near its sample_limit; one that does is in tests/stack/deploy/test_fleet.py",
+    "VLLMScrapeNearLimit": (
+        "no page of the lab's comes near its sample_limit; one that does is in tests/stack/deploy/test_fleet.py"
+    ),
     "VLLMLatencyWorseThanLastWeek": "it compares with a week ago, and the lab has no such past",
-    "VLLMRequestsDeferred": "it needs adapters or a transfer of KV cache between engines, which the lab's tiny model does not have",
+    "VLLMRequestsDeferred": (
+        "it needs adapters or a transfer of KV cache between engines, which the lab's tiny model does not have"
+    ),
 }
 
 
 def chosen(names: Iterable[str]) -> tuple[Drill, ...]:
-    """The drills of these alerts, in the order of the table; `all` and `fast` are names too, VLLM and capitals may be left out.
+    """The drills of these alerts, in the order of the table; `all` and `fast` are names too, VLLM and capitals may be
+    left out.
 
     Raises ValueError for what is no alert, and for an alert that has no drill, with the reason."""
     wanted = {alert for name in names for alert in _meant(name)}
@@ -133,4 +168,6 @@ def _meant(name: str) -> tuple[str, ...]:
                 raise ValueError(f"{alert} has no drill here: {why_not}")
             return (alert,)
     near = difflib.get_close_matches(name, [*known, *groups], n=1)
-    raise ValueError(f"{name} is no alert" + (f"; did you mean {near[0]}?" if near else "; see vllm-watch drill --list"))
+    raise ValueError(
+        f"{name} is no alert" + (f"; did you mean {near[0]}?" if near else "; see vllm-watch drill --list")
+    )

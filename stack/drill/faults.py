@@ -1,7 +1,7 @@
 """What can go wrong, one function for each: entering the block makes it so, leaving it takes it away again.
 
-A process that was killed is started again when the block ends as planned; where it ends otherwise, the lab mends itself before the next
-drill. What would outlive us (a stopped process, a moved file) is taken back in any case."""
+A process that was killed is started again when the block ends as planned; where it ends otherwise, the lab mends itself
+before the next drill. What would outlive us (a stopped process, a moved file) is taken back in any case."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ _EVER: dict[str, Any] = {"ignore_eos": True}
 
 
 def _an_hour(lab: DrillLab) -> float:
-    """Seconds that an hour of the rules takes at the drill's pace, and a little more: days are added up from full hours."""
+    """Seconds that an hour of the rules takes at the drill's pace, and a little more: days are added up from full
+    hours."""
     return lab.config.settings.seconds("1h") + 3 * lab.config.beat.scrape_s
 
 
-# --- engines ---------------------------------------------------------------------------------------------------------------------
+# --- engines
 
 
 @contextlib.contextmanager
@@ -72,7 +73,8 @@ async def engine_hangs(lab: DrillLab) -> AsyncIterator[None]:
 
 
 def left_discovery(job: str, process: str | None = None) -> Fault:
-    """Return a fault that takes all targets of a scrape job away, after an hour in which they were recorded. process: ended meanwhile."""
+    """Return a fault that takes all targets of a scrape job away, after an hour in which they were recorded. process:
+    ended meanwhile."""
 
     @fault
     async def leave(lab: DrillLab) -> AsyncIterator[None]:
@@ -106,7 +108,11 @@ async def engine_with_other_bounds(lab: DrillLab) -> AsyncIterator[None]:
     async def page(_: web.Request) -> web.Response:
         about = {"engine": "0", "model_name": MODEL}
         latency = exposition.Distribution((0.1, 1.0), (1, 0, 0), 0.05)
-        return web.Response(text=exposition.render([(vllm.NUM_REQUESTS_RUNNING, about, 0.0), (vllm.E2E_REQUEST_LATENCY, about, latency)]))
+        return web.Response(
+            text=exposition.render(
+                [(vllm.NUM_REQUESTS_RUNNING, about, 0.0), (vllm.E2E_REQUEST_LATENCY, about, latency)]
+            )
+        )
 
     async with _served("GET", "/metrics", page) as url:
         with _prometheus_yml(lab) as content:
@@ -152,7 +158,8 @@ async def _until_it_runs(lab: DrillLab) -> None:
 
 
 async def pulses(lab: DrillLab, stopped_s: float, runs_s: float) -> None:
-    """The engine core stops and goes on again and again, which makes it slow without making it idle; until cancelled."""
+    """The engine core stops and goes on again and again, which makes it slow without making it idle; until
+    cancelled."""
     core = lab.core()
     while True:
         with stopped(core):
@@ -160,7 +167,7 @@ async def pulses(lab: DrillLab, stopped_s: float, runs_s: float) -> None:
         await asyncio.sleep(runs_s)
 
 
-# --- latency ---------------------------------------------------------------------------------------------------------------------
+# --- latency
 
 
 @fault
@@ -184,7 +191,8 @@ async def slow_decoding(lab: DrillLab) -> AsyncIterator[None]:
 
 
 async def _a_hundred_good(lab: DrillLab) -> None:
-    """Short requests, all well, and then it breaks. Prometheus sees the first before the others come: what a counter begins with is no growth."""
+    """Short requests, all well, and then it breaks. Prometheus sees the first before the others come: what a counter
+    begins with is no growth."""
 
     async def seen() -> bool:
         return bool(await lab.query(f"sum({sidecar.REQUESTS.name})"))
@@ -210,7 +218,8 @@ async def late_first_tokens(lab: DrillLab) -> AsyncIterator[None]:
 
 @fault
 async def late_tokens(lab: DrillLab) -> AsyncIterator[None]:
-    """After a hundred good requests the gaps between tokens are too long for a few seconds; then nobody asks any more."""
+    """After a hundred good requests the gaps between tokens are too long for a few seconds; then nobody asks any
+    more."""
     await _a_hundred_good(lab)
     async with meanwhile(crowd(8, partial(ask, lab, tokens=LONG, direct=True, **_EVER)), pulses(lab, 0.2, 0.003)):
         await asyncio.sleep(5)
@@ -234,17 +243,21 @@ async def slower_since_a_change(lab: DrillLab) -> AsyncIterator[None]:
     async with meanwhile(every(0.1, partial(good, lab))):
         await asyncio.sleep(_an_hour(lab))
         lab.breaks_now()
-        log.append(lab.config.events, log.TuningEvent(at_s=time.time(), kind="change", what="drill: a change that makes it slower"))
+        log.append(
+            lab.config.events,
+            log.TuningEvent(at_s=time.time(), kind="change", what="drill: a change that makes it slower"),
+        )
         async with meanwhile(pulses(lab, 0.4, 0.2)):
             yield
 
 
-# --- cache -----------------------------------------------------------------------------------------------------------------------
+# --- cache
 
 
 @fault
 async def cache_too_small(lab: DrillLab) -> AsyncIterator[None]:
-    """A cache of 768 tokens, and as many answers of 250 at once as it takes. Slow, so that the cache is the only thing that is busy."""
+    """A cache of 768 tokens, and as many answers of 250 at once as it takes. Slow, so that the cache is the only thing
+    that is busy."""
 
     async def one() -> int:
         return await ask(lab, tokens=250, prompt=some_words(6), direct=True, **_EVER)
@@ -278,7 +291,7 @@ async def nothing_to_guess(lab: DrillLab) -> AsyncIterator[None]:
         yield
 
 
-# --- requests --------------------------------------------------------------------------------------------------------------------
+# --- requests
 
 
 @fault
@@ -349,9 +362,16 @@ async def _append(lab: DrillLab, every_s: float, late_s: float, teams: Sequence[
     while True:
         number += 1
         record = RequestRecord(
-            request_id=f"drill-{number}", ts=timestamp(time.time() - late_s), team=teams[number % len(teams)], model=MODEL, prompt_tokens=1,
-            completion_tokens=1, status=200, finish_reason="length", outcome="ok",
-        )  # fmt: skip
+            request_id=f"drill-{number}",
+            ts=timestamp(time.time() - late_s),
+            team=teams[number % len(teams)],
+            model=MODEL,
+            prompt_tokens=1,
+            completion_tokens=1,
+            status=200,
+            finish_reason="length",
+            outcome="ok",
+        )
         with lab.config.requests_log.open("ab") as file:
             file.write(to_line(record))
         await asyncio.sleep(every_s)
@@ -386,7 +406,7 @@ def folder_instead_of(path: Path) -> Iterator[None]:
         aside.rename(path)
 
 
-# --- cards -----------------------------------------------------------------------------------------------------------------------
+# --- cards
 
 
 @fault
@@ -430,7 +450,8 @@ async def card_memory_full(lab: DrillLab) -> AsyncIterator[None]:
 
 
 def dcgm_tells(*metrics: Metric, value: float = 0.0, per_s: float = 0.0) -> Fault:
-    """A fault that brings a stand-in for NVIDIA's dcgm-exporter, whose figures begin at `value` and grow by `per_s` each second."""
+    """A fault that brings a stand-in for NVIDIA's dcgm-exporter, whose figures begin at `value` and grow by `per_s`
+    each second."""
 
     @fault
     async def tell(lab: DrillLab) -> AsyncIterator[None]:
@@ -443,7 +464,9 @@ def dcgm_tells(*metrics: Metric, value: float = 0.0, per_s: float = 0.0) -> Faul
 
         async with _served("GET", "/metrics", page) as url:
             with _prometheus_yml(lab) as content:
-                content["scrape_configs"].append({"job_name": "dcgm", "static_configs": [{"targets": [url.removeprefix("http://")]}]})
+                content["scrape_configs"].append(
+                    {"job_name": "dcgm", "static_configs": [{"targets": [url.removeprefix("http://")]}]}
+                )
                 _rewrite(lab, content)
                 yield
 
@@ -451,7 +474,9 @@ def dcgm_tells(*metrics: Metric, value: float = 0.0, per_s: float = 0.0) -> Faul
 
 
 @contextlib.asynccontextmanager
-async def _served(method: str, path: str, answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+async def _served(
+    method: str, path: str, answer: Callable[[web.Request], Awaitable[web.Response]]
+) -> AsyncIterator[str]:
     """A stand-in that answers on one path; its address."""
     app = web.Application()
     app.router.add_route(method, path, answer)
@@ -473,7 +498,7 @@ def _second_card(lab: DrillLab, **says: object) -> Iterator[None]:
         lab.cards()
 
 
-# --- those who watch -------------------------------------------------------------------------------------------------------------
+# --- those who watch
 
 
 def killed(name: str) -> Fault:
@@ -516,7 +541,8 @@ def full_disk(pid: int) -> Iterator[None]:
 
 @fault
 async def spans_refused(lab: DrillLab) -> AsyncIterator[None]:
-    """A stand-in for a collector that wants no span; the sidecar is started again with its address, and without it in the end."""
+    """A stand-in for a collector that wants no span; the sidecar is started again with its address, and without it in
+    the end."""
 
     async def never(_: web.Request) -> web.Response:
         return web.Response(status=400)
@@ -538,7 +564,8 @@ async def spans_refused(lab: DrillLab) -> AsyncIterator[None]:
 
 @fault
 async def notifications_refused(lab: DrillLab) -> AsyncIterator[None]:
-    """The watchdog gets a receiver that refuses everything. Alertmanager is started again with it, and without it in the end."""
+    """The watchdog gets a receiver that refuses everything. Alertmanager is started again with it, and without it in
+    the end."""
 
     async def never(_: web.Request) -> web.Response:
         return web.Response(status=403)
@@ -567,7 +594,11 @@ async def notifications_refused(lab: DrillLab) -> AsyncIterator[None]:
 async def rule_that_cannot_be(lab: DrillLab) -> AsyncIterator[None]:
     """A rule that matches many series with many, which Prometheus finds out only when it evaluates it."""
     path = lab.config.folder / "rules" / "drill.yaml"
-    path.write_text(yaml.safe_dump({"groups": [{"name": "vllm-drill", "rules": [{"record": "drill:up:broken", "expr": "up * on () up"}]}]}))
+    path.write_text(
+        yaml.safe_dump(
+            {"groups": [{"name": "vllm-drill", "rules": [{"record": "drill:up:broken", "expr": "up * on () up"}]}]}
+        )
+    )
     lab.reload_prometheus()
     try:
         yield

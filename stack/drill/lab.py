@@ -1,6 +1,8 @@
-"""The lab that drills run in: a real engine and its watchers, which can be hurt and mended, and what its Prometheus and Alertmanager say.
+"""The lab that drills run in: a real engine and its watchers, which can be hurt and mended, and what its Prometheus and
+Alertmanager say.
 
-Every drill begins with a Prometheus that has forgotten all, so that no earlier one is in its windows, and with every process running."""
+Every drill begins with a Prometheus that has forgotten all, so that no earlier one is in its windows, and with every
+process running."""
 
 from __future__ import annotations
 
@@ -38,16 +40,23 @@ PROMETHEUS = ("--web.enable-admin-api", "--query.lookback-delta=20s")
 BEAT = Beat(scrape_s=2, evaluate_s=1, resend_s=2)  # a scrape of a busy vLLM took up to 0.9 s
 # The only numbers that differ from the shipped ones besides durations, with what they stand for.
 OVERRIDES = {
-    "start_time": 90.0,  # a tiny model starts within 25 to 60 s; ten minutes of nothing would prove no more
+    "start_time": 90.0  # a tiny model starts within 25 to 60 s; ten minutes of nothing would prove no more
 }
 MORE: Mapping[str, Mapping[str, Any]] = {
-    "gateway.yaml": {"timeouts": {"drain_s": 5, "prefill_s": 4, "decode_s": 4, "total_s": 6}},  # a frozen engine is a timeout soon
-    "sidecar.yaml": {"engine_interval_s": 2, "gpu_interval_s": 1, "prices": {"gpu_hour": 3.6, "budget_per_1k_tokens": 0.1}},
+    # a frozen engine is a timeout soon
+    "gateway.yaml": {"timeouts": {"drain_s": 5, "prefill_s": 4, "decode_s": 4, "total_s": 6}},
+    "sidecar.yaml": {
+        "engine_interval_s": 2,
+        "gpu_interval_s": 1,
+        "prices": {"gpu_hour": 3.6, "budget_per_1k_tokens": 0.1},
+    },
 }
 CARDS: tuple[Mapping[str, Any], ...] = tuple(
     {
-        "uuid": f"GPU-00000000-0000-4000-8000-00000000000{index}", "index": index, "name": "Stand-in GPU", "driver_version": "580.0",
-        "pci.bus_id": f"00000000:0{index + 1}:00.0", "mig.mode.current": "Disabled", "utilization.gpu": 40, "memory.used": 60000,
+        "uuid": f"GPU-00000000-0000-4000-8000-00000000000{index}", "index": index, "name": "Stand-in GPU",
+        "driver_version": "580.0",
+        "pci.bus_id": f"00000000:0{index + 1}:00.0", "mig.mode.current": "Disabled", "utilization.gpu": 40,
+        "memory.used": 60000,
         "memory.free": 20000, "memory.total": 80000, "power.draw": 300, "temperature.gpu": 55, "temperature.memory": 60,
         "clocks_event_reasons_counters.hw_thermal_slowdown": 0, "ecc.errors.corrected.aggregate.total": 0,
         "ecc.errors.uncorrected.aggregate.total": 0,
@@ -87,13 +96,17 @@ def drilled(config: LabConfig) -> LabConfig:
     driver = config.folder / "driver"
     paths = {"PATH": f"{driver}{os.pathsep}{os.environ.get('PATH', '')}", "LD_LIBRARY_PATH": str(driver)}
     programs = {name: path for name, path in config.programs.items() if name != "otelcol"}
-    return replace(config, programs=programs, beat=BEAT, args={"prometheus": PROMETHEUS}, env={"sidecar": paths}, more=MORE)
+    return replace(
+        config, programs=programs, beat=BEAT, args={"prometheus": PROMETHEUS}, env={"sidecar": paths}, more=MORE
+    )
 
 
 class DrillLab:
     """One running lab. `tell` gets a line of progress now and then."""
 
-    def __init__(self, config: LabConfig, session: aiohttp.ClientSession, keys: Mapping[str, str], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: LabConfig, session: aiohttp.ClientSession, keys: Mapping[str, str], tell: Callable[[str], None]
+    ) -> None:
         self.config = config
         self.session = session
         self.keys = keys
@@ -165,7 +178,8 @@ class DrillLab:
         self.engine = engine
 
     async def begin_anew(self, pace: int) -> None:
-        """All mended, and a Prometheus that has forgotten everything, with its rules at this pace; until it has seen every target again."""
+        """All mended, and a Prometheus that has forgotten everything, with its rules at this pace; until it has seen
+        every target again."""
         self.config = replace(self.config, settings=settings(pace))
         for name, text in plan.rules(self.config):
             (self.config.folder / name).write_text(text)
@@ -246,7 +260,9 @@ async def running(config: LabConfig, tell: Callable[[str], None]) -> AsyncIterat
     install_driver(config.folder / "driver")
     keys = up.prepare(config)
     served = None
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=120)) as session:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=120)
+    ) as session:
         lab = DrillLab(config, session, keys, tell)
         lab.cards()
         try:
@@ -259,8 +275,8 @@ async def running(config: LabConfig, tell: Callable[[str], None]) -> AsyncIterat
 
 
 def install_driver(folder: Path) -> None:
-    """A folder that comes first where the sidecar looks for programs and libraries: in it a stand-in nvidia-smi, and a libnvidia-ml that is
-    none, so that the cards of this machine, should it have any, are not asked."""
+    """A folder that comes first where the sidecar looks for programs and libraries: in it a stand-in nvidia-smi, and a
+    libnvidia-ml that is none, so that the cards of this machine, should it have any, are not asked."""
     folder.mkdir(exist_ok=True)
     script = Path(__file__).with_name("fake_nvidia_smi").read_text().split("\n", 1)[1]
     program = folder / "nvidia-smi"
@@ -285,7 +301,9 @@ def descendants(pid: int) -> Iterator[int]:
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            parents.setdefault(int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]), []).append(int(entry.name))
+            parents.setdefault(int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]), []).append(
+                int(entry.name)
+            )
     todo = list(parents.get(pid, ()))
     while todo:
         child = todo.pop()

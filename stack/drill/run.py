@@ -1,4 +1,5 @@
-"""`vllm-watch drill`: each fault put in, its alert seen at Alertmanager, the fault taken away, the alert seen to go; and the table of it."""
+"""`vllm-watch drill`: each fault put in, its alert seen at Alertmanager, the fault taken away, the alert seen to go;
+and the table of it."""
 
 from __future__ import annotations
 
@@ -70,12 +71,15 @@ def command(drills: tuple[Drill, ...], port_offset: int, as_json: bool) -> int:
 
 
 def run(drills: Iterable[Drill], port_offset: int, console: Console) -> list[DrillOutcome]:
-    """Run drills, engine by engine; console gets what happens meanwhile. Raises LabError and PartMissing when there is no lab to run them in."""
+    """Run drills, engine by engine; console gets what happens meanwhile. Raises LabError and PartMissing when there is
+    no lab to run them in."""
     up.refuse_platform()
     folder = install.cache_dir() / f"drill-{port_offset}"
     with up.locked(folder):
         config = drill_lab.drilled(up.configured(folder, None, port_offset, console))
-        return asyncio.run(_run(config, tuple(drills), lambda line: console.print(line, highlight=False, soft_wrap=True)))
+        return asyncio.run(
+            _run(config, tuple(drills), lambda line: console.print(line, highlight=False, soft_wrap=True))
+        )
 
 
 async def _run(config: LabConfig, drills: tuple[Drill, ...], tell: Callable[[str], None]) -> list[DrillOutcome]:
@@ -83,7 +87,8 @@ async def _run(config: LabConfig, drills: tuple[Drill, ...], tell: Callable[[str
     began = time.monotonic()
     stop_on_signal()
     async with drill_lab.running(config, lambda line: tell(f"{time.monotonic() - began:5.0f} s  {line}")) as lab:
-        for drill in sorted(drills, key=lambda drill: list(drill_lab.DrillEngine).index(drill.engine)):  # an engine takes half a minute to start
+        # an engine takes half a minute to start
+        for drill in sorted(drills, key=lambda drill: list(drill_lab.DrillEngine).index(drill.engine)):
             try:
                 await lab.with_engine(drill.engine)
                 lab.tell(f"{drill.alert}: {drill.what}")
@@ -95,7 +100,8 @@ async def _run(config: LabConfig, drills: tuple[Drill, ...], tell: Callable[[str
 
 
 def stop_on_signal() -> None:
-    """Once; a second Ctrl-C must not cut short what takes the fault away. Also where a shell has started us with SIGINT ignored."""
+    """Once; a second Ctrl-C must not cut short what takes the fault away. Also where a shell has started us with SIGINT
+    ignored."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101  # we are inside of one
 
@@ -172,7 +178,10 @@ async def _seen(lab: DrillLab, drill: Drill) -> str:
     """What Prometheus thinks of the alert, and what its expression gives now."""
     rule = next(alert for alert in registry.alerts(lab.config.settings) if alert.name == drill.alert)
     value = await lab.query(rule.expr)
-    return f"{await lab.state(drill.alert)} at Prometheus; now {'nothing' if value is None else f'{value:g}'} comes of {rule.expr}"
+    return (
+        f"{await lab.state(drill.alert)} at Prometheus; now {'nothing' if value is None else f'{value:g}'} comes of"
+        f" {rule.expr}"
+    )
 
 
 # ---- what is shown
@@ -189,7 +198,15 @@ def _seconds(value: float | None) -> str:
 
 
 def table(outcomes: Iterable[DrillOutcome], plain: bool) -> Table:
-    shown = Table("alert", "fault", "fired after", "resolved after", "runbook", box=None if plain else Table().box, padding=(0, 2, 0, 0))
+    shown = Table(
+        "alert",
+        "fault",
+        "fired after",
+        "resolved after",
+        "runbook",
+        box=None if plain else Table().box,
+        padding=(0, 2, 0, 0),
+    )
     for outcome in outcomes:
         colour = "red" if outcome.trouble else "green"
         times = (_seconds(outcome.fired_s), _seconds(outcome.resolved_s))

@@ -1,4 +1,5 @@
-"""Requests to the lab's engine, through the gateway or past it, for as long as a block lasts. All of it stays on this machine and is bounded."""
+"""Requests to the lab's engine, through the gateway or past it, for as long as a block lasts. All of it stays on this
+machine and is bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from stack.drill.lab import DrillLab
 from stack.lab.plan import MODEL
 from stack.lab.supervisor import LabError
 
-WORDS = "the of and to in is that for it with as was on be at by this request token cache queue metric model server prompt latency".split()  # noqa: SIM905
+_TEXT = (
+    "the of and to in is that for it with as was on be at by this request token cache queue metric model server prompt "
+    "latency"
+)
+WORDS = _TEXT.split()
 ENDS: dict[str, Any] = {"stop": [" ", "e", "a", "t"], "min_tokens": 4}  # a random model seldom says that it is done
 SHARED = "You are the help desk of a small observatory. " + " ".join(WORDS) * 6
 
@@ -22,16 +27,33 @@ _rng = random.Random()  # noqa: S311
 
 
 async def ask(
-    lab: DrillLab, *, tokens: int = 24, prompt: str = SHARED, direct: bool = False, key: str | None = None, stream: bool = False,
-    hang_up: bool = False, **more: Any,
-) -> int:  # fmt: skip
+    lab: DrillLab,
+    *,
+    tokens: int = 24,
+    prompt: str = SHARED,
+    direct: bool = False,
+    key: str | None = None,
+    stream: bool = False,
+    hang_up: bool = False,
+    **more: Any,
+) -> int:
     """One completion; the status of the answer, 0 where none came. hang_up: close the connection after the first token.
 
-    direct: to the engine, past the gateway. Raises LabError for a request that this vLLM calls wrong: a drill that asks nothing proves nothing."""
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0.8, "stream": stream or hang_up, **more}
+    direct: to the engine, past the gateway. Raises LabError for a request that this vLLM calls wrong: a drill that asks
+    nothing proves nothing."""
+    body = {
+        "model": MODEL,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0.8,
+        "stream": stream or hang_up,
+        **more,
+    }
     headers = {} if direct else {"Authorization": f"Bearer {key or lab.keys['demo']}"}
     try:
-        async with lab.session.post(f"{lab.url('vllm' if direct else 'gateway')}/v1/completions", json=body, headers=headers) as response:
+        async with lab.session.post(
+            f"{lab.url('vllm' if direct else 'gateway')}/v1/completions", json=body, headers=headers
+        ) as response:
             if hang_up:
                 await response.content.readany()
                 response.close()
@@ -90,7 +112,8 @@ async def crowd(size: int, make: Callable[[], Awaitable[Any]]) -> None:
 
 @contextlib.asynccontextmanager
 async def meanwhile(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
-    """Run the coroutines while the block lasts; then they are cancelled, and their connections closed. Raises what one of them ended with."""
+    """Run the coroutines while the block lasts; then they are cancelled, and their connections closed. Raises what one
+    of them ended with."""
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         yield

@@ -1,4 +1,5 @@
-"""The gateway in front of vLLM: who asked, what it cost, how it ended; one request record per request, streams untouched.
+"""The gateway in front of vLLM: who asked, what it cost, how it ended; one request record per request, streams
+untouched.
 
 `run` is the process, `serve` the same inside a running loop, `make_key` a new key for a team."""
 

@@ -1,16 +1,18 @@
 """Who goes to the engines next. Pure: it knows no socket and no clock, every call brings the time.
 
-Laws. A request waits, runs or is gone, and every count is the number of requests in such a state. No slot stays free while somebody may take it.
-A full queue is divided among the teams that use it (`queue_share.py`): a request within its team's share is admitted,
-and one of a team that holds more gives way.
-Bands go by rank, except that a band below its floor comes first; teams of one rank take turns by the service that they have had; within a team
-whoever came first goes first. Nobody is overtaken for being large: who is next waits for room, and everybody behind with him.
+Laws. A request waits, runs or is gone, and every count is the number of requests in such a state. No slot stays free
+while somebody may take it. A full queue is divided among the teams that use it (`queue_share.py`): a request within its
+team's share is admitted, and one of a team that holds more gives way. Bands go by rank, except that a band below its
+floor comes first; teams of one rank take turns by the service that they have had; within a team whoever came first goes
+first. Nobody is overtaken for being large: who is next waits for room, and everybody behind with him.
 
-Service is counted in tokens, as by the virtual token counter: a prompt token counts once, an output token twice, divided by the team's weight;
-whoever comes back after a pause starts where the others stand, so nobody saves up. The expected output is charged when a request goes, and put
-right when its real size is known. Source: Sheng et al., Fairness in Serving Large Language Models, arXiv 2401.00588, section 4; the lift is to
-the virtual time of start-time fair queuing (Goyal et al. 1996), which is the counter of whom it was the turn last. Bands, ceilings and floors:
-flow control of the Gateway API inference extension, but floors instead of ageing, which turns priorities into first come first served."""
+Service is counted in tokens, as by the virtual token counter: a prompt token counts once, an output token twice,
+divided by the team's weight; whoever comes back after a pause starts where the others stand, so nobody saves up. The
+expected output is charged when a request goes, and put right when its real size is known. Source: Sheng et al.,
+Fairness in Serving Large Language Models, arXiv 2401.00588, section 4; the lift is to the virtual time of start-time
+fair queuing (Goyal et al. 1996), which is the counter of whom it was the turn last. Bands, ceilings and floors: flow
+control of the Gateway API inference extension, but floors instead of ageing, which turns priorities into first come
+first served."""
 
 from __future__ import annotations
 
@@ -90,7 +92,8 @@ class _Team:
     running: int = 0
     waiting_tokens: int = 0
     hold: HoldTime = field(default_factory=HoldTime)
-    queue: OrderedDict[Ticket, None] = field(default_factory=OrderedDict)  # leaves from the middle cost no more than from the front
+    # leaves from the middle cost no more than from the front
+    queue: OrderedDict[Ticket, None] = field(default_factory=OrderedDict)
 
     @property
     def in_flight(self) -> int:
@@ -103,7 +106,8 @@ class _Team:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One team as it stands: requests that run and wait, the band, and how long a further one would wait, in seconds."""
+    """One team as it stands: requests that run and wait, the band, and how long a further one would wait, in
+    seconds."""
 
     team: str
     band: str
@@ -126,16 +130,24 @@ class Admission:
         self.slots = policy.capacity.slots
         self._bands: list[_Band] = []
         self._ranks: list[int] = []
-        self._gone_s: dict[int, float] = {}  # rank -> seconds after which whoever waits in a better rank has gone or given up
+        # rank -> seconds after which whoever waits in a better rank has gone or given up
+        self._gone_s: dict[int, float] = {}
         self._passes: tuple[bool, ...] = ()  # over the ranks: for bands below their floor, then for all
         self.adopt(policy, 0.0)
 
     # ---- from outside
 
     def ask(
-        self, team: str, prompt: int, output: int, now: float, granted: Callable[[], None], displaced: Callable[[Refusal], None]
+        self,
+        team: str,
+        prompt: int,
+        output: int,
+        now: float,
+        granted: Callable[[], None],
+        displaced: Callable[[Refusal], None],
     ) -> Ticket | Refusal:
-        """Lets a request in, at once or to wait, or says why not. Raises KeyError for a team that the policy does not have."""
+        """Lets a request in, at once or to wait, or says why not. Raises KeyError for a team that the policy does not
+        have."""
         it, self._now = self._teams[team], now
         if it.team.max_in_flight is not None and it.in_flight >= it.team.max_in_flight:
             return self._refusal("team_limit", it.hold.estimate(it.running, self._hold, now) / max(1, it.in_flight))
@@ -157,10 +169,11 @@ class Admission:
         return ticket
 
     def leave(self, ticket: Ticket, now: float, prompt: int | None = None, output: int | None = None) -> None:
-        """It is over, however it was: a request that waited no longer does, one that ran gives back what it held. Twice is once.
+        """It is over, however it was: a request that waited no longer does, one that ran gives back what it held. Twice
+        is once.
 
-        prompt, output: the tokens that it really had; None where nobody knows, and the expected ones stay charged. 0 and 0 of one that got nothing,
-        such as one that an engine refused."""
+        prompt, output: the tokens that it really had; None where nobody knows, and the expected ones stay charged. 0
+        and 0 of one that got nothing, such as one that an engine refused."""
         state, ticket.state, team, self._now = ticket.state, TicketState.GONE, ticket.team, now
         if state is TicketState.WAITING:
             self._no_longer_waits(ticket)
@@ -204,7 +217,9 @@ class Admission:
                 gone.band = bands.setdefault(gone.band.name, _Band(gone.band.name, gone.band.band))
         self._ranks = sorted({band.band.rank for band in bands.values()})
         waits_s = [(band.band.rank, band.band.max_wait_s) for band in bands.values()]
-        self._gone_s = {rank: max((wait_s for above, wait_s in waits_s if above < rank), default=0.0) for rank in self._ranks}
+        self._gone_s = {
+            rank: max((wait_s for above, wait_s in waits_s if above < rank), default=0.0) for rank in self._ranks
+        }
         self._passes = (True, False) if any(band.band.floor for band in bands.values()) else (False,)
         self._queues = {rank: {} for rank in self._ranks}
         for it in self._teams.values():
@@ -253,7 +268,8 @@ class Admission:
         return self._capacity.slots
 
     def at_limit(self, team: str) -> bool:
-        """Return whether a team has max_in_flight requests, so that another one would be refused whatever it asks for."""
+        """Return whether a team has max_in_flight requests, so that another one would be refused whatever it asks
+        for."""
         it = self._teams.get(team)
         return it is not None and it.team.max_in_flight is not None and it.in_flight >= it.team.max_in_flight
 
@@ -269,17 +285,25 @@ class Admission:
         places, tokens = self._capacity.queue, self._capacity.queue_tokens
         if self.waiting < places and (tokens is None or self.waiting_tokens + ticket.tokens <= tokens):
             return []
-        teams = {team.name: team for queue in self._queues.values() for team in queue.values()} | {ticket.team.name: ticket.team}
+        teams = {team.name: team for queue in self._queues.values() for team in queue.values()} | {
+            ticket.team.name: ticket.team
+        }
 
         def bound(limit: float, unit: float, size: float, held: Callable[[_Team], int]) -> Bound:
             claims = {name: Claim(team.band.band.rank, team.team.weight, held(team)) for name, team in teams.items()}
             return Bound(limit, unit, size, ticket.team.name, claims)
 
         in_places = bound(places, 1, 1, lambda team: len(team.queue))
-        in_tokens = None if tokens is None else bound(tokens, tokens / max(1, places), ticket.tokens, lambda team: team.waiting_tokens)
+        in_tokens = (
+            None
+            if tokens is None
+            else bound(tokens, tokens / max(1, places), ticket.tokens, lambda team: team.waiting_tokens)
+        )
         newest = {name: reversed(team.queue) for name, team in teams.items()}
         chosen: list[Ticket] = []
-        while (exceeded := next((one for one in (in_places, in_tokens) if one is not None and one.is_exceeded), None)) is not None:
+        while (
+            exceeded := next((one for one in (in_places, in_tokens) if one is not None and one.is_exceeded), None)
+        ) is not None:
             if (name := exceeded.next_to_yield()) is None:
                 return None
             chosen.append(each := next(newest[name]))
@@ -386,7 +410,9 @@ class Admission:
         least: _Team | None = None
         for team in self._queues[rank].values():
             band, most = team.band, team.team.max_running
-            has_room = band.running < (band.band.floor if below_floor else band.most) and (most is None or team.running < most)
+            has_room = band.running < (band.band.floor if below_floor else band.most) and (
+                most is None or team.running < most
+            )
             if has_room and (least is None or team.served < least.served):
                 least = team
         return least

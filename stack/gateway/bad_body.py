@@ -1,4 +1,5 @@
-"""Sentence for a body that the gateway cannot read. It gives the place of the mistake, never content: that may be a prompt or a key."""
+"""Sentence for a body that the gateway cannot read. It gives the place of the mistake, never content: that may be a
+prompt or a key."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ def describe(body: bytes, content_type: str) -> str:
     if not body.strip():
         return "the body is empty; send a JSON object"
     if content_type and not _is_json(content_type) and body.lstrip()[:1] != b"{":
-        return f"the content type is {content_type[:60]!r}; this route takes a JSON object with Content-Type: application/json"
+        return (
+            f"the content type is {content_type[:60]!r}; this route takes a JSON object with Content-Type:"
+            " application/json"
+        )
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -46,7 +50,10 @@ def _not_json(body: bytes, error: str) -> str:
     if place is None:
         if "truncated" not in error:
             return "the body is not JSON"
-        return f"the body is not JSON: it ends within a value, at byte {len(body)}, or an escape in it is half of a surrogate pair"
+        return (
+            f"the body is not JSON: it ends within a value, at byte {len(body)}, or an escape in it is half of a"
+            " surrogate pair"
+        )
     cause = error[: place.start()].removeprefix("JSON is malformed:").strip()
     return f"the body is not JSON: {cause} at byte {place[1]} ({_line(body, int(place[1]))})"
 

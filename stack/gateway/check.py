@@ -1,4 +1,5 @@
-"""What the gateway's files mean, in numbers that a person can hold against what was meant: shares, slots, times, and what looks odd.
+"""What the gateway's files mean, in numbers that a person can hold against what was meant: shares, slots, times, and
+what looks odd.
 
 Slots are reckoned as admission.py does it and shares as routing.py does; nothing is decided here."""
 
@@ -25,7 +26,8 @@ _TIMEOUTS = ("prefill_s", "decode_s", "total_s")
 
 
 def check(path: Path) -> dict[str, Any]:
-    """Of teams.yaml, or of gateway.yaml and the teams.yaml that it leads to: the files, mistakes, warnings, and what `explain` tells.
+    """Of teams.yaml, or of gateway.yaml and the teams.yaml that it leads to: the files, mistakes, warnings, and what
+    `explain` tells.
 
     Where there are mistakes, there is nothing else."""
     wrong: list[str] = []
@@ -65,13 +67,14 @@ def _key_mistakes(gateway: GatewayConfig) -> Iterator[str]:
         yield str(error)
 
 
-# ---- what it means ----------------------------------------------------------------------------------------------------------
+# ---- what it means
 
 
 def explain(policy: Policy, gateway: GatewayConfig | None = None) -> dict[str, Any]:
     """A checked policy in numbers; bands in the order in which they are served. Shares are 0 to 1.
 
-    Without gateway.yaml its timeouts and its upstream are not known, and what would come from there is null or missing."""
+    Without gateway.yaml its timeouts and its upstream are not known, and what would come from there is null or
+    missing."""
     if gateway and gateway.upstream and not policy.upstreams:
         only = Upstream(url=gateway.upstream, key_file=gateway.upstream_key_file)
         policy = msgspec.structs.replace(policy, upstreams={address_of(only): only})
@@ -81,7 +84,9 @@ def explain(policy: Policy, gateway: GatewayConfig | None = None) -> dict[str, A
         "bands": [_band(name, band, policy.capacity, gateway) for name, band in ordered],
         "teams": list(_teams(policy)),
         "models": [_model(name, model, policy) for name, model in policy.models.items()],
-        "upstreams": [{"upstream": name, **msgspec.structs.asdict(upstream)} for name, upstream in policy.upstreams.items()],
+        "upstreams": [
+            {"upstream": name, **msgspec.structs.asdict(upstream)} for name, upstream in policy.upstreams.items()
+        ],
         "shares": list(shares(policy)),
     }
 
@@ -99,7 +104,13 @@ def _teams(policy: Policy) -> Iterator[dict[str, Any]]:
     for name, team in policy.teams.items():
         weights = sum(other.weight for other_name, other in policy.teams.items() if rank[other_name] == rank[name])
         share = round(team.weight / weights, 6)
-        yield {"team": name, **msgspec.structs.asdict(team), "rank": rank[name], "share_of_rank": share, "keys": len(team.keys)}
+        yield {
+            "team": name,
+            **msgspec.structs.asdict(team),
+            "rank": rank[name],
+            "share_of_rank": share,
+            "keys": len(team.keys),
+        }
 
 
 def _model(name: str, model: ServedModel, policy: Policy) -> dict[str, Any]:
@@ -108,12 +119,17 @@ def _model(name: str, model: ServedModel, policy: Policy) -> dict[str, Any]:
 
 def _serving(model: ServedModel, policy: Policy) -> Mapping[str, Upstream]:
     """The upstreams that share the requests for a model."""
-    names = [name for name, upstream in policy.upstreams.items() if upstream.kind == "engine"] if model.upstreams is None else model.upstreams
+    names = (
+        [name for name, upstream in policy.upstreams.items() if upstream.kind == "engine"]
+        if model.upstreams is None
+        else model.upstreams
+    )
     return {name: policy.upstreams[name] for name in names}
 
 
 def shares(policy: Policy) -> Iterator[dict[str, Any]]:
-    """Who gets how much of the requests for each model, null for any; where upstreams take certain prompts only, for each range of sizes."""
+    """Who gets how much of the requests for each model, null for any; where upstreams take certain prompts only, for
+    each range of sizes."""
     models: list[tuple[str | None, ServedModel]] = [*policy.models.items()] or [(None, ServedModel())]
     for name, model in models:
         upstreams = _serving(model, policy)
@@ -130,7 +146,7 @@ def shares(policy: Policy) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
-# ---- what is odd ------------------------------------------------------------------------------------------------------------
+# ---- what is odd
 
 
 def warnings(policy: Policy, gateway: GatewayConfig | None = None) -> Iterator[str]:
@@ -140,20 +156,32 @@ def warnings(policy: Policy, gateway: GatewayConfig | None = None) -> Iterator[s
     for name, team in policy.teams.items():
         if not team.keys and not (gateway and gateway.anonymous_team == name):
             unless = "" if gateway else ", unless it is the anonymous_team of gateway.yaml"
-            yield f"teams.{name}: it has no keys, so nobody can ask as this team{unless}; vllm-watch gateway key {name} makes one"
+            yield (
+                f"teams.{name}: it has no keys, so nobody can ask as this team{unless}; vllm-watch gateway key {name}"
+                " makes one"
+            )
         if team.max_running and team.max_in_flight and team.max_running > team.max_in_flight:
-            yield f"teams.{name}.max_running: {team.max_running} is never reached, since max_in_flight is {team.max_in_flight}"
+            yield (
+                f"teams.{name}.max_running: {team.max_running} is never reached, since max_in_flight is"
+                f" {team.max_in_flight}"
+            )
     unlimited = [name for name, team in policy.teams.items() if team.max_in_flight is None]
     if unlimited and len(policy.teams) > 1:
         named = ", ".join(unlimited[:5]) + (" and others" if len(unlimited) > 5 else "")
-        free = "such a team may take every slot and place in the queue that the others leave free; set max_in_flight to bound it"
+        free = (
+            "such a team may take every slot and place in the queue that the others leave free; set max_in_flight to"
+            " bound it"
+        )
         yield f"teams: {len(unlimited)} of {len(policy.teams)} have no max_in_flight ({named}): {free}"
     yield from _domain_warnings(policy)
     for name, band in policy.bands.items():
         if policy.bands is not BANDS and name not in {team.band for team in policy.teams.values()}:
             yield f"bands.{name}: no team is in it"
         if band.max_wait_s > LATEST_S:
-            yield f"bands.{name}.max_wait_s: {band.max_wait_s:g} s is longer than Retry-After can tell, at most {LATEST_S:g} s"
+            yield (
+                f"bands.{name}.max_wait_s: {band.max_wait_s:g} s is longer than Retry-After can tell, at most"
+                f" {LATEST_S:g} s"
+            )
     yield from _model_warnings(policy)
     yield from _upstream_warnings(policy)
 
@@ -162,7 +190,10 @@ def _domain_warnings(policy: Policy) -> Iterator[str]:
     members = Counter(team.cache_domain for team in policy.teams.values())
     for name, team in policy.teams.items():
         if team.cache_domain is not None and members[team.cache_domain] == 1:
-            yield f"teams.{name}.cache_domain: no other team names {team.cache_domain}, so it shares cached prefixes with nobody"
+            yield (
+                f"teams.{name}.cache_domain: no other team names {team.cache_domain}, so it shares cached prefixes with"
+                " nobody"
+            )
 
 
 def _model_warnings(policy: Policy) -> Iterator[str]:
@@ -186,7 +217,10 @@ def _upstream_warnings(policy: Policy) -> Iterator[str]:
             yield f"upstreams.{name}: it is of kind api and no team has fallback_api, so it is never asked"
         if name in over_half:
             share, model = over_half[name]["variant_share"], over_half[name]["model"]
-            yield f"upstreams.{name}.variant: the canary gets {_percent(share)} of the requests for {model or 'any model'}"
+            yield (
+                f"upstreams.{name}.variant: the canary gets {_percent(share)} of the requests for"
+                f" {model or 'any model'}"
+            )
         yield from _readable(f"upstreams.{name}.key_file", upstream.key_file)
 
 
@@ -196,7 +230,7 @@ def _readable(setting: str, file: str | None) -> Iterator[str]:
         yield f"{setting}: every user of this machine may read {file}; chmod 600 {file}"
 
 
-# ---- for a person -----------------------------------------------------------------------------------------------------------
+# ---- for a person
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,30 +247,53 @@ def summary(told: dict[str, Any]) -> str:
     c = told["capacity"]
     tokens = f" with {c['tokens']} tokens together" if c["tokens"] else ""
     queued = f" with {c['queue_tokens']} tokens" if c["queue_tokens"] else ""
-    return "\n".join((
-        " and ".join(told["files"]),
-        f"{c['slots']} requests at once{tokens}, {c['queue']}{queued} may wait",
-        f"down to {c['min_slots']} at once while an engine has more than {c['waiting']} waiting or over {_percent(c['kv_usage'])} of its cache used",
-    ))  # fmt: skip
+    return "\n".join(
+        (
+            " and ".join(told["files"]),
+            f"{c['slots']} requests at once{tokens}, {c['queue']}{queued} may wait",
+            (
+                f"down to {c['min_slots']} at once while an engine has more than {c['waiting']} waiting or over"
+                f" {_percent(c['kv_usage'])} of its cache used"
+            ),
+        )
+    )
 
 
 def sheets(told: dict[str, Any]) -> Iterator[PolicyTable]:
     """Everything that `explain` tells, as tables."""
     yield PolicyTable(
         "bands, first served first; those of one rank share",
-        ("band", "rank", "slots at most", "slots first", "in engines", "waits at most", "first token", "next token", "whole reply"),
+        (
+            "band",
+            "rank",
+            "slots at most",
+            "slots first",
+            "in engines",
+            "waits at most",
+            "first token",
+            "next token",
+            "whole reply",
+        ),
         [
-            (b["band"], str(b["rank"]), f"{b['most_slots']} ({_percent(b['ceiling'])})", str(b["floor"]), str(b["engine_priority"]),
-             f"{b['max_wait_s']:g} s",
-             *(_seconds(b[name]) for name in _TIMEOUTS))
+            (
+                b["band"],
+                str(b["rank"]),
+                f"{b['most_slots']} ({_percent(b['ceiling'])})",
+                str(b["floor"]),
+                str(b["engine_priority"]),
+                f"{b['max_wait_s']:g} s",
+                *(_seconds(b[name]) for name in _TIMEOUTS),
+            )
             for b in told["bands"]
         ],
-    )  # fmt: skip
+    )
     yield PolicyTable(
         "teams, with the share of each in its rank while all ask; - is no limit",
-        ("team", "band", "weight", "share", "running", "in flight", "prompt tokens", "output tokens", "keys", "models", "api"),
+        ("team", "band", "weight", "share", "running", "in flight", "prompt tokens", "output tokens", "keys", "models",
+            "api"),
         [
-            (t["team"], t["band"], f"{t['weight']:g}", _percent(t["share_of_rank"]), _limit(t["max_running"]), _limit(t["max_in_flight"]),
+            (t["team"], t["band"], f"{t['weight']:g}", _percent(t["share_of_rank"]), _limit(t["max_running"]),
+                _limit(t["max_in_flight"]),
              _limit(t["max_prompt_tokens"]), _limit(t["max_output_tokens"], f" ({t['over_output']})"), str(t["keys"]),
              "all" if t["models"] is None else _list(t["models"]), "yes" if t["fallback_api"] else "no")
             for t in told["teams"]
@@ -246,7 +303,14 @@ def sheets(told: dict[str, Any]) -> Iterator[PolicyTable]:
         "models" if told["models"] else "models: any, names are passed on as they are",
         ("model", "aliases", "adapters", "tokens at most", "upstreams", "fallbacks"),
         [
-            (m["model"], _list(m["aliases"]), _list(m["adapters"]), _limit(m["max_model_len"]), _list(m["upstreams"]), _list(m["fallbacks"]))
+            (
+                m["model"],
+                _list(m["aliases"]),
+                _list(m["adapters"]),
+                _limit(m["max_model_len"]),
+                _list(m["upstreams"]),
+                _list(m["fallbacks"]),
+            )
             for m in told["models"]
         ],
     )
@@ -254,21 +318,34 @@ def sheets(told: dict[str, Any]) -> Iterator[PolicyTable]:
         "upstreams" if told["upstreams"] else "upstreams: the one of gateway.yaml",
         ("upstream", "kind", "prompts", "variant", "weight", "asked for", "address"),
         [
-            (u["upstream"], u["kind"], _prompts(u["min_prompt_tokens"], u["max_prompt_tokens"]), u["variant"], f"{u['weight']:g}",
-             u["model"] or "the same name", u["url"])
+            (
+                u["upstream"],
+                u["kind"],
+                _prompts(u["min_prompt_tokens"], u["max_prompt_tokens"]),
+                u["variant"],
+                f"{u['weight']:g}",
+                u["model"] or "the same name",
+                u["url"],
+            )
             for u in told["upstreams"]
         ],
-    )  # fmt: skip
+    )
     if told["shares"]:
         yield PolicyTable(
             "shares of requests, without fallbacks",
             ("model", "prompts", "variant", "gets", "upstream", "gets"),
             [
-                (s["model"] or "any", _prompts(s["min_prompt_tokens"], s["max_prompt_tokens"]), s["variant"], _percent(s["variant_share"]),
-                 s["upstream"], _percent(s["share"]))
+                (
+                    s["model"] or "any",
+                    _prompts(s["min_prompt_tokens"], s["max_prompt_tokens"]),
+                    s["variant"],
+                    _percent(s["variant_share"]),
+                    s["upstream"],
+                    _percent(s["share"]),
+                )
                 for s in told["shares"]
             ],
-        )  # fmt: skip
+        )
 
 
 def as_text(told: dict[str, Any]) -> str:
@@ -289,7 +366,10 @@ def _columns(sheet: PolicyTable) -> str:
     if not sheet.rows:
         return sheet.title
     widths = [max(map(len, column)) for column in zip(sheet.head, *sheet.rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (sheet.head, *sheet.rows)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (sheet.head, *sheet.rows)
+    ]
     return "\n".join([sheet.title, *(f"  {line}" for line in lines)])
 
 

@@ -19,9 +19,11 @@ from stack.gateway.routes import plain
 
 
 class GatewayLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """body_bytes: larger requests get 413. bodies_bytes: of all requests above 16 KiB that come, wait, or may still be sent to another engine (over
-    TLS: until one answers); where there are several teams half as much of one, and beyond that 503. Null: four times body_bytes; what is held takes
-    up to three times the memory. log_bytes: records kept in memory while the log cannot be written."""
+    """body_bytes: larger requests get 413. bodies_bytes: of all requests above 16 KiB that come, wait, or may still be
+    sent to another engine (over
+    TLS: until one answers); where there are several teams half as much of one, and beyond that 503. Null: four times
+    body_bytes; what is held takes up to three times the memory. log_bytes: records kept in memory while the log cannot
+    be written."""
 
     body_bytes: int = 32 << 20
     bodies_bytes: int | None = None
@@ -35,8 +37,9 @@ class GatewayLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All in seconds.
 
-    body_s: the client sends its body. connect_s: the engine accepts the connection. prefill_s: request sent -> first content token of a
-    stream. decode_s: between content tokens. total_s: a reply without stream. drain_s: running requests may end after SIGTERM."""
+    body_s: the client sends its body. connect_s: the engine accepts the connection. prefill_s: request sent -> first
+    content token of a stream. decode_s: between content tokens. total_s: a reply without stream. drain_s: running
+    requests may end after SIGTERM."""
 
     body_s: float = 60.0
     connect_s: float = 5.0
@@ -47,16 +50,21 @@ class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Paths are relative to the folder of the configuration file. upstream: the engine's URL, without /v1; not needed where teams.yaml has
-    upstreams of its own, which stand in place of it.
+    """Paths are relative to the folder of the configuration file. upstream: the engine's URL, without /v1; not needed
+    where teams.yaml has upstreams of its own, which stand in place of it.
 
     upstream_key_file: holds the engine's own API key, when it wants one; clients' keys are never sent on.
-    upstream_ca_file: the authority that signed the engines' certificates, where it is none of those that the system trusts.
-    web_config: TLS of the listener for clients, in the form of Prometheus' web.yml. metrics_web_config: TLS and logins of that for figures.
-    engine_pages: whether /metrics and /health of the engine are passed on, without a key; no where teams must not see each other's figures.
-    secret_file: keys what separates teams in an engine (cache salts, ids of stored responses); replicas that serve the same teams need the same. Made
-    where it is missing; null for gateway.secret beside teams.yaml. Not read where there is one team.
-    also_pass: further routes under /v1 that take POST and leave no record, such as /v1/load_lora_adapter; open to every team.
+    upstream_ca_file: the authority that signed the engines' certificates, where it is none of those that the system
+    trusts.
+    web_config: TLS of the listener for clients, in the form of Prometheus' web.yml. metrics_web_config: TLS and logins
+    of that for figures.
+    engine_pages: whether /metrics and /health of the engine are passed on, without a key; no where teams must not see
+    each other's figures.
+    secret_file: keys what separates teams in an engine (cache salts, ids of stored responses); replicas that serve the
+    same teams need the same. Made where it is missing; null for gateway.secret beside teams.yaml. Not read where there
+    is one team.
+    also_pass: further routes under /v1 that take POST and leave no record, such as /v1/load_lora_adapter; open to every
+    team.
     cors: web pages of other origins that may use the gateway from a browser; without it none may."""
 
     upstream: str | None = None
@@ -87,17 +95,31 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 if value is not None and not value > 0:
                     raise ValueError(f"{part}.{name} should be more than 0, not {value:g}")
         if self.limits.all_bodies_bytes < PARTS * self.limits.body_bytes:
-            raise ValueError(f"limits.bodies_bytes should be at least {PARTS} times limits.body_bytes, or no team could send so large a body")
+            raise ValueError(
+                f"limits.bodies_bytes should be at least {PARTS} times limits.body_bytes, or no team could send so"
+                " large a body"
+            )
         for route in self.also_pass:
             if not plain(route) or route in RECORDED:
-                raise ValueError(f"also_pass: {route!r} is no route beside the recorded ones; write it like /v1/load_lora_adapter")
+                raise ValueError(
+                    f"also_pass: {route!r} is no route beside the recorded ones; write it like /v1/load_lora_adapter"
+                )
 
 
-_PATHS = ("requests_log", "teams", "upstream_key_file", "upstream_ca_file", "web_config", "metrics_web_config", "secret_file")
+_PATHS = (
+    "requests_log",
+    "teams",
+    "upstream_key_file",
+    "upstream_ca_file",
+    "web_config",
+    "metrics_web_config",
+    "secret_file",
+)
 
 
 def url_mistake(text: str) -> str | None:
-    """What is wrong with the address of an engine, without /v1; None when nothing is. A password in it is not repeated."""
+    """What is wrong with the address of an engine, without /v1; None when nothing is. A password in it is not
+    repeated."""
     if "@" in text:
         return f"{text.rpartition('@')[2]!r} has a user or a password before it; a key belongs into a file of its own"
     try:
@@ -105,20 +127,31 @@ def url_mistake(text: str) -> str | None:
         _ = url.port
     except ValueError:
         return f"{text!r} has no port from 0 to 65535"
-    if url.scheme not in ("http", "https") or not url.hostname or url.path not in ("", "/") or url.query or url.fragment:
+    if (
+        url.scheme not in ("http", "https")
+        or not url.hostname
+        or url.path not in ("", "/")
+        or url.query
+        or url.fragment
+    ):
         return f"{text!r} is no engine's address; write it like http://127.0.0.1:8001"
     return None
 
 
 def no_engine(teams: str) -> str:
     """The sentence for two files of which neither names an engine."""
-    return f"upstream: neither this file nor {teams} names an engine; add `upstream: http://HOST:PORT` here or `upstreams` there"
+    return (
+        f"upstream: neither this file nor {teams} names an engine; add `upstream: http://HOST:PORT` here or `upstreams`"
+        " there"
+    )
 
 
 def rooted(config: GatewayConfig, folder: Path) -> GatewayConfig:
     """The same with every path absolute, taken from `folder`."""
     named = {name: getattr(config, name) for name in _PATHS}
-    return msgspec.structs.replace(config, **{name: str(folder / path) for name, path in named.items() if path is not None})
+    return msgspec.structs.replace(
+        config, **{name: str(folder / path) for name, path in named.items() if path is not None}
+    )
 
 
 def protection(path: str | None, setting: str, *, tls_only: bool = False) -> ListenerAuth:
@@ -133,7 +166,11 @@ def upstream_key(config: GatewayConfig) -> str | None:
 
 def upstream_tls(config: GatewayConfig) -> ssl.SSLContext | None:
     """How engines with https are asked; None as the system has it. Raises BadConfig."""
-    return None if config.upstream_ca_file is None else client_ssl_context(Path(config.upstream_ca_file), "upstream_ca_file")
+    return (
+        None
+        if config.upstream_ca_file is None
+        else client_ssl_context(Path(config.upstream_ca_file), "upstream_ca_file")
+    )
 
 
 def read_key(path: Path, setting: str) -> str:

@@ -1,9 +1,11 @@
-"""How many tokens a request will take, before the engine has counted them: the prompt from its bytes, the output from what its team got before.
+"""How many tokens a request will take, before the engine has counted them: the prompt from its bytes, the output from
+what its team got before.
 
-Laws: an estimate orders and protects; records carry the engine's own counts. The one estimate that reaches a bill is that of a stream whose usage
-never came, in a field of its own. Only answers of an engine teach anything, and what is kept is bounded, since names come from clients. What one
-team's prompts teach counts for that team; a team without answers of its own starts from the mean over teams, in which each has one vote. No request
-is refused for good by what was learned, only by `certain`. Pure: no clock, no randomness."""
+Laws: an estimate orders and protects; records carry the engine's own counts. The one estimate that reaches a bill is
+that of a stream whose usage never came, in a field of its own. Only answers of an engine teach anything, and what is
+kept is bounded, since names come from clients. What one team's prompts teach counts for that team; a team without
+answers of its own starts from the mean over teams, in which each has one vote. No request is refused for good by what
+was learned, only by `certain`. Pure: no clock, no randomness."""
 
 from __future__ import annotations
 
@@ -13,31 +15,38 @@ from typing import TypeVar
 
 from stack.gateway.request_body import TokenRequest
 
-# A cold start: English text has about 4 bytes per token in the vocabularies of today. A guess until some ten answers have corrected it.
+# A cold start: English text has about 4 bytes per token in the vocabularies of today. A guess until some ten answers
+# have corrected it.
 BYTES_PER_TOKEN = 4.0
-# Text outside of this is not text: below are raw bytes, above are repetitions. English has 4 to 5 bytes per token, program code 3 to 4, and Chinese
-# written as \uXXXX, with 6 bytes a character and up to 2 characters a token, stays below 12. So a prompt of text has more than bytes / 12 tokens.
+# Text outside of this is not text: below are raw bytes, above are repetitions. English has 4 to 5 bytes per token,
+# program code 3 to 4, and Chinese written as \uXXXX, with 6 bytes a character and up to 2 characters a token, stays
+# below 12. So a prompt of text has
+# more than bytes / 12 tokens.
 LEAST_BYTES, MOST_BYTES = 1.0, 12.0
 # Weight of one answer: after 22 of them a tenth of what was known before is left.
 WEIGHT = 0.1
 # Shorter prompts teach nothing: most of their tokens are the chat template's.
 SHORT_BYTES = 500
-# Tokens of one image, sound or file; a guess, for it depends on model and resolution: 256 (Gemma 3), 576 (LLaVA 1.5), 1369 (Qwen2-VL, 1024 x 1024
-# pixels), 1601 (Llama 3.2 Vision, per tile). Source: the models' configurations. Prompts with such parts teach nothing about text.
+# Tokens of one image, sound or file; a guess, for it depends on model and resolution: 256 (Gemma 3), 576 (LLaVA 1.5),
+# 1369 (Qwen2-VL, 1024 x 1024 pixels), 1601 (Llama 3.2 Vision, per tile). Source: the models' configurations. Prompts
+# with such parts teach nothing
+# about text.
 MEDIA_TOKENS = 1024
 # A cold start: the output that a team is expected to want until about 18 answers say something else.
 OUTPUT_TOKENS = 1024
-# Share of a team's answers that the expected output covers, and how much of an answer's weight is left after the next one.
+# Share of a team's answers that the expected output covers, and how much of an answer's weight is left after the next
+# one.
 COVERED, KEPT = 0.9, 0.99
-# An event holds one token or more: speculative decoding and --stream-interval put several into one. Beyond MOST_TOKENS nothing is learned, because
-# hidden reasoning and buffered tool calls are tokens without events.
+# An event holds one token or more: speculative decoding and --stream-interval put several into one. Beyond MOST_TOKENS
+# nothing is learned, because hidden reasoning and buffered tool calls are tokens without events.
 LEAST_TOKENS, MOST_TOKENS = 1.0, 64.0
 PRIOR_EVENTS = 400.0, 400.0  # a cold start: so many events of one token each
 WINDOW_EVENTS = 4000.0  # that many later events make an earlier one count for nothing
 MOST_NAMES = 256  # models, and teams; the one heard of longest ago is forgotten
 MOST_PAIRS = 1024  # teams times models whose prompts are known; likewise
 LONGEST_NAME = 256
-# After the engine has counted more for a prompt than its team may send, the estimate decides for so long instead of the certain bound.
+# After the engine has counted more for a prompt than its team may send, the estimate decides for so long instead of the
+# certain bound.
 OVERRUN_S = 60.0
 
 _Value = TypeVar("_Value")
@@ -45,7 +54,8 @@ _Pair = tuple[str | None, str | None]  # team and model
 
 
 class Outputs:
-    """How long answers were: a histogram over powers of two in which older answers fade, so the quantile is at most twice too large.
+    """How long answers were: a histogram over powers of two in which older answers fade, so the quantile is at most
+    twice too large.
 
     It begins with two answers of OUTPUT_TOKENS."""
 
@@ -79,7 +89,8 @@ class Estimator:
 
     def __init__(self) -> None:
         self._tokens_per_byte: dict[_Pair, float] = {}
-        self._votes: dict[str | None, tuple[float, int]] = {}  # model -> sum over teams of tokens per byte, and their number
+        # model -> sum over teams of tokens per byte, and their number
+        self._votes: dict[str | None, tuple[float, int]] = {}
         self._overruns: dict[_Pair, float] = {}  # -> when the latest one was counted
         self._outputs: dict[str | None, Outputs] = {}
         self._events: dict[_Pair, tuple[float, float]] = {}  # fading sums of content events and of the tokens in them
@@ -92,17 +103,25 @@ class Estimator:
         return ask.prompt_ids + ask.media * MEDIA_TOKENS + math.ceil(self._known(model, team) * ask.prompt_bytes)
 
     def certain(self, ask: TokenRequest) -> int:
-        """Return the tokens that all prompts of a request have at least, whatever was learned. Media count nothing here."""
+        """Return the tokens that all prompts of a request have at least, whatever was learned. Media count nothing
+        here."""
         return ask.prompt_ids + int(ask.prompt_bytes / MOST_BYTES)
 
     def at_least(self, prompt: int, ask: TokenRequest) -> int:
-        """Tokens that the longest prompt of an ask has for sure, whose estimate is `prompt`; 0 where the engine would cut it to what fits."""
+        """Tokens that the longest prompt of an ask has for sure, whose estimate is `prompt`; 0 where the engine would
+        cut it to what fits."""
         certain = ask.prompt_ids + int(max(0, ask.prompt_bytes - ask.maybe_bytes) / MOST_BYTES)
         return 0 if ask.truncates else min(prompt, certain) // max(1, ask.prompts)
 
     def learn(self, model: str | None, ask: TokenRequest, prompt_tokens: int, team: str | None = None) -> None:
         """Takes in what the engine counted for the prompt."""
-        if ask.media or ask.prompt_ids or ask.prompt_bytes < SHORT_BYTES or prompt_tokens < 1 or len(model or "") > LONGEST_NAME:
+        if (
+            ask.media
+            or ask.prompt_ids
+            or ask.prompt_bytes < SHORT_BYTES
+            or prompt_tokens < 1
+            or len(model or "") > LONGEST_NAME
+        ):
             return
         seen = min(1 / LEAST_BYTES, max(1 / MOST_BYTES, prompt_tokens / ask.prompt_bytes))
         known, former = self._known(model, team), self._tokens_per_byte.pop((team, model), None)
@@ -113,7 +132,8 @@ class Estimator:
             self._vote(oldest[1], -self._tokens_per_byte.pop(oldest), -1)
 
     def _known(self, model: str | None, team: str | None) -> float:
-        """Return the tokens per byte of a team's prompts, or else the mean over teams, in which the cold start has a vote as well."""
+        """Return the tokens per byte of a team's prompts, or else the mean over teams, in which the cold start has a
+        vote as well."""
         if (own := self._tokens_per_byte.get((team, model))) is not None:
             return own
         total, teams = self._votes.get(model, (0.0, 0))
@@ -134,11 +154,13 @@ class Estimator:
                 del self._overruns[next(iter(self._overruns))]
 
     def strict_s(self, model: str | None, team: str | None, now: float) -> float:
-        """Return for how many seconds more the estimate decides on a team's limit; 0 while the team has given no reason."""
+        """Return for how many seconds more the estimate decides on a team's limit; 0 while the team has given no
+        reason."""
         return max(0.0, self._overruns.get((team, model), -math.inf) + OVERRUN_S - now)
 
     def output(self, team: str | None, ask: TokenRequest) -> int:
-        """Tokens of all texts together: for each the 90th percentile of what the team got before, or what was asked for where that is less."""
+        """Tokens of all texts together: for each the 90th percentile of what the team got before, or what was asked for
+        where that is less."""
         outputs = self._outputs.get(team) or Outputs()
         each = outputs.covering(COVERED)
         return ask.outputs * (each if ask.max_tokens is None else min(each, ask.max_tokens))

@@ -1,7 +1,9 @@
-"""One request on its way: what it asks for, whether and when it may, which engine answers, and how the answer goes back byte for byte.
+"""One request on its way: what it asks for, whether and when it may, which engine answers, and how the answer goes back
+byte for byte.
 
-Laws: a client's key never reaches the engine. A client that leaves takes its upstream connection with it, which makes the engine stop working
-for it. Another upstream is tried only while the client has been sent nothing. Bodies are never logged."""
+Laws: a client's key never reaches the engine. A client that leaves takes its upstream connection with it, which makes
+the engine stop working for it. Another upstream is tried only while the client has been sent nothing. Bodies are never
+logged."""
 
 from __future__ import annotations
 
@@ -40,12 +42,26 @@ if TYPE_CHECKING:
 HELD_BYTES = 1 << 20  # of a stream that has no content yet and may still be asked for elsewhere
 SMALL_BYTES = 16 << 10  # a body up to this costs no more than its connection does, and is not counted
 RETRY_AFTER_S = 5  # where nobody knows better: an engine that is down is probed as often
-WHOLE_BYTES = 256 << 10  # a reply of known length up to this is read whole: one write, and a break in it is still an honest 502
-AHEAD_BYTES = 128 << 10  # of a stream that its client has not taken yet, beyond which the engine has to wait; twice what the transport calls full
+# a reply of known length up to this is read whole: one write, and a break in it is still an honest 502
+WHOLE_BYTES = 256 << 10
+# of a stream that its client has not taken yet, beyond which the engine has to wait; twice what the transport calls
+# full
+AHEAD_BYTES = 128 << 10
 ANSWER_S = 5.0  # for telling a client what went wrong; it may not be reading
 # Belong to one connection (RFC 9110, section 7.6.1), or are written anew.
-_HOP = frozenset(("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
-                  "transfer-encoding", "upgrade"))  # fmt: skip
+_HOP = frozenset(
+    (
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    )
+)
 _NOT_SENT_ON = _HOP | {
     "host",
     "content-length",
@@ -69,11 +85,33 @@ _NOT_SENT_ON = _HOP | {
     "openai-project",
 }
 _NOT_SENT_ON_ANEW = _NOT_SENT_ON | {"tracestate"}
-# Who may read an answer in a browser is settled by cors of gateway.yaml: vLLM allows every origin unless it is told otherwise.
-_NOT_SENT_BACK = _HOP | {"x-request-id"} | {f"access-control-{name}" for name in (
-    "allow-origin", "allow-credentials", "allow-headers", "allow-methods", "allow-private-network", "expose-headers", "max-age")}  # fmt: skip
-_ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-                413: "invalid_request_error", 417: "invalid_request_error", 429: "rate_limit_error"}  # fmt: skip
+# Who may read an answer in a browser is settled by cors of gateway.yaml: vLLM allows every origin unless it is told
+# otherwise.
+_NOT_SENT_BACK = (
+    _HOP
+    | {"x-request-id"}
+    | {
+        f"access-control-{name}"
+        for name in (
+            "allow-origin",
+            "allow-credentials",
+            "allow-headers",
+            "allow-methods",
+            "allow-private-network",
+            "expose-headers",
+            "max-age",
+        )
+    }
+)
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    417: "invalid_request_error",
+    429: "rate_limit_error",
+}
 
 _WHY_LATER = {
     "team_limit": "team {team} has as many requests in flight as it may; send the next when one of them has ended",
@@ -91,7 +129,9 @@ _log = logging.getLogger("gateway")
 class _End(Exception):
     """The exchange ends here for this reason of the vocabulary."""
 
-    def __init__(self, reason: str, message: str = "", retry_after_s: float | None = None, status: int | None = None) -> None:
+    def __init__(
+        self, reason: str, message: str = "", retry_after_s: float | None = None, status: int | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status or REASONS[reason].status
         self.reason = reason
@@ -128,7 +168,8 @@ def _why_nobody(headers: CIMultiDictProxy[str], teams: Teams) -> str:
 
 
 class RequestHandler:
-    """One exchange in motion: what all share, plus the request, its response and its timer. admitted: whether it takes a slot of an engine."""
+    """One exchange in motion: what all share, plus the request, its response and its timer. admitted: whether it takes
+    a slot of an engine."""
 
     def __init__(self, services: Services, request: web.BaseRequest, x: RequestState, *, admitted: bool) -> None:
         self._services = services
@@ -170,11 +211,23 @@ class RequestHandler:
             raise _End("expectation_failed")
         if services.life.draining:
             raise _End("draining")
-        if x.team is not None and x.route == "/v1/models" and self._request.method == "GET" and self._terms.policy.models:
-            return await self._finish(web.json_response(self._terms.listing(x.team, services.unix_s()), headers={"X-Request-Id": x.request_id}))
-        # What needs no key gets no memory either: a body sent to it is not read. With one half read a disconnect would pass unnoticed.
+        if (
+            x.team is not None
+            and x.route == "/v1/models"
+            and self._request.method == "GET"
+            and self._terms.policy.models
+        ):
+            return await self._finish(
+                web.json_response(
+                    self._terms.listing(x.team, services.unix_s()), headers={"X-Request-Id": x.request_id}
+                )
+            )
+        # What needs no key gets no memory either: a body sent to it is not read. With one half read a disconnect would
+        # pass unnoticed.
         if open_to_all and not self._request.content.is_eof():
-            raise _End("body_too_large", f"{self._request.method} {x.route} takes no body; send the request without one")
+            raise _End(
+                "body_too_large", f"{self._request.method} {x.route} takes no body; send the request without one"
+            )
         self._ask = token_requests.TokenRequest(
             body=b"" if open_to_all else await self._body()
         )  # the one place that holds it, and lets go of it in time
@@ -199,7 +252,9 @@ class RequestHandler:
             return RequestedModel(None)
         names, ask = self._terms.names, await self._services.large.read(self._x.route, self._ask.body)
         if ask.stream is None and ask.body:  # it may name a model that only the engine can read
-            raise _End("bad_body", await self._services.large.describe(ask.body, self._request.headers.get("Content-Type", "")))
+            raise _End(
+                "bad_body", await self._services.large.describe(ask.body, self._request.headers.get("Content-Type", ""))
+            )
         if (named := ask.model) is None:
             return names.of(next(iter(names.visible(terms)), None))
         if not may_ask(terms, asked := names.of(named)):
@@ -210,7 +265,9 @@ class RequestHandler:
         """What is asked for, by whom, and how much that may be."""
         x, services = self._x, self._services
         body = self._ask.body
-        self._ask = ask = token_requests.read(x.route, body) if len(body) <= LARGE_BYTES else await services.large.read(x.route, body)
+        self._ask = ask = (
+            token_requests.read(x.route, body) if len(body) <= LARGE_BYTES else await services.large.read(x.route, body)
+        )
         del body
         self._asked = asked = self._terms.names.of(ask.model)
         x.priority = self._terms.team(x.team or "").band
@@ -221,28 +278,42 @@ class RequestHandler:
     async def _enforce_policy(self, team: str) -> None:
         """Limits the output to what the team may have. Raises _End for what the team or model does not allow."""
         x, ask, terms = self._x, self._ask, self._terms.team(team)
-        if ask.stream is None and self._x.route not in token_requests.UPLOADS:  # the engine may read more than we do: it would escape every limit
-            raise _End("bad_body", await self._services.large.describe(ask.body, self._request.headers.get("Content-Type", "")))
+        # the engine may read more than we do: it would escape every limit
+        if ask.stream is None and self._x.route not in token_requests.UPLOADS:
+            raise _End(
+                "bad_body", await self._services.large.describe(ask.body, self._request.headers.get("Content-Type", ""))
+            )
         if ask.uncountable:
             raise _End("uncountable", ask.uncountable)
         if ask.transfer and not terms.kv_transfer:
-            raise _End("uncountable", f"team {team} may not send {ask.transfer}: leave it out, or set kv_transfer in teams.yaml")
+            raise _End(
+                "uncountable",
+                f"team {team} may not send {ask.transfer}: leave it out, or set kv_transfer in teams.yaml",
+            )
         if not may_ask(terms, self._asked):
-            raise _End("model_not_allowed", f"team {team} may not ask for model {(ask.model or 'without a name')[:100]!r}")
+            raise _End(
+                "model_not_allowed", f"team {team} may not ask for model {(ask.model or 'without a name')[:100]!r}"
+            )
         if x.route == _RESPONSES:
             self._owned(ask.text("previous_response_id"))
         prompt, most = x.est_prompt_tokens or 0, terms.max_output_tokens
         if terms.max_prompt_tokens is not None:
             self._limit_prompt(team, prompt, terms.max_prompt_tokens)
         if most is not None and ask.max_tokens is not None and ask.max_tokens > most and terms.over_output == "refuse":
-            raise _End("output_too_long", f"{ask.max_tokens} tokens of output are asked for; team {team} may have {most}")
+            raise _End(
+                "output_too_long", f"{ask.max_tokens} tokens of output are asked for; team {team} may have {most}"
+            )
         model = self._terms.policy.models.get(self._asked.model or "")
         context = model.max_model_len if model else None
         self._ask = ask.limited(most)
-        wanted = (self._ask.max_tokens or 0) if ask.max_tokens else 0  # without a limit of its own it wants what the context has left
+        # without a limit of its own it wants what the context has left
+        wanted = (self._ask.max_tokens or 0) if ask.max_tokens else 0
         # The engine counts exactly and refuses by itself; here only what is too long for sure is kept from the queue.
         if context is not None and self._services.estimator.at_least(prompt, ask) + wanted > context:
-            raise _End("context_too_long", f"prompt (about {prompt} tokens) and output ({wanted}) are longer than the context of {context} tokens")
+            raise _End(
+                "context_too_long",
+                f"prompt (about {prompt} tokens) and output ({wanted}) are longer than the context of {context} tokens",
+            )
 
     def _limit_prompt(self, team: str, prompt: int, limit: int) -> None:
         """Raise _End for a prompt that is certainly too long for its team, or that probably is while the team has just
@@ -251,11 +322,15 @@ class RequestHandler:
         if (certain := estimator.certain(self._ask)) > limit:
             raise _End("prompt_too_long", f"the prompt has at least {certain} tokens; team {team} may send {limit}")
         if prompt > limit and (wait_s := estimator.strict_s(self._x.model, team, now)):
-            why = f"the prompt has about {prompt} tokens; team {team} may send {limit}, and the engine has just counted more; retry in {wait_s:.0f} s"
+            why = (
+                f"the prompt has about {prompt} tokens; team {team} may send {limit}, and the engine has just counted"
+                f" more; retry in {wait_s:.0f} s"
+            )
             raise _End("prompt_over_limit", why, wait_s)
 
     async def _wait_for_slot(self, team: str) -> None:
-        """Returns when it is this request's turn. Raises _End when it is refused; the timer ends a wait that is too long."""
+        """Returns when it is this request's turn. Raises _End when it is refused; the timer ends a wait that is too
+        long."""
         x, services = self._x, self._services
         if team not in services.life.terms.policy.teams:  # no longer: its body took time to come
             raise _End("unknown_key")
@@ -285,7 +360,10 @@ class RequestHandler:
         if ticket is None:
             return
         x, estimator, reply = self._x, self._services.estimator, self._x.reply
-        prompt, output = reply.prompt_tokens, reply.completion_tokens if reply.completion_tokens is not None else (x.content_events or None)
+        prompt, output = (
+            reply.prompt_tokens,
+            reply.completion_tokens if reply.completion_tokens is not None else (x.content_events or None),
+        )
         if x.reason in NOTHING_DONE and prompt is None and output is None:
             prompt = output = 0
         self._services.admission.leave(ticket, self._services.now(), prompt, output)
@@ -317,7 +395,11 @@ class RequestHandler:
     async def _answered(self, choice: UpstreamChoice) -> web.StreamResponse:
         """The answer of the upstream that was chosen, or of the first of its fallbacks that does better."""
         x, metrics = self._x, self._services.metrics
-        others = self._terms.router.fallbacks(self._asked.model, choice, self._terms.team(x.team or ""), x.est_prompt_tokens) if self._ticket else []
+        others = (
+            self._terms.router.fallbacks(self._asked.model, choice, self._terms.team(x.team or ""), x.est_prompt_tokens)
+            if self._ticket
+            else []
+        )
         if self._timer.when() is not None:
             self._timer.reschedule(None)
         tries = [choice, *others]
@@ -337,11 +419,16 @@ class RequestHandler:
                 x.reply, x.reason, x.content_events, x.retry_after_s = Reply(), None, 0, None
             finally:
                 if self._admitted:  # in the words of the record
-                    metrics.answered(each.name, each.upstream.variant, x.reason or ("ok" if x.complete else result or self._services.life.cut_by))
+                    metrics.answered(
+                        each.name,
+                        each.upstream.variant,
+                        x.reason or ("ok" if x.complete else result or self._services.life.cut_by),
+                    )
         raise AssertionError("there is always one upstream")
 
     async def _tried(self, choice: UpstreamChoice, *, held: bool) -> web.StreamResponse:
-        """One try, with its own time. held: until it has brought content nothing goes to the client, so that another one can be tried."""
+        """One try, with its own time. held: until it has brought content nothing goes to the client, so that another
+        one can be tried."""
         stage, allowed = self._first_stage()
         try:
             async with asyncio.timeout(None) as self._timer:
@@ -349,7 +436,9 @@ class RequestHandler:
                 upstream = await self._sent(choice, last=not held)
                 try:
                     if upstream.content_type == "text/event-stream" and not upstream.bodiless:
-                        return await self._stream(upstream, strip_usage=self._ask.usage_added and upstream.status == 200, held=held)
+                        return await self._stream(
+                            upstream, strip_usage=self._ask.usage_added and upstream.status == 200, held=held
+                        )
                     return await self._whole(upstream, held=held)
                 finally:
                     upstream.close()  # keeps the connection after a complete answer, cuts it otherwise
@@ -375,7 +464,8 @@ class RequestHandler:
         request, limit = self._request, self._services.limits.body_bytes
         if (request.content_length or 0) > limit:
             raise _too_large(limit)
-        if request.content.is_eof() and request.content.exception() is None:  # it came along with its head, as nearly always
+        # it came along with its head, as nearly always
+        if request.content.is_eof() and request.content.exception() is None:
             body = request.content.read_nowait()
             self._hold(len(body))
             return body
@@ -393,7 +483,9 @@ class RequestHandler:
                 self._hold(size)
                 whole.write(chunk)
         except (web.RequestPayloadError, aiohttp.ClientPayloadError, HttpProcessingError) as error:
-            raise _End("bad_body", "the body broke HTTP's own framing (chunks, length, encoding) before it was complete") from error
+            raise _End(
+                "bad_body", "the body broke HTTP's own framing (chunks, length, encoding) before it was complete"
+            ) from error
         return whole.getvalue()
 
     def _refuse_at_limit(self, team: str) -> None:
@@ -408,16 +500,22 @@ class RequestHandler:
         if size > (limit := self._services.limits.body_bytes):
             raise _too_large(limit)
         if size > SMALL_BYTES:
-            if not self._services.bodies.take(self._x.team, size - self._taken, alone=len(self._terms.policy.teams) == 1):
+            if not self._services.bodies.take(
+                self._x.team, size - self._taken, alone=len(self._terms.policy.teams) == 1
+            ):
                 raise _End("bodies_full")
             self._taken = size
 
     def _isolated(self, ask: token_requests.TokenRequest) -> token_requests.TokenRequest:
-        """Return the same with the cache salt and the response id of its team, where several teams share the engines."""
+        """Return the same with the cache salt and the response id of its team, where several teams share the
+        engines."""
         team, isolation = self._x.team or "", self._terms.isolation
         if (salt := isolation.salt(team, ask.text("cache_salt"))) is not None:
             ask = ask.salted(salt)
-        if self._x.route == _RESPONSES and (name := isolation.response_id(team, self._services.new_hex(16))) is not None:
+        if (
+            self._x.route == _RESPONSES
+            and (name := isolation.response_id(team, self._services.new_hex(16))) is not None
+        ):
             ask = ask.identified(name)
         return ask
 
@@ -427,15 +525,22 @@ class RequestHandler:
             raise _End("bad_request", f"response {response_id[:100]!r} is not known", status=404)
 
     async def _sent(self, choice: UpstreamChoice, *, last: bool) -> UpstreamResponse:
-        """The engine's answer, as soon as its head is there. last: nobody else will be asked. Raises _End when none comes."""
+        """The engine's answer, as soon as its head is there. last: nobody else will be asked. Raises _End when none
+        comes."""
         request, watch = self._request, self._services.watch
         ask, headers = self._ask.renamed(name_at(choice.upstream, self._asked)), self._headers(choice)
         if (band := self._band()) and choice.upstream.kind == "engine":
             ask = self._isolated(ask).ranked(self._x.route, priority := ask.priority(band.engine_priority))
-            headers += [("X-Vllm-Priority", str(priority))] if priority else []  # for routes without the field, from vLLM 0.32 on
+            # for routes without the field, from vLLM 0.32 on
+            headers += [("X-Vllm-Priority", str(priority))] if priority else []
         body = ask.sent if len(ask.body) <= LARGE_BYTES else await self._services.large.run(len(ask.body), _SENT, ask)
         sending = self._services.client.send(
-            choice.upstream.url, request.method, _path(request, self._x.route), headers, body, self.release_body if last else None
+            choice.upstream.url,
+            request.method,
+            _path(request, self._x.route),
+            headers,
+            body,
+            self.release_body if last else None,
         )
         del ask, body
         try:
@@ -456,7 +561,8 @@ class RequestHandler:
         x = self._x
         # The state of a trace that we could not read belongs to none that goes on.
         kept = _without(self._request.headers, _NOT_SENT_ON if x.trace.continued else _NOT_SENT_ON_ANEW)
-        ours = [("X-Request-Id", x.request_id), ("traceparent", x.trace.traceparent), ("Accept-Encoding", "identity")]  # usage must be readable
+        # usage must be readable
+        ours = [("X-Request-Id", x.request_id), ("traceparent", x.trace.traceparent), ("Accept-Encoding", "identity")]
         return kept + ours + list(self._terms.headers.get(choice.name, {}).items())
 
     def _begin(self, upstream: UpstreamResponse) -> CIMultiDict[str]:
@@ -480,7 +586,9 @@ class RequestHandler:
             if held and self._x.reason in FAILOVER:
                 raise _End(self._x.reason or "")
             self.release_slot()
-            return await self._finish(web.Response(status=upstream.status, reason=upstream.reason, headers=headers, body=body))
+            return await self._finish(
+                web.Response(status=upstream.status, reason=upstream.reason, headers=headers, body=body)
+            )
         if held and (reason := classify(upstream.status, None, ())) in FAILOVER:
             raise _End(reason or "")
         response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=self._begin(upstream))
@@ -507,7 +615,8 @@ class RequestHandler:
         x.reason = classify(upstream.status, x.reply.error_code, x.reply.finish_reasons)
 
     async def _stream(self, upstream: UpstreamResponse, *, strip_usage: bool, held: bool) -> web.StreamResponse:
-        """Passes an event stream while the scanner reads along; from its first content on, when it is held until then."""
+        """Passes an event stream while the scanner reads along; from its first content on, when it is held until
+        then."""
         x, clock = self._x, self._services.now
         scanner = Scanner(strip_usage=strip_usage)
         x.stream, x.reply = True, scanner.reply
@@ -533,7 +642,11 @@ class RequestHandler:
                 await self._write(response, rest)
         finally:
             self._mid_event = scanner.mid_event
-            x.first_content, x.last_content, x.content_events = scanner.first_content, scanner.last_content, scanner.content_events
+            x.first_content, x.last_content, x.content_events = (
+                scanner.first_content,
+                scanner.last_content,
+                scanner.content_events,
+            )
         x.reason = classify(upstream.status, x.reply.error_code, x.reply.finish_reasons)
         if self._breaks_off(upstream, scanner):
             raise _End("upstream_reset", "the engine ended the stream before its end")
@@ -541,7 +654,8 @@ class RequestHandler:
         return await self._finish(response)
 
     async def _held(self, upstream: UpstreamResponse, scanner: Scanner) -> bytes:
-        """The beginning of a stream, as soon as it has brought what a client waits for. Raises _End for one that failed before it did."""
+        """The beginning of a stream, as soon as it has brought what a client waits for. Raises _End for one that failed
+        before it did."""
         waiting = bytearray()
         while chunk := await _next(upstream):
             waiting += scanner.feed(chunk, self._services.now())
@@ -552,7 +666,8 @@ class RequestHandler:
         return bytes(waiting)
 
     def _taker(self, upstream: UpstreamResponse, scanner: Scanner) -> Callable[[bytes], bool]:
-        """What is done with each piece of a stream; whether there may be more. It runs for every token, so it has no layer too many.
+        """What is done with each piece of a stream; whether there may be more. It runs for every token, so it has no
+        layer too many.
 
         Writes to the client in the very call, as the server's own writer does, which has to be awaited."""
         transport, chunked = self._request.transport, self._request.version >= HttpVersion11
@@ -577,7 +692,8 @@ class RequestHandler:
         return take
 
     def _seen(self, upstream: UpstreamResponse, scanner: Scanner) -> None:
-        """What the stream has brought so far: content moves the deadline on; with its last word the engine has no more work with it."""
+        """What the stream has brought so far: content moves the deadline on; with its last word the engine has no more
+        work with it."""
         x = self._x
         if scanner.content_events != x.content_events:
             x.content_events = scanner.content_events
@@ -585,7 +701,10 @@ class RequestHandler:
         if scanner.done or scanner.reply.error_code is not None:  # whatever the line and the client still have to do
             self.release_slot()
             if not x.complete:
-                x.reason, x.complete = classify(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons), True
+                x.reason, x.complete = (
+                    classify(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons),
+                    True,
+                )
 
     async def _drained(self) -> None:
         """Waits while the client does not read; should time run out meanwhile, it is the client's."""
@@ -595,11 +714,18 @@ class RequestHandler:
 
     def _breaks_off(self, upstream: UpstreamResponse, scanner: Scanner) -> bool:
         """Whether a stream has ended without its end."""
-        said = classify(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons) or scanner.done or scanner.reply.finish_reasons
+        said = (
+            classify(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons)
+            or scanner.done
+            or scanner.reply.finish_reasons
+        )
         return not said and upstream.status == 200 and self._x.route in token_requests.ENDING
 
-    def _worth_holding(self, upstream: UpstreamResponse, scanner: Scanner, waiting: bytearray, *, ended: bool = False) -> bool:
-        """Whether a held stream still has brought nothing that a client waits for. Raises _End for one that failed before it did."""
+    def _worth_holding(
+        self, upstream: UpstreamResponse, scanner: Scanner, waiting: bytearray, *, ended: bool = False
+    ) -> bool:
+        """Whether a held stream still has brought nothing that a client waits for. Raises _End for one that failed
+        before it did."""
         reason = classify(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons)
         if ended and reason is None and self._breaks_off(upstream, scanner):
             reason = "upstream_reset"
@@ -614,14 +740,16 @@ class RequestHandler:
         self._stage = stage
 
     def _decode_s(self) -> float:
-        """How long content may stay away. Not every event moves that deadline, for a timer costs more than it tells: it may be late by a quarter."""
+        """How long content may stay away. Not every event moves that deadline, for a timer costs more than it tells: it
+        may be late by a quarter."""
         band = self._band()
         return (band and band.decode_s) or self._services.timeouts.decode_s
 
     async def _start(self, response: web.StreamResponse) -> None:
         self._x.status = response.status
         if response.content_length is None and self._request.version < HttpVersion11:
-            response.force_close()  # the end of the connection is how it ends; the server would keep it open for who asks for that
+            # the end of the connection is how it ends; the server would keep it open for who asks for that
+            response.force_close()
         self.release_body()
         self._services.mark(self._request, response)
         await response.prepare(self._request)
@@ -640,7 +768,8 @@ class RequestHandler:
         return response
 
     async def _answer(self, end: _End) -> web.StreamResponse:
-        """Tells the client why its request ended: as a status, as an event inside a stream, or by cutting what is neither."""
+        """Tells the client why its request ended: as a status, as an event inside a stream, or by cutting what is
+        neither."""
         self._x.ends(end.reason)
         self.release_slot()
         with contextlib.suppress(ConnectionError, TimeoutError):
@@ -665,7 +794,11 @@ class RequestHandler:
             headers["WWW-Authenticate"] = "Bearer"
         if end.reason in RETRYABLE:
             x.retry_after_s = float(self._retry_after_s(end))
-            headers |= {"Retry-After": f"{x.retry_after_s:.0f}", "Retry-After-Ms": f"{x.retry_after_s * 1000:.0f}", "X-Should-Retry": "true"}
+            headers |= {
+                "Retry-After": f"{x.retry_after_s:.0f}",
+                "Retry-After-Ms": f"{x.retry_after_s * 1000:.0f}",
+                "X-Should-Retry": "true",
+            }
         elif status < 500:
             headers["X-Should-Retry"] = "false"
         answer = web.Response(status=status, headers=headers, body=msgspec.json.encode(_error(end)))
@@ -691,7 +824,9 @@ def _error(end: _End) -> dict[str, Any]:
 
 def error_body(status: int, reason: str, message: str) -> dict[str, Any]:
     """An error as OpenAI's clients read it; `code` is our reason."""
-    return {"error": {"message": message, "type": _ERROR_TYPES.get(status, "server_error"), "param": None, "code": reason}}
+    return {
+        "error": {"message": message, "type": _ERROR_TYPES.get(status, "server_error"), "param": None, "code": reason}
+    }
 
 
 async def _next(upstream: UpstreamResponse) -> bytes:

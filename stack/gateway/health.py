@@ -1,7 +1,8 @@
 """Asks each engine how it is and how full, for as long as the gateway runs; and takes note of what the data path meets.
 
-Law: nothing that an engine sends, or does not send, ends the watching, and no more than PAGE_BYTES of it are kept. A slow gateway is no slow engine:
-a sample bears the time when its answer was read, and a probe counts for nothing if this process itself woke up too late to wait for the answer."""
+Law: nothing that an engine sends, or does not send, ends the watching, and no more than PAGE_BYTES of it are kept. A
+slow gateway is no slow engine: a sample bears the time when its answer was read, and a probe counts for nothing if this
+process itself woke up too late to wait for the answer."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _log = logging.getLogger("gateway.watch")
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """One upstream and what is known of it. told: what `tell` last heard. readable: whether its figures could be read the last time."""
+    """One upstream and what is known of it. told: what `tell` last heard. readable: whether its figures could be read
+    the last time."""
 
     name: str
     upstream: Upstream
@@ -45,10 +47,11 @@ class _Watched:
 
 
 class HealthMonitor:
-    """Watches upstreams from `follow` to `stop`. tell: hears of each upstream when it is known to be up or down, and of every change.
+    """Watches upstreams from `follow` to `stop`. tell: hears of each upstream when it is known to be up or down, and of
+    every change.
 
-    busy: whether the gateway has any requests, running or waiting. Engines are probed and read; a service of kind api is never asked anything,
-    only `failed` and `worked` say how it is."""
+    busy: whether the gateway has any requests, running or waiting. Engines are probed and read; a service of kind api
+    is never asked anything, only `failed` and `worked` say how it is."""
 
     def __init__(
         self,
@@ -69,7 +72,8 @@ class HealthMonitor:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def follow(self, upstreams: Mapping[str, Upstream], headers: Mapping[str, Mapping[str, str]] | None = None) -> None:
-        """Watches these from now on. What is known of one stays while it is the same place. headers: those that only this upstream gets, by name."""
+        """Watches these from now on. What is known of one stays while it is the same place. headers: those that only
+        this upstream gets, by name."""
         former, self._watched = self._watched, {}
         for name, upstream in upstreams.items():
             own = (headers or {}).get(name, {})
@@ -159,7 +163,9 @@ class HealthMonitor:
         if sample is not None:
             it.sample = sample
         if it.readable and sample is None:
-            _log.warning("%s: %s/metrics cannot be read: %s; capacity.slots holds without it", it.name, it.upstream.url, why)
+            _log.warning(
+                "%s: %s/metrics cannot be read: %s; capacity.slots holds without it", it.name, it.upstream.url, why
+            )
         elif not it.readable and sample is not None:
             _log.info("%s: %s/metrics can be read again", it.name, it.upstream.url)
         it.readable = sample is not None
@@ -187,7 +193,14 @@ class HealthMonitor:
             return
         first, it.told = it.told is None, up
         if not (up and first):
-            _log.log(logging.INFO if up else logging.WARNING, "%s at %s is %s: %s", it.name, it.upstream.url, "up" if up else "down", why)
+            _log.log(
+                logging.INFO if up else logging.WARNING,
+                "%s at %s is %s: %s",
+                it.name,
+                it.upstream.url,
+                "up" if up else "down",
+                why,
+            )
         self._tell(it.name, up)
 
 

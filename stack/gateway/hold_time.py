@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MEMORY_S = 60.0  # after so many seconds a request counts half; long enough for some answers of any length, short enough to follow an engine's load
+# after so many seconds a request counts half; long enough for some answers of any length, short enough to follow an
+# engine's load
+MEMORY_S = 60.0
 PRIOR_REQUESTS = 1.0  # how much the mean over all teams counts beside a team's own requests
 
 

@@ -1,4 +1,5 @@
-"""Request ids and W3C trace context: honoured when a client sends good ones, made otherwise. Pure; `new_hex` brings the randomness."""
+"""Request ids and W3C trace context: honoured when a client sends good ones, made otherwise. Pure; `new_hex` brings the
+randomness."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16}
 
 
 def request_id(sent: str | None, new_hex: Callable[[int], str]) -> str:
-    """The client's id when it is 1 to 128 printable ASCII characters without spaces; otherwise 32 hex digits of our own."""
+    """The client's id when it is 1 to 128 printable ASCII characters without spaces; otherwise 32 hex digits of our
+    own."""
     return sent if sent is not None and _PRINTABLE.fullmatch(sent) else new_hex(16)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """span_id is the gateway's own span: child of the client's (parent_id, None where the trace begins here), parent of the engine's."""
+    """span_id is the gateway's own span: child of the client's (parent_id, None where the trace begins here), parent of
+    the engine's."""
 
     trace_id: str
     span_id: str

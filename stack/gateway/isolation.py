@@ -1,7 +1,8 @@
 """Isolation of teams that share engines: salts of the prefix cache, and ids of stored responses that name their team.
 
-Invariant: both are HMACs under a secret of the gateway, so a team can neither compute nor choose what belongs to another team, and replicas with the
-same secret agree without sharing any state. Nothing here logs the secret or anything made from it."""
+Invariant: both are HMACs under a secret of the gateway, so a team can neither compute nor choose what belongs to
+another team, and replicas with the same secret agree without sharing any state. Nothing here logs the secret or
+anything made from it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _log = logging.getLogger("gateway")
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Keys of a gateway's teams. secret: empty where one team is alone. domains: cache domain of each team; empty where all teams share one.
+    """Keys of a gateway's teams. secret: empty where one team is alone. domains: cache domain of each team; empty where
+    all teams share one.
     salts: of each team, for a request without a salt of its own."""
 
     secret: bytes = b""
@@ -50,7 +52,8 @@ class Isolation:
         return None if domain is None else self._tag(b"cache", domain, own.encode("utf-8", "surrogatepass")).hex()
 
     def response_id(self, team: str, random_hex: str) -> str | None:
-        """Return a new id for a stored response of a team, made of 32 random hex digits; None where one team is alone."""
+        """Return a new id for a stored response of a team, made of 32 random hex digits; None where one team is
+        alone."""
         return f"resp_{random_hex}{self._owner(team, random_hex)}" if self.secret else None
 
     def owns(self, team: str, response_id: str) -> bool:
@@ -69,7 +72,8 @@ class Isolation:
 
 
 def isolation_of(policy: Policy, secret_file: Path) -> Isolation:
-    """Return the keys for a policy; with one team alone there is nothing to isolate and no secret is read. Raises BadConfig."""
+    """Return the keys for a policy; with one team alone there is nothing to isolate and no secret is read. Raises
+    BadConfig."""
     if len(policy.teams) < 2:
         return Isolation()
     domains = {name: _domain(name, team) for name, team in policy.teams.items()}
@@ -82,7 +86,8 @@ def _domain(name: str, team: Team) -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """Return the secret in a file, made where it is missing; where it cannot be made, one that lives as long as this process.
+    """Return the secret in a file, made where it is missing; where it cannot be made, one that lives as long as this
+    process.
 
     Raises BadConfig for a file that is there and holds no secret: replicas would disagree unnoticed."""
     try:
@@ -98,12 +103,16 @@ def read_secret(path: Path) -> bytes:
     except OSError as error:
         raise BadConfig(f"secret_file: {path} cannot be read: {error.strerror}") from error
     if len(secret) < LEAST_BYTES:
-        raise BadConfig(f"secret_file: {path} holds fewer than {LEAST_BYTES} bytes; write 32 random ones, or remove it to have it made")
+        raise BadConfig(
+            f"secret_file: {path} holds fewer than {LEAST_BYTES} bytes; write 32 random ones, or remove it to have it"
+            " made"
+        )
     return secret
 
 
 def _make(path: Path) -> None:
-    """Write a new secret with mode 0600, whole or not at all, and never over one that another process has made. Raises OSError."""
+    """Write a new secret with mode 0600, whole or not at all, and never over one that another process has made. Raises
+    OSError."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:  # its mode is 0600
         file.write(secrets.token_urlsafe(32) + "\n")
         file.flush()
@@ -114,6 +123,8 @@ def _make(path: Path) -> None:
 @functools.cache
 def _tell_once(path: str, why: str) -> None:
     _log.warning(
-        "secret_file: %s cannot be made (%s); cache salts and ids of stored responses hold until this gateway ends, and other replicas have others",
-        path, why,
-    )  # fmt: skip
+        "secret_file: %s cannot be made (%s); cache salts and ids of stored responses hold until this gateway ends, and"
+        " other replicas have others",
+        path,
+        why,
+    )

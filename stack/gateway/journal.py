@@ -1,11 +1,13 @@
-"""Journal of a request log: how many requests were accepted and how many records were written, for the report after a crash.
+"""Journal of a request log: how many requests were accepted and how many records were written, for the report after a
+crash.
 
-Invariant: counting never waits for the disk and never raises. Counts are plain integers; a thread copies them, at most every EVERY_S, into a small
-file beside the log. The file survives SIGKILL and an out-of-memory kill, not a power cut. It has a fixed size and is written in place, so a full disk
-does not matter once it exists.
+Invariant: counting never waits for the disk and never raises. Counts are plain integers; a thread copies them, at most
+every EVERY_S, into a small file beside the log. The file survives SIGKILL and an out-of-memory kill, not a power cut.
+It has a fixed size and is written in place, so a full disk does not matter once it exists.
 
-An mmap that is stored to on the request path would save the thread. It was rejected: on a full copy-on-write file system (btrfs) or after a
-truncation such a store raises SIGBUS, and elsewhere it can wait for writeback; both would break the gateway when it is in trouble already."""
+An mmap that is stored to on the request path would save the thread. It was rejected: on a full copy-on-write file
+system (btrfs) or after a truncation such a store raises SIGBUS, and elsewhere it can wait for writeback; both would
+break the gateway when it is in trouble already."""
 
 from __future__ import annotations
 
@@ -76,11 +78,13 @@ class _Written(NamedTuple):
 
 
 class Journal:
-    """Journal of the log at a path. Start with `open`, end with `close`; without a usable file it counts for nothing and says so once."""
+    """Journal of the log at a path. Start with `open`, end with `close`; without a usable file it counts for nothing
+    and says so once."""
 
     def __init__(self, log: Path, clock: Callable[[], float] = time.time) -> None:
         self._log_path = log
-        # Hidden and without the log's suffix: no pattern for logs or rotated logs (requests.jsonl*, *.jsonl) may match it.
+        # Hidden and without the log's suffix: no pattern for logs or rotated logs (requests.jsonl*, *.jsonl) may match
+        # it.
         self._path = log.with_name(f".{log.name.replace('.', '-')}.journal")
         self._clock = clock
         self._fd = -1
@@ -114,7 +118,8 @@ class Journal:
         self._changed.set()
 
     def open(self) -> Lost:
-        """Take over from the run before. Return what that and other runs of the last hour lost. Call before the log is opened."""
+        """Take over from the run before. Return what that and other runs of the last hour lost. Call before the log is
+        opened."""
         if self._log_path.exists() and not stat.S_ISREG(self._log_path.stat().st_mode):
             return self._lost  # a pipe or a device: there is no folder of its own to write to
         try:
@@ -151,7 +156,9 @@ class Journal:
             return Lost()
         try:
             if (version := msgspec.json.decode(data, type=_Version).version) != VERSION:
-                _log.warning("%s: version %d is of another release; what the run before lost is not known", self._path, version)
+                _log.warning(
+                    "%s: version %d is of another release; what the run before lost is not known", self._path, version
+                )
                 return Lost()
             before = msgspec.json.decode(data, type=Counts)
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -162,8 +169,15 @@ class Journal:
         if not waiting + in_flight:
             return carried
         ended = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(before.changed_s))
-        _log.error("%s: %d accepted requests of the run before, which ended about %s, are not in the log: %d records waited in memory, "
-                   "%d requests were in flight", self._log_path, waiting + in_flight, ended, waiting, in_flight)  # fmt: skip
+        _log.error(
+            "%s: %d accepted requests of the run before, which ended about %s, are not in the log: %d records waited in"
+            " memory, %d requests were in flight",
+            self._log_path,
+            waiting + in_flight,
+            ended,
+            waiting,
+            in_flight,
+        )
         return Lost(carried.waiting + waiting, carried.in_flight + in_flight, now)
 
     def _lines_beyond(self, before: Counts) -> int:
@@ -176,7 +190,9 @@ class Journal:
         return 0
 
     def _give_up(self, why: str) -> None:
-        _log.warning("%s: %s. Requests that this run leaves without a record will not be reported after a crash", self._path, why)
+        _log.warning(
+            "%s: %s. Requests that this run leaves without a record will not be reported after a crash", self._path, why
+        )
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
@@ -193,23 +209,36 @@ class Journal:
                 failing = False
             except OSError as error:
                 if not failing:
-                    _log.error("%s cannot be written: %s; a crash now would be reported with older counts", self._path, error.strerror)
+                    _log.error(
+                        "%s cannot be written: %s; a crash now would be reported with older counts",
+                        self._path,
+                        error.strerror,
+                    )
                 failing = True
             time.sleep(EVERY_S)
 
     def _store(self) -> None:
-        """Write the counts in place. A record is accepted, made, written in this order, so they are read in the opposite one."""
+        """Write the counts in place. A record is accepted, made, written in this order, so they are read in the
+        opposite one."""
         lines, end, inode, device = self._written
         dropped, made, accepted = self._dropped, self._made, self._accepted
         counts = Counts(
-            changed_s=self._clock(), accepted=accepted, made=made, dropped=dropped, written=lines, end=end, inode=inode, device=device,
+            changed_s=self._clock(),
+            accepted=accepted,
+            made=made,
+            dropped=dropped,
+            written=lines,
+            end=end,
+            inode=inode,
+            device=device,
             lost=self._lost,
-        )  # fmt: skip
+        )
         os.pwrite(self._fd, msgspec.json.encode(counts).ljust(SIZE - 1) + b"\n", 0)
 
 
 def missing(counts: Counts, beyond: int) -> tuple[int, int]:
-    """Return how many records waited in memory and how many requests were in flight. beyond: records written after these counts."""
+    """Return how many records waited in memory and how many requests were in flight. beyond: records written after
+    these counts."""
     settled = counts.written + beyond + counts.dropped
     made = max(counts.made, settled)
     return made - settled, max(0, counts.accepted - made)

@@ -1,7 +1,8 @@
 """Work on large bodies apart from the event loop, so that streams go on meanwhile.
 
-A thread is enough up to HUGE_BYTES. Beyond that one call of the decoder holds the interpreter lock for 20 to 40 ms, and the event loop takes that
-lock more than once for an event of a stream; so a huge body is read in a process of its own (`python -m stack.gateway.large_bodies`)."""
+A thread is enough up to HUGE_BYTES. Beyond that one call of the decoder holds the interpreter lock for 20 to 40 ms, and
+the event loop takes that lock more than once for an event of a stream; so a huge body is read in a process of its own
+(`python -m stack.gateway.large_bodies`)."""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ from exporters import process
 from stack.gateway import request_body as token_requests
 from stack.gateway.bad_body import describe
 
-LARGE_BYTES = 256 << 10  # worth the change of threads, 0.1 ms: reading costs 2 ms a MiB, up to 15 ms of the worst, in which no stream moves
+# worth the change of threads, 0.1 ms: reading costs 2 ms a MiB, up to 15 ms of the worst, in which no stream moves
+LARGE_BYTES = 256 << 10
 HUGE_BYTES = 4 << 20  # a call of the decoder takes 1 ms a MiB, and at most twice that of the densest
 SHORT_BYTES = 1 << 10  # a value up to this is sent back as it is, a longer one by its place in the body
 PROCESS_S = 30.0  # for one body; the densest of 32 MiB takes 0.4 s
 IDLE_S = 300.0  # without a huge body the process ends, and its 45 MiB are free
-COMMAND = (sys.executable, "-P", "-m", "stack.gateway.large_bodies")  # -P: nothing is imported from the folder it is started in
+# -P: nothing is imported from the folder it is started in
+COMMAND = (sys.executable, "-P", "-m", "stack.gateway.large_bodies")
 
 T = TypeVar("T")
 
@@ -65,7 +68,11 @@ class LargeBodies:
 
     def _read_apart(self, route: str, body: bytes) -> token_requests.TokenRequest:
         answer = self._asked(_Work("read", route, len(body)), body)
-        return token_requests.read(route, body) if answer is None else _restored(msgspec.msgpack.decode(answer, type=_Read), body)
+        return (
+            token_requests.read(route, body)
+            if answer is None
+            else _restored(msgspec.msgpack.decode(answer, type=_Read), body)
+        )
 
     def _describe_apart(self, body: bytes, content_type: str) -> str:
         answer = self._asked(_Work("describe", content_type, len(body)), body)
@@ -79,11 +86,16 @@ class LargeBodies:
         try:
             return self._answer(_Process(), work, body)
         except OSError as error:
-            _log.warning("a large body is read in the gateway's own process, where it delays streams: the process for it failed: %s", error)
+            _log.warning(
+                "a large body is read in the gateway's own process, where it delays streams: the process for it"
+                " failed: %s",
+                error,
+            )
             return None
 
     def _answer(self, reader: _Process, work: _Work, body: bytes) -> bytes:
-        """Return what this process answers, and keep the process. Raises OSError for one that does not; it is gone then."""
+        """Return what this process answers, and keep the process. Raises OSError for one that does not; it is gone
+        then."""
         self._process = reader
         try:
             return reader.ask(work, body)
@@ -102,7 +114,8 @@ class _Work(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Read(msgspec.Struct, frozen=True, array_like=True):
-    """An Ask without its body. known: its other attributes. fields: name and value, or the value's place in the body."""
+    """An Ask without its body. known: its other attributes. fields: name and value, or the value's place in the
+    body."""
 
     known: dict[str, str | int | bool | None]
     fields: list[tuple[str, bytes | tuple[int, int]]]
@@ -112,9 +125,12 @@ def _taken_apart(ask: token_requests.TokenRequest, body: bytes) -> _Read:
     fields: list[tuple[str, bytes | tuple[int, int]]] = []
     for name, raw in ask.fields.items():
         value = bytes(raw)
-        start = -1 if len(value) <= SHORT_BYTES else body.find(value)  # the first place with these very bytes is as good as its own
+        # the first place with these very bytes is as good as its own
+        start = -1 if len(value) <= SHORT_BYTES else body.find(value)
         fields.append((name, value if start < 0 else (start, start + len(value))))
-    return _Read({name: value for name, value in msgspec.structs.asdict(ask).items() if name not in ("body", "fields")}, fields)
+    return _Read(
+        {name: value for name, value in msgspec.structs.asdict(ask).items() if name not in ("body", "fields")}, fields
+    )
 
 
 def _restored(read: _Read, body: bytes) -> token_requests.TokenRequest:
@@ -134,7 +150,9 @@ class _Process:
             self._wire.settimeout(PROCESS_S)
             none = subprocess.DEVNULL
             try:
-                self._program = subprocess.Popen(COMMAND, stdin=far.fileno(), stdout=none, stderr=none, start_new_session=True)
+                self._program = subprocess.Popen(
+                    COMMAND, stdin=far.fileno(), stdout=none, stderr=none, start_new_session=True
+                )
             except OSError:
                 self._wire.close()
                 raise

@@ -1,10 +1,13 @@
-"""What the engines say of themselves, and what follows: how many requests may be there at once, and which engine is worth asking.
+"""What the engines say of themselves, and what follows: how many requests may be there at once, and which engine is
+worth asking.
 
-Pure: pages, samples and times come in. Law: figures only ever take away from capacity.slots, and only while they are fresh. llm-d's flow control
-takes an old figure for a full engine; here it counts for nothing, since a missed scrape says more of the scrape than of the engine and must not
-halve a healthy fleet. A pool without any figures is a pool with static slots, and its queue is bounded all the same.
+Pure: pages, samples and times come in. Law: figures only ever take away from capacity.slots, and only while they are
+fresh. llm-d's flow control takes an old figure for a full engine; here it counts for nothing, since a missed scrape
+says more of the scrape than of the engine and must not halve a healthy fleet. A pool without any figures is a pool with
+static slots, and its queue is bounded all the same.
 
-What waits inside an engine is what we sent beyond its --max-num-seqs or its cache. A few are worth having there, so that a place in its batch is
+What waits inside an engine is what we sent beyond its --max-num-seqs or its cache. A few are worth having there, so
+that a place in its batch is
 taken as soon as it is free: that many is capacity.waiting. All others wait here, where bands and teams have a say."""
 
 from __future__ import annotations
@@ -18,19 +21,21 @@ from exporters.catalogue import vllm
 from exporters.catalogue.metric import Metric
 from stack.gateway.policy import Capacity
 
-# Additive increase, multiplicative decrease: many small steps up, few large ones down, so that the way out of trouble is the short one.
+# Additive increase, multiplicative decrease: many small steps up, few large ones down, so that the way out of trouble
+# is the short one.
 LOWER = 3, 4  # of what is in flight, with every bad sample: less than half is left after three
 RAISE = 1, 20  # of capacity.slots and at least 1, with every calm sample: from none to all of them with twenty
 SLOW_TO_GO = 2  # bad answers of an engine in a row: one may be a hiccup
-SLOW_TO_PAUSE, PAUSE_S = 3, 10.0  # failed connections in a row to a service that nobody probes, and how long it is left alone
+# failed connections in a row to a service that nobody probes, and how long it is left alone
+SLOW_TO_PAUSE, PAUSE_S = 3, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One look at one engine. at: when the answer came, on the gateway's clock. kv_usage: 0 to 1.
 
-    waiting, kv_usage: of its worst data-parallel rank, each of which has a queue and a cache of its own. preempted: of all ranks since
-    the engine started; None where the page does not say."""
+    waiting, kv_usage: of its worst data-parallel rank, each of which has a queue and a cache of its own. preempted: of
+    all ranks since the engine started; None where the page does not say."""
 
     at: float
     waiting: float
@@ -39,7 +44,8 @@ class Sample:
 
 
 def read(page: bytes, at: float) -> Sample | None:
-    """An engine's /metrics page; None where it does not show the figures, or something that is no number in their place."""
+    """An engine's /metrics page; None where it does not show the figures, or something that is no number in their
+    place."""
     page = b"\n" + page
     try:
         waiting, kv_usage, preempted = _values(page, *_WAITING), _values(page, *_KV_USAGE), _values(page, *_PREEMPTIONS)
@@ -51,12 +57,15 @@ def read(page: bytes, at: float) -> Sample | None:
 
 
 def _finders(metric: Metric, labels: str = r"(?:\{.*\})?") -> list[re.Pattern[bytes]]:
-    """Finds the values of a metric, by each name that it has had. Of a page of 63 kB all figures take 0.1 ms; the parser of whole pages takes 37."""
+    """Finds the values of a metric, by each name that it has had. Of a page of 63 kB all figures take 0.1 ms; the
+    parser of whole pages takes 37."""
     return [re.compile(f"\n{re.escape(name)}{labels} (\\S+)".encode()) for name in metric.names]
 
 
 # Those that do not wait for room wait for an adapter or for KV from elsewhere; fewer slots would not help them.
-_WAITING = _finders(vllm.NUM_REQUESTS_WAITING_BY_REASON, r'\{(?>.*?reason="capacity").*\}') + _finders(vllm.NUM_REQUESTS_WAITING)
+_WAITING = _finders(vllm.NUM_REQUESTS_WAITING_BY_REASON, r'\{(?>.*?reason="capacity").*\}') + _finders(
+    vllm.NUM_REQUESTS_WAITING
+)
 _KV_USAGE = _finders(vllm.KV_CACHE_USAGE)
 _PREEMPTIONS = _finders(vllm.NUM_PREEMPTIONS)
 
@@ -67,9 +76,11 @@ def _values(page: bytes, *finders: re.Pattern[bytes]) -> list[float]:
 
 
 def troubled(sample: Sample, before: Sample | None, capacity: Capacity) -> bool:
-    """Whether an engine has more than it can hold: it queues, its cache is full, or it threw out work that it had begun.
+    """Whether an engine has more than it can hold: it queues, its cache is full, or it threw out work that it had
+    begun.
 
-    before: its last sample, None where that is unknown or old; a total of preemptions says something only in comparison."""
+    before: its last sample, None where that is unknown or old; a total of preemptions says something only in
+    comparison."""
     former = None if before is None else before.preempted
     rising = former is not None and sample.preempted is not None and sample.preempted > former
     return sample.waiting > capacity.waiting or sample.kv_usage > capacity.kv_usage or rising
@@ -79,8 +90,8 @@ def troubled(sample: Sample, before: Sample | None, capacity: Capacity) -> bool:
 class Slots:
     """How many requests may be at the engines at once. Begins with `Slots.full`, goes on with `after`.
 
-    seen: the latest fresh sample of each engine. bad: those whose latest is bad. lowered, moved: when samples last lowered the slots, or moved
-    them either way."""
+    seen: the latest fresh sample of each engine. bad: those whose latest is bad. lowered, moved: when samples last
+    lowered the slots, or moved them either way."""
 
     capacity: Capacity
     slots: int
@@ -94,10 +105,11 @@ class Slots:
         return cls(capacity, capacity.slots)
 
     def after(self, samples: Mapping[str, Sample], in_flight: int, now: float) -> Slots:
-        """In view of the latest sample of each engine, with so many requests there now. A sample that was seen before changes nothing.
+        """In view of the latest sample of each engine, with so many requests there now. A sample that was seen before
+        changes nothing.
 
-        The worst engine counts. Of several, only one that was seen since they were last lowered lowers them again, so that twenty
-        engines that report in turn do so no faster than one; and likewise up."""
+        The worst engine counts. Of several, only one that was seen since they were last lowered lowers them again, so
+        that twenty engines that report in turn do so no faster than one; and likewise up."""
         fresh = {name: sample for name, sample in samples.items() if now - sample.at <= self.capacity.stale_s}
         if not fresh:
             return Slots.full(self.capacity)
@@ -113,7 +125,8 @@ class Slots:
         return kept
 
     def _seen_since(self, moment: float, names: set[str]) -> bool:
-        """Whether any of these had been seen at that moment or later; if there was no such moment, that is all of them."""
+        """Whether any of these had been seen at that moment or later; if there was no such moment, that is all of
+        them."""
         return any((self.seen[name].at if name in self.seen else -math.inf) >= moment for name in names)
 
     def _fewer(self, in_flight: int) -> int:
@@ -128,7 +141,8 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether an upstream is worth asking; it is as long as nothing is known. So many failures in a row close it for pause_s.
+    """Whether an upstream is worth asking; it is as long as nothing is known. So many failures in a row close it for
+    pause_s.
 
     until: closed before that time, also without end, which means until it answers."""
 
@@ -150,4 +164,5 @@ class Health:
 
 
 ENGINE = Health(SLOW_TO_GO, math.inf)  # is probed, so that its return is seen
-API = Health(SLOW_TO_PAUSE, PAUSE_S)  # is not: after the pause the next request is the probe, and one more failure closes it again
+# is not: after the pause the next request is the probe, and one more failure closes it again
+API = Health(SLOW_TO_PAUSE, PAUSE_S)

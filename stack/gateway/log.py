@@ -1,6 +1,7 @@
 """Writes request records to an append-only file, off the event loop.
 
-Law: `write` never waits and never raises. A line reaches the file within 50 ms, or stays in a bounded buffer until the disk takes it again.
+Law: `write` never waits and never raises. A line reaches the file within 50 ms, or stays in a bounded buffer until the
+disk takes it again.
 One gateway per file: after a failed write the file is cut back to whole lines, which would hurt a second writer.
 Rotation: rename the file; it is opened anew at the next write, or on `reopen`."""
 
@@ -53,7 +54,8 @@ class RequestLog:
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Opens the file and starts writing; reports what the run before left out. Raises BadConfig when the file cannot be written at all."""
+        """Opens the file and starts writing; reports what the run before left out. Raises BadConfig when the file
+        cannot be written at all."""
         self._counters.log_lost_before(self._journal.open())
         try:
             self._open()
@@ -129,7 +131,9 @@ class RequestLog:
         self._counters.log_failed()
         self._counters.log_waiting(len(self._lines))
         if not self._failing:  # once per trouble, not once per second
-            _log.error("%s cannot be written: %s; records wait in memory, requests go on", self._path, error.strerror or error)
+            _log.error(
+                "%s cannot be written: %s; records wait in memory, requests go on", self._path, error.strerror or error
+            )
         self._failing = True
 
     # From here on: in a worker thread, one call at a time.

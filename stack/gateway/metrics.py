@@ -37,7 +37,8 @@ T = TypeVar("T", Counter, Gauge)
 
 
 class GatewayMetrics:
-    """One gateway's figures in a registry of their own, so that two gateways in one process (as in tests) do not meet."""
+    """One gateway's figures in a registry of their own, so that two gateways in one process (as in tests) do not
+    meet."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -119,7 +120,8 @@ class GatewayMetrics:
             self._log_lost_before.labels(state).set_function(partial(shown, requests))
 
     async def watch_loop(self) -> None:
-        """Measures, until cancelled, how much later than asked the event loop wakes up: waiting that no request timer sees."""
+        """Measures, until cancelled, how much later than asked the event loop wakes up: waiting that no request timer
+        sees."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LAG_EVERY_S
@@ -127,10 +129,13 @@ class GatewayMetrics:
             self._lag.observe(max(0.0, loop.time() - due))
 
     def answer(self, accept: str) -> tuple[bytes, str]:
-        """Return the page in the format that an Accept header prefers, and its content type. Only protobuf carries native histograms."""
+        """Return the page in the format that an Accept header prefers, and its content type. Only protobuf carries
+        native histograms."""
         if scrape.negotiate(accept) is not Format.PROTOBUF:
             return generate_latest(self.registry), CONTENT_TYPE_LATEST
-        return scrape.answer((*_samples(self.registry.collect()), (names.LOOP_LAG, {}, self._lag.distribution())), accept)
+        return scrape.answer(
+            (*_samples(self.registry.collect()), (names.LOOP_LAG, {}, self._lag.distribution())), accept
+        )
 
     async def page(self, request: web.BaseRequest) -> web.StreamResponse:
         """/metrics and /-/healthy of the metrics port."""
@@ -144,7 +149,8 @@ class GatewayMetrics:
 
 
 def _children(metric: T) -> Callable[..., T]:
-    """Finds a child by its labels; asking the library six times was 2 % of what the event loop did for a JSON request."""
+    """Finds a child by its labels; asking the library six times was 2 % of what the event loop did for a JSON
+    request."""
     made: dict[tuple[str, ...], T] = {}
 
     def child(*labels: str) -> T:
@@ -202,7 +208,11 @@ class _Standing(Collector):
             for family, value in ((running, one.running), (waiting, one.waiting), (wait_s, one.wait_s)):
                 family.add_metric((one.team, one.band), value)
         yield from (running, waiting, wait_s)
-        for metric, value in ((names.SLOTS, admission.slots), (names.SLOTS_LIMIT, admission.slots_limit), (names.TOKENS, admission.tokens)):
+        for metric, value in (
+            (names.SLOTS, admission.slots),
+            (names.SLOTS_LIMIT, admission.slots_limit),
+            (names.TOKENS, admission.tokens),
+        ):
             family = _gauge(metric)
             family.add_metric((), value)
             yield family

@@ -1,6 +1,7 @@
 """What teams.yaml may say: who may ask for how much, who goes first, and which engines answer.
 
-Law: everything here is data. Admission, routing and the data path read it and never write it, so a reload is an exchange of one value."""
+Law: everything here is data. Admission, routing and the data path read it and never write it, so a reload is an
+exchange of one value."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ class Band(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """A class of service. rank: lower is served first; bands of one rank share by the weights of their teams.
 
     ceiling: the share of all slots that it may hold, 0 to 1. floor: slots that it gets before higher bands get more.
-    max_wait_s: how long a request may wait for admission. prefill_s, decode_s, total_s: as in gateway.yaml, which holds where this is null.
-    engine_priority: the best priority that a request may ask for within an engine, whose smaller numbers go first; one that asks for none gets it.
-    It counts in engines with --scheduling-policy priority, and where they hand it on: see docs/gateway.md."""
+    max_wait_s: how long a request may wait for admission. prefill_s, decode_s, total_s: as in gateway.yaml, which holds
+    where this is null.
+    engine_priority: the best priority that a request may ask for within an engine, whose smaller numbers go first; one
+    that asks for none gets it. It counts in engines with --scheduling-policy priority, and where they hand it on: see
+    docs/gateway.md."""
 
     rank: int
     ceiling: float = 1.0
@@ -39,13 +42,14 @@ BANDS: dict[str, Band] = {
 class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """keys: hashes as `make_key` gives them; several let one be replaced while the other still works.
 
-    weight: its share against other teams of the same rank. max_running: requests at the engines at once, further ones wait. max_in_flight:
-    running and waiting together, further ones are refused. max_prompt_tokens, max_output_tokens: of one request; over_output says what happens
-    to one that asks for more output. models: those it may ask for. fallback_api: whether upstreams of kind api may answer it.
+    weight: its share against other teams of the same rank. max_running: requests at the engines at once, further ones
+    wait. max_in_flight: running and waiting together, further ones are refused. max_prompt_tokens, max_output_tokens:
+    of one request; over_output says what happens to one that asks for more output. models: those it may ask for.
+    fallback_api: whether upstreams of kind api may answer it.
     cache_domain: teams that name the same one share cached prefixes; null for a domain of its own.
-    kv_transfer: whether it may send kv_transfer_params and ec_transfer_params, as a router of disaggregated prefill and decode does.
-    Null is no limit. max_prompt_tokens is exact for token ids only: text is refused where it is certainly longer, and
-    where the estimate is above the limit within a minute after the engine has counted too many."""
+    kv_transfer: whether it may send kv_transfer_params and ec_transfer_params, as a router of disaggregated prefill and
+    decode does. Null is no limit. max_prompt_tokens is exact for token ids only: text is refused where it is certainly
+    longer, and where the estimate is above the limit within a minute after the engine has counted too many."""
 
     keys: list[str] = []
     band: str = "default"
@@ -62,10 +66,12 @@ class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What all engines together take, and how much may wait. slots: requests at once. tokens: prompt and expected output of those together.
+    """What all engines together take, and how much may wait. slots: requests at once. tokens: prompt and expected
+    output of those together.
 
-    queue, queue_tokens: of what waits. Beyond waiting requests in an engine or kv_usage (0 to 1) the slots are lowered step by step, never
-    below min_slots; figures older than stale_s count for nothing, and slots is what it says here."""
+    queue, queue_tokens: of what waits. Beyond waiting requests in an engine or kv_usage (0 to 1) the slots are lowered
+    step by step, never below min_slots; figures older than stale_s count for nothing, and slots is what it says
+    here."""
 
     slots: int = 256
     tokens: int | None = None
@@ -80,8 +86,9 @@ class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class ServedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One served model, by the name that engines know it by. aliases: other names that clients may use for it.
 
-    adapters: LoRA adapters by name, asked for like a model. max_model_len: tokens of prompt and output together. upstreams: those that serve
-    it, null for all of kind engine. fallbacks: upstreams to try in this order when the first choice fails before it has sent any content."""
+    adapters: LoRA adapters by name, asked for like a model. max_model_len: tokens of prompt and output together.
+    upstreams: those that serve it, null for all of kind engine. fallbacks: upstreams to try in this order when the
+    first choice fails before it has sent any content."""
 
     aliases: list[str] = []
     adapters: list[str] = []
@@ -91,10 +98,12 @@ class ServedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One endpoint. url: without /v1. key_file: holds its own key; a client's key is never sent on. weight: its share of requests.
+    """One endpoint. url: without /v1. key_file: holds its own key; a client's key is never sent on. weight: its share
+    of requests.
 
-    variant: the arm of a canary in records and metrics. min_prompt_tokens, max_prompt_tokens: which prompts it takes, by estimate.
-    kind api is a service that somebody else runs and bills: only ever a fallback, and only for teams with fallback_api.
+    variant: the arm of a canary in records and metrics. min_prompt_tokens, max_prompt_tokens: which prompts it takes,
+    by estimate. kind api is a service that somebody else runs and bills: only ever a fallback, and only for teams with
+    fallback_api.
     model: the name to ask it for, where it differs."""
 
     url: str

@@ -1,4 +1,5 @@
-"""The data path: who asks, and for what kind of thing; every request in is one visit, and every visit to a token route one record.
+"""The data path: who asks, and for what kind of thing; every request in is one visit, and every visit to a token route
+one record.
 
 Law: whatever happens, a POST to a token route leaves exactly one record, and what it was admitted to is given back."""
 
@@ -27,7 +28,9 @@ _ENGINE_PAGES = ("/metrics", "/health")  # of the engine, without a key, as moni
 class Proxy:
     """Handles requests, and counts those that run."""
 
-    def __init__(self, services: Services, log: RequestLog, *, engine_pages: bool = True, also_pass: Collection[str] = ()) -> None:
+    def __init__(
+        self, services: Services, log: RequestLog, *, engine_pages: bool = True, also_pass: Collection[str] = ()
+    ) -> None:
         self.services = services
         self.running = 0
         self._idle = asyncio.Event()
@@ -41,7 +44,8 @@ class Proxy:
         if cors is not None and is_preflight(request.method, request.headers):
             status, headers, text = cors.preflight(request.headers)
             return web.Response(status=status, headers=headers, text=text or None)
-        path = request.path.rstrip("/")  # with a slash at its end, the engine would send the client on, to an address past the gateway
+        # with a slash at its end, the engine would send the client on, to an address past the gateway
+        path = request.path.rstrip("/")
         if path == "/-/healthy":
             return web.Response(text="ok\n")
         engine_page = path in self._engine_pages and request.method in ("GET", "HEAD")
@@ -49,7 +53,10 @@ class Proxy:
         if not engine_page and not routes.plain(path):
             return self._not_served(request, f"{path[:100]} is not served here; see /v1/...")
         if not engine_page and not recorded and not routes.passed(request.method, path, self._also_pass):
-            why = f"{request.method} {path[:100]} is not served here: it would be on no record; also_pass in gateway.yaml opens it"
+            why = (
+                f"{request.method} {path[:100]} is not served here: it would be on no record; also_pass in gateway.yaml"
+                " opens it"
+            )
             return self._not_served(request, why)
         x = RequestState(
             request_id=request_id(request.headers.get("X-Request-Id"), self.services.new_hex),
@@ -61,7 +68,9 @@ class Proxy:
             x.team = self._team(request.headers)
         return await self._run(request, x, recorded=recorded, open_to_all=engine_page)
 
-    async def _run(self, request: web.BaseRequest, x: RequestState, *, recorded: bool, open_to_all: bool) -> web.StreamResponse:
+    async def _run(
+        self, request: web.BaseRequest, x: RequestState, *, recorded: bool, open_to_all: bool
+    ) -> web.StreamResponse:
         """Runs one exchange to its end, whatever that is, and writes its record."""
         self.running += 1
         self._idle.clear()

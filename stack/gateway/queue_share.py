@@ -39,7 +39,9 @@ class Bound:
 
     def _divide(self, limit: float) -> None:
         rest = max(0.0, limit - self._unit * len(self._claims))
-        for _, group in groupby(sorted(self._claims.values(), key=lambda claim: claim.rank), key=lambda claim: claim.rank):
+        for _, group in groupby(
+            sorted(self._claims.values(), key=lambda claim: claim.rank), key=lambda claim: claim.rank
+        ):
             peers = list(group)
             weight = sum(claim.weight for claim in peers)
             for claim in peers:
@@ -55,7 +57,11 @@ class Bound:
         """Return the team whose newest request gives way next, or None if the request has to be refused.
 
         It is the team with the most, for its weight, in the worst rank that has borrowed anything."""
-        yielding = [(self._order(claim), name) for name, claim in self._claims.items() if name != self._asker and self._yields(claim)]
+        yielding = [
+            (self._order(claim), name)
+            for name, claim in self._claims.items()
+            if name != self._asker and self._yields(claim)
+        ]
         return max(yielding)[1] if yielding else None
 
     def release(self, team: str, size: float) -> None:

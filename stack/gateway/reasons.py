@@ -1,6 +1,7 @@
 """Why a request did not end well: the one vocabulary of the field `reason`, and how an engine's answer is judged.
 
-Law: a reason belongs to exactly one outcome, so that counting by reason and counting by outcome agree. An ok request has none."""
+Law: a reason belongs to exactly one outcome, so that counting by reason and counting by outcome agree. An ok request
+has none."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from exporters.requests.record import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """outcome: which of the five ends it is. status: what our own answer carries; 0 where the engine or nobody answers."""
+    """outcome: which of the five ends it is. status: what our own answer carries; 0 where the engine or nobody
+    answers."""
 
     outcome: Outcome
     status: int
@@ -23,17 +25,35 @@ REASONS: dict[str, Reason] = {
     # refused before the engine was asked
     "no_key": Reason("rejected", 401, "the request carried no API key"),
     "unknown_key": Reason("rejected", 401, "the API key belongs to no team"),
-    "two_keys": Reason("rejected", 400, "the request carries two API keys; send one, as a bearer token in Authorization or in x-api-key"),
-    "expectation_failed": Reason("rejected", 417, "the request carries an Expect other than 100-continue; send it without"),
+    "two_keys": Reason(
+        "rejected",
+        400,
+        "the request carries two API keys; send one, as a bearer token in Authorization or in x-api-key",
+    ),
+    "expectation_failed": Reason(
+        "rejected", 417, "the request carries an Expect other than 100-continue; send it without"
+    ),
     "body_too_large": Reason("rejected", 413, "the body is larger than limits.body_bytes"),
-    "bad_body": Reason("rejected", 400, "the body broke HTTP's own framing before it was complete, or is no JSON object in UTF-8"),
-    "bodies_full": Reason("rejected", 503, "as many bytes of requests are held as limits.bodies_bytes lets all, or half of it one of several teams"),
-    "uncountable": Reason("rejected", 400, "it asks for what cannot be counted: too many texts, work after the answer, a prompt in a transfer field"),
+    "bad_body": Reason(
+        "rejected", 400, "the body broke HTTP's own framing before it was complete, or is no JSON object in UTF-8"
+    ),
+    "bodies_full": Reason(
+        "rejected",
+        503,
+        "as many bytes of requests are held as limits.bodies_bytes lets all, or half of it one of several teams",
+    ),
+    "uncountable": Reason(
+        "rejected",
+        400,
+        "it asks for what cannot be counted: too many texts, work after the answer, a prompt in a transfer field",
+    ),
     "draining": Reason("rejected", 503, "the gateway is stopping and takes nothing new"),
     # refused by the terms of its team or model: the same request would be refused again, but for prompt_over_limit
     "model_not_allowed": Reason("rejected", 403, "the team may not ask for this model"),
     "prompt_too_long": Reason("rejected", 400, "the prompt is longer than the team's max_prompt_tokens"),
-    "prompt_over_limit": Reason("rejected", 429, "the prompt is probably longer than max_prompt_tokens, and the team has just sent a longer one"),
+    "prompt_over_limit": Reason(
+        "rejected", 429, "the prompt is probably longer than max_prompt_tokens, and the team has just sent a longer one"
+    ),
     "output_too_long": Reason("rejected", 400, "more output is asked for than the team's max_output_tokens"),
     "context_too_long": Reason("rejected", 400, "prompt and output together are longer than the model's context"),
     # refused for load: later it may go through
@@ -51,7 +71,9 @@ REASONS: dict[str, Reason] = {
     "engine_abort": Reason("upstream_error", 0, "the engine gave the request up: finish_reason abort"),
     # the engine did not answer
     "upstream_down": Reason("upstream_error", 503, "no connection to the engine"),
-    "upstream_reset": Reason("upstream_error", 502, "the connection to the engine broke, or a stream ended without its end"),
+    "upstream_reset": Reason(
+        "upstream_error", 502, "the connection to the engine broke, or a stream ended without its end"
+    ),
     "gateway_stopped": Reason("upstream_error", 0, "cut when the time for draining was over"),
     "gateway_error": Reason("upstream_error", 500, "a defect of the gateway itself; its log has the traceback"),
     # time
@@ -87,10 +109,30 @@ def classify(status: int, error_code: int | None, finish_reasons: Collection[str
 
 
 # Of ours: worth another try after a while.
-RETRYABLE = frozenset(("team_limit", "prompt_over_limit", "queue_full", "est_wait", "queue_ttl", "bodies_full", "draining", "upstream_down"))
+RETRYABLE = frozenset(
+    (
+        "team_limit",
+        "prompt_over_limit",
+        "queue_full",
+        "est_wait",
+        "queue_ttl",
+        "bodies_full",
+        "draining",
+        "upstream_down",
+    )
+)
 # What another upstream might do better, as long as the client has been sent nothing.
 FAILOVER = frozenset(
-    ("upstream_down", "connect_timeout", "upstream_reset", "upstream_auth", "engine_error", "engine_abort", "engine_busy", "prefill_timeout")
+    (
+        "upstream_down",
+        "connect_timeout",
+        "upstream_reset",
+        "upstream_auth",
+        "engine_error",
+        "engine_abort",
+        "engine_busy",
+        "prefill_timeout",
+    )
 )
 # An engine has done no work for these, as far as no tokens say otherwise: they are not charged to the team.
 NOTHING_DONE = frozenset(("bad_request", "engine_busy", "upstream_auth", "upstream_down", "connect_timeout"))

@@ -1,7 +1,8 @@
-"""What an engine's reply says about itself: tokens, timings, how it finished. Pure; fed with decoded objects, whole or one per event.
+"""What an engine's reply says about itself: tokens, timings, how it finished. Pure; fed with decoded objects, whole or
+one per event.
 
-Knows chat and text completions, embeddings, the responses API and the messages API. Unknown shapes are no error: what is not said
-stays None."""
+Knows chat and text completions, embeddings, the responses API and the messages API. Unknown shapes are no error: what
+is not said stays None."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ INSPECT_BYTES = 8 << 20  # a larger reply is not decoded; its usage is looked fo
 TAIL_BYTES = 4096
 FINISH_WORDS = 20  # different ones that are kept of one reply; engines know about ten
 
-_FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "max_output_tokens": "length", "tool_use": "tool_calls"}
+_FINISH = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "max_output_tokens": "length",
+    "tool_use": "tool_calls",
+}
 _GRAVEST = ("error", "abort", "repetition", "content_filter", "length", "tool_calls", "function_call", "stop")
 _VERSION = re.compile(r"vllm-(\d+\.\d+[0-9A-Za-z.+]*)")
 _DELTAS = (
@@ -33,7 +40,8 @@ _DELTAS = (
 
 
 class Body(msgspec.Struct):
-    """The fields of a reply or event that matter here; all others are skipped by the decoder, which is what makes it cheap."""
+    """The fields of a reply or event that matter here; all others are skipped by the decoder, which is what makes it
+    cheap."""
 
     type: Any = None
     model: Any = None
@@ -66,9 +74,16 @@ class Reply:
     """Collects what the objects of one reply say. The latest word on a figure counts, since streams count upwards."""
 
     __slots__ = (
-        "cached_tokens", "completion_tokens", "engine_queue_ms", "engine_ttft_ms", "engine_version", "error_code", "finish_reasons",
-        "model", "prompt_tokens",
-    )  # fmt: skip
+        "cached_tokens",
+        "completion_tokens",
+        "engine_queue_ms",
+        "engine_ttft_ms",
+        "engine_version",
+        "error_code",
+        "finish_reasons",
+        "model",
+        "prompt_tokens",
+    )
 
     def __init__(self) -> None:
         self.model: str | None = None
@@ -90,7 +105,8 @@ class Reply:
         return min(self.finish_reasons, default=None)
 
     def note(self, body: Body) -> bool:
-        """Takes in one object; True when it carries generated content (text, reasoning, tool calls; a bare role does not count)."""
+        """Takes in one object; True when it carries generated content (text, reasoning, tool calls; a bare role does
+        not count)."""
         if self.model is None and isinstance(body.model, str):
             self.model = body.model
         if isinstance(body.system_fingerprint, str) and (found := _VERSION.match(body.system_fingerprint)):
@@ -122,7 +138,11 @@ class Reply:
             if isinstance(choice, dict):
                 self._note_finish(choice.get("finish_reason"))
                 delta = choice.get("delta")
-                content = content or bool(choice.get("text")) or (isinstance(delta, dict) and any(delta.get(key) for key in _DELTAS))
+                content = (
+                    content
+                    or bool(choice.get("text"))
+                    or (isinstance(delta, dict) and any(delta.get(key) for key in _DELTAS))
+                )
         return content
 
     def _note_typed(self, body: Body) -> bool:
@@ -183,8 +203,11 @@ class Reply:
         self._note_split_prompt(usage)
 
     def _note_split_prompt(self, usage: dict[str, Any]) -> None:
-        """The messages API counts cached and newly cached prompt tokens apart from input_tokens; a record counts the whole prompt."""
-        fresh, read, made = (_count(usage.get(f"{name}input_tokens"), None) for name in ("", "cache_read_", "cache_creation_"))
+        """The messages API counts cached and newly cached prompt tokens apart from input_tokens; a record counts the
+        whole prompt."""
+        fresh, read, made = (
+            _count(usage.get(f"{name}input_tokens"), None) for name in ("", "cache_read_", "cache_creation_")
+        )
         if read is not None:
             self.cached_tokens = read
         if fresh is not None and (read or made):

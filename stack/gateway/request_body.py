@@ -1,7 +1,8 @@
 """What a request asks for, in tokens, read without touching it; and the changes that the gateway makes to it.
 
-Laws: a body is decoded once, into its top-level fields as bytes; text is measured where it lies and never becomes Python objects. What the
-engine's schema (pydantic) would understand is understood here too, so that nothing escapes accounting or a limit by its spelling. Nothing
+Laws: a body is decoded once, into its top-level fields as bytes; text is measured where it lies and never becomes
+Python objects. What the engine's schema (pydantic) would understand is understood here too, so that nothing escapes
+accounting or a limit by its spelling. Nothing
 raises: of what cannot be read nothing is known, which stream None tells."""
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 
 import msgspec
 
-# Routes that make or read tokens: each POST to them leaves one record. Everything else under /v1 (models, render, count_tokens, ...) is
-# only passed on and leaves none. Source: the routers of vLLM 0.32.
+# Routes that make or read tokens: each POST to them leaves one record. Everything else under /v1 (models, render,
+# count_tokens, ...) is only passed on and leaves none. Source: the routers of vLLM 0.32.
 RECORDED = frozenset(
     f"/v1/{name}"
     for name in (
-        "chat/completions", "chat/completions/batch", "completions", "responses", "embeddings", "messages", "audio/transcriptions",
+        "chat/completions", "chat/completions/batch", "completions", "responses", "embeddings", "messages",
+        "audio/transcriptions",
         "audio/translations", "rerank", "score", "systemone",
     )
 )  # fmt: skip
@@ -33,7 +35,8 @@ MOST_ITEMS = 1_000_000  # of a list that is counted, about 50 bytes each for as 
 MOST_TOKENS = 10**9  # more than any context: larger numbers are read as this one
 MOST_N = 16_384  # texts of one prompt: what vLLM makes (VLLM_MAX_N_SEQUENCES, as shipped)
 MOST_TEXTS = 99_999  # of all prompts together: what a record can say
-FEW_MESSAGES = 16  # up to these, what a chat template adds to each is less than an estimate is worth; beyond them each adds
+# up to these, what a chat template adds to each is less than an estimate is worth; beyond them each adds
+FEW_MESSAGES = 16
 MESSAGE_BYTES = 16  # about the four tokens of a role and its marks
 _DEEPEST = 3  # parts within the content of parts: a tool's result is the deepest that any API has
 
@@ -42,14 +45,15 @@ _DEEPEST = 3  # parts within the content of parts: a tool's result is the deepes
 class _Route:
     """How a route says what it wants.
 
-    prompt: fields of text, parts, messages or token ids. each: those whose list items are prompts of their own; one_each: an engine reads only
-    one of them. ids: those of them that take token ids. chats: those in which a list of objects is one conversation. named: objects each field
-    of which is a prompt. against: fields that the engine reads once with every prompt of the others. whole: fields that go into the prompt as
-    their JSON, with every prompt. maybe: those that may, as the chat template likes. media: fields of images, sounds or embeddings.
+    prompt: fields of text, parts, messages or token ids. each: those whose list items are prompts of their own;
+    one_each: an engine reads only one of them. ids: those of them that take token ids. chats: those in which a list of
+    objects is one conversation. named: objects each field of which is a prompt. against: fields that the engine reads
+    once with every prompt of the others. whole: fields that go into the prompt as their JSON, with every prompt. maybe:
+    those that may, as the chat template likes. media: fields of images, sounds or embeddings.
     quoting: media in messages of any role but user may become text. aside: all of whole and maybe.
     limit: fields that limit the output, the one that counts first; unsaid: the
-    limit of a body without them, None for what the context has left. has_priority: whether the body may name the priority of its request; has_n: how
-    many texts it wants.
+    limit of a body without them, None for what the context has left. has_priority: whether the body may name the
+    priority of its request; has_n: how many texts it wants.
     Source: the request models of vLLM 0.32 (entrypoints/**/protocol.py)."""
 
     prompt: tuple[str, ...] = ()
@@ -70,8 +74,10 @@ class _Route:
     has_n: bool = False
 
 
-# Fields that limit the output on some route of some engine. Which of them it obeys has changed: 0.10 takes max_completion_tokens on any route,
-# unless it is 0, later ones max_output_tokens as well. So every one is held to a team's limit on every route that makes text.
+# Fields that limit the output on some route of some engine. Which of them it obeys has changed: 0.10 takes
+# max_completion_tokens on any route, unless it is 0, later ones max_output_tokens as well. So every one is held to a
+# team's limit on every route that makes
+# text.
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _CHAT_LIMIT = ("max_completion_tokens", "max_tokens")
 _SCORED = ("documents", "items", "text_2", "data_2")
@@ -79,20 +85,9 @@ _TEMPLATE = ("chat_template", "chat_template_kwargs")
 _SCORED_WITH = (*_TEMPLATE, "instruction")
 _GIVEN, _ASIDE = ("tools", "functions", "documents"), ("response_format", "tool_choice", *_TEMPLATE)
 _ROUTES = {
-    "/v1/chat/completions": _Route(
-        ("messages",),
-        whole=_GIVEN,
-        maybe=_ASIDE,
-        limit=_CHAT_LIMIT,
-        has_n=True,
-    ),
+    "/v1/chat/completions": _Route(("messages",), whole=_GIVEN, maybe=_ASIDE, limit=_CHAT_LIMIT, has_n=True),
     "/v1/chat/completions/batch": _Route(
-        ("messages",),
-        each=("messages",),
-        whole=_GIVEN,
-        maybe=_ASIDE,
-        limit=_CHAT_LIMIT,
-        has_n=True,
+        ("messages",), each=("messages",), whole=_GIVEN, maybe=_ASIDE, limit=_CHAT_LIMIT, has_n=True
     ),
     "/v1/completions": _Route(
         ("prompt",),
@@ -129,12 +124,7 @@ _ROUTES = {
     ),
     "/v1/rerank": _Route(("documents",), each=("documents",), against=("query",), maybe=_SCORED_WITH, unsaid=0),
     "/v1/score": _Route(
-        _SCORED,
-        each=_SCORED,
-        one_each=True,
-        against=("queries", "text_1", "data_1"),
-        maybe=_SCORED_WITH,
-        unsaid=0,
+        _SCORED, each=_SCORED, one_each=True, against=("queries", "text_1", "data_1"), maybe=_SCORED_WITH, unsaid=0
     ),
     "/v1/systemone": _Route(
         ("questions",),
@@ -151,30 +141,42 @@ _ROUTES = {route: replace(how, aside=frozenset(how.whole + how.maybe)) for route
 _OTHER = _Route()
 UPLOADS = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))  # forms with a file, no JSON
 
-# Contents of the fields of a message, of a part of one, or of an item of the responses API: more of these, media, or nothing that any prompt has.
-# Every other field may be text (or JSON that becomes text), since a chat template can print what it likes.
+# Contents of the fields of a message, of a part of one, or of an item of the responses API: more of these, media, or
+# nothing that any prompt has. Every other field may be text (or JSON that becomes text), since a chat template can
+# print what it likes.
 _MORE, _TEXT, _MEDIA, _ROLE, _NOTHING, _MAYBE = range(6)
 _HOLDS = {
     name: holds
     for names, holds in (
         ("content output summary", _MORE),
-        ("image_url image_pil image_embeds audio_url input_audio audio_embeds video_url video_embeds source file file_data file_id file_url", _MEDIA),
-        ("text reasoning reasoning_content thinking refusal tool_calls function_call arguments input tools tool", _TEXT),
+        (
+            (
+                "image_url image_pil image_embeds audio_url input_audio audio_embeds video_url video_embeds source file"
+                " file_data file_id file_url"
+            ),
+            _MEDIA,
+        ),
+        (
+            "text reasoning reasoning_content thinking refusal tool_calls function_call arguments input tools tool",
+            _TEXT,
+        ),
         ("role", _ROLE),
         ("type cache_control signature encrypted_content annotations logprobs", _NOTHING),
     )
     for name in names.split()
 }
-_ROLES = frozenset((b'"user"', b'"assistant"', b'"system"', b'"developer"', b'"tool"'))  # any other may be text of any length
-# Fields by which a router in front of engines hands over what another engine has computed. vLLM 0.32 takes kv_transfer_params.prompt_token_ids for
-# the prompt in place of the messages.
+# any other may be text of any length
+_ROLES = frozenset((b'"user"', b'"assistant"', b'"system"', b'"developer"', b'"tool"'))
+# Fields by which a router in front of engines hands over what another engine has computed. vLLM 0.32 takes
+# kv_transfer_params.prompt_token_ids for the prompt in place of the messages.
 TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 
 _STRING, _LIST, _OBJECT, _NULL = b'"[{n'  # what values begin with
 _TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
 
 _Fields = Mapping[str, msgspec.Raw]
-_TEXTS = re.compile(rb'\[\s*+(?:"(?:[^"\\]++|\\.)*+"\s*+,\s*+)*+"(?:[^"\\]++|\\.)*+"\s*+\]', re.DOTALL)  # a list of strings
+# a list of strings
+_TEXTS = re.compile(rb'\[\s*+(?:"(?:[^"\\]++|\\.)*+"\s*+,\s*+)*+"(?:[^"\\]++|\\.)*+"\s*+\]', re.DOTALL)
 _OBJECTS = re.compile(rb"\[\s*+(?:\[\s*+)?+\{")  # a list that begins with an object, or with a list that does
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -186,24 +188,30 @@ _vast = msgspec.json.Decoder(
         "_Vast",
         [
             (name, msgspec.Raw, msgspec.Raw())
-            for name in sorted({"logit_bias", *TRANSFERS}.union(*(r.prompt + r.against + r.whole + r.maybe + r.media for r in _ROUTES.values())))
+            for name in sorted(
+                {"logit_bias", *TRANSFERS}.union(
+                    *(r.prompt + r.against + r.whole + r.maybe + r.media for r in _ROUTES.values())
+                )
+            )
         ],
     )
 )
 
 
 class TokenRequest(msgspec.Struct, frozen=True):
-    """body: as it came; `sent` is what goes to the engine. usage_added: the usage event is ours, and the client must not see it.
+    """body: as it came; `sent` is what goes to the engine. usage_added: the usage event is ours, and the client must
+    not see it.
 
-    model, n: as asked, None where not said or not understood; stream None for a body that is not JSON, of which nothing else is known either.
-    Whoever holds clients to limits refuses such a body: the engine's parser, Python's, also takes NaN, UTF-16 and half a surrogate pair.
-    max_tokens: the limit of each text to make, None for as much as the context has left. prompts: how many there are. outputs: texts to make of
-    them in all (n, or best_of where that is more, of each), 0 on routes that make none.
-    prompt_bytes: UTF-8 text that becomes prompt, about, since escapes are counted and not decoded. maybe_bytes: so many of them at most are of
-    fields that some chat templates leave out. prompt_ids: prompt given as token ids, in
-    tokens. media: images, sounds, videos, files. truncates: the engine may cut the prompt to what fits.
-    limit: the field that limits the output. uncountable: why no record could count what is asked for, else empty. transfer: the first of
-    TRANSFERS that it has, else empty.
+    model, n: as asked, None where not said or not understood; stream None for a body that is not JSON, of which nothing
+    else is known either. Whoever holds clients to limits refuses such a body: the engine's parser, Python's, also takes
+    NaN, UTF-16 and half a surrogate pair.
+    max_tokens: the limit of each text to make, None for as much as the context has left. prompts: how many there are.
+    outputs: texts to make of them in all (n, or best_of where that is more, of each), 0 on routes that make none.
+    prompt_bytes: UTF-8 text that becomes prompt, about, since escapes are counted and not decoded. maybe_bytes: so many
+    of them at most are of fields that some chat templates leave out. prompt_ids: prompt given as token ids, in tokens.
+    media: images, sounds, videos, files. truncates: the engine may cut the prompt to what fits.
+    limit: the field that limits the output. uncountable: why no record could count what is asked for, else empty.
+    transfer: the first of TRANSFERS that it has, else empty.
     fields: the body's, each value as it came or as it was changed. edited: whether any was."""
 
     body: bytes
@@ -229,19 +237,24 @@ class TokenRequest(msgspec.Struct, frozen=True):
     def sent(self) -> bytes:
         """Return the body for the engine, which is encoded here, once for all changes.
 
-        Every other field keeps its place and the bytes of its value; of one given twice the last stays, which is the one that the engine
-        would see; white space between fields goes."""
+        Every other field keeps its place and the bytes of its value; of one given twice the last stays, which is the
+        one that the engine would see; white space between fields goes."""
         return msgspec.json.encode(self.fields) if self.edited else self.body
 
     def renamed(self, model: str | None) -> TokenRequest:
         """The same for an engine that knows the model by this name; None leaves it as it is."""
-        return self if model is None or model == self.model or not self.fields else self._with({"model": model}, model=model)
+        return (
+            self
+            if model is None or model == self.model or not self.fields
+            else self._with({"model": model}, model=model)
+        )
 
     def limited(self, max_output: int | None) -> TokenRequest:
-        """The same with at most this many tokens for each text, written where the client wrote its limit; None leaves it as it is.
+        """The same with at most this many tokens for each text, written where the client wrote its limit; None leaves
+        it as it is.
 
-        Whatever is not plainly a limit within `max_output` is replaced by it, also what the engine would refuse: a limit must hold. So is each
-        other field that some engine takes for one."""
+        Whatever is not plainly a limit within `max_output` is replaced by it, also what the engine would refuse: a
+        limit must hold. So is each other field that some engine takes for one."""
         if max_output is None or self.limit is None or not self.fields:
             return self
         beyond = [name for name in _LIMITS if _said(self.fields, name) and not _within(self.fields[name], max_output)]
@@ -251,7 +264,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
         return self._with(dict.fromkeys(beyond, max_output), max_tokens=known) if beyond else self
 
     def priority(self, best: int) -> int:
-        """What it may have of the engine's priorities, where smaller is sooner: what it asks for, but none before `best`."""
+        """What it may have of the engine's priorities, where smaller is sooner: what it asks for, but none before
+        `best`."""
         asked = self.fields.get("priority")
         return best if asked is None else max(best, _number(_plain(asked)) or 0)
 
@@ -284,9 +298,14 @@ class TokenRequest(msgspec.Struct, frozen=True):
 def read(route: str, body: bytes) -> TokenRequest:
     """The ask of a body; with stream None of one that cannot be read."""
     try:
-        if body[:64].lstrip()[:1] not in (b"{", b""):  # a file of some megabytes, say, in which many a byte looks like a comma
+        # a file of some megabytes, say, in which many a byte looks like a comma
+        if body[:64].lstrip()[:1] not in (b"{", b""):
             raise ValueError("no object")
-        dense = len(body) > LARGE_BYTES and body.count(b",") + body.count(b":") > MOST_PIECES and _pieces(body) > MOST_PIECES
+        dense = (
+            len(body) > LARGE_BYTES
+            and body.count(b",") + body.count(b":") > MOST_PIECES
+            and _pieces(body) > MOST_PIECES
+        )
         if dense and _too_many_fields(body):
             return TokenRequest(body=body)
         return _ask(route, body, _fields.decode(body), dense)
@@ -339,8 +358,14 @@ def _transfer(fields: _Fields) -> str:
 def _uncountable(route: str, how: _Route, fields: _Fields, texts: int, prompts: int) -> str:
     """Why no record could count what is asked for; empty where one can."""
     if texts > MOST_N or max(texts, 1) * prompts > MOST_TEXTS:
-        return f"{texts or 1} texts of each of {prompts} prompts are asked for; at most {MOST_N} of one, and {MOST_TEXTS} in all"
-    if how.one_each and len(several := [name for name in how.each if bytes(fields.get(name, b"null")) not in (b"null", b"[]")]) > 1:
+        return (
+            f"{texts or 1} texts of each of {prompts} prompts are asked for; at most {MOST_N} of one, and {MOST_TEXTS}"
+            " in all"
+        )
+    if (
+        how.one_each
+        and len(several := [name for name in how.each if bytes(fields.get(name, b"null")) not in (b"null", b"[]")]) > 1
+    ):
         return f"{several[0]} and {several[1]} are both given, and an engine reads one of them; leave one out"
     if route == "/v1/responses" and _truth(_plain(fields.get("background"))):
         return "with background the engine works on when its answer is over, in nobody's slot; leave it out"
@@ -349,13 +374,18 @@ def _uncountable(route: str, how: _Route, fields: _Fields, texts: int, prompts: 
 
 def _too_many_fields(body: bytes) -> bool:
     """Whether the top level of a body may hold more fields than any honest one, found without making any of them."""
-    return body.count(b":") - sum(bytes(value).count(b":") for value in msgspec.structs.astuple(_vast.decode(body))) > MOST_PIECES
+    return (
+        body.count(b":") - sum(bytes(value).count(b":") for value in msgspec.structs.astuple(_vast.decode(body)))
+        > MOST_PIECES
+    )
 
 
 def _pieces(data: bytes) -> int:
-    """Commas and colons, and one: no fewer than the items or fields of this value, and about as many as it and all that it holds have.
+    """Commas and colons, and one: no fewer than the items or fields of this value, and about as many as it and all that
+    it holds have.
 
-    Those within strings are not counted, since text may hold anything; of more than MOST_PIECES strings all are counted, and no more."""
+    Those within strings are not counted, since text may hold anything; of more than MOST_PIECES strings all are
+    counted, and no more."""
     bare = data.replace(rb"\\", b"").replace(rb"\"", b"")  # every quotation mark that is left begins or ends a string
     strings = bare.count(b'"') // 2
     if strings > MOST_PIECES:
@@ -380,12 +410,14 @@ def _plain(value: msgspec.Raw | None) -> Any:
 
 
 def _truth(value: Any) -> bool:
-    """As the engine's schema (pydantic) takes it: 1 and "yes" are true as well; a stream must not escape accounting by its spelling."""
+    """As the engine's schema (pydantic) takes it: 1 and "yes" are true as well; a stream must not escape accounting by
+    its spelling."""
     return value == 1 if isinstance(value, bool | int | float) else isinstance(value, str) and value.lower() in _TRUE
 
 
 def _number(value: Any) -> int | None:
-    """As the engine's schema takes it: 3.0, "3", " 3.0" and "1_000" are numbers as well. None for less than 0 and all else."""
+    """As the engine's schema takes it: 3.0, "3", " 3.0" and "1_000" are numbers as well. None for less than 0 and all
+    else."""
     if value is None:
         return None
     try:
@@ -434,7 +466,8 @@ def _with_usage(options: _Fields) -> msgspec.Raw:
 
 
 class _Size:
-    """Adds up what values hold: texts, token ids, media. dense: the body has more than MOST_PIECES, so look before taking it apart."""
+    """Adds up what values hold: texts, token ids, media. dense: the body has more than MOST_PIECES, so look before
+    taking it apart."""
 
     __slots__ = ("bytes", "dense", "ids", "maybe", "media", "quoting", "texts")
 
@@ -491,21 +524,26 @@ class _Size:
         return 1 if prompts and name in how.chats and _begins_with_object(value) else prompts
 
     def _token_ids(self, value: msgspec.Raw) -> tuple[int, int] | None:
-        """Return tokens and prompts of a list that the engine's schema reads as token ids, or as several lists of such; None for any other list.
+        """Return tokens and prompts of a list that the engine's schema reads as token ids, or as several lists of such;
+        None for any other list.
 
-        The schema (pydantic) takes each number, boolean or numeric string for an id, unless all items are strings, which are texts. What holds
-        anything else beside numbers is refused by the engine, so commas tell how many ids there are."""
+        The schema (pydantic) takes each number, boolean or numeric string for an id, unless all items are strings,
+        which are texts. What holds anything else beside numbers is refused by the engine, so commas tell how many ids
+        there are."""
         data = bytes(value)
         if _OBJECTS.match(data):
             return None
-        if b'"' in data and (_TEXTS.fullmatch(data) if self.dense else {memoryview(one)[0] for one in _values.decode(value)} == {_STRING}):
+        if b'"' in data and (
+            _TEXTS.fullmatch(data) if self.dense else {memoryview(one)[0] for one in _values.decode(value)} == {_STRING}
+        ):
             return None
         if not data[1:-1].strip():
             return 0, 0
         return data.count(b",") + 1, max(1, data.count(b"[") - 1)
 
     def add(self, value: msgspec.Raw, depth: int = 0) -> int:
-        """Adds one value, and returns how many prompts it would be; of a list too long to be taken apart, no fewer than there are."""
+        """Adds one value, and returns how many prompts it would be; of a list too long to be taken apart, no fewer than
+        there are."""
         first = memoryview(value)[0]
         if first == _STRING:
             self.texts.append(value)
@@ -565,8 +603,9 @@ class _Size:
             self.bytes -= 2 if first == _STRING else 0
 
     def text_bytes(self) -> int:
-        """UTF-8 bytes of all texts, about, since they are not decoded: an escape counts for the one byte that most of them stand for, and
-        \\uXXXX for three where escapes are many, which is text beyond ASCII that a client has escaped."""
+        """UTF-8 bytes of all texts, about, since they are not decoded: an escape counts for the one byte that most of
+        them stand for, and \\uXXXX for three where escapes are many, which is text beyond ASCII that a client has
+        escaped."""
         data = b"".join(self.texts)
         escapes = data.count(b"\\")
         if escapes > len(data) // 12:

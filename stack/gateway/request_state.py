@@ -14,12 +14,14 @@ _FINISH = {"client_abort": "abort", "rejected": "rejected", "upstream_error": "e
 
 @dataclass(slots=True)
 class RequestState:
-    """Filled in step by step; whatever step ends it, `record` makes a line of what is known. Times in seconds of one monotonic clock.
+    """Filled in step by step; whatever step ends it, `record` makes a line of what is known. Times in seconds of one
+    monotonic clock.
 
-    named: whether the policy knows the model, so that what the reply calls it does not matter. tried: upstreams that failed before this one,
-    and why. queued_s: waiting for admission, None before it is granted. first_content, last_content: when content was sent on, streams only.
-    complete: the client has been sent the end of its answer. Whatever happens after that is no part of it: the official OpenAI client
-    hangs up on [DONE] without waiting for the end of the connection's message.
+    named: whether the policy knows the model, so that what the reply calls it does not matter. tried: upstreams that
+    failed before this one, and why. queued_s: waiting for admission, None before it is granted. first_content,
+    last_content: when content was sent on, streams only.
+    complete: the client has been sent the end of its answer. Whatever happens after that is no part of it: the official
+    OpenAI client hangs up on [DONE] without waiting for the end of the connection's message.
     est_completion_tokens: an estimate of the output, set only where content was sent and its usage never came."""
 
     request_id: str
@@ -106,18 +108,28 @@ def record(x: RequestState, ended: float, unix_s: float) -> RequestRecord:
 
 
 def _finish_reason(x: RequestState, outcome: Outcome) -> str | None:
-    """The engine's where it finished. A client that hangs up behind the last token does not undo that; of several texts, others may have run on."""
+    """The engine's where it finished. A client that hangs up behind the last token does not undo that; of several
+    texts, others may have run on."""
     if outcome == "client_abort" and x.reply.finish_reason and (x.n or 1) * x.prompts == 1:
         return x.reply.finish_reason
     return _FINISH.get(outcome, x.reply.finish_reason)
 
 
 def _tpot_ms(x: RequestState) -> float | None:
-    """(last content - first content) / (completion_tokens - 1), tokens as the engine counted them: chunks may bundle several.
+    """(last content - first content) / (completion_tokens - 1), tokens as the engine counted them: chunks may bundle
+    several.
 
-    Not known for one token, for a single chunk, for chunks that all arrived in one read, and for n > 1, where several texts grow at once."""
+    Not known for one token, for a single chunk, for chunks that all arrived in one read, and for n > 1, where several
+    texts grow at once."""
     tokens = x.reply.completion_tokens
-    if x.first_content is None or x.last_content is None or x.content_events < 2 or tokens is None or tokens < 2 or (x.n or 1) > 1:
+    if (
+        x.first_content is None
+        or x.last_content is None
+        or x.content_events < 2
+        or tokens is None
+        or tokens < 2
+        or (x.n or 1) > 1
+    ):
         return None
     if x.last_content <= x.first_content:
         return None

@@ -1,7 +1,7 @@
 """Which upstream answers a request, and under which name the model is asked for there.
 
-Law: a choice is a pure function of the policy, the request and what is healthy: no state, no clock, no randomness. Two gateways with one
-policy choose alike, and so does the same gateway after a restart."""
+Law: a choice is a pure function of the policy, the request and what is healthy: no state, no clock, no randomness. Two
+gateways with one policy choose alike, and so does the same gateway after a restart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ STICKY_BYTES = 64 << 10  # of a request tell it from others
 class RequestedModel:
     """What a client's name for a model means. name: as the client said it, None where it said none.
 
-    model: the name in Policy.models, None when unknown. send_as: the name to write into the body, None where the client's own stays.
+    model: the name in Policy.models, None when unknown. send_as: the name to write into the body, None where the
+    client's own stays.
     adapter: the LoRA adapter; its own name stays, since vLLM takes it as the model's."""
 
     name: str | None
@@ -29,7 +30,8 @@ class RequestedModel:
 
 
 class Names:
-    """Everything a client may ask for, as Policy.models says it. A model's own name goes before any alias or adapter of the same name."""
+    """Everything a client may ask for, as Policy.models says it. A model's own name goes before any alias or adapter of
+    the same name."""
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self._known: dict[str | None, RequestedModel] = {name: RequestedModel(name, name) for name in models}
@@ -49,8 +51,8 @@ class Names:
 
 
 def may_ask(team: Team, asked: RequestedModel) -> bool:
-    """Whether team.models allows it. A model's name there allows its aliases too, but not its adapters: each is listed by its own name,
-    because an adapter is often one team's alone. A team with a list cannot leave the name out."""
+    """Whether team.models allows it. A model's name there allows its aliases too, but not its adapters: each is listed
+    by its own name, because an adapter is often one team's alone. A team with a list cannot leave the name out."""
     if team.models is None:
         return True
     return asked.name in team.models or (asked.adapter is None and asked.model in team.models)
@@ -59,8 +61,8 @@ def may_ask(team: Team, asked: RequestedModel) -> bool:
 def name_at(upstream: Upstream, asked: RequestedModel) -> str | None:
     """The name to write into the body for this upstream, None where the client's own stays.
 
-    An engine that serves the model under another name still has the adapters under theirs; a foreign service has none, so there
-    its own model answers in their place."""
+    An engine that serves the model under another name still has the adapters under theirs; a foreign service has none,
+    so there its own model answers in their place."""
     if upstream.model is None or asked.model is None or (asked.adapter is not None and upstream.kind == "engine"):
         return asked.send_as
     return upstream.model if upstream.model != asked.name else None
@@ -76,24 +78,27 @@ class UpstreamChoice:
 
 
 class Router:
-    """Chooses among the upstreams of a policy, or the one of gateway.yaml where it has none. A checked policy is expected: a name of an
-    upstream that does not exist raises KeyError here, not in the middle of a request."""
+    """Chooses among the upstreams of a policy, or the one of gateway.yaml where it has none. A checked policy is
+    expected: a name of an upstream that does not exist raises KeyError here, not in the middle of a request."""
 
     def __init__(self, policy: Policy, single: Upstream | None = None) -> None:
         upstreams = policy.upstreams or ({} if single is None else {address_of(single): single})
-        places = {name: _Place(name, upstream, blake2b(name.encode(), digest_size=8)) for name, upstream in upstreams.items()}
+        places = {
+            name: _Place(name, upstream, blake2b(name.encode(), digest_size=8)) for name, upstream in upstreams.items()
+        }
         self._several = len(places) > 1
         self._engines = [place for place in places.values() if place.upstream.kind == "engine"]
         self._serving: dict[str | None, list[_Place]] = {}
         self._fallbacks: dict[str | None, list[_Place]] = {}
         for name, model in policy.models.items():
             listed = self._engines if model.upstreams is None else [places[it] for it in model.upstreams]
-            self._serving[name] = [place for place in listed if place.upstream.kind == "engine"]  # others are only ever fallbacks
+            # others are only ever fallbacks
+            self._serving[name] = [place for place in listed if place.upstream.kind == "engine"]
             self._fallbacks[name] = [places[it] for it in model.fallbacks]
 
     def sticky(self, team: str | None, body: bytes) -> bytes:
-        """What a request is drawn by: 16 bytes of its team and its body as the client sent it, so that no change of ours moves it to another
-        upstream. Empty where there is nothing to draw."""
+        """What a request is drawn by: 16 bytes of its team and its body as the client sent it, so that no change of
+        ours moves it to another upstream. Empty where there is nothing to draw."""
         return blake2b(f"{team}\0".encode() + body[:STICKY_BYTES], digest_size=16).digest() if self._several else b""
 
     def choose(
@@ -104,12 +109,15 @@ class Router:
         healthy: Container[str],
         excluded: Container[str] = frozenset(),
     ) -> UpstreamChoice | None:
-        """The upstream for a request, None when all are excluded or none exists. model: as Asked has it; unknown ones may go to any engine.
+        """The upstream for a request, None when all are excluded or none exists. model: as Asked has it; unknown ones
+        may go to any engine.
 
-        The same sticky bytes give the same upstream while the same ones are healthy; when one goes, only its own requests move. Without a
-        healthy one the best of the others is tried: a probe may be stale, and a try is better than a sure refusal."""
+        The same sticky bytes give the same upstream while the same ones are healthy; when one goes, only its own
+        requests move. Without a healthy one the best of the others is tried: a probe may be stale, and a try is better
+        than a sure refusal."""
         serving = self._serving.get(model, self._engines)
-        fitting = [place for place in serving if place.takes(est_prompt_tokens)] or serving  # ranges with a gap still get an answer
+        # ranges with a gap still get an answer
+        fitting = [place for place in serving if place.takes(est_prompt_tokens)] or serving
         left = [place for place in fitting if place.name not in excluded]
         alive = [place for place in left if place.name in healthy]
         if not left:
@@ -117,11 +125,14 @@ class Router:
         best = _heaviest(alive or left, sticky)
         return UpstreamChoice(best.name, best.upstream, last_resort=not alive)
 
-    def fallbacks(self, model: str | None, choice: UpstreamChoice | None, team: Team, est_prompt_tokens: int | None = None) -> list[UpstreamChoice]:
-        """What to try after the choice failed, in the order of the policy; without those that do not take such a prompt.
+    def fallbacks(
+        self, model: str | None, choice: UpstreamChoice | None, team: Team, est_prompt_tokens: int | None = None
+    ) -> list[UpstreamChoice]:
+        """What to try after the choice failed, in the order of the policy; without those that do not take such a
+        prompt.
 
-        Only what is listed there, never other engines of the fleet: engines mostly fail from load, together, and retries that spread by
-        themselves would multiply the load of a fleet that is going down."""
+        Only what is listed there, never other engines of the fleet: engines mostly fail from load, together, and
+        retries that spread by themselves would multiply the load of a fleet that is going down."""
         return [
             UpstreamChoice(place.name, place.upstream)
             for place in self._fallbacks.get(model, ())
@@ -147,21 +158,26 @@ class _Place:
     def takes(self, prompt_tokens: int | None) -> bool:
         """Whether its range, both ends included, holds such a prompt. One of unknown length fits everywhere."""
         low, high = self.upstream.min_prompt_tokens, self.upstream.max_prompt_tokens
-        return prompt_tokens is None or ((low is None or prompt_tokens >= low) and (high is None or prompt_tokens <= high))
+        return prompt_tokens is None or (
+            (low is None or prompt_tokens >= low) and (high is None or prompt_tokens <= high)
+        )
 
 
 def _heaviest(places: list[_Place], sticky: bytes) -> _Place:
-    """Weighted rendezvous hashing: the place with the largest -weight / ln(u), u from (0, 1) by a hash of sticky bytes and name.
+    """Weighted rendezvous hashing: the place with the largest -weight / ln(u), u from (0, 1) by a hash of sticky bytes
+    and name.
 
-    Each gets its share of the weights, and a change of one place or weight moves only requests from it or to it. Weight 0 gets nothing
-    while another is left. Source: Thaler and Ravishankar 1998 (rendezvous); Schindelhauer and Schomaker 2005 (the weights)."""
+    Each gets its share of the weights, and a change of one place or weight moves only requests from it or to it. Weight
+    0 gets nothing while another is left. Source: Thaler and Ravishankar 1998 (rendezvous); Schindelhauer and Schomaker
+    2005 (the weights)."""
     if len(places) == 1:
         return places[0]
 
     def score(place: _Place) -> float:
         drawn = place.hash.copy()
         drawn.update(sticky)
-        u = ((int.from_bytes(drawn.digest(), "little") >> 12) + 0.5) / (1 << 52)  # 52 bits and a half are exact: never 0 or 1
+        # 52 bits and a half are exact: never 0 or 1
+        u = ((int.from_bytes(drawn.digest(), "little") >> 12) + 0.5) / (1 << 52)
         return -place.upstream.weight / math.log(u)
 
     return max(places, key=score)

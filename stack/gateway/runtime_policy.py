@@ -1,6 +1,7 @@
 """What teams.yaml says, made ready for the data path: keys, names, routes and the headers of each upstream.
 
-Law: one value, exchanged as a whole. A request keeps the terms under which it came, so a reload in its middle changes nothing for it."""
+Law: one value, exchanged as a whole. A request keeps the terms under which it came, so a reload in its middle changes
+nothing for it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from stack.gateway.teams import Teams, load_policy, teams_of
 
 @dataclass(frozen=True, slots=True)
 class RuntimePolicy:
-    """isolation: what keeps teams apart within an engine. headers: what only this upstream gets, by its name: its own key."""
+    """isolation: what keeps teams apart within an engine. headers: what only this upstream gets, by its name: its own
+    key."""
 
     policy: Policy
     teams: Teams
@@ -42,11 +44,18 @@ class RuntimePolicy:
         return self.policy.bands[self.policy.teams[name].band]
 
     def listing(self, team: str, unix_s: float) -> dict[str, Any]:
-        """What a team may ask for, as GET /v1/models tells it: no engine knows aliases, nor what others serve, nor who may have what."""
+        """What a team may ask for, as GET /v1/models tells it: no engine knows aliases, nor what others serve, nor who
+        may have what."""
 
         def entry(name: str) -> dict[str, Any]:
             model = self.policy.models[self.names.of(name).model or ""]
-            told = {"id": name, "object": "model", "created": int(unix_s), "owned_by": "vllm-watch", "root": self.names.of(name).model}
+            told = {
+                "id": name,
+                "object": "model",
+                "created": int(unix_s),
+                "owned_by": "vllm-watch",
+                "root": self.names.of(name).model,
+            }
             return told if model.max_model_len is None else told | {"max_model_len": model.max_model_len}
 
         return {"object": "list", "data": [entry(name) for name in self.names.visible(self.team(team))]}
@@ -64,7 +73,11 @@ def terms_of(config: GatewayConfig, policy: Policy, path: Path) -> RuntimePolicy
     upstreams = policy.upstreams or ({address_of(single): single} if single else {})
     if not upstreams:
         raise BadConfig(no_engine(str(path)))
-    keys = {name: read_key(Path(one.key_file), f"upstreams.{name}.key_file") for name, one in upstreams.items() if one.key_file}
+    keys = {
+        name: read_key(Path(one.key_file), f"upstreams.{name}.key_file")
+        for name, one in upstreams.items()
+        if one.key_file
+    }
     if not policy.upstreams and (key := upstream_key(config)):
         keys = dict.fromkeys(upstreams, key)
     headers = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}

@@ -30,7 +30,8 @@ from stack.gateway.upstream_client import KEEPALIVE_S, UpstreamClient
 
 LOOK_EVERY_S = 0.25  # at the engines' figures, which come once a second
 HEADER_BYTES = 32 << 10
-GARBAGE_AFTER = 20_000  # objects, not Python's 700: a stream in flight holds about a hundred, and none of them is garbage
+# objects, not Python's 700: a stream in flight holds about a hundred, and none of them is garbage
+GARBAGE_AFTER = 20_000
 CUT_S = 2.0
 
 _log = logging.getLogger("gateway")
@@ -38,7 +39,8 @@ _log = logging.getLogger("gateway")
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Where the gateway listens, ports resolved; its request log, for rotation by signal; and how to read teams.yaml anew."""
+    """Where the gateway listens, ports resolved; its request log, for rotation by signal; and how to read teams.yaml
+    anew."""
 
     url: str
     metrics_url: str
@@ -59,8 +61,11 @@ def run(config: GatewayConfig | Path) -> int:
     return 0
 
 
-async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callable[[Started], None] = lambda _: None) -> None:
-    """Serves until `stop`, then drains: takes nothing new and lets running requests end. Raises BadConfig for what cannot start."""
+async def serve(
+    config: GatewayConfig, *, stop: asyncio.Event, on_start: Callable[[Started], None] = lambda _: None
+) -> None:
+    """Serves until `stop`, then drains: takes nothing new and lets running requests end. Raises BadConfig for what
+    cannot start."""
     terms = load_terms(config)
     tls = upstream_tls(config)
     metrics = GatewayMetrics()
@@ -83,12 +88,20 @@ async def serve(config: GatewayConfig, *, stop: asyncio.Event, on_start: Callabl
                                 max_line_size=HEADER_BYTES, max_field_size=HEADER_BYTES)  # fmt: skip
             runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
             guard = protection(config.web_config, "web_config", tls_only=True)
-            listening = await listen(runner, "listen", config.listen, guard, most=clients_at_most(), rejected=metrics.rejected["clients"])
+            listening = await listen(
+                runner, "listen", config.listen, guard, most=clients_at_most(), rejected=metrics.rejected["clients"]
+            )
             url = listening.url
             watch.follow(terms.upstreams, terms.headers)
             watchers = [asyncio.create_task(metrics.watch_loop()), asyncio.create_task(_fit_slots(shared))]
             places = ", ".join(upstream.url for upstream in terms.upstreams.values())
-            _log.info("gateway on %s in front of %s; metrics on %s; %d teams", url, places, metrics_url, len(terms.policy.teams))
+            _log.info(
+                "gateway on %s in front of %s; metrics on %s; %d teams",
+                url,
+                places,
+                metrics_url,
+                len(terms.policy.teams),
+            )
             on_start(Started(url, metrics_url, log, lambda: _reload(config, shared)))
             try:
                 await stop.wait()
@@ -131,7 +144,9 @@ async def _fit_slots(shared: Services) -> None:
             shared.admission.resize(slots.slots, shared.now())
 
 
-async def _drain(proxy: Proxy, runner: web.ServerRunner, listening: Listening, server: web.Server, drain_s: float) -> None:
+async def _drain(
+    proxy: Proxy, runner: web.ServerRunner, listening: Listening, server: web.Server, drain_s: float
+) -> None:
     """No new connections, none kept idle, running requests end by themselves or are cut."""
     life = proxy.services.life
     life.draining = True

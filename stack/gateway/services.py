@@ -26,7 +26,8 @@ JITTER = 0.8, 1.2  # of what refused clients are told, so that they do not come 
 
 @dataclass(slots=True)
 class Lifecycle:
-    """State that changes while the gateway runs. draining: new requests are refused; cutting: running ones are cancelled."""
+    """State that changes while the gateway runs. draining: new requests are refused; cutting: running ones are
+    cancelled."""
 
     terms: RuntimePolicy
     draining: bool = False
@@ -40,7 +41,8 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Shared by all requests. now: the clock by which admission counts; unix_s: wall clock; jitter: factor of Retry-After."""
+    """Shared by all requests. now: the clock by which admission counts; unix_s: wall clock; jitter: factor of
+    Retry-After."""
 
     life: Lifecycle
     admission: Admission
@@ -94,7 +96,8 @@ def make_services(
 ) -> Services:
     """Return the services with the real clocks and randomness."""
     return Services(
-        Lifecycle(terms), Admission(terms.policy), client, Estimator(), BodyBudget(limits.all_bodies_bytes), LargeBodies(), watch, metrics, limits,
+        Lifecycle(terms), Admission(terms.policy), client, Estimator(), BodyBudget(limits.all_bodies_bytes),
+        LargeBodies(), watch, metrics, limits,
         timeouts, cors, now=time.monotonic, unix_s=time.time,
         new_hex=_hex_of(random.Random(secrets.token_bytes(32))),  # noqa: S311  # ids are no secrets
         jitter=lambda: random.uniform(*JITTER),  # noqa: S311  # no secret
@@ -102,6 +105,7 @@ def make_services(
 
 
 def _hex_of(source: random.Random) -> Callable[[int], str]:
-    """Return a generator of ids: `size` random bytes in hex. A system call for each id would cost more than the rest of it."""
+    """Return a generator of ids: `size` random bytes in hex. A system call for each id would cost more than the rest of
+    it."""
     bits = source.getrandbits
     return lambda size: f"{bits(8 * size):0{2 * size}x}"

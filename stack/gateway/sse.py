@@ -1,7 +1,8 @@
 """Reads a server-sent event stream as it passes by: where content begins and ends, and what it says about itself.
 
 Law: what goes out is what came in, byte for byte; only a usage event that the gateway itself asked for is left out.
-Memory is bounded: an event beyond 1 MiB is passed on unread. Fed with chunks cut anywhere; knows no socket and no clock."""
+Memory is bounded: an event beyond 1 MiB is passed on unread. Fed with chunks cut anywhere; knows no socket and no
+clock."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _SOME_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":"[^"]'
 class Scanner:
     """One stream. `reply` holds what it said; times are whatever clock `feed` is given.
 
-    strip_usage: hold incomplete events back (a client can do nothing with half an event), drop the event with usage and no choices."""
+    strip_usage: hold incomplete events back (a client can do nothing with half an event), drop the event with usage and
+    no choices."""
 
     __slots__ = (
         "_after", "_before", "_big", "_carriage", "_forced", "_held", "_lf", "_searched", "_strip", "_tail",
@@ -42,7 +44,8 @@ class Scanner:
         self._carriage = False  # a CR was seen, so line ends need the slower search
         self._big = False  # inside an event beyond EVENT_BYTES
         self._tail = b""  # the last bytes of that event: a blank line may be cut
-        self._lf: bytes | None = None  # the last event ended in CR: should its LF still come, this is what goes out for it
+        # the last event ended in CR: should its LF still come, this is what goes out for it
+        self._lf: bytes | None = None
         self._forced = False  # the engine tells usage unasked
         # The last plain event before and after its text. The next one is nearly always the same around another text.
         self._before = self._after = b""
@@ -60,7 +63,8 @@ class Scanner:
             if chunk.startswith(b"\n"):
                 return lf + self.feed(chunk[1:], now)
         if not self._big:
-            if not self._held and not self._carriage and chunk.find(b"\n\n") == len(chunk) - 2 >= 0:  # one whole event, as nearly always
+            # one whole event, as nearly always
+            if not self._held and not self._carriage and chunk.find(b"\n\n") == len(chunk) - 2 >= 0:
                 return chunk[: -len(chunk.lstrip(b"\n"))] if self._event(chunk, now) and self._strip else chunk
             return self._scan(chunk, now)
         past = self._end_of_big(chunk)
@@ -132,7 +136,8 @@ class Scanner:
         before, after = self._before, self._after
         if before and event.startswith(before) and event.endswith(after):
             text = event[len(before) : -len(after)]
-            if text and b'"' not in text and b"\n" not in text and b"\r" not in text and text[-1] != _BACKSLASH:  # it ends neither string nor line
+            # it ends neither string nor line
+            if text and b'"' not in text and b"\n" not in text and b"\r" not in text and text[-1] != _BACKSLASH:
                 self.content_events += 1
                 self.last_content = now
                 return False
@@ -155,9 +160,15 @@ class Scanner:
             return False
         if self.reply.note(body):
             self._content(now)
-        self.done = self.done or body.type in ("response.completed", "response.incomplete", "response.failed", "message_stop")
+        self.done = self.done or body.type in (
+            "response.completed",
+            "response.incomplete",
+            "response.failed",
+            "message_stop",
+        )
         usage_alone = body.choices == [] and body.usage is not None
-        self._forced = self._forced or (body.usage is not None and not usage_alone)  # so by --enable-force-include-usage, on every chunk
+        # so by --enable-force-include-usage, on every chunk
+        self._forced = self._forced or (body.usage is not None and not usage_alone)
         return usage_alone and not self._forced
 
     def _content(self, now: float) -> None:
@@ -168,7 +179,8 @@ class Scanner:
 
 
 def _plain_content(event: bytes) -> re.Match[bytes] | None:
-    """Where bytes alone show a chunk that has text and nothing else worth decoding, up to the first letter of that text; most events are such."""
+    """Where bytes alone show a chunk that has text and nothing else worth decoding, up to the first letter of that
+    text; most events are such."""
     unfinished = event.count(b'"finish_reason":null')
     plain = (
         unfinished > 0
@@ -185,7 +197,9 @@ def _plain_content(event: bytes) -> re.Match[bytes] | None:
 
 def _data(event: bytes) -> bytes:
     """The data of an event: its `data` lines joined; comments and other fields say nothing."""
-    lines = [line[6:] if line.startswith(b"data: ") else line[5:] for line in event.splitlines() if line.startswith(b"data:")]
+    lines = [
+        line[6:] if line.startswith(b"data: ") else line[5:] for line in event.splitlines() if line.startswith(b"data:")
+    ]
     return lines[0] if len(lines) == 1 else b"\n".join(lines)
 
 

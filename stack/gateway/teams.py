@@ -1,7 +1,8 @@
 """Who a request belongs to, and what it may do: teams.yaml, checked as a whole, and the look-up from a key to its team.
 
-Law: the file holds SHA-256 hashes of keys, never keys; a key is shown once, when it is made. Keys carry 192 random bits, so a plain hash is
-enough, and a look-up by hash takes the same time for a key that is nearly right as for one that is not."""
+Law: the file holds SHA-256 hashes of keys, never keys; a key is shown once, when it is made. Keys carry 192 random
+bits, so a plain hash is enough, and a look-up by hash takes the same time for a key that is nearly right as for one
+that is not."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _SECTIONS = ("teams", "bands", "models", "upstreams")
 
 
 def make_key(team: str, random: Callable[[int], str] = secrets.token_urlsafe) -> tuple[str, str]:
-    """A new key for a team, and the hash that goes into teams.yaml. Raises BadConfig for a name that cannot be a team."""
+    """A new key for a team, and the hash that goes into teams.yaml. Raises BadConfig for a name that cannot be a
+    team."""
     if wrong := _name_mistake(team):
         raise BadConfig(f"the team: {wrong}")
     key = f"vw-{team}-{random(24)}"
@@ -58,15 +60,18 @@ class Teams:
 
 
 def teams_of(policy: Policy, place: str, anonymous: str | None = None) -> Teams:
-    """The look-up for a file's content. Raises BadConfig for bad names, for keys instead of hashes and for a key of two teams."""
+    """The look-up for a file's content. Raises BadConfig for bad names, for keys instead of hashes and for a key of two
+    teams."""
     for sentence in _key_mistakes(policy):
         raise BadConfig(f"{place}: {sentence}")
     if anonymous is not None and anonymous not in policy.teams:
         raise BadConfig(anonymous_mistake(anonymous, place))
-    return Teams({entry: name for name, team in policy.teams.items() for entry in team.keys}, frozenset(policy.teams), anonymous)
+    return Teams(
+        {entry: name for name, team in policy.teams.items() for entry in team.keys}, frozenset(policy.teams), anonymous
+    )
 
 
-# ---- the whole file ---------------------------------------------------------------------------------------------------------
+# ---- the whole file
 
 
 def load_policy(path: Path) -> Policy:
@@ -81,7 +86,8 @@ def load_policy(path: Path) -> Policy:
 
 
 def read_policy(path: Path) -> tuple[YamlFile, Policy]:
-    """teams.yaml, not yet checked; key files with paths from its folder. Raises BadConfig, which may hold a key: see `hidden`."""
+    """teams.yaml, not yet checked; key files with paths from its folder. Raises BadConfig, which may hold a key: see
+    `hidden`."""
     source = read(path)
     policy = source.into(Policy)
     upstreams = {
@@ -92,10 +98,13 @@ def read_policy(path: Path) -> tuple[YamlFile, Policy]:
 
 
 def changes(old: Policy, new: Policy) -> list[str]:
-    """What is different, one sentence for each place. What key files hold is not compared: they are read with the policy."""
+    """What is different, one sentence for each place. What key files hold is not compared: they are read with the
+    policy."""
     before, after = dict(_structs(old)), dict(_structs(new))
     gone = [f"{place} is gone" for place in before if place not in after]
-    return gone + [sentence for place, struct in after.items() for sentence in _changes(place, before.get(place), struct)]
+    return gone + [
+        sentence for place, struct in after.items() for sentence in _changes(place, before.get(place), struct)
+    ]
 
 
 def _changes(place: str, old: msgspec.Struct | None, new: msgspec.Struct) -> Iterator[str]:
@@ -110,7 +119,10 @@ def _changes(place: str, old: msgspec.Struct | None, new: msgspec.Struct) -> Ite
 
 def _keys_changed(was: list[str], now: list[str]) -> str:
     added, removed = len(set(now) - set(was)), len(set(was) - set(now))
-    return ", ".join(f"{number} {what}" for number, what in ((added, "added"), (removed, "removed")) if number) or "in another order"
+    return (
+        ", ".join(f"{number} {what}" for number, what in ((added, "added"), (removed, "removed")) if number)
+        or "in another order"
+    )
 
 
 def _word(value: object) -> str:
@@ -126,11 +138,12 @@ def _structs(policy: Policy) -> Iterator[tuple[str, msgspec.Struct]]:
             yield f"{section}.{name}", struct
 
 
-# ---- mistakes ---------------------------------------------------------------------------------------------------------------
+# ---- mistakes
 
 
 def mistakes(policy: Policy) -> Iterator[str]:
-    """What is wrong with a policy that its types cannot tell: sentences, each of which begins with a dotted place. Reads the key files."""
+    """What is wrong with a policy that its types cannot tell: sentences, each of which begins with a dotted place.
+    Reads the key files."""
     yield from _key_mistakes(policy)
     for place, struct in _structs(policy):
         yield from _number_mistakes(place, struct)
@@ -138,7 +151,10 @@ def mistakes(policy: Policy) -> Iterator[str]:
         yield from _team_mistakes(f"teams.{name}", team, policy)
     floors = sum(band.floor for band in policy.bands.values())
     if floors > policy.capacity.slots:
-        yield f"capacity.slots: {policy.capacity.slots} is less than the floors of all bands together ({floors}); raise it or lower a floor"
+        yield (
+            f"capacity.slots: {policy.capacity.slots} is less than the floors of all bands together ({floors}); raise"
+            " it or lower a floor"
+        )
     yield from _name_mistakes(policy.models)
     for name, model in policy.models.items():
         yield from _model_mistakes(f"models.{name}", model, policy)
@@ -153,7 +169,11 @@ def anonymous_mistake(anonymous: str, place: str) -> str:
 
 def _name_mistake(name: str) -> str | None:
     right = _NAME.fullmatch(name)
-    return None if right else f"{hidden(name)[:60]!r} is no team name; use 1 to 40 of a-z 0-9 _ - and begin with a letter or digit"
+    return (
+        None
+        if right
+        else f"{hidden(name)[:60]!r} is no team name; use 1 to 40 of a-z 0-9 _ - and begin with a letter or digit"
+    )
 
 
 def _key_mistakes(policy: Policy) -> Iterator[str]:
@@ -164,21 +184,27 @@ def _key_mistakes(policy: Policy) -> Iterator[str]:
         for index, entry in enumerate(team.keys):
             where = f"teams.{name}.keys[{index}]"
             if not _HASH.fullmatch(entry):  # the entry itself is not shown: it may be a key
-                yield f"{where} is no hash of a key; `vllm-watch gateway key {name}` makes a key and its sha256:... entry"
+                yield (
+                    f"{where} is no hash of a key; `vllm-watch gateway key {name}` makes a key and its sha256:... entry"
+                )
             elif (other := owners.setdefault(entry, name)) != name:
                 yield f"{where} is also a key of team {other}; give each team its own"
 
 
-_Range = tuple[str, Callable[[float], bool]]  # how to say it, and whether a number is right; infinity and what is no number never are
+# how to say it, and whether a number is right; infinity and what is no number never are
+_Range = tuple[str, Callable[[float], bool]]
 _POSITIVE: _Range = ("more than 0", lambda n: 0 < n < math.inf)
 _LIMIT: _Range = ("more than 0; leave it out for no limit", lambda n: 0 < n < math.inf)
 _COUNT: _Range = ("0 or more", lambda n: 0 <= n < math.inf)
 _SHARE: _Range = ("more than 0 and at most 1", lambda n: 0 < n <= 1)
 _NUMBERS: Mapping[type[msgspec.Struct], Mapping[str, _Range]] = {
-    Team: {"weight": _POSITIVE, "max_running": _LIMIT, "max_in_flight": _LIMIT, "max_prompt_tokens": _LIMIT, "max_output_tokens": _LIMIT},
-    Band: {"ceiling": _SHARE, "floor": _COUNT, "engine_priority": _COUNT, "max_wait_s": _COUNT, "prefill_s": _POSITIVE, "decode_s": _POSITIVE,
+    Team: {"weight": _POSITIVE, "max_running": _LIMIT, "max_in_flight": _LIMIT, "max_prompt_tokens": _LIMIT,
+        "max_output_tokens": _LIMIT},
+    Band: {"ceiling": _SHARE, "floor": _COUNT, "engine_priority": _COUNT, "max_wait_s": _COUNT, "prefill_s": _POSITIVE,
+        "decode_s": _POSITIVE,
            "total_s": _POSITIVE},
-    Capacity: {"slots": _POSITIVE, "tokens": _LIMIT, "queue": _COUNT, "queue_tokens": _COUNT, "waiting": _COUNT, "kv_usage": _SHARE,
+    Capacity: {"slots": _POSITIVE, "tokens": _LIMIT, "queue": _COUNT, "queue_tokens": _COUNT, "waiting": _COUNT,
+        "kv_usage": _SHARE,
                "stale_s": _POSITIVE, "min_slots": _POSITIVE},
     ServedModel: {"max_model_len": _LIMIT},
     Upstream: {"weight": _POSITIVE, "min_prompt_tokens": _COUNT, "max_prompt_tokens": _LIMIT},
@@ -196,8 +222,13 @@ def _team_mistakes(place: str, team: Team, policy: Policy) -> Iterator[str]:
     if team.band not in policy.bands:
         yield f"{place}.band: {team.band!r} is no band{meant(team.band, policy.bands)}"
     if team.cache_domain is not None and not _NAME.fullmatch(team.cache_domain):
-        yield f"{place}.cache_domain: {team.cache_domain[:60]!r} is no name; use 1 to 40 of a-z 0-9 _ - and begin with a letter or digit"
-    known = [name for model_name, model in policy.models.items() for name in (model_name, *model.aliases, *model.adapters)]
+        yield (
+            f"{place}.cache_domain: {team.cache_domain[:60]!r} is no name; use 1 to 40 of a-z 0-9 _ - and begin with a"
+            " letter or digit"
+        )
+    known = [
+        name for model_name, model in policy.models.items() for name in (model_name, *model.aliases, *model.adapters)
+    ]
     for index, name in enumerate(team.models or ()):
         if known and name not in known:
             yield f"{place}.models[{index}]: {name!r} is no model, alias or adapter{meant(name, known)}"
@@ -248,7 +279,9 @@ def _gaps(policy: Policy) -> Iterator[str]:
         yield "upstreams: none is of kind engine, and an api is only ever a fallback; add an engine"
         return
     lengths = [model.max_model_len for model in policy.models.values() if model.upstreams is None]
-    served: dict[str, tuple[list[str], list[int | None]]] = {"upstreams": (engines, lengths)} if lengths or not policy.models else {}
+    served: dict[str, tuple[list[str], list[int | None]]] = (
+        {"upstreams": (engines, lengths)} if lengths or not policy.models else {}
+    )
     for name, model in policy.models.items():
         if model.upstreams and set(model.upstreams) <= set(engines):  # else it has been told already
             served[f"models.{name}.upstreams"] = (model.upstreams, [model.max_model_len])
@@ -257,15 +290,27 @@ def _gaps(policy: Policy) -> Iterator[str]:
         for low, high, taking in ranges({name: policy.upstreams[name] for name in names}, most):
             if not taking:
                 sizes = f"{low} to {high}" if high else f"{low} and more"
-                yield f"{place}: no upstream takes prompts of {sizes} tokens; widen min_prompt_tokens or max_prompt_tokens of one"
+                yield (
+                    f"{place}: no upstream takes prompts of {sizes} tokens; widen min_prompt_tokens or"
+                    " max_prompt_tokens of one"
+                )
 
 
-def ranges(upstreams: Mapping[str, Upstream], longest: int | None = None) -> Iterator[tuple[int, int | None, list[str]]]:
-    """Sizes of prompts from 1 token to the longest, cut where the upstreams that take them change: first, last (None for no end), which."""
+def ranges(
+    upstreams: Mapping[str, Upstream], longest: int | None = None
+) -> Iterator[tuple[int, int | None, list[str]]]:
+    """Sizes of prompts from 1 token to the longest, cut where the upstreams that take them change: first, last (None
+    for no end), which."""
     edges = {1} if upstreams else set()
     for upstream in upstreams.values():
-        edges |= {max(1, upstream.min_prompt_tokens or 1)} | ({upstream.max_prompt_tokens + 1} if upstream.max_prompt_tokens else set())
+        edges |= {max(1, upstream.min_prompt_tokens or 1)} | (
+            {upstream.max_prompt_tokens + 1} if upstream.max_prompt_tokens else set()
+        )
     some = sorted(edge for edge in edges if longest is None or edge <= longest)
     for low, following in itertools.zip_longest(some, some[1:]):
-        taking = [n for n, u in upstreams.items() if (u.min_prompt_tokens or 1) <= low and (not u.max_prompt_tokens or low <= u.max_prompt_tokens)]
+        taking = [
+            n
+            for n, u in upstreams.items()
+            if (u.min_prompt_tokens or 1) <= low and (not u.max_prompt_tokens or low <= u.max_prompt_tokens)
+        ]
         yield low, following and following - 1, taking

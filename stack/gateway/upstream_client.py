@@ -1,8 +1,10 @@
-"""HTTP/1.1 to the engines, on httptools: a request goes out in one write; a body is handed on in the very call of the event loop that received it.
+"""HTTP/1.1 to the engines, on httptools: a request goes out in one write; a body is handed on in the very call of the
+event loop that received it.
 
-aiohttp's client, which the watchers use, wakes a task for every piece of a body; for a stream of tokens that is most of what a gateway
-costs (docs/benchmark-gateway.md). Laws: nothing is retried, followed, unpacked or added but Host and Content-Length. A connection is used again
-only after an answer that was complete and said so. What is held of an answer that nobody takes is bounded."""
+aiohttp's client, which the watchers use, wakes a task for every piece of a body; for a stream of tokens that is most of
+what a gateway costs (docs/benchmark-gateway.md). Laws: nothing is retried, followed, unpacked or added but Host and
+Content-Length. A connection is used again only after an answer that was complete and said so. What is held of an answer
+that nobody takes is bounded."""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ from urllib.parse import urlsplit
 import httptools
 from multidict import CIMultiDict
 
-KEEPALIVE_S = 3.0  # under the 5 s after which vLLM's server closes an idle connection, or we would reuse one that is closing
+# under the 5 s after which vLLM's server closes an idle connection, or we would reuse one that is closing
+KEEPALIVE_S = 3.0
 HEAD_BYTES = 64 << 10  # of an answer, names and values
-COPY_BYTES = 64 << 10  # of a request's body that is sent in one piece with its head; a larger one is not copied for that
+# of a request's body that is sent in one piece with its head; a larger one is not copied for that
+COPY_BYTES = 64 << 10
 HELD_BYTES = 256 << 10  # of a body, beyond which the engine has to wait
 _BEFORE = 100, 102, 103  # may come before the answer; the parser knows that they have no body
 
@@ -55,11 +59,18 @@ def origin_of(url: str) -> Origin:
     """Reads an http or https URL. Raises ValueError for a port that is none."""
     parts = urlsplit(url)
     tls = parts.scheme == "https"
-    return Origin(parts.hostname or "", parts.port or (443 if tls else 80), tls, parts.path.rstrip("/"), parts.netloc.rpartition("@")[2])
+    return Origin(
+        parts.hostname or "",
+        parts.port or (443 if tls else 80),
+        tls,
+        parts.path.rstrip("/"),
+        parts.netloc.rpartition("@")[2],
+    )
 
 
 class UpstreamClient:
-    """Connections to any number of engines, as many as are needed at once; those that are idle are kept for `keep_s`."""
+    """Connections to any number of engines, as many as are needed at once; those that are idle are kept for
+    `keep_s`."""
 
     def __init__(self, connect_s: float, keep_s: float = KEEPALIVE_S, tls: ssl.SSLContext | None = None) -> None:
         """tls: of engines with https; without it those that the system trusts."""
@@ -70,14 +81,25 @@ class UpstreamClient:
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def send(
-        self, url: str, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes, written: Callable[[], None] | None = None
+        self,
+        url: str,
+        method: str,
+        target: str,
+        headers: Iterable[tuple[str, str]],
+        body: bytes,
+        written: Callable[[], None] | None = None,
     ) -> UpstreamResponse:
-        """The head of the answer, as soon as it is there. target: path and query, below the URL's own path. written: called when the system
-        has taken the whole request, which may be long before its answer; from then on nothing here holds the body. Over TLS it is not called.
+        """The head of the answer, as soon as it is there. target: path and query, below the URL's own path. written:
+        called when the system has taken the whole request, which may be long before its answer; from then on nothing
+        here holds the body. Over TLS it is not called.
 
         Raises Unreachable, Broken, and ValueError for a header that would not stay one line."""
         origin = origin_of(url)
-        lines = [f"{method} {origin.base}{target} HTTP/1.1", f"Host: {origin.named}", *(f"{name}: {value}" for name, value in headers)]
+        lines = [
+            f"{method} {origin.base}{target} HTTP/1.1",
+            f"Host: {origin.named}",
+            *(f"{name}: {value}" for name, value in headers),
+        ]
         if body or method not in ("GET", "HEAD"):
             lines.append(f"Content-Length: {len(body)}")
         head = "\r\n".join(lines)
@@ -111,13 +133,17 @@ class UpstreamClient:
         try:
             async with asyncio.timeout(self._connect_s):
                 transport, connection = await loop.create_connection(
-                    lambda: _Connection(self, origin), origin.host, origin.port, ssl=(self._tls or _trusted()) if origin.tls else None
+                    lambda: _Connection(self, origin),
+                    origin.host,
+                    origin.port,
+                    ssl=(self._tls or _trusted()) if origin.tls else None,
                 )
         except TimeoutError:
             raise Unreachable(f"no connection within {self._connect_s:g} s", late=True) from None
         except (OSError, UnicodeError) as error:  # the second for a name that cannot be one
             raise Unreachable(_why(error)) from error
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # so that a host that vanished is noticed
+        # so that a host that vanished is noticed
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return connection
 
     def keep(self, connection: _Connection) -> None:
@@ -155,7 +181,8 @@ def _trusted() -> ssl.SSLContext:
 
 
 def _why(error: Exception) -> str:
-    """In words. Not every error has the same ones: of a certificate, of TLS, of the system; and one that has none is a handshake cut short."""
+    """In words. Not every error has the same ones: of a certificate, of TLS, of the system; and one that has none is a
+    handshake cut short."""
     words = (getattr(error, name, None) for name in ("verify_message", "reason", "strerror"))
     return next(filter(None, words), None) or str(error) or "it hung up"
 
@@ -296,9 +323,23 @@ class _Connection(asyncio.Protocol):
 
 
 class UpstreamResponse:
-    """What an engine answers. Its body goes one of three ways: `read` as a whole, `chunk` by chunk, or `pump`ed into a function."""
+    """What an engine answers. Its body goes one of three ways: `read` as a whole, `chunk` by chunk, or `pump`ed into a
+    function."""
 
-    __slots__ = ("_connection", "_ended", "_error", "_held", "_paused", "_take", "_waiter", "begun", "bodiless", "headers", "reason", "status")
+    __slots__ = (
+        "_connection",
+        "_ended",
+        "_error",
+        "_held",
+        "_paused",
+        "_take",
+        "_waiter",
+        "begun",
+        "bodiless",
+        "headers",
+        "reason",
+        "status",
+    )
 
     def __init__(self, connection: _Connection, *, bodiless: bool) -> None:
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -350,7 +391,8 @@ class UpstreamResponse:
         return b""
 
     async def pump(self, take: Take) -> bool:
-        """Gives to `take` whatever comes, as it comes, until that says False or raises, or the body ends; whether more may come. Raises Broken."""
+        """Gives to `take` whatever comes, as it comes, until that says False or raises, or the body ends; whether more
+        may come. Raises Broken."""
         if self._held:
             held, self._held = bytes(self._held), bytearray()
             if not take(held):
@@ -384,7 +426,9 @@ class UpstreamResponse:
     # ---- the connection
 
     def starts(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        self.headers = CIMultiDict([(name.decode("latin-1"), value.decode("utf-8", "surrogateescape")) for name, value in headers])
+        self.headers = CIMultiDict(
+            [(name.decode("latin-1"), value.decode("utf-8", "surrogateescape")) for name, value in headers]
+        )
         if (coding := self.headers.get("Transfer-Encoding", "chunked")).lower() != "chunked":
             raise BrokenConnection(f"nobody asked for the transfer coding {coding[:40]!r}")
         text = reason.decode("utf-8", "surrogateescape")

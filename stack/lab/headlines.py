@@ -51,8 +51,14 @@ HEADLINES = (
     Headline("TPOT p95 (client)", promql.bounded_quantile(0.95, sidecar.TPOT, WINDOW, by=()), "s"),
     # The mean: vLLM's first bound for queue time is 0.3 s by default, and below it no more is known of a p95.
     Headline("queue time, mean", promql.mean(vllm.REQUEST_QUEUE_TIME, WINDOW, by=()), "s"),
-    Headline("cache hit ratio", promql.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES, WINDOW, by=()), "ratio"),
-    Headline("error ratio (failed, not refused)", promql.share(sidecar.REQUESTS, sidecar.REQUESTS, WINDOW, by=(), part_where=_FAILED), "ratio"),
+    Headline(
+        "cache hit ratio", promql.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES, WINDOW, by=()), "ratio"
+    ),
+    Headline(
+        "error ratio (failed, not refused)",
+        promql.share(sidecar.REQUESTS, sidecar.REQUESTS, WINDOW, by=(), part_where=_FAILED),
+        "ratio",
+    ),
     Headline("throughput", promql.per_second(vllm.GENERATION_TOKENS, WINDOW, by=()), "tok/s"),
 )
 

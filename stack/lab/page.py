@@ -24,7 +24,9 @@ async def serve(supervisor: Supervisor, port: int) -> web.AppRunner:
     """Start serving on loopback; the caller cleans the runner up. Raises OSError when the port is taken."""
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=exposition.render(samples(supervisor)).encode(), headers={"Content-Type": exposition.CONTENT_TYPE})
+        return web.Response(
+            body=exposition.render(samples(supervisor)).encode(), headers={"Content-Type": exposition.CONTENT_TYPE}
+        )
 
     app = web.Application()
     app.add_routes([web.get("/metrics", metrics)])

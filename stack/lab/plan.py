@@ -1,4 +1,5 @@
-"""What the lab consists of: every process with its command, address and health check, and the configuration files they read. Pure."""
+"""What the lab consists of: every process with its command, address and health check, and the configuration files they
+read. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ SCRAPE_INTERVAL_S = 5
 
 # One number for each listener; --port-offset moves them all.
 PORTS = {
-    "gateway": 8000, "vllm": 8001, "gateway-metrics": 8010, "sidecar": 9401, "board": 9402, "lab": 9403, "prometheus": 9090, "alertmanager": 9093,
+    "gateway": 8000, "vllm": 8001, "gateway-metrics": 8010, "sidecar": 9401, "board": 9402, "lab": 9403,
+    "prometheus": 9090, "alertmanager": 9093,
     "otlp-grpc": 4317, "otlp-http": 4318, "otelcol": 8888,
 }  # fmt: skip
 
@@ -36,16 +38,18 @@ class Beat:
 
     scrape_s: int = SCRAPE_INTERVAL_S
     evaluate_s: int = SCRAPE_INTERVAL_S
-    resend_s: int = 10  # an alert that fires before Alertmanager was discovered is told again only after this time; the default is a minute
+    # an alert that fires before Alertmanager was discovered is told again only after this time; the default is a minute
+    resend_s: int = 10
 
 
 @dataclass(frozen=True, slots=True)
 class LabConfig:
-    """One lab. folder: its files and logs. engine_url: a vLLM that runs already, None to start one. Programs are paths; otelcol may be missing.
+    """One lab. folder: its files and logs. engine_url: a vLLM that runs already, None to start one. Programs are paths;
+    otelcol may be missing.
     engine_version: of the vLLM to start; options that a release lacks, or any where it is not known, are left out.
 
-    What drills change: settings and beat are those of its alerts; args and env are added to a process's, and so win; more goes into a
-    configuration file. All three by name."""
+    What drills change: settings and beat are those of its alerts; args and env are added to a process's, and so win;
+    more goes into a configuration file. All three by name."""
 
     folder: Path
     programs: Mapping[str, Path]
@@ -102,15 +106,19 @@ class Process:
 
 
 def processes(config: LabConfig) -> Iterator[Process]:
-    """In the order in which they are started. Prometheus comes last, when the rest answers: else the first thing it would see and tell
-    Alertmanager is an engine that is down because it still loads. Apart from that each survives the absence of the others."""
+    """In the order in which they are started. Prometheus comes last, when the rest answers: else the first thing it
+    would see and tell Alertmanager is an engine that is down because it still loads. Apart from that each survives the
+    absence of the others."""
     if config.engine_url is None:
         yield _vllm(config)
     if config.with_collector:
         yield Process(
-            "otelcol", (str(config.programs["otelcol"]), "--config", str(config.folder / "otelcol.yaml")),
-            f"127.0.0.1:{config.port('otlp-grpc')}", f"{config.url('otelcol')}/metrics", ("otlp-grpc", "otlp-http", "otelcol"),
-        )  # fmt: skip
+            "otelcol",
+            (str(config.programs["otelcol"]), "--config", str(config.folder / "otelcol.yaml")),
+            f"127.0.0.1:{config.port('otlp-grpc')}",
+            f"{config.url('otelcol')}/metrics",
+            ("otlp-grpc", "otlp-http", "otelcol"),
+        )
     ours = (sys.executable, "-m", "stack.cli")
     yield Process(
         "gateway", (*ours, "gateway", "run", "--config", str(config.folder / "gateway.yaml")),
@@ -121,29 +129,41 @@ def processes(config: LabConfig) -> Iterator[Process]:
         config.url("sidecar"), f"{config.url('sidecar')}/-/healthy", ("sidecar",), env=config.env.get("sidecar", {}),
     )  # fmt: skip
     yield Process(
-        "board", (*ours, "board", "--prometheus", config.url("prometheus"), "--listen", f"127.0.0.1:{config.port('board')}"),
-        config.url("board"), f"{config.url('board')}/-/healthy", ("board",),
-    )  # fmt: skip
+        "board",
+        (*ours, "board", "--prometheus", config.url("prometheus"), "--listen", f"127.0.0.1:{config.port('board')}"),
+        config.url("board"),
+        f"{config.url('board')}/-/healthy",
+        ("board",),
+    )
     yield Process(
         "alertmanager",
         (
-            str(config.programs["alertmanager"]), f"--config.file={config.folder / 'alertmanager.yml'}",
-            f"--storage.path={config.folder / 'alertmanager'}", f"--web.listen-address=127.0.0.1:{config.port('alertmanager')}",
+            str(config.programs["alertmanager"]),
+            f"--config.file={config.folder / 'alertmanager.yml'}",
+            f"--storage.path={config.folder / 'alertmanager'}",
+            f"--web.listen-address=127.0.0.1:{config.port('alertmanager')}",
             "--cluster.listen-address=",
         ),
-        config.url("alertmanager"), f"{config.url('alertmanager')}/-/ready", ("alertmanager",),
-    )  # fmt: skip
+        config.url("alertmanager"),
+        f"{config.url('alertmanager')}/-/ready",
+        ("alertmanager",),
+    )
     yield Process(
         "prometheus",
         (
-            str(config.programs["prometheus"]), f"--config.file={config.folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={config.folder / 'prometheus'}", "--storage.tsdb.retention.time=2d",
+            str(config.programs["prometheus"]),
+            f"--config.file={config.folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={config.folder / 'prometheus'}",
+            "--storage.tsdb.retention.time=2d",
             f"--rules.alert.resend-delay={config.beat.resend_s}s",
-            f"--web.listen-address=127.0.0.1:{config.port('prometheus')}", "--enable-feature=exemplar-storage,extra-scrape-metrics,native-histograms",
+            f"--web.listen-address=127.0.0.1:{config.port('prometheus')}",
+            "--enable-feature=exemplar-storage,extra-scrape-metrics,native-histograms",
             *config.args.get("prometheus", ()),
         ),
-        config.url("prometheus"), f"{config.url('prometheus')}/-/ready", ("prometheus",),
-    )  # fmt: skip
+        config.url("prometheus"),
+        f"{config.url('prometheus')}/-/ready",
+        ("prometheus",),
+    )
 
 
 def _vllm(config: LabConfig) -> Process:
@@ -152,31 +172,55 @@ def _vllm(config: LabConfig) -> Process:
     return Process(
         "vllm",
         (
-            str(config.programs["engine"]), "serve", str(config.programs["model"]),
-            "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(config.port("vllm")),
-            "--enforce-eager", "--dtype", "bfloat16",  # compiling would take longer than this model ever runs
-            "--max-model-len", "32768", "--max-num-seqs", "16",
-            "--block-size", "32",  # the CPU default of 128 would keep short shared prefixes from ever hitting the cache
+            str(config.programs["engine"]),
+            "serve",
+            str(config.programs["model"]),
+            "--served-model-name",
+            MODEL,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(config.port("vllm")),
+            "--enforce-eager",
+            "--dtype",
+            "bfloat16",  # compiling would take longer than this model ever runs
+            "--max-model-len",
+            "32768",
+            "--max-num-seqs",
+            "16",
+            "--block-size",
+            "32",  # the CPU default of 128 would keep short shared prefixes from ever hitting the cache
             "--enable-prompt-tokens-details",  # cached tokens in usage, else cache_hit stays unknown
             "--enable-per-request-metrics",  # engine queue time and TTFT of each request
             "--enable-request-id-headers",
-            "--generation-config", "vllm",
+            "--generation-config",
+            "vllm",
             *traces,
             *config.buckets,
             *config.args.get("vllm", ()),
         ),
-        config.url("vllm"), f"{config.url('vllm')}/health", ("vllm",),
+        config.url("vllm"),
+        f"{config.url('vllm')}/health",
+        ("vllm",),
         env={
-            "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_TARGET_DEVICE": "cpu",
-            "VLLM_CPU_KVCACHE_SPACE": "1", "OTEL_SERVICE_NAME": "vllm",
-            # The worker lives in the engine core's process. As one of its own it asks without end whether there is work, which takes a core; and each
-            # process of a vLLM imports all of it, 13 s of CPU: 24 s and not 39 s until it answers. The choice of threads is ours then.
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1",
-            # --enforce-eager leaves what vLLM has torch compile by itself, as for logprobs: without a C++ compiler the first such request ends it.
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_TARGET_DEVICE": "cpu",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "OTEL_SERVICE_NAME": "vllm",
+            # The worker lives in the engine core's process. As one of its own it asks without end whether there is
+            # work, which takes a core; and each process of a vLLM imports all of it, 13 s of CPU: 24 s and not 39 s
+            # until it answers. The choice of
+            # threads is ours then.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "OMP_NUM_THREADS": "1",
+            # --enforce-eager leaves what vLLM has torch compile by itself, as for logprobs: without a C++ compiler the
+            # first such request ends it.
             "TORCHDYNAMO_DISABLE": "1",
         },
         within_s=240.0,
-    )  # fmt: skip
+    )
 
 
 def targets(config: LabConfig) -> dict[str, str]:
@@ -193,24 +237,36 @@ def targets(config: LabConfig) -> dict[str, str]:
 
 
 def files(config: LabConfig) -> Iterator[tuple[str, str]]:
-    """Name below the lab's folder and text of every configuration file. The rules are the shipped ones with links to this lab's board."""
+    """Name below the lab's folder and text of every configuration file. The rules are the shipped ones with links to
+    this lab's board."""
     yield from rules(config)
     scheme = "https" if config.engine.startswith("https://") else "http"
-    yield "prometheus.yml", _yaml({
-        "global": {"scrape_interval": f"{config.beat.scrape_s}s", "evaluation_interval": f"{config.beat.evaluate_s}s",
-                   "always_scrape_classic_histograms": True},
-        "rule_files": [f"{config.folder}/rules/*.yaml"],
-        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{config.port('alertmanager')}"]}]}]},
-        "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": [address]}]}
-            | ({"scheme": scheme} if job == "vllm" else {})
-            | ({"sample_limit": budget.SAMPLE_LIMIT[job]} if job in budget.SAMPLE_LIMIT else {})
-            for job, address in targets(config).items()
-        ],
-    })  # fmt: skip
+    yield (
+        "prometheus.yml",
+        _yaml(
+            {
+                "global": {
+                    "scrape_interval": f"{config.beat.scrape_s}s",
+                    "evaluation_interval": f"{config.beat.evaluate_s}s",
+                    "always_scrape_classic_histograms": True,
+                },
+                "rule_files": [f"{config.folder}/rules/*.yaml"],
+                "alerting": {
+                    "alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{config.port('alertmanager')}"]}]}]
+                },
+                "scrape_configs": [
+                    {"job_name": job, "static_configs": [{"targets": [address]}]}
+                    | ({"scheme": scheme} if job == "vllm" else {})
+                    | ({"sample_limit": budget.SAMPLE_LIMIT[job]} if job in budget.SAMPLE_LIMIT else {})
+                    for job, address in targets(config).items()
+                ],
+            }
+        ),
+    )
     yield "alertmanager.yml", routing.configuration()
     yield "gateway.yaml", _yaml({
-        "listen": f"127.0.0.1:{config.port('gateway')}", "metrics_listen": f"127.0.0.1:{config.port('gateway-metrics')}",
+        "listen": f"127.0.0.1:{config.port('gateway')}",
+        "metrics_listen": f"127.0.0.1:{config.port('gateway-metrics')}",
         "upstream": config.engine, "requests_log": str(config.requests_log), "teams": str(config.folder / "teams.yaml"),
         "timeouts": {"drain_s": 10},  # shorter than the lab waits for a process to stop
         **config.more.get("gateway.yaml", {}),
@@ -219,21 +275,25 @@ def files(config: LabConfig) -> Iterator[tuple[str, str]]:
     yield "sidecar.yaml", _yaml({
         "listen": f"127.0.0.1:{config.port('sidecar')}", "requests_log": [str(config.requests_log)],
         "state": str(config.folder / "sidecar.state"),
-        "engines": [{"name": "vllm-0", "url": config.engine}], "teams": {"configured": list(config.teams)}, "events": str(config.events),
+        "engines": [{"name": "vllm-0", "url": config.engine}], "teams": {"configured": list(config.teams)},
+        "events": str(config.events),
         **spans,
         **config.more.get("sidecar.yaml", {}),
     })  # fmt: skip
     if config.with_collector:
         yield "otelcol.yaml", _yaml({
             "receivers": {"otlp": {"protocols": {
-                "grpc": {"endpoint": f"127.0.0.1:{config.port('otlp-grpc')}"}, "http": {"endpoint": f"127.0.0.1:{config.port('otlp-http')}"},
+                "grpc": {"endpoint": f"127.0.0.1:{config.port('otlp-grpc')}"},
+                "http": {"endpoint": f"127.0.0.1:{config.port('otlp-http')}"},
             }}},
             "processors": {"memory_limiter": {"check_interval": "1s", "limit_mib": 128}, "batch": {}},
             "exporters": {"debug": {"verbosity": "basic"}},
             "service": {
-                "pipelines": {"traces": {"receivers": ["otlp"], "processors": ["memory_limiter", "batch"], "exporters": ["debug"]}},
+                "pipelines": {"traces": {"receivers": ["otlp"], "processors": ["memory_limiter", "batch"],
+                    "exporters": ["debug"]}},
                 "telemetry": {"metrics": {"readers": [{"pull": {"exporter": {"prometheus": {
-                    "host": "127.0.0.1", "port": config.port("otelcol"), "without_type_suffix": False,  # counters end in _total, as everyone's do
+                    "host": "127.0.0.1", "port": config.port("otelcol"), "without_type_suffix": False,
+                    # counters end in _total, as everyone's do
                 }}}}]}},
             },
         })  # fmt: skip

@@ -1,4 +1,5 @@
-"""Starts, watches and stops the lab's processes. Each lives in a group of its own; the group, and nothing else, is ended with it."""
+"""Starts, watches and stops the lab's processes. Each lives in a group of its own; the group, and nothing else, is
+ended with it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class LabError(Exception):
 
 @dataclass(slots=True)
 class Running:
-    """A started process and what was last seen of it. exited: its status, negative for a signal, None while it lives."""
+    """A started process and what was last seen of it. exited: its status, negative for a signal, None while it
+    lives."""
 
     spec: Process
     process: asyncio.subprocess.Process
@@ -65,7 +67,10 @@ def refuse_taken_ports(config: LabConfig, processes: Iterable[Process]) -> None:
         name, port = taken[0]
         others = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
         offset = next(o for o in range(1000, 50000, 1000) if all(_free(p + o) for p in PORTS.values()))
-        raise LabError(f"port {port} for {name}{others} is taken; stop what listens there, or move all ports with --port-offset {offset}")
+        raise LabError(
+            f"port {port} for {name}{others} is taken; stop what listens there, or move all ports with --port-offset"
+            f" {offset}"
+        )
 
 
 class Supervisor:
@@ -86,9 +91,15 @@ class Supervisor:
         with log.open("wb") as output:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *spec.argv, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=self._folder,
-                    start_new_session=True, preexec_fn=_die_with_parent,
-                )  # fmt: skip
+                    *spec.argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=env,
+                    cwd=self._folder,
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent,
+                )
             except OSError as error:
                 raise LabError(f"{spec.name} cannot be started: {spec.argv[0]}: {error.strerror}") from error
         self.running[spec.name] = Running(spec, process, log)
@@ -114,7 +125,8 @@ class Supervisor:
         running.was_healthy |= running.healthy
 
     async def wait_healthy(self, name: str) -> None:
-        """Until the process answers. Raises LabError when any ends meanwhile, or when this one takes longer than its time."""
+        """Until the process answers. Raises LabError when any ends meanwhile, or when this one takes longer than its
+        time."""
         running = self.running[name]
         deadline = time.monotonic() + running.spec.within_s
         while True:
@@ -126,7 +138,10 @@ class Supervisor:
             if running.healthy:
                 return
             if time.monotonic() > deadline:
-                raise LabError(f"{name} did not answer {running.spec.health} within {running.spec.within_s:.0f} s; see {running.log}")
+                raise LabError(
+                    f"{name} did not answer {running.spec.health} within {running.spec.within_s:.0f} s; see"
+                    f" {running.log}"
+                )
             await asyncio.sleep(0.25)
 
     async def end(self, name: str) -> None:
@@ -137,7 +152,8 @@ class Supervisor:
             await running.process.wait()
 
     async def stop(self) -> None:
-        """End every process that was started here, last one first, and whatever each of them left behind in its group."""
+        """End every process that was started here, last one first, and whatever each of them left behind in its
+        group."""
         await self.look()  # an ended group is signalled once, when its end is first seen
         alive = [r for r in self.running.values() if r.exited is None]
         for running in reversed(alive):

@@ -1,4 +1,5 @@
-"""Writes a tiny Llama with random weights and a tokenizer of its own: a real model for a real engine, made here, fetched from nowhere.
+"""Writes a tiny Llama with random weights and a tokenizer of its own: a real model for a real engine, made here,
+fetched from nowhere.
 
 Run by the engine's Python, which has torch and transformers; we have neither. The same seed writes the same files."""
 
@@ -14,8 +15,8 @@ CONTEXT_TOKENS = 32768
 VOCABULARY = 2048  # eight words for each raw byte, so that what the model says is mostly letters
 SPECIALS = ("<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>")
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{{ eos_token }}{%"
+    " endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 _SYLLABLES = tuple(consonant + vowel for consonant in "bdfklmnrstvz" for vowel in "aeio")
 _WORDS = (
@@ -56,9 +57,13 @@ def tokenizer(rng: random.Random) -> Any:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     bpe.train_from_iterator(
         corpus(rng),
-        trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=list(SPECIALS), initial_alphabet=sorted(alphabet), show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY, special_tokens=list(SPECIALS), initial_alphabet=sorted(alphabet), show_progress=False
+        ),
     )
-    fast = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=SPECIALS[0], bos_token=SPECIALS[1], eos_token=SPECIALS[2])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, pad_token=SPECIALS[0], bos_token=SPECIALS[1], eos_token=SPECIALS[2]
+    )
     fast.model_max_length = CONTEXT_TOKENS
     fast.chat_template = CHAT_TEMPLATE
     return fast
@@ -89,7 +94,9 @@ def write(folder: Path) -> None:
     LlamaForCausalLM(shape).save_pretrained(folder, safe_serialization=True)
     # transformers 5 writes a class name that releases before it cannot load.
     settings = folder / "tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}, indent=1))
+    settings.write_text(
+        json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}, indent=1)
+    )
 
 
 if __name__ == "__main__":

@@ -70,7 +70,9 @@ def up(engine_url: str | None, for_s: float | None, port_offset: int, console: C
     try:
         refuse_platform()
         if for_s is not None and for_s < SHORTEST_S:
-            raise LabError(f"--for {for_s:.0f}s is too short to judge: rates need some scrapes; take {SHORTEST_S:.0f}s or more")
+            raise LabError(
+                f"--for {for_s:.0f}s is too short to judge: rates need some scrapes; take {SHORTEST_S:.0f}s or more"
+            )
         if engine_url and not re.fullmatch(r"https?://[^/\s]+/?", engine_url):
             raise LabError(f"--engine {engine_url} is no server's address; write it like http://127.0.0.1:8000")
         folder = install.cache_dir() / ("lab" if not port_offset else f"lab-{port_offset}")
@@ -100,7 +102,9 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
     except OSError as error:
-        raise LabError(f"{folder} cannot be written: {error.strerror}; set VLLM_WATCH_CACHE to a folder that can") from error
+        raise LabError(
+            f"{folder} cannot be written: {error.strerror}; set VLLM_WATCH_CACHE to a folder that can"
+        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,7 +125,9 @@ def configured(folder: Path, engine_url: str | None, port_offset: int, console: 
         found = {name: part for name in (*names, "otelcol") if (part := install.find(name))}
         programs = dict.fromkeys(names, Path()) | {name: part.path for name, part in found.items()}
         version = found["engine"].version if "engine" in found else ""
-        return LabConfig(folder, programs, engine_url.rstrip("/") if engine_url else None, port_offset, engine_version=version)
+        return LabConfig(
+            folder, programs, engine_url.rstrip("/") if engine_url else None, port_offset, engine_version=version
+        )
 
     def free() -> LabConfig:
         supervisor.refuse_taken_ports(found := config(), plan.processes(found))
@@ -164,7 +170,8 @@ async def _up(config: LabConfig, for_s: float | None, console: Console) -> int:
 
 
 def prepare(config: LabConfig) -> dict[str, str]:
-    """Write the configuration and, once, one key for each team. The keys. Raises LabError when the disk does not take them."""
+    """Write the configuration and, once, one key for each team. The keys. Raises LabError when the disk does not take
+    them."""
     try:
         (config.folder / "rules").mkdir(exist_ok=True)
         for name, text in plan.files(config):
@@ -181,7 +188,9 @@ def prepare(config: LabConfig) -> dict[str, str]:
             terms = (f"  {team}: {{band: {team}, keys: ['{hashed}']}}\n" for team, (_, hashed) in made.items())
             write_atomically(table, "teams:\n" + "".join(terms), 0o600)
     except OSError as error:
-        raise LabError(f"{config.folder} cannot be written: {error.strerror}; set VLLM_WATCH_CACHE to a folder with room") from error
+        raise LabError(
+            f"{config.folder} cannot be written: {error.strerror}; set VLLM_WATCH_CACHE to a folder with room"
+        ) from error
     return keys
 
 
@@ -190,9 +199,14 @@ async def _served_model(session: aiohttp.ClientSession, engine: str) -> str:
     try:
         return (await EngineClient(session, engine, timeout_s=5).models())[0].id
     except aiohttp.ClientResponseError as error:
-        raise LabError(f"{engine}/v1/models answers {error.status} {error.message}; the lab sends no key, and needs one that wants none") from error
+        raise LabError(
+            f"{engine}/v1/models answers {error.status} {error.message}; the lab sends no key, and needs one that wants"
+            " none"
+        ) from error
     except (aiohttp.ClientError, TimeoutError, ValueError, IndexError) as error:
-        raise LabError(f"{engine}/v1/models does not answer like a vLLM server ({type(error).__name__}); is --engine right?") from error
+        raise LabError(
+            f"{engine}/v1/models does not answer like a vLLM server ({type(error).__name__}); is --engine right?"
+        ) from error
 
 
 async def _start(lab: Supervisor, processes: list[plan.Process], console: Console) -> None:
@@ -203,12 +217,17 @@ async def _start(lab: Supervisor, processes: list[plan.Process], console: Consol
             for process in together:
                 await lab.start(process)
             for process in together:
-                doing = f"waiting for {process.name}" + (", which loads for half a minute or more" if process.name == "vllm" else "")
+                doing = f"waiting for {process.name}" + (
+                    ", which loads for half a minute or more" if process.name == "vllm" else ""
+                )
                 status.update(doing)
                 if not console.is_terminal and process.within_s > 60:
                     console.print(f"         {doing}")
                 await lab.wait_healthy(process.name)
-                console.print(f"[dim]{time.monotonic() - began:5.0f} s[/dim]  {process.name} answers at {process.address}", highlight=False)
+                console.print(
+                    f"[dim]{time.monotonic() - began:5.0f} s[/dim]  {process.name} answers at {process.address}",
+                    highlight=False,
+                )
 
 
 async def _until(work: Coroutine[None, None, None], stopping: asyncio.Event) -> bool:
@@ -226,9 +245,13 @@ async def _until(work: Coroutine[None, None, None], stopping: asyncio.Event) -> 
 
 
 async def _show(
-    config: LabConfig, lab: Supervisor, load: workload.LabWorkload, stopping: asyncio.Event,
-    for_s: float | None, console: Console,
-) -> int:  # fmt: skip
+    config: LabConfig,
+    lab: Supervisor,
+    load: workload.LabWorkload,
+    stopping: asyncio.Event,
+    for_s: float | None,
+    console: Console,
+) -> int:
     """The status table, every two seconds, until a stop or the end of a timed run."""
     seen, ready_at, began, told_at = LabTotals(), None, time.monotonic(), 0.0
     found = Glance()  # nothing yet, should the stop come first
@@ -278,14 +301,20 @@ def _long_enough(for_s: float, began: float, ready_at: float | None, down: list[
     if ready_at is not None:
         return time.monotonic() - ready_at >= for_s
     if time.monotonic() - began > _READY_WITHIN_S:
-        raise LabError(f"not every target came up within {_READY_WITHIN_S:.0f} s: {', '.join(down) or 'Prometheus does not answer'}")
+        raise LabError(
+            f"not every target came up within {_READY_WITHIN_S:.0f} s:"
+            f" {', '.join(down) or 'Prometheus does not answer'}"
+        )
     return False
 
 
 def _judged(seen: LabTotals, for_s: float, console: Console) -> int:
     """The exit status of a timed run that had its time, and why."""
     faults = list(seen.faults())
-    console.print("\n".join(f"lab: {fault}" for fault in faults) or f"lab: {for_s:.0f} s with every target up and every headline measured")
+    console.print(
+        "\n".join(f"lab: {fault}" for fault in faults)
+        or f"lab: {for_s:.0f} s with every target up and every headline measured"
+    )
     return 1 if faults else 0
 
 
@@ -302,11 +331,15 @@ def _table(lab: Supervisor, scraped: Mapping[str, bool] | None) -> Table:
         colour = "green" if running.healthy else "yellow" if running.exited is None else "red"
         state = {True: "[green]up[/green]", False: "[red]down[/red]", None: "?"}[scraped.get(name) if scraped else None]
         state = "no target" if name in plan.UNSCRAPED else state
-        table.add_row(name, f"[{colour}]{running.state}[/{colour}]", state, str(running.process.pid), running.spec.address)
+        table.add_row(
+            name, f"[{colour}]{running.state}[/{colour}]", state, str(running.process.pid), running.spec.address
+        )
     return table
 
 
-def _figures(values: Mapping[str, headlines.HeadlineValue | None], alerts: list[str] | None, load: workload.LabWorkload) -> Table:
+def _figures(
+    values: Mapping[str, headlines.HeadlineValue | None], alerts: list[str] | None, load: workload.LabWorkload
+) -> Table:
     table = Table.grid(padding=(0, 2))
     for headline in headlines.HEADLINES:
         table.add_row(headline.name, f"[bold]{headline.show(values.get(headline.name))}[/bold]")
@@ -317,4 +350,7 @@ def _figures(values: Mapping[str, headlines.HeadlineValue | None], alerts: list[
 
 def _line(down: list[str], values: Mapping[str, headlines.HeadlineValue | None], alerts: list[str] | None) -> str:
     figures = "  ".join(f"{h.name} {h.show(values.get(h.name))}" for h in headlines.HEADLINES)
-    return f"{'down: ' + ', '.join(down) if down else 'all up'}  |  {figures}  |  alerts: {', '.join(alerts or []) or 'none'}"
+    return (
+        f"{'down: ' + ', '.join(down) if down else 'all up'}  |  {figures}  |  alerts:"
+        f" {', '.join(alerts or []) or 'none'}"
+    )

@@ -1,4 +1,5 @@
-"""A small mixed workload through the gateway: streams that share a system prompt, short completions, one long prompt now and then.
+"""A small mixed workload through the gateway: streams that share a system prompt, short completions, one long prompt
+now and then.
 
 It is bounded: a few requests a second, each of at most 96 tokens, and it ends with the lab."""
 
@@ -12,7 +13,11 @@ from typing import Any
 
 import aiohttp
 
-_WORDS = "the of and to in is that for it with as was on be at by this request token cache queue metric model server prompt latency".split()  # noqa: SIM905
+_TEXT = (
+    "the of and to in is that for it with as was on be at by this request token cache queue metric model server prompt "
+    "latency"
+)
+_WORDS = _TEXT.split()
 _SHARED = "You are the help desk of a small observatory. " + " ".join(_WORDS) * 6
 PACE_S = 0.4
 
@@ -29,7 +34,10 @@ class LabWorkload:
     failed: int = 0
 
     async def run(self) -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session, asyncio.TaskGroup() as group:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
+            asyncio.TaskGroup() as group,
+        ):
             while True:
                 group.create_task(self._one(session))
                 await asyncio.sleep(self.rng.uniform(0.5, 1.5) * PACE_S)
@@ -57,4 +65,8 @@ class LabWorkload:
             case p if p < 0.9:
                 return "/v1/completions", {**common, "prompt": question}
             case _:
-                return "/v1/chat/completions", {**common, "messages": [{"role": "user", "content": f"{question} " * 40}], "stream": True}
+                return "/v1/chat/completions", {
+                    **common,
+                    "messages": [{"role": "user", "content": f"{question} " * 40}],
+                    "stream": True,
+                }

@@ -25,7 +25,10 @@ RECORDED_WHY = {
     "slo": "What the objectives make of it: the share that was too slow or failed, by window.",
     "hours": "Growth within an hour, for windows of days.",
     "figures": "Figures that people ask for over long ranges. No rule reads them.",
-    "fleet": "By place and model, and by team: what the dashboard Fleet (weeks) reads of a long-term store. No rule reads them.",
+    "fleet": (
+        "By place and model, and by team: what the dashboard Fleet (weeks) reads of a long-term store. No rule reads"
+        " them."
+    ),
 }
 # What a recorded series holds, by its name without the labels before and the window behind it.
 MEANS = {
@@ -70,8 +73,14 @@ def page() -> str:
 def _page() -> Iterator[str]:
     yield from ("# Alerts and recorded series", "", PRINTED.format(source="`alerts/*.py`"), "")
     yield from (
-        "Expressions, waiting times and numbers are those that are shipped. Beside the rules, `vllm-watch alerts export` writes the numbers to",
-        "`thresholds.yml` and the objectives to `objectives.yml`: change them there, and give them to it again by `--thresholds` and `--slo`.",
+        (
+            "Expressions, waiting times and numbers are those that are shipped. Beside the rules, `vllm-watch alerts"
+            " export` writes the numbers to"
+        ),
+        (
+            "`thresholds.yml` and the objectives to `objectives.yml`: change them there, and give them to it again by"
+            " `--thresholds` and `--slo`."
+        ),
         "What to do is on the page of the alert: [runbooks.md](runbooks.md).",
         "",
     )
@@ -81,8 +90,19 @@ def _page() -> Iterator[str]:
         yield from table(COLUMNS, map(_row, alerts))
         for alert in alerts:
             yield from _entry(alert)
-    yield from ("## recording.yaml", "", "A name says by which labels, of what, and over how long: `model_name:vllm_ttft_seconds:p95_5m`.", "")
-    yield from ("Panels never read these, so that a board works where nobody loaded the rules; the one board that does is Fleet (weeks).", "")
+    yield from (
+        "## recording.yaml",
+        "",
+        "A name says by which labels, of what, and over how long: `model_name:vllm_ttft_seconds:p95_5m`.",
+        "",
+    )
+    yield from (
+        (
+            "Panels never read these, so that a board works where nobody loaded the rules; the one board that does is"
+            " Fleet (weeks)."
+        ),
+        "",
+    )
     for family, recordings in recorded_families().items():
         yield from (f"### Recorded: {family}", "", RECORDED_WHY.get(family, ""), "")
         yield from table(("series", "what it holds", "made of", "read by"), map(_recording, recordings))
@@ -102,7 +122,12 @@ def drill(alert: Alert) -> str:
 
 def _entry(alert: Alert) -> Iterator[str]:
     family = next(name for name, alerts in families().items() if any(alert.name == one.name for one in alerts))
-    yield from (f"### {alert.name}", "", f"{alert.summary} It holds for {alert.hold} before it fires. Family {family}, owner {alert.owner}.", "")
+    yield from (
+        f"### {alert.name}",
+        "",
+        f"{alert.summary} It holds for {alert.hold} before it fires. Family {family}, owner {alert.owner}.",
+        "",
+    )
     yield from code("promql", promql_ast.pretty(alert.expr), _MOST_LINES)
     yield from listed(_facts(alert))
 
@@ -114,10 +139,17 @@ def _facts(alert: Alert) -> Iterator[str]:
     else:
         yield "Threshold: no number of its own in thresholds.yml."
     board = use.board_of(alert)
-    yield f"Panel: {to(f'Panels of {board.title}', BOARDS_PAGE, f'{board.title}, {use.panel_of(alert).title}')} (`{board.slug}/{alert.panel.panel}`)"
+    yield (
+        f"Panel: {to(f'Panels of {board.title}', BOARDS_PAGE, f'{board.title}, {use.panel_of(alert).title}')}"
+        f" (`{board.slug}/{alert.panel.panel}`)"
+    )
     yield f"Page: [{alert.name}](../runbooks/{alert.name}.md)"
     why_not = WHY_NOT.get(alert.name, "nobody has made one")
-    yield f"Drill: {drill(alert)} (`vllm-watch drill {alert.name}`)" if drill(alert) else f"Drill: none, because {why_not}"
+    yield (
+        f"Drill: {drill(alert)} (`vllm-watch drill {alert.name}`)"
+        if drill(alert)
+        else f"Drill: none, because {why_not}"
+    )
     if read := use.metrics(alert.expr):
         yield "Reads: " + ", ".join(to(metric.name, METRICS_PAGE) for metric in read)
     if recorded := sorted(use.read(alert.expr).recorded):
@@ -135,7 +167,9 @@ def meaning(record: str) -> str:
 
 def _recording(recording: Recording) -> tuple[str, str, str, str]:
     below = use.recorded_in(recording.expr)
-    made_of = [f"`{name}`" for name in below] or [to(metric.name, METRICS_PAGE) for metric in use.metrics(recording.expr)]
+    made_of = [f"`{name}`" for name in below] or [
+        to(metric.name, METRICS_PAGE) for metric in use.metrics(recording.expr)
+    ]
     told = ", ".join(made_of[:2]) + (f" and {len(made_of) - 2} more" if len(made_of) > 2 else "")
     boards = [to(f"Panels of {board.title}", BOARDS_PAGE, board.title) for board in use.boards_with(recording.record)]
     readers = [*(to(name) for name in use.readers(recording.record)), *boards]
@@ -144,11 +178,24 @@ def _recording(recording: Recording) -> tuple[str, str, str, str]:
 
 def _proofs() -> Iterator[tuple[str, str, str]]:
     yield (
-        "each alert fires just past its threshold and is silent just before it, with promtool's own evaluation", "simulated",
+        "each alert fires just past its threshold and is silent just before it, with promtool's own evaluation",
+        "simulated",
         "`tests/support/alert_cases.py`, `tests/alerts/test_alert_rules.py`",
-    )  # fmt: skip
-    yield "no rule is dead on pages of vLLM 0.10.2, 0.20.2 and 0.32.0", "tested on captured data", "`tests/dashboards/test_rules_and_boards.py`"
+    )
+    yield (
+        "no rule is dead on pages of vLLM 0.10.2, 0.20.2 and 0.32.0",
+        "tested on captured data",
+        "`tests/dashboards/test_rules_and_boards.py`",
+    )
     drills = "`make drills`, `tests/live/test_drills.py`"
-    yield f"{len(DRILLS)} alerts arrive at Alertmanager when their fault is made on a running lab", "tested live", drills
-    yield "alerts on GPUs fire for stand-in cards; no real card was made to fail", "simulated", "`vllm-watch drill VLLMGPUHot`"
+    yield (
+        f"{len(DRILLS)} alerts arrive at Alertmanager when their fault is made on a running lab",
+        "tested live",
+        drills,
+    )
+    yield (
+        "alerts on GPUs fire for stand-in cards; no real card was made to fail",
+        "simulated",
+        "`vllm-watch drill VLLMGPUHot`",
+    )
     yield "this page says what the rules say, and its links lead somewhere", "schema-checked", GUARDS

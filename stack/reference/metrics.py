@@ -45,30 +45,63 @@ _BEGINS: tuple[tuple[Metric, str, str], ...] = (
     (vllm.PROMPT_TOKENS, "Tokens", "What was worked on."),
     (vllm.TIME_TO_FIRST_TOKEN, "Latency", "How long the parts of a request take."),
     (vllm.REQUEST_SUCCESS, "Requests", "How they ended, and what they asked for."),
-    (vllm.SPEC_DECODE_NUM_DRAFTS, "Speculative decoding and diffusion", "Present only where such decoding is configured."),
-    (vllm.NIXL_XFER_TIME, "Connectors", "KV cache moved between engines or tiers. We ran none of them: all from source."),
+    (
+        vllm.SPEC_DECODE_NUM_DRAFTS,
+        "Speculative decoding and diffusion",
+        "Present only where such decoding is configured.",
+    ),
+    (
+        vllm.NIXL_XFER_TIME,
+        "Connectors",
+        "KV cache moved between engines or tiers. We ran none of them: all from source.",
+    ),
     (vllm.WEBSOCKET_CONNECTIONS_ACTIVE, "HTTP", "What the API server says of its own connections."),
 )
 _OURS: tuple[Topic, ...] = (
-    Topic("Sidecar: requests, from the log", "Labels: the served model and the team, both bounded.", sidecar.REQUEST_TRAFFIC),
+    Topic(
+        "Sidecar: requests, from the log",
+        "Labels: the served model and the team, both bounded.",
+        sidecar.REQUEST_TRAFFIC,
+    ),
     Topic("Sidecar: the log itself", "How the reading of it goes.", sidecar.REQUEST_LOG),
     Topic("Sidecar: engines", "What vLLM says in labels only, and what its restarts hide.", sidecar.ENGINES),
-    Topic("Sidecar: the log against the engine", "Defined in [joined-metrics.md](joined-metrics.md).", reconciled.RECONCILED),
-    Topic("Sidecar: whose the time, the energy and the cost were", "Defined in [joined-metrics.md](joined-metrics.md).", attributed.ATTRIBUTED),
+    Topic(
+        "Sidecar: the log against the engine",
+        "Defined in [joined-metrics.md](joined-metrics.md).",
+        reconciled.RECONCILED,
+    ),
+    Topic(
+        "Sidecar: whose the time, the energy and the cost were",
+        "Defined in [joined-metrics.md](joined-metrics.md).",
+        attributed.ATTRIBUTED,
+    ),
     Topic("Sidecar: prices", "What the operator said a card costs.", sidecar.COSTS),
     Topic("Sidecar: tuning events", "What changed, and when.", sidecar.TUNING),
     Topic("Sidecar: spans", "Of requests, over OTLP.", sidecar.SPANS),
     Topic("Sidecar: its sources and itself", "Whether the figures above can be trusted.", sidecar.SOURCES),
-    Topic("Cards", "From NVML or nvidia-smi, by the sidecar. What a card does not measure is absent, never 0.", gpu.GPU),
+    Topic(
+        "Cards", "From NVML or nvidia-smi, by the sidecar. What a card does not measure is absent, never 0.", gpu.GPU
+    ),
     Topic("Gateway", "On the gateway's metrics port.", gateway.GATEWAY),
     Topic("Lab", "Of the embedded lab only.", sidecar.LAB),
 )
 _OTHERS: tuple[Topic, ...] = (
-    Topic("dcgm-exporter", "Where there is no sidecar on the GPU host. Never run by us: names and units are from its source.", dcgm.DCGM),
-    Topic("Prometheus, Alertmanager and collector of their own", "Only what a board or an alert reads.", (
-        *monitoring_series.PROMETHEUS_SERVER, *monitoring_series.ALERTMANAGER, *monitoring_series.COLLECTOR)),
-    Topic("What Prometheus makes of every target", "And of our rules. process_start_time_seconds of other targets too.", prometheus.PROMETHEUS),
-)  # fmt: skip
+    Topic(
+        "dcgm-exporter",
+        "Where there is no sidecar on the GPU host. Never run by us: names and units are from its source.",
+        dcgm.DCGM,
+    ),
+    Topic(
+        "Prometheus, Alertmanager and collector of their own",
+        "Only what a board or an alert reads.",
+        (*monitoring_series.PROMETHEUS_SERVER, *monitoring_series.ALERTMANAGER, *monitoring_series.COLLECTOR),
+    ),
+    Topic(
+        "What Prometheus makes of every target",
+        "And of our rules. process_start_time_seconds of other targets too.",
+        prometheus.PROMETHEUS,
+    ),
+)
 
 
 def topics() -> tuple[Topic, ...]:
@@ -76,8 +109,14 @@ def topics() -> tuple[Topic, ...]:
     starts = [VLLM.index(metric) for metric, _, _ in _BEGINS]
     cuts = zip(_BEGINS, starts, [*starts[1:], len(VLLM)], strict=True)
     theirs = (Topic(f"vLLM: {title}", about, VLLM[start:end]) for (_, title, about), start, end in cuts)
-    beside = Topic("vLLM: beside its own", "Unprefixed families on the same page: the API server's HTTP and process figures.", _living(BESIDE))
-    retired = Topic("vLLM: retired", "Old names, so that a question reaches back and a dead query can be explained.", RETIRED)
+    beside = Topic(
+        "vLLM: beside its own",
+        "Unprefixed families on the same page: the API server's HTTP and process figures.",
+        _living(BESIDE),
+    )
+    retired = Topic(
+        "vLLM: retired", "Old names, so that a question reaches back and a dead query can be explained.", RETIRED
+    )
     return _once((*theirs, beside, retired, *_OURS, *_OTHERS))
 
 
@@ -108,7 +147,12 @@ def _page() -> Iterator[str]:
         yield from table(("family", "kind", "unit", "where it is used"), (_row(metric) for metric in topic.metrics))
         for metric in topic.metrics:
             yield from _entry(metric)
-    yield from ("## Names that never existed", "", "Guides, boards and alerts ask for them; no release of vLLM had them.", "")
+    yield from (
+        "## Names that never existed",
+        "",
+        "Guides, boards and alerts ask for them; no release of vLLM had them.",
+        "",
+    )
     yield from table(("name", "ask instead"), ((f"`{name}`", instead) for name, instead in NEVER_EXISTED.items()))
     yield from ("## How far this is proven", "")
     yield from table(("claim", "grade", "where"), _proofs())
@@ -116,22 +160,38 @@ def _page() -> Iterator[str]:
 
 def _how_to_read() -> Iterator[str]:
     yield from (
-        "Every series that vllm-watch reads or shows. Find one with `vllm-watch metrics list WORD`; compare a running engine with this page by",
+        (
+            "Every series that vllm-watch reads or shows. Find one with `vllm-watch metrics list WORD`; compare a"
+            " running engine with this page by"
+        ),
         "`vllm-watch metrics check URL`.",
         "",
     )
-    yield from listed((
-        "**Kind** decides which questions make sense: a rate of a counter, a quantile of a histogram, a mean of a summary.",
-        "**Units** are base units. `ratio` is 0 to 1, also where vLLM's name ends in `_perc`.",
-        "**Over engines**: how series of several engines become one figure.",
-        "**Evidence**: *seen* on a page captured from a running engine, or on our own; *source*: read in source or release notes, never run.",
-        "**Used**: panels and alerts that read the series, also by an older name; alerts through recorded series too.",
-    ))  # fmt: skip
+    yield from listed(
+        (
+            (
+                "**Kind** decides which questions make sense: a rate of a counter, a quantile of a histogram, a mean of"
+                " a summary."
+            ),
+            "**Units** are base units. `ratio` is 0 to 1, also where vLLM's name ends in `_perc`.",
+            "**Over engines**: how series of several engines become one figure.",
+            (
+                "**Evidence**: *seen* on a page captured from a running engine, or on our own; *source*: read in source"
+                " or release notes, never run."
+            ),
+            (
+                "**Used**: panels and alerts that read the series, also by an older name; alerts through recorded"
+                " series too."
+            ),
+        )
+    )
 
 
 def _row(metric: Metric) -> tuple[str, str, str, str]:
     panels, alerts = len(use.panels(metric)), len(use.alerts(metric))
-    used = ", ".join(f"{count} {what}{'s' * (count > 1)}" for count, what in ((panels, "panel"), (alerts, "alert")) if count)
+    used = ", ".join(
+        f"{count} {what}{'s' * (count > 1)}" for count, what in ((panels, "panel"), (alerts, "alert")) if count
+    )
     return to(metric.name), str(metric.kind), str(metric.unit), "" if metric.until else used or "by no panel or alert"
 
 
@@ -142,7 +202,9 @@ def _entry(metric: Metric) -> Iterator[str]:
 
 def _facts(metric: Metric) -> Iterator[str]:
     labels = ", ".join(f"`{label}`" for label in metric.labels) or "none"
-    across = {Across.SUM: "added up", Across.MEAN: "averaged", Across.MAX: "the highest", Across.MIN: "the lowest"}[metric.across]
+    across = {Across.SUM: "added up", Across.MEAN: "averaged", Across.MAX: "the highest", Across.MIN: "the lowest"}[
+        metric.across
+    ]
     yield f"{metric.kind}, {metric.unit}; labels: {labels}; over engines: {across}"
     if history := ", ".join(_history(metric)):
         yield history
@@ -170,7 +232,9 @@ def _former(name: str) -> str:
 
 
 def _used(metric: Metric) -> Iterator[str]:
-    panels = [to(f"Panels of {board.title}", BOARDS_PAGE, f"{board.slug}/{panel.slug}") for board, panel in use.panels(metric)]
+    panels = [
+        to(f"Panels of {board.title}", BOARDS_PAGE, f"{board.slug}/{panel.slug}") for board, panel in use.panels(metric)
+    ]
     if panels:
         yield "Panels: " + _some(panels)
     if alerts := [to(alert.name, ALERTS_PAGE) for alert in use.alerts(metric)]:
@@ -182,8 +246,14 @@ def _some(links: Sequence[str]) -> str:
 
 
 def _proofs() -> Iterator[tuple[str, str, str]]:
-    captured = "`tests/golden/`, `tests/exporters/catalogue/test_catalogue.py`, `tests/exporters/catalogue/test_page.py`"
-    yield "vLLM's families marked *seen* stand like this on pages of vLLM 0.10.2, 0.20.2 and 0.32.0", "tested on captured data", captured
+    captured = (
+        "`tests/golden/`, `tests/exporters/catalogue/test_catalogue.py`, `tests/exporters/catalogue/test_page.py`"
+    )
+    yield (
+        "vLLM's families marked *seen* stand like this on pages of vLLM 0.10.2, 0.20.2 and 0.32.0",
+        "tested on captured data",
+        captured,
+    )
     yield "a running vLLM 0.32.0 shows nothing that is not here", "tested live", "`tests/live/test_lab.py`"
     yield "families marked *source*, and first releases", "not tested", "read in source and release notes"
     yield (

@@ -10,23 +10,27 @@ from runbooks import page as runbook_page
 from stack.reference import alerts, use
 from stack.reference.markdown import PRINTED, table, to
 
-# What somebody says or sees -> pages that are worth opening, the likeliest first. A test wants every page named at least once.
+# What somebody says or sees -> pages that are worth opening, the likeliest first. A test wants every page named at
+# least once.
 SYMPTOMS: Mapping[str, tuple[str, ...]] = {
     "nothing answers": ("VLLMEngineDown", "VLLMGatewayDown", "VLLMGatewayGone", "VLLMEngineGone", "VLLMRestartLoop"),
     "it is up and makes no tokens": ("VLLMEngineFrozen", "VLLMEngineUnreachable", "VLLMMetricsAbsent"),
     "it takes long to start, or starts again and again": ("VLLMSlowStart", "VLLMRestartLoop"),
     "slow before the first word": (
-        "VLLMTTFTBudgetBurn", "VLLMTTFTBudgetSlowBurn", "VLLMTTFTHigh", "VLLMQueueTimeHigh", "VLLMQueueGrowing", "VLLMCacheHitsCollapsed",
+        "VLLMTTFTBudgetBurn", "VLLMTTFTBudgetSlowBurn", "VLLMTTFTHigh", "VLLMQueueTimeHigh", "VLLMQueueGrowing",
+        "VLLMCacheHitsCollapsed",
     ),
     "slow between words, answers stutter": (
-        "VLLMInterTokenBudgetBurn", "VLLMInterTokenBudgetSlowBurn", "VLLMInterTokenLatencyHigh", "VLLMPreemptionsSustained", "VLLMGPUThrottled",
+        "VLLMInterTokenBudgetBurn", "VLLMInterTokenBudgetSlowBurn", "VLLMInterTokenLatencyHigh",
+        "VLLMPreemptionsSustained", "VLLMGPUThrottled",
         "interconnect",
     ),
     "slower than before": ("VLLMLatencyWorseSinceTuning", "VLLMLatencyWorseThanLastWeek", "rollback", "tuning"),
     "requests wait, are held back or refused": (
         "VLLMGatewayRejecting", "VLLMEngineRejecting", "VLLMQueueGrowing", "VLLMRequestsDeferred",
     ),
-    "errors and timeouts": ("VLLMSuccessBudgetBurn", "VLLMSuccessBudgetSlowBurn", "VLLMErrorRatioHigh", "incident-flow"),
+    "errors and timeouts": ("VLLMSuccessBudgetBurn", "VLLMSuccessBudgetSlowBurn", "VLLMErrorRatioHigh",
+        "incident-flow"),
     "clients give up": ("VLLMClientHangupsRising", "VLLMTTFTHigh"),
     "answers are cut off, or became worse": ("VLLMAnswersCutOff", "quality"),
     "out of memory, the cache is full": (
@@ -34,15 +38,19 @@ SYMPTOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "speculation does not pay": ("VLLMAcceptanceLow", "tuning"),
     "a card is hot, slow, gone or broken": (
-        "VLLMGPUHot", "VLLMGPUThrottled", "VLLMGPUMissing", "VLLMGPUXid", "VLLMGPUECCErrors", "VLLMGPUNVLinkErrors", "interconnect",
+        "VLLMGPUHot", "VLLMGPUThrottled", "VLLMGPUMissing", "VLLMGPUXid", "VLLMGPUECCErrors", "VLLMGPUNVLinkErrors",
+        "interconnect",
     ),
     "it costs too much": ("VLLMCostOverBudget", "tuning"),
     "the figures do not add up": (
-        "VLLMEngineExceedsLog", "VLLMLogExceedsEngine", "VLLMRequestLogLagging", "VLLMRequestLogUnwritable", "VLLMMixedHistogramBounds",
+        "VLLMEngineExceedsLog", "VLLMLogExceedsEngine", "VLLMRequestLogLagging", "VLLMRequestLogUnwritable",
+        "VLLMMixedHistogramBounds",
     ),
     "no alerts, empty panels, the watchers themselves": (
-        "VLLMWatchdog", "VLLMAlertmanagerUnreachable", "VLLMNotificationsFailing", "VLLMRuleFailing", "VLLMSidecarDown", "VLLMSidecarGone",
-        "VLLMSidecarSourceFailing", "VLLMCheckpointFailing", "VLLMSpansDropped", "VLLMScrapeNearLimit", "VLLMTeamLabelOverflow",
+        "VLLMWatchdog", "VLLMAlertmanagerUnreachable", "VLLMNotificationsFailing", "VLLMRuleFailing", "VLLMSidecarDown",
+        "VLLMSidecarGone",
+        "VLLMSidecarSourceFailing", "VLLMCheckpointFailing", "VLLMSpansDropped", "VLLMScrapeNearLimit",
+        "VLLMTeamLabelOverflow",
     ),
     "several alerts at once, or none that names the cause": ("incident-flow",),
     "something is about to change, or has to be taken back": ("canary", "rollback"),
@@ -54,18 +62,33 @@ def page() -> str:
 
 
 def _page() -> Iterator[str]:
-    yield from ("# Runbooks", "", PRINTED.format(source="`runbooks/*.md`, `alerts/*.py` and `stack/drill/drills.py`"), "")
     yield from (
-        "`vllm-watch runbook WORDS` finds a page by the name of an alert or by words, and `--live` fills in the numbers of now.",
-        "`vllm-watch board` serves them at `/runbooks/NAME`. Every page of an alert has the same headings: " + ", ".join(runbook_page.HEADINGS) + ".",
+        "# Runbooks",
+        "",
+        PRINTED.format(source="`runbooks/*.md`, `alerts/*.py` and `stack/drill/drills.py`"),
+        "",
+    )
+    yield from (
+        (
+            "`vllm-watch runbook WORDS` finds a page by the name of an alert or by words, and `--live` fills in the"
+            " numbers of now."
+        ),
+        "`vllm-watch board` serves them at `/runbooks/NAME`. Every page of an alert has the same headings: "
+        + ", ".join(runbook_page.HEADINGS)
+        + ".",
         "",
     )
     yield from ("## By what somebody says", "")
-    yield from table(("symptom", "pages"), ((symptom, ", ".join(map(_link, names))) for symptom, names in SYMPTOMS.items()))
+    yield from table(
+        ("symptom", "pages"), ((symptom, ", ".join(map(_link, names))) for symptom, names in SYMPTOMS.items())
+    )
     yield from ("## By alert", "")
     yield from table(("page", "severity", "panel", "drill"), map(_row, sorted(ALERTS, key=lambda alert: alert.name)))
     yield from ("## Pages without an alert", "")
-    yield from table(("page", "what it is for"), ((_link(page.name), _one_line(page)) for page in runbook_page.pages() if not page.is_alert))
+    yield from table(
+        ("page", "what it is for"),
+        ((_link(page.name), _one_line(page)) for page in runbook_page.pages() if not page.is_alert),
+    )
     yield from ("## How far this is proven", "")
     yield from table(("claim", "grade", "where"), _proofs())
 
@@ -85,7 +108,11 @@ def _one_line(page: runbook_page.RunbookPage) -> str:
 
 
 def _proofs() -> Iterator[tuple[str, str, str]]:
-    yield "one page for each alert, whole, with links that lead somewhere", "schema-checked", "`tests/runbooks/test_runbook_pages.py`"
+    yield (
+        "one page for each alert, whole, with links that lead somewhere",
+        "schema-checked",
+        "`tests/runbooks/test_runbook_pages.py`",
+    )
     yield (
         "queries and conditions on the pages run on a real Prometheus",
         "tested live",

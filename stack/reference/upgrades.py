@@ -1,6 +1,7 @@
 """docs/upgrades.md: what changes for an operator with each release of vLLM, newest first.
 
-Which series came, went and were renamed is the catalogue's to say; by hand are only the notes, each with its grade and its source."""
+Which series came, went and were renamed is the catalogue's to say; by hand are only the notes, each with its grade and
+its source."""
 
 from __future__ import annotations
 
@@ -27,19 +28,20 @@ class Note:
 NOTES: dict[str, tuple[Note, ...]] = {
     "0.32": (
         Note(
-            "`--enable-per-request-metrics` puts queue time, and the time from scheduling to the first token, into an object `metrics` beside "
-            "`usage`; the compose file sets it. By source it is there from 0.27 on.",
+            "`--enable-per-request-metrics` puts queue time, and the time from scheduling to the first token, into an"
+            " object `metrics` beside `usage`; the compose file sets it. By source it is there from 0.27 on.",
             _LIVE,
             "measured on 0.32.0",
         ),
         Note(
-            "A stream that is refused by `--max-num-queued-reqs` may answer HTTP 200 and one error event: 19 of 28 did, 9 were a 503.",
+            "A stream that is refused by `--max-num-queued-reqs` may answer HTTP 200 and one error event: 19 of 28 did,"
+            " 9 were a 503.",
             _LIVE,
             "measured on 0.32.0",
         ),
         Note(
-            "Queried prefix-cache tokens equal prompt tokens again; on 0.20.2 retries under preemption counted eight times as many. "
-            "A hit ratio survives the upgrade, a rate of queries does not.",
+            "Queried prefix-cache tokens equal prompt tokens again; on 0.20.2 retries under preemption counted eight"
+            " times as many. A hit ratio survives the upgrade, a rate of queries does not.",
             _CAPTURED,
             "pages of 0.20.2 and 0.32.0",
         ),
@@ -55,7 +57,12 @@ NOTES: dict[str, tuple[Note, ...]] = {
         ),
     ),
     "0.29": (
-        Note("New: `--max-num-queued-reqs` (running requests count too) and `--max-num-queued-tokens` refuse what would wait.", _NOT, "vllm#49445"),
+        Note(
+            "New: `--max-num-queued-reqs` (running requests count too) and `--max-num-queued-tokens` refuse what would"
+            " wait.",
+            _NOT,
+            "vllm#49445",
+        ),
     ),
     "0.24": (
         Note("Model FLOPs of DeepSeek-style models (MLA) were unusable before.", _NOT, "vllm#39457"),
@@ -63,18 +70,25 @@ NOTES: dict[str, tuple[Note, ...]] = {
     ),
     "0.20": (
         Note(
-            "`num_requests_waiting` now includes requests that are held back (deferred): the same load shows a longer queue. "
-            "Reason capacity of `num_requests_waiting_by_reason` says that the engine is full.",
+            "`num_requests_waiting` now includes requests that are held back (deferred): the same load shows a longer"
+            " queue. Reason capacity of `num_requests_waiting_by_reason` says that the engine is full.",
             _CAPTURED,
             "page of 0.20.2",
         ),
         Note(
-            "No `--enable-per-request-metrics` yet: set `VLLM_WATCH_ENGINE_NEWER` to nothing for this image and older ones.", _LIVE, "help of 0.20.2"
+            "No `--enable-per-request-metrics` yet: set `VLLM_WATCH_ENGINE_NEWER` to nothing for this image and older"
+            " ones.",
+            _LIVE,
+            "help of 0.20.2",
         ),
     ),
     "0.12": (Note("PyTorch 2.9 and CUDA 12.9: look at the driver first.", _NOT, "vLLM's release notes of 0.12.0"),),
     "0.11": (
-        Note("The V0 engine is gone, with `VLLM_USE_V1`; there is no way back by a variable.", _NOT, "vLLM's release notes of 0.11.0"),
+        Note(
+            "The V0 engine is gone, with `VLLM_USE_V1`; there is no way back by a variable.",
+            _NOT,
+            "vLLM's release notes of 0.11.0",
+        ),
         Note(
             "CUDA graphs default to FULL_AND_PIECEWISE: more memory at the start, so check the KV cache's size.",
             _NOT,
@@ -83,7 +97,9 @@ NOTES: dict[str, tuple[Note, ...]] = {
     ),
     "0.10": (
         Note(
-            "Spans over `grpc://` want TLS unless `OTEL_EXPORTER_OTLP_TRACES_INSECURE=true`; the compose file sets it.", _LIVE, "measured on 0.10.2"
+            "Spans over `grpc://` want TLS unless `OTEL_EXPORTER_OTLP_TRACES_INSECURE=true`; the compose file sets it.",
+            _LIVE,
+            "measured on 0.10.2",
         ),
         Note("Older and newer cache names stand side by side: never add the two.", _CAPTURED, "pages of 0.10.2"),
     ),
@@ -93,9 +109,10 @@ _INTRO = f"""# Upgrading vLLM under the stack
 
 {PRINTED.format(source="`stack/reference/upgrades.py` and the catalogue")}
 
-vLLM renames a series in three steps: deprecated in one minor release, hidden in the next (`--show-hidden-metrics-for-version` brings it back for one
-release), removed after that; some were removed without. Boards, alerts and recordings here ask for the older and the newer name in one query, so
-a fleet that mixes releases is counted whole, and a panel whose family the engine does not have says so. Boards of your own do not: check them.
+vLLM renames a series in three steps: deprecated in one minor release, hidden in the next
+(`--show-hidden-metrics-for-version` brings it back for one release), removed after that; some were removed without.
+Boards, alerts and recordings here ask for the older and the newer name in one query, so a fleet that mixes releases is
+counted whole, and a panel whose family the engine does not have says so. Boards of your own do not: check them.
 
 ## Before and after
 
@@ -107,7 +124,8 @@ vllm-watch metrics check http://127.0.0.1:8000 --dashboard mine.json
 vllm-watch annotate "vLLM upgrade begins"
 ```
 
-What the new release would change, before it serves anybody: its source is read, nothing of it is started and no GPU is needed.
+What the new release would change, before it serves anybody: its source is read, nothing of it is started and no GPU is
+needed.
 
 ```sh
 vllm-watch metrics drift --installed /opt/vllm-next/bin/python
@@ -122,10 +140,12 @@ vllm-watch doctor http://127.0.0.1:8000
 vllm-watch runbook --firing
 ```
 
-`drift` exits 0 when the catalogue says what is there, 1 when it does not. Bounds that moved make quantiles jump without any request being slower,
-so it tells them too. The Rust frontend shows fewer families: what its page lacks is listed as unshown and is not called gone; `--installed` tells.
+`drift` exits 0 when the catalogue says what is there, 1 when it does not. Bounds that moved make quantiles jump without
+any request being slower, so it tells them too. The Rust frontend shows fewer families: what its page lacks is listed as
+unshown and is not called gone; `--installed` tells.
 
-One engine at a time: with a second one behind the gateway, `vllm-watch compare` judges the two variants on live traffic."""
+One engine at a time: with a second one behind the gateway, `vllm-watch compare` judges the two variants on live
+traffic."""
 
 _OUTRO = """## How far this is proven
 
@@ -138,7 +158,7 @@ _OUTRO = """## How far this is proven
 | `drift` finds what changed, and what it says to paste ends the drift | tested on captured data | `tests/exporters/compat/test_drift.py` |
 | what a page of the Rust frontend lacks is not called gone | simulated | `tests/exporters/compat/test_drift.py`; the page is made from its source |
 | a rolling upgrade of a fleet on GPUs | not tested | none could be had |
-"""
+"""  # noqa: E501 (a Markdown table)
 
 
 def page() -> str:
@@ -148,7 +168,9 @@ def page() -> str:
 
 def releases() -> list[str]:
     """Minor releases of which there is something to say, the newest first."""
-    told = {_minor(bound) for metric in (*VLLM, *RETIRED) for bound in (metric.since, metric.until) if bound} | set(NOTES)
+    told = {_minor(bound) for metric in (*VLLM, *RETIRED) for bound in (metric.since, metric.until) if bound} | set(
+        NOTES
+    )
     return sorted((release for release in told if key(release)[:2] >= OLDEST), key=key, reverse=True)
 
 
@@ -174,7 +196,9 @@ def _section(release: str) -> Iterator[str]:
         ]
     )
     if notes := NOTES.get(release):
-        yield from table(("beside the series", "grade", "source"), ((note.text, note.grade, note.source) for note in notes))
+        yield from table(
+            ("beside the series", "grade", "source"), ((note.text, note.grade, note.source) for note in notes)
+        )
 
 
 def _told(what: str, metrics: list[Metric]) -> Iterator[str]:

@@ -45,9 +45,15 @@ def recorded_in(expr: str) -> list[str]:
 
 
 def panels(metric: Metric) -> list[tuple[Dashboard, Panel]]:
-    """The panels whose queries name a series, in the order of the boards. What they read of recorded series is said of those."""
+    """The panels whose queries name a series, in the order of the boards. What they read of recorded series is said of
+    those."""
     own = set(metric.samples)
-    return [(board, panel) for board in BOARDS for panel in board.panels if any(own & promql_ast.names(query.expr) for query in panel.queries)]
+    return [
+        (board, panel)
+        for board in BOARDS
+        for panel in board.panels
+        if any(own & promql_ast.names(query.expr) for query in panel.queries)
+    ]
 
 
 def alerts(metric: Metric) -> list[Alert]:
@@ -70,7 +76,11 @@ def readers(record: str) -> Iterator[str]:
 
 def boards_with(record: str) -> list[Dashboard]:
     """Boards that read a recorded series itself."""
-    return [board for board in BOARDS if any(record in promql_ast.names(query.expr) for panel in board.panels for query in panel.queries)]
+    return [
+        board
+        for board in BOARDS
+        if any(record in promql_ast.names(query.expr) for panel in board.panels for query in panel.queries)
+    ]
 
 
 def panel_of(alert: Alert) -> Panel:

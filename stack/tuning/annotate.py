@@ -1,6 +1,7 @@
 """Where events are written and read: the file itself, or the sidecar that owns it.
 
-Both take a NewEvent and tell what is on record; whatever fails is one sentence with the id under which to say it again, which writes it once."""
+Both take a NewEvent and tell what is on record; whatever fails is one sentence with the id under which to say it again,
+which writes it once."""
 
 from __future__ import annotations
 
@@ -64,18 +65,23 @@ class FileLog:
 
 
 class SidecarLog:
-    """A sidecar elsewhere, which opens its events to who has its token. All three raise Unwritten, also for what the sidecar refuses."""
+    """A sidecar elsewhere, which opens its events to who has its token. All three raise Unwritten, also for what the
+    sidecar refuses."""
 
     def __init__(self, url: str, token: str, timeout_s: float = TIMEOUT_S) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            raise ValueError(f"{url.rpartition('@')[2]!r} is no address of a sidecar; write it like http://127.0.0.1:9401")
+            raise ValueError(
+                f"{url.rpartition('@')[2]!r} is no address of a sidecar; write it like http://127.0.0.1:9401"
+            )
         self.url = url.rstrip("/").removesuffix("/metrics")
         self._headers = {"Authorization": f"Bearer {token}"}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
     def record(self, told: NewEvent) -> OnRecord:
-        return self._on_record("/events", {name: value for name, value in msgspec.to_builtins(told).items() if value is not None})
+        return self._on_record(
+            "/events", {name: value for name, value in msgspec.to_builtins(told).items() if value is not None}
+        )
 
     def close(self, event_id: str, end_s: float | None = None) -> OnRecord:
         return self._on_record(f"/events/{quote(event_id, safe='')}/close", {} if end_s is None else {"end_s": end_s})
@@ -90,15 +96,21 @@ class SidecarLog:
         try:
             status, answer = asyncio.run(self._exchange(method, path, body))
         except TimeoutError:
-            raise Unwritten(f"{self.url} did not answer within {self._timeout.total:g} s; is it up, and may this machine reach it?") from None
+            raise Unwritten(
+                f"{self.url} did not answer within {self._timeout.total:g} s; is it up, and may this machine reach it?"
+            ) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unwritten(f"{self.url} cannot be reached: {error}; is the address right, and is the sidecar up?") from error
+            raise Unwritten(
+                f"{self.url} cannot be reached: {error}; is the address right, and is the sidecar up?"
+            ) from error
         try:
             content = msgspec.json.decode(answer)
         except (msgspec.DecodeError, UnicodeDecodeError):
             content = None
         if not isinstance(content, dict):
-            raise Unwritten(f"{self.url}{path.partition('?')[0]} answers {status} without JSON; is it a sidecar of this release?")
+            raise Unwritten(
+                f"{self.url}{path.partition('?')[0]} answers {status} without JSON; is it a sidecar of this release?"
+            )
         if status not in (200, 201):
             raise Unwritten(f"{self.url} answers {status}: {content.get('error', 'it does not say why')}")
         return content
@@ -131,13 +143,16 @@ def running_labs(cache: Path) -> Iterator[Path]:
 
 
 def differences(texts: tuple[str, ...]) -> dict[str, tuple[str | None, str | None]]:
-    """Options as people write them, `max-num-seqs=16->32`; nothing before or behind the arrow: not set. Raises ValueError."""
+    """Options as people write them, `max-num-seqs=16->32`; nothing before or behind the arrow: not set. Raises
+    ValueError."""
     found: dict[str, tuple[str | None, str | None]] = {}
     for text in texts:
         option, equals, change = text.partition("=")
         old, arrow, new = change.partition("->")
         if not (option.strip() and equals and arrow):
-            raise ValueError(f"{text!r} is no change of an option; write it like max-num-seqs=16->32, and quote it for the shell")
+            raise ValueError(
+                f"{text!r} is no change of an option; write it like max-num-seqs=16->32, and quote it for the shell"
+            )
         found[option.strip()] = (old.strip() or None, new.strip() or None)
     return found
 

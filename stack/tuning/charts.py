@@ -20,7 +20,17 @@ MOST_POINTS = 3000
 MOST_FAILED = 600
 MOST_FIGURES = 6
 SHARES = (*(n / 100 for n in range(100)), 0.995, 0.999, 1.0)  # of the requests, where a distribution is read
-DOTS = ("ttft_ms.p50", "ttft_ms.p95", "tpot_ms.p50", "tokens_per_second", "hit_ratio", "queue_ms.mean", "memory_peak_gb", "e2e_ms.p50", "qps")
+DOTS = (
+    "ttft_ms.p50",
+    "ttft_ms.p95",
+    "tpot_ms.p50",
+    "tokens_per_second",
+    "hit_ratio",
+    "queue_ms.mean",
+    "memory_peak_gb",
+    "e2e_ms.p50",
+    "qps",
+)
 TIMES = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 Drawn = dict[str, Any]
@@ -31,13 +41,20 @@ def drawn(material: Material) -> Drawn:
     names = [arm.name for arm in material.bench.arms]
     whole = groups(material.bench)
     each = [one for group in whole for one in (group, *(replace(group, kind=kind) for kind in kinds(group)))]
-    return {"arms": names, "shares": SHARES, "groups": [_group(material, group, names) for group in each], "time": _time(material, names)}
+    return {
+        "arms": names,
+        "shares": SHARES,
+        "groups": [_group(material, group, names) for group in each],
+        "time": _time(material, names),
+    }
 
 
 def _group(material: Material, group: RunGroup, names: Sequence[str]) -> Drawn:
     return {
-        "title": group.title, "spread": _spread(material, group, names), "dots": _dots(group, names, bands(material.bench).get(group.workload)),
-    }  # fmt: skip
+        "title": group.title,
+        "spread": _spread(material, group, names),
+        "dots": _dots(group, names, bands(material.bench).get(group.workload)),
+    }
 
 
 def _spread(material: Material, group: RunGroup, names: Sequence[str]) -> list[Drawn]:
@@ -50,10 +67,14 @@ def _spread(material: Material, group: RunGroup, names: Sequence[str]) -> list[D
             values = [
                 value
                 for record in records
-                if record.outcome == "ok" and group.kind in (None, record.team) and (value := getattr(record, metric)) is not None
+                if record.outcome == "ok"
+                and group.kind in (None, record.team)
+                and (value := getattr(record, metric)) is not None
             ]
             if values:
-                curves.append({"arm": index, "count": len(values), "at": [_short(value) for value in quantiles(values, SHARES)]})
+                curves.append(
+                    {"arm": index, "count": len(values), "at": [_short(value) for value in quantiles(values, SHARES)]}
+                )
         if curves:
             known = metric_of(metric)
             found.append({"title": known.title, "unit": known.unit, "curves": curves})
@@ -64,7 +85,9 @@ def _dots(group: RunGroup, names: Sequence[str], band: tuple[float, float] | Non
     """A dot a run, in the order in which they ran: what moves with time and not with the arm is drift."""
     prefix = f"{group.kind}:" if group.kind else ""
     there = {figure for run in group.runs for figure, value in run.figures.items() if finite(value) is not None}
-    of_requests = [figure for figure in sorted(there, key=rank) if figure.startswith(prefix) and (":" in figure) == bool(prefix)]
+    of_requests = [
+        figure for figure in sorted(there, key=rank) if figure.startswith(prefix) and (":" in figure) == bool(prefix)
+    ]
     wanted = [prefix + figure for figure in DOTS if prefix + figure in there]
     found = []
     for figure in (wanted or of_requests)[:MOST_FIGURES]:
@@ -88,17 +111,30 @@ def _time(material: Material, names: Sequence[str]) -> Drawn:
     """Every request by the time of its end, with the runs and events around it."""
     bench = material.bench
     runs = [run for run in bench.runs if run.arm in names]
-    timed = {run.number: [(at_s, record) for record in material.of_run.get(run.number, ()) if (at_s := ended_at(record)) is not None] for run in runs}
+    timed = {
+        run.number: [
+            (at_s, record) for record in material.of_run.get(run.number, ()) if (at_s := ended_at(record)) is not None
+        ]
+        for run in runs
+    }
     streamed = any(record.ttft_ms is not None for found in timed.values() for _, record in found)
     metric = "ttft_ms" if streamed else "e2e_ms"
-    good = {number: [(at_s, value) for at_s, record in found if (value := _measured(record, metric)) is not None] for number, found in timed.items()}
-    bad = [(at_s, run, record) for run in runs for at_s, record in timed[run.number] if record.outcome not in (None, "ok")]
+    good = {
+        number: [(at_s, value) for at_s, record in found if (value := _measured(record, metric)) is not None]
+        for number, found in timed.items()
+    }
+    bad = [
+        (at_s, run, record) for run in runs for at_s, record in timed[run.number] if record.outcome not in (None, "ok")
+    ]
     kept, every = _thinned(good)
     shown_bad = bad[:: math.ceil(len(bad) / MOST_FAILED) or 1]
     whole, shown = sum(map(len, good.values())), sum(map(len, kept.values()))
     notes = []
     if every > 1:
-        notes.append(f"{shown:,} of {whole:,} answers are drawn: one in {every} of each run, in the order of their ends, and the run's slowest.")
+        notes.append(
+            f"{shown:,} of {whole:,} answers are drawn: one in {every} of each run, in the order of their ends, and the"
+            " run's slowest."
+        )
     if len(shown_bad) < len(bad):
         notes.append(f"{len(shown_bad):,} of {len(bad):,} failed requests are marked.")
     if every > 1 or len(shown_bad) < len(bad):
@@ -106,25 +142,40 @@ def _time(material: Material, names: Sequence[str]) -> Drawn:
     at_least = [run.started_s for run in runs] + [bench.started_s]
     at_most = [run.ended_s for run in runs] + [bench.ended_s]
     return {
-        "title": metric_of(metric).title, "unit": "ms", "start": _ms(min(at_least)), "end": _ms(max(at_most)), "note": " ".join(notes),
+        "title": metric_of(metric).title,
+        "unit": "ms",
+        "start": _ms(min(at_least)),
+        "end": _ms(max(at_most)),
+        "note": " ".join(notes),
         "points": [_points(index, [run for run in runs if run.arm == name], kept) for index, name in enumerate(names)],
         "failed": [
             {"at": _ms(at_s), "arm": names.index(run.arm), "run": run.number, "why": record.reason or record.outcome}
             for at_s, run, record in shown_bad
         ],
         "runs": [
-            {"run": run.number, "arm": names.index(run.arm), "from": _ms(run.started_s), "to": _ms(run.ended_s), "cut": run.cut is not None}
+            {
+                "run": run.number,
+                "arm": names.index(run.arm),
+                "from": _ms(run.started_s),
+                "to": _ms(run.ended_s),
+                "cut": run.cut is not None,
+            }
             for run in runs
         ],
         "events": [_event(f"E{number}", event, max(at_most)) for number, event in enumerate(material.happened, 1)],
-    }  # fmt: skip
+    }
 
 
 def _event(name: str, event: TuningEvent, ended_s: float) -> Drawn:
     """end: of a region; one that is open reaches to the end of the picture."""
     windows = [[_ms(window.start_s), _ms(window.end_s)] for window in (event.before, event.after) if window]
     end = ended_s if event.open else event.end_s
-    return {"name": name, "at": _ms(event.at_s), "end": None if end is None else _ms(max(end, event.at_s)), "windows": windows}
+    return {
+        "name": name,
+        "at": _ms(event.at_s),
+        "end": None if end is None else _ms(max(end, event.at_s)),
+        "windows": windows,
+    }
 
 
 def _measured(record: RequestRecord, metric: str) -> float | None:

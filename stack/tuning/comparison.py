@@ -171,7 +171,8 @@ def within_margin(found: Finding) -> bool:
     if most <= math.log1p(metric.margin):
         return True
     level = math.sqrt(max(found.a or 0.0, metric.least) * max(found.b or 0.0, metric.least))  # as the interval has them
-    return most < 100 and 2 * level * math.sinh(most / 2) <= metric.least  # half of the ratio above the level, half below
+    # half of the ratio above the level, half below
+    return most < 100 and 2 * level * math.sinh(most / 2) <= metric.least
 
 
 def length_distance(a: Sequence[float], b: Sequence[float]) -> tuple[float, bool]:

@@ -1,4 +1,5 @@
-"""What a report works out from a bench: medians over runs, hit bands, cost, starts, failures, and what two arms were started with. Pure.
+"""What a report works out from a bench: medians over runs, hit bands, cost, starts, failures, and what two arms were
+started with. Pure.
 
 Law: what was not measured is None, never 0; a run that was cut counts only where its arm has no whole one."""
 
@@ -27,7 +28,8 @@ _HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """All that a report is made of. gpus: cards that each arm's engine held; gpu_name: what they are, which finds their price."""
+    """All that a report is made of. gpus: cards that each arm's engine held; gpu_name: what they are, which finds their
+    price."""
 
     bench: Bench
     records: Sequence[RequestRecord] = ()
@@ -51,7 +53,11 @@ class Material:
         """Events that were written for the bench, or fell into it, as they were told last; by time."""
         bench = self.bench
         newest = {event.id: event for event in self.events}.values()
-        mine = (event for event in newest if event.id in bench.events or (event.at_s <= bench.ended_s and _end_s(event) >= bench.started_s))
+        mine = (
+            event
+            for event in newest
+            if event.id in bench.events or (event.at_s <= bench.ended_s and _end_s(event) >= bench.started_s)
+        )
         return sorted(mine, key=lambda event: event.at_s)
 
 
@@ -135,7 +141,8 @@ def flags(arguments: Iterable[str]) -> dict[str, str]:
 
 
 def settings(arms: Sequence[Arm]) -> list[tuple[str, tuple[str, ...], bool]]:
-    """(setting, its value in each arm, whether they differ): options and cache configuration; those that differ first."""
+    """(setting, its value in each arm, whether they differ): options and cache configuration; those that differ
+    first."""
     each = []
     for arm in arms:
         told = {} if arm.engine.arguments is None else flags(arm.engine.arguments)
@@ -152,11 +159,14 @@ def settings(arms: Sequence[Arm]) -> list[tuple[str, tuple[str, ...], bool]]:
 
 
 def stability(runs: Iterable[Run]) -> tuple[int, Counter[str]]:
-    """How many requests ended, and the failures among them by reason. A refusal is no failure, nor is what was stopped with the bench."""
+    """How many requests ended, and the failures among them by reason. A refusal is no failure, nor is what was stopped
+    with the bench."""
     failed: Counter[str] = Counter()
     ended = 0
     for run in runs:
-        failed.update({reason: count for reason, count in run.failed.items() if not refused(reason) and reason != "stopped"})
+        failed.update(
+            {reason: count for reason, count in run.failed.items() if not refused(reason) and reason != "stopped"}
+        )
         ended += run.ok
     return ended + failed.total(), failed
 
@@ -168,13 +178,16 @@ def refused(reason: str) -> bool:
 
 def by_reason(failed: Mapping[str, int]) -> str:
     """Failures in words, the most frequent first."""
-    ordered = sorted(((reason, count) for reason, count in failed.items() if count), key=lambda pair: (-pair[1], pair[0]))
+    ordered = sorted(
+        ((reason, count) for reason, count in failed.items() if count), key=lambda pair: (-pair[1], pair[0])
+    )
     return ", ".join(f"{count:,} {reason}" for reason, count in ordered)
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The hit ratio of an arm beside what the workload leads one to expect, from a scenario. off: its prefix cache was off."""
+    """The hit ratio of an arm beside what the workload leads one to expect, from a scenario. off: its prefix cache was
+    off."""
 
     workload: str
     point: str
@@ -193,12 +206,17 @@ class Hit:
         if self.off:
             return "prefix caching is off"
         low, high = self.expected
-        return "below the band" if self.measured < low else "above the band" if self.measured > high else "within the band"
+        return (
+            "below the band" if self.measured < low else "above the band" if self.measured > high else "within the band"
+        )
 
 
 def hits(bench: Bench) -> list[Hit]:
     """Of the workloads that say what hit ratio is to be expected."""
-    expected, scenarios = bands(bench), {workload.get("name"): str(workload.get("scenario") or "") for workload in bench.workloads}
+    expected, scenarios = (
+        bands(bench),
+        {workload.get("name"): str(workload.get("scenario") or "") for workload in bench.workloads},
+    )
     found = []
     for group in groups(bench):
         if group.workload not in expected:
@@ -209,7 +227,15 @@ def hits(bench: Bench) -> list[Hit]:
             low, high = (min(values), max(values)) if values else (None, None)
             found.append(
                 Hit(
-                    group.workload, group.point, arm.name, median_or_none(values), low, high, expected[group.workload], scenarios[group.workload], off
+                    group.workload,
+                    group.point,
+                    arm.name,
+                    median_or_none(values),
+                    low,
+                    high,
+                    expected[group.workload],
+                    scenarios[group.workload],
+                    off,
                 )
             )
     return found
@@ -218,7 +244,11 @@ def hits(bench: Bench) -> list[Hit]:
 def bands(bench: Bench) -> dict[str, tuple[float, float]]:
     """The hit ratio that is to be expected, lowest and highest, of the workloads that say so."""
     told = {str(workload.get("name")): workload.get("expected_hit") for workload in bench.workloads}
-    return {name: (float(band[0]), float(band[1])) for name, band in told.items() if isinstance(band, Sequence) and len(band) == 2}
+    return {
+        name: (float(band[0]), float(band[1]))
+        for name, band in told.items()
+        if isinstance(band, Sequence) and len(band) == 2
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,16 +289,31 @@ def costs(material: Material) -> list[TokenCost]:
             if not speed:
                 continue
             api = prices.api_price(arm.engine.model)
-            bought = [record for run in group.counted(arm.name) for record in material.of_run.get(run.number, ()) if record.outcome == "ok"]
+            bought = [
+                record
+                for run in group.counted(arm.name)
+                for record in material.of_run.get(run.number, ())
+                if record.outcome == "ok"
+            ]
             known = [
-                (r.prompt_tokens, r.cached_tokens or 0, r.completion_tokens) for r in bought if r.prompt_tokens is not None and r.completion_tokens
+                (r.prompt_tokens, r.cached_tokens or 0, r.completion_tokens)
+                for r in bought
+                if r.prompt_tokens is not None and r.completion_tokens
             ]
             whole = None
             if api and known:
                 prompt, cached, output = (sum(part or 0 for part in parts) for parts in zip(*known, strict=True))
                 whole = api.cost(prompt, cached, output) / output * 1000
             found.append(
-                TokenCost(group.workload, group.point, arm.name, speed, per_second / speed * 1000, api.output_per_1k if api else None, whole)
+                TokenCost(
+                    group.workload,
+                    group.point,
+                    arm.name,
+                    speed,
+                    per_second / speed * 1000,
+                    api.output_per_1k if api else None,
+                    whole,
+                )
             )
     return found
 

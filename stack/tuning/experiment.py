@@ -1,7 +1,8 @@
-"""An experiment: one workload, two or more configurations of an engine, runs that take turns, and for every load a comparison.
+"""An experiment: one workload, two or more configurations of an engine, runs that take turns, and for every load a
+comparison.
 
-Law: off really is off. What the engines say of themselves is read back and compared; arms that were to differ and do not are refused, and what cannot
-be seen is said."""
+Law: off really is off. What the engines say of themselves is read back and compared; arms that were to differ and do
+not are refused, and what cannot be seen is said."""
 
 from __future__ import annotations
 
@@ -47,8 +48,9 @@ _INCIDENTAL = re.compile(
 
 
 class ArmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One configuration, in one of three ways. url: an engine that stands. command: how to start one, with {port} where its port goes, such as
-    "vllm serve MODEL --port {port} --enable-prefix-caching". lab: arguments for the lab's own small engine on the CPU."""
+    """One configuration, in one of three ways. url: an engine that stands. command: how to start one, with {port} where
+    its port goes, such as "vllm serve MODEL --port {port} --enable-prefix-caching". lab: arguments for the lab's own
+    small engine on the CPU."""
 
     url: str | None = None
     command: str | tuple[str, ...] | None = None
@@ -62,11 +64,13 @@ class ArmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A file of an experiment. workload: a file, from where this one stands, or a shipped one. arms: the first is what the others are compared with.
+    """A file of an experiment. workload: a file, from where this one stands, or a shipped one. arms: the first is what
+    the others are compared with.
 
-    together: all engines stand side by side, else one at a time, started anew for its turn. same: the arms are alike on purpose, to see what noise
-    alone does. also: figures to be judged besides the usual, such as short:ttft_ms.p95; the more are judged, the stronger must each be. runs, order:
-    else as the workload says; interleaved runs are drawn at random in each round, sequential ones are judged with a caveat. only, requests, scale,
+    together: all engines stand side by side, else one at a time, started anew for its turn. same: the arms are alike on
+    purpose, to see what noise alone does. also: figures to be judged besides the usual, such as short:ttft_ms.p95; the
+    more are judged, the stronger must each be. runs, order: else as the workload says; interleaved runs are drawn at
+    random in each round, sequential ones are judged with a caveat. only, requests, scale,
     model: as of `bench run`."""
 
     workload: str
@@ -97,7 +101,10 @@ def load(path: Path) -> tuple[Experiment, WorkloadFile]:
     beside, shipped = path.parent / experiment.workload, workload.shipped()
     if not beside.is_file() and experiment.workload not in shipped:
         raise BadConfig(
-            source.told(f"workload: {beside} is no file, and {experiment.workload} no shipped workload{meant(experiment.workload, shipped)}")
+            source.told(
+                f"workload: {beside} is no file, and {experiment.workload} no shipped"
+                f" workload{meant(experiment.workload, shipped)}"
+            )
         )
     return experiment, workload.load(beside if beside.is_file() else experiment.workload)
 
@@ -108,14 +115,20 @@ def mistakes(experiment: Experiment) -> Iterator[str]:
         yield f"arms: there {'is one' if experiment.arms else 'are none'}; a comparison needs two or more"
     for name, arm in experiment.arms.items():
         if not _NAME.fullmatch(name):
-            yield f"arms.{name}: {name[:60]!r} is no name; use 1 to 60 of letters, digits, . _ - and begin with a letter or digit"
+            yield (
+                f"arms.{name}: {name[:60]!r} is no name; use 1 to 60 of letters, digits, . _ - and begin with a letter"
+                " or digit"
+            )
         yield from _arm_mistakes(f"arms.{name}", arm)
     for key in ("runs", "requests"):
         if (given := getattr(experiment, key)) is not None and given < 1:
             yield f"{key}: {given} should be 1 or more"
     for index, figure in enumerate(experiment.also):
         if (base := figure.rpartition(":")[2].partition(".")[0]) not in METRICS:
-            yield f"also[{index}]: {figure} is no figure, such as ttft_ms.p95 or, of a class, short:ttft_ms.p95{meant(base, METRICS)}"
+            yield (
+                f"also[{index}]: {figure} is no figure, such as ttft_ms.p95 or, of a class,"
+                f" short:ttft_ms.p95{meant(base, METRICS)}"
+            )
 
 
 def _arm_mistakes(place: str, arm: ArmConfig) -> Iterator[str]:
@@ -189,7 +202,11 @@ class Engines:
         arguments = None if config.url else tuple(self._supervisor.running[arm].spec.argv)
         self.settings[arm] = settings
         found = self.subjects[arm] = Subject(
-            arm, BenchTarget(engine.url, engine.model, self.key), msgspec.structs.replace(engine, arguments=arguments), config.what, started
+            arm,
+            BenchTarget(engine.url, engine.model, self.key),
+            msgspec.structs.replace(engine, arguments=arguments),
+            config.what,
+            started,
         )
         return found
 
@@ -203,7 +220,8 @@ class Engines:
         del self.subjects[arm]
 
     async def _start(self, arm: str, config: ArmConfig) -> Startup:
-        self._ports[arm] = port = _free_port()  # each time: meanwhile the one before may be that of a connection to another arm's engine
+        # each time: meanwhile the one before may be that of a connection to another arm's engine
+        self._ports[arm] = port = _free_port()
         spec = _process(arm, config, self.folder, port)
         self.say(f"starting {arm}: {shlex.join(masked(spec.argv))}")
         began = time.monotonic()
@@ -217,16 +235,21 @@ class Engines:
 
 
 def _process(arm: str, config: ArmConfig, folder: Path, port: int) -> plan.Process:
-    """How an arm is started. It shows its configuration, which an engine in service must not: nobody else reaches this port."""
+    """How an arm is started. It shows its configuration, which an engine in service must not: nobody else reaches this
+    port."""
     env = {"VLLM_SERVER_DEV_MODE": "1", **config.env}
     if config.lab is not None:
         found = install.install(("engine", "model"), lambda _: None)
         programs, version = {name: part.path for name, part in found.items()}, found["engine"].version
-        lab = plan.LabConfig(folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": config.lab}, engine_version=version)
+        lab = plan.LabConfig(
+            folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": config.lab}, engine_version=version
+        )
         spec = next(process for process in plan.processes(lab) if process.name == "vllm")
         return plan.Process(arm, spec.argv, spec.address, spec.health, (), {**spec.env, **env}, READY_S)
     url = f"http://127.0.0.1:{port}"
-    return plan.Process(arm, tuple(word.replace("{port}", str(port)) for word in config.argv), url, f"{url}/health", (), env, READY_S)
+    return plan.Process(
+        arm, tuple(word.replace("{port}", str(port)) for word in config.argv), url, f"{url}/health", (), env, READY_S
+    )
 
 
 def _free_port() -> int:
@@ -237,8 +260,11 @@ def _free_port() -> int:
 
 
 async def told_settings(url: str, engine: BenchEngine) -> Mapping[str, str]:
-    """What an engine says of its configuration, flat: all of it where it runs in its development mode, else what stands on its page."""
-    cache = {f"cache_config.{name}": value for name, value in engine.cache.items()} | ({"version": engine.version} if engine.version else {})
+    """What an engine says of its configuration, flat: all of it where it runs in its development mode, else what stands
+    on its page."""
+    cache = {f"cache_config.{name}": value for name, value in engine.cache.items()} | (
+        {"version": engine.version} if engine.version else {}
+    )
     async with aiohttp.ClientSession() as session:
         config = (await EngineClient(session, url, INFO_S).server_info()).get("vllm_config")
     return dict(_flat("", config)) | cache if isinstance(config, dict) else cache
@@ -255,7 +281,11 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
 def differences(a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
     """Settings in which two engines differ, but for those that differ from start to start."""
     names = sorted({*a, *b})
-    return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name) and not _INCIDENTAL.search(name)}
+    return {
+        name: (a.get(name), b.get(name))
+        for name in names
+        if a.get(name) != b.get(name) and not _INCIDENTAL.search(name)
+    }
 
 
 def caveats(experiment: Experiment, engines: Engines) -> Iterator[str]:
@@ -271,15 +301,27 @@ def caveats(experiment: Experiment, engines: Engines) -> Iterator[str]:
         }
         if not differ and whole and a.env == b.env and not experiment.same:
             raise BadConfig(
-                f"{first} and {other} run with the same configuration, by their own word: what was to be flipped did not; `same: true` if meant"
+                f"{first} and {other} run with the same configuration, by their own word: what was to be flipped did"
+                " not; `same: true` if meant"
             )
         if not differ and whole and not experiment.same:
-            yield f"{first} and {other} show the same configuration; their environments differ, of which an engine says nothing"
+            yield (
+                f"{first} and {other} show the same configuration; their environments differ, of which an engine says"
+                " nothing"
+            )
         elif not differ and not experiment.same:
-            yield f"{first} and {other} show the same cache configuration, and no engine says more of itself: that they differ is your word"
+            yield (
+                f"{first} and {other} show the same cache configuration, and no engine says more of itself: that they"
+                " differ is your word"
+            )
         if differ:
-            told = ", ".join(f"{name} {HIDDEN if is_secret(name) else f'{old} -> {new}'}" for name, (old, new) in list(differ.items())[:6])
-            yield f"{first} -> {other}, by the engines' own word: {told}" + (f" and {len(differ) - 6} more" if len(differ) > 6 else "")
+            told = ", ".join(
+                f"{name} {HIDDEN if is_secret(name) else f'{old} -> {new}'}"
+                for name, (old, new) in list(differ.items())[:6]
+            )
+            yield f"{first} -> {other}, by the engines' own word: {told}" + (
+                f" and {len(differ) - 6} more" if len(differ) > 6 else ""
+            )
         if a.url and b.url and a.url.rstrip("/") == b.url.rstrip("/") and not experiment.same:
             raise BadConfig(f"arms {first} and {other} are the same engine ({a.url}); `same: true` if meant")
     if not experiment.side_by_side:
@@ -294,7 +336,10 @@ def compare(experiment: Experiment, bench: Bench) -> list[Comparison]:
     found = []
     for other in others:
         for name, point in dict.fromkeys((each.workload, each.point) for each in bench.runs):
-            a, b = ([each for each in bench.runs if (each.arm, each.workload, each.point) == (arm, name, point)] for arm in (first, other))
+            a, b = (
+                [each for each in bench.runs if (each.arm, each.workload, each.point) == (arm, name, point)]
+                for arm in (first, other)
+            )
             if a and b:
                 urls = {(experiment.arms[arm].url or arm).rstrip("/") for arm in (first, other)}
                 setting = Setting(shared_engine=len(urls) == 1, repeated=repeats(bench, name))
@@ -305,13 +350,21 @@ def compare(experiment: Experiment, bench: Bench) -> list[Comparison]:
 
 def repeats(bench: Bench, name: str) -> bool:
     """Whether a workload's prompts, or what they share, were the same in all runs on purpose."""
-    return any(each.get("seed") == "fixed" or each.get("cache") == "warm" for each in bench.workloads if each.get("name") == name)
+    return any(
+        each.get("seed") == "fixed" or each.get("cache") == "warm"
+        for each in bench.workloads
+        if each.get("name") == name
+    )
 
 
 def event(bench: Bench, comparisons: Sequence[Comparison]) -> NewEvent:
-    """The experiment as a region: what was compared, and what came of it. A note: nothing that is in service was changed, so no alert listens."""
+    """The experiment as a region: what was compared, and what came of it. A note: nothing that is in service was
+    changed, so no alert listens."""
     found = [f"{one.b} against {one.a} ({one.workload} {one.point}): " + _verdicts(one) for one in comparisons]
-    verdicts = {finding.verdict for one in comparisons for finding in one.findings if finding.judged} & {"better", "worse"}
+    verdicts = {finding.verdict for one in comparisons for finding in one.findings if finding.judged} & {
+        "better",
+        "worse",
+    }
     settings = [arm.engine.cache for arm in bench.arms[:2]]
     changed = differences(settings[0], settings[-1]) if settings else {}
     return NewEvent(
@@ -326,4 +379,7 @@ def event(bench: Bench, comparisons: Sequence[Comparison]) -> NewEvent:
 
 
 def _verdicts(comparison: Comparison) -> str:
-    return ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(comparison).items() if count) or "nothing was judged"
+    return (
+        ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(comparison).items() if count)
+        or "nothing was judged"
+    )

@@ -39,7 +39,11 @@ def gates(comparison: Comparison, limits: Limits) -> list[Violation]:
     """Return the limits that b broke, by its point estimates, and those that cannot be told."""
     broken = []
     if (most := limits.max_p95_regression) is not None:
-        slowest = [each for each in comparison.findings if each.metric.figure.endswith(".p95") and each.metric.better == "lower"]
+        slowest = [
+            each
+            for each in comparison.findings
+            if each.metric.figure.endswith(".p95") and each.metric.better == "lower"
+        ]
         measured = [each for each in slowest if each.effect is not None and each.metric.scale == "ratio"]
         for each in measured:
             if (slower := (each.effect or 0.0) - 1) > most:
@@ -62,7 +66,9 @@ def gates(comparison: Comparison, limits: Limits) -> list[Violation]:
     return broken
 
 
-def _violation(limit: str, figure: str, value: float, interval: tuple[float, float] | None, most: float, does: str) -> Violation:
+def _violation(
+    limit: str, figure: str, value: float, interval: tuple[float, float] | None, most: float, does: str
+) -> Violation:
     sure = interval is not None and interval[0] > most
     if interval is None:
         trust = "too few runs for an interval"

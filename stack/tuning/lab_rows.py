@@ -43,10 +43,15 @@ Judged = tuple[State, str]
 
 
 def lab_rows(
-    material: Material, *, log: Sequence[RequestRecord] = (), policy: Policy | None = None, stated: Mapping[str, tuple[bool, str]] | None = None
+    material: Material,
+    *,
+    log: Sequence[RequestRecord] = (),
+    policy: Policy | None = None,
+    stated: Mapping[str, tuple[bool, str]] | None = None,
 ) -> list[LabRow]:
-    """log: what a gateway wrote. policy: its teams file. stated: what somebody shows by other means, as item -> (whether it holds, the evidence);
-    it counts where nothing was measured. Raises ValueError for an item that is none, and for a statement without evidence."""
+    """log: what a gateway wrote. policy: its teams file. stated: what somebody shows by other means, as item ->
+    (whether it holds, the evidence); it counts where nothing was measured. Raises ValueError for an item that is none,
+    and for a statement without evidence."""
     stated = stated or {}
     if unknown := next((item for item in stated if item not in CRITERIA), None):
         raise ValueError(f"the lab has no row {unknown!r}; there are {', '.join(CRITERIA)}")
@@ -58,7 +63,10 @@ def lab_rows(
         "Stability": lambda: _stable(material.bench),
         "Cost": lambda: _cost(material),
         "Observability": lambda: _observable([*material.records, *log]),
-        "Security": lambda: ("not measured", "a bench cannot see it; show who may reach the engine's port, and which folders it may read"),
+        "Security": lambda: (
+            "not measured",
+            "a bench cannot see it; show who may reach the engine's port, and which folders it may read",
+        ),
         "Admission control": lambda: _admission(log, policy),
     }
     rows = []
@@ -73,8 +81,10 @@ def lab_rows(
 
 def _loading(bench: Bench) -> Judged:
     told = [
-        f"{arm.name} {kind} " + ", ".join(written(s, "s") for s in seconds) for arm in bench.arms for kind, seconds in starts(arm).items()
-    ]  # fmt: skip
+        f"{arm.name} {kind} " + ", ".join(written(s, "s") for s in seconds)
+        for arm in bench.arms
+        for kind, seconds in starts(arm).items()
+    ]
     have = {kind for arm in bench.arms for kind in starts(arm)}
     if not have:
         return "not measured", "no start was timed; a bench that starts the engines itself records both"
@@ -85,10 +95,17 @@ def _loading(bench: Bench) -> Judged:
 
 def _compatible(records: Sequence[RequestRecord]) -> Judged:
     calls = [record for record in records if (record.route or "").endswith(_CHAT)]
-    good = [record for record in calls if record.outcome == "ok" and record.finish_reason in ("stop", "length", "tool_calls")]
+    good = [
+        record
+        for record in calls
+        if record.outcome == "ok" and record.finish_reason in ("stop", "length", "tool_calls")
+    ]
     if not calls:
         return "not measured", "no chat call is among the requests"
-    told = f"{len(good):,} of {len(calls):,} calls of {calls[0].route} ended with a finish_reason as the OpenAI protocol has it"
+    told = (
+        f"{len(good):,} of {len(calls):,} calls of {calls[0].route} ended with a finish_reason as the OpenAI protocol"
+        " has it"
+    )
     return ("pass" if good else "fail"), told
 
 
@@ -119,9 +136,12 @@ def _cost(material: Material) -> Judged:
     if not compared:
         return "not measured", "the prices name no API price of this model" if found else "no throughput was measured"
     first, money = compared[0], material.prices.currency
-    return "pass", (
-        f"{len(compared)} rows compare both; {first.arm}, {first.workload} at {first.point}: {written(first.own, money)} per 1K output tokens, "
-        f"the API's {written(first.api_output, money)}"
+    return (
+        "pass",
+        (
+            f"{len(compared)} rows compare both; {first.arm}, {first.workload} at {first.point}:"
+            f" {written(first.own, money)} per 1K output tokens, the API's {written(first.api_output, money)}"
+        ),
     )
 
 
@@ -136,7 +156,9 @@ def _observable(records: Sequence[RequestRecord]) -> Judged:
     }
     lacking = {name: count for name, has in needed.items() if (count := sum(not has(record) for record in records))}
     if lacking:
-        return "fail", ", ".join(f"{count:,} of {len(records):,} records lack {name}" for name, count in lacking.items())
+        return "fail", ", ".join(
+            f"{count:,} of {len(records):,} records lack {name}" for name, count in lacking.items()
+        )
     return "pass", f"{len(records):,} of {len(records):,} records have {', '.join(needed)}"
 
 
@@ -147,13 +169,22 @@ def _admission(log: Sequence[RequestRecord], policy: Policy | None) -> Judged:
         return "fail", f"{bare:,} of {len(refused):,} refusals are logged without team or reason"
     if not refused:
         return "not measured", "no refusal is in a gateway's log; give the log of one that had to refuse"
-    told = f"{len(refused):,} refusals are logged with their reason ({', '.join(sorted({r.reason or '' for r in refused}))})"
+    told = (
+        f"{len(refused):,} refusals are logged with their reason"
+        f" ({', '.join(sorted({r.reason or '' for r in refused}))})"
+    )
     if policy and len(policy.teams) > 1:
         limited = sum(team.max_running is not None or team.max_in_flight is not None for team in policy.teams.values())
-        return "pass", f"{told}; each of {len(policy.teams)} teams has a queue of its own, {limited} of them a limit as well"
+        return (
+            "pass",
+            f"{told}; each of {len(policy.teams)} teams has a queue of its own, {limited} of them a limit as well",
+        )
     if pair := _isolated(log):
         return "pass", f"{told}; {pair[1]} was answered while {pair[0]} was held to its own limit"
-    return "not measured", f"{told}; that a team is held apart from others needs the teams file, or the log of two teams at once"
+    return (
+        "not measured",
+        f"{told}; that a team is held apart from others needs the teams file, or the log of two teams at once",
+    )
 
 
 def _isolated(log: Sequence[RequestRecord]) -> tuple[str, str] | None:

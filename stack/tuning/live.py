@@ -85,7 +85,9 @@ def _shifts(period_s: float, reach_s: float) -> list[float]:
 
 
 # sides of a position
-TODAY_BEFORE, TODAY_AFTER, USUAL_BEFORE, USUAL_AFTER = ((usual, late) for usual in (False, True) for late in (False, True))
+TODAY_BEFORE, TODAY_AFTER, USUAL_BEFORE, USUAL_AFTER = (
+    (usual, late) for usual in (False, True) for late in (False, True)
+)
 
 
 # ---- around an event ------------------------------------------------------------------------------------------------
@@ -132,7 +134,11 @@ def around_event(
     caveats = [
         "live traffic: nothing was interleaved, so whatever else changed at that time is in the difference",
         *live_checks.left_out(log),
-        *([f"{dropped:,} requests in flight across the event, or within {settle_s:g} s of it, are left out"] if dropped else []),
+        *(
+            [f"{dropped:,} requests in flight across the event, or within {settle_s:g} s of it, are left out"]
+            if dropped
+            else []
+        ),
     ]
     findings = _findings(placed, partial(_step_of, line=not shifts), load, metrics, resamples, seed)
     caveats += [check.what for check in checks if not check.ok]
@@ -149,7 +155,9 @@ def _expect_times(log: SampleLog) -> None:
 def _expect_both_sides(log: SampleLog, event_at_s: float) -> None:
     _expect_times(log)
     if not log.first_s < event_at_s < log.last_s:
-        raise BadComparison(f"the event at {timestamp(event_at_s)} has no traffic on both sides; the log holds {_reach(log)}")
+        raise BadComparison(
+            f"the event at {timestamp(event_at_s)} has no traffic on both sides; the log holds {_reach(log)}"
+        )
 
 
 def _reach(log: SampleLog) -> str:
@@ -159,7 +167,9 @@ def _reach(log: SampleLog) -> str:
 def _baselines(log: SampleLog, event_at_s: float, reach_s: float) -> tuple[list[float], str]:
     """Return the weeks before, else days, else none, that the log holds wholly and in which there was traffic."""
     for period_s, name in ((WEEK_S, "week"), (DAY_S, "day")):
-        shifts = [shift for shift in _shifts(period_s, reach_s) if event_at_s - shift - reach_s >= log.first_s - BLOCK_S]
+        shifts = [
+            shift for shift in _shifts(period_s, reach_s) if event_at_s - shift - reach_s >= log.first_s - BLOCK_S
+        ]
         busy = [0] * len(shifts)
         for sample in log.samples:
             for i, shift in enumerate(shifts):
@@ -185,7 +195,9 @@ def _around(log: SampleLog, marks: Sequence[float], blocks: int, settle_s: float
                 block = int(past // BLOCK_S)
                 edge = mark + math.copysign(settle_s + (block + 1) * BLOCK_S, after)
                 if (edge + settle_s <= log.last_s) if after > 0 else (edge >= log.first_s - BLOCK_S / 10):
-                    position = BlockPosition(series, block if after > 0 else -1 - block, int(past // MINUTE_S), (series > 0, after > 0))
+                    position = BlockPosition(
+                        series, block if after > 0 else -1 - block, int(past // MINUTE_S), (series > 0, after > 0)
+                    )
                     placed.append((position, sample))
                 break
     return SamplesByBlock(placed), near
@@ -325,7 +337,10 @@ def _findings(
     """Return the findings with their verdicts, after Holm's correction over what can get one."""
     measured = [_finding(metric, placed, effect_series, load, resamples, seed) for metric in metrics]
     findings, family = corrected([found for found, _ in measured], [metric.judged for metric in metrics])
-    return tuple(_decided(found, doubt, family) if found.p_holm is not None else found for found, (_, doubt) in zip(findings, measured, strict=True))
+    return tuple(
+        _decided(found, doubt, family) if found.p_holm is not None else found
+        for found, (_, doubt) in zip(findings, measured, strict=True)
+    )
 
 
 def _finding(
@@ -385,7 +400,11 @@ def _explained(live: LiveMetric, found: SeriesEstimate, load: float, longer: flo
 
     longer: logarithm, within strata."""
     near = max(0.0, abs(found.effect) - found.reach)
-    if near and live.metric.unit == "ms" and (load > live_checks.MOST_LOAD if found.effect > 0 else load < 1 / live_checks.MOST_LOAD):
+    if (
+        near
+        and live.metric.unit == "ms"
+        and (load > live_checks.MOST_LOAD if found.effect > 0 else load < 1 / live_checks.MOST_LOAD)
+    ):
         return f"there were {load:.2g} times as many requests, which alone can do this"
     if abs(longer) > math.log1p(MARGIN) or (near and longer * found.effect > 0 and abs(longer) >= near):
         what = "prompts" if live.work is prompt_tokens else "prompts and answers"
@@ -416,7 +435,12 @@ def consistent(found: Finding) -> str:
 
     Consistent with 12 % lower, no sign of a change beyond 5 %, too little traffic to say."""
     metric = found.metric
-    if found.verdict in ("better", "worse") and found.effect is not None and found.low is not None and found.high is not None:
+    if (
+        found.verdict in ("better", "worse")
+        and found.effect is not None
+        and found.low is not None
+        and found.high is not None
+    ):
         interval = f"{_amount(metric, found.low)} to {_amount(metric, found.high)}"
         return f"consistent with {_amount(metric, found.effect)} ({interval})"
     if found.verdict == "equivalent":

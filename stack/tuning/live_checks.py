@@ -78,7 +78,9 @@ def compared(placed: SamplesByBlock) -> Check:
     sizes = [placed.counts({at: list(minutes.values()) for at, minutes in places.items()}) for places in strata]
     share = sum(count.total() for count in sizes if min(count.values()) >= LEAST_REQUESTS) / len(placed.requests)
     like = "have their like (team, model, length of prompt) on every side"
-    return Check("compared", share >= LEAST_COMPARED, f"{share * 100:.0f} % of the requests {like}; the rest is left out")
+    return Check(
+        "compared", share >= LEAST_COMPARED, f"{share * 100:.0f} % of the requests {like}; the rest is left out"
+    )
 
 
 def load(load: float | None, of: str) -> Check:

@@ -1,6 +1,7 @@
 """A bench as something to hand around: one page that needs no network, Markdown for a pull request, CSV and JSON.
 
-Law: every form says the same, because all are printed from the same sections; what somebody else wrote is only ever text."""
+Law: every form says the same, because all are printed from the same sections; what somebody else wrote is only ever
+text."""
 
 from __future__ import annotations
 
@@ -49,23 +50,41 @@ from stack.tuning.lab_rows import LabRow, too_many
 FOLDED_LINES = 150  # of a resolved workload; a replayed log may have very many
 MOST_OPEN = 3  # comparisons; of more, the one table at a glance says which to open
 COMMENT_CHARACTERS = 60_000  # a comment on a pull request may have 65,536
-_SIGN = {"better": "▲", "worse": "▼", "equivalent": "=", "inconclusive": "?", "pass": "✓", "fail": "✗", "not measured": "~"}
+_SIGN = {
+    "better": "▲",
+    "worse": "▼",
+    "equivalent": "=",
+    "inconclusive": "?",
+    "pass": "✓",
+    "fail": "✗",
+    "not measured": "~",
+}
 
 DEFINITIONS = (
     ("TTFT", "from sending a request to its first token with content"),
     ("TPOT", "(end to end - TTFT) / (output tokens - 1), of each request that has two output tokens or more"),
     ("p50, p95, p99", "over the answered requests of one run, linear between the two nearest"),
     ("goodput", "answers per second that met every limit of the slo"),
-    ("cache hits", "by the engine's own count: prompt tokens found in its prefix cache over those looked up, in this run alone"),
+    (
+        "cache hits",
+        "by the engine's own count: prompt tokens found in its prefix cache over those looked up, in this run alone",
+    ),
     ("queue time", "by the engine's own count: waiting per request, in this run alone"),
-    ("memory peak", "weights + profiled peak + most of the KV cache in use x its size; what the driver shows is reserved, and stands apart"),
+    (
+        "memory peak",
+        (
+            "weights + profiled peak + most of the KV cache in use x its size; what the driver shows is reserved, and"
+            " stands apart"
+        ),
+    ),
 )
 STATISTICS = (
-    "The unit is the run, not the request: a figure's logarithm (of shares and counts the plain figure) is fitted by least squares on the arm and, "
-    "where runs were interleaved, on a smooth drift over their order, which is so taken out; the order of the arms is drawn at random in each round, "
-    "so that no periodic disturbance can follow it; the effect has Student's 95 % interval. "
-    "Better or worse needs p below 5 % after Holm's correction over the judged metrics, equivalent an interval inside what does not matter (5 % "
-    "unless said), and either at least 6 runs of each arm; everything else is inconclusive."
+    "The unit is the run, not the request: a figure's logarithm (of shares and counts the plain figure) is fitted by"
+    " least squares on the arm and, where runs were interleaved, on a smooth drift over their order, which is so taken"
+    " out; the order of the arms is drawn at random in each round, so that no periodic disturbance can follow it; the"
+    " effect has Student's 95 % interval. Better or worse needs p below 5 % after Holm's correction over the judged"
+    " metrics, equivalent an interval inside what does not matter (5 % unless said), and either at least 6 runs of each"
+    " arm; everything else is inconclusive."
 )
 
 
@@ -136,7 +155,11 @@ def sections(material: Material, lab: Sequence[LabRow] = ()) -> list[ReportSecti
         ReportSection("Lab", _lab(lab), shown=True),
         ReportSection("Pictures", (Pictures("groups"),) if material.bench.runs else ()),
         ReportSection("Over time", (Pictures("time"), *_events(material.happened)) if material.bench.runs else ()),
-        ReportSection("Figures of each arm", tuple(_figures(material.bench, folded=bool(material.comparisons))), shown=not material.comparisons),
+        ReportSection(
+            "Figures of each arm",
+            tuple(_figures(material.bench, folded=bool(material.comparisons))),
+            shown=not material.comparisons,
+        ),
         ReportSection("Cache hits against expectation", _hits(material.bench), shown=True),
         ReportSection("GPU hours against an API", tuple(_costs(material)), shown=True),
         ReportSection("Starts", _starts(material.bench)),
@@ -154,11 +177,15 @@ def summary(bench: Bench) -> list[str]:
     """The lines under the title."""
     took = f"{_clock(bench.started_s)} to {_clock(bench.ended_s)} UTC"
     runs = f"{len(bench.runs)} runs of {len(bench.arms)} {'arm' if len(bench.arms) == 1 else 'arms'}"
-    order = {"single": "one after the other", "interleaved": "interleaved", "sequential": "one arm after the other"}[bench.order]
+    order = {"single": "one after the other", "interleaved": "interleaved", "sequential": "one arm after the other"}[
+        bench.order
+    ]
     ended, failed = stability(bench.runs)
     return [
         f"{took} · {runs}, {order} · {ended:,} requests, {failed.total():,} failed",
-        " · ".join(part for part in (f"bench {bench.id}", bench.tool, bench.hardware and f"on {bench.hardware}") if part),
+        " · ".join(
+            part for part in (f"bench {bench.id}", bench.tool, bench.hardware and f"on {bench.hardware}") if part
+        ),
     ]
 
 
@@ -167,7 +194,8 @@ def _verdicts(material: Material) -> Iterable[Block]:
         yield Text(f"The bench broke off: {material.bench.cut}. What was measured until then is kept.", "worse")
     if material.bench.scale != 1:
         yield Text(
-            f"Lengths were scaled by {plain(material.bench.scale)} to fit the engine, so figures are not those of the workload as it is written.",
+            f"Lengths were scaled by {plain(material.bench.scale)} to fit the engine, so figures are not those of the"
+            " workload as it is written.",
             "warn",
         )
     if not material.comparisons:
@@ -189,7 +217,9 @@ def _at_a_glance(comparisons: Sequence[Comparison]) -> Table:
             for found, row in zip(one.findings, table_rows(one), strict=True)
             if found.effect is not None
         }
-        rows.append((f"{one.b} against {one.a}", one.workload, one.point, *(told.get(title, ABSENT) for title in titles)))
+        rows.append(
+            (f"{one.b} against {one.a}", one.workload, one.point, *(told.get(title, ABSENT) for title in titles))
+        )
     signs = ", ".join(f"{_SIGN[verdict]} {verdict}" for verdict in ("better", "worse", "equivalent", "inconclusive"))
     return Table(("comparison", "workload", "load", *titles), tuple(rows), f"All at a glance: {signs}.")
 
@@ -215,14 +245,20 @@ def _verdict(one: Comparison, folded: bool) -> Iterable[Table]:
     yield Table((*head, "verdict", "why"), tuple(judged), "" if folded else caption, caption if folded else "")
     if shown and not folded:
         yield Table(
-            head, tuple(shown), folded=f"{len(shown)} more figures of {one.b} against {one.a}, {one.workload}, {one.point}: shown, not judged"
+            head,
+            tuple(shown),
+            folded=(
+                f"{len(shown)} more figures of {one.b} against {one.a}, {one.workload}, {one.point}: shown, not judged"
+            ),
         )
 
 
 def _lab(rows: Sequence[LabRow]) -> tuple[Block, ...]:
     if not rows:
         return ()
-    cells = tuple((row.item, row.criterion, Cell(f"{_SIGN[row.state]} {row.state}", row.state), row.evidence) for row in rows)
+    cells = tuple(
+        (row.item, row.criterion, Cell(f"{_SIGN[row.state]} {row.state}", row.state), row.evidence) for row in rows
+    )
     return (Table(("item", "passes when", "state", "evidence"), cells),)
 
 
@@ -235,7 +271,9 @@ def _figures(bench: Bench, folded: bool) -> Iterable[Table]:
         if not names:
             rows = [("nothing was measured", *(ABSENT for _ in bench.arms))]
         head = ("median over the runs (least to most)", *(arm.name for arm in bench.arms))
-        yield Table(head, (("runs", *counts), *rows), "" if folded else f"{group.title}.", group.title if folded else "")
+        yield Table(
+            head, (("runs", *counts), *rows), "" if folded else f"{group.title}.", group.title if folded else ""
+        )
 
 
 def _over_runs(group: RunGroup, arm: str, figure: str) -> str:
@@ -263,7 +301,10 @@ def _counted(group: RunGroup, arm: str) -> Cell | str:
 def _events(events: Sequence[TuningEvent]) -> tuple[Table, ...]:
     if not events:
         return ()
-    rows = tuple((f"E{number}", _when(event), event.kind, event.what, _changed(event), event.who or ABSENT) for number, event in enumerate(events, 1))
+    rows = tuple(
+        (f"E{number}", _when(event), event.kind, event.what, _changed(event), event.who or ABSENT)
+        for number, event in enumerate(events, 1)
+    )
     return (Table(("event", "at (UTC)", "kind", "what", "changed", "who"), rows),)
 
 
@@ -285,11 +326,22 @@ def _hits(bench: Bench) -> tuple[Table, ...]:
         low, high = hit.expected
         measured = written(hit.measured, SHARE) + _range(hit.low, hit.high, SHARE)
         mark = {"within the band": "better", "below the band": "warn", "above the band": "warn"}.get(hit.reading, "")
-        rows.append((
-            hit.workload, hit.point, hit.arm, measured, f"{plain(low * 100)} to {plain(high * 100)} %", Cell(hit.reading, mark),
-            hit.scenario or ABSENT,
-        ))  # fmt: skip
-    return (Table(("workload", "load", "arm", "measured hit ratio", "expected", "reading", "as in"), tuple(rows)),) if rows else ()
+        rows.append(
+            (
+                hit.workload,
+                hit.point,
+                hit.arm,
+                measured,
+                f"{plain(low * 100)} to {plain(high * 100)} %",
+                Cell(hit.reading, mark),
+                hit.scenario or ABSENT,
+            )
+        )
+    return (
+        (Table(("workload", "load", "arm", "measured hit ratio", "expected", "reading", "as in"), tuple(rows)),)
+        if rows
+        else ()
+    )
 
 
 def _costs(material: Material) -> Iterable[Block]:
@@ -304,12 +356,23 @@ def _costs(material: Material) -> Iterable[Block]:
             cost.workload, cost.point, cost.arm, written(cost.tokens_per_second, "tokens/s"), written(cost.own, money),
             written(cost.api_output, money), written(cost.api_whole, money), times, written(cost.even_at, "tokens/s"),
         ))  # fmt: skip
-    head = ("workload", "load", "arm", "output", "own, 1K output tokens", "API, output alone", "API, prompts included", "own / API", "even at")
+    head = (
+        "workload",
+        "load",
+        "arm",
+        "output",
+        "own, 1K output tokens",
+        "API, output alone",
+        "API, prompts included",
+        "own / API",
+        "even at",
+    )
     yield Table(head, tuple(rows))
     each = prices.per_hour(material.gpu_name)
     yield Text(
-        f"Own: {plain(material.gpus)} x {material.gpu_name or 'GPU'} at {plain(each)} {money} an hour each, never idle at the measured output. "
-        "Prompts included: the same prompts bought with the same output, with the cached tokens counted here; the last columns compare with that."
+        f"Own: {plain(material.gpus)} x {material.gpu_name or 'GPU'} at {plain(each)} {money} an hour each, never idle"
+        " at the measured output. Prompts included: the same prompts bought with the same output, with the cached"
+        " tokens counted here; the last columns compare with that."
     )
 
 
@@ -329,13 +392,26 @@ def _stability(bench: Bench) -> tuple[Block, ...]:
     for arm in bench.arms:
         mine = [run for run in bench.runs if run.arm == arm.name]
         ended, failed = stability(mine)
-        rejected = {reason: sum(run.failed.get(reason, 0) for run in mine) for run in mine for reason in run.failed if refused(reason)}
+        rejected = {
+            reason: sum(run.failed.get(reason, 0) for run in mine)
+            for run in mine
+            for reason in run.failed
+            if refused(reason)
+        }
         share = written(failed.total() / ended if ended else None, SHARE)
-        rows.append((
-            arm.name, f"{sum(run.asked for run in mine):,}", f"{sum(run.ok for run in mine):,}",
-            Cell(f"{failed.total():,} of {ended:,} ({share})", "worse" if too_many(failed.total(), ended) else "warn" if failed else ""),
-            by_reason(failed) or ABSENT, by_reason(rejected) or ABSENT,
-        ))  # fmt: skip
+        rows.append(
+            (
+                arm.name,
+                f"{sum(run.asked for run in mine):,}",
+                f"{sum(run.ok for run in mine):,}",
+                Cell(
+                    f"{failed.total():,} of {ended:,} ({share})",
+                    "worse" if too_many(failed.total(), ended) else "warn" if failed else "",
+                ),
+                by_reason(failed) or ABSENT,
+                by_reason(rejected) or ABSENT,
+            )
+        )
     return (Table(("arm", "asked", "answered", "failed", "by reason", "refused, which is no failure"), tuple(rows)),)
 
 
@@ -351,13 +427,20 @@ def _caveats(material: Material) -> Iterable[Block]:
     if found[False]:
         yield Table(head, tuple(found[False]))
     if found[True]:
-        yield Table(head, tuple(found[True]), folded=f"{len(found[True])} checks found nothing that spoils a comparison")
+        yield Table(
+            head, tuple(found[True]), folded=f"{len(found[True])} checks found nothing that spoils a comparison"
+        )
     by_run: dict[str, list[str]] = {}
     for run in material.bench.runs:
         for said in (*run.caveats, *((f"cut: {run.cut}",) if run.cut else ())):
             by_run.setdefault(said, []).append(f"{run.number}")
-    others = dict.fromkeys(said for said in (*material.bench.caveats, *(said for one in material.comparisons for said in one.caveats)))
-    told = [*(said for said in others if said not in by_run), *(f"{said} (run {', '.join(runs)})" for said, runs in by_run.items())]
+    others = dict.fromkeys(
+        said for said in (*material.bench.caveats, *(said for one in material.comparisons for said in one.caveats))
+    )
+    told = [
+        *(said for said in others if said not in by_run),
+        *(f"{said} (run {', '.join(runs)})" for said, runs in by_run.items()),
+    ]
     if told:
         yield Listed(tuple(told))
 
@@ -381,12 +464,22 @@ def _arms(bench: Bench) -> Iterable[Block]:
         rows.append((name, *(Cell(value, mark) for value in values)))
     yield Table(("", *names), (*rows, ("hardware", *(bench.hardware or ABSENT for _ in names))))
     listed = settings(bench.arms)
-    different: tuple[Row, ...] = tuple((name, *(Cell(value, "differs") for value in values)) for name, values, differs in listed if differs)
+    different: tuple[Row, ...] = tuple(
+        (name, *(Cell(value, "differs") for value in values)) for name, values, differs in listed if differs
+    )
     alike: tuple[Row, ...] = tuple((name, *values) for name, values, differs in listed if not differs)
     if different:
-        yield Table(("differs", *names), different, "What differs between the arms, in options and cache configuration as the engine says them.")
+        yield Table(
+            ("differs", *names),
+            different,
+            "What differs between the arms, in options and cache configuration as the engine says them.",
+        )
     elif len(names) > 1:
-        told = "Options and cache configuration show no difference between the arms." if alike else "The engines told nothing of how they are set."
+        told = (
+            "Options and cache configuration show no difference between the arms."
+            if alike
+            else "The engines told nothing of how they are set."
+        )
         yield Text(told, "warn")
     if alike:
         title = "the same in all arms" if len(names) > 1 else "options and cache configuration"
@@ -396,17 +489,31 @@ def _arms(bench: Bench) -> Iterable[Block]:
 def _workloads(bench: Bench) -> Iterable[Block]:
     facts = [f"order of the runs: {bench.order}", f"hash {bench.workload_hash}"]
     facts += [f"scaled by {plain(bench.scale)}"] if bench.scale != 1 else []
-    facts += ["slo: " + ", ".join(f"{name} at most {plain(value)}" for name, value in bench.slo.items())] if bench.slo else []
+    facts += (
+        ["slo: " + ", ".join(f"{name} at most {plain(value)}" for name, value in bench.slo.items())]
+        if bench.slo
+        else []
+    )
     yield Text("; ".join(facts) + ".")
     for workload in bench.workloads:
-        lines = yaml.safe_dump(msgspec.to_builtins(workload), sort_keys=False, allow_unicode=True, width=150).splitlines()
-        more = [f"# and {len(lines) - FOLDED_LINES:,} more lines; they are in the JSON"] if len(lines) > FOLDED_LINES else []
+        lines = yaml.safe_dump(
+            msgspec.to_builtins(workload), sort_keys=False, allow_unicode=True, width=150
+        ).splitlines()
+        more = (
+            [f"# and {len(lines) - FOLDED_LINES:,} more lines; they are in the JSON"]
+            if len(lines) > FOLDED_LINES
+            else []
+        )
         yield Code("\n".join([*lines[:FOLDED_LINES], *more]), f"{workload.get('name', 'workload')} as it was run")
 
 
 def _method(bench: Bench) -> tuple[Block, ...]:
     rows = tuple((name, what) for name, what in DEFINITIONS)
-    return (Table(("name", "what it is here"), rows), Text(STATISTICS), Text(f"Measured with {bench.tool}, from the client's side."))
+    return (
+        Table(("name", "what it is here"), rows),
+        Text(STATISTICS),
+        Text(f"Measured with {bench.tool}, from the client's side."),
+    )
 
 
 def _runs(bench: Bench) -> tuple[Block, ...]:
@@ -414,7 +521,19 @@ def _runs(bench: Bench) -> tuple[Block, ...]:
     for run in bench.runs:
         lost = Cell(f"cut: {run.cut}", "warn") if run.cut else by_reason(run.failed) or ABSENT
         took, answered = written(run.ended_s - run.started_s, "s"), f"{run.ok:,} of {run.asked:,}"
-        rows.append((str(run.number), run.arm, run.workload, run.point, _clock(run.started_s), took, str(run.seed), answered, lost))
+        rows.append(
+            (
+                str(run.number),
+                run.arm,
+                run.workload,
+                run.point,
+                _clock(run.started_s),
+                took,
+                str(run.seed),
+                answered,
+                lost,
+            )
+        )
     head = ("run", "arm", "workload", "load", "began (UTC)", "took", "seed", "answered", "failed or cut")
     return (Table(head, tuple(rows), folded=f"{len(rows)} runs in their order"),) if rows else ()
 
@@ -431,10 +550,14 @@ def page(material: Material, lab: Sequence[LabRow] = ()) -> str:
     bench, told = material.bench, sections(material, lab)
     links = "".join(f'<a href="#{_slug(section.title)}">{_e(section.title)}</a>' for section in told)
     head = "".join(f"<p>{_e(line)}</p>" for line in summary(bench))
-    body = "".join(f'<section id="{_slug(one.title)}"><h2>{_e(one.title)}</h2>{"".join(map(_block, one.blocks))}</section>' for one in told)
+    body = "".join(
+        f'<section id="{_slug(one.title)}"><h2>{_e(one.title)}</h2>{"".join(map(_block, one.blocks))}</section>'
+        for one in told
+    )
     scripts = [pages.static("plotly.min.js").decode(), _static("report.js")]
     style = pages.static(pages.STYLE).decode() + _static("report.css")
-    whole = f'<main class="report"><header><h1>{_e(bench.title or bench.id)}</h1>{head}<nav>{links}</nav></header>{body}</main>\n'
+    header = f"<header><h1>{_e(bench.title or bench.id)}</h1>{head}<nav>{links}</nav></header>"
+    whole = f'<main class="report">{header}{body}</main>\n'
     return pages.standing_alone(bench.title or bench.id, style, scripts, charts.drawn(material), whole)
 
 
@@ -462,7 +585,10 @@ def _block(block: Block) -> str:
             code = f"<pre>{_e(block.text)}</pre>"
             return f"<details><summary>{_e(block.folded)}</summary>{code}</details>" if block.folded else code
         case Pictures():
-            return f'<div class="pictures" data-what="{_e(block.what)}"><noscript>The pictures are drawn with JavaScript.</noscript></div>'
+            return (
+                f'<div class="pictures" data-what="{_e(block.what)}"><noscript>The pictures are drawn with'
+                " JavaScript.</noscript></div>"
+            )
 
 
 def _html_table(table: Table) -> str:
@@ -491,7 +617,8 @@ def _mark(mark: str) -> str:
 
 
 def markdown(material: Material, lab: Sequence[LabRow] = ()) -> str:
-    """The same, short enough for a comment on a pull request: long parts are folded, and the last ones left out where it would be too long."""
+    """The same, short enough for a comment on a pull request: long parts are folded, and the last ones left out where
+    it would be too long."""
     bench = material.bench
     text = f"## {_md(bench.title or bench.id)}\n\n" + "\n\n".join(_md(line) for line in summary(bench)) + "\n"
     left_out = []
@@ -500,12 +627,16 @@ def markdown(material: Material, lab: Sequence[LabRow] = ()) -> str:
         if not blocks:
             continue
         inside = "\n\n".join(blocks)
-        made = f"\n### {_md(section.title)}\n\n{inside}\n" if section.shown else f"\n{_md_folded(section.title, inside)}\n"
+        made = (
+            f"\n### {_md(section.title)}\n\n{inside}\n" if section.shown else f"\n{_md_folded(section.title, inside)}\n"
+        )
         if len(text) + len(made) > COMMENT_CHARACTERS:
             left_out.append(section.title)
         else:
             text += made
-    return text + (f"\nLeft out, because a comment has an end: {', '.join(left_out)}. The page has all.\n" if left_out else "")
+    return text + (
+        f"\nLeft out, because a comment has an end: {', '.join(left_out)}. The page has all.\n" if left_out else ""
+    )
 
 
 def _md_folded(title: str, inside: str) -> str:
@@ -518,14 +649,17 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>~#$!&@])")
 
 
 def _md(text: str) -> str:
-    """Text that stays text: on one line, and no sign in it means anything. A bar means something in a table alone, which escapes it."""
+    """Text that stays text: on one line, and no sign in it means anything. A bar means something in a table alone,
+    which escapes it."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split())).replace("\\@", _AT)
 
 
 def _md_block(block: Block) -> str:
     match block:
         case Table():
-            lines = markdown_table([_md(name) or " " for name in block.head], [[_md_cell(cell) for cell in row] for row in block.rows])
+            lines = markdown_table(
+                [_md(name) or " " for name in block.head], [[_md_cell(cell) for cell in row] for row in block.rows]
+            )
             caption = f"**{_md(block.caption)}**\n\n" if block.caption else ""
             table = caption + "\n".join(lines)
             return _md_folded(block.folded, table) if block.folded else table
@@ -547,7 +681,23 @@ def _md_cell(cell: Cell | str) -> str:
 
 # --- CSV and JSON
 
-COLUMNS = ("bench", "run", "arm", "workload", "point", "started", "ended", "seed", "asked", "ok", "failed", "cut", "figure", "value", "unit")
+COLUMNS = (
+    "bench",
+    "run",
+    "arm",
+    "workload",
+    "point",
+    "started",
+    "ended",
+    "seed",
+    "asked",
+    "ok",
+    "failed",
+    "cut",
+    "figure",
+    "value",
+    "unit",
+)
 
 
 def as_csv(bench: Bench) -> str:
@@ -556,9 +706,20 @@ def as_csv(bench: Bench) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for run in bench.runs:
-        fixed: tuple[object, ...] = (bench.id, run.number, run.arm, run.workload, run.point, _stamp(run.started_s), _stamp(run.ended_s), run.seed)
+        fixed: tuple[object, ...] = (
+            bench.id,
+            run.number,
+            run.arm,
+            run.workload,
+            run.point,
+            _stamp(run.started_s),
+            _stamp(run.ended_s),
+            run.seed,
+        )
         fixed += (run.asked, run.ok, sum(run.failed.values()), run.cut or "")
-        figures: Iterable[tuple[object, ...]] = ((name, run.figures[name], _unit(name)) for name in sorted(run.figures, key=rank))
+        figures: Iterable[tuple[object, ...]] = (
+            (name, run.figures[name], _unit(name)) for name in sorted(run.figures, key=rank)
+        )
         for figure in figures if run.figures else (("", "", ""),):
             writer.writerow((*fixed, *figure))
     return text.getvalue()
@@ -576,22 +737,32 @@ def _stamp(at_s: float) -> str:
 def as_json(material: Material, lab: Sequence[LabRow] = ()) -> str:
     """The bench, what was judged of it, and what the report worked out."""
     told = {
-        "bench": material.bench, "judgements": material.comparisons, "events": material.happened, "lab": lab,
+        "bench": material.bench,
+        "judgements": material.comparisons,
+        "events": material.happened,
+        "lab": lab,
         "derived": {
             "figures": [_derived(group, material.bench) for group in groups(material.bench)],
             "hits": [msgspec.to_builtins(hit) | {"reading": hit.reading} for hit in hits(material.bench)],
-            "costs": [msgspec.to_builtins(cost) | {"times": cost.times, "even_at": cost.even_at} for cost in costs(material)],
+            "costs": [
+                msgspec.to_builtins(cost) | {"times": cost.times, "even_at": cost.even_at} for cost in costs(material)
+            ],
             "currency": material.prices.currency if material.prices else None,
             "starts": {arm.name: starts(arm) for arm in material.bench.arms},
-            "stability": {arm.name: _counts(run for run in material.bench.runs if run.arm == arm.name) for arm in material.bench.arms},
+            "stability": {
+                arm.name: _counts(run for run in material.bench.runs if run.arm == arm.name)
+                for arm in material.bench.arms
+            },
             "differences": {name: values for name, values, differs in settings(material.bench.arms) if differs},
         },
-    }  # fmt: skip
+    }
     return msgspec.json.format(msgspec.json.encode(told), indent=1).decode() + "\n"
 
 
 def _derived(group: RunGroup, bench: Bench) -> Mapping[str, Any]:
-    names = sorted({figure for run in group.runs for figure, value in run.figures.items() if finite(value) is not None}, key=rank)
+    names = sorted(
+        {figure for run in group.runs for figure, value in run.figures.items() if finite(value) is not None}, key=rank
+    )
     medians = {arm.name: {name: median_or_none(group.values(arm.name, name)) for name in names} for arm in bench.arms}
     return {"workload": group.workload, "point": group.point, "medians": medians}
 
@@ -618,8 +789,14 @@ def gather(folder: Path, **given: Any) -> Material:
 
 
 def write(material: Material, out: Path, lab: Sequence[LabRow] = ()) -> list[Path]:
-    """Writes the page to `out`, and beside it .md, .csv and .json of the same name; each whole or not at all. Raises OSError."""
-    forms = {".html": page(material, lab), ".md": markdown(material, lab), ".csv": as_csv(material.bench), ".json": as_json(material, lab)}
+    """Writes the page to `out`, and beside it .md, .csv and .json of the same name; each whole or not at all. Raises
+    OSError."""
+    forms = {
+        ".html": page(material, lab),
+        ".md": markdown(material, lab),
+        ".csv": as_csv(material.bench),
+        ".json": as_json(material, lab),
+    }
     stem = out.name.removesuffix(".html")
     paths = [out.with_name(stem + suffix) for suffix in forms]
     for path, text in zip(paths, forms.values(), strict=True):

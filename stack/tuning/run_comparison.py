@@ -107,7 +107,11 @@ class _Sample(NamedTuple):
 
 
 def _sample(metric: ComparedMetric, runs: Sequence[tuple[Run, bool]], when: Sequence[float]) -> _Sample:
-    found = [(run.figures[metric.figure], of_b, at) for (run, of_b), at in zip(runs, when, strict=True) if _has(run, metric.figure)]
+    found = [
+        (run.figures[metric.figure], of_b, at)
+        for (run, of_b), at in zip(runs, when, strict=True)
+        if _has(run, metric.figure)
+    ]
     values = [value for value, _, _ in found]
     logs = metric.scale == "ratio" and all(value > 0 for value in values)
     if not logs and metric.scale == "ratio":
@@ -224,7 +228,9 @@ def _one_load(a: Sequence[Run], b: Sequence[Run]) -> tuple[str, str]:
         if not runs:
             raise BadComparison(f"{side} has no runs; a comparison needs {LEAST_RUNS} of each arm")
         if len({run.arm for run in runs}) > 1:
-            raise BadComparison(f"the runs of {side} are of several arms ({_list(run.arm for run in runs)}); give those of one")
+            raise BadComparison(
+                f"the runs of {side} are of several arms ({_list(run.arm for run in runs)}); give those of one"
+            )
     loads = {(run.workload, run.point) for run in (*a, *b)}
     if len(loads) > 1:
         several = _list(f"{workload} at {point}" for workload, point in loads)
@@ -271,9 +277,15 @@ def _arm(runs: _Runs, b: bool) -> list[Run]:
 
 def _check_order(runs: _Runs, order: Order, setting: Setting, names: tuple[str, str]) -> Check:
     if not setting.one_bench:
-        what = "uncontrolled: sequential: the benches were run apart, and whatever else changed between them is in the difference"
+        what = (
+            "uncontrolled: sequential: the benches were run apart, and whatever else changed between them is in the"
+            " difference"
+        )
     elif order == "sequential":
-        what = "uncontrolled: sequential: one arm ran after the other, and a drift cannot be told from the change, so no drift was taken out"
+        what = (
+            "uncontrolled: sequential: one arm ran after the other, and a drift cannot be told from the change, so no"
+            " drift was taken out"
+        )
     elif order == "blocks":
         letters = "".join("AB"[b] for _, b in runs)
         advice = "only a smooth drift is taken out; draw the order of each pair at random"
@@ -291,8 +303,13 @@ def _check_runs(a: Sequence[Run], b: Sequence[Run], names: tuple[str, str], excl
     said = [f"left out because they broke off: {', '.join(cut)}"] if cut else []
     said += [f"excluded by the user: {', '.join(left_out)}"] if left_out else []
     if min(whole) < LEAST_RUNS - bool(left_out):
-        said.append(f"{whole[0]} whole runs of {names[0]} and {whole[1]} of {names[1]}, where a verdict needs {LEAST_RUNS} of each")
-    return Check("runs", not said, "; ".join(said) or f"all runs are whole: {whole[0]} of {names[0]}, {whole[1]} of {names[1]}")
+        said.append(
+            f"{whole[0]} whole runs of {names[0]} and {whole[1]} of {names[1]}, where a verdict needs {LEAST_RUNS} of"
+            " each"
+        )
+    return Check(
+        "runs", not said, "; ".join(said) or f"all runs are whole: {whole[0]} of {names[0]}, {whole[1]} of {names[1]}"
+    )
 
 
 def _check_period(runs: _Runs, when: Sequence[float], order: Order) -> Check:
@@ -310,7 +327,11 @@ def _check_period(runs: _Runs, when: Sequence[float], order: Order) -> Check:
 
 def _check_stalls(samples: Sequence[_Sample], runs: _Runs, order: Order, names: tuple[str, str]) -> Check:
     """Name runs that lie off all others; they still count, since a stall may be what the change did."""
-    ready = [sample for sample in samples if sample.logs and min(len(sample.arm(False)), len(sample.arm(True))) >= LEAST_RUNS - 1]
+    ready = [
+        sample
+        for sample in samples
+        if sample.logs and min(len(sample.arm(False)), len(sample.arm(True))) >= LEAST_RUNS - 1
+    ]
     if not ready:
         return Check("stalls", True, "not checked: it takes six runs of each arm")
     worst: dict[int, tuple[float, str]] = {}
@@ -365,7 +386,9 @@ def _check_cache(runs: _Runs, setting: Setting, names: tuple[str, str]) -> Check
         hits = [run.figures["hit_ratio"] for run in group if _has(run, "hit_ratio")]
         if len(hits) > 1 and median(hits[1:]) - hits[0] > MOST_WARMER:
             risen = f"{percent_text(hits[0])} in the first run of {name}"
-            risen += f" and {percent_text(median(hits[1:]))} in later ones; prompts came back, so the cache was measured"
+            risen += (
+                f" and {percent_text(median(hits[1:]))} in later ones; prompts came back, so the cache was measured"
+            )
             return Check("cache", False, f"cache hits rose from run to run: {risen}")
     if not any(_has(run, "hit_ratio") for run, _ in runs):
         return Check("cache", True, "every run had prompts of its own; hit ratios were not measured")
@@ -387,7 +410,9 @@ def _check_mix(runs: _Runs, setting: Setting, names: tuple[str, str]) -> Check:
 
 def _check_work(runs: _Runs, names: tuple[str, str], name: str, figure: str, title: str) -> Check:
     """Tokens per answer of the two arms, which should not differ by more than the margin."""
-    each = [[run.figures[figure] / run.ok for run in _arm(runs, b) if _has(run, figure) and run.ok] for b in (False, True)]
+    each = [
+        [run.figures[figure] / run.ok for run in _arm(runs, b) if _has(run, figure) and run.ok] for b in (False, True)
+    ]
     if not all(each):
         return Check(name, True, f"not checked: the lengths of {title} were not measured")
     a, b = map(median, each)

@@ -87,7 +87,8 @@ def collect_samples(
 
 def _sample(record: RequestRecord, ended_s: float, names: dict[str | None, str | None]) -> RequestSample:
     model, team, variant, upstream, outcome = (  # one text for each name, however many records have it
-        names.setdefault(name, name) for name in (record.model, record.team, record.variant, record.upstream, record.outcome)
+        names.setdefault(name, name)
+        for name in (record.model, record.team, record.variant, record.upstream, record.outcome)
     )
     return RequestSample(
         ended_s - (record.e2e_ms or 0.0) / 1000, ended_s, model, team, variant, upstream, outcome,
@@ -96,7 +97,9 @@ def _sample(record: RequestRecord, ended_s: float, names: dict[str | None, str |
     )  # fmt: skip
 
 
-def read_samples(paths: Iterable[Path], spans: Sequence[Span] = (), fields: FieldMap | None = None, most: int = MOST_REQUESTS) -> SampleLog:
+def read_samples(
+    paths: Iterable[Path], spans: Sequence[Span] = (), fields: FieldMap | None = None, most: int = MOST_REQUESTS
+) -> SampleLog:
     """Return the samples of request logs; lines that are no records are counted. Raises OSError."""
     bad = BadLines()
     log = collect_samples(read_records(paths, bad, fields), spans, most=most)

@@ -101,7 +101,9 @@ def _log(value: float) -> float:
 
 
 def _share(minutes: Minutes) -> float:
-    share: float = sum(part for values in minutes for part, _ in values) / sum(whole for values in minutes for _, whole in values)
+    share: float = sum(part for values in minutes for part, _ in values) / sum(
+        whole for values in minutes for _, whole in values
+    )
     return share
 
 
@@ -114,7 +116,9 @@ LIVE_METRICS: tuple[LiveMetric, ...] = (
     LiveMetric(_ms("tpot_ms", "TPOT"), _answered("tpot_ms"), by_prompt, mean_log, prompt_tokens),
     LiveMetric(_ms("e2e_ms", "end to end"), _answered("e2e_ms"), _prompt_and_answer, mean_log, _all_tokens),
     # Queues are often empty, and nothing is a multiple of 0.
-    LiveMetric(_ms("queue_ms", "queue time in the gateway", "difference", 1.0), _answered("queue_ms"), by_prompt, _mean_ms),
+    LiveMetric(
+        _ms("queue_ms", "queue time in the gateway", "difference", 1.0), _answered("queue_ms"), by_prompt, _mean_ms
+    ),
     LiveMetric(
         _ms("engine_queue_ms", "queue time in the engine", "difference", 1.0),
         _answered("engine_queue_ms"),
@@ -122,7 +126,13 @@ LIVE_METRICS: tuple[LiveMetric, ...] = (
         _mean_ms,
     ),
     LiveMetric(ComparedMetric("hit_ratio", "cache hits", SHARE, "higher", "difference"), _cached, by_prompt, _share),
-    LiveMetric(ComparedMetric("error_ratio", "errors", SHARE, "lower", "difference", 0.005), _failed, _who, _share, counted=True),
+    LiveMetric(
+        ComparedMetric("error_ratio", "errors", SHARE, "lower", "difference", 0.005),
+        _failed,
+        _who,
+        _share,
+        counted=True,
+    ),
     LiveMetric(_ms("ttft_ms.p95", "TTFT p95"), _answered("ttft_ms"), by_prompt, _log_p95, judged=False),
     LiveMetric(_ms("tpot_ms.p95", "TPOT p95"), _answered("tpot_ms"), by_prompt, _log_p95, judged=False),
     LiveMetric(_ms("e2e_ms.p95", "end to end p95"), _answered("e2e_ms"), _prompt_and_answer, _log_p95, judged=False),
@@ -153,7 +163,9 @@ class SamplesByBlock:
 
     def __init__(self, requests: Placed) -> None:
         self.requests = requests
-        self.side_of: dict[At, Hashable] = {(position.series, position.block): position.side for position, _ in requests}
+        self.side_of: dict[At, Hashable] = {
+            (position.series, position.block): position.side for position, _ in requests
+        }
         self.sides = set(self.side_of.values())
         self._strata: dict[Stratum, Strata] = {}
 
@@ -208,7 +220,9 @@ def series_by_block(
     Each stratum is centred on the mean of its sides, so that a stratum which is absent from some blocks does not move
     those."""
     cells = placed.cells(stratum, of)
-    counts = {key: count for key, places in cells.items() if min((count := placed.counts(places)).values()) >= LEAST_REQUESTS}
+    counts = {
+        key: count for key, places in cells.items() if min((count := placed.counts(places)).values()) >= LEAST_REQUESTS
+    }
     weights = {key: min(count.values()) for key, count in counts.items()}
     total = sum(weights.values())
     sums: dict[At, float] = defaultdict(float)

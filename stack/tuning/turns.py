@@ -1,7 +1,9 @@
-"""Order of the runs of an experiment: drawn at random within each round, so that no disturbance of the machine can follow it.
+"""Order of the runs of an experiment: drawn at random within each round, so that no disturbance of the machine can
+follow it.
 
-With a fixed order such as A B B A, a disturbance that returns every four runs (a cron job, a thermal cycle) slows one variant only and looks like an
-effect. Few rounds can draw such an order by chance, so an order that a sine wave of any period explains too well is drawn again."""
+With a fixed order such as A B B A, a disturbance that returns every four runs (a cron job, a thermal cycle) slows one
+variant only and looks like an effect. Few rounds can draw such an order by chance, so an order that a sine wave of any
+period explains too well is drawn again."""
 
 from __future__ import annotations
 
@@ -14,9 +16,12 @@ from exporters.statistics import Axis, Column, dot, free_axis, run_design
 
 Turns = tuple[tuple[str, ...], ...]
 
-# Share of a variant's variance, drift taken out, that a sine wave may explain. With six rounds and no other noise a wave passes for an effect from
-# 0.62 on (t 3.6 with 8 degrees of freedom, Holm over seven metrics). At 0.65, 30 of the 64 orders of six pairs remain; `make bench-judge` shows at
-# most 5 % false alarms for periods of 2 to 8 runs. A lower limit leaves fewer orders, and each is then likelier to meet its own disturbance.
+# Share of a variant's variance, drift taken out, that a sine wave may explain. With six rounds and no other noise a
+# wave passes for an effect from 0.62 on (t 3.6 with 8 degrees of freedom, Holm over seven metrics). At 0.65, 30 of the
+# 64 orders of six pairs remain; `make bench-judge` shows at most 5 % false alarms for periods of 2 to 8 runs. A lower
+# limit leaves fewer orders, and
+# each is then likelier to meet
+# its own disturbance.
 MOST_EXPLAINED = 0.65
 _LONGEST = 24.0  # runs; slower waves are drift, which the fit takes out
 _STEP = 0.25
@@ -35,7 +40,9 @@ def draw(rounds: int, arms: Sequence[str], rng: random.Random) -> Turns:
 
 def _places(turns: Turns, first: str, other: str) -> tuple[Column, Column]:
     """Return, for the runs of two arms, which are of `other` (1.0) and their places among all runs."""
-    mine = [(place, arm) for place, arm in enumerate(arm for round_ in turns for arm in round_) if arm in (first, other)]
+    mine = [
+        (place, arm) for place, arm in enumerate(arm for round_ in turns for arm in round_) if arm in (first, other)
+    ]
     return tuple(float(arm == other) for _, arm in mine), tuple(float(place) for place, _ in mine)
 
 
@@ -48,7 +55,9 @@ def resembled_period(of_b: Column, when: Column) -> float | None:
         return None
     longest = min(_LONGEST, len(when))
     periods = [2 + _STEP * step for step in range(int((longest - 2) / _STEP) + 1)]
-    explained, period = max(((_explained(arm.column, when, period, drift) / arm.weight, -period) for period in periods), default=(0.0, 0.0))
+    explained, period = max(
+        ((_explained(arm.column, when, period, drift) / arm.weight, -period) for period in periods), default=(0.0, 0.0)
+    )
     return -period if explained > MOST_EXPLAINED else None
 
 

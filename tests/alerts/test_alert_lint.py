@@ -1,4 +1,5 @@
-"""Every rule of the linter finds an alert or a recording that breaks just that rule, and what is shipped breaks none."""
+"""Every rule of the linter finds an alert or a recording that breaks just that rule, and what is shipped breaks
+none."""
 
 from __future__ import annotations
 
@@ -16,13 +17,19 @@ from alerts.settings import Overrides, Settings
 from exporters.catalogue import gpu, promql, promql_ast, vllm
 
 WAITING, TOKENS, FIRST_TOKEN, HITS = (
-    metric.samples[0] for metric in (vllm.NUM_REQUESTS_WAITING, vllm.GENERATION_TOKENS, vllm.TIME_TO_FIRST_TOKEN, vllm.PREFIX_CACHE_HITS)
+    metric.samples[0]
+    for metric in (vllm.NUM_REQUESTS_WAITING, vllm.GENERATION_TOKENS, vllm.TIME_TO_FIRST_TOKEN, vllm.PREFIX_CACHE_HITS)
 )
 GOOD = Alert(
-    "VLLMThing", Severity.WARNING, f"sum by (job, instance) ({WAITING}) > 5",
-    hold="5m", keep_firing="5m", summary="Many wait.", description="{{ $value | humanize }} wait on {{ $labels.instance }}.",
+    "VLLMThing",
+    Severity.WARNING,
+    f"sum by (job, instance) ({WAITING}) > 5",
+    hold="5m",
+    keep_firing="5m",
+    summary="Many wait.",
+    description="{{ $value | humanize }} wait on {{ $labels.instance }}.",
     panel=PanelRef("overview", "x"),
-)  # fmt: skip
+)
 RECORD = Recording("model_name:vllm_tokens:rate5m", f"sum by (model_name) (rate({TOKENS}[5m]))")
 
 
@@ -56,17 +63,23 @@ def test_the_shipped_rules_break_none():
 
 
 def test_those_with_a_deployments_own_jobs_and_thresholds_break_none_either():
-    settings = Settings(Overrides(thresholds={"kv_cache_usage": 0.8}, engine_job="prod/.+|llm", gateway_job="gw", sidecar_job="watch"))
+    settings = Settings(
+        Overrides(thresholds={"kv_cache_usage": 0.8}, engine_job="prod/.+|llm", gateway_job="gw", sidecar_job="watch")
+    )
     assert [] == list(lint.faults(registry.alerts(settings), registry.recordings(settings)))
 
 
 def test_no_shipped_group_is_crowded():
-    groups = {group["name"]: group["rules"] for _, text in printer.rule_files() for group in yaml.safe_load(text)["groups"]}
+    groups = {
+        group["name"]: group["rules"] for _, text in printer.rule_files() for group in yaml.safe_load(text)["groups"]
+    }
     assert [] == list(lint.crowded(groups))
 
 
 def test_a_group_of_too_many_rules_or_with_too_long_a_name_is_told():
-    assert ["group a: 21 rules; at most 20, or the last of them come late"] == list(lint.crowded({"a": [0] * 21, "b": [0] * 20}))
+    assert ["group a: 21 rules; at most 20, or the last of them come late"] == list(
+        lint.crowded({"a": [0] * 21, "b": [0] * 20})
+    )
     assert ["longer than 40 letters"] == [sentence[-22:] for sentence in lint.crowded({"a" * 41: []})]
 
 
@@ -124,7 +137,8 @@ CASES = [
     ("window-named", recorded("model_name:vllm_tokens:rate", RECORD.expr)),
     ("names", ((GOOD, GOOD), ())),
     ("names", ((), (RECORD, RECORD))),
-    ("critical", (tuple(replace(GOOD, name=f"VLLMThing{letter}", severity=Severity.CRITICAL) for letter in "ABCDEFGHI"), ())),
+    ("critical", (tuple(replace(GOOD, name=f"VLLMThing{letter}", severity=Severity.CRITICAL) for letter in "ABCDEFGHI"),
+        ())),
 ]  # fmt: skip
 
 
@@ -142,19 +156,28 @@ def test_every_rule_has_its_case():
     [
         {"expr": f"{by_engine(WAITING)} > 5 or {by_engine(f'rate({TOKENS}[5m])')} > 9"},
         {"expr": f"{by_engine(WAITING)} unless {by_engine(WAITING)} < 5"},
-        {"expr": f'label_replace({by_engine(WAITING)} > 5, "engine", "$1", "instance", "(.+)")',
-         "description": "{{ $labels.engine }} waits."},
+        {
+            "expr": f'label_replace({by_engine(WAITING)} > 5, "engine", "$1", "instance", "(.+)")',
+            "description": "{{ $labels.engine }} waits.",
+        },
         {"expr": f"{by_engine(WAITING)} > 5 and on (job, instance) group by (job, instance) (up == 1)"},
         {"expr": promql.quantile(0.9, vllm.TIME_TO_FIRST_TOKEN, by=("instance",)) + " > 5"},
-        {"expr": f"{by_engine(WAITING)} > 5 or sum by (job, instance, model_name) ({WAITING}) > 50",
-         "description": "{{ with $labels.model_name }}{{ . }} on {{ end }}{{ $labels.instance }} waits."},
+        {
+            "expr": f"{by_engine(WAITING)} > 5 or sum by (job, instance, model_name) ({WAITING}) > 50",
+            "description": "{{ with $labels.model_name }}{{ . }} on {{ end }}{{ $labels.instance }} waits.",
+        },
         {"description": '{{ printf "%.2g" $value }} wait on {{ $labels.instance }}.'},
         {"description": '{{ $value | printf "%.2g" }} wait on {{ $labels.instance }}.'},
         {"hold": "0s", "keep_firing": None},
         {"expr": "vector(1) > 0", "description": "This always fires.", "severity": Severity.INFO},
-        {"expr": f"group by (instance) ({promql.seen(gpu.INFO, '1h')}) unless group by (instance) ({promql.series(gpu.INFO)})"},
+        {
+            "expr": (
+                f"group by (instance) ({promql.seen(gpu.INFO, '1h')}) unless group by (instance)"
+                f" ({promql.series(gpu.INFO)})"
+            )
+        },
     ],
-)  # fmt: skip
+)
 def test_what_is_meant_breaks_no_rule(changes):
     assert [] == told(alert(**changes))
 

@@ -1,7 +1,9 @@
-"""Every alert on the real promtool: it fires just past its edge in value and in time, says what it should, and is silent otherwise.
+"""Every alert on the real promtool: it fires just past its edge in value and in time, says what it should, and is
+silent otherwise.
 
-The cases stand in alert_cases.py. All of them are asked in one run of promtool, because starting it costs more than answering; each is a
-test of its own all the same. Rules are those that are printed; a test of one alert loads that alert and the recorded series it rests on."""
+The cases stand in alert_cases.py. All of them are asked in one run of promtool, because starting it costs more than
+answering; each is a test of its own all the same. Rules are those that are printed; a test of one alert loads that
+alert and the recorded series it rests on."""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def questions() -> Iterator[Asked]:
     silent = {alert.name: silence(0, 3600, "1m") for alert in ALERTS if alert.name != WATCHDOG}
     watchdog = {WATCHDOG: {3600: [firing(case) for case in CASES if case.alert == WATCHDOG]}}
     yield Asked("where there is nothing the watchdog fires alone", {}, silent | watchdog)
-    everything = {series: value for case in CASES for series, value in idle(case, 3600).items()} | {engine("num_requests_running", B): "0x60"}
+    everything = {series: value for case in CASES for series, value in idle(case, 3600).items()} | {
+        engine("num_requests_running", B): "0x60"
+    }
     yield Asked("where all is well the watchdog fires alone", everything, silent | watchdog)
 
 
@@ -72,7 +76,13 @@ def of_case(case: Case) -> Iterator[Asked]:
     step_s, at_s = parse_window(every), parse_window(case.fires_at)
 
     def asked(name: str, series: Mapping[str, str], *expected: Expected) -> Asked:
-        return Asked(f"{case} {name}", series, {case.alert: {at: what for each in expected for at, what in each.items()}}, case.interval, every)
+        return Asked(
+            f"{case} {name}",
+            series,
+            {case.alert: {at: what for each in expected for at, what in each.items()}},
+            case.interval,
+            every,
+        )
 
     before = silence(0, parse_window(case.silent_at), every) if case.silent_at else {}
     then = {parse_window(at): [firing(case)] for at in (case.fires_at, case.still_at) if at}
@@ -81,11 +91,18 @@ def of_case(case: Case) -> Iterator[Asked]:
     if case.below is None:
         return
     yield asked("is silent just before its edge", case.below, silence(0, ends_s(case.below, case.interval), every))
-    yield asked("is silent while nothing happens", idle(case, at_s + 10 * step_s), silence(0, at_s + 10 * step_s, every))
+    yield asked(
+        "is silent while nothing happens", idle(case, at_s + 10 * step_s), silence(0, at_s + 10 * step_s, every)
+    )
     if case.gone_within is not None:
         from_s = at_s + max(step_s, parse_window(case.gone_within))
         gone = {series: cut(values, at_s // parse_window(case.interval) + 1) for series, values in case.series.items()}
-        yield asked("is silent when its target is gone", gone, {at_s: [firing(case)]}, silence(from_s, from_s + AFTERWARDS * step_s, every))
+        yield asked(
+            "is silent when its target is gone",
+            gone,
+            {at_s: [firing(case)]},
+            silence(from_s, from_s + AFTERWARDS * step_s, every),
+        )
 
 
 def silence(from_s: int, to_s: int, every: str) -> Expected:
@@ -117,11 +134,18 @@ def cut(values: str, at: int) -> str:
     return " ".join(expanded(values)[:at]) + " stale"
 
 
-HEALTHY = ("up", "vllm_watch_source_up", "vllm_watch_checkpoint_up", "prometheus_notifications_alertmanagers_discovered")  # gauges whose 0 is trouble
+# gauges whose 0 is trouble
+HEALTHY = (
+    "up",
+    "vllm_watch_source_up",
+    "vllm_watch_checkpoint_up",
+    "prometheus_notifications_alertmanagers_discovered",
+)
 
 
 def idle(case: Case, until_s: int) -> dict[str, str]:
-    """The same series while all is well and nobody asks for anything: counters stand still, gauges are 0. 0/0 is neither NaN nor an alert.
+    """The same series while all is well and nobody asks for anything: counters stand still, gauges are 0. 0/0 is
+    neither NaN nor an alert.
 
     Bounds are those of one engine: that others have the same is a part of all being well."""
     more = until_s // parse_window(case.interval)
@@ -150,7 +174,11 @@ def said(part, tmp_path_factory) -> dict[str, str]:
     environment = os.environ | {"GOGC": "400"}  # half the processor time goes into collecting garbage of short tests
     running = [
         subprocess.Popen(
-            [part("promtool").path, "test", "rules", *half], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+            [part("promtool").path, "test", "rules", *half],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
         )
         for half in halves
     ]
@@ -159,7 +187,10 @@ def said(part, tmp_path_factory) -> dict[str, str]:
         text, _ = process.communicate()
         answers = re.split(r"^  (?=SUCCESS$|FAILED:$)", text, flags=re.MULTILINE)[1:]
         assert len(half) == len(answers), text[-2000:]
-        found |= {files[path]: "" if answer.startswith("SUCCESS") else answer for path, answer in zip(half, answers, strict=True)}
+        found |= {
+            files[path]: "" if answer.startswith("SUCCESS") else answer
+            for path, answer in zip(half, answers, strict=True)
+        }
     return found
 
 
@@ -170,13 +201,17 @@ def written(asked: Asked, path: Path) -> Path:
     groups = [group for group in narrowed if group["rules"]]
     path.with_suffix(".rules").write_text(json.dumps({"groups": groups}))
     checks = [
-        {"eval_time": f"{at}s", "alertname": alert, "exp_alerts": alerts} for alert, times in asked.expected.items() for at, alerts in times.items()
+        {"eval_time": f"{at}s", "alertname": alert, "exp_alerts": alerts}
+        for alert, times in asked.expected.items()
+        for at, alerts in times.items()
     ]
     rows = [{"series": series, "values": values} for series, values in asked.series.items()]
     test = {
-        "rule_files": [str(path.with_suffix(".rules"))], "evaluation_interval": asked.every, "group_eval_order": [g["name"] for g in groups],
+        "rule_files": [str(path.with_suffix(".rules"))],
+        "evaluation_interval": asked.every,
+        "group_eval_order": [g["name"] for g in groups],
         "tests": [{"interval": asked.interval, "input_series": rows, "alert_rule_test": checks}],
-    }  # fmt: skip
+    }
     path.write_text(json.dumps(test))
     return path
 
@@ -217,9 +252,12 @@ def test_every_alert_has_its_case():
 
 
 def test_what_always_fires_has_the_severity_none_and_nothing_else_has():
-    """kube-prometheus-stack mutes whatever is `info` while nothing worse fires; a service that expects the watchdog would call."""
+    """kube-prometheus-stack mutes whatever is `info` while nothing worse fires; a service that expects the watchdog
+    would call."""
     assert {WATCHDOG} == {alert.name for alert in ALERTS if alert.labels["severity"] == "none"}
-    assert {str(severity) for severity in Severity} == {alert.labels["severity"] for alert in ALERTS if alert.name != WATCHDOG}
+    assert {str(severity) for severity in Severity} == {
+        alert.labels["severity"] for alert in ALERTS if alert.name != WATCHDOG
+    }
 
 
 def test_what_always_fires_wakes_nobody():
@@ -228,9 +266,13 @@ def test_what_always_fires_wakes_nobody():
 
 
 @pytest.mark.parametrize("name", ["VLLMEngineDown", "VLLMEngineUnreachable"])
-@pytest.mark.parametrize(("start_s", "seen", "offset"), [(5400.0, "90m", "90m"), (1200.0, "1h", "20m"), (90.5, "1h", "90s"), (0.0, "1h", "1s")])
+@pytest.mark.parametrize(
+    ("start_s", "seen", "offset"),
+    [(5400.0, "90m", "90m"), (1200.0, "1h", "20m"), (90.5, "1h", "90s"), (0.0, "1h", "1s")],
+)
 def test_an_engine_may_load_for_as_long_as_the_deployment_says(name, start_s, seen, offset):
-    """Before that nobody is told that it does not answer, and one that was up is told all the time. An offset is whole seconds, and not 0."""
+    """Before that nobody is told that it does not answer, and one that was up is told all the time. An offset is whole
+    seconds, and not 0."""
     own = alerts(Settings(Overrides(thresholds={"start_time": start_s})))
     expr = next(alert.expr for alert in own if alert.name == name)
     assert f"[{seen}]) == 1 or " in expr
@@ -248,7 +290,9 @@ def test_every_metric_that_an_alert_reads_stands_in_one_of_its_cases(alert):
     """Else a branch of it was never tried. Older names of a metric stand for it."""
     rules = [alert.expr, *(RECORDED[name] for name in rests_on(alert.expr))]
     read = {present(METRICS[name]) for rule in rules for name in promql_ast.names(rule) - RECORDED.keys()}
-    tried = {present(METRICS[parsed(series)[0]]) for case in CASES if case.alert == alert.name for series in case.series}
+    tried = {
+        present(METRICS[parsed(series)[0]]) for case in CASES if case.alert == alert.name for series in case.series
+    }
     assert not read - tried
 
 
@@ -295,7 +339,10 @@ RELEASES = sorted({name.split("-")[0] for name in PAGES})
 _SPECULATION = "drafts are counted only with --speculative-config, and none of the captured engines ran with it"
 _REFUSES = "the engine's own queue limit came with 0.30: there is nothing that could refuse"
 DEAD = {
-    ("VLLMRequestsDeferred", "0.10.2"): "waiting by reason came with 0.20; before that nobody can tell deferred from waiting",
+    (
+        "VLLMRequestsDeferred",
+        "0.10.2",
+    ): "waiting by reason came with 0.20; before that nobody can tell deferred from waiting",
     ("VLLMEngineRejecting", "0.10.2"): _REFUSES,
     ("VLLMEngineRejecting", "0.20.2"): _REFUSES,
     ("VLLMAcceptanceLow", "0.10.2"): _SPECULATION,
@@ -316,7 +363,12 @@ def whole(expr: str) -> list[str]:
 @pytest.mark.parametrize("name", PAGES)
 def test_no_alert_is_dead_on_a_page_of_a_real_engine(name):
     release = name.split("-")[0]
-    dead = {alert.name for alert in ALERTS for expr in whole(alert.expr) if not promql_ast.answers(expr, PAGES[name], is_of_vllm)}
+    dead = {
+        alert.name
+        for alert in ALERTS
+        for expr in whole(alert.expr)
+        if not promql_ast.answers(expr, PAGES[name], is_of_vllm)
+    }
     assert {alert for alert, of in DEAD if of == release} == dead
 
 
@@ -328,7 +380,8 @@ def test_what_is_dead_is_dead_for_a_reason_that_the_catalogue_knows(alert, relea
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_selector_finds_its_series(release):
-    """Not only some branch of an expression: each of them, under the present or an older name, with the values it asks for."""
+    """Not only some branch of an expression: each of them, under the present or an older name, with the values it asks
+    for."""
     pages = [PAGES[name] for name in PAGES if name.startswith(f"{release}-")]
     blind = {
         (METRICS[read.name].name, read.matchers)
@@ -341,7 +394,10 @@ def test_every_selector_finds_its_series(release):
 
 def alike(read: promql_ast.SelectorUse) -> str:
     """The selector under each name that its metric has had."""
-    metric, where = present(METRICS[read.name]), ", ".join(f"{label}{op}{json.dumps(value)}" for label, op, value in read.matchers)
+    metric, where = (
+        present(METRICS[read.name]),
+        ", ".join(f"{label}{op}{json.dumps(value)}" for label, op, value in read.matchers),
+    )
     part = next(read.name.removeprefix(name) for name in metric.names if read.name.startswith(name))
     return " or ".join(f"{name}{part}{{{where}}}" for name in metric.names)
 

@@ -1,4 +1,5 @@
-"""Who is told, and what is kept back: the laws, the real amtool on every configuration, and a real Alertmanager with somebody to tell."""
+"""Who is told, and what is kept back: the laws, the real amtool on every configuration, and a real Alertmanager with
+somebody to tell."""
 
 from __future__ import annotations
 
@@ -44,10 +45,15 @@ def named(matchers: list[str]) -> list[str]:
     return matchers[0].split('"')[1].split("|")
 
 
-PAIRS = [(source, target, tuple(r["equal"])) for r in RULES for source in named(r["source_matchers"]) for target in named(r["target_matchers"])]
+PAIRS = [
+    (source, target, tuple(r["equal"]))
+    for r in RULES
+    for source in named(r["source_matchers"])
+    for target in named(r["target_matchers"])
+]
 
 
-# ---- the laws -------------------------------------------------------------------------------------------------------------------
+# ---- the laws
 
 
 def made(name: str, severity: Severity, expr: str, **changes: Any) -> Alert:
@@ -75,7 +81,11 @@ def test_no_two_alerts_mute_each_other() -> None:
 
 def test_an_engine_mutes_its_symptoms_by_job_and_a_model_its_own_by_name() -> None:
     found = {(source, target): equal for source, target, equal in PAIRS}
-    assert ("cluster", "namespace", "job") == found["VLLMEngineDown", "VLLMEngineUnreachable"] == found["VLLMEngineDown", "VLLMKVCacheNearlyFull"]
+    assert (
+        ("cluster", "namespace", "job")
+        == found["VLLMEngineDown", "VLLMEngineUnreachable"]
+        == found["VLLMEngineDown", "VLLMKVCacheNearlyFull"]
+    )
     assert ("cluster", "model_name") == found["VLLMTTFTBudgetBurn", "VLLMTTFTBudgetSlowBurn"]
     assert ("uuid",) == found["VLLMGPUMissing", "VLLMGPUHot"]
 
@@ -84,7 +94,9 @@ def test_a_job_that_is_down_mutes_no_objective_as_they_share_no_label_that_names
     """With `cluster` alone, one job that is down would keep back the pages of every other model."""
     assert not [(source, target) for source, target, _ in PAIRS if target.endswith("BudgetBurn")]
     down, burn = BY_NAME["VLLMEngineDown"], replace(BY_NAME["VLLMTTFTBudgetBurn"], muted_by=("VLLMEngineDown",))
-    with pytest.raises(ValueError, match=r"VLLMTTFTBudgetBurn must not be muted by VLLMEngineDown.*lacks job, namespace"):
+    with pytest.raises(
+        ValueError, match=r"VLLMTTFTBudgetBurn must not be muted by VLLMEngineDown.*lacks job, namespace"
+    ):
         routing.inhibitions([down, burn], RECORDINGS)
 
 
@@ -124,10 +136,17 @@ def test_what_is_equal_by_job_comes_from_the_same_job(source: str, target: str, 
 
 def jobs(alert: Alert) -> set[str]:
     """Whose scrape jobs an alert's series come from."""
-    by_component = {Component.ENGINE: "engine", Component.SIDECAR: "sidecar", Component.GPU: "sidecar", Component.GATEWAY: "gateway"}
+    by_component = {
+        Component.ENGINE: "engine",
+        Component.SIDECAR: "sidecar",
+        Component.GPU: "sidecar",
+        Component.GATEWAY: "gateway",
+    }
     matched = {"engine": SHIPPED.engine, "sidecar": SHIPPED.sidecar, "gateway": SHIPPED.gateway}
     texts = [alert.expr, *(r.expr for r in RECORDINGS if r.record in promql_ast.names(alert.expr))]
-    told = {by_component[c] for c in needed(name for text in texts for name in promql_ast.names(text)) if c in by_component}
+    told = {
+        by_component[c] for c in needed(name for text in texts for name in promql_ast.names(text)) if c in by_component
+    }
     return told | {job for job, matcher in matched.items() for text in texts if matcher in text}
 
 
@@ -138,11 +157,13 @@ def test_objectives_of_ones_own_are_muted_in_the_same_way_and_missing_ones_leave
     assert "VLLMTTFTBudgetBurn" not in text
 
 
-# ---- the text -------------------------------------------------------------------------------------------------------------------
+# ---- the text
 
 
 def test_configurations_differ_in_their_receivers_alone() -> None:
-    parts = [text.split("\n# Secrets are read")[0].split("\n# A receiver without")[0] for _, text in routing.printed_files()]
+    parts = [
+        text.split("\n# Secrets are read")[0].split("\n# A receiver without")[0] for _, text in routing.printed_files()
+    ]
     assert 1 == len(set(parts))
     assert "receivers:" not in parts[0]
 
@@ -152,7 +173,16 @@ def test_every_secret_is_read_from_a_file(kind: str) -> None:
     """A key of that sort without _file would hold the secret itself."""
     text = routing.configuration(kind, deadman=True)
     keys = set(re.findall(r"^[ -]*(\w+):", text, re.MULTILINE))
-    assert not keys & {"url", "api_url", "routing_key", "service_key", "auth_password", "auth_secret", "password", "bot_token"}
+    assert not keys & {
+        "url",
+        "api_url",
+        "routing_key",
+        "service_key",
+        "auth_password",
+        "auth_secret",
+        "password",
+        "bot_token",
+    }
     files = re.findall(r"_file: (\S+)", text)
     assert sorted(files) == sorted(routing.secret_files(kind, deadman=True))
 
@@ -180,44 +210,69 @@ def test_amtool_accepts_every_configuration(part: Callable[[str], InstalledPart]
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a.name)
-def test_amtool_routes_every_alert_to_who_should_act(part: Callable[[str], InstalledPart], printed: dict[str, Path], alert: Alert) -> None:
+def test_amtool_routes_every_alert_to_who_should_act(
+    part: Callable[[str], InstalledPart], printed: dict[str, Path], alert: Alert
+) -> None:
     wanted = {Severity.CRITICAL: "page", Severity.WARNING: "ticket", Severity.INFO: "nobody"}[alert.severity]
-    labels = (f"alertname={alert.name}", *(f"{label}={value}" for label, value in alert.labels.items()), "model_name=m", "instance=i")
+    labels = (
+        f"alertname={alert.name}",
+        *(f"{label}={value}" for label, value in alert.labels.items()),
+        "model_name=m",
+        "instance=i",
+    )
     told = amtool(part, "config", "routes", "test", f"--config.file={printed['slack.yml']}", *labels).stdout.strip()
     assert {routing.WATCHDOG: "deadman", routing.FAILING: "page,ticket"}.get(alert.name, wanted) == told
 
 
 @pytest.mark.prometheus
-def test_a_severity_that_nobody_thought_of_becomes_a_ticket(part: Callable[[str], InstalledPart], printed: dict[str, Path]) -> None:
-    told = amtool(part, "config", "routes", "test", f"--config.file={printed['slack.yml']}", "alertname=Theirs", "severity=error").stdout
+def test_a_severity_that_nobody_thought_of_becomes_a_ticket(
+    part: Callable[[str], InstalledPart], printed: dict[str, Path]
+) -> None:
+    told = amtool(
+        part, "config", "routes", "test", f"--config.file={printed['slack.yml']}", "alertname=Theirs", "severity=error"
+    ).stdout
     assert "ticket" == told.strip()
 
 
-# ---- compose --------------------------------------------------------------------------------------------------------------------
+# ---- compose
 
 
 def compose(part: Callable[[str], InstalledPart], **variables: str) -> Any:
     """The service alertmanager and all secrets as docker compose understands them."""
     command = [part("compose").path, "--file", ROOT / "docker-compose.yml", "config", "--format", "json"]
-    told = json.loads(subprocess.run(command, env={"PATH": "/usr/bin:/bin", **variables}, capture_output=True, text=True, check=True).stdout)
+    told = json.loads(
+        subprocess.run(
+            command, env={"PATH": "/usr/bin:/bin", **variables}, capture_output=True, text=True, check=True
+        ).stdout
+    )
     return told["services"]["alertmanager"], told["secrets"]
 
 
 @pytest.mark.compose
-def test_compose_mounts_the_configuration_that_is_asked_for_and_the_secrets_where_it_reads_them(part: Callable[[str], InstalledPart]) -> None:
+def test_compose_mounts_the_configuration_that_is_asked_for_and_the_secrets_where_it_reads_them(
+    part: Callable[[str], InstalledPart],
+) -> None:
     """Without any setting nobody is told, and the secrets are empty."""
     service, secrets = compose(part)
-    assert (str(ROOT / "stack/deploy/alertmanager/alertmanager.yml"), True) == (service["volumes"][0]["source"], service["volumes"][0]["read_only"])
-    assert set(routing.secret_files("slack", deadman=True)) == {f"/run/secrets/{secret['source']}" for secret in service["secrets"]}
+    assert (str(ROOT / "stack/deploy/alertmanager/alertmanager.yml"), True) == (
+        service["volumes"][0]["source"],
+        service["volumes"][0]["read_only"],
+    )
+    assert set(routing.secret_files("slack", deadman=True)) == {
+        f"/run/secrets/{secret['source']}" for secret in service["secrets"]
+    }
     assert {"/dev/null"} == {secret["file"] for secret in secrets.values()}
-    chosen = {"VLLM_WATCH_ALERTMANAGER": "./stack/deploy/alertmanager/slack.yml", "VLLM_WATCH_PAGE_FILE": "/home/me/.secrets/page"}
+    chosen = {
+        "VLLM_WATCH_ALERTMANAGER": "./stack/deploy/alertmanager/slack.yml",
+        "VLLM_WATCH_PAGE_FILE": "/home/me/.secrets/page",
+    }
     service, secrets = compose(part, **chosen)
     assert str(ROOT / "stack/deploy/alertmanager/slack.yml") == service["volumes"][0]["source"]
     assert "/home/me/.secrets/page" == secrets["alertmanager_page"]["file"]
     assert f"--config.file={service['volumes'][0]['target']}" in service["command"]
 
 
-# ---- a real Alertmanager --------------------------------------------------------------------------------------------------------
+# ---- a real Alertmanager
 
 
 @dataclass
@@ -260,7 +315,9 @@ class Manager:
     url: str
 
     def post(self, *posted: Post) -> None:
-        ask = urllib.request.Request(f"{self.url}/api/v2/alerts", json.dumps(posted).encode(), {"Content-Type": "application/json"})
+        ask = urllib.request.Request(
+            f"{self.url}/api/v2/alerts", json.dumps(posted).encode(), {"Content-Type": "application/json"}
+        )
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(ask, timeout=5) as answer:
             assert 200 == answer.status
 
@@ -273,12 +330,16 @@ class Manager:
 
     def states(self) -> dict[str, str]:
         """State of each alert by its label `test`, which names it: active or suppressed."""
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{self.url}/api/v2/alerts", timeout=5) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            f"{self.url}/api/v2/alerts", timeout=5
+        ) as answer:
             return {one["labels"]["test"]: one["status"]["state"] for one in json.loads(answer.read())}
 
 
 @pytest.fixture
-def manager(part: Callable[[str], InstalledPart], tmp_path: Path, free_port: Callable[[], int], eventually: Callable[..., None]) -> Any:
+def manager(
+    part: Callable[[str], InstalledPart], tmp_path: Path, free_port: Callable[[], int], eventually: Callable[..., None]
+) -> Any:
     """Starts a real Alertmanager on a configuration. Waiting times are cut to half a second: the rest is as shipped."""
 
     @contextmanager
@@ -306,9 +367,15 @@ def manager(part: Callable[[str], InstalledPart], tmp_path: Path, free_port: Cal
 def fired(name: str, labels: Labels, **more: str) -> Post:
     """An alert as Prometheus would post it, with its templates filled."""
     rule = BY_NAME[name].as_rule(Links("https://wiki.example/rb", "https://grafana.example"))
-    filled = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels.get(found[1], ""), rule["annotations"]["description"])
+    filled = re.sub(
+        r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels.get(found[1], ""), rule["annotations"]["description"]
+    )
     filled = re.sub(r"\{\{ \$value.*?\}\}", "93%", filled)
-    return {"labels": {"alertname": name, **rule["labels"], **labels}, "annotations": {**rule["annotations"], "description": filled}, **more}
+    return {
+        "labels": {"alertname": name, **rule["labels"], **labels},
+        "annotations": {**rule["annotations"], "description": filled},
+        **more,
+    }
 
 
 def about(name: str) -> list[str]:
@@ -322,8 +389,11 @@ def bears(sample: str) -> Any:
 
 
 @pytest.mark.prometheus
-def test_alertmanager_mutes_what_is_about_the_same_and_nothing_else(manager: Any, eventually: Callable[..., None]) -> None:
-    """For every pair: the target with the source's labels, and one for each label that differs. Names in `test` are for this test alone."""
+def test_alertmanager_mutes_what_is_about_the_same_and_nothing_else(
+    manager: Any, eventually: Callable[..., None]
+) -> None:
+    """For every pair: the target with the source's labels, and one for each label that differs. Names in `test` are for
+    this test alone."""
     posted: list[Post] = []
     expected: dict[str, str] = {}
 
@@ -335,7 +405,8 @@ def test_alertmanager_mutes_what_is_about_the_same_and_nothing_else(manager: Any
         labels = {label: f"{label}-{number}" for label in (*about(source), *about(target))}
         test = f"{source} > {target}"
         post(source, {label: labels[label] for label in about(source)}, "active", f"{test}: source")
-        own = {label: labels[label] for label in {*about(target), *equal}}  # of the watchdog its cluster, an external label
+        # of the watchdog its cluster, an external label
+        own = {label: labels[label] for label in {*about(target), *equal}}
         post(target, own, "suppressed", test)
         for label in equal:
             post(target, {**own, label: f"another-{number}"}, "active", f"{test}: another {label}")
@@ -350,16 +421,25 @@ def test_alertmanager_mutes_what_is_about_the_same_and_nothing_else(manager: Any
 
 
 @pytest.mark.prometheus
-def test_whatever_fires_for_one_model_every_page_of_another_comes_through(manager: Any, eventually: Callable[..., None]) -> None:
-    """In a deployment without the labels cluster and namespace, where Alertmanager takes them for equal on all alerts; all at once."""
+def test_whatever_fires_for_one_model_every_page_of_another_comes_through(
+    manager: Any, eventually: Callable[..., None]
+) -> None:
+    """In a deployment without the labels cluster and namespace, where Alertmanager takes them for equal on all alerts;
+    all at once."""
     sources = [alert for alert in ALERTS if alert.severity is not Severity.INFO]
-    one = [fired(a.name, {label: "one" for label in about(a.name) if label not in PLACE} | {"test": f"one {a.name}"}) for a in sources]
+    one = [
+        fired(a.name, {label: "one" for label in about(a.name) if label not in PLACE} | {"test": f"one {a.name}"})
+        for a in sources
+    ]
     other = [
         fired(a.name, {label: "two" for label in about(a.name) if label not in PLACE} | {"test": a.name})
         for a in ALERTS
         if a.severity is Severity.CRITICAL and a.name not in ("VLLMEngineDown", "VLLMEngineFrozen")
     ]
-    frozen = fired("VLLMEngineFrozen", {**{label: "three" for label in (*TARGET, "model_name") if label not in PLACE}, "test": "VLLMEngineFrozen"})
+    frozen = fired(
+        "VLLMEngineFrozen",
+        {**{label: "three" for label in (*TARGET, "model_name") if label not in PLACE}, "test": "VLLMEngineFrozen"},
+    )
     with manager(routing.configuration()) as real:
         real.post(*one, *other, frozen)
 
@@ -371,8 +451,8 @@ def test_whatever_fires_for_one_model_every_page_of_another_comes_through(manage
         eventually(all_told, within_s=30, what="every page of the other model, while that of the one is muted")
 
 
-# What the chart kube-prometheus-stack ships: its rule, what its Alertmanager mutes, and whom that tells. Prometheus posts one InfoInhibitor for each
-# series of `ALERTS` that its expression returns, with the labels of that series.
+# What the chart kube-prometheus-stack ships: its rule, what its Alertmanager mutes, and whom that tells. Prometheus
+# posts one InfoInhibitor for each series of `ALERTS` that its expression returns, with the labels of that series.
 INFO_INHIBITOR = {
     "alert": "InfoInhibitor", "labels": {"severity": "none"},
     "expr": 'ALERTS{severity = "info"} == 1 unless on(namespace) ALERTS{alertname != "InfoInhibitor", '
@@ -386,12 +466,15 @@ inhibit_rules:
 - {target_matchers: ['alertname = InfoInhibitor']}
 route: {group_by: [namespace], receiver: nobody, repeat_interval: 12h, routes: [{receiver: deadman, matchers: ['alertname = "VLLMWatchdog"']}]}
 receivers: [{name: nobody}, {name: deadman, webhook_configs: [{url: URL}]}]
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.prometheus
-def test_the_watchdog_alone_does_not_make_kube_prometheus_stack_mute_information(part: Callable[[str], InstalledPart], tmp_path: Path) -> None:
-    """Its InfoInhibitor fires where an alert of the severity info does and nothing worse: the real promtool, on the file that is printed."""
+def test_the_watchdog_alone_does_not_make_kube_prometheus_stack_mute_information(
+    part: Callable[[str], InstalledPart], tmp_path: Path
+) -> None:
+    """Its InfoInhibitor fires where an alert of the severity info does and nothing worse: the real promtool, on the
+    file that is printed."""
     files = {name: text for name, text in printer.rule_files() if name == "info.yaml"}
     files["theirs.yaml"] = json.dumps({"groups": [{"name": "general.rules", "rules": [INFO_INHIBITOR]}]})
     for name, text in files.items():
@@ -399,7 +482,9 @@ def test_the_watchdog_alone_does_not_make_kube_prometheus_stack_mute_information
     checks = [{"eval_time": "5m", "alertname": "InfoInhibitor", "exp_alerts": []}]
     test = {"rule_files": list(files), "tests": [{"interval": "1m", "alert_rule_test": checks}]}
     (tmp_path / "test.yaml").write_text(json.dumps(test))
-    done = subprocess.run([part("promtool").path, "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [part("promtool").path, "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True, check=False
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
@@ -408,15 +493,24 @@ def test_the_watchdog_alone_does_not_make_kube_prometheus_stack_mute_information
 def test_the_inhibitions_of_kube_prometheus_stack_let_the_watchdog_through_and_mute_information_as_ever(
     place: Labels, manager: Any, sink: Sink, eventually: Callable[..., None]
 ) -> None:
-    """The operator may put a namespace on every alert; with or without it, an InfoInhibitor of the same place fires beside the watchdog."""
+    """The operator may put a namespace on every alert; with or without it, an InfoInhibitor of the same place fires
+    beside the watchdog."""
     inhibitor: Post = {"labels": {"alertname": "InfoInhibitor", "severity": "none", **place, "test": "inhibitor"}}
     with manager(THEIR_ALERTMANAGER.replace("URL", f"{sink.url}/deadman")) as real:
         real.post(
-            inhibitor, fired("VLLMWatchdog", {**place, "test": "watchdog"}), fired("VLLMTTFTHigh", {**place, "model_name": "m", "test": "info"}),
+            inhibitor,
+            fired("VLLMWatchdog", {**place, "test": "watchdog"}),
+            fired("VLLMTTFTHigh", {**place, "model_name": "m", "test": "info"}),
             fired("VLLMTTFTHigh", {"namespace": "other", "model_name": "m", "test": "info elsewhere"}),
             fired("VLLMKVCacheNearlyFull", {**place, **FULL, "test": "ticket"}),
-        )  # fmt: skip
-        expected = {"inhibitor": "suppressed", "watchdog": "active", "info": "suppressed", "info elsewhere": "active", "ticket": "active"}
+        )
+        expected = {
+            "inhibitor": "suppressed",
+            "watchdog": "active",
+            "info": "suppressed",
+            "info elsewhere": "active",
+            "ticket": "active",
+        }
 
         def as_expected() -> bool:
             assert expected == real.states()
@@ -439,13 +533,20 @@ def test_pages_tickets_and_the_watchdog_reach_their_receivers_and_information_no
     job = {"job": "vllm-a", "instance": "10.0.0.1:8000"}
     with manager(on_webhooks(sink, tmp_path)) as real:
         real.post(
-            fired("VLLMEngineDown", {"job": "vllm-a"}), fired("VLLMEngineUnreachable", job), fired("VLLMTTFTHigh", {"model_name": "m"}),
-            fired("VLLMKVCacheNearlyFull", {**job, "job": "vllm-b", "model_name": "m"}), fired("VLLMWatchdog", {}),
-        )  # fmt: skip
+            fired("VLLMEngineDown", {"job": "vllm-a"}),
+            fired("VLLMEngineUnreachable", job),
+            fired("VLLMTTFTHigh", {"model_name": "m"}),
+            fired("VLLMKVCacheNearlyFull", {**job, "job": "vllm-b", "model_name": "m"}),
+            fired("VLLMWatchdog", {}),
+        )
         eventually(lambda: sink.names("/page") and sink.names("/ticket") and sink.names("/deadman"), what="all three")
-        real.post(fired("VLLMRuleFailing", {"rule_group": "later"}))  # when this one has come, the others had their time
+        # when this one has come, the others had their time
+        real.post(fired("VLLMRuleFailing", {"rule_group": "later"}))
         eventually(lambda: "VLLMRuleFailing" in sink.names("/ticket"), what="the last ticket")
-        assert (["VLLMEngineDown"], {"VLLMKVCacheNearlyFull", "VLLMRuleFailing"}) == (sink.names("/page"), set(sink.names("/ticket")))
+        assert (["VLLMEngineDown"], {"VLLMKVCacheNearlyFull", "VLLMRuleFailing"}) == (
+            sink.names("/page"),
+            set(sink.names("/ticket")),
+        )
         assert {"VLLMWatchdog"} == set(sink.names("/deadman"))
         told = sink.got["/page"][0]["alerts"][0]["annotations"]
         assert "https://wiki.example/rb/VLLMEngineDown" == told["runbook_url"]
@@ -455,10 +556,15 @@ def test_pages_tickets_and_the_watchdog_reach_their_receivers_and_information_no
 
 @pytest.mark.prometheus
 def test_failed_notifications_are_counted_reach_the_other_receiver_and_silence_the_watchdog(
-    manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None], part: Callable[[str], InstalledPart], free_port: Callable[[], int]
+    manager: Any,
+    sink: Sink,
+    tmp_path: Path,
+    eventually: Callable[..., None],
+    part: Callable[[str], InstalledPart],
+    free_port: Callable[[], int],
 ) -> None:
-    """The receiver of pages refuses. A real Prometheus sees that by the expression of the alert; the alert arrives as a ticket, and the service that
-    expects the watchdog hears nothing any more, so it calls."""
+    """The receiver of pages refuses. A real Prometheus sees that by the expression of the alert; the alert arrives as a
+    ticket, and the service that expects the watchdog hears nothing any more, so it calls."""
     sink.refused.add("/page")
     metric = self_monitoring.ALERTMANAGER_NOTIFICATIONS_FAILED.name
 
@@ -469,13 +575,18 @@ def test_failed_notifications_are_counted_reach_the_other_receiver_and_silence_t
         for route in found["route"]["routes"]:
             route["repeat_interval"] = "1s"
 
-    with manager(on_webhooks(sink, tmp_path), pages_by_slack) as real, scraping(real, part, tmp_path, free_port()) as ask:
+    with (
+        manager(on_webhooks(sink, tmp_path), pages_by_slack) as real,
+        scraping(real, part, tmp_path, free_port()) as ask,
+    ):
         eventually(lambda: ask(f'{metric}{{integration="slack"}} == 0'), what="the series before the first failure")
         real.post(fired("VLLMEngineDown", {"job": "vllm-a"}), fired("VLLMWatchdog", {}))
         eventually(lambda: sink.names("/deadman"), what="the watchdog")
         expression = BY_NAME["VLLMNotificationsFailing"].expr
         eventually(lambda: ask(expression), what="the expression to hold")
-        assert [("slack", f"{real.url.removeprefix('http://')}")] == [(m["integration"], m["instance"]) for m in ask(expression)]
+        assert [("slack", f"{real.url.removeprefix('http://')}")] == [
+            (m["integration"], m["instance"]) for m in ask(expression)
+        ]
         real.post(fired("VLLMNotificationsFailing", {"job": "alertmanager", "instance": "i", "integration": "slack"}))
         eventually(lambda: "VLLMNotificationsFailing" in sink.names("/ticket"), what="the ticket")
         assert "suppressed" == real.state("VLLMWatchdog")
@@ -490,16 +601,23 @@ def test_failed_webhooks_do_not_silence_the_watchdog_whose_receiver_is_one(
     manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
     with manager(on_webhooks(sink, tmp_path)) as real:
-        real.post(fired("VLLMNotificationsFailing", {"job": "alertmanager", "instance": "i", "integration": "webhook"}), fired("VLLMWatchdog", {}))
+        real.post(
+            fired("VLLMNotificationsFailing", {"job": "alertmanager", "instance": "i", "integration": "webhook"}),
+            fired("VLLMWatchdog", {}),
+        )
         eventually(lambda: sink.names("/deadman") and sink.names("/page") and sink.names("/ticket"), what="all three")
         assert "active" == real.state("VLLMWatchdog")
 
 
 @contextmanager
-def scraping(real: Manager, part: Callable[[str], InstalledPart], folder: Path, port: int) -> Iterator[Callable[[str], list[Labels]]]:
+def scraping(
+    real: Manager, part: Callable[[str], InstalledPart], folder: Path, port: int
+) -> Iterator[Callable[[str], list[Labels]]]:
     """A real Prometheus that scrapes an Alertmanager; what it answers to a query, as labels."""
     job = {"job_name": "alertmanager", "static_configs": [{"targets": [real.url.removeprefix("http://")]}]}
-    (folder / "prometheus.yml").write_text(yaml.safe_dump({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [job]}))
+    (folder / "prometheus.yml").write_text(
+        yaml.safe_dump({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [job]})
+    )
     command = [part("prometheus").path, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb",
                f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
 
@@ -521,8 +639,14 @@ def test_what_was_kept_back_is_told_when_the_source_is_over_and_it_still_fires(
 ) -> None:
     model, other = {"model_name": "m"}, {"model_name": "other"}
     with manager(on_webhooks(sink, tmp_path)) as real:
-        real.post(fired("VLLMTTFTBudgetBurn", model), fired("VLLMTTFTBudgetSlowBurn", model), fired("VLLMTTFTBudgetSlowBurn", other))
-        eventually(lambda: sink.names("/page") and sink.names("/ticket"), what="a page, and the ticket of the other model")
+        real.post(
+            fired("VLLMTTFTBudgetBurn", model),
+            fired("VLLMTTFTBudgetSlowBurn", model),
+            fired("VLLMTTFTBudgetSlowBurn", other),
+        )
+        eventually(
+            lambda: sink.names("/page") and sink.names("/ticket"), what="a page, and the ticket of the other model"
+        )
         assert [{"other"}] == [{a["labels"]["model_name"] for a in post["alerts"]} for post in sink.got["/ticket"]]
         real.post(fired("VLLMTTFTBudgetBurn", model, endsAt=datetime.now(UTC).isoformat()))
         eventually(lambda: len(sink.names("/ticket")) == 2, what="the ticket that was kept back")
@@ -536,19 +660,26 @@ FULL = {"model_name": "tiny", "instance": "10.0.0.1:8000", "job": "vllm"}
 
 
 @pytest.mark.prometheus
-def test_slack_shows_what_it_is_and_both_links(manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]) -> None:
+def test_slack_shows_what_it_is_and_both_links(
+    manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]
+) -> None:
     for name in ("page", "ticket"):
         Path(routing.secret_file(name, str(tmp_path))).write_text(f"{sink.url}/{name}")
     with manager(routing.configuration("slack", secrets=str(tmp_path))) as real:
         real.post(fired("VLLMKVCacheNearlyFull", FULL))
         eventually(lambda: sink.got.get("/ticket"), what="a message")
     message = sink.got["/ticket"][0]["attachments"][0]
-    assert ("warning: VLLMKVCacheNearlyFull, tiny, 10.0.0.1:8000", SHOWN[0]) == (message["title"], message["title_link"])
+    assert ("warning: VLLMKVCacheNearlyFull, tiny, 10.0.0.1:8000", SHOWN[0]) == (
+        message["title"],
+        message["title_link"],
+    )
     assert all(part in message["text"] for part in SHOWN), message["text"]
 
 
 @pytest.mark.prometheus
-def test_pagerduty_gets_key_severity_and_both_links(manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]) -> None:
+def test_pagerduty_gets_key_severity_and_both_links(
+    manager: Any, sink: Sink, tmp_path: Path, eventually: Callable[..., None]
+) -> None:
     Path(routing.secret_file("ticket", str(tmp_path))).write_text("the-key\n")
 
     def here(found: dict[str, Any]) -> None:
@@ -558,7 +689,11 @@ def test_pagerduty_gets_key_severity_and_both_links(manager: Any, sink: Sink, tm
         real.post(fired("VLLMKVCacheNearlyFull", FULL))
         eventually(lambda: sink.got.get("/pagerduty"), what="an event")
     event = sink.got["/pagerduty"][0]
-    assert ("the-key", "trigger", "warning") == (event["routing_key"], event["event_action"], event["payload"]["severity"])
+    assert ("the-key", "trigger", "warning") == (
+        event["routing_key"],
+        event["event_action"],
+        event["payload"]["severity"],
+    )
     assert "warning: VLLMKVCacheNearlyFull, tiny, 10.0.0.1:8000" == event["payload"]["summary"]
     assert ["runbook", "dashboard"] == [link["text"] for link in event["links"]]
     assert all(part in event["payload"]["custom_details"]["message"] for part in SHOWN)
@@ -602,7 +737,9 @@ def test_mail_bears_what_it_is_and_both_links_and_the_password_comes_from_its_fi
             eventually(lambda: "QUIT" in said, what="a mail")
         server.shutdown()
     text = re.sub(r"=\n", "", "\n".join(said)).replace("=3D", "=")
-    assert "AUTH PLAIN AHZsbG0td2F0Y2hAZXhhbXBsZS5vcmcAaHVudGVyMg==" in said, "the user, and the password without its line end"
+    assert "AUTH PLAIN AHZsbG0td2F0Y2hAZXhhbXBsZS5vcmcAaHVudGVyMg==" in said, (
+        "the user, and the password without its line end"
+    )
     assert "Subject: warning: VLLMKVCacheNearlyFull, tiny, 10.0.0.1:8000" in text
     assert all(part in text for part in SHOWN), text
 

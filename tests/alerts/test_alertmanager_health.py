@@ -1,4 +1,5 @@
-"""The health check of Alertmanager in compose: a secret that cannot be read makes the service unhealthy, with a sentence."""
+"""The health check of Alertmanager in compose: a secret that cannot be read makes the service unhealthy, with a
+sentence."""
 
 from __future__ import annotations
 
@@ -35,8 +36,16 @@ def health(folder: Path, kind: str, *command: str) -> subprocess.CompletedProces
     config.write_text(routing.configuration(kind, secrets=str(folder), deadman=kind != "none"))
     as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
     with SCRIPT.open() as script:
-        return subprocess.run(["sh", "-s", *command], stdin=script, env={"PATH": "/usr/bin:/bin", "ALERTMANAGER_CONFIG": str(config)},
-                              cwd="/", capture_output=True, text=True, check=False, **as_nobody)  # fmt: skip
+        return subprocess.run(
+            ["sh", "-s", *command],
+            stdin=script,
+            env={"PATH": "/usr/bin:/bin", "ALERTMANAGER_CONFIG": str(config)},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+            **as_nobody,
+        )
 
 
 @pytest.mark.parametrize("kind", routing.RECEIVERS)

@@ -1,4 +1,5 @@
-"""`vllm-watch alerts export`, `list` and `slo`: what they print is read by the real promtool and amtool, and a number of one's own is everywhere."""
+"""`vllm-watch alerts export`, `list` and `slo`: what they print is read by the real promtool and amtool, and a number
+of one's own is everywhere."""
 
 from __future__ import annotations
 
@@ -57,26 +58,37 @@ def promtool(part: Callable[[str], InstalledPart], *files: Path) -> None:
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
-# ---- export -----------------------------------------------------------------------------------------------------------------
+# ---- export
 
 
 def test_an_export_holds_every_alert_and_recording_and_what_they_rest_on(tmp_path: Path) -> None:
     """Names tell them apart: a Prometheus that is given *.yaml sees rules only."""
     exported(tmp_path / "out")
     assert RULES == sorted(path.name for path in (tmp_path / "out").glob("*.yaml"))
-    assert ["alertmanager.yml", "objectives.yml", "thresholds.yml"] == sorted(path.name for path in (tmp_path / "out").glob("*.yml"))
+    assert ["alertmanager.yml", "objectives.yml", "thresholds.yml"] == sorted(
+        path.name for path in (tmp_path / "out").glob("*.yml")
+    )
     found = [name for file in RULES for name in rules(tmp_path / "out" / file)]
     assert sorted([a.name for a in ALERTS] + [r.record for r in RECORDINGS]) == sorted(found)
-    assert all(path.read_text().startswith("# Printed by vllm-watch alerts export") for path in (tmp_path / "out").iterdir())
+    assert all(
+        path.read_text().startswith("# Printed by vllm-watch alerts export") for path in (tmp_path / "out").iterdir()
+    )
 
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize("receiver", RECEIVERS)
-def test_promtool_and_amtool_accept_an_export(part: Callable[[str], InstalledPart], tmp_path: Path, receiver: str) -> None:
+def test_promtool_and_amtool_accept_an_export(
+    part: Callable[[str], InstalledPart], tmp_path: Path, receiver: str
+) -> None:
     own = written(tmp_path / "own.yaml", "thresholds: {kv_cache_usage: 0.8}\nengine_job: 'llm-.*'\n")
     exported(tmp_path / "out", "--receiver", receiver, "--deadman", "--thresholds", own)
     promtool(part, *(tmp_path / "out").glob("*.yaml"))
-    done = subprocess.run([part("amtool").path, "check-config", tmp_path / "out/alertmanager.yml"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [part("amtool").path, "check-config", tmp_path / "out/alertmanager.yml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
@@ -96,8 +108,12 @@ def test_the_numbers_beside_an_export_give_the_same_export_again(tmp_path: Path)
     """They are the starting point for the next one, wherever they are read from."""
     own = written(tmp_path / "own.yaml", "thresholds: {kv_cache_usage: 0.8}\nsidecar_job: mine\n")
     exported(tmp_path / "one", "--thresholds", own)
-    assert set(thresholds.ALL) == {thresholds.named(n) for n in config.load(tmp_path / "one/thresholds.yml", Overrides).thresholds}
-    exported(tmp_path / "two", "--thresholds", tmp_path / "one/thresholds.yml", "--slo", tmp_path / "one/objectives.yml")
+    assert set(thresholds.ALL) == {
+        thresholds.named(n) for n in config.load(tmp_path / "one/thresholds.yml", Overrides).thresholds
+    }
+    exported(
+        tmp_path / "two", "--thresholds", tmp_path / "one/thresholds.yml", "--slo", tmp_path / "one/objectives.yml"
+    )
     assert {path.name: path.read_text() for path in (tmp_path / "one").iterdir()} == {
         path.name: path.read_text() for path in (tmp_path / "two").iterdir()
     }
@@ -105,7 +121,9 @@ def test_the_numbers_beside_an_export_give_the_same_export_again(tmp_path: Path)
 
 def test_numbers_changed_in_place_are_used_and_kept_when_they_are_named(tmp_path: Path) -> None:
     exported(tmp_path)
-    numbers = written(tmp_path / "thresholds.yml", re.sub(r"log_lag: 60\b", "log_lag: 90", (tmp_path / "thresholds.yml").read_text()))
+    numbers = written(
+        tmp_path / "thresholds.yml", re.sub(r"log_lag: 60\b", "log_lag: 90", (tmp_path / "thresholds.yml").read_text())
+    )
     edited = numbers.read_text()
     refused = run("export", "--out", tmp_path)
     assert 2 == refused.exit_code
@@ -125,9 +143,14 @@ def test_a_second_export_changes_nothing_and_an_older_one_is_named(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("name", "text", "why"),
-    [("page.yaml", "groups: []\n", "did not come from here"), ("alertmanager.yml", None, "was changed after it was printed")],
+    [
+        ("page.yaml", "groups: []\n", "did not come from here"),
+        ("alertmanager.yml", None, "was changed after it was printed"),
+    ],
 )
-def test_nothing_is_overwritten_that_is_not_ours_or_was_changed_unless_forced(tmp_path: Path, name: str, text: str | None, why: str) -> None:
+def test_nothing_is_overwritten_that_is_not_ours_or_was_changed_unless_forced(
+    tmp_path: Path, name: str, text: str | None, why: str
+) -> None:
     """A receiver that somebody has typed in is not lost by the next export; and half an export is never written."""
     if text is None:
         exported(tmp_path)
@@ -148,12 +171,21 @@ def test_links_that_work_on_one_machine_alone_are_warned_of(tmp_path: Path) -> N
     assert ["--runbook-base", "--dashboard-base"] == [re.findall(r"--\S+", warning)[0] for warning in told]
     assert all(warning in result.stderr for warning in told)
     assert [] == exported(tmp_path, *ELSEWHERE)["warnings"]
-    assert "https://wiki.example/rb/VLLMEngineDown" == rules(tmp_path / "page.yaml")["VLLMEngineDown"]["annotations"]["runbook_url"]
+    assert (
+        "https://wiki.example/rb/VLLMEngineDown"
+        == rules(tmp_path / "page.yaml")["VLLMEngineDown"]["annotations"]["runbook_url"]
+    )
 
 
 def test_an_export_says_what_to_do_next(tmp_path: Path) -> None:
     told = " ".join(exported(tmp_path, "--receiver", "slack", "--secrets", "/etc/am")["next"])
-    for word in ("promtool check rules", "amtool check-config", f"rule_files: [{tmp_path}/*.yaml]", "engine_job", "/etc/am/alertmanager_page"):
+    for word in (
+        "promtool check rules",
+        "amtool check-config",
+        f"rule_files: [{tmp_path}/*.yaml]",
+        "engine_job",
+        "/etc/am/alertmanager_page",
+    ):
         assert word in told
     assert "--receiver" in " ".join(exported(tmp_path / "none")["next"])
     assert "example.org" in " ".join(exported(tmp_path / "mail", "--receiver", "email")["next"])
@@ -162,7 +194,10 @@ def test_an_export_says_what_to_do_next(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("thresholds: {kv_cache_usge: 0.8}", "thresholds.kv_cache_usge is unknown; did you mean thresholds.kv_cache_usage?"),
+        (
+            "thresholds: {kv_cache_usge: 0.8}",
+            "thresholds.kv_cache_usge is unknown; did you mean thresholds.kv_cache_usage?",
+        ),
         ("thresholds: {kv_cache_usage: 80}", "kv_cache_usage: 80 is no number of ratio to alert on (0 to 1)"),
         ("thresholds: {log_lag: 5, kv_cache_usage: high}", "thresholds.kv_cache_usage: Expected `float`, got `str`"),
         ("thresholds: {log_lag: .nan}", "log_lag: nan is no number"),
@@ -189,7 +224,7 @@ def test_what_is_no_web_address_is_refused(tmp_path: Path, url: str) -> None:
     assert (2, True) == (result.exit_code, f"{url} is no web address" in result.stderr)
 
 
-# ---- list -------------------------------------------------------------------------------------------------------------------
+# ---- list
 
 
 def test_the_list_names_every_alert_and_every_number() -> None:
@@ -204,7 +239,7 @@ def test_the_list_names_every_alert_and_every_number() -> None:
         assert f" {name} " in shown
 
 
-# ---- objectives -------------------------------------------------------------------------------------------------------------
+# ---- objectives
 
 CHAT = """\
 period: 30d
@@ -214,7 +249,9 @@ objectives:
 
 
 @pytest.mark.prometheus
-def test_objectives_of_ones_own_become_rules_that_need_no_others(part: Callable[[str], InstalledPart], tmp_path: Path) -> None:
+def test_objectives_of_ones_own_become_rules_that_need_no_others(
+    part: Callable[[str], InstalledPart], tmp_path: Path
+) -> None:
     own = written(tmp_path / "own.yaml", CHAT)
     result = run("slo", own, "--page", PAGE, "--out", tmp_path / "out")
     assert 0 == result.exit_code, result.output
@@ -222,7 +259,9 @@ def test_objectives_of_ones_own_become_rules_that_need_no_others(part: Callable[
     promtool(part, tmp_path / "out/slo.yaml")
     assert ["VLLMChatBudgetBurn", "VLLMChatBudgetSlowBurn"] == [name for name, rule in found.items() if "alert" in rule]
     read = set().union(*(promql_ast.names(rule["expr"]) for rule in found.values()))
-    assert {name for name in read if not name.startswith("vllm")} == {name for name, rule in found.items() if "record" in rule}
+    assert {name for name in read if not name.startswith("vllm")} == {
+        name for name, rule in found.items() if "record" in rule
+    }
     assert "VLLMChatBudgetBurn has no runbook page of ours" in result.stderr
     assert found == rules(written(tmp_path / "stdout.yaml", run("slo", own).stdout))
     groups = yaml.safe_load((tmp_path / "out/slo.yaml").read_text())["groups"]
@@ -239,15 +278,23 @@ def test_objectives_of_ones_own_stand_in_place_of_the_shipped_ones_in_an_export(
     page = rules(tmp_path / "out/page.yaml")
     assert "VLLMChatBudgetBurn" in page
     assert "VLLMTTFTBudgetBurn" not in page
-    assert "VLLMChatBudgetSlowBurn" in (tmp_path / "out/alertmanager.yml").read_text(), "the burn mutes the drain, as in the shipped ones"
+    assert "VLLMChatBudgetSlowBurn" in (tmp_path / "out/alertmanager.yml").read_text(), (
+        "the burn mutes the drain, as in the shipped ones"
+    )
     assert (tmp_path / "out/objectives.yml").read_text().endswith(CHAT)
 
 
 @pytest.mark.parametrize(
     ("objective", "told"),
     [
-        ("{name: TTFT, latency: ttft, within: 2, objective: 0.99, why: x, source: y}", "objectives[0].within is unknown; did you mean within_s?"),
-        ("{name: TTFT, latency: ttft, within_s: 2.5, objective: 99, why: x, source: y}", "objective 99 should be a share below 1, such as 0.99"),
+        (
+            "{name: TTFT, latency: ttft, within: 2, objective: 0.99, why: x, source: y}",
+            "objectives[0].within is unknown; did you mean within_s?",
+        ),
+        (
+            "{name: TTFT, latency: ttft, within_s: 2.5, objective: 99, why: x, source: y}",
+            "objective 99 should be a share below 1, such as 0.99",
+        ),
         ("{name: TTFT, latency: tpot, within_s: 2.5, objective: 0.99, why: x, source: y}", "Invalid enum value 'tpot'"),
         ("{name: ttft, success: true, objective: 0.99, why: x, source: y}", "the first a capital"),
         ("{name: TTFT, latency: ttft, within_s: 2, objective: 0.99, why: x, source: y}", "no bucket bound"),
@@ -265,13 +312,16 @@ def test_a_bound_that_the_page_lacks_is_refused_with_the_nearest_that_it_has(tmp
     """Prometheus would find no such bucket, and the objective would be silent for ever."""
     own = written(tmp_path / "own.yaml", CHAT.replace("within_s: 1,", "within_s: 2,"))
     result = run("slo", own, "--page", PAGE)
-    assert f"Chat: within_s 2 is no bucket bound of {PAGE}: nothing would be counted; the nearest are 1 and 2.5" in result.stderr
+    assert (
+        f"Chat: within_s 2 is no bucket bound of {PAGE}: nothing would be counted; the nearest are 1 and 2.5"
+        in result.stderr
+    )
     other = written(tmp_path / "other.prom", "# TYPE up gauge\nup 1\n")
     assert "is it the page of a vLLM engine?" in run("slo", own, "--page", other).stderr
     assert 0 == run("slo", "--page", PAGE).exit_code, "the shipped ones fit"
 
 
-# ---- help -------------------------------------------------------------------------------------------------------------------
+# ---- help
 
 
 @pytest.mark.parametrize("command", ["export", "list", "slo"])

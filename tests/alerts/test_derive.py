@@ -1,4 +1,5 @@
-"""`vllm-watch alerts derive`: numbers from what was recorded, each with its reason, and none where the evidence is thin."""
+"""`vllm-watch alerts derive`: numbers from what was recorded, each with its reason, and none where the evidence is
+thin."""
 
 from __future__ import annotations
 
@@ -16,14 +17,26 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from alerts import derive, slo, thresholds
-from alerts.derive import HEADROOM, LEAST_STEPS, MISSED, BenchLoad, LatencyTarget, LatencyTargets, RecordedUse, knee, on_bound, onset
+from alerts.derive import (
+    HEADROOM,
+    LEAST_STEPS,
+    MISSED,
+    BenchLoad,
+    LatencyTarget,
+    LatencyTargets,
+    RecordedUse,
+    knee,
+    on_bound,
+    onset,
+)
 from alerts.settings import SHIPPED, Overrides, Settings
 from exporters.catalogue import bounds, vllm
 from stack import cli, config
 from stack.bench.load_curve import load_curves
 from stack.bench.result import Arm, Bench, BenchEngine, Run, write
 
-PATIENT = LatencyTargets(LatencyTarget(10.0, "the worksheet"), LatencyTarget(0.1, "the objectives"))  # more than queue_time_p95
+# more than queue_time_p95
+PATIENT = LatencyTargets(LatencyTarget(10.0, "the worksheet"), LatencyTarget(0.1, "the objectives"))
 AIMS = LatencyTargets(LatencyTarget(2.5, "the objectives"), LatencyTarget(0.1, "the objectives"))
 ENGINE = ("", "", "vllm", "vllm-0:8000", "chat")
 CORE, MODEL = (*ENGINE, "0"), ("", "chat")
@@ -44,14 +57,24 @@ def asked(**more: Any) -> RecordedUse:
 
 
 def derived(
-    found: RecordedUse, settings: Settings = SHIPPED, aims: LatencyTargets = AIMS, bench: Mapping[str, Sequence[BenchLoad]] | None = None
+    found: RecordedUse,
+    settings: Settings = SHIPPED,
+    aims: LatencyTargets = AIMS,
+    bench: Mapping[str, Sequence[BenchLoad]] | None = None,
 ) -> dict[str, Any]:
     return {each.before.name: each for each in derive.derive(found, settings, aims, bench)}
 
 
-# ---- the knee ---------------------------------------------------------------------------------------------------------------
+# ---- the knee
 
-SATURATES = [load(1, 10, 0.1), load(2, 20, 0.1), load(4, 38, 0.12), load(8, 70, 0.2), load(16, 75, 0.9), load(32, 74, 2.2)]
+SATURATES = [
+    load(1, 10, 0.1),
+    load(2, 20, 0.1),
+    load(4, 38, 0.12),
+    load(8, 70, 0.2),
+    load(16, 75, 0.9),
+    load(32, 74, 2.2),
+]
 
 
 def test_the_knee_is_where_throughput_stops_and_waiting_begins():
@@ -60,8 +83,16 @@ def test_the_knee_is_where_throughput_stops_and_waiting_begins():
 
 
 def test_a_real_engine_of_four_places_is_full_with_four():
-    """vLLM 0.32 with --max-num-seqs 4, two runs of each load: runs differ by a tenth, and so do 4 and 8 at once; who waits is told by TTFT."""
-    seen = ((1, 73.7, 0.044), (2, 127.1, 0.073), (4, 187.6, 0.139), (8, 210.7, 0.671), (16, 195.2, 1.613), (32, 176.4, 3.809))
+    """vLLM 0.32 with --max-num-seqs 4, two runs of each load: runs differ by a tenth, and so do 4 and 8 at once; who
+    waits is told by TTFT."""
+    seen = (
+        (1, 73.7, 0.044),
+        (2, 127.1, 0.073),
+        (4, 187.6, 0.139),
+        (8, 210.7, 0.671),
+        (16, 195.2, 1.613),
+        (32, 176.4, 3.809),
+    )
     found = knee([load(*each) for each in seen])
     assert isinstance(found, BenchLoad)
     assert 4 == found.at
@@ -73,8 +104,14 @@ def test_a_real_engine_of_four_places_is_full_with_four():
         ([], "it has 0 loads, and a knee needs 4"),
         (SATURATES[2:5], "it has 3 loads, and a knee needs 4"),
         (SATURATES[:4], "throughput still grows at its highest load (c8): measure higher ones"),
-        ([load(8, 70, 0.5), *SATURATES[4:], load(64, 73, 5.0)], "its lowest load (c8) fills the engine already: measure lower ones"),
-        ([replace(each, ttft_s=0.1) for each in SATURATES], "throughput stops growing at c8 and TTFT does not rise: something before the engine was"),
+        (
+            [load(8, 70, 0.5), *SATURATES[4:], load(64, 73, 5.0)],
+            "its lowest load (c8) fills the engine already: measure lower ones",
+        ),
+        (
+            [replace(each, ttft_s=0.1) for each in SATURATES],
+            "throughput stops growing at c8 and TTFT does not rise: something before the engine was",
+        ),
     ],
 )
 def test_a_bench_without_a_knee_says_why(points, why):
@@ -83,7 +120,8 @@ def test_a_bench_without_a_knee_says_why(points, why):
 
 @st.composite
 def benches(draw: Any) -> tuple[float, list[BenchLoad]]:
-    """Closed loops whose throughput grows with their load up to a bound, and where it is reached; each figure off by 3 % at most."""
+    """Closed loops whose throughput grows with their load up to a bound, and where it is reached; each figure off by 3
+    % at most."""
     full_at = draw(st.floats(3, 40))
     noise = st.floats(0.97, 1.03)
     points = []
@@ -109,28 +147,35 @@ def test_an_engine_that_was_never_full_has_no_knee(noise):
     assert isinstance(knee([load(2**n, 2**n * off, 0.1) for n, off in enumerate(noise)]), str)
 
 
-# ---- the onset --------------------------------------------------------------------------------------------------------------
+# ---- the onset
 
 
 @settings(max_examples=40)
 @given(st.floats(0.6, 0.8), st.lists(st.floats(0, 1), min_size=60, max_size=120), st.data())
 def test_preemptions_begin_where_they_begin_whatever_a_late_scrape_saw(begins, usages, data):
-    """Steps whose cache was full between two scrapes look emptier than they were; as few as one in twenty change nothing."""
+    """Steps whose cache was full between two scrapes look emptier than they were; as few as one in twenty change
+    nothing."""
     steps = [(usage, usage >= begins) for usage in usages]
     full = sum(was for _, was in steps)
     assume(full >= 20)
     missed = data.draw(st.lists(st.floats(0.1, 0.5), max_size=math.floor(MISSED * full)))
     found = onset([*steps, *((low, True) for low in missed)])
     assert found is not None
-    assert begins <= found.usage <= sorted(usage for usage in usages if usage >= begins)[math.floor(MISSED * (full + len(missed)))]
-    assert found == onset([*steps, *((low, True) for low in missed), *((usage, False) for usage in usages)]), "what is well says nothing of it"
+    assert (
+        begins
+        <= found.usage
+        <= sorted(usage for usage in usages if usage >= begins)[math.floor(MISSED * (full + len(missed)))]
+    )
+    assert found == onset([*steps, *((low, True) for low in missed), *((usage, False) for usage in usages)]), (
+        "what is well says nothing of it"
+    )
 
 
 def test_two_steps_with_preemptions_are_a_burst():
     assert onset([(0.9, True), (0.95, True), (0.99, False)]) is None
 
 
-# ---- bounds -----------------------------------------------------------------------------------------------------------------
+# ---- bounds
 
 
 @given(st.floats(0.001, 3000), st.sampled_from([bounds.TTFT_S, bounds.INTER_TOKEN_S, ()]))
@@ -143,12 +188,15 @@ def test_a_number_goes_to_a_bound_that_is_near_and_else_stays(value, of):
         assert found == pytest.approx(value, rel=0.06)
 
 
-# ---- each number ------------------------------------------------------------------------------------------------------------
+# ---- each number
 
 
 def test_a_queue_may_be_as_long_as_what_is_served_within_its_time_limit():
-    """Four a second while anybody waits, and half of that at other times, which is no measure: twenty within five seconds."""
-    found = asked(queued={ENGINE: course(*[3.0] * 20, *[0.0] * 20)}, drained={ENGINE: course(*[4.05] * 20, *[2.0] * 20)})
+    """Four a second while anybody waits, and half of that at other times, which is no measure: twenty within five
+    seconds."""
+    found = asked(
+        queued={ENGINE: course(*[3.0] * 20, *[0.0] * 20)}, drained={ENGINE: course(*[4.05] * 20, *[2.0] * 20)}
+    )
     got = derived(found, aims=PATIENT)["queue_length"]
     assert 20 == got.value
     assert "finished 4.05 a second" in got.why
@@ -162,7 +210,12 @@ def test_a_queue_is_never_longer_than_shipped_where_who_waits_has_missed_the_tar
     got = derived(found)["queue_length"]
     assert got.value is None
     assert "that drains 20. Who waits so long has missed the TTFT target of 2.5 s (the objectives)" in got.why
-    assert 5 == derived(replace(found, drained={ENGINE: course(*[1.0] * 200)}, queued={ENGINE: course(*[3.0] * 200)}))["queue_length"].value
+    assert (
+        5
+        == derived(replace(found, drained={ENGINE: course(*[1.0] * 200)}, queued={ENGINE: course(*[3.0] * 200)}))[
+            "queue_length"
+        ].value
+    )
 
 
 def test_a_short_queue_is_a_queue_and_tells_too_little():
@@ -179,9 +232,9 @@ def test_what_is_known_of_a_young_prometheus_is_told_with_the_window_that_fits()
     young = RecordedUse("http://prometheus:9090", 0.0, week, 300.0, drained=drained)
     got = derived(young)["queue_length"]
     assert (
-        "There were too few requests: in 3 steps only; 12 would tell. Seen is the last 12 min of the window, in steps of 5 min: --window 12m fits "
-        "what is recorded."
-    ) == got.why
+        "There were too few requests: in 3 steps only; 12 would tell. Seen is the last 12 min of the window, in steps"
+        " of 5 min: --window 12m fits what is recorded." == got.why
+    )
     few = derived(asked(drained={ENGINE: course(*[0.01] * 40)}))["queue_length"]
     assert "There were too few requests: fewer than 100." == few.why
 
@@ -197,14 +250,18 @@ def test_an_engine_that_drains_less_than_one_request_says_so():
 def test_the_slowest_engine_decides_for_all():
     other = (*ENGINE[:3], "vllm-1:8000", "chat")
     waits = course(*[3.0] * 20)
-    found = asked(queued={ENGINE: waits, other: waits}, drained={ENGINE: course(*[4.0] * 20), other: course(*[1.0] * 20)})
+    found = asked(
+        queued={ENGINE: waits, other: waits}, drained={ENGINE: course(*[4.0] * 20), other: course(*[1.0] * 20)}
+    )
     got = derived(found)["queue_length"]
     assert 5 == got.value
     assert "chat on vllm-1:8000" in got.why
 
 
 def test_an_engine_that_never_had_a_queue_is_a_floor_and_never_stricter_than_shipped():
-    quick, slow = (asked(queued={ENGINE: course(*[0.0] * 40)}, drained={ENGINE: course(*[rate] * 40)}) for rate in (6.0, 0.5))
+    quick, slow = (
+        asked(queued={ENGINE: course(*[0.0] * 40)}, drained={ENGINE: course(*[rate] * 40)}) for rate in (6.0, 0.5)
+    )
     assert 30 == derived(quick, aims=PATIENT)["queue_length"].value
     assert derived(slow)["queue_length"].value is None
     assert "no measure" in derived(slow)["queue_length"].why
@@ -251,11 +308,13 @@ def test_live_traffic_that_needs_longer_is_not_told_of_all_day():
 def test_no_latency_is_looser_than_its_target():
     slow = {"long (at once)": [replace(each, ttft_s=40 * each.ttft_s, tpot_s=0.3) for each in SATURATES]}
     got = derived(asked(), bench=slow)
-    assert (2.5, None, 0.1) == (got[TTFT].threshold.value, got[TTFT].value, got[INTER_TOKEN].threshold.value), "2.5 s as before is nothing new"
+    assert (2.5, None, 0.1) == (got[TTFT].threshold.value, got[TTFT].value, got[INTER_TOKEN].threshold.value), (
+        "2.5 s as before is nothing new"
+    )
     assert (
-        "2.5 s (the objectives) is the target. At the knee (c8 of long (at once)) p95 TTFT is 8 s, so this engine breaks the target before it is "
-        "full."
-    ) == got[TTFT].why
+        "2.5 s (the objectives) is the target. At the knee (c8 of long (at once)) p95 TTFT is 8 s, so this engine"
+        " breaks the target before it is full." == got[TTFT].why
+    )
     own = derived(asked(), aims=derive.targets(slo.shipped(), 0.8), bench=None)
     assert 0.75 == own[TTFT].value, "a target of 0.8 s is missed long before 2.5 s are, bench or none"
     assert "The target is 0.8 s (the worksheet)" in own[TTFT].why
@@ -271,20 +330,42 @@ def test_no_latency_is_looser_than_its_target():
     ("found", "bench", "name", "why"),
     [
         ({}, None, "queue_length", "There were too few requests"),
-        ({"drained": {ENGINE: course(*[4.0] * (LEAST_STEPS - 1))}}, None, "queue_length", "There were too few requests"),
+        (
+            {"drained": {ENGINE: course(*[4.0] * (LEAST_STEPS - 1))}},
+            None,
+            "queue_length",
+            "There were too few requests",
+        ),
         ({}, None, "kv_cache_usage", "The cache was in use in 0 steps only"),
         ({"usage": {CORE: course(*[0.5] * 99)}}, None, "kv_cache_usage", "seldom fuller than 90 % (at most 50%)"),
         (
-            {"usage": {CORE: course(*[0.5] * 99)}, "preempted": {CORE: course(1.0, 1.0)}}, None, "kv_cache_usage",
+            {"usage": {CORE: course(*[0.5] * 99)}, "preempted": {CORE: course(1.0, 1.0)}},
+            None,
+            "kv_cache_usage",
             "Preemptions were seen in 2 steps only",
         ),
-        ({"usage": {CORE: course(*[0.2] * 99)}, "preempted": {CORE: course(*[1.0] * 99)}}, None, "kv_cache_usage", "look for priorities"),
+        (
+            {"usage": {CORE: course(*[0.2] * 99)}, "preempted": {CORE: course(*[1.0] * 99)}},
+            None,
+            "kv_cache_usage",
+            "look for priorities",
+        ),
         ({}, None, TTFT, "No bench was given"),
         ({}, {}, TTFT, "no run with a concurrency or a rate came to its end"),
-        ({}, {"short (at once)": SATURATES[:4]}, TTFT, "short (at once): throughput still grows at its highest load (c8)"),
-        ({}, {"short (at once)": [replace(each, tpot_s=None) for each in SATURATES]}, INTER_TOKEN, "no times between tokens"),
+        (
+            {},
+            {"short (at once)": SATURATES[:4]},
+            TTFT,
+            "short (at once): throughput still grows at its highest load (c8)",
+        ),
+        (
+            {},
+            {"short (at once)": [replace(each, tpot_s=None) for each in SATURATES]},
+            INTER_TOKEN,
+            "no times between tokens",
+        ),
     ],
-)  # fmt: skip
+)
 def test_thin_evidence_keeps_what_is_shipped_and_says_what_was_lacking(found, bench, name, why):
     got = derived(asked(**found), bench=bench)[name]
     assert got.value is None
@@ -292,22 +373,32 @@ def test_thin_evidence_keeps_what_is_shipped_and_says_what_was_lacking(found, be
     assert why in got.why
 
 
-# ---- a bench ----------------------------------------------------------------------------------------------------------------
+# ---- a bench
 
 
 def bench_of(points: Sequence[BenchLoad], arms: Sequence[str] = ("chat",), **more: Any) -> Bench:
     engine = BenchEngine(url="http://vllm-0:8000", model="chat")
     runs = [
         Run(
-            number=number, arm=arm, workload="short", point=each.label, started_s=0.0, ended_s=1.0, seed=1, asked=20, ok=20,
-            figures={"ttft_ms.p95": each.ttft_s * 1000 * off, "tpot_ms.p95": 20.0 * off, "tokens_per_second": each.throughput * off}, **more,
+            number=number, arm=arm, workload="short", point=each.label, started_s=0.0, ended_s=1.0, seed=1, asked=20,
+            ok=20,
+            figures={"ttft_ms.p95": each.ttft_s * 1000 * off, "tpot_ms.p95": 20.0 * off,
+                "tokens_per_second": each.throughput * off}, **more,
         )
-        for number, (arm, each, off) in enumerate((arm, each, off) for arm in arms for each in points for off in (0.9, 1.0, 1.3))
+        for number, (arm, each,
+            off) in enumerate((arm, each, off) for arm in arms for each in points for off in (0.9, 1.0, 1.3))
     ]  # fmt: skip
     return Bench(
-        id="b", title="t", tool="x", started_s=0.0, ended_s=1.0, arms=tuple(Arm(name=arm, engine=engine) for arm in arms), runs=tuple(runs),
-        workloads=(), workload_hash="h",
-    )  # fmt: skip
+        id="b",
+        title="t",
+        tool="x",
+        started_s=0.0,
+        ended_s=1.0,
+        arms=tuple(Arm(name=arm, engine=engine) for arm in arms),
+        runs=tuple(runs),
+        workloads=(),
+        workload_hash="h",
+    )
 
 
 def test_a_load_is_the_median_of_its_runs_and_one_that_broke_off_is_none():
@@ -328,10 +419,11 @@ def test_which_of_two_arms_is_deployed_has_to_be_said():
     assert 6 == len(load_curves(two, "new")["short (at once)"])
 
 
-# ---- the file ---------------------------------------------------------------------------------------------------------------
+# ---- the file
 
 WHOLE = {
-    "queued": {ENGINE: course(*[3.0] * 20)}, "drained": {ENGINE: course(*[4.0] * 20)}, "usage": {CORE: course(*[0.97] * 40)},
+    "queued": {ENGINE: course(*[3.0] * 20)}, "drained": {ENGINE: course(*[4.0] * 20)},
+    "usage": {CORE: course(*[0.97] * 40)},
     "preempted": {CORE: course(*[1.0] * 40)},
 }  # fmt: skip
 
@@ -356,14 +448,15 @@ def test_where_nothing_can_be_derived_the_file_changes_nothing():
     assert Overrides() == config.parse(text, Overrides, "thresholds.yml")
 
 
-# ---- from Prometheus --------------------------------------------------------------------------------------------------------
+# ---- from Prometheus
 
 HOURS, SCRAPE_S = 3, 15
 RATE = 4.0  # requests a second while there is a queue
 
 
 def history(end_s: int) -> Iterator[str]:
-    """One engine: an hour of little to do, an hour with a queue, an hour in which it preempts from 96 % on; a TTFT of 0.6 s, of all in its bucket."""
+    """One engine: an hour of little to do, an hour with a queue, an hour in which it preempts from 96 % on; a TTFT of
+    0.6 s, of all in its bucket."""
     labels = 'instance="vllm-0:8000",job="vllm",model_name="chat",engine="0"'
     ticks = range(0, HOURS * 3600 + 1, SCRAPE_S)
 
@@ -380,13 +473,23 @@ def history(end_s: int) -> Iterator[str]:
         return 0.3 if tick < 3600 else 0.85 if tick < 7200 else 0.96 + 0.02 * (tick // 600 % 2)
 
     yield from series(vllm.NUM_REQUESTS_RUNNING.name, "gauge", "", lambda tick: 4.0, vllm.NUM_REQUESTS_RUNNING.name)
-    yield from series(vllm.NUM_REQUESTS_WAITING.name, "gauge", "", lambda tick: 0.0 if tick < 3600 else 6.0, vllm.NUM_REQUESTS_WAITING.name)
+    yield from series(
+        vllm.NUM_REQUESTS_WAITING.name,
+        "gauge",
+        "",
+        lambda tick: 0.0 if tick < 3600 else 6.0,
+        vllm.NUM_REQUESTS_WAITING.name,
+    )
     yield from series(vllm.KV_CACHE_USAGE.name, "gauge", "", usage, vllm.KV_CACHE_USAGE.name)
     for metric, more, value in (
-        (vllm.REQUEST_SUCCESS, ',finished_reason="stop"', finished), (vllm.NUM_PREEMPTIONS, "", lambda tick: 0.5 * max(0, tick - 7200)),
-    ):  # fmt: skip
+        (vllm.REQUEST_SUCCESS, ',finished_reason="stop"', finished),
+        (vllm.NUM_PREEMPTIONS, "", lambda tick: 0.5 * max(0, tick - 7200)),
+    ):
         yield from series(metric.name, "counter", more, value, metric.name.removesuffix("_total"))
-    for metric, of, at in ((vllm.TIME_TO_FIRST_TOKEN, bounds.TTFT_S, 0.6), (vllm.INTER_TOKEN_LATENCY, bounds.INTER_TOKEN_S, 0.06)):
+    for metric, of, at in (
+        (vllm.TIME_TO_FIRST_TOKEN, bounds.TTFT_S, 0.6),
+        (vllm.INTER_TOKEN_LATENCY, bounds.INTER_TOKEN_S, 0.06),
+    ):
         yield f"# TYPE {metric.name} histogram"
         for bound in (*of, math.inf):
             le = "+Inf" if bound == math.inf else repr(bound)
@@ -420,7 +523,10 @@ def test_what_was_recorded_becomes_a_file_that_an_export_takes(recorded, part, t
     assert {"kv_cache_usage": 0.91, TTFT: 0.75, INTER_TOKEN: 0.075} == numbers
     assert 0 == run("export", "--out", tmp_path / "rules", "--thresholds", out)[0]
     done = subprocess.run(
-        [part("promtool").path, "check", "rules", *(tmp_path / "rules").glob("*.yaml")], capture_output=True, text=True, check=False
+        [part("promtool").path, "check", "rules", *(tmp_path / "rules").glob("*.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "> 0.91" in " ".join((tmp_path / "rules" / "ticket.yaml").read_text().split())
@@ -431,14 +537,19 @@ def test_what_was_recorded_becomes_a_file_that_an_export_takes(recorded, part, t
 @pytest.mark.prometheus
 def test_a_program_reads_the_same(recorded, tmp_path):
     (tmp_path / "sheet.yaml").write_text("targets: {ttft_p95: 6s}\n")
-    status, text = run("derive", "--prometheus", recorded, "--window", "3h", "--worksheet", tmp_path / "sheet.yaml", "--json")
+    status, text = run(
+        "derive", "--prometheus", recorded, "--window", "3h", "--worksheet", tmp_path / "sheet.yaml", "--json"
+    )
     found = json.loads(text)
     assert 0 == status
     assert {"queue_length": 20.0, "kv_cache_usage": 0.91} == found["thresholds"]
     assert {"kv_cache_usage": True, "queue_length": True, INTER_TOKEN: False, TTFT: False} == {
         row["name"]: row["derived"] for row in found["numbers"]
     }
-    assert pytest.approx(RATE, rel=0.01) == next(row for row in found["numbers"] if row["name"] == "queue_length")["evidence"]["requests_per_second"]
+    assert (
+        pytest.approx(RATE, rel=0.01)
+        == next(row for row in found["numbers"] if row["name"] == "queue_length")["evidence"]["requests_per_second"]
+    )
 
 
 @pytest.mark.prometheus
@@ -456,7 +567,14 @@ def test_a_program_reads_the_same(recorded, tmp_path):
 def test_a_mistake_is_told_in_a_sentence(recorded, tmp_path, words, sentence):
     (tmp_path / "JOBS").write_text("engine_job: llm-.*\n")
     (tmp_path / "BAD").write_text("targets: {ttft_p95: soon}\n")
-    status, text = run("derive", "--prometheus", recorded, "--window", "3h", *(tmp_path / word if word.isupper() else word for word in words))
+    status, text = run(
+        "derive",
+        "--prometheus",
+        recorded,
+        "--window",
+        "3h",
+        *(tmp_path / word if word.isupper() else word for word in words),
+    )
     assert 2 == status
     assert sentence in " ".join(text.split())
     assert "Traceback" not in text
@@ -465,7 +583,9 @@ def test_a_mistake_is_told_in_a_sentence(recorded, tmp_path, words, sentence):
 @pytest.mark.prometheus
 def test_a_worksheet_says_what_is_promised(recorded, tmp_path):
     (tmp_path / "sheet.yaml").write_text("targets: {ttft_p95: 500ms}\n")
-    status, text = run("derive", "--prometheus", recorded, "--window", "3h", "--worksheet", tmp_path / "sheet.yaml", "--json")
+    status, text = run(
+        "derive", "--prometheus", recorded, "--window", "3h", "--worksheet", tmp_path / "sheet.yaml", "--json"
+    )
     assert 0 == status
     assert 0.5 == json.loads(text)["thresholds"][TTFT]
 
@@ -482,4 +602,9 @@ def test_where_no_prometheus_answers_that_is_said():
 
 
 def test_the_help_ends_with_an_example():
-    assert run("derive", "--help")[1].split("Options:")[0].rstrip().endswith("--prometheus http://127.0.0.1:9090 --out thresholds.yml")
+    assert (
+        run("derive", "--help")[1]
+        .split("Options:")[0]
+        .rstrip()
+        .endswith("--prometheus http://127.0.0.1:9090 --out thresholds.yml")
+    )

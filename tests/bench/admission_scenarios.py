@@ -1,9 +1,11 @@
-"""Scenarios of admission on a virtual clock: our policy beside first come first served, team by team. Printed into docs/gateway.md.
+"""Scenarios of admission on a virtual clock: our policy beside first come first served, team by team. Printed into
+docs/gateway.md.
 
     python tests/bench/admission_scenarios.py            the table
     python tests/bench/admission_scenarios.py --write    the table, into the page
 
-The same arrivals for both, from one seed; nothing here reads a clock, so every figure is exact and comes out the same anywhere."""
+The same arrivals for both, from one seed; nothing here reads a clock, so every figure is exact and comes out the same
+anywhere."""
 
 from __future__ import annotations
 
@@ -30,13 +32,15 @@ OURS = Policy(
     capacity=Capacity(slots=SLOTS),
 )  # fmt: skip
 # One queue for all, as long as clients wait for the longest of ours.
-FIRST_COME = Policy(teams={ANYBODY: Team(band="all")}, bands={"all": Band(rank=0, max_wait_s=120.0)}, capacity=Capacity(slots=SLOTS))
+FIRST_COME = Policy(
+    teams={ANYBODY: Team(band="all")}, bands={"all": Band(rank=0, max_wait_s=120.0)}, capacity=Capacity(slots=SLOTS)
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """How a team asks: requests a second from one time to another, how long each holds a slot on the average, and its tokens. once: all at the first
-    moment instead, so many."""
+    """How a team asks: requests a second from one time to another, how long each holds a slot on the average, and its
+    tokens. once: all at the first moment instead, so many."""
 
     rate: float = 0.0
     holds_s: float = 5.0
@@ -69,7 +73,9 @@ class Scenario:
     def run(self, policy: Policy) -> Simulation:
         """The same arrivals whatever the policy."""
         rng = random.Random(SEED)
-        arrivals = sorted(chain.from_iterable(asks.arrivals(team, rng) for team, asks in self.teams.items()), key=lambda one: one.at)
+        arrivals = sorted(
+            chain.from_iterable(asks.arrivals(team, rng) for team, asks in self.teams.items()), key=lambda one: one.at
+        )
         due = list(self.slots)
 
         def look(admission: Admission, now: float) -> None:
@@ -82,17 +88,34 @@ class Scenario:
 
 
 _USUAL = {"demo": Asks(0.7), "chat": Asks(1.2), "docs": Asks(0.6), "nightly": Asks(1.5)}  # two thirds of the slots
-_SHRINKS = tuple((60.0 + 5 * step, slots) for step, slots in enumerate((24, 18, 13, 9, 6)))  # by a quarter of what runs, every five seconds
+# by a quarter of what runs, every five seconds
+_SHRINKS = tuple((60.0 + 5 * step, slots) for step, slots in enumerate((24, 18, 13, 9, 6)))
 _GROWS = tuple((110.0 + step, 6 + step * 2) for step in range(14))  # by a twentieth of the limit a second, at least
 SCENARIOS = (
-    Scenario("flood of one team", "chat sends 300 requests of 12 s at second 10", {**_USUAL, "chat": Asks(0.2, 12.0, from_s=10.0, once=300)}),
     Scenario(
-        "mixed lengths", "docs sends 6,000 tokens for an answer of 900, 25 s each, and chat 300 for 60, 2 s each; together more than there is",
+        "flood of one team",
+        "chat sends 300 requests of 12 s at second 10",
+        {**_USUAL, "chat": Asks(0.2, 12.0, from_s=10.0, once=300)},
+    ),
+    Scenario(
+        "mixed lengths",
+        "docs sends 6,000 tokens for an answer of 900, 25 s each, and chat 300 for 60, 2 s each; together more than"
+        " there is",
         {"demo": Asks(0.7), "chat": Asks(6.0, 2.0, 300, 60), "docs": Asks(1.2, 25.0, 6000, 900), "nightly": Asks(0.5)},
     ),
-    Scenario("failing engine", "one of two engines is gone from second 60 to 120, with half of the slots", _USUAL, ((60.0, 16), (120.0, SLOTS))),
-    Scenario("slot shrink", "the cache is full from second 60 on: slots fall to 6, and come back from second 110", _USUAL, (*_SHRINKS, *_GROWS)),
-)  # fmt: skip
+    Scenario(
+        "failing engine",
+        "one of two engines is gone from second 60 to 120, with half of the slots",
+        _USUAL,
+        ((60.0, 16), (120.0, SLOTS)),
+    ),
+    Scenario(
+        "slot shrink",
+        "the cache is full from second 60 on: slots fall to 6, and come back from second 110",
+        _USUAL,
+        (*_SHRINKS, *_GROWS),
+    ),
+)
 
 
 def table() -> Iterator[str]:
@@ -106,12 +129,22 @@ def _rows(scenario: Scenario) -> Iterator[Sequence[str]]:
     ours, theirs = scenario.run(OURS), scenario.run(FIRST_COME)
     for team in scenario.teams:
         mine = _figures(ours, team)
-        yield (scenario.name, team, str(sum(1 for one in ours.ended if one.arrival.team == team)), *mine, *_figures(theirs, team))
+        yield (
+            scenario.name,
+            team,
+            str(sum(1 for one in ours.ended if one.arrival.team == team)),
+            *mine,
+            *_figures(theirs, team),
+        )
 
 
 def _figures(simulation: Simulation, team: str) -> tuple[str, str, str, str]:
     waits = simulation.waits(team)
-    refused = sum(one.end in (End.REFUSED, End.DISPLACED, End.WAITED_TOO_LONG) for one in simulation.ended if one.arrival.team == team)
+    refused = sum(
+        one.end in (End.REFUSED, End.DISPLACED, End.WAITED_TOO_LONG)
+        for one in simulation.ended
+        if one.arrival.team == team
+    )
     half, most = (f"{percentile(waits, share):.1f}" if waits else "" for share in (0.5, 0.95))
     return half, most, str(len(waits)), str(refused)
 

@@ -1,7 +1,7 @@
 """A gateway's admission under simulated load, on a virtual clock: no engine, no socket, a million requests in a minute.
 
-An engine is as many slots as there are, each held for as long as a request takes; that is what vLLM looks like from outside while its batch is
-not full. Every request ends in exactly one way."""
+An engine is as many slots as there are, each held for as long as a request takes; that is what vLLM looks like from
+outside while its batch is not full. Every request ends in exactly one way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from stack.gateway.policy import Band, Capacity, Policy, Team
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """at: when, in seconds. holds_s: how long the engine needs. patience_s: after which the client has left, wherever its request is then."""
+    """at: when, in seconds. holds_s: how long the engine needs. patience_s: after which the client has left, wherever
+    its request is then."""
 
     at: float
     team: str
@@ -51,7 +52,8 @@ class Ended:
 
 
 class Clock:
-    """The virtual time, and what is still to come: in order of time, and at one time in the order in which it was told."""
+    """The virtual time, and what is still to come: in order of time, and at one time in the order in which it was
+    told."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -128,7 +130,9 @@ class Simulation:
             if following and (not clock.events or following.at <= clock.events[0][0]):
                 arrival, following = following, next(coming, None)
                 clock.now = arrival.at
-                Visit(arrival, admission, clock, self.ended).arrives(clock.now, arrival.team if arrival.team in self.policy.teams else ANYBODY)
+                Visit(arrival, admission, clock, self.ended).arrives(
+                    clock.now, arrival.team if arrival.team in self.policy.teams else ANYBODY
+                )
             else:
                 clock.now, _, what = heapq.heappop(clock.events)
                 what(clock.now)
@@ -150,17 +154,22 @@ def percentile(ordered: list[float], share: float) -> float:
 SLOTS, MINUTES, FLOOD, FLOOD_AT_S = 32, 4, 300, 10.0
 ANYBODY = "anybody"  # the team of those that a policy does not tell apart
 FAIR = Policy(
-    teams={"demo": Team(band="demo"), "replay": Team(band="replay"), "small": Team(), "flood": Team(), "nightly": Team(band="experimental")},
-    bands={"demo": Band(rank=0, max_wait_s=30.0), "replay": Band(rank=0, max_wait_s=60.0), "default": Band(rank=1, ceiling=0.9, max_wait_s=600.0),
+    teams={"demo": Team(band="demo"), "replay": Team(band="replay"), "small": Team(), "flood": Team(),
+        "nightly": Team(band="experimental")},
+    bands={"demo": Band(rank=0, max_wait_s=30.0), "replay": Band(rank=0, max_wait_s=60.0),
+        "default": Band(rank=1, ceiling=0.9, max_wait_s=600.0),
            "experimental": Band(rank=2, ceiling=0.8, floor=2, max_wait_s=1200.0)},
     capacity=Capacity(slots=SLOTS),
 )  # fmt: skip
-FIFO = Policy(teams={ANYBODY: Team(band="all")}, bands={"all": Band(rank=0, max_wait_s=3600.0)}, capacity=Capacity(slots=SLOTS))
+FIFO = Policy(
+    teams={ANYBODY: Team(band="all")}, bands={"all": Band(rank=0, max_wait_s=3600.0)}, capacity=Capacity(slots=SLOTS)
+)
 _STEADY = {"demo": 0.7, "replay": 0.4, "small": 0.2, "nightly": 1.8}  # requests a second, each about five seconds long
 
 
 def flooded(seed: int, minutes: float = MINUTES) -> Iterator[Arrival]:
-    """Four teams ask steadily for half of the slots; ten seconds in, a fifth dumps 300 requests of sixteen seconds: more than there is time for."""
+    """Four teams ask steadily for half of the slots; ten seconds in, a fifth dumps 300 requests of sixteen seconds:
+    more than there is time for."""
     rng = random.Random(seed)
     steady = [_some(rng, FLOOD_AT_S, "flood", 16.0) for _ in range(FLOOD)]
     for team, rate in _STEADY.items():
@@ -183,12 +192,15 @@ def table(seeds: Iterable[int] = range(5)) -> Iterator[str]:
     for name, policy in (("bands and tokens", FAIR), ("first come first served", FIFO)):
         runs = [Flood(policy, seed) for seed in seeds]
         waits = {team: sorted(wait for run in runs for wait in run.waits(team)) for team in FAIR.teams}
-        cells = "".join(f"{percentile(waits[team], 0.5):13.1f}{percentile(waits[team], 0.99):8.1f}" for team in FAIR.teams)
+        cells = "".join(
+            f"{percentile(waits[team], 0.5):13.1f}{percentile(waits[team], 0.99):8.1f}" for team in FAIR.teams
+        )
         yield f"{name:24}{sum(run.use for run in runs) / len(runs):7.3f}{cells}"
 
 
 class Flood:
-    """The flood under a policy. use: the share of slots that were held, from the flood until the last request came, 0 to 1."""
+    """The flood under a policy. use: the share of slots that were held, from the flood until the last request came, 0
+    to 1."""
 
     def __init__(self, policy: Policy, seed: int, minutes: float = MINUTES) -> None:
         self._busy_s, self._running, self._last, self._until = 0.0, 0, FLOOD_AT_S, minutes * 60
@@ -219,14 +231,21 @@ def busy(requests: int, seed: int = 0) -> Iterator[Arrival]:
 
 BUSY = Policy(
     teams={
-        f"team-{at}": Team(band=("demo", "default", "experimental")[at % 3], weight=1 + at % 4, max_running=(None, 8)[at % 2],
-                           max_in_flight=(30, 12)[at % 5 == 0])
+        f"team-{at}": Team(
+            band=("demo", "default", "experimental")[at % 3],
+            weight=1 + at % 4,
+            max_running=(None, 8)[at % 2],
+            max_in_flight=(30, 12)[at % 5 == 0],
+        )
         for at in range(10)
     },
-    bands={"demo": Band(rank=0, max_wait_s=15.0), "default": Band(rank=1, max_wait_s=30.0),
-           "experimental": Band(rank=2, ceiling=0.8, floor=2, max_wait_s=8.0)},
+    bands={
+        "demo": Band(rank=0, max_wait_s=15.0),
+        "default": Band(rank=1, max_wait_s=30.0),
+        "experimental": Band(rank=2, ceiling=0.8, floor=2, max_wait_s=8.0),
+    },
     capacity=Capacity(slots=SLOTS, tokens=40_000, queue=45),
-)  # fmt: skip
+)
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """`make bench-crosscheck`: our figures beside those of `vllm bench serve`, on one engine and one shape, in turns.
 
-Each round is two runs, of ours and of theirs, in the order A, B, B, A, ... The engine has one core and no prefix cache, both clients have the other
-core. What each measured is judged like two arms of an experiment: a difference between the tools would be called better or worse."""
+Each round is two runs, of ours and of theirs, in the order A, B, B, A, ... The engine has one core and no prefix cache,
+both clients have the other core. What each measured is judged like two arms of an experiment: a difference between the
+tools would be called better or worse."""
 
 from __future__ import annotations
 
@@ -32,14 +33,28 @@ ROUNDS = 6  # the least for a verdict
 INPUT, OUTPUT, AT_ONCE = 128, 64, 4  # short-short c4
 WARM_UP = 4  # requests, as many as ours sends before it counts
 TTFT, ENGINE = vllm.TIME_TO_FIRST_TOKEN.name, "engine_ttft_ms.mean"
-FIGURES = ("ttft_ms.mean", "ttft_ms.p50", "tpot_ms.mean", "tpot_ms.p50", "e2e_ms.p50", "tokens_per_second", "qps", ENGINE)
+FIGURES = (
+    "ttft_ms.mean",
+    "ttft_ms.p50",
+    "tpot_ms.mean",
+    "tpot_ms.p50",
+    "e2e_ms.p50",
+    "tokens_per_second",
+    "qps",
+    ENGINE,
+)
 
 
 def command(*arguments: object, within_s: float = 300.0) -> subprocess.CompletedProcess[str]:
     """`vllm-watch` as people call it."""
     argv = [sys.executable, "-m", "stack.cli", *map(str, arguments)]
     return subprocess.run(
-        argv, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}, capture_output=True, text=True, timeout=within_s, check=False
+        argv,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"},
+        capture_output=True,
+        text=True,
+        timeout=within_s,
+        check=False,
     )
 
 
@@ -61,13 +76,22 @@ def theirs(url: str, folder: Path, requests: int, seed: int) -> tuple[Run, Path]
     folder.mkdir(parents=True)
     programs = engine_parts()
     argv = [
-        programs["engine"], "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions", "--base-url", url, "--model", plan.MODEL,
-        "--tokenizer", programs["model"], "--dataset-name", "random", "--random-input-len", INPUT, "--random-output-len", OUTPUT,
-        "--random-range-ratio", 0, "--ignore-eos", "--temperature", 0, "--num-prompts", requests, "--max-concurrency", AT_ONCE,
+        programs["engine"], "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions", "--base-url", url,
+        "--model", plan.MODEL,
+        "--tokenizer", programs["model"], "--dataset-name", "random", "--random-input-len", INPUT,
+        "--random-output-len", OUTPUT,
+        "--random-range-ratio", 0, "--ignore-eos", "--temperature", 0, "--num-prompts", requests, "--max-concurrency",
+        AT_ONCE,
         "--num-warmups", WARM_UP, "--seed", seed, "--disable-tqdm",
         "--save-result", "--save-detailed", "--result-dir", folder, "--result-filename", "theirs.json",
     ]  # fmt: skip
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    env = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
     done = subprocess.run([*map(str, argv)], env=env, capture_output=True, text=True, timeout=300, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     done = command("bench", "import", folder / "theirs.json", "--out", folder / "taken-in")
@@ -98,7 +122,15 @@ def turns(url: str, folder: Path, rounds: int, requests: int) -> tuple[list[Run]
             tokens, first, first_s = (after - then for after, then in zip(Counted.at(url), before, strict=True))
             figures = {**run.figures, ENGINE: 1000 * first_s / first}
             found[name].append(
-                msgspec.structs.replace(run, arm=name, workload="short-short", seed=seed, started_s=began, ended_s=time.time(), figures=figures)
+                msgspec.structs.replace(
+                    run,
+                    arm=name,
+                    workload="short-short",
+                    seed=seed,
+                    started_s=began,
+                    ended_s=time.time(),
+                    figures=figures,
+                )
             )
             told = ", ".join(f"{figure} {figures[figure]:.4g}" for figure in FIGURES)
             print(f"{name}: {told}; the engine read {tokens / first:.1f} tokens a prompt", flush=True)
@@ -108,7 +140,10 @@ def turns(url: str, folder: Path, rounds: int, requests: int) -> tuple[list[Run]
 def main(arguments: Sequence[str]) -> None:
     cores, quick = sorted(os.sched_getaffinity(0)), "--quick" in arguments
     rounds, requests = (2, 12) if quick else (ROUNDS, 40)
-    print(f"{processor()}; engine on core {cores[0]}, clients on core {cores[-1]}; load average before: {os.getloadavg()[0]:.2f}")
+    print(
+        f"{processor()}; engine on core {cores[0]}, clients on core {cores[-1]}; load average before:"
+        f" {os.getloadavg()[0]:.2f}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         engine = started(Path(folder), engine_parts(), free_port(), cores[0], "--no-enable-prefix-caching")
         try:
@@ -119,7 +154,10 @@ def main(arguments: Sequence[str]) -> None:
             engine.end()
     found = compare_runs(a, b, metrics=tuple(map(metric_of, FIGURES)))
     print(f"\n{INPUT} tokens in, {OUTPUT} out, {AT_ONCE} at once, {requests} requests a run, {rounds} runs of each")
-    print("\n| | ours: median (lowest to highest) | theirs | theirs / ours | 95 % interval | verdict |\n|---|---|---|---|---|---|")
+    print(
+        "\n| | ours: median (lowest to highest) | theirs | theirs / ours | 95 % interval | verdict"
+        " |\n|---|---|---|---|---|---|"
+    )
     for one in found.findings[: len(FIGURES)]:
         shown = " | ".join(f"{median(values):.4g} ({min(values):.4g} to {max(values):.4g})" for values in one.values)
         ratio, low, high = (f"{value:.3f}" if value is not None else "" for value in (one.effect, one.low, one.high))

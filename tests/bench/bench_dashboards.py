@@ -1,8 +1,10 @@
-"""`make bench-dashboards`: how long printing takes, what Overview costs a Prometheus with 24 h of 20 engines, and what our own board takes there.
+"""`make bench-dashboards`: how long printing takes, what Overview costs a Prometheus with 24 h of 20 engines, and what
+our own board takes there.
 
-Real Prometheus, real page: the captured vLLM 0.32 page, once for each engine, scraped every 15 s, written as blocks of two hours. Every
-panel's query over the last hour, as Grafana would send it; median of five rounds, one query after the other and six at a time as a browser does.
-Then `vllm-watch board` is asked for panels of all boards over that hour, at random, and its memory is told as it goes."""
+Real Prometheus, real page: the captured vLLM 0.32 page, once for each engine, scraped every 15 s, written as blocks of
+two hours. Every panel's query over the last hour, as Grafana would send it; median of five rounds, one query after the
+other and six at a time as a browser does. Then `vllm-watch board` is asked for panels of all boards over that hour, at
+random, and its memory is told as it goes."""
 
 from __future__ import annotations
 
@@ -47,8 +49,17 @@ def main() -> None:
         rows = list(_rows())
         for at in range(start, end, BLOCK_S):
             _block(folder, rows, at, start)
-            print(f"\r{(at - start) // BLOCK_S + 1} of {(end - start) // BLOCK_S} blocks", end="", file=sys.stderr, flush=True)
-        print(f"\n{ENGINES} engines, {len(rows) * ENGINES} series, {HOURS} h: written in {time.monotonic() - began:.0f} s", file=sys.stderr)
+            print(
+                f"\r{(at - start) // BLOCK_S + 1} of {(end - start) // BLOCK_S} blocks",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+        print(
+            f"\n{ENGINES} engines, {len(rows) * ENGINES} series, {HOURS} h: written in"
+            f" {time.monotonic() - began:.0f} s",
+            file=sys.stderr,
+        )
         _measure(folder, end)
 
 
@@ -56,7 +67,9 @@ def _render_s() -> float:
     took = []
     for _ in range(ROUNDS):
         began = time.monotonic()
-        subprocess.run([sys.executable, "-m", "stack.cli", "render", "--check"], cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "stack.cli", "render", "--check"], cwd=ROOT, check=True, capture_output=True
+        )
         took.append(time.monotonic() - began)
     return statistics.median(took)
 
@@ -85,7 +98,9 @@ def _block(folder: Path, rows: list[tuple[str, str, float, bool]], at: int, star
         file.write("# EOF\n")
     tool = install.find("promtool")
     assert tool, "promtool is missing: make cli ARGS='lab install promtool prometheus'"
-    subprocess.run([tool.path, "tsdb", "create-blocks-from", "openmetrics", text, folder / "data"], check=True, capture_output=True)
+    subprocess.run(
+        [tool.path, "tsdb", "create-blocks-from", "openmetrics", text, folder / "data"], check=True, capture_output=True
+    )
     text.unlink()
 
 
@@ -95,8 +110,14 @@ def _measure(folder: Path, end: int) -> None:
     config = folder / "prometheus.yml"
     config.write_text("global: {}\n")
     port = free_port()
-    command = [program.path, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}", "--storage.tsdb.retention.time=10y",
-               f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]  # fmt: skip
+    command = [
+        program.path,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        "--storage.tsdb.retention.time=10y",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--log.level=error",
+    ]
     server = subprocess.Popen(command)
     try:
         base = f"http://127.0.0.1:{port}"
@@ -145,7 +166,8 @@ def _report(base: str, over: Range) -> None:
 
 
 def _board(prometheus: str, end: int) -> None:
-    """Memory, once its heap has seen an answer of each size, follows how much there is to draw and not how often it was drawn."""
+    """Memory, once its heap has seen an answer of each size, follows how much there is to draw and not how often it was
+    drawn."""
     port, rng = free_port(), random.Random(1)
     command = [sys.executable, "-m", "stack.cli", "board", "--prometheus", prometheus, "--listen", f"127.0.0.1:{port}"]
     span = urllib.parse.urlencode({"from": (end - 3600) * 1000, "to": end * 1000})

@@ -1,6 +1,7 @@
 """`make bench-faults`: the fault table done to mtail and to the sidecar, and what each lost, counted twice or made up.
 
-Same files, same order, same pace. What is a fault of a reader's restart is judged as Prometheus would: what it showed last before it died is kept.
+Same files, same order, same pace. What is a fault of a reader's restart is judged as Prometheus would: what it showed
+last before it died is kept.
 Method and results: docs/faults.md."""
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ def with_mtail(case: Case, root: Path, program: Path) -> str:
         found, truth = reader.ids(), Counter(log.ids)
     finally:
         reader.stop()
-    wrong = {"lost": truth - found, "twice": Counter({number: found[number] - 1 for number in truth if found[number] > 1}),
-             "made up": Counter({number: times for number, times in found.items() if number not in truth})}  # fmt: skip
+    wrong = {
+        "lost": truth - found,
+        "twice": Counter({number: found[number] - 1 for number in truth if found[number] > 1}),
+        "made up": Counter({number: times for number, times in found.items() if number not in truth}),
+    }
     words = [f"{ids.total()} {word}" for word, ids in wrong.items() if ids.total()]
     return f"{', '.join(words)} of {len(log.ids)}" if words else "exact"
 
@@ -46,12 +50,21 @@ def main() -> int:
         try:
             print(f"|  | case | mtail {program.version} | vllm-watch |\n|---:|---|---|---|")
             for case in CASES:
-                rows.append((case, with_mtail(case, Path(folder, f"mtail-{case.number}"), program.path), with_sidecar(case, ours)))
+                rows.append(
+                    (
+                        case,
+                        with_mtail(case, Path(folder, f"mtail-{case.number}"), program.path),
+                        with_sidecar(case, ours),
+                    )
+                )
                 print("| {0.number} | {0.title} | {1} | {2} |".format(*rows[-1]), flush=True)
         finally:
             ours.close()
     exact = [sum(row[at] == "exact" for row in rows) for at in (1, 2)]
-    print(f"\nexact: mtail {exact[0]} of {len(rows)}, vllm-watch {exact[1]} of {len(rows)}; {ours.scrapes} scrapes, {len(ours.fell)} counters fell")
+    print(
+        f"\nexact: mtail {exact[0]} of {len(rows)}, vllm-watch {exact[1]} of {len(rows)}; {ours.scrapes} scrapes,"
+        f" {len(ours.fell)} counters fell"
+    )
     return int(exact[1] < len(rows) or bool(ours.fell))
 
 

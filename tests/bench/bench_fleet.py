@@ -1,8 +1,9 @@
-"""`make bench-fleet`: what a fleet costs one Prometheus, from one engine to 200 engines with 50 teams. Method and results: docs/fleet.md, "Growth".
+"""`make bench-fleet`: what a fleet costs one Prometheus, from one engine to 200 engines with 50 teams. Method and
+results: docs/fleet.md, "Growth".
 
-Real Prometheus, our shipped rules. Each size gets a history by back-fill (promtool), is scraped over HTTP for a while with all rules evaluated, and
-is then asked what the boards ask. A figure is a median; every group of rules is evaluated more often than shipped, which changes how often it
-is timed and not how long it takes."""
+Real Prometheus, our shipped rules. Each size gets a history by back-fill (promtool), is scraped over HTTP for a while
+with all rules evaluated, and is then asked what the boards ask. A figure is a median; every group of rules is evaluated
+more often than shipped, which changes how often it is timed and not how long it takes."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ RECORDED_H, RECORDED_EVERY_S = 24, 300
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a size is measured. hours, every_s: its history. watched_s: how long it is scraped and its rules are timed."""
+    """How a size is measured. hours, every_s: its history. watched_s: how long it is scraped and its rules are
+    timed."""
 
     size: Size
     hours: float = 2.0
@@ -65,9 +67,11 @@ PLANS = (Plan(Size(1, 2, 1)), Plan(Size(5, 5, 2)), Plan(Size(20, 10, 3)), Plan(S
 
 @dataclass
 class Found:
-    """What came of one size. Milliseconds, MiB, and shares of one core. queries: by board; slowest: the dearest query of them.
+    """What came of one size. Milliseconds, MiB, and shares of one core. queries: by board; slowest: the dearest query
+    of them.
 
-    *_least_ms: the same at their quickest, which says more where the machine had other work: all groups once, all queries of a board."""
+    *_least_ms: the same at their quickest, which says more where the machine had other work: all groups once, all
+    queries of a board."""
 
     plan: Plan
     series: int = 0
@@ -96,13 +100,21 @@ def measure(plan: Plan, folder: Path) -> Found:
     every = lines(plan.size)
     began = time.monotonic()
     end = int(zero_s) // plan.every_s * plan.every_s
-    samples = back_fill(folder, [line for line in every if line.name in READ], zero_s, end - round(plan.hours * 3600), end, plan.every_s)
+    samples = back_fill(
+        folder, [line for line in every if line.name in READ], zero_s, end - round(plan.hours * 3600), end, plan.every_s
+    )
     found.built_s = time.monotonic() - began
     tell(f"history of {samples:,} samples built in {found.built_s:.0f} s")
     found.block_mib = size_of(folder / "data") / 2**20
     found.block_bytes_per_sample = size_of(folder / "data") / samples
     configure(folder, plan, every, pages := free_port(), port := free_port())
-    with process([sys.executable, str(Path(__file__).with_name("bench_fleet_page.py")), *map(str, (pages, *asdict(plan.size).values(), zero_s))]):
+    with process(
+        [
+            sys.executable,
+            str(Path(__file__).with_name("bench_fleet_page.py")),
+            *map(str, (pages, *asdict(plan.size).values(), zero_s)),
+        ]
+    ):
         until_answers(pages)
         tell("pages are served")
         with prometheus(folder, port) as server:
@@ -130,13 +142,17 @@ def asked(board: Dashboard, over: Range) -> list[tuple[str, str, Any]]:
     """(panel, query, shape) of everything that a board asks, with every choice at All and its own at their defaults."""
     own = {one.name: one.default or one.options[0] for one in board.extra if one.default or one.options}
     values: dict[str, Any] = {name: [ALL] for name in CHAIN} | own
-    return [(panel.slug, fill(query.expr, values, over), panel.shape) for panel in board.panels for query in panel.queries]
+    return [
+        (panel.slug, fill(query.expr, values, over), panel.shape) for panel in board.panels for query in panel.queries
+    ]
 
 
 def _read() -> frozenset[str]:
     """Samples that a rule or one of the boards reads: what is scraped beside these is not in the history."""
     over = Range(0, 3600)
-    texts = [rule.expr for rule in (*ALERTS, *RECORDINGS)] + [query for board in boards(RAW) for _, query, _ in asked(board, over)]
+    texts = [rule.expr for rule in (*ALERTS, *RECORDINGS)] + [
+        query for board in boards(RAW) for _, query, _ in asked(board, over)
+    ]
     return frozenset(name for one in texts for name in promql_ast.names(one))
 
 
@@ -149,7 +165,8 @@ READ = _read()
 
 
 def back_fill(folder: Path, of: Sequence[Line], zero_s: float, start: int, end: int, every_s: int) -> int:
-    """Blocks of these series; how many samples. By the real promtool, two hours at a time, which is what one block holds."""
+    """Blocks of these series; how many samples. By the real promtool, two hours at a time, which is what one block
+    holds."""
     tool, count = install.find("promtool"), 0
     if tool is None:
         raise SystemExit("promtool is missing: make cli ARGS='lab install promtool prometheus'")
@@ -163,7 +180,9 @@ def back_fill(folder: Path, of: Sequence[Line], zero_s: float, start: int, end: 
                 head, ends = text(line), [f" {at}\n" for at in times]
                 if line.grows or line.clock:
                     shares = [(at - zero_s) / 3600 for at in times]
-                    file.writelines([f"{head}{one:.9g}{end_}" for one, end_ in zip(line.values(shares, zero_s), ends, strict=True)])
+                    file.writelines(
+                        [f"{head}{one:.9g}{end_}" for one, end_ in zip(line.values(shares, zero_s), ends, strict=True)]
+                    )
                 else:
                     whole = f"{head}{line.start:.9g}"
                     file.writelines([whole + end_ for end_ in ends])
@@ -199,23 +218,38 @@ def configure(folder: Path, plan: Plan, every: Sequence[Line], pages: int, port:
         (folder / "rules" / name).write_text(json.dumps(rules))  # JSON is YAML
     jobs: dict[str, list[dict[str, Any]]] = {}
     for job, instance in targets(every):
-        about = {"targets": [f"127.0.0.1:{pages}"], "labels": {"__metrics_path__": f"/{job}/{instance}", "instance": instance}}
+        about = {
+            "targets": [f"127.0.0.1:{pages}"],
+            "labels": {"__metrics_path__": f"/{job}/{instance}", "instance": instance},
+        }
         jobs.setdefault(job, []).append(about)
-    (folder / "prometheus.yml").write_text(json.dumps({
-        "global": {"scrape_interval": f"{plan.scrape_s}s", "scrape_timeout": f"{plan.scrape_s}s", "evaluation_interval": f"{plan.evaluate_s}s"},
-        "rule_files": [str(folder / "rules/*.yaml")],
-        "scrape_configs": [
-            *({"job_name": job, "honor_labels": True, "static_configs": found} for job, found in jobs.items()),
-            {"job_name": "prometheus", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]},
-        ],
-    }))  # fmt: skip
+    (folder / "prometheus.yml").write_text(
+        json.dumps(
+            {
+                "global": {
+                    "scrape_interval": f"{plan.scrape_s}s",
+                    "scrape_timeout": f"{plan.scrape_s}s",
+                    "evaluation_interval": f"{plan.evaluate_s}s",
+                },
+                "rule_files": [str(folder / "rules/*.yaml")],
+                "scrape_configs": [
+                    *({"job_name": job, "honor_labels": True, "static_configs": found} for job, found in jobs.items()),
+                    {"job_name": "prometheus", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]},
+                ],
+            }
+        )
+    )
 
 
 @contextmanager
 def process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Ends with the block, and with us."""
     server = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": ":".join((str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")))}
+        command,
+        env={
+            **os.environ,
+            "PYTHONPATH": ":".join((str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support"))),
+        },
     )
     try:
         yield server
@@ -232,8 +266,14 @@ def prometheus(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     program = install.find("prometheus")
     if program is None:
         raise SystemExit("Prometheus is missing: make cli ARGS='lab install promtool prometheus'")
-    command = [str(program.path), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", "--storage.tsdb.retention.time=10y",
-               f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]  # fmt: skip
+    command = [
+        str(program.path),
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+        "--storage.tsdb.retention.time=10y",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--log.level=error",
+    ]
     with process(command) as server:
         until_ready(f"http://127.0.0.1:{port}")
         yield server
@@ -277,7 +317,9 @@ def watch(found: Found, base: str, pid: int, folder: Path) -> None:
     took = time.monotonic() - began
     found.cpu_share = (cpu_s(pid) - cpu) / took
     found.rss_mib = statistics.median(rss)
-    found.samples_per_s = (number(base, "prometheus_tsdb_head_samples_appended_total{type='float'}", direct=True) - appended) / took
+    found.samples_per_s = (
+        number(base, "prometheus_tsdb_head_samples_appended_total{type='float'}", direct=True) - appended
+    ) / took
     found.disk_mib_per_h = (size_of(folder / "data/wal") - wal) / 2**20 / took * 3600
     found.series = round(number(base, "prometheus_tsdb_head_series", direct=True))
     durations = sorted(float(row["value"][1]) * 1000 for row in query(base, 'scrape_duration_seconds{job="vllm"}'))
@@ -298,7 +340,9 @@ def timed_groups(base: str) -> dict[str, float]:
 
 
 def query(base: str, expr: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"{base}/api/v1/query?{urllib.parse.urlencode({'query': expr})}", timeout=120) as answer:
+    with urllib.request.urlopen(
+        f"{base}/api/v1/query?{urllib.parse.urlencode({'query': expr})}", timeout=120
+    ) as answer:
         rows: list[dict[str, Any]] = json.load(answer)["data"]["result"]
     return rows
 
@@ -309,7 +353,11 @@ def number(base: str, series: str, *, direct: bool = False) -> float:
         return float(query(base, series)[0]["value"][1])
     name, _, label = series.partition("{")
     for line in urllib.request.urlopen(f"{base}/metrics", timeout=60).read().decode().splitlines():
-        if line.startswith(name) and (not label or label.rstrip("}").replace("'", '"') in line) and line[len(name)] in "{ ":
+        if (
+            line.startswith(name)
+            and (not label or label.rstrip("}").replace("'", '"') in line)
+            and line[len(name)] in "{ "
+        ):
             return float(line.rpartition(" ")[2])
     raise SystemExit(f"Prometheus does not tell {series}")
 
@@ -350,7 +398,8 @@ def ask(found: Found, base: str, end: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """y = at_none + per_one * x, least squares. off: the largest difference between it and what was measured, as a share of the largest value."""
+    """y = at_none + per_one * x, least squares. off: the largest difference between it and what was measured, as a
+    share of the largest value."""
 
     at_none: float
     per_one: float
@@ -385,7 +434,8 @@ ROWS: tuple[tuple[str, Any], ...] = (
     ("RSS of Prometheus, MiB", lambda f: f"{f.rss_mib:,.0f}"),
     ("CPU of Prometheus, % of a core", lambda f: f"{100 * f.cpu_share:.1f}"),
     ("scrape of an engine: median, worst, ms", lambda f: f"{f.scrape_ms:.1f}, {f.scrape_worst_ms:.1f}"),
-    ("all rules once: sum of the groups, ms (at their quickest)", lambda f: f"{f.rules_ms:,.0f} ({f.rules_least_ms:,.0f})"),
+    ("all rules once: sum of the groups, ms (at their quickest)",
+        lambda f: f"{f.rules_ms:,.0f} ({f.rules_least_ms:,.0f})"),
     ("the dearest group, ms", lambda f: f"{f.rules_worst_ms:,.0f} ({f.rules_worst.removeprefix('vllm-')})"),
     ("write-ahead log, MiB an hour", lambda f: f"{f.disk_mib_per_h:,.0f}"),
     ("blocks: bytes a sample", lambda f: f"{f.block_bytes_per_sample:.2f}"),
@@ -395,12 +445,18 @@ ROWS: tuple[tuple[str, Any], ...] = (
 
 
 def report(every: Sequence[Found]) -> str:
-    told = [f"| engines x teams x models | {' | '.join(found.plan.size.told for found in every)} |", "|---|" + "---:|" * len(every)]
+    told = [
+        f"| engines x teams x models | {' | '.join(found.plan.size.told for found in every)} |",
+        "|---|" + "---:|" * len(every),
+    ]
     for name, show in ROWS:
         told.append(f"| {name.format(scrape=every[0].plan.scrape_s)} | {' | '.join(show(found) for found in every)} |")
     for slug in every[0].queries_ms:
         hours = f"{RECORDED_H} h, recorded" if slug == RECORDED else "1 h, raw"
-        cells = (f"{statistics.median(f.queries_ms[slug]):.0f}, {p95(f.queries_ms[slug]):.0f}, {_all(f, slug)}" for f in every)
+        cells = (
+            f"{statistics.median(f.queries_ms[slug]):.0f}, {p95(f.queries_ms[slug]):.0f}, {_all(f, slug)}"
+            for f in every
+        )
         told.append(f"| board {slug} ({hours}): query p50, p95, all, ms (at their quickest) | {' | '.join(cells)} |")
     told.append(f"| the slowest query | {' | '.join(found.slowest for found in every)} |")
     return "\n".join(told + (["", *laws(every)] if len(every) > 1 else []))
@@ -414,7 +470,10 @@ def laws(every: Sequence[Found]) -> Iterator[str]:
     """What the sizes have in common, as straight lines over the series in the head."""
     for what, unit, of in LAWS:
         law = fit([(found.series, of(found)) for found in every])
-        yield f"{what} = {law.at_none:,.1f} + {1000 * law.per_one:,.3f} for each 1,000 series ({unit}); off by {law.off:.0%} of the largest at most"
+        yield (
+            f"{what} = {law.at_none:,.1f} + {1000 * law.per_one:,.3f} for each 1,000 series ({unit}); off by"
+            f" {law.off:.0%} of the largest at most"
+        )
 
 
 LAWS: tuple[tuple[str, str, Any], ...] = (
@@ -427,17 +486,36 @@ LAWS: tuple[tuple[str, str, Any], ...] = (
 
 
 def machine() -> str:
-    memory = int(next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal")).split()[1])
+    memory = int(
+        next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal")).split()[1]
+    )
     return f"{len(os.sched_getaffinity(0))} cores, {memory / 2**20:.0f} GiB of memory"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=int, action="append", metavar="ENGINES", help="only the size with so many engines; may be given again")
-    parser.add_argument("--quick", action="store_true", help="one tiny fleet for some seconds, to see that it works; its figures mean nothing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there as well; sizes that it holds already are kept")
+    parser.add_argument(
+        "--only",
+        type=int,
+        action="append",
+        metavar="ENGINES",
+        help="only the size with so many engines; may be given again",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one tiny fleet for some seconds, to see that it works; its figures mean nothing",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write what was found there as well; sizes that it holds already are kept",
+    )
     options = parser.parse_args(arguments)
-    plans = [QUICK] if options.quick else [plan for plan in PLANS if not options.only or plan.size.engines in options.only]
+    plans = (
+        [QUICK] if options.quick else [plan for plan in PLANS if not options.only or plan.size.engines in options.only]
+    )
     if not plans:
         parser.error(f"--only {options.only[0]} is none of {', '.join(str(plan.size.engines) for plan in PLANS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends with us

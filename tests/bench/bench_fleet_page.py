@@ -1,7 +1,9 @@
-"""What a fleet shows, and one small server that shows it: a page for each engine, gateway and sidecar, whose counters grow. A process of its own.
+"""What a fleet shows, and one small server that shows it: a page for each engine, gateway and sidecar, whose counters
+grow. A process of its own.
 
-The ground is that of the panels' tests (panel_fixtures.py): every family of a vLLM 0.32 with the labels and bounds of a captured page. Pages are made
-anew every few seconds and served as they are, so that a scrape costs the server next to nothing."""
+The ground is that of the panels' tests (panel_fixtures.py): every family of a vLLM 0.32 with the labels and bounds of a
+captured page. Pages are made anew every few seconds and served as they are, so that a scrape costs the server next to
+nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from panel_fixtures import CARDS, TEAMS, Line, fleet
 from exporters.catalogue import gpu
 
 FRESH_S = 5.0
-FAULTS = frozenset(metric.name for metric in (gpu.XID_ERRORS, gpu.ECC_ERRORS, gpu.NVLINK_ERRORS))  # of cards that are well they stand still
+# of cards that are well they stand still
+FAULTS = frozenset(metric.name for metric in (gpu.XID_ERRORS, gpu.ECC_ERRORS, gpu.NVLINK_ERRORS))
 SERVED = ("vllm", "gateway", "sidecar")
 OF_RULES = ("ALERTS",)
 OF_PROMETHEUS = ("up", "scrape_")  # it makes these itself of every scrape
@@ -39,19 +42,25 @@ class Size:
 
 def lines(size: Size) -> list[Line]:
     """Every series of the fleet: one team's for each of its teams, one card's for each engine."""
-    there = [line for line in fleet(size.engines, size.models).lines if line.labels.get("job") in SERVED and line.name not in OF_RULES]
+    there = [
+        line
+        for line in fleet(size.engines, size.models).lines
+        if line.labels.get("job") in SERVED and line.name not in OF_RULES
+    ]
     of_teams = [copy for line in there for copy in _copies(line, "team", TEAMS, size.teams)]
     of_cards = [copy for line in of_teams for copy in _copies(line, "uuid", CARDS, size.engines)]
     return [well(line) for line in of_cards]
 
 
 def well(line: Line) -> Line:
-    """The same of a card that is well: where each reports every error at once, each has its alerts, and the writing of their texts is timed."""
+    """The same of a card that is well: where each reports every error at once, each has its alerts, and the writing of
+    their texts is timed."""
     return replace(line, grows=0.0) if line.name in FAULTS else line
 
 
 def _copies(line: Line, label: str, known: tuple[str, ...], count: int) -> Iterator[Line]:
-    """What bears the first of the names that the fixtures know, once for each of so many; what bears another one of them not at all."""
+    """What bears the first of the names that the fixtures know, once for each of so many; what bears another one of
+    them not at all."""
     name = line.labels.get(label)
     if name not in known:
         yield line
@@ -84,14 +93,19 @@ class Pages:
         self._zero_s = zero_s
         self._now = now
         shown = targets(lines(size))
-        self._heads = {f"/{job}/{instance}": [(text(line, ("job", "instance")), line) for line in of] for (job, instance), of in shown.items()}
+        self._heads = {
+            f"/{job}/{instance}": [(text(line, ("job", "instance")), line) for line in of]
+            for (job, instance), of in shown.items()
+        }
         self.bodies: dict[str, bytes] = {}
         self.refresh()
 
     def refresh(self) -> None:
         for path, heads in self._heads.items():
             at = self._now()
-            self.bodies[path] = "".join([f"{head}{value(line, self._zero_s, at):.9g}\n" for head, line in heads]).encode()
+            self.bodies[path] = "".join(
+                [f"{head}{value(line, self._zero_s, at):.9g}\n" for head, line in heads]
+            ).encode()
 
     def keep_fresh(self) -> None:
         while True:

@@ -1,8 +1,10 @@
-"""`make bench-gateway`: what the gateway adds to a request, what a streamed token costs it, and how many streams one core holds.
+"""`make bench-gateway`: what the gateway adds to a request, what a streamed token costs it, and how many streams one
+core holds.
 
-Every contender is one process on one core; the stub engine and the load share another. What is compared is measured in the same round, one
-contender after the other, in an order that turns from round to round; a figure is the median of the rounds, with the lowest and the highest.
-A figure for which stub and load were busy for more than 80 % of their core is refused. Method and results: docs/benchmark-gateway.md."""
+Every contender is one process on one core; the stub engine and the load share another. What is compared is measured in
+the same round, one contender after the other, in an order that turns from round to round; a figure is the median of the
+rounds, with the lowest and the highest. A figure for which stub and load were busy for more than 80 % of their core is
+refused. Method and results: docs/benchmark-gateway.md."""
 
 from __future__ import annotations
 
@@ -48,15 +50,21 @@ PEERS = {
     "litellm": ("litellm[proxy]==1.102.4",),
 }
 COLUMNS = {
-    "json_added_p50_ms": "JSON added p50 ms", "json_added_p99_ms": "p99 ms", "sse_added_p50_ms": "SSE added p50 ms", "sse_added_p99_ms": "p99 ms ",
-    "json_per_s": f"JSON/s at {CONCURRENT}", "json_cpu_us": "CPU us per JSON", "stream_cpu_us": "CPU us per stream", "event_cpu_us": "per event",
-}  # fmt: skip
+    "json_added_p50_ms": "JSON added p50 ms",
+    "json_added_p99_ms": "p99 ms",
+    "sse_added_p50_ms": "SSE added p50 ms",
+    "sse_added_p99_ms": "p99 ms ",
+    "json_per_s": f"JSON/s at {CONCURRENT}",
+    "json_cpu_us": "CPU us per JSON",
+    "stream_cpu_us": "CPU us per stream",
+    "event_cpu_us": "per event",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """seconds: of each measure with a duration. each: requests of a stream one after the other. streams: tried upwards; fewer: tried downwards by
-    those that do not hold the first. cost_at: the number of streams at which CPU is read."""
+    """seconds: of each measure with a duration. each: requests of a stream one after the other. streams: tried upwards;
+    fewer: tried downwards by those that do not hold the first. cost_at: the number of streams at which CPU is read."""
 
     rounds: int = 5
     seconds: float = 2.0
@@ -134,7 +142,10 @@ class Bench:
     def _foreign_s(self) -> tuple[float, float]:
         """What each core has been kept busy with by anything but us."""
         contenders = sum(cpu_s(it.process.pid) for it in self.contenders)
-        return core_s(self.cores[0]) - contenders, core_s(self.cores[1]) - cpu_s(self.stub.process.pid) - time.process_time()
+        return (
+            core_s(self.cores[0]) - contenders,
+            core_s(self.cores[1]) - cpu_s(self.stub.process.pid) - time.process_time(),
+        )
 
     async def _measure(self) -> None:
         alone, burst = Shape(), Shape(self.sizes.tokens)
@@ -152,7 +163,8 @@ class Bench:
         return everyone[at:] + everyone[:at]
 
     async def _streams(self, numbers: tuple[int, ...], left: list[Contender], *, until_lost: bool) -> set[str]:
-        """Goes through the numbers with those that have not failed yet, or not held any yet; the names of those that held one."""
+        """Goes through the numbers with those that have not failed yet, or not held any yet; the names of those that
+        held one."""
         held: set[str] = set()
         for number in numbers:
             if not left:
@@ -167,13 +179,25 @@ class Bench:
 
     async def _timed(self, measure: str, contender: Contender, shape: Shape, connections: int) -> None:
         await self._drive(contender, shape, connections, seconds=self.sizes.seconds / 10)  # warms up
-        await self._sample(measure, contender, shape, partial(self._drive, contender, shape, connections, seconds=self.sizes.seconds))
+        await self._sample(
+            measure, contender, shape, partial(self._drive, contender, shape, connections, seconds=self.sizes.seconds)
+        )
 
     async def _paced(self, contender: Contender, number: int) -> None:
         shape = Shape(self.sizes.tokens, GAP_MS)
-        await self._sample(f"streams {number}", contender, shape, partial(self._drive, contender, shape, number, each=self.sizes.each))
+        await self._sample(
+            f"streams {number}", contender, shape, partial(self._drive, contender, shape, number, each=self.sizes.each)
+        )
 
-    async def _drive(self, contender: Contender, shape: Shape, connections: int, *, seconds: float | None = None, each: int | None = None) -> Load:
+    async def _drive(
+        self,
+        contender: Contender,
+        shape: Shape,
+        connections: int,
+        *,
+        seconds: float | None = None,
+        each: int | None = None,
+    ) -> Load:
         check = answers(shape, reply() if contender.exact else None)
         request = shape.request(contender.port, contender.key)
         try:
@@ -183,10 +207,15 @@ class Bench:
         contender.asked += load.asked
         contender.failed += load.failed
         if load.failed:
-            raise SystemExit(f"{contender.name}: {load.failed} of {load.asked} requests failed; nothing is measured with failing requests")
+            raise SystemExit(
+                f"{contender.name}: {load.failed} of {load.asked} requests failed; nothing is measured with failing"
+                " requests"
+            )
         return load
 
-    async def _sample(self, measure: str, contender: Contender, shape: Shape, driven: Callable[[], asyncio.Future[Load]]) -> None:
+    async def _sample(
+        self, measure: str, contender: Contender, shape: Shape, driven: Callable[[], asyncio.Future[Load]]
+    ) -> None:
         print(".", end="", file=sys.stderr, flush=True)
         pids = contender.process.pid, self.stub.process.pid
         before = [cpu_s(pid) for pid in pids]
@@ -220,14 +249,22 @@ class Bench:
         }
 
     def tried(self, contender: Contender) -> list[int]:
-        return sorted(int(measure.split()[1]) for name, measure in self.samples if name == contender.name and measure.startswith("streams"))
+        return sorted(
+            int(measure.split()[1])
+            for name, measure in self.samples
+            if name == contender.name and measure.startswith("streams")
+        )
 
     def longer(self, contender: Contender, number: int) -> Figure:
         """By what share requests take longer than direct, at the median, with so many streams."""
         measure = f"streams {number}"
         pairs = self._pairs(contender.name, measure)
         refused = self._refused(self.stub.name, measure) or self._refused(contender.name, measure)
-        return Figure(refused=refused) if refused else figure_of([ours.p50_ms / direct.p50_ms - 1 for ours, direct in pairs])
+        return (
+            Figure(refused=refused)
+            if refused
+            else figure_of([ours.p50_ms / direct.p50_ms - 1 for ours, direct in pairs])
+        )
 
     def holds(self, contender: Contender, number: int) -> bool:
         longer = self.longer(contender, number)
@@ -243,7 +280,11 @@ class Bench:
     def _added(self, name: str, measure: str, what: str) -> Figure:
         refused = self._refused(name, measure) or self._refused(self.stub.name, measure)
         pairs = self._pairs(name, measure)
-        return Figure(refused=refused) if refused else figure_of([getattr(ours, what) - getattr(direct, what) for ours, direct in pairs])
+        return (
+            Figure(refused=refused)
+            if refused
+            else figure_of([getattr(ours, what) - getattr(direct, what) for ours, direct in pairs])
+        )
 
     def _figure(self, name: str, measure: str, of: Callable[[Sample], float]) -> Figure:
         refused = self._refused(name, measure)
@@ -257,7 +298,9 @@ class Bench:
     def shares(self, name: str, measure: str) -> tuple[float, float]:
         """How busy the load alone, and load and stub together, kept their core."""
         samples = self.samples[name, measure]
-        return statistics.median(it.load_share for it in samples), statistics.median(it.load_share + it.stub_share for it in samples)
+        return statistics.median(it.load_share for it in samples), statistics.median(
+            it.load_share + it.stub_share for it in samples
+        )
 
 
 def figure_of(values: list[float]) -> Figure:
@@ -271,7 +314,8 @@ def cpu_s(pid: int) -> float:
 
 
 def core_s(core: int) -> float:
-    """What a core has spent on programs and lost to the hypervisor; interrupts are left out, they are mostly our own packets."""
+    """What a core has spent on programs and lost to the hypervisor; interrupts are left out, they are mostly our own
+    packets."""
     line = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith(f"cpu{core} "))
     user, nice, system, _, _, _, _, steal = (int(ticks) for ticks in line.split()[1:9])
     return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
@@ -279,8 +323,16 @@ def core_s(core: int) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works; its figures mean nothing")
-    parser.add_argument("--peers", nargs="?", const="httpx", choices=PEERS, help="also Starlette with httpx, or both that and LiteLLM (700 MB)")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few seconds, to see that it works; its figures mean nothing"
+    )
+    parser.add_argument(
+        "--peers",
+        nargs="?",
+        const="httpx",
+        choices=PEERS,
+        help="also Starlette with httpx, or both that and LiteLLM (700 MB)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there as well")
     options = parser.parse_args(arguments)
     cores = sorted(os.sched_getaffinity(0))
@@ -290,16 +342,26 @@ def main(arguments: list[str] | None = None) -> None:
     peers = {None: (), "httpx": ("httpx",), "litellm": ("httpx", "litellm")}[options.peers]
     pythons = {peer: environment(peer) for peer in peers}
     core, other = cores[-1], cores[0]  # the first is the one that most interrupts go to
-    print(f"{processor()}; core {core} for the contender, core {other} for stub and load; load average before: {os.getloadavg()[0]:.2f}")
+    print(
+        f"{processor()}; core {core} for the contender, core {other} for stub and load; load average before:"
+        f" {os.getloadavg()[0]:.2f}"
+    )
     os.sched_setaffinity(0, {other})
     with tempfile.TemporaryDirectory(prefix="bench-gateway-", dir="/var/tmp") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        stub = Contender("direct", "the stub itself", port := free_port(), stack.enter_context(running(module("bench_gateway_stub", port), port)))
+        stub = Contender(
+            "direct",
+            "the stub itself",
+            port := free_port(),
+            stack.enter_context(running(module("bench_gateway_stub", port), port)),
+        )
         upstream = f"http://127.0.0.1:{port}"
         gateway = stack.enter_context(_gateway(folder, upstream, core))
         contenders = [gateway, stack.enter_context(_floor(upstream, core))]
         started = {"httpx": _httpx, "litellm": _litellm}
-        contenders += [stack.enter_context(started[peer](python, folder, upstream, core)) for peer, python in pythons.items()]
+        contenders += [
+            stack.enter_context(started[peer](python, folder, upstream, core)) for peer, python in pythons.items()
+        ]
         bench = Bench(QUICK if options.quick else Sizes(), stub, contenders, (core, other))
         began = time.monotonic()
         uvloop.run(bench.run())
@@ -336,7 +398,10 @@ def _print(bench: Bench, lines: int) -> None:
     print(f"\n| | {' | '.join(COLUMNS.values())} | streams held | RSS MB |\n|---|{'---|' * (len(COLUMNS) + 2)}")
     for it in bench.contenders:
         figures = bench.figures(it)
-        cells = [figures[name].text(".3f" if name.endswith("_ms") else ".0f" if name == "json_per_s" else ".1f") for name in COLUMNS]
+        cells = [
+            figures[name].text(".3f" if name.endswith("_ms") else ".0f" if name == "json_per_s" else ".1f")
+            for name in COLUMNS
+        ]
         print(f"| {it.name} | {' | '.join(cells)} | {bench.held(it)} | {it.rss_mb:.0f} |")
     print("\nlonger end to end than direct, by the number of streams at 50 tokens/s each:")
     for it in bench.contenders:
@@ -346,12 +411,18 @@ def _print(bench: Bench, lines: int) -> None:
         direct = bench.samples["direct", measure]
         most = max(bench.shares(it.name, measure)[1] for it in bench.contenders if (it.name, measure) in bench.samples)
         p50, p99 = figure_of([it.p50_ms for it in direct]), figure_of([it.p99_ms for it in direct])
-        print(f"{measure:24}p50 {p50.median:.3f} ms, p99 {p99.median:.3f} ms; load {bench.shares('direct', measure)[0]:.0%}; both {most:.0%}")
+        print(
+            f"{measure:24}p50 {p50.median:.3f} ms, p99 {p99.median:.3f} ms; load"
+            f" {bench.shares('direct', measure)[0]:.0%}; both {most:.0%}"
+        )
     print()
     for it in (bench.stub, *bench.contenders):
         print(f"{it.name:24}{it.asked} requests, {it.failed} failed; {it.told}")
     ours, others = bench.disturbed
-    print(f"{lines} lines in the gateway's request log; others took {ours:.1%} of the contender's core and {others:.1%} of the other")
+    print(
+        f"{lines} lines in the gateway's request log; others took {ours:.1%} of the contender's core and {others:.1%}"
+        " of the other"
+    )
     if max(bench.disturbed) > QUIET:
         print(f"NOT QUIET: more than {QUIET:.0%}, so these figures are worth little")
     print(AIMS)
@@ -371,7 +442,10 @@ def _as_json(bench: Bench, lines: int, wrong: list[str]) -> dict[str, object]:
         }
         for it in bench.contenders
     }
-    samples = [{"contender": name, "measure": measure, "rounds": [asdict(it) for it in of]} for (name, measure), of in bench.samples.items()]
+    samples = [
+        {"contender": name, "measure": measure, "rounds": [asdict(it) for it in of]}
+        for (name, measure), of in bench.samples.items()
+    ]
     return {"contenders": told, "samples": samples, "log_lines": lines, "disturbed": bench.disturbed, "missed": wrong}
 
 
@@ -381,15 +455,23 @@ def _gateway(folder: Path, upstream: str, core: int) -> Iterator[Contender]:
     port, (key, hashed) = free_port(), make_key("bench")
     limits = {"max_running": 4000, "max_in_flight": 8000, "max_prompt_tokens": 16000, "max_output_tokens": 2000}
     teams = {
-        "teams": {"bench": {"keys": [hashed], "band": "demo", "models": ["tiny"], **limits}, "other": {"keys": [make_key("other")[1]]}},
+        "teams": {
+            "bench": {"keys": [hashed], "band": "demo", "models": ["tiny"], **limits},
+            "other": {"keys": [make_key("other")[1]]},
+        },
         "capacity": {"slots": 4096, "tokens": 4096 * 2048, "queue_tokens": 4096 * 2048},
         "models": {"tiny": {"max_model_len": 32768, "upstreams": ["one", "two"]}},
-        "upstreams": {"one": {"url": upstream, "weight": 95, "max_prompt_tokens": 32768}, "two": {"url": upstream, "weight": 5, "variant": "canary"}},
+        "upstreams": {
+            "one": {"url": upstream, "weight": 95, "max_prompt_tokens": 32768},
+            "two": {"url": upstream, "weight": 5, "variant": "canary"},
+        },
     }
     (folder / "teams.yaml").write_text(yaml.safe_dump(teams))
     config = {"upstream": upstream, "listen": f"127.0.0.1:{port}", "metrics_listen": f"127.0.0.1:{free_port()}"}
     (folder / "gateway.yaml").write_text(yaml.safe_dump(config))
-    told = f"Python {platform.python_version()}, " + ", ".join(f"{name} {metadata.version(name)}" for name in ("aiohttp", "uvloop", "msgspec"))
+    told = f"Python {platform.python_version()}, " + ", ".join(
+        f"{name} {metadata.version(name)}" for name in ("aiohttp", "uvloop", "msgspec")
+    )
     with running(
         [sys.executable, "-m", "stack.cli", "gateway", "run", "--config", folder / "gateway.yaml"],
         port,
@@ -417,9 +499,24 @@ def _httpx(python: Path, folder: Path, upstream: str, core: int) -> Iterator[Con
 def _litellm(python: Path, folder: Path, upstream: str, core: int) -> Iterator[Contender]:
     """LiteLLM with one worker and one key, no database, no callbacks."""
     port, key = free_port(), "sk-bench"
-    model = {"model_name": "tiny", "litellm_params": {"model": "openai/tiny", "api_base": f"{upstream}/v1", "api_key": "unused"}}
-    (folder / "litellm.yaml").write_text(yaml.safe_dump({"model_list": [model], "general_settings": {"master_key": key}}))
-    command = [python.with_name("litellm"), "--config", folder / "litellm.yaml", "--host", "127.0.0.1", "--port", port, "--num_workers", 1]
+    model = {
+        "model_name": "tiny",
+        "litellm_params": {"model": "openai/tiny", "api_base": f"{upstream}/v1", "api_key": "unused"},
+    }
+    (folder / "litellm.yaml").write_text(
+        yaml.safe_dump({"model_list": [model], "general_settings": {"master_key": key}})
+    )
+    command = [
+        python.with_name("litellm"),
+        "--config",
+        folder / "litellm.yaml",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        port,
+        "--num_workers",
+        1,
+    ]
     env = {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with running([*command, "--telemetry", "False"], port, core, env) as process:
         yield Contender("LiteLLM proxy", _versions(python, "litellm"), port, process, key, exact=False)
@@ -430,8 +527,11 @@ def module(file: str, *arguments: object, python: Path = Path(sys.executable)) -
 
 
 @contextlib.contextmanager
-def running(command: list[object], port: int, core: int | None = None, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A running program that listens on the port, on one core; ends it at the end. What it says is shown only if it does not start."""
+def running(
+    command: list[object], port: int, core: int | None = None, env: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A running program that listens on the port, on one core; ends it at the end. What it says is shown only if it
+    does not start."""
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             [str(part) for part in command],
@@ -468,7 +568,9 @@ def environment(peer: str, requirements: Sequence[str] = ()) -> Path:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         pip = [folder / "bin/pip", "install", "-qq", "--disable-pip-version-check"]
         if subprocess.run([*pip, *requirements], env=ALONE, check=False).returncode:
-            raise SystemExit(f"{' '.join(requirements)} cannot be installed; the lines above say why. Without {peer} it is left out")
+            raise SystemExit(
+                f"{' '.join(requirements)} cannot be installed; the lines above say why. Without {peer} it is left out"
+            )
         (folder / "done").touch()
     return folder / "bin/python"
 
@@ -479,7 +581,11 @@ def _versions(python: Path, *names: str) -> str:
 
 
 def processor() -> str:
-    named = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    named = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     return f"{named[0] if named else platform.machine()}, {os.cpu_count()} cores"
 
 

@@ -1,6 +1,8 @@
-"""The clients of `make bench-gateway`: connections that send one request after the other, each as soon as the last is answered in full.
+"""The clients of `make bench-gateway`: connections that send one request after the other, each as soon as the last is
+answered in full.
 
-Lean, because it shares its core with the stub: bytes are kept and looked at when the answer is whole. Every answer is checked."""
+Lean, because it shares its core with the stub: bytes are kept and looked at when the answer is whole. Every answer is
+checked."""
 
 from __future__ import annotations
 
@@ -34,11 +36,18 @@ class Shape:
         return self.tokens + 2 if self.tokens else 0
 
     def request(self, port: int, key: str) -> bytes:
-        ask = {"model": "tiny", "max_tokens": 64, "messages": [{"role": "user", "content": f"tokens={self.tokens} gap_ms={self.gap_ms} {_PROMPT}"}]}
+        ask = {
+            "model": "tiny",
+            "max_tokens": 64,
+            "messages": [{"role": "user", "content": f"tokens={self.tokens} gap_ms={self.gap_ms} {_PROMPT}"}],
+        }
         if self.tokens:
             ask |= {"stream": True, "stream_options": {"include_usage": True}}
         body = json.dumps(ask, separators=(",", ":")).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer"
+            f" {key}\r\nContent-Type: application/json\r\n"
+        )
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -56,13 +65,18 @@ class Load:
         return self.asked - len(self.took_s)
 
 
-async def drive(port: int, request: bytes, check: Check, connections: int, *, seconds: float | None = None, each: int | None = None) -> Load:
-    """Asks over so many connections, all beginning at once, for so long or so many times each. Connecting is not timed."""
+async def drive(
+    port: int, request: bytes, check: Check, connections: int, *, seconds: float | None = None, each: int | None = None
+) -> Load:
+    """Asks over so many connections, all beginning at once, for so long or so many times each. Connecting is not
+    timed."""
     loop, load = asyncio.get_running_loop(), Load()
     callers: list[Caller] = []
     for begin in range(0, connections, CONNECT_AT_ONCE):
         count = min(CONNECT_AT_ONCE, connections - begin)
-        made = await asyncio.gather(*(loop.create_connection(lambda: Caller(load, request, check), "127.0.0.1", port) for _ in range(count)))
+        made = await asyncio.gather(
+            *(loop.create_connection(lambda: Caller(load, request, check), "127.0.0.1", port) for _ in range(count))
+        )
         callers += [caller for _, caller in made]
     gc.collect()
     gc.disable()
@@ -81,7 +95,8 @@ async def drive(port: int, request: bytes, check: Check, connections: int, *, se
 
 
 class Caller(asyncio.Protocol):
-    """One connection. `ended` is done when its last answer is in, or the connection is lost, which leaves an answer missing."""
+    """One connection. `ended` is done when its last answer is in, or the connection is lost, which leaves an answer
+    missing."""
 
     def __init__(self, load: Load, request: bytes, check: Check) -> None:
         self.ended = asyncio.get_running_loop().create_future()
@@ -145,7 +160,8 @@ class Caller(asyncio.Protocol):
 
 
 def answers(shape: Shape, body: bytes | None) -> Check:
-    """Whether an answer is whole: this very body, or every event of the stream. Without a body, one that was written anew but lacks nothing."""
+    """Whether an answer is whole: this very body, or every event of the stream. Without a body, one that was written
+    anew but lacks nothing."""
     ok = b"HTTP/1.1 200"
     if not shape.tokens:
         return lambda told: told.startswith(ok) and (told.endswith(body) if body else b'"usage"' in told)

@@ -1,7 +1,9 @@
-"""What `make bench-gateway` compares with: pass-throughs that do nothing but pass on. Run as `bench_gateway_peers.py KIND PORT UPSTREAM`.
+"""What `make bench-gateway` compares with: pass-throughs that do nothing but pass on. Run as `bench_gateway_peers.py
+KIND PORT UPSTREAM`.
 
-aiohttp is the floor: the libraries of our gateway without any of its work. httpx stands for what one writes first: Starlette on uvicorn, and the
-client that most proxies use; each with its fast parts (uvloop, httptools) and without limits or logs."""
+aiohttp is the floor: the libraries of our gateway without any of its work. httpx stands for what one writes first:
+Starlette on uvicorn, and the client that most proxies use; each with its fast parts (uvloop, httptools) and without
+limits or logs."""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def aiohttp_floor(port: int, upstream: str) -> None:
             async def handle(request: web.BaseRequest) -> web.StreamResponse:
                 body = await request.read()
                 headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP]
-                async with session.request(request.method, upstream + request.path_qs, data=body or None, headers=headers) as answer:
+                async with session.request(
+                    request.method, upstream + request.path_qs, data=body or None, headers=headers
+                ) as answer:
                     back = [(name, value) for name, value in answer.headers.items() if name.lower() not in _HOP]
                     if answer.content_type != "text/event-stream":
                         return web.Response(status=answer.status, headers=back, body=await answer.read())
@@ -54,7 +58,9 @@ def httpx_starlette(port: int, upstream: str) -> None:
 
     async def handle(request: Request) -> Response:
         headers = [(name, value) for name, value in request.headers.items() if name not in _HOP]
-        asked = client.build_request(request.method, upstream + request.url.path, content=await request.body(), headers=headers)
+        asked = client.build_request(
+            request.method, upstream + request.url.path, content=await request.body(), headers=headers
+        )
         answer = await client.send(asked, stream=True)
         back = {name: value for name, value in answer.headers.items() if name not in _HOP}
         if not answer.headers.get("content-type", "").startswith("text/event-stream"):

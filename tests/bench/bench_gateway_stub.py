@@ -1,7 +1,9 @@
 """The engine of `make bench-gateway`: as cheap as it can be, so that what is measured is what stands before it.
 
-Answers every POST as the prompt says. Without `"stream":true`: JSON of 1 KB. With it `tokens=N` content events, one with usage and [DONE], each
-in a write of its own: at once after `gap_ms=0`, else one at each gap. GET gives /health and a captured /metrics page of a calm vLLM 0.32."""
+Answers every POST as the prompt says. Without `"stream":true`: JSON of 1 KB. With it `tokens=N` content events, one
+with usage and [DONE], each
+in a write of its own: at once after `gap_ms=0`, else one at each gap. GET gives /health and a captured /metrics page of
+a calm vLLM 0.32."""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ END = b"0\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _STREAMED = re.compile(rb'"stream": ?true')  # with or without the space: a proxy may write the request anew
 _PACE = re.compile(rb"tokens=(\d+) gap_ms=(\d+)")
-_USAGE = {"prompt_tokens": 250, "total_tokens": 314, "completion_tokens": 64, "prompt_tokens_details": {"cached_tokens": 0}}
+_USAGE = {
+    "prompt_tokens": 250,
+    "total_tokens": 314,
+    "completion_tokens": 64,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
 _CAPTURED = Path(__file__).parents[1] / "golden/0.32.0-after-probe.prom"
 
 
@@ -30,7 +37,14 @@ def reply() -> bytes:
 
     def body(content: str) -> bytes:
         message = {"role": "assistant", "content": content}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length", "stop_reason": None, "token_ids": None}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+            "token_ids": None,
+        }
         return _compact(_named("chat.completion") | {"choices": [choice], "usage": _USAGE, "prompt_logprobs": None})
 
     return body("w" * (1024 - len(body(""))))
@@ -38,9 +52,12 @@ def reply() -> bytes:
 
 @lru_cache
 def events(tokens: int) -> tuple[bytes, ...]:
-    """The events of a stream, each framed as a chunk; the first with the head before it, the last with the end behind it."""
+    """The events of a stream, each framed as a chunk; the first with the head before it, the last with the end behind
+    it."""
     first = [{"role": "assistant", "content": "word "}] + [{"content": "word "}] * (tokens - 1)
-    choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, "token_ids": None} for delta in first]
+    choices = [
+        {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, "token_ids": None} for delta in first
+    ]
     choices[-1]["finish_reason"] = "length"
     bodies = [{"choices": [choice]} for choice in choices] + [{"choices": [], "usage": _USAGE}]
     datas = [_compact(_named("chat.completion.chunk") | body) for body in bodies] + [b"[DONE]"]
@@ -68,7 +85,8 @@ JSON_REPLY = whole(reply(), "application/json")
 
 
 class Clock:
-    """One timer for all streams: a slot of a wheel for each tick, in which streams stand until their next event is due."""
+    """One timer for all streams: a slot of a wheel for each tick, in which streams stand until their next event is
+    due."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -146,7 +164,8 @@ class Connection(asyncio.Protocol):
         return left > 3
 
     def _send(self, data: bytes) -> None:
-        """Straight to the socket, where the transport would collect events into one write. A socket's buffer holds a whole answer."""
+        """Straight to the socket, where the transport would collect events into one write. A socket's buffer holds a
+        whole answer."""
         try:
             sent = os.write(self._fd, data)
         except BlockingIOError:

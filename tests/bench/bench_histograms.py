@@ -1,7 +1,8 @@
 """`make bench-histograms`: what classic and native histograms of one sidecar cost a Prometheus.
 
-The /metrics endpoint has 10 teams x 6 models, whose requests of 15 s come between any two scrapes; it is scraped every two seconds.
-Each variant is a real Prometheus of its own; all of them scrape the same endpoint, and one more scrapes nothing but itself.
+The /metrics endpoint has 10 teams x 6 models, whose requests of 15 s come between any two scrapes; it is scraped every
+two seconds. Each variant is a real Prometheus of its own; all of them scrape the same endpoint, and one more scrapes
+nothing but itself.
 Results: docs/fleet.md, "Native histograms"."""
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from exporters.requests.store import CounterStore
 from stack.lab import install
 
 TEAMS, MODELS = 10, 6
-SCRAPES, REQUESTS = 240, 1800  # an hour of scrapes every 15 s; requests between two of them, 2 a second for each team and model
+# an hour of scrapes every 15 s; requests between two of them, 2 a second for each team and model
+SCRAPES, REQUESTS = 240, 1800
 EVERY_S = 2
 LATE = 0.1  # of the scrapes may take longer than that, on a machine with other work
 NATIVE = ("--enable-feature=native-histograms",)
@@ -56,7 +58,8 @@ VARIANTS = (
 
 
 class Endpoint(ThreadingHTTPServer):
-    """A /metrics endpoint of this process with the pages of a sidecar. advance: requests that end between two scrapes."""
+    """A /metrics endpoint of this process with the pages of a sidecar. advance: requests that end between two
+    scrapes."""
 
     daemon_threads = True
 
@@ -117,21 +120,27 @@ def prometheus(variant: Variant, folder: Path, target: int) -> Iterator[tuple[in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scrapes", type=int, default=SCRAPES, metavar="N", help="so many scrapes, not an hour of them")
+    parser.add_argument(
+        "--scrapes", type=int, default=SCRAPES, metavar="N", help="so many scrapes, not an hour of them"
+    )
     options = parser.parse_args()
     endpoint = Endpoint()
     endpoint.advance(TEAMS * MODELS * 20)
     threading.Thread(target=endpoint.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory(prefix="bench-histograms-", dir="/var/tmp") as name, ExitStack() as stack:
         folders = {one.name: Path(name, str(at)) for at, one in enumerate(VARIANTS)}
-        servers = {one.name: stack.enter_context(prometheus(one, folders[one.name], endpoint.server_port)) for one in VARIANTS}
+        servers = {
+            one.name: stack.enter_context(prometheus(one, folders[one.name], endpoint.server_port)) for one in VARIANTS
+        }
         began = time.monotonic()
         for tick in range(1, options.scrapes + 1):
             endpoint.advance(REQUESTS)
             time.sleep(max(0.0, began + tick * EVERY_S - time.monotonic()))
         print("| stored | series | samples of a scrape | WAL, kB a scrape | RSS, MiB |\n|---|---:|---:|---:|---:|")
         for one in VARIANTS:
-            print(f"| {one.name} | " + " | ".join(measured(*servers[one.name], folders[one.name], options.scrapes)) + " |")
+            print(
+                f"| {one.name} | " + " | ".join(measured(*servers[one.name], folders[one.name], options.scrapes)) + " |"
+            )
     for content_type, found in endpoint.pages.items():
         cpu_s = statistics.median(cpu_s for cpu_s, _ in found)
         print(f"{content_type.partition(';')[0]}: {found[-1][1] / 1000:,.0f} kB, {1000 * cpu_s:.1f} ms of CPU")
@@ -139,7 +148,9 @@ def main() -> None:
 
 def measured(pid: int, base: str, folder: Path, scrapes: int) -> Iterator[str]:
     """Yield the figures of one Prometheus as the table has them."""
-    if faults := query(base, f'count_over_time(up{{job="sidecar"}}[1h]) - sum_over_time(up{{job="sidecar"}}[1h]) > {LATE * scrapes}'):
+    if faults := query(
+        base, f'count_over_time(up{{job="sidecar"}}[1h]) - sum_over_time(up{{job="sidecar"}}[1h]) > {LATE * scrapes}'
+    ):
         raise SystemExit(f"more than {LATE:.0%} of the scrapes failed: {faults}")
     yield f"{number(base, 'prometheus_tsdb_head_series', direct=True):,.0f}"
     found = query(base, 'scrape_samples_scraped{job="sidecar"}')

@@ -1,17 +1,20 @@
-"""How often the judge is wrong: seeded experiments whose truth is known, judged as they are in use, with the naive methods beside it.
+"""How often the judge is wrong: seeded experiments whose truth is known, judged as they are in use, with the naive
+methods beside it.
 
     python tests/bench/bench_judge.py [--experiments 2000] [--seed 1]
 
-An experiment is six runs of each arm. Between runs: lognormal noise of 0, 3 or 8 %, most of it common to the latencies of a run, as on a real
-machine. Over the experiment: no drift, or 10 % as a line, half a sine, or a step in the middle. `requests` draws each of the 300 requests of every
-run and takes TTFT from those. `each` draws all seven headline figures apart, the most that chance can do: there Holm allows for 4.9 %, and what is
-measured lies around it. `neighbour` makes a tenth of the runs half as long again. The order of the arms is drawn in each round, as `tune` does.
+An experiment is six runs of each arm. Between runs: lognormal noise of 0, 3 or 8 %, most of it common to the latencies
+of a run, as on a real machine. Over the experiment: no drift, or 10 % as a line, half a sine, or a step in the middle.
+`requests` draws each of the 300 requests of every run and takes TTFT from those. `each` draws all seven headline
+figures apart, the most that chance can do: there Holm allows for 4.9 %, and what is measured lies around it.
+`neighbour` makes a tenth of the runs half as long again. The order of the arms is drawn in each round, as `tune` does.
 
-A disturbance of the machine that returns every 2 to 8 runs (a sine of any phase) is judged in drawn order and in A B B A. A stall makes one run of
-twelve take so many times as long; beside what is found with it stands what is found when the runs that the check names are excluded.
+A disturbance of the machine that returns every 2 to 8 runs (a sine of any phase) is judged in drawn order and in A B B
+A. A stall makes one run of twelve take so many times as long; beside what is found with it stands what is found when
+the runs that the check names are excluded.
 
-Exit code 1 where of A/A experiments (drawn order, 8 % noise, 10 % drift or a periodic disturbance) more than 5 % call any headline metric better or
-worse; for `each` and the disturbances, where the whole interval lies beyond 5 %."""
+Exit code 1 where of A/A experiments (drawn order, 8 % noise, 10 % drift or a periodic disturbance) more than 5 % call
+any headline metric better or worse; for `each` and the disturbances, where the whole interval lies beyond 5 %."""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ INTERLEAVED, SEQUENTIAL = "ABBAABBAABBA", "AAAAAABBBBBB"
 PERIODS, AMPLITUDES = range(2, 9), (0.1, 0.2, 0.3)
 LIMIT, NOISY, DRIFTING = 0.05, 0.08, 0.10
 COMMON = 0.8  # of the variance between runs: what the latencies of a run share
-SPREAD = 0.5  # of the logarithm of TTFT between requests of a run; gives Mann and Whitney's test the false alarms that were published
+# of the logarithm of TTFT between requests of a run; gives Mann and Whitney's test the false alarms that were published
+SPREAD = 0.5
 DRIFTS: dict[str, Callable[[float], float]] = {
     "none": lambda at: 0.0,
     "line": lambda at: at,
@@ -50,9 +54,10 @@ DRIFTS: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The truth of an experiment. noise: between runs. drift: how the machine gets slower by 10 %. effect: of arm B on every latency, as a
-    ratio. kind: what is drawn, see above. spikes: how often a run meets a noisy neighbour and takes half as long again. period, amplitude: of a sine
-    in the latencies, in runs and as a share. stall: how many times as long one run takes."""
+    """The truth of an experiment. noise: between runs. drift: how the machine gets slower by 10 %. effect: of arm B on
+    every latency, as a ratio. kind: what is drawn, see above. spikes: how often a run meets a noisy neighbour and takes
+    half as long again. period, amplitude: of a sine in the latencies, in runs and as a share. stall: how many times as
+    long one run takes."""
 
     noise: float
     drift: str = "none"
@@ -74,10 +79,16 @@ def experiment(world: World, rng: random.Random) -> tuple[list[Run], list[Run], 
     phase, stalled = rng.random() * 2 * math.pi, rng.randrange(len(order))
     for place, letter in enumerate(order):
         of_b = letter == "B"
-        slower = math.log1p(DRIFTING * DRIFTS[world.drift](place / (len(order) - 1))) + (math.log(world.effect) if of_b else 0.0)
-        slower += math.log1p(world.amplitude * math.sin(2 * math.pi * place / world.period + phase)) if world.period else 0.0
+        slower = math.log1p(DRIFTING * DRIFTS[world.drift](place / (len(order) - 1))) + (
+            math.log(world.effect) if of_b else 0.0
+        )
+        slower += (
+            math.log1p(world.amplitude * math.sin(2 * math.pi * place / world.period + phase)) if world.period else 0.0
+        )
         slower += math.log(world.stall) if place == stalled else 0.0
-        slower += rng.gauss(0, world.noise * math.sqrt(shared)) + (math.log(1.5) if rng.random() < world.spikes else 0.0)
+        slower += rng.gauss(0, world.noise * math.sqrt(shared)) + (
+            math.log(1.5) if rng.random() < world.spikes else 0.0
+        )
         ttft, tpot, queue, pace = (slower + rng.gauss(0, world.noise * math.sqrt(1 - shared)) for _ in range(4))
         if world.kind == "requests":
             seen = [rng.gauss(ttft, SPREAD) for _ in range(REQUESTS)]
@@ -87,7 +98,9 @@ def experiment(world: World, rng: random.Random) -> tuple[list[Run], list[Run], 
     return *arms, pooled
 
 
-def _run(place: int, arm: str, ttft: float, tpot: float, queue: float, pace: float, world: World, rng: random.Random) -> Run:
+def _run(
+    place: int, arm: str, ttft: float, tpot: float, queue: float, pace: float, world: World, rng: random.Random
+) -> Run:
     failed, at = 0, rng.expovariate(0.9)
     while at < 1:  # 0.3 % of requests
         failed, at = failed + 1, at + rng.expovariate(0.9)
@@ -106,7 +119,17 @@ def _run(place: int, arm: str, ttft: float, tpot: float, queue: float, pace: flo
     }
     began = 100.0 * place
     counts = {"asked": REQUESTS, "ok": REQUESTS - failed}
-    return Run(number=place, arm=arm, workload="w", point="c8", started_s=began, ended_s=began + 90, seed=place, figures=figures, **counts)
+    return Run(
+        number=place,
+        arm=arm,
+        workload="w",
+        point="c8",
+        started_s=began,
+        ended_s=began + 90,
+        seed=place,
+        figures=figures,
+        **counts,
+    )
 
 
 def false_alarm(comparison: Comparison) -> bool:
@@ -130,8 +153,8 @@ def plain_t_p(a: Sequence[float], b: Sequence[float]) -> float:
 
 @dataclass
 class Tally:
-    """Of so many experiments: those with a difference called, those in which TTFT alone would have been, those in which a naive
-    method calls one, and the verdicts on TTFT."""
+    """Of so many experiments: those with a difference called, those in which TTFT alone would have been, those in which
+    a naive method calls one, and the verdicts on TTFT."""
 
     of: int = 0
     alarms: int = 0
@@ -156,7 +179,12 @@ def tally(world: World, experiments: int, seed: int) -> Tally:
         told.ttft[comparison.findings[0].verdict] += 1
         told.before_holm += (comparison.findings[0].p or 0.0) < LIMIT
         told.broken.update(check.name for check in comparison.checks if not check.ok)
-        named = {int(number) for check in comparison.checks if check.name == "stalls" for number in re.findall(r"--exclude-run (\d+)", check.what)}
+        named = {
+            int(number)
+            for check in comparison.checks
+            if check.name == "stalls"
+            for number in re.findall(r"--exclude-run (\d+)", check.what)
+        }
         without = compare_runs(a, b, excluded=named) if named else comparison
         told.excluded_alarms += false_alarm(without)
         told.excluded_ttft[without.findings[0].verdict] += 1
@@ -182,8 +210,14 @@ Judged = Callable[[World], Tally]
 
 def show_alarms(of: Judged) -> list[World]:
     """Print false alarms by noise and drift; return where there are too many."""
-    print("A against A: how often any of 7 headline metrics is called a difference, and how often TTFT is called equivalent")
-    print(f"  {'drawn':9}{'noise':>6}  {'drift 10 %':11}{'false alarms':24}{'equivalent':>11}{'drift seen':>12}{'run named':>11}")
+    print(
+        "A against A: how often any of 7 headline metrics is called a difference, and how often TTFT is called"
+        " equivalent"
+    )
+    print(
+        f"  {'drawn':9}{'noise':>6} "
+        f" {'drift 10 %':11}{'false alarms':24}{'equivalent':>11}{'drift seen':>12}{'run named':>11}"
+    )
     missed = []
     quiet = [World(noise, drift) for noise in (0.0, 0.03, NOISY) for drift in DRIFTS]
     hard = [World(NOISY, drift, kind=kind) for kind in ("each", "requests") for drift in ("line", "half sine")]
@@ -194,7 +228,8 @@ def show_alarms(of: Judged) -> list[World]:
         kind = "neighbour" if world.spikes else world.kind
         drifted = told.broken["drift"] / told.of
         print(
-            f"  {kind:9}{world.noise:6.0%}  {world.drift:11}{shown(told.alarms, told.of):24}{told.share('equivalent'):11.1%}{drifted:12.1%}"
+            f"  {kind:9}{world.noise:6.0%} "
+            f" {world.drift:11}{shown(told.alarms, told.of):24}{told.share('equivalent'):11.1%}{drifted:12.1%}"
             f"{told.broken['stalls'] / told.of:11.1%}",
             flush=True,
         )
@@ -202,7 +237,8 @@ def show_alarms(of: Judged) -> list[World]:
 
 
 def show_periods(of: Judged) -> list[World]:
-    """Print false alarms under periodic disturbances, in a fixed and in drawn order; return where there are too many."""
+    """Print false alarms under periodic disturbances, in a fixed and in drawn order; return where there are too
+    many."""
     print(f"\nA against A, {NOISY:.0%} noise and a disturbance that returns every so many runs: false alarms")
     print(f"  {'order':14}{'amplitude':>10}" + "".join(f"{f'{period} runs':>8}" for period in PERIODS))
     missed: list[World] = []
@@ -214,19 +250,23 @@ def show_periods(of: Judged) -> list[World]:
                 for period, told in zip(PERIODS, row, strict=True)
                 if order == DRAWN and between(told.alarms, told.of)[0] > LIMIT
             ]
-            print(f"  {order:14}{amplitude:10.0%}" + "".join(f"{told.alarms / told.of:8.1%}" for told in row), flush=True)
+            print(
+                f"  {order:14}{amplitude:10.0%}" + "".join(f"{told.alarms / told.of:8.1%}" for told in row), flush=True
+            )
     return missed
 
 
 def show_stalls(of: Judged) -> None:
     """Print the cost of one stalled run, and the results without the runs that the check names."""
     print("\nOne run of twelve stalls, 10 % drift as a line; B is truly 10 % slower, or A against A (1.0)")
-    print(f"  {'stall':>6}{'noise':>7}{'effect':>8}{'worse':>8}{'run named':>11}{'worse without it':>18}{'alarms':>8}{'alarms without it':>19}")
+    print(
+        f"  {'stall':>6}{'noise':>7}{'effect':>8}{'worse':>8}{'run named':>11}{'worse without it':>18}{'alarms':>8}{'alarms without it':>19}"  # noqa: E501
+    )
     for noise in (0.03, NOISY):
         for stall in (1.0, 1.5, 2.0, 3.0):
             for effect in (1.1, 1.0):
                 told = of(World(noise, "line", effect, stall=stall))
-                found = f"{told.share('worse'):8.1%}{told.broken['stalls'] / told.of:11.1%}{told.excluded_ttft['worse'] / told.of:18.1%}"
+                found = f"{told.share('worse'):8.1%}{told.broken['stalls'] / told.of:11.1%}{told.excluded_ttft['worse'] / told.of:18.1%}"  # noqa: E501
                 alarms = f"{told.alarms / told.of:8.1%}{told.excluded_alarms / told.of:19.1%}" if effect == 1.0 else ""
                 print(f"  {stall:6g}{noise:7.0%}{effect:8g}{found}{alarms}", flush=True)
 
@@ -234,28 +274,48 @@ def show_stalls(of: Judged) -> None:
 def show_power(of: Judged) -> None:
     """Print how often a true effect is found."""
     print("\nB is truly 10 % slower: how often TTFT is called worse (better would be wrong)")
-    print(f"  {'drawn':9}{'noise':>6}  {'drift 10 %':11}{'worse':24}{'better':>8}{'p < 5 % before Holm':>21}   found in 80 %, if alone, by formula")
-    for world in [World(noise, drift, 1.1, kind=kind) for kind in ("runs", "requests") for noise in (0.0, 0.03, NOISY) for drift in ("line",)]:
+    print(
+        f"  {'drawn':9}{'noise':>6}  {'drift 10 %':11}{'worse':24}{'better':>8}{'p < 5 % before Holm':>21}   found in"
+        " 80 %, if alone, by formula"
+    )
+    for world in [
+        World(noise, drift, 1.1, kind=kind)
+        for kind in ("runs", "requests")
+        for noise in (0.0, 0.03, NOISY)
+        for drift in ("line",)
+    ]:
         told, smallest = of(world), smallest_effect(RUNS, world.noise) or math.nan
         alone = f"{told.share('better'):8.1%}{told.before_holm / told.of:21.1%}"
         formula = f"   {smallest - 1:+.1%}" if world.kind == "runs" else ""
-        print(f"  {world.kind:9}{world.noise:6.0%}  {world.drift:11}{shown(told.ttft['worse'], told.of):24}{alone}{formula}", flush=True)
+        print(
+            f"  {world.kind:9}{world.noise:6.0%} "
+            f" {world.drift:11}{shown(told.ttft['worse'], told.of):24}{alone}{formula}",
+            flush=True,
+        )
 
 
 def show_naive(of: Judged) -> None:
     """Print the false alarms of naive methods on the same runs."""
-    print("\nThe naive methods, A against A, TTFT alone (published: 5, 18, 48 to 51 % on pooled requests; 58 % in sequential order with drift)")
+    print(
+        "\nThe naive methods, A against A, TTFT alone (published: 5, 18, 48 to 51 % on pooled requests; 58 % in"
+        " sequential order with drift)"
+    )
     print(f"  {'method':40}{'noise':>6}  {'drift 10 %':11}{'false alarms':24}{'this judge':>11}")
     for noise in (0.0, 0.03, NOISY):
         told = of(World(noise, kind="requests"))
         print(
-            f"  {'Mann-Whitney on pooled requests':40}{noise:6.0%}  {'none':11}{shown(told.mann_whitney, told.of):24}{told.alarms / told.of:11.1%}",
+            f"  {'Mann-Whitney on pooled requests':40}{noise:6.0%} "
+            f" {'none':11}{shown(told.mann_whitney, told.of):24}{told.alarms / told.of:11.1%}",
             flush=True,
         )
     for noise in (0.03, NOISY):
         told = of(World(noise, "line", order=SEQUENTIAL))
         beside = f"{told.alarms / told.of:11.1%}, of which called uncontrolled: {told.broken['order'] / told.of:.0%}"
-        print(f"  {f'sequential {SEQUENTIAL}, t of run medians':40}{noise:6.0%}  {'line':11}{shown(told.plain_t, told.of):24}{beside}", flush=True)
+        print(
+            f"  {f'sequential {SEQUENTIAL}, t of run medians':40}{noise:6.0%} "
+            f" {'line':11}{shown(told.plain_t, told.of):24}{beside}",
+            flush=True,
+        )
 
 
 def main() -> int:
@@ -268,7 +328,10 @@ def main() -> int:
     def of(world: World) -> Tally:
         return tally(world, asked.experiments, asked.seed)
 
-    print(f"{asked.experiments} experiments a line, seed {asked.seed}; {RUNS} runs an arm, order drawn; shares with Wilson's 95 % interval\n")
+    print(
+        f"{asked.experiments} experiments a line, seed {asked.seed}; {RUNS} runs an arm, order drawn; shares with"
+        " Wilson's 95 % interval\n"
+    )
     missed = [*show_alarms(of), *show_periods(of)]
     show_stalls(of)
     show_power(of)

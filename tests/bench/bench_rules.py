@@ -1,8 +1,10 @@
-"""`make bench-rules`: what all our rules cost a Prometheus that watches 20 engines of three models and everything beside them.
+"""`make bench-rules`: what all our rules cost a Prometheus that watches 20 engines of three models and everything
+beside them.
 
-Real Prometheus, our shipped rule files, evaluated every 15 s. Everything is scraped live from one page (honor_labels), after a history of 24 h
-of every series that a rule reads and three days of what rules record, so that long windows are full. Prometheus itself says how long
-each group took; the figure is the sum over all groups as if all came at once, median of the evaluations seen. Limit: 100 ms."""
+Real Prometheus, our shipped rule files, evaluated every 15 s. Everything is scraped live from one page (honor_labels),
+after a history of 24 h of every series that a rule reads and three days of what rules record, so that long windows are
+full. Prometheus itself says how long each group took; the figure is the sum over all groups as if all came at once,
+median of the evaluations seen. Limit: 100 ms."""
 
 from __future__ import annotations
 
@@ -68,13 +70,19 @@ def _recorded() -> Iterator[Line]:
                 labels = {"model_name": f"model-{model}"}
                 bounds = [str(le) for le in (*BOUNDS, "+Inf")] if "_bucket:" in recording.record else []
                 for le in bounds or [""]:
-                    yield Line(recording.record, labels | ({"le": le} if le else {}), 3.0 if "_bad:" in recording.record else 600.0)
+                    yield Line(
+                        recording.record,
+                        labels | ({"le": le} if le else {}),
+                        3.0 if "_bad:" in recording.record else 600.0,
+                    )
 
 
 def partition(lines: list[Line]) -> tuple[list[Line], list[Line]]:
     """What is recorded of hours, and the rest."""
     ends = ":increase" + recorded.HOURLY
-    return [line for line in lines if line.name.endswith(ends)], [line for line in lines if not line.name.endswith(ends)]
+    return [line for line in lines if line.name.endswith(ends)], [
+        line for line in lines if not line.name.endswith(ends)
+    ]
 
 
 def _blocks(start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -96,7 +104,9 @@ def _write(folder: Path, lines: Iterable[Line], zero: int, start: int, end: int,
         file.write("# EOF\n")
     tool = install.find("promtool")
     assert tool, "promtool is missing: make cli ARGS='lab install promtool prometheus'"
-    subprocess.run([tool.path, "tsdb", "create-blocks-from", "openmetrics", text, folder / "data"], check=True, capture_output=True)
+    subprocess.run(
+        [tool.path, "tsdb", "create-blocks-from", "openmetrics", text, folder / "data"], check=True, capture_output=True
+    )
     text.unlink()
 
 
@@ -134,13 +144,21 @@ def _measure(folder: Path, page_port: int) -> None:
     config = {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": "10s", "evaluation_interval": f"{SCRAPE_S}s"},
         "rule_files": [str(folder / "rules/*.yaml")],
-        "scrape_configs": [{"job_name": "all", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{page_port}"]}]}],
+        "scrape_configs": [
+            {"job_name": "all", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{page_port}"]}]}
+        ],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     program = install.find("prometheus")
     assert program
-    command = [program.path, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
-               "--storage.tsdb.retention.time=10y", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]  # fmt: skip
+    command = [
+        program.path,
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        "--storage.tsdb.retention.time=10y",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--log.level=error",
+    ]
     server = subprocess.Popen(command)
     try:
         until_ready(f"http://127.0.0.1:{port}")
@@ -164,11 +182,15 @@ def _report(base: str) -> None:
             for rule in group["rules"]:
                 assert rule["health"] == "ok", rule
                 rules.setdefault(rule["name"], {})[rule["lastEvaluation"]] = rule["evaluationTime"]
-    took = {name: [1000 * seconds for seconds in list(seen.values())[1:] or seen.values()] for name, seen in groups.items()}
+    took = {
+        name: [1000 * seconds for seconds in list(seen.values())[1:] or seen.values()] for name, seen in groups.items()
+    }
     medians, quickest = ({name: of(times) for name, times in took.items()} for of in (statistics.median, min))
     for name, usual in sorted(medians.items(), key=lambda pair: -pair[1]):
         print(f"{usual:7.1f} ms  {name}, {quickest[name]:.1f} ms at its quickest")
-    dearest = sorted(((statistics.median(seen.values()) * 1000, name) for name, seen in rules.items()), reverse=True)[:5]
+    dearest = sorted(((statistics.median(seen.values()) * 1000, name) for name, seen in rules.items()), reverse=True)[
+        :5
+    ]
     print("dearest rules: " + ", ".join(f"{name} {usual:.1f} ms" for usual, name in dearest))
     asked = f"{base}/api/v1/query?query=scrape_samples_scraped{{job=%22all%22}}"
     samples = json.load(urllib.request.urlopen(asked, timeout=30))["data"]["result"][0]["value"][1]
@@ -177,7 +199,10 @@ def _report(base: str) -> None:
     active = len(json.load(urllib.request.urlopen(f"{base}/api/v1/alerts", timeout=30))["data"]["alerts"])
     told = f"{ENGINES} engines, {samples} series, {active} alerts active; medians of {seldom} to {often} evaluations"
     print(f"{total:7.1f} ms  all {len(medians)} groups, {len(rules)} rules; {told}")
-    print(f"{sum(quickest.values()):7.1f} ms  each group at its quickest, which says more where the machine had other work")
+    print(
+        f"{sum(quickest.values()):7.1f} ms  each group at its quickest, which says more where the machine had other"
+        " work"
+    )
     if not math.isfinite(total) or total > LIMIT_MS:
         raise SystemExit(f"above the limit of {LIMIT_MS} ms")
 

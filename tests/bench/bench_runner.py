@@ -1,6 +1,7 @@
 """`make bench-runner`: what the load that the bench makes costs itself, against a stub that costs next to nothing.
 
-The stub has one core, the runner the other. One figure for requests (one event each), one for events (long streams). Method: docs/tuning.md."""
+The stub has one core, the runner the other. One figure for requests (one event each), one for events (long streams).
+Method: docs/tuning.md."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from stack.bench.workload import PlannedRequest, Segment
 
 ROUNDS = 5
 AIMS = {"requests": 5_000, "events": 100_000}  # per second on one core
-SHAPES = {"requests": (20_000, 1, 32), "events": (2_000, 200, 32)}  # how many requests, tokens of each, how many at once
+# how many requests, tokens of each, how many at once
+SHAPES = {"requests": (20_000, 1, 32), "events": (2_000, 200, 32)}
 
 
 def asks(count: int, tokens: int) -> list[Prepared]:
@@ -46,16 +48,25 @@ async def once(url: str, count: int, tokens: int, at_once: int) -> tuple[float, 
 def main(arguments: Sequence[str]) -> None:
     cores, quick = sorted(os.sched_getaffinity(0)), "--quick" in arguments
     port = free_port()
-    print(f"{processor()}; core {cores[-1]} for the runner, core {cores[0]} for the stub; load average before: {os.getloadavg()[0]:.2f}")
+    print(
+        f"{processor()}; core {cores[-1]} for the runner, core {cores[0]} for the stub; load average before:"
+        f" {os.getloadavg()[0]:.2f}"
+    )
     print("\n| | per second of wall | per second of CPU | us of CPU each | aim, per second |\n|---|---|---|---|---|")
     with running(module("bench_gateway_stub", port), port, cores[0]):
         os.sched_setaffinity(0, {cores[-1]})
         for name, (count, tokens, at_once) in SHAPES.items():
             count //= 50 if quick else 1
-            took = [uvloop.run(once(f"http://127.0.0.1:{port}", count, tokens, at_once)) for _ in range(1 if quick else ROUNDS)]
+            took = [
+                uvloop.run(once(f"http://127.0.0.1:{port}", count, tokens, at_once))
+                for _ in range(1 if quick else ROUNDS)
+            ]
             wall, cpu = (statistics.median(each[at] for each in took) for at in (0, 1))
             things = count * (tokens if name == "events" else 1)
-            print(f"| {name} | {things / wall:,.0f} | {things / cpu:,.0f} | {1e6 * cpu / things:.1f} | {AIMS[name]:,} |", flush=True)
+            print(
+                f"| {name} | {things / wall:,.0f} | {things / cpu:,.0f} | {1e6 * cpu / things:.1f} | {AIMS[name]:,} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

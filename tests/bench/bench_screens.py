@@ -1,7 +1,8 @@
-"""`make screenshots`: pictures of every dashboard and a runbook page at 1440 and 400 px, over a replayed hour of 20 teams, three models, six engines.
+"""`make screenshots`: pictures of every dashboard and a runbook page at 1440 and 400 px, over a replayed hour of 20
+teams, three models, six engines.
 
-Real Prometheus, real page, Chromium; twice, with GPUs and prices and without either. Says which page is wider than the window.
---docs takes the pictures of docs/images instead, small enough for a repository."""
+Real Prometheus, real page, Chromium; twice, with GPUs and prices and without either. Says which page is wider than the
+window. --docs takes the pictures of docs/images instead, small enough for a repository."""
 
 from __future__ import annotations
 
@@ -33,8 +34,17 @@ WIDTHS = (1440, 400)
 RUNBOOK = "VLLMTTFTHigh"
 OF_DOCS = (("overview", 1440, 900), ("teams", 1440, 900), ("teams", 400, 900))
 LARGEST_OF_DOCS = 150_000
-DRAWN = "!document.querySelector('.panel:not([hidden]) .chart:not([data-state])') && !document.querySelector('.panel:not([hidden]).busy')"
-BROWSER = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+DRAWN = (
+    "!document.querySelector('.panel:not([hidden]) .chart:not([data-state])') &&"
+    " !document.querySelector('.panel:not([hidden]).busy')"
+)
+BROWSER = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 
 
 def main() -> None:
@@ -47,7 +57,11 @@ def main() -> None:
     hours = {"full": ReplayedHour(), "bare": ReplayedHour(gpu=False, prices=False)}
     chosen = [name for name in hours if (not asked.bare or name == "bare") and (not asked.docs or name == "full")]
     for name in chosen:
-        with tempfile.TemporaryDirectory(prefix="screens-") as folder, served(hours[name], Path(folder)) as url, browser() as chromium:
+        with (
+            tempfile.TemporaryDirectory(prefix="screens-") as folder,
+            served(hours[name], Path(folder)) as url,
+            browser() as chromium,
+        ):
             if asked.docs:
                 _of_docs(chromium, url)
             else:
@@ -87,7 +101,8 @@ def _of_docs(chromium: Any, url: str) -> None:
 
 
 def indexed(png: bytes) -> bytes:
-    """Return a screenshot with the 256 colours that it has most of, at a third of its size. Source: PNG specification, sections 9, 11 and 12."""
+    """Return a screenshot with the 256 colours that it has most of, at a third of its size. Source: PNG specification,
+    sections 9, 11 and 12."""
     width, height, _, kind = struct.unpack(">IIBB", png[16:26])
     pixel, at, packed = {2: 3, 6: 4}[kind], 8, b""
     while at < len(png):
@@ -100,11 +115,15 @@ def indexed(png: bytes) -> bytes:
     palette = [colour for colour, _ in counted.most_common(256)]
     nearest = {colour: i for i, colour in enumerate(palette)}
     for colour in counted.keys() - nearest.keys():
-        nearest[colour] = min(range(len(palette)), key=lambda i: sum((a - b) ** 2 for a, b in zip(palette[i], colour, strict=True)))
+        nearest[colour] = min(
+            range(len(palette)), key=lambda i: sum((a - b) ** 2 for a, b in zip(palette[i], colour, strict=True))
+        )
     body = b"".join(b"\0" + bytes(map(nearest.__getitem__, row)) for row in colours)
     head = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
     chunks = ((b"IHDR", head), (b"PLTE", b"".join(palette)), (b"IDAT", zlib.compress(body, 9)), (b"IEND", b""))
-    return png[:8] + b"".join(struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks)
+    return png[:8] + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
 
 
 def _unfiltered(data: bytes, length: int, pixel: int) -> Iterator[bytes]:
@@ -137,7 +156,12 @@ def opened(chromium: Any, url: str, width: int, height: int = 900) -> Any:
 def whole(page: Any) -> None:
     """Draw also what lies below the screen: the window becomes as high as the page."""
     for _ in range(2):  # what is drawn may make the page higher
-        page.set_viewport_size({"width": page.viewport_size["width"], "height": page.evaluate("document.documentElement.scrollHeight") + 50})
+        page.set_viewport_size(
+            {
+                "width": page.viewport_size["width"],
+                "height": page.evaluate("document.documentElement.scrollHeight") + 50,
+            }
+        )
         deadline = time.monotonic() + 120
         while not page.evaluate(DRAWN):  # the page's own policy forbids what wait_for_function does
             if time.monotonic() > deadline:
@@ -166,13 +190,25 @@ def served(hour: ReplayedHour, folder: Path) -> Iterator[str]:
     data, text = folder / "data", folder / "hour.om"
     with text.open("w") as file:
         file.writelines(hour.text(END_S))
-    subprocess.run([tool.path, "tsdb", "create-blocks-from", "openmetrics", "--quiet", text, data], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [tool.path, "tsdb", "create-blocks-from", "openmetrics", "--quiet", text, data],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     text.unlink()
     (folder / "prometheus.yml").write_text("global: {scrape_interval: 15s}\n")
     with _prometheus(program.path, folder) as url:
-        span = [f"--start={END_S - HOUR_S}", f"--end={END_S}", "--eval-interval=60s", f"--url={url}", f"--output-dir={data}"]
+        span = [
+            f"--start={END_S - HOUR_S}",
+            f"--end={END_S}",
+            "--eval-interval=60s",
+            f"--url={url}",
+            f"--output-dir={data}",
+        ]
         rules = ROOT / "alerts/prometheus/recording.yaml"
-        subprocess.run([tool.path, "tsdb", "create-blocks-from", "rules", *span, rules], check=True, capture_output=True)
+        subprocess.run(
+            [tool.path, "tsdb", "create-blocks-from", "rules", *span, rules], check=True, capture_output=True
+        )
     with _prometheus(program.path, folder) as url:
         listen = f"127.0.0.1:{free_port()}"
         command = [sys.executable, "-m", "stack.cli", "board", "--prometheus", url, "--listen", listen]
@@ -183,8 +219,14 @@ def served(hour: ReplayedHour, folder: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def _prometheus(program: Path, folder: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{free_port()}"
-    command = [str(program), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", "--storage.tsdb.retention.time=100y",
-               f"--web.listen-address={url.removeprefix('http://')}", "--log.level=error"]  # fmt: skip
+    command = [
+        str(program),
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+        "--storage.tsdb.retention.time=100y",
+        f"--web.listen-address={url.removeprefix('http://')}",
+        "--log.level=error",
+    ]
     with _running(command, url, "/-/ready", folder):
         yield url
 

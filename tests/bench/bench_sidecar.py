@@ -1,8 +1,9 @@
-"""`make bench-sidecar`: how fast the sidecar reads, how long a scrape waits, how late a line is counted, and what it all takes.
+"""`make bench-sidecar`: how fast the sidecar reads, how long a scrape waits, how late a line is counted, and what it
+all takes.
 
-Every reader is one real process on one core; who writes, scrapes and stands for engines and the collector has another. A round goes through all
-measures, ours and the peer's one right after the other; a figure is the median of the rounds, with the lowest and the highest. Method and results:
-docs/benchmark-sidecar.md."""
+Every reader is one real process on one core; who writes, scrapes and stands for engines and the collector has another.
+A round goes through all measures, ours and the peer's one right after the other; a figure is the median of the rounds,
+with the lowest and the highest. Method and results: docs/benchmark-sidecar.md."""
 
 from __future__ import annotations
 
@@ -56,8 +57,10 @@ SETTLED_S = 0.15  # a line is found, counted, committed and shown by then
 
 @dataclass(frozen=True)
 class Sizes:
-    """pool: lines that are made; all others are these with other ids. many: lines behind the RSS. at_rest_s: how long a sidecar is watched.
-    teams, engines: whose growth is measured. recorded: requests that are counted in this process, with native histograms and without."""
+    """pool: lines that are made; all others are these with other ids. many: lines behind the RSS. at_rest_s: how long a
+    sidecar is watched.
+    teams, engines: whose growth is measured. recorded: requests that are counted in this process, with native
+    histograms and without."""
 
     rounds: int = 5
     pool: int = 10_000
@@ -93,7 +96,10 @@ class Told:
 def growth(sizes: Sizes) -> dict[str, Told]:
     found = {}
     for teams in sizes.teams:
-        found |= {f"{teams} teams ingest": Told(f"{teams} teams: lines/s"), f"{teams} teams scrape": Told(f"{teams} teams: scrape p50, ms", ".1f")}
+        found |= {
+            f"{teams} teams ingest": Told(f"{teams} teams: lines/s"),
+            f"{teams} teams scrape": Told(f"{teams} teams: scrape p50, ms", ".1f"),
+        }
         found[f"{teams} teams rss"] = Told(f"{teams} teams: RSS after it, MiB", ".0f")
     for engines in sizes.engines:
         found[f"{engines} engines share"] = Told(f"{engines} engines: CPU at rest, % of a core", ".2f")
@@ -218,19 +224,31 @@ class Bench:
 
     @contextlib.contextmanager
     def reader(self, command: Callable[[int, Path], list[object]], counted: Callable[[bytes], int]) -> Iterator[Reader]:
-        """A reader in a folder of its own, with an empty log: mtail leaves out what a file holds when it first sees it."""
+        """A reader in a folder of its own, with an empty log: mtail leaves out what a file holds when it first sees
+        it."""
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
             port, log = free_port(), Path(name, "requests.jsonl")
             log.touch()
-            with running(command(port, log), port, self.core, {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}) as process:
+            with running(
+                command(port, log), port, self.core, {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}
+            ) as process:
                 yield Reader(process, log, counted, http.client.HTTPConnection("127.0.0.1", port, timeout=60))
                 self.used_s += cpu_s(process.pid)
 
-    def sidecar(self, teams: int = TEAMS, engines: int = 0, *, spans: bool = False, genai: bool = False) -> contextlib.AbstractContextManager[Reader]:
+    def sidecar(
+        self, teams: int = TEAMS, engines: int = 0, *, spans: bool = False, genai: bool = False
+    ) -> contextlib.AbstractContextManager[Reader]:
         def command(port: int, log: Path) -> list[object]:
-            config: dict[str, Any] = {"listen": f"127.0.0.1:{port}", "gpu": "off", "requests_log": [str(log)], "state": str(log.with_name("state"))}
+            config: dict[str, Any] = {
+                "listen": f"127.0.0.1:{port}",
+                "gpu": "off",
+                "requests_log": [str(log)],
+                "state": str(log.with_name("state")),
+            }
             config["teams"] = {"limit": teams}
-            config["engines"] = [{"name": f"engine-{at}", "url": f"http://127.0.0.1:{self.engine}/{at}"} for at in range(engines)]
+            config["engines"] = [
+                {"name": f"engine-{at}", "url": f"http://127.0.0.1:{self.engine}/{at}"} for at in range(engines)
+            ]
             config |= {"otlp": {"endpoint": f"http://127.0.0.1:{self.collector}", "metrics": genai}} if spans else {}
             (path := log.with_name("sidecar.yaml")).write_text(yaml.safe_dump(config))
             return [sys.executable, "-m", "stack.cli", "sidecar", "run", "--config", path]
@@ -242,7 +260,18 @@ class Bench:
             (progs := log.with_name("progs")).mkdir()
             (progs / "requests.mtail").write_text(MTAIL)
             place = ["-address", "127.0.0.1", "-port", port, "-log_dir", log.parent]
-            return [self.mtail, "-progs", progs, "-logs", log, *place, "-poll_interval", "50ms", "-poll_log_interval", "50ms"]
+            return [
+                self.mtail,
+                "-progs",
+                progs,
+                "-logs",
+                log,
+                *place,
+                "-poll_interval",
+                "50ms",
+                "-poll_log_interval",
+                "50ms",
+            ]
 
         return self.reader(command, mtail_requests)
 
@@ -261,7 +290,17 @@ class Bench:
     # --- measures, each once in a round
 
     def round(self) -> None:
-        for measure in (self.ingests, self.yardstick, self.records, self.keeps_up, self.big_page, self.is_fresh, self.parses, self.sends, self.grows):
+        for measure in (
+            self.ingests,
+            self.yardstick,
+            self.records,
+            self.keeps_up,
+            self.big_page,
+            self.is_fresh,
+            self.parses,
+            self.sends,
+            self.grows,
+        ):
             print(".", end="", file=sys.stderr, flush=True)
             measure()
 
@@ -274,7 +313,8 @@ class Bench:
             self.tell({"mtail": wall, "mtail cpu": cpu})
 
     def _ingest(self, starting: contextlib.AbstractContextManager[Reader]) -> tuple[float, float]:
-        """Lines per second of wall and of CPU time, from the moment at which the file is there until the page shows all of it."""
+        """Lines per second of wall and of CPU time, from the moment at which the file is there until the page shows all
+        of it."""
         prepared = self.file(Lines(TEAMS, count=self.sizes.pool))
         with starting as reader:
             return self._read(reader, prepared)
@@ -298,7 +338,8 @@ class Bench:
             self.tell({name: len(those) / (time.perf_counter() - began)})
 
     def records(self) -> None:
-        """CPU of counting and committing what was read, with native histograms and without, in turns; nothing is read or written."""
+        """CPU of counting and committing what was read, with native histograms and without, in turns; nothing is read
+        or written."""
         rng = random.Random(6)
         those = [record(rng, at % TEAMS, 0) for at in range(self.sizes.pool)]
         for name, block, share in (("record", 100, 1), ("record one", 1, 10)):
@@ -308,7 +349,11 @@ class Bench:
                 ledger.traffic.add_all(those)
                 ledger.commit({})
             for native in (True, False) * 5:
-                with contextlib.nullcontext() if native else unittest.mock.patch("exporters.requests.counters.observed_ms", _nothing):
+                with (
+                    contextlib.nullcontext()
+                    if native
+                    else unittest.mock.patch("exporters.requests.counters.observed_ms", _nothing)
+                ):
                     took[native].append(_counting_s(ledgers[native], those, block, self.sizes.recorded // share // 5))
             median = statistics.median(took[True])
             self.tell({name: median * 1e6, f"{name} native": max(0.0, median - statistics.median(took[False])) * 1e6})
@@ -329,7 +374,11 @@ class Bench:
 
     def big_page(self) -> None:
         """Scrapes of 10,000 series with everything on, then of the same with client_python; RSS in between."""
-        lines, every, few = Lines(TEAMS, MODELS, self.sizes.pool), Lines(TEAMS, MODELS, count=TEAMS * MODELS), Lines(TEAMS, MODELS, count=2)
+        lines, every, few = (
+            Lines(TEAMS, MODELS, self.sizes.pool),
+            Lines(TEAMS, MODELS, count=TEAMS * MODELS),
+            Lines(TEAMS, MODELS, count=2),
+        )
         with self.sidecar(engines=1, spans=True) as reader:
             count = 0
             for _ in range(self.sizes.many // lines.count):
@@ -347,14 +396,22 @@ class Bench:
             text = reader.page()
             began = time.perf_counter()
             packed = gzip.compress(text, 1)
-            self.tell({"gzip ms": (time.perf_counter() - began) * 1000, "gzip kb": len(packed) / 1000, "page kb": len(text) / 1000})
+            self.tell(
+                {
+                    "gzip ms": (time.perf_counter() - began) * 1000,
+                    "gzip kb": len(packed) / 1000,
+                    "page kb": len(text) / 1000,
+                }
+            )
             self.tell({"rss": reader.rss_mb, "series": sum(not line.startswith(b"#") for line in text.splitlines())})
         with self.client_python() as reader:
             reader.append(lines.text(next(self._numbers)))
             reader.until(lines.count)
             self.tell({"client_python": statistics.median(self._scrapes(reader, self.sizes.scrapes // 15, few, 0.01))})
 
-    def _scrapes(self, reader: Reader, times: int, lines: Lines, wait_s: float, accept: str = "text/plain") -> list[float]:
+    def _scrapes(
+        self, reader: Reader, times: int, lines: Lines, wait_s: float, accept: str = "text/plain"
+    ) -> list[float]:
         """Milliseconds of each scrape; before each, these lines are written."""
         reader.page(accept)
         took = []
@@ -377,7 +434,8 @@ class Bench:
         self.tell({"fresh p50": statistics.median(took), "fresh p99": p99(took)})
 
     def parses(self) -> None:
-        """The page of an engine with so many models that it has 5,000 samples; of each further look, the numbers differ."""
+        """The page of an engine with so many models that it has 5,000 samples; of each further look, the numbers
+        differ."""
         texts = [engine_page(self.sizes.samples, grown) for grown in range(11)]
         parser, took = exposition_parser.Parser(), []
         for text in texts:
@@ -387,7 +445,9 @@ class Bench:
         began = time.perf_counter()
         list(text_string_to_metric_families(texts[0]))
         took_theirs = (time.perf_counter() - began) * 1000
-        self.tell({"parse cold": took[0], "parse warm": statistics.median(took[1:]), "parse client_python": took_theirs})
+        self.tell(
+            {"parse cold": took[0], "parse warm": statistics.median(took[1:]), "parse client_python": took_theirs}
+        )
 
     def sends(self) -> None:
         seconds = self.sizes.seconds
@@ -399,7 +459,8 @@ class Bench:
             self.tell({"genai cpu": per_cpu_s})
 
     def _send(self, reader: Reader, enough: Callable[[int, float], bool]) -> tuple[float, float, list[float]]:
-        """Spans that arrive per second of wall and of CPU time, and the RSS a hundred times meanwhile, until `enough` of (arrived, seconds).
+        """Spans that arrive per second of wall and of CPU time, and the RSS a hundred times meanwhile, until `enough`
+        of (arrived, seconds).
 
         As many go as can: the next lines are written when few enough spans are under way for the queue to hold them."""
         piece, written, rss = Lines(TEAMS, count=1000), 0, list[float]()
@@ -429,7 +490,13 @@ class Bench:
             with self.sidecar(teams) as reader:
                 wall, _ = self._read(reader, self.file(Lines(teams, count=self.sizes.pool)))
                 scrape = statistics.median(reader.scrape_ms() for _ in range(20))
-                self.tell({f"{teams} teams ingest": wall, f"{teams} teams scrape": scrape, f"{teams} teams rss": reader.rss_mb})
+                self.tell(
+                    {
+                        f"{teams} teams ingest": wall,
+                        f"{teams} teams scrape": scrape,
+                        f"{teams} teams rss": reader.rss_mb,
+                    }
+                )
         for engines in self.sizes.engines:
             with self.sidecar(engines=engines) as reader:
                 time.sleep(self.sizes.at_rest_s / 10)
@@ -437,7 +504,13 @@ class Bench:
                 time.sleep(self.sizes.at_rest_s)
                 share = 100 * (reader.cpu_s - cpu) / (time.monotonic() - began)
                 scrape = statistics.median(reader.scrape_ms() for _ in range(20))
-                self.tell({f"{engines} engines share": share, f"{engines} engines scrape": scrape, f"{engines} engines rss": reader.rss_mb})
+                self.tell(
+                    {
+                        f"{engines} engines share": share,
+                        f"{engines} engines scrape": scrape,
+                        f"{engines} engines rss": reader.rss_mb,
+                    }
+                )
 
     def figures(self) -> dict[str, tuple[Told, Figure]]:
         told = TOLD | growth(self.sizes)
@@ -451,7 +524,10 @@ class Bench:
             per_s, per_cpu_s, rss = self._send(reader, lambda arrived, _: arrived >= spans)
         tenth = max(1, len(rss) // 10)  # after three, of a million, all ids that are remembered are there
         early, late = statistics.median(rss[3 * tenth : 4 * tenth] or rss), statistics.median(rss[-tenth:])
-        print(f"{spans:,} spans, {per_s:,.0f}/s, {per_cpu_s:,.0f} per CPU second; RSS {early:.1f} MiB early, {late:.1f} MiB late")
+        print(
+            f"{spans:,} spans, {per_s:,.0f}/s, {per_cpu_s:,.0f} per CPU second; RSS {early:.1f} MiB early, {late:.1f}"
+            " MiB late"
+        )
         return [f"RSS grew from {early:.1f} to {late:.1f} MiB"] if late > 1.05 * early else []
 
     def soak(self, lines: int, file_bytes: int = 128 << 20) -> list[str]:
@@ -481,7 +557,10 @@ class Bench:
             took = time.monotonic() - began
             tenth = max(1, len(rss) // 10)
             early, late = statistics.median(rss[tenth : 2 * tenth] or rss), statistics.median(rss[-tenth:])
-        print(f"\n{written:,} lines written, {counted:,} counted, {counted / took:,.0f} lines/s; RSS {early:.1f} MiB early, {late:.1f} MiB late")
+        print(
+            f"\n{written:,} lines written, {counted:,} counted, {counted / took:,.0f} lines/s; RSS {early:.1f} MiB"
+            f" early, {late:.1f} MiB late"
+        )
         if counted != written:
             wrong.append(f"{written} lines were written, {counted} counted")
         if late > 1.05 * early:
@@ -513,7 +592,8 @@ def _shortened(line: bytes) -> bytes:
 
 
 def engine_page(samples: int, grown: int = 0) -> str:
-    """A captured page of vLLM, with so many models that there are about so many samples; `grown` is added to each number."""
+    """A captured page of vLLM, with so many models that there are about so many samples; `grown` is added to each
+    number."""
     lines = GOLDEN.read_text().splitlines()
     times = max(1, round(samples / sum('model_name="' in line for line in lines)))
     found = []
@@ -529,27 +609,47 @@ def engine_page(samples: int, grown: int = 0) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works; its figures mean nothing")
-    parser.add_argument("--soak", type=int, metavar="LINES", help="only this: so many lines in rotating files; nothing lost, no growth")
-    parser.add_argument("--spans", type=int, metavar="N", help="only this: so many spans, with GenAI metrics on; none lost, no growth")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few seconds, to see that it works; its figures mean nothing"
+    )
+    parser.add_argument(
+        "--soak", type=int, metavar="LINES", help="only this: so many lines in rotating files; nothing lost, no growth"
+    )
+    parser.add_argument(
+        "--spans", type=int, metavar="N", help="only this: so many spans, with GenAI metrics on; none lost, no growth"
+    )
     parser.add_argument("--rounds", type=int, metavar="N", help="so many rounds, not five")
-    parser.add_argument("--only", metavar="MEASURE", help="only this measure: ingests, records, big_page, is_fresh, parses, sends, keeps_up or grows")
+    parser.add_argument(
+        "--only",
+        metavar="MEASURE",
+        help="only this measure: ingests, records, big_page, is_fresh, parses, sends, keeps_up or grows",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every value of every round there as well")
     options = parser.parse_args(arguments)
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2 and not options.quick:
         raise SystemExit("two cores are needed: one for the reader, one for who writes and scrapes")
     core, other = cores[-1], cores[0]  # the first is the one that most interrupts go to
-    print(f"{processor()}; core {core} for the reader, core {other} for all others; load average before: {os.getloadavg()[0]:.2f}")
+    print(
+        f"{processor()}; core {core} for the reader, core {other} for all others; load average before:"
+        f" {os.getloadavg()[0]:.2f}"
+    )
     os.sched_setaffinity(0, {other})
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     mtail = install.find("mtail")
     with tempfile.TemporaryDirectory(prefix="bench-sidecar-", dir="/var/tmp") as name, contextlib.ExitStack() as stack:
         collector, engine = free_port(), free_port()
         stack.enter_context(
-            running(module("bench_sidecar_peers", "collector", collector), collector, other, {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"})
+            running(
+                module("bench_sidecar_peers", "collector", collector),
+                collector,
+                other,
+                {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"},
+            )
         )
-        stack.enter_context(running(module("bench_gateway_stub", engine), engine, other, {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}))
+        stack.enter_context(
+            running(module("bench_gateway_stub", engine), engine, other, {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"})
+        )
         sizes = QUICK if options.quick else Sizes()
         bench = Bench(sizes, Path(name), core, collector, engine, mtail.path if mtail else None)
         before, began = core_s(core), time.monotonic()
@@ -577,7 +677,11 @@ def main(arguments: list[str] | None = None) -> None:
 def missed(bench: Bench) -> list[str]:
     """The limits that are not kept."""
     figures = bench.figures().values()
-    return [f"{told.what} is {figure.text(told.form)}, the limit {told.must:{told.form}}" for told, figure in figures if told.missed(figure)]
+    return [
+        f"{told.what} is {figure.text(told.form)}, the limit {told.must:{told.form}}"
+        for told, figure in figures
+        if told.missed(figure)
+    ]
 
 
 def print_figures(bench: Bench) -> None:
@@ -585,7 +689,10 @@ def print_figures(bench: Bench) -> None:
         return
     print("\n| | median (lowest to highest) | must | aim |\n|---|---|---|---|")
     for told, figure in bench.figures().values():
-        limits = ["" if limit is None else f"{limit:g}" if limit < 1000 else f"{limit:,.0f}" for limit in (told.must, told.aim)]
+        limits = [
+            "" if limit is None else f"{limit:g}" if limit < 1000 else f"{limit:,.0f}"
+            for limit in (told.must, told.aim)
+        ]
         print(f"| {told.what.strip()} | {figure.text(told.form)} | {' | '.join(limits)} |")
     print()
 

@@ -14,8 +14,8 @@ _MADE_AT_S = 1_795_000_000.0
 
 @dataclass(frozen=True)
 class Lines:
-    """`count` lines of these teams and models in turn. Made once: writing a record takes longer than reading it, so more lines are the same ones with
-    other request ids and another time."""
+    """`count` lines of these teams and models in turn. Made once: writing a record takes longer than reading it, so
+    more lines are the same ones with other request ids and another time."""
 
     teams: int
     models: int = 1
@@ -30,7 +30,9 @@ class Lines:
 @cache
 def _made(lines: Lines) -> bytes:
     rng = random.Random(6)
-    return b"".join(to_line(record(rng, at % lines.teams, at // lines.teams % lines.models)) for at in range(lines.count))
+    return b"".join(
+        to_line(record(rng, at % lines.teams, at // lines.teams % lines.models)) for at in range(lines.count)
+    )
 
 
 def record(rng: random.Random, team: int, model: int) -> RequestRecord:
@@ -64,8 +66,12 @@ def record(rng: random.Random, team: int, model: int) -> RequestRecord:
         engine_queue_ms=round(engine_ms * 0.1, 3) if done else None,
         engine_ttft_ms=round(engine_ms * 0.9, 3) if done else None,
         status={"ok": 200, "client_abort": 499, "rejected": 429, "upstream_error": 502}[outcome],
-        finish_reason=rng.choice(("stop", "length")) if done else {"client_abort": "abort", "rejected": "rejected"}.get(outcome, "error"),
+        finish_reason=rng.choice(("stop", "length"))
+        if done
+        else {"client_abort": "abort", "rejected": "rejected"}.get(outcome, "error"),
         outcome=outcome,
-        reason=None if done else {"client_abort": "client_gone", "rejected": "team_limit"}.get(outcome, "connect_failed"),
+        reason=None
+        if done
+        else {"client_abort": "client_gone", "rejected": "team_limit"}.get(outcome, "connect_failed"),
         est_prompt_tokens=prompt,
     )

@@ -1,6 +1,8 @@
-"""What `make bench-sidecar` compares with, and what stands for a collector. Run as `bench_sidecar_peers.py KIND PORT [LOG]`.
+"""What `make bench-sidecar` compares with, and what stands for a collector. Run as `bench_sidecar_peers.py KIND PORT
+[LOG]`.
 
-client_python: the same families with the library that most exporters use, counted from the same log by json.loads and cached children.
+client_python: the same families with the library that most exporters use, counted from the same log by json.loads and
+cached children.
 collector: takes OTLP over HTTP and counts the spans, not the metrics; GET says how many."""
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from aiohttp import web
 
 from exporters.catalogue import bounds, sidecar
 
-# For mtail: requests, tokens and one histogram, a third of what the sidecar counts. Its fields come in the order in which our gateway writes them.
+# For mtail: requests, tokens and one histogram, a third of what the sidecar counts. Its fields come in the order in
+# which our gateway writes them.
 MTAIL = f"""counter requests by team, model, outcome
 counter prompt_tokens by team, model
 counter cached_tokens by team, model
@@ -43,7 +46,8 @@ histogram ttft_ms by team, model buckets {", ".join(f"{bound * 1000:g}" for boun
 
 
 _TIMES = {
-    "ttft_ms": (sidecar.TTFT, bounds.TTFT_S), "tpot_ms": (sidecar.TPOT, bounds.OUR_TPOT_S), "e2e_ms": (sidecar.E2E, bounds.OUR_REQUEST_S),
+    "ttft_ms": (sidecar.TTFT, bounds.TTFT_S), "tpot_ms": (sidecar.TPOT, bounds.OUR_TPOT_S),
+    "e2e_ms": (sidecar.E2E, bounds.OUR_REQUEST_S),
     "queue_ms": (sidecar.QUEUE, bounds.OUR_REQUEST_S), "engine_queue_ms": (sidecar.ENGINE_QUEUE, bounds.OUR_REQUEST_S),
 }  # fmt: skip
 _TOKENS = {"prompt_tokens": "prompt", "cached_tokens": "cached", "completion_tokens": "completion"}
@@ -57,11 +61,18 @@ class ClientPython:
 
         prometheus_client.disable_created_metrics()
         self.registry = registry = prometheus_client.CollectorRegistry()
-        counters, times = (sidecar.REQUESTS, sidecar.REASONS, sidecar.FINISHES, sidecar.TOKENS, sidecar.CACHE_LOOKUPS), dict(_TIMES.values())
+        counters, times = (
+            (sidecar.REQUESTS, sidecar.REASONS, sidecar.FINISHES, sidecar.TOKENS, sidecar.CACHE_LOOKUPS),
+            dict(_TIMES.values()),
+        )
         times[sidecar.TTFT_OVERHEAD] = bounds.TTFT_S
-        self._families: dict[str, Any] = {m.name: prometheus_client.Counter(m.name, m.meaning, m.labels, registry=registry) for m in counters}
+        self._families: dict[str, Any] = {
+            m.name: prometheus_client.Counter(m.name, m.meaning, m.labels, registry=registry) for m in counters
+        }
         for m, limits in times.items():
-            self._families[m.name] = prometheus_client.Histogram(m.name, m.meaning, m.labels, buckets=limits, registry=registry)
+            self._families[m.name] = prometheus_client.Histogram(
+                m.name, m.meaning, m.labels, buckets=limits, registry=registry
+            )
         self._lines = prometheus_client.Counter(sidecar.LOG_LINES.name, sidecar.LOG_LINES.meaning, registry=registry)
         self._children: dict[tuple[object, ...], Any] = {}
         self._log, self._rest = log, b""
@@ -94,7 +105,9 @@ class ClientPython:
             if (ms := record.get(field)) is not None:
                 self._child(metric, who).observe(ms / 1000)
         if (engine_ms := record.get("engine_ttft_ms")) is not None:
-            self._child(sidecar.TTFT_OVERHEAD, who).observe((record["ttft_ms"] - record["engine_queue_ms"] - engine_ms) / 1000)
+            self._child(sidecar.TTFT_OVERHEAD, who).observe(
+                (record["ttft_ms"] - record["engine_queue_ms"] - engine_ms) / 1000
+            )
 
     def _child(self, metric: Any, who: dict[str, str], **more: str) -> Any:
         key = (metric.name, *who.values(), *more.values())
@@ -130,7 +143,13 @@ async def main(kind: str, port: int, *log: str) -> None:
     app = web.Application(client_max_size=1 << 24)
     if kind == "collector":
         collector = Collector()
-        app.add_routes([web.post("/v1/traces", collector.export), web.post("/v1/metrics", collector.metrics), web.get("/", collector.told)])
+        app.add_routes(
+            [
+                web.post("/v1/traces", collector.export),
+                web.post("/v1/metrics", collector.metrics),
+                web.get("/", collector.told),
+            ]
+        )
     else:
         peer = ClientPython(Path(*log))
         following = asyncio.create_task(peer.follow())

@@ -1,8 +1,9 @@
-"""`make bench-soak`: the whole lab under mixed load for an hour while things go wrong, and whether anything leaks or is lost. See docs/soak.md.
+"""`make bench-soak`: the whole lab under mixed load for an hour while things go wrong, and whether anything leaks or is
+lost. See docs/soak.md.
 
-Real vLLM (in one process, which leaves the other core to the rest), gateway, sidecar, board, Prometheus, Alertmanager, and the collector where
-there is one. It ends by itself, prints what it found, and exits 1 when a line of the verdict fails. Nothing is judged by how fast it was: a busy
-machine makes it slower, not wrong."""
+Real vLLM (in one process, which leaves the other core to the rest), gateway, sidecar, board, Prometheus, Alertmanager,
+and the collector where there is one. It ends by itself, prints what it found, and exits 1 when a line of the verdict
+fails. Nothing is judged by how fast it was: a busy machine makes it slower, not wrong."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ from stack.lab.supervisor import LabError, last_words
 
 OURS = ("gateway", "sidecar", "board")
 OF_THE_KERNEL = ("memory, MiB", "descriptors", "threads")
-TASKS = {"gateway": ("gateway-metrics", gateway.TASKS), "sidecar": ("sidecar", sidecar.TASKS)}  # the board has no figures of its own
+# the board has no figures of its own
+TASKS = {"gateway": ("gateway-metrics", gateway.TASKS), "sidecar": ("sidecar", sidecar.TASKS)}
 SHORTEST_S = 120.0
 SETTLED_WITHIN_S, STARTED_WITHIN_S = 900.0, 900.0
 TRACEBACK = "Traceback (most recent call last)"
@@ -58,15 +60,24 @@ EXPECTED: dict[str, str] = {
     "VLLMGatewayRejecting": "keys that nobody has, and crowds",
     "VLLMAnswersCutOff": "answers of 8 to 64 tokens, and a random model seldom ends by itself",
     **dict.fromkeys(
-        ("VLLMTTFTBudgetBurn", "VLLMTTFTBudgetSlowBurn", "VLLMInterTokenBudgetBurn", "VLLMInterTokenBudgetSlowBurn", "VLLMTTFTHigh",
-         "VLLMInterTokenLatencyHigh", "VLLMQueueTimeHigh"), _STOOD_STILL,
+        (
+            "VLLMTTFTBudgetBurn",
+            "VLLMTTFTBudgetSlowBurn",
+            "VLLMInterTokenBudgetBurn",
+            "VLLMInterTokenBudgetSlowBurn",
+            "VLLMTTFTHigh",
+            "VLLMInterTokenLatencyHigh",
+            "VLLMQueueTimeHigh",
+        ),
+        _STOOD_STILL,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One process from its start to its end: (second, figures) each time it was looked at. A figure may be missing from a look."""
+    """One process from its start to its end: (second, figures) each time it was looked at. A figure may be missing from
+    a look."""
 
     pid: int
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
@@ -82,7 +93,8 @@ class Life:
 def figures(pid: int) -> dict[str, float]:
     """Memory, descriptors and threads of a process, those of its children included. Raises OSError when it is gone.
 
-    Memory is what it took itself, in RAM or swapped out. RSS beside it has pages of files too, which the kernel takes and gives back as it likes."""
+    Memory is what it took itself, in RAM or swapped out. RSS beside it has pages of files too, which the kernel takes
+    and gives back as it likes."""
     found = dict.fromkeys((*OF_THE_KERNEL, "RSS, MiB"), 0.0)
     for one in (pid, *descendants(pid)):
         with contextlib.suppress(OSError) if one != pid else contextlib.nullcontext():
@@ -177,7 +189,8 @@ class Soak:
             return exposition_parser.parse(await response.text())
 
     async def settled(self) -> bool:
-        """Until the sidecar has counted every line, and has compared a look that was made from now on with all that the log could say about it.
+        """Until the sidecar has counted every line, and has compared a look that was made from now on with all that the
+        log could say about it.
 
         The lines are read anew each time: the last one may come after the answer that it is about."""
         since = time.time()
@@ -206,13 +219,22 @@ class Soak:
         return [
             *self._leaks(),
             *self._lines(records, bad),
-            Check("sidecar has compared everything", "yes" if settled else "no", f"within {SETTLED_WITHIN_S:.0f} s", settled),
+            Check(
+                "sidecar has compared everything",
+                "yes" if settled else "no",
+                f"within {SETTLED_WITHIN_S:.0f} s",
+                settled,
+            ),
             *_counted(judge.in_the_log(records), shown, gate),
             *judge.reconciled(shown, sum(record.outcome == "client_abort" for record in records)),
-            judge.equal("engine's requests in the sidecar", shown.total(reconciled.ENGINE.name, kind="requests") or 0,
-                        engine.total(vllm.REQUEST_SUCCESS.name) or 0, "on the engine's own page"),
+            judge.equal(
+                "engine's requests in the sidecar",
+                shown.total(reconciled.ENGINE.name, kind="requests") or 0,
+                engine.total(vllm.REQUEST_SUCCESS.name) or 0,
+                "on the engine's own page",
+            ),
             *await self._well(),
-        ]  # fmt: skip
+        ]
 
     def _leaks(self) -> Iterable[Check]:
         for name in OURS:
@@ -221,15 +243,22 @@ class Soak:
                 found = life.flat(figure)
                 if found is None:
                     missing = figure not in OF_THE_KERNEL and life.flat(OF_THE_KERNEL[0]) is not None
-                    yield Check(f"{name}: {figure}", "never shown" if missing else "too short to judge", "", not missing)
+                    yield Check(
+                        f"{name}: {figure}", "never shown" if missing else "too short to judge", "", not missing
+                    )
                     continue
                 told = f"{found.median:.1f}, {found.per_hour:+.2f} an hour, last third {found.later:+.2f}"
-                yield Check(f"{name}: {figure}", told, f"growth {found.allowed:.1f} in {life.lasted_s / 60:.0f} min", found.well)
+                yield Check(
+                    f"{name}: {figure}", told, f"growth {found.allowed:.1f} in {life.lasted_s / 60:.0f} min", found.well
+                )
 
     def _lines(self, records: Sequence[RequestRecord], bad: int) -> Iterable[Check]:
         books = judge.accounts(self.load.sent, records)
         for what, ids in (("requests without a line", books.lost), ("requests with several", books.twice)):
-            told = ", ".join(f"{one} ({self.load.sent.get(one, 'not ours')})" for one in ids[:5]) or f"none of {books.sent:,}"
+            told = (
+                ", ".join(f"{one} ({self.load.sent.get(one, 'not ours')})" for one in ids[:5])
+                or f"none of {books.sent:,}"
+            )
             yield Check(what, f"{len(ids)}: {told}" if ids else told, "none", not ids)
         yield Check("lines that are no record", str(bad), "0", bad == 0)
         yield Check("lines of garbage", str(books.strange), "no id of ours; for information", True)
@@ -238,7 +267,10 @@ class Soak:
         firing = await until(lambda: headlines.firing(self.lab.url("alertmanager")), 60)
         await self.lab.supervisor.look()
         down = [name for name, running in self.lab.supervisor.running.items() if not running.healthy]
-        found = {path.name: path.read_text(errors="replace").count(TRACEBACK) for path in sorted((self.lab.config.folder / "logs").glob("*.log"))}
+        found = {
+            path.name: path.read_text(errors="replace").count(TRACEBACK)
+            for path in sorted((self.lab.config.folder / "logs").glob("*.log"))
+        }
         mine = {name: count for name, count in found.items() if count and name.split(".")[0] in OURS}
         others = {name: count for name, count in found.items() if count and name.split(".")[0] not in OURS}
         return [
@@ -256,14 +288,36 @@ def _told(counts: Mapping[str, int]) -> str:
 
 def _counted(log: Mapping[str, int], shown: Exposition, gate: Exposition) -> Iterable[Check]:
     """log: what it holds."""
-    yield judge.equal("requests in the sidecar", shown.total(sidecar.REQUESTS.name) or 0, log["requests"], "the lines of the log")
+    yield judge.equal(
+        "requests in the sidecar", shown.total(sidecar.REQUESTS.name) or 0, log["requests"], "the lines of the log"
+    )
     for kind in ("prompt", "completion"):
-        yield judge.equal(f"{kind} tokens in the sidecar", shown.total(sidecar.TOKENS.name, type=kind) or 0, log[kind], "those of the log")
-    yield judge.equal("requests in the gateway's counters", gate.total(gateway.REQUESTS.name) or 0, log["requests"], "the lines of the log")
+        yield judge.equal(
+            f"{kind} tokens in the sidecar",
+            shown.total(sidecar.TOKENS.name, type=kind) or 0,
+            log[kind],
+            "those of the log",
+        )
+    yield judge.equal(
+        "requests in the gateway's counters",
+        gate.total(gateway.REQUESTS.name) or 0,
+        log["requests"],
+        "the lines of the log",
+    )
     for metric in (gateway.LOG_LOST, gateway.LOG_WAITING, gateway.INFLIGHT, gateway.RUNNING, gateway.WAITING):
-        yield judge.equal(f"gateway: {metric.name.removeprefix('vllm_watch_gateway_')}", gate.total(metric.name) or 0, 0, "when nobody asks any more")
+        yield judge.equal(
+            f"gateway: {metric.name.removeprefix('vllm_watch_gateway_')}",
+            gate.total(metric.name) or 0,
+            0,
+            "when nobody asks any more",
+        )
     for metric in (sidecar.LOG_BAD_LINES, sidecar.LOG_DUPLICATES):
-        yield judge.equal(f"sidecar: {metric.name.removeprefix('vllm_watch_')}", shown.total(metric.name) or 0, 0, "as no line is bad or comes twice")
+        yield judge.equal(
+            f"sidecar: {metric.name.removeprefix('vllm_watch_')}",
+            shown.total(metric.name) or 0,
+            0,
+            "as no line is bad or comes twice",
+        )
 
 
 # ---- the whole of it
@@ -302,7 +356,10 @@ async def soak(config: LabConfig, for_s: float, seed: int, console: Console) -> 
     began = time.monotonic()
     stop_on_signal()
     rng = random.Random(seed)
-    async with running(config, lambda text: console.print(f"{time.monotonic() - began:5.0f} s  {text}", highlight=False, soft_wrap=True)) as lab:
+    async with running(
+        config,
+        lambda text: console.print(f"{time.monotonic() - began:5.0f} s  {text}", highlight=False, soft_wrap=True),
+    ) as lab:
         load = Load(lab.url("gateway"), lab.keys, random.Random(seed + 1))
         found = Soak(lab, for_s, rng, load)
         if not await until(lambda: _first_look(found), 60):
@@ -346,33 +403,57 @@ async def _both(work: Coroutine[Any, Any, None], sending: asyncio.Task[None]) ->
 
 def report(found: Soak, checks: Sequence[Check]) -> str:
     ends = ", ".join(f"{kind} {end}: {count}" for (kind, end), count in sorted(found.load.ends.items()))
-    times = {name: sum(1 for _, done, _ in found.done if done == name) for name in sorted({name for _, name, _ in found.done})}
+    times = {
+        name: sum(1 for _, done, _ in found.done if done == name)
+        for name in sorted({name for _, name, _ in found.done})
+    }
     lines = [
         f"\n{found.for_s / 60:.0f} min, {len(found.load.sent):,} requests, {len(found.done)} faults",
-        f"requests, by kind and end: {ends}", f"faults: {', '.join(f'{name} {count}' for name, count in times.items())}",
+        f"requests, by kind and end: {ends}",
+        f"faults: {', '.join(f'{name} {count}' for name, count in times.items())}",
         "\n| | found | allowed | |\n|---|---|---|---|",
-        *(f"| {check.what} | {check.found} | {check.allowed} | {'ok' if check.well else '**FAILED**'} |" for check in checks),
+        *(
+            f"| {check.what} | {check.found} | {check.allowed} | {'ok' if check.well else '**FAILED**'} |"
+            for check in checks
+        ),
         "\nFor information, in the longest life of each:\n",
-        "| process | memory, MiB: median, first to last | RSS, MiB | descriptors | threads | tasks |\n|---|---|---|---|---|---|",
+        (
+            "| process | memory, MiB: median, first to last | RSS, MiB | descriptors | threads | tasks"
+            " |\n|---|---|---|---|---|---|"
+        ),
         *(_life(name, max(lives, key=lambda one: one.lasted_s)) for name, lives in sorted(found.lives.items())),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines)
 
 
 def _life(name: str, life: Life) -> str:
-    middle = {figure: statistics.median(seen[figure] for _, seen in life.samples) for figure in (*OF_THE_KERNEL, "RSS, MiB")}
+    middle = {
+        figure: statistics.median(seen[figure] for _, seen in life.samples) for figure in (*OF_THE_KERNEL, "RSS, MiB")
+    }
     tasks = [seen["tasks"] for _, seen in life.samples if "tasks" in seen]
     told = f"{statistics.median(tasks):.0f}" if tasks else ""
     first, last = life.samples[0][1], life.samples[-1][1]
     memory = f"{middle['memory, MiB']:.0f}, {first['memory, MiB']:.0f} to {last['memory, MiB']:.0f}"
-    return f"| {name} | {memory} | {middle['RSS, MiB']:.0f} | {middle['descriptors']:.0f} | {middle['threads']:.0f} | {told} |"
+    return (
+        f"| {name} | {memory} | {middle['RSS, MiB']:.0f} | {middle['descriptors']:.0f} | {middle['threads']:.0f} |"
+        f" {told} |"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--for", dest="for_s", type=parse_duration, default=3600.0, metavar="TIME", help="how long things go wrong; shipped: 1h")
+    parser.add_argument(
+        "--for",
+        dest="for_s",
+        type=parse_duration,
+        default=3600.0,
+        metavar="TIME",
+        help="how long things go wrong; shipped: 1h",
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the schedule and of the load")
-    parser.add_argument("--port-offset", type=int, default=3000, metavar="N", help="added to every port of the lab; shipped: 3000")
+    parser.add_argument(
+        "--port-offset", type=int, default=3000, metavar="N", help="added to every port of the lab; shipped: 3000"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdict and every sample there as well")
     options = parser.parse_args(arguments)
     if options.for_s < SHORTEST_S:
@@ -395,7 +476,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = [check for check in checks if not check.well]
     if options.json:
         lives = {name: [asdict(life) for life in those] for name, those in found.lives.items()}
-        told = {"passed": not failed, "checks": [asdict(check) for check in checks], "faults": found.done, "lives": lives}
+        told = {
+            "passed": not failed,
+            "checks": [asdict(check) for check in checks],
+            "faults": found.done,
+            "lives": lives,
+        }
         options.json.write_text(json.dumps(told, indent=1))
     told = "; ".join(check.what for check in failed) or "nothing leaked, nothing was lost"
     print(f"\nsoak: {told}   (logs: {folder / 'logs'})")

@@ -1,4 +1,5 @@
-"""What happens to the lab during a soak, each of it short, mended when it is over, and by a schedule that its seed decides.
+"""What happens to the lab during a soak, each of it short, mended when it is over, and by a schedule that its seed
+decides.
 
 What the drills do to a lab is done by their own code (stack/drill/faults.py)."""
 
@@ -23,15 +24,22 @@ from stack.drill.lab import DrillLab
 
 LIMITED_TO = 2
 GARBAGE = (
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999\r\n\r\n{",
-    b"GET /metrics HTTP/1.1\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", b"\0" * 4096, b"POST /v1/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-    b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"",
-)  # fmt: skip
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999\r\n\r\n{",
+    b"GET /metrics HTTP/1.1\r\nX: " + b"a" * 70_000 + b"\r\n\r\n",
+    b"\0" * 4096,
+    b"POST /v1/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"",
+)
 
 
 @dataclass(slots=True)
 class Scene:
-    """Where faults happen. archive: takes the log of a process that is about to be started again. answers: waits until it answers.
+    """Where faults happen. archive: takes the log of a process that is about to be started again. answers: waits until
+    it answers.
 
     kept: numbers of rotated files."""
 
@@ -75,7 +83,8 @@ async def log_renamed(scene: Scene) -> None:
 
 
 async def log_copied_and_cut(scene: Scene) -> None:
-    """copytruncate; the gateway stands still between the copy and the cut, else what it writes there would be lost, as with any program."""
+    """copytruncate; the gateway stands still between the copy and the cut, else what it writes there would be lost, as
+    with any program."""
     log = scene.lab.config.requests_log
     with stopped(scene.lab.pid("gateway")):
         await asyncio.sleep(0.05)
@@ -148,7 +157,8 @@ async def log_is_a_folder(scene: Scene) -> None:
         await asyncio.sleep(scene.rng.uniform(1.0, 4.0))
 
 
-# A process that is killed begins its figures anew, so these happen in the first part of a soak; the life that is judged is the one after it.
+# A process that is killed begins its figures anew, so these happen in the first part of a soak; the life that is judged
+# is the one after it.
 RESTARTS: tuple[Fault, ...] = (sidecar_killed, prometheus_killed, collector_away)
 OTHERS: tuple[Fault, ...] = (
     log_renamed, log_copied_and_cut, engine_pauses, teams_read_again, garbage, slow_clients, crowd, log_disk_full,
@@ -158,7 +168,8 @@ RESTARTS_WITHIN = 0.3  # of the whole
 
 
 def schedule(for_s: float, every_s: float, rng: random.Random) -> list[tuple[float, Fault]]:
-    """When what happens, in seconds since the start: each kind in turn, in an order that is drawn anew each time round. First the restarts."""
+    """When what happens, in seconds since the start: each kind in turn, in an order that is drawn anew each time round.
+    First the restarts."""
     found: list[tuple[float, Fault]] = []
     due: dict[bool, list[Fault]] = {True: rng.sample(RESTARTS, len(RESTARTS)), False: []}
     at = every_s / 2

@@ -1,4 +1,5 @@
-"""The clients of `make bench-soak`: good ones and all others, each request with an id of its own, so that its line can be looked for.
+"""The clients of `make bench-soak`: good ones and all others, each request with an id of its own, so that its line can
+be looked for.
 
 Law: of every request whose head arrived whole, the log must hold one line, however it ended."""
 
@@ -24,14 +25,17 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 # How often each happens, in a hundred. The engine is one core: most are short.
 MIX = {
-    "chat": 28, "short": 24, "long prompt": 5, "long answer": 4, "several": 5, "batch of prompts": 3, "cut off by hand": 9, "left while waiting": 5,
-    "unknown key": 3, "no key": 2, "wrong parameter": 3, "too long": 2, "unknown model": 2, "slow reader": 3, "slow body": 3, "torn body": 2,
+    "chat": 28, "short": 24, "long prompt": 5, "long answer": 4, "several": 5, "batch of prompts": 3,
+    "cut off by hand": 9, "left while waiting": 5,
+    "unknown key": 3, "no key": 2, "wrong parameter": 3, "too long": 2, "unknown model": 2, "slow reader": 3,
+    "slow body": 3, "torn body": 2,
 }  # fmt: skip
 
 
 @dataclass(slots=True)
 class Load:
-    """Sends until it is told to stop. sent: id -> kind, told before the first byte goes. ends: kind and how it ended -> how often."""
+    """Sends until it is told to stop. sent: id -> kind, told before the first byte goes. ends: kind and how it ended ->
+    how often."""
 
     gateway: str
     keys: Mapping[str, str]
@@ -55,7 +59,9 @@ class Load:
 
     async def crowd(self, count: int) -> None:
         """So many at once, more than a team may have: most are refused, or wait."""
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=GIVE_UP_S)) as session:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=GIVE_UP_S)
+        ) as session:
             await asyncio.gather(*(self.one(session, "crowd") for _ in range(count)))
 
     async def slow(self, count: int) -> None:
@@ -68,7 +74,11 @@ class Load:
         request_id = f"soak-{number:06d}"
         self.sent[request_id] = kind
         try:
-            ended = await (self._by_hand(kind, request_id) if session is None or kind in _BY_HAND else self._asked(session, kind, request_id))
+            ended = await (
+                self._by_hand(kind, request_id)
+                if session is None or kind in _BY_HAND
+                else self._asked(session, kind, request_id)
+            )
         except (OSError, aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
             ended = type(error).__name__
         self.ends[kind, ended] += 1
@@ -83,7 +93,10 @@ class Load:
         """Route and body of a request."""
         question = self._words(self.rng.randint(4, 24))
         common: dict[str, Any] = {"model": MODEL, "max_tokens": self.rng.randint(8, 64), "temperature": 0.8}
-        chat = common | {"messages": [{"role": "system", "content": SHARED}, {"role": "user", "content": question}], "stream": True}
+        chat = common | {
+            "messages": [{"role": "system", "content": SHARED}, {"role": "user", "content": question}],
+            "stream": True,
+        }
         plain = common | {"prompt": question}
         match kind:
             case "chat" | "slow reader":
@@ -130,7 +143,10 @@ class Load:
         host, _, port = self.gateway.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
-            writer.write(f"POST {route} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n{head}Content-Length: {len(data)}\r\n\r\n".encode())
+            writer.write(
+                f"POST {route} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n{head}Content-Length:"
+                f" {len(data)}\r\n\r\n".encode()
+            )
             pieces = 6 if kind == "slow body" else 1
             size = -(-len(data) // pieces) if kind != "torn body" else len(data) // 2
             for at in range(0, size if kind == "torn body" else len(data), size):

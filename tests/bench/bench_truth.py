@@ -1,8 +1,8 @@
 """`make bench-truth`: percentiles by PromQL beside those of the request log and of three clients, on a real vLLM.
 
-Each client sends each shape as a team of its own through the gateway, so that a team's series hold the requests of one run
-and nothing else. The queries are those that panels are made of; where they are to read classic buckets, the metric is one
-without a native form. Method and results: docs/percentiles.md."""
+Each client sends each shape as a team of its own through the gateway, so that a team's series hold the requests of one
+run and nothing else. The queries are those that panels are made of; where they are to read classic buckets, the metric
+is one without a native form. Method and results: docs/percentiles.md."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ GUIDELLM = ("torch==2.13.0+cpu", "guidellm==0.8.1")  # the engine's torch: any o
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """A time of a request. field: its name in the log. theirs: its name in what `vllm bench serve` reports, if it does."""
+    """A time of a request. field: its name in the log. theirs: its name in what `vllm bench serve` reports, if it
+    does."""
 
     name: str
     metric: Metric
@@ -94,7 +95,8 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What a client measured, in milliseconds: its own percentiles, and single requests by their id in the request log."""
+    """What a client measured, in milliseconds: its own percentiles, and single requests by their id in the request
+    log."""
 
     percentiles: Mapping[tuple[str, float], float]
     single: Mapping[str, Mapping[str, float]]
@@ -157,7 +159,8 @@ class Row:
 
 
 def ranked(values: Sequence[float], q: float) -> tuple[float, float]:
-    """Return the value at rank q, the nearest one above, whose bucket Prometheus looks for; and before it the one below."""
+    """Return the value at rank q, the nearest one above, whose bucket Prometheus looks for; and before it the one
+    below."""
     ordered, at = sorted(values), math.ceil(q * len(values)) - 1
     return ordered[max(0, at - 1)], ordered[at]
 
@@ -181,7 +184,9 @@ class Scene:
 
     @classmethod
     @contextlib.contextmanager
-    def running(cls, folder: Path, engine: str, teams: Mapping[str, Shape], programs: Mapping[str, Path], core: int) -> Iterator[Scene]:
+    def running(
+        cls, folder: Path, engine: str, teams: Mapping[str, Shape], programs: Mapping[str, Path], core: int
+    ) -> Iterator[Scene]:
         """The scene on one core, each second scraped."""
         port, metrics, prometheus = (free_port() for _ in range(3))
         sidecars = {job: free_port() for job in LADDERS}
@@ -192,10 +197,17 @@ class Scene:
             "capacity": {"slots": SLOTS, "queue": 4096},
         }
         (folder / "teams.yaml").write_text(yaml.safe_dump(terms))
-        (folder / "gateway.yaml").write_text(yaml.safe_dump({
-            "listen": f"127.0.0.1:{port}", "metrics_listen": f"127.0.0.1:{metrics}", "upstream": engine, "requests_log": str(log),
-            "teams": str(folder / "teams.yaml"),
-        }))  # fmt: skip
+        (folder / "gateway.yaml").write_text(
+            yaml.safe_dump(
+                {
+                    "listen": f"127.0.0.1:{port}",
+                    "metrics_listen": f"127.0.0.1:{metrics}",
+                    "upstream": engine,
+                    "requests_log": str(log),
+                    "teams": str(folder / "teams.yaml"),
+                }
+            )
+        )
         for job, at in sidecars.items():
             config = {
                 "listen": f"127.0.0.1:{at}",
@@ -214,9 +226,13 @@ class Scene:
             f"--web.listen-address=127.0.0.1:{prometheus}", "--enable-feature=native-histograms",
         ]  # fmt: skip
         with contextlib.ExitStack() as stack:
-            stack.enter_context(running([*ours_, "gateway", "run", "--config", folder / "gateway.yaml"], port, core, env))
+            stack.enter_context(
+                running([*ours_, "gateway", "run", "--config", folder / "gateway.yaml"], port, core, env)
+            )
             for job, at in sidecars.items():
-                stack.enter_context(running([*ours_, "sidecar", "run", "--config", folder / f"{job}.yaml"], at, core, env))
+                stack.enter_context(
+                    running([*ours_, "sidecar", "run", "--config", folder / f"{job}.yaml"], at, core, env)
+                )
             stack.enter_context(running(server, prometheus, core))
             keys = {team: key for team, (key, _) in made.items()}
             scene = cls(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{prometheus}", log, programs["model"], keys)
@@ -227,8 +243,9 @@ class Scene:
     async def _begin(self, shapes: Mapping[str, Shape]) -> None:
         """Send a few requests of each team, so that its series are there before they grow, and are not near 0.
 
-        rate() extrapolates a counter to before its first sample, but not below 0: of classic buckets that are near 0 some
-        grow more than others, so that requests appear between them. These requests are therefore like those that follow."""
+        rate() extrapolates a counter to before its first sample, but not below 0: of classic buckets that are near 0
+        some grow more than others, so that requests appear between them. These requests are therefore like those that
+        follow."""
         for team, shape in shapes.items():
             await OpenAI().run(self, team, replace(shape, every_s=None), FIRST)
         self._until(lambda: all(FIRST == self._counted(team) for team in self.keys), "the first requests of each team")
@@ -236,7 +253,9 @@ class Scene:
         await asyncio.sleep(3)  # scrapes that show those and no more: what was in the first sample is no growth
 
     def ask(self, query: str) -> list[dict[str, Any]]:
-        with urllib.request.urlopen(f"{self.prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}", timeout=30) as got:
+        with urllib.request.urlopen(
+            f"{self.prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}", timeout=30
+        ) as got:
             result: list[dict[str, Any]] = json.load(got)["data"]["result"]
         return result
 
@@ -269,11 +288,17 @@ class Scene:
         assert all(record.outcome == "ok" for record in records), {record.reason for record in records}
         window = f"{math.floor(time.time() - self.since_s)}s"
         for kind in TIMES:
-            logged = {record.request_id: value for record in records if (value := getattr(record, kind.field)) is not None}
+            logged = {
+                record.request_id: value for record in records if (value := getattr(record, kind.field)) is not None
+            }
             # The text of a reply may come in one piece, as where its tokens are parts of one character: it has no TPOT.
-            assert len(logged) >= KNOWN * len(records), f"{len(logged)} of {len(records)} records of {client} have {kind.field}"
+            assert len(logged) >= KNOWN * len(records), (
+                f"{len(logged)} of {len(records)} records of {client} have {kind.field}"
+            )
             both = [name for name, theirs in reported.single.items() if kind.name in theirs and name in logged]
-            assert kind.theirs is None or len(both) >= KNOWN * len(records), f"{client}: {len(both)} of {len(records)} known by id"
+            assert kind.theirs is None or len(both) >= KNOWN * len(records), (
+                f"{client}: {len(both)} of {len(records)} known by id"
+            )
             added = [reported.single[name][kind.name] - logged[name] for name in both]
             range_ = (percentile(added, 0.01), percentile(added, 0.99)) if added else None
             classic = replace(kind.metric, native=False)
@@ -302,7 +327,9 @@ class OpenAI:
     async def run(self, scene: Scene, team: str, shape: Shape, requests: int) -> Reported:
         single: dict[str, dict[str, float]] = {}
         free = asyncio.Semaphore(shape.at_once if shape.every_s is None else requests)
-        async with openai.AsyncOpenAI(base_url=f"{scene.url}/v1", api_key=scene.keys[team], max_retries=0, timeout=120) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{scene.url}/v1", api_key=scene.keys[team], max_retries=0, timeout=120
+        ) as client:
 
             async def one(name: str) -> None:
                 async with free:
@@ -320,9 +347,15 @@ class OpenAI:
         prompt = [self.rng.randrange(10, 340) for _ in range(shape.prompt)]
         began, at, tokens = time.perf_counter(), [], 0
         stream = await client.completions.create(
-            model=plan.MODEL, prompt=prompt, max_tokens=shape.output, stream=True, temperature=0, stream_options={"include_usage": True},
-            extra_headers={"X-Request-Id": name}, extra_body={"ignore_eos": True},
-        )  # fmt: skip
+            model=plan.MODEL,
+            prompt=prompt,
+            max_tokens=shape.output,
+            stream=True,
+            temperature=0,
+            stream_options={"include_usage": True},
+            extra_headers={"X-Request-Id": name},
+            extra_body={"ignore_eos": True},
+        )
         async for chunk in stream:
             if chunk.choices and chunk.choices[0].text:
                 at.append(time.perf_counter())
@@ -347,10 +380,14 @@ class VllmBench:
         if shape.every_s is not None:
             pace = ("--request-rate", shape.at_once / shape.every_s, "--burstiness", 1 / shape.at_once)
         argv = [
-            self._program, "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions", "--base-url", scene.url, "--model", plan.MODEL,
-            "--tokenizer", scene.model, "--dataset-name", "random", "--random-input-len", shape.prompt, "--random-output-len", shape.output,
-            "--random-range-ratio", 0, "--ignore-eos", "--temperature", 0, "--num-prompts", requests, *pace, "--ready-check-timeout-sec", 0,
-            "--request-id-prefix", f"{team}-", "--percentile-metrics", "ttft,tpot,e2el", "--metric-percentiles", "50,95,99", "--disable-tqdm",
+            self._program, "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions", "--base-url",
+            scene.url, "--model", plan.MODEL,
+            "--tokenizer", scene.model, "--dataset-name", "random", "--random-input-len", shape.prompt,
+            "--random-output-len", shape.output,
+            "--random-range-ratio", 0, "--ignore-eos", "--temperature", 0, "--num-prompts", requests, *pace,
+            "--ready-check-timeout-sec", 0,
+            "--request-id-prefix", f"{team}-", "--percentile-metrics", "ttft,tpot,e2el", "--metric-percentiles",
+            "50,95,99", "--disable-tqdm",
             "--save-result", "--save-detailed", "--result-dir", self._folder, "--result-filename", f"{team}.json",
         ]  # fmt: skip
         quiet = {"HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -358,7 +395,9 @@ class VllmBench:
         result = json.loads((self._folder / f"{team}.json").read_text())
         theirs = {kind.name: kind.theirs for kind in TIMES if kind.theirs}
         single = {}
-        for at, (ttft, itls, tokens) in enumerate(zip(result["ttfts"], result["itls"], result["output_lens"], strict=True)):
+        for at, (ttft, itls, tokens) in enumerate(
+            zip(result["ttfts"], result["itls"], result["output_lens"], strict=True)
+        ):
             single[f"{team}-{at}"] = {
                 "TTFT": 1000 * ttft, "TPOT": 1000 * sum(itls) / (tokens - 1), "end to end": 1000 * (ttft + sum(itls)),
             }  # fmt: skip
@@ -377,7 +416,8 @@ _OF_GUIDELLM = {
 
 
 class Guidellm:
-    """GuideLLM, with its own percentiles. Its inter_token_latency is our TPOT; its time_per_output_token holds the TTFT."""
+    """GuideLLM, with its own percentiles. Its inter_token_latency is our TPOT; its time_per_output_token holds the
+    TTFT."""
 
     name = "guidellm"
 
@@ -391,21 +431,31 @@ class Guidellm:
         constraints = [{"kind": "max_requests", "count": requests}]
         if shape.every_s is not None:
             times = [at // shape.at_once * shape.every_s for at in range(requests)]
-            trace.write_text("".join(
-                json.dumps({"timestamp": at, "input_length": shape.prompt, "output_length": shape.output}) + "\n" for at in times
-            ))  # fmt: skip
+            trace.write_text(
+                "".join(
+                    json.dumps({"timestamp": at, "input_length": shape.prompt, "output_length": shape.output}) + "\n"
+                    for at in times
+                )
+            )
             data = {"kind": "trace_synthetic", "source": {"kind": "json_file", "path": str(trace)}}
             profile, constraints = {"kind": "replay", "schedule_turn": "timestamp"}, []
         spec = {
-            "backend": {"kind": "openai_http", "target": scene.url, "model": plan.MODEL, "api_key": scene.keys[team], "validate_backend": False},
+            "backend": {"kind": "openai_http", "target": scene.url, "model": plan.MODEL, "api_key": scene.keys[team],
+                "validate_backend": False},
             "profile": profile, "data": [data], "tokenizer": {"kind": "hf_auto", "model": str(scene.model)},
             "constraints": constraints, "outputs": [{"kind": "json", "path": str(out)}],
         }  # fmt: skip
         (self._folder / f"{team}.yaml").write_text(yaml.safe_dump({"spec": spec}))
-        _finished([self._program, "run", "-c", self._folder / f"{team}.yaml", "--disable-console"], {"HF_HUB_OFFLINE": "1"})
+        _finished(
+            [self._program, "run", "-c", self._folder / f"{team}.yaml", "--disable-console"], {"HF_HUB_OFFLINE": "1"}
+        )
         (benchmark,) = json.loads(out.read_text())["benchmarks"]
-        metrics = {name: benchmark["metrics"][their]["successful"]["percentiles"] for name, (their, _) in _OF_GUIDELLM.items()}
-        percentiles = {(name, q): of[f"p{q * 100:.0f}"] * _OF_GUIDELLM[name][1] for name, of in metrics.items() for q in QUANTILES}
+        metrics = {
+            name: benchmark["metrics"][their]["successful"]["percentiles"] for name, (their, _) in _OF_GUIDELLM.items()
+        }
+        percentiles = {
+            (name, q): of[f"p{q * 100:.0f}"] * _OF_GUIDELLM[name][1] for name, of in metrics.items() for q in QUANTILES
+        }
         single = {
             one["response_id"].partition("-")[2]: {
                 name: one[their] * scale for name, (their, scale) in _OF_GUIDELLM.items() if one[their] is not None
@@ -419,7 +469,9 @@ Client = OpenAI | VllmBench | Guidellm
 
 
 def _finished(argv: Sequence[object], env: Mapping[str, str]) -> None:
-    done = subprocess.run([str(part) for part in argv], env={**ALONE, **env}, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(
+        [str(part) for part in argv], env={**ALONE, **env}, capture_output=True, text=True, timeout=900, check=False
+    )
     if done.returncode:
         raise SystemExit(f"{argv[0]} {argv[1]}: {(done.stdout + done.stderr)[-3000:]}")
 
@@ -494,9 +546,13 @@ def written(page: str, rows: Sequence[Row], told: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few requests of the openai client; its figures mean little")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few requests of the openai client; its figures mean little"
+    )
     parser.add_argument("--requests", type=int, default=REQUESTS, help="of each client and shape")
-    parser.add_argument("--only", action="append", choices=("openai", "vllm", "guidellm"), help="this client, repeatable")
+    parser.add_argument(
+        "--only", action="append", choices=("openai", "vllm", "guidellm"), help="this client, repeatable"
+    )
     parser.add_argument("--write", action="store_true", help=f"write the tables to {PAGE.relative_to(ROOT)}")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the log and the clients' files there")
     options = parser.parse_args(arguments)
@@ -505,7 +561,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cores = sorted(os.sched_getaffinity(0))
     programs = engine_parts() | {"prometheus": install.install(("prometheus",), lambda _: None)["prometheus"].path}
     with contextlib.ExitStack() as stack:
-        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-truth-", dir="/var/tmp")))
+        folder = options.keep or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-truth-", dir="/var/tmp"))
+        )
         folder.mkdir(parents=True, exist_ok=True)
         clients: list[Client] = [OpenAI()] * ("openai" in names)
         if "vllm" in names:
@@ -517,9 +575,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         engine.up()
         os.sched_setaffinity(0, {cores[-1]})
         runs = [(client, shape, team_of(client, shape)) for client in clients for shape in SHAPES]
-        scene = stack.enter_context(Scene.running(folder, engine.spec.address, {team: shape for _, shape, team in runs}, programs, cores[-1]))
+        scene = stack.enter_context(
+            Scene.running(folder, engine.spec.address, {team: shape for _, shape, team in runs}, programs, cores[-1])
+        )
         rows = list(measured(scene, runs, 61 if options.quick else options.requests))
-    told = f"{processor()}, {time.strftime('%Y-%m-%d', time.gmtime())}; {options.requests} requests of each client and shape."
+    told = (
+        f"{processor()}, {time.strftime('%Y-%m-%d', time.gmtime())}; {options.requests} requests of each client and"
+        " shape."
+    )
     print(f"{told}\n\n{summary(rows)}\n\n{table(rows)}\n")
     if options.write:
         PAGE.write_text(written(PAGE.read_text(), rows, told))

@@ -23,13 +23,20 @@ SMALL = Size(engines=3, teams=4, models=2)
 
 @pytest.mark.prometheus
 def test_a_quick_run_has_every_figure(part, tmp_path):
-    """Real promtool and Prometheus: a history is built, pages are scraped, rules are timed and every query of the boards is asked."""
+    """Real promtool and Prometheus: a history is built, pages are scraped, rules are timed and every query of the
+    boards is asked."""
     for name in ("prometheus", "promtool"):
         part(name)
     out = tmp_path / "found.json"
     command = [sys.executable, "tests/bench/bench_fleet.py", "--quick", "--json", out]
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}, capture_output=True, text=True, timeout=180, check=False
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
     )
     assert 0 == done.returncode, done.stdout + done.stderr
     found = kept(out)[QUICK.size.engines]
@@ -43,9 +50,15 @@ def test_a_quick_run_has_every_figure(part, tmp_path):
 
 def test_a_fleet_has_a_page_for_each_engine_and_series_for_each_team_and_card():
     every = lines(SMALL)
-    assert {("vllm", f"vllm-{number}:8000") for number in range(3)} == {place for place in targets(every) if place[0] == "vllm"}
-    assert Counter(f"team-{number}" for number in range(4)).keys() == {line.labels["team"] for line in every if line.name == sidecar.REQUESTS.name}
-    assert {"model-0", "model-1"} == {line.labels["model_name"] for line in every if line.name == vllm.NUM_REQUESTS_RUNNING.name}
+    assert {("vllm", f"vllm-{number}:8000") for number in range(3)} == {
+        place for place in targets(every) if place[0] == "vllm"
+    }
+    assert Counter(f"team-{number}" for number in range(4)).keys() == {
+        line.labels["team"] for line in every if line.name == sidecar.REQUESTS.name
+    }
+    assert {"model-0", "model-1"} == {
+        line.labels["model_name"] for line in every if line.name == vllm.NUM_REQUESTS_RUNNING.name
+    }
     assert {"uuid-0", "uuid-1", "uuid-2"} == {line.labels["uuid"] for line in every if "uuid" in line.labels}
     assert len(every) == len({(line.name, *sorted(line.labels.items())) for line in every}), "no series stands twice"
 
@@ -92,18 +105,28 @@ def test_a_line_is_found_and_what_it_misses_is_said():
         fit([(1, 1.0), (1, 2.0)])
 
 
-@pytest.mark.parametrize(("values", "expected"), [([1.0], 1.0), ([float(number) for number in range(1, 101)], 95.0), ([3.0, 1.0, 2.0], 3.0)])
+@pytest.mark.parametrize(
+    ("values", "expected"), [([1.0], 1.0), ([float(number) for number in range(1, 101)], 95.0), ([3.0, 1.0, 2.0], 3.0)]
+)
 def test_the_95th_percentile_is_a_value_that_was_seen(values, expected):
     assert expected == p95(values)
 
 
 def test_the_report_has_a_column_for_each_size_and_the_lines_through_them():
     every = [
-        Found(plan, series=1000 * plan.size.engines, rss_mib=50.0 + plan.size.engines, queries_ms={"overview": [1.0, 2.0]}, rules_worst="vllm-x")
+        Found(
+            plan,
+            series=1000 * plan.size.engines,
+            rss_mib=50.0 + plan.size.engines,
+            queries_ms={"overview": [1.0, 2.0]},
+            rules_worst="vllm-x",
+        )
         for plan in PLANS
     ]
     told = report(every)
-    assert told.startswith("| engines x teams x models | 1 x 2 x 1 | 5 x 5 x 2 | 20 x 10 x 3 | 200 x 50 x 5 |\n|---|---:|---:|---:|---:|\n")
+    assert told.startswith(
+        "| engines x teams x models | 1 x 2 x 1 | 5 x 5 x 2 | 20 x 10 x 3 | 200 x 50 x 5 |\n|---|---:|---:|---:|---:|\n"
+    )
     assert "RSS = 50.0 + 1.000 for each 1,000 series (MiB); off by 0% of the largest at most" in list(laws(every))
 
 

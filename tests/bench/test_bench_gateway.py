@@ -21,12 +21,19 @@ GATEWAY, DIRECT = Contender("gateway", "", 0, NOBODY), Contender("direct", "", 0
 
 
 def sample(p50_ms: float = 1.0, load: float = 0.2, stub: float = 0.2, cpu_us: float = 1000.0) -> Sample:
-    return Sample(p50_ms=p50_ms, p99_ms=2 * p50_ms, per_s=100.0, cpu_us=cpu_us, events=66, load_share=load, stub_share=stub)
+    return Sample(
+        p50_ms=p50_ms, p99_ms=2 * p50_ms, per_s=100.0, cpu_us=cpu_us, events=66, load_share=load, stub_share=stub
+    )
 
 
 def bench(**changed: tuple[Sample, Sample]) -> Bench:
-    """Three rounds, all alike; the gateway adds 0.2 ms and keeps every limit unless a measure is changed (direct, gateway)."""
-    measures = {"json": (sample(), sample(1.2)), "sse": (sample(), sample(1.2)), "json at once": (sample(load=0.7, stub=0.3), sample())}
+    """Three rounds, all alike; the gateway adds 0.2 ms and keeps every limit unless a measure is changed (direct,
+    gateway)."""
+    measures = {
+        "json": (sample(), sample(1.2)),
+        "sse": (sample(), sample(1.2)),
+        "json at once": (sample(load=0.7, stub=0.3), sample()),
+    }
     measures |= {f"streams {number}": (sample(1280.0), sample(1290.0)) for number in (128, 256, 512)}
     measures |= {name.replace("_", " "): pair for name, pair in changed.items()}
     made = Bench(Sizes(rounds=3), DIRECT, [GATEWAY], (0, 1))
@@ -40,7 +47,13 @@ def test_a_quick_run_has_every_figure_and_one_log_line_for_each_request(tmp_path
     out = tmp_path / "figures.json"
     command = [sys.executable, "tests/bench/bench_gateway.py", "--quick", "--json", out]
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}, capture_output=True, text=True, timeout=120, check=False
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert 0 == done.returncode, done.stdout + done.stderr
     told = json.loads(out.read_text())
@@ -83,7 +96,8 @@ def test_a_missed_limit_is_named_and_what_is_refused_is_missed(measure, pair, sa
 
 
 def test_one_request_at_a_time_may_keep_stub_and_load_busy_in_turn():
-    """They wait for each other; with many at once a busy core is the limit of what is measured, and the figure is refused."""
+    """They wait for each other; with many at once a busy core is the limit of what is measured, and the figure is
+    refused."""
     busy = (sample(load=0.5, stub=0.5), sample(load=0.5, stub=0.5))
     assert "" == bench(json=busy).figures(GATEWAY)["json_added_p50_ms"].refused
     assert "refused: load busy 100%" == bench(json_at_once=busy).figures(GATEWAY)["json_per_s"].refused

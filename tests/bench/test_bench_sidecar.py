@@ -30,7 +30,13 @@ def test_a_quick_run_has_every_figure_and_every_line_is_counted(tmp_path):
     out = tmp_path / "figures.json"
     command = [sys.executable, "tests/bench/bench_sidecar.py", "--quick", "--json", out]
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}, capture_output=True, text=True, timeout=120, check=False
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert 0 == done.returncode, done.stdout + done.stderr
     told = json.loads(out.read_text())["found"]
@@ -43,16 +49,26 @@ def test_a_quick_run_has_every_figure_and_every_line_is_counted(tmp_path):
 def test_a_short_soak_loses_nothing(tmp_path):
     out = subprocess.run(
         [sys.executable, "tests/bench/bench_sidecar.py", "--quick", "--soak", "30000"],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert "30,000 lines written, 30,000 counted" in out.stdout, out.stdout + out.stderr
 
 
 def test_spans_in_numbers_all_arrive():
     out = subprocess.run(
         [sys.executable, "tests/bench/bench_sidecar.py", "--quick", "--spans", "5000"],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert out.stdout.count("5,000 spans, "), out.stdout + out.stderr
 
 
@@ -74,14 +90,20 @@ def test_the_page_of_an_engine_has_as_many_samples_as_it_is_to_have():
     first, second = exposition_parser.parse(engine_page(5000)), exposition_parser.parse(engine_page(5000, grown=1))
     count = sum(len(rows) for rows in first.samples.values())
     assert 4500 < count < 5500
-    assert all(second.total(name) > first.total(name) for name in ("vllm:prompt_tokens_total", "vllm:e2e_request_latency_seconds_count"))
+    assert all(
+        second.total(name) > first.total(name)
+        for name in ("vllm:prompt_tokens_total", "vllm:e2e_request_latency_seconds_count")
+    )
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
         ({"ingest": [300_000.0], "rss": [120.0]}, []),
-        ({"ingest": [299_000.0, 310_000.0, 250_000.0]}, ["ingest, lines/s is 299,000 (250,000 to 310,000), the limit 300,000"]),
+        (
+            {"ingest": [299_000.0, 310_000.0, 250_000.0]},
+            ["ingest, lines/s is 299,000 (250,000 to 310,000), the limit 300,000"],
+        ),
         ({"scrape p99": [15.1]}, ["scrape, p99 ms is 15.10 (15.10 to 15.10), the limit 15.00"]),
         ({"mtail": [1.0], "fresh p50": [1e9]}, []),
     ],
@@ -106,4 +128,6 @@ def test_99_of_100_are_below_p99_and_a_single_value_is_its_own():
 def test_what_a_page_has_counted_is_read_off_it():
     assert 12 == lines_total(b"# HELP x\nvllm_watch_log_lines_total 12.0\nvllm_watch_log_lines_total_of_another 5\n")
     assert 0 == lines_total(b"")
-    assert 5 == mtail_requests(b'requests{model="a",outcome="ok",prog="p",team="t"} 2\nrequests{model="b"} 3\nother{} 9\n')
+    assert 5 == mtail_requests(
+        b'requests{model="a",outcome="ok",prog="p",team="t"} 2\nrequests{model="b"} 3\nother{} 9\n'
+    )

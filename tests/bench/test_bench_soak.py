@@ -29,7 +29,9 @@ MEMORY = BOUNDS["memory, MiB"]
 HOUR_S = 3600
 
 
-def life(grows_per_hour: float, noise: float = 0.0, for_s: int = HOUR_S, begins: float = 60.0) -> list[tuple[float, float]]:
+def life(
+    grows_per_hour: float, noise: float = 0.0, for_s: int = HOUR_S, begins: float = 60.0
+) -> list[tuple[float, float]]:
     rng = random.Random(1)
     return [(at, begins + grows_per_hour * at / HOUR_S + rng.uniform(-noise, noise)) for at in range(0, for_s, 5)]
 
@@ -102,11 +104,16 @@ def test_every_request_has_one_line_or_is_named():
 
 
 def test_tokens_of_the_log_are_added_up():
-    records = [RequestRecord(request_id="a", prompt_tokens=3, completion_tokens=2), RequestRecord(request_id="b", prompt_tokens=4)]
+    records = [
+        RequestRecord(request_id="a", prompt_tokens=3, completion_tokens=2),
+        RequestRecord(request_id="b", prompt_tokens=4),
+    ]
     assert {"requests": 2, "prompt": 7, "completion": 2} == in_the_log(records)
 
 
-def books(engine: float, logged: float, missing_in_log: float = 0.0, extra_in_log: float = 0.0, open_: float = 0.0) -> Exposition:
+def books(
+    engine: float, logged: float, missing_in_log: float = 0.0, extra_in_log: float = 0.0, open_: float = 0.0
+) -> Exposition:
     rows = {
         reconciled.ENGINE: engine,
         reconciled.LOGGED: logged,
@@ -184,4 +191,6 @@ async def test_each_kind_of_client_leaves_exactly_one_line(tmp_path):
     assert accounts(load.sent, lines).well
     assert Counter((*MIX, "crowd")) == Counter(load.sent.values())
     ended = dict(load.ends.keys())
-    assert ("200", "401", "left", "200") == tuple(ended[kind] for kind in ("chat", "unknown key", "torn body", "slow body"))
+    assert ("200", "401", "left", "200") == tuple(
+        ended[kind] for kind in ("chat", "unknown key", "torn body", "slow body")
+    )

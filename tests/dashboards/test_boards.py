@@ -1,4 +1,5 @@
-"""Boards: what every one of them has, and what a profile leaves of them. Whether they return data is test_panel_matrix.py."""
+"""Boards: what every one of them has, and what a profile leaves of them. Whether they return data is
+test_panel_matrix.py."""
 
 from __future__ import annotations
 
@@ -77,7 +78,9 @@ def test_a_board_prints_for_grafana_10_4_and_later(board):
     assert 39 == made["schemaVersion"]
     assert board_uid(board.slug) == made["uid"]
     assert ["datasource", *(v.name for v in variables.of(board))] == [v["name"] for v in made["templating"]["list"]]
-    assert all(v["allValue"] == ".*" for v in made["templating"]["list"] if v["type"] == "query"), "a label that is missing must still match"
+    assert all(v["allValue"] == ".*" for v in made["templating"]["list"] if v["type"] == "query"), (
+        "a label that is missing must still match"
+    )
     assert len(board.panels) + len(board.preconditions) == len([p for p in flat(made) if p["type"] != "row"])
 
 
@@ -98,19 +101,27 @@ def test_a_board_about_the_log_takes_its_choices_from_the_log():
     """A team may see the request log and no engine."""
     logged = board(panel(queries=(query_builders.rate(sidecar.REQUESTS, by=("team",)),)))
     assert ["cluster", "model_name", "team"] == [v.name for v in variables.of(logged)]
-    assert 'label_values(vllm_watch_requests_total{cluster=~"$cluster", model_name=~"$model_name"}, team)' == variables.of(logged)[-1].query
-    mixed = board(panel(queries=(query_builders.rate(sidecar.REQUESTS, by=("team",)), query_builders.rate(vllm.PROMPT_TOKENS))))
+    assert (
+        'label_values(vllm_watch_requests_total{cluster=~"$cluster", model_name=~"$model_name"}, team)'
+        == variables.of(logged)[-1].query
+    )
+    mixed = board(
+        panel(queries=(query_builders.rate(sidecar.REQUESTS, by=("team",)), query_builders.rate(vllm.PROMPT_TOKENS)))
+    )
     assert variables.of(logged)[-1] == variables.of(mixed)[-1], "a choice among engines does not take teams away"
 
 
 def test_matchers_follow_the_labels_that_a_series_has():
-    assert all("job" not in matcher for matcher in query_builders.where(sidecar.REQUESTS)), "the sidecar's scrape job is not the engine's"
+    assert all("job" not in matcher for matcher in query_builders.where(sidecar.REQUESTS)), (
+        "the sidecar's scrape job is not the engine's"
+    )
     assert not any("model_name" in matcher for matcher in query_builders.where(vllm.CACHE_CONFIG_INFO))
     assert any("model_name" in matcher for matcher in query_builders.where(vllm.NUM_REQUESTS_RUNNING))
 
 
 def test_the_engines_namespace_silences_nobody_who_watches_them():
-    """On Kubernetes Prometheus, exporters, sidecar and gateway run in namespaces of their own, and links between boards carry every choice."""
+    """On Kubernetes Prometheus, exporters, sidecar and gateway run in namespaces of their own, and links between boards
+    carry every choice."""
     for component, metrics in GROUPS:
         asked = {matcher.split("=~")[0] for metric in metrics for matcher in query_builders.where(metric)}
         assert ("namespace" in asked) is (component is Component.ENGINE), component
@@ -141,11 +152,15 @@ def test_the_engine_profile_asks_for_nothing_but_vllms_own_series():
     assert {"overview", "latency", "kv-cache", "tuning-options", "fleet"} <= {board.slug for board in kept}
     for one in kept:
         made = printed(one, Profile.ENGINE)
-        asked = [t["expr"] for p in flat(made) for t in p.get("targets", ())] + [a["expr"] for a in made["annotations"]["list"] if "expr" in a]
+        asked = [t["expr"] for p in flat(made) for t in p.get("targets", ())] + [
+            a["expr"] for a in made["annotations"]["list"] if "expr" in a
+        ]
         names = set().union(*map(promql_ast.names, asked))
         assert not [name for name in names if name.startswith(("vllm_watch_", "ALERTS", "DCGM_"))]
         assert "team" not in [v["name"] for v in made["templating"]["list"]]
-        assert all(p.detail in {"", *(b.slug for b in kept)} for p in one.panels), "no link leads to a board that is left out"
+        assert all(p.detail in {"", *(b.slug for b in kept)} for p in one.panels), (
+            "no link leads to a board that is left out"
+        )
 
 
 def test_the_full_profile_leaves_nothing_out():
@@ -165,10 +180,13 @@ def boards_only(one):
 
 
 def test_a_try_failed_when_its_reason_is_one_of_a_failure():
-    """A canary is judged by it: neither a refusal, nor the client's mistake, nor a client that left, nor our own end is the engine's fault."""
+    """A canary is judged by it: neither a refusal, nor the client's mistake, nor a client that left, nor our own end is
+    the engine's fault."""
     of_ours = {"gateway_stopped", "gateway_error"}
     failures = {name for name, reason in REASONS.items() if reason.outcome in ("upstream_error", "timeout")} - of_ours
-    no_failures = {"ok", "engine_busy", "bad_request", *of_ours} | {name for name, reason in REASONS.items() if reason.outcome == "client_abort"}
+    no_failures = {"ok", "engine_busy", "bad_request", *of_ours} | {
+        name for name, reason in REASONS.items() if reason.outcome == "client_abort"
+    }
     left_out = re.compile(FAILED_TRY.removeprefix('result!~"').removesuffix('"'))
     assert failures == {result for result in failures | no_failures if not left_out.fullmatch(result)}
 
@@ -197,12 +215,23 @@ def test_what_is_imported_may_be_edited_and_what_is_provisioned_not():
 
 def test_a_target_that_is_down_is_red():
     up = next(p for p in flat(printed(BOARDS[0])) if p["title"] == "Engines up")
-    assert [("text", None), ("red", 0), ("green", 1)] == [(s["color"], s["value"]) for s in up["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+    assert [("text", None), ("red", 0), ("green", 1)] == [
+        (s["color"], s["value"]) for s in up["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    ]
 
 
 def test_a_table_has_one_row_for_each_set_of_labels_and_each_figure_its_unit():
-    made = printed(board(panel(shape=Shape.TABLE, queries=(Query("vllm:num_requests_running", "running", "short"),
-                                                           Query("vllm:kv_cache_usage_perc", "KV", "percentunit")))))  # fmt: skip
+    made = printed(
+        board(
+            panel(
+                shape=Shape.TABLE,
+                queries=(
+                    Query("vllm:num_requests_running", "running", "short"),
+                    Query("vllm:kv_cache_usage_perc", "KV", "percentunit"),
+                ),
+            )
+        )
+    )
     (table,) = made["panels"]
     assert ["merge", "organize"] == [t["id"] for t in table["transformations"]]
     assert {"Value #A": "running", "Value #B": "KV"} == table["transformations"][1]["options"]["renameByName"]
@@ -221,8 +250,12 @@ def test_a_figure_is_red_from_its_limit_on_and_neutral_without_one():
     """Green is a promise that somebody has to make; a frozen engine must never stand in it."""
 
     def steps(**changes):
-        return [(s["color"], s["value"]) for s in printed(board(panel(shape=Shape.NUMBER, **changes)))["panels"][0]["fieldConfig"]["defaults"]
-                ["thresholds"]["steps"]]  # fmt: skip
+        return [
+            (s["color"], s["value"])
+            for s in printed(board(panel(shape=Shape.NUMBER, **changes)))["panels"][0]["fieldConfig"]["defaults"][
+                "thresholds"
+            ]["steps"]
+        ]
 
     assert [("text", None)] == steps()
     assert [("green", None), ("red", 1)] == steps(bad_from=1)
@@ -231,7 +264,9 @@ def test_a_figure_is_red_from_its_limit_on_and_neutral_without_one():
 
 def test_a_table_starts_with_the_row_to_look_at():
     for lowest_first, descending in ((False, True), (True, False)):
-        (table,) = printed(board(panel(shape=Shape.TABLE, lowest_first=lowest_first, queries=(Query("up", "up"),))))["panels"]
+        (table,) = printed(board(panel(shape=Shape.TABLE, lowest_first=lowest_first, queries=(Query("up", "up"),))))[
+            "panels"
+        ]
         assert [{"displayName": "up", "desc": descending}] == table["options"]["sortBy"]
 
 
@@ -256,7 +291,11 @@ def answered(part, folder, series, questions):
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series],
         "promql_expr_test": [
-            {"expr": expr, "eval_time": "30m", "exp_samples": [{"labels": labels, "value": value} for labels, value in samples]}
+            {
+                "expr": expr,
+                "eval_time": "30m",
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in samples],
+            }
             for expr, samples in questions
         ],
     }
@@ -268,7 +307,10 @@ def answered(part, folder, series, questions):
 
 @pytest.mark.prometheus
 def test_an_engine_that_is_chosen_alone_keeps_its_part_in_the_whole(part, tmp_path):
-    series = [(f'vllm:num_requests_running{{job="v", instance="{at}", model_name="m"}}', f"{running}x40") for at, running in (("a", 1), ("b", 3))]
+    series = [
+        (f'vllm:num_requests_running{{job="v", instance="{at}", model_name="m"}}', f"{running}x40")
+        for at, running in (("a", 1), ("b", 3))
+    ]
     alone = asked("fleet", "balance-running", instance=["a"])
     answered(part, tmp_path, series, [(alone, [('{job="v", instance="a", model_name="m"}', 0.25)])])
 
@@ -279,15 +321,22 @@ def test_engines_of_one_address_in_two_clusters_are_two(part, tmp_path):
     series = []
     for cluster, running, started in (("one", 2, "100x40"), ("two", 5, "100x20 900x20")):
         labels = f'cluster="{cluster}", job="v", instance="vllm:8000"'
-        series += [(f'vllm:num_requests_running{{{labels}, model_name="m"}}', f"{running}x40"), (f"process_start_time_seconds{{{labels}}}", started)]
+        series += [
+            (f'vllm:num_requests_running{{{labels}, model_name="m"}}', f"{running}x40"),
+            (f"process_start_time_seconds{{{labels}}}", started),
+        ]
 
     def each(one, two, more=""):
-        return [(f'{{cluster="{cluster}", job="v", instance="vllm:8000"{more}}}', value) for cluster, value in (("one", one), ("two", two))]
+        return [
+            (f'{{cluster="{cluster}", job="v", instance="vllm:8000"{more}}}', value)
+            for cluster, value in (("one", one), ("two", two))
+        ]
 
     model = ', model_name="m"'
     questions = [
         (asked("fleet", "worst-first", 2), each(2, 5, model)), (asked("fleet", "worst-first", 9), each(0, 1, model)),
-        (asked("fleet", "restarts"), [("{}", 1)]), (asked("fleet", "engines"), [("{}", 2)]), (asked("fleet", "up-since"), each(1700, 900)),
+        (asked("fleet", "restarts"), [("{}", 1)]), (asked("fleet", "engines"), [("{}", 2)]),
+        (asked("fleet", "up-since"), each(1700, 900)),
     ]  # fmt: skip
     answered(part, tmp_path, series, questions)
 
@@ -296,8 +345,10 @@ def test_engines_of_one_address_in_two_clusters_are_two(part, tmp_path):
 def test_the_watch_shows_what_is_ours_in_a_prometheus_that_others_use_also_when_it_is_down(part, tmp_path):
     """The sidecar stopped ten minutes ago: its alert leads to this panel."""
     series = [
-        ('up{job="vllm", instance="e:8000"}', "1x40"), ('vllm:num_requests_running{job="vllm", instance="e:8000"}', "1x40"),
-        ('up{job="sidecar", instance="s:9401"}', "1x20 0x20"), ('vllm_watch_sidecar_info{job="sidecar", instance="s:9401"}', "1x20 stale"),
+        ('up{job="vllm", instance="e:8000"}', "1x40"),
+        ('vllm:num_requests_running{job="vllm", instance="e:8000"}', "1x40"),
+        ('up{job="sidecar", instance="s:9401"}', "1x20 0x20"),
+        ('vllm_watch_sidecar_info{job="sidecar", instance="s:9401"}', "1x20 stale"),
         ('up{job="shop", instance="shop:80"}', "0x40"), ('up{job="gateway", instance="g:8010"}', "1x40"),
         ('vllm_watch_gateway_log_waiting_requests{job="gateway", instance="g:8010"}', "0x40"),
     ]  # fmt: skip
@@ -321,10 +372,14 @@ def test_the_lines_stand_where_a_deployment_puts_its_thresholds():
 def test_the_command_takes_the_thresholds_and_names_a_wrong_one(tmp_path):
     own = tmp_path / "thresholds.yaml"
     own.write_text("thresholds: {kv_cache_usage: 0.7}\n")
-    done = CliRunner().invoke(cli.main, ["dashboards", "export", "--out", str(tmp_path / "boards"), "--thresholds", str(own)])
+    done = CliRunner().invoke(
+        cli.main, ["dashboards", "export", "--out", str(tmp_path / "boards"), "--thresholds", str(own)]
+    )
     assert 0 == done.exit_code, done.output
     assert '"value": 0.7' in (tmp_path / "boards/overview.json").read_text()
     own.write_text("thresholds: {kv_cache_usag: 0.7}\n")
-    done = CliRunner().invoke(cli.main, ["dashboards", "export", "--out", str(tmp_path / "boards"), "--thresholds", str(own)])
+    done = CliRunner().invoke(
+        cli.main, ["dashboards", "export", "--out", str(tmp_path / "boards"), "--thresholds", str(own)]
+    )
     assert 2 == done.exit_code
     assert f"{own}: thresholds.kv_cache_usag is unknown; did you mean thresholds.kv_cache_usage?" in done.output

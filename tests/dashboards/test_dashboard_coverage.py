@@ -25,14 +25,19 @@ def board(*queries, title="P"):
 
 def test_a_family_is_shown_where_a_query_reads_it_or_an_older_name_of_it():
     older = Query(f"rate({vllm.PREFIX_CACHE_HITS.formerly[0]}[5m])")
-    at = coverage.shown([board(query_builders.rate(vllm.PREFIX_CACHE_HITS), query_builders.p95(vllm.TIME_TO_FIRST_TOKEN), older)])
+    at = coverage.shown(
+        [board(query_builders.rate(vllm.PREFIX_CACHE_HITS), query_builders.p95(vllm.TIME_TO_FIRST_TOKEN), older)]
+    )
     assert ("small/p0", "small/p2") == at[vllm.PREFIX_CACHE_HITS]
     assert ("small/p1",) == at[vllm.TIME_TO_FIRST_TOKEN]
     assert () == at[vllm.NUM_REQUESTS_RUNNING]
 
 
 def test_a_family_that_only_has_to_be_there_is_not_shown():
-    expr = f"{query_builders.rate(vllm.GENERATION_TOKENS, ('instance',)).expr} and on (instance) {promql.series(vllm.NUM_REQUESTS_RUNNING)}"
+    expr = (
+        f"{query_builders.rate(vllm.GENERATION_TOKENS, ('instance',)).expr} and on (instance)"
+        f" {promql.series(vllm.NUM_REQUESTS_RUNNING)}"
+    )
     assert () == coverage.shown([board(Query(expr))])[vllm.NUM_REQUESTS_RUNNING]
 
 
@@ -47,7 +52,9 @@ def test_a_missing_family_and_a_stale_reason_are_told(monkeypatch):
 def page():
     """Two boards: one that an engine fills, one that needs the request log."""
     first = board(query_builders.rate(vllm.GENERATION_TOKENS), query_builders.now(vllm.NUM_REQUESTS_RUNNING))
-    return coverage.table([first, replace(board(query_builders.rate(sidecar.REQUESTS), title="A | B"), slug="log", title="Log")])
+    return coverage.table(
+        [first, replace(board(query_builders.rate(sidecar.REQUESTS), title="A | B"), slug="log", title="Log")]
+    )
 
 
 @pytest.mark.parametrize(

@@ -44,20 +44,34 @@ def test_the_boards_for_an_engine_alone_break_none_either():
 def variable(name, parents):
     narrowed = ", ".join(f'{parent}=~"${parent}"' for parent in parents)
     query = f"label_values({SOURCE}{{{narrowed}}}, {name})" if narrowed else f"label_values({SOURCE}, {name})"
-    return {"name": name, "label": name, "type": "query", "datasource": lint.DATASOURCE, "query": {"query": query, "refId": name},
-            "definition": query, "refresh": 2, "multi": True, "includeAll": True, "allValue": ".*", "current": {"value": ["$__all"]}}  # fmt: skip
+    return {"name": name, "label": name, "type": "query", "datasource": lint.DATASOURCE,
+        "query": {"query": query, "refId": name},
+            "definition": query, "refresh": 2, "multi": True, "includeAll": True, "allValue": ".*",
+            "current": {"value": ["$__all"]}}  # fmt: skip
 
 
 def target(expr, legend="{{model_name}}", form="time_series", ref="A"):
     instant = form == "table"
-    return {"refId": ref, "expr": expr, "legendFormat": legend, "datasource": lint.DATASOURCE, "format": form, "instant": instant,
-            "range": not instant}  # fmt: skip
+    return {
+        "refId": ref,
+        "expr": expr,
+        "legendFormat": legend,
+        "datasource": lint.DATASOURCE,
+        "format": form,
+        "instant": instant,
+        "range": not instant,
+    }
 
 
 def panel(number, kind, title, asked):
-    defaults = {"unit": "s", "noValue": "Nothing yet.", "thresholds": {"steps": [{"color": "green", "value": None}, {"color": "#f00", "value": 1}]}}
+    defaults = {
+        "unit": "s",
+        "noValue": "Nothing yet.",
+        "thresholds": {"steps": [{"color": "green", "value": None}, {"color": "#f00", "value": 1}]},
+    }
     return {
-        "id": number, "type": kind, "title": title, "description": "What it is.", "pluginVersion": "10.4.0", "datasource": lint.DATASOURCE,
+        "id": number, "type": kind, "title": title, "description": "What it is.", "pluginVersion": "10.4.0",
+        "datasource": lint.DATASOURCE,
         "gridPos": {"x": 8 * (number % 3), "y": 7 * (number // 3), "w": 8, "h": 7}, "targets": [asked],
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "links": [{"title": "More", "url": OURS if number == 0 else "https://example.org/page"}],
@@ -65,19 +79,23 @@ def panel(number, kind, title, asked):
 
 
 GOOD = {
-    "uid": "vllm-watch-small", "title": "Small", "schemaVersion": 39, "tags": ["vllm-watch"], "editable": True, "refresh": "30s", "id": None,
+    "uid": "vllm-watch-small", "title": "Small", "schemaVersion": 39, "tags": ["vllm-watch"], "editable": True,
+    "refresh": "30s", "id": None,
     "links": [{"title": "All", "type": "dashboards", "tags": ["vllm-watch"], "keepTime": True, "includeVars": True}],
     "templating": {"list": [
         {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "current": {}},
         *(variable(name, CHAIN[:at]) for at, name in enumerate(CHAIN)),
     ]},
-    "annotations": {"list": [{"name": "Events", "datasource": lint.DATASOURCE, "expr": f"{promql.series(sidecar.EVENT_TIME)} * 1000",
+    "annotations": {"list": [
+        {"name": "Events", "datasource": lint.DATASOURCE, "expr": f"{promql.series(sidecar.EVENT_TIME)} * 1000",
                               "titleFormat": "{{kind}}"}]},
     "panels": [
         panel(0, "timeseries", "Tokens", target(TOKENS)) | {"id": 9},
-        panel(1, "heatmap", "Time to first token", target(queries.heat(vllm.TIME_TO_FIRST_TOKEN).expr, "{{le}}", "heatmap")),
+        panel(1, "heatmap", "Time to first token",
+            target(queries.heat(vllm.TIME_TO_FIRST_TOKEN).expr, "{{le}}", "heatmap")),
         panel(2, "timeseries", "Time to first token, p95", target(queries.p95(vllm.TIME_TO_FIRST_TOKEN).expr)),
-        panel(3, "table", "Hits", target(queries.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES).expr, "hits", "table")),
+        panel(3, "table", "Hits",
+            target(queries.share(vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES).expr, "hits", "table")),
     ],
 }  # fmt: skip
 
@@ -110,7 +128,11 @@ def offers(query):
 
 
 def with_variable(**more):
-    return wrong("templating", "list", [*GOOD["templating"]["list"], {"name": "x", "label": "X", "type": "custom", "query": "a,b"} | more])
+    return wrong(
+        "templating",
+        "list",
+        [*GOOD["templating"]["list"], {"name": "x", "label": "X", "type": "custom", "query": "a,b"} | more],
+    )
 
 
 def with_panels(*panels):
@@ -118,7 +140,9 @@ def with_panels(*panels):
 
 
 def with_mark(**mark):
-    return wrong("annotations", "list", [*GOOD["annotations"]["list"], {"name": "More", "datasource": lint.DATASOURCE} | mark])
+    return wrong(
+        "annotations", "list", [*GOOD["annotations"]["list"], {"name": "More", "datasource": lint.DATASOURCE} | mark]
+    )
 
 
 def by_model(inner):
@@ -144,7 +168,8 @@ CASES = [
     ("board-editable", wrong("editable", False)),
     ("board-refresh", wrong("refresh", "10s")),
     ("board-refresh", wrong("refresh", "often")),
-    ("board-size", with_panels(*(panel(number, "timeseries", f"P{number}", target(TOKENS)) for number in range(10, 27)))),
+    ("board-size", with_panels(
+        *(panel(number, "timeseries", f"P{number}", target(TOKENS)) for number in range(10, 27)))),
     ("board-links", wrong("links", 0, "tags", [])),
     ("board-links", wrong("links", 0, "keepTime", False)),
     ("board-links", wrong("links", [{"title": "x", "type": "link", "url": "nowhere"}])),
@@ -159,7 +184,8 @@ CASES = [
     ("panel-ids", wrong("panels", 1, "id", 0)),
     ("panel-grid", wrong("panels", 1, "gridPos", "x", 7)),
     ("panel-grid", wrong("panels", 2, "gridPos", "w", 9)),
-    ("panel-grid", with_panels({"type": "row", "id": 50, "title": "open", "collapsed": False, "gridPos": {"x": 0, "y": 50, "w": 24, "h": 1},
+    ("panel-grid", with_panels(
+        {"type": "row", "id": 50, "title": "open", "collapsed": False, "gridPos": {"x": 0, "y": 50, "w": 24, "h": 1},
                                 "panels": [panel(51, "timeseries", "t", target(TOKENS))]})),
     ("template-datasource", wrong("templating", "list", 0, "label", "Source")),
     ("template-datasource", wrong("templating", "list", 0, "current", {"value": "edx8memhpd9tsa"})),
@@ -186,7 +212,8 @@ CASES = [
     ("panel-title-description", wrong("panels", 1, "description", "")),
     ("panel-unit", wrong(*DEFAULTS, "unit", "furlong")),
     ("panel-unit", wrong("panels", 1, "fieldConfig", "defaults", "unit", "")),
-    ("panel-unit", wrong("panels", 3, "fieldConfig", "overrides", [{"matcher": {}, "properties": [{"id": "unit", "value": "percent"}]}])),
+    ("panel-unit", wrong("panels", 3, "fieldConfig", "overrides",
+        [{"matcher": {}, "properties": [{"id": "unit", "value": "percent"}]}])),
     ("panel-no-value", wrong(*DEFAULTS, "noValue", "")),
     ("panel-no-targets", wrong("panels", 1, "targets", [])),
     ("panel-no-targets", wrong("panels", 0, "targets", [target(TOKENS), target(TOKENS)])),
@@ -198,7 +225,8 @@ CASES = [
     ("panel-format", wrong("panels", 0, "targets", 0, "format", "table")),
     ("panel-thresholds", wrong(*DEFAULTS, "thresholds", "steps", 0, "color", "mauve")),
     ("panel-thresholds", wrong(*DEFAULTS, "thresholds", "steps", 0, "value", 0)),
-    ("panel-thresholds", wrong(*DEFAULTS, "thresholds", "steps", [{"color": "red", "value": None}] + [{"color": "red", "value": 1}] * 2)),
+    ("panel-thresholds", wrong(*DEFAULTS, "thresholds", "steps",
+        [{"color": "red", "value": None}] + [{"color": "red", "value": 1}] * 2)),
     ("panel-links", wrong("panels", 0, "links", 0, "url", "d/vllm-watch-small")),
     ("panel-links", wrong("panels", 0, "links", 0, "title", "")),
     ("panel-links", wrong(*DEFAULTS, "links", [{"title": "x", "url": "/d/vllm-watch-small?var-team=${team}"}])),
@@ -220,7 +248,8 @@ CASES = [
     ("query-rate-of-gauge", asks(by_model(f"rate({RUNNING}[{RATE}])"))),
     ("query-rate-of-gauge", asks(f"rate({by_model(f'rate({COUNTER}[{RATE}])')}[1h:])")),
     ("query-buckets", asks(by_model(f"rate({BUCKET}[{RATE}])"))),
-    ("query-labels", wrong("panels", 2, "targets", 0, "expr", f"histogram_quantile(0.95, {by_model(f'rate({BUCKET}[{RATE}])')})")),
+    ("query-labels", wrong("panels", 2, "targets", 0, "expr",
+        f"histogram_quantile(0.95, {by_model(f'rate({BUCKET}[{RATE}])')})")),
     ("query-labels", asks(f"sum by (model_name, team) (rate({COUNTER}[{RATE}]))")),
     ("query-labels", asks(f"{TOKENS} * on (model_name, instance) {by_model(RUNNING)}")),
     ("query-legend", asks(TOKENS, "{{instance}}")),
@@ -261,7 +290,9 @@ def test_a_board_without_the_variables_of_an_engine_is_told():
 @pytest.mark.parametrize(
     "expr",
     [
-        promql.share(vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, RATE, part_where=('finished_reason="error"',), where=WHERE),
+        promql.share(
+            vllm.REQUEST_SUCCESS, vllm.REQUEST_SUCCESS, RATE, part_where=('finished_reason="error"',), where=WHERE
+        ),
         promql.mean(vllm.TIME_TO_FIRST_TOKEN, RATE, where=WHERE),
         promql.worst(vllm.KV_CACHE_USAGE, where=WHERE),
         f"count by (model_name) ({USAGE} > 0.9)",
@@ -285,7 +316,9 @@ def test_an_instant_figure_may_cover_the_whole_range():
 def test_an_exception_hides_its_finding_and_nothing_else():
     """Patterns are over board uid, panel title and query letter."""
     both = wrong("panels", 0, "links", 0, "title", "") | {"refresh": "1s"}
-    assert ["board-refresh"] == [f.rule for f in lint.lint([both], (AllowedFinding("panel-links", "vllm-watch-small/Tok*", "a test"),))]
+    assert ["board-refresh"] == [
+        f.rule for f in lint.lint([both], (AllowedFinding("panel-links", "vllm-watch-small/Tok*", "a test"),))
+    ]
 
 
 def test_an_exception_that_nothing_needs_is_a_finding():

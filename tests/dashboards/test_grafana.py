@@ -1,4 +1,5 @@
-"""Boards into a Grafana: as files, and through both of its APIs. The Grafana is FakeGrafana (its docstring says what it stands on)."""
+"""Boards into a Grafana: as files, and through both of its APIs. The Grafana is FakeGrafana (its docstring says what it
+stands on)."""
 
 from __future__ import annotations
 
@@ -95,10 +96,24 @@ def newer() -> Iterator[FakeGrafana]:
         yield one
 
 
-# ---- deciding -------------------------------------------------------------------------------------------------------------
+# ---- deciding
 
-PANEL = {"id": 1, "title": "Queue", "type": "timeseries", "gridPos": {"x": 0, "y": 0, "w": 8, "h": 7}, "targets": [{"expr": "a", "refId": "A"}]}
-BOARD = {"uid": "vllm-watch-x", "title": "X", "tags": ["vllm-watch"], "schemaVersion": 39, "id": None, "version": 1, "panels": [PANEL]}
+PANEL = {
+    "id": 1,
+    "title": "Queue",
+    "type": "timeseries",
+    "gridPos": {"x": 0, "y": 0, "w": 8, "h": 7},
+    "targets": [{"expr": "a", "refId": "A"}],
+}
+BOARD = {
+    "uid": "vllm-watch-x",
+    "title": "X",
+    "tags": ["vllm-watch"],
+    "schemaVersion": 39,
+    "id": None,
+    "version": 1,
+    "panels": [PANEL],
+}
 
 
 def other(**changed: Any) -> dict[str, Any]:
@@ -110,7 +125,13 @@ def other(**changed: Any) -> dict[str, Any]:
     [
         (Create(), None, False),
         (Skip(), Existing(BOARD), False),
-        (Skip(), Existing(other(schemaVersion=42, version=9, id=4, timepicker={"time_options": ["5m"]}, preload=False, links=[])), False),
+        (
+            Skip(),
+            Existing(
+                other(schemaVersion=42, version=9, id=4, timepicker={"time_options": ["5m"]}, preload=False, links=[])
+            ),
+            False,
+        ),
         (Update(Changes(changed=(Difference("", "title", "Y", "X"),))), Existing(other(title="Y")), False),
         (Skip(), Existing(BOARD, managed="Grafana reads it from a provisioned file"), False),
     ],
@@ -131,13 +152,19 @@ def test_a_foreign_board_under_our_uid_is_refused_until_forced():
 
 def test_a_provisioned_board_is_refused_even_when_forced():
     """Grafana answers 400 to whoever saves it; the file is the place to change."""
-    decided = publish.plan(Existing(other(title="Y"), managed="Grafana reads it from a provisioned file"), BOARD, force=True)
+    decided = publish.plan(
+        Existing(other(title="Y"), managed="Grafana reads it from a provisioned file"), BOARD, force=True
+    )
     assert isinstance(decided, Refuse)
     assert "change it there" in decided.why
 
 
 def test_differences_are_named_by_panel_and_field():
-    changed = {**PANEL, "targets": [{"expr": "b", "refId": "A"}], "thresholds": {"steps": [{"color": "green", "value": None}]}}
+    changed = {
+        **PANEL,
+        "targets": [{"expr": "b", "refId": "A"}],
+        "thresholds": {"steps": [{"color": "green", "value": None}]},
+    }
     gone = {"id": 3, "title": "Gone", "type": "stat"}
     new = {"id": 2, "title": "New", "type": "stat"}
     row = {"id": 9, "title": "More", "type": "row", "collapsed": True}
@@ -160,7 +187,9 @@ def test_order_is_nothing_but_place_is_something():
     second = {**PANEL, "id": 2, "title": "Second"}
     assert not publish.differences(other(panels=[PANEL, second]), other(panels=[second, PANEL]))
     row = {"id": 9, "title": "More", "type": "row", "collapsed": True}
-    moved = publish.differences(other(panels=[PANEL, {**row, "panels": []}]), other(panels=[{**row, "panels": [PANEL]}]))
+    moved = publish.differences(
+        other(panels=[PANEL, {**row, "panels": []}]), other(panels=[{**row, "panels": [PANEL]}])
+    )
     assert (Difference("Queue", "in row", None, "More"),) == moved.changed
 
 
@@ -170,12 +199,14 @@ def test_the_scrape_interval_is_read_from_samples():
     assert publish.interval_s([{"values": [[0, "1"]]}, {}]) is None
 
 
-@pytest.mark.parametrize(("expected", "text"), [(15, "15s"), (60, "1m"), (30, ">30s"), (0.5, "500ms"), (20, "20"), (None, "$interval")])
+@pytest.mark.parametrize(
+    ("expected", "text"), [(15, "15s"), (60, "1m"), (30, ">30s"), (0.5, "500ms"), (20, "20"), (None, "$interval")]
+)
 def test_durations_as_grafana_writes_them(expected, text):
     assert expected == publish.duration_s(text)
 
 
-# ---- export ---------------------------------------------------------------------------------------------------------------
+# ---- export
 
 
 @pytest.mark.usefixtures("every_board")
@@ -193,7 +224,12 @@ def test_export_for_import_writes_every_board_ready_for_the_dialog(tmp_path):
 def test_export_for_provisioning_writes_the_provider_and_says_what_to_mount_where(tmp_path):
     result = run("export", "--out", tmp_path, "--for", "provisioning", "--path", "/boards: all")
     (one,) = yaml.safe_load((tmp_path / "vllm-watch.yaml").read_text())["providers"]
-    assert ("vLLM", "vllm-watch", "/boards: all", False) == (one["folder"], one["folderUid"], one["options"]["path"], one["allowUiUpdates"])
+    assert ("vLLM", "vllm-watch", "/boards: all", False) == (
+        one["folder"],
+        one["folderUid"],
+        one["options"]["path"],
+        one["allowUiUpdates"],
+    )
     assert json.loads((tmp_path / "overview.json").read_text())["editable"] is False
     assert f"mount {tmp_path} at /boards: all" in result.output
     assert "/etc/grafana/provisioning/dashboards/vllm-watch.yaml" in result.output
@@ -253,7 +289,7 @@ def test_a_path_without_provisioning_is_a_wrong_option(tmp_path):
     assert 2 == run("export", "--out", tmp_path, "--path", "/x").exit_code
 
 
-# ---- push -----------------------------------------------------------------------------------------------------------------
+# ---- push
 
 
 def test_a_first_push_makes_the_folder_and_every_board_and_prints_where_they_are(each):
@@ -280,7 +316,8 @@ def test_a_second_push_writes_nothing(each):
 @pytest.mark.parametrize("profile", ["full", "engine"])
 @pytest.mark.parametrize("version", ["10.4.0", "12.4.1"])
 def test_every_board_of_a_profile_survives_the_way_there_and_back(version, profile):
-    """What Grafana 12 makes of our JSON as it stores it must not look like a change, or each push would save each board again."""
+    """What Grafana 12 makes of our JSON as it stores it must not look like a change, or each push would save each board
+    again."""
     with FakeGrafana(version) as fake:
         assert 0 == push(fake, "--profile", profile).exit_code
         assert {board_uid(board.slug) for board in boards(Profile(profile))} == set(fake.boards)
@@ -344,7 +381,9 @@ def test_a_foreign_board_under_our_uid_is_refused_and_the_others_are_pushed(each
 
 
 def test_a_provisioned_board_is_explained_and_never_written(each):
-    each.boards[FIRST] = Stored({"title": "Ours, older", "tags": ["vllm-watch"], "panels": []}, provisioned="vllm/overview.json")
+    each.boards[FIRST] = Stored(
+        {"title": "Ours, older", "tags": ["vllm-watch"], "panels": []}, provisioned="vllm/overview.json"
+    )
     result = push(each, "--force")
     assert 1 == result.exit_code
     assert "provisioned file (vllm/overview.json), so no API can save it: change it there" in result.output
@@ -366,7 +405,11 @@ def test_the_newest_stable_api_that_is_offered_is_used(expected, version, more):
         told = report(push(fake, "--json", *more))
         assert (version, expected) == (told["version"], told["api"])
         wanted = "/api/dashboards/" if expected == "api/dashboards" else f"/apis/{expected}/namespaces/default/"
-        assert {True} == {wanted in seen for seen in fake.seen if UIDS[0] in seen or (seen.startswith("POST") and "folders" not in seen)}
+        assert {True} == {
+            wanted in seen
+            for seen in fake.seen
+            if UIDS[0] in seen or (seen.startswith("POST") and "folders" not in seen)
+        }
 
 
 def test_an_api_that_is_not_there_cannot_be_asked_for(fake):
@@ -461,7 +504,7 @@ def test_a_name_that_is_taken_is_explained(fake):
     assert "rename or move that one, or push to another --folder" in result.output
 
 
-# ---- data source ----------------------------------------------------------------------------------------------------------
+# ---- data source
 
 
 def test_the_boards_open_with_the_data_source_that_was_named(fake):
@@ -554,17 +597,28 @@ def test_who_may_not_list_data_sources_still_gets_the_checks(fake):
 def test_the_checks_read_a_real_prometheus(part, free_port, eventually, tmp_path):
     """Scraped every second, which no timeInterval says; with our rules; with an engine's page and without a sidecar."""
     (tmp_path / "rules").symlink_to(ROOT / "alerts" / "prometheus")
-    with answering(200, (GOLDEN / "0.32.0-before.prom").read_bytes(), **{"Content-Type": "text/plain; version=0.0.4"}) as engine:
+    with answering(
+        200, (GOLDEN / "0.32.0-before.prom").read_bytes(), **{"Content-Type": "text/plain; version=0.0.4"}
+    ) as engine:
         jobs = f"scrape_configs: [{{job_name: vllm, static_configs: [{{targets: ['{engine}']}}]}}]"
-        config = f"global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nrule_files: ['{tmp_path}/rules/*.yaml']\n{jobs}\n"
+        config = (
+            f"global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nrule_files: ['{tmp_path}/rules/*.yaml']\n{jobs}\n"
+        )
         (tmp_path / "prometheus.yml").write_text(config)
         port = free_port()
-        command = [part("prometheus").path, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
+        command = [
+            part("prometheus").path,
+            f"--config.file={tmp_path}/prometheus.yml",
+            f"--storage.tsdb.path={tmp_path}/data",
+        ]
         process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"])
         try:
             with FakeGrafana() as fake:
                 fake.prometheus = f"http://127.0.0.1:{port}"
-                client, one = publish.GrafanaClient(fake.url, f"Bearer {EDITOR}"), publish.DataSource("prom", "Prometheus", 15.0)
+                client, one = (
+                    publish.GrafanaClient(fake.url, f"Bearer {EDITOR}"),
+                    publish.DataSource("prom", "Prometheus", 15.0),
+                )
                 warnings: list[str] = []
 
                 def told() -> bool:
@@ -579,7 +633,7 @@ def test_the_checks_read_a_real_prometheus(part, free_port, eventually, tmp_path
             process.wait(20)
 
 
-# ---- who asks -------------------------------------------------------------------------------------------------------------
+# ---- who asks
 
 
 def test_a_token_comes_from_a_file_before_the_environment(fake, tmp_path):
@@ -600,7 +654,9 @@ def test_there_is_no_option_that_takes_a_secret():
     assert not options & {"--token", "--password", "--user", "--api-key"}
 
 
-@pytest.mark.parametrize(("expected", "token"), [("does not accept this token", "glsa_old"), ("set GRAFANA_TOKEN", None)])
+@pytest.mark.parametrize(
+    ("expected", "token"), [("does not accept this token", "glsa_old"), ("set GRAFANA_TOKEN", None)]
+)
 def test_a_wrong_or_missing_token_is_told_with_where_to_get_one(fake, expected, token):
     result = push(fake, token=token)
     assert 2 == result.exit_code
@@ -620,7 +676,11 @@ def test_a_missing_permission_is_named(each):
 
 @pytest.mark.parametrize(
     ("expected", "option", "text"),
-    [("is empty", "--token-file", "\n"), ("more than one word", "--token-file", "sec ret"), ("no line user:password", "--user-file", "secret")],
+    [
+        ("is empty", "--token-file", "\n"),
+        ("more than one word", "--token-file", "sec ret"),
+        ("no line user:password", "--user-file", "secret"),
+    ],
 )
 def test_a_file_that_holds_no_secret_is_told_without_its_content(fake, tmp_path, expected, option, text):
     file = tmp_path / "file"
@@ -639,7 +699,7 @@ def test_a_file_that_is_not_there_is_named(fake, tmp_path):
     assert f"{tmp_path / 'none'}: No such file" in result.output
 
 
-# ---- what is no Grafana ---------------------------------------------------------------------------------------------------
+# ---- what is no Grafana
 
 
 @contextmanager
@@ -680,12 +740,33 @@ def answering(status: int, body: bytes = b"", tls: ssl.SSLContext | None = None,
         ("is no Grafana: /api/health answers 200", 200, b"[]", {}),
         ("its database is failing", 503, b'{"database": "failing", "version": "12.0.0"}', {}),
         ("answers 502 to GET /api/health", 502, b"<html>Bad gateway", {}),
-        ("name that address: --grafana https://grafana.example/g\n", 301, b"", {"Location": "https://grafana.example/g{path}"}),
+        (
+            "name that address: --grafana https://grafana.example/g\n",
+            301,
+            b"",
+            {"Location": "https://grafana.example/g{path}"},
+        ),
         ("set GRAFANA_TOKEN, or name a --token-file", 302, b"", {"Location": "/login"}),
-        ("to https://sso.example/start: name the address", 302, b"", {"Location": "https://sso.example/start?state=abc"}),
+        (
+            "to https://sso.example/start: name the address",
+            302,
+            b"",
+            {"Location": "https://sso.example/start?state=abc"},
+        ),
         ("speaks TLS: write https://", 400, b"Client sent an HTTP request to an HTTPS server.\n", {}),
     ],
-    ids=["a page", "nothing there", "another API", "a list", "sick", "proxy", "moved", "login", "single sign-on", "TLS"],
+    ids=[
+        "a page",
+        "nothing there",
+        "another API",
+        "a list",
+        "sick",
+        "proxy",
+        "moved",
+        "login",
+        "single sign-on",
+        "TLS",
+    ],
 )
 def test_what_is_no_grafana_is_told_in_one_sentence(expected, status, body, headers):
     with answering(status, body, **headers) as place:
@@ -712,7 +793,8 @@ def test_an_answer_that_does_not_come_ends_the_wait():
 def test_tls_that_cannot_be_trusted_is_told_with_the_way_out(tmp_path):
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", key, "-out", certificate],
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", key, "-out",
+            certificate],
         check=True, capture_output=True,
     )  # fmt: skip
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -732,7 +814,11 @@ def test_https_to_a_plain_server_is_told(fake):
 
 @pytest.mark.parametrize(
     ("expected", "url"),
-    [("is no address", "127.0.0.1:3000"), ("is no address", "file:///etc/passwd"), ("--user-file", "http://admin:s3cret@127.0.0.1:3000")],
+    [
+        ("is no address", "127.0.0.1:3000"),
+        ("is no address", "file:///etc/passwd"),
+        ("--user-file", "http://admin:s3cret@127.0.0.1:3000"),
+    ],
 )
 def test_an_address_that_cannot_be_one(expected, url):
     result = run("push", "--grafana", url)

@@ -1,6 +1,8 @@
-"""Boards against Grafana's own types of a dashboard: every release between the oldest and the newest that they are made for.
+"""Boards against Grafana's own types of a dashboard: every release between the oldest and the newest that they are made
+for.
 
-The types say less than Grafana does in a few places. Each gap is closed in TYPES, as narrowly as it can be, beside its reason."""
+The types say less than Grafana does in a few places. Each gap is closed in TYPES, as narrowly as it can be, beside its
+reason."""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ type Source = Omit<Plain<VariableModel>, 'current'> & { type: 'datasource'; curr
 // The fields of a Prometheus annotation belong to the data source's plugin.
 type Mark = Plain<AnnotationQuery> & { expr?: string; titleFormat?: string; textFormat?: string; tagKeys?: string; step?: string;
   useValueForTime?: boolean };
-"""
+"""  # noqa: E501
 
 
 def source(boards_json) -> str:
@@ -59,7 +61,8 @@ def source(boards_json) -> str:
     imports, panel_types = [], []
     for kind, name in OPTIONS.items():
         declared = f"dist/esm/raw/composable/{kind}/panelcfg/x/{name}PanelCfg_types.gen"
-        imports.append(f"import type * as {name} from './node_modules/@grafana/schema/{declared}';")  # some releases do not export it by name
+        # some releases do not export it by name
+        imports.append(f"import type * as {name} from './node_modules/@grafana/schema/{declared}';")
         custom = f"{name}.FieldConfig" if kind in CUSTOM else "{}"
         panel_types.append(f"type {name}Panel = OnBoard<'{kind}', {name}.Options, {custom}>;")
     lines = [TYPES % {"imports": "\n".join(imports)}, *panel_types]
@@ -70,7 +73,11 @@ def source(boards_json) -> str:
 
 def pieces(board):
     """(name, its TypeScript type, the JSON) of everything in a board; together they are all of it."""
-    yield "board", "Board", {key: value for key, value in board.items() if key not in ("panels", "templating", "annotations")}
+    yield (
+        "board",
+        "Board",
+        {key: value for key, value in board.items() if key not in ("panels", "templating", "annotations")},
+    )
     yield "templating", "{ list: any[] }", {**board["templating"], "list": []}
     yield "annotations", "{ list: any[] }", {**board["annotations"], "list": []}
     for variable in board["templating"]["list"]:
@@ -89,12 +96,30 @@ def errors(boards_json, version, part, tmp_path):
     text = source(boards_json)
     (tmp_path / "boards.ts").write_text(text)
     (tmp_path / "node_modules").symlink_to(npm.modules(folder, version))
-    settings = {"strict": True, "noEmit": True, "skipLibCheck": True, "moduleResolution": "bundler", "module": "esnext", "target": "es2022",
-                "lib": ["es2022"], "types": [], "noErrorTruncation": True}  # fmt: skip
+    settings = {
+        "strict": True,
+        "noEmit": True,
+        "skipLibCheck": True,
+        "moduleResolution": "bundler",
+        "module": "esnext",
+        "target": "es2022",
+        "lib": ["es2022"],
+        "types": [],
+        "noErrorTruncation": True,
+    }
     (tmp_path / "tsconfig.json").write_text(json.dumps({"compilerOptions": settings, "files": ["boards.ts"]}))
-    command = [part("node").path, folder / "node_modules/typescript/lib/tsc.js", "--project", tmp_path, "--pretty", "false"]
+    command = [
+        part("node").path,
+        folder / "node_modules/typescript/lib/tsc.js",
+        "--project",
+        tmp_path,
+        "--pretty",
+        "false",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    said = re.findall(r"^boards\.ts\((\d+),\d+\): (.*)$", done.stdout, re.MULTILINE) or re.findall(r"boards\.ts\((\d+),\d+\): (.*)", done.stdout)
+    said = re.findall(r"^boards\.ts\((\d+),\d+\): (.*)$", done.stdout, re.MULTILINE) or re.findall(
+        r"boards\.ts\((\d+),\d+\): (.*)", done.stdout
+    )
     assert (done.returncode == 0) == (not said), done.stdout + done.stderr
     rows = text.splitlines()
     names = [(re.match(r"const (\w+)", rows[int(row) - 1]), message) for row, message in said]
@@ -103,20 +128,28 @@ def errors(boards_json, version, part, tmp_path):
 
 @pytest.mark.parametrize("version", npm.SCHEMAS)
 def test_boards_are_what_grafana_declares_a_dashboard_to_be(version, part, tmp_path):
-    assert {} == {message: name for name, message in errors(PRINTED, version, part, tmp_path)}, "each message with one of its places"
+    assert {} == {message: name for name, message in errors(PRINTED, version, part, tmp_path)}, (
+        "each message with one of its places"
+    )
 
 
 SMALL = {
     "title": "t", "uid": "u", "schemaVersion": 39, "tags": ["x"], "refresh": "30s", "graphTooltip": 1, "editable": True,
     "time": {"from": "now-1h", "to": "now"},
-    "templating": {"list": [{"name": "job", "type": "query", "refresh": 2, "query": {"query": "q", "refId": "job"}, "definition": "q"}]},
-    "annotations": {"list": [{"name": "a", "enable": True, "iconColor": "red", "datasource": {"type": "prometheus", "uid": "x"}, "expr": "up"}]},
+    "templating": {"list": [
+        {"name": "job", "type": "query", "refresh": 2, "query": {"query": "q", "refId": "job"}, "definition": "q"}]},
+    "annotations": {"list": [
+        {"name": "a", "enable": True, "iconColor": "red", "datasource": {"type": "prometheus", "uid": "x"},
+            "expr": "up"}]},
     "panels": [{
         "type": "timeseries", "title": "t", "id": 1, "gridPos": {"x": 0, "y": 0, "w": 8, "h": 7}, "targets": [],
         "options": {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}},
-        "fieldConfig": {"defaults": {"unit": "s", "custom": {"lineWidth": 1, "stacking": {"mode": "normal", "group": "A"}},
-                                     "thresholds": {"mode": "absolute", "steps": [{"color": "green", "value": None}]}}, "overrides": []},
-    }, {"type": "stat", "title": "t", "id": 2, "options": {"colorMode": "value"}, "fieldConfig": {"defaults": {}, "overrides": []}}],
+        "fieldConfig": {"defaults": {"unit": "s",
+            "custom": {"lineWidth": 1, "stacking": {"mode": "normal", "group": "A"}},
+                                     "thresholds": {"mode": "absolute", "steps": [{"color": "green", "value": None}]}},
+                                     "overrides": []},
+    }, {"type": "stat", "title": "t", "id": 2, "options": {"colorMode": "value"},
+    "fieldConfig": {"defaults": {}, "overrides": []}}],
 }  # fmt: skip
 
 # Where in SMALL, and a value that Grafana does not take there. None of them may pass.

@@ -1,4 +1,5 @@
-"""vLLM's own buckets: the recommended ladder, engines whose bounds differ, and what Prometheus says beside an answer."""
+"""vLLM's own buckets: the recommended ladder, engines whose bounds differ, and what Prometheus says beside an
+answer."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ from stack.deploy.fleet import budget
 from stack.lab import headlines, plan
 
 ROOT = Path(__file__).parents[2]
-DEFAULT = {"time_to_first_token": bounds.TTFT_S, "inter_token_latency": bounds.INTER_TOKEN_S, "request_latency": bounds.REQUEST_S}
+DEFAULT = {
+    "time_to_first_token": bounds.TTFT_S,
+    "inter_token_latency": bounds.INTER_TOKEN_S,
+    "request_latency": bounds.REQUEST_S,
+}
 ENGINES = [line for file in ("docker-compose.yml", "stack/deploy/compose.cpu.yml", "stack/deploy/compose.mig.yml")
            for line in (ROOT / file).read_text().splitlines() if "${VLLM_WATCH_ENGINE_BUCKETS" in line]  # fmt: skip
 
@@ -60,8 +65,12 @@ def test_bounds_of_objectives_are_on_the_ladder():
 
 def test_the_budget_counts_the_histograms_that_a_captured_page_has_of_each_family():
     text = (ROOT / "tests/golden/0.32.0-preempt-after-load.prom").read_text()
-    histograms = [metric.name for metric in vllm.VLLM if metric.kind is Kind.HISTOGRAM and metric.name.startswith("vllm:")]
-    found = {family: sum(bounds_of(text, name) == set(default) for name in histograms) for family, default in DEFAULT.items()}
+    histograms = [
+        metric.name for metric in vllm.VLLM if metric.kind is Kind.HISTOGRAM and metric.name.startswith("vllm:")
+    ]
+    found = {
+        family: sum(bounds_of(text, name) == set(default) for name in histograms) for family, default in DEFAULT.items()
+    }
     assert budget.HISTOGRAMS == found
     assert budget.engine_page(ladder=True) - budget.engine_page() == budget.LADDER
 
@@ -70,15 +79,20 @@ def test_command_and_compose_files_give_the_same_options():
     (printed,) = CliRunner().invoke(main, ["metrics", "buckets"]).output.splitlines()
     assert bounds.engine_arguments() == tuple(printed.split())
     assert bounds.ENGINE_LADDER == {
-        family: tuple(ladder) for family, ladder in json.loads(CliRunner().invoke(main, ["metrics", "buckets", "--json"]).output).items()
+        family: tuple(ladder)
+        for family, ladder in json.loads(CliRunner().invoke(main, ["metrics", "buckets", "--json"]).output).items()
     }
     assert [f"${{VLLM_WATCH_ENGINE_BUCKETS-{printed}}}"] * 4 == [line.strip() for line in ENGINES]
 
 
-@pytest.mark.parametrize(("version", "takes"), [("0.32.0+cpu", True), ("0.33.0", True), ("0.31.2", False), ("0.10.2", False), ("", False)])
+@pytest.mark.parametrize(
+    ("version", "takes"), [("0.32.0+cpu", True), ("0.33.0", True), ("0.31.2", False), ("0.10.2", False), ("", False)]
+)
 def test_the_lab_leaves_the_option_out_for_engines_without_it(tmp_path, version, takes):
     programs = {name: Path(f"/opt/{name}") for name in ("engine", "model", "prometheus", "alertmanager")}
-    (engine,) = (one for one in plan.processes(plan.LabConfig(tmp_path, programs, engine_version=version)) if one.name == "vllm")
+    (engine,) = (
+        one for one in plan.processes(plan.LabConfig(tmp_path, programs, engine_version=version)) if one.name == "vllm"
+    )
     assert takes is (set(bounds.engine_arguments()) <= set(engine.argv))
     assert takes is ("custom-histogram-buckets" in " ".join(engine.argv))
 
@@ -87,7 +101,9 @@ def test_the_lab_leaves_the_option_out_for_engines_without_it(tmp_path, version,
 def test_a_real_engine_shows_the_ladder(real_engines):
     engine = real_engines.own(*bounds.engine_arguments()).up()
     body = json.dumps({"model": plan.MODEL, "prompt": "one two", "max_tokens": 4}).encode()
-    request = urllib.request.Request(f"{engine.spec.address}/v1/completions", body, {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"{engine.spec.address}/v1/completions", body, {"Content-Type": "application/json"}
+    )
     urllib.request.urlopen(request, timeout=60).read()
     text = urllib.request.urlopen(f"{engine.spec.address}/metrics", timeout=20).read().decode()
     shown = {metric: set(bounds.ENGINE_LADDER[family]) for metric, family in (
@@ -99,7 +115,10 @@ def test_a_real_engine_shows_the_ladder(real_engines):
         if objective.latency:
             metric = {"ttft": vllm.TIME_TO_FIRST_TOKEN, "inter_token": vllm.INTER_TOKEN_LATENCY}[objective.latency]
             pattern = re.search(r'le=~?"(.*)"', promql.le(objective.within_s))[1].replace("\\\\", "\\")
-            assert any(re.fullmatch(pattern, labels["le"]) for labels, _ in exposition_parser.parse(text).of(f"{metric.name}_bucket"))
+            assert any(
+                re.fullmatch(pattern, labels["le"])
+                for labels, _ in exposition_parser.parse(text).of(f"{metric.name}_bucket")
+            )
 
 
 # ---- engines whose bounds differ
@@ -125,7 +144,11 @@ class StandIn(http.server.ThreadingHTTPServer):
             count = int(100 * (time.monotonic() - began))
             name, labels = vllm.E2E_REQUEST_LATENCY.name, 'engine="0",model_name="m"'
             rows = [f'{name}_bucket{{{labels},le="{bound}"}} {count if took_s <= bound else 0}' for bound in ladder]
-            rows += [f'{name}_bucket{{{labels},le="+Inf"}} {count}', f"{name}_count{{{labels}}} {count}", f"{name}_sum{{{labels}}} {count * took_s}"]
+            rows += [
+                f'{name}_bucket{{{labels},le="+Inf"}} {count}',
+                f"{name}_count{{{labels}}} {count}",
+                f"{name}_sum{{{labels}}} {count * took_s}",
+            ]
             return "\n".join([f"# TYPE {name} histogram", *rows, ""]).encode()
 
         super().__init__(("127.0.0.1", 0), Handler)
@@ -134,16 +157,23 @@ class StandIn(http.server.ThreadingHTTPServer):
 
 @pytest.fixture
 def differing(part, free_port, tmp_path):
-    """Prometheus with our rules, at sixty times their pace, and two engines of one model: 13.25 s by default bounds, 0.4 s by bounds of its own."""
+    """Prometheus with our rules, at sixty times their pace, and two engines of one model: 13.25 s by default bounds,
+    0.4 s by bounds of its own."""
     engines = [StandIn(13.25, bounds.REQUEST_S), StandIn(0.4, (0.1, 0.5, 1.0))]
     job = {"job_name": "vllm", "static_configs": [{"targets": [f"127.0.0.1:{one.server_port}" for one in engines]}]}
     for name, text in printer.rule_files(settings=Settings(pace=60)):
         (tmp_path / name).write_text(text)
     timing = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump({"global": timing, "scrape_configs": [job], "rule_files": [f"{tmp_path}/*.yaml"]}))
+    (tmp_path / "prometheus.yml").write_text(
+        yaml.safe_dump({"global": timing, "scrape_configs": [job], "rule_files": [f"{tmp_path}/*.yaml"]})
+    )
     port = free_port()
-    command = [part("prometheus").path, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
-               f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
+    command = [
+        part("prometheus").path,
+        f"--config.file={tmp_path}/prometheus.yml",
+        f"--storage.tsdb.path={tmp_path}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     yield f"http://127.0.0.1:{port}"
@@ -158,15 +188,26 @@ def differing(part, free_port, tmp_path):
 async def test_engines_with_different_bounds_give_no_invented_value_and_an_alert(differing, eventually):
     def ask(query: str) -> dict[tuple[tuple[str, str], ...], float]:
         try:
-            with urllib.request.urlopen(f"{differing}/api/v1/query?{urllib.parse.urlencode({'query': query})}", timeout=5) as reply:
+            with urllib.request.urlopen(
+                f"{differing}/api/v1/query?{urllib.parse.urlencode({'query': query})}", timeout=5
+            ) as reply:
                 rows = json.load(reply)["data"]["result"]
         except OSError:
             return {}
-        return {tuple(sorted((k, v) for k, v in row["metric"].items() if k not in ("__name__", "job"))): float(row["value"][1]) for row in rows}
+        return {
+            tuple(sorted((k, v) for k, v in row["metric"].items() if k not in ("__name__", "job"))): float(
+                row["value"][1]
+            )
+            for row in rows
+        }
 
     e2e = vllm.E2E_REQUEST_LATENCY
     invented = f"histogram_quantile(0.95, sum by (model_name, le) (rate({e2e.name}_bucket[10s])))"
-    eventually(lambda: ask(invented).get((("model_name", "m"),)) == 7680.0, within_s=40, what="the value that nobody waited for")
+    eventually(
+        lambda: ask(invented).get((("model_name", "m"),)) == 7680.0,
+        within_s=40,
+        what="the value that nobody waited for",
+    )
 
     def bound(q: float) -> dict[tuple[tuple[str, str], ...], float]:
         return ask(promql.bounded_quantile(q, e2e, "10s", resolution=True))
@@ -184,14 +225,17 @@ async def test_engines_with_different_bounds_give_no_invented_value_and_an_alert
     over = Range(time.time() - 20, time.time(), scrape_s=1)
     async with Prometheus(address(differing)) as client:
         drawn = charts.draw(panel, [await client.over_time(invented, over)], over)
-    assert "Prometheus says: PromQL info: input to histogram_quantile needed to be fixed for monotonicity" in drawn["note"]
+    assert (
+        "Prometheus says: PromQL info: input to histogram_quantile needed to be fixed for monotonicity" in drawn["note"]
+    )
 
 
 # ---- the words
 
 
 @pytest.mark.parametrize(
-    ("mark", "seconds", "expected"), [("<", 0.3, "< 300 ms"), (">", 7680.0, "> 7,680 s"), ("<", 0.001, "< 1 ms"), (">", 2.5, "> 2.5 s")]
+    ("mark", "seconds", "expected"),
+    [("<", 0.3, "< 300 ms"), (">", 7680.0, "> 7,680 s"), ("<", 0.001, "< 1 ms"), (">", 2.5, "> 2.5 s")],
 )
 def test_a_bound_is_written_alike_everywhere(mark, seconds, expected):
     assert expected == bounds.told(mark, seconds)

@@ -1,7 +1,9 @@
-"""What stands in a query when it is sent: intervals as Grafana rounds them, and values that cannot leave the string they stand in.
+"""What stands in a query when it is sent: intervals as Grafana rounds them, and values that cannot leave the string
+they stand in.
 
-The rounding table and the rate interval are those of Grafana's rangeutil.ts (roundInterval) and of its Prometheus data source
-(calculateRateInterval); the escaping is that of prometheusSpecialRegexEscape, and closes the gap that it leaves open for double quotes."""
+The rounding table and the rate interval are those of Grafana's rangeutil.ts (roundInterval) and of its Prometheus data
+source (calculateRateInterval); the escaping is that of prometheusSpecialRegexEscape, and closes the gap that it leaves
+open for double quotes."""
 
 from __future__ import annotations
 
@@ -24,12 +26,41 @@ def of(seconds: float, points: int = 1, scrape_s: float = 0.001) -> Range:
 @pytest.mark.parametrize(
     ("step_s", "seconds"),
     [
-        (0.001, 0.009), (0.01, 0.01), (0.01, 0.0149), (0.02, 0.015), (0.05, 0.035), (0.1, 0.075), (0.2, 0.15), (0.5, 0.35), (1, 0.75), (1, 1.4),
-        (2, 1.5), (5, 3.5), (10, 7.5), (15, 12.5), (20, 17.5), (30, 25), (30, 44.9), (60, 45), (120, 90), (300, 210), (600, 450), (900, 750),
-        (1200, 1050), (1800, 1500), (3600, 2700), (7200, 5400), (10800, 9000), (21600, 16200), (43200, 32400), (86400, 86400), (604800, 604800),
-        (2592000, 1814400), (31536000, 3628800),
+        (0.001, 0.009),
+        (0.01, 0.01),
+        (0.01, 0.0149),
+        (0.02, 0.015),
+        (0.05, 0.035),
+        (0.1, 0.075),
+        (0.2, 0.15),
+        (0.5, 0.35),
+        (1, 0.75),
+        (1, 1.4),
+        (2, 1.5),
+        (5, 3.5),
+        (10, 7.5),
+        (15, 12.5),
+        (20, 17.5),
+        (30, 25),
+        (30, 44.9),
+        (60, 45),
+        (120, 90),
+        (300, 210),
+        (600, 450),
+        (900, 750),
+        (1200, 1050),
+        (1800, 1500),
+        (3600, 2700),
+        (7200, 5400),
+        (10800, 9000),
+        (21600, 16200),
+        (43200, 32400),
+        (86400, 86400),
+        (604800, 604800),
+        (2592000, 1814400),
+        (31536000, 3628800),
     ],
-)  # fmt: skip
+)
 def test_a_step_is_one_of_grafanas_round_figures(step_s, seconds):
     """A value at a limit belongs to the next figure."""
     assert step_s == of(seconds).step_s
@@ -38,10 +69,16 @@ def test_a_step_is_one_of_grafanas_round_figures(step_s, seconds):
 @pytest.mark.parametrize(
     ("step_s", "rate_s", "range_s", "scrape_s"),
     [
-        (15, 60, 300, 15), (15, 60, 3600, 15), (30, 120, 3600, 30), (120, 135, 86400, 15), (120, 150, 86400, 30), (60, 240, 3600, 60),
-        (900, 915, 7 * 86400, 15), (5, 20, 900, 5),
+        (15, 60, 300, 15),
+        (15, 60, 3600, 15),
+        (30, 120, 3600, 30),
+        (120, 135, 86400, 15),
+        (120, 150, 86400, 30),
+        (60, 240, 3600, 60),
+        (900, 915, 7 * 86400, 15),
+        (5, 20, 900, 5),
     ],
-)  # fmt: skip
+)
 def test_a_rate_sees_four_scrapes_and_a_step_more_than_its_own(step_s, rate_s, range_s, scrape_s):
     """$__rate_interval = max($__interval + scrape interval, 4 x scrape interval)."""
     over = Range(0, range_s, 600, scrape_s)
@@ -49,7 +86,11 @@ def test_a_rate_sees_four_scrapes_and_a_step_more_than_its_own(step_s, rate_s, r
 
 
 @settings(deadline=None)
-@given(st.floats(min_value=1, max_value=4e8), st.integers(min_value=1, max_value=100_000), st.sampled_from([1.0, 5.0, 15.0, 30.0, 60.0]))
+@given(
+    st.floats(min_value=1, max_value=4e8),
+    st.integers(min_value=1, max_value=100_000),
+    st.sampled_from([1.0, 5.0, 15.0, 30.0, 60.0]),
+)
 def test_no_query_asks_for_more_points_than_prometheus_gives(seconds, points, scrape_s):
     over = of(seconds, points, scrape_s)
     assert over.step_s >= scrape_s
@@ -104,7 +145,8 @@ def test_what_is_chosen_becomes_a_regex_that_matches_just_that(pattern, chosen):
 
 
 HOSTILE = [
-    'x"} or vector(1) #', "\\", '\\"', '\\\\"} or up #', "a|b", ".*", "$1", "$team", "${team}", "]", "}\n", "'", "`", "ü", '"', "(", ")",
+    'x"} or vector(1) #', "\\", '\\"', '\\\\"} or up #', "a|b", ".*", "$1", "$team", "${team}", "]", "}\n", "'", "`",
+    "ü", '"', "(", ")",
 ]  # fmt: skip
 
 
@@ -141,9 +183,31 @@ def test_a_value_that_looks_like_a_variable_is_not_filled_in_again():
 
 @pytest.mark.parametrize(
     "value",
-    ["1h] or up[1h", "1 or vector(1)", 'a"', "1)", "$__all", "a b", "1\n", "{}", "up", "", "x1", "1x", "inf", "1e9", ".5", "1.", "1.2.3", "0x10",
-     "\u0663", "\uff12", "1\u0663", "-1"],
-)  # fmt: skip
+    [
+        "1h] or up[1h",
+        "1 or vector(1)",
+        'a"',
+        "1)",
+        "$__all",
+        "a b",
+        "1\n",
+        "{}",
+        "up",
+        "",
+        "x1",
+        "1x",
+        "inf",
+        "1e9",
+        ".5",
+        "1.",
+        "1.2.3",
+        "0x10",
+        "\u0663",
+        "\uff12",
+        "1\u0663",
+        "-1",
+    ],
+)
 def test_a_single_value_is_a_number_or_a_duration_and_nothing_else(value):
     """It would stand outside any string, where a word is a metric and Prometheus reads no digits but those of ASCII."""
     with pytest.raises(ValueError, match="cannot be the value of back"):

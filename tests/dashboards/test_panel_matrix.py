@@ -1,7 +1,8 @@
 """Every panel of every board, tried on a real Prometheus: board x panel x target x range x scrape interval x fixture.
 
-One server holds all fixtures, each in an hour of its own, far enough apart that no query of one sees another. A test is one target; it runs
-on everything and its failure names each fixture, range and scrape interval that failed, with the query as it was sent and what came back."""
+One server holds all fixtures, each in an hour of its own, far enough apart that no query of one sees another. A test is
+one target; it runs on everything and its failure names each fixture, range and scrape interval that failed, with the
+query as it was sent and what came back."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ SCRAPES_S = (15, 30)
 MOST_SERIES = 100
 IN_FLIGHT = 4
 WEEK_S = 7 * 86400
-ROOM = 50  # a quantile or mean may differ by so much from what the fixture put in; a mistake of milliseconds is a factor of 1000
+# a quantile or mean may differ by so much from what the fixture put in; a mistake of milliseconds is a factor of 1000
+ROOM = 50
 BETWEEN = 1e-6  # how far a ratio may stand outside 0 to 1: floating point, no more
 
 _RATIO, _SECONDS, _FLAG, _AGO = (shown_unit(unit) for unit in (Unit.RATIO, Unit.SECONDS, Unit.FLAG, Unit.TIMESTAMP))
@@ -60,7 +62,8 @@ _ELSEWHERE = {Component.DCGM, Component.PROMETHEUS, Component.ALERTMANAGER, Comp
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One fixture scraped at one interval: its own hour. back_s: not the hour itself but what was before it, from so long ago on."""
+    """One fixture scraped at one interval: its own hour. back_s: not the hour itself but what was before it, from so
+    long ago on."""
 
     scene: Scene
     scrape_s: int
@@ -86,7 +89,10 @@ class Drawn:
     broken: str = ""
 
     def __str__(self) -> str:
-        return f"{dict(self.labels)}: {self.points} points from {self.low:g} to {self.high:g}{f', {self.broken} among them' if self.broken else ''}"
+        return (
+            f"{dict(self.labels)}: {self.points} points from {self.low:g} to"
+            f" {self.high:g}{f', {self.broken} among them' if self.broken else ''}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +147,9 @@ def summed_up(body: bytes, took_s: float) -> Answer:
     reply = _reply.decode(body)
     if reply.status != "success" or reply.data is None:
         return Answer(error=reply.error or "no data", took_s=took_s)
-    drawn = tuple(_drawn(s.metric, [v for _, v in s.values] or ([s.value[1]] if s.value else [])) for s in reply.data.result)
+    drawn = tuple(
+        _drawn(s.metric, [v for _, v in s.values] or ([s.value[1]] if s.value else [])) for s in reply.data.result
+    )
     return Answer(drawn, "; ".join(reply.warnings), took_s)
 
 
@@ -174,9 +182,10 @@ def faults(board: Dashboard, panel: Panel, query: Query, asked: Asked, answer: A
 def must_answer(panel: Panel, query: Query, asked: Asked) -> bool:
     """Whether this fixture has what the query asks for.
 
-    The whole fixtures fill everything that is not marked as optional and that does not step back for another source (`unless`); elsewhere it
-    is told from the expression and the fixture's series: gauges answer always, counters and buckets once they moved. Ratios and quantiles of
-    an idle engine are absent, and so is what one choice takes away from a fixture whose engines differ."""
+    The whole fixtures fill everything that is not marked as optional and that does not step back for another source
+    (`unless`); elsewhere it is told from the expression and the fixture's series: gauges answer always, counters and
+    buckets once they moved. Ratios and quantiles of an idle engine are absent, and so is what one choice takes away
+    from a fixture whose engines differ."""
     scene = asked.slot.scene
     if asked.choice != ALL and not _stays(scene, query):
         return False
@@ -193,7 +202,9 @@ def _stays(scene: Scene, query: Query) -> bool:
 @cache
 def _answers(scene_name: str, expr: str) -> bool:
     scene = SCENES[scene_name]
-    compared = re.findall(r"(?:[<>]=?|[=!]=)(?!~)\s*(?:bool\s+)?([^\s)]*)", re.sub(r'"(?:[^"\\]|\\.)*"|\{[^}]*\}', "", expr))
+    compared = re.findall(
+        r"(?:[<>]=?|[=!]=)(?!~)\s*(?:bool\s+)?([^\s)]*)", re.sub(r'"(?:[^"\\]|\\.)*"|\{[^}]*\}', "", expr)
+    )
     if any(value not in ("0",) for value in compared) or (scene.rests and compared):
         return False  # a threshold that may rightly let nothing pass
     shown = scene.gauges() if scene.rests else scene.page(lively=bool(compared))
@@ -202,7 +213,8 @@ def _answers(scene_name: str, expr: str) -> bool:
 
 def _legend_faults(shape: Shape, legend: str, scene: Scene, answer: Answer) -> Iterator[str]:
     """Labels that a legend names exist in the result, and no two lines of a panel are called the same."""
-    wanted = set(_BRACES.findall(legend)) - (set() if scene.engine_labels.get("cluster") else _PLACE) - {promql.BOUND}  # only beyond the buckets
+    # only beyond the buckets
+    wanted = set(_BRACES.findall(legend)) - (set() if scene.engine_labels.get("cluster") else _PLACE) - {promql.BOUND}
     for series in answer.series:
         if missing := wanted - set(series.labels):
             yield f"the legend names {sorted(missing)}, which is not in {series}"
@@ -226,7 +238,11 @@ def _value_faults(query: Query, shape: Shape, asked: Asked, answer: Answer) -> I
         if series.low < lowest or series.high > highest:
             yield f"outside {lowest:g} to {highest:g} {query.unit}: {series}"
     if query.unit == _FLAG:
-        yield from (f"a flag is 0, 1 or not present: {series}" for series in drawn if {series.low, series.high} - {0.0, 1.0, ABSENT})
+        yield from (
+            f"a flag is 0, 1 or not present: {series}"
+            for series in drawn
+            if {series.low, series.high} - {0.0, 1.0, ABSENT}
+        )
     if query.unit == _SECONDS and drawn and (put_in := _put_in_s(asked.slot.scene.name, query.expr)):
         most = max(series.high for series in drawn)
         if 0 < most < put_in[0] / ROOM:
@@ -247,9 +263,12 @@ def _allowed(query: Query, asked: Asked) -> tuple[float, float]:
 
 @cache
 def _put_in_s(scene_name: str, expr: str) -> tuple[float, float] | None:
-    """The smallest mean and the largest value behind an expression that only reads seconds; None where it mixes them with other things."""
+    """The smallest mean and the largest value behind an expression that only reads seconds; None where it mixes them
+    with other things."""
     names = promql_ast.names(expr)
-    if "time()" in expr or any(name not in fixtures.BY_SAMPLE or fixtures.BY_SAMPLE[name].unit is not Unit.SECONDS for name in names):
+    if "time()" in expr or any(
+        name not in fixtures.BY_SAMPLE or fixtures.BY_SAMPLE[name].unit is not Unit.SECONDS for name in names
+    ):
         return None
     return fixtures.seconds_put_in(SCENES[scene_name], names)
 
@@ -315,18 +334,27 @@ class Matrix:
         return self._answers[key]
 
     def values_of(self, variable: Variable, slot: Slot, chosen: Values) -> list[str]:
-        """A variable's own query, as Grafana runs it: the label's values among the series that match within the range."""
+        """A variable's own query, as Grafana runs it: the label's values among the series that match within the
+        range."""
         series, label = label_values(variable.query)
         over = slot.over(HOUR_S)
         key = (fill(series, chosen, over), label, slot.end_s)
         if key not in self._texts:
-            reply = json.loads(self.get(f"label/{label}/values", **({"match[]": key[0]} if series else {}), start=over.start_s, end=over.end_s))
+            reply = json.loads(
+                self.get(
+                    f"label/{label}/values",
+                    **({"match[]": key[0]} if series else {}),
+                    start=over.start_s,
+                    end=over.end_s,
+                )
+            )
             assert reply["status"] == "success", reply
             self._texts[key] = sorted(reply["data"])
         return self._texts[key]
 
     def choices(self, board: Dashboard, slot: Slot) -> dict[str, dict[str, str | Sequence[str]]]:
-        """All, and the first value of each variable that has one; the later variables are asked under the choice of the earlier."""
+        """All, and the first value of each variable that has one; the later variables are asked under the choice of the
+        earlier."""
         every: dict[str, str | Sequence[str]] = {}
         first: dict[str, str | Sequence[str]] = {}
         for variable in variables.of(board):
@@ -359,10 +387,13 @@ def planned() -> list[Slot]:
 
 
 def looked_back() -> tuple[list[int], frozenset[str]]:
-    """How far back boards compare with, in seconds, and which series: there the whole fixtures need an hour that was much the same."""
+    """How far back boards compare with, in seconds, and which series: there the whole fixtures need an hour that was
+    much the same."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": WEEK_S}
     defaults = {v.name: v.default for board in BOARDS for v in board.extra if v.default}
-    read = [query.expr for board in BOARDS for panel in board.panels for query in panel.queries if "offset" in query.expr]
+    read = [
+        query.expr for board in BOARDS for panel in board.panels for query in panel.queries if "offset" in query.expr
+    ]
     texts = (re.sub(r"\$\{?(\w+)\}?", lambda found: defaults.get(found[1], found[0]), expr) for expr in read)
     backs = {int(n) * units[unit] for text in texts for n, unit in re.findall(r"offset\s+(\d+)([smhdw])", text)} - {0}
     near = max((back for back in backs if back <= HOUR_S), default=0)
@@ -379,7 +410,11 @@ def write_blocks(promtool: Path, folder: Path, slots: Iterable[Slot], compared: 
     def write(slot: Slot) -> None:
         page = folder / f"{slot.began_s}-{slot.back_s}.om"
         with page.open("w") as file:
-            scene = replace(slot.scene, lines=tuple(line for line in slot.scene.lines if line.name in compared)) if slot.back_s else slot.scene
+            scene = (
+                replace(slot.scene, lines=tuple(line for line in slot.scene.lines if line.name in compared))
+                if slot.back_s
+                else slot.scene
+            )
             file.writelines(scene.text(slot.began_s, slot.scrape_s, slot.back_s))
         command = [promtool, "tsdb", "create-blocks-from", "openmetrics", "--quiet", page, data]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -397,7 +432,10 @@ def matrix(part, eventually, tmp_path_factory, request) -> Iterator[Matrix]:
     slots = planned()
     began = time.perf_counter()
     backs, compared = looked_back()
-    for_bounds = [Slot(scene, SCRAPES_S[0], slots[-1].began_s + (i + 1) * APART_S) for i, scene in enumerate(fixtures.beyond_the_buckets().values())]
+    for_bounds = [
+        Slot(scene, SCRAPES_S[0], slots[-1].began_s + (i + 1) * APART_S)
+        for i, scene in enumerate(fixtures.beyond_the_buckets().values())
+    ]
     history = [replace(slot, back_s=back_s) for slot in slots if slot.scene.whole for back_s in backs]
     write_blocks(promtool, folder, (*slots, *for_bounds, *history), compared)
     wrote = time.perf_counter()
@@ -405,10 +443,18 @@ def matrix(part, eventually, tmp_path_factory, request) -> Iterator[Matrix]:
     with (folder / "prometheus.log").open("w") as log:
         port = _free_port()
         server = subprocess.Popen(
-            [prometheus, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", "--storage.tsdb.retention.time=100y",
-             "--storage.tsdb.min-block-duration=2h", "--storage.tsdb.max-block-duration=2h", f"--web.listen-address=127.0.0.1:{port}"],
-            stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [
+                prometheus,
+                f"--config.file={folder}/prometheus.yml",
+                f"--storage.tsdb.path={folder}/data",
+                "--storage.tsdb.retention.time=100y",
+                "--storage.tsdb.min-block-duration=2h",
+                "--storage.tsdb.max-block-duration=2h",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
         found = Matrix(port, slots)
         found.beyond = {slot.scene.name.split()[-1]: slot for slot in for_bounds}
         try:
@@ -422,7 +468,9 @@ def matrix(part, eventually, tmp_path_factory, request) -> Iterator[Matrix]:
     where = Path(os.environ.get("VLLM_WATCH_ARTIFACTS") or folder)
     where.mkdir(parents=True, exist_ok=True)
     (where / "panels.md").write_text(table(found))
-    request.config.pluginmanager.register(_Summary(f"{summary(found)}; table: {where / 'panels.md'}"), "panel-matrix-summary")
+    request.config.pluginmanager.register(
+        _Summary(f"{summary(found)}; table: {where / 'panels.md'}"), "panel-matrix-summary"
+    )
 
 
 def _ready(port: int) -> bytes:
@@ -451,14 +499,17 @@ class _Summary:
 def summary(matrix: Matrix) -> str:
     filled = sum(bool(row.filled_by) for row in matrix.coverage.values())
     spent = ", ".join(f"{what} {seconds:.0f} s" for what, seconds in matrix.seconds.items())
-    return f"{filled} of {len(matrix.coverage)} targets filled; {matrix.asked} questions, {matrix.sent} sent to {len(matrix.slots)} fixtures; {spent}"
+    return (
+        f"{filled} of {len(matrix.coverage)} targets filled; {matrix.asked} questions, {matrix.sent} sent to"
+        f" {len(matrix.slots)} fixtures; {spent}"
+    )
 
 
 def table(matrix: Matrix) -> str:
     """The coverage as Markdown: which fixtures fill a target, how many series it shows at most, its slowest query."""
     rows = [
-        f"| {name} | {', '.join(s for s in SCENES if s in row.filled_by) or '**none**'} | {row.series} | {row.worst_s * 1000:.0f} |"
-        f" {'yes' if row.optional else ''} |"
+        f"| {name} | {', '.join(s for s in SCENES if s in row.filled_by) or '**none**'} | {row.series} |"
+        f" {row.worst_s * 1000:.0f} | {'yes' if row.optional else ''} |"
         for name, row in sorted(matrix.coverage.items())
     ]
     head = "| board/panel/ref | filled by | series | slowest query, ms | may be empty |\n|---|---|---:|---:|---|\n"
@@ -493,7 +544,8 @@ def printed(board: Dashboard) -> dict[tuple[int, str], Mapping[str, object]]:
 
 
 def grid(matrix: Matrix, board: Dashboard, expr: str, instant: bool) -> list[Asked]:
-    """Everything under which one expression is asked: each range of each slot with All, and the first value of each variable over an hour.
+    """Everything under which one expression is asked: each range of each slot with All, and the first value of each
+    variable over an hour.
 
     A fixture without a single one of its series is left out: nothing can come back. The whole ones are always asked."""
     found = []
@@ -504,13 +556,16 @@ def grid(matrix: Matrix, board: Dashboard, expr: str, instant: bool) -> list[Ask
         for name, range_s in RANGES_S.items():
             found.append(Asked(slot, name, ALL, fill(expr, choices[ALL], slot.over(range_s)), instant))
         if slot.scrape_s == SCRAPES_S[0] and any(value != [ALL] for value in choices["first of each"].values()):
-            found.append(Asked(slot, "1h", "first of each", fill(expr, choices["first of each"], slot.over(HOUR_S)), instant))
+            found.append(
+                Asked(slot, "1h", "first of each", fill(expr, choices["first of each"], slot.over(HOUR_S)), instant)
+            )
     return found
 
 
 @cache
 def _has_any(scene_name: str, expr: str) -> bool:
-    if SCENES[scene_name].whole or re.search(r"\b(absent|absent_over_time|vector|scalar)\b", expr):  # these answer from nothing
+    # these answer from nothing
+    if SCENES[scene_name].whole or re.search(r"\b(absent|absent_over_time|vector|scalar)\b", expr):
         return True
     try:
         return bool(promql_ast.names(expr) & NAMES[scene_name])
@@ -519,7 +574,8 @@ def _has_any(scene_name: str, expr: str) -> bool:
 
 
 def _filled_elsewhere(target: Target) -> bool:
-    """Return whether another test has the fixture: more than ask.SHOWN teams (test_screens.py), different bounds (test_histogram_bounds.py)."""
+    """Return whether another test has the fixture: more than ask.SHOWN teams (test_screens.py), different bounds
+    (test_histogram_bounds.py)."""
     return target.query.legend.startswith(queries.OTHERS) or target.panel.slug == "mixed-bounds"
 
 
@@ -549,7 +605,9 @@ def report(found: Sequence[str]) -> str:
 def test_a_panel_returns_data_wherever_there_is_some_and_never_nonsense(matrix, target):
     shown = printed(target.board)[PanelRef(target.board.slug, target.panel.slug).panel_id, target.ref]
     assert target.query.expr == shown["expr"]
-    assert (target.panel.shape in (Shape.TABLE, Shape.NUMBER)) is bool(shown.get("instant")), "what is shown as of now is asked as of now"
+    assert (target.panel.shape in (Shape.TABLE, Shape.NUMBER)) is bool(shown.get("instant")), (
+        "what is shown as of now is asked as of now"
+    )
     row = matrix.coverage.setdefault(target.id, Coverage(optional=bool(target.panel.optional)))
     found = told(matrix, target, bool(shown.get("instant")), row)
     assert not found, report(found)
@@ -558,13 +616,15 @@ def test_a_panel_returns_data_wherever_there_is_some_and_never_nonsense(matrix, 
 def quantiles() -> list[Target]:
     """Everything that shows a quantile: asked of buckets, or recorded as one."""
     found = [target for target in targets(BOARDS) if re.search(r"histogram_quantile|:(max_)?p95_", target.query.expr)]
-    return [target for target in found if not target.query.legend.startswith(queries.OTHERS)]  # the others of more teams than a fixture has
+    # the others of more teams than a fixture has
+    return [target for target in found if not target.query.legend.startswith(queries.OTHERS)]
 
 
 @pytest.mark.parametrize("mark", ["<", ">"])
 @pytest.mark.parametrize("target", quantiles(), ids=lambda t: t.id)
 def test_a_quantile_beyond_its_buckets_is_never_a_number_without_its_mark(matrix, target, mark):
-    """On fixtures in which nothing lies between two finite bounds: a table leaves it out, everything else shows the bound and the mark."""
+    """On fixtures in which nothing lies between two finite bounds: a table leaves it out, everything else shows the
+    bound and the mark."""
     slot = matrix.beyond[mark]
     sent = fill(target.query.expr, matrix.choices(target.board, slot)[ALL], slot.over(HOUR_S))
     instant = target.panel.shape in (Shape.TABLE, Shape.NUMBER)
@@ -581,14 +641,20 @@ def test_a_quantile_beyond_its_buckets_is_never_a_number_without_its_mark(matrix
 def test_a_stat_panel_of_a_quantile_shows_the_mark_beside_its_value():
     """No board has one; whoever adds one gets it right."""
     quantile = queries.p95(vllm.TIME_TO_FIRST_TOKEN)
-    board = Dashboard("b", "B", "Q?", (DashboardRow("", (Panel("p", "P, p95", "M.", "G.", "A.", (quantile,), Shape.NUMBER),)),))
+    board = Dashboard(
+        "b", "B", "Q?", (DashboardRow("", (Panel("p", "P, p95", "M.", "G.", "A.", (quantile,), Shape.NUMBER),)),)
+    )
     (shown,) = json.loads(grafana_json.to_json(board))["panels"]
     assert "value_and_name" == shown["options"]["textMode"]
 
 
-@pytest.mark.parametrize(("board", "variable"), [pytest.param(b, v, id=f"{b.slug}/variable/{v.name}") for b in BOARDS for v in variables.of(b)])
+@pytest.mark.parametrize(
+    ("board", "variable"),
+    [pytest.param(b, v, id=f"{b.slug}/variable/{v.name}") for b in BOARDS for v in variables.of(b)],
+)
 def test_a_variable_offers_what_the_engines_have_and_nothing_of_another_exporter(matrix, board, variable):
-    """A label that others use too (job, model_name, ...) must not bring their values in; choosing one narrows the next."""
+    """A label that others use too (job, model_name, ...) must not bring their values in; choosing one narrows the
+    next."""
     if variable.kind != "query":
         assert variable.default or variable.options
         return
@@ -612,7 +678,10 @@ def test_a_variable_offers_what_the_engines_have_and_nothing_of_another_exporter
         assert first is None or set(first) <= found | {ALL}
 
 
-@pytest.mark.parametrize(("board", "mark"), [pytest.param(b, a, id=f"{b.slug}/annotation/{a.name}") for b in BOARDS for a in annotations.of(b)])
+@pytest.mark.parametrize(
+    ("board", "mark"),
+    [pytest.param(b, a, id=f"{b.slug}/annotation/{a.name}") for b in BOARDS for a in annotations.of(b)],
+)
 def test_an_annotation_marks_what_happened_and_never_nonsense(matrix, board, mark):
     requests = grid(matrix, board, mark.expr, instant=False)
     found = []
@@ -633,9 +702,13 @@ def _mark_faults(mark: Annotation, asked: Asked, answer: Answer) -> Iterator[str
     for series in answer.series:
         if series.broken:
             yield f"{series.broken} in {series}"
-        if missing := set(_BRACES.findall(mark.title)) - set(series.labels) - {"instance"}:  # not every alert is about one instance
+        # not every alert is about one instance
+        if missing := set(_BRACES.findall(mark.title)) - set(series.labels) - {"instance"}:
             yield f"the title names {sorted(missing)}, which is not in {series}"
-        if mark.at_value and not (asked.slot.began_s - WEEK_S) * 1000 <= series.low <= series.high <= asked.slot.end_s * 1000:
+        if (
+            mark.at_value
+            and not (asked.slot.began_s - WEEK_S) * 1000 <= series.low <= series.high <= asked.slot.end_s * 1000
+        ):
             yield f"a mark at {series.high} is no time in milliseconds near the fixture's: {series}"
         if not mark.at_value and series.high > asked.slot.end_s:
             yield f"a region is drawn where samples are, not at {series}"
@@ -657,25 +730,55 @@ _ITL_MEAN = promql.mean(vllm.INTER_TOKEN_LATENCY, RATE)
 @pytest.mark.parametrize(
     ("target", "caught"),
     [
-        pytest.param(planted(_GENERATED.replace("generation_tokens", "generated_tokens")), "no fixture fills it", id="a renamed metric"),
-        pytest.param(planted(_GENERATED.replace("generation_tokens", "generated_tokens")), "busy 24h scraped every 30s, $__all: nothing", id="named"),
-        pytest.param(planted(_ITL_MEAN.replace(" > 0", "")), "idle 1h scraped every 15s, $__all: NaN in", id="a division without guard"),
-        pytest.param(planted(f"({_ITL_MEAN}) * 1000", _SECONDS), "busy 1h scraped every 15s, $__all: outside 0 to", id="milliseconds as seconds"),
+        pytest.param(
+            planted(_GENERATED.replace("generation_tokens", "generated_tokens")),
+            "no fixture fills it",
+            id="a renamed metric",
+        ),
+        pytest.param(
+            planted(_GENERATED.replace("generation_tokens", "generated_tokens")),
+            "busy 24h scraped every 30s, $__all: nothing",
+            id="named",
+        ),
+        pytest.param(
+            planted(_ITL_MEAN.replace(" > 0", "")),
+            "idle 1h scraped every 15s, $__all: NaN in",
+            id="a division without guard",
+        ),
+        pytest.param(
+            planted(f"({_ITL_MEAN}) * 1000", _SECONDS),
+            "busy 1h scraped every 15s, $__all: outside 0 to",
+            id="milliseconds as seconds",
+        ),
         pytest.param(planted(f"({_ITL_MEAN}) / 1000", _SECONDS), "never above", id="seconds divided once more"),
         pytest.param(planted(f"sum({vllm.KV_CACHE_USAGE.name})", _RATIO), "outside", id="a sum of ratios"),
-        pytest.param(planted(_GENERATED, legend="{{instance}}"), "the legend names ['instance']", id="a legend without its label"),
-        pytest.param(planted(vllm.KV_CACHE_USAGE.name, legend="{{model_name}}"), "several lines are called alike", id="lines of one name"),
-        pytest.param(planted(f"{vllm.TIME_TO_FIRST_TOKEN.name}_bucket"), f"more than {MOST_SERIES}", id="a line for every bucket of every engine"),
+        pytest.param(
+            planted(_GENERATED, legend="{{instance}}"), "the legend names ['instance']", id="a legend without its label"
+        ),
+        pytest.param(
+            planted(vllm.KV_CACHE_USAGE.name, legend="{{model_name}}"),
+            "several lines are called alike",
+            id="lines of one name",
+        ),
+        pytest.param(
+            planted(f"{vllm.TIME_TO_FIRST_TOKEN.name}_bucket"),
+            f"more than {MOST_SERIES}",
+            id="a line for every bucket of every engine",
+        ),
         pytest.param(planted("sum by (model_name) ("), "Prometheus says: ", id="no PromQL"),
-        pytest.param(planted(sidecar.EVENT_TIME.name, _AGO), "outside", id="a time in seconds where Grafana reads milliseconds"),
+        pytest.param(
+            planted(sidecar.EVENT_TIME.name, _AGO), "outside", id="a time in seconds where Grafana reads milliseconds"
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_matrix_catches(matrix, target, caught):
     assert any(caught in fault for fault in told(matrix, target, instant=False))
 
 
 def test_what_is_sound_is_not_caught(matrix):
-    assert [] == told(matrix, planted(_GENERATED, shown_unit(Unit.TOKENS, per_second=True), "{{model_name}}"), instant=False)
+    assert [] == told(
+        matrix, planted(_GENERATED, shown_unit(Unit.TOKENS, per_second=True), "{{model_name}}"), instant=False
+    )
     assert [] == told(matrix, planted(_ITL_MEAN, _SECONDS, "{{model_name}}"), instant=True)
 
 
@@ -696,4 +799,6 @@ def test_parts_are_parts_in_the_fixtures():
 
 def test_the_busy_fixture_holds_every_family_that_exists():
     """Optional features included; a family that is added to the catalogue is in the fixtures by itself."""
-    assert [] == [metric.name for metric in EVERYTHING if metric.until is None and not NAMES["busy"] & set(metric.samples)]
+    assert [] == [
+        metric.name for metric in EVERYTHING if metric.until is None and not NAMES["busy"] & set(metric.samples)
+    ]

@@ -1,4 +1,5 @@
-"""Alerts, recordings and boards: whole, printed, linked in both directions. What alerts do stands in test_alert_rules.py."""
+"""Alerts, recordings and boards: whole, printed, linked in both directions. What alerts do stands in
+test_alert_rules.py."""
 
 from __future__ import annotations
 

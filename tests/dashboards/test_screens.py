@@ -1,4 +1,5 @@
-"""Dashboards over an hour of 20 teams, three models and six engines, on a real Prometheus and in Chromium; with GPUs and prices, and without."""
+"""Dashboards over an hour of 20 teams, three models and six engines, on a real Prometheus and in Chromium; with GPUs
+and prices, and without."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from runbooks import page as runbook_page
 pytestmark = pytest.mark.prometheus
 OVER = Range(END_S - 3600, END_S, points=30, scrape_s=60, least_s=120)
 CHOSEN = {name: [ALL] for name in CHAIN} | {"gpu_hour_price": "2.50"}
-RANKED = [(board, panel) for board in (teams.BOARD, cost.BOARD, gateway.BOARD) for panel in board.panels if panel.ranked]
+RANKED = [
+    (board, panel) for board in (teams.BOARD, cost.BOARD, gateway.BOARD) for panel in board.panels if panel.ranked
+]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +93,9 @@ ADDED_UP = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("board", "panel", "queries"), [pytest.param(b, p, q, id=f"{b.slug}-{p.slug}") for b, p, q in ADDED_UP])
+@pytest.mark.parametrize(
+    ("board", "panel", "queries"), [pytest.param(b, p, q, id=f"{b.slug}-{p.slug}") for b, p, q in ADDED_UP]
+)
 def test_shown_teams_and_others_add_up_to_all(hours, board, panel, queries):
     top, others = queries
     total = sums(asked(hours["full"], f"sum({SPLIT.fullmatch(top.expr)['each']})"))
@@ -99,9 +104,13 @@ def test_shown_teams_and_others_add_up_to_all(hours, board, panel, queries):
 
 
 def test_the_panels_that_add_up_are_those_of_amounts():
-    assert {("teams", "requests"), ("teams", "tokens"), ("teams", "in-flight"), ("cost", "cost"), ("gateway", "running")} <= {
-        (board.slug, panel.slug) for board, panel, _ in ADDED_UP
-    }
+    assert {
+        ("teams", "requests"),
+        ("teams", "tokens"),
+        ("teams", "in-flight"),
+        ("cost", "cost"),
+        ("gateway", "running"),
+    } <= {(board.slug, panel.slug) for board, panel, _ in ADDED_UP}
 
 
 NEVER = {"estimated-tokens", "share-difference", "aborted"}  # nothing of theirs is in the hour
@@ -125,17 +134,25 @@ def test_with_twenty_teams_eight_and_others_are_shown(hours):
 
 def test_of_others_the_share_is_their_sum_over_their_sum(hours):
     ((top, others),) = ranked_queries(panel_of(teams.BOARD, "refused"))
-    rejected, all_of = (f'sum(rate(vllm_watch_requests_total{{model_name!~"__unknown__|__other__"{only}}}[$__rate_interval]))'
-                        for only in (',outcome="rejected"', ""))  # fmt: skip
-    weighted = f"({top.expr}) * on (team) sum by (team) (rate(vllm_watch_requests_total{{{query_builders.KNOWN[0]}}}[$__rate_interval]))"
+    rejected, all_of = (
+        f'sum(rate(vllm_watch_requests_total{{model_name!~"__unknown__|__other__"{only}}}[$__rate_interval]))'
+        for only in (',outcome="rejected"', "")
+    )
+    weighted = (
+        f"({top.expr}) * on (team) sum by (team)"
+        f" (rate(vllm_watch_requests_total{{{query_builders.KNOWN[0]}}}[$__rate_interval]))"
+    )
     shown = sums(asked(hours["full"], weighted))
     rest = sums(asked(hours["full"], others.expr))
     shares = sums(asked(hours["full"], f"({rejected})"))
     weight_of_rest = (
-        f"{all_of} - sum(sum by (team) (rate(vllm_watch_requests_total{{{query_builders.KNOWN[0]}}}[$__rate_interval])) and on (team) ({top.expr}))"
+        f"{all_of} - sum(sum by (team) (rate(vllm_watch_requests_total{{{query_builders.KNOWN[0]}}}[$__rate_interval]))"
+        f" and on (team) ({top.expr}))"
     )
     weights = sums(asked(hours["full"], weight_of_rest))
-    assert {at: shown[at] + rest[at] * weights[at] for at in rest} == pytest.approx({at: shares[at] for at in rest}, abs=1e-9)
+    assert {at: shown[at] + rest[at] * weights[at] for at in rest} == pytest.approx(
+        {at: shares[at] for at in rest}, abs=1e-9
+    )
 
 
 @pytest.mark.parametrize(("scrape_s", "rate_s"), [(5, 125), (15, 135), (30, 150), (60, 240)])
@@ -147,7 +164,12 @@ def test_grafana_ranks_and_spans_the_same_way():
     printed = json.loads(grafana_json.to_json(teams.BOARD))["panels"]
     made = next(one for one in printed if one["title"] == "Requests by team")
     legend = made["options"]["legend"]
-    assert ("120s", "table", "Mean", True) == (made["interval"], legend["displayMode"], legend["sortBy"], legend["sortDesc"])
+    assert ("120s", "table", "Mean", True) == (
+        made["interval"],
+        legend["displayMode"],
+        legend["sortBy"],
+        legend["sortDesc"],
+    )
     assert "mean" in legend["calcs"]
     assert "interval" not in made["targets"][0], "a target's own interval would stand for the data source's"
 
@@ -173,7 +195,10 @@ def test_unknown_keys_and_models_are_a_panel_of_their_own(hours):
 def test_a_host_without_a_gpu_is_not_present_and_not_a_fault(hours):
     (query,) = panel_of(monitoring_health.BOARD, "sources-up").queries
     for name, expected in (("full", 1.0), ("bare", ABSENT)):
-        found = {series["metric"]["file"]: float(series["value"][1]) for series in asked(hours[name], query.expr, instant=True)}
+        found = {
+            series["metric"]["file"]: float(series["value"][1])
+            for series in asked(hours[name], query.expr, instant=True)
+        }
         assert (expected, 1.0) == (found["gpu"], found["vllm-0"])
 
 
@@ -181,7 +206,9 @@ def test_a_host_without_a_gpu_is_not_present_and_not_a_fault(hours):
 def test_a_gpu_that_fails_is_a_fault(past, tmp_path, reason, read_before):
     labels = 'job="sidecar",instance="s",kind="gpu",source="gpu"'
     lines = [f"vllm_watch_source_up{{{labels}}} 0 {END_S - 60 + at}\n" for at in (0, 60)]
-    lines += [f'vllm_watch_source_errors_total{{{labels},reason="{reason}"}} {n} {END_S - 600 + 60 * n}\n' for n in range(11)]
+    lines += [
+        f'vllm_watch_source_errors_total{{{labels},reason="{reason}"}} {n} {END_S - 600 + 60 * n}\n' for n in range(11)
+    ]
     if read_before:
         lines += [f"vllm_watch_source_last_success_timestamp_seconds{{{labels}}} {END_S - 900} {END_S}\n"]
     page = tmp_path / "page"
@@ -191,7 +218,11 @@ def test_a_gpu_that_fails_is_a_fault(past, tmp_path, reason, read_before):
 
 
 def test_grafana_shows_what_is_not_present_in_the_colour_of_text():
-    made = next(one for one in json.loads(grafana_json.to_json(monitoring_health.BOARD))["panels"] if one["title"] == "Sidecar's sources up")
+    made = next(
+        one
+        for one in json.loads(grafana_json.to_json(monitoring_health.BOARD))["panels"]
+        if one["title"] == "Sidecar's sources up"
+    )
     defaults = made["fieldConfig"]["defaults"]
     assert "not present" == defaults["mappings"][0]["options"]["-1"]["text"]
     assert {"color": "text", "value": None} == defaults["thresholds"]["steps"][0]
@@ -205,11 +236,16 @@ def test_long_paths_keep_their_end(hours):
 
 
 @pytest.mark.parametrize(
-    ("board", "missing"), [(gpu.BOARD, 1), (cost.BOARD, 2), (teams.BOARD, 1), (overview.BOARD, 0)], ids=lambda value: getattr(value, "slug", value)
+    ("board", "missing"),
+    [(gpu.BOARD, 1), (cost.BOARD, 2), (teams.BOARD, 1), (overview.BOARD, 0)],
+    ids=lambda value: getattr(value, "slug", value),
 )
 def test_what_a_dashboard_lacks_is_said_once(boards, board, missing):
     span = f"from={(END_S - 3600) * 1000}&to={END_S * 1000}"
-    told = {name: json.loads(get(f"{one.url}/api/variables/{board_uid(board.slug)}?{span}")[1])["missing"] for name, one in boards.items()}
+    told = {
+        name: json.loads(get(f"{one.url}/api/variables/{board_uid(board.slug)}?{span}")[1])["missing"]
+        for name, one in boards.items()
+    }
     assert ([], missing) == (told["full"], len(told["bare"]))
     hidden = {number for one in told["bare"] for number in one["panels"]}
     assert hidden == {PanelRef(board.slug, panel.slug).panel_id for panel in board.panels if panel.requires}
@@ -218,7 +254,12 @@ def test_what_a_dashboard_lacks_is_said_once(boards, board, missing):
 @pytest.mark.parametrize("board", [board for board in BOARDS if board.preconditions], ids=lambda b: b.slug)
 def test_in_grafana_it_is_said_once_at_the_top(board):
     printed = json.loads(grafana_json.to_json(board))["panels"]
-    texts = [one["fieldConfig"]["defaults"]["noValue"] for top in printed for one in (top, *top.get("panels", ())) if one["type"] != "row"]
+    texts = [
+        one["fieldConfig"]["defaults"]["noValue"]
+        for top in printed
+        for one in (top, *top.get("panels", ()))
+        if one["type"] != "row"
+    ]
     for at, one in enumerate(board.preconditions):
         assert 1 == texts.count(one.missing)
         assert one.missing == texts[at]
@@ -247,7 +288,10 @@ class TestInChromium:
     def test_no_dashboard_scrolls_sideways_on_a_phone_and_no_title_is_cut(self, boards, tab, slug):
         page = tab(dashboard(boards["full"].url, slug), 400)
         assert 400 == page.evaluate("document.documentElement.scrollWidth")
-        for wrong in ("h3')].filter(one => one.scrollWidth > one.clientWidth)", "header')].filter(one => one.getBoundingClientRect().right > 400)"):
+        for wrong in (
+            "h3')].filter(one => one.scrollWidth > one.clientWidth)",
+            "header')].filter(one => one.getBoundingClientRect().right > 400)",
+        ):
             assert [] == page.evaluate(f"[...document.querySelectorAll('.panel {wrong}.map(one => one.textContent)")
 
     def test_no_runbook_scrolls_sideways_on_a_phone(self, boards, new_tab):

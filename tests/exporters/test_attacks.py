@@ -1,5 +1,6 @@
-"""Hostile clients, logs, engines and addresses against our real processes: a gateway, a sidecar and a board on loopback. The engine is a fake that
-keeps every byte that it is sent. What docs/threats.md says of an attack is shown here, or in the test that it names."""
+"""Hostile clients, logs, engines and addresses against our real processes: a gateway, a sidecar and a board on
+loopback. The engine is a fake that keeps every byte that it is sent. What docs/threats.md says of an attack is shown
+here, or in the test that it names."""
 
 from __future__ import annotations
 
@@ -52,14 +53,17 @@ ROOT = Path(__file__).parents[2]
 KEY, HASH = make_key("demo")
 TOKEN = "events-token-77aa"
 CHAT = "/v1/chat/completions"
-REPLY = json.dumps({"model": "tiny", "choices": [{"finish_reason": "stop"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}).encode()
+REPLY = json.dumps(
+    {"model": "tiny", "choices": [{"finish_reason": "stop"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+).encode()
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(REPLY), REPLY)
 BODY_S, BODY_BYTES, TEAMS, LOOK_S = 0.3, 100_000, 50, 4.0
 LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING|ERROR) ")
 
 
 class FakeEngine(socketserver.ThreadingTCPServer):
-    """Keeps what it is sent, byte for byte, and answers with whatever bytes a test says. The gateway's and sidecar's own looks get 404."""
+    """Keeps what it is sent, byte for byte, and answers with whatever bytes a test says. The gateway's and sidecar's
+    own looks get 404."""
 
     allow_reuse_address = daemon_threads = True
 
@@ -92,9 +96,12 @@ def scene(tmp_path_factory, free_port, eventually) -> Iterator[SimpleNamespace]:
     listen = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
     files: dict[str, Any] = {
         "teams.yaml": {"teams": {"demo": {"keys": [HASH]}}},
-        "gateway.yaml": {"upstream": behind.url, "listen": listen["gateway"], "metrics_listen": listen["figures"], "teams": "teams.yaml",
-                         "requests_log": "requests.jsonl", "limits": {"body_bytes": BODY_BYTES}, "timeouts": {"body_s": BODY_S}},
-        "sidecar.yaml": {"listen": listen["sidecar"], "gpu": "off", "requests_log": [str(at / "foreign.jsonl")], "events": str(at / "events.jsonl"),
+        "gateway.yaml": {"upstream": behind.url, "listen": listen["gateway"], "metrics_listen": listen["figures"],
+            "teams": "teams.yaml",
+                         "requests_log": "requests.jsonl", "limits": {"body_bytes": BODY_BYTES},
+                         "timeouts": {"body_s": BODY_S}},
+        "sidecar.yaml": {"listen": listen["sidecar"], "gpu": "off", "requests_log": [str(at / "foreign.jsonl")],
+            "events": str(at / "events.jsonl"),
                          "events_token_file": str(at / "token"), "teams": {"limit": TEAMS}, "models_limit": TEAMS},
     }  # fmt: skip
     for name, content in files.items():
@@ -102,17 +109,24 @@ def scene(tmp_path_factory, free_port, eventually) -> Iterator[SimpleNamespace]:
     (at / "token").write_text(TOKEN)
     (at / "foreign.jsonl").touch()
     commands = {
-        "gateway": ["gateway", "run", "--config", "gateway.yaml"], "sidecar": ["sidecar", "run", "--config", "sidecar.yaml"],
+        "gateway": ["gateway", "run", "--config", "gateway.yaml"],
+        "sidecar": ["sidecar", "run", "--config", "sidecar.yaml"],
         "board": ["board", "--prometheus", "http://127.0.0.1:9", "--listen", listen["board"]],
-    }  # fmt: skip
+    }
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": os.environ.get("HOME", "/")}
     running = {}
     try:
         for name, command in commands.items():
             with (at / f"{name}.log").open("w") as log:
-                running[name] = subprocess.Popen([sys.executable, "-m", "stack.cli", *command], stdout=log, stderr=log, cwd=at, env=env)
+                running[name] = subprocess.Popen(
+                    [sys.executable, "-m", "stack.cli", *command], stdout=log, stderr=log, cwd=at, env=env
+                )
         for port in ports.values():
-            eventually(lambda port=port: socket.create_connection(("127.0.0.1", port)).close() is None, 60, f"an answer on {port}")
+            eventually(
+                lambda port=port: socket.create_connection(("127.0.0.1", port)).close() is None,
+                60,
+                f"an answer on {port}",
+            )
         yield SimpleNamespace(at=at, engine=behind, running=running, ports=ports)
     finally:
         for process in running.values():
@@ -148,8 +162,16 @@ def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-def post(target: str = CHAT, body: bytes = b'{"model":"tiny"}', *more: bytes, key: str = KEY, framing: bytes | None = None) -> bytes:
-    head = [f"POST {target} HTTP/1.1".encode(), b"Host: x", b"Connection: close", f"Authorization: Bearer {key}".encode(), *more]
+def post(
+    target: str = CHAT, body: bytes = b'{"model":"tiny"}', *more: bytes, key: str = KEY, framing: bytes | None = None
+) -> bytes:
+    head = [
+        f"POST {target} HTTP/1.1".encode(),
+        b"Host: x",
+        b"Connection: close",
+        f"Authorization: Bearer {key}".encode(),
+        *more,
+    ]
     return b"\r\n".join([*head, b"Content-Length: %d" % len(body) if framing is None else framing]) + b"\r\n\r\n" + body
 
 
@@ -184,7 +206,8 @@ def record_of(scene: SimpleNamespace, eventually: Callable[..., None], answer: b
 
 @pytest.mark.parametrize("end", ["%0a", "%0A%0a", "%0d", "%00", "%2f%0a", "%e2%80%a8", "%0b", "/%0a"])
 def test_a_path_with_what_cannot_be_printed_leads_past_no_record(scene, end):
-    """The router of vLLM's server takes a path with a line break at its end for the path without it: no record, no limit, no slot."""
+    """The router of vLLM's server takes a path with a line break at its end for the path without it: no record, no
+    limit, no slot."""
     assert 404 == status(said(scene.ports["gateway"], post(CHAT + end)))
     assert [] == scene.engine.asked
 
@@ -192,13 +215,24 @@ def test_a_path_with_what_cannot_be_printed_leads_past_no_record(scene, end):
 @pytest.mark.engine
 def test_the_router_of_vllms_server_takes_a_line_break_for_the_end_of_a_path(part):
     """Why the gateway refuses it."""
-    asked = "from starlette.routing import compile_path as c; print(bool(c('/v1/models')[0].match('/v1/models' + chr(10))))"
-    assert "True\n" == subprocess.run([part("engine").path.with_name("python"), "-c", asked], capture_output=True, text=True, check=True).stdout
+    asked = (
+        "from starlette.routing import compile_path as c; print(bool(c('/v1/models')[0].match('/v1/models' + chr(10))))"
+    )
+    assert (
+        "True\n"
+        == subprocess.run(
+            [part("engine").path.with_name("python"), "-c", asked], capture_output=True, text=True, check=True
+        ).stdout
+    )
 
 
-@pytest.mark.parametrize("target", ["/v1/%63hat/completions", "/v1/chat%2Fcompletions", CHAT + "%2f", CHAT + "//", "http://evil.example" + CHAT])
+@pytest.mark.parametrize(
+    "target",
+    ["/v1/%63hat/completions", "/v1/chat%2Fcompletions", CHAT + "%2f", CHAT + "//", "http://evil.example" + CHAT],
+)
 def test_a_recorded_route_goes_on_as_it_was_read(scene, target, eventually):
-    """What is judged and what is sent cannot be two things; nor does a slash make the engine answer with a redirect to its own address."""
+    """What is judged and what is sent cannot be two things; nor does a slash make the engine answer with a redirect to
+    its own address."""
     answer = said(scene.ports["gateway"], post(target))
     assert 200 == status(answer)
     assert scene.engine.asked[0].startswith(b"POST /v1/chat/completions HTTP/1.1\nHost: 127.0.0.1:")
@@ -211,15 +245,30 @@ INNER = b"GET /v1/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 @pytest.mark.parametrize(
     "framing",
     [
-        b"Content-Length: 5\r\nTransfer-Encoding: chunked", b"Transfer-Encoding: chunked\r\nContent-Length: 5",
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5",
         b"Content-Length: 5\r\nContent-Length: 6",
-        b"Content-Length: 5, 5", b"Content-Length: +5", b"Content-Length: 0x5", b"Content-Length: -5", b"Content-Length: 5 5",
-        b"Content-Length: 99999999999999999999999", b"Transfer-Encoding: xchunked", b"Transfer-Encoding: chunked, identity",
-        b"Transfer-Encoding : chunked", b"Transfer-Encoding:\x0bchunked", b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
-        b"X: a\r\n Transfer-Encoding: chunked", b"X: a\nTransfer-Encoding: chunked", b"X: a\rTransfer-Encoding: chunked", b"X: a\0b",
-        b"X-Request-Id: a\x0bb", b"X\xc3\xa4: a", b": a", b"no colon",
+        b"Content-Length: 5, 5",
+        b"Content-Length: +5",
+        b"Content-Length: 0x5",
+        b"Content-Length: -5",
+        b"Content-Length: 5 5",
+        b"Content-Length: 99999999999999999999999",
+        b"Transfer-Encoding: xchunked",
+        b"Transfer-Encoding: chunked, identity",
+        b"Transfer-Encoding : chunked",
+        b"Transfer-Encoding:\x0bchunked",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+        b"X: a\r\n Transfer-Encoding: chunked",
+        b"X: a\nTransfer-Encoding: chunked",
+        b"X: a\rTransfer-Encoding: chunked",
+        b"X: a\0b",
+        b"X-Request-Id: a\x0bb",
+        b"X\xc3\xa4: a",
+        b": a",
+        b"no colon",
     ],
-)  # fmt: skip
+)
 def test_what_two_servers_could_read_in_two_ways_is_refused_and_reaches_no_engine(scene, framing):
     answer = said(scene.ports["gateway"], post(CHAT, b"0\r\n\r\n" + INNER, framing=framing))
     assert (400, 1) == (status(answer), answer.count(b"HTTP/1."))
@@ -232,7 +281,11 @@ def test_a_chunked_body_reaches_the_engine_with_a_length_and_without_its_trailer
     (asked,) = scene.engine.asked
     head, _, body = asked.partition(b"\n\n")
     assert b'{"model":"tiny"}' == body
-    assert (1, 0, 0) == (head.lower().count(b"content-length: 16"), head.lower().count(b"transfer-encoding"), head.count(b"X-Evil"))
+    assert (1, 0, 0) == (
+        head.lower().count(b"content-length: 16"),
+        head.lower().count(b"transfer-encoding"),
+        head.count(b"X-Evil"),
+    )
 
 
 def test_a_body_with_a_request_in_it_stays_a_body(scene):
@@ -251,7 +304,10 @@ def test_two_requests_on_one_connection_are_two_visits_and_each_shows_its_own_ke
 @pytest.mark.parametrize("name", ["gateway", "figures", "sidecar", "board"])
 def test_no_listener_answers_what_stands_behind_an_upgrade(name, scene):
     """An h2c upgrade (RFC 7540, 3.2) asks a proxy and a server to disagree about where the next request begins."""
-    upgrade = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
+    upgrade = (
+        b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade:"
+        b" h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
+    )
     with socket.create_connection(("127.0.0.1", scene.ports[name]), 5) as wire:
         wire.sendall(upgrade + b"PRI * HTTP/2.0")
         time.sleep(0.1)
@@ -264,9 +320,18 @@ def test_no_listener_answers_what_stands_behind_an_upgrade(name, scene):
 
 def test_no_header_takes_away_what_only_we_say(scene):
     named = b"Connection: close, content-length, host, x-request-id, traceparent, accept-encoding"
-    said(scene.ports["gateway"], post(CHAT, b'{"model":"tiny"}', named, b"X-Request-Id: mine", b"X-Api-Key: other", b"Cookie: a=b"))
+    said(
+        scene.ports["gateway"],
+        post(CHAT, b'{"model":"tiny"}', named, b"X-Request-Id: mine", b"X-Api-Key: other", b"Cookie: a=b"),
+    )
     head = scene.engine.asked[0].partition(b"\n\n")[0].lower()
-    for kept in (b"content-length: 16", b"host: 127.0.0.1", b"x-request-id: mine", b"traceparent: 00-", b"accept-encoding: identity"):
+    for kept in (
+        b"content-length: 16",
+        b"host: 127.0.0.1",
+        b"x-request-id: mine",
+        b"traceparent: 00-",
+        b"accept-encoding: identity",
+    ):
         assert 1 == head.count(b"\n" + kept)
     assert not [gone for gone in (b"authorization", b"x-api-key", b"cookie", KEY.lower().encode()) if gone in head]
 
@@ -288,12 +353,18 @@ def test_no_header_takes_away_what_only_we_say(scene):
     ids=("line", "header", "headers", "length", "chunks", "chunks-without-end", "body-without-end"),
 )  # fmt: skip
 def test_what_is_too_large_or_has_no_end_is_refused(want, sent, scene):
-    assert want == status(said(scene.ports["gateway"], sent, BODY_S + 0.6))  # what is left of a body is still waited for a while, and thrown away
+    # what is left of a body is still waited for a while, and thrown away
+    assert want == status(said(scene.ports["gateway"], sent, BODY_S + 0.6))
     assert [] == scene.engine.asked
 
 
 def test_who_holds_hundreds_of_half_requests_keeps_nobody_out(scene):
-    halves = [b"", b"POST", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-A: ", post(CHAT, b"", framing=b"Content-Length: 9")]
+    halves = [
+        b"",
+        b"POST",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-A: ",
+        post(CHAT, b"", framing=b"Content-Length: 9"),
+    ]
     wires = []
     try:
         for number in range(300):
@@ -316,7 +387,10 @@ def test_ten_thousand_wrong_keys_make_no_series_and_take_no_memory(scene):
     good = teams.read_text()
 
     def tried(first: int, count: int) -> int:
-        many = b"".join(post(key=f"vw-demo-{number}").replace(b"Connection: close\r\n", b"") for number in range(first, first + count - 1))
+        many = b"".join(
+            post(key=f"vw-demo-{number}").replace(b"Connection: close\r\n", b"")
+            for number in range(first, first + count - 1)
+        )
         return said(scene.ports["gateway"], many + post(key="last"), 20).count(b"HTTP/1.1 401")
 
     assert 500 == tried(0, 500)
@@ -332,14 +406,21 @@ def test_ten_thousand_wrong_keys_make_no_series_and_take_no_memory(scene):
 
 # ---- logs and labels
 
-HOSTILE = ('"}\n{"request_id":"forged"}', "a\r\nb", "\x1b[31mred", "nul\0", '\\" 1\nforged{x="', "__name__", "__other__", "\u2028\x85\u202e",
-           "<script>alert(1)</script>", "{{ template }}", "$(id)", "%0a", "\U0001f4a5", "\uffff", "# EOF\n", "a" * 900)  # fmt: skip
+HOSTILE = ('"}\n{"request_id":"forged"}', "a\r\nb", "\x1b[31mred", "nul\0", '\\" 1\nforged{x="', "__name__",
+    "__other__", "\u2028\x85\u202e",
+           "<script>alert(1)</script>", "{{ template }}", "$(id)", "%0a", "\U0001f4a5", "\uffff", "# EOF\n",
+           "a" * 900)  # fmt: skip
 
 
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
 def test_whatever_a_client_or_an_engine_writes_a_record_is_one_line(scene, eventually, word):
-    reply = json.dumps({"model": word, "system_fingerprint": "vllm-" + word, "choices": [{"finish_reason": word}]}).encode()
-    scene.engine.answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(reply), reply)
+    reply = json.dumps(
+        {"model": word, "system_fingerprint": "vllm-" + word, "choices": [{"finish_reason": word}]}
+    ).encode()
+    scene.engine.answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+        len(reply),
+        reply,
+    )
     printable = "".join(c for c in word if " " <= c <= "~").encode()
     headers = (b"X-Request-Id: " + printable, b"traceparent: " + printable, b"tracestate: " + printable)
     answer = said(scene.ports["gateway"], post(CHAT, json.dumps({"model": word}).encode(), *headers))
@@ -354,11 +435,14 @@ def test_whatever_a_client_or_an_engine_writes_a_record_is_one_line(scene, event
 @pytest.mark.parametrize(
     "answer",
     [
-        ANSWER.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n", 1), ANSWER.replace(b"200 OK", b"200 OK\rX: 1"),
-        ANSWER.replace(b"\r\n\r\n", b"\r\nX: a\0b\r\n\r\n", 1), b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", b"\x16\x03\x01" * 100,
+        ANSWER.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n", 1),
+        ANSWER.replace(b"200 OK", b"200 OK\rX: 1"),
+        ANSWER.replace(b"\r\n\r\n", b"\r\nX: a\0b\r\n\r\n", 1),
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n",
+        b"\x16\x03\x01" * 100,
     ],
     ids=("two-lengths", "line-break", "nul", "upgrade", "tls"),
-)  # fmt: skip
+)
 def test_an_answer_that_could_be_read_in_two_ways_does_not_reach_the_client(scene, answer):
     scene.engine.answer = answer
     got = said(scene.ports["gateway"], post())
@@ -368,13 +452,30 @@ def test_an_answer_that_could_be_read_in_two_ways_does_not_reach_the_client(scen
 def foreign_lines() -> list[bytes]:
     """A log of somebody else, who writes what clients say."""
     line = {"ts": "2026-11-22T09:00:00.000Z", "outcome": "ok", "prompt_tokens": 3, "trace_id": '"} 1'}
-    words = [json.dumps(line | {"request_id": f"h{n}", "team": w, "model": w, "finish_reason": w, "adapter": w, "route": w}).encode()
-             for n, w in enumerate(HOSTILE)]  # fmt: skip
-    words += [json.dumps(line | {"request_id": f"r{n}", "outcome": "rejected", "reason": f"{w}{n}", "team": "demo"}).encode()
-              for n, w in enumerate(HOSTILE * 20)]  # fmt: skip
-    words += [json.dumps(line | {"request_id": f"t{n}", "team": f"t{n}", "model": f"m{n}"}).encode() for n in range(2000)]
-    odd = json.dumps(line | {"request_id": "o", "ts": "0001-01-01T00:00:00+14:00", "n": 10**30, "e2e_ms": 1e400}).encode()
-    bad = [b'{"request_id":"\xff\xfe","team":"\xff"}', b'{"team":"\\ud800"}', b"\0" * 100, b"[" * 9000, b'{"team":"' + b"a" * (1 << 20) + b'"}', odd]
+    words = [
+        json.dumps(
+            line | {"request_id": f"h{n}", "team": w, "model": w, "finish_reason": w, "adapter": w, "route": w}
+        ).encode()
+        for n, w in enumerate(HOSTILE)
+    ]
+    words += [
+        json.dumps(line | {"request_id": f"r{n}", "outcome": "rejected", "reason": f"{w}{n}", "team": "demo"}).encode()
+        for n, w in enumerate(HOSTILE * 20)
+    ]
+    words += [
+        json.dumps(line | {"request_id": f"t{n}", "team": f"t{n}", "model": f"m{n}"}).encode() for n in range(2000)
+    ]
+    odd = json.dumps(
+        line | {"request_id": "o", "ts": "0001-01-01T00:00:00+14:00", "n": 10**30, "e2e_ms": 1e400}
+    ).encode()
+    bad = [
+        b'{"request_id":"\xff\xfe","team":"\xff"}',
+        b'{"team":"\\ud800"}',
+        b"\0" * 100,
+        b"[" * 9000,
+        b'{"team":"' + b"a" * (1 << 20) + b'"}',
+        odd,
+    ]
     return words + bad
 
 
@@ -388,16 +489,27 @@ def test_hostile_labels_leave_a_page_that_can_be_read_and_is_bounded(scene, even
         samples = [sample for family in read(page_of(scene, "sidecar", accept)) for sample in family.samples]
         names = {label for sample in samples for label in sample.labels}
         assert names <= {label for metric in OURS for label in metric.labels} | {"le"}
-        told = {label: {sample.labels[label] for sample in samples if label in sample.labels} for label in ("team", "model_name", "reason")}
+        told = {
+            label: {sample.labels[label] for sample in samples if label in sample.labels}
+            for label in ("team", "model_name", "reason")
+        }
         assert len(told["team"]) <= TEAMS + 2
         assert len(told["model_name"]) <= TEAMS + 2
         assert {word for word in HOSTILE if len(word) <= 120 and not word.startswith("__")} <= told["team"]
         assert not [sample.name for sample in samples if "forged" in sample.name]
     port = free_port()
     config = tmp_path / "prometheus.yml"
-    jobs = [{"job_name": f"j{n}", "scrape_protocols": [protocol], "static_configs": [{"targets": [f"127.0.0.1:{scene.ports['sidecar']}"]}]}
-            for n, protocol in enumerate(("PrometheusText0.0.4", "OpenMetricsText1.0.0"))]  # fmt: skip
-    config.write_text(yaml.safe_dump({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": jobs}))
+    jobs = [
+        {
+            "job_name": f"j{n}",
+            "scrape_protocols": [protocol],
+            "static_configs": [{"targets": [f"127.0.0.1:{scene.ports['sidecar']}"]}],
+        }
+        for n, protocol in enumerate(("PrometheusText0.0.4", "OpenMetricsText1.0.0"))
+    ]
+    config.write_text(
+        yaml.safe_dump({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": jobs})
+    )
     command = [str(part("prometheus").path), f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/tsdb",
                f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -419,24 +531,39 @@ def test_text_logs_stay_one_line_each_and_hold_no_key(scene):
         lines = (scene.at / f"{name}.log").read_text().splitlines()
         assert lines
         assert [] == [line for line in lines if not LOG_LINE.match(line)]
-    everything = b"".join(path.read_bytes() for path in scene.at.glob("*.log")) + b"".join(records(scene)) + page_of(scene, "figures").encode()
+    everything = (
+        b"".join(path.read_bytes() for path in scene.at.glob("*.log"))
+        + b"".join(records(scene))
+        + page_of(scene, "figures").encode()
+    )
     assert [False, False] == [secret.encode() in everything for secret in (KEY, TOKEN)]
 
 
 def test_a_name_in_a_report_is_one_line_that_no_terminal_obeys(tmp_path):
     """A team of a foreign log in `cost`, a model of an engine's page in `doctor`."""
     word = "\x1b]0;title\x07\n9 forged"
-    line = {"request_id": "1", "ts": "2026-11-22T09:00:00.000Z", "team": word, "model": "m", "outcome": "ok", "e2e_ms": 5000}
+    line = {
+        "request_id": "1",
+        "ts": "2026-11-22T09:00:00.000Z",
+        "team": word,
+        "model": "m",
+        "outcome": "ok",
+        "e2e_ms": 5000,
+    }
     (tmp_path / "log").write_text(json.dumps(line))
     diagnosis = Diagnosis(model=word, state="idle", requests=0, seconds=1, findings=(), unsure=())
-    for told in (CliRunner().invoke(cli.main, ["cost", "--log", f"{tmp_path}/log"]).output, report.as_text([diagnosis], "here")):
+    for told in (
+        CliRunner().invoke(cli.main, ["cost", "--log", f"{tmp_path}/log"]).output,
+        report.as_text([diagnosis], "here"),
+    ):
         assert "\\u001b]0;title\\u0007\\u000a9 forged" in told
         assert "\x1b" not in told
 
 
 # ---- the board, its pages and the events
 
-AWAY = ("..%2f..%2fetc%2fpasswd", "../../etc/passwd", "%2e%2e%2fREADME", "%252e%252e%252fetc%252fpasswd", "a%00b", "..%5c..%5cx", "%2fetc%2fpasswd",
+AWAY = ("..%2f..%2fetc%2fpasswd", "../../etc/passwd", "%2e%2e%2fREADME", "%252e%252e%252fetc%252fpasswd", "a%00b",
+    "..%5c..%5cx", "%2fetc%2fpasswd",
         "tuning%0a", "tuning.md.md", "%3Cscript%3Ealert(1)%3C%2Fscript%3E", "%ff%fe", "a" * 7000)  # fmt: skip
 
 
@@ -451,8 +578,17 @@ def test_no_address_of_the_board_leads_to_another_file_or_becomes_html(name, sce
         assert b"text/plain" in head or b"<script" not in body
 
 
-REBOUND = ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.1@evil", "evil:127.0.0.1", "localhost, evil", "127.1",
-           "2130706433", "")  # fmt: skip
+REBOUND = (
+    "evil.example",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example",
+    "127.0.0.1@evil",
+    "evil:127.0.0.1",
+    "localhost, evil",
+    "127.1",
+    "2130706433",
+    "",
+)
 
 
 @pytest.mark.parametrize("host", REBOUND)
@@ -465,7 +601,9 @@ def test_two_hosts_are_no_request(scene):
     assert 400 == status(said(scene.ports["board"], get("/", "localhost", "Host: evil.example")))
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..%2f..%2fetc/passwd", ".", "*", "~root", "x" * 9000])
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/etc/passwd", "..%2f..%2fetc/passwd", ".", "*", "~root", "x" * 9000]
+)
 def test_the_runbook_command_knows_names_of_pages_and_no_paths(name):
     done = CliRunner().invoke(cli.main, ["runbook", name])
     assert done.exit_code in (1, 2)  # none, or several that are called nearly so
@@ -480,12 +618,20 @@ def event(what: str, **more: Any) -> bytes:
 @pytest.mark.parametrize(
     "sent",
     [
-        event("a\nb"), event("\x1b]0;title\x07"), event("\u202eevil"), event("\0"), event("x" * 501), event("x", id="../../etc/passwd"),
-        event("x", who="a\r\nb"), event("x", tags=["event:1"]), event("x", diff={"a\nb": ["1", "2"]}), event("x", at_s=1e400),
+        event("a\nb"),
+        event("\x1b]0;title\x07"),
+        event("\u202eevil"),
+        event("\0"),
+        event("x" * 501),
+        event("x", id="../../etc/passwd"),
+        event("x", who="a\r\nb"),
+        event("x", tags=["event:1"]),
+        event("x", diff={"a\nb": ["1", "2"]}),
+        event("x", at_s=1e400),
         event("x", path="/etc/x"),
     ],
     ids=range(11),
-)  # fmt: skip
+)
 def test_an_event_that_would_break_a_line_a_terminal_or_a_path_is_refused(sent, scene):
     lines = (scene.at / "events.jsonl").read_bytes() if (scene.at / "events.jsonl").exists() else b""
     assert 400 == status(said(scene.ports["sidecar"], sent))
@@ -493,7 +639,8 @@ def test_an_event_that_would_break_a_line_a_terminal_or_a_path_is_refused(sent, 
 
 
 def test_html_in_an_event_is_text_wherever_it_goes(scene):
-    """The board draws with textContent and Grafana gets it escaped (test_board.py, test_events.py); here it stays JSON."""
+    """The board draws with textContent and Grafana gets it escaped (test_board.py, test_events.py); here it stays
+    JSON."""
     assert 201 == status(said(scene.ports["sidecar"], event("<img src=x onerror=alert(1)>")))
     answer = said(scene.ports["sidecar"], get("/events", "localhost", f"Authorization: Bearer {TOKEN}"))
     assert b"Content-Type: application/json" in answer
@@ -503,7 +650,9 @@ def test_html_in_an_event_is_text_wherever_it_goes(scene):
 # ---- an engine that lies
 
 
-async def looked(tmp_path: Path, free_port: Callable[[], int], way: bool = False, **pages: Callable[..., Any]) -> tuple[str, str | None]:
+async def looked(
+    tmp_path: Path, free_port: Callable[[], int], way: bool = False, **pages: Callable[..., Any]
+) -> tuple[str, str | None]:
     """What the sidecar's and the doctor's reader makes of an engine with these pages."""
     app = web.Application()
     app.add_routes([web.get(f"/{name}", answer) for name, answer in pages.items()])
@@ -514,7 +663,9 @@ async def looked(tmp_path: Path, free_port: Callable[[], int], way: bool = False
     (tmp_path / "http.yml").write_text("authorization: {credentials_file: secret}\n")
     try:
         async with aiohttp.ClientSession() as session:
-            return await EngineClient(session, f"http://127.0.0.1:{port}", LOOK_S, HttpClientConfig(tmp_path / "http.yml") if way else None).scrape()
+            return await EngineClient(
+                session, f"http://127.0.0.1:{port}", LOOK_S, HttpClientConfig(tmp_path / "http.yml") if way else None
+            ).scrape()
     finally:
         await runner.cleanup()
 
@@ -547,7 +698,9 @@ ASKERS = {
     "prompts": lambda url: tokenized(url),
     "lab": lambda url: served_model(url),
     "annotate": lambda url: asyncio.to_thread(annotate.SidecarLog(url, "token").close, "e1", 5.0),
-    "experiment": lambda url: experiment.told_settings(url, result.BenchEngine(url=url, model="tiny", version="0.32.0")),
+    "experiment": lambda url: experiment.told_settings(
+        url, result.BenchEngine(url=url, model="tiny", version="0.32.0")
+    ),
     "board": lambda url: asked(url),
 }
 
@@ -571,7 +724,13 @@ async def asked(url: str) -> object:
 async def test_who_answers_without_an_end_fills_nobodys_memory(ask, free_port):
     """Anybody may sit at an address that was mistyped."""
     app = web.Application()
-    app.add_routes([web.get("/metrics", page_says("a 1\n")), web.get("/version", page_says("{}")), web.route("*", "/{any:.*}", endless)])
+    app.add_routes(
+        [
+            web.get("/metrics", page_says("a 1\n")),
+            web.get("/version", page_says("{}")),
+            web.route("*", "/{any:.*}", endless),
+        ]
+    )
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port := free_port()).start()
@@ -583,16 +742,22 @@ async def test_who_answers_without_an_end_fills_nobodys_memory(ask, free_port):
     finally:
         await runner.cleanup()
     assert time.monotonic() - began < 10, "it went on until its time was over"
-    assert re.search("goes on after 16 MiB|larger than 12 MiB|ResponseTooLarge", str(told)) or told == {"version": "0.32.0"}
+    assert re.search("goes on after 16 MiB|larger than 12 MiB|ResponseTooLarge", str(told)) or told == {
+        "version": "0.32.0"
+    }
 
 
-@pytest.mark.parametrize("version", ["0.9\n2026-11-22 09:00:00,000 INFO forged", "\x1b[2J", "x" * 65, 5, None, ["0.9"]], ids=range(6))
+@pytest.mark.parametrize(
+    "version", ["0.9\n2026-11-22 09:00:00,000 INFO forged", "\x1b[2J", "x" * 65, 5, None, ["0.9"]], ids=range(6)
+)
 async def test_a_version_that_could_forge_a_line_is_none(version, tmp_path, free_port):
     told = page_says(json.dumps({"version": version}))
     assert ("a 1\n", None) == await looked(tmp_path, free_port, metrics=page_says("a 1\n"), version=told)
 
 
-async def test_a_small_answer_that_unpacks_to_a_large_one_stops_at_the_bound_and_keeps_nobody_waiting(tmp_path, free_port):
+async def test_a_small_answer_that_unpacks_to_a_large_one_stops_at_the_bound_and_keeps_nobody_waiting(
+    tmp_path, free_port
+):
     """What has come was copied for each piece once, and the sidecar answered nobody for eight seconds."""
     bomb = gzip.compress(bytes(64 << 20), 1)
 
@@ -630,7 +795,12 @@ async def test_a_redirect_takes_no_secret_to_another_place(tmp_path, free_port):
 
 @pytest.mark.parametrize(
     "line",
-    ['a{b="' + '\\"' * 400_000 + '"} 1', 'a{b="' + "\\" * 800_000 + '"} 1', "a{" + "b" * 800_000 + '="c"} 1', "a" + "{" * 800_000],
+    [
+        'a{b="' + '\\"' * 400_000 + '"} 1',
+        'a{b="' + "\\" * 800_000 + '"} 1',
+        "a{" + "b" * 800_000 + '="c"} 1',
+        "a" + "{" * 800_000,
+    ],
     ids=range(4),
 )
 def test_a_line_that_takes_the_square_of_its_length_to_read_is_refused_at_once(line):

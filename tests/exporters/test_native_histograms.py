@@ -51,7 +51,8 @@ def test_observations_lie_in_the_buckets_of_exact_arithmetic(values):
 
 
 def exact_index(value_ms: float) -> int | None:
-    """Return the smallest i with value <= 1000 x 2^(i / 32), in integers: value^32 <= 1000^32 x 2^i. None: at most the zero threshold."""
+    """Return the smallest i with value <= 1000 x 2^(i / 32), in integers: value^32 <= 1000^32 x 2^i. None: at most the
+    zero threshold."""
     top, bottom = value_ms.as_integer_ratio()
     if top << 20 <= 1000 * bottom:
         return None
@@ -123,7 +124,9 @@ def page_of(*samples) -> dict:
     return protobuf_page.families(body)
 
 
-LABELS = st.dictionaries(st.from_regex(r"[a-z_]{1,9}", fullmatch=True), st.text(st.characters(codec="utf-8")), max_size=4)
+LABELS = st.dictionaries(
+    st.from_regex(r"[a-z_]{1,9}", fullmatch=True), st.text(st.characters(codec="utf-8")), max_size=4
+)
 
 
 @given(st.lists(TIMES_MS, max_size=200), LABELS, st.floats(0, 1e15), st.integers(0, 1 << 60))
@@ -141,16 +144,27 @@ def test_the_library_reads_what_we_write(values, labels, gauge, counter):
     assert (4, 0, 1) == tuple(found[metric.name].type for metric in (sidecar.TTFT, sidecar.LOG_LINES, sidecar.LOG_LAG))
     row = found[sidecar.TTFT.name].metric[0]
     assert labels == {label.name: label.value for label in row.label}
-    assert len(values) == row.histogram.sample_count == row.histogram.zero_count + sum(protobuf_page.buckets(row.histogram).values())
+    assert (
+        len(values)
+        == row.histogram.sample_count
+        == row.histogram.zero_count + sum(protobuf_page.buckets(row.histogram).values())
+    )
     assert sum(values) / 1000 == row.histogram.sample_sum
     assert list(accumulate(counts)) == [bucket.cumulative_count for bucket in row.histogram.bucket]
     assert [0.1, math.inf] == [bucket.upper_bound for bucket in row.histogram.bucket]
     assert dict(zip(indices(native), native.counts, strict=True)) == protobuf_page.buckets(row.histogram)
     carried = row.histogram.bucket[1].exemplar
-    assert ("a" * 32, 0.25, 1700000000, 125_000_000) == (carried.label[0].value, carried.value, carried.timestamp.seconds, carried.timestamp.nanos)
+    assert ("a" * 32, 0.25, 1700000000, 125_000_000) == (
+        carried.label[0].value,
+        carried.value,
+        carried.timestamp.seconds,
+        carried.timestamp.nanos,
+    )
 
 
-@pytest.mark.parametrize(("at_s", "seconds", "nanos"), [(-1.5, -2, 500_000_000), (0.0, 0, 0), (253402300799.25, 253402300799, 250_000_000)])
+@pytest.mark.parametrize(
+    ("at_s", "seconds", "nanos"), [(-1.5, -2, 500_000_000), (0.0, 0, 0), (253402300799.25, 253402300799, 250_000_000)]
+)
 def test_an_exemplar_keeps_its_time(at_s, seconds, nanos):
     found = page_of((sidecar.TTFT, {}, Distribution((), [1], 0.1, (exemplar("a" * 32, 0.1, at_s),))))
     at = found[sidecar.TTFT.name].metric[0].histogram.bucket[0].exemplar.timestamp
@@ -170,7 +184,8 @@ TRACES = st.none() | st.integers(1, (1 << 128) - 1).map("{:032x}".format) | st.j
 RECORDS = st.builds(
     RequestRecord,
     request_id=st.uuids().map(str), model=NAMES | st.none(), team=NAMES | st.none(), trace_id=TRACES,
-    outcome=st.sampled_from(["ok", "ok", "rejected", "client_abort", None]), reason=NAMES | st.none(), finish_reason=st.none() | NAMES,
+    outcome=st.sampled_from(["ok", "ok", "rejected", "client_abort", None]), reason=NAMES | st.none(),
+    finish_reason=st.none() | NAMES,
     ts=st.sampled_from([None, "1969-12-31T23:59:58.5Z", "2026-11-22T09:00:00.250Z", "9999-12-31T23:59:59Z"]),
     prompt_tokens=st.none() | st.integers(0, 1 << 40), est_prompt_tokens=st.none() | st.integers(0, 1 << 40),
     **{f"{name}_ms": st.none() | TIMES_MS for name in ("ttft", "tpot", "e2e", "queue", "engine_queue", "engine_ttft")},
@@ -200,7 +215,8 @@ def text_samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], floa
 
 @given(st.lists(RECORDS, max_size=40))
 def test_the_protobuf_page_holds_the_values_of_the_text_page(found):
-    """To the last unit, whatever names, times and traces a log holds; read by the protobuf library and by prometheus_client."""
+    """To the last unit, whatever names, times and traces a log holds; read by the protobuf library and by
+    prometheus_client."""
     books = ledger(found)
     assert text_samples(page(books, "").decode()) == protobuf_page.samples(page(books))
 
@@ -208,14 +224,22 @@ def test_the_protobuf_page_holds_the_values_of_the_text_page(found):
 @given(st.floats(), st.floats(allow_nan=False), st.lists(st.integers(0, 1 << 62), min_size=2, max_size=2))
 def test_values_without_a_finite_number_are_those_of_the_text_page(gauge, total_s, counts):
     shown = [(sidecar.LOG_LAG, {}, gauge), (sidecar.TTFT, {}, Distribution((0.1,), counts, total_s))]
-    text, binary = text_samples(scrape.answer(shown, "")[0].decode()), protobuf_page.samples(scrape.answer(shown, ACCEPT)[0])
-    assert {name: repr(float(value)) for name, value in text.items()} == {name: repr(float(value)) for name, value in binary.items()}
+    text, binary = (
+        text_samples(scrape.answer(shown, "")[0].decode()),
+        protobuf_page.samples(scrape.answer(shown, ACCEPT)[0]),
+    )
+    assert {name: repr(float(value)) for name, value in text.items()} == {
+        name: repr(float(value)) for name, value in binary.items()
+    }
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from(["count", "commit", "full", "die"]), st.lists(RECORDS, max_size=6)), max_size=20))
+@given(
+    st.lists(st.tuples(st.sampled_from(["count", "commit", "full", "die"]), st.lists(RECORDS, max_size=6)), max_size=20)
+)
 def test_restarts_and_failed_commits_leave_both_forms_equal(tmp_path_factory, steps):
-    """What was safe is on both pages after each restart, and what failed with the disk comes with the commit after it."""
+    """What was safe is on both pages after each restart, and what failed with the disk comes with the commit after
+    it."""
     path, disk = tmp_path_factory.mktemp("books") / "state", FailingDisk()
     books = opened(path, disk)
     for step, found in steps:
@@ -250,18 +274,22 @@ def opened(path: Path, disk: FailingDisk | None = None) -> CounterStore:
 def natives(binary: bytes) -> dict[tuple[str, str], tuple[int, dict[int, int]]]:
     return {
         (name, str(metric.label)): (metric.histogram.zero_count, protobuf_page.buckets(metric.histogram))
-        for name, family in protobuf_page.families(binary).items() for metric in family.metric if metric.HasField("histogram")
-    }  # fmt: skip
+        for name, family in protobuf_page.families(binary).items()
+        for metric in family.metric
+        if metric.HasField("histogram")
+    }
 
 
 def records(times_ms) -> list[RequestRecord]:
     return [
-        RequestRecord(request_id=f"r{n}", model="m", team="t", outcome="ok", ttft_ms=t, e2e_ms=2 * t, queue_ms=0.0) for n, t in enumerate(times_ms)
+        RequestRecord(request_id=f"r{n}", model="m", team="t", outcome="ok", ttft_ms=t, e2e_ms=2 * t, queue_ms=0.0)
+        for n, t in enumerate(times_ms)
     ]
 
 
 def test_a_state_from_before_native_histograms_begins_the_histograms_anew(tmp_path):
-    """Otherwise the native buckets would hold fewer observations than their count, and Prometheus would refuse the page.
+    """Otherwise the native buckets would hold fewer observations than their count, and Prometheus would refuse the
+    page.
 
     The file was written by the release before: three requests in two commits."""
     path = Path(shutil.copy(Path(__file__).parents[1] / "states/before-native-histograms", tmp_path / "state"))
@@ -273,7 +301,9 @@ def test_a_state_from_before_native_histograms_begins_the_histograms_anew(tmp_pa
         found = protobuf_page.families(page(books))
         histogram = found[sidecar.TTFT.name].metric[0].histogram
         assert (1, {exact_index(3.0): 1}) == (histogram.sample_count, protobuf_page.buckets(histogram))
-        assert 4 == next(m.counter.value for m in found[sidecar.REQUESTS.name].metric if "ok" in {label.value for label in m.label})
+        assert 4 == next(
+            m.counter.value for m in found[sidecar.REQUESTS.name].metric if "ok" in {label.value for label in m.label}
+        )
         books._checkpoint.close()
         books = opened(path)
     books._checkpoint.close()
@@ -288,7 +318,11 @@ def test_a_histogram_whose_bounds_changed_begins_anew_in_both_forms():
     later, native = RequestCounters(BoundedNames(), BoundedNames()), BucketCounts()
     native.add(observed)
     restored = later.restore(msgspec.msgpack.encode(other), native)
-    shown = {metric: value for metric, _, value in row_samples(read_row(restored), (), native) if isinstance(value, Distribution)}
+    shown = {
+        metric: value
+        for metric, _, value in row_samples(read_row(restored), (), native)
+        if isinstance(value, Distribution)
+    }
     assert {sidecar.E2E, sidecar.QUEUE} == shown.keys()
     assert [0, 2, 2] == [native.total(0), sum(shown[sidecar.E2E].native.counts), shown[sidecar.QUEUE].native.zero_count]
 
@@ -316,15 +350,24 @@ def test_the_scraper_decides_on_the_format():
     assert {PROTOBUF_TYPE, OPENMETRICS_TYPE, CONTENT_TYPE} == {each.value for each in Format}
 
 
-PARTS = st.sampled_from([*PROMETHEUS.replace(",", ";").split(";"), "q=nan", "q=inf", "q=-1", "q=1_0", "q=", "q", "=", "*/*", "\0", "\xff"])
+PARTS = st.sampled_from(
+    [*PROMETHEUS.replace(",", ";").split(";"), "q=nan", "q=inf", "q=-1", "q=1_0", "q=", "q", "=", "*/*", "\0", "\xff"]
+)
 
 
-@given(st.lists(st.lists(PARTS | st.text(max_size=5), max_size=5).map(";".join), max_size=5).map(",".join), st.integers(0, len(PROMETHEUS)))
+@given(
+    st.lists(st.lists(PARTS | st.text(max_size=5), max_size=5).map(";".join), max_size=5).map(",".join),
+    st.integers(0, len(PROMETHEUS)),
+)
 def test_garbage_and_cut_off_headers_get_a_page(garbage, length):
     """Text, unless what is left asks for another format in full."""
     for accept in (garbage, PROMETHEUS[:length], PROMETHEUS[length:]):
         found = scrape.negotiate(accept)
-        named = {Format.PROTOBUF: "encoding=delimited", Format.OPENMETRICS: "application/openmetrics-text", Format.TEXT: ""}[found]
+        named = {
+            Format.PROTOBUF: "encoding=delimited",
+            Format.OPENMETRICS: "application/openmetrics-text",
+            Format.TEXT: "",
+        }[found]
         assert named in accept.lower()
     for q in ("nan", "inf", "-1", "2", "1e9"):
         assert Format.TEXT is scrape.negotiate(f"text/plain;q=0.1,application/openmetrics-text;q={q}")
@@ -345,11 +388,15 @@ def test_the_gateway_offers_protobuf_with_the_values_of_its_text_page():
         for sample in family.samples:
             if family.type == "histogram" or family.name.startswith("process_") or sample.name.endswith("_created"):
                 continue
-            row = next(m for m in found[sample.name].metric if {label.name: label.value for label in m.label} == sample.labels)
+            row = next(
+                m for m in found[sample.name].metric if {label.name: label.value for label in m.label} == sample.labels
+            )
             assert sample.value == (row.counter.value if family.type == "counter" else row.gauge.value)
     lag = found[gateway.LOOP_LAG.name].metric[0].histogram
     assert (3, 1, 2) == (lag.sample_count, lag.zero_count, sum(protobuf_page.buckets(lag).values()))
-    assert {"3.0"} == {line.split()[-1] for line in text.decode().splitlines() if line.startswith(f"{gateway.LOOP_LAG.name}_count")}
+    assert {"3.0"} == {
+        line.split()[-1] for line in text.decode().splitlines() if line.startswith(f"{gateway.LOOP_LAG.name}_count")
+    }
     assert "process_resident_memory_bytes" in found
 
 
@@ -388,16 +435,29 @@ class Target:
 def scraped(part, tmp_path, free_port):
     """A target, and a query of the real Prometheus that scrapes it each second."""
     target, port = Target(free_port()), free_port()
-    job = {"job_name": "j", "always_scrape_classic_histograms": True, "static_configs": [{"targets": [f"127.0.0.1:{target.server.server_port}"]}]}
+    job = {
+        "job_name": "j",
+        "always_scrape_classic_histograms": True,
+        "static_configs": [{"targets": [f"127.0.0.1:{target.server.server_port}"]}],
+    }
     config = tmp_path / "prometheus.yml"
-    config.write_text(yaml.safe_dump({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [job]}))
-    command = [str(part("prometheus").path), f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/tsdb",
-               f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=native-histograms,exemplar-storage"]  # fmt: skip
+    config.write_text(
+        yaml.safe_dump({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [job]})
+    )
+    command = [
+        str(part("prometheus").path),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={tmp_path}/tsdb",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--enable-feature=native-histograms,exemplar-storage",
+    ]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def ask(path: str, **parameters: str) -> list:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=5) as got:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=5
+            ) as got:
                 data = json.load(got)["data"]
         except OSError:
             return []
@@ -412,15 +472,24 @@ def scraped(part, tmp_path, free_port):
 
 def observed(rng: Random, count: int) -> list[RequestRecord]:
     return [
-        RequestRecord(request_id=f"{rng.getrandbits(64):x}", model="m", team="t", outcome="ok", ttft_ms=rng.lognormvariate(4.6, 1.0), queue_ms=0.0,
-                      ts="2026-11-22T09:00:00.250Z", trace_id=f"{n:032x}")
+        RequestRecord(
+            request_id=f"{rng.getrandbits(64):x}",
+            model="m",
+            team="t",
+            outcome="ok",
+            ttft_ms=rng.lognormvariate(4.6, 1.0),
+            queue_ms=0.0,
+            ts="2026-11-22T09:00:00.250Z",
+            trace_id=f"{n:032x}",
+        )
         for n in range(count)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.prometheus
 def test_a_real_prometheus_computes_quantiles_within_two_percent(scraped, eventually):
-    """Also: zeros stay zeros, exemplars arrive, classic buckets agree in count and sum, and a restart is a counter reset."""
+    """Also: zeros stay zeros, exemplars arrive, classic buckets agree in count and sum, and a restart is a counter
+    reset."""
     target, ask = scraped
     rng = Random(7)
     target.count(observed(rng, 1))  # the series must be there before it grows
@@ -446,7 +515,9 @@ def test_a_real_prometheus_computes_quantiles_within_two_percent(scraped, eventu
 
     for q in (0.5, 0.95, 0.99):
         truth = times[math.ceil(q * len(times)) - 1]
-        assert truth == pytest.approx(value(f"histogram_quantile({q}, sum(rate({sidecar.TTFT.name}[1m])))"), rel=0.02), q
+        assert truth == pytest.approx(
+            value(f"histogram_quantile({q}, sum(rate({sidecar.TTFT.name}[1m])))"), rel=0.02
+        ), q
     assert value(f"histogram_quantile(0.95, sum(rate({sidecar.QUEUE.name}[1m])))") < 1e-6
     assert 2000 == value(f"histogram_count({sidecar.TTFT.name})") == value(f"{sidecar.TTFT.name}_count")
     assert value(f"histogram_sum({sidecar.TTFT.name})") == value(f"{sidecar.TTFT.name}_sum")
@@ -464,22 +535,36 @@ def test_a_real_prometheus_stores_each_value_of_a_page_with_any_names(scraped, e
 
     def random_record() -> RequestRecord:
         team, model, reason = rng.choice(HARD_NAMES), rng.choice(HARD_NAMES[:4]), "".join(rng.choices(HARD_NAMES, k=2))
-        times = {f"{name}_ms": rng.choice((0.0, 10 ** rng.uniform(-6, 11.9), 125.0)) for name in ("ttft", "tpot", "e2e", "queue")}
+        times = {
+            f"{name}_ms": rng.choice((0.0, 10 ** rng.uniform(-6, 11.9), 125.0))
+            for name in ("ttft", "tpot", "e2e", "queue")
+        }
         trace, ts = f"{rng.getrandbits(128) | 1:032x}", rng.choice(("1969-12-31T23:59:58.5Z", "2026-11-22T09:00:00Z"))
-        return RequestRecord(request_id=f"{rng.getrandbits(64):x}", team=team, model=model, outcome=rng.choice(("ok", "rejected")), reason=reason,
-                             trace_id=trace, ts=ts, **times)  # fmt: skip
+        return RequestRecord(
+            request_id=f"{rng.getrandbits(64):x}",
+            team=team,
+            model=model,
+            outcome=rng.choice(("ok", "rejected")),
+            reason=reason,
+            trace_id=trace,
+            ts=ts,
+            **times,
+        )
 
     target.count([random_record() for _ in range(3000)])
     now = target.scrapes
     eventually(lambda: target.scrapes >= now + 2, 10, "two more scrapes")
     expected = {
-        (name, frozenset((label, text) for label, text in labels if text)): value  # to Prometheus an empty label is none
+        # to Prometheus an empty label is none
+        (name, frozenset((label, text) for label, text in labels if text)): value
         for (name, labels), value in text_samples(page(target.ledger, "").decode()).items()
     }
     stored = {}
     for row in ask("query", query='{__name__=~"vllm_watch_.+", job="j"}'):
         if "value" in row:  # the others are native histograms
-            labels = {label: text for label, text in row["metric"].items() if label not in ("__name__", "job", "instance")}
+            labels = {
+                label: text for label, text in row["metric"].items() if label not in ("__name__", "job", "instance")
+            }
             labels |= {"le": str(float(labels["le"]))} if "le" in labels else {}
             stored[row["metric"]["__name__"], frozenset(labels.items())] = float(row["value"][1])
     assert expected == stored
@@ -487,18 +572,27 @@ def test_a_real_prometheus_stores_each_value_of_a_page_with_any_names(scraped, e
     assert "1" == ask("query", query='min_over_time(up{job="j"}[1m])')[0]["value"][1]
     for metric in (sidecar.TTFT, sidecar.TPOT, sidecar.E2E, sidecar.QUEUE):
         assert [] == ask("query", query=f"histogram_count({metric.name}) != {metric.name}_count")
-        assert len(ask("query", query=f"{metric.name}_count")) == len(ask("query", query=f"histogram_count({metric.name})")) > 20
+        assert (
+            len(ask("query", query=f"{metric.name}_count"))
+            == len(ask("query", query=f"histogram_count({metric.name})"))
+            > 20
+        )
 
 
 @pytest.fixture
 def stores(part, tmp_path, free_port) -> Iterator[tuple[Target, Callable[[str, str], list]]]:
     """A target; and queries of a Prometheus that stores native histograms, and of VictoriaMetrics in three places.
 
-    pulled: scrapes the target itself. written: is sent what that Prometheus has, as we print the configuration. native: also native ones."""
+    pulled: scrapes the target itself. written: is sent what that Prometheus has, as we print the configuration. native:
+    also native ones."""
     target, ports = Target(free_port()), {name: free_port() for name in ("prometheus", "pulled", "written", "native")}
     scraped = {"job_name": "j", "static_configs": [{"targets": [f"127.0.0.1:{target.server.server_port}"]}]}
     written = [
-        {"url": f"http://127.0.0.1:{ports[name]}/api/v1/write", "send_native_histograms": native, "queue_config": {"batch_send_deadline": "500ms"}}
+        {
+            "url": f"http://127.0.0.1:{ports[name]}/api/v1/write",
+            "send_native_histograms": native,
+            "queue_config": {"batch_send_deadline": "500ms"},
+        }
         for name, native in (("written", False), ("native", True))
     ]
     pace = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}}
@@ -506,13 +600,30 @@ def stores(part, tmp_path, free_port) -> Iterator[tuple[Target, Callable[[str, s
     job = scraped | {"always_scrape_classic_histograms": True}
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(pace | {"scrape_configs": [job], "remote_write": written}))
     commands = [
-        [part("victoriametrics").path, f"-storageDataPath={tmp_path}/{name}", f"-httpListenAddr=127.0.0.1:{ports[name]}", "-memory.allowedBytes=64MB",
-         "-search.latencyOffset=0s", "-search.disableCache", *([f"-promscrape.config={tmp_path}/pulled.yml"] if name == "pulled" else [])]
+        [
+            part("victoriametrics").path,
+            f"-storageDataPath={tmp_path}/{name}",
+            f"-httpListenAddr=127.0.0.1:{ports[name]}",
+            "-memory.allowedBytes=64MB",
+            "-search.latencyOffset=0s",
+            "-search.disableCache",
+            *([f"-promscrape.config={tmp_path}/pulled.yml"] if name == "pulled" else []),
+        ]
         for name in ("pulled", "written", "native")
-    ]  # fmt: skip
-    commands.append([part("prometheus").path, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb",
-                     f"--web.listen-address=127.0.0.1:{ports['prometheus']}", "--enable-feature=native-histograms"])  # fmt: skip
-    processes = [subprocess.Popen([*map(str, command)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) for command in commands]
+    ]
+    commands.append(
+        [
+            part("prometheus").path,
+            f"--config.file={tmp_path}/prometheus.yml",
+            f"--storage.tsdb.path={tmp_path}/tsdb",
+            f"--web.listen-address=127.0.0.1:{ports['prometheus']}",
+            "--enable-feature=native-histograms",
+        ]
+    )
+    processes = [
+        subprocess.Popen([*map(str, command)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        for command in commands
+    ]
 
     def ask(where: str, query: str) -> list:
         form = urllib.parse.urlencode({"query": query})
@@ -529,15 +640,22 @@ def stores(part, tmp_path, free_port) -> Iterator[tuple[Target, Callable[[str, s
 
 @pytest.mark.prometheus
 def test_victoriametrics_answers_our_quantiles_from_classic_buckets(stores, eventually):
-    """It asks for text. Of what Prometheus writes it keeps native histograms as buckets with the label vmrange, which our queries leave out."""
+    """It asks for text. Of what Prometheus writes it keeps native histograms as buckets with the label vmrange, which
+    our queries leave out."""
     target, ask = stores
     rng, name = Random(9), sidecar.TTFT.name
     target.count(observed(rng, 1))
-    eventually(lambda: all(ask(where, f"{name}_count") for where in ("prometheus", "pulled", "written", "native")), 60, "a first scrape everywhere")
+    eventually(
+        lambda: all(ask(where, f"{name}_count") for where in ("prometheus", "pulled", "written", "native")),
+        60,
+        "a first scrape everywhere",
+    )
     for count in range(1, 9):
         target.count(observed(rng, 500))
         now = f"{name}_count == {1 + 500 * count}"
-        eventually(lambda now=now: all(ask(where, now) for where in ("prometheus", "pulled", "written", "native")), 20, now)
+        eventually(
+            lambda now=now: all(ask(where, now) for where in ("prometheus", "pulled", "written", "native")), 20, now
+        )
     assert {PROTOBUF_TYPE, CONTENT_TYPE} == target.formats
     assert ask("prometheus", f"histogram_count({name})")
     bounds = len(ask("pulled", f"{name}_bucket"))

@@ -1,4 +1,5 @@
-"""A process that lasts gives freed memory back, seen on real processes; what they would keep otherwise is measured beside it."""
+"""A process that lasts gives freed memory back, seen on real processes; what they would keep otherwise is measured
+beside it."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# Threads take and free at once; then one large block is freed, after which glibc would take such sizes from its heap; then many, with a little left
-# above them so that the heap cannot shrink from its end.
+# Threads take and free at once; then one large block is freed, after which glibc would take such sizes from its heap;
+# then many, with a little left above them so that the heap cannot shrink from its end.
 BURSTS = """
 import ctypes, sys, threading
 import memory
@@ -52,7 +53,9 @@ libc.fflush(file)
 def after_bursts(whose: str) -> tuple[float, int]:
     """MiB that a process keeps of 40 that it freed, and how many arenas it has."""
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}
-    done = subprocess.run([sys.executable, "-c", BURSTS, whose], capture_output=True, text=True, timeout=60, check=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", BURSTS, whose], capture_output=True, text=True, timeout=60, check=True, env=env
+    )
     kept, _, arenas = done.stdout.partition("\n")
     return float(kept), arenas.count("<heap nr=")
 

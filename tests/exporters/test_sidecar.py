@@ -55,7 +55,11 @@ async def until(condition, within_s=30.0):
 
 
 def values(text: str) -> dict[tuple[str, ...], float]:
-    return {(s.name, *(f"{k}={v}" for k, v in sorted(s.labels.items()))): s.value for f in text_string_to_metric_families(text) for s in f.samples}
+    return {
+        (s.name, *(f"{k}={v}" for k, v in sorted(s.labels.items()))): s.value
+        for f in text_string_to_metric_families(text)
+        for s in f.samples
+    }
 
 
 @pytest.fixture
@@ -68,9 +72,15 @@ async def fake_engine():
 
 async def test_log_and_engine_meet_on_one_page_and_a_dead_engine_leaves_the_rest(tmp_path, fake_engine):
     log, events = tmp_path / "requests.jsonl", tmp_path / "events.jsonl"
-    log.write_text('{"request_id":"a","team":"demo","model":"tiny","outcome":"ok","prompt_tokens":3,"ttft_ms":12}\nnonsense\n')
+    log.write_text(
+        '{"request_id":"a","team":"demo","model":"tiny","outcome":"ok","prompt_tokens":3,"ttft_ms":12}\nnonsense\n'
+    )
     settings = SidecarConfig(
-        requests_log=(str(log),), engines=(EngineTarget("e", fake_engine.url),), gpu="off", events=str(events), engine_interval_s=0.05
+        requests_log=(str(log),),
+        engines=(EngineTarget("e", fake_engine.url),),
+        gpu="off",
+        events=str(events),
+        engine_interval_s=0.05,
     )
     sidecar = Sidecar(settings, "9.9")
     await sidecar.start()
@@ -80,7 +90,13 @@ async def test_log_and_engine_meet_on_one_page_and_a_dead_engine_leaves_the_rest
         assert 1 == found["vllm_watch_requests_total", "model_name=tiny", "outcome=ok", "team=demo"]
         assert 1 == found["vllm_watch_log_bad_lines_total", "reason=json"]
         assert 1 == found["vllm_watch_source_up", "kind=engine", "source=e"]
-        assert ("vllm_watch_engine_info", "cache_dtype=auto", "enable_prefix_caching=True", "upstream=e", "version=0.32.0") in found
+        assert (
+            "vllm_watch_engine_info",
+            "cache_dtype=auto",
+            "enable_prefix_caching=True",
+            "upstream=e",
+            "version=0.32.0",
+        ) in found
 
         fake_engine.status = 500
         await until(lambda: not sidecar.sources[1].up)
@@ -91,22 +107,40 @@ async def test_log_and_engine_meet_on_one_page_and_a_dead_engine_leaves_the_rest
         assert 0 == found["vllm_watch_source_up", "kind=engine", "source=e"]
         assert found["vllm_watch_source_errors_total", "kind=engine", "reason=http_5xx", "source=e"] >= 1
         assert 2 == found["vllm_watch_requests_total", "model_name=tiny", "outcome=ok", "team=demo"]
-        assert any(name[0] == "vllm_watch_kv_blocks" for name in found), "what the engine last said stays, with its age beside it"
+        assert any(name[0] == "vllm_watch_kv_blocks" for name in found), (
+            "what the engine last said stays, with its age beside it"
+        )
 
         fake_engine.status, fake_engine.text = 200, (GOLDEN / "0.32.0-preempt-under-load.prom").read_text()
         await until(lambda: sidecar.histories["e"].restarts == 1)
-        await until(lambda: events.exists() and {"restart", "config"} <= {json.loads(line)["kind"] for line in events.read_text().splitlines()})
+        await until(
+            lambda: (
+                events.exists()
+                and {"restart", "config"} <= {json.loads(line)["kind"] for line in events.read_text().splitlines()}
+            )
+        )
     finally:
         await sidecar.stop()
 
 
 async def test_it_serves_its_three_addresses_and_knows_every_name_it_serves(tmp_path, fake_engine):
     log = tmp_path / "requests.jsonl"
-    record = {"request_id": "x", "team": "t", "model": "m", "outcome": "timeout", "finish_reason": "abort", "cache_hit": False, "prompt_tokens": 1}
+    record = {
+        "request_id": "x",
+        "team": "t",
+        "model": "m",
+        "outcome": "timeout",
+        "finish_reason": "abort",
+        "cache_hit": False,
+        "prompt_tokens": 1,
+    }
     record |= dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms"), 1)
     log.write_text(json.dumps(record) + "\n")
     settings = SidecarConfig(
-        requests_log=(str(log),), engines=(EngineTarget("e", fake_engine.url),), gpu="off", events=str(tmp_path / "events.jsonl")
+        requests_log=(str(log),),
+        engines=(EngineTarget("e", fake_engine.url),),
+        gpu="off",
+        events=str(tmp_path / "events.jsonl"),
     )
     runner = web.AppRunner(application(Sidecar(settings)))
     await runner.setup()
@@ -250,7 +284,8 @@ async def test_of_a_log_that_could_not_be_looked_at_nothing_is_known_after_a_res
 
 
 async def test_however_the_path_of_its_file_is_written_a_log_is_read_on_from_where_it_was(tmp_path, monkeypatch):
-    """Also by the state of a release that kept a relative path as it stood: what was written before a rotation would be lost else."""
+    """Also by the state of a release that kept a relative path as it stood: what was written before a rotation would be
+    lost else."""
     path, log = tmp_path / "sidecar.yaml", tmp_path / "log"
     path.write_text("requests_log: [log]\nstate: state\ngpu: 'off'\n")
     monkeypatch.chdir(tmp_path)
@@ -259,7 +294,13 @@ async def test_however_the_path_of_its_file_is_written_a_log_is_read_on_from_whe
         sidecar = Sidecar(settings)
         await sidecar.start()
         try:
-            await until(lambda: sidecar.logs.shown and sidecar.ledger.committed_lines == sidecar.ledger.tallies.lines and sidecar.logs.at_end)
+            await until(
+                lambda: (
+                    sidecar.logs.shown
+                    and sidecar.ledger.committed_lines == sidecar.ledger.tallies.lines
+                    and sidecar.logs.at_end
+                )
+            )
         finally:
             await sidecar.stop()
         return sidecar.ledger.tallies.lines
@@ -275,18 +316,27 @@ async def test_however_the_path_of_its_file_is_written_a_log_is_read_on_from_whe
 
 
 async def test_clock_that_is_set_back_an_hour_stalls_no_reconciliation(tmp_path, fake_engine, monkeypatch):
-    """Requests that an engine finished after the step and nobody logged are booked as soon as they would be without it."""
+    """Requests that an engine finished after the step and nobody logged are booked as soon as they would be without
+    it."""
     set_back_s = 0.0
-    clock = SimpleNamespace(time=lambda: time.time() - set_back_s, monotonic=time.monotonic, perf_counter=time.perf_counter)
+    clock = SimpleNamespace(
+        time=lambda: time.time() - set_back_s, monotonic=time.monotonic, perf_counter=time.perf_counter
+    )
     monkeypatch.setattr("exporters.sidecar.time", clock)
     log = tmp_path / "requests.jsonl"
     log.touch()
     engines = (EngineTarget("e", fake_engine.url),)
-    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), engines=engines, gpu="off", engine_interval_s=0.05, patience_s=0.3))
+    sidecar = Sidecar(
+        SidecarConfig(requests_log=(str(log),), engines=engines, gpu="off", engine_interval_s=0.05, patience_s=0.3)
+    )
 
     def missing_in_log() -> float:
         found = values(sidecar.page())
-        return sum(value for (name, *labels), value in found.items() if name == reconciled.MISSING_IN_LOG.name and "kind=requests" in labels)
+        return sum(
+            value
+            for (name, *labels), value in found.items()
+            if name == reconciled.MISSING_IN_LOG.name and "kind=requests" in labels
+        )
 
     await sidecar.start()
     try:
@@ -304,10 +354,16 @@ async def test_clock_that_is_set_back_an_hour_stalls_no_reconciliation(tmp_path,
 _FINISHED = re.compile(r'^(vllm:request_success_total\{.*finished_reason="stop".*\} )(.*)$', re.MULTILINE)
 
 
-async def test_a_fault_in_the_books_takes_neither_the_engine_nor_the_log_down(tmp_path, fake_engine, monkeypatch, caplog):
+async def test_a_fault_in_the_books_takes_neither_the_engine_nor_the_log_down(
+    tmp_path, fake_engine, monkeypatch, caplog
+):
     log = tmp_path / "requests.jsonl"
     log.write_text(line(1))
-    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), engines=(EngineTarget("e", fake_engine.url),), gpu="off", engine_interval_s=0.05))
+    sidecar = Sidecar(
+        SidecarConfig(
+            requests_log=(str(log),), engines=(EngineTarget("e", fake_engine.url),), gpu="off", engine_interval_s=0.05
+        )
+    )
 
     def fail(*_: object, **__: object) -> None:
         raise ArithmeticError("a fault")
@@ -321,7 +377,9 @@ async def test_a_fault_in_the_books_takes_neither_the_engine_nor_the_log_down(tm
             file.write(line(2))
         await until(lambda: sidecar.ledger.committed_lines == 2)
         found = values(sidecar.page())
-        assert {"log": 1, "engine": 1, "accounts": 0} == {name[1][5:]: value for name, value in found.items() if name[0] == "vllm_watch_source_up"}
+        assert {"log": 1, "engine": 1, "accounts": 0} == {
+            name[1][5:]: value for name, value in found.items() if name[0] == "vllm_watch_source_up"
+        }
         assert any(name[0] == "vllm_watch_engine_info" for name in found)
         assert 2 == caplog.text.count("cannot be taken into the books"), "each told once"
         monkeypatch.undo()
@@ -353,7 +411,9 @@ async def test_a_count_that_cannot_be_stored_does_not_end_the_reading(tmp_path, 
 async def test_events_that_cannot_be_written_wait_and_do_not_take_the_engine_down(tmp_path, fake_engine):
     (tmp_path / "file").touch()
     nowhere = str(tmp_path / "file" / "events.jsonl")
-    settings = SidecarConfig(engines=(EngineTarget("e", fake_engine.url),), gpu="off", events=nowhere, engine_interval_s=0.05)
+    settings = SidecarConfig(
+        engines=(EngineTarget("e", fake_engine.url),), gpu="off", events=nowhere, engine_interval_s=0.05
+    )
     sidecar = Sidecar(settings)
     await sidecar.start()
     try:
@@ -370,7 +430,9 @@ async def test_events_that_cannot_be_written_wait_and_do_not_take_the_engine_dow
 async def test_a_reason_of_failure_stands_at_0_before_its_first_failure(tmp_path, fake_engine):
     """A series that is born at 1 never grew: the first failure would be on no board."""
     log, events = str(tmp_path / "requests.jsonl"), str(tmp_path / "events.jsonl")
-    settings = SidecarConfig(requests_log=(log,), engines=(EngineTarget("e", fake_engine.url),), gpu="off", events=events)
+    settings = SidecarConfig(
+        requests_log=(log,), engines=(EngineTarget("e", fake_engine.url),), gpu="off", events=events
+    )
     sidecar = Sidecar(settings)
     await sidecar.start()
     try:

@@ -1,6 +1,8 @@
-"""Random histories of a request log and the sidecar that reads it: writing, rotation, cuts, dying disks and SIGKILLs against a plain model.
+"""Random histories of a request log and the sidecar that reads it: writing, rotation, cuts, dying disks and SIGKILLs
+against a plain model.
 
-VLLM_WATCH_HISTORIES=10000 python -m pytest tests/exporters/test_sidecar_histories.py    for more of them; `make bench-faults` runs as many."""
+VLLM_WATCH_HISTORIES=10000 python -m pytest tests/exporters/test_sidecar_histories.py    for more of them; `make
+bench-faults` runs as many."""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ import pytest
 from fault_table import Figures, line_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from exporters import exposition
 from exporters import ingest as logs_module
@@ -32,8 +41,16 @@ from exporters.scrape import Format
 from exporters.sidecar import Sidecar, SidecarConfig
 
 HISTORIES = int(os.environ.get("VLLM_WATCH_HISTORIES", "250"))
-# A small world reaches its edges sooner. What the tail rests on holds here too: a guard and a head are longer than a line.
-SMALL = {"MAX_LINE_BYTES": 4000, "CHUNK_BYTES": 1500, "HEAD_BYTES": 150, "GUARD_BYTES": 300, "STEP_BYTES": 1000, "STEPS": 4}
+# A small world reaches its edges sooner. What the tail rests on holds here too: a guard and a head are longer than a
+# line.
+SMALL = {
+    "MAX_LINE_BYTES": 4000,
+    "CHUNK_BYTES": 1500,
+    "HEAD_BYTES": 150,
+    "GUARD_BYTES": 300,
+    "STEP_BYTES": 1000,
+    "STEPS": 4,
+}
 RECORD = re.compile(rb'\{"request_id":"t-(\d+)"[^{}]*\}')
 BEGINNING = b'{"request_id":'
 
@@ -45,7 +62,8 @@ class Killed(BaseException):
 class StateDisk(checkpoint_module.CheckpointDisk):
     """A disk for the state on which the next calls of a kind fail, before or after they were done, or never return.
 
-    plans: call -> (what happens, for how many calls). Nothing is really synced; a killed process loses nothing that it wrote."""
+    plans: call -> (what happens, for how many calls). Nothing is really synced; a killed process loses nothing that it
+    wrote."""
 
     def __init__(self) -> None:
         self.plans: dict[str, tuple[str, int]] = {}
@@ -106,12 +124,17 @@ class LogDisk(tail_module.TailDisk):
 
 
 def ids_in(data: bytes) -> set[int]:
-    """Ids that a reader must find in a file: of whole lines, and of those in which one record broke off and another begins."""
+    """Ids that a reader must find in a file: of whole lines, and of those in which one record broke off and another
+    begins."""
     found = set()
     for piece in data[: data.rfind(b"\n") + 1].replace(b"\0", b"\n").split(b"\n"):
         if whole := RECORD.fullmatch(piece):
             found.add(int(whole[1]))
-        elif len(piece) <= SMALL["MAX_LINE_BYTES"] and (second := RECORD.fullmatch(piece, at := max(0, piece.rfind(BEGINNING)))) and at:
+        elif (
+            len(piece) <= SMALL["MAX_LINE_BYTES"]
+            and (second := RECORD.fullmatch(piece, at := max(0, piece.rfind(BEGINNING))))
+            and at
+        ):
             found.add(int(second[1]))
             if first := RECORD.fullmatch(piece, 0, at):
                 found.add(int(first[1]))
@@ -119,12 +142,15 @@ def ids_in(data: bytes) -> set[int]:
 
 
 class Histories(RuleBasedStateMachine):
-    """Whatever happens: the page shows exactly what is safe, never falls and never shows an id twice; and in the end every id is counted, but for
-    those that nobody could have read.
+    """Whatever happens: the page shows exactly what is safe, never falls and never shows an id twice; and in the end
+    every id is counted, but for those that nobody could have read.
 
-    may_be_lost: cut away or deleted before they were read. at_risk: destroyed too, but read or being read; lost only by a SIGKILL before a commit.
-    cut_unseen: the log was cut to a part of what was read, and no look since is safe on disk. Copied and cut again before that, it cannot be known
-    again by its content: what was written in between may be lost, and is told. looked: whether there was a look since."""
+    may_be_lost: cut away or deleted before they were read. at_risk: destroyed too, but read or being read; lost only by
+    a SIGKILL before a commit.
+    cut_unseen: the log was cut to a part of what was read, and no look since is safe on disk. Copied and cut again
+    before that, it cannot be known
+    again by its content: what was written in between may be lost, and is told. looked: whether there was a look
+    since."""
 
     @initialize(appends=st.booleans())
     def start(self, appends: bool) -> None:
@@ -231,7 +257,9 @@ class Histories(RuleBasedStateMachine):
     def on_disk(self) -> set[int]:
         """Ids in files that a reader can come to, compressed ones too."""
         contents = {path: path.read_bytes() for path in self.folder.glob("requests.jsonl*")}
-        return set().union(*(ids_in(gzip.decompress(data) if path.suffix == ".gz" else data) for path, data in contents.items()))
+        return set().union(
+            *(ids_in(gzip.decompress(data) if path.suffix == ".gz" else data) for path, data in contents.items())
+        )
 
     def followed(self) -> dict[int, set[int]]:
         """Inodes that the tail holds open, with the ids in them."""
@@ -312,7 +340,11 @@ class Histories(RuleBasedStateMachine):
         if self.cut_unseen:
             self.may_be_lost |= ids_in(data) - self.counted
         with (self.folder / "requests.jsonl.1").open("wb", buffering=0) as copy:
-            for stage, start, end in (("at nothing", 0, 0), ("at a part", 0, len(data) // 2), ("at all", len(data) // 2, len(data))):
+            for stage, start, end in (
+                ("at nothing", 0, 0),
+                ("at a part", 0, len(data) // 2),
+                ("at all", len(data) // 2, len(data)),
+            ):
                 copy.write(data[start:end])
                 if stage in looks:
                     self.poll(1.5, None)
@@ -339,7 +371,11 @@ class Histories(RuleBasedStateMachine):
             return
         data = gzip.compress(path.read_bytes(), 1)
         with packed.open("wb", buffering=0) as file:
-            for stage, start, end in (("at nothing", 0, 0), ("at a part", 0, len(data) // 2), ("at all", len(data) // 2, len(data))):
+            for stage, start, end in (
+                ("at nothing", 0, 0),
+                ("at a part", 0, len(data) // 2),
+                ("at all", len(data) // 2, len(data)),
+            ):
                 file.write(data[start:end])
                 if stage in looks:
                     self.poll(1.5, None)
@@ -370,7 +406,11 @@ class Histories(RuleBasedStateMachine):
             for metric, labels, value in self.logs.samples()
             if metric.kind is Kind.COUNTER and metric is not sidecar_series.CHECKPOINT_COMMITS
         }
-        fallen = {name: (before, counters.get(name)) for name, before in self.counters.items() if counters.get(name, 0) < before}
+        fallen = {
+            name: (before, counters.get(name))
+            for name, before in self.counters.items()
+            if counters.get(name, 0) < before
+        }
         assert {} == fallen
         self.counters = counters
 
@@ -441,7 +481,8 @@ def test_random_histories_are_counted_exactly_once() -> None:
             max_examples=HISTORIES,
             stateful_step_count=40,
             deadline=None,
-            derandomize="VLLM_WATCH_HISTORIES" not in os.environ,  # `make bench-faults` looks for new ones, `make test` for what came back
+            # `make bench-faults` looks for new ones, `make test` for what came back
+            derandomize="VLLM_WATCH_HISTORIES" not in os.environ,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
     )

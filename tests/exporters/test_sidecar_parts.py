@@ -40,7 +40,7 @@ def samples_of(traffic: RequestCounters) -> dict[tuple[str, ...], float]:
 
 def test_the_lab_format_is_counted_under_the_unknown_team():
     """The short line of the course: no time, no team."""
-    line = b'{"request_id":"r","model":"m","prompt_tokens":1842,"completion_tokens":419,"ttft_ms":820,"tpot_ms":34,"cache_hit":true}'
+    line = b'{"request_id":"r","model":"m","prompt_tokens":1842,"completion_tokens":419,"ttft_ms":820,"tpot_ms":34,"cache_hit":true}'  # noqa: E501
     traffic = RequestCounters(BoundedNames(), BoundedNames())
     traffic.add(parse_line(line))
     found = samples_of(traffic)
@@ -58,7 +58,10 @@ def test_who_comes_late_is_folded_and_no_counter_ever_falls():
     for team in ("a", "b", "c", "demo", "a", "b"):
         traffic.add(RequestRecord(request_id="r", team=team, model="m", outcome="ok"))
     found = samples_of(traffic)
-    count = {team: found.get(("vllm_watch_requests_total", "model_name=m", "outcome=ok", f"team={team}")) for team in ("a", "b", "demo", "__other__")}
+    count = {
+        team: found.get(("vllm_watch_requests_total", "model_name=m", "outcome=ok", f"team={team}"))
+        for team in ("a", "b", "demo", "__other__")
+    }
     assert {"a": 2, "b": None, "demo": 1, "__other__": 3} == count
     assert 3 == found[("vllm_watch_teams_overflow_total",)]
 
@@ -139,7 +142,9 @@ def test_the_page_says_the_same_as_client_pythons(values, observed):
     registry = CollectorRegistry()
     registry.register(Reference())
     assert sorted_samples(generate_latest(registry).decode()) == sorted_samples(exposition.render(rows))
-    assert sorted_samples(generate_latest(registry).decode()) == sorted_samples(exposition.render(rows, openmetrics=True), openmetrics_parser)
+    assert sorted_samples(generate_latest(registry).decode()) == sorted_samples(
+        exposition.render(rows, openmetrics=True), openmetrics_parser
+    )
 
 
 def sorted_samples(text, parse=text_string_to_metric_families):
@@ -151,15 +156,33 @@ def test_a_bucket_leads_to_the_last_trace_that_fell_into_it_where_the_scraper_ca
     """Exemplars exist in OpenMetrics only; a scraper that does not ask for it gets the plain page."""
     traffic = RequestCounters(BoundedNames(), BoundedNames())
     for number, ttft_ms in ((1, 30.0), (2, 31.0), (3, 4000.0)):
-        traffic.add(RequestRecord(request_id="r", ts="2026-01-01T00:00:00.250Z", model="m", team="t", outcome="ok", ttft_ms=ttft_ms,
-                                  trace_id=f"{number:032x}"))  # fmt: skip
+        traffic.add(
+            RequestRecord(
+                request_id="r",
+                ts="2026-01-01T00:00:00.250Z",
+                model="m",
+                team="t",
+                outcome="ok",
+                ttft_ms=ttft_ms,
+                trace_id=f"{number:032x}",
+            )
+        )
     for nonsense in ("not a trace", "\0" * 32):  # Prometheus would refuse the whole page for the second one
         traffic.add(RequestRecord(request_id="r", model="m", team="t", outcome="ok", ttft_ms=31.0, trace_id=nonsense))
-    body, content_type = scrape.answer(traffic.samples(), "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2")
+    body, content_type = scrape.answer(
+        traffic.samples(), "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2"
+    )
     text = body.decode()
     assert "application/openmetrics-text; version=1.0.0; charset=utf-8" == content_type
-    carried = {s.labels["le"]: s.exemplar for family in openmetrics_parser(text) for s in family.samples if s.exemplar and "ttft" in s.name}
-    assert {"0.04": f"{2:032x}", "5.0": f"{3:032x}"} == {le: exemplar.labels["trace_id"] for le, exemplar in carried.items()}
+    carried = {
+        s.labels["le"]: s.exemplar
+        for family in openmetrics_parser(text)
+        for s in family.samples
+        if s.exemplar and "ttft" in s.name
+    }
+    assert {"0.04": f"{2:032x}", "5.0": f"{3:032x}"} == {
+        le: exemplar.labels["trace_id"] for le, exemplar in carried.items()
+    }
     assert (4.0, 1767225600.25) == (carried["5.0"].value, float(carried["5.0"].timestamp))
     plain, content_type = scrape.answer(traffic.samples(), "text/plain;version=0.0.4")
     assert exposition.CONTENT_TYPE == content_type
@@ -167,24 +190,34 @@ def test_a_bucket_leads_to_the_last_trace_that_fell_into_it_where_the_scraper_ca
 
 
 def test_estimated_tokens_are_counted_apart_and_make_work_of_what_was_broken_off():
-    """Nothing of an estimate is in the exact tokens, in what is compared with the engine, or in what went to an engine that nobody watches."""
+    """Nothing of an estimate is in the exact tokens, in what is compared with the engine, or in what went to an engine
+    that nobody watches."""
     traffic = RequestCounters(BoundedNames(), BoundedNames(), elsewhere=("api",))
     # A model has series of its own once an engine served it.
-    traffic.add(RequestRecord(request_id="o", model="m", team="t", outcome="ok", prompt_tokens=8, completion_tokens=4, est_prompt_tokens=6))
+    traffic.add(
+        RequestRecord(
+            request_id="o", model="m", team="t", outcome="ok", prompt_tokens=8, completion_tokens=4, est_prompt_tokens=6
+        )
+    )
     left = {"request_id": "r", "model": "m", "team": "t", "outcome": "client_abort", "finish_reason": "abort"}
     for more in (
         {"est_prompt_tokens": 40, "content_events": 7, "est_completion_tokens": 9, "n": 2},
         {"prompt_tokens": 50, "completion_tokens": 5},  # an engine that tells usage with every event
         {"est_prompt_tokens": 1000},  # no content was seen: nobody knows of any work
         {"est_prompt_tokens": 40, "est_completion_tokens": 9, "upstream": "api"},
-        {"est_prompt_tokens": 3, "est_completion_tokens": 2, "finish_reason": "stop"},  # finished behind the client's back, usage unseen
+        # finished behind the client's back, usage unseen
+        {"est_prompt_tokens": 3, "est_completion_tokens": 2, "finish_reason": "stop"},
     ):
         traffic.add(RequestRecord(**{**left, **more}))
     shown = {(metric, labels["type"]): value for metric, labels, value in traffic.samples() if "type" in labels}
     assert (58, 9) == (shown[sidecar.TOKENS, "prompt"], shown[sidecar.TOKENS, "completion"])
     assert (83, 20) == (shown[sidecar.ESTIMATED_TOKENS, "prompt"], shown[sidecar.ESTIMATED_TOKENS, "completion"])
     assert {("m", "t"): Work(2 * 40 + 50 + 3, 0, 9 + 5 + 2)} == traffic.abandoned()
-    assert (8, 4, 1) == (traffic.finished()["m"].prompt_tokens, traffic.finished()["m"].completion_tokens, traffic.finished()["m"].missing)
+    assert (8, 4, 1) == (
+        traffic.finished()["m"].prompt_tokens,
+        traffic.finished()["m"].completion_tokens,
+        traffic.finished()["m"].missing,
+    )
     again = RequestCounters(BoundedNames(), BoundedNames())
     ((stored, observed),) = traffic.changed().values()
     native = BucketCounts()
@@ -248,11 +281,15 @@ def test_a_version_that_is_not_told_once_is_kept_and_ranks_may_come_in_any_order
 
 def test_events_are_appended_and_read_back_and_a_half_line_harms_no_other(tmp_path):
     path = tmp_path / "deep" / "events.jsonl"
-    first = log.TuningEvent(at_s=1.0, kind="change", what="prefix caching on", diff={"--enable-prefix-caching": (None, "")})
+    first = log.TuningEvent(
+        at_s=1.0, kind="change", what="prefix caching on", diff={"--enable-prefix-caching": (None, "")}
+    )
     log.append(path, first)
     with path.open("ab") as file:
         file.write(b'{"at_s": 2, "ki')
-    second = log.TuningEvent(at_s=3.0, kind="note", what="canary", before=log.TimeWindow(0, 1), after=log.TimeWindow(2, 3))
+    second = log.TuningEvent(
+        at_s=3.0, kind="note", what="canary", before=log.TimeWindow(0, 1), after=log.TimeWindow(2, 3)
+    )
     log.append(path, second)
     assert ([first, second], 1) == log.read(path)
     assert ([], 0) == log.read(tmp_path / "none")
@@ -266,8 +303,12 @@ def test_many_writers_lose_no_event(tmp_path):
 
     path = tmp_path / "events.jsonl"
     write = "events.append(Path(sys.argv[1]), events.TuningEvent(at_s=i, kind='note', what='w'))"
-    code = f"import sys; from pathlib import Path; from exporters.events import log as events\nfor i in range(40): {write}"
-    writers = [subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=Path(__file__).parents[2]) for _ in range(3)]
+    code = (
+        f"import sys; from pathlib import Path; from exporters.events import log as events\nfor i in range(40): {write}"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=Path(__file__).parents[2]) for _ in range(3)
+    ]
     assert [0, 0, 0] == [writer.wait(60) for writer in writers]
     found, bad = log.read(path)
     assert (120, 0) == (len(found), bad)

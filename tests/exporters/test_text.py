@@ -12,8 +12,18 @@ from exporters.text import format_duration, markdown_table, parse_duration, pars
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(15, "15s"), (90, "1m30s"), (0.5, "500ms"), (5400, "1.5h"), (86400, "1d"), (604800, "1w"), (31536000, "1y"), (30, "30"), (0.25, "0.25")],
-)  # fmt: skip
+    [
+        (15, "15s"),
+        (90, "1m30s"),
+        (0.5, "500ms"),
+        (5400, "1.5h"),
+        (86400, "1d"),
+        (604800, "1w"),
+        (31536000, "1y"),
+        (30, "30"),
+        (0.25, "0.25"),
+    ],
+)
 def test_durations_are_read_as_prometheus_and_grafana_write_them(seconds, text):
     assert seconds == parse_duration(text)
 
@@ -24,7 +34,10 @@ def test_what_is_no_duration_is_told_with_examples(text):
         parse_duration(text)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("5m", 300), ("1h30m", 5400), ("0s", 0), ("2w", 1209600), ("1500ms", None), ("30", None), ("", None)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5m", 300), ("1h30m", 5400), ("0s", 0), ("2w", 1209600), ("1500ms", None), ("30", None), ("", None)],
+)
 def test_a_window_is_whole_seconds_with_a_unit(text, seconds):
     """PromQL takes no bare number as a range."""
     if seconds is None:
@@ -34,7 +47,10 @@ def test_a_window_is_whole_seconds_with_a_unit(text, seconds):
         assert seconds == parse_window(text)
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (59, "59s"), (60, "1m"), (90, "90s"), (86400, "1d"), (604800, "1w"), (31536000, "365d")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59, "59s"), (60, "1m"), (90, "90s"), (86400, "1d"), (604800, "1w"), (31536000, "365d")],
+)
 def test_a_duration_is_printed_in_the_largest_unit_without_rest(seconds, text):
     assert text == format_duration(seconds)
     assert seconds == parse_window(text)
@@ -51,7 +67,9 @@ def test_foreign_text_is_one_line_that_no_terminal_obeys():
 def test_a_file_is_replaced_whole_and_has_its_mode_from_the_start(tmp_path, monkeypatch):
     path, seen = tmp_path / "keys", []
     real = Path.replace
-    monkeypatch.setattr(Path, "replace", lambda self, target: seen.append(self.stat().st_mode & 0o777) or real(self, target))
+    monkeypatch.setattr(
+        Path, "replace", lambda self, target: seen.append(self.stat().st_mode & 0o777) or real(self, target)
+    )
     old = os.umask(0o022)
     try:
         write_atomically(path, "secret", 0o400)

@@ -1,6 +1,8 @@
-"""The tuning loop against real vLLM engines, through the commands people call: what a flip did, what noise alone does, and the books of it all.
+"""The tuning loop against real vLLM engines, through the commands people call: what a flip did, what noise alone does,
+and the books of it all.
 
-Two engines on the CPU that stand side by side and differ in prefix caching alone. The last test kills one of them, so it stays the last."""
+Two engines on the CPU that stand side by side and differ in prefix caching alone. The last test kills one of them, so
+it stays the last."""
 
 from __future__ import annotations
 
@@ -31,11 +33,14 @@ JSON = {
 }  # fmt: skip
 TALKS = {
     "workloads": [
-        {"name": "talk", "endpoint": "chat", "shared_prefix_tokens": 100, "input_tokens": {"min": 150, "max": 300}, "turns": 3, "turn_tokens": 40,
+        {"name": "talk", "endpoint": "chat", "shared_prefix_tokens": 100, "input_tokens": {"min": 150, "max": 300},
+            "turns": 3, "turn_tokens": 40,
          "output_tokens": 12, "concurrency": [2], "requests": 12, "warm_up": 1},
         *(
-            {"name": name, "endpoint": "chat", "input_tokens": {"min": 350, "max": 500}, "output_tokens": 120, "temperature": 1.0,
-             "ignore_eos": False, "concurrency": [4], "requests": 8, "warm_up": 1, "json": {"schema": JSON, "structured": structured}}
+            {"name": name, "endpoint": "chat", "input_tokens": {"min": 350, "max": 500}, "output_tokens": 120,
+                "temperature": 1.0,
+             "ignore_eos": False, "concurrency": [4], "requests": 8, "warm_up": 1,
+             "json": {"schema": JSON, "structured": structured}}
             for name, structured in (("told", False), ("held", True))
         ),
     ]
@@ -63,8 +68,8 @@ def tuned(folder: Path, experiment: Any, *options: object) -> Tuned:
 
 
 def tuned_until(expected: Callable[[dict[str, Any]], bool], folder: Path, experiment: Any) -> Tuned:
-    """The same, made once more where the verdicts are not as expected: with a machine that somebody else makes busy, or by the chance that a judge
-    has, that may happen once. Twice it is a fault."""
+    """The same, made once more where the verdicts are not as expected: with a machine that somebody else makes busy, or
+    by the chance that a judge has, that may happen once. Twice it is a fault."""
     found = tuned(folder / "first", experiment)
     return found if expected(judged(found[1])) else tuned(folder / "again", experiment)
 
@@ -74,7 +79,9 @@ def flipped(engines: dict[str, Engine], tmp_path_factory: pytest.TempPathFactory
     """Prefix caching off and on, with a quarter of the shipped lengths."""
     arms = {name: {"url": engine.spec.address, "what": f"prefix caching {name}"} for name, engine in engines.items()}
     experiment = {"title": "Prefix caching", "workload": "shared-prefix", "scale": 0.25, "arms": arms}
-    return tuned_until(lambda found: "better" == found["ttft_ms.p50"]["verdict"], tmp_path_factory.mktemp("flipped"), experiment)
+    return tuned_until(
+        lambda found: "better" == found["ttft_ms.p50"]["verdict"], tmp_path_factory.mktemp("flipped"), experiment
+    )
 
 
 def judged(folder: Path) -> dict[str, Any]:
@@ -88,11 +95,13 @@ def test_prefix_caching_is_better_and_the_cache_says_why(flipped):
     done, folder = flipped
     found, bench = judged(folder), result.read(folder)
     assert "better" == found["hit_ratio"]["verdict"], done.stdout
-    # The shared prefix is a quarter of a second of prefill. Other work on the machine can hide that twice in a row; then no verdict is right.
+    # The shared prefix is a quarter of a second of prefill. Other work on the machine can hide that twice in a row;
+    # then no verdict is right.
     assert found["ttft_ms.p50"]["verdict"] in ("better", "inconclusive"), done.stdout
     assert found["ttft_ms.p50"]["verdict"] == "inconclusive" or found["ttft_ms.p50"]["high"] < 1
     assert "equivalent" == found["error_ratio"]["verdict"]
-    # Of 1,000 shared tokens whole blocks can be found again, by all but the first; the other three that start with it may come too early.
+    # Of 1,000 shared tokens whole blocks can be found again, by all but the first; the other three that start with it
+    # may come too early.
     shared = 1000 // BLOCK * BLOCK
     for run in bench.runs:
         least, most = (times * shared / run.figures["prompt_tokens"] for times in (20 - 4, 20 - 1))
@@ -107,7 +116,9 @@ def test_the_arms_took_turns_and_their_configuration_was_read_back(flipped):
     ran = [run.arm for run in bench.runs]
     assert [{"off", "on"}] * 6 == [set(ran[at : at + 2]) for at in range(0, 12, 2)], "one run of each in every round"
     assert "off -> on, by the engines' own word: cache_config.enable_prefix_caching False -> True" in done.stderr
-    assert ["False", "True"] == [arm.engine.cache["enable_prefix_caching"] for arm in sorted(bench.arms, key=lambda arm: arm.name)]
+    assert ["False", "True"] == [
+        arm.engine.cache["enable_prefix_caching"] for arm in sorted(bench.arms, key=lambda arm: arm.name)
+    ]
     assert (0.25, "interleaved", None) == (bench.scale, bench.order, bench.cut)
     assert "every length was multiplied by 0.25" in done.stdout
 
@@ -116,7 +127,9 @@ def test_a_saved_bench_is_compared_with_the_same_verdicts(flipped):
     _, folder = flipped
     done = command("compare", folder, "--json")
     assert json.loads((folder / "verdicts.json").read_bytes()) == json.loads(done.stdout)["judgements"], done.stderr
-    assert 3 == command("compare", folder, "--arms", "on", "off", "--max-p95-regression", "15%").returncode, "off is far slower than on"
+    assert 3 == command("compare", folder, "--arms", "on", "off", "--max-p95-regression", "15%").returncode, (
+        "off is far slower than on"
+    )
     assert 0 == command("compare", folder, "--max-p95-regression", "15%", "--max-error-rate", "0.5%").returncode
 
 
@@ -160,27 +173,52 @@ def test_times_are_the_engines_own_and_what_the_way_takes(flipped):
 
 
 def test_an_engine_beside_itself_is_neither_better_nor_worse(engines, tmp_path):
-    """What is the same may be told apart by chance once in a hundred times or so: six metrics are judged, of which three vary, and those together.
-    A second time it is no chance."""
+    """What is the same may be told apart by chance once in a hundred times or so: six metrics are judged, of which
+    three vary, and those together. A second time it is no chance."""
     url = engines["on"].spec.address
-    experiment = {"workload": "short-short", "only": ["c4"], "scale": 0.5, "same": True, "arms": {"a": {"url": url}, "b": {"url": url}}}
-    done, folder = tuned_until(lambda found: not {"better", "worse"} & {each["verdict"] for each in found.values()}, tmp_path, experiment)
+    experiment = {
+        "workload": "short-short",
+        "only": ["c4"],
+        "scale": 0.5,
+        "same": True,
+        "arms": {"a": {"url": url}, "b": {"url": url}},
+    }
+    done, folder = tuned_until(
+        lambda found: not {"better", "worse"} & {each["verdict"] for each in found.values()}, tmp_path, experiment
+    )
     found = judged(folder)
     assert {"equivalent", "inconclusive"} >= {each["verdict"] for each in found.values()}, done.stdout
-    assert {"hit_ratio": "equivalent", "error_ratio": "equivalent"}.items() <= {name: each["verdict"] for name, each in found.items()}.items()
+    assert {"hit_ratio": "equivalent", "error_ratio": "equivalent"}.items() <= {
+        name: each["verdict"] for name, each in found.items()
+    }.items()
     (judgement,) = json.loads((folder / "verdicts.json").read_bytes())
-    # A machine that is busy with something else drifts, or stalls a run; both are reported, and neither is a fault of the comparison.
-    assert [] == [check["what"] for check in judgement["checks"] if not check["ok"] and check["name"] not in ("drift", "stalls")]
+    # A machine that is busy with something else drifts, or stalls a run; both are reported, and neither is a fault of
+    # the comparison.
+    assert [] == [
+        check["what"] for check in judgement["checks"] if not check["ok"] and check["name"] not in ("drift", "stalls")
+    ]
 
 
 def test_chats_have_their_lengths_and_json_is_held_to_its_schema(engines, tmp_path):
     (tmp_path / "talks.yaml").write_text(json.dumps(TALKS))
-    done = command("bench", "run", tmp_path / "talks.yaml", "--url", engines["on"].spec.address, "--runs", 1, "--out", tmp_path / "out")
+    done = command(
+        "bench",
+        "run",
+        tmp_path / "talks.yaml",
+        "--url",
+        engines["on"].spec.address,
+        "--runs",
+        1,
+        "--out",
+        tmp_path / "out",
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
     bench, records = result.read(tmp_path / "out"), list(result.requests(tmp_path / "out"))
     assert {"/v1/chat/completions"} == {record.route for record in records}
     assert [record.est_prompt_tokens for record in records] == [record.prompt_tokens for record in records]
-    assert [()] * 3 == [run.caveats for run in bench.runs], "one would say that a prompt had another length than was asked for"
+    assert [()] * 3 == [run.caveats for run in bench.runs], (
+        "one would say that a prompt had another length than was asked for"
+    )
     assert all(row[:2] == row[2:] for row in books(tmp_path / "out", bench))
     talk, told, held = bench.runs
     assert {12} == {record.completion_tokens for record in records if result.run_of(record) == talk.number}
@@ -188,17 +226,23 @@ def test_chats_have_their_lengths_and_json_is_held_to_its_schema(engines, tmp_pa
     assert 0.4 < talk.figures["hit_ratio"] < 1
     unended = sum(record.finish_reason == "length" for record in records if result.run_of(record) == held.number)
     assert unended / 8 == held.figures["invalid_json_ratio"], "only what is cut off is no JSON"
-    assert held.figures["invalid_json_ratio"] < told.figures["invalid_json_ratio"], "what the model says unheld means nothing"
+    assert held.figures["invalid_json_ratio"] < told.figures["invalid_json_ratio"], (
+        "what the model says unheld means nothing"
+    )
 
 
 def test_what_the_context_cannot_hold_is_refused_before_anything_is_sent(engines, tmp_path):
     engine = engines["on"]
     before = engine.figure(vllm.PROMPT_TOKENS)
-    (tmp_path / "long.yaml").write_text(json.dumps({"workloads": [{"name": "long", "input_tokens": 40000, "output_tokens": 100, "concurrency": 1}]}))
+    (tmp_path / "long.yaml").write_text(
+        json.dumps({"workloads": [{"name": "long", "input_tokens": 40000, "output_tokens": 100, "concurrency": 1}]})
+    )
     done = command("bench", "run", tmp_path / "long.yaml", "--url", engine.spec.address, "--out", tmp_path / "out")
     assert 2 == done.returncode
     assert 1 == len(told := done.stderr.strip().splitlines()), done.stderr
-    assert re.search(rf"long: 40,000 tokens of prompt and 100 of answer .* {CONTEXT:,}; --scale 0\.\d+ would make it fit$", told[0]), told
+    assert re.search(
+        rf"long: 40,000 tokens of prompt and 100 of answer .* {CONTEXT:,}; --scale 0\.\d+ would make it fit$", told[0]
+    ), told
     assert (before, False) == (engine.figure(vllm.PROMPT_TOKENS), (tmp_path / "out").exists())
 
 
@@ -209,30 +253,60 @@ def test_vllms_own_bench_measures_the_same(engines, tmp_path):
     other, file = theirs(url, tmp_path / "other", 20, 2)
     last = ours(url, tmp_path / "last", 20, 3)
     said = json.loads(file.read_bytes())
-    # The same definitions: what we work out from their times is what they worked out, but for the microsecond to which we round.
-    assert {name: pytest.approx(said[theirs_], abs=1e-3) for name, theirs_ in SAID.items()} == {name: other.figures[name] for name in SAID}
+    # The same definitions: what we work out from their times is what they worked out, but for the microsecond to which
+    # we round.
+    assert {name: pytest.approx(said[theirs_], abs=1e-3) for name, theirs_ in SAID.items()} == {
+        name: other.figures[name] for name in SAID
+    }
     for name in ("ttft_ms.p50", "tpot_ms.p50", "tpot_ms.mean", "tokens_per_second"):
         low, high = sorted((first.figures[name], last.figures[name]))
         assert low / NOISE <= other.figures[name] <= high * NOISE, name
 
 
-NOISE = 2.0  # as far apart two runs of either tool were where everything had to share one core; on a quiet machine it is 1.3
+# as far apart two runs of either tool were where everything had to share one core; on a quiet machine it is 1.3
+NOISE = 2.0
 SAID = {
-    "ttft_ms.mean": "mean_ttft_ms", "ttft_ms.p50": "median_ttft_ms", "ttft_ms.p99": "p99_ttft_ms", "tpot_ms.mean": "mean_tpot_ms",
-    "tpot_ms.p50": "median_tpot_ms", "tpot_ms.p99": "p99_tpot_ms", "tokens_per_second": "output_throughput", "qps": "request_throughput",
+    "ttft_ms.mean": "mean_ttft_ms",
+    "ttft_ms.p50": "median_ttft_ms",
+    "ttft_ms.p99": "p99_ttft_ms",
+    "tpot_ms.mean": "mean_tpot_ms",
+    "tpot_ms.p50": "median_tpot_ms",
+    "tpot_ms.p99": "p99_tpot_ms",
+    "tokens_per_second": "output_throughput",
+    "qps": "request_throughput",
     "total_tokens_per_second": "total_token_throughput",
-}  # fmt: skip
+}
 
 
 def test_an_engine_that_dies_half_way_leaves_what_was_measured(engines, eventually, tmp_path):
     engine, folder = engines["off"], tmp_path / "out"
-    run = ("bench", "run", "short-short", "--only", "c4", "--scale", "0.5", "--runs", "3", "--requests", "60", "--url", engine.spec.address)
+    run = (
+        "bench",
+        "run",
+        "short-short",
+        "--only",
+        "c4",
+        "--scale",
+        "0.5",
+        "--runs",
+        "3",
+        "--requests",
+        "60",
+        "--url",
+        engine.spec.address,
+    )
     argv = [sys.executable, "-m", "stack.cli", *run, "--out", str(folder)]
-    process = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         eventually((folder / "bench.json").exists, within_s=90, what="a whole run")
-        answered = exposition_parser.parse(get(f"{engine.spec.address}/metrics")).total(vllm.REQUEST_SUCCESS.name) or 0.0
-        eventually(lambda: engine.figure(vllm.REQUEST_SUCCESS) >= answered + 8, within_s=30, what="a second run on its way")
+        answered = (
+            exposition_parser.parse(get(f"{engine.spec.address}/metrics")).total(vllm.REQUEST_SUCCESS.name) or 0.0
+        )
+        eventually(
+            lambda: engine.figure(vllm.REQUEST_SUCCESS) >= answered + 8, within_s=30, what="a second run on its way"
+        )
         engine.kill()
         said, _ = process.communicate(timeout=60)
     finally:

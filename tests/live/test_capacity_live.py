@@ -1,4 +1,5 @@
-"""What an engine says of its KV cache beside what we reckon: recorded pages of three releases, start-up logs, and real engines of several models."""
+"""What an engine says of its KV cache beside what we reckon: recorded pages of three releases, start-up logs, and real
+engines of several models."""
 
 from __future__ import annotations
 
@@ -24,8 +25,10 @@ from stack.capacity.verify import BadLive, Served, Verifier, compare
 GOLDEN = Path(__file__).parents[1] / "golden"
 GIB = 1 << 30
 TINY: dict[str, Any] = {  # the lab's model, of which all recorded pages are
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "vocab_size": 2048, "hidden_size": 64,
-    "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "vocab_size": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "head_dim": 32,
     "max_position_embeddings": 32768, "tie_word_embeddings": False,
 }  # fmt: skip
 
@@ -42,11 +45,12 @@ def told(loop: Verifier) -> dict[str, tuple[float | None, float | None, str]]:
     return {name: (ours, theirs, source) for name, ours, theirs, _, source in loop.rows()}
 
 
-# ---- recorded pages ---------------------------------------------------------------------------------------------------------
+# ---- recorded pages
 
 
 def test_a_page_of_0_32_tells_everything_and_all_of_it_is_as_reckoned():
-    """1 GiB at 512 bytes a token, 2 layers x 2 heads x (32 + 32) x 2 bytes; no log is needed to know how long a request may be."""
+    """1 GiB at 512 bytes a token, 2 layers x 2 heads x (32 + 32) x 2 bytes; no log is needed to know how long a request
+    may be."""
     found = compare(golden("0.32.0-before"), None, tiny())
     assert (512, 128) == (found.serving.max_model_len, found.serving.block_size)
     assert {
@@ -55,18 +59,28 @@ def test_a_page_of_0_32_tells_everything_and_all_of_it_is_as_reckoned():
         "KV cache tokens": (2097152, 2097152, "page: kv_cache_size_tokens"),
         "longest requests at once": (4096, 4096, "page: kv_cache_max_concurrency"),
         "bytes per token of the longest request": (512, 512, "page: kv_cache_memory_bytes / tokens"),
-    } == {name: row for name, row in told(found).items() if not ("in use" in name or "running" in name or "preemptions" in name)}
+    } == {
+        name: row
+        for name, row in told(found).items()
+        if not ("in use" in name or "running" in name or "preemptions" in name)
+    }
     assert "the engine's cache holds 2,097,152 tokens, as reckoned" in found.said
 
 
 @pytest.mark.parametrize("release", ["0.10.2-load-under-load", "0.20.2-preempt-under-load"])
 def test_what_a_release_does_not_tell_is_absent(release):
-    """Neither tells tokens; blocks that were set by hand follow from no memory, so there is nothing to compare, and nothing is said to agree."""
+    """Neither tells tokens; blocks that were set by hand follow from no memory, so there is nothing to compare, and
+    nothing is said to agree."""
     found = told(compare(golden(release), None, tiny(), served=Served(max_model_len=512)))
     blocks = 100 if "0.10" in release else 24
     assert (None, blocks) == found["KV cache blocks"][:2]
     assert (None, 32 * blocks, "page: num_gpu_blocks x block_size") == found["KV cache tokens"]
-    assert not {"KV cache memory", "longest requests at once", "bytes per token of the longest request", "weights"} & set(found)
+    assert not {
+        "KV cache memory",
+        "longest requests at once",
+        "bytes per token of the longest request",
+        "weights",
+    } & set(found)
 
 
 def test_blocks_set_by_hand_still_tell_their_tokens():
@@ -86,8 +100,13 @@ def test_what_is_in_use_is_told_in_blocks_bytes_and_tokens(page, share, blocks, 
     found = compare(golden(page), None, tiny(), served=Served(max_model_len=512))
     rows = told(found)
     assert pytest.approx(share, abs=1e-4) == rows["in use"][1]
-    assert (blocks, blocks * 32, pytest.approx(blocks * 32 * 512)) == tuple(rows[f"{what} in use{more}"][1] for what, more in _USED)
-    assert f"4 running requests hold {share:.0%} of the cache, blocks for {each} tokens each: it has room for some {room} such requests" in found.said
+    assert (blocks, blocks * 32, pytest.approx(blocks * 32 * 512)) == tuple(
+        rows[f"{what} in use{more}"][1] for what, more in _USED
+    )
+    assert (
+        f"4 running requests hold {share:.0%} of the cache, blocks for {each} tokens each: it has room for some {room}"
+        " such requests" in found.said
+    )
 
 
 _USED = (("blocks", ""), ("tokens", " at most"), ("bytes", ""))
@@ -108,21 +127,24 @@ def test_every_recorded_page_is_read(path):
     assert all(abs(off) < 1e-9 for *_, off, _ in found.rows() if off is not None)
 
 
-# ---- plans and logs ---------------------------------------------------------------------------------------------------------
+# ---- plans and logs
 
 
 def test_a_plan_that_was_not_followed_is_said_and_the_engine_counts():
     plan = Serving(4096, block_size=16, gpu_memory_utilization=0.8)
     by_hand = compare(golden("0.32.0-before"), None, tiny(), plan, kv_bytes=1.1 * GIB)
-    assert "its KV cache memory was set by hand (page: kv_cache_memory_bytes), so it is not compared with the plan's 1.10 GiB" in by_hand.said
+    assert (
+        "its KV cache memory was set by hand (page: kv_cache_memory_bytes), so it is not compared with the plan's"
+        " 1.10 GiB" in by_hand.said
+    )
     assert (None, GIB) == told(by_hand)["KV cache memory"][:2]
     assert "KV cache tokens as planned" not in told(by_hand)
     measured = re.sub(r'kv_cache_memory_bytes="[^"]*"', 'kv_cache_memory_bytes="None"', golden("0.32.0-before"))
     found = compare(measured, "Available KV cache memory: 1.00 GiB\n", tiny(), plan, kv_bytes=1.1 * GIB)
     assert (
-        "the engine runs with max_model_len 512, not 4096; block_size 128, not 16; gpu_memory_utilization 0.92, not 0.8 as assumed: "
-        "the figures are for how it runs"
-    ) in found.said
+        "the engine runs with max_model_len 512, not 4096; block_size 128, not 16; gpu_memory_utilization 0.92, not 0.8"
+        " as assumed: the figures are for how it runs" in found.said
+    )
     rows = {name: off for name, _, _, off, _ in found.rows()}
     assert (pytest.approx(0.1), pytest.approx(0.1, abs=1e-4), 0) == (
         rows["KV cache memory"], rows["KV cache tokens as planned"], rows["KV cache tokens"],
@@ -131,19 +153,26 @@ def test_a_plan_that_was_not_followed_is_said_and_the_engine_counts():
 
 def log(version: str = "0.32.0", tokens: str = "40,208", **options: object) -> str:
     """The start of an engine on a GPU, in the words of vLLM."""
-    told = {"model": "'meta-llama/Llama-3.1-8B'", "dtype": "torch.bfloat16", "max_seq_len": 131072, "tensor_parallel_size": 1, **options}
+    told = {
+        "model": "'meta-llama/Llama-3.1-8B'",
+        "dtype": "torch.bfloat16",
+        "max_seq_len": 131072,
+        "tensor_parallel_size": 1,
+        **options,
+    }
     return (
-        "INFO [scheduler.py:307] Chunked prefill is enabled with max_num_batched_tokens=8192.\n"
-        f"INFO [core.py:133] Initializing a V1 LLM engine (v{version}) with config: {', '.join(f'{k}={v}' for k, v in told.items())}\n"
-        "INFO [gpu_model_runner.py:5150] Model loading took 14.99 GiB memory and 3.2 seconds\n"
-        "INFO [gpu_worker.py:760] Available KV cache memory: 4.91 GiB\n"
-        f"INFO [kv_cache_utils.py:2327] GPU KV cache size: {tokens} tokens\n"
-        "INFO [kv_cache_utils.py:2333] Maximum concurrency for 131,072 tokens per request: 0.31x\n"
+        "INFO [scheduler.py:307] Chunked prefill is enabled with max_num_batched_tokens=8192.\nINFO [core.py:133]"
+        f" Initializing a V1 LLM engine (v{version}) with config:"
+        f" {', '.join(f'{k}={v}' for k, v in told.items())}\nINFO [gpu_model_runner.py:5150] Model loading took 14.99"
+        " GiB memory and 3.2 seconds\nINFO [gpu_worker.py:760] Available KV cache memory: 4.91 GiB\nINFO"
+        f" [kv_cache_utils.py:2327] GPU KV cache size: {tokens} tokens\nINFO [kv_cache_utils.py:2333] Maximum"
+        " concurrency for 131,072 tokens per request: 0.31x\n"
     )
 
 
 LLAMA = json.loads((GOLDEN / "configs" / "Llama-3.1-8B-Instruct.json").read_text())
-RUST = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name="llama"} 0\n'  # shows no cache_config_info
+# shows no cache_config_info
+RUST = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name="llama"} 0\n'
 
 
 def test_the_log_alone_is_enough():
@@ -152,7 +181,10 @@ def test_the_log_alone_is_enough():
     rows = {figure.name: figure for figure in found.figures}
     assert pytest.approx(0, abs=1e-3) == rows["KV cache tokens"].difference
     assert (40208, "start-up log") == (rows["KV cache tokens"].reported, rows["KV cache tokens"].source)
-    assert (pytest.approx(4.91 * GIB), "start-up log, to 0.01 GiB") == (rows["KV cache memory"].reported, rows["KV cache memory"].source)
+    assert (pytest.approx(4.91 * GIB), "start-up log, to 0.01 GiB") == (
+        rows["KV cache memory"].reported,
+        rows["KV cache memory"].source,
+    )
     assert pytest.approx(131_072, rel=1e-3) == rows["bytes per token of the longest request"].reported
     assert pytest.approx(0, abs=0.01) == rows["weights"].difference
     assert 131072 == found.serving.max_model_len
@@ -171,8 +203,15 @@ def test_of_several_starts_the_last_one_counts():
 
 
 def test_a_log_of_another_start_is_told_and_the_page_counts():
-    found = compare(golden("0.32.0-before"), "CPU KV cache size: 4,096 tokens, Maximum concurrency for 512 tokens per request: 8.00x", tiny())
-    assert "the log tells of 4,096 tokens, the page of 2,097,152: the log is of another start, and the page counts" in found.said
+    found = compare(
+        golden("0.32.0-before"),
+        "CPU KV cache size: 4,096 tokens, Maximum concurrency for 512 tokens per request: 8.00x",
+        tiny(),
+    )
+    assert (
+        "the log tells of 4,096 tokens, the page of 2,097,152: the log is of another start, and the page counts"
+        in found.said
+    )
     assert 2097152 == told(found)["KV cache tokens"][1]
 
 
@@ -190,13 +229,23 @@ def test_the_share_in_the_sentence_is_of_what_was_reckoned():
 
 @pytest.mark.parametrize("usage", ["NaN", "+Inf", "-1", "5"])
 def test_a_usage_that_cannot_be_is_none(usage):
-    page = re.sub(r"(vllm:(?:kv_cache_usage_perc|num_requests_running)\{[^}]*\}) \S+", rf"\1 {usage}", golden("0.32.0-before"))
+    page = re.sub(
+        r"(vllm:(?:kv_cache_usage_perc|num_requests_running)\{[^}]*\}) \S+", rf"\1 {usage}", golden("0.32.0-before")
+    )
     assert usage in page
-    assert not {"in use", "blocks in use", "bytes in use"} & {figure.name for figure in compare(page, None, tiny()).in_use}
+    assert not {"in use", "blocks in use", "bytes in use"} & {
+        figure.name for figure in compare(page, None, tiny()).in_use
+    }
 
 
 def test_options_that_cannot_be_are_told_with_their_place():
-    with pytest.raises(BadLive, match="what the page or the log says of its options cannot be reckoned with: block_size should be a multiple of 16"):
+    with pytest.raises(
+        BadLive,
+        match=(
+            "what the page or the log says of its options cannot be reckoned with: block_size should be a multiple"
+            " of 16"
+        ),
+    ):
         compare(golden("0.32.0-before").replace('block_size="128"', 'block_size="17"'), None, tiny())
 
 
@@ -213,7 +262,10 @@ def test_windows_depend_on_what_no_page_tells():
     shape = model.shape(TINY | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64})
     said = " ".join(compare(golden("0.32.0-before"), None, shape).said)
     assert "max_num_batched_tokens, which the page does not tell: 8,192 are assumed; its start-up log would say" in said
-    options = "Chunked prefill is enabled with max_num_batched_tokens=2048.\nInitializing a V1 LLM engine (v0.32.0) with config: device_config=cpu\n"
+    options = (
+        "Chunked prefill is enabled with max_num_batched_tokens=2048.\nInitializing a V1 LLM engine (v0.32.0) with"
+        " config: device_config=cpu\n"
+    )
     known = compare(golden("0.32.0-before"), options, shape)
     assert (2048, False) == (known.serving.max_num_batched_tokens, known.serving.async_scheduling)
     assert "are assumed" not in " ".join(known.said)
@@ -222,7 +274,9 @@ def test_windows_depend_on_what_no_page_tells():
 def test_of_several_cores_the_fullest_is_looked_at():
     page = golden("0.32.0-preempt-under-load")
     lines = [
-        line for line in page.splitlines() if line.startswith(("vllm:cache_config_info{", "vllm:num_requests_running{", "vllm:kv_cache_usage_perc{"))
+        line
+        for line in page.splitlines()
+        if line.startswith(("vllm:cache_config_info{", "vllm:num_requests_running{", "vllm:kv_cache_usage_perc{"))
     ]
     second = [re.sub(r" [\d.]+$", " 1.0", line.replace('engine="0"', 'engine="1"')) for line in lines]
     found = compare("\n".join([*lines, *second, ""]), None, tiny())
@@ -230,7 +284,7 @@ def test_of_several_cores_the_fullest_is_looked_at():
     assert (1.0, 1.0) == (told(found)["in use"][1], told(found)["requests running"][1])
 
 
-# ---- what cannot be compared ------------------------------------------------------------------------------------------------
+# ---- what cannot be compared
 
 BIG = replace(tiny("Llama-3.1-8B"), layers=tiny().layers * 16)
 
@@ -238,16 +292,24 @@ BIG = replace(tiny("Llama-3.1-8B"), layers=tiny().layers * 16)
 @pytest.mark.parametrize(
     ("page", "shape", "sentence"),
     [
-        ("# TYPE up gauge\nup 1\n", tiny(), "http://host:8000 shows no series of vLLM; give the address of vLLM itself"),
+        (
+            "# TYPE up gauge\nup 1\n",
+            tiny(),
+            "http://host:8000 shows no series of vLLM; give the address of vLLM itself",
+        ),
         ("<html>", tiny(), "http://host:8000: this is no Prometheus metrics page"),
         ("", tiny(), "http://host:8000: this page holds no samples"),
         (RUST, tiny(), "the Rust frontend does not, nor does an engine that is still starting): give its start-up log"),
         (
-            golden("0.32.0-before"), BIG,
-            "org/Tiny, and the config is of Llama-3.1-8B: another model, or in another data type (its memory is 16,384 blocks there, and 1,024 as",
+            golden("0.32.0-before"),
+            BIG,
+            (
+                "org/Tiny, and the config is of Llama-3.1-8B: another model, or in another data type (its memory is"
+                " 16,384 blocks there, and 1,024 as"
+            ),
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_compared_is_told_in_a_sentence(page, shape, sentence):
     with pytest.raises(BadLive, match=re.escape(sentence)):
         compare(page, None, shape, served=Served("http://host:8000", names=("org/Tiny", "tiny"), max_model_len=512))
@@ -256,19 +318,30 @@ def test_what_cannot_be_compared_is_told_in_a_sentence(page, shape, sentence):
 def test_another_name_for_a_like_cache_is_a_note():
     said = compare(golden("0.32.0-before"), None, tiny("/models/llama"), served=Served(names=("org/Tiny",))).said
     assert "it serves org/Tiny, the config is of /models/llama; their caches are alike" in said
-    assert not [each for each in compare(golden("0.32.0-before"), None, tiny("org/Tiny/")).said if "serves" in each and "alike" in each]
+    assert not [
+        each
+        for each in compare(golden("0.32.0-before"), None, tiny("org/Tiny/")).said
+        if "serves" in each and "alike" in each
+    ]
 
 
-# ---- the reader -------------------------------------------------------------------------------------------------------------
+# ---- the reader
 
 
 @pytest.fixture
 async def served(free_port) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     """A server that answers as vLLM does, with a recorded page; what its /v1/models says can be changed."""
     says: dict[str, Any] = {
-        "models": {"data": [{"id": "tiny", "root": "org/tiny", "max_model_len": 512}, {"id": "adapter", "root": "x", "parent": "tiny"}]},
-        "status": 200, "page": golden("0.32.0-before"), "keys": [],
-    }  # fmt: skip
+        "models": {
+            "data": [
+                {"id": "tiny", "root": "org/tiny", "max_model_len": 512},
+                {"id": "adapter", "root": "x", "parent": "tiny"},
+            ]
+        },
+        "status": 200,
+        "page": golden("0.32.0-before"),
+        "keys": [],
+    }
 
     async def models(request: web.Request) -> web.Response:
         says["keys"].append(request.headers.get("Authorization"))
@@ -294,7 +367,11 @@ async def test_an_engine_is_read_by_any_of_its_addresses(served):
     url, says = served
     for end in ("", "/", "/metrics", "/v1"):
         found = await verify.verify(url + end, tiny(), key="secret")
-        assert ("0.32.0", 512, 2097152) == (found.version, found.serving.max_model_len, told(found)["KV cache tokens"][0])
+        assert ("0.32.0", 512, 2097152) == (
+            found.version,
+            found.serving.max_model_len,
+            told(found)["KV cache tokens"][0],
+        )
     assert {"Bearer secret"} == set(says["keys"])
     _, about = await verify.read(url)
     assert Served(url, "0.32.0", ("org/tiny", "tiny"), 512) == about, "an adapter is no model of its own"
@@ -307,7 +384,8 @@ async def test_without_a_list_of_models_the_page_is_enough(served):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"), [({"status": 401}, "/v1/models answers 401; give the key"), ({"page": None}, "/metrics answers 404; give")]
+    ("change", "sentence"),
+    [({"status": 401}, "/v1/models answers 401; give the key"), ({"page": None}, "/metrics answers 404; give")],
 )
 async def test_an_engine_that_says_no_is_told_in_a_sentence(served, change, sentence):
     url, says = served
@@ -334,38 +412,86 @@ async def test_where_no_engine_answers_that_is_said(url, sentence):
     assert "secret" not in str(told.value)
 
 
-# ---- real engines -----------------------------------------------------------------------------------------------------------
+# ---- real engines
 
 SMALL = {
-    "vocab_size": 512, "bos_token_id": 1, "eos_token_id": 2, "dtype": "bfloat16", "tie_word_embeddings": True, "max_position_embeddings": 4096,
+    "vocab_size": 512, "bos_token_id": 1, "eos_token_id": 2, "dtype": "bfloat16", "tie_word_embeddings": True,
+    "max_position_embeddings": 4096,
     "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
 }  # fmt: skip
-GROUPED = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **SMALL, "num_key_value_heads": 2, "head_dim": 32}
-GEMMA = {"model_type": "gemma3_text", **SMALL, "num_key_value_heads": 1, "head_dim": 32, "sliding_window": 512, "query_pre_attn_scalar": 32}
-MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", **SMALL, "num_key_value_heads": 1, "head_dim": 32}
+GROUPED = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    **SMALL,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+GEMMA = {
+    "model_type": "gemma3_text",
+    **SMALL,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "sliding_window": 512,
+    "query_pre_attn_scalar": 32,
+}
+MISTRAL = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    **SMALL,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
 LATENT = {
-    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", **SMALL, "num_key_value_heads": 4, "kv_lora_rank": 512,
-    "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "moe_intermediate_size": 64, "n_routed_experts": 2,
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", **SMALL, "num_key_value_heads": 4,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "moe_intermediate_size": 64, "n_routed_experts": 2,
     "n_shared_experts": 1, "num_experts_per_tok": 1, "first_k_dense_replace": 3,
 }  # fmt: skip
 NEMOTRON = {
-    "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", **SMALL, "num_hidden_layers": 6, "hybrid_override_pattern": "M-M*M-",
-    "num_attention_heads": 4, "num_key_value_heads": 2, "attention_head_dim": 32, "head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 32,
+    "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", **SMALL, "num_hidden_layers": 6,
+    "hybrid_override_pattern": "M-M*M-",
+    "num_attention_heads": 4, "num_key_value_heads": 2, "attention_head_dim": 32, "head_dim": 32, "mamba_num_heads": 8,
+    "mamba_head_dim": 32,
     "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 4, "expand": 2, "mlp_hidden_act": "relu2",
 }  # fmt: skip
 CASES: Mapping[str, Mapping[str, Any]] = {
-    "grouped": {"config": GROUPED, "options": {"block_size": 32, "max_model_len": 1000, "kv_cache_memory_bytes": 50_000_000}},
-    "float32": {"config": GROUPED, "options": {"dtype": "float32", "max_model_len": 2000, "kv_cache_memory_bytes": 40_000_000}},
+    "grouped": {
+        "config": GROUPED,
+        "options": {"block_size": 32, "max_model_len": 1000, "kv_cache_memory_bytes": 50_000_000},
+    },
+    "float32": {
+        "config": GROUPED,
+        "options": {"dtype": "float32", "max_model_len": 2000, "kv_cache_memory_bytes": 40_000_000},
+    },
     "windows": {
-        "config": {"architectures": ["Gemma3ForCausalLM"], **GEMMA, "num_hidden_layers": 13, "sliding_window_pattern": 6},
-        "options": {"block_size": 32, "max_model_len": 4096, "max_num_batched_tokens": 1024, "kv_cache_memory_bytes": 40_000_000},
+        "config": {
+            "architectures": ["Gemma3ForCausalLM"],
+            **GEMMA,
+            "num_hidden_layers": 13,
+            "sliding_window_pattern": 6,
+        },
+        "options": {
+            "block_size": 32,
+            "max_model_len": 4096,
+            "max_num_batched_tokens": 1024,
+            "kv_cache_memory_bytes": 40_000_000,
+        },
     },
     "window": {
         "config": MISTRAL | {"sliding_window": 256},
-        "options": {"block_size": 32, "max_model_len": 4096, "max_num_batched_tokens": 1024, "kv_cache_memory_bytes": 40_000_000},
+        "options": {
+            "block_size": 32,
+            "max_model_len": 4096,
+            "max_num_batched_tokens": 1024,
+            "kv_cache_memory_bytes": 40_000_000,
+        },
     },
     "latent": {"config": LATENT, "options": {"max_model_len": 2000, "kv_cache_memory_bytes": 40_000_000}},
-    "states": {"config": NEMOTRON, "options": {"max_model_len": 4096, "enable_prefix_caching": True, "kv_cache_memory_bytes": 200_000_000}},
+    "states": {
+        "config": NEMOTRON,
+        "options": {"max_model_len": 4096, "enable_prefix_caching": True, "kv_cache_memory_bytes": 200_000_000},
+    },
 }
 
 
@@ -395,7 +521,10 @@ def test_a_real_engine_says_what_we_reckon(sizes, name):
     assert pytest.approx(0, abs=0.02) == rows["bytes per token of the longest request"].difference
     assert CASES[name]["options"]["max_model_len"] == found.serving.max_model_len
     assert ("float32" if name == "float32" else "bfloat16") in started.partition("dtype=torch.")[2][:8]
-    assert int(re.search(r"KV cache size: ([\d,]+) tokens", started)[1].replace(",", "")) == rows["KV cache tokens"].reported
+    assert (
+        int(re.search(r"KV cache size: ([\d,]+) tokens", started)[1].replace(",", ""))
+        == rows["KV cache tokens"].reported
+    )
 
 
 @pytest.mark.engine
@@ -404,8 +533,10 @@ def test_a_served_engine_is_compared_by_its_address(real_engines: Engines, part)
     engine = real_engines.shared().up()
     found = asyncio.run(verify.verify(engine.spec.address, model.read(part("model").path), log=engine.log.read_text()))
     rows = told(found)
-    assert {"KV cache blocks": (65536, 65536), "KV cache tokens": (2097152, 2097152), "longest requests at once": (64, 64)} == {
-        name: rows[name][:2] for name in ("KV cache blocks", "KV cache tokens", "longest requests at once")
-    }
+    assert {
+        "KV cache blocks": (65536, 65536),
+        "KV cache tokens": (2097152, 2097152),
+        "longest requests at once": (64, 64),
+    } == {name: rows[name][:2] for name in ("KV cache blocks", "KV cache tokens", "longest requests at once")}
     assert ("0.32.0", "tiny") == (found.version, found.model)
     assert not [each for each in found.said if "as assumed" in each or "another start" in each]

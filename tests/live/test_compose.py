@@ -1,5 +1,6 @@
-"""docker-compose.yml: first read as a file, then run. What runs is real where this machine can have it: the engine, Prometheus,
-Alertmanager, the collector and everything of ours; Grafana, Jaeger and the GPU are stand-ins (tests/support/compose_standins/)."""
+"""docker-compose.yml: first read as a file, then run. What runs is real where this machine can have it: the engine,
+Prometheus, Alertmanager, the collector and everything of ours; Grafana, Jaeger and the GPU are stand-ins
+(tests/support/compose_standins/)."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "stack/deploy"
 BASE, CPU = ROOT / "docker-compose.yml", DEPLOY / "compose.cpu.yml"
 STANDINS, PATIENCE = (ROOT / f"tests/support/compose_standins/{name}.yml" for name in ("compose", "patience"))
-GATEWAY, PROMETHEUS, ALERTMANAGER, JAEGER, BOARD = (f"http://127.0.0.1:{port}" for port in (8000, 9090, 9093, 16686, 9402))
+GATEWAY, PROMETHEUS, ALERTMANAGER, JAEGER, BOARD = (
+    f"http://127.0.0.1:{port}" for port in (8000, 9090, 9093, 16686, 9402)
+)
 TARGETS = {"vllm", "gateway", "sidecar", "prometheus", "alertmanager", "otelcol"}
 
 
@@ -61,7 +64,7 @@ def flags(path: Path) -> set[str]:
     return set(re.findall(r"--[a-z][a-z-]+", services(path)["vllm"]["command"]))
 
 
-# --- read as files ---------------------------------------------------------------------------------------------------------------
+# --- read as files
 
 
 @pytest.mark.parametrize("name", services())
@@ -110,12 +113,19 @@ def test_grafana_counts_with_the_scrape_interval() -> None:
     assert prometheus["global"]["scrape_interval"] == sources["prometheus"]["jsonData"]["timeInterval"]
     assert not [job for job in prometheus["scrape_configs"] if "scrape_interval" in job]
     assert TARGETS == {job["job_name"] for job in prometheus["scrape_configs"]}
-    assert sources["jaeger"]["uid"] == sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"][0]["datasourceUid"]
+    assert (
+        sources["jaeger"]["uid"] == sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"][0]["datasourceUid"]
+    )
 
 
 def test_alertmanager_routes_by_a_severity_that_our_alerts_have() -> None:
     routed = re.findall(r'severity="(\w+)"', (DEPLOY / "alertmanager/alertmanager.yml").read_text())
-    rules = [rule for path in (ROOT / "alerts/prometheus").glob("*.yaml") for group in read(path)["groups"] for rule in group["rules"]]
+    rules = [
+        rule
+        for path in (ROOT / "alerts/prometheus").glob("*.yaml")
+        for group in read(path)["groups"]
+        for rule in group["rules"]
+    ]
     assert routed
     assert set(routed) <= {rule["labels"]["severity"] for rule in rules if "alert" in rule}
 
@@ -129,22 +139,35 @@ def test_grafana_opens_on_a_board_that_is_printed() -> None:
 
 def test_our_configuration_files_are_read_by_our_programs() -> None:
     """And the gateway, the sidecar and Prometheus agree on addresses and files."""
-    gateway, sidecar = config.load(DEPLOY / "gateway.yaml", GatewayConfig), config.load(DEPLOY / "sidecar.yaml", SidecarConfig)
-    targets = {j["job_name"]: j["static_configs"][0]["targets"][0] for j in read(DEPLOY / "prometheus/prometheus.yml")["scrape_configs"]}
+    gateway, sidecar = (
+        config.load(DEPLOY / "gateway.yaml", GatewayConfig),
+        config.load(DEPLOY / "sidecar.yaml", SidecarConfig),
+    )
+    targets = {
+        j["job_name"]: j["static_configs"][0]["targets"][0]
+        for j in read(DEPLOY / "prometheus/prometheus.yml")["scrape_configs"]
+    }
     assert [gateway.upstream] == [engine.url for engine in sidecar.engines] == [f"http://{targets['vllm']}"]
     assert (gateway.requests_log,) == sidecar.requests_log
     assert str(init.FOLDER / "teams.yaml") == gateway.teams
     assert init.TEAMS == sidecar.teams.configured
-    assert (gateway.metrics_listen, sidecar.listen) == tuple(re.sub(r"^\w+", "0.0.0.0", targets[job]) for job in ("gateway", "sidecar"))  # noqa: S104
+    assert (gateway.metrics_listen, sidecar.listen) == tuple(
+        re.sub(r"^\w+", "0.0.0.0", targets[job])  # noqa: S104
+        for job in ("gateway", "sidecar")
+    )
 
 
 @pytest.mark.compose
 @pytest.mark.parametrize("overlays", [(), (CPU,)], ids=["gpu", "cpu"])
-def test_compose_accepts_the_files_without_any_setting(part: Callable[[str], InstalledPart], tmp_path: Path, overlays: tuple[Path, ...]) -> None:
+def test_compose_accepts_the_files_without_any_setting(
+    part: Callable[[str], InstalledPart], tmp_path: Path, overlays: tuple[Path, ...]
+) -> None:
     """No edit, no .env: `docker compose config -q` on a bare environment."""
     files = [word for file in (BASE, *overlays) for word in ("--file", str(file))]
     bare = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    done = subprocess.run([part("compose").path, *files, "config", "--quiet"], env=bare, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [part("compose").path, *files, "config", "--quiet"], env=bare, capture_output=True, text=True, check=False
+    )
     assert (0, "") == (done.returncode, done.stderr)
 
 
@@ -158,12 +181,16 @@ def resolved(part: Callable[[str], InstalledPart], variables: Mapping[str, str],
 
 
 @pytest.mark.compose
-def test_the_gpu_goes_to_engine_and_sidecar_and_the_cpu_overlay_takes_it_away(part: Callable[[str], InstalledPart]) -> None:
+def test_the_gpu_goes_to_engine_and_sidecar_and_the_cpu_overlay_takes_it_away(
+    part: Callable[[str], InstalledPart],
+) -> None:
     def devices(found: Any) -> dict[str, list[str]]:
         return {
             name: device["capabilities"]
             for name, service in found["services"].items()
-            for device in ((service.get("deploy") or {}).get("resources") or {}).get("reservations", {}).get("devices", [])
+            for device in (
+                ((service.get("deploy") or {}).get("resources") or {}).get("reservations", {}).get("devices", [])
+            )
         }
 
     assert {"vllm": ["gpu"], "sidecar": ["utility"]} == devices(resolved(part, {}))
@@ -174,7 +201,9 @@ def test_the_gpu_goes_to_engine_and_sidecar_and_the_cpu_overlay_takes_it_away(pa
 @pytest.mark.compose
 def test_newer_flags_can_be_left_out_and_arguments_keep_their_quotes(part: Callable[[str], InstalledPart]) -> None:
     """One variable for older engines, one for everything else."""
-    command = resolved(part, {"VLLM_WATCH_ENGINE_NEWER": "", "VLLM_WATCH_ENGINE_ARGS": """--x '{"a": [1, 2]}'"""})["services"]["vllm"]["command"]
+    command = resolved(part, {"VLLM_WATCH_ENGINE_NEWER": "", "VLLM_WATCH_ENGINE_ARGS": """--x '{"a": [1, 2]}'"""})[
+        "services"
+    ]["vllm"]["command"]
     assert "--enable-per-request-metrics" not in command
     assert ["--x", '{"a": [1, 2]}'] == command[-2:]
     assert "--enable-per-request-metrics" == resolved(part, {})["services"]["vllm"]["command"][-1]
@@ -232,7 +261,13 @@ def test_a_model_that_is_a_folder_is_not_fetched(tmp_path: Path) -> None:
     folder = subprocess.run(fetch, env={"MODEL": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert 0 == folder.returncode, folder.stderr
     (tmp_path / "none").mkdir()
-    name = subprocess.run([sys.executable, "-S", str(DEPLOY / "fetch_model.py")], env={"MODEL": "a/b"}, capture_output=True, text=True, check=False)
+    name = subprocess.run(
+        [sys.executable, "-S", str(DEPLOY / "fetch_model.py")],
+        env={"MODEL": "a/b"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert 1 == name.returncode
     assert "VLLM_WATCH_HF_TOKEN_FILE" in name.stderr
 
@@ -250,7 +285,12 @@ READY = {
         ((), {}, (), None),
         (("docker",), {}, (), "Install Docker Engine"),
         ((), {"docker": "exit 1"}, (), "systemctl start docker"),
-        ((), {"docker": 'case "$1" in compose) echo v2.17.0;; *) echo 28.5.2;; esac'}, (), "docker compose 2.24.4 or later"),
+        (
+            (),
+            {"docker": 'case "$1" in compose) echo v2.17.0;; *) echo 28.5.2;; esac'},
+            (),
+            "docker compose 2.24.4 or later",
+        ),
         (("nvidia-smi",), {}, (), "Install your distribution's NVIDIA driver"),
         ((), {"nvidia-smi": "echo NVIDIA-SMI has failed; exit 9"}, (), "Install your distribution's NVIDIA driver"),
         ((), {"nvidia-smi": "echo 550.163.01"}, (), "-cu129"),
@@ -266,28 +306,40 @@ def test_the_preflight_names_what_is_missing_and_what_to_install(
         (tmp_path / name).chmod(0o755)
     for tool in ("sh", "sort", "head", "sed", "grep"):
         (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
-    done = subprocess.run(["/bin/sh", DEPLOY / "preflight.sh", *arguments], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["/bin/sh", DEPLOY / "preflight.sh", *arguments],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (1 if says else 0) == done.returncode, done.stdout + done.stderr
     assert "" == done.stderr
     assert (says or "ok") in done.stdout
 
 
-# --- run -------------------------------------------------------------------------------------------------------------------------
+# --- run
 
 
 def _stand_in(docker: PrivateDocker, images: Mapping[str, str], part: Callable[[str], InstalledPart]) -> None:
-    """Every image that the files name, made here: the real programs where there are any, laid out as the real images lay them out."""
+    """Every image that the files name, made here: the real programs where there are any, laid out as the real images
+    lay them out."""
     base = "standin-base"
     part("iproute2")  # the engine gets networks of its own
     docker.run("import", str(debian_root(part("mmdebstrap").path, cache_dir())), base)
     pip = "cp -r /wheelhouse /wheels; printf '[global]\\nno-index = true\\nfind-links = /wheels\\n' > /etc/pip.conf"
     tools = "ln -s python3 /usr/bin/python; ln -s /usr/bin/busybox /usr/local/bin/wget"
     docker.adopt(
-        "python:3.11-slim-bookworm", base, inside=f"{pip}; {tools}", mounts=[f"{wheelhouse(cache_dir(), ROOT / 'requirements')}:/wheelhouse"]
+        "python:3.11-slim-bookworm",
+        base,
+        inside=f"{pip}; {tools}",
+        mounts=[f"{wheelhouse(cache_dir(), ROOT / 'requirements')}:/wheelhouse"],
     )
     with concurrent.futures.ThreadPoolExecutor(1) as alongside:
         legacy = {**docker.environment, "DOCKER_BUILDKIT": "0"}
-        ours = alongside.submit(docker.run, "build", "--network", "none", "--tag", images["gateway"], str(ROOT), timeout_s=600, env=legacy)
+        ours = alongside.submit(
+            docker.run, "build", "--network", "none", "--tag", images["gateway"], str(ROOT), timeout_s=600, env=legacy
+        )
         _adopt_programs(docker, images, part)
         ours.result()
 
@@ -297,7 +349,10 @@ def _adopt_programs(docker: PrivateDocker, images: Mapping[str, str], part: Call
     base = "python:3.11-slim-bookworm"
     engine = part("engine").path.parent
     docker.adopt(images["vllm"], base, changes=[f"ENV PATH={engine}:/usr/local/bin:/usr/bin:/bin"])
-    for program, tool, folder in (("prometheus", "promtool", "/prometheus"), ("alertmanager", "amtool", "/alertmanager")):
+    for program, tool, folder in (
+        ("prometheus", "promtool", "/prometheus"),
+        ("alertmanager", "amtool", "/alertmanager"),
+    ):
         docker.adopt(
             images[program], base, mounts=[*_as_mounts(part(program)), f"{part(tool).path}:/tool"],
             inside=f"cp /from /bin/{program}; cp /tool /bin/{tool}; install -d -o 65534 -g 65534 {folder}; "
@@ -319,7 +374,8 @@ def _adopt_programs(docker: PrivateDocker, images: Mapping[str, str], part: Call
 def _as_mounts(program: InstalledPart) -> list[str]:
     """The program, and beside Debian's Alertmanager the templates that the real image's binary has inside.
 
-    The cache holds that one changed and behind a script, so that it runs where it lies; here it comes as Debian made it."""
+    The cache holds that one changed and behind a script, so that it runs where it lies; here it comes as Debian made
+    it."""
     usr = program.path.parent.parent / "usr"
     debian, share = usr / "bin/prometheus-alertmanager", usr / "share/prometheus"
     if program.name == "alertmanager" and debian.exists():
@@ -328,7 +384,9 @@ def _as_mounts(program: InstalledPart) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def docker(as_root: None, part: Callable[[str], InstalledPart], tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateDocker]:
+def docker(
+    as_root: None, part: Callable[[str], InstalledPart], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PrivateDocker]:
     """An engine of its own with every image; gone afterwards without a trace."""
     folder = tmp_path_factory.mktemp("docker")
     forwarding = Path("/proc/sys/net/ipv4/ip_forward")
@@ -386,7 +444,7 @@ def _secrets(project: Project) -> dict[str, str]:
     return {"grafana": found["grafana_password"], **found["keys"]}
 
 
-# --- run with TLS and logins -----------------------------------------------------------------------------------------------------
+# --- run with TLS and logins
 
 SECURE, SECURE_STANDINS = DEPLOY / "compose.secure.yml", ROOT / "tests/support/compose_standins/secure.yml"
 PORTS = {"GATEWAY": 24000, "GRAFANA": 24001, "PROMETHEUS": 24002, "ALERTMANAGER": 24003, "BOARD": 24004}
@@ -395,16 +453,21 @@ LOGINS = ("alertmanager", "board", "grafana", "operator", "prometheus")
 
 @pytest.fixture(scope="module")
 def secured(started: SimpleNamespace) -> SimpleNamespace:
-    """compose.secure.yml, up and healthy on ports of its own, with everything that was made for it. It comes before what needs the real engine."""
+    """compose.secure.yml, up and healthy on ports of its own, with everything that was made for it. It comes before
+    what needs the real engine."""
     docker = started.docker
-    variables = {f"VLLM_WATCH_PORT_{name}": str(port) for name, port in PORTS.items()} | {"COMPOSE_PROJECT_NAME": "secured"}
+    variables = {f"VLLM_WATCH_PORT_{name}": str(port) for name, port in PORTS.items()} | {
+        "COMPOSE_PROJECT_NAME": "secured"
+    }
     project = docker.up_project([BASE, CPU, SECURE, SECURE_STANDINS, PATIENCE], variables, ROOT)
     project("up", "--detach", "--wait", "--wait-timeout", "300", timeout_s=330)
     volumes = docker.folder / "data/volumes"
     passwords = {user: (volumes / f"secured_tls-{user}/_data/password").read_text() for user in LOGINS}
     authority = (volumes / "secured_tls-public/_data/ca.crt").read_text()
 
-    def get(service: str, path: str, user: str = "", password: str | None = None, body: object = None, **headers: str) -> tuple[int, str]:
+    def get(
+        service: str, path: str, user: str = "", password: str | None = None, body: object = None, **headers: str
+    ) -> tuple[int, str]:
         """As somebody outside who was given the authority, and the login of `user`."""
         if user:
             login = f"{user}:{passwords[user] if password is None else password}"
@@ -412,7 +475,14 @@ def secured(started: SimpleNamespace) -> SimpleNamespace:
         return docker.get(f"https://localhost:{PORTS[service]}{path}", headers, body, authority=authority)
 
     keys = _secrets(project)
-    return SimpleNamespace(docker=docker, project=project, get=get, keys=keys, passwords=passwords, secrets=[*passwords.values(), *keys.values()])
+    return SimpleNamespace(
+        docker=docker,
+        project=project,
+        get=get,
+        keys=keys,
+        passwords=passwords,
+        secrets=[*passwords.values(), *keys.values()],
+    )
 
 
 @pytest.mark.compose
@@ -421,22 +491,30 @@ def secured(started: SimpleNamespace) -> SimpleNamespace:
 class TestSecured:
     """The stack of compose.secure.yml as those see it who are let in, and those who are not."""
 
-    def test_every_target_is_up_over_tls_but_the_two_that_have_none(self, secured: SimpleNamespace, eventually: Callable[..., None]) -> None:
+    def test_every_target_is_up_over_tls_but_the_two_that_have_none(
+        self, secured: SimpleNamespace, eventually: Callable[..., None]
+    ) -> None:
         def up() -> bool:
             states = json.loads(secured.get("PROMETHEUS", "/api/v1/targets", "operator")[1])["data"]["activeTargets"]
-            assert dict.fromkeys(TARGETS, ("up", "")) == {t["labels"]["job"]: (t["health"], t["lastError"]) for t in states}
+            assert dict.fromkeys(TARGETS, ("up", "")) == {
+                t["labels"]["job"]: (t["health"], t["lastError"]) for t in states
+            }
             assert {"vllm", "otelcol"} == {t["labels"]["job"] for t in states if t["scrapeUrl"].startswith("http://")}
             return True
 
         eventually(up, within_s=60, what="all targets up")
 
-    def test_an_alert_arrives_and_its_links_begin_with_https(self, secured: SimpleNamespace, eventually: Callable[..., None]) -> None:
+    def test_an_alert_arrives_and_its_links_begin_with_https(
+        self, secured: SimpleNamespace, eventually: Callable[..., None]
+    ) -> None:
         """Every rule is loaded, and the page that a link leads to is shown to the operator."""
         rules = json.loads(secured.get("PROMETHEUS", "/api/v1/rules", "operator")[1])["data"]["groups"]
         assert len(list((ROOT / "alerts/prometheus").glob("*.yaml"))) == len({group["file"] for group in rules})
 
         def arrived() -> bool:
-            (alert,) = json.loads(secured.get("ALERTMANAGER", "/api/v2/alerts?filter=alertname=VLLMWatchdog", "operator")[1])
+            (alert,) = json.loads(
+                secured.get("ALERTMANAGER", "/api/v2/alerts?filter=alertname=VLLMWatchdog", "operator")[1]
+            )
             assert f"https://localhost:{PORTS['BOARD']}/runbooks/VLLMWatchdog" == alert["annotations"]["runbook_url"]
             return True
 
@@ -463,7 +541,8 @@ class TestSecured:
     def test_the_gateway_answers_with_a_key_and_the_span_reaches_the_trace_store(
         self, secured: SimpleNamespace, eventually: Callable[..., None]
     ) -> None:
-        """Client over TLS -> gateway -> sidecar -> collector over TLS -> the stand-in for Jaeger, which only those on its network can ask."""
+        """Client over TLS -> gateway -> sidecar -> collector over TLS -> the stand-in for Jaeger, which only those on
+        its network can ask."""
         trace = hashlib.md5(os.urandom(8), usedforsecurity=False).hexdigest()
         body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "the queue"}]}
         bearer = {"Authorization": f"Bearer {secured.keys['demo']}", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
@@ -481,10 +560,15 @@ class TestSecured:
 
     def test_the_gateway_reads_hashes_and_neither_keys_nor_passwords(self, secured: SimpleNamespace) -> None:
         """They lie in the same volume, and are covered."""
-        look = "cd /var/lib/vllm-watch/secrets && cat keys/* grafana_admin_password 2> /dev/null; grep -c sha256 teams.yaml"
+        look = (
+            "cd /var/lib/vllm-watch/secrets && cat keys/* grafana_admin_password 2> /dev/null; grep -c sha256"
+            " teams.yaml"
+        )
         assert str(len(init.TEAMS)) == secured.project("exec", "-T", "gateway", "sh", "-c", look).strip()
 
-    def test_the_printed_secrets_name_the_addresses_that_answer_and_the_operators_password(self, secured: SimpleNamespace) -> None:
+    def test_the_printed_secrets_name_the_addresses_that_answer_and_the_operators_password(
+        self, secured: SimpleNamespace
+    ) -> None:
         told = secured.project("run", "--rm", "cli", "secrets")
         assert f"https://localhost:{PORTS['GRAFANA']}   user admin, password {secured.keys['grafana']}\n" in told
         assert f"user operator, password {secured.passwords['operator']}   for" in told
@@ -494,16 +578,27 @@ class TestSecured:
         """Not in a log, a label, a container's settings, an image's history, a command line or an environment."""
         docker, project = secured.docker, secured.project
         assert len(LOGINS) + len(init.TEAMS) + 1 == len(set(secured.secrets))
-        containers = docker.run("ps", "--all", "--quiet", "--filter", "label=com.docker.compose.project=secured").split()
+        containers = docker.run(
+            "ps", "--all", "--quiet", "--filter", "label=com.docker.compose.project=secured"
+        ).split()
         places = {
             "logs": project("logs", "--no-color"),
-            "every series that Prometheus read": secured.get("PROMETHEUS", "/api/v1/query?query=%7B__name__=~%22.%2B%22%7D", "operator")[1],
+            "every series that Prometheus read": secured.get(
+                "PROMETHEUS", "/api/v1/query?query=%7B__name__=~%22.%2B%22%7D", "operator"
+            )[1],
             "Prometheus' own page": secured.get("PROMETHEUS", "/metrics", "operator")[1],
             "Prometheus' settings": secured.get("PROMETHEUS", "/api/v1/status/config", "operator")[1],
             "containers": docker.run("inspect", *containers),
-            "the image": docker.run("history", "--no-trunc", "vllm-watch:0.1.0") + docker.run("image", "inspect", "vllm-watch:0.1.0"),
+            "the image": (
+                docker.run("history", "--no-trunc", "vllm-watch:0.1.0")
+                + docker.run("image", "inspect", "vllm-watch:0.1.0")
+            ),
             "compose's own view": project("config"),
-            **{f"{process}/{file}": _text(process / file) for process in Path("/proc").glob("[0-9]*") for file in ("cmdline", "environ")},
+            **{
+                f"{process}/{file}": _text(process / file)
+                for process in Path("/proc").glob("[0-9]*")
+                for file in ("cmdline", "environ")
+            },
         }
         assert all(places[place] for place in ("logs", "every series that Prometheus read", "containers"))
         assert len(places) > 2 * len(containers)
@@ -520,17 +615,34 @@ class TestSecured:
         secured.project("up", "--detach", "--wait", "--wait-timeout", "300")
         assert before == (state(), secured.project("ps", "--quiet"))
 
-    def test_what_a_person_keeps_beside_the_files_does_not_get_into_the_image(self, docker: PrivateDocker, tmp_path: Path) -> None:
+    def test_what_a_person_keeps_beside_the_files_does_not_get_into_the_image(
+        self, docker: PrivateDocker, tmp_path: Path
+    ) -> None:
         """Keys, tokens and caches, wherever they lie; the build sees our packages and nothing else."""
         for name in (
-            "stack/kept.py", ".env", "stack/.env.local", "stack/deploy/secure/tls.key", "stack/hf_token", "my.pem", "artifacts/log", ".git/x",
+            "stack/kept.py",
+            ".env",
+            "stack/.env.local",
+            "stack/deploy/secure/tls.key",
+            "stack/hf_token",
+            "my.pem",
+            "artifacts/log",
+            ".git/x",
             "stack/__pycache__/a.pyc",
-        ):  # fmt: skip
+        ):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text("planted")
         shutil.copy(ROOT / ".dockerignore", tmp_path)
         (tmp_path / "Dockerfile").write_text('FROM scratch\nCOPY . .\nCMD ["none"]\n')
-        docker.run("build", "--network", "none", "--tag", "planted", str(tmp_path), env={**docker.environment, "DOCKER_BUILDKIT": "0"})
+        docker.run(
+            "build",
+            "--network",
+            "none",
+            "--tag",
+            "planted",
+            str(tmp_path),
+            env={**docker.environment, "DOCKER_BUILDKIT": "0"},
+        )
         name = docker.run("create", "--network", "none", "planted").strip()
         docker.run("export", "--output", str(tmp_path / "image.tar"), name)
         docker.run("rm", name)
@@ -547,7 +659,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-# --- run with a real engine ------------------------------------------------------------------------------------------------------
+# --- run with a real engine
 
 
 def ask(stack: SimpleNamespace, expression: str) -> list[Any]:
@@ -588,10 +700,14 @@ class TestRunning:
         status, answer = chat(stack)
         assert (200, 4) == (status, answer["usage"]["completion_tokens"]), answer
 
-    def test_every_scrape_target_is_up_and_rules_and_alertmanager_are_known(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+    def test_every_scrape_target_is_up_and_rules_and_alertmanager_are_known(
+        self, stack: SimpleNamespace, eventually: Callable[..., None]
+    ) -> None:
         def up() -> bool:
             _, text = stack.docker.get(f"{PROMETHEUS}/api/v1/targets")
-            states = {t["labels"]["job"]: (t["health"], t["lastError"]) for t in json.loads(text)["data"]["activeTargets"]}
+            states = {
+                t["labels"]["job"]: (t["health"], t["lastError"]) for t in json.loads(text)["data"]["activeTargets"]
+            }
             assert dict.fromkeys(TARGETS, ("up", "")) == states
             return True
 
@@ -602,7 +718,9 @@ class TestRunning:
         assert ["http://alertmanager:9093/api/v2/alerts"] == [manager["url"] for manager in found]
         assert 200 == stack.docker.get(f"{ALERTMANAGER}/-/ready")[0]
 
-    def test_the_links_in_alerts_lead_to_a_page_and_boards_have_figures(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+    def test_the_links_in_alerts_lead_to_a_page_and_boards_have_figures(
+        self, stack: SimpleNamespace, eventually: Callable[..., None]
+    ) -> None:
         """As the host's browser sees them: by address and by name, and by no other name."""
         rules = json.loads(stack.docker.get(f"{PROMETHEUS}/api/v1/rules")[1])["data"]["groups"]
         down = next(rule for group in rules for rule in group["rules"] if rule["name"] == "VLLMEngineDown")
@@ -611,26 +729,59 @@ class TestRunning:
             status, text = stack.docker.get(f"{where}/runbooks/VLLMEngineDown")
             assert (200, True) == (status, "First five minutes" in text)
         assert 421 == stack.docker.get(f"{BOARD}/", {"Host": "elsewhere.example"})[0]
-        panel = f"{BOARD}/api/panel/{PanelRef('overview', 'engines-up').uid}/{PanelRef('overview', 'engines-up').panel_id}"
-        eventually(lambda: [1.0] == [one["value"] for one in json.loads(stack.docker.get(panel)[1])["series"]], within_s=60, what="the engine up")
+        panel = (
+            f"{BOARD}/api/panel/{PanelRef('overview', 'engines-up').uid}/{PanelRef('overview', 'engines-up').panel_id}"
+        )
+        eventually(
+            lambda: [1.0] == [one["value"] for one in json.loads(stack.docker.get(panel)[1])["series"]],
+            within_s=60,
+            what="the engine up",
+        )
 
-    def test_the_sidecar_joins_the_request_log_and_sees_the_stand_in_gpu(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+    def test_the_sidecar_joins_the_request_log_and_sees_the_stand_in_gpu(
+        self, stack: SimpleNamespace, eventually: Callable[..., None]
+    ) -> None:
         """One request of team demo arrives in Prometheus by team, and the card's absent readings are absent."""
         assert 200 == chat(stack)[0]
-        eventually(lambda: ask(stack, f'{sidecar_series.REQUESTS.name}{{team="demo",outcome="ok"}} > 0'), within_s=60, what="the request by team")
+        eventually(
+            lambda: ask(stack, f'{sidecar_series.REQUESTS.name}{{team="demo",outcome="ok"}} > 0'),
+            within_s=60,
+            what="the request by team",
+        )
         eventually(lambda: ask(stack, f"{gpu.POWER.name} == 42.5"), within_s=60, what="the stand-in card's power")
         assert [] == ask(stack, gpu.TEMPERATURE.name)
 
-    def test_a_change_is_annotated_in_the_sidecars_container_without_a_token(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
-        stack.project("exec", "-T", "sidecar", "vllm-watch", "annotate", "prefix caching on", "--diff", "enable-prefix-caching=off->on")
+    def test_a_change_is_annotated_in_the_sidecars_container_without_a_token(
+        self, stack: SimpleNamespace, eventually: Callable[..., None]
+    ) -> None:
+        stack.project(
+            "exec",
+            "-T",
+            "sidecar",
+            "vllm-watch",
+            "annotate",
+            "prefix caching on",
+            "--diff",
+            "enable-prefix-caching=off->on",
+        )
         assert "prefix caching on" in stack.project("exec", "-T", "sidecar", "vllm-watch", "events", "--since", "1h")
-        eventually(lambda: ask(stack, f'{sidecar_series.EVENT_TIME.name}{{kind="change"}} > 0'), within_s=60, what="the change at Prometheus")
+        eventually(
+            lambda: ask(stack, f'{sidecar_series.EVENT_TIME.name}{{kind="change"}} > 0'),
+            within_s=60,
+            what="the change at Prometheus",
+        )
 
-    def test_a_request_leaves_its_trace_in_the_trace_store(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
+    def test_a_request_leaves_its_trace_in_the_trace_store(
+        self, stack: SimpleNamespace, eventually: Callable[..., None]
+    ) -> None:
         """Client's traceparent -> gateway -> real vLLM -> real collector -> the stand-in for Jaeger."""
         trace = hashlib.md5(os.urandom(8), usedforsecurity=False).hexdigest()
         assert 200 == chat(stack, traceparent=f"00-{trace}-00f067aa0ba902b7-01")[0]
-        eventually(lambda: stack.docker.get(f"{JAEGER}/api/traces/{trace}")[0] == 200, within_s=30, what="the trace at the store")
+        eventually(
+            lambda: stack.docker.get(f"{JAEGER}/api/traces/{trace}")[0] == 200,
+            within_s=30,
+            what="the trace at the store",
+        )
 
     def test_the_engine_and_the_sidecar_cannot_reach_the_outside(self, stack: SimpleNamespace) -> None:
         """A far host answers the gateway with a refusal, and engine and sidecar not at all."""
@@ -647,10 +798,20 @@ class TestRunning:
     def test_a_restarted_gateway_keeps_its_keys_and_knows_the_team_that_the_operator_added(
         self, stack: SimpleNamespace, eventually: Callable[..., None]
     ) -> None:
-        """The ways of docs/start/gpu-host.md: teams.yaml lies in a volume that only the init service may write, and a signal has it read anew."""
+        """The ways of docs/start/gpu-host.md: teams.yaml lies in a volume that only the init service may write, and a
+        signal has it read anew."""
         key, hashed = make_key("fresh")
         file = "/var/lib/vllm-watch/secrets/teams.yaml"
-        stack.project("run", "--rm", "-T", "--entrypoint", "sh", "init", "-c", f"printf '  fresh:\\n    keys: [\"{hashed}\"]\\n' >> {file}")
+        stack.project(
+            "run",
+            "--rm",
+            "-T",
+            "--entrypoint",
+            "sh",
+            "init",
+            "-c",
+            f"printf '  fresh:\\n    keys: [\"{hashed}\"]\\n' >> {file}",
+        )
         assert "fresh:" in stack.project("run", "--rm", "-T", "--entrypoint", "cat", "init", file)
         stack.project("restart", "gateway")
         eventually(lambda: chat(stack)[0] == 200, within_s=30, what="an answer after the restart")
@@ -659,12 +820,17 @@ class TestRunning:
         stack.project("run", "--rm", "-T", "--entrypoint", "sh", "init", "-c", f"sed -i /fresh/,+1d {file}")
         stack.project("exec", "-T", "gateway", "sh", "-c", "kill -HUP 1")
         bearer = {"Authorization": f"Bearer {key}"}
-        eventually(lambda: stack.docker.get(f"{GATEWAY}/v1/models", bearer)[0] == 401, within_s=30, what="the file read anew without a restart")
+        eventually(
+            lambda: stack.docker.get(f"{GATEWAY}/v1/models", bearer)[0] == 401,
+            within_s=30,
+            what="the file read anew without a restart",
+        )
 
     def test_the_quick_start_of_a_gpu_host_can_be_typed_as_it_stands(
         self, stack: SimpleNamespace, tmp_path: Path, eventually: Callable[..., None]
     ) -> None:
-        """All of its lines but those that cannot be had here, or were typed to get so far; beside it only the files of the stand-ins are named."""
+        """All of its lines but those that cannot be had here, or were typed to get so far; beside it only the files of
+        the stand-ins are named."""
         otherwise = {
             "sh stack/deploy/preflight.sh": "there is no GPU; its own tests run it",
             "docker compose up": "it stays in its terminal; the fixture has started the same stack",
@@ -687,21 +853,47 @@ class TestRunning:
                 said[line] = done.stdout
         assert all(any(line.startswith(one) for line in lines) for one in otherwise)
         assert bearer in said["docker compose run --rm cli secrets"]
-        assert '"id":"tiny"' in said['curl -H "Authorization: Bearer KEY" http://127.0.0.1:8000/v1/models'].replace(" ", "")
+        assert '"id":"tiny"' in said['curl -H "Authorization: Bearer KEY" http://127.0.0.1:8000/v1/models'].replace(
+            " ", ""
+        )
         assert "vllm:num_requests_running" in said["curl http://127.0.0.1:8000/metrics | grep '^vllm:'"]
         mine = {"Authorization": f"Bearer {key}"}
-        eventually(lambda: stack.docker.get(f"{GATEWAY}/v1/models", mine)[0] == 200, within_s=30, what="the key that was just put in")
+        eventually(
+            lambda: stack.docker.get(f"{GATEWAY}/v1/models", mine)[0] == 200,
+            within_s=30,
+            what="the key that was just put in",
+        )
 
     def test_a_second_up_changes_nothing(self, stack: SimpleNamespace) -> None:
         before = _secrets(stack.project), stack.project("ps", "--quiet")
         stack.project("up", "--detach", "--wait", "--wait-timeout", "300")
         assert before == (_secrets(stack.project), stack.project("ps", "--quiet"))
 
-    def test_keys_and_series_survive_down_and_up_on_ports_of_choice(self, stack: SimpleNamespace, eventually: Callable[..., None]) -> None:
-        """On a second project without an engine, which saves its start: that the key is known shows in what the gateway answers."""
-        ports = {"VLLM_WATCH_PORT_GATEWAY": "18000", "VLLM_WATCH_PORT_PROMETHEUS": "19090", "VLLM_WATCH_PORT_ALERTMANAGER": "19093"}
-        other = stack.docker.up_project([BASE, CPU, STANDINS, PATIENCE], {**stack.variables, **ports, "COMPOSE_PROJECT_NAME": "second"}, ROOT)
-        start = ("up", "--detach", "--wait", "--wait-timeout", "300", "--no-deps", "init", "gateway", "alertmanager", "prometheus")
+    def test_keys_and_series_survive_down_and_up_on_ports_of_choice(
+        self, stack: SimpleNamespace, eventually: Callable[..., None]
+    ) -> None:
+        """On a second project without an engine, which saves its start: that the key is known shows in what the gateway
+        answers."""
+        ports = {
+            "VLLM_WATCH_PORT_GATEWAY": "18000",
+            "VLLM_WATCH_PORT_PROMETHEUS": "19090",
+            "VLLM_WATCH_PORT_ALERTMANAGER": "19093",
+        }
+        other = stack.docker.up_project(
+            [BASE, CPU, STANDINS, PATIENCE], {**stack.variables, **ports, "COMPOSE_PROJECT_NAME": "second"}, ROOT
+        )
+        start = (
+            "up",
+            "--detach",
+            "--wait",
+            "--wait-timeout",
+            "300",
+            "--no-deps",
+            "init",
+            "gateway",
+            "alertmanager",
+            "prometheus",
+        )
         query = "http://127.0.0.1:19090/api/v1/query?query=up"
 
         def scraped(at: str = "") -> Any:
@@ -716,7 +908,8 @@ class TestRunning:
         assert before == _secrets(other) != _secrets(stack.project)
         bearer = {"Authorization": f"Bearer {before['replay']}"}
         assert 401 == stack.docker.get("http://127.0.0.1:18000/v1/models", stack.bearer)[0]
-        assert stack.docker.get("http://127.0.0.1:18000/v1/models", bearer)[0] in (502, 503, 504)  # how long its name is looked for is the resolver's
+        # how long its name is looked for is the resolver's
+        assert stack.docker.get("http://127.0.0.1:18000/v1/models", bearer)[0] in (502, 503, 504)
         assert scraped(f"&time={then}")
         other("down", "--volumes", "--timeout", "2")
 

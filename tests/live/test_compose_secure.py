@@ -1,4 +1,5 @@
-"""Who may do what in the compose stack, read off what compose makes of its files, and what compose.secure.yml adds: certificates, passwords, rights.
+"""Who may do what in the compose stack, read off what compose makes of its files, and what compose.secure.yml adds:
+certificates, passwords, rights.
 
 What runs of it is in tests/live/test_compose.py."""
 
@@ -27,7 +28,8 @@ from stack.lab.install import InstalledPart
 
 MIG_SECURE = DEPLOY / "compose.mig.secure.yml"
 COMBINATIONS = {
-    "gpu": (), "cpu": (CPU,), "mig": (MIG,), "secure": (SECURE,), "cpu-secure": (CPU, SECURE), "mig-secure": (MIG, SECURE, MIG_SECURE),
+    "gpu": (), "cpu": (CPU,), "mig": (MIG,), "secure": (SECURE,), "cpu-secure": (CPU, SECURE),
+    "mig-secure": (MIG, SECURE, MIG_SECURE),
 }  # fmt: skip
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 FOLDERS = ("authority", "public", *credentials.SERVICES)
@@ -42,9 +44,10 @@ def stack(request: pytest.FixtureRequest, part: Callable[[str], InstalledPart]) 
     return found
 
 
-# --- who may do what ---------------------------------------------------------------------------------------------------------------
+# --- who may do what
 
-# Of each service: its user, the networks it shares with others, and the volumes and secrets it sees. Teams' own names are taken off, and TLS beside.
+# Of each service: its user, the networks it shares with others, and the volumes and secrets it sees. Teams' own names
+# are taken off, and TLS beside.
 NOBODY, OURS, ROOT_USER = "65534:65534", "10001:0", "0:0"
 RIGHTS: dict[str, tuple[str, set[str], set[str]]] = {
     "model": (ROOT_USER, {"fetch"}, {"models", "hf_token"}),
@@ -54,7 +57,11 @@ RIGHTS: dict[str, tuple[str, set[str], set[str]]] = {
     "sidecar": (OURS, {"engine"}, {"request-log:ro", "sidecar-state"}),
     "board": (OURS, {"watch"}, set()),
     "prometheus": (NOBODY, {"engine", "watch", "alerts"}, {"prometheus-data"}),
-    "alertmanager": (NOBODY, {"alerts"}, {"alertmanager-data", "alertmanager_page", "alertmanager_ticket", "alertmanager_deadman"}),
+    "alertmanager": (
+        NOBODY,
+        {"alerts"},
+        {"alertmanager-data", "alertmanager_page", "alertmanager_ticket", "alertmanager_deadman"},
+    ),
     "grafana": ("472:0", {"watch", "traces"}, {"secrets:ro", "grafana-data"}),
     "otelcol": ("10001:10001", {"engine", "traces"}, set()),
     "jaeger": ("10001:10001", {"traces"}, set()),
@@ -99,16 +106,26 @@ def test_each_service_has_the_rights_of_the_table_and_no_others(stack: Any) -> N
 def test_every_service_is_confined_and_limited(stack: Any) -> None:
     """Nothing is privileged, nothing sees the host's Docker, network or processes, nothing may grow without bound."""
     for name, service in stack["services"].items():
-        assert (True, ["ALL"], ["no-new-privileges:true"]) == (service["read_only"], service["cap_drop"], service["security_opt"]), name
+        assert (True, ["ALL"], ["no-new-privileges:true"]) == (
+            service["read_only"],
+            service["cap_drop"],
+            service["security_opt"],
+        ), name
         assert POWERS.get(kind(name), []) == service.get("cap_add", []), name
         assert service["user"] != ROOT_USER or kind(name) in ("model", "vllm", "credentials"), name
-        assert not {"privileged", "pid", "ipc", "uts", "userns_mode", "devices", "cgroup_parent", "volumes_from"} & service.keys(), name
+        assert (
+            not {"privileged", "pid", "ipc", "uts", "userns_mode", "devices", "cgroup_parent", "volumes_from"}
+            & service.keys()
+        ), name
         assert service.get("network_mode") in (None, "none"), name
         assert 0 < service["pids_limit"] <= 32768, name
         assert kind(name) in UNLIMITED or 0 < int(service["mem_limit"]) <= 8 << 30, name
         assert "max-size" in service["logging"]["options"], name
         binds = [mount for mount in service.get("volumes", ()) if mount["type"] == "bind"]
-        assert all(mount["read_only"] and (mount["source"] == "/dev/null" or ROOT in Path(mount["source"]).parents) for mount in binds), name
+        assert all(
+            mount["read_only"] and (mount["source"] == "/dev/null" or ROOT in Path(mount["source"]).parents)
+            for mount in binds
+        ), name
         assert {"127.0.0.1"} >= {port["host_ip"] for port in service.get("ports", ())}, name
 
 
@@ -117,7 +134,10 @@ def test_no_secret_comes_by_environment_or_command(stack: Any) -> None:
     """Words that name one stand only where a file is meant."""
     words = ("password", "token", "secret", "api_key", "api-key")
     for name, service in stack["services"].items():
-        said = [*(f"{key}={value}" for key, value in (service.get("environment") or {}).items()), *(service.get("command") or ())]
+        said = [
+            *(f"{key}={value}" for key, value in (service.get("environment") or {}).items()),
+            *(service.get("command") or ()),
+        ]
         named = [text for text in said if any(word in text.lower() for word in words)]
         counted = ("--enable-prompt-tokens-details", "--custom-histogram-buckets.")  # tokens of a model
         meant = [text for text in named if not text.removeprefix("VLLM_WATCH_ENGINE_BUCKETS=").startswith(counted)]
@@ -128,39 +148,58 @@ def test_no_secret_comes_by_environment_or_command(stack: Any) -> None:
 def test_a_networks_members_all_have_somebody_to_talk_to_on_it(part: Callable[[str], InstalledPart]) -> None:
     """Only the gateway and the download are alone on theirs, which is their way out."""
     services = resolved(part, {})["services"]
-    members = {network: {name for name, s in services.items() if network in (s.get("networks") or {})} for network in resolved(part, {})["networks"]}
-    assert {"clients": {"gateway"}, "fetch": {"model"}} == {network: alone for network, alone in members.items() if len(alone) == 1}
+    members = {
+        network: {name for name, s in services.items() if network in (s.get("networks") or {})}
+        for network in resolved(part, {})["networks"]
+    }
+    assert {"clients": {"gateway"}, "fetch": {"model"}} == {
+        network: alone for network, alone in members.items() if len(alone) == 1
+    }
     assert {"gateway", "sidecar", "prometheus", "otelcol", "vllm"} == members["engine"]
 
 
-# --- what compose.secure.yml adds --------------------------------------------------------------------------------------------------
+# --- what compose.secure.yml adds
 
 
 @pytest.mark.compose
-@pytest.mark.parametrize("overlays", [o for n, o in COMBINATIONS.items() if "secure" in n], ids=[n for n in COMBINATIONS if "secure" in n])
-def test_each_service_sees_its_own_certificate_and_password_and_no_others(part: Callable[[str], InstalledPart], overlays: tuple[Path, ...]) -> None:
+@pytest.mark.parametrize(
+    "overlays", [o for n, o in COMBINATIONS.items() if "secure" in n], ids=[n for n in COMBINATIONS if "secure" in n]
+)
+def test_each_service_sees_its_own_certificate_and_password_and_no_others(
+    part: Callable[[str], InstalledPart], overlays: tuple[Path, ...]
+) -> None:
     services = resolved(part, {**GIVEN, "COMPOSE_PROFILES": "cli"}, *overlays)["services"]
     own = {"cli": "tls-operator"} | {name: "tls-public" for name in services if kind(name) == "vllm"}
     for name, service in services.items():
         mounts = [mount for mount in service.get("volumes", ()) if mount["source"].startswith("tls-")]
         if name == "credentials":
-            assert {f"/credentials/{mount['source'].removeprefix('tls-')}" for mount in mounts} == {mount["target"] for mount in mounts}
+            assert {f"/credentials/{mount['source'].removeprefix('tls-')}" for mount in mounts} == {
+                mount["target"] for mount in mounts
+            }
         elif kind(name) in credentials.SERVICES or name in own:
-            assert [(own.get(name, f"tls-{name}"), TLS, True)] == [(mount["source"], mount["target"], mount["read_only"]) for mount in mounts], name
+            assert [(own.get(name, f"tls-{name}"), TLS, True)] == [
+                (mount["source"], mount["target"], mount["read_only"]) for mount in mounts
+            ], name
             assert "service_completed_successfully" == service["depends_on"]["credentials"]["condition"], name
         else:
             assert [] == mounts, name
-    assert {f"tls-{name}" for name in services if kind(name) in credentials.SERVICES} <= {m["source"] for m in services["credentials"]["volumes"]}
+    assert {f"tls-{name}" for name in services if kind(name) in credentials.SERVICES} <= {
+        m["source"] for m in services["credentials"]["volumes"]
+    }
 
 
 @pytest.mark.compose
-def test_ports_are_bound_where_one_says_and_the_page_without_a_login_nowhere(part: Callable[[str], InstalledPart]) -> None:
+def test_ports_are_bound_where_one_says_and_the_page_without_a_login_nowhere(
+    part: Callable[[str], InstalledPart],
+) -> None:
     for overlays in ((SECURE,), (MIG, SECURE, MIG_SECURE)):
         services = resolved(part, {**GIVEN, "VLLM_WATCH_BIND": "192.0.2.7"}, *overlays)["services"]
         assert {"192.0.2.7"} == {port["host_ip"] for service in services.values() for port in service.get("ports", ())}
         assert not services["jaeger"].get("ports")
     assert {"127.0.0.1"} == {
-        port["host_ip"] for s in resolved(part, {"VLLM_WATCH_BIND": "192.0.2.7"})["services"].values() for port in s.get("ports", ())
+        port["host_ip"]
+        for s in resolved(part, {"VLLM_WATCH_BIND": "192.0.2.7"})["services"].values()
+        for port in s.get("ports", ())
     }
 
 
@@ -168,21 +207,34 @@ def test_ports_are_bound_where_one_says_and_the_page_without_a_login_nowhere(par
 def test_commands_say_what_those_of_the_base_file_say(part: Callable[[str], InstalledPart]) -> None:
     """Besides what is meant to differ: addresses with https, and the files of logins."""
     base, secure = (resolved(part, {}, *overlays)["services"] for overlays in ((), (SECURE,)))
-    plain = {word for name in ("prometheus", "alertmanager") for word in base[name]["command"] if not word.startswith("--web.external-url")}
+    plain = {
+        word
+        for name in ("prometheus", "alertmanager")
+        for word in base[name]["command"]
+        if not word.startswith("--web.external-url")
+    }
     assert plain <= {word for name in ("prometheus", "alertmanager") for word in secure[name]["command"]}
     for name in ("prometheus", "alertmanager"):
         assert f"--web.config.file={TLS}/web.yml" in secure[name]["command"]
         assert len(base[name]["command"]) + 1 == len(secure[name]["command"])
-    assert {name for name in base if base[name].get("command") != secure[name].get("command")} == {"prometheus", "alertmanager", "board"}
+    assert {name for name in base if base[name].get("command") != secure[name].get("command")} == {
+        "prometheus",
+        "alertmanager",
+        "board",
+    }
     for name, service in base.items():
-        timing = [{key: value for key, value in s.get("healthcheck", {}).items() if key != "test"} for s in (service, secure[name])]
+        timing = [
+            {key: value for key, value in s.get("healthcheck", {}).items() if key != "test"}
+            for s in (service, secure[name])
+        ]
         assert timing[0] == timing[1], name
 
 
 def _without_tls(found: Any) -> Any:
     """A document as it would be without TLS and logins."""
     if isinstance(found, dict):
-        taken = ("tls", "tls_config", "basic_auth", "scheme", "basicAuth", "basicAuthUser", "secureJsonData", "tlsAuthWithCACert", "ca_file",
+        taken = ("tls", "tls_config", "basic_auth", "scheme", "basicAuth", "basicAuthUser", "secureJsonData",
+            "tlsAuthWithCACert", "ca_file",
                  "web_config", "metrics_web_config")  # fmt: skip
         return {key: _without_tls(value) for key, value in found.items() if key not in taken}
     if isinstance(found, list):
@@ -193,12 +245,16 @@ def _without_tls(found: Any) -> Any:
 @pytest.mark.parametrize(
     ("plain", "secure"),
     [
-        ("gateway.yaml", "gateway.yaml"), ("sidecar.yaml", "sidecar.yaml"), ("prometheus/prometheus.yml", "prometheus/prometheus.yml"),
-        ("otelcol/config.yaml", "otelcol/config.yaml"), ("grafana/provisioning/datasources/datasources.yml", "grafana/datasources.yml"),
-        ("mig/gateway.yaml", "mig/gateway.yaml"), ("mig/sidecar.yaml", "mig/sidecar.yaml"),
+        ("gateway.yaml", "gateway.yaml"),
+        ("sidecar.yaml", "sidecar.yaml"),
+        ("prometheus/prometheus.yml", "prometheus/prometheus.yml"),
+        ("otelcol/config.yaml", "otelcol/config.yaml"),
+        ("grafana/provisioning/datasources/datasources.yml", "grafana/datasources.yml"),
+        ("mig/gateway.yaml", "mig/gateway.yaml"),
+        ("mig/sidecar.yaml", "mig/sidecar.yaml"),
         ("mig/prometheus/prometheus.yml", "mig/prometheus/prometheus.yml"),
     ],
-)  # fmt: skip
+)
 def test_a_file_with_tls_says_otherwise_what_the_one_without_says(plain: str, secure: str) -> None:
     assert read(DEPLOY / plain) == _without_tls(read(DEPLOY / "secure" / secure))
     assert read(DEPLOY / plain) != read(DEPLOY / "secure" / secure)
@@ -211,11 +267,17 @@ def test_our_programs_read_their_files_with_tls() -> None:
 
 
 @pytest.mark.prometheus
-def test_prometheus_asks_everybody_with_a_login_but_the_two_that_have_none(part: Callable[[str], InstalledPart]) -> None:
+def test_prometheus_asks_everybody_with_a_login_but_the_two_that_have_none(
+    part: Callable[[str], InstalledPart],
+) -> None:
     for file in ("prometheus/prometheus.yml", "mig/prometheus/prometheus.yml"):
         jobs = {job["job_name"]: job for job in read(DEPLOY / "secure" / file)["scrape_configs"]}
         assert {"vllm", "otelcol"} == {name for name, job in jobs.items() if job.get("scheme") != "https"}
-        assert all(job["basic_auth"]["password_file"] == f"{TLS}/password" for name, job in jobs.items() if name not in ("vllm", "otelcol"))
+        assert all(
+            job["basic_auth"]["password_file"] == f"{TLS}/password"
+            for name, job in jobs.items()
+            if name not in ("vllm", "otelcol")
+        )
         checked = [part("promtool").path, "check", "config", "--syntax-only", DEPLOY / "secure" / file]
         done = subprocess.run(checked, capture_output=True, text=True, check=False)
         assert 0 == done.returncode, done.stdout + done.stderr
@@ -225,12 +287,15 @@ def test_prometheus_asks_everybody_with_a_login_but_the_two_that_have_none(part:
 def test_the_collector_accepts_its_file_with_tls(part: Callable[[str], InstalledPart], tmp_path: Path) -> None:
     """Its certificates are looked for when it starts, not when it validates."""
     done = subprocess.run(
-        [part("otelcol").path, "validate", f"--config={DEPLOY / 'secure/otelcol/config.yaml'}"], capture_output=True, text=True, check=False
+        [part("otelcol").path, "validate", f"--config={DEPLOY / 'secure/otelcol/config.yaml'}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (0, "") == (done.returncode, done.stdout + done.stderr)
 
 
-# --- certificates and passwords ----------------------------------------------------------------------------------------------------
+# --- certificates and passwords
 
 
 class Made:
@@ -244,7 +309,10 @@ class Made:
     def make(self, now: datetime = NOW, *names: str) -> dict[str, str]:
         """Runs it; every file by its path."""
         credentials.make(
-            self.root, now, list(names), chown=lambda path, user, group: self.given.__setitem__(str(path.relative_to(self.root)), (user, group))
+            self.root,
+            now,
+            list(names),
+            chown=lambda path, user, group: self.given.__setitem__(str(path.relative_to(self.root)), (user, group)),
         )
         return {str(path.relative_to(self.root)): path.read_text() for path in self.root.rglob("*") if path.is_file()}
 
@@ -261,11 +329,15 @@ def test_a_second_start_changes_nothing(made: Made) -> None:
 def test_every_file_can_be_opened_by_its_service_alone(made: Made) -> None:
     """But for the authority's certificate, which is no secret; its key is root's, and no service sees it."""
     files = made.make()
-    assert {0o400} == {stat.S_IMODE((made.root / file).stat().st_mode) for file in files if file.split("/")[0] in credentials.SERVICES}
+    assert {0o400} == {
+        stat.S_IMODE((made.root / file).stat().st_mode) for file in files if file.split("/")[0] in credentials.SERVICES
+    }
     for name, service in credentials.SERVICES.items():
         assert 0o700 == stat.S_IMODE((made.root / name).stat().st_mode)
         assert {service.owner} == {owner for path, owner in made.given.items() if path.split("/")[0] == name}
-    assert (0o700, 0o400) == tuple(stat.S_IMODE((made.root / path).stat().st_mode) for path in ("authority", "authority/ca.key"))
+    assert (0o700, 0o400) == tuple(
+        stat.S_IMODE((made.root / path).stat().st_mode) for path in ("authority", "authority/ca.key")
+    )
     assert ["public/ca.crt"] == [file for file in files if file.startswith("public/")]
 
 
@@ -285,7 +357,9 @@ def test_a_listener_knows_the_hashes_of_those_who_may_ask_it_and_nobody_else(mad
         if service.asked_by:
             users = read(made.root / name / "web.yml")["basic_auth_users"]
             assert set(service.asked_by) == set(users), name
-            assert bcrypt.checkpw(files[f"{service.asked_by[0]}/password"].encode(), users[service.asked_by[0]].encode())
+            assert bcrypt.checkpw(
+                files[f"{service.asked_by[0]}/password"].encode(), users[service.asked_by[0]].encode()
+            )
     assert "basic_auth_users" not in read(made.root / "gateway/clients.yml")
 
 
@@ -304,7 +378,9 @@ def test_prometheus_and_our_own_programs_accept_what_was_made(made: Made, part: 
 
 def test_a_certificate_stands_for_its_service_and_for_this_hosts_names(made: Made) -> None:
     files = made.make(NOW, "gpu1.example.org", "192.0.2.7")
-    assert {"gateway", "localhost", "127.0.0.1", "::1", "gpu1.example.org", "192.0.2.7"} == certificates.names_of(files["gateway/tls.crt"])
+    assert {"gateway", "localhost", "127.0.0.1", "::1", "gpu1.example.org", "192.0.2.7"} == certificates.names_of(
+        files["gateway/tls.crt"]
+    )
     signer = certificates.Pair(files["authority/ca.crt"])
     assert all(certificates.is_of(text, signer) for path, text in files.items() if path.endswith("tls.crt"))
     trusting = ssl.create_default_context(cadata=files["public/ca.crt"])
@@ -314,12 +390,21 @@ def test_a_certificate_stands_for_its_service_and_for_this_hosts_names(made: Mad
 def test_a_certificate_is_renewed_sixty_days_before_its_end_and_with_a_new_name(made: Made) -> None:
     """And nothing else is: no password, no file of logins, no authority."""
     first = made.make()
-    just_before, after = (NOW + timedelta(days=certificates.LEAF_DAYS - certificates.RENEW_DAYS + days) for days in (-0.1, 0.1))
+    just_before, after = (
+        NOW + timedelta(days=certificates.LEAF_DAYS - certificates.RENEW_DAYS + days) for days in (-0.1, 0.1)
+    )
     assert first == made.make(just_before)
     renewed = made.make(after)
     changed = {path for path in first if first[path] != renewed[path]}
-    assert {f"{name}/tls.{end}" for name, service in credentials.SERVICES.items() if service.listens for end in ("crt", "key")} == changed
-    assert {"board/tls.crt", "board/tls.key"} <= {path for path, text in made.make(after, "other.example").items() if text != renewed[path]}
+    assert {
+        f"{name}/tls.{end}"
+        for name, service in credentials.SERVICES.items()
+        if service.listens
+        for end in ("crt", "key")
+    } == changed
+    assert {"board/tls.crt", "board/tls.key"} <= {
+        path for path, text in made.make(after, "other.example").items() if text != renewed[path]
+    }
 
 
 def own_pair(folder: Path, *how: str) -> None:
@@ -327,7 +412,11 @@ def own_pair(folder: Path, *how: str) -> None:
     key, certificate = folder / "tls.key", folder / "tls.crt"
     for file in (key, certificate):
         file.unlink()
-    subprocess.run(["openssl", "req", "-x509", *how, "-subj", "/CN=mine", "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "req", "-x509", *how, "-subj", "/CN=mine", "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
 
 
 def test_an_operators_own_certificate_and_logins_stay(made: Made) -> None:
@@ -350,11 +439,15 @@ def test_a_certificate_whose_key_was_lost_is_made_again(made: Made) -> None:
     second = made.make()
     for name in ("sidecar", "board"):
         assert certificates.fits(second[f"{name}/tls.crt"], second[f"{name}/tls.key"])
-    assert {f"{name}/tls.{end}" for name in ("sidecar", "board") for end in ("crt", "key")} == {p for p in first if first[p] != second[p]}
+    assert {f"{name}/tls.{end}" for name in ("sidecar", "board") for end in ("crt", "key")} == {
+        p for p in first if first[p] != second[p]
+    }
 
 
 @pytest.mark.parametrize("key", [["-passout", "pass:word"], ["-nodes"]], ids=["locked", "other"])
-def test_an_operators_own_certificate_with_a_key_that_does_not_open_it_is_told_in_a_sentence(made: Made, key: list[str]) -> None:
+def test_an_operators_own_certificate_with_a_key_that_does_not_open_it_is_told_in_a_sentence(
+    made: Made, key: list[str]
+) -> None:
     """Before a program fails over it: one that wants a password, and one of another certificate."""
     made.make()
     folder = made.root / "grafana"
@@ -363,7 +456,10 @@ def test_an_operators_own_certificate_with_a_key_that_does_not_open_it_is_told_i
         made.make()  # it is right: a key need not be of a curve
         (folder / "tls.key").unlink()
         (folder / "tls.key").write_text((made.root / "board/tls.key").read_text())
-    with pytest.raises(BadConfig, match=r"grafana/tls\.key is not the key of your tls\.crt beside it, or wants a password; put both there") as told:
+    with pytest.raises(
+        BadConfig,
+        match=r"grafana/tls\.key is not the key of your tls\.crt beside it, or wants a password; put both there",
+    ) as told:
         made.make()
     assert "\n" not in str(told.value)
 
@@ -408,7 +504,9 @@ def test_what_is_no_name_of_this_host_is_refused_by_the_name_of_its_variable(var
 
 
 def test_addresses_that_stand_for_all_or_for_this_machine_are_no_further_names() -> None:
-    assert ["192.0.2.7", "gpu1"] == credentials.further_names({"VLLM_WATCH_HOSTNAME": "gpu1", "VLLM_WATCH_BIND": "192.0.2.7"})
+    assert ["192.0.2.7", "gpu1"] == credentials.further_names(
+        {"VLLM_WATCH_HOSTNAME": "gpu1", "VLLM_WATCH_BIND": "192.0.2.7"}
+    )
     assert [] == credentials.further_names({"VLLM_WATCH_HOSTNAME": "localhost", "VLLM_WATCH_BIND": "0.0.0.0"})  # noqa: S104
     assert ["2001:db8::7"] == credentials.further_names({"VLLM_WATCH_BIND": "[2001:db8::7]"})
 
@@ -419,7 +517,7 @@ def test_a_folder_of_nobody_we_know_is_refused(made: Made) -> None:
         made.make()
 
 
-# --- the preflight -----------------------------------------------------------------------------------------------------------------
+# --- the preflight
 
 LAN = {"VLLM_WATCH_BIND": "192.0.2.7"}
 
@@ -437,12 +535,25 @@ LAN = {"VLLM_WATCH_BIND": "192.0.2.7"}
         (0o600, 0o755, LAN, (), 0, "without compose.secure.yml"),
         (0o600, 0o755, LAN, ("secure",), 0, "VLLM_WATCH_HOSTNAME is not set"),
         (0o600, 0o755, LAN | {"VLLM_WATCH_HOSTNAME": "gpu1"}, ("secure",), 0, None),
-        (0o600, 0o755, LAN | {"VLLM_WATCH_HOSTNAME": "gpu1", "COMPOSE_FILE": "docker-compose.yml:stack/deploy/compose.secure.yml"}, (), 0, None),
+        (
+            0o600,
+            0o755,
+            LAN | {"VLLM_WATCH_HOSTNAME": "gpu1", "COMPOSE_FILE": "docker-compose.yml:stack/deploy/compose.secure.yml"},
+            (),
+            0,
+            None,
+        ),
         (0o600, 0o755, {"VLLM_WATCH_BIND": "127.0.0.2"}, (), 0, None),
     ],
-)  # fmt: skip
+)
 def test_the_preflight_warns_of_secrets_that_others_can_read_and_of_ports_that_nothing_protects(
-    tmp_path: Path, mode: int, folder_mode: int, settings: dict[str, str], arguments: tuple[str, ...], status: int, says: str | None
+    tmp_path: Path,
+    mode: int,
+    folder_mode: int,
+    settings: dict[str, str],
+    arguments: tuple[str, ...],
+    status: int,
+    says: str | None,
 ) -> None:
     """A warning leaves the status as it is; what would not work is missing."""
     programs = tmp_path / "bin"
@@ -458,7 +569,12 @@ def test_the_preflight_warns_of_secrets_that_others_can_read_and_of_ports_that_n
     file.chmod(mode)
     environment = {"PATH": str(programs)} | {name: value.format(file=file) for name, value in settings.items()}
     done = subprocess.run(
-        ["/bin/sh", DEPLOY / "preflight.sh", "cpu", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        ["/bin/sh", DEPLOY / "preflight.sh", "cpu", *arguments],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (status, "") == (done.returncode, done.stderr), done.stdout
     assert (says or "ok") in done.stdout

@@ -63,7 +63,11 @@ async def told(engine: Engine, *options: object) -> tuple[int | None, Mapping[st
     """Exit status of `vllm-watch doctor URL --json`, and what it said."""
     argv = ["-m", "stack.cli", "doctor", engine.spec.address, "--for", f"{FOR_S}s", "--json", *map(str, options)]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        sys.executable,
+        *argv,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     said, complaints = await asyncio.wait_for(process.communicate(), 60)
     assert said, complaints.decode()
@@ -100,7 +104,8 @@ async def test_a_core_that_stands_still_is_found_while_its_page_answers(engine, 
 
 
 async def test_a_core_that_stops_within_the_look_is_never_fine(engine, eventually):
-    """Long enough before the end it is found; shortly before it the look was too short to tell it from a long prefill."""
+    """Long enough before the end it is found; shortly before it the look was too short to tell it from a long
+    prefill."""
     async with under(LONG, engine, eventually), stopped_after(10, core_of(engine)):
         status, said = await told(engine, "--for", "30s")
     assert (1, "frozen-engine") == (status, names(said)[0]), said

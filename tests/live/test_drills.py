@@ -1,4 +1,5 @@
-"""Drills: every alert has one or a reason, the rules they run are the shipped ones but for time, and some of them on a real vLLM."""
+"""Drills: every alert has one or a reason, the rules they run are the shipped ones but for time, and some of them on a
+real vLLM."""
 
 from __future__ import annotations
 
@@ -80,12 +81,17 @@ def rules(settings: Settings) -> dict[str, dict[str, str]]:
 
 
 def in_seconds(rule: dict[str, str], faster: int = 1) -> dict[str, str]:
-    """The same with every duration as seconds, divided by `faster`: those that are written as one, and what an age is compared with."""
+    """The same with every duration as seconds, divided by `faster`: those that are written as one, and what an age is
+    compared with."""
 
     def divided(found: re.Match[str]) -> str:
         return f"{round(sum(parse_window(part) for part in re.findall(r'[0-9]+[smhdw]', found[0])) / faster)}s"
 
-    times = {name: re.sub(r"\b(\d+[smhdw])+\b", divided, rule[name]) for name in ("expr", "for", "keep_firing_for") if name in rule}
+    times = {
+        name: re.sub(r"\b(\d+[smhdw])+\b", divided, rule[name])
+        for name in ("expr", "for", "keep_firing_for")
+        if name in rule
+    }
     expr = re.sub(r"\s", "", times["expr"])
     expr = re.sub(r"(time\(\)-[^<>]*[<>]=?)(\d+)", lambda found: f"{found[1]}{round(int(found[2]) / faster)}", expr)
     return {**rule, **times, "expr": expr}
@@ -94,7 +100,9 @@ def in_seconds(rule: dict[str, str], faster: int = 1) -> dict[str, str]:
 @pytest.mark.parametrize("pace", [QUICK, QUICKER])
 def test_the_rules_of_a_drill_are_the_shipped_ones_but_for_time(pace):
     shipped, overridden = rules(Settings()), rules(Settings(Overrides(thresholds=lab.OVERRIDES)))
-    assert {name: in_seconds(rule, pace) for name, rule in overridden.items()} == {n: in_seconds(r) for n, r in rules(lab.settings(pace)).items()}
+    assert {name: in_seconds(rule, pace) for name, rule in overridden.items()} == {
+        n: in_seconds(r) for n, r in rules(lab.settings(pace)).items()
+    }
     differs = [name for name, rule in shipped.items() if rule != overridden[name]]
     assert [alert.name for alert in ALERTS if alert.threshold and alert.threshold.name in lab.OVERRIDES] == differs
 
@@ -106,7 +114,9 @@ def test_promtool_accepts_the_files_of_a_drill_lab(tmp_path, part, pace):
     (tmp_path / "rules").mkdir()
     for name, text in plan.files(config):
         (tmp_path / name).write_text(text)
-    subprocess.run([part("promtool").path, "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True)
+    subprocess.run(
+        [part("promtool").path, "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True
+    )
 
 
 # --- the stand-in cards
@@ -132,13 +142,17 @@ def test_stand_in_cards_are_read_like_real_ones(driver):
     first, second = gpu.parse_csv(text)
     assert (0, "Stand-in GPU", 55.0, 55.0) == (code, first.name, first.temperature_celsius, second.temperature_celsius)
     with faults._second_card(driver, **{"temperature.gpu": 91}):
-        assert [55.0, 91.0] == [card.temperature_celsius for card in gpu.parse_csv(readings(driver.config.folder / "driver")[1])]
+        assert [55.0, 91.0] == [
+            card.temperature_celsius for card in gpu.parse_csv(readings(driver.config.folder / "driver")[1])
+        ]
     assert text == readings(driver.config.folder / "driver")[1]
 
 
 async def test_a_stand_in_card_that_is_lost_keeps_its_name(driver):
     """Read as the drill lab's sidecar does: what this machine has of a driver is not found."""
-    async with gpu.GpuSource(env={**os.environ, "PYTHONPATH": str(ROOT), **lab.drilled(driver.config).env["sidecar"]}) as source:
+    async with gpu.GpuSource(
+        env={**os.environ, "PYTHONPATH": str(ROOT), **lab.drilled(driver.config).env["sidecar"]}
+    ) as source:
         before = await source.read(20)
         driver.cards(lost=True)
         after = await source.read(20)
@@ -287,13 +301,18 @@ async def test_an_alert_that_fires_already_proves_nothing(monkeypatch):
 
 
 async def test_an_alert_that_cannot_be_told_is_seen_at_prometheus_and_arrives_later():
-    assert "it fired at Prometheus and did not reach Alertmanager when that was back" == (await drilled(FakeLab(), seen_at_prometheus=True)).trouble
+    assert (
+        "it fired at Prometheus and did not reach Alertmanager when that was back"
+        == (await drilled(FakeLab(), seen_at_prometheus=True)).trouble
+    )
 
 
 async def test_the_alert_that_always_fires_must_fall_silent_and_come_again():
     assert "it did not come again" == (await drilled(FakeLab(before=True, broken=False), always=True)).trouble
     assert "" == (await drilled(FakeLab(before=True, broken=False, after=True), always=True)).trouble
-    assert "it went on although nothing sent it" == (await drilled(FakeLab(before=True, after=True), always=True)).trouble
+    assert (
+        "it went on although nothing sent it" == (await drilled(FakeLab(before=True, after=True), always=True)).trouble
+    )
 
 
 async def test_a_drill_that_is_interrupted_takes_its_fault_away():
@@ -308,7 +327,9 @@ async def test_a_drill_that_is_interrupted_takes_its_fault_away():
 
 
 def test_the_table_has_every_drill_and_the_page_begins_with_this_alerts_labels():
-    outcome = run.DrillOutcome("VLLMEngineDown", "the engine is killed", "as in the lab", 9.2, 41.0, "VLLMEngineDown.md", "", {"job": "vllm"})
+    outcome = run.DrillOutcome(
+        "VLLMEngineDown", "the engine is killed", "as in the lab", 9.2, 41.0, "VLLMEngineDown.md", "", {"job": "vllm"}
+    )
     shown = run.table([outcome], plain=True)
     assert 1 == shown.row_count
     lines = list(run.first_lines(outcome))
@@ -361,7 +382,10 @@ def test_six_alerts_fire_and_resolve_on_a_real_vllm(part):
     report = json.loads(done.stdout or "{}")
     assert dict.fromkeys(FAST, "") == {row["alert"]: row["trouble"] for row in report["drills"]}, done.stderr
     assert (0, True) == (done.returncode, report["passed"])
-    assert all(f"{row['alert']}.md" == row["runbook"] and row["fired_s"] > 0 and row["resolved_s"] > 0 for row in report["drills"])
+    assert all(
+        f"{row['alert']}.md" == row["runbook"] and row["fired_s"] > 0 and row["resolved_s"] > 0
+        for row in report["drills"]
+    )
     assert [] == processes_below(install.cache_dir() / f"drill-{OFFSET}")
 
 
@@ -372,10 +396,14 @@ def test_ctrl_c_leaves_nothing_running(part, eventually):
     offset = OFFSET + 500
     folder = install.cache_dir() / f"drill-{offset}"
     command = [sys.executable, "-m", "stack.cli", "drill", "EngineDown", "--port-offset", str(offset)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     try:
         eventually(
-            lambda: process.poll() is not None or f"--port {plan.PORTS['vllm'] + offset}" in engines(), within_s=60, what="the engine being started"
+            lambda: process.poll() is not None or f"--port {plan.PORTS['vllm'] + offset}" in engines(),
+            within_s=60,
+            what="the engine being started",
         )
         assert process.poll() is None, process.stderr.read()
         process.send_signal(signal.SIGINT)

@@ -1,4 +1,5 @@
-"""The gateway's reading of bodies held against vLLM's own request models and prompt parsing, which the engine's Python runs once for all cases."""
+"""The gateway's reading of bodies held against vLLM's own request models and prompt parsing, which the engine's Python
+runs once for all cases."""
 
 from __future__ import annotations
 
@@ -19,7 +20,17 @@ pytestmark = pytest.mark.engine
 
 CHAT, BATCH, TEXT, RESPONSES, MESSAGES, EMBEDDINGS, RERANK, SCORE, DECISIONS = ROUTES = [
     f"/v1/{name}"
-    for name in ("chat/completions", "chat/completions/batch", "completions", "responses", "messages", "embeddings", "rerank", "score", "systemone")
+    for name in (
+        "chat/completions",
+        "chat/completions/batch",
+        "completions",
+        "responses",
+        "messages",
+        "embeddings",
+        "rerank",
+        "score",
+        "systemone",
+    )
 ]
 MODEL_NAME, LONG = "m", "word " * 2000
 IDS = [100] * 2000
@@ -55,62 +66,90 @@ CHAT_MESSAGES = [
 TEMPLATE = {"chat_template": [LONG], "chat_template_kwargs": [{"notes": LONG}]}
 TRANSFERRED = {"kv_transfer_params": [{"prompt_token_ids": IDS}]}
 TEXTS = [LONG, [LONG, LONG], ["word"] * 500]
-NUMBERS = [IDS, [100.0] * 1000, [100, *["100"] * 1000], [*["100"] * 1000, 100], [["100"] * 2000], [IDS, [True, 1.0, "7"]], [[100.0] * 2000]]
+NUMBERS = [
+    IDS,
+    [100.0] * 1000,
+    [100, *["100"] * 1000],
+    [*["100"] * 1000, 100],
+    [["100"] * 2000],
+    [IDS, [True, 1.0, "7"]],
+    [[100.0] * 2000],
+]
 PAIR = {"text_1": "x", "text_2": "y"}
 
-# Every field of vLLM's request models that carries text, token ids or media into the prompt, in every shape of its value.
+# Every field of vLLM's request models that carries text, token ids or media into the prompt, in every shape of its
+# value.
 CARRIES: dict[str, dict[str, list[Any]]] = {
-    CHAT: {"messages": CHAT_MESSAGES, "tools": [[FUNCTION]], "documents": [[{"text": LONG}]], "response_format": [FORMAT],
+    CHAT: {"messages": CHAT_MESSAGES, "tools": [[FUNCTION]], "documents": [[{"text": LONG}]],
+        "response_format": [FORMAT],
            "tool_choice": [{"type": "function", "function": {"name": LONG}}], **TEMPLATE, **TRANSFERRED},
-    BATCH: {"messages": [[one, [NOTE]] for one in CHAT_MESSAGES], "response_format": [FORMAT], "tool_choice": [], "tools": [[FUNCTION]],
-            "documents": [[{"text": LONG}]], **TEMPLATE},  # the last two are no fields, and go on into the request of each conversation
+    BATCH: {"messages": [[one, [NOTE]] for one in CHAT_MESSAGES], "response_format": [FORMAT], "tool_choice": [],
+        "tools": [[FUNCTION]],
+            "documents": [[{"text": LONG}]], **TEMPLATE},
+            # the last two are no fields, and go on into the request of each conversation
     TEXT: {"prompt": [*TEXTS, *NUMBERS], "suffix": [LONG], "prompt_embeds": ["QUJD"]},
-    RESPONSES: {"input": [LONG, [message("user", LONG)], [{"type": "function_call", "name": "f", "call_id": "1", "arguments": LONG}],
+    RESPONSES: {"input": [LONG, [message("user", LONG)],
+        [{"type": "function_call", "name": "f", "call_id": "1", "arguments": LONG}],
                           [{"type": "function_call_output", "call_id": "1", "output": LONG}],
                           [message("user", [{"type": "input_text", "text": LONG}])],
                           [{"type": "reasoning", "id": "1", "summary": [{"type": "summary_text", "text": LONG}]}]],
                 "instructions": [LONG],
-                "previous_input_messages": [[message("user", LONG)], [{"author": {"role": "user"}, "content": [{"text": LONG}]}]],
+                "previous_input_messages": [[message("user", LONG)],
+                    [{"author": {"role": "user"}, "content": [{"text": LONG}]}]],
                 "tools": [[{"type": "function", "name": "f", "description": LONG, "parameters": {}, "strict": False}]],
                 "tool_choice": [{"type": "function", "name": "f"}],
                 "text": [{"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}}],
                 "chat_template_kwargs": TEMPLATE["chat_template_kwargs"], **TRANSFERRED},
     MESSAGES: {"messages": [[message("user", LONG)], [message("user", [{"type": "text", "text": LONG}])],
                             [message("assistant", [{"type": "thinking", "thinking": LONG}]), NOTE],
-                            [message("assistant", [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": LONG}}]), NOTE],
+                            [message("assistant", [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": LONG}}]),
+                                NOTE],
                             [message("assistant", [{"type": "tool_use", "id": "1", "name": LONG, "input": {}}]), NOTE],
                             [message("user", [{"type": "tool_result", "tool_use_id": "1", "content": LONG}])],
                             [message("user", [{"type": "tool_result", "tool_use_id": LONG, "content": "x"}])],
                             # in this role it becomes text as it is, pictures too
-                            [message("assistant", [{"type": "tool_result", "content": [{"type": "image", "source": {"data": LONG}}]}]), NOTE],
-                            [message("system", [{"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {
+                            [message("assistant",
+                                [{"type": "tool_result", "content": [{"type": "image", "source": {"data": LONG}}]}]),
+                                NOTE],
+                            [message("system", [{"type": "tool_addition",
+                                "tool": {"type": "tool_definition", "definition": {
                                 "name": "f", "description": LONG, "input_schema": {}}}}]), NOTE]],
-               "system": [LONG, [{"type": "text", "text": LONG}]], "tools": [[{"name": "f", "description": LONG, "input_schema": {}}]],
-               "tool_choice": [{"type": "tool", "name": LONG}], "output_config": [{"format": {"type": "json_schema", "schema": SCHEMA}}],
+               "system": [LONG, [{"type": "text", "text": LONG}]],
+               "tools": [[{"name": "f", "description": LONG, "input_schema": {}}]],
+               "tool_choice": [{"type": "tool", "name": LONG}],
+               "output_config": [{"format": {"type": "json_schema", "schema": SCHEMA}}],
                "chat_template_kwargs": TEMPLATE["chat_template_kwargs"], **TRANSFERRED},
     EMBEDDINGS: {"input": [*TEXTS, *NUMBERS, [message("user", LONG)], [[message("user", LONG)], [NOTE]]],
                  "messages": [*CHAT_MESSAGES[:2], [[message("user", LONG)], [NOTE]]], **TEMPLATE},
-    RERANK: {"query": [LONG], "documents": [LONG, [LONG, "x"], {"content": [{"type": "text", "text": LONG}]}], "instruction": [LONG],
+    RERANK: {"query": [LONG], "documents": [LONG, [LONG, "x"], {"content": [{"type": "text", "text": LONG}]}],
+        "instruction": [LONG],
              "chat_template_kwargs": TEMPLATE["chat_template_kwargs"]},
-    SCORE: {"text_1": [LONG], "text_2": [LONG, [LONG, "x"]], "queries": [LONG], "documents": [[LONG]], "items": [[LONG]], "data_1": [LONG],
+    SCORE: {"text_1": [LONG], "text_2": [LONG, [LONG, "x"]], "queries": [LONG], "documents": [[LONG]],
+        "items": [[LONG]], "data_1": [LONG],
             "data_2": [[LONG]], "instruction": [LONG], "chat_template_kwargs": TEMPLATE["chat_template_kwargs"]},
     DECISIONS: {"state": [LONG, {"a": LONG}], "instructions": [LONG],
-                "questions": [{"q": {"type": "bool", "instructions": LONG}}, {"q": {"type": "bool"}, "p": {"type": "bool"}}],
-                "images": [["QUJD"]], "audio": [["QUJD"]], "videos": [["QUJD"]], "chat_template_kwargs": TEMPLATE["chat_template_kwargs"]},
+                "questions": [{"q": {"type": "bool", "instructions": LONG}},
+                    {"q": {"type": "bool"}, "p": {"type": "bool"}}],
+                "images": [["QUJD"]], "audio": [["QUJD"]], "videos": [["QUJD"]],
+                "chat_template_kwargs": TEMPLATE["chat_template_kwargs"]},
 }  # fmt: skip
 REST: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [NOTE]}, BATCH: {"messages": [[NOTE]]}, TEXT: {"prompt": "x"}, RESPONSES: {"input": "x"},
-    MESSAGES: {"model": "m", "messages": [NOTE], "max_tokens": 9}, EMBEDDINGS: {"input": "x"}, RERANK: {"query": "x", "documents": ["y"]},
+    MESSAGES: {"model": "m", "messages": [NOTE], "max_tokens": 9}, EMBEDDINGS: {"input": "x"},
+    RERANK: {"query": "x", "documents": ["y"]},
     SCORE: PAIR, DECISIONS: {"state": "x", "questions": {"q": {"type": "bool"}}},
 }  # fmt: skip
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     (TEXT, "prompt_embeds"): {}, (EMBEDDINGS, "messages"): {}, (CHAT, "tool_choice"): {"messages": [NOTE], "tools": [
         {"type": "function", "function": {"name": LONG, "parameters": {}}}]},
-    (RESPONSES, "tool_choice"): {"tools": [{"type": "function", "name": "f", "parameters": {}, "strict": False}], "input": "x"},
-    (SCORE, "queries"): {"documents": ["y"]}, (SCORE, "documents"): {"queries": "x"}, (SCORE, "items"): {"queries": "x"},
+    (RESPONSES, "tool_choice"): {"tools": [{"type": "function", "name": "f", "parameters": {}, "strict": False}],
+        "input": "x"},
+    (SCORE, "queries"): {"documents": ["y"]}, (SCORE, "documents"): {"queries": "x"},
+    (SCORE, "items"): {"queries": "x"},
     (SCORE, "data_1"): {"data_2": "y"}, (SCORE, "data_2"): {"data_1": "x"},
 }  # fmt: skip
-# Fields that carry nothing into the prompt: ec_transfer_params names no text, previous_response_id stands for what an engine has stored.
+# Fields that carry nothing into the prompt: ec_transfer_params names no text, previous_response_id stands for what an
+# engine has stored.
 CARRIES_NONE_TEXT = """
     add_generation_prompt add_special_tokens allowed_token_ids background bad_words best_of cache_salt
     continue_final_message dimensions early_stopping ec_transfer_params echo embed_dtype enable_response_messages
@@ -188,7 +227,9 @@ class Drawn:
 def drawn(seed: int) -> list[dict[str, Any]]:
     """Random bodies for the routes on which an engine may make several prompts of one body."""
     draw = Drawn(random.Random(seed))
-    cases = [(TEXT, draw.completion()) for _ in range(1500)] + [(EMBEDDINGS, {"input": draw.value()}) for _ in range(1500)]
+    cases = [(TEXT, draw.completion()) for _ in range(1500)] + [
+        (EMBEDDINGS, {"input": draw.value()}) for _ in range(1500)
+    ]
     for _ in range(150):
         questions = {name: {"type": "bool"} for name in "abc"[: draw.chance.randrange(4)]}
         cases += [
@@ -222,7 +263,11 @@ def test_every_field_of_the_engines_request_models_is_classified(vllm: Any):
     """A new vLLM with a new field fails here until somebody has said whether the field can carry a prompt."""
     assert set(ROUTES) == set(vllm["fields"])
     for route, names in vllm["fields"].items():
-        unknown = {name for name in names if name not in CARRIES_NONE | CARRIES[route].keys() and (route, name) not in CARRIES_NONE_ON}
+        unknown = {
+            name
+            for name in names
+            if name not in CARRIES_NONE | CARRIES[route].keys() and (route, name) not in CARRIES_NONE_ON
+        }
         assert not unknown, f"{route}: say whether {sorted(unknown)} can carry text or token ids into the prompt"
 
 
@@ -236,7 +281,9 @@ def test_no_field_carries_more_prompt_than_an_eighth_of_the_estimate_allows(vllm
         seen[case["route"], field] += 1
         count = theirs["ids"] or theirs["text_bytes"] * (theirs["prompts"] if field in WITH_EVERY_PROMPT else 1)
         estimate = estimator.prompt(MODEL_NAME, found)
-        assert estimate >= count / 8, f"{case['route']} {field}: {estimate} tokens estimated of {count}: {str(case['body'])[:300]}"
+        assert estimate >= count / 8, (
+            f"{case['route']} {field}: {estimate} tokens estimated of {count}: {str(case['body'])[:300]}"
+        )
     unread = {(route, name) for route, names in CARRIES.items() for name, values in names.items() if values} - set(seen)
     assert not unread, "vLLM refused every value of these"
 

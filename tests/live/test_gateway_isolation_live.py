@@ -1,5 +1,5 @@
-"""Teams behind one gateway and one real vLLM: no team learns from the prefix cache or the response store what another has sent, and no spelling of
-a prompt passes a limit. One engine of its own, which stores responses."""
+"""Teams behind one gateway and one real vLLM: no team learns from the prefix cache or the response store what another
+has sent, and no spelling of a prompt passes a limit. One engine of its own, which stores responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from stack.lab import plan
 
 pytestmark = pytest.mark.engine
 
-CHAT, TEXT, RESPONSES, MESSAGES = (f"/v1/{name}" for name in ("chat/completions", "completions", "responses", "messages"))
+CHAT, TEXT, RESPONSES, MESSAGES = (
+    f"/v1/{name}" for name in ("chat/completions", "completions", "responses", "messages")
+)
 TOKENS = 800  # about, of a prompt that is looked for in the cache
 _numbers = itertools.count()
 
@@ -45,7 +47,8 @@ def secret_text() -> str:
 def body(route: str, text: str) -> dict[str, Any]:
     talk = [{"role": "user", "content": text}]
     fields = {CHAT: {"messages": talk, "max_tokens": 2}, TEXT: {"prompt": text, "max_tokens": 2},
-              RESPONSES: {"input": text, "max_output_tokens": 2}, MESSAGES: {"messages": talk, "max_tokens": 2}}  # fmt: skip
+              RESPONSES: {"input": text, "max_output_tokens": 2},
+              MESSAGES: {"messages": talk, "max_tokens": 2}}  # fmt: skip
     return {"model": plan.MODEL, **fields[route]}
 
 
@@ -68,8 +71,11 @@ async def asked(it: Running, route: str, team: str, fields: dict[str, Any]) -> R
 
 @pytest.mark.parametrize("route", [CHAT, TEXT, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("domain", [None, "trusted"])
-async def test_only_a_shared_domain_shows_what_another_team_has_sent(tmp_path: Path, engine: Engine, route: str, domain: str | None):
-    """Without a salt cached_tokens tells which text another team has sent. Its own prompts a team finds in either case."""
+async def test_only_a_shared_domain_shows_what_another_team_has_sent(
+    tmp_path: Path, engine: Engine, route: str, domain: str | None
+):
+    """Without a salt cached_tokens tells which text another team has sent. Its own prompts a team finds in either
+    case."""
     policy, sent = teams(demo={"cache_domain": domain}, batch={"cache_domain": domain}), body(route, secret_text())
     async with gateway(tmp_path, policy=policy, upstream=engine.spec.address) as it:
         first, again, other = [await asked(it, route, team, sent) for team in ("demo", "demo", "batch")]
@@ -86,7 +92,10 @@ async def test_a_clients_own_salt_still_separates_its_users(tmp_path: Path, engi
     sent = body(CHAT, secret_text())
     async with gateway(tmp_path, policy=teams(), upstream=engine.spec.address) as it:
         await asked(it, CHAT, "demo", sent | {"cache_salt": "user-1"})
-        cached = [(await asked(it, CHAT, "demo", sent | more)).cached_tokens for more in ({"cache_salt": "user-1"}, {"cache_salt": "user-2"}, {})]
+        cached = [
+            (await asked(it, CHAT, "demo", sent | more)).cached_tokens
+            for more in ({"cache_salt": "user-1"}, {"cache_salt": "user-2"}, {})
+        ]
     assert (cached[0] or 0) > TOKENS / 2
     assert not any(cached[1:])
 
@@ -96,7 +105,9 @@ async def test_a_stored_response_is_found_by_its_team_alone(tmp_path: Path, engi
 
         async def use(team: str, name: str, method: str = "GET", end: str = "") -> tuple[int, Any]:
             headers = {"Authorization": f"Bearer {KEYS[team][0]}"}
-            async with it.session.request(method, f"{it.started.url}{RESPONSES}/{name}{end}", headers=headers) as answer:
+            async with it.session.request(
+                method, f"{it.started.url}{RESPONSES}/{name}{end}", headers=headers
+            ) as answer:
                 return answer.status, await answer.json()
 
         async with post(it, body(RESPONSES, "the secret of demo"), RESPONSES) as answer:
@@ -107,7 +118,10 @@ async def test_a_stored_response_is_found_by_its_team_alone(tmp_path: Path, engi
         assert (200, mine["output"]) == (status, found["output"])
         assert 404 == (await use("batch", name))[0]
         # of the engine, which knows the response: what has ended cannot be cancelled
-        assert (400, 404) == ((await use("demo", name, "POST", "/cancel"))[0], (await use("batch", name, "POST", "/cancel"))[0])
+        assert (400, 404) == (
+            (await use("demo", name, "POST", "/cancel"))[0],
+            (await use("batch", name, "POST", "/cancel"))[0],
+        )
         turn = body(RESPONSES, "go on") | {"previous_response_id": name}
         async with post(it, turn, RESPONSES) as mine_on, post(it, turn, RESPONSES, "batch") as theirs_on:
             assert (200, 404) == (mine_on.status, theirs_on.status)
@@ -117,7 +131,8 @@ async def test_a_stored_response_is_found_by_its_team_alone(tmp_path: Path, engi
 
 
 async def test_one_request_id_of_two_teams_does_no_harm(tmp_path: Path, engine: Engine):
-    """vLLM adds random characters to the id of each request; what a body says of it loses against the header, which is always there."""
+    """vLLM adds random characters to the id of each request; what a body says of it loses against the header, which is
+    always there."""
     async with gateway(tmp_path, policy=teams(), upstream=engine.spec.address) as it:
         sent = body(CHAT, "the cache") | {"request_id": "the-same", "max_tokens": 50, "ignore_eos": True}
 
@@ -148,7 +163,10 @@ async def test_no_spelling_takes_a_prompt_past_the_limit_of_its_team(tmp_path: P
     route, more = PAST[name]
     async with gateway(tmp_path, policy=teams(**LIMITED), upstream=engine.spec.address) as it:
         async with post(it, body(route, "hi") | more, route) as answer:
-            assert (400, True) == (answer.status, (await answer.json())["error"]["code"] in ("prompt_too_long", "uncountable"))
+            assert (400, True) == (
+                answer.status,
+                (await answer.json())["error"]["code"] in ("prompt_too_long", "uncountable"),
+            )
         async with post(it, body(route, "hi"), route) as answer:
             assert 200 == answer.status
 
@@ -157,12 +175,20 @@ async def test_the_engine_obeys_what_only_a_router_may_send(tmp_path: Path, engi
     """The reason for the refusal: vLLM takes the ids, and not the message, for the prompt."""
     async with gateway(tmp_path, policy=teams(batch={"kv_transfer": True}), upstream=engine.spec.address) as it:
         for route in (CHAT, MESSAGES, RESPONSES):
-            record = await asked(it, route, "batch", body(route, "hi") | {"kv_transfer_params": {"prompt_token_ids": [100] * 300}})
+            record = await asked(
+                it, route, "batch", body(route, "hi") | {"kv_transfer_params": {"prompt_token_ids": [100] * 300}}
+            )
             assert 300 == record.prompt_tokens, route
 
 
 async def test_a_prompt_is_one_to_record_and_engine_however_its_ids_are_written(tmp_path: Path, engine: Engine):
     async with gateway(tmp_path, policy=teams(), upstream=engine.spec.address) as it:
-        for prompt, prompts in (([100.0] * 1000, 1), ([[100, 7], [8.0]], 2), ([7, "8"], 1), (["7", "8"], 2), ([[True, "3"]], 1)):
+        for prompt, prompts in (
+            ([100.0] * 1000, 1),
+            ([[100, 7], [8.0]], 2),
+            ([7, "8"], 1),
+            (["7", "8"], 2),
+            ([[True, "3"]], 1),
+        ):
             record = await asked(it, TEXT, "demo", body(TEXT, "") | {"prompt": prompt})
             assert prompts == (record.prompts or 1)

@@ -1,8 +1,9 @@
-"""The gateway between the official OpenAI client and a real vLLM: what clients see, what the engine does for them, and the books of the whole file.
+"""The gateway between the official OpenAI client and a real vLLM: what clients see, what the engine does for them, and
+the books of the whole file.
 
-Two engines on the CPU: the second takes few requests at once and is killed towards the end, so the order of the tests matters. Gateways are
-processes, as people run them. Whatever a client sends bears an id of its own, retries too, so that the last test can set side by side what was
-offered, what is on record and what the engines counted."""
+Two engines on the CPU: the second takes few requests at once and is killed towards the end, so the order of the tests
+matters. Gateways are processes, as people run them. Whatever a client sends bears an id of its own, retries too, so
+that the last test can set side by side what was offered, what is on record and what the engines counted."""
 
 from __future__ import annotations
 
@@ -44,9 +45,17 @@ ROOT = Path(__file__).parents[2]
 SOON_S = 30.0  # for what takes moments on a quiet machine
 LIMITED = 2  # requests that the second engine takes
 CHAT: dict[str, Any] = {
-    "model": plan.MODEL, "messages": [{"role": "user", "content": "the cache of the server"}], "max_tokens": 12, "extra_body": {"ignore_eos": True},
-}  # fmt: skip
-TEXT: dict[str, Any] = {"model": plan.MODEL, "prompt": "the cache", "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+    "model": plan.MODEL,
+    "messages": [{"role": "user", "content": "the cache of the server"}],
+    "max_tokens": 12,
+    "extra_body": {"ignore_eos": True},
+}
+TEXT: dict[str, Any] = {
+    "model": plan.MODEL,
+    "prompt": "the cache",
+    "max_tokens": 12,
+    "extra_body": {"ignore_eos": True},
+}
 LONG = CHAT | {"max_tokens": 30000}  # a minute and more: it is over soon only if it is broken off
 STREAM: dict[str, Any] = {"stream": True}
 IDS = "X-Request-Id"
@@ -57,16 +66,20 @@ ONE, TWO = {"url": "{one}"}, {"url": "{two}"}
 GATES: dict[str, Any] = {
     "terms": {
         "teams": {
-            "demo": {}, "narrow": {"max_in_flight": 1}, "short": {"max_prompt_tokens": 50}, "clamped": {"max_output_tokens": 4},
-            "brief": {"max_output_tokens": 4, "over_output": "refuse"}, "other": {"models": ["another"]}, "hurried": {"band": "hurried"}, "leaver": {},
+            "demo": {}, "narrow": {"max_in_flight": 1}, "short": {"max_prompt_tokens": 50},
+            "clamped": {"max_output_tokens": 4},
+            "brief": {"max_output_tokens": 4, "over_output": "refuse"}, "other": {"models": ["another"]},
+            "hurried": {"band": "hurried"}, "leaver": {},
         },
         "bands": {"default": {"rank": 1}, "hurried": {"rank": 1, "total_s": 3.0}},
         "models": {plan.MODEL: {"max_model_len": CONTEXT}, "another": {}},
         "upstreams": {"one": ONE},
     },
-    "canary": {"teams": {"demo": {}}, "upstreams": {"stable": ONE | {"weight": 95}, "canary": ONE | {"weight": 5, "variant": "canary"}}},
+    "canary": {"teams": {"demo": {}},
+        "upstreams": {"stable": ONE | {"weight": 95}, "canary": ONE | {"weight": 5, "variant": "canary"}}},
     "limited": {"teams": {"demo": {}}, "upstreams": {"two": TWO}},
-    "spare": {"teams": {"demo": {}}, "upstreams": {"two": TWO, "one": ONE}, "models": {plan.MODEL: {"upstreams": ["two"], "fallbacks": ["one"]}}},
+    "spare": {"teams": {"demo": {}}, "upstreams": {"two": TWO, "one": ONE},
+        "models": {plan.MODEL: {"upstreams": ["two"], "fallbacks": ["one"]}}},
 }  # fmt: skip
 PLACES = {"one": "one", "stable": "one", "canary": "one", "two": "two"}  # upstream -> engine
 
@@ -132,7 +145,8 @@ _numbers = itertools.count()
 
 @dataclass
 class Caller:
-    """The official client in one of its two forms. sent: the ids of what its last call has sent, with the time of each."""
+    """The official client in one of its two forms. sent: the ids of what its last call has sent, with the time of
+    each."""
 
     gate: Gate
     key: str
@@ -157,7 +171,9 @@ class Caller:
     @contextlib.contextmanager
     def client(self) -> Iterator[openai.OpenAI]:
         with openai.DefaultHttpxClient(event_hooks={"request": [self._send]}) as http:
-            yield openai.OpenAI(base_url=f"{self.gate.url}/v1", api_key=self.key, max_retries=self.retries, http_client=http)
+            yield openai.OpenAI(
+                base_url=f"{self.gate.url}/v1", api_key=self.key, max_retries=self.retries, http_client=http
+            )
 
     @contextlib.asynccontextmanager
     async def async_client(self) -> AsyncIterator[openai.AsyncOpenAI]:
@@ -165,10 +181,13 @@ class Caller:
             self._send(request)
 
         async with openai.DefaultAsyncHttpxClient(event_hooks={"request": [send]}) as http:
-            yield openai.AsyncOpenAI(base_url=f"{self.gate.url}/v1", api_key=self.key, max_retries=self.retries, http_client=http)
+            yield openai.AsyncOpenAI(
+                base_url=f"{self.gate.url}/v1", api_key=self.key, max_retries=self.retries, http_client=http
+            )
 
     def _send(self, request: Any) -> None:
-        """Called with every request just before it goes out, however often the client tries. A look at the models is no request for tokens."""
+        """Called with every request just before it goes out, however often the client tries. A look at the models is no
+        request for tokens."""
         if request.method == "POST":
             name = request.headers[IDS] = self.gate.offer(request.headers.get(IDS, ""))
             self.sent[name] = time.monotonic()
@@ -188,7 +207,9 @@ def running(name: str, folder: Path, policy: Any, engines: Mapping[str, str], po
     """A gateway under this policy, from its start to its peaceful end."""
     keys = {team: make_key(team) for team in policy["teams"]}
     said = policy | {"teams": {team: terms | {"keys": [keys[team][1]]} for team, terms in policy["teams"].items()}}
-    said["upstreams"] = {name: upstream | {"url": upstream["url"].format(**engines)} for name, upstream in policy["upstreams"].items()}
+    said["upstreams"] = {
+        name: upstream | {"url": upstream["url"].format(**engines)} for name, upstream in policy["upstreams"].items()
+    }
     (folder / "teams.yaml").write_text(json.dumps(said))
     listen, metrics_listen = (f"127.0.0.1:{port}" for port in ports)
     (folder / "gateway.yaml").write_text(json.dumps({"listen": listen, "metrics_listen": metrics_listen}))
@@ -197,7 +218,13 @@ def running(name: str, folder: Path, policy: Any, engines: Mapping[str, str], po
         env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=supervisor._die_with_parent,
     )  # fmt: skip
     try:
-        yield Gate(name, f"http://{listen}", f"http://{metrics_listen}", folder / "requests.jsonl", {team: key for team, (key, _) in keys.items()})
+        yield Gate(
+            name,
+            f"http://{listen}",
+            f"http://{metrics_listen}",
+            folder / "requests.jsonl",
+            {team: key for team, (key, _) in keys.items()},
+        )
         process.terminate()
         assert 0 == process.wait(60)
     finally:
@@ -216,7 +243,9 @@ def gates(
     urls = {name: engine.spec.address for name, engine in engines.items()}
     with contextlib.ExitStack() as stack:
         found = {
-            name: stack.enter_context(running(name, tmp_path_factory.mktemp(name), policy, urls, (free_port(), free_port())))
+            name: stack.enter_context(
+                running(name, tmp_path_factory.mktemp(name), policy, urls, (free_port(), free_port()))
+            )
             for name, policy in GATES.items()
         }
         for name, gate in found.items():
@@ -256,15 +285,29 @@ def test_a_reply_and_its_record(ask: Caller):
     got = ask(lambda client: client.chat.completions.create(**CHAT))
     record = ask.record()
     assert record.request_id == got._request_id
-    assert (12, "length", "assistant") == (got.usage.completion_tokens, got.choices[0].finish_reason, got.choices[0].message.role)
+    assert (12, "length", "assistant") == (
+        got.usage.completion_tokens,
+        got.choices[0].finish_reason,
+        got.choices[0].message.role,
+    )
     assert ("demo", "ok", 200, got.usage.prompt_tokens, 12, "length", False, "one", plan.MODEL) == (
-        record.team, record.outcome, record.status, record.prompt_tokens, record.completion_tokens, record.finish_reason, record.stream,
-        record.upstream, record.model)  # fmt: skip
+        record.team,
+        record.outcome,
+        record.status,
+        record.prompt_tokens,
+        record.completion_tokens,
+        record.finish_reason,
+        record.stream,
+        record.upstream,
+        record.model,
+    )
     assert None not in (record.engine_version, record.cached_tokens, record.engine_queue_ms, record.engine_ttft_ms)
     assert (None, None) == (record.ttft_ms, record.tpot_ms)
 
 
-@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}, {"stream_options": {"include_usage": True}}])
+@pytest.mark.parametrize(
+    "options", [{}, {"stream_options": {"include_usage": False}}, {"stream_options": {"include_usage": True}}]
+)
 def test_a_stream_has_the_usage_that_was_asked_for_and_no_other(ask: Caller, options: dict[str, Any]):
     *chunks, last = ask(lambda client: client.chat.completions.create(**CHAT | STREAM | options))
     asked = bool(options and options["stream_options"]["include_usage"])
@@ -273,7 +316,10 @@ def test_a_stream_has_the_usage_that_was_asked_for_and_no_other(ask: Caller, opt
     assert "length" == (chunks[-1] if asked else last).choices[0].finish_reason
     record = ask.record()
     assert ("ok", 12, "length", True) == (record.outcome, record.completion_tokens, record.finish_reason, record.stream)
-    assert not asked or (last.usage.prompt_tokens, last.usage.completion_tokens) == (record.prompt_tokens, record.completion_tokens)
+    assert not asked or (last.usage.prompt_tokens, last.usage.completion_tokens) == (
+        record.prompt_tokens,
+        record.completion_tokens,
+    )
     assert 0 < (record.ttft_ms or 0) < (record.e2e_ms or 0)
     assert record.tpot_ms is None or record.tpot_ms > 0  # null when a stalled machine delivers all tokens in one read
 
@@ -284,25 +330,46 @@ def test_a_completion(ask: Caller, stream: bool):
     chunks = got if stream else [got]
     assert "".join(chunk.choices[0].text for chunk in chunks)
     assert (stream, "ok", 12, "length", "/v1/completions") == (
-        (record := ask.record()).stream, record.outcome, record.completion_tokens, chunks[-1].choices[0].finish_reason, record.route)  # fmt: skip
+        (record := ask.record()).stream,
+        record.outcome,
+        record.completion_tokens,
+        chunks[-1].choices[0].finish_reason,
+        record.route,
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_answers_to_several_prompts(ask: Caller, stream: bool):
-    """The usage counts each prompt once, whatever n is, and all texts; time per token is no figure of several texts that grow at once."""
-    got = ask(lambda client: client.completions.create(**TEXT | {"prompt": ["the cache", "a queue of"], "n": 2}, stream=stream))
+    """The usage counts each prompt once, whatever n is, and all texts; time per token is no figure of several texts
+    that grow at once."""
+    got = ask(
+        lambda client: client.completions.create(
+            **TEXT | {"prompt": ["the cache", "a queue of"], "n": 2}, stream=stream
+        )
+    )
     assert {0, 1, 2, 3} == {choice.index for chunk in (got if stream else [got]) for choice in chunk.choices}
     record = ask.record()
     single = ask(lambda client: client.completions.create(**TEXT))
     other = ask(lambda client: client.completions.create(**TEXT | {"prompt": "a queue of"}))
     assert ("ok", 2, 2, 4 * 12, single.usage.prompt_tokens + other.usage.prompt_tokens, None) == (
-        record.outcome, record.n, record.prompts, record.completion_tokens, record.prompt_tokens, record.tpot_ms)  # fmt: skip
+        record.outcome,
+        record.n,
+        record.prompts,
+        record.completion_tokens,
+        record.prompt_tokens,
+        record.tpot_ms,
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_three_answers_to_one_chat(ask: Caller, stream: bool):
     got = ask(lambda client: client.chat.completions.create(**CHAT, n=3, stream=stream))
-    finished = [(choice.index, choice.finish_reason) for chunk in (got if stream else [got]) for choice in chunk.choices if choice.finish_reason]
+    finished = [
+        (choice.index, choice.finish_reason)
+        for chunk in (got if stream else [got])
+        for choice in chunk.choices
+        if choice.finish_reason
+    ]
     assert [(index, "length") for index in range(3)] == sorted(finished)
     assert (3, 3 * 12, None) == ((record := ask.record()).n, record.completion_tokens, record.tpot_ms)
 
@@ -310,18 +377,30 @@ def test_three_answers_to_one_chat(ask: Caller, stream: bool):
 WEATHER = {
     "type": "function",
     "function": {
-        "name": "weather", "description": "The weather of a city.", "strict": True,
-        "parameters": {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"], "additionalProperties": False},
+        "name": "weather",
+        "description": "The weather of a city.",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
     },
-}  # fmt: skip
+}
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 def test_a_tool_is_called(ask: Caller, choice: Any, stream: bool):
-    """The engine holds the random model to the tool's schema, once or several times; in a stream the pieces of a call are content like any other."""
-    body = {name: value for name, value in CHAT.items() if name != "extra_body"} | {"max_tokens": 1000, "tools": [WEATHER], "tool_choice": choice}
+    """The engine holds the random model to the tool's schema, once or several times; in a stream the pieces of a call
+    are content like any other."""
+    body = {name: value for name, value in CHAT.items() if name != "extra_body"} | {
+        "max_tokens": 1000,
+        "tools": [WEATHER],
+        "tool_choice": choice,
+    }
     got = ask(lambda client: client.chat.completions.create(**body, stream=stream))
     said = [choice.delta for chunk in got for choice in chunk.choices] if stream else [got.choices[0].message]
     calls = [call for each in said for call in each.tool_calls or ()]
@@ -356,8 +435,14 @@ def test_the_responses_api(ask: Caller, stream: bool):
     assert ("incomplete", "max_output_tokens") == (answer.status, answer.incomplete_details.reason)
     record = ask.record()
     assert ("ok", answer.usage.input_tokens, 12, "length", stream, "/v1/responses", stream) == (
-        record.outcome, record.prompt_tokens, record.completion_tokens, record.finish_reason, record.stream, record.route,
-        record.ttft_ms is not None)  # fmt: skip
+        record.outcome,
+        record.prompt_tokens,
+        record.completion_tokens,
+        record.finish_reason,
+        record.stream,
+        record.route,
+        record.ttft_ms is not None,
+    )
     if stream:
         assert answer.output_text == "".join(event.delta for event in got if event.type == "response.output_text.delta")
 
@@ -373,7 +458,8 @@ def test_models_are_listed_and_leave_no_record(ask: Caller):
 
 @dataclass(frozen=True)
 class Wrong:
-    """What is asked wrongly, and what the client makes of the answer. code: what the answer calls it; that of the engine is the status."""
+    """What is asked wrongly, and what the client makes of the answer. code: what the answer calls it; that of the
+    engine is the status."""
 
     error: type[openai.APIStatusError]
     reason: str
@@ -388,14 +474,22 @@ MISTAKES = {
     "key": Wrong(openai.AuthenticationError, "unknown_key", "unknown_key", team="vw-demo-wrong"),
     "another team's model": Wrong(openai.PermissionDeniedError, "model_not_allowed", "model_not_allowed", team="other"),
     "no such model": Wrong(openai.NotFoundError, "bad_request", "404", {"model": "none"}, said="`none` does not exist"),
-    "the team's prompts": Wrong(openai.BadRequestError, "prompt_too_long", "prompt_too_long", {"messages": MANY_WORDS}, team="short"),
+    "the team's prompts": Wrong(
+        openai.BadRequestError, "prompt_too_long", "prompt_too_long", {"messages": MANY_WORDS}, team="short"
+    ),
     "the team's output": Wrong(openai.BadRequestError, "output_too_long", "output_too_long", team="brief"),
-    "the context, for sure": Wrong(openai.BadRequestError, "context_too_long", "context_too_long", {"messages": MANY_WORDS * 2}),
-    "the context, with the output": Wrong(openai.BadRequestError, "context_too_long", "context_too_long", {"max_tokens": CONTEXT + 1}),
+    "the context, for sure": Wrong(
+        openai.BadRequestError, "context_too_long", "context_too_long", {"messages": MANY_WORDS * 2}
+    ),
+    "the context, with the output": Wrong(
+        openai.BadRequestError, "context_too_long", "context_too_long", {"max_tokens": CONTEXT + 1}
+    ),
     "the context, by the engine's count": Wrong(
         openai.BadRequestError, "bad_request", "400", {"messages": MANY_WORDS}, said="maximum context length"
     ),
-    "a parameter": Wrong(openai.BadRequestError, "bad_request", "400", {"temperature": -3}, said="temperature must be non-negative"),
+    "a parameter": Wrong(
+        openai.BadRequestError, "bad_request", "400", {"temperature": -3}, said="temperature must be non-negative"
+    ),
 }
 
 
@@ -411,7 +505,12 @@ def test_a_mistake_is_told_once_and_by_its_class(terms: Gate, way: str, name: st
     assert (wrong.error, wrong.code) == (type(told.value), told.value.code)
     assert wrong.said in told.value.message
     assert record.request_id == told.value.request_id
-    assert ("rejected", wrong.reason, told.value.status_code, "rejected") == (record.outcome, record.reason, record.status, record.finish_reason)
+    assert ("rejected", wrong.reason, told.value.status_code, "rejected") == (
+        record.outcome,
+        record.reason,
+        record.status,
+        record.finish_reason,
+    )
     assert (wrong.reason == "bad_request") == (record.upstream is not None)
 
 
@@ -419,7 +518,12 @@ def test_what_the_engine_does_not_serve_is_refused_by_it(ask: Caller):
     """A model of texts has no embeddings."""
     with pytest.raises(openai.NotFoundError):
         ask(lambda client: client.embeddings.create(model=plan.MODEL, input="x"))
-    assert ("rejected", "bad_request", 404, "one") == ((record := ask.record()).outcome, record.reason, record.status, record.upstream)
+    assert ("rejected", "bad_request", 404, "one") == (
+        (record := ask.record()).outcome,
+        record.reason,
+        record.status,
+        record.upstream,
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -429,15 +533,21 @@ def test_output_is_limited_to_what_the_team_may_have(terms: Gate, way: str, stre
     assert ("ok", 4, "length") == ((record := ask.record()).outcome, record.completion_tokens, record.finish_reason)
 
 
-def test_a_client_comes_back_when_it_was_told_to_and_gets_its_answer(terms: Gate, way: str, one: Engine, eventually: Any):
-    """The team may have one request in flight, and has one. The client's own retries do the rest, once that has ended."""
+def test_a_client_comes_back_when_it_was_told_to_and_gets_its_answer(
+    terms: Gate, way: str, one: Engine, eventually: Any
+):
+    """The team may have one request in flight, and has one. The client's own retries do the rest, once that has
+    ended."""
     first, once, ask = terms.caller("narrow"), terms.caller("narrow", way), terms.caller("narrow", way, retries=2)
     with first.client() as client, ThreadPoolExecutor() as pool:
         stream = client.chat.completions.create(**LONG, stream=True)
         next(stream)
         with pytest.raises(openai.RateLimitError) as told:
             once(lambda client: client.chat.completions.create(**CHAT))
-        assert ("team_limit", str(int(once.record().retry_after_s or 0))) == (told.value.code, told.value.response.headers["Retry-After"])
+        assert ("team_limit", str(int(once.record().retry_after_s or 0))) == (
+            told.value.code,
+            told.value.response.headers["Retry-After"],
+        )
         answer = pool.submit(ask, lambda client: client.chat.completions.create(**CHAT))
         eventually(lambda: ask.records(), what="the refusal being on record")
         stream.close()
@@ -501,7 +611,9 @@ def resets_its_connection(gate: Gate, begun: Begun) -> str:
     """A machine that is gone: no farewell, and whatever is still on the way to it is thrown away."""
     host, port = gate.url[7:].split(":")
     name = gate.offer()
-    body = json.dumps({field: value for field, value in (LONG | STREAM | LONG["extra_body"]).items() if field != "extra_body"}).encode()
+    body = json.dumps(
+        {field: value for field, value in (LONG | STREAM | LONG["extra_body"]).items() if field != "extra_body"}
+    ).encode()
     headers = {
         "Host": host,
         "Authorization": f"Bearer {gate.keys['demo']}",
@@ -521,11 +633,17 @@ def resets_its_connection(gate: Gate, begun: Begun) -> str:
     return name
 
 
-@pytest.mark.parametrize("leaves", [closes_its_stream, goes_in_the_middle_of_its_stream, goes_before_its_reply, resets_its_connection])
-def test_a_client_that_leaves_takes_its_request_with_it(terms: Gate, one: Engine, eventually: Any, leaves: Callable[[Gate, Begun], str]):
+@pytest.mark.parametrize(
+    "leaves", [closes_its_stream, goes_in_the_middle_of_its_stream, goes_before_its_reply, resets_its_connection]
+)
+def test_a_client_that_leaves_takes_its_request_with_it(
+    terms: Gate, one: Engine, eventually: Any, leaves: Callable[[Gate, Begun], str]
+):
     eventually(lambda: one.running == 0, within_s=SOON_S, what="an idle engine")
     before, made = one.abandoned, one.figure(vllm.GENERATION_TOKENS)
-    name = leaves(terms, lambda: eventually(lambda: one.figure(vllm.GENERATION_TOKENS) > made, within_s=SOON_S, what="tokens"))
+    name = leaves(
+        terms, lambda: eventually(lambda: one.figure(vllm.GENERATION_TOKENS) > made, within_s=SOON_S, what="tokens")
+    )
     (record,) = terms.records([name])
     assert ("client_abort", "client_hangup", "abort") == (record.outcome, record.reason, record.finish_reason)
     eventually(lambda: one.running == 0, within_s=SOON_S, what="the engine being idle again")
@@ -534,8 +652,11 @@ def test_a_client_that_leaves_takes_its_request_with_it(terms: Gate, one: Engine
 
 
 @pytest.mark.parametrize("route", ["chat", "messages"])
-def test_tokens_of_a_client_that_leaves_before_its_usage_event_are_charged_to_its_team(terms: Gate, one: Engine, eventually: Any, route: str):
-    """All but the end of an answer without a token on the bill: what it got is on record as an estimate, and `cost` charges it to the team."""
+def test_tokens_of_a_client_that_leaves_before_its_usage_event_are_charged_to_its_team(
+    terms: Gate, one: Engine, eventually: Any, route: str
+):
+    """All but the end of an answer without a token on the bill: what it got is on record as an estimate, and `cost`
+    charges it to the team."""
     eventually(lambda: one.running == 0, within_s=SOON_S, what="an idle engine")
     made = one.figure(vllm.GENERATION_TOKENS)
     name, read = terms.offer(), 60
@@ -551,7 +672,8 @@ def test_tokens_of_a_client_that_leaves_before_its_usage_event_are_charged_to_it
     assert ("client_abort", None) == (record.outcome, record.completion_tokens)
     eventually(lambda: one.running == 0, within_s=SOON_S, what="the engine being idle again")
     worked = one.figure(vllm.GENERATION_TOKENS) - made
-    # The team has no other streams: what they had hidden (reasoning, tool calls) would be in the tokens per event that are learned.
+    # The team has no other streams: what they had hidden (reasoning, tool calls) would be in the tokens per event that
+    # are learned.
     assert 0 < seen - 2 <= (record.est_completion_tokens or 0) <= 1.1 * worked
     assert (record.prompt_tokens or record.est_prompt_tokens or 0) > 0
     told = cost.report(cost.from_log([terms.log], None, time.time()), "team")
@@ -559,7 +681,9 @@ def test_tokens_of_a_client_that_leaves_before_its_usage_event_are_charged_to_it
     assert 0 < (record.e2e_ms or 0) / 3.6e6 <= leaver["aborted_gpu_hours"] * 1.001
     lines = [one for one in terms.lines() if one.team == "leaver"]
     assert sum(one.est_completion_tokens or 0 for one in lines) == leaver["est_completion_tokens"]
-    assert sum(one.completion_tokens or 0 for one in lines) == leaver["completion_tokens"], "estimates are in no exact figure"
+    assert sum(one.completion_tokens or 0 for one in lines) == leaver["completion_tokens"], (
+        "estimates are in no exact figure"
+    )
 
 
 def test_a_reply_that_takes_too_long_is_broken_off(terms: Gate, one: Engine, eventually: Any):
@@ -576,7 +700,8 @@ def test_a_reply_that_takes_too_long_is_broken_off(terms: Gate, one: Engine, eve
 
 
 def at_once(gate: Gate, asks: Mapping[str, Ask], most: int) -> dict[str, Any]:
-    """What became of each request, by its id: what the client returned, of a stream the list of its events, or what it raised."""
+    """What became of each request, by its id: what the client returned, of a stream the list of its events, or what it
+    raised."""
     caller, room = gate.caller(way="async"), asyncio.Semaphore(most)
 
     async def each(client: openai.AsyncOpenAI, ask: Ask) -> Any:
@@ -601,12 +726,18 @@ def within(n: int, share: float, sure: float = 0.999) -> tuple[int, int]:
     """The interval of a binomial count that is left with this certainty in the middle."""
     chances = [math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(n + 1)]
     sums = list(itertools.accumulate(chances))
-    return next(k for k in range(n + 1) if sums[k] > (1 - sure) / 2), next(k for k in range(n + 1) if sums[k] >= (1 + sure) / 2)
+    return next(k for k in range(n + 1) if sums[k] > (1 - sure) / 2), next(
+        k for k in range(n + 1) if sums[k] >= (1 + sure) / 2
+    )
 
 
 def variants(gate: Gate, prompts: list[str], mark: str) -> dict[str, str | None]:
     """The arm that answered each prompt."""
-    bodies = {f"{mark}-{prompt}".replace(" ", "-"): CHAT | {"max_tokens": 1, "messages": [{"role": "user", "content": prompt}]} for prompt in prompts}
+    bodies = {
+        f"{mark}-{prompt}".replace(" ", "-"): CHAT
+        | {"max_tokens": 1, "messages": [{"role": "user", "content": prompt}]}
+        for prompt in prompts
+    }
     got = at_once(gate, {name: chat(name, body) for name, body in bodies.items()}, most=12)
     assert {1} == {answer.usage.completion_tokens for answer in got.values()}
     records = gate.records(bodies)
@@ -643,12 +774,20 @@ def full(gates: dict[str, Gate], two: Engine, eventually: Any) -> Iterator[None]
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_without_room_refuses_and_is_on_record_as_refusing(gates: dict[str, Gate], two: Engine, way: str, stream: bool):
+def test_an_engine_without_room_refuses_and_is_on_record_as_refusing(
+    gates: dict[str, Gate], two: Engine, way: str, stream: bool
+):
     before, ask = two.figure(vllm.ADMISSION_REJECTIONS), gates["limited"].caller(way=way)
     with pytest.raises(openai.InternalServerError, match="busy") as told:
         ask(lambda client: client.chat.completions.create(**CHAT, stream=stream))
     record = ask.record()
-    assert (503, 503, "rejected", "engine_busy", "two") == (told.value.status_code, record.status, record.outcome, record.reason, record.upstream)
+    assert (503, 503, "rejected", "engine_busy", "two") == (
+        told.value.status_code,
+        record.status,
+        record.outcome,
+        record.reason,
+        record.upstream,
+    )
     assert before + 1 == two.figure(vllm.ADMISSION_REJECTIONS)
 
 
@@ -659,10 +798,16 @@ def test_where_another_engine_has_room_it_answers_instead(gates: dict[str, Gate]
     got = ask(lambda client: client.chat.completions.create(**CHAT, stream=stream))
     assert "length" == (got[-1] if stream else got).choices[0].finish_reason
     assert ("ok", 2, "one", "two:engine_busy", 12) == (
-        (record := ask.record()).outcome, record.attempt, record.upstream, record.tried, record.completion_tokens)  # fmt: skip
+        (record := ask.record()).outcome,
+        record.attempt,
+        record.upstream,
+        record.tried,
+        record.completion_tokens,
+    )
 
 
-# One request of more prompts than the engine takes: it looks for room once before it answers, and again for each prompt.
+# One request of more prompts than the engine takes: it looks for room once before it answers, and again for each
+# prompt.
 CROWD = TEXT | STREAM | {"prompt": ["the cache", "a queue of", "the server"][: LIMITED + 1]}
 
 
@@ -673,21 +818,34 @@ def test_a_refusal_inside_of_a_stream_is_a_refusal(gates: dict[str, Gate], two: 
     with pytest.raises(openai.APIError, match="busy") as told:
         ask(lambda client: client.completions.create(**CROWD))
     assert (openai.APIError, "503") == (type(told.value), told.value.code)
-    assert ("rejected", "engine_busy", 200, "two") == ((record := ask.record()).outcome, record.reason, record.status, record.upstream)
+    assert ("rejected", "engine_busy", 200, "two") == (
+        (record := ask.record()).outcome,
+        record.reason,
+        record.status,
+        record.upstream,
+    )
 
 
-def test_a_refusal_inside_of_a_stream_is_not_seen_where_another_engine_has_room(gates: dict[str, Gate], two: Engine, way: str, eventually: Any):
+def test_a_refusal_inside_of_a_stream_is_not_seen_where_another_engine_has_room(
+    gates: dict[str, Gate], two: Engine, way: str, eventually: Any
+):
     """The head of the stream has waited for content."""
     eventually(lambda: two.running == 0, within_s=SOON_S, what="an idle engine")
     ask = gates["spare"].caller(way=way)
     chunks = ask(lambda client: client.completions.create(**CROWD))
     assert {0, 1, 2} == {chunk.choices[0].index for chunk in chunks if chunk.choices[0].finish_reason}
     assert ("ok", 2, "one", "two:engine_busy", 3 * 12) == (
-        (record := ask.record()).outcome, record.attempt, record.upstream, record.tried, record.completion_tokens)  # fmt: skip
+        (record := ask.record()).outcome,
+        record.attempt,
+        record.upstream,
+        record.tried,
+        record.completion_tokens,
+    )
 
 
 def test_a_rush_is_served_or_refused_and_each_is_on_record_as_it_was(gates: dict[str, Gate], two: Engine):
-    """vLLM looks twice: what passes the first look together may be refused at the second, when status 200 has been sent already."""
+    """vLLM looks twice: what passes the first look together may be refused at the second, when status 200 has been sent
+    already."""
     before, gate = two.figure(vllm.ADMISSION_REJECTIONS), gates["limited"]
     asks = {f"rush-{number}": chat(f"rush-{number}", CHAT | STREAM | {"max_tokens": 300}) for number in range(20)}
     seen: Counter[str | None] = Counter()
@@ -699,7 +857,12 @@ def test_a_rush_is_served_or_refused_and_each_is_on_record_as_it_was(gates: dict
             assert isinstance(got, openai.APIError)
             assert "busy" in got.message
             status = got.status_code if isinstance(got, openai.APIStatusError) else 200
-            assert ("rejected", "engine_busy", status, "two") == (record.outcome, record.reason, record.status, record.upstream)
+            assert ("rejected", "engine_busy", status, "two") == (
+                record.outcome,
+                record.reason,
+                record.status,
+                record.upstream,
+            )
         seen[record.outcome] += 1
     assert {"ok", "rejected"} == set(seen)
     assert before + seen["rejected"] == two.figure(vllm.ADMISSION_REJECTIONS)
@@ -718,13 +881,21 @@ def test_an_engine_that_is_killed_in_a_stream_ends_it_with_an_error(gates: dict[
         with pytest.raises(openai.APIError) as told:
             list(stream)
     record = ask.record()
-    assert (openai.APIError, "upstream_reset") == (type(told.value), told.value.code)  # from an event of the stream, whose status was 200
-    assert ("upstream_error", "upstream_reset", 200, "error") == (record.outcome, record.reason, record.status, record.finish_reason)
+    # from an event of the stream, whose status was 200
+    assert (openai.APIError, "upstream_reset") == (type(told.value), told.value.code)
+    assert ("upstream_error", "upstream_reset", 200, "error") == (
+        record.outcome,
+        record.reason,
+        record.status,
+        record.finish_reason,
+    )
     assert record.ttft_ms is not None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_while_the_engine_is_down_clients_are_told_to_come_back(gates: dict[str, Gate], two: Engine, way: str, stream: bool):
+def test_while_the_engine_is_down_clients_are_told_to_come_back(
+    gates: dict[str, Gate], two: Engine, way: str, stream: bool
+):
     two.kill()
     ask = gates["limited"].caller(way=way)
     with pytest.raises(openai.InternalServerError) as told:
@@ -736,12 +907,19 @@ def test_while_the_engine_is_down_clients_are_told_to_come_back(gates: dict[str,
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_while_the_engine_is_down_another_answers_if_there_is_one(gates: dict[str, Gate], two: Engine, way: str, stream: bool):
+def test_while_the_engine_is_down_another_answers_if_there_is_one(
+    gates: dict[str, Gate], two: Engine, way: str, stream: bool
+):
     two.kill()
     ask = gates["spare"].caller(way=way)
     ask(lambda client: client.chat.completions.create(**CHAT, stream=stream))
     assert ("ok", 2, "one", "two:upstream_down", 12) == (
-        (record := ask.record()).outcome, record.attempt, record.upstream, record.tried, record.completion_tokens)  # fmt: skip
+        (record := ask.record()).outcome,
+        record.attempt,
+        record.upstream,
+        record.tried,
+        record.completion_tokens,
+    )
 
 
 # ---- the books
@@ -752,10 +930,11 @@ def test_what_was_offered_is_on_record_once_and_the_engines_counted_the_same_tok
 ):
     """Over all that this file has sent.
 
-    request_prompt_tokens and request_generation_tokens are counted when a text is finished: what was broken off or refused leaves nothing in
-    them, and no usage of it was told, so both sides speak of the same requests. prompt_tokens_total and generation_tokens_total
-    are counted while the engine works, of what was broken off too, so they are larger by as much as nobody was told. The engine counts every
-    text of a request as one of its own, so with n texts each prompt counts n times there and once in the usage."""
+    request_prompt_tokens and request_generation_tokens are counted when a text is finished: what was broken off or
+    refused leaves nothing in them, and no usage of it was told, so both sides speak of the same requests.
+    prompt_tokens_total and generation_tokens_total are counted while the engine works, of what was broken off too, so
+    they are larger by as much as nobody was told. The engine counts every text of a request as one of its own, so with
+    n texts each prompt counts n times there and once in the usage."""
     eventually(lambda: engines["one"].running == 0, within_s=SOON_S, what="an idle engine")
     records: list[RequestRecord] = []
     for gate in gates.values():
@@ -765,7 +944,9 @@ def test_what_was_offered_is_on_record_once_and_the_engines_counted_the_same_tok
         assert len(lines) == exposition_parser.parse(get(f"{gate.metrics_url}/metrics")).total(REQUESTS.name)
         records += lines
     outcomes = Counter(record.outcome for record in records)
-    assert {"ok", "client_abort", "rejected", "upstream_error", "timeout"} == set(outcomes), "this test needs those before it"
+    assert {"ok", "client_abort", "rejected", "upstream_error", "timeout"} == set(outcomes), (
+        "this test needs those before it"
+    )
     assert sum(len(gate.offered) for gate in gates.values()) == sum(outcomes.values())
 
     for name, engine in engines.items():
@@ -779,11 +960,21 @@ def test_what_was_offered_is_on_record_once_and_the_engines_counted_the_same_tok
         def counted(metric: Metric, part: str = "", engine: Engine = engine, name: str = name) -> float:
             return engine.figure(metric, part) - (before[name].total(metric.name + part) or 0.0)
 
-        assert told == (counted(vllm.REQUEST_PROMPT_TOKENS, "_sum"), counted(vllm.REQUEST_GENERATION_TOKENS, "_sum")), name
+        assert told == (counted(vllm.REQUEST_PROMPT_TOKENS, "_sum"), counted(vllm.REQUEST_GENERATION_TOKENS, "_sum")), (
+            name
+        )
         assert counted(vllm.PROMPT_TOKENS) > told[0]
         assert counted(vllm.GENERATION_TOKENS) > told[1]
-        # What found the engine dead never began. Of a crowd that was refused, those who had room may have begun and were then broken off.
-        broken_off = sum(record.outcome in ("client_abort", "timeout", "upstream_error") and record.reason != "upstream_down" for record in here)
-        crowds = [record for record in records if record.route == "/v1/completions" and "engine_busy" in f"{record.reason} {record.tried}"]
+        # What found the engine dead never began. Of a crowd that was refused, those who had room may have begun and
+        # were then broken off.
+        broken_off = sum(
+            record.outcome in ("client_abort", "timeout", "upstream_error") and record.reason != "upstream_down"
+            for record in here
+        )
+        crowds = [
+            record
+            for record in records
+            if record.route == "/v1/completions" and "engine_busy" in f"{record.reason} {record.tried}"
+        ]
         abandoned = counted(vllm.TIME_TO_FIRST_TOKEN, "_count") - counted(vllm.E2E_REQUEST_LATENCY, "_count")
         assert broken_off <= abandoned <= broken_off + (LIMITED * len(crowds) if name == "two" else 0), name

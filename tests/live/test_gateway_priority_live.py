@@ -1,5 +1,5 @@
-"""Who goes first within a real vLLM that has priorities: as its clients like, or, through the gateway, as their bands may. And what those that wait
-there are told of it."""
+"""Who goes first within a real vLLM that has priorities: as its clients like, or, through the gateway, as their bands
+may. And what those that wait there are told of it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ AHEAD: dict[str, dict[str, Any]] = {
     "head": {"extra_headers": {"X-Vllm-Priority": "-5"}},
 }  # fmt: skip
 POLICY = {
-    "teams": {"demo": {}, "later": {"band": "later"}}, "bands": {"default": {"rank": 1}, "later": {"rank": 1, "engine_priority": 5}},
+    "teams": {"demo": {}, "later": {"band": "later"}},
+    "bands": {"default": {"rank": 1}, "later": {"rank": 1, "engine_priority": 5}},
     "upstreams": {"engine": {"url": "{engine}"}},
-}  # fmt: skip
+}
 WAITED_S = 2.0
 TOKENS = 100  # the next one is served so much later that a busy client cannot take one for the other
 Send = Callable[[str, dict[str, Any]], float]  # team, what is said besides -> when its answer was complete
@@ -38,7 +39,9 @@ def engine(real_engines: Engines) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def gate(engine: Engine, free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    with running("gate", tmp_path_factory.mktemp("gate"), POLICY, {"engine": engine.spec.address}, (free_port(), free_port())) as found:
+    with running(
+        "gate", tmp_path_factory.mktemp("gate"), POLICY, {"engine": engine.spec.address}, (free_port(), free_port())
+    ) as found:
         eventually(lambda: get(f"{found.url}/-/healthy"), within_s=30, what="the gateway being ready")
         yield found
 
@@ -55,7 +58,11 @@ def served(engine: Engine, eventually: Any, send: Send, *requests: tuple[str, di
             ends = []
             for request in requests:
                 ends.append(pool.submit(send, *request))
-                eventually(lambda: engine.waiting == len(ends) or any(end.done() for end in ends), within_s=60, what=f"{len(ends)} waiting requests")
+                eventually(
+                    lambda: engine.waiting == len(ends) or any(end.done() for end in ends),
+                    within_s=60,
+                    what=f"{len(ends)} waiting requests",
+                )
                 assert [] == [end.result() for end in ends if end.done()], "answered while the engine had no room"
         times = [end.result(60) for end in ends]
     eventually(lambda: engine.running == 0, within_s=60, what="an idle engine")
@@ -72,11 +79,15 @@ def completed(url: str, key: str, said: dict[str, Any]) -> float:
 @pytest.mark.parametrize("said", AHEAD.values(), ids=AHEAD)
 def test_alone_a_vllm_obeys_whoever_asks_to_go_first(engine: Engine, eventually: Any, said: dict[str, Any]):
     """What the gateway has to prevent; else the test below would prove nothing."""
-    assert [1, 0] == served(engine, eventually, lambda _, more: completed(engine.spec.address, "none", more), ("", {}), ("", said))
+    assert [1, 0] == served(
+        engine, eventually, lambda _, more: completed(engine.spec.address, "none", more), ("", {}), ("", said)
+    )
 
 
 @pytest.mark.parametrize("said", AHEAD.values(), ids=AHEAD)
-def test_through_the_gateway_nobody_goes_before_its_band(engine: Engine, gate: Gate, eventually: Any, said: dict[str, Any]):
+def test_through_the_gateway_nobody_goes_before_its_band(
+    engine: Engine, gate: Gate, eventually: Any, said: dict[str, Any]
+):
     def send(team: str, more: dict[str, Any]) -> float:
         return completed(gate.url, gate.keys[team], more)
 
@@ -104,4 +115,5 @@ def test_the_wait_in_the_engine_is_no_part_of_what_the_way_adds(engine: Engine, 
     (record,) = gate.records([name])
     assert WAITED_S * 1000 < record.engine_queue_ms
     assert record.ttft_ms > record.engine_queue_ms + record.engine_ttft_ms
-    assert record.ttft_ms - record.engine_queue_ms - record.engine_ttft_ms < WAITED_S * 1000 / 2  # a few milliseconds, on a machine at rest
+    # a few milliseconds, on a machine at rest
+    assert record.ttft_ms - record.engine_queue_ms - record.engine_ttft_ms < WAITED_S * 1000 / 2

@@ -1,4 +1,5 @@
-"""A real engine under one request at a time, on our page in Chromium: nothing waits, and no quantile is shown inside the first bucket."""
+"""A real engine under one request at a time, on our page in Chromium: nothing waits, and no quantile is shown inside
+the first bucket."""
 
 from __future__ import annotations
 
@@ -18,14 +19,17 @@ from alerts.panel_ref import PanelRef, board_uid
 pytestmark = [pytest.mark.engine, pytest.mark.chromium, pytest.mark.prometheus]
 ROOT = Path(__file__).parents[2]
 AT_MOST_S = 120.0
-# Panels of vLLM's histograms, with the first default bound of each. The engine waits for nothing, so every p95 lies below it.
+# Panels of vLLM's histograms, with the first default bound of each. The engine waits for nothing, so every p95 lies
+# below it.
 BELOW = {"queue-time": "< 300 ms", "prefill-time": "< 300 ms"}
 
 
 def one_at_a_time(url: str, model: str, done: threading.Event) -> None:
     until = time.monotonic() + AT_MOST_S
     while not done.wait(0.2) and time.monotonic() < until:
-        requests.post(url, json={"model": model, "prompt": f"Idle {until}", "max_tokens": 4, "temperature": 0}, timeout=60).raise_for_status()
+        requests.post(
+            url, json={"model": model, "prompt": f"Idle {until}", "max_tokens": 4, "temperature": 0}, timeout=60
+        ).raise_for_status()
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,8 @@ def page_url(real_engines: Engines, part, free_port, eventually, tmp_path_factor
     prometheus, board = (f"127.0.0.1:{free_port()}" for _ in range(2))
     target = engine.spec.address.removeprefix("http://")
     (folder / "prometheus.yml").write_text(
-        f"global: {{scrape_interval: 1s}}\nscrape_configs:\n  - {{job_name: vllm, static_configs: [{{targets: ['{target}']}}]}}\n"
+        "global: {scrape_interval: 1s}\nscrape_configs:\n  - {job_name: vllm, static_configs: [{targets:"
+        f" ['{target}']}}]}}\n"
     )
     log, done = (folder / "log").open("w"), threading.Event()
     commands = (
@@ -46,12 +51,19 @@ def page_url(real_engines: Engines, part, free_port, eventually, tmp_path_factor
         ],
         [sys.executable, "-m", "stack.cli", "board", "--prometheus", f"http://{prometheus}", "--listen", board],
     )
-    started = [subprocess.Popen(list(map(str, c)), stdout=log, stderr=log, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}) for c in commands]
+    started = [
+        subprocess.Popen(
+            list(map(str, c)), stdout=log, stderr=log, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        for c in commands
+    ]
     try:
         eventually(lambda: requests.get(f"http://{board}/", timeout=5).ok, what="the page answers")
         model = requests.get(f"{engine.spec.address}/v1/models", timeout=10).json()["data"][0]["id"]
         time.sleep(3)  # series that stand before they grow
-        client = threading.Thread(target=one_at_a_time, args=(f"{engine.spec.address}/v1/completions", model, done), daemon=True)
+        client = threading.Thread(
+            target=one_at_a_time, args=(f"{engine.spec.address}/v1/completions", model, done), daemon=True
+        )
         client.start()
         time.sleep(8)
         yield f"http://{board}"

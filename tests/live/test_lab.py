@@ -1,4 +1,5 @@
-"""The lab end to end on real parts: vLLM on the CPU, Prometheus, Alertmanager, gateway, sidecar. One run, looked at from many sides."""
+"""The lab end to end on real parts: vLLM on the CPU, Prometheus, Alertmanager, gateway, sidecar. One run, looked at
+from many sides."""
 
 from __future__ import annotations
 
@@ -57,8 +58,12 @@ def test_promtool_and_amtool_accept_the_labs_files(tmp_path, part):
     (tmp_path / "rules").mkdir()
     for name, text in plan.files(lab_config(tmp_path)):
         (tmp_path / name).write_text(text)
-    subprocess.run([part("promtool").path, "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True)
-    subprocess.run([part("amtool").path, "check-config", tmp_path / "alertmanager.yml"], check=True, capture_output=True)
+    subprocess.run(
+        [part("promtool").path, "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True
+    )
+    subprocess.run(
+        [part("amtool").path, "check-config", tmp_path / "alertmanager.yml"], check=True, capture_output=True
+    )
 
 
 @pytest.mark.collector
@@ -109,9 +114,14 @@ def test_elsewhere_than_on_linux_it_says_what_works():
 
 def run_lab(*arguments, **env):
     return subprocess.run(
-        [sys.executable, "-m", "stack.cli", "lab", "up", *arguments], capture_output=True, text=True, timeout=90, check=False,
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-    )  # fmt: skip
+        [sys.executable, "-m", "stack.cli", "lab", "up", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+    )
 
 
 def told(done) -> str:
@@ -126,17 +136,23 @@ def test_a_taken_port_is_named_with_the_way_out(free_port):
         taken.bind(("127.0.0.1", plan.PORTS["prometheus"] + OFFSET + 500))
         done = run_lab("--port-offset", str(OFFSET + 500))
     assert 1 == done.returncode
-    assert re.search(r"port 30590 for prometheus is taken; stop what listens there, or move all ports with --port-offset \d+", told(done))
+    assert re.search(
+        r"port 30590 for prometheus is taken; stop what listens there, or move all ports with --port-offset \d+",
+        told(done),
+    )
 
 
 def test_a_port_that_is_taken_while_parts_are_installed_is_named_too(monkeypatch, tmp_path):
-    """The first lab installs for minutes; who came in between would else be told of by a process, with a setting that the lab does not have."""
+    """The first lab installs for minutes; who came in between would else be told of by a process, with a setting that
+    the lab does not have."""
     import socket
 
     offset = OFFSET + 550
     with socket.socket() as taken:
         monkeypatch.setattr(install, "install", lambda *_: taken.bind(("127.0.0.1", plan.PORTS["gateway"] + offset)))
-        with pytest.raises(supervisor.LabError, match=f"port {plan.PORTS['gateway'] + offset} for gateway is taken; .* --port-offset"):
+        with pytest.raises(
+            supervisor.LabError, match=f"port {plan.PORTS['gateway'] + offset} for gateway is taken; .* --port-offset"
+        ):
             up.configured(tmp_path, None, offset, Console(quiet=True))
 
 
@@ -220,7 +236,9 @@ class RunningLab:
         return "ready: every process answers" in self.log.read_text()
 
     def query(self, expr: str):
-        rows = json.loads(get(f"{self.url('prometheus')}/api/v1/query?query={urllib.request.quote(expr)}"))["data"]["result"]
+        rows = json.loads(get(f"{self.url('prometheus')}/api/v1/query?query={urllib.request.quote(expr)}"))["data"][
+            "result"
+        ]
         return float(rows[0]["value"][1]) if rows else None
 
     def lab_metric(self, name: str, process: str):
@@ -228,8 +246,15 @@ class RunningLab:
 
     def pid(self, process: str) -> int:
         """From /proc: the child of the lab whose command line names it."""
-        words = {"vllm": " serve ", "gateway": " gateway run ", "sidecar": " sidecar run ", "board": " board --prometheus ",
-                 "prometheus": "--storage.tsdb.path", "alertmanager": "--storage.path", "otelcol": "otelcol.yaml"}  # fmt: skip
+        words = {
+            "vllm": " serve ",
+            "gateway": " gateway run ",
+            "sidecar": " sidecar run ",
+            "board": " board --prometheus ",
+            "prometheus": "--storage.tsdb.path",
+            "alertmanager": "--storage.path",
+            "otelcol": "otelcol.yaml",
+        }
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
@@ -266,8 +291,16 @@ def on_the_lab(test):
 def test_every_headline_gets_a_value_and_the_watchdog_arrives(lab, eventually):
     for headline in headlines.HEADLINES:
         eventually(lambda h=headline: lab.query(h.expr) is not None, within_s=60, what=headline.name)
-    eventually(lambda: "VLLMWatchdog" in get(f"{lab.url('alertmanager')}/api/v2/alerts"), within_s=30, what="the watchdog at Alertmanager")
-    alert = next(a for a in json.loads(get(f"{lab.url('alertmanager')}/api/v2/alerts")) if a["labels"]["alertname"] == "VLLMWatchdog")
+    eventually(
+        lambda: "VLLMWatchdog" in get(f"{lab.url('alertmanager')}/api/v2/alerts"),
+        within_s=30,
+        what="the watchdog at Alertmanager",
+    )
+    alert = next(
+        a
+        for a in json.loads(get(f"{lab.url('alertmanager')}/api/v2/alerts"))
+        if a["labels"]["alertname"] == "VLLMWatchdog"
+    )
     assert alert["annotations"]["runbook_url"].endswith("/runbooks/VLLMWatchdog")
 
 
@@ -283,37 +316,63 @@ def test_a_browser_opens_the_link_that_came_with_the_alert(lab, part, tmp_path, 
     eventually(lambda: "runbook_url" in get(f"{lab.url('alertmanager')}/api/v2/alerts"), within_s=30)
     link = json.loads(get(f"{lab.url('alertmanager')}/api/v2/alerts"))[0]["annotations"]["runbook_url"]
     assert link.startswith(lab.url("board")), "the lab's rules carry the lab's own addresses"
-    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
+    quiet = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--no-first-run",
+    ]
     shown = subprocess.run(
-        [part("chromium").path, *quiet, f"--user-data-dir={tmp_path}", "--dump-dom", link], capture_output=True, text=True, timeout=60, check=True
+        [part("chromium").path, *quiet, f"--user-data-dir={tmp_path}", "--dump-dom", link],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert "First five minutes" in shown.stdout
 
 
 # A panel whose dashboard says once what is missing is hidden.
 HIDDEN = "() => [...document.querySelectorAll('.panel[hidden] .chart, [hidden] .panel .chart')].map(e => e.dataset.id)"
-STATES = "() => Object.fromEntries([...document.querySelectorAll('.chart')].map(e => [e.dataset.id, e.dataset.state || '']))"
+STATES = (
+    "() => Object.fromEntries([...document.querySelectorAll('.chart')].map(e => [e.dataset.id, e.dataset.state || '']))"
+)
 
 
 @on_the_lab
 @pytest.mark.chromium
-def test_every_board_opens_in_a_browser_and_overview_draws_all_that_a_healthy_lab_has(lab, new_tab, eventually, tmp_path):
-    """A panel draws, or says in its own words why it is empty; nothing fails, and the browser has no complaint. Leaves a picture of each board."""
+def test_every_board_opens_in_a_browser_and_overview_draws_all_that_a_healthy_lab_has(
+    lab, new_tab, eventually, tmp_path
+):
+    """A panel draws, or says in its own words why it is empty; nothing fails, and the browser has no complaint. Leaves
+    a picture of each board."""
     folder = Path(os.environ.get("VLLM_WATCH_ARTIFACTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
     tab = new_tab(viewport={"width": 1440, "height": 4000}, color_scheme="dark").page
     for board in BOARDS:
         needed = {str(PanelRef(board.slug, panel.slug).panel_id): panel for panel in board.panels}
-        tab.goto(f"{lab.url('board')}/d/{board_uid(board.slug)}?from=now-5m&refresh={'5s' if board.slug == 'overview' else 'off'}")
+        tab.goto(
+            f"{lab.url('board')}/d/{board_uid(board.slug)}?from=now-5m&refresh={'5s' if board.slug == 'overview' else 'off'}"  # noqa: E501
+        )
         while (folded := tab.locator("details.row:not([open]):not([hidden]) > summary")).count():
             folded.first.click()
 
         def settled(board=board, needed=needed) -> bool:
-            seen = {panel.slug: tab_states.get(number) for number, panel in needed.items()} if (tab_states := tab.evaluate(STATES)) else {}
+            seen = (
+                {panel.slug: tab_states.get(number) for number, panel in needed.items()}
+                if (tab_states := tab.evaluate(STATES))
+                else {}
+            )
             may_be_empty = {panel.slug for panel in board.panels if panel.optional or board.slug != "overview"}
             hidden = {needed[number].slug for number in tab.evaluate(HIDDEN)}
             assert hidden <= {panel.slug for panel in board.panels if panel.requires}
-            wrong = {slug: state for slug, state in seen.items() if state != "drawn" and (state != "empty" or slug not in may_be_empty)}
+            wrong = {
+                slug: state
+                for slug, state in seen.items()
+                if state != "drawn" and (state != "empty" or slug not in may_be_empty)
+            }
             assert {} == {slug: state for slug, state in wrong.items() if slug not in hidden}
             return bool(seen)
 
@@ -324,7 +383,9 @@ def test_every_board_opens_in_a_browser_and_overview_draws_all_that_a_healthy_la
 
 @on_the_lab
 def test_the_live_page_of_this_vllm_is_known_and_breaks_nothing(lab):
-    report = check.check(exposition_parser.parse(get(f"{lab.url('vllm')}/metrics")), EVERYTHING, render.uses(), plan_release())
+    report = check.check(
+        exposition_parser.parse(get(f"{lab.url('vllm')}/metrics")), EVERYTHING, render.uses(), plan_release()
+    )
     assert () == report.unknown
     assert not report.fails
     assert all(metric.needs for metric in report.absent), "a default family of this release is missing"
@@ -338,7 +399,12 @@ def plan_release() -> str:
 def test_the_official_client_works_through_the_gateway_and_leaves_true_records(lab, eventually):
     keys = json.loads((lab.folder / "keys.json").read_text())
     client = openai.OpenAI(base_url=f"{lab.url('gateway')}/v1", api_key=keys["demo"], max_retries=0)
-    ask = {"model": plan.MODEL, "messages": [{"role": "user", "content": "the cache"}], "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+    ask = {
+        "model": plan.MODEL,
+        "messages": [{"role": "user", "content": "the cache"}],
+        "max_tokens": 12,
+        "extra_body": {"ignore_eos": True},
+    }
     whole = client.chat.completions.create(**ask, extra_headers={"X-Request-Id": "whole-1"})
     chunks = list(client.chat.completions.create(**ask, stream=True, extra_headers={"X-Request-Id": "stream-1"}))
     assert all(chunk.choices for chunk in chunks), "the usage chunk was not asked for and must not be seen"
@@ -374,11 +440,17 @@ def test_the_sidecar_joins_log_and_engine(lab, eventually):
 
 
 @on_the_lab
-@pytest.mark.parametrize("panel", [panel for panel in BOARDS[0].panels if not panel.optional], ids=lambda panel: panel.slug)
+@pytest.mark.parametrize(
+    "panel", [panel for panel in BOARDS[0].panels if not panel.optional], ids=lambda panel: panel.slug
+)
 def test_a_panel_of_overview_has_figures_on_the_running_lab(lab, eventually, panel):
-    """As Grafana asks with every variable at All. The engine's own series and the log's may each be the one that answers first."""
+    """As Grafana asks with every variable at All. The engine's own series and the log's may each be the one that
+    answers first."""
     choices = {variable.name: [ALL] for variable in variables.of(BOARDS[0])}
-    asked = [fill(query.expr, choices, Range(time.time() - 300, time.time(), scrape_s=plan.SCRAPE_INTERVAL_S)) for query in panel.queries]
+    asked = [
+        fill(query.expr, choices, Range(time.time() - 300, time.time(), scrape_s=plan.SCRAPE_INTERVAL_S))
+        for query in panel.queries
+    ]
 
     def answers() -> list[float]:
         return [value for expr in asked if (value := lab.query(expr)) is not None]
@@ -407,22 +479,36 @@ def test_spans_reach_the_collector(lab, eventually, transport):
     """Those of the engine over gRPC, those of the request log over HTTP."""
 
     def accepted() -> float:
-        return exposition_parser.parse(get(f"{lab.url('otelcol')}/metrics")).total("otelcol_receiver_accepted_spans_total", transport=transport) or 0
+        return (
+            exposition_parser.parse(get(f"{lab.url('otelcol')}/metrics")).total(
+                "otelcol_receiver_accepted_spans_total", transport=transport
+            )
+            or 0
+        )
 
     eventually(lambda: accepted() > 0, within_s=30, what=f"spans over {transport} at the collector")
 
 
-VICTIMS = ("board", "sidecar", "otelcol", "alertmanager", "gateway", "vllm", "prometheus")  # one after the other, and none comes back
+# one after the other, and none comes back
+VICTIMS = ("board", "sidecar", "otelcol", "alertmanager", "gateway", "vllm", "prometheus")
 
 
 def killed(lab, eventually, victim: str) -> None:
     """SIGKILL, which the lab's own page tells, and which changes nothing for the others."""
     before = {name: lab.lab_metric("vllm_watch_lab_process_up", name) for name in VICTIMS}
     os.kill(lab.pid(victim), signal.SIGKILL)
-    eventually(lambda: lab.lab_metric("vllm_watch_lab_process_up", victim) == 0, what=f"the lab's page saying that {victim} is down")
-    eventually(lambda: lab.lab_metric("vllm_watch_lab_process_running", victim) == 0, what=f"the lab's page saying that {victim} has ended")
+    eventually(
+        lambda: lab.lab_metric("vllm_watch_lab_process_up", victim) == 0,
+        what=f"the lab's page saying that {victim} is down",
+    )
+    eventually(
+        lambda: lab.lab_metric("vllm_watch_lab_process_running", victim) == 0,
+        what=f"the lab's page saying that {victim} has ended",
+    )
     if victim not in ("prometheus", *plan.UNSCRAPED):
-        eventually(lambda: lab.query(f'up{{job="{victim}"}}') == 0, within_s=30, what=f"Prometheus seeing {victim} down")
+        eventually(
+            lambda: lab.query(f'up{{job="{victim}"}}') == 0, within_s=30, what=f"Prometheus seeing {victim} down"
+        )
     after = {name: lab.lab_metric("vllm_watch_lab_process_up", name) for name in before}
     assert {**before, victim: 0} == {**after, victim: 0}
     assert lab.process.poll() is None

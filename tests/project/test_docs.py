@@ -1,9 +1,11 @@
-"""What the pages say: every link leads somewhere, every command and option that they show exists, marked examples run and print what stands there.
+"""What the pages say: every link leads somewhere, every command and option that they show exists, marked examples run
+and print what stands there.
 
 Marks are HTML comments right before a block, invisible to readers:
-  <!-- run -->  or  <!-- run: exit 1 -->     the shell block is executed; blocks of one page share a folder, in the order of the page
-  <!-- output -->                            the block is what the run before it printed; `...` stands for anything, alone on a line for any lines
-  <!-- file: NAME -->  or  <!-- file: NAME as KIND -->     the block is written there first; KINDS are read by the product's own readers
+  <!-- run -->  or  <!-- run: exit 1 -->     the shell block is executed; blocks of one page share a folder, in the
+  order of the page <!-- output -->                            the block is what the run before it printed; `...` stands
+  for anything, alone on a line for any lines <!-- file: NAME -->  or  <!-- file: NAME as KIND -->     the block is
+  written there first; KINDS are read by the product's own readers
 """
 
 from __future__ import annotations
@@ -53,7 +55,22 @@ FOLDERS = ("alerts", "dashboards", "docs", "exporters", "runbooks", "stack", "te
 PROVEN = "How far this is proven"
 NAMED = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w.*/{{}},-]+")
 # Of docker compose, those that take a value as a word of its own.
-TAKES_VALUE = {"-e", "-f", "-n", "-p", "-s", "-t", "-u", "-w", "--entrypoint", "--env-file", "--profile", "--signal", "--tail", "--timeout"}
+TAKES_VALUE = {
+    "-e",
+    "-f",
+    "-n",
+    "-p",
+    "-s",
+    "-t",
+    "-u",
+    "-w",
+    "--entrypoint",
+    "--env-file",
+    "--profile",
+    "--signal",
+    "--tail",
+    "--timeout",
+}
 KINDS: dict[str, Callable[[Path], object]] = {
     "experiment": experiment.load,
     "gateway.yaml": lambda path: config.load(path, GatewayConfig),
@@ -105,7 +122,11 @@ def anchors(page: Path) -> frozenset[str]:
 
 def links(page: Path) -> list[str]:
     """Targets of links and pictures that are not on the web."""
-    hrefs = [str(token.attrs.get("href") or token.attrs.get("src")) for token in inline(page) if token.type in ("link_open", "image")]
+    hrefs = [
+        str(token.attrs.get("href") or token.attrs.get("src"))
+        for token in inline(page)
+        if token.type in ("link_open", "image")
+    ]
     raw = [token.content for token in (*tokens(page), *inline(page)) if token.type.startswith("html")]
     hrefs += [href for text in raw for href in re.findall(r'(?:src|srcset|href)="([^"]+)"', text)]
     return [href for href in hrefs if "://" not in href and not href.startswith("mailto:")]
@@ -128,7 +149,10 @@ def test_every_link_leads_to_a_file_and_a_heading_that_are_there(page):
 
 def test_anchors_are_those_that_github_makes(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text('# What `x.y` is, and why?\n\n## Again\n\n## Again\n\n[a](b.md#c) ![d](e.png) <img src="f.svg"> [g](https://example.org)\n')
+    page.write_text(
+        '# What `x.y` is, and why?\n\n## Again\n\n## Again\n\n[a](b.md#c) ![d](e.png) <img src="f.svg">'
+        " [g](https://example.org)\n"
+    )
     assert {"what-xy-is-and-why", "again", "again-1"} == anchors(page)
     assert ["b.md#c", "e.png", "f.svg"] == links(page)
 
@@ -148,7 +172,8 @@ def test_every_page_is_reached_from_the_index():
 
 
 def statements(block: str) -> Iterator[list[str]]:
-    """The words of each simple command of a shell text; a comment, a redirection and the body of a here-document are none."""
+    """The words of each simple command of a shell text; a comment, a redirection and the body of a here-document are
+    none."""
     end, line = "", ""
     for following in block.replace("\\\n", " ").splitlines():
         if end:
@@ -191,15 +216,24 @@ def _bare(words: list[str]) -> list[str]:
 
 
 def commands_in(page: Path) -> Iterator[tuple[list[str], bool]]:
-    """Every command of a page that is ours to know, and whether it must be whole: in running text a fragment will do."""
+    """Every command of a page that is ours to know, and whether it must be whole: in running text a fragment will
+    do."""
     ours = re.compile(r"\b(vllm-watch|make|docker compose) ")
     for token in tokens(page):
-        shell = token.type == "code_block" or (token.type == "fence" and token.info.split(" ")[0] in ("sh", "bash", "shell"))
+        shell = token.type == "code_block" or (
+            token.type == "fence" and token.info.split(" ")[0] in ("sh", "bash", "shell")
+        )
         if shell and ours.search(token.content):
-            whole = token.content if token.type == "fence" else "\n".join(filter(ours.search, token.content.splitlines()))
+            whole = (
+                token.content if token.type == "fence" else "\n".join(filter(ours.search, token.content.splitlines()))
+            )
             yield from ((words, True) for words in statements(whole))
     for token in inline(page):
-        if token.type == "code_inline" and ours.match(token.content) and not re.search(r"\||\.\.\.|[<>]", token.content):
+        if (
+            token.type == "code_inline"
+            and ours.match(token.content)
+            and not re.search(r"\||\.\.\.|[<>]", token.content)
+        ):
             yield from ((words, False) for words in statements(token.content))
 
 
@@ -215,12 +249,17 @@ def complaints(words: list[str], whole: bool) -> list[str]:
 
 
 def our_command(words: list[str], whole: bool = True) -> list[str]:
-    """The words behind `vllm-watch`, against the real command: its name, its options, what it requires, its choices and numbers."""
+    """The words behind `vllm-watch`, against the real command: its name, its options, what it requires, its choices and
+    numbers."""
     command: click.Command = main
     context = click.Context(main, info_name="vllm-watch")
     while isinstance(command, click.Group):
         if not words or words[0].startswith("-"):
-            return [] if not whole or words in (["--version"], ["--help"]) else [f"vllm-watch {' '.join(words)}: no command"]
+            return (
+                []
+                if not whole or words in (["--version"], ["--help"])
+                else [f"vllm-watch {' '.join(words)}: no command"]
+            )
         name, *words = words
         found = command.get_command(context, name)
         if found is None:
@@ -267,7 +306,11 @@ def our_target(words: list[str], whole: bool = True) -> list[str]:
     """The words behind `make`, and behind ARGS those of the command that the target runs."""
     given = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
     targets = [word for word in words if "=" not in word and not word.startswith("-")]
-    wrong = [f"make {target}: no such target" for target in targets if not any(re.fullmatch(target.replace("*", ".*"), known) for known in TARGETS)]
+    wrong = [
+        f"make {target}: no such target"
+        for target in targets
+        if not any(re.fullmatch(target.replace("*", ".*"), known) for known in TARGETS)
+    ]
     runs = {"cli": [], "lab": ["lab", "up"]}
     for target in targets:
         if target in runs and (arguments := runs[target] + shlex.split(given.get("ARGS", ""))):
@@ -279,7 +322,13 @@ def our_target(words: list[str], whole: bool = True) -> list[str]:
 def services(files: tuple[str, ...]) -> frozenset[str]:
     found: set[str] = set()
     for file in files:
-        found |= set(re.findall(r"^  ([a-z][a-z-]*):$", (ROOT / file).read_text().split("\nservices:\n")[1].split("\nvolumes:\n")[0], re.MULTILINE))
+        found |= set(
+            re.findall(
+                r"^  ([a-z][a-z-]*):$",
+                (ROOT / file).read_text().split("\nservices:\n")[1].split("\nvolumes:\n")[0],
+                re.MULTILINE,
+            )
+        )
     return frozenset(found)
 
 
@@ -295,7 +344,11 @@ def our_compose(words: list[str], whole: bool = True) -> list[str]:
         return [f"{file}: no such file" for file in missing]
     known, verb = services(("docker-compose.yml", *files)), rest.pop(0)
     told, entrypoint = _services_told(rest, verb in ("run", "exec")), "--entrypoint" in rest
-    wrong = [f"docker compose {verb} {name}: no such service" for name in told[: 1 if verb in ("run", "exec") else None] if name not in known]
+    wrong = [
+        f"docker compose {verb} {name}: no such service"
+        for name in told[: 1 if verb in ("run", "exec") else None]
+        if name not in known
+    ]
     if verb == "run" and told[:1] == ["cli"] and not entrypoint:
         wrong += our_command(told[1:], whole)
     if verb == "exec" and told[1:2] == ["vllm-watch"]:
@@ -346,13 +399,22 @@ def test_a_command_that_is_wrong_would_be_found(line, what):
 
 @each_page
 def test_no_page_sends_a_signal_by_docker(page):
-    """Docker takes any for a wish to stop, and starts the container neither after a crash nor after a reboot (moby/moby#41302)."""
-    assert "docker compose kill" not in page.read_text().replace("Not `docker compose kill -s HUP`: Docker takes any signal for a wish to stop", "")
+    """Docker takes any for a wish to stop, and starts the container neither after a crash nor after a reboot
+    (moby/moby#41302)."""
+    assert "docker compose kill" not in page.read_text().replace(
+        "Not `docker compose kill -s HUP`: Docker takes any signal for a wish to stop", ""
+    )
 
 
 @each_page
 def test_every_path_in_backticks_exists(page):
-    spans = [span for token in inline(page) if token.type == "code_inline" for span in token.content.split() if NAMED.fullmatch(span)]
+    spans = [
+        span
+        for token in inline(page)
+        if token.type == "code_inline"
+        for span in token.content.split()
+        if NAMED.fullmatch(span)
+    ]
     assert [] == [span for span in spans if not any(ROOT.glob(one) for one in _braces(span.rstrip("/").split("::")[0]))]
 
 
@@ -412,13 +474,16 @@ def like(expected: str) -> re.Pattern[str]:
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch) -> Path:
-    """A folder like a checkout, to which an example may write: what is tracked is there as links, `vllm-watch` is the command from the tree."""
+    """A folder like a checkout, to which an example may write: what is tracked is there as links, `vllm-watch` is the
+    command from the tree."""
     for entry in ROOT.iterdir():
         if not entry.name.startswith("."):
             (tmp_path / entry.name).symlink_to(entry)
     (tmp_path / ".bin").mkdir()
     command = tmp_path / ".bin/vllm-watch"
-    command.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m stack.cli "$@"\n')
+    command.write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m stack.cli "$@"\n'
+    )
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/.bin{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -433,10 +498,19 @@ def test_the_examples_of_a_page_run_and_print_what_it_shows(page, desk):
     for example in examples(page):
         if example.mark == "file":
             path = desk / example.about.split(" as ")[0]
-            assert not (desk / path.relative_to(desk).parts[0]).is_symlink(), f"{path.name} would be written into the checkout"
+            assert not (desk / path.relative_to(desk).parts[0]).is_symlink(), (
+                f"{path.name} would be written into the checkout"
+            )
             path.write_text(example.text)
             continue
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", example.text], cwd=desk, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", example.text],
+            cwd=desk,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
         expected = int(example.about.removeprefix("exit ") or 0)
         assert expected == done.returncode, f"{example.text}\n{done.stdout}{done.stderr}"
         if example.printed is not None:
@@ -444,10 +518,17 @@ def test_the_examples_of_a_page_run_and_print_what_it_shows(page, desk):
             assert like(example.printed).fullmatch(done.stdout), told
 
 
-FILES = [(page, example) for page in MARKED for example in examples(page) if example.mark == "file" and kind_of(example) in KINDS]
+FILES = [
+    (page, example)
+    for page in MARKED
+    for example in examples(page)
+    if example.mark == "file" and kind_of(example) in KINDS
+]
 
 
-@pytest.mark.parametrize(("page", "example"), FILES, ids=[f"{name_of(page)} {kind_of(example)}" for page, example in FILES])
+@pytest.mark.parametrize(
+    ("page", "example"), FILES, ids=[f"{name_of(page)} {kind_of(example)}" for page, example in FILES]
+)
 def test_configuration_files_of_the_pages_are_read_by_our_own_readers(page, example, tmp_path):
     path = tmp_path / example.about.split(" as ")[0]
     path.write_text(example.text)
@@ -478,7 +559,11 @@ def proofs(page: Path) -> list[tuple[str, str, str]]:
     """Rows of the table under the heading: claim, grade, where."""
     _, _, section = page.read_text().partition(f"\n## {PROVEN}\n")
     section = re.split(r"^## ", section, maxsplit=1, flags=re.MULTILINE)[0]
-    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))] for line in section.splitlines() if line.startswith("|")]
+    rows = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+        for line in section.splitlines()
+        if line.startswith("|")
+    ]
     return [(claim, grade.strip("*"), where) for claim, grade, where in rows[2:]]
 
 
@@ -521,7 +606,9 @@ def test_each_figure_that_is_counted_stands_on_the_index():
 
 
 def test_the_table_of_boards_has_every_board_with_its_own_question():
-    rows = dict(re.findall(r"^\| (.+?) \| (.+?) \|$", (ROOT / "docs/dashboards.md").read_text().split("\n\n")[1], re.MULTILINE))
+    rows = dict(
+        re.findall(r"^\| (.+?) \| (.+?) \|$", (ROOT / "docs/dashboards.md").read_text().split("\n\n")[1], re.MULTILINE)
+    )
     asked = {board.title.removeprefix("vLLM / "): board.question for board in BOARDS}
     assert [] == [title for title, question in asked.items() if not rows.get(title, "").startswith(question)]
     assert set(asked) == set(rows) - {"board"}
@@ -533,7 +620,12 @@ COUNTED = [page for page in PAGES if page.parent != ROOT / "docs" or page.name i
 @pytest.mark.parametrize("page", COUNTED, ids=name_of)
 def test_figures_of_the_front_pages_are_those_of_the_code(page):
     text = " ".join(page.read_text().split())
-    assert [] == [f"{found} (is {real}): {pattern}" for pattern, real in FIGURES.items() for found in re.findall(pattern, text) if int(found) != real]
+    assert [] == [
+        f"{found} (is {real}): {pattern}"
+        for pattern, real in FIGURES.items()
+        for found in re.findall(pattern, text)
+        if int(found) != real
+    ]
 
 
 def test_the_page_of_boards_counts_queries_and_cases_as_they_are_now():
@@ -544,13 +636,19 @@ def test_the_page_of_boards_counts_queries_and_cases_as_they_are_now():
         r"\b(\d+) that fire": len(CASES),
         r"\b(\d+) that look like trouble": len(QUIET),
     }
-    found = [(pattern, real, told) for pattern, real in counted.items() for told in re.findall(pattern, text) or ["none"]]
+    found = [
+        (pattern, real, told) for pattern, real in counted.items() for told in re.findall(pattern, text) or ["none"]
+    ]
     assert [] == [f"{told} (is {real}): {pattern}" for pattern, real, told in found if told != str(real)]
 
 
 def test_the_table_of_ports_has_every_port_of_the_lab_and_of_compose():
     table = (ROOT / "docs/architecture.md").read_text().split("\n## Ports\n")[1].split("\n## ")[0]
     told = {int(port) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for port in row.split(", ")}
-    published = set(map(int, re.findall(r"127\.0\.0\.1:\$\{VLLM_WATCH_PORT_\w+:-(\d+)\}", (ROOT / "docker-compose.yml").read_text())))
+    published = set(
+        map(
+            int, re.findall(r"127\.0\.0\.1:\$\{VLLM_WATCH_PORT_\w+:-(\d+)\}", (ROOT / "docker-compose.yml").read_text())
+        )
+    )
     assert published, "compose publishes none, or writes them otherwise"
     assert told == published | set(PORTS.values())

@@ -1,4 +1,5 @@
-"""The page on extending: its changes are made in a copy of the tree, printed, and held to the tests that guard them; and each of them is needed."""
+"""The page on extending: its changes are made in a copy of the tree, printed, and held to the tests that guard them;
+and each of them is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ ALERT = "VLLMLabRestarting"
 
 
 def changes() -> list[tuple[str, str, str]]:
-    """Path, text that goes and text that comes, of each change of the page. A file that is not there yet has nothing that goes."""
+    """Path, text that goes and text that comes, of each change of the page. A file that is not there yet has nothing
+    that goes."""
     found = []
     for _, block in _BLOCK.findall(PAGE):
         for path, lines in re.findall(r"^--- (\S+)\n(.*?)(?=^--- \S+\n|\Z)", block, re.DOTALL | re.MULTILINE):
@@ -34,7 +36,8 @@ CHANGES = changes()
 
 
 def copy(to: Path) -> Path:
-    """The tree as it stands, without recordings; with what Python has compiled of it, since its processes would do that again."""
+    """The tree as it stands, without recordings; with what Python has compiled of it, since its processes would do that
+    again."""
     to.mkdir(exist_ok=True)
     for name in COPIED:
         if (ROOT / name).is_dir():
@@ -58,7 +61,9 @@ def make(tree: Path, without: tuple[str, ...] = ()) -> None:
 
 def started(tree: Path, *words: str) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}
-    return subprocess.Popen([sys.executable, *words], cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def running_tests(tree: Path, *names: str) -> subprocess.Popen[str]:
@@ -70,7 +75,10 @@ def running_tests(tree: Path, *names: str) -> subprocess.Popen[str]:
 HOUSE, RULES, CASES = "test_rules_and_boards.py", "test_alert_lint.py", "test_alert_rules.py"
 PAGES = f"{HOUSE}::test_every_alert_has_its_page_and_every_page_its_alert"
 INDEX = "test_reference.py::test_the_index_of_runbooks_names_every_page_under_some_symptom"
-CASE, DRILL = f"{CASES}::test_every_alert_has_its_case", "test_drills.py::test_every_alert_has_a_drill_or_a_reason_and_every_drill_an_alert"
+CASE, DRILL = (
+    f"{CASES}::test_every_alert_has_its_case",
+    "test_drills.py::test_every_alert_has_a_drill_or_a_reason_and_every_drill_an_alert",
+)
 GUARDS = (
     PAGES, INDEX, CASE, DRILL,
     f"{HOUSE}::test_printed_files_match_their_source",
@@ -123,7 +131,8 @@ def test_with_all_changes_of_the_page_the_tree_prints_and_its_guards_hold(tmp_pa
 
 
 def test_without_a_step_the_test_that_guards_it_says_so(tmp_path):
-    """Side by side, since each loads the whole tree. What is printed is as it was: that it is stale is another test's."""
+    """Side by side, since each loads the whole tree. What is printed is as it was: that it is stale is another
+    test's."""
     running = []
     for number, (without, fails) in enumerate(NEEDED):
         tree = copy(tmp_path / str(number))

@@ -35,8 +35,14 @@ WIDTH = 2 ** (1 / 8)
 
 def traffic_of(times_ms: list[float], **more: str) -> RequestCounters:
     traffic = RequestCounters(BoundedNames(), BoundedNames())
-    traffic.add_all([RequestRecord(request_id=str(n), model="m", team="t", outcome="ok", **dict.fromkeys(FINE.values(), time), **more)
-                     for n, time in enumerate(times_ms)])  # fmt: skip
+    traffic.add_all(
+        [
+            RequestRecord(
+                request_id=str(n), model="m", team="t", outcome="ok", **dict.fromkeys(FINE.values(), time), **more
+            )
+            for n, time in enumerate(times_ms)
+        ]
+    )
     return traffic
 
 
@@ -96,7 +102,10 @@ def test_a_quantile_is_off_by_less_than_a_tenth(times_ms, q):
 def test_within_their_range_buckets_are_a_tenth_wide():
     for metric in FINE:
         bounds = fine_ladder.bounds_of(metric, budget._BOUNDS[metric])
-        assert max(high / low for low, high in pairwise(bound for bound in bounds if 0.005 <= bound <= 1.0)) <= WIDTH + 1e-9
+        assert (
+            max(high / low for low, high in pairwise(bound for bound in bounds if 0.005 <= bound <= 1.0))
+            <= WIDTH + 1e-9
+        )
 
 
 def test_an_exemplar_is_in_the_bucket_that_holds_its_value():
@@ -116,7 +125,9 @@ def test_a_histogram_without_native_buckets_or_range_stays_as_it_is():
 @pytest.mark.parametrize("fine", [False, True])
 def test_a_sidecar_shows_the_ladder_that_it_is_to_show(fine):
     ledger = CounterStore(RequestCounters(BoundedNames(), BoundedNames()), fine=fine)
-    ledger.count([RequestRecord(request_id="a", model="m", team="t", outcome="ok", **dict.fromkeys(FINE.values(), 12.0))])
+    ledger.count(
+        [RequestRecord(request_id="a", model="m", team="t", outcome="ok", **dict.fromkeys(FINE.values(), 12.0))]
+    )
     ledger.commit({})
     (block,) = ledger.blocks(Format.TEXT)
     buckets = sum(text.count("_bucket{") for _, text in block.values())

@@ -1,4 +1,5 @@
-"""requirements/*.txt: what is installed is what pyproject.toml asks for, whole, by version and by hash; and what is known against it is told."""
+"""requirements/*.txt: what is installed is what pyproject.toml asks for, whole, by version and by hash; and what is
+known against it is told."""
 
 from __future__ import annotations
 
@@ -27,10 +28,20 @@ PINS = {name: {pin.name: pin for pin in pins.read(text, name)} for name, text in
 each_set = pytest.mark.parametrize("name", pins.SETS)
 # The systems that the pins are for; a marker is asked with these.
 SYSTEMS = [
-    {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.1", "sys_platform": "linux", "platform_machine": machine, "extra": "",
-     "platform_system": "Linux", "os_name": "posix", "implementation_name": "cpython", "platform_python_implementation": "CPython"}
-    for minor in (11, 12, 13) for machine in ("x86_64", "aarch64")
-]  # fmt: skip
+    {
+        "python_version": f"3.{minor}",
+        "python_full_version": f"3.{minor}.1",
+        "sys_platform": "linux",
+        "platform_machine": machine,
+        "extra": "",
+        "platform_system": "Linux",
+        "os_name": "posix",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+    }
+    for minor in (11, 12, 13)
+    for machine in ("x86_64", "aarch64")
+]
 
 
 @each_set
@@ -38,14 +49,19 @@ def test_every_line_of_pyproject_is_pinned_to_a_version_that_it_allows(name):
     for requirement in map(Requirement, pins.wanted(PROJECT, pins.SETS[name])):
         pin = PINS[name].get(pins.normal(requirement.name))
         assert pin, f"requirements/{name}.txt lacks {requirement.name}: run `make pins`"
-        assert requirement.specifier.contains(pin.version), f"{pin.name} {pin.version} is not {requirement}: run `make pins`"
+        assert requirement.specifier.contains(pin.version), (
+            f"{pin.name} {pin.version} is not {requirement}: run `make pins`"
+        )
 
 
 @pytest.mark.parametrize("name", ["run", "dev", "build"])
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda s: f"{s['python_version']} {s['platform_machine']}")
 def test_the_pins_are_complete(name, system):
-    """Whatever a pinned package needs on that system is pinned for it too, in a version that it allows; as the installed metadata tell."""
-    here = {pin.name: pin.version for pin in PINS[name].values() if not pin.marker or Marker(pin.marker).evaluate(system)}
+    """Whatever a pinned package needs on that system is pinned for it too, in a version that it allows; as the
+    installed metadata tell."""
+    here = {
+        pin.name: pin.version for pin in PINS[name].values() if not pin.marker or Marker(pin.marker).evaluate(system)
+    }
     missing = [
         f"{owner} needs {requirement}"
         for owner in here
@@ -66,8 +82,12 @@ def needed(name: str) -> list[str]:
 
 def test_what_runs_the_tests_is_what_runs_the_command():
     """dev.txt is installed over run.txt: the same versions, or the tests would prove another program."""
-    assert {name: pin.version for name, pin in PINS["run"].items()}.items() <= {name: pin.version for name, pin in PINS["dev"].items()}.items()
-    assert {name: pin.version for name, pin in PINS["build"].items()}.items() <= {name: pin.version for name, pin in PINS["dev"].items()}.items()
+    assert {name: pin.version for name, pin in PINS["run"].items()}.items() <= {
+        name: pin.version for name, pin in PINS["dev"].items()
+    }.items()
+    assert {name: pin.version for name, pin in PINS["build"].items()}.items() <= {
+        name: pin.version for name, pin in PINS["dev"].items()
+    }.items()
 
 
 @each_set
@@ -109,9 +129,17 @@ def test_every_licence_may_stand_beside_ours():
 
 @pytest.mark.parametrize(
     ("said", "fine"),
-    [("MIT", True), ("", False), ("GPL-3.0-only", False), ("MIT OR GPL-3.0-only", True), ("MIT AND GPL-3.0-only", False),
-     ("Apache-2.0 AND (MIT OR GPL-2.0-only)", False), ("Apache Software License; MIT License", True), ("Mozilla Public License 2.0 (MPL 2.0)", True)],
-)  # fmt: skip
+    [
+        ("MIT", True),
+        ("", False),
+        ("GPL-3.0-only", False),
+        ("MIT OR GPL-3.0-only", True),
+        ("MIT AND GPL-3.0-only", False),
+        ("Apache-2.0 AND (MIT OR GPL-2.0-only)", False),
+        ("Apache Software License; MIT License", True),
+        ("Mozilla Public License 2.0 (MPL 2.0)", True),
+    ],
+)
 def test_a_licence_is_fine_when_all_of_it_is_or_one_of_its_alternatives(said, fine):
     assert fine is audit.Licence("x", said).fine
 
@@ -119,7 +147,9 @@ def test_a_licence_is_fine_when_all_of_it_is_or_one_of_its_alternatives(said, fi
 def fake_pip_audit(folder: Path, report: object, status: int = 0) -> str:
     """Stands for pip-audit, whose service cannot be asked in a test."""
     program = folder / "pip-audit"
-    program.write_text(f"#!/bin/sh\ncat <<'END'\n{report if isinstance(report, str) else json.dumps(report)}\nEND\nexit {status}\n")
+    program.write_text(
+        f"#!/bin/sh\ncat <<'END'\n{report if isinstance(report, str) else json.dumps(report)}\nEND\nexit {status}\n"
+    )
     program.chmod(0o755)
     return str(program)
 
@@ -152,7 +182,8 @@ def test_an_audit_that_could_not_ask_says_so_and_fails(tmp_path):
 
 @contextlib.contextmanager
 def fake_osv(known: dict[str, dict[str, object]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Stands for an advisory service that speaks OSV, which cannot be reached in a test: its address, and the versions that it was asked for.
+    """Stands for an advisory service that speaks OSV, which cannot be reached in a test: its address, and the versions
+    that it was asked for.
 
     known: package -> what it says against every version of it."""
     asked: dict[str, str] = {}
@@ -191,16 +222,26 @@ def test_make_audit_asks_for_every_pin_and_tells_what_is_known():
     here = {pin.name: pin.version for pin in PINS["run"].values() if not pin.marker or Marker(pin.marker).evaluate()}
     with fake_osv({}) as (url, asked):
         done = make_audit(url)
-    assert (0, "vulnerabilities: none known") == (done.returncode, done.stdout.splitlines()[-1]), done.stdout + done.stderr
+    assert (0, "vulnerabilities: none known") == (done.returncode, done.stdout.splitlines()[-1]), (
+        done.stdout + done.stderr
+    )
     assert here == asked
-    advisory = {"id": "PYSEC-2099-1", "affected": [
-        {"package": {"name": "aiohttp", "ecosystem": "PyPI"}, "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "99.0"}]}]}
-    ]}  # fmt: skip
+    advisory = {
+        "id": "PYSEC-2099-1",
+        "affected": [
+            {
+                "package": {"name": "aiohttp", "ecosystem": "PyPI"},
+                "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "99.0"}]}],
+            }
+        ],
+    }
     with fake_osv({"aiohttp": advisory}) as (url, _):
         done = make_audit(url)
     assert f"vulnerabilities: aiohttp {here['aiohttp']}: PYSEC-2099-1, mended in 99.0" == done.stdout.splitlines()[-1]
     assert "Error 1" in done.stderr
     done = make_audit(url)  # nobody is there any more
     told = done.stdout.splitlines()[-1]
-    assert told.startswith("vulnerabilities: not audited, because the advisory service could not be reached or understood")
+    assert told.startswith(
+        "vulnerabilities: not audited, because the advisory service could not be reached or understood"
+    )
     assert (True, True) == ("refused" in told, "Error 2" in done.stderr)

@@ -1,4 +1,5 @@
-"""The reference pages: whole, and as true as what they are printed from. And the worked examples of the definitions, computed again."""
+"""The reference pages: whole, and as true as what they are printed from. And the worked examples of the definitions,
+computed again."""
 
 from __future__ import annotations
 
@@ -47,12 +48,18 @@ def test_a_page_says_meaning_traps_former_names_and_flags_of_each_family():
 
 def test_panels_and_alerts_of_a_family_are_those_whose_queries_name_it():
     """By the plain words of the queries, which is another way than the one that the page goes."""
-    words = {f"{b.slug}/{p.slug}": {word for q in p.queries for word in re.findall(r"[\w:]+", q.expr)} for b in BOARDS for p in b.panels}
+    words = {
+        f"{b.slug}/{p.slug}": {word for q in p.queries for word in re.findall(r"[\w:]+", q.expr)}
+        for b in BOARDS
+        for p in b.panels
+    }
     for metric in (*VLLM, *OURS):
         named = {place for place, said in words.items() if said & set(metric.samples)}
         assert named == {f"{b.slug}/{p.slug}" for b, p in use.panels(metric)}, metric.name
     assert {"VLLMCacheHitsCollapsed"} <= {a.name for a in use.alerts(_metric("vllm:prefix_cache_hits_total"))}
-    assert {"VLLMTTFTBudgetBurn", "VLLMTTFTHigh"} <= {a.name for a in use.alerts(_metric("vllm:time_to_first_token_seconds"))}
+    assert {"VLLMTTFTBudgetBurn", "VLLMTTFTHigh"} <= {
+        a.name for a in use.alerts(_metric("vllm:time_to_first_token_seconds"))
+    }
 
 
 def _metric(name: str) -> Metric:
@@ -66,7 +73,11 @@ def test_every_alert_has_an_entry_with_number_panel_page_and_drill():
         assert alert.summary in entry
         assert f"{alert.panel.board}/{alert.panel.panel}" in entry
         assert f"../runbooks/{alert.name}.md" in entry
-        number = (alert.threshold.shown, alert.threshold.why, alert.threshold.source) if alert.threshold else ("no number of its own",)
+        number = (
+            (alert.threshold.shown, alert.threshold.why, alert.threshold.source)
+            if alert.threshold
+            else ("no number of its own",)
+        )
         assert all(told in entry for told in number), alert.name
         assert (WHY_NOT.get(alert.name) or alerts.drill(alert)) in entry
 
@@ -77,10 +88,14 @@ def test_every_alert_has_the_case_that_the_page_promises():
 
 def test_every_recorded_series_says_what_it_holds_and_no_meaning_is_left_over():
     for recording in RECORDINGS:
-        assert alerts.meaning(recording.record), f"{recording.record}: say in stack/reference/alerts.py, MEANS, what it holds"
+        assert alerts.meaning(recording.record), (
+            f"{recording.record}: say in stack/reference/alerts.py, MEANS, what it holds"
+        )
         assert f"| `{recording.record}` | {alerts.meaning(recording.record)} |" in PAGES["alerts.md"]
     assert set(alerts.MEANS.values()) == {alerts.meaning(recording.record) for recording in RECORDINGS}
-    assert alerts.RECORDED_WHY.keys() == recorded_families().keys(), "say in stack/reference/alerts.py, RECORDED_WHY, what a family is for"
+    assert alerts.RECORDED_WHY.keys() == recorded_families().keys(), (
+        "say in stack/reference/alerts.py, RECORDED_WHY, what a family is for"
+    )
 
 
 def test_a_rule_is_read_through_recorded_series_down_to_what_is_scraped():
@@ -113,7 +128,9 @@ def test_an_installed_package_prints_no_docs(monkeypatch, tmp_path):
 _EXAMPLES = list(worked_examples.examples((ROOT / "docs/joined-metrics.md").read_text()))
 
 
-@pytest.mark.parametrize(("name", "given", "gives"), _EXAMPLES, ids=[f"{name}-{at}" for at, (name, _, _) in enumerate(_EXAMPLES)])
+@pytest.mark.parametrize(
+    ("name", "given", "gives"), _EXAMPLES, ids=[f"{name}-{at}" for at, (name, _, _) in enumerate(_EXAMPLES)]
+)
 def test_a_worked_example_is_what_the_product_computes(name, given, gives):
     """To six digits, as the page writes them."""
     assert gives == close(worked_examples.COMPUTED[name](given))
@@ -148,12 +165,15 @@ def test_the_scenarios_of_the_gateways_page_are_what_the_simulation_gives():
 
 
 def test_in_a_flood_the_others_wait_less_than_a_twentieth_of_what_they_would_behind_it():
-    """What the page says of it in words: the other teams hardly wait, the flooder is refused half, and nothing is lost on either side."""
+    """What the page says of it in words: the other teams hardly wait, the flooder is refused half, and nothing is lost
+    on either side."""
     flood = admission_scenarios.SCENARIOS[0]
     ours, theirs = flood.run(admission_scenarios.OURS), flood.run(admission_scenarios.FIRST_COME)
     for team in ("demo", "docs"):
         assert percentile(ours.waits(team), 0.95) < percentile(theirs.waits(team), 0.95) / 20
-    assert [one.arrival for one in sorted(ours.ended, key=_arrived)] == [one.arrival for one in sorted(theirs.ended, key=_arrived)]
+    assert [one.arrival for one in sorted(ours.ended, key=_arrived)] == [
+        one.arrival for one in sorted(theirs.ended, key=_arrived)
+    ]
 
 
 def _arrived(one: Ended) -> tuple[float, str, float]:

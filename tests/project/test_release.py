@@ -1,4 +1,5 @@
-"""`make release`: the same bytes each time, complete, and what it holds works. Versions are told the same everywhere."""
+"""`make release`: the same bytes each time, complete, and what it holds works. Versions are told the same
+everywhere."""
 
 from __future__ import annotations
 
@@ -42,14 +43,20 @@ def unpacked(made: Path, tmp_path_factory) -> Path:
 
 
 def test_a_release_holds_a_wheel_the_source_an_image_context_and_a_bundle_and_their_sums(made: Path):
-    expected = {f"{NAME}-py3-none-any.whl", f"{NAME}.tar.gz", f"vllm-watch-image-{VERSION}.tar.gz", f"vllm-watch-bundle-{VERSION}.tar.gz"}
+    expected = {
+        f"{NAME}-py3-none-any.whl",
+        f"{NAME}.tar.gz",
+        f"vllm-watch-image-{VERSION}.tar.gz",
+        f"vllm-watch-bundle-{VERSION}.tar.gz",
+    }
     sums = dict(reversed(line.split("  ")) for line in (made / "SHA256SUMS").read_text().splitlines())
     assert expected == set(sums) == {path.name for path in made.iterdir()} - {"SHA256SUMS"}
     assert sums == {name: hashlib.sha256((made / name).read_bytes()).hexdigest() for name in sums}
 
 
 def test_the_unpacked_source_makes_the_same_release_byte_for_byte(made: Path, unpacked: Path, tmp_path):
-    """In another folder, without git, by someone with another umask: so the source is whole, and anyone can check what we publish."""
+    """In another folder, without git, by someone with another umask: so the source is whole, and anyone can check what
+    we publish."""
     before = os.umask(0o077)
     try:
         release.build(unpacked, tmp_path / "dist", WHEN)
@@ -61,7 +68,9 @@ def test_the_unpacked_source_makes_the_same_release_byte_for_byte(made: Path, un
 def test_the_source_is_the_whole_tree(unpacked: Path):
     there = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
     assert set(release.sources(ROOT)) | {Path("PKG-INFO")} == there
-    assert {Path(name) for name in ("Makefile", ".ci/run", "tests/conftest.py", "requirements/run.txt", "docs/release.md")} <= there
+    assert {
+        Path(name) for name in ("Makefile", ".ci/run", "tests/conftest.py", "requirements/run.txt", "docs/release.md")
+    } <= there
 
 
 def test_an_archive_says_nothing_of_who_made_it(made: Path):
@@ -79,7 +88,9 @@ def test_the_wheel_runs_in_an_environment_of_its_own_beside_pinned_dependencies(
     shutil.unpack_archive(made / f"{NAME}-py3-none-any.whl", inside, "zip")
     (inside / "beside.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")
     run = [tmp_path / "env/bin/python", "-I", "-m", "stack.cli"]
-    assert f"version {VERSION}" in subprocess.run([*run, "--version"], capture_output=True, text=True, check=True).stdout
+    assert (
+        f"version {VERSION}" in subprocess.run([*run, "--version"], capture_output=True, text=True, check=True).stdout
+    )
     done = subprocess.run([*run, "render", "--check"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (0, f"all printed files below {inside} are up to date\n") == (done.returncode, done.stdout)
 
@@ -106,28 +117,37 @@ def test_the_boards_of_the_bundle_ask_only_for_series_that_exist(things: Path):
 
     uses = [use for path in boards for use in check.uses_of_dashboard(path.read_text(), path.name)]
     assert [] == list(check.unknown_metrics(uses, EVERYTHING, NEVER_EXISTED))
-    assert {json.loads(text)["uid"] for path, text in rendering.files() if path.parts[:2] == ("dashboards", "json")} <= {
-        json.loads(path.read_text())["uid"] for path in (things / "boards/full").rglob("*.json")
-    }
+    assert {
+        json.loads(text)["uid"] for path, text in rendering.files() if path.parts[:2] == ("dashboards", "json")
+    } <= {json.loads(path.read_text())["uid"] for path in (things / "boards/full").rglob("*.json")}
 
 
 @pytest.mark.prometheus
 def test_the_rules_of_the_bundle_pass_promtool(things: Path, part):
     rules = sorted(path for path in (things / "rules").rglob("*.y*ml") if "groups:" in path.read_text())
     assert rules
-    done = subprocess.run([part("promtool").path, "check", "rules", *rules], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [part("promtool").path, "check", "rules", *rules], capture_output=True, text=True, check=False
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
 def test_nothing_of_this_machine_is_in_the_bundle(things: Path):
     marks = (str(ROOT), str(Path.home()) + "/", "/tmp/")
-    assert [] == [path.name for path in things.rglob("*") if path.is_file() and any(mark in path.read_text() for mark in marks)]
+    assert [] == [
+        path.name for path in things.rglob("*") if path.is_file() and any(mark in path.read_text() for mark in marks)
+    ]
 
 
 def test_the_image_context_is_what_the_dockerfile_copies(made: Path):
     with tarfile.open(made / f"vllm-watch-image-{VERSION}.tar.gz") as tar:
         names = set(tar.getnames())
-    needed = set(re.findall(r"-r (requirements/\S+)", (ROOT / "Dockerfile").read_text())) | {"Dockerfile", "pyproject.toml", "README.md", "LICENSE"}
+    needed = set(re.findall(r"-r (requirements/\S+)", (ROOT / "Dockerfile").read_text())) | {
+        "Dockerfile",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+    }
     assert needed <= names
     assert not [name for name in names if name.startswith(("tests/", "docs/", ".git/"))]
 
@@ -181,7 +201,8 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, capsys):
     assert "dist is a file; name a folder with --out" in capsys.readouterr().err
 
 
-# What is named in several places, and must be named alike. Whoever moves a version moves it in all of them: docs/release.md.
+# What is named in several places, and must be named alike. Whoever moves a version moves it in all of them:
+# docs/release.md.
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 README = (ROOT / "README.md").read_text()
 

@@ -1,4 +1,5 @@
-"""The runbook book and `vllm-watch runbook`: reading, finding, filling against hostile labels, checking; then real parts that answer, or do not."""
+"""The runbook book and `vllm-watch runbook`: reading, finding, filling against hostile labels, checking; then real
+parts that answer, or do not."""
 
 from __future__ import annotations
 
@@ -94,11 +95,18 @@ Seldom wrong.
 ## Escalation
 
 Call someone.
-"""
-OTHER = PAGE.replace("VLLMKVCacheNearlyFull", "VLLMEngineDown", 1).replace("VLLMEngineDown]", "VLLMKVCacheNearlyFull]").replace(
-    "# VLLMKVCacheNearlyFull", "# VLLMEngineDown").replace("severity: warning", "severity: critical").replace(
-    "[VLLMEngineDown](VLLMEngineDown.md)", "[rollback](rollback.md)")  # fmt: skip
-FREE = "# Going back\n\nHow one returns to what worked. With care.\n\n## Engine {{instance}}\n\nSee [the alert](VLLMEngineDown.md).\n"
+"""  # noqa: E501
+OTHER = (
+    PAGE.replace("VLLMKVCacheNearlyFull", "VLLMEngineDown", 1)
+    .replace("VLLMEngineDown]", "VLLMKVCacheNearlyFull]")
+    .replace("# VLLMKVCacheNearlyFull", "# VLLMEngineDown")
+    .replace("severity: warning", "severity: critical")
+    .replace("[VLLMEngineDown](VLLMEngineDown.md)", "[rollback](rollback.md)")
+)
+FREE = (
+    "# Going back\n\nHow one returns to what worked. With care.\n\n## Engine {{instance}}\n\nSee [the"
+    " alert](VLLMEngineDown.md).\n"
+)
 HERE = {"instance": "10.0.0.1:8000", "model_name": "llama"}
 
 
@@ -140,14 +148,26 @@ def test_a_page_is_read_into_values():
     assert "Does it answer? Only reads." == read.steps[1].text
     assert ["bash", "promql"] == [block.language for block in read.steps[1].blocks]
     assert "## don't worry\ncurl -sS http://{{instance}}/health" == read.steps[1].blocks[0].text
-    assert book.DiagnosisRow("the engine is gone", "sum(rate(vllm:x[)", "it died", "[VLLMEngineDown](VLLMEngineDown.md)") == read.rows[2]
+    assert (
+        book.DiagnosisRow("the engine is gone", "sum(rate(vllm:x[)", "it died", "[VLLMEngineDown](VLLMEngineDown.md)")
+        == read.rows[2]
+    )
     assert 'engine=~"0|1"' in read.rows[1].condition, "a bar inside a cell is escaped in Markdown alone"
     assert "<!--" not in read.body
     assert read.body.startswith("# VLLMKVCacheNearlyFull\n")
 
 
 @pytest.mark.parametrize(
-    "text", ["", "nothing", "# Only a title", "---\nalert: [\n---\n# x\n", "---\n- a\n---\n", "# x\n## Diagnosis\n| a |\n", "```\n"]
+    "text",
+    [
+        "",
+        "nothing",
+        "# Only a title",
+        "---\nalert: [\n---\n# x\n",
+        "---\n- a\n---\n",
+        "# x\n## Diagnosis\n| a |\n",
+        "```\n",
+    ],
 )
 def test_a_page_that_is_not_whole_is_shown_all_the_same(text):
     read = page(text)
@@ -169,16 +189,25 @@ def test_only_pages_are_read(folder):
 @pytest.mark.parametrize(
     ("query", "expected", "by_name"),
     [
-        ("VLLMEngineDown", ["VLLMEngineDown"], True), ("vllmenginedown", ["VLLMEngineDown"], True), ("engine-down", ["VLLMEngineDown"], True),
-        ("Engine Down", ["VLLMEngineDown"], True), ("rollback.md", ["rollback"], True),
+        ("VLLMEngineDown", ["VLLMEngineDown"], True),
+        ("vllmenginedown", ["VLLMEngineDown"], True),
+        ("engine-down", ["VLLMEngineDown"], True),
+        ("Engine Down", ["VLLMEngineDown"], True),
+        ("rollback.md", ["rollback"], True),
         ("http://127.0.0.1:9402/runbooks/VLLMEngineDown", ["VLLMEngineDown"], True),
-        ("VLLMEngineDwon", ["VLLMEngineDown"], False), ("kvcachenearlyful", ["VLLMKVCacheNearlyFull"], False),
+        ("VLLMEngineDwon", ["VLLMEngineDown"], False),
+        ("kvcachenearlyful", ["VLLMKVCacheNearlyFull"], False),
         ("cache", ["VLLMKVCacheNearlyFull"], False),  # in a name, which beats the text of the others
-        ("going back", ["rollback"], False), ("returns", ["rollback"], False),
-        ("engine preempts", ["VLLMEngineDown"], False), ("preempts", ["VLLMEngineDown", "VLLMKVCacheNearlyFull"], False),
-        ("cache zebra", [], False), ("zebra", [], False), ("", [], False), ("---", [], False),
+        ("going back", ["rollback"], False),
+        ("returns", ["rollback"], False),
+        ("engine preempts", ["VLLMEngineDown"], False),
+        ("preempts", ["VLLMEngineDown", "VLLMKVCacheNearlyFull"], False),
+        ("cache zebra", [], False),
+        ("zebra", [], False),
+        ("", [], False),
+        ("---", [], False),
     ],
-)  # fmt: skip
+)
 def test_a_page_is_found_by_name_then_by_likeness_then_by_its_words(query, expected, by_name, folder):
     found = book.find(query, book.pages(folder))
     assert (expected, by_name) == ([one.name for one in found.pages], found.by_name)
@@ -193,7 +222,10 @@ def test_who_finds_nothing_is_offered_names(folder):
 
 def test_known_labels_are_filled_and_unknown_ones_ask_for_all():
     filled = page().filled({"instance": "10.0.0.1:8000"})
-    assert r'max by (instance) (vllm:kv_cache_usage_perc{instance=~"10\\.0\\.0\\.1:8000"})' == filled.steps[0].blocks[0].text
+    assert (
+        r'max by (instance) (vllm:kv_cache_usage_perc{instance=~"10\\.0\\.0\\.1:8000"})'
+        == filled.steps[0].blocks[0].text
+    )
     assert "curl -sS http://10.0.0.1:8000/health" == filled.steps[1].blocks[0].text.splitlines()[1]
     assert 'team=~".*"' in filled.steps[1].blocks[1].text
     empty = page().filled({})
@@ -203,8 +235,10 @@ def test_known_labels_are_filled_and_unknown_ones_ask_for_all():
 
 
 HOSTILE = [
-    "$(touch pwned)", "`touch pwned`", "'; touch pwned; '", '"; touch pwned; "', "x; touch pwned", "x\ntouch pwned\n", "'\"'$(touch pwned)'\"'",
-    "a b", "a|b", "${HOME}", "$'\\''$(touch pwned)", "\\", "x\\", "!!", "-o pwned", "* ?", "{{team}}", "```\ntouch pwned", "\x1b[2J",
+    "$(touch pwned)", "`touch pwned`", "'; touch pwned; '", '"; touch pwned; "', "x; touch pwned", "x\ntouch pwned\n",
+    "'\"'$(touch pwned)'\"'",
+    "a b", "a|b", "${HOME}", "$'\\''$(touch pwned)", "\\", "x\\", "!!", "-o pwned", "* ?", "{{team}}",
+    "```\ntouch pwned", "\x1b[2J",
     "\u202egpj", "#x", "EOF\ntouch pwned", ")$(touch pwned)", "é", "~",
 ]  # fmt: skip
 
@@ -213,8 +247,8 @@ HOSTILE = [
 def test_any_value_becomes_a_matcher_for_just_this_value(value):
     """In a block and in a table, as the real parser of PromQL reads it."""
     text = (
-        '```promql\nup{instance=~"{{instance}}",job="x"}\n```\n## Diagnosis\n\n'
-        '| What you see | Condition | Likely cause | Go to |\n|---|---|---|---|\n| a | `up{instance=~"{{instance}}",job="x"}` | b | c |\n'
+        '```promql\nup{instance=~"{{instance}}",job="x"}\n```\n## Diagnosis\n\n| What you see | Condition | Likely'
+        ' cause | Go to |\n|---|---|---|---|\n| a | `up{instance=~"{{instance}}",job="x"}` | b | c |\n'
     )
     filled = book.fill(text, {"instance": value})
     assert len(text.splitlines()) == len(filled.splitlines()), "no value makes a line"
@@ -232,15 +266,29 @@ def test_any_value_becomes_a_matcher_for_just_this_value(value):
 @pytest.mark.parametrize(
     "line",
     [
-        "echo {{instance}}", "echo http://{{instance}}/health", 'echo "{{instance}}"', "echo '{{instance}}'", 'echo "$(echo {{instance}})"',
-        'echo "$(echo "{{instance}}")"', "echo `echo {{instance}}`", "cat <<EOF\n{{instance}}\nEOF", "# don't {{instance}}\necho {{instance}}",
-        "eval echo {{instance}}", "sh -c 'echo {{instance}}'", 'bash -c "echo {{instance}}"', "echo a 'b c' \"d\" {{instance}} 'e'",
-        "echo \\' {{instance}}", "echo \"it's\" {{instance}}", "echo ${HOME:+\"{{instance}}\"}", "echo $'\\'' {{instance}}",
+        "echo {{instance}}",
+        "echo http://{{instance}}/health",
+        'echo "{{instance}}"',
+        "echo '{{instance}}'",
+        'echo "$(echo {{instance}})"',
+        'echo "$(echo "{{instance}}")"',
+        "echo `echo {{instance}}`",
+        "cat <<EOF\n{{instance}}\nEOF",
+        "# don't {{instance}}\necho {{instance}}",
+        "eval echo {{instance}}",
+        "sh -c 'echo {{instance}}'",
+        'bash -c "echo {{instance}}"',
+        "echo a 'b c' \"d\" {{instance}} 'e'",
+        "echo \\' {{instance}}",
+        'echo "it\'s" {{instance}}',
+        'echo ${HOME:+"{{instance}}"}',
+        "echo $'\\'' {{instance}}",
         "# see {{instance}}\necho x # {{instance}}",
     ],
-)  # fmt: skip
+)
 def test_no_value_is_more_to_a_shell_than_a_word(value, line, tmp_path):
-    """The real bash runs what a person would paste; a hostile value shows as it is, or its place keeps the name of the label."""
+    """The real bash runs what a person would paste; a hostile value shows as it is, or its place keeps the name of the
+    label."""
     filled = book.fill(f"   ```bash\n{line}\n   ```\n", {"instance": value})
     commands = "\n".join(filled.splitlines()[1:-1])
     done = subprocess.run(["bash"], input=commands, text=True, capture_output=True, cwd=tmp_path, check=False)
@@ -251,19 +299,30 @@ def test_no_value_is_more_to_a_shell_than_a_word(value, line, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [("10.0.0.1:8000", "10.0.0.1:8000"), ("a b", "'a b'"), ("it's", "'it'\"'\"'s'"), ("-x", "TEAM"), ("a`b", "TEAM")]
+    ("value", "shown"),
+    [("10.0.0.1:8000", "10.0.0.1:8000"), ("a b", "'a b'"), ("it's", "'it'\"'\"'s'"), ("-x", "TEAM"), ("a`b", "TEAM")],
 )
 def test_a_value_is_quoted_where_a_shell_needs_it_and_left_out_where_nothing_helps(value, shown):
     assert f"```bash\nls {shown}\n```" == book.fill("```bash\nls {{team}}\n```", {"team": value})
 
 
 def test_words_around_the_code_get_plain_values_only():
-    assert "Ask team-a, or NAME of [x](y)." == book.fill("Ask {{team}}, or {{name}} of [x](y).", {"team": "team-a", "name": "[x](javascript:y)"})
+    assert "Ask team-a, or NAME of [x](y)." == book.fill(
+        "Ask {{team}}, or {{name}} of [x](y).", {"team": "team-a", "name": "[x](javascript:y)"}
+    )
 
 
 # --- printing into a page
 
-FACTS = book.Facts("VLLMKVCacheNearlyFull", "critical", "kv-cache", "usage", 'x{a=~"\\\\d"} > 1', "5m", ("90 %. Because.", "Source: us."))
+FACTS = book.Facts(
+    "VLLMKVCacheNearlyFull",
+    "critical",
+    "kv-cache",
+    "usage",
+    'x{a=~"\\\\d"} > 1',
+    "5m",
+    ("90 %. Because.", "Source: us."),
+)
 
 
 def test_printed_parts_follow_the_alert_and_the_rest_stays():
@@ -271,7 +330,10 @@ def test_printed_parts_follow_the_alert_and_the_rest_stays():
     front = stamped.split("---\n")[1].splitlines()
     assert ["alert: VLLMKVCacheNearlyFull", "severity: critical", "board: kv-cache", "panel: usage"] == front[:4]
     assert ["related: [VLLMEngineDown]", "reviewed: 2026-03-01"] == front[4:]
-    assert 'It fires when this has returned something for 5m:\n\n```promql\nx{a=~"\\\\d"} > 1\n```\n<!-- end -->' in stamped
+    assert (
+        'It fires when this has returned something for 5m:\n\n```promql\nx{a=~"\\\\d"} > 1\n```\n<!-- end -->'
+        in stamped
+    )
     assert "<!-- printed: threshold -->\n90 %. Because.\n\nSource: us.\n<!-- end -->\n\nSeldom wrong." in stamped
     assert stamped == book.stamped(stamped, FACTS)
     added = [line for line in stamped.splitlines() if line not in PAGE.splitlines()]
@@ -285,7 +347,9 @@ def test_a_page_of_before_gets_its_front_matter_and_a_torn_region_swallows_nothi
 
 
 def test_an_alert_that_waits_for_nothing_says_so():
-    assert "It fires as soon as this returns something:" in book.stamped(PAGE, book.Facts("a", "b", "c", "d", "up", "0s", ()))
+    assert "It fires as soon as this returns something:" in book.stamped(
+        PAGE, book.Facts("a", "b", "c", "d", "up", "0s", ())
+    )
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
@@ -305,14 +369,19 @@ def test_a_whole_book_has_no_fault(folder):
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
-        ("---\nalert", "alert", "has no front matter"), ("related: [", "related: [[", "no YAML"), ("board: overview\n", "", "says nothing of board"),
+        ("---\nalert", "alert", "has no front matter"),
+        ("related: [", "related: [[", "no YAML"),
+        ("board: overview\n", "", "says nothing of board"),
         ("alert: VLLMKV", "alert: VLLMXV", "says that it is of VLLMXV"),
         ("severity: warning", "severity: loud", "severity loud instead of one of critical"),
         ("related: [VLLMEngineDown]", "related: VLLMEngineDown", "has no list as related"),
         ("related: [VLLMEngineDown]", "related: [VLLMX]", "is related to VLLMX, which is no alert"),
-        ("reviewed: 2026-03-01", "reviewed: lately", "no date"), ("# VLLMKV", "# VLLMXV", "does not open with its name"),
-        ("## Impact", "## Effect", "instead of Meaning, Impact"), ("Seldom", "TODO", "holds a TODO"),
-        ("<!-- printed: rule -->", "", "<!-- printed: rule -->"), ("VLLMEngineDown.md#meaning", "VLLMX.md", "links to VLLMX.md, which is no page"),
+        ("reviewed: 2026-03-01", "reviewed: lately", "no date"),
+        ("# VLLMKV", "# VLLMXV", "does not open with its name"),
+        ("## Impact", "## Effect", "instead of Meaning, Impact"),
+        ("Seldom", "TODO", "holds a TODO"),
+        ("<!-- printed: rule -->", "", "<!-- printed: rule -->"),
+        ("VLLMEngineDown.md#meaning", "VLLMX.md", "links to VLLMX.md, which is no page"),
         ("VLLMEngineDown.md#meaning", "VLLMEngineDown.md#gist", "no heading is called so"),
         ("VLLMEngineDown.md#meaning", "#gist", "no heading is called so"),
         ("VLLMEngineDown.md#meaning", "../README.md", "which is no page"),
@@ -322,7 +391,7 @@ def test_a_whole_book_has_no_fault(folder):
         ("2. **Add", "3. **Add", "number its steps from 1 under Mitigation"),
         ('{instance=~"{{instance}}"})', '{instance="{{instance}}"})', 'other than as =~"{{instance}}"'),
     ],
-)  # fmt: skip
+)
 def test_every_fault_of_a_page_is_told_with_its_name(before, after, told, folder):
     assert before in PAGE
     (folder / "VLLMKVCacheNearlyFull.md").write_text(PAGE.replace(before, after, 1))
@@ -342,15 +411,22 @@ def test_pages_and_alerts_match_one_to_one_and_free_pages_are_checked_too(folder
 def test_a_page_that_nobody_looked_at_for_a_year_is_a_warning(folder):
     assert [] == list(book.warnings(datetime.date(2027, 3, 1), folder))
     told = list(book.warnings(datetime.date(2027, 3, 2), folder))
-    assert ["VLLMEngineDown.md was last reviewed on 2026-03-01", "VLLMKVCacheNearlyFull.md was last reviewed on 2026-03-01"] == told
+    assert [
+        "VLLMEngineDown.md was last reviewed on 2026-03-01",
+        "VLLMKVCacheNearlyFull.md was last reviewed on 2026-03-01",
+    ] == told
 
 
 @pytest.mark.parametrize("shipped", book.pages(), ids=lambda one: one.name)
 def test_a_shipped_page_can_be_filled_and_every_query_of_it_exists(shipped):
-    known = {sample for metric in EVERYTHING for sample in metric.samples} | {recording.record for recording in RECORDINGS}
+    known = {sample for metric in EVERYTHING for sample in metric.samples} | {
+        recording.record for recording in RECORDINGS
+    }
     for labels in ({}, dict.fromkeys(book.placeholders(shipped.text), "a'b|c $(d)")):
         filled = shipped.filled(labels)
-        assert "{{" not in re.sub(r"'[^']*'", "", filled.body), "what curl and docker are given as a format may hold braces, inside quotes"
+        assert "{{" not in re.sub(r"'[^']*'", "", filled.body), (
+            "what curl and docker are given as a format may hold braces, inside quotes"
+        )
         for query in lookup.queries(filled):
             assert promql_ast.names(query) <= known, query
         for block in (block for step in filled.steps for block in step.blocks if block.language == "bash"):
@@ -379,7 +455,10 @@ API = """[{"annotations":{},"endsAt":"2026-03-01T03:10:00.000Z","fingerprint":"3
 @pytest.mark.usefixtures("small")
 def test_one_alert_of_a_webhook_opens_its_page_with_its_labels(tmp_path):
     (tmp_path / "body.json").write_text(WEBHOOK)
-    for done in (command("--from-alertmanager", str(tmp_path / "body.json")), command("--from-alertmanager", "-", stdin=WEBHOOK)):
+    for done in (
+        command("--from-alertmanager", str(tmp_path / "body.json")),
+        command("--from-alertmanager", "-", stdin=WEBHOOK),
+    ):
         assert 0 == done.exit_code, done.output
         assert done.output.startswith("# VLLMKVCacheNearlyFull\n")
         assert "curl -sS http://10.0.0.1:8000/health" in done.output
@@ -391,7 +470,9 @@ def test_one_alert_of_a_webhook_opens_its_page_with_its_labels(tmp_path):
 def test_several_alerts_are_listed_the_most_urgent_first_each_with_its_command():
     done = command("--from-alertmanager", "-", stdin=API)
     assert 0 == done.exit_code
-    assert ["critical", "warning", "-"] == [line.split()[0] for line in done.output.splitlines() if re.match(r"\S", line)]
+    assert ["critical", "warning", "-"] == [
+        line.split()[0] for line in done.output.splitlines() if re.match(r"\S", line)
+    ]
     assert "vllm-watch runbook VLLMKVCacheNearlyFull --label instance=10.0.0.1:8000" in done.output
     assert "vllm-watch runbook VLLMEngineDown --label 'instance=$(touch pwned)'" in done.output
     assert "since 2026-03-01T03:00:00.000Z, muted" in done.output
@@ -403,16 +484,30 @@ def test_several_alerts_are_listed_the_most_urgent_first_each_with_its_command()
 
 
 def test_page_and_panel_of_an_alert_are_where_the_alert_says():
-    """It knows where boards and pages are served, under --port-offset and in a wiki; this machine's usual ports are a guess."""
-    own = {"runbook_url": "https://wiki/vllm/VLLMWatchdog", "dashboard_url": "https://grafana/sub/d/vllm-watch-overview?viewPanel=188949"}
+    """It knows where boards and pages are served, under --port-offset and in a wiki; this machine's usual ports are a
+    guess."""
+    own = {
+        "runbook_url": "https://wiki/vllm/VLLMWatchdog",
+        "dashboard_url": "https://grafana/sub/d/vllm-watch-overview?viewPanel=188949",
+    }
     firing = json.dumps([{"labels": {"alertname": "VLLMWatchdog"}, "annotations": own}])
     ask = ("--from-alertmanager", "-")
     assert f"panel: {own['dashboard_url']}\n" in command(*ask, stdin=firing).output
     assert own["runbook_url"] == command(*ask, "--url", stdin=firing).output.strip()
     assert "https://mine/VLLMWatchdog" == command(*ask, "--url", "--base", "https://mine", stdin=firing).output.strip()
-    elsewhere = json.dumps([{"labels": {"alertname": "VLLMWatchdog"}, "annotations": {"dashboard_url": "https://x", "runbook_url": "https://x"}}])
+    elsewhere = json.dumps(
+        [
+            {
+                "labels": {"alertname": "VLLMWatchdog"},
+                "annotations": {"dashboard_url": "https://x", "runbook_url": "https://x"},
+            }
+        ]
+    )
     told = json.loads(command(*ask, "--json", stdin=elsewhere).output)
-    assert ("http://127.0.0.1:9402/runbooks/VLLMWatchdog", True) == (told["url"], told["panel_url"].startswith("http://127.0.0.1:3000/d/"))
+    assert ("http://127.0.0.1:9402/runbooks/VLLMWatchdog", True) == (
+        told["url"],
+        told["panel_url"].startswith("http://127.0.0.1:3000/d/"),
+    )
 
 
 @pytest.mark.usefixtures("small")
@@ -420,26 +515,51 @@ def test_a_name_or_a_label_chooses_among_alerts():
     assert 'instance=~"10' in command("kvcachenearlyfull", "--from-alertmanager", "-", stdin=API).output
     twice = json.dumps([{"labels": {"alertname": "VLLMEngineDown", "instance": each}} for each in "ab"])
     done = command("enginedown", "--from-alertmanager", "-", stdin=twice)
-    assert 'instance=~"b"' in command("enginedown", "--label", "instance=b", "--from-alertmanager", "-", stdin=twice).output
+    assert (
+        'instance=~"b"'
+        in command("enginedown", "--label", "instance=b", "--from-alertmanager", "-", stdin=twice).output
+    )
     assert (2, True) == (done.exit_code, "2 alerts: name one, or narrow them with --label" in done.output)
     assert 2 == command("--url", "--from-alertmanager", "-", stdin=twice).exit_code
     quiet = command("kvcachenearlyfull", "--from-alertmanager", "-", stdin=twice)
-    assert (0, True) == (quiet.exit_code, "VLLMKVCacheNearlyFull does not fire\n# VLLMKVCacheNearlyFull" in quiet.output)
-    assert (1, "no alert fires\n") == ((nothing := command("--from-alertmanager", "-", stdin="[]")).exit_code, nothing.output)
+    assert (0, True) == (
+        quiet.exit_code,
+        "VLLMKVCacheNearlyFull does not fire\n# VLLMKVCacheNearlyFull" in quiet.output,
+    )
+    assert (1, "no alert fires\n") == (
+        (nothing := command("--from-alertmanager", "-", stdin="[]")).exit_code,
+        nothing.output,
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "stdin", "status", "words"),
     [
-        (("--from-alertmanager", "-"), "nonsense", 2, "<stdin>: no alerts as Alertmanager writes them (JSON is malformed"),
+        (
+            ("--from-alertmanager", "-"),
+            "nonsense",
+            2,
+            "<stdin>: no alerts as Alertmanager writes them (JSON is malformed",
+        ),
         (("--from-alertmanager", "-"), '{"alerts": 7}', 2, "give the body of a webhook, or `amtool alert -o json`"),
         (("--from-alertmanager", "-"), '[{"labels": {"a": 7}}]', 2, "Expected `str`, got `int`"),
         (("--from-alertmanager", "-"), "", 2, "no alerts as Alertmanager writes them"),
         (("--from-alertmanager", "/nonexistent"), "", 2, "/nonexistent"),
-        (("--firing", "--alertmanager", "http://127.0.0.1:9"), "", 2, "Alertmanager at http://127.0.0.1:9 does not answer"),
-        (("--firing", "--alertmanager", "http://me:secret@x"), "", 2, "--alertmanager is no address; write it like http://127.0.0.1:9093"),
+        (
+            ("--firing", "--alertmanager", "http://127.0.0.1:9"),
+            "",
+            2,
+            "Alertmanager at http://127.0.0.1:9 does not answer",
+        ),
+        (
+            ("--firing", "--alertmanager", "http://me:secret@x"),
+            "",
+            2,
+            "--alertmanager is no address; write it like http://127.0.0.1:9093",
+        ),
         (("--alertmanager", "http://x"), "", 2, "--alertmanager belongs to --firing"),
-        (("--list", "enginedown"), "", 2, "choose NAME, --list"), (("--live",), "", 2, "name a page"),
+        (("--list", "enginedown"), "", 2, "choose NAME, --list"),
+        (("--live",), "", 2, "name a page"),
         (("enginedown", "--label", "instance"), "", 2, "is no label; write it like instance="),
         (("enginedown", "--section", "x"), "", 2, "should begin one of Meaning, Impact"),
         (("enginedown", "--section", "m"), "", 2, "Meaning, Impact"),
@@ -448,7 +568,7 @@ def test_a_name_or_a_label_chooses_among_alerts():
         (("zebra",), "", 1, "no page has 'zebra'; vllm-watch runbook --list has them all"),
         (("VLLMEnginesAreAllDown",), "", 1, "the nearest names are VLLMEngineDown"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.usefixtures("small")
 def test_what_cannot_be_done_is_one_sentence_with_its_status(arguments, stdin, status, words):
     done = command(*arguments, stdin=stdin)
@@ -463,16 +583,28 @@ def test_what_a_real_alertmanager_and_amtool_say_is_understood(part, free_port, 
     url = f"http://127.0.0.1:{free_port()}"
     (tmp_path / "alertmanager.yml").write_text("route: {receiver: none}\nreceivers: [{name: none}]\n")
     amtool = [part("amtool").path, f"--alertmanager.url={url}", "alert"]
-    server = [part("alertmanager").path, f"--config.file={tmp_path}/alertmanager.yml", f"--storage.path={tmp_path}/data"]
+    server = [
+        part("alertmanager").path,
+        f"--config.file={tmp_path}/alertmanager.yml",
+        f"--storage.path={tmp_path}/data",
+    ]
     server += [f"--web.listen-address={url.removeprefix('http://')}", "--cluster.listen-address="]
     with (tmp_path / "log").open("w") as log, subprocess.Popen(server, stdout=log, stderr=log) as process:
         try:
-            eventually(lambda: command("--firing", "--alertmanager", url).exit_code == 1, what="an Alertmanager without alerts")
+            eventually(
+                lambda: command("--firing", "--alertmanager", url).exit_code == 1, what="an Alertmanager without alerts"
+            )
             for labels in (("VLLMEngineDown", "instance=10.0.0.1:8000", "severity=critical"), ("Theirs", "x=y")):
                 subprocess.run([*amtool, "add", *labels], check=True, capture_output=True)
             done = command("--firing", "--alertmanager", url)
-            assert (0, True) == (done.exit_code, "vllm-watch runbook VLLMEngineDown --label instance=10.0.0.1:8000" in done.output), done.output
-            assert "curl -sS http://10.0.0.1:8000/health" in command("enginedown", "--firing", "--alertmanager", url).output
+            assert (0, True) == (
+                done.exit_code,
+                "vllm-watch runbook VLLMEngineDown --label instance=10.0.0.1:8000" in done.output,
+            ), done.output
+            assert (
+                "curl -sS http://10.0.0.1:8000/health"
+                in command("enginedown", "--firing", "--alertmanager", url).output
+            )
             asked = subprocess.run([*amtool, "query", "-o", "json"], check=True, capture_output=True, text=True).stdout
             assert done.output == command("--from-alertmanager", "-", stdin=asked).output
             assert "is this its address?" in command("--firing", "--alertmanager", f"{url}/nowhere").output
@@ -485,16 +617,32 @@ def test_what_a_real_alertmanager_and_amtool_say_is_understood(part, free_port, 
 
 @pytest.fixture(scope="module")
 def prometheus(part, tmp_path_factory, eventually):
-    """Twelve engines from ten minutes ago to an hour ahead, so that a test may ask for the present: full, busy, and none of them preempts."""
+    """Twelve engines from ten minutes ago to an hour ahead, so that a test may ask for the present: full, busy, and
+    none of them preempts."""
     at = int(time.time()) // 15 * 15
     folder, steps = tmp_path_factory.mktemp("prometheus"), range(at - 600, at + 3600, 15)
     series = []
-    for name, value in (("vllm:kv_cache_usage_perc", 0.93), ("vllm:num_preemptions_total", 7), ("vllm:num_requests_running", 3)):
+    for name, value in (
+        ("vllm:kv_cache_usage_perc", 0.93),
+        ("vllm:num_preemptions_total", 7),
+        ("vllm:num_requests_running", 3),
+    ):
         for engine in range(1, 13):
             labels = f'{{job="vllm",engine="0",instance="10.0.0.{engine}:8000",model_name="\x1b[2J```"}}'
             series += [f"{name}{labels} {value} {now}" for now in steps]
     (folder / "page").write_text("\n".join(series) + "\n# EOF\n")
-    subprocess.run([part("promtool").path, "tsdb", "create-blocks-from", "openmetrics", "--quiet", folder / "page", folder / "data"], check=True)
+    subprocess.run(
+        [
+            part("promtool").path,
+            "tsdb",
+            "create-blocks-from",
+            "openmetrics",
+            "--quiet",
+            folder / "page",
+            folder / "data",
+        ],
+        check=True,
+    )
     (folder / "prometheus.yml").write_text("global: {scrape_interval: 15s}\n")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -505,7 +653,10 @@ def prometheus(part, tmp_path_factory, eventually):
     ) as process:  # fmt: skip
         try:
             ready = "from urllib.request import urlopen; urlopen('{}/-/ready')"
-            eventually(lambda: subprocess.run([sys.executable, "-c", ready.format(url)], capture_output=True).returncode == 0, what="Prometheus")
+            eventually(
+                lambda: subprocess.run([sys.executable, "-c", ready.format(url)], capture_output=True).returncode == 0,
+                what="Prometheus",
+            )
             yield url
         finally:
             process.terminate()
@@ -549,7 +700,10 @@ def test_of_many_rows_the_first_are_shown_and_the_rest_counted(prometheus):
 def test_the_command_asks_a_real_prometheus(prometheus):
     arguments = ("kvcachenearlyfull", "--label", "instance=10.0.0.1:8000", "--live", "--prometheus", prometheus)
     done = command(*arguments)
-    assert (0, 1) == (done.exit_code, len(re.findall(r"^ +0\.93  instance=10\.0\.0\.1:8000$", done.output, re.MULTILINE)))
+    assert (0, 1) == (
+        done.exit_code,
+        len(re.findall(r"^ +0\.93  instance=10\.0\.0\.1:8000$", done.output, re.MULTILINE)),
+    )
     told = json.loads(command(*arguments, "--json").output)
     assert [False, False, None] == [row["holds"] for row in told["diagnosis"]]
     assert ("", prometheus) == (told["live"]["error"], told["live"]["prometheus"])
@@ -592,10 +746,16 @@ async def test_a_prometheus_that_never_answers_is_waited_for_once(monkeypatch):
 @pytest.mark.usefixtures("small")
 def test_the_whole_page_as_text_reads_without_markup_that_only_tools_need():
     text = command("VLLMKVCacheNearlyFull").output
-    assert text.startswith("# VLLMKVCacheNearlyFull\n\n- severity: warning\n- panel: http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel=")
+    assert text.startswith(
+        "# VLLMKVCacheNearlyFull\n\n- severity: warning\n- panel:"
+        " http://127.0.0.1:3000/d/vllm-watch-overview?viewPanel="
+    )
     assert "- related: VLLMEngineDown\n- reviewed: 2026-03-01\n\n## Meaning\n" in text
     assert "another page (VLLMEngineDown)" in text
-    assert "- the engine is gone: it died. Go to VLLMEngineDown.\n\n  ```promql\n  sum(rate(vllm:x[)\n  ```\n\n## Mitigation\n" in text
+    assert (
+        "- the engine is gone: it died. Go to VLLMEngineDown.\n\n  ```promql\n  sum(rate(vllm:x[)\n  ```\n\n##"
+        " Mitigation\n" in text
+    )
     assert 'engine=~"0|1"} < 1\n' in text, "what is copied from here is not escaped for a table"
     assert not any(mark in text for mark in ("<!--", "reviewed: 2026-03-01\n---", "\x1b", ".md"))
 
@@ -627,7 +787,14 @@ def test_a_page_that_was_not_named_is_announced_beside_the_page():
 def in_a_terminal(lines: int, *arguments: str) -> str:
     """What the command writes to a real pseudo-terminal of so many lines; its pager puts a mark before each line."""
     ours, theirs = pty.openpty()
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "PAGER": "sed s/^/PAGED/", "LINES": str(lines), "COLUMNS": "100"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TERM": "xterm",
+        "PAGER": "sed s/^/PAGED/",
+        "LINES": str(lines),
+        "COLUMNS": "100",
+    }
     called = [sys.executable, "-m", "stack.cli", "runbook", *arguments]
     process = subprocess.Popen(called, stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd=ROOT)
     os.close(theirs)
@@ -650,7 +817,14 @@ def test_a_terminal_gets_a_drawn_page_through_a_pager_only_where_it_is_too_small
 
 def test_the_shipped_book_is_found_offline_by_a_bare_process():
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", "stack.cli", "runbook", "watchdog"], env=env, cwd="/", capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "stack.cli", "runbook", "watchdog"],
+        env=env,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (0, "") == (done.returncode, done.stderr)
     assert done.stdout.startswith("# VLLMWatchdog\n")
 
@@ -669,7 +843,9 @@ def test_the_board_shows_the_page_its_urgency_its_panel_and_links_to_pages(folde
     assert '<h2 id="first-five-minutes">' in shown
     assert "curl -sS http://INSTANCE/health" in shown
     assert not any(mark in shown for mark in ("reviewed:", "printed: rule", "{{instance}}"))
-    assert "<p>" in html_pages.runbook_page("x", "---\nseverity: <b>\nboard: ../x\npanel: y\nrelated: 7\n---\n# x\n\ntext\n")
+    assert "<p>" in html_pages.runbook_page(
+        "x", "---\nseverity: <b>\nboard: ../x\npanel: y\nrelated: 7\n---\n# x\n\ntext\n"
+    )
 
 
 def test_the_index_of_the_board_goes_by_urgency(folder):
@@ -709,20 +885,31 @@ def test_a_wrong_threshold_is_told_with_its_place(tmp_path):
 
 def test_quantiles_of_a_page_are_asked_as_panels_ask_them():
     """Steps, not conditions: what compares a quantile needs a value, and shows none."""
-    step = 'histogram_quantile(0.95, sum by (model_name, le) (rate(vllm:time_to_first_token_seconds_bucket{model_name=~"chat"}[1h])))'
+    step = (
+        "histogram_quantile(0.95, sum by (model_name, le)"
+        ' (rate(vllm:time_to_first_token_seconds_bucket{model_name=~"chat"}[1h])))'
+    )
     asked = promql.bounded_quantile(0.95, vllm.TIME_TO_FIRST_TOKEN, "1h", where=('model_name=~"chat"',))
     assert f"({asked})" == lookup._with_bounds(step)
     ago = f'label_replace({step.replace("[1h]", "[1h] offset 1w")}, "when", "a week ago", "", "")'
     assert f"({asked})\nor label_replace((" in lookup._with_bounds(f"{step}\nor {ago}")
     for condition in (f"{step} > 2.5", f"{step} and on (model_name) up", "vllm:num_requests_running"):
         assert condition == lookup._with_bounds(condition)
-    told = lookup._asked(QueryResult([QuerySeries({"model_name": "chat", "bound": "<"}, value=(1.0, "0.3"))]), in_seconds=True)
+    told = lookup._asked(
+        QueryResult([QuerySeries({"model_name": "chat", "bound": "<"}, value=(1.0, "0.3"))]), in_seconds=True
+    )
     assert (({"model_name": "chat"}, "< 300 ms"),) == told.rows
 
 
 def test_every_quantile_of_a_shipped_step_is_asked_with_its_bounds():
     """One that the pattern does not know would be shown without its mark."""
-    steps = {block.text for one in render.pages() for step in one.steps for block in step.blocks if block.language == "promql"}
+    steps = {
+        block.text
+        for one in render.pages()
+        for step in one.steps
+        for block in step.blocks
+        if block.language == "promql"
+    }
     filled = [re.sub(r"\{\{\w+\}\}", ".*", step) for step in steps if "histogram_quantile" in step]
     assert len(filled) > 15
     assert [] == [step for step in filled if '"bound"' not in lookup._with_bounds(step)]

@@ -1,5 +1,6 @@
-"""Every runbook page, tried as whoever is on call will use it: its queries answer while its alert fires, its commands change nothing in the
-first five minutes, what it names exists, and it gives no advice that is known to harm. The ground of the first is case_scene.py."""
+"""Every runbook page, tried as whoever is on call will use it: its queries answer while its alert fires, its commands
+change nothing in the first five minutes, what it names exists, and it gives no advice that is known to harm. The ground
+of the first is case_scene.py."""
 
 from __future__ import annotations
 
@@ -118,7 +119,8 @@ def test_queries_and_conditions_ask_only_for_series_that_exist_whatever_is_fille
 
 @each_page
 def test_queries_and_conditions_rely_on_no_label_that_is_lost_and_divide_by_nothing_that_may_be_zero(page):
-    """Two sides whose labels differ never match, so such a row could never hold. 0/0 would show as NaN at night; a comparison lets none through."""
+    """Two sides whose labels differ never match, so such a row could never hold. 0/0 would show as NaN at night; a
+    comparison lets none through."""
     for text in asked(any_labels(page)):
         if not promql_ast.names(text) & (RECORDED | {"ALERTS"}):
             assert [] == promql_ast.lost_labels(text, labels_of), text
@@ -135,21 +137,30 @@ def _compared(text: str) -> bool:
 @cache
 def labels_of(sample: str) -> frozenset[str]:
     """Those that are on any series of this name, and those that only some deployments have."""
-    return frozenset(label for labels in everything()[sample] for label in labels) | {"cluster", "namespace", "job", "instance"}
+    return frozenset(label for labels in everything()[sample] for label in labels) | {
+        "cluster",
+        "namespace",
+        "job",
+        "instance",
+    }
 
 
 @each_page
 def test_every_selector_of_a_condition_selects_something_that_can_exist(page):
-    """A label that nobody writes makes a row that never holds, and nobody would notice. A page of no alert names hosts and jobs as examples."""
+    """A label that nobody writes makes a row that never holds, and nobody would notice. A page of no alert names hosts
+    and jobs as examples."""
     for text in asked(any_labels(page)):
         for name, written in promql_ast.selectors(text):
             matchers = [m for m in written if page.is_alert or m[0] not in ("job", "instance")]
-            assert name in RECORDED or any(_meets(labels, matchers) for labels in everything()[name]), f"{name} {matchers} in {text}"
+            assert name in RECORDED or any(_meets(labels, matchers) for labels in everything()[name]), (
+                f"{name} {matchers} in {text}"
+            )
 
 
 def _meets(labels: Mapping[str, str], matchers: Iterable[tuple[str, str, str]]) -> bool:
     return all(
-        ((re.fullmatch(value, labels.get(label, "")) is not None) if "~" in op else labels.get(label, "") == value) is ("!" not in op)
+        ((re.fullmatch(value, labels.get(label, "")) is not None) if "~" in op else labels.get(label, "") == value)
+        is ("!" not in op)
         for label, op, value in matchers
     )
 
@@ -162,12 +173,18 @@ def everything() -> dict[str, list[Mapping[str, str]]]:
         found.setdefault(line.name, []).append(line.labels)
     for metric in EVERYTHING:
         if metric.native:  # as on the classic series, without le
-            found[metric.name] = [{k: v for k, v in labels.items() if k != "le"} for labels in found[f"{metric.name}_count"]]
+            found[metric.name] = [
+                {k: v for k, v in labels.items() if k != "le"} for labels in found[f"{metric.name}_count"]
+            ]
         for sample in metric.samples:  # an engine shows the newer name or an older one
-            found[sample] = found[sample] or found.get(re.sub(r"^.*?(_bucket|_sum|_count|)$", rf"{metric.name}\1", sample), [])
+            found[sample] = found[sample] or found.get(
+                re.sub(r"^.*?(_bucket|_sum|_count|)$", rf"{metric.name}\1", sample), []
+            )
     scraped = {"job": "sidecar", "instance": cases.SIDECAR["instance"]}
     found[sidecar_series.SOURCE_ERRORS.name] += [
-        {**scraped, "kind": kind, "source": kind, "reason": reason} for kind, reasons in sidecar.REASONS.items() for reason in reasons
+        {**scraped, "kind": kind, "source": kind, "reason": reason}
+        for kind, reasons in sidecar.REASONS.items()
+        for reason in reasons
     ]
     return found
 
@@ -208,7 +225,9 @@ def test_every_query_of_the_first_five_minutes_answers_when_the_alert_fires(page
     for number, query in enumerate(steps_asked(page)):
         assert any(ask(steps_asked(slot.page)[number], slot.at_s) for slot in its), query
     for slot in its:
-        assert not steps_asked(page) or any(ask(query, slot.at_s) for query in steps_asked(slot.page)), f"{slot.case}: no query answers"
+        assert not steps_asked(page) or any(ask(query, slot.at_s) for query in steps_asked(slot.page)), (
+            f"{slot.case}: no query answers"
+        )
 
 
 # ---- commands
@@ -218,7 +237,11 @@ def test_every_query_of_the_first_five_minutes_answers_when_the_alert_fires(page
 def test_every_command_is_shell_whatever_is_filled_in(page):
     for text in run(page):
         told = runbook_page.fill(f"```bash\n{text}```\n", {}) == f"```bash\n{text}```\n"
-        for filled in [text] if told else [one for value in ("plain", *NASTY) for one in run(runbook_page.parse("", _with(text, value)))]:
+        for filled in (
+            [text]
+            if told
+            else [one for value in ("plain", *NASTY) for one in run(runbook_page.parse("", _with(text, value)))]
+        ):
             done = subprocess.run(["bash", "-n"], input=filled, capture_output=True, text=True, check=False)
             assert 0 == done.returncode, f"{done.stderr}\n{filled}"
 
@@ -231,13 +254,15 @@ def _with(text: str, value: str) -> str:
 
 # What may run in the first five minutes: program -> what its arguments must look like.
 _READERS = (
-    "awk basename cat column cut date df dig dirname du echo free getent grep head ibstat jq ls lsof nc ntpq paste pgrep ps sha256sum sleep sort ss "
-    "stat tail tr uniq uptime vmstat wc"
+    "awk basename cat column cut date df dig dirname du echo free getent grep head ibstat jq ls lsof nc ntpq paste"
+    " pgrep ps sha256sum sleep sort ss stat tail tr uniq uptime vmstat wc"
 )
 READ_ONLY: dict[str, str] = dict.fromkeys(_READERS.split(), r".*") | {
     "amtool": r"(alert|check-config|config|silence query|cluster)\b.*",
     "chronyc": r"(tracking|sources).*",
-    "curl": r"(?!.*((^|\s)(-X|--request)(?!\s*(GET|POST)\b)|--upload-file|(^|\s)-T\s|/-/(reload|quit)|/sleep|/wake_up|/reset_|/pause|/abort)).*",
+    "curl": (
+        r"(?!.*((^|\s)(-X|--request)(?!\s*(GET|POST)\b)|--upload-file|(^|\s)-T\s|/-/(reload|quit)|/sleep|/wake_up|/reset_|/pause|/abort)).*"
+    ),
     "dmesg": r"(?!.*(--clear|-C\b|-c\b)).*",
     "docker": r"(compose )?(-f \S+ )*(ps|logs|inspect|stats|top|images|config|version|port|network ls|volume ls)\b.*",
     "ip": r"(-\w+ )*(addr|link|route|neigh)( show.*)?",
@@ -255,13 +280,33 @@ READ_ONLY: dict[str, str] = dict.fromkeys(_READERS.split(), r".*") | {
     "vllm-watch": r"(runbook|metrics|alerts list|doctor|sidecar explain|gateway check|events)\b.*",
     "wget": r"(?=.*(-qO ?-|-O ?- )).*",
 }
-_BEFORE = r"do|then|else|if|while|time|!|sudo|timeout[ \t]+\S+|docker compose exec (?:-T )?\S+|kubectl (?:-n \S+ )?exec [^|;&\n]*? --|\w+=\S*"
-_STARTS = re.compile(rf"(?:^|[|;&({{])[ \t]*(?:(?:{_BEFORE})[ \t]+)*(?!\w+=)([A-Za-z][\w./-]*)[ \t]*([^|;&()\n]*)", re.MULTILINE)
-_WORDS_OF_THE_SHELL = {"for", "do", "done", "then", "else", "fi", "test", "read", "true", "exit", "wait", "printf", "set"}
+_BEFORE = (
+    r"do|then|else|if|while|time|!|sudo|timeout[ \t]+\S+|docker compose exec (?:-T )?\S+|kubectl (?:-n \S+ )?exec"
+    r" [^|;&\n]*? --|\w+=\S*"
+)
+_STARTS = re.compile(
+    rf"(?:^|[|;&({{])[ \t]*(?:(?:{_BEFORE})[ \t]+)*(?!\w+=)([A-Za-z][\w./-]*)[ \t]*([^|;&()\n]*)", re.MULTILINE
+)
+_WORDS_OF_THE_SHELL = {
+    "for",
+    "do",
+    "done",
+    "then",
+    "else",
+    "fi",
+    "test",
+    "read",
+    "true",
+    "exit",
+    "wait",
+    "printf",
+    "set",
+}
 
 
 def started(text: str) -> list[tuple[str, str]]:
-    """The programs that a block starts, each with its arguments, also those inside $(...); what stands in quotes is no program."""
+    """The programs that a block starts, each with its arguments, also those inside $(...); what stands in quotes is no
+    program."""
     plain = re.sub(r"^[ \t]*#.*$", "", re.sub(r"\\\n\s*", " ", text), flags=re.MULTILINE)
     plain = re.sub(r"\b(?:ba)?sh -c '([^']*)'", r"\1", plain)
     plain = re.sub(r"docker compose run (?:--rm |--no-deps |-T )*--entrypoint (\S+) \S+", r"\1", plain)
@@ -271,7 +316,12 @@ def started(text: str) -> list[tuple[str, str]]:
         inner.append(found[1])
         plain = plain.replace(found[0], "Q")
     plain = re.sub(r"\"(?:\\.|[^\"\\])*\"", "Q", plain)
-    return [(found[1], found[2].strip()) for one in (plain, *inner) for found in _STARTS.finditer(one) if found[1] not in _WORDS_OF_THE_SHELL]
+    return [
+        (found[1], found[2].strip())
+        for one in (plain, *inner)
+        for found in _STARTS.finditer(one)
+        if found[1] not in _WORDS_OF_THE_SHELL
+    ]
 
 
 @each_alerts_page
@@ -282,20 +332,37 @@ def test_nothing_in_the_first_five_minutes_changes_anything(page):
         assert not kept, f"writes {kept}, which is neither evidence in a file of its own nor /dev/null: {text}"
         assert not re.search(r"python3 -c .*\b(open|os|subprocess|shutil|Path)\b", text, re.DOTALL), text
         for program, arguments in started(text):
-            assert program in READ_ONLY, f"{program} is not known to be read-only; look, then add it to READ_ONLY: {text}"
+            assert program in READ_ONLY, (
+                f"{program} is not known to be read-only; look, then add it to READ_ONLY: {text}"
+            )
             assert re.fullmatch(READ_ONLY[program], arguments), f"{program} {arguments} may change something: {text}"
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "docker compose restart gateway", "kubectl delete pod x", "kubectl -n a drain NODE", "systemctl restart vllm", "rm -rf /", "kill -9 1",
-        "nvidia-smi -i GPU-1 --gpu-reset", "nvidia-smi -pl 300", "curl -X DELETE http://127.0.0.1", "curl -X POST http://127.0.0.1/-/reload",
-        "ps aux | xargs kill", "for i in 1; do kubectl scale x; done", "timeout 5 reboot", "X=1 docker rm y", "sudo tee /etc/x",
+        "docker compose restart gateway",
+        "kubectl delete pod x",
+        "kubectl -n a drain NODE",
+        "systemctl restart vllm",
+        "rm -rf /",
+        "kill -9 1",
+        "nvidia-smi -i GPU-1 --gpu-reset",
+        "nvidia-smi -pl 300",
+        "curl -X DELETE http://127.0.0.1",
+        "curl -X POST http://127.0.0.1/-/reload",
+        "ps aux | xargs kill",
+        "for i in 1; do kubectl scale x; done",
+        "timeout 5 reboot",
+        "X=1 docker rm y",
+        "sudo tee /etc/x",
     ],
-)  # fmt: skip
+)
 def test_a_command_that_changes_something_is_told_from_one_that_reads(text):
-    assert any(program not in READ_ONLY or not re.fullmatch(READ_ONLY[program], arguments) for program, arguments in started(text))
+    assert any(
+        program not in READ_ONLY or not re.fullmatch(READ_ONLY[program], arguments)
+        for program, arguments in started(text)
+    )
 
 
 # ---- names
@@ -306,8 +373,12 @@ OPTIONS = frozenset((GOLDEN / "vllm-options-0.32.txt").read_text().split())
 # Options that are not those of vllm serve: the tool, which must be named in the same section, and its options.
 TOOLS: dict[str, frozenset[str]] = {
     "vllm bench serve": frozenset((GOLDEN / "vllm-bench-options-0.32.txt").read_text().split()),
-    "nvidia-smi": frozenset({"--query-gpu", "--query-compute-apps", "--query-remapped-rows", "--format", "--gpu-reset"}),
-    "docker compose": frozenset({"--force-recreate", "--tail", "--since", "--no-deps", "--rm", "--format", "--entrypoint", "--timeout"}),
+    "nvidia-smi": frozenset(
+        {"--query-gpu", "--query-compute-apps", "--query-remapped-rows", "--format", "--gpu-reset"}
+    ),
+    "docker compose": frozenset(
+        {"--force-recreate", "--tail", "--since", "--no-deps", "--rm", "--format", "--entrypoint", "--timeout"}
+    ),
     "docker": frozenset({"--tail", "--since", "--format"}),
     "kubectl": frozenset({"--previous", "--tail", "--since", "--show-labels", "--sort-by", "--timestamps"}),
     "systemctl": frozenset({"--no-pager", "--lines"}),
@@ -345,27 +416,37 @@ def test_every_option_on_a_page_is_one_of_vllm_or_of_a_tool_that_the_section_nam
 
 def test_every_option_of_a_tool_in_the_table_is_on_a_page():
     text = "\n".join(page.text for page in PAGES)
-    unused = {tool: sorted(o for o in options if o not in text) for tool, options in TOOLS.items() if tool != "vllm bench serve"}
+    unused = {
+        tool: sorted(o for o in options if o not in text)
+        for tool, options in TOOLS.items()
+        if tool != "vllm bench serve"
+    }
     assert {} == {tool: options for tool, options in unused.items() if options}
 
 
 @each_page
 def test_every_variable_of_the_environment_on_a_page_is_read_by_somebody(page):
     """By vLLM, or by our compose file."""
-    compose = set(re.findall(r"\bVLLM_WATCH_\w+", (ROOT / "docker-compose.yml").read_text() + (ROOT / "Makefile").read_text()))
+    compose = set(
+        re.findall(r"\bVLLM_WATCH_\w+", (ROOT / "docker-compose.yml").read_text() + (ROOT / "Makefile").read_text())
+    )
     assert set(re.findall(r"\bVLLM_[A-Z0-9_]+\b", page.text)) <= OPTIONS | compose
 
 
 # Words of code that are neither a series, a label, a field of our files nor a reason of the gateway: whose they are.
 FOREIGN: dict[str, str] = {
-    "max_tokens": "the OpenAI API", "tool_calls": "the OpenAI API", "system_fingerprint": "the OpenAI API", "max_model_len": "vLLM's list of models",
+    "max_tokens": "the OpenAI API", "tool_calls": "the OpenAI API", "system_fingerprint": "the OpenAI API",
+    "max_model_len": "vLLM's list of models",
     "max_new_tokens": "a model's generation_config.json", "cache_salt": "vLLM's API", "return_token_ids": "vLLM's API",
-    "num_speculative_tokens": "vLLM's --speculative-config", "num_speculative_tokens_per_batch_size": "vLLM's --speculative-config",
+    "num_speculative_tokens": "vLLM's --speculative-config",
+    "num_speculative_tokens_per_batch_size": "vLLM's --speculative-config",
     "rejection_sample_method": "vLLM's --speculative-config", "max_num_queued_tokens": "vLLM's reason of a refusal",
     "alert_relabel_configs": "Prometheus's configuration", "metric_relabel_configs": "Prometheus's configuration",
-    "path_prefix": "Prometheus's configuration", "sample_limit": "Prometheus's configuration", "mute_time_intervals": "Alertmanager's configuration",
+    "path_prefix": "Prometheus's configuration", "sample_limit": "Prometheus's configuration",
+    "mute_time_intervals": "Alertmanager's configuration",
     "webhook_configs": "Alertmanager's configuration", "stop_grace_period": "a compose file",
-    "all_reduce_perf": "nccl-tests", "port_xmit_wait": "the kernel's InfiniBand counters", "link_downed": "the kernel's InfiniBand counters",
+    "all_reduce_perf": "nccl-tests", "port_xmit_wait": "the kernel's InfiniBand counters",
+    "link_downed": "the kernel's InfiniBand counters",
     "symbol_error": "the kernel's InfiniBand counters",
 }  # fmt: skip
 _STRUCTS: tuple[type[msgspec.Struct], ...] = (
@@ -393,12 +474,20 @@ _STRUCTS: tuple[type[msgspec.Struct], ...] = (
 
 @cache
 def words_of_ours() -> frozenset[str]:
-    """What a page may write as code: reasons, thresholds, fields of files, and series with their labels and what those hold."""
+    """What a page may write as code: reasons, thresholds, fields of files, and series with their labels and what those
+    hold."""
     fields = {field.name for struct in _STRUCTS for field in msgspec.structs.fields(struct)}
     labels = {word for sets in everything().values() for one in sets for pair in one.items() for word in pair}
     parts = {part for name in SAMPLES for part in (name, name.removeprefix("vllm:"), name.removeprefix("vllm_watch_"))}
     reasons = {reason for some in sidecar.REASONS.values() for reason in some} | REASONS.keys()
-    return frozenset(fields | labels | parts | reasons | {threshold.name for threshold in thresholds.ALL} | {m.name for m in EVERYTHING})
+    return frozenset(
+        fields
+        | labels
+        | parts
+        | reasons
+        | {threshold.name for threshold in thresholds.ALL}
+        | {m.name for m in EVERYTHING}
+    )
 
 
 @each_page
@@ -419,7 +508,9 @@ def test_every_series_named_in_the_words_of_a_page_exists(page):
     named = re.findall(r"\b(?:vllm:\w+|vllm_watch_[a-z_0-9]+|DCGM_FI_\w+)", page.text)
     families = {metric.name for metric in EVERYTHING}
     record_parts = {part for record in RECORDED for part in record.split(":")}
-    unknown = {name for name in named if name not in SAMPLES.keys() | families | record_parts and not name.endswith("_")}
+    unknown = {
+        name for name in named if name not in SAMPLES.keys() | families | record_parts and not name.endswith("_")
+    }
     assert set() == unknown
 
 
@@ -428,7 +519,8 @@ def test_every_series_named_in_the_words_of_a_page_exists(page):
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """Advice that is known to harm. A sentence that matches `says` must match `unless` as well. allowed: pages where it is right, and why."""
+    """Advice that is known to harm. A sentence that matches `says` must match `unless` as well. allowed: pages where it
+    is right, and why."""
 
     says: str
     unless: str
@@ -439,34 +531,78 @@ class Harm:
 _WARNS = r"\b([Nn]ever|[Nn]ot|[Nn]or|[Nn]one|instead of|without|[Oo]nly)\b"
 HARMS = (
     Harm(
-        r"(?i)\b(lower|reduc|decreas)\w*\b[^.,;:]*gpu-memory-utilization|gpu-memory-utilization[^.,;:]*\b(lower|smaller)\b", rf"{_WARNS}|worse",
+        r"(?i)\b(lower|reduc|decreas)\w*\b[^.,;:]*gpu-memory-utilization|gpu-memory-utilization[^.,;:]*\b(lower|smaller)\b",
+        rf"{_WARNS}|worse",
         "a smaller share makes the KV cache smaller, and preemptions more",
-        {"VLLMGPUMemoryNearlyFull": "there the card's memory is short, not the cache", "VLLMRestartLoop": "there the engine does not fit",
-         "VLLMSlowStart": "there the engine does not fit", "VLLMEngineDown": "there the engine ran out of memory"},
+        {
+            "VLLMGPUMemoryNearlyFull": "there the card's memory is short, not the cache",
+            "VLLMRestartLoop": "there the engine does not fit",
+            "VLLMSlowStart": "there the engine does not fit",
+            "VLLMEngineDown": "there the engine ran out of memory",
+        },
     ),
-    Harm(r"(?i)\b(rais|increas|higher|larger)\w*\b[^.,;:]*--max-num-seqs", rf"{_WARNS}|\b(if|when|while|where|as long as|worse)\b",
-         "more running requests need more KV cache; where that is short they are preempted"),
-    Harm(r"(?i)kill -9|SIGKILL", rf"{_WARNS}|\b(last|else|kernel|after|by|no)\b", "running requests are lost without a word; SIGTERM first"),
-    Harm(r"no-enable-prefix-caching|(?i:disabl\w+ prefix cach\w+)", _WARNS, "prefill costs several times as much without the prefix cache"),
-    Harm(r"VLLM_ALLOW_LONG_MAX_MODEL_LEN|--trust-remote-code|VLLM_SKIP_P2P_CHECK", _WARNS, "it hides a fault, or runs foreign code"),
-    Harm(r"docker compose down.*(-v\b|--volumes)|docker volume rm", _WARNS, "volumes hold the keys, the request log and Prometheus's data"),
-    Harm(r"\brm\b.*(requests|events)\.jsonl|truncate.*\.jsonl", _WARNS, "the log is what accounting rests on; rotate it instead"),
-    Harm(r"--gpu-reset|(?i:\breset the (card|gpu)\b)", rf"{_WARNS}|[Dd]rain|stop|[Aa]fter", "all work is lost, and what is linked to the card hangs"),
+    Harm(
+        r"(?i)\b(rais|increas|higher|larger)\w*\b[^.,;:]*--max-num-seqs",
+        rf"{_WARNS}|\b(if|when|while|where|as long as|worse)\b",
+        "more running requests need more KV cache; where that is short they are preempted",
+    ),
+    Harm(
+        r"(?i)kill -9|SIGKILL",
+        rf"{_WARNS}|\b(last|else|kernel|after|by|no)\b",
+        "running requests are lost without a word; SIGTERM first",
+    ),
+    Harm(
+        r"no-enable-prefix-caching|(?i:disabl\w+ prefix cach\w+)",
+        _WARNS,
+        "prefill costs several times as much without the prefix cache",
+    ),
+    Harm(
+        r"VLLM_ALLOW_LONG_MAX_MODEL_LEN|--trust-remote-code|VLLM_SKIP_P2P_CHECK",
+        _WARNS,
+        "it hides a fault, or runs foreign code",
+    ),
+    Harm(
+        r"docker compose down.*(-v\b|--volumes)|docker volume rm",
+        _WARNS,
+        "volumes hold the keys, the request log and Prometheus's data",
+    ),
+    Harm(
+        r"\brm\b.*(requests|events)\.jsonl|truncate.*\.jsonl",
+        _WARNS,
+        "the log is what accounting rests on; rotate it instead",
+    ),
+    Harm(
+        r"--gpu-reset|(?i:\breset the (card|gpu)\b)",
+        rf"{_WARNS}|[Dd]rain|stop|[Aa]fter",
+        "all work is lost, and what is linked to the card hangs",
+    ),
     Harm(r"amtool silence add", r"(--duration|-d )", "a silence without an end hides the next outage as well"),
-    Harm(r"(?i)\braise the threshold\b", rf"{_WARNS}|\b(if|when|where|before|after|unless)\b", "an alert that disturbs is no wrong alert"),
-)  # fmt: skip
+    Harm(
+        r"(?i)\braise the threshold\b",
+        rf"{_WARNS}|\b(if|when|where|before|after|unless)\b",
+        "an alert that disturbs is no wrong alert",
+    ),
+)
 
 
 def sentences(page: RunbookPage) -> list[str]:
     """Tables left out: they tell causes, not what to do."""
-    return [sentence.strip() for sentence in re.split(r"(?<=[.!?])\s+|\n", page.body) if sentence.strip() and not sentence.startswith("|")]
+    return [
+        sentence.strip()
+        for sentence in re.split(r"(?<=[.!?])\s+|\n", page.body)
+        if sentence.strip() and not sentence.startswith("|")
+    ]
 
 
 @each_page
 def test_a_page_gives_no_advice_that_is_known_to_harm(page):
     for harm in HARMS:
         if page.name not in (harm.allowed or {}):
-            told = [sentence for sentence in sentences(page) if re.search(harm.says, sentence) and not re.search(harm.unless, sentence)]
+            told = [
+                sentence
+                for sentence in sentences(page)
+                if re.search(harm.says, sentence) and not re.search(harm.unless, sentence)
+            ]
             assert not told, f"{harm.why}: {told}"
 
 
@@ -492,5 +628,7 @@ def test_a_page_that_resets_a_card_says_when_never(page):
 )
 def test_harmful_advice_is_told_from_a_warning(advice, harms):
     page = runbook_page.parse("VLLMSomething", f"# VLLMSomething\n\n{advice}\n")
-    found = [harm for harm in HARMS for s in sentences(page) if re.search(harm.says, s) and not re.search(harm.unless, s)]
+    found = [
+        harm for harm in HARMS for s in sentences(page) if re.search(harm.says, s) and not re.search(harm.unless, s)
+    ]
     assert harms == bool(found)

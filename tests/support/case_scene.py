@@ -1,7 +1,9 @@
-"""A case of alert_cases.py in the middle of everything else that a deployment shows (panel_fixtures.py), each in a time of its own on one real
+"""A case of alert_cases.py in the middle of everything else that a deployment shows (panel_fixtures.py), each in a time
+of its own on one real
 Prometheus: the ground on which a runbook page is tried at the moment at which its alert fires.
 
-Law: what a case shows it shows alone, since an engine that is well beside it would make its ratios better; who is down shows nothing."""
+Law: what a case shows it shows alone, since an engine that is well beside it would make its ratios better; who is down
+shows nothing."""
 
 from __future__ import annotations
 
@@ -38,14 +40,17 @@ APART_S = 40 * 86400  # further than any query looks back
 EVERY_S = 60
 SHORT_S = 75 * 60  # before the alert fires the scene is scraped every EVERY_S; what lies further back every SPARSE_S
 SPARSE_S = 300
-LOOKBACK_S = 300  # how long Prometheus shows a series that ended without a word; a file of samples cannot say that it ended, so it ends earlier
+# how long Prometheus shows a series that ended without a word; a file of samples cannot say that it ended, so it ends
+# earlier
+LOOKBACK_S = 300
 PAST_S = 7200  # before a case began all was as in the scene: what is compared with yesterday finds it
 
 ALERT = {alert.name: alert for alert in ALERTS}
 _UNIT = {sample: metric.unit for metric in EVERYTHING for sample in metric.samples}
 Sampled = tuple[str, Mapping[str, str], list[tuple[int, float]]]  # name, labels, (second, value)
 
-# Where the scene must differ from an ordinary hour, so that what the alert tells is true in it: case -> (instance, series that it does not show).
+# Where the scene must differ from an ordinary hour, so that what the alert tells is true in it: case -> (instance,
+# series that it does not show).
 NOT_SHOWN: dict[str, tuple[str, str]] = {
     "VLLMMetricsAbsent": (cases.A, r"vllm:.*"),
     "VLLMRestartLoop by its counters": (cases.A, r"process_.*"),
@@ -54,10 +59,14 @@ NOT_SHOWN: dict[str, tuple[str, str]] = {
         (cases.SIDECAR["instance"], r"vllm_watch_(reconcile|missing_in_log|extra_in_log)_.*"),
     ),
     "VLLMCostOverBudget where nothing is attributed": (cases.SIDECAR["instance"], r"vllm_watch_cost_total"),
-    "VLLMClientHangupsRising without a request log": (cases.SIDECAR["instance"], r"vllm_watch_(requests|tokens|log|ttft|tpot|e2e)_.*"),
+    "VLLMClientHangupsRising without a request log": (
+        cases.SIDECAR["instance"],
+        r"vllm_watch_(requests|tokens|log|ttft|tpot|e2e)_.*",
+    ),
 }
 
-# What else is so where a page tells causes apart by things that its alert does not ask for: case -> series as in alert_cases.py.
+# What else is so where a page tells causes apart by things that its alert does not ask for: case -> series as in
+# alert_cases.py.
 SITUATIONS: dict[str, cases.Series] = {
     "VLLMCacheHitsCollapsed": {  # a team changed its template
         cases.log("tokens_total", type="prompt"): cases.grows((240, 2000), (60, 2000)),
@@ -65,9 +74,15 @@ SITUATIONS: dict[str, cases.Series] = {
     },
     "VLLMGatewayRejecting": {cases.log("request_reasons_total", outcome="rejected", reason="unknown_key"): "0+11x40"},
     "VLLMEngineRejecting": {cases.engine("kv_cache_usage_perc"): "0.95x40"},
-    "VLLMLogExceedsEngine where no sidecar compares": {cases.gateway("upstream_up", upstream="elsewhere", address="10.0.9.9:8000"): "1x90"},
-    **{f"VLLMCostOverBudget {shows}": {cases.card("utilization_ratio"): "0x130"} for shows in ("as attributed", "where nothing is attributed")},
-    "VLLMRequestLogUnwritable while records wait": {cases.gateway("log_waiting_requests"): "0x40"},  # one write failed, the next did not
+    "VLLMLogExceedsEngine where no sidecar compares": {
+        cases.gateway("upstream_up", upstream="elsewhere", address="10.0.9.9:8000"): "1x90"
+    },
+    **{
+        f"VLLMCostOverBudget {shows}": {cases.card("utilization_ratio"): "0x130"}
+        for shows in ("as attributed", "where nothing is attributed")
+    },
+    # one write failed, the next did not
+    "VLLMRequestLogUnwritable while records wait": {cases.gateway("log_waiting_requests"): "0x40"},
 }
 
 
@@ -103,7 +118,9 @@ class Slot:
         found: list[Recording] = []
         texts = self.texts
         while texts:
-            names = {name for text in texts for name in promql_ast.names(text)} - {recording.record for recording in found}
+            names = {name for text in texts for name in promql_ast.names(text)} - {
+                recording.record for recording in found
+            }
             more = [recording for recording in RECORDINGS if recording.record in names]
             found, texts = found + more, [recording.expr for recording in more]
         return found
@@ -123,14 +140,21 @@ def steps_asked(page: RunbookPage) -> list[str]:
 
 @cache
 def whole_scene() -> tuple[Line, ...]:
-    """Everything that exists, under the addresses and names that the cases use. What rules record of a case is asked, not taken from here."""
+    """Everything that exists, under the addresses and names that the cases use. What rules record of a case is asked,
+    not taken from here."""
     known = {
         "vllm-0:8000": cases.A, "vllm-1:8000": cases.B, "qwen3-8b": cases.MODEL["model_name"],
-        "sidecar:9401": cases.SIDECAR["instance"], "gateway:8010": cases.GATEWAY["instance"], "prometheus:9090": cases.PROMETHEUS["instance"],
-        "dcgm:9400": cases.DCGM["instance"], fixtures.CARDS[0]: cases.CARD["uuid"], fixtures.OTHER_CARD: cases.DCGM["UUID"],
+        "sidecar:9401": cases.SIDECAR["instance"], "gateway:8010": cases.GATEWAY["instance"],
+        "prometheus:9090": cases.PROMETHEUS["instance"],
+        "dcgm:9400": cases.DCGM["instance"], fixtures.CARDS[0]: cases.CARD["uuid"],
+        fixtures.OTHER_CARD: cases.DCGM["UUID"],
         fixtures.WORDS["path"][0]: _of_a_case("path"),
     }  # fmt: skip
-    sources = {"vllm-0": _of_a_case("source", "VLLMSidecarSourceFailing"), "nvml": "gpu", "requests.jsonl": _of_a_case("path")}
+    sources = {
+        "vllm-0": _of_a_case("source", "VLLMSidecarSourceFailing"),
+        "nvml": "gpu",
+        "requests.jsonl": _of_a_case("path"),
+    }
     busy = next(scene for scene in fixtures.scenes() if scene.name == "busy")
     recorded = {recording.record for recording in RECORDINGS}
     lines = (
@@ -146,18 +170,27 @@ def _of_a_case(label: str, alert: str = "") -> str:
 
 
 def laid_over(slot: Slot, names: frozenset[str]) -> Iterator[Sampled]:
-    """The scene and the case, as far as series have these names. A case's own come last: a file holds the samples of a series in order."""
+    """The scene and the case, as far as series have these names. A case's own come last: a file holds the samples of a
+    series in order."""
     own = list(cases.samples(replace(slot.case, series={**slot.case.series, **SITUATIONS.get(str(slot.case), {})})))
     told = {new for name, _, _ in own for new in (name, *_NEWER.get(name, ()))}
     ended, times, hour_began = dict(_ended(slot, own)), _times(slot), slot.at_s - HOUR_S
     for line in whole_scene():
         if line.name not in names or _not_shown(slot, line):
             continue
-        until = slot.at_s if line.name in _SCRAPED else ended.get((line.labels.get("job"), line.labels.get("instance")), slot.at_s)
+        until = (
+            slot.at_s
+            if line.name in _SCRAPED
+            else ended.get((line.labels.get("job"), line.labels.get("instance")), slot.at_s)
+        )
         if line.name in told and (line.name not in _OF_EVERY_TARGET or any(_same(line, sampled) for sampled in own)):
             until = slot.began_s - PAST_S
         kept = [at for at in times if at <= until]
-        yield line.name, line.labels, list(zip(kept, line.values([(at - hour_began) / HOUR_S for at in kept], hour_began), strict=True))
+        yield (
+            line.name,
+            line.labels,
+            list(zip(kept, line.values([(at - hour_began) / HOUR_S for at in kept], hour_began), strict=True)),
+        )
     yield from (_moved(slot, sampled) for sampled in own)
 
 
@@ -193,7 +226,9 @@ def _moved(slot: Slot, sampled: Sampled) -> Sampled:
     name, labels, values = sampled
     zero = slot.began_s if _UNIT.get(name) is Unit.TIMESTAMP else 0  # promtool's clock starts at 0
     shown = [(slot.began_s + s, zero + value) for s, value in values if slot.began_s + s <= slot.at_s]
-    has_ended = bool(shown) and slot.at_s - LOOKBACK_S <= shown[-1][0] < slot.at_s - 2 * parse_window(slot.case.interval)
+    has_ended = bool(shown) and slot.at_s - LOOKBACK_S <= shown[-1][0] < slot.at_s - 2 * parse_window(
+        slot.case.interval
+    )
     return name, labels, [(at - has_ended * (LOOKBACK_S + 1), value) for at, value in shown]
 
 
@@ -232,18 +267,22 @@ class Asker:
     port: int
 
     def __call__(self, query: str, at_s: int) -> list[dict[str, str]]:
-        """The labels of what comes back; a number without labels counts as one series. NaN is nothing that anyone can read."""
+        """The labels of what comes back; a number without labels counts as one series. NaN is nothing that anyone can
+        read."""
         data = self._get("query", query=query, time=at_s)
         if data["resultType"] == "scalar":
             return [{}]
         return [series["metric"] for series in data["result"] if series["value"][1] != "NaN"]
 
     def recorded(self, slot: Slot, level: int) -> Iterator[str]:
-        """What recording rules of this depth would have written, as OpenMetrics: each minute up to when the alert fires, less often over days."""
+        """What recording rules of this depth would have written, as OpenMetrics: each minute up to when the alert
+        fires, less often over days."""
         step_s = EVERY_S * (1 + (slot.at_s - slot.began_s) // 86400)
         start_s = slot.at_s - (slot.at_s - slot.began_s) // step_s * step_s
         for recording in (r for r in slot.recordings if depth(r.record) == level):
-            for series in self._get("query_range", query=recording.expr, start=start_s, end=slot.at_s, step=step_s)["result"]:
+            for series in self._get("query_range", query=recording.expr, start=start_s, end=slot.at_s, step=step_s)[
+                "result"
+            ]:
                 labels = {k: v for k, v in series["metric"].items() if k != "__name__"} | dict(recording.labels)
                 yield _text(recording.record, labels, series["values"])
 
@@ -264,8 +303,11 @@ def depth(name: str) -> int:
 
 
 @contextmanager
-def served(part: Callable[[str], install.InstalledPart], eventually: Callable[..., None], folder: Path) -> Iterator[Asker]:
-    """All slots on one server. Recorded series are computed by it from the raw ones, level by level; it reads new blocks when it starts."""
+def served(
+    part: Callable[[str], install.InstalledPart], eventually: Callable[..., None], folder: Path
+) -> Iterator[Asker]:
+    """All slots on one server. Recorded series are computed by it from the raw ones, level by level; it reads new
+    blocks when it starts."""
     every = slots()
     write(part, folder, (text for slot in every for text in text_of(slot)))
     for level in range(1, 1 + max((depth(r.record) for slot in every for r in slot.recordings), default=0)):
@@ -278,12 +320,16 @@ def served(part: Callable[[str], install.InstalledPart], eventually: Callable[..
 
 def text_of(slot: Slot) -> Iterator[str]:
     """Everything raw that the page and the alert need, as OpenMetrics."""
-    names = frozenset(name for text in (*slot.texts, *(r.expr for r in slot.recordings)) for name in promql_ast.names(text))
+    names = frozenset(
+        name for text in (*slot.texts, *(r.expr for r in slot.recordings)) for name in promql_ast.names(text)
+    )
     yield from (_text(*sampled) for sampled in laid_over(slot, names))
 
 
 def _text(name: str, labels: Mapping[str, str], values: Sequence[tuple[float, object]]) -> str:
-    inner = ",".join('{}="{}"'.format(k, v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for k, v in labels.items())
+    inner = ",".join(
+        '{}="{}"'.format(k, v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for k, v in labels.items()
+    )
     return "".join([f"{name}{{{inner}}} {value} {at}\n" for at, value in values])
 
 
@@ -293,13 +339,24 @@ def write(part: Callable[[str], install.InstalledPart], folder: Path, texts: Ite
     with page.open("w") as file:
         file.writelines(texts)
         file.write("# EOF\n")
-    command = [part("promtool").path, "tsdb", "create-blocks-from", "openmetrics", "--quiet", "--max-block-duration=39366h", page, folder / "data"]
+    command = [
+        part("promtool").path,
+        "tsdb",
+        "create-blocks-from",
+        "openmetrics",
+        "--quiet",
+        "--max-block-duration=39366h",
+        page,
+        folder / "data",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
 
 
 @contextmanager
-def _server(part: Callable[[str], install.InstalledPart], eventually: Callable[..., None], folder: Path) -> Iterator[Asker]:
+def _server(
+    part: Callable[[str], install.InstalledPart], eventually: Callable[..., None], folder: Path
+) -> Iterator[Asker]:
     (folder / "prometheus.yml").write_text("{}\n")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -311,7 +368,11 @@ def _server(part: Callable[[str], install.InstalledPart], eventually: Callable[.
             stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
-            eventually(lambda: b"Ready" in urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5).read(), within_s=30, what="a ready Prometheus")
+            eventually(
+                lambda: b"Ready" in urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5).read(),
+                within_s=30,
+                what="a ready Prometheus",
+            )
             yield Asker(port)
         finally:
             server.terminate()

@@ -1,6 +1,8 @@
-"""Run by the engine's own Python: what vLLM itself computes for a list of cases on standard input; one JSON list comes back.
+"""Run by the engine's own Python: what vLLM itself computes for a list of cases on standard input; one JSON list comes
+back.
 
-A case says what each layer keeps; pages, groups, blocks and concurrency are vLLM's. Beside it, what vLLM reads from a config.json."""
+A case says what each layer keeps; pages, groups, blocks and concurrency are vLLM's. Beside it, what vLLM reads from a
+config.json."""
 
 import contextlib
 import io
@@ -16,7 +18,13 @@ os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 
 def layer_spec(layer, case, block):
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec, get_kv_quant_mode
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        MambaSpec,
+        MLAAttentionSpec,
+        SlidingWindowSpec,
+        get_kv_quant_mode,
+    )
 
     dtype = {"fp8": torch.uint8, "auto": torch.bfloat16}[case["cache_dtype"]]
     heads = max(1, layer["kv_heads"] // case["tensor_parallel"])
@@ -77,10 +85,19 @@ def aligned(case):
     config = settings(case)
     heads = max(1, first["kv_heads"] // case["tensor_parallel"])
     config.model_config = SimpleNamespace(
-        dtype=torch.bfloat16, use_mla=False, architecture="x", get_num_kv_heads=lambda _: heads, get_head_size=lambda: first["head_k"]
+        dtype=torch.bfloat16,
+        use_mla=False,
+        architecture="x",
+        get_num_kv_heads=lambda _: heads,
+        get_head_size=lambda: first["head_k"],
     )
-    model = SimpleNamespace(get_mamba_state_shape_from_config=lambda _: ((state,),), get_mamba_state_dtype_from_config=lambda _: (torch.uint8,))
-    backend = SimpleNamespace(customize_spec=lambda spec: spec, get_supported_kernel_block_sizes=lambda: [MultipleOf(16)])
+    model = SimpleNamespace(
+        get_mamba_state_shape_from_config=lambda _: ((state,),),
+        get_mamba_state_dtype_from_config=lambda _: (torch.uint8,),
+    )
+    backend = SimpleNamespace(
+        customize_spec=lambda spec: spec, get_supported_kernel_block_sizes=lambda: [MultipleOf(16)]
+    )
     ModelRegistry.resolve_model_cls = lambda *_, **__: (model, "x")
 
     class Bare(Platform):
@@ -97,7 +114,11 @@ def aligned(case):
 
 def computed(case):
     from vllm.distributed.utils import get_pp_indices
-    from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_kv_cache_capacity, get_kv_cache_configs
+    from vllm.v1.core.kv_cache_utils import (
+        generate_scheduler_kv_cache_config,
+        get_kv_cache_capacity,
+        get_kv_cache_configs,
+    )
 
     block = case["block_size"]
     kinds = {layer["kind"] for layer in case["layers"]}
@@ -121,25 +142,41 @@ def opened(config):
     """A config.json as vLLM opens it, its part for text, and what vLLM's converter makes of both."""
     import vllm.config  # noqa: F401  first, because the next import alone runs in a circle
     from vllm.transformers_utils.config import get_config, get_hf_text_config
-    from vllm.transformers_utils.model_arch_config_convertor import MODEL_ARCH_CONFIG_CONVERTORS, ModelArchConfigConvertorBase
+    from vllm.transformers_utils.model_arch_config_convertor import (
+        MODEL_ARCH_CONFIG_CONVERTORS,
+        ModelArchConfigConvertorBase,
+    )
 
     with tempfile.TemporaryDirectory() as folder:
         left_out = ("_source", "quantization_config", "auto_map")
-        (Path(folder) / "config.json").write_text(json.dumps({key: value for key, value in config.items() if key not in left_out}))
+        (Path(folder) / "config.json").write_text(
+            json.dumps({key: value for key, value in config.items() if key not in left_out})
+        )
         whole = get_config(folder, trust_remote_code=False, config_format="hf")
     text = get_hf_text_config(whole)
-    return whole, text, MODEL_ARCH_CONFIG_CONVERTORS.get(whole.model_type, ModelArchConfigConvertorBase)(whole, text).convert()
+    return (
+        whole,
+        text,
+        MODEL_ARCH_CONFIG_CONVERTORS.get(whole.model_type, ModelArchConfigConvertorBase)(whole, text).convert(),
+    )
 
 
 def longest(config, asked):
-    """max_model_len as vLLM derives it for each --max-model-len that is asked for (None: no flag); None where vLLM refuses it."""
+    """max_model_len as vLLM derives it for each --max-model-len that is asked for (None: no flag); None where vLLM
+    refuses it."""
     from vllm.config.model import ModelConfig
 
     whole, text, arch = opened(config)
     its = SimpleNamespace(
-        runner_type="generate", hf_config=whole, hf_text_config=text, model_arch_config=arch, disable_sliding_window=False,
-        get_sliding_window=lambda: None, spec_target_max_model_len=None, encoder_config=None,
-    )  # fmt: skip
+        runner_type="generate",
+        hf_config=whole,
+        hf_text_config=text,
+        model_arch_config=arch,
+        disable_sliding_window=False,
+        get_sliding_window=lambda: None,
+        spec_target_max_model_len=None,
+        encoder_config=None,
+    )
     found = []
     for length in asked:
         try:
@@ -157,7 +194,12 @@ def caches_prefixes(architecture):
 
     model = ModelRegistry.models[architecture].load_model_cls()
     assert has_inner_state(model)
-    kind = SimpleNamespace(pooler_config=None, is_hybrid=is_hybrid(model), is_attention_free=is_attention_free(model), is_encoder_decoder=False)
+    kind = SimpleNamespace(
+        pooler_config=None,
+        is_hybrid=is_hybrid(model),
+        is_attention_free=is_attention_free(model),
+        is_encoder_decoder=False,
+    )
     attention = ModelConfig.attn_type.fget(kind)
     return ModelConfig.is_prefix_caching_supported.fget(SimpleNamespace(pooler_config=None, attn_type=attention))
 
@@ -192,7 +234,8 @@ def parameters(text):
 
 
 def family(model_type):
-    """A family's configuration at its defaults, and what vLLM reads from it; None where transformers does not have it."""
+    """A family's configuration at its defaults, and what vLLM reads from it; None where transformers does not have
+    it."""
     from transformers import AutoConfig
 
     try:
@@ -246,7 +289,9 @@ def main():
         answer["caches_prefixes"] = {name: caches_prefixes(name) for name in asked["architectures"]}
         answer["families"] = {name: family(name) for name in asked["families"]}
         answer["states"] = {
-            name: [state_bytes(config, split) for split in (1, 2)] for name, config in asked["configs"].items() if config["model_type"] in STATEFUL
+            name: [state_bytes(config, split) for split in (1, 2)]
+            for name, config in asked["configs"].items()
+            if config["model_type"] in STATEFUL
         }
     json.dump(answer, out)
 

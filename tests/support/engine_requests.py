@@ -1,7 +1,9 @@
-"""Run by the engine's own Python: report how vLLM's request models and prompt parsing read a list of bodies on standard input.
+"""Run by the engine's own Python: report how vLLM's request models and prompt parsing read a list of bodies on standard
+input.
 
-Prints one JSON object. fields: the fields of each route's request models. read: for each body either `refused`, or the number of prompts, the token
-ids given in place of text, and the UTF-8 bytes of all strings in the fields that the case names."""
+Prints one JSON object. fields: the fields of each route's request models. read: for each body either `refused`, or the
+number of prompts, the token ids given in place of text, and the UTF-8 bytes of all strings in the fields that the case
+names."""
 
 import json
 import os
@@ -55,7 +57,11 @@ def prompts(route, request):
     if route == "/v1/embeddings":
         if "Batch" in type(request).__name__:
             return [None] * len(request.messages)
-        return [None] if "Chat" in type(request).__name__ else [one.get("prompt_token_ids") for one in parsed(request.input)]
+        return (
+            [None]
+            if "Chat" in type(request).__name__
+            else [one.get("prompt_token_ids") for one in parsed(request.input)]
+        )
     if route == "/v1/chat/completions/batch":
         return [None] * len(request.messages)
     if route in ("/v1/rerank", "/v1/score"):

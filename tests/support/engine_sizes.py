@@ -1,7 +1,9 @@
-"""Starts real vLLM engines one after the other in one process, and keeps what each says of its KV cache: its page, and its start-up log.
+"""Starts real vLLM engines one after the other in one process, and keeps what each says of its KV cache: its page, and
+its start-up log.
 
-Run by the engine's Python: `engine_sizes.py CASES FOLDER`. A case is a model's configuration and the engine's options; its weights are random ones
-that vLLM makes itself, so the configuration is all there is of the model. vLLM is imported once, 13 s of CPU; each engine takes 2 s more."""
+Run by the engine's Python: `engine_sizes.py CASES FOLDER`. A case is a model's configuration and the engine's options;
+its weights are random ones that vLLM makes itself, so the configuration is all there is of the model. vLLM is imported
+once, 13 s of CPU; each engine takes 2 s more."""
 
 from __future__ import annotations
 
@@ -12,9 +14,13 @@ import sys
 from pathlib import Path
 
 os.environ |= {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_TARGET_DEVICE": "cpu",
     "OMP_NUM_THREADS": "1",
-}  # fmt: skip
+}
 MARK = "=== started: "
 
 
@@ -29,10 +35,16 @@ def main(cases: Path, folder: Path) -> None:
         sys.stdout.write(f"{MARK}{name}\n")
         sys.stdout.flush()
         (architecture,) = case["config"]["architectures"]
-        # A class that is registered by hand is looked at here and now; vLLM starts a process to look at one of its own, 15 s of CPU each.
+        # A class that is registered by hand is looked at here and now; vLLM starts a process to look at one of its own,
+        # 15 s of CPU each.
         ModelRegistry.register_model(architecture, ModelRegistry.models[architecture].load_model_cls())
         engine = LLM(
-            str(folder / name), load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, disable_log_stats=False, **case["options"]
+            str(folder / name),
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            disable_log_stats=False,
+            **case["options"],
         )
         (folder / f"{name}.prom").write_bytes(generate_latest())
         del engine

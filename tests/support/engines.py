@@ -1,13 +1,15 @@
-"""Real vLLM engines for tests: the CPU build with the lab's tiny random model, each on one core. Test files share those that they do not hurt.
+"""Real vLLM engines for tests: the CPU build with the lab's tiny random model, each on one core. Test files share those
+that they do not hurt.
 
     @pytest.fixture(scope="module")
     def engine(real_engines: Engines) -> Engine:
         return real_engines.shared().up()
 
-A start takes 24 s of CPU, so ask for `shared()`, which runs already as a rule: all who ask with the same arguments get the same engine. It lives
-until the end of the session and others have used it, so its counters are not zero and its cache is not empty: take a page before (`shown`), count
-from there, and let nothing of yours run on when you are done. Who will end an engine takes the shared one for good (`taken`), or one that nobody
-else ever had (`own`). Several that are begun before the first is waited for (`up`) start side by side."""
+A start takes 24 s of CPU, so ask for `shared()`, which runs already as a rule: all who ask with the same arguments get
+the same engine. It lives until the end of the session and others have used it, so its counters are not zero and its
+cache is not empty: take a page before (`shown`), count from there, and let nothing of yours run on when you are done.
+Who will end an engine takes the shared one for good (`taken`), or one that nobody else ever had (`own`). Several that
+are begun before the first is waited for (`up`) start side by side."""
 
 from __future__ import annotations
 
@@ -48,8 +50,9 @@ class Engine:
     last: exposition_parser.Exposition | None = None
 
     def up(self) -> Engine:
-        """Itself, once it answers, with all its threads on the first core: where each process of a vLLM has a core of its own, they wait for each
-        other by giving it away and taking it again, and others got none of it for up to a minute (Linux 6.18). What remains is for the clients."""
+        """Itself, once it answers, with all its threads on the first core: where each process of a vLLM has a core of
+        its own, they wait for each other by giving it away and taking it again, and others got none of it for up to a
+        minute (Linux 6.18). What remains is for the clients."""
         deadline = time.monotonic() + self.spec.within_s
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
@@ -76,7 +79,8 @@ class Engine:
 
     @property
     def abandoned(self) -> float:
-        """Texts that began and were broken off: all that the engine counts of them is their first token and that their end is missing."""
+        """Texts that began and were broken off: all that the engine counts of them is their first token and that their
+        end is missing."""
         return self.figure(vllm.TIME_TO_FIRST_TOKEN, "_count") - self.figure(vllm.E2E_REQUEST_LATENCY, "_count")
 
     @property
@@ -118,17 +122,22 @@ def started(folder: Path, programs: Mapping[str, Path], port: int, core: int, *a
         supervisor._die_with_parent()
         os.sched_setaffinity(0, {core})
 
-    config = plan.LabConfig(folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": (*TOOLS, *arguments)})
+    config = plan.LabConfig(
+        folder, programs, port_offset=port - plan.PORTS["vllm"], args={"vllm": (*TOOLS, *arguments)}
+    )
     spec = next(process for process in plan.processes(config) if process.name == "vllm")
     # Few machines that run the lab have a C++ compiler, and nothing here may need one.
     env, log = {**os.environ, **spec.env, "CXX": "no-compiler"}, folder / f"vllm-{port}.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(spec.argv, stdout=output, stderr=output, env=env, start_new_session=True, preexec_fn=alone)
+        process = subprocess.Popen(
+            spec.argv, stdout=output, stderr=output, env=env, start_new_session=True, preexec_fn=alone
+        )
     return Engine(spec, log, process)
 
 
 class Engines:
-    """The engines of one session. What it returns has been started and may not answer yet: begin all that you need, then have them `up`."""
+    """The engines of one session. What it returns has been started and may not answer yet: begin all that you need,
+    then have them `up`."""
 
     def __init__(self, folder: Path, programs: Mapping[str, Path], free_port: Callable[[], int]) -> None:
         self._folder, self._programs, self._free_port = folder, programs, free_port

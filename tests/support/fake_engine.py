@@ -1,4 +1,5 @@
-"""A fake of vLLM's HTTP side for the tests of the bench: a real server on loopback whose answers a test decides. It counts as vLLM does, and knows
+"""A fake of vLLM's HTTP side for the tests of the bench: a real server on loopback whose answers a test decides. It
+counts as vLLM does, and knows
 nothing of models: a letter is a token, and each turn of a chat costs two more."""
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ TEMPLATE = 2  # tokens for each message of a chat
 
 
 class FakeEngine:
-    """behave: what becomes of a request: ok, http_500, http_429, error_event, cut, hang, empty. Counters are those of a real page."""
+    """behave: what becomes of a request: ok, http_500, http_429, error_event, cut, hang, empty. Counters are those of a
+    real page."""
 
     def __init__(self) -> None:
         self.behave: Callable[[int], str] = lambda _: "ok"
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.sent_at: list[float] = []
-        self.now = self.most = self.answered = self.prompt_tokens = self.completion_tokens = self.queries = self.hits = 0
+        self.now = self.most = self.answered = self.prompt_tokens = self.completion_tokens = self.queries = (
+            self.hits
+        ) = 0
         self.caching = "True"
         self.first_s = 0.0
         self.gap_s = 0.0
@@ -37,13 +41,17 @@ class FakeEngine:
         app = web.Application(middlewares=[self._guard])
         app.add_routes([
             web.get("/v1/models", self._models), web.get("/version", self._version), web.get("/metrics", self._metrics),
-            web.get("/server_info", self._info), web.post("/tokenize", self._tokenize), web.post("/detokenize", self._detokenize),
-            web.post("/v1/completions", self._answer), web.post("/v1/chat/completions", self._answer), web.post("/reset_prefix_cache", self._reset),
+            web.get("/server_info", self._info), web.post("/tokenize", self._tokenize),
+            web.post("/detokenize", self._detokenize),
+            web.post("/v1/completions", self._answer), web.post("/v1/chat/completions", self._answer),
+            web.post("/reset_prefix_cache", self._reset),
         ])  # fmt: skip
         return app
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
         if self.died:
             assert request.transport is not None
             request.transport.abort()
@@ -53,7 +61,9 @@ class FakeEngine:
         return await handler(request)
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": name, "root": MODEL, "max_model_len": self.context} for name in (MODEL, *self.aliases)]})
+        return web.json_response(
+            {"data": [{"id": name, "root": MODEL, "max_model_len": self.context} for name in (MODEL, *self.aliases)]}
+        )
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "0.32.0"})
@@ -69,13 +79,19 @@ class FakeEngine:
         series = f'{{engine="0",model_name="{MODEL}"}}'
         lines = [
             f'vllm:request_success_total{{engine="0",finished_reason="length",model_name="{MODEL}"}} {self.answered}',
-            f"vllm:prompt_tokens_total{series} {self.prompt_tokens}", f"vllm:generation_tokens_total{series} {self.completion_tokens}",
-            f"vllm:prefix_cache_queries_total{series} {self.queries}", f"vllm:prefix_cache_hits_total{series} {self.hits}",
-            f"vllm:request_queue_time_seconds_count{series} {self.answered}", f"vllm:request_queue_time_seconds_sum{series} {0.25 * self.answered}",
-            f"vllm:num_preemptions_total{series} 0", f"vllm:kv_cache_usage_perc{series} 0.5",
-            f'vllm:cache_config_info{{enable_prefix_caching="{self.caching}",kv_cache_memory_bytes="8000000000",engine="0"}} 1',
+            f"vllm:prompt_tokens_total{series} {self.prompt_tokens}",
+            f"vllm:generation_tokens_total{series} {self.completion_tokens}",
+            f"vllm:prefix_cache_queries_total{series} {self.queries}",
+            f"vllm:prefix_cache_hits_total{series} {self.hits}",
+            f"vllm:request_queue_time_seconds_count{series} {self.answered}",
+            f"vllm:request_queue_time_seconds_sum{series} {0.25 * self.answered}",
+            f"vllm:num_preemptions_total{series} 0",
+            f"vllm:kv_cache_usage_perc{series} 0.5",
+            (
+                f'vllm:cache_config_info{{enable_prefix_caching="{self.caching}",kv_cache_memory_bytes="8000000000",engine="0"}} 1'  # noqa: E501
+            ),
             "process_start_time_seconds 1000",
-        ]  # fmt: skip
+        ]
         return web.Response(text="\n".join(lines) + "\n")
 
     async def _tokenize(self, request: web.Request) -> web.Response:
@@ -102,7 +118,9 @@ class FakeEngine:
 
     async def _behaves(self, how: str, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if how.startswith("http_"):
-            return web.json_response({"error": {"message": f"refused by the test, {how}", "code": int(how[5:])}}, status=int(how[5:]))
+            return web.json_response(
+                {"error": {"message": f"refused by the test, {how}", "code": int(how[5:])}}, status=int(how[5:])
+            )
         if how == "die":
             self.died = True
             assert request.transport is not None
@@ -124,7 +142,11 @@ class FakeEngine:
                 return answer
             text = "" if how == "empty" and at == 0 else "w"
             choice = {"index": 0, "text": text} if "prompt" in body else {"index": 0, "delta": {"content": text}}
-            await answer.write(b"data: " + json.dumps({"model": MODEL, "choices": [choice | {"finish_reason": None}]}).encode() + b"\n\n")
+            await answer.write(
+                b"data: "
+                + json.dumps({"model": MODEL, "choices": [choice | {"finish_reason": None}]}).encode()
+                + b"\n\n"
+            )
             await asyncio.sleep(self.gap_s)
         tokens = body["max_tokens"]
         self.answered += 1

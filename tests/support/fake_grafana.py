@@ -1,12 +1,17 @@
-"""FakeGrafana: a fake, because no Grafana can be had where these tests run. It does what Grafana's pages and source say of 10.4, 12 and 13.
+"""FakeGrafana: a fake, because no Grafana can be had where these tests run. It does what Grafana's pages and source say
+of 10.4, 12 and 13.
 
 What it takes from there, and the tests lean on:
-- older API: a save without folderUid lands at the root; another version than the stored one, or a uid that is taken, is a 412 unless
-  overwrite; a provisioned board is a 400; reading adds id and version (pkg/api/dashboard.go, pkg/services/dashboards/errors.go).
-- newer API: a save that does not bring back resourceVersion and generation is a conflict; uid, id and version leave the spec; the spec is
+- older API: a save without folderUid lands at the root; another version than the stored one, or a uid that is taken, is
+  a 412 unless
+  overwrite; a provisioned board is a 400; reading adds id and version (pkg/api/dashboard.go,
+  pkg/services/dashboards/errors.go).
+- newer API: a save that does not bring back resourceVersion and generation is a conflict; uid, id and version leave the
+  spec; the spec is
   brought to schemaVersion 42, loses nulls and empty defaults, gains others, and its panels are sorted
   (pkg/registry/apis/dashboard/mutate.go, apps/dashboard/pkg/migration/frontend_defaults.go).
-- annotations are found by tags, all of which they must have, within from and to where both are given, the newest hundred without a limit; a point
+- annotations are found by tags, all of which they must have, within from and to where both are given, the newest
+  hundred without a limit; a point
   ends when it begins; what a PATCH does not name stays; tags of more than 500 bytes are a 400
   (pkg/api/annotations.go, pkg/services/annotations/annotationsimpl/xorm_store.go).
 - a provisioned board of the newer API is annotated grafana.app/managedBy.
@@ -46,9 +51,16 @@ class Stored:
 
 
 class FakeGrafana:
-    """Serves on loopback from a thread of its own. writes: every request that changed something or tried to, as (method, path)."""
+    """Serves on loopback from a thread of its own. writes: every request that changed something or tried to, as
+    (method, path)."""
 
-    def __init__(self, version: str = "10.4.0", namespace: str = "default", scraped_every_s: int = 15, time_interval: str | None = "15s") -> None:
+    def __init__(
+        self,
+        version: str = "10.4.0",
+        namespace: str = "default",
+        scraped_every_s: int = 15,
+        time_interval: str | None = "15s",
+    ) -> None:
         self.version, self.offered, self.namespace = version, VERSIONS[version], namespace
         self.organisation = 1
         self.tells_namespace = True
@@ -126,9 +138,13 @@ class FakeGrafana:
                 return says(403, "You'll need additional permissions to perform this action.")
             self.before_write()
         elif who == f"Bearer {VIEWER}" and request.path == "/api/datasources":
-            return says(403, "You'll need additional permissions to perform this action. Permissions needed: datasources:read")
+            return says(
+                403, "You'll need additional permissions to perform this action. Permissions needed: datasources:read"
+            )
         if request.method == "GET" and request.path.rsplit("/", 1)[-1] in self.hidden:
-            return says(403, "You'll need additional permissions to perform this action. Permissions needed: dashboards:read")
+            return says(
+                403, "You'll need additional permissions to perform this action. Permissions needed: dashboards:read"
+            )
         response: web.StreamResponse = await handler(request)
         return response
 
@@ -146,7 +162,9 @@ class FakeGrafana:
 
     async def _prometheus(self, request: web.Request) -> web.Response:
         if not self.proxied:
-            return says(403, "You'll need additional permissions to perform this action. Permissions needed: datasources:query")
+            return says(
+                403, "You'll need additional permissions to perform this action. Permissions needed: datasources:query"
+            )
         if self.prometheus:
             url = f"{self.prometheus}/api/v1/{request.match_info['what']}"
             async with aiohttp.ClientSession() as session, session.get(url, params=request.query) as answer:
@@ -171,7 +189,11 @@ class FakeGrafana:
 
     async def _folder(self, request: web.Request) -> web.Response:
         uid = request.match_info["uid"]
-        return web.json_response({"uid": uid, "title": self.folders[uid]}) if uid in self.folders else says(404, "folder not found")
+        return (
+            web.json_response({"uid": uid, "title": self.folders[uid]})
+            if uid in self.folders
+            else says(404, "folder not found")
+        )
 
     async def _make_folder(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -185,7 +207,11 @@ class FakeGrafana:
     async def _list_annotations(self, request: web.Request) -> web.Response:
         tags, limit = set(request.query.getall("tags", [])), int(request.query.get("limit", 100))
         start, end = int(request.query.get("from", 0)), int(request.query.get("to", 0))
-        found = [{"id": number, "dashboardId": 0, **one} for number, one in self.annotations.items() if tags <= set(one["tags"])]
+        found = [
+            {"id": number, "dashboardId": 0, **one}
+            for number, one in self.annotations.items()
+            if tags <= set(one["tags"])
+        ]
         if start and end:
             found = [one for one in found if one["time"] <= end and one["timeEnd"] >= start]
         return web.json_response(sorted(found, key=lambda one: (-one["timeEnd"], -one["time"]))[:limit])
@@ -220,7 +246,9 @@ class FakeGrafana:
             return says(404, "Dashboard not found")
         meta = {"folderUid": found.folder, "version": found.version, "provisioned": bool(found.provisioned)}
         meta["provisionedExternalId"] = found.provisioned
-        return web.json_response({"meta": meta, "dashboard": {**found.spec, "uid": uid, "id": 7, "version": found.version}})
+        return web.json_response(
+            {"meta": meta, "dashboard": {**found.spec, "uid": uid, "id": 7, "version": found.version}}
+        )
 
     async def _older_write(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -232,12 +260,20 @@ class FakeGrafana:
             return says(400, "Cannot save provisioned dashboard")
         if found and not body["overwrite"] and board.get("version") != found.version:
             return says(412, "The dashboard has been changed by someone else", status="version-mismatch")
-        same = [u for u, other in self.boards.items() if u != board["uid"] and other.folder == folder and other.spec["title"] == board["title"]]
+        same = [
+            u
+            for u, other in self.boards.items()
+            if u != board["uid"] and other.folder == folder and other.spec["title"] == board["title"]
+        ]
         if same and not body["overwrite"]:
             return says(412, "A dashboard with the same name in the folder already exists", status="name-exists")
         spec = {key: value for key, value in board.items() if key not in ("id", "uid", "version")}
-        self.boards[board["uid"]] = Stored(spec, folder, (found.version if found else 0) + 1, "", {"grafana.app/message": body["message"]})
-        return web.json_response({"uid": board["uid"], "status": "success", "url": f"/d/{board['uid']}/x", "version": 1})
+        self.boards[board["uid"]] = Stored(
+            spec, folder, (found.version if found else 0) + 1, "", {"grafana.app/message": body["message"]}
+        )
+        return web.json_response(
+            {"uid": board["uid"], "status": "success", "url": f"/d/{board['uid']}/x", "version": 1}
+        )
 
     # the newer API
 
@@ -245,13 +281,19 @@ class FakeGrafana:
         if not self.offered:
             raise web.HTTPNotFound(text="404 page not found")
         versions = [{"groupVersion": f"dashboard.grafana.app/{name}", "version": name} for name in self.offered]
-        return web.json_response({"kind": "APIGroup", "name": "dashboard.grafana.app", "versions": versions, "preferredVersion": versions[0]})
+        return web.json_response(
+            {"kind": "APIGroup", "name": "dashboard.grafana.app", "versions": versions, "preferredVersion": versions[0]}
+        )
 
     async def _newer_read(self, request: web.Request) -> web.Response:
         self._check(request)
         uid = request.match_info["uid"]
         found = self.boards.get(uid)
-        return web.json_response(self._resource(uid, found)) if found else status(404, f'dashboards.dashboard.grafana.app "{uid}" not found')
+        return (
+            web.json_response(self._resource(uid, found))
+            if found
+            else status(404, f'dashboards.dashboard.grafana.app "{uid}" not found')
+        )
 
     async def _newer_write(self, request: web.Request) -> web.Response:
         self._check(request)
@@ -263,8 +305,12 @@ class FakeGrafana:
             return status(409, f'dashboards.dashboard.grafana.app "{uid}" already exists')
         if request.method == "PUT" and not found:
             return status(404, "not found")
-        if found and (metadata.get("resourceVersion") != str(1000 + found.version) or metadata.get("generation") != found.version):
-            return status(409, "the object has been modified; please apply your changes to the latest version and try again")
+        if found and (
+            metadata.get("resourceVersion") != str(1000 + found.version) or metadata.get("generation") != found.version
+        ):
+            return status(
+                409, "the object has been modified; please apply your changes to the latest version and try again"
+            )
         if found and found.provisioned:
             return status(403, "managed by classic-file-provisioning")
         if folder and folder not in self.folders:
@@ -275,20 +321,38 @@ class FakeGrafana:
 
     def _check(self, request: web.Request) -> None:
         if request.match_info["api"] not in self.offered or request.match_info["ns"] != self.namespace:
-            raise web.HTTPForbidden(text=json.dumps({"kind": "Status", "message": "unknown version or namespace"}), content_type="application/json")
+            raise web.HTTPForbidden(
+                text=json.dumps({"kind": "Status", "message": "unknown version or namespace"}),
+                content_type="application/json",
+            )
 
     def _resource(self, uid: str, found: Stored) -> dict[str, Any]:
-        notes = {**found.notes, "grafana.app/createdBy": "service-account:x"} | ({"grafana.app/folder": found.folder} if found.folder else {})
+        notes = {**found.notes, "grafana.app/createdBy": "service-account:x"} | (
+            {"grafana.app/folder": found.folder} if found.folder else {}
+        )
         if found.provisioned:
             notes |= {"grafana.app/managedBy": "classic-file-provisioning", "grafana.app/sourcePath": found.provisioned}
-        metadata = {"name": uid, "namespace": self.namespace, "uid": "opaque", "resourceVersion": str(1000 + found.version)}
+        metadata = {
+            "name": uid,
+            "namespace": self.namespace,
+            "uid": "opaque",
+            "resourceVersion": str(1000 + found.version),
+        }
         metadata |= {"generation": found.version, "annotations": notes, "managedFields": [{"manager": "fake"}]}
         return {"kind": "Dashboard", "metadata": metadata, "spec": copy.deepcopy(found.spec), "status": {}}
 
 
-def source(uid: str, name: str, interval: str | None, default: bool = False, kind: str = "prometheus") -> dict[str, Any]:
+def source(
+    uid: str, name: str, interval: str | None, default: bool = False, kind: str = "prometheus"
+) -> dict[str, Any]:
     """A data source as Grafana lists it."""
-    return {"uid": uid, "name": name, "type": kind, "isDefault": default, "jsonData": {"timeInterval": interval} if interval else {}}
+    return {
+        "uid": uid,
+        "name": name,
+        "type": kind,
+        "isDefault": default,
+        "jsonData": {"timeInterval": interval} if interval else {},
+    }
 
 
 def says(code: int, message: str, **more: str) -> web.Response:
@@ -312,5 +376,9 @@ def migrated(spec: dict[str, Any]) -> dict[str, Any]:
 
 def _without_nothing(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nothing(inner) for key, inner in value.items() if inner is not None and inner != [] and inner is not False}
+        return {
+            key: _without_nothing(inner)
+            for key, inner in value.items()
+            if inner is not None and inner != [] and inner is not False
+        }
     return [_without_nothing(inner) for inner in value] if isinstance(value, list) else value

@@ -1,6 +1,7 @@
 """The fault table: things that happen to a request log, done to a real file before any reader of logs.
 
-Every line carries an id as prompt_tokens and a square of it as completion_tokens. What a reader counted is right when number, sum and squares are
+Every line carries an id as prompt_tokens and a square of it as completion_tokens. What a reader counted is right when
+number, sum and squares are
 those of the ids that were written: lost, doubled and invented ones change them.
 A case is a function of a log and its reader. What it must leave behind on our page stands beside it."""
 
@@ -43,7 +44,8 @@ def square(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How many ids, their sum, and the sum of their squares: two sets of ids that agree in all three are the same set."""
+    """How many ids, their sum, and the sum of their squares: two sets of ids that agree in all three are the same
+    set."""
 
     count: int = 0
     total: int = 0
@@ -58,18 +60,32 @@ class Figures:
     def on_page(cls, text: str, team: str) -> Figures:
         """What our page shows of one team."""
         values = values_on(text)
-        kinds = (f'{sidecar.TOKENS.name}{{model_name="m",team="{team}",type="{kind}"}}' for kind in ("prompt", "completion"))
-        return cls(*(int(values.get(name, 0)) for name in (f'{sidecar.REQUESTS.name}{{model_name="m",outcome="ok",team="{team}"}}', *kinds)))
+        kinds = (
+            f'{sidecar.TOKENS.name}{{model_name="m",team="{team}",type="{kind}"}}' for kind in ("prompt", "completion")
+        )
+        return cls(
+            *(
+                int(values.get(name, 0))
+                for name in (f'{sidecar.REQUESTS.name}{{model_name="m",outcome="ok",team="{team}"}}', *kinds)
+            )
+        )
 
 
 def values_on(text: str) -> dict[str, float]:
     """The value of each series of a page, by name and labels as they are written there."""
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))}
+    return {
+        name: float(value)
+        for name, _, value in (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    }
 
 
 def line_of(number: int, team: str, pad: int = 0, ts: str | None = None) -> bytes:
     record = {"request_id": f"{team}-{number}", "team": team, "model": "m", "outcome": "ok"}
-    record |= {"prompt_tokens": number, "completion_tokens": square(number)} | ({"pad": "x" * pad} if pad else {}) | ({"ts": ts} if ts else {})
+    record |= (
+        {"prompt_tokens": number, "completion_tokens": square(number)}
+        | ({"pad": "x" * pad} if pad else {})
+        | ({"ts": ts} if ts else {})
+    )
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
@@ -129,7 +145,8 @@ class Log:
 
 
 class Reader:
-    """A reader of logs in a process of its own. patience_s: how long its counts may stand still and be wrong before they are final."""
+    """A reader of logs in a process of its own. patience_s: how long its counts may stand still and be wrong before
+    they are final."""
 
     name = ""
     patience_s = 15.0
@@ -225,7 +242,8 @@ def free_port() -> int:
 class Sidecar(Reader):
     """Ours: one process that reads the logs of all cases, each with a team of its own, and keeps its state in one file.
 
-    While it runs it is scraped without a pause, over every restart and SIGKILL. fell: counters that were lower than before, as (before, after)."""
+    While it runs it is scraped without a pause, over every restart and SIGKILL. fell: counters that were lower than
+    before, as (before, after)."""
 
     name = "vllm-watch"
 
@@ -254,7 +272,8 @@ class Sidecar(Reader):
         return Figures.on_page(self.page(), log.team)
 
     def fill_disk(self, room_bytes: int) -> None:
-        """A limit on the size of files: what is beyond is refused by the kernel in the middle of a write, and a new file has no room at all."""
+        """A limit on the size of files: what is beyond is refused by the kernel in the middle of a write, and a new
+        file has no room at all."""
         limit = self.state.stat().st_size + room_bytes if room_bytes else 16
         self._limit(limit)
 
@@ -291,7 +310,9 @@ class Sidecar(Reader):
             if (pages := self._watched) is not None:
                 pages.append(values)
             now = {name: value for name, value in values.items() if name.startswith(_KEPT)}
-            self.fell |= {name: (before, now.get(name, 0.0)) for name, before in counters.items() if now.get(name, 0.0) < before}
+            self.fell |= {
+                name: (before, now.get(name, 0.0)) for name, before in counters.items() if now.get(name, 0.0) < before
+            }
             counters |= now
 
 
@@ -315,11 +336,14 @@ _KEPT = tuple(
 class Mtail(Reader):
     """mtail with a program that takes the ids out of the lines by a regular expression and counts each.
 
-    Its counters die with it. What it showed last before it was stopped or killed is added, as Prometheus' `increase` does over a restart."""
+    Its counters die with it. What it showed last before it was stopped or killed is added, as Prometheus' `increase`
+    does over a restart."""
 
     name = "mtail"
     patience_s = 2.0
-    PROGRAM = 'counter seen by id\n/"prompt_tokens":\\s*(?P<id>\\d+),"completion_tokens":\\s*\\d+/ {\n  seen[$id]++\n}\n'
+    PROGRAM = (
+        'counter seen by id\n/"prompt_tokens":\\s*(?P<id>\\d+),"completion_tokens":\\s*\\d+/ {\n  seen[$id]++\n}\n'
+    )
 
     def __init__(self, root: Path, program: Path) -> None:
         super().__init__(root)
@@ -332,7 +356,18 @@ class Mtail(Reader):
         (progs / "ids.mtail").write_text(self.PROGRAM)
         every = f"{POLL_S}s"
         place = ["-address", "127.0.0.1", "-port", str(self.port), "-log_dir", self.root]
-        return [self.program, "-progs", progs, "-logs", log.path, *place, "-poll_interval", every, "-poll_log_interval", every]
+        return [
+            self.program,
+            "-progs",
+            progs,
+            "-logs",
+            log.path,
+            *place,
+            "-poll_interval",
+            every,
+            "-poll_log_interval",
+            every,
+        ]
 
     def counts(self, log: Log) -> Figures:
         return Figures.of(self.ids().elements())
@@ -352,7 +387,8 @@ class Mtail(Reader):
 
 @dataclass(frozen=True)
 class Case:
-    """faults, bad, duplicates: what our page must say of it besides the counts, by reason. rotations: how often the log was seen to be replaced."""
+    """faults, bad, duplicates: what our page must say of it besides the counts, by reason. rotations: how often the log
+    was seen to be replaced."""
 
     number: int
     title: str
@@ -582,7 +618,16 @@ def the_same_lines_again(log: Log, reader: Reader) -> None:
 
 @case("lines that are no record, between others that have more than is known", bad={"json": 4, "type": 4, "range": 2})
 def bad_lines(log: Log, reader: Reader) -> None:
-    bad = [b"not json", b'{"request_id":', b"\xff\xfe{}", b"[" * 2000, b"[]", b"{}", b'{"request_id":7}', b'{"request_id":"x","team":["y"]}']
+    bad = [
+        b"not json",
+        b'{"request_id":',
+        b"\xff\xfe{}",
+        b"[" * 2000,
+        b"[]",
+        b"{}",
+        b'{"request_id":7}',
+        b'{"request_id":"x","team":["y"]}',
+    ]
     bad += [b'{"request_id":"x","prompt_tokens":-5}', b'{"request_id":"x","prompt_tokens":1000000000000}']
     for line in bad:
         log.put(log.lines(2, pad=30) + line + b"\r\n\r\n  \n" + log.lines(1).replace(b"\n", b"\r\n"))
@@ -632,7 +677,10 @@ def clocks_jump(log: Log, reader: Reader) -> None:
         os.utime(old, (4e9, 4e9))
 
 
-@case("two rotated files are compressed before they were read to their end, one while the reader is stopped, one over a SIGKILL")
+@case(
+    "two rotated files are compressed before they were read to their end, one while the reader is stopped, one over a"
+    " SIGKILL"
+)
 def compressed_too_early(log: Log, reader: Reader) -> None:
     for number, ending in enumerate("21"):
         log.add(100)

@@ -1,8 +1,8 @@
-"""A tiny name server, engines behind it, and a Prometheus that finds them by DNS: `unshare --net --mount python tests/support/names.py PROMETHEUS
-FOLDER`.
+"""A tiny name server, engines behind it, and a Prometheus that finds them by DNS: `unshare --net --mount python
+tests/support/names.py PROMETHEUS FOLDER`.
 
-It brings the loopback of its own network up, puts a resolv.conf over the real one (within its own mounts only) and says which engines Prometheus
-takes for up, as JSON."""
+It brings the loopback of its own network up, puts a resolv.conf over the real one (within its own mounts only) and says
+which engines Prometheus takes for up, as JSON."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ def answer(query: bytes, zone: dict[tuple[str, int], list[bytes]]) -> bytes:
     records = zone.get((name, kind), [])
     code = 0 if any(known == name for known, _ in zone) else 3
     head = struct.pack("!HHHHHH", struct.unpack_from("!H", query)[0], 0x8580 | code, 1, len(records), 0, 0)
-    return head + query[12:end] + b"".join(b"\xc0\x0c" + struct.pack("!HHIH", kind, IN, 30, len(data)) + data for data in records)
+    return (
+        head
+        + query[12:end]
+        + b"".join(b"\xc0\x0c" + struct.pack("!HHIH", kind, IN, 30, len(data)) + data for data in records)
+    )
 
 
 def serve_names(zone: dict[tuple[str, int], list[bytes]]) -> None:
@@ -82,13 +86,19 @@ def main(prometheus: str, folder: Path) -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     subprocess.run(["mount", "--bind", folder / "resolv.conf", "/etc/resolv.conf"], check=True)
     zone = {
-        (config["srv"], SRV): [srv(8001, "vllm-0.test"), srv(8002, "vllm-1.test")], (config["a"], A): [socket.inet_aton("127.0.0.1")],
+        (config["srv"], SRV): [srv(8001, "vllm-0.test"), srv(8002, "vllm-1.test")],
+        (config["a"], A): [socket.inet_aton("127.0.0.1")],
         ("vllm-0.test", A): [socket.inet_aton("127.0.0.1")], ("vllm-1.test", A): [socket.inet_aton("127.0.0.1")],
     }  # fmt: skip
     threading.Thread(target=serve_names, args=(zone,), daemon=True).start()
     for port in (8000, 8001, 8002):
         threading.Thread(target=ThreadingHTTPServer(("127.0.0.1", port), Page).serve_forever, daemon=True).start()
-    command = [prometheus, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", "--web.listen-address=127.0.0.1:9090"]
+    command = [
+        prometheus,
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+        "--web.listen-address=127.0.0.1:9090",
+    ]
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:

@@ -1,7 +1,7 @@
 """What engines and those who watch them show within one hour: the ground on which every panel is tried.
 
-Law: made from the catalogue (what exists, of what kind, in what unit) and from the captured pages (labels and bounds as vLLM writes them),
-never from a board, else a board would prove itself."""
+Law: made from the catalogue (what exists, of what kind, in what unit) and from the captured pages (labels and bounds as
+vLLM writes them), never from a board, else a board would prove itself."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ RESTART_AT = 0.95  # of the hour: late enough for the last five minutes to see i
 RUNNING_FOR_H = 200  # before the hour: what a board compares with, up to a week ago, lies within it
 OLD, NEW = "0.10.0", "0.32.0"  # 0.10.0 had the old names only; the pages are of 0.10.2, which shows both
 TEAMS = ("search", "support")
-CARDS = ("GPU-6f1d1f3e-41a7-4c1b-8f0e-2b9d3c5e7a10", "GPU-9b02c4d1-7e35-4a66-b1c8-5d0f6e8a2c31")  # seen by the sidecar and by DCGM
-OTHER_CARD, SPLIT_CARD = "GPU-c3a91e57-0b6d-4f28-9d4e-7f1a2b3c4d52", "GPU-e87d2b60-5c14-4e9f-a3b7-1c2d3e4f5a63"  # by DCGM alone; the last under MIG
+# seen by the sidecar and by DCGM
+CARDS = ("GPU-6f1d1f3e-41a7-4c1b-8f0e-2b9d3c5e7a10", "GPU-9b02c4d1-7e35-4a66-b1c8-5d0f6e8a2c31")
+# by DCGM alone; the last under MIG
+OTHER_CARD, SPLIT_CARD = "GPU-c3a91e57-0b6d-4f28-9d4e-7f1a2b3c4d52", "GPU-e87d2b60-5c14-4e9f-a3b7-1c2d3e4f5a63"
 BY_SAMPLE = {sample: metric for metric in EVERYTHING for sample in metric.samples}
 
 Labels = Mapping[str, str]
@@ -54,7 +56,8 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One series over the hour: it starts at a value and grows evenly by `grows`. restarts: near the end it begins again at `after`.
+    """One series over the hour: it starts at a value and grows evenly by `grows`. restarts: near the end it begins
+    again at `after`.
 
     clock: values are unix seconds, written relative to the start of the hour."""
 
@@ -91,7 +94,8 @@ class Scene:
     teams: frozenset[str] = frozenset()
 
     def page(self, lively: bool = False) -> Exposition:
-        """What an expression can be answered from: gauges, and of counters those that moved. lively: gauges at 0 left out too."""
+        """What an expression can be answered from: gauges, and of counters those that moved. lively: gauges at 0 left
+        out too."""
         samples: dict[str, list[tuple[Labels, float]]] = {}
         for line in filter(_belongs, self.lines):
             if line.grows or (not _counts(line.name) and not (lively and line.start == 0 and not line.clock)):
@@ -110,7 +114,8 @@ class Scene:
         return frozenset(line.name for line in self.lines)
 
     def text(self, began_s: int, every_s: int, back_s: int = 0) -> Iterator[str]:
-        """The hour as OpenMetrics text, one scrape every so many seconds; back_s: what was before it, from so long ago on, for an hour at most."""
+        """The hour as OpenMetrics text, one scrape every so many seconds; back_s: what was before it, from so long ago
+        on, for an hour at most."""
         ends = HOUR_S if not back_s else min(HOUR_S - back_s, -every_s)
         seconds = range(-back_s, ends + 1, every_s)
         shares, times = [at / HOUR_S for at in seconds], [f" {began_s + at}\n" for at in seconds]
@@ -138,7 +143,8 @@ def _counts(sample: str) -> bool:
 
 
 def _belongs(line: Line) -> bool:
-    """Families of Python's client are shown by everyone; what an engine shows of them decides what can be asked of engines."""
+    """Families of Python's client are shown by everyone; what an engine shows of them decides what can be asked of
+    engines."""
     return line.name not in _OF_EVERY_PROCESS or line.labels.get("job") == "vllm"
 
 
@@ -147,29 +153,46 @@ _OF_EVERY_PROCESS = {metric.name for metric in vllm.BESIDE}
 
 # What labels hold. Where a page shows a family, its own label sets are used instead.
 WORDS: dict[str, tuple[str, ...]] = {
-    "UUID": CARDS, "GPU_I_ID": ("",), "GPU_I_PROFILE": ("",), "device": ("nvidia0",), "gpu": ("0",), "hostname": ("gpu-host-1",),
-    "modelName": ("NVIDIA H100 80GB HBM3",), "alertmanager": ("http://alertmanager:9093/api/v2/alerts",), "alertname": ("",),
+    "UUID": CARDS, "GPU_I_ID": ("",), "GPU_I_PROFILE": ("",), "device": ("nvidia0",), "gpu": ("0",),
+    "hostname": ("gpu-host-1",),
+    "modelName": ("NVIDIA H100 80GB HBM3",), "alertmanager": ("http://alertmanager:9093/api/v2/alerts",),
+    "alertname": ("",),
     "alertstate": ("",), "band": ("demo", "experimental"),
     "basis": ("allocation", "usage"), "cause": ("unknown",), "cache_dtype": ("auto",), "currency": ("USD",),
     "data_type": ("traces",), "driver_version": ("570.86.15",), "enable_prefix_caching": ("True",), "err_code": ("31",),
     "err_msg": ("GPU memory page fault",), "exporter": ("otlp/traces",),
-    "finish_reason": ("stop", "length", "abort", "error", "rejected"), "finished_reason": ("stop", "length", "abort", "error", "repetition"),
-    "generation": ("0", "1", "2"), "handler": ("/v1/chat/completions",), "implementation": ("CPython",), "index": ("0",), "instance": ("",),
-    "integration": ("webhook",), "job": ("",), "kind": ("change", "restart", "version", "config", "note"), "major": ("3",), "max_lora": ("4",),
-    "method": ("POST",), "mig": ("off",), "minor": ("12",), "mode": ("streaming", "non_streaming"), "name": ("NVIDIA H100 80GB HBM3",),
-    "operation": ("get", "put"), "outcome": ("ok", "rejected", "client_abort", "upstream_error", "timeout"), "patchlevel": ("3",),
-    "path": ("/var/log/vllm-watch/requests.jsonl",), "pci_bus_id": ("00000000:1B:00.0",), "position": ("0", "1", "2", "3"),
+    "finish_reason": ("stop", "length", "abort", "error", "rejected"),
+    "finished_reason": ("stop", "length", "abort", "error", "repetition"),
+    "generation": ("0", "1", "2"), "handler": ("/v1/chat/completions",), "implementation": ("CPython",),
+    "index": ("0",), "instance": ("",),
+    "integration": ("webhook",), "job": ("",), "kind": ("change", "restart", "version", "config", "note"),
+    "major": ("3",), "max_lora": ("4",),
+    "method": ("POST",), "mig": ("off",), "minor": ("12",), "mode": ("streaming", "non_streaming"),
+    "name": ("NVIDIA H100 80GB HBM3",),
+    "operation": ("get", "put"), "outcome": ("ok", "rejected", "client_abort", "upstream_error", "timeout"),
+    "patchlevel": ("3",),
+    "path": ("/var/log/vllm-watch/requests.jsonl",), "pci_bus_id": ("00000000:1B:00.0",),
+    "position": ("0", "1", "2", "3"),
     "process": ("vllm", "gateway", "sidecar", "prometheus"), "reason": ("other",), "receiver": ("otlp",),
     "request_type": ("chat",), "result": ("hit", "miss"), "rule_group": ("/etc/prometheus/rules/page.yaml;vllm-page",),
-    "running_lora_adapters": ("sql,chat",), "sensor": ("gpu", "memory"), "severity": ("",), "sleep_state": ("awake",), "source": ("local_compute",),
-    "state": ("active", "suppressed"), "status": ("ok", "error"), "team": TEAMS, "transfer_type": ("CPU_to_GPU", "GPU_to_CPU"),
-    "transport": ("grpc", "http"), "type": ("float",), "uuid": CARDS, "variant": ("stable", "canary"), "version": ("0.1.0",),
-    "waiting_lora_adapters": ("",), "direction": ("received", "transmitted"), "gpu_instance": ("1", "2"), "mig_uuid": ("MIG-5f1e",),
+    "running_lora_adapters": ("sql,chat",), "sensor": ("gpu", "memory"), "severity": ("",), "sleep_state": ("awake",),
+    "source": ("local_compute",),
+    "state": ("active", "suppressed"), "status": ("ok", "error"), "team": TEAMS,
+    "transfer_type": ("CPU_to_GPU", "GPU_to_CPU"),
+    "transport": ("grpc", "http"), "type": ("float",), "uuid": CARDS, "variant": ("stable", "canary"),
+    "version": ("0.1.0",),
+    "waiting_lora_adapters": ("",), "direction": ("received", "transmitted"), "gpu_instance": ("1", "2"),
+    "mig_uuid": ("MIG-5f1e",),
     "listener": ("clients", "figures"), "profile": ("3g.40gb",), "tier": ("cpu",), "xid": ("79", "other"),
 }  # fmt: skip
 _SIDECAR_SOURCES = tuple(
     {"kind": kind, "source": source}
-    for kind, source in (("engine", "vllm-0"), ("gpu", "nvml"), ("log", "requests.jsonl"), ("checkpoint", "sidecar.state"))
+    for kind, source in (
+        ("engine", "vllm-0"),
+        ("gpu", "nvml"),
+        ("log", "requests.jsonl"),
+        ("checkpoint", "sidecar.state"),
+    )
 )
 _BANDED = tuple({"team": team, "band": band} for team, band in zip(TEAMS, WORDS["band"], strict=True))
 _THROTTLES = ("sw_power_cap", "sw_thermal_slowdown", "sync_boost", "hw_thermal_slowdown", "hw_power_brake")
@@ -184,44 +207,57 @@ SETS: dict[Metric, tuple[Labels, ...]] = {
     sidecar.TOKENS: tuple({"type": kind} for kind in ("prompt", "completion", "cached")),
     sidecar.ESTIMATED_TOKENS: tuple({"type": kind} for kind in ("prompt", "completion")),
     sidecar.TURNED_AWAY: tuple({"reason": why} for why in REASONS_TO_TURN_AWAY),
-    gateway.TURNED_AWAY: tuple({"listener": who, "reason": why} for who in WORDS["listener"] for why in REASONS_TO_TURN_AWAY),
+    gateway.TURNED_AWAY: tuple({"listener": who, "reason": why} for who in WORDS["listener"]
+        for why in REASONS_TO_TURN_AWAY),
     sidecar.LOG_BAD_LINES: tuple({"reason": why} for why in ("json", "type", "range", "size", "long")),
-    sidecar.LOG_FAULTS: tuple({"reason": why} for why in ("long", "nul", "torn", "cut", "gone", "reread", "packed", "unreadable")),
-    sidecar.SPANS_DROPPED: tuple({"reason": why} for why in ("refused", "timeout", "unavailable", "queue_full", "defect")),
+    sidecar.LOG_FAULTS: tuple({"reason": why}
+        for why in ("long", "nul", "torn", "cut", "gone", "reread", "packed", "unreadable")),
+    sidecar.SPANS_DROPPED: tuple({"reason": why}
+        for why in ("refused", "timeout", "unavailable", "queue_full", "defect")),
     sidecar.SPANS_LEFT_OUT: tuple({"reason": why} for why in ("sampled", "history", "incomplete")),
-    sidecar.SOURCE_UP: _SIDECAR_SOURCES, sidecar.SOURCE_LAST_SUCCESS: _SIDECAR_SOURCES, sidecar.SOURCE_AGE: _SIDECAR_SOURCES,
+    sidecar.SOURCE_UP: _SIDECAR_SOURCES, sidecar.SOURCE_LAST_SUCCESS: _SIDECAR_SOURCES,
+    sidecar.SOURCE_AGE: _SIDECAR_SOURCES,
     sidecar.SOURCE_DURATION: _SIDECAR_SOURCES,
     sidecar.SOURCE_ERRORS: tuple({**source, "reason": "timeout"} for source in _SIDECAR_SOURCES),
     gateway.REQUESTS: tuple(
         {"outcome": outcome, "status": status}
         for outcome, status in (
-            ("ok", "2xx"), ("rejected", "4xx"), ("client_abort", "none"), ("upstream_error", "5xx"), ("upstream_error", "2xx"), ("timeout", "5xx")
+            ("ok", "2xx"), ("rejected", "4xx"), ("client_abort", "none"), ("upstream_error", "5xx"),
+            ("upstream_error", "2xx"), ("timeout", "5xx")
         )
     ),
     gateway.REJECTED: tuple({"reason": name} for name, r in REASONS.items() if r.outcome == "rejected"),
-    gateway.ATTEMPTS: tuple({"result": name} for name in ("ok", "client_hangup", "engine_busy", "prefill_timeout", "upstream_reset")),
+    gateway.ATTEMPTS: tuple({"result": name}
+        for name in ("ok", "client_hangup", "engine_busy", "prefill_timeout", "upstream_reset")),
     gateway.RELOADS: tuple({"result": name} for name in ("ok", "failed")),
     **dict.fromkeys((gateway.RUNNING, gateway.WAITING, gateway.WAIT_ESTIMATE), _BANDED),
-    gpu.INFO: tuple({"uuid": card, "index": str(i), "pci_bus_id": f"00000000:{i + 1}B:00.0"} for i, card in enumerate(CARDS)),
+    gpu.INFO: tuple({"uuid": card, "index": str(i), "pci_bus_id": f"00000000:{i + 1}B:00.0"} for i,
+        card in enumerate(CARDS)),
     gpu.ENERGY: tuple({"uuid": card, "method": "counter"} for card in CARDS),
     gpu.THROTTLE: tuple({"uuid": card, "reason": why} for card in CARDS for why in _THROTTLES),
     gpu.ECC_ERRORS: tuple({"uuid": card, "kind": kind} for card in CARDS for kind in ("corrected", "uncorrected")),
     gpu.REMAPPED_ROWS: tuple({"uuid": card, "kind": kind} for card in CARDS for kind in ("corrected", "uncorrected")),
-    gpu.ABSENT: tuple({"uuid": card, "reason": why} for card in CARDS for why in ("not_supported", "unknown_error", "lost")),
+    gpu.ABSENT: tuple({"uuid": card, "reason": why} for card in CARDS
+        for why in ("not_supported", "unknown_error", "lost")),
     gpu.THROTTLED_NOW: tuple({"uuid": card, "reason": why} for card in CARDS for why in ("hw_slowdown", *_THROTTLES)),
-    gpu.NVLINK_ERRORS: tuple({"uuid": card, "kind": kind} for card in CARDS for kind in ("crc_flit", "crc_data", "replay", "recovery")),
+    gpu.NVLINK_ERRORS: tuple({"uuid": card, "kind": kind} for card in CARDS
+        for kind in ("crc_flit", "crc_data", "replay", "recovery")),
     **dict.fromkeys((reconciled.LOGGED, reconciled.ENGINE, reconciled.OPEN), tuple({"kind": kind} for kind in KINDS)),
     reconciled.MISSING_IN_LOG: tuple({"kind": kind, "cause": cause} for kind in KINDS for cause in MISSING_CAUSES),
     reconciled.EXTRA_IN_LOG: tuple({"kind": kind, "cause": cause} for kind in KINDS for cause in EXTRA_CAUSES),
-    **dict.fromkeys((reconciled.ABORTED, reconciled.UNFINISHED), tuple({"type": kind} for kind in ("prompt", "completion"))),
+    **dict.fromkeys((reconciled.ABORTED, reconciled.UNFINISHED),
+        tuple({"type": kind} for kind in ("prompt", "completion"))),
     gpu.XID_ERRORS: tuple({"uuid": card, "xid": xid} for card in CARDS for xid in (*map(str, XIDS), "other")),
-    gpu.MIG_ACTIVITY: tuple({"uuid": CARDS[0], "gpu_instance": "1", "kind": kind} for kind in ("graphics", "sm", "occupancy", "tensor", "memory")),
+    gpu.MIG_ACTIVITY: tuple({"uuid": CARDS[0], "gpu_instance": "1", "kind": kind}
+        for kind in ("graphics", "sm", "occupancy", "tensor", "memory")),
 }  # fmt: skip
 _OF_WORK = (*TEAMS, ABORTED, UNATTRIBUTED)
 SETS |= {
-    **dict.fromkeys((attributed.ALLOCATED, attributed.BUSY, attributed.IDLE_WATTS), tuple({"uuid": card} for card in CARDS)),
+    **dict.fromkeys((attributed.ALLOCATED, attributed.BUSY, attributed.IDLE_WATTS),
+        tuple({"uuid": card} for card in CARDS)),
     attributed.TEAM_SECONDS: (
-        *({"team": team, "method": "tokens"} for team in _OF_WORK), *({"team": team, "method": "aborted"} for team in TEAMS),
+        *({"team": team, "method": "tokens"} for team in _OF_WORK),
+        *({"team": team, "method": "aborted"} for team in TEAMS),
         {"team": IDLE, "method": "measured"}, {"team": UNATTRIBUTED, "method": "unknown"},
     ),
     attributed.TEAM_ENERGY: tuple(
@@ -229,38 +265,64 @@ SETS |= {
         for team, state in (*((team, "active") for team in _OF_WORK), (IDLE, "idle"), (UNATTRIBUTED, "unknown"))
     ),
     attributed.COST: (
-        *({"team": team, "basis": "allocation"} for team in (*_OF_WORK, IDLE)), *({"team": team, "basis": "usage"} for team in _OF_WORK),
+        *({"team": team, "basis": "allocation"} for team in (*_OF_WORK, IDLE)),
+        *({"team": team, "basis": "usage"} for team in _OF_WORK),
     ),
     attributed.DECODE_WEIGHT: ({"method": "engine"},),
 }  # fmt: skip
-_WHOLE_CARDS = tuple({"UUID": card, "gpu": str(i), "device": f"nvidia{i}"} for i, card in enumerate((*CARDS, OTHER_CARD)))
-_INSTANCES = tuple({"UUID": SPLIT_CARD, "gpu": "3", "device": "nvidia3", "GPU_I_ID": i, "GPU_I_PROFILE": "3g.40gb"} for i in ("1", "2"))
+_WHOLE_CARDS = tuple(
+    {"UUID": card, "gpu": str(i), "device": f"nvidia{i}"} for i, card in enumerate((*CARDS, OTHER_CARD))
+)
+_INSTANCES = tuple(
+    {"UUID": SPLIT_CARD, "gpu": "3", "device": "nvidia3", "GPU_I_ID": i, "GPU_I_PROFILE": "3g.40gb"} for i in ("1", "2")
+)
 _NOT_UNDER_MIG = (dcgm.GPU_UTIL.metric, dcgm.MEM_COPY_UTIL.metric)
 SETS |= {metric: (*_WHOLE_CARDS, *(() if metric in _NOT_UNDER_MIG else _INSTANCES)) for metric in dcgm.DCGM}
-SETS[dcgm.XID_ERRORS.metric] = tuple({**card, "err_code": "31", "err_msg": "GPU memory page fault"} for card in _WHOLE_CARDS)
-RAW: dict[Metric, float] = {entry.metric: entry.raw.value for entry in dcgm.FIELDS}  # dcgm-exporter counts in units of its own
+SETS[dcgm.XID_ERRORS.metric] = tuple(
+    {**card, "err_code": "31", "err_msg": "GPU memory page fault"} for card in _WHOLE_CARDS
+)
+# dcgm-exporter counts in units of its own
+RAW: dict[Metric, float] = {entry.metric: entry.raw.value for entry in dcgm.FIELDS}
 
 # How much happens in a second, so that parts stay parts of their wholes; other counters by their unit.
 PER_SECOND: dict[Metric, float] = {
-    vllm.PROMPT_TOKENS: 800, vllm.PROMPT_TOKENS_BY_SOURCE: 800, vllm.PROMPT_TOKENS_CACHED: 400, vllm.PROMPT_TOKENS_CACHED_BY_SOURCE: 400,
-    vllm.PREFIX_CACHE_QUERIES: 800, vllm.PREFIX_CACHE_HITS: 320, vllm.GPU_PREFIX_CACHE_QUERIES: 800, vllm.GPU_PREFIX_CACHE_HITS: 320,
-    vllm.EXTERNAL_PREFIX_CACHE_QUERIES: 480, vllm.EXTERNAL_PREFIX_CACHE_HITS: 80, vllm.MM_CACHE_QUERIES: 2, vllm.MM_CACHE_HITS: 1,
+    vllm.PROMPT_TOKENS: 800, vllm.PROMPT_TOKENS_BY_SOURCE: 800, vllm.PROMPT_TOKENS_CACHED: 400,
+    vllm.PROMPT_TOKENS_CACHED_BY_SOURCE: 400,
+    vllm.PREFIX_CACHE_QUERIES: 800, vllm.PREFIX_CACHE_HITS: 320, vllm.GPU_PREFIX_CACHE_QUERIES: 800,
+    vllm.GPU_PREFIX_CACHE_HITS: 320,
+    vllm.EXTERNAL_PREFIX_CACHE_QUERIES: 480, vllm.EXTERNAL_PREFIX_CACHE_HITS: 80, vllm.MM_CACHE_QUERIES: 2,
+    vllm.MM_CACHE_HITS: 1,
     vllm.GENERATION_TOKENS: 300, vllm.ITERATION_TOKENS: 30, vllm.NUM_PREEMPTIONS: 0.05, vllm.ADMISSION_REJECTIONS: 0.1,
-    vllm.ESTIMATED_FLOPS_PER_GPU: 2e14, vllm.ESTIMATED_READ_BYTES_PER_GPU: 1e12, vllm.ESTIMATED_WRITE_BYTES_PER_GPU: 1e11,
-    vllm.TIME_TO_FIRST_TOKEN: 2.1, vllm.INTER_TOKEN_LATENCY: 290, vllm.TIME_PER_OUTPUT_TOKEN: 290, vllm.CORRUPTED_REQUESTS: 0.001,
+    vllm.ESTIMATED_FLOPS_PER_GPU: 2e14, vllm.ESTIMATED_READ_BYTES_PER_GPU: 1e12,
+    vllm.ESTIMATED_WRITE_BYTES_PER_GPU: 1e11,
+    vllm.TIME_TO_FIRST_TOKEN: 2.1, vllm.INTER_TOKEN_LATENCY: 290, vllm.TIME_PER_OUTPUT_TOKEN: 290,
+    vllm.CORRUPTED_REQUESTS: 0.001,
     vllm.SPEC_DECODE_NUM_DRAFTS: 100, vllm.SPEC_DECODE_NUM_DRAFT_TOKENS: 400, vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS: 180,
-    vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS: 180, vllm.DIFFUSION_NUM_CANVAS_POSITIONS: 900, vllm.DIFFUSION_NUM_COMMITTED_TOKENS: 300,
+    vllm.SPEC_DECODE_NUM_ACCEPTED_TOKENS_PER_POS: 180, vllm.DIFFUSION_NUM_CANVAS_POSITIONS: 900,
+    vllm.DIFFUSION_NUM_COMMITTED_TOKENS: 300,
     dcgm.ENERGY.metric: 500, dcgm.POWER_VIOLATION.metric: 0.1, dcgm.THERMAL_VIOLATION.metric: 0.05,
     vllm.MOONCAKE_STORE_OPERATION_KEYS: 20, vllm.MOONCAKE_STORE_OPERATION_FAILED_KEYS: 0.2, vllm.PROCESS_CPU: 0.3,
     sidecar.TOKENS: 1900, sidecar.ESTIMATED_TOKENS: 20,
-    sidecar.LOG_LINES: 4, sidecar.LOG_BAD_LINES: 0.01, sidecar.LOG_UNTIMED: 0.01, sidecar.TEAMS_OVERFLOW: 0.01, sidecar.MODELS_OVERFLOW: 0.01,
-    sidecar.LOG_ROTATIONS: 0.001, sidecar.ENGINE_RESTARTS: 0.001, sidecar.ENGINE_CHANGES: 0.001, sidecar.CACHE_LOOKUPS: 2, sidecar.TTFT: 2.1,
+    sidecar.LOG_LINES: 4, sidecar.LOG_BAD_LINES: 0.01, sidecar.LOG_UNTIMED: 0.01, sidecar.TEAMS_OVERFLOW: 0.01,
+    sidecar.MODELS_OVERFLOW: 0.01,
+    sidecar.LOG_ROTATIONS: 0.001, sidecar.ENGINE_RESTARTS: 0.001, sidecar.ENGINE_CHANGES: 0.001,
+    sidecar.CACHE_LOOKUPS: 2, sidecar.TTFT: 2.1,
     sidecar.TTFT_OVERHEAD: 2.1, sidecar.TTFT_NEGATIVE: 0.01,
-    attributed.ALLOCATED: 1, attributed.BUSY: 0.6, attributed.TEAM_SECONDS: 2, attributed.TEAM_ENERGY: 1000, attributed.COST: 0.002,
-    attributed.API_COST: 0.003, reconciled.ENGINE: 1100, reconciled.LOGGED: 1090, reconciled.MISSING_IN_LOG: 11, reconciled.EXTRA_IN_LOG: 1,
+    attributed.ALLOCATED: 1, attributed.BUSY: 0.6, attributed.TEAM_SECONDS: 2, attributed.TEAM_ENERGY: 1000,
+    attributed.COST: 0.002,
+    attributed.API_COST: 0.003, reconciled.ENGINE: 1100, reconciled.LOGGED: 1090, reconciled.MISSING_IN_LOG: 11,
+    reconciled.EXTRA_IN_LOG: 1,
     gpu.ENERGY: 1000, gpu.THROTTLE: 0.2, gpu.ECC_ERRORS: 0.001,
 }  # fmt: skip
-_BY_UNIT = {Unit.REQUESTS: 2.0, Unit.TOKENS: 500.0, Unit.SECONDS: 0.02, Unit.BYTES: 1e6, Unit.JOULES: 300.0, Unit.ITEMS: 5.0, Unit.COUNT: 0.05}
+_BY_UNIT = {
+    Unit.REQUESTS: 2.0,
+    Unit.TOKENS: 500.0,
+    Unit.SECONDS: 0.02,
+    Unit.BYTES: 1e6,
+    Unit.JOULES: 300.0,
+    Unit.ITEMS: 5.0,
+    Unit.COUNT: 0.05,
+}
 
 # Where a gauge stands; other gauges by their unit. Those of an idle engine stand at 0.
 LEVEL: dict[Metric, float] = {
@@ -300,31 +362,54 @@ LEVEL: dict[Metric, float] = {
     gateway.UPSTREAM_INFLIGHT: 12,
 }
 _LEVEL_BY_UNIT = {
-    Unit.SECONDS: 0.05, Unit.BYTES: 1e8, Unit.WATTS: 400.0, Unit.CELSIUS: 60.0, Unit.HERTZ: 1.7e9, Unit.RATIO: 0.6, Unit.FLAG: 1.0,
+    Unit.SECONDS: 0.05,
+    Unit.BYTES: 1e8,
+    Unit.WATTS: 400.0,
+    Unit.CELSIUS: 60.0,
+    Unit.HERTZ: 1.7e9,
+    Unit.RATIO: 0.6,
+    Unit.FLAG: 1.0,
     Unit.REQUESTS: 3.0,
-}  # fmt: skip
+}
 LONG_AGO_S = -7200.0  # processes started, and things were read with success, before the hour
 
 # What one observation of a histogram or summary is, at the median; else by its unit.
 TYPICAL: dict[Metric, float] = {
-    vllm.TIME_TO_FIRST_TOKEN: 0.3, vllm.INTER_TOKEN_LATENCY: 0.03, vllm.TIME_PER_OUTPUT_TOKEN: 0.03, vllm.REQUEST_TIME_PER_OUTPUT_TOKEN: 0.03,
-    vllm.E2E_REQUEST_LATENCY: 6.3, vllm.REQUEST_INFERENCE_TIME: 5.5, vllm.REQUEST_DECODE_TIME: 5.2, vllm.REQUEST_PREFILL_TIME: 0.4,
-    vllm.REQUEST_QUEUE_TIME: 0.5, vllm.KV_BLOCK_LIFETIME: 40.0, vllm.KV_BLOCK_IDLE_BEFORE_EVICT: 20.0, vllm.KV_BLOCK_REUSE_GAP: 5.0,
+    vllm.TIME_TO_FIRST_TOKEN: 0.3, vllm.INTER_TOKEN_LATENCY: 0.03, vllm.TIME_PER_OUTPUT_TOKEN: 0.03,
+    vllm.REQUEST_TIME_PER_OUTPUT_TOKEN: 0.03,
+    vllm.E2E_REQUEST_LATENCY: 6.3, vllm.REQUEST_INFERENCE_TIME: 5.5, vllm.REQUEST_DECODE_TIME: 5.2,
+    vllm.REQUEST_PREFILL_TIME: 0.4,
+    vllm.REQUEST_QUEUE_TIME: 0.5, vllm.KV_BLOCK_LIFETIME: 40.0, vllm.KV_BLOCK_IDLE_BEFORE_EVICT: 20.0,
+    vllm.KV_BLOCK_REUSE_GAP: 5.0,
     vllm.REQUEST_PARAMS_N: 1.0, vllm.REQUEST_NUM_PREEMPTIONS: 0.5, vllm.REQUEST_PROMPT_TOKENS: 400.0,
-    sidecar.TTFT: 0.35, sidecar.TPOT: 0.03, sidecar.E2E: 6.0, sidecar.QUEUE: 0.05, sidecar.ENGINE_QUEUE: 0.5, sidecar.TTFT_OVERHEAD: 0.05,
+    sidecar.TTFT: 0.35, sidecar.TPOT: 0.03, sidecar.E2E: 6.0, sidecar.QUEUE: 0.05, sidecar.ENGINE_QUEUE: 0.5,
+    sidecar.TTFT_OVERHEAD: 0.05,
     gateway.LOOP_LAG: 0.002,
 }  # fmt: skip
-_TYPICAL_BY_UNIT = {Unit.SECONDS: 0.5, Unit.TOKENS: 150.0, Unit.BYTES: 5e6, Unit.COUNT: 2.0, Unit.ITEMS: 64.0, Unit.BLOCKS: 32.0}
+_TYPICAL_BY_UNIT = {
+    Unit.SECONDS: 0.5,
+    Unit.TOKENS: 150.0,
+    Unit.BYTES: 5e6,
+    Unit.COUNT: 2.0,
+    Unit.ITEMS: 64.0,
+    Unit.BLOCKS: 32.0,
+}
 _BOUNDS: dict[Metric, Sequence[float]] = {
-    sidecar.TTFT: bounds.TTFT_S, sidecar.TPOT: bounds.OUR_TPOT_S, sidecar.E2E: bounds.OUR_REQUEST_S, sidecar.QUEUE: bounds.OUR_REQUEST_S,
-    sidecar.ENGINE_QUEUE: bounds.OUR_REQUEST_S, sidecar.TTFT_OVERHEAD: bounds.TTFT_S, gateway.LOOP_LAG: gateway.LOOP_LAG_BOUNDS_S,
-}  # fmt: skip
+    sidecar.TTFT: bounds.TTFT_S,
+    sidecar.TPOT: bounds.OUR_TPOT_S,
+    sidecar.E2E: bounds.OUR_REQUEST_S,
+    sidecar.QUEUE: bounds.OUR_REQUEST_S,
+    sidecar.ENGINE_QUEUE: bounds.OUR_REQUEST_S,
+    sidecar.TTFT_OVERHEAD: bounds.TTFT_S,
+    gateway.LOOP_LAG: gateway.LOOP_LAG_BOUNDS_S,
+}
 _DECADES = (1.0, 2.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One scraped vLLM. ranks: its engines under data parallelism. features: with everything that a flag or connector adds."""
+    """One scraped vLLM. ranks: its engines under data parallelism. features: with everything that a flag or connector
+    adds."""
 
     name: str
     model: str = "qwen3-8b"
@@ -369,7 +454,8 @@ def scenes() -> tuple[Scene, ...]:
 
 
 def beyond_the_buckets() -> dict[str, Scene]:
-    """Fixtures in which every observation lies in the first bucket (<) or above the last finite bound (>), by that mark.
+    """Fixtures in which every observation lies in the first bucket (<) or above the last finite bound (>), by that
+    mark.
 
     What is recorded as a p95 bears the mark already, as our rules write it."""
     busy = next(scene for scene in scenes() if scene.whole)
@@ -398,9 +484,15 @@ def fleet(engines: int, models: int = 3) -> Scene:
 
 
 def _scene(
-    name: str, engines: Sequence[Engine], setting: Setting | None = None, *, whole: bool = False, rests: bool = False, alike: bool = True,
+    name: str,
+    engines: Sequence[Engine],
+    setting: Setting | None = None,
+    *,
+    whole: bool = False,
+    rests: bool = False,
+    alike: bool = True,
     watchers_of: Sequence[str] = ALL_WATCHERS,
-) -> Scene:  # fmt: skip
+) -> Scene:
     setting = setting or Setting()
     lines = [line for engine in engines for line in _engine(engine, setting)]
     lines += _watchers(engines, setting, watchers_of)
@@ -411,8 +503,10 @@ def _scene(
 def _engine_labels(engines: Sequence[Engine], setting: Setting) -> dict[str, frozenset[str]]:
     place = {label: frozenset({value}) for label, value in setting.place.items()}
     return place | {
-        "job": frozenset({"vllm"}), "instance": frozenset(f"{e.name}:8000" for e in engines), "model_name": frozenset(e.model for e in engines),
-    }  # fmt: skip
+        "job": frozenset({"vllm"}),
+        "instance": frozenset(f"{e.name}:8000" for e in engines),
+        "model_name": frozenset(e.model for e in engines),
+    }
 
 
 # An engine: every family of its release, with the labels and bounds of a page where one shows it.
@@ -441,7 +535,9 @@ def _engine(engine: Engine, setting: Setting) -> Iterator[Line]:
         for rank, (labels, weight) in product(ranks, list(_label_sets(metric, known))):
             own = {"engine": rank} if rank else {}
             own |= {"model_name": engine.model} if "model_name" in metric.labels else {}
-            yield from _family(metric, {**target, **own, **labels}, weight, setting.pace, _bounds(metric, known), engine.restarts)
+            yield from _family(
+                metric, {**target, **own, **labels}, weight, setting.pace, _bounds(metric, known), engine.restarts
+            )
 
 
 def _label_sets(metric: Metric, known: Exposition) -> Iterator[tuple[Labels, float]]:
@@ -457,13 +553,16 @@ def _label_sets(metric: Metric, known: Exposition) -> Iterator[tuple[Labels, flo
 
 def _weights(metric: Metric, sets: Sequence[Labels]) -> list[float]:
     """Falling shares that add up to 1; only where the sets are parts of a sum, as GPUs are not."""
-    if (metric.kind is Kind.GAUGE and metric.across is not Across.SUM) or any("uuid" in labels or "UUID" in labels for labels in sets):
+    if (metric.kind is Kind.GAUGE and metric.across is not Across.SUM) or any(
+        "uuid" in labels or "UUID" in labels for labels in sets
+    ):
         return [1.0] * len(sets)
     raw = [1 / (i + 1) for i in range(len(sets))]
     return [share / sum(raw) for share in raw]
 
 
-OF_A_PLACE = frozenset(("engine", "model_name", "upstream", "address", "instance", "job"))  # which engine, or who tells it: no words
+# which engine, or who tells it: no words
+OF_A_PLACE = frozenset(("engine", "model_name", "upstream", "address", "instance", "job"))
 
 
 def _from_words(metric: Metric) -> Iterator[Labels]:
@@ -485,7 +584,13 @@ def _bounds(metric: Metric, known: Exposition) -> Sequence[float]:
 
 
 def _family(
-    metric: Metric, labels: Labels, weight: float, pace: float, buckets: Sequence[float], restarts: bool = False, name: str = ""
+    metric: Metric,
+    labels: Labels,
+    weight: float,
+    pace: float,
+    buckets: Sequence[float],
+    restarts: bool = False,
+    name: str = "",
 ) -> Iterator[Line]:
     """The series of one family under one set of labels."""
     name = name or metric.name
@@ -495,7 +600,9 @@ def _family(
         yield _gauge(metric, labels, weight, pace, restarts)
     else:
         observed = metric.kind in (Kind.HISTOGRAM, Kind.SUMMARY)
-        rate = PER_SECOND.get(metric, 2.0 if observed else _BY_UNIT.get(metric.unit, 1.0)) * weight / RAW.get(metric, 1.0)
+        rate = (
+            PER_SECOND.get(metric, 2.0 if observed else _BY_UNIT.get(metric.unit, 1.0)) * weight / RAW.get(metric, 1.0)
+        )
         typical = TYPICAL.get(metric, _TYPICAL_BY_UNIT.get(metric.unit, 1.0))
 
         def counter(sample: str, per_second: float, **more: str) -> Line:
@@ -534,14 +641,17 @@ def _scraped(target: Labels, *, up: bool = True) -> Iterator[Line]:
         yield Line(metric.name, target, level)
 
 
-# Who watches: sidecar, gateway, lab, GPU exporters, Prometheus and its own, our rules, and an exporter that has nothing to do with us.
+# Who watches: sidecar, gateway, lab, GPU exporters, Prometheus and its own, our rules, and an exporter that has nothing
+# to do with us.
 
 
 def _watchers(engines: Sequence[Engine], setting: Setting, there: Sequence[str]) -> Iterator[Line]:
     groups: tuple[tuple[str, str, tuple[Metric, ...]], ...] = (
-        ("sidecar", "sidecar:9401", (*sidecar.SIDECAR, *gpu.GPU)), ("gateway", "gateway:8010", gateway.GATEWAY), ("lab", "lab:9402", sidecar.LAB),
+        ("sidecar", "sidecar:9401", (*sidecar.SIDECAR, *gpu.GPU)), ("gateway", "gateway:8010", gateway.GATEWAY),
+        ("lab", "lab:9402", sidecar.LAB),
         ("dcgm", "dcgm:9400", dcgm.DCGM), ("prometheus", "prometheus:9090", self_monitoring.PROMETHEUS_SERVER),
-        ("alertmanager", "alertmanager:9093", self_monitoring.ALERTMANAGER), ("otelcol", "otelcol:8888", self_monitoring.COLLECTOR),
+        ("alertmanager", "alertmanager:9093", self_monitoring.ALERTMANAGER),
+        ("otelcol", "otelcol:8888", self_monitoring.COLLECTOR),
     )  # fmt: skip
     empty = Exposition()
     for job, instance, metrics in (group for group in groups if group[0] in there):
@@ -568,7 +678,11 @@ def _per_engine(metric: Metric, engines: Sequence[Engine]) -> Iterator[Labels]:
     if "upstream" in metric.labels:
         for engine in engines:
             own = {"address": f"{engine.name}:8000"} if "address" in metric.labels else {}
-            yield {"upstream": engine.name} | own | ({"model_name": engine.model, "engine": "0"} if "model_name" in metric.labels else {})
+            yield (
+                {"upstream": engine.name}
+                | own
+                | ({"model_name": engine.model, "engine": "0"} if "model_name" in metric.labels else {})
+            )
     elif "model_name" in metric.labels:
         unknown = ["__unknown__"] if metric is sidecar.REASONS else []  # requests whose key nobody knows
         yield from ({"model_name": model} for model in (*sorted({engine.model for engine in engines}), *unknown))
@@ -587,23 +701,46 @@ def _alerts(engines: Sequence[Engine], setting: Setting) -> Iterator[Line]:
     where = {**setting.place, "job": "vllm", "instance": f"{engines[0].name}:8000", "model_name": engines[0].model}
     for i, alert in enumerate(ALERT_RULES):
         state = "pending" if i == len(ALERT_RULES) - 2 else "firing"
-        yield Line("ALERTS", {**where, "alertname": alert.name, "alertstate": state, "severity": str(alert.severity), "owner": alert.owner}, 1.0)
-    yield Line("ALERTS", {"alertname": "KubePodCrashLooping", "alertstate": "firing", "severity": "warning", "namespace": "shop"}, 1.0)
+        yield Line(
+            "ALERTS",
+            {
+                **where,
+                "alertname": alert.name,
+                "alertstate": state,
+                "severity": str(alert.severity),
+                "owner": alert.owner,
+            },
+            1.0,
+        )
+    yield Line(
+        "ALERTS",
+        {"alertname": "KubePodCrashLooping", "alertstate": "firing", "severity": "warning", "namespace": "shop"},
+        1.0,
+    )
 
 
 # By label of a recorded series; the others are those of the setting.
 _RECORDED_LABELS: dict[str, tuple[str, ...]] = {
-    "team": TEAMS, "outcome": WORDS["outcome"], "type": ("prompt", "completion", "cached"), "basis": WORDS["basis"], "currency": WORDS["currency"],
-}  # fmt: skip
+    "team": TEAMS,
+    "outcome": WORDS["outcome"],
+    "type": ("prompt", "completion", "cached"),
+    "basis": WORDS["basis"],
+    "currency": WORDS["currency"],
+}
 _RECORDED_BOUNDS = {recorded.TTFT: bounds.TTFT_S, recorded.INTER_TOKEN: bounds.INTER_TOKEN_S}
 
 
 def _recorded(engines: Sequence[Engine], setting: Setting, logged: bool) -> Iterator[Line]:
-    """What a long-term store is sent of our rules (alerts/fleet.py), standing at one value: what they make of raw series is test_fleet.py."""
+    """What a long-term store is sent of our rules (alerts/fleet.py), standing at one value: what they make of raw
+    series is test_fleet.py."""
     models = tuple(sorted({engine.model for engine in engines}))
     for record in (record for record in fleet_rules.KEPT if logged or "_watch_" not in record):
         level = record.partition(":")[0]
-        free = {label: values for label, values in {"model_name": models, **_RECORDED_LABELS}.items() if re.search(rf"(^|_){label}(_|$)", level)}
+        free = {
+            label: values
+            for label, values in {"model_name": models, **_RECORDED_LABELS}.items()
+            if re.search(rf"(^|_){label}(_|$)", level)
+        }
         place = {label: value for label, value in setting.place.items() if label in level}
         limits = next((limits for what, limits in _RECORDED_BOUNDS.items() if record.startswith(what)), ())
         value = 0.6 if "_usage:" in record else 0.5 if ":p95" in record or ":max_p95" in record else 600.0
@@ -612,18 +749,28 @@ def _recorded(engines: Sequence[Engine], setting: Setting, logged: bool) -> Iter
             if not limits:
                 yield Line(record, labels, value)
             for bound in (*limits, math.inf) if limits else ():
-                yield Line(record, {**labels, "le": "+Inf" if bound == math.inf else repr(bound)}, value / (1 + (0.3 / bound) ** 3))
+                yield Line(
+                    record,
+                    {**labels, "le": "+Inf" if bound == math.inf else repr(bound)},
+                    value / (1 + (0.3 / bound) ** 3),
+                )
 
 
 STRANGER = "not-ours"
 
 
 def _stranger() -> Iterator[Line]:
-    """An exporter that uses the same labels; its values must not become choices of ours (a known defect of vLLM's own board)."""
+    """An exporter that uses the same labels; its values must not become choices of ours (a known defect of vLLM's own
+    board)."""
     labels = dict.fromkeys(("cluster", "namespace", "job", "instance", "model_name", "team"), STRANGER)
     yield from _scraped(dict.fromkeys(("cluster", "namespace", "job", "instance"), STRANGER))
     yield Line("router_requests_total", labels, 100.0, 50.0)
-    yield Line(prometheus.PROCESS_START.name, dict.fromkeys(("cluster", "namespace", "job", "instance"), STRANGER), LONG_AGO_S, clock=True)
+    yield Line(
+        prometheus.PROCESS_START.name,
+        dict.fromkeys(("cluster", "namespace", "job", "instance"), STRANGER),
+        LONG_AGO_S,
+        clock=True,
+    )
 
 
 # A captured page, replayed: counters and buckets grow from zero to what the page shows, gauges stand.
@@ -632,8 +779,13 @@ def _stranger() -> Iterator[Line]:
 def _captured(path: Path) -> Scene:
     shown = exposition_parser.parse(path.read_text())
     target = {"job": "vllm", "instance": "vllm-0:8000"}
-    lines = [*_scraped(target), *(line for name in shown.samples if not name.endswith("_created") for line in _replayed(shown, name, target))]
-    models = frozenset(labels["model_name"] for rows in shown.samples.values() for labels, _ in rows if "model_name" in labels)
+    lines = [
+        *_scraped(target),
+        *(line for name in shown.samples if not name.endswith("_created") for line in _replayed(shown, name, target)),
+    ]
+    models = frozenset(
+        labels["model_name"] for rows in shown.samples.values() for labels, _ in rows if "model_name" in labels
+    )
     return Scene(
         f"page-{path.stem}", tuple(lines),
         engine_labels={"job": frozenset({"vllm"}), "instance": frozenset({"vllm-0:8000"}), "model_name": models},
@@ -656,7 +808,8 @@ def _replayed(shown: Exposition, name: str, target: Labels) -> Iterator[Line]:
 
 
 def seconds_put_in(scene: Scene, names: Iterable[str]) -> tuple[float, float] | None:
-    """The smallest mean and the sum of the largest values of the families of seconds among these samples; None if there is none."""
+    """The smallest mean and the sum of the largest values of the families of seconds among these samples; None if there
+    is none."""
     low, high = math.inf, 0.0
     families = {BY_SAMPLE[name] for name in names if name in BY_SAMPLE and BY_SAMPLE[name].unit is Unit.SECONDS}
     if any(metric.kind is Kind.COUNTER for metric in families):  # seconds that add up: their growth follows the window
@@ -685,5 +838,7 @@ def _range_of(scene: Scene, metric: Metric) -> tuple[float, float] | None:
             per_bound[bound] = per_bound.get(bound, 0.0) + line.grows
     full = max(per_bound.values(), default=0.0)
     finite = [bound for bound in sorted(per_bound) if bound < math.inf]
-    top = next((bound for bound in finite if per_bound[bound] >= 0.9999 * full), finite[-1] if finite else total / count)
+    top = next(
+        (bound for bound in finite if per_bound[bound] >= 0.9999 * full), finite[-1] if finite else total / count
+    )
     return total / count, max(top, total / count)

@@ -21,9 +21,11 @@ _SCHEMA = {
     "BucketSpan": {"offset": (1, "sint32"), "length": (2, "uint32")},
     "Histogram": {
         "sample_count": (1, "uint64"), "sample_sum": (2, "double"), "bucket": (3, "Bucket[]"), "schema": (5, "sint32"),
-        "zero_threshold": (6, "double"), "zero_count": (7, "uint64"), "positive_span": (12, "BucketSpan[]"), "positive_delta": (13, "sint64[packed]"),
+        "zero_threshold": (6, "double"), "zero_count": (7, "uint64"), "positive_span": (12, "BucketSpan[]"),
+        "positive_delta": (13, "sint64[packed]"),
     },
-    "Metric": {"label": (1, "LabelPair[]"), "gauge": (2, "Gauge"), "counter": (3, "Counter"), "histogram": (7, "Histogram")},
+    "Metric": {"label": (1, "LabelPair[]"), "gauge": (2, "Gauge"), "counter": (3, "Counter"),
+        "histogram": (7, "Histogram")},
     "MetricFamily": {"name": (1, "string"), "help": (2, "string"), "type": (3, "int32"), "metric": (4, "Metric[]")},
 }  # fmt: skip
 
@@ -34,7 +36,9 @@ def _message_class(name: str) -> Any:
         descriptor = file.message_type.add(name=message)
         for field_name, (number, kind) in fields.items():
             kind, _, suffix = kind.partition("[")
-            field = descriptor.field.add(name=field_name, number=number, label=_Field.LABEL_REPEATED if suffix else _Field.LABEL_OPTIONAL)
+            field = descriptor.field.add(
+                name=field_name, number=number, label=_Field.LABEL_REPEATED if suffix else _Field.LABEL_OPTIONAL
+            )
             if kind in _SCHEMA:
                 field.type, field.type_name = _Field.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
             else:
@@ -82,7 +86,8 @@ def buckets(histogram: Any) -> dict[int, int]:
 
 
 def samples(page: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Return the values of a page by name and labels, histograms with their classic series, as the text format has them.
+    """Return the values of a page by name and labels, histograms with their classic series, as the text format has
+    them.
 
     Raises ValueError for a native histogram whose buckets do not add up to its count: Prometheus refuses the page."""
     found = {}
@@ -94,7 +99,12 @@ def samples(page: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
                 continue
             histogram = metric.histogram
             found |= {(f"{name}_count", labels): histogram.sample_count, (f"{name}_sum", labels): histogram.sample_sum}
-            found |= {(f"{name}_bucket", labels | {("le", str(float(one.upper_bound)))}): one.cumulative_count for one in histogram.bucket}
-            if histogram.positive_span and histogram.sample_count != histogram.zero_count + sum(buckets(histogram).values()):
+            found |= {
+                (f"{name}_bucket", labels | {("le", str(float(one.upper_bound)))}): one.cumulative_count
+                for one in histogram.bucket
+            }
+            if histogram.positive_span and histogram.sample_count != histogram.zero_count + sum(
+                buckets(histogram).values()
+            ):
                 raise ValueError(f"{name}: {histogram.sample_count} observations are not those of the native buckets")
     return found

@@ -72,13 +72,22 @@ class Arrived:
 
     def metrics(self) -> dict[str, dict]:
         """What each metric said last, by name."""
-        return {m["name"]: m for r in self._of("/v1/metrics", "resourceMetrics") for s in r["scopeMetrics"] for m in s["metrics"]}
+        return {
+            m["name"]: m
+            for r in self._of("/v1/metrics", "resourceMetrics")
+            for s in r["scopeMetrics"]
+            for m in s["metrics"]
+        }
 
     def metric_resources(self) -> list[dict[str, object]]:
         return [plain_json(r["resource"]["attributes"]) for r in self._of("/v1/metrics", "resourceMetrics")]
 
     def _of(self, to: str, what: str) -> list[dict]:
-        bodies = [gzip.decompress(b) if headers.get("content-encoding") == "gzip" else b for path, headers, b in self._requests if path == to]
+        bodies = [
+            gzip.decompress(b) if headers.get("content-encoding") == "gzip" else b
+            for path, headers, b in self._requests
+            if path == to
+        ]
         return [one for body in bodies for one in json.loads(body)[what]]
 
 
@@ -94,10 +103,15 @@ class RealCollector:
         (folder / "otelcol.yaml").write_text(
             yaml.safe_dump(
                 {
-                    "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": self.grpc}, "http": {"endpoint": self.http}}}},
+                    "receivers": {
+                        "otlp": {"protocols": {"grpc": {"endpoint": self.grpc}, "http": {"endpoint": self.http}}}
+                    },
                     "exporters": {"otlp_http": {"endpoint": store, "encoding": "json"}},
                     "service": {
-                        "pipelines": {signal: {"receivers": ["otlp"], "exporters": ["otlp_http"]} for signal in ("traces", "metrics")},
+                        "pipelines": {
+                            signal: {"receivers": ["otlp"], "exporters": ["otlp_http"]}
+                            for signal in ("traces", "metrics")
+                        },
                         "telemetry": {"metrics": {"level": "none"}},
                     },
                 }

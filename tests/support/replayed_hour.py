@@ -1,7 +1,9 @@
-"""An hour of 20 teams, three models and six engines as OpenMetrics text, for pictures of the dashboards and tests of what they show.
+"""An hour of 20 teams, three models and six engines as OpenMetrics text, for pictures of the dashboards and tests of
+what they show.
 
-Requests are drawn at random from a fixed seed and counted by the sidecar's own code (Traffic, gpu.families) and exposition; the engines' latency
-families follow from the same requests. Everything else that engines and their watchers show comes from panel_fixtures."""
+Requests are drawn at random from a fixed seed and counted by the sidecar's own code (Traffic, gpu.families) and
+exposition; the engines' latency families follow from the same requests. Everything else that engines and their watchers
+show comes from panel_fixtures."""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ from exporters.requests.record import RequestRecord
 from exporters.sidecar import SourceStatus
 
 TEAMS = (
-    "search", "support", "coding", "analytics", "translation", "marketing", "legal", "finance", "sales", "recruiting", "logistics", "research",
-    "security", "platform", "mobile", "payments", "compliance", "procurement", "quality-assurance", "data-science-platform-experiments",
+    "search", "support", "coding", "analytics", "translation", "marketing", "legal", "finance", "sales", "recruiting",
+    "logistics", "research",
+    "security", "platform", "mobile", "payments", "compliance", "procurement", "quality-assurance",
+    "data-science-platform-experiments",
 )  # fmt: skip
 MODELS = ("model-0", "model-1", "model-2")  # as panel_fixtures.fleet calls them
 ENGINES = 6
@@ -45,15 +49,23 @@ _TIMES = (
     (vllm.REQUEST_DECODE_TIME, bounds.REQUEST_S), (vllm.REQUEST_INFERENCE_TIME, bounds.REQUEST_S),
 )  # fmt: skip
 _COUNTS = (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS, vllm.PREFIX_CACHE_QUERIES, vllm.PREFIX_CACHE_HITS)
-_GAUGES = (vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING, vllm.NUM_REQUESTS_WAITING_BY_REASON, vllm.KV_CACHE_USAGE)
+_GAUGES = (
+    vllm.NUM_REQUESTS_RUNNING,
+    vllm.NUM_REQUESTS_WAITING,
+    vllm.NUM_REQUESTS_WAITING_BY_REASON,
+    vllm.KV_CACHE_USAGE,
+)
 _MONEY = (attributed.COST, attributed.API_COST, sidecar.COST_BUDGET, sidecar.GPU_COST)
 _SIMULATED = {
     *(metric for metric, _ in _TIMES), *_COUNTS, *_GAUGES, vllm.REQUEST_SUCCESS, *attributed.ATTRIBUTED,
     *gpu_families.GPU, *dcgm.DCGM, gateway.REQUESTS, gateway.INFLIGHT, gateway.RUNNING, gateway.WAITING,
     gateway.WAIT_ESTIMATE, gateway.SLOTS, gateway.SLOTS_LIMIT, gateway.REJECTED, gateway.ATTEMPTS, sidecar.REQUESTS,
-    sidecar.REASONS, sidecar.FINISHES, sidecar.TOKENS, sidecar.ESTIMATED_TOKENS, sidecar.TTFT, sidecar.TPOT, sidecar.E2E, sidecar.QUEUE,
-    sidecar.ENGINE_QUEUE, sidecar.CACHE_LOOKUPS, sidecar.TTFT_OVERHEAD, sidecar.TTFT_NEGATIVE, sidecar.TEAMS, sidecar.TEAMS_OVERFLOW,
-    sidecar.MODELS_OVERFLOW, sidecar.SOURCE_UP, sidecar.SOURCE_LAST_SUCCESS, sidecar.SOURCE_AGE, sidecar.SOURCE_DURATION,
+    sidecar.REASONS, sidecar.FINISHES, sidecar.TOKENS, sidecar.ESTIMATED_TOKENS, sidecar.TTFT, sidecar.TPOT,
+    sidecar.E2E, sidecar.QUEUE,
+    sidecar.ENGINE_QUEUE, sidecar.CACHE_LOOKUPS, sidecar.TTFT_OVERHEAD, sidecar.TTFT_NEGATIVE, sidecar.TEAMS,
+    sidecar.TEAMS_OVERFLOW,
+    sidecar.MODELS_OVERFLOW, sidecar.SOURCE_UP, sidecar.SOURCE_LAST_SUCCESS, sidecar.SOURCE_AGE,
+    sidecar.SOURCE_DURATION,
     sidecar.SOURCE_ERRORS,
 }  # fmt: skip
 _SIMULATED_SAMPLES = {sample for metric in _SIMULATED for sample in metric.samples}
@@ -79,13 +91,17 @@ class _Tally:
     """Counters and histograms by family and labels."""
 
     counts: dict[tuple[Metric, tuple[tuple[str, str], ...]], float] = field(default_factory=lambda: defaultdict(float))
-    times: dict[tuple[Metric, tuple[tuple[str, str], ...]], tuple[tuple[float, ...], list[int], list[float]]] = field(default_factory=dict)
+    times: dict[tuple[Metric, tuple[tuple[str, str], ...]], tuple[tuple[float, ...], list[int], list[float]]] = field(
+        default_factory=dict
+    )
 
     def add(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
         self.counts[metric, tuple(labels.items())] += amount
 
     def observe(self, metric: Metric, limits: tuple[float, ...], value: float, times: int = 1, **labels: str) -> None:
-        _, counts, total = self.times.setdefault((metric, tuple(labels.items())), (limits, [0] * (len(limits) + 1), [0.0]))
+        _, counts, total = self.times.setdefault(
+            (metric, tuple(labels.items())), (limits, [0] * (len(limits) + 1), [0.0])
+        )
         counts[bisect_left(limits, value)] += times
         total[0] += value * times
 
@@ -97,7 +113,8 @@ class _Tally:
 
 @dataclass
 class ReplayedHour:
-    """The hour. gpu, prices: whether the host has GPUs, and the sidecar prices. per_second: requests that all teams send."""
+    """The hour. gpu, prices: whether the host has GPUs, and the sidecar prices. per_second: requests that all teams
+    send."""
 
     gpu: bool = True
     prices: bool = True
@@ -118,7 +135,8 @@ class ReplayedHour:
             labels = ",".join(f'{name}="{value}"' for name, value in line.labels.items())
             key = f"{line.name}{{{labels}}}"
             series[key] = [f"{value:.12g} {at}" for at, value in self._values(line, began_s)]
-        for key in sorted(series, key=lambda key: (key.partition("{")[0], key)):  # samples of a name and of a series stand together
+        # samples of a name and of a series stand together
+        for key in sorted(series, key=lambda key: (key.partition("{")[0], key)):
             yield "".join(f"{key} {point}\n" for point in series[key])
         yield "# EOF\n"
 
@@ -152,7 +170,12 @@ class ReplayedHour:
 
     def _simulated(self, began_s: int) -> Iterator[tuple[int, str, Iterable[Sample]]]:
         rng = random.Random(self.seed)
-        traffic, engines, gate, cards = RequestCounters(BoundedNames(TEAMS), BoundedNames(MODELS)), _Tally(), _Tally(), _Tally()
+        traffic, engines, gate, cards = (
+            RequestCounters(BoundedNames(TEAMS), BoundedNames(MODELS)),
+            _Tally(),
+            _Tally(),
+            _Tally(),
+        )
         busy = dict.fromkeys(range(ENGINES), 0.0)
         sources = [SourceStatus("engine", f"vllm-{e}", up=True) for e in range(ENGINES)] + [
             SourceStatus("log", LOG, up=True),
@@ -169,7 +192,11 @@ class ReplayedHour:
                 load[engine] += (record.e2e_ms or 0) / 1000 / self.every_s
             for source in sources:
                 self._look(source, began_s + at)
-            yield began_s + at, "sidecar", [*traffic.samples(), *(sample for source in sources for sample in source.samples(began_s + at))]
+            yield (
+                began_s + at,
+                "sidecar",
+                [*traffic.samples(), *(sample for source in sources for sample in source.samples(began_s + at))],
+            )
             yield began_s + at, "vllm", [*engines.samples(), *_engine_gauges(load, rng)]
             yield began_s + at, "gateway", [*gate.samples(), *_gateway_gauges(load, at / HOUR_S)]
             if self.gpu:
@@ -195,19 +222,54 @@ class ReplayedHour:
             for n in range(_poisson(rng, mean)):
                 model = (i + (rng.random() < 0.3)) % len(MODELS)
                 engine = model + len(MODELS) * rng.randrange(ENGINES // len(MODELS))
-                yield self._request(rng, f"{at_s}-{i}-{n}", team, model, engine, refused=burst > 1 and rng.random() < 0.35, slow=1 + i % 4 / 3)
-        for n in range(_poisson(rng, self.every_s / 20)):  # a client with a key of nobody, and one that asks for a model that is not there
-            yield RequestRecord(request_id=f"{at_s}-k{n}", outcome="rejected", reason="unknown_key", status=401, finish_reason="rejected"), -1, 0.0
+                yield self._request(
+                    rng,
+                    f"{at_s}-{i}-{n}",
+                    team,
+                    model,
+                    engine,
+                    refused=burst > 1 and rng.random() < 0.35,
+                    slow=1 + i % 4 / 3,
+                )
+        # a client with a key of nobody, and one that asks for a model that is not there
+        for n in range(_poisson(rng, self.every_s / 20)):
+            yield (
+                RequestRecord(
+                    request_id=f"{at_s}-k{n}",
+                    outcome="rejected",
+                    reason="unknown_key",
+                    status=401,
+                    finish_reason="rejected",
+                ),
+                -1,
+                0.0,
+            )
         for n in range(_poisson(rng, self.every_s / 40)):
-            asked: dict[str, Any] = {"team": "mobile", "model": "gpt-4", "outcome": "rejected", "reason": "bad_request", "status": 404}
+            asked: dict[str, Any] = {
+                "team": "mobile",
+                "model": "gpt-4",
+                "outcome": "rejected",
+                "reason": "bad_request",
+                "status": 404,
+            }
             yield RequestRecord(request_id=f"{at_s}-m{n}", **asked), -1, 0.0
 
     def _request(
         self, rng: random.Random, name: str, team: str, model: int, engine: int, refused: bool, slow: float
     ) -> tuple[RequestRecord, int, float]:
-        who: dict[str, Any] = {"request_id": name, "team": team, "model": MODELS[model], "route": "/v1/chat/completions", "stream": True}
+        who: dict[str, Any] = {
+            "request_id": name,
+            "team": team,
+            "model": MODELS[model],
+            "route": "/v1/chat/completions",
+            "stream": True,
+        }
         if refused:
-            return RequestRecord(**who, outcome="rejected", reason="team_limit", status=429, finish_reason="rejected"), -1, 0.0
+            return (
+                RequestRecord(**who, outcome="rejected", reason="team_limit", status=429, finish_reason="rejected"),
+                -1,
+                0.0,
+            )
         prompt, completion = round(rng.lognormvariate(6.2, 0.8)), max(2, round(rng.lognormvariate(5.0, 0.6)))
         cached = round(prompt * rng.betavariate(2, 3) / 16) * 16
         queue_s = rng.expovariate(1 / 0.02) + (rng.expovariate(1.2) if rng.random() < 0.1 else 0.0)
@@ -215,38 +277,96 @@ class ReplayedHour:
         tpot_s = rng.lognormvariate(math.log(0.018 * (1 + 0.6 * model)), 0.2)
         e2e_s = queue_s + prefill_s + tpot_s * (completion - 1)
         fate = rng.random()
-        bad = {"outcome": "upstream_error", "reason": "upstream_reset"} if fate < 0.002 else {"outcome": "timeout", "reason": "prefill_timeout"}
-        ends: dict[str, Any] = {"outcome": "client_abort", "reason": "client_hangup"} if 0.003 < fate < 0.012 else {**bad, "finish_reason": "error"}
+        bad = (
+            {"outcome": "upstream_error", "reason": "upstream_reset"}
+            if fate < 0.002
+            else {"outcome": "timeout", "reason": "prefill_timeout"}
+        )
+        ends: dict[str, Any] = (
+            {"outcome": "client_abort", "reason": "client_hangup"}
+            if 0.003 < fate < 0.012
+            else {**bad, "finish_reason": "error"}
+        )
         if fate >= 0.012:
             ends = {"outcome": "ok", "finish_reason": "length" if rng.random() < 0.08 else "stop"}
         record = RequestRecord(
-            **who, **ends, upstream=f"vllm-{engine}", prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion, cache_hit=cached > 0,
-            queue_ms=rng.expovariate(1) * 2 if rng.random() < 0.2 else 0.0, ttft_ms=(queue_s + prefill_s) * 1000 + 3, tpot_ms=tpot_s * 1000,
+            **who, **ends, upstream=f"vllm-{engine}", prompt_tokens=prompt, cached_tokens=cached,
+            completion_tokens=completion, cache_hit=cached > 0,
+            queue_ms=rng.expovariate(1) * 2 if rng.random() < 0.2 else 0.0, ttft_ms=(queue_s + prefill_s) * 1000 + 3,
+            tpot_ms=tpot_s * 1000,
             e2e_ms=e2e_s * 1000 + 3, engine_queue_ms=queue_s * 1000, engine_ttft_ms=prefill_s * 1000, status=200,
         )  # fmt: skip
         return record, engine, queue_s
 
-    def _follow(self, r: RequestRecord, engine: int, queue_s: float, engines: _Tally, gate: _Tally, cards: _Tally, rng: random.Random) -> None:
+    def _follow(
+        self,
+        r: RequestRecord,
+        engine: int,
+        queue_s: float,
+        engines: _Tally,
+        gate: _Tally,
+        cards: _Tally,
+        rng: random.Random,
+    ) -> None:
         """Count a request where engine, gateway and GPU count it."""
         team, status = r.team or "__unknown__", f"{(r.status or 200) // 100}xx"
         gate.add(gateway.REQUESTS, team=team, outcome=r.outcome or "", status=status)
         if r.outcome == "rejected":
             gate.add(gateway.REJECTED, team=team, reason=r.reason or "")
-        if engine < 0 or r.prompt_tokens is None or r.completion_tokens is None or r.tpot_ms is None or r.cached_tokens is None:
+        if (
+            engine < 0
+            or r.prompt_tokens is None
+            or r.completion_tokens is None
+            or r.tpot_ms is None
+            or r.cached_tokens is None
+        ):
             return
         who = {"instance": f"vllm-{engine}:8000", "engine": "0", "model_name": r.model or ""}
-        gate.add(gateway.ATTEMPTS, upstream=f"vllm-{engine}", variant="stable", result="ok" if r.outcome == "ok" else r.reason or "")
-        for metric, amount in zip(_COUNTS, (r.prompt_tokens, r.completion_tokens, r.prompt_tokens, r.cached_tokens), strict=True):
+        gate.add(
+            gateway.ATTEMPTS,
+            upstream=f"vllm-{engine}",
+            variant="stable",
+            result="ok" if r.outcome == "ok" else r.reason or "",
+        )
+        for metric, amount in zip(
+            _COUNTS, (r.prompt_tokens, r.completion_tokens, r.prompt_tokens, r.cached_tokens), strict=True
+        ):
             engines.add(metric, amount, **who)
-        engines.add(vllm.REQUEST_SUCCESS, **who, finished_reason={"client_abort": "abort"}.get(r.outcome or "", r.finish_reason or "stop"))
-        prefill_s, tpot_s, decode_s = (r.engine_ttft_ms or 0) / 1000, r.tpot_ms / 1000, r.tpot_ms / 1000 * (r.completion_tokens - 1)
-        figures = (queue_s + prefill_s, tpot_s, tpot_s, queue_s + prefill_s + decode_s, queue_s, prefill_s, decode_s, prefill_s + decode_s)
+        engines.add(
+            vllm.REQUEST_SUCCESS,
+            **who,
+            finished_reason={"client_abort": "abort"}.get(r.outcome or "", r.finish_reason or "stop"),
+        )
+        prefill_s, tpot_s, decode_s = (
+            (r.engine_ttft_ms or 0) / 1000,
+            r.tpot_ms / 1000,
+            r.tpot_ms / 1000 * (r.completion_tokens - 1),
+        )
+        figures = (
+            queue_s + prefill_s,
+            tpot_s,
+            tpot_s,
+            queue_s + prefill_s + decode_s,
+            queue_s,
+            prefill_s,
+            decode_s,
+            prefill_s + decode_s,
+        )
         for (metric, limits), value in zip(_TIMES, figures, strict=True):
-            engines.observe(metric, limits, value, r.completion_tokens - 1 if metric is vllm.INTER_TOKEN_LATENCY else 1, **who)
+            engines.observe(
+                metric, limits, value, r.completion_tokens - 1 if metric is vllm.INTER_TOKEN_LATENCY else 1, **who
+            )
         if self.gpu:
             seconds = (r.prompt_tokens - r.cached_tokens + 4 * r.completion_tokens) * 4e-4
             cards.add(attributed.TEAM_SECONDS, seconds, team=team, model_name=r.model or "", method="tokens")
-            cards.add(attributed.TEAM_ENERGY, seconds * (WATTS - IDLE_WATTS), team=team, model_name=r.model or "", state="active", method="counter")
+            cards.add(
+                attributed.TEAM_ENERGY,
+                seconds * (WATTS - IDLE_WATTS),
+                team=team,
+                model_name=r.model or "",
+                state="active",
+                method="counter",
+            )
             if self.prices:
                 for basis in ("allocation", "usage"):
                     cost = seconds * PRICE_PER_HOUR / 3600
@@ -262,9 +382,20 @@ class ReplayedHour:
             cards.counts[attributed.BUSY, (("model_name", model), ("uuid", _uuid(e)))] = busy[e]
             cards.counts[attributed.IDLE_WATTS, (("uuid", _uuid(e)),)] = IDLE_WATTS + e
             cards.counts[attributed.PENDING, (("model_name", model),)] = 3 * share
-            cards.counts[attributed.DECODE_WEIGHT, (("model_name", model), ("method", "engine"))] = 4.0 + e % len(MODELS)
-            cards.add(attributed.TEAM_SECONDS, (1 - share) * self.every_s, team=IDLE, model_name=model, method="measured")
-            cards.add(attributed.TEAM_ENERGY, IDLE_WATTS * self.every_s, team=IDLE, model_name=model, state="idle", method="counter")
+            cards.counts[attributed.DECODE_WEIGHT, (("model_name", model), ("method", "engine"))] = 4.0 + e % len(
+                MODELS
+            )
+            cards.add(
+                attributed.TEAM_SECONDS, (1 - share) * self.every_s, team=IDLE, model_name=model, method="measured"
+            )
+            cards.add(
+                attributed.TEAM_ENERGY,
+                IDLE_WATTS * self.every_s,
+                team=IDLE,
+                model_name=model,
+                state="idle",
+                method="counter",
+            )
             if self.prices:
                 cost = (1 - share) * self.every_s * PRICE_PER_HOUR / 3600
                 cards.add(attributed.COST, cost, team=IDLE, model_name=model, basis="allocation", currency="USD")
@@ -322,13 +453,21 @@ def _uuid(e: int) -> str:
 def _reading(e: int, share: float, busy_s: float, rng: random.Random) -> GpuReading:
     watts = IDLE_WATTS + (WATTS - IDLE_WATTS) * share + rng.gauss(0, 6)
     return GpuReading(
-        uuid=_uuid(e), index=e, name="NVIDIA H100 80GB HBM3", driver_version="570.86.15", pci_bus_id=f"00000000:{e + 1:02X}:00.0", mig=False,
-        utilization_ratio=min(1.0, max(0.0, share + rng.gauss(0, 0.03))), memory_busy_ratio=min(1.0, share * 0.7), memory_used_bytes=73e9 + e * 2e8,
-        memory_free_bytes=6.5e9 - e * 2e8, memory_total_bytes=80.5e9, memory_reserved_bytes=1e9, power_watts=watts, power_limit_watts=700.0,
-        energy_joules=1e9 + busy_s * WATTS, temperature_celsius=round(42 + 26 * share + e), memory_temperature_celsius=round(50 + 28 * share + e),
-        sm_clock_hertz=1.98e9 if share else 3.45e8, mem_clock_hertz=2.619e9, throttle_sw_power_cap_seconds=busy_s * 0.02,
-        throttle_sw_thermal_slowdown_seconds=0.0, throttle_hw_thermal_slowdown_seconds=0.0, throttle_hw_power_brake_seconds=0.0,
-        throttle_sync_boost_seconds=0.0, ecc_corrected=float(e), ecc_uncorrected=0.0, remapped_corrected=0.0, remapped_uncorrected=0.0,
-        nvlink_received=busy_s * 4e9, nvlink_transmitted=busy_s * 4e9, nvlink_crc_flit_errors=0.0, nvlink_crc_data_errors=0.0,
+        uuid=_uuid(e), index=e, name="NVIDIA H100 80GB HBM3", driver_version="570.86.15",
+        pci_bus_id=f"00000000:{e + 1:02X}:00.0", mig=False,
+        utilization_ratio=min(1.0, max(0.0, share + rng.gauss(0, 0.03))), memory_busy_ratio=min(1.0, share * 0.7),
+        memory_used_bytes=73e9 + e * 2e8,
+        memory_free_bytes=6.5e9 - e * 2e8, memory_total_bytes=80.5e9, memory_reserved_bytes=1e9, power_watts=watts,
+        power_limit_watts=700.0,
+        energy_joules=1e9 + busy_s * WATTS, temperature_celsius=round(42 + 26 * share + e),
+        memory_temperature_celsius=round(50 + 28 * share + e),
+        sm_clock_hertz=1.98e9 if share else 3.45e8, mem_clock_hertz=2.619e9,
+        throttle_sw_power_cap_seconds=busy_s * 0.02,
+        throttle_sw_thermal_slowdown_seconds=0.0, throttle_hw_thermal_slowdown_seconds=0.0,
+        throttle_hw_power_brake_seconds=0.0,
+        throttle_sync_boost_seconds=0.0, ecc_corrected=float(e), ecc_uncorrected=0.0, remapped_corrected=0.0,
+        remapped_uncorrected=0.0,
+        nvlink_received=busy_s * 4e9, nvlink_transmitted=busy_s * 4e9, nvlink_crc_flit_errors=0.0,
+        nvlink_crc_data_errors=0.0,
         nvlink_replay_errors=0.0, nvlink_recovery_errors=0.0, event_reasons=0, xids={}, energy_method="counter",
     )  # fmt: skip

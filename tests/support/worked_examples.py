@@ -1,6 +1,7 @@
 """The worked examples of docs/joined-metrics.md, and the code of the product that computes each of them again.
 
-An example is a block of YAML that begins with `example:`; what stands under `given` goes in, what stands under `gives` has to come out."""
+An example is a block of YAML that begins with `example:`; what stands under `given` goes in, what stands under `gives`
+has to come out."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ from typing import Any
 import yaml
 
 from exporters.accounting import cost
-from exporters.accounting.attribution import Attribution, GpuShare, PhaseTimes, UsageSample, mig_fraction, split_energy, sweep
+from exporters.accounting.attribution import (
+    Attribution,
+    GpuShare,
+    PhaseTimes,
+    UsageSample,
+    mig_fraction,
+    split_energy,
+    sweep,
+)
 from exporters.accounting.prices import Prices
 from exporters.accounting.reconciliation import Reconciler
 from exporters.catalogue import attributed, reconciled, sidecar
@@ -43,7 +52,9 @@ def examples(text: str) -> Iterator[tuple[str, Given, Given]]:
 
 def clocks(given: Given) -> dict[str, Any]:
     """The times of one streamed answer, as the gateway writes them down."""
-    x = RequestState(request_id="r", trace=Trace("0" * 32, "0" * 16, "01"), route="/v1/completions", accepted=given["accepted_s"])
+    x = RequestState(
+        request_id="r", trace=Trace("0" * 32, "0" * 16, "01"), route="/v1/completions", accepted=given["accepted_s"]
+    )
     x.queued_s, x.stream, x.content_events = given["admitted_s"] - given["accepted_s"], True, given["chunks"]
     x.first_content, x.last_content = given["first_content_s"], given["last_content_s"]
     x.reply.completion_tokens = given["completion_tokens"]
@@ -52,9 +63,15 @@ def clocks(given: Given) -> dict[str, Any]:
 
 
 def _traffic(records: list[Given]) -> dict[str, float]:
-    """What the sidecar shows of records, by family; of a histogram its count and sum; with an outcome, kind or result, by that."""
+    """What the sidecar shows of records, by family; of a histogram its count and sum; with an outcome, kind or result,
+    by that."""
     traffic = RequestCounters(BoundedNames(), BoundedNames())
-    traffic.add_all([RequestRecord(**{"request_id": f"r{at}", "team": "a", "model": "m", **each}) for at, each in enumerate(records)])
+    traffic.add_all(
+        [
+            RequestRecord(**{"request_id": f"r{at}", "team": "a", "model": "m", **each})
+            for at, each in enumerate(records)
+        ]
+    )
     found: dict[str, float] = {}
     for metric, labels, value in traffic.samples():
         which = next((labels[name] for name in ("outcome", "type", "result") if name in labels), "")
@@ -99,10 +116,18 @@ def hits(given: Given) -> dict[str, Any]:
 def outcomes(given: Given) -> dict[str, Any]:
     shown = _traffic([{"outcome": outcome} for outcome, count in given["outcomes"].items() for _ in range(count)])
     failing = re.compile(re.search(r'"(.*)"', sidecar.FAILED[0])[1])  # type: ignore[index] - the matcher of the panel and of the alert
-    counts = {name.removeprefix(f"{sidecar.REQUESTS.name} "): value for name, value in shown.items() if name.startswith(f"{sidecar.REQUESTS.name} ")}
+    counts = {
+        name.removeprefix(f"{sidecar.REQUESTS.name} "): value
+        for name, value in shown.items()
+        if name.startswith(f"{sidecar.REQUESTS.name} ")
+    }
     whole = sum(counts.values())
     failed = sum(count for outcome, count in counts.items() if failing.fullmatch(outcome))
-    return {"error_ratio": failed / whole, "rejection_ratio": counts["rejected"] / whole, "hangup_ratio": counts["client_abort"] / whole}
+    return {
+        "error_ratio": failed / whole,
+        "rejection_ratio": counts["rejected"] / whole,
+        "hangup_ratio": counts["client_abort"] / whole,
+    }
 
 
 def books(given: Given) -> dict[str, Any]:
@@ -117,8 +142,13 @@ def books(given: Given) -> dict[str, Any]:
         for after_s in (0.1, 2.0, 40.0):
             reconciler.settle(at_s + after_s, log, at_end=True)
     shown: dict[str, list[float]] = {}
-    names = {reconciled.LOGGED: "logged", reconciled.ENGINE: "engine", reconciled.OPEN: "open", reconciled.MISSING_IN_LOG: "missing_in_log",
-             reconciled.EXTRA_IN_LOG: "extra_in_log"}  # fmt: skip
+    names = {
+        reconciled.LOGGED: "logged",
+        reconciled.ENGINE: "engine",
+        reconciled.OPEN: "open",
+        reconciled.MISSING_IN_LOG: "missing_in_log",
+        reconciled.EXTRA_IN_LOG: "extra_in_log",
+    }
     kinds = ("requests", "prompt", "completion")
     for metric, labels, value in reconciler.samples():
         if metric in names:
@@ -137,7 +167,17 @@ def _attributed(given: Given, prices: Given | None = None) -> Attribution:
         produced = produced.plus(Work(*given["in_flight"]))
     card = GpuShare("GPU-1", fraction=given.get("fraction", 1.0), joules=given.get("joules"))
     attribution.advance(
-        UsageSample("e", "m", T0, T0 + given["length_s"], given["running"][0], given["running"][1], produced=produced, logged=ended, cards=(card,))
+        UsageSample(
+            "e",
+            "m",
+            T0,
+            T0 + given["length_s"],
+            given["running"][0],
+            given["running"][1],
+            produced=produced,
+            logged=ended,
+            cards=(card,),
+        )
     )
     return attribution
 
@@ -167,7 +207,9 @@ def two_bases(given: Given) -> dict[str, Any]:
 
 
 def decode_weight(given: Given) -> dict[str, Any]:
-    evidence = PhaseTimes(given["decode_s"], given["prefill_s"], given["generated_tokens"], given["computed_prompt_tokens"])
+    evidence = PhaseTimes(
+        given["decode_s"], given["prefill_s"], given["generated_tokens"], given["computed_prompt_tokens"]
+    )
     return {"b": evidence.decode_weight}
 
 
@@ -177,14 +219,24 @@ def running_at_each_moment(given: Given) -> dict[str, Any]:
 
 def from_the_log(given: Given) -> dict[str, Any]:
     lines = [
-        RequestRecord(request_id=f"r{at}", ts=timestamp(T0 + each["to_s"]), team=each["team"], model="m", outcome=each.get("outcome", "ok"),
-                      e2e_ms=(each["to_s"] - each["from_s"]) * 1000, prompt_tokens=each["prompt"], completion_tokens=each["completion"])
+        RequestRecord(
+            request_id=f"r{at}",
+            ts=timestamp(T0 + each["to_s"]),
+            team=each["team"],
+            model="m",
+            outcome=each.get("outcome", "ok"),
+            e2e_ms=(each["to_s"] - each["from_s"]) * 1000,
+            prompt_tokens=each["prompt"],
+            completion_tokens=each["completion"],
+        )
         for at, each in enumerate(given["requests"])
-    ]  # fmt: skip
+    ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "requests.jsonl"
         path.write_bytes(b"".join(map(to_line, lines)))
-        found = cost.from_log([path], given["since_s"], T0 + given["until_s"], Prices(gpu_hour=given["gpu_hour"]), {"": given["gpus"]})
+        found = cost.from_log(
+            [path], given["since_s"], T0 + given["until_s"], Prices(gpu_hour=given["gpu_hour"]), {"": given["gpus"]}
+        )
     told = cost.report(found, "team")
     rows = {row["team"]: row for row in told["rows"]}
     return {
@@ -196,7 +248,9 @@ def from_the_log(given: Given) -> dict[str, Any]:
 
 def slices(given: Given) -> dict[str, Any]:
     fractions = {profile: mig_fraction(profile) for profile in given["activity"]}
-    split = split_energy(given["joules"], {profile: (fractions[profile], active) for profile, active in given["activity"].items()})
+    split = split_energy(
+        given["joules"], {profile: (fractions[profile], active) for profile, active in given["activity"].items()}
+    )
     return {"fractions": fractions, "joules": {profile: joules for profile, (joules, _) in split.items()}}
 
 
@@ -207,7 +261,9 @@ def goodput(given: Given) -> dict[str, Any]:
 
 
 COMPUTED: Mapping[str, Callable[[Given], dict[str, Any]]] = {
-    "clocks": clocks, "overhead": overhead, "queues": queues, "hits": hits, "outcomes": outcomes, "books": books, "gpu-seconds": gpu_seconds,
-    "joules": joules, "two-bases": two_bases, "decode-weight": decode_weight, "running-at-each-moment": running_at_each_moment,
+    "clocks": clocks, "overhead": overhead, "queues": queues, "hits": hits, "outcomes": outcomes, "books": books,
+    "gpu-seconds": gpu_seconds,
+    "joules": joules, "two-bases": two_bases, "decode-weight": decode_weight,
+    "running-at-each-moment": running_at_each_moment,
     "from-the-log": from_the_log, "slices": slices, "goodput": goodput,
 }  # fmt: skip

@@ -1,8 +1,10 @@
-"""How many series a fleet makes, and how many samples one page may hold: what Prometheus pays for, and what its sample_limit is set from.
+"""How many series a fleet makes, and how many samples one page may hold: what Prometheus pays for, and what its
+sample_limit is set from.
 
-Law: nothing is counted twice. What a team, a model, a card or an upstream costs is computed from the catalogue (labels, kinds, bounds) and from the
-vocabularies of the code that fills the labels; what vLLM shows is counted on pages that were captured. What a sidecar and a gateway have for
-themselves is typed in, as a round figure above what tests/stack/deploy/test_budget.py counts on their pages. ADAPTER alone rests on no page."""
+Law: nothing is counted twice. What a team, a model, a card or an upstream costs is computed from the catalogue (labels,
+kinds, bounds) and from the vocabularies of the code that fills the labels; what vLLM shows is counted on pages that
+were captured. What a sidecar and a gateway have for themselves is typed in, as a round figure above what
+tests/stack/deploy/test_budget.py counts on their pages. ADAPTER alone rests on no page."""
 
 from __future__ import annotations
 
@@ -21,38 +23,49 @@ from exporters.requests.record import Outcome
 
 OUTCOMES = len(get_args(Outcome))
 STATUSES = 4  # 2xx, 4xx, 5xx and none
-MADE_BY_SCRAPE = 8  # series that Prometheus makes itself for each target: three of them with --enable-feature=extra-scrape-metrics, as we start it
-ROOM = 2.0  # sample_limit over what a page is expected to hold at most: growth is seen (VLLMScrapeNearLimit) before it costs a page
+# series that Prometheus makes itself for each target: three of them with --enable-feature=extra-scrape-metrics, as we
+# start it
+MADE_BY_SCRAPE = 8
+# sample_limit over what a page is expected to hold at most: growth is seen (VLLMScrapeNearLimit) before it costs a page
+ROOM = 2.0
 
 # Ours: how many values a label takes beside those that a subject brings along (a model, a team, a card, an engine).
 _VALUES: dict[Metric, int] = {
     sidecar.REQUESTS: OUTCOMES + 1,  # and unknown
-    sidecar.REASONS: REASONS_LIMIT + OUTCOMES - 1,  # and __other__ of each outcome but ok; a reason has one outcome, as in our own vocabulary
+    sidecar.REASONS: REASONS_LIMIT + OUTCOMES - 1,
+    # and __other__ of each outcome but ok; a reason has one outcome, as in our own vocabulary
     sidecar.FINISHES: len(FINISH_REASONS) + 1,  # and other
     sidecar.TOKENS: 3, sidecar.ESTIMATED_TOKENS: 2, sidecar.CACHE_LOOKUPS: 2,
     attributed.TEAM_SECONDS: 2, attributed.TEAM_ENERGY: 1, attributed.COST: 2, attributed.API_COST: 1,
     reconciled.LOGGED: len(KINDS), reconciled.ENGINE: len(KINDS), reconciled.OPEN: len(KINDS),
-    reconciled.MISSING_IN_LOG: len(KINDS) * len(MISSING_CAUSES), reconciled.EXTRA_IN_LOG: len(KINDS) * len(EXTRA_CAUSES),
+    reconciled.MISSING_IN_LOG: len(KINDS) * len(MISSING_CAUSES),
+    reconciled.EXTRA_IN_LOG: len(KINDS) * len(EXTRA_CAUSES),
     reconciled.UNFINISHED: 2, reconciled.ABORTED: 2,
-    gpu.TEMPERATURE: 2, gpu.THROTTLE: 5, gpu.THROTTLED_NOW: 6, gpu.ECC_ERRORS: 2, gpu.REMAPPED_ROWS: 2, gpu.XID_ERRORS: len(XIDS) + 1,
+    gpu.TEMPERATURE: 2, gpu.THROTTLE: 5, gpu.THROTTLED_NOW: 6, gpu.ECC_ERRORS: 2, gpu.REMAPPED_ROWS: 2,
+    gpu.XID_ERRORS: len(XIDS) + 1,
     gpu.NVLINK_ERRORS: 4, gpu.NVLINK_BYTES: 2, gpu.ABSENT: 8, gpu.MIG_ACTIVITY: 5,
     gateway.REQUESTS: OUTCOMES * STATUSES, gateway.REJECTED: 20, gateway.ATTEMPTS: REASONS_LIMIT, gateway.RELOADS: 2,
 }  # fmt: skip
 _BOUNDS: dict[Metric, tuple[float, ...]] = {
-    sidecar.TTFT: bounds.TTFT_S, sidecar.TPOT: bounds.OUR_TPOT_S, sidecar.TTFT_OVERHEAD: bounds.TTFT_S, gateway.LOOP_LAG: gateway.LOOP_LAG_BOUNDS_S,
+    sidecar.TTFT: bounds.TTFT_S,
+    sidecar.TPOT: bounds.OUR_TPOT_S,
+    sidecar.TTFT_OVERHEAD: bounds.TTFT_S,
+    gateway.LOOP_LAG: gateway.LOOP_LAG_BOUNDS_S,
     **dict.fromkeys((sidecar.E2E, sidecar.QUEUE, sidecar.ENGINE_QUEUE), bounds.OUR_REQUEST_S),
-}  # fmt: skip
+}
 SOURCE_ERRORS = 8  # reasons for which a source may fail to be read
 
 
 def series(metric: Metric) -> int:
-    """How many series one family has at most for one subject; of a histogram every bound, +Inf, sum and count, and the native one."""
+    """How many series one family has at most for one subject; of a histogram every bound, +Inf, sum and count, and the
+    native one."""
     each = classic_series(metric) + metric.native if metric.kind is Kind.HISTOGRAM else 1
     return each * _VALUES.get(metric, 1)
 
 
 def classic_series(metric: Metric) -> int:
-    """How many series of a histogram are gone where Prometheus stores only native ones: every bound, +Inf, sum and count."""
+    """How many series of a histogram are gone where Prometheus stores only native ones: every bound, +Inf, sum and
+    count."""
     return len(_BOUNDS[metric]) + 3
 
 
@@ -69,7 +82,9 @@ _OF_MODELS = [
 _OF_SOURCES = (sidecar.SOURCE_UP, sidecar.SOURCE_LAST_SUCCESS, sidecar.SOURCE_AGE, sidecar.SOURCE_DURATION)
 
 SIDECAR_TEAM_AND_MODEL = _all(_OF_TEAMS)
-SIDECAR_TEAM_AND_MODEL_NATIVE = SIDECAR_TEAM_AND_MODEL - sum(classic_series(metric) for metric in _OF_TEAMS if metric.native)
+SIDECAR_TEAM_AND_MODEL_NATIVE = SIDECAR_TEAM_AND_MODEL - sum(
+    classic_series(metric) for metric in _OF_TEAMS if metric.native
+)
 # What the fine ladder adds for a team and a model.
 SIDECAR_FINE_LADDER = sum(len(bounds_of(metric, bounds)) - len(bounds) for metric, bounds in _BOUNDS.items())
 SIDECAR_MODEL = _all(_OF_MODELS) + 3 + 4  # what is idle, aborted and nobody's: seconds, energy, cost
@@ -77,7 +92,9 @@ SIDECAR_ENGINE = _all(sidecar.ENGINES) + len(_OF_SOURCES) + SOURCE_ERRORS
 SIDECAR_CARD = _all(gpu.GPU, "uuid") - _all(gpu.MIG) + _all(attributed.ATTRIBUTED, "uuid")
 SIDECAR_INSTANCE = _all(gpu.MIG)  # of a card under MIG, beside what the card has
 SIDECAR_FIXED = 150  # two logs, the state, spans, events and their sources: a test counts less on a real page
-GATEWAY_TEAM = _all((gateway.REQUESTS, gateway.INFLIGHT, gateway.RUNNING, gateway.WAITING, gateway.WAIT_ESTIMATE, gateway.REJECTED))
+GATEWAY_TEAM = _all(
+    (gateway.REQUESTS, gateway.INFLIGHT, gateway.RUNNING, gateway.WAITING, gateway.WAIT_ESTIMATE, gateway.REJECTED)
+)
 GATEWAY_UPSTREAM = _all((gateway.UPSTREAM_UP, gateway.UPSTREAM_INFLIGHT, gateway.ATTEMPTS))
 GATEWAY_FIXED = 60  # itself, its log, its loop, admission: a test counts less on a real page
 CREATED = 2  # prometheus_client tells of each counter also when it was made: at most twice as many samples
@@ -85,25 +102,39 @@ CREATED = 2  # prometheus_client tells of each counter also when it was made: at
 
 @dataclass(frozen=True, slots=True)
 class EnginePage:
-    """What a page of vLLM holds with one model: samples in all, and those that each data-parallel rank has for itself."""
+    """What a page of vLLM holds with one model: samples in all, and those that each data-parallel rank has for
+    itself."""
 
     samples: int
     of_a_rank: int
 
 
-# Counted on the fullest captured page of each release, after requests of every kind: chat, completions, refusals, preemptions.
-ENGINE: Mapping[str, EnginePage] = {"0.10": EnginePage(403, 300), "0.20": EnginePage(534, 414), "0.32": EnginePage(559, 435)}
+# Counted on the fullest captured page of each release, after requests of every kind: chat, completions, refusals,
+# preemptions.
+ENGINE: Mapping[str, EnginePage] = {
+    "0.10": EnginePage(403, 300),
+    "0.20": EnginePage(534, 414),
+    "0.32": EnginePage(559, 435),
+}
 NEWEST = "0.32"
 # Histograms of each family of --custom-histogram-buckets, and what the recommended ladder adds to them for each rank.
 HISTOGRAMS: Mapping[str, int] = {"time_to_first_token": 1, "inter_token_latency": 2, "request_latency": 5}
-_DEFAULT = {"time_to_first_token": bounds.TTFT_S, "inter_token_latency": bounds.INTER_TOKEN_S, "request_latency": bounds.REQUEST_S}
-LADDER = sum(count * (len(bounds.ENGINE_LADDER[family]) - len(_DEFAULT[family])) for family, count in HISTOGRAMS.items())
-ADAPTER = 4  # an allowance: adapters add no label to vLLM's families, but every combination that ran together is a series, for ever
+_DEFAULT = {
+    "time_to_first_token": bounds.TTFT_S,
+    "inter_token_latency": bounds.INTER_TOKEN_S,
+    "request_latency": bounds.REQUEST_S,
+}
+LADDER = sum(
+    count * (len(bounds.ENGINE_LADDER[family]) - len(_DEFAULT[family])) for family, count in HISTOGRAMS.items()
+)
+# an allowance: adapters add no label to vLLM's families, but every combination that ran together is a series, for ever
+ADAPTER = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What there is. models, teams: those that one sidecar meets, not those of the world. Raises ValueError for less than one engine."""
+    """What there is. models, teams: those that one sidecar meets, not those of the world. Raises ValueError for less
+    than one engine."""
 
     engines: int
     models: int = 1
@@ -116,8 +147,13 @@ class Fleet:
     release: str = NEWEST
 
     def __post_init__(self) -> None:
-        if min(self.engines, self.ranks, self.models) < 1 or min(self.teams, self.gateways, self.sidecars, self.cards, self.adapters) < 0:
-            raise ValueError("a fleet has one engine, rank and model or more, and nothing of which there is less than none")
+        if (
+            min(self.engines, self.ranks, self.models) < 1
+            or min(self.teams, self.gateways, self.sidecars, self.cards, self.adapters) < 0
+        ):
+            raise ValueError(
+                "a fleet has one engine, rank and model or more, and nothing of which there is less than none"
+            )
         if self.release not in ENGINE:
             raise ValueError(f"{self.release!r} is no release whose page was counted; there are {', '.join(ENGINE)}")
 
@@ -130,7 +166,13 @@ def engine_page(ranks: int = 1, adapters: int = 0, release: str = NEWEST, ladder
 
 def sidecar_page(teams: int, models: int, engines: int, cards: int) -> int:
     """Samples of one sidecar's page at most, when every team used every model and met every outcome."""
-    return SIDECAR_FIXED + SIDECAR_TEAM_AND_MODEL * teams * models + SIDECAR_MODEL * models + SIDECAR_ENGINE * engines + SIDECAR_CARD * cards
+    return (
+        SIDECAR_FIXED
+        + SIDECAR_TEAM_AND_MODEL * teams * models
+        + SIDECAR_MODEL * models
+        + SIDECAR_ENGINE * engines
+        + SIDECAR_CARD * cards
+    )
 
 
 def gateway_page(teams: int, upstreams: int) -> int:
@@ -138,12 +180,16 @@ def gateway_page(teams: int, upstreams: int) -> int:
 
 
 def total(fleet: Fleet) -> Mapping[str, int]:
-    """Series of a fleet by scrape job, what Prometheus makes for every target included; engines and cards spread evenly over sidecars."""
+    """Series of a fleet by scrape job, what Prometheus makes for every target included; engines and cards spread evenly
+    over sidecars."""
     each = max(1, fleet.sidecars)
     return {
         "engines": fleet.engines * (engine_page(fleet.ranks, fleet.adapters, fleet.release) + MADE_BY_SCRAPE),
         "sidecars": fleet.sidecars
-        * (sidecar_page(fleet.teams, fleet.models, math.ceil(fleet.engines / each), math.ceil(fleet.cards / each)) + MADE_BY_SCRAPE),
+        * (
+            sidecar_page(fleet.teams, fleet.models, math.ceil(fleet.engines / each), math.ceil(fleet.cards / each))
+            + MADE_BY_SCRAPE
+        ),
         "gateways": fleet.gateways * (gateway_page(fleet.teams, fleet.engines) + MADE_BY_SCRAPE),
     }
 

@@ -1,7 +1,9 @@
-"""Prometheus' configuration for a fleet, printed whole: one file for a Prometheus that keeps everything itself, and one for each long-term store.
+"""Prometheus' configuration for a fleet, printed whole: one file for a Prometheus that keeps everything itself, and one
+for each long-term store.
 
-Law: Prometheus has no include for remote_write, and promtool must see what will run; so what the files share stands here once and each is printed
-whole. Limits come from stack/deploy/fleet/budget.py, what a long-term store is sent from the rules and boards that read it."""
+Law: Prometheus has no include for remote_write, and promtool must see what will run; so what the files share stands
+here once and each is printed whole. Limits come from stack/deploy/fleet/budget.py, what a long-term store is sent from
+the rules and boards that read it."""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ RECORDED = "[^:]+:[^:]+:[^:]+"  # two colons; a raw name of vLLM's has one
 ALWAYS = ("ALERTS", "up")
 RAW_BOARDS = ("overview", "fleet")
 
-_HEAD = "# Printed by `vllm-watch render` from stack/deploy/fleet/files.py: copy it and change the copy. docs/fleet.md explains each part.\n"
+_HEAD = (
+    "# Printed by `vllm-watch render` from stack/deploy/fleet/files.py: copy it and change the copy. docs/fleet.md"
+    " explains each part.\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,10 @@ basic_auth:  # as -httpAuth.username and -httpAuth.password of a single node; be
 STORES = (MIMIR, THANOS, VICTORIAMETRICS)
 
 _HA = {
-    MIMIR: "The pair is told apart by __replica__ and cluster, Mimir's defaults for its HA tracker, which takes samples of one of the two.",
+    MIMIR: (
+        "The pair is told apart by __replica__ and cluster, Mimir's defaults for its HA tracker, which takes samples of"
+        " one of the two."
+    ),
     THANOS: "The pair is told apart by replica: start the querier with --query.replica-label=replica.",
     VICTORIAMETRICS: "The pair writes the same series twice: start VictoriaMetrics with -dedup.minScrapeInterval=15s.",
 }
@@ -82,7 +90,9 @@ def files() -> Iterator[tuple[Path, str]]:
 
 def raw_names() -> tuple[str, ...]:
     """The raw series that Overview and Fleet read, older names included."""
-    shown = [query.expr for board in BOARDS if board.slug in RAW_BOARDS for panel in board.panels for query in panel.queries]
+    shown = [
+        query.expr for board in BOARDS if board.slug in RAW_BOARDS for panel in board.panels for query in panel.queries
+    ]
     return tuple(sorted({name for expr in shown for name in promql_ast.names(expr)} - {*ALWAYS}))
 
 
@@ -91,11 +101,12 @@ def _base(replica: str = "replica") -> str:
 global:
   scrape_interval: 15s
   evaluation_interval: 15s
-  # Native histograms of gateway and sidecar: start Prometheus 3.5 with --enable-feature=native-histograms; from 3.8 on set
-  # scrape_native_histograms: true here instead. The classic ones are kept beside them, for alerts on the bounds of objectives.
+  # Native histograms of gateway and sidecar: start Prometheus 3.5 with --enable-feature=native-histograms; from 3.8 on
+  # set scrape_native_histograms: true here instead. The classic ones are kept beside them, for alerts on the bounds of
+  # objectives.
   always_scrape_classic_histograms: true
-  # Added to what leaves this Prometheus (alerts, remote write), not to what it keeps. Set cluster here and nowhere else, unless this one Prometheus
-  # scrapes several clusters: then it is a label of the targets.
+  # Added to what leaves this Prometheus (alerts, remote write), not to what it keeps. Set cluster here and nowhere
+  # else, unless this one Prometheus scrapes several clusters: then it is a label of the targets.
   external_labels:
     cluster: prod-a
     {replica}: a  # the other of a pair: b
@@ -110,7 +121,7 @@ alerting:
       regex: _*replica_*
   alertmanagers:
     - static_configs:
-        - targets: [alertmanager-0:9093, alertmanager-1:9093]  # all of a cluster of Alertmanagers, never a load balancer
+        - targets: [alertmanager-0:9093, alertmanager-1:9093]  # all of a cluster of Alertmanagers; no load balancer
 
 """
 
@@ -130,7 +141,8 @@ remote_write:
       max_backoff: 30s
       sample_age_limit: 2h  # after a longer outage of the store the newest figures come first
     write_relabel_configs:
-      # What our rules recorded (two colons; a raw name of vLLM's has one), alerts, and who was up: enough for the dashboard Fleet (weeks).
+      # What our rules recorded (two colons; a raw name of vLLM's has one), alerts, and who was up: enough for the
+      # dashboard Fleet (weeks).
       - source_labels: [__name__]
         action: keep
         regex: '{RECORDED}|{"|".join(ALWAYS)}'
@@ -143,11 +155,7 @@ remote_write:
 
 
 def _scraping() -> str:
-    jobs = (
-        _job("vllm", "engines", _OF_ENGINES),
-        _job("gateway", "gateways"),
-        _job("sidecar", "sidecars"),
-    )
+    jobs = (_job("vllm", "engines", _OF_ENGINES), _job("gateway", "gateways"), _job("sidecar", "sidecars"))
     return f"""\
 # More jobs, a file each: more/engines-by-dns.yml is one, to be copied here.
 scrape_config_files:
@@ -163,8 +171,8 @@ scrape_configs:
 
 CREATED = ".+_created"
 _OF_ENGINES = f"""\
-  # vLLM answers every Accept header with plain text. What re-exports its page with prometheus_client 0.23 or later would write vllm_ for vllm: to a
-  # Prometheus 2 that asks for anything else.
+  # vLLM answers every Accept header with plain text. What re-exports its page with prometheus_client 0.23 or later
+  # would write vllm_ for vllm: to a Prometheus 2 that asks for anything else.
   scrape_protocols: [PrometheusText0.0.4]
   # The times at which counters were made, one sample in eight: no board, rule or command of ours reads them.
   metric_relabel_configs:
@@ -201,8 +209,8 @@ scrape_configs:
 def _limits(job: str) -> str:
     most = budget.SAMPLE_LIMIT[job]
     return f"""\
-  # A page is expected to hold {budget.PAGES[job]} samples at most (stack/deploy/fleet/budget.py). Above any of these the whole page is thrown away,
-  # and `up` is 0; with more targets than target_limit no target of the job is scraped.
+  # A page is expected to hold {budget.PAGES[job]} samples at most (stack/deploy/fleet/budget.py). Above any of these
+  # the whole page is thrown away, and `up` is 0; with more targets than target_limit no target of the job is scraped.
   sample_limit: {most}
   body_size_limit: {-(-most * BYTES_PER_SAMPLE // 2**20)}MB
   label_limit: {LABELS}
@@ -219,11 +227,12 @@ def _of_pages() -> Iterator[str]:
             yield from set(metric.labels) - set(TARGET)
 
 
-# honor_labels stays false: a page may not say whose it is. A target that is labelled like a series of its page would turn the page's own label
-# into exported_team and the like, and every board would lose it.
+# honor_labels stays false: a page may not say whose it is. A target that is labelled like a series of its page would
+# turn the page's own label into exported_team and the like, and every board would lose it.
 OF_PAGES = "|".join(sorted(set(_of_pages())))
 _RELABEL = f"""\
-  # A label of a target may not be called as one of its page's: that would become exported_team, and boards by team would be empty.
+  # A label of a target may not be called as one of its page's: that would become exported_team, and boards by team
+  # would be empty.
   relabel_configs:
     - action: labeldrop
       regex: {OF_PAGES}

@@ -1,4 +1,5 @@
-"""The objects as files: base/ with everything, overlays/example/ to be copied and changed, components/ for a gateway of somebody else's.
+"""The objects as files: base/ with everything, overlays/example/ to be copied and changed, components/ for a gateway of
+somebody else's.
 
 Law: a secret is never written, only its name."""
 
@@ -93,17 +94,30 @@ def warnings(wanted: KubernetesOptions) -> Iterator[str]:
         yield from alerts.warnings(wanted.rules.links)
         yield from alerts.without_page(wanted.rules.objectives)
     if not wanted.operator_labels:
-        yield "no --label: the Prometheus of kube-prometheus-stack reads rules and monitors with release=NAME of its chart alone"
+        yield (
+            "no --label: the Prometheus of kube-prometheus-stack reads rules and monitors with release=NAME of its"
+            " chart alone"
+        )
     if far := [url for url in wanted.engines if _elsewhere(url, wanted.namespace)] if wanted.with_gateway else []:
-        yield f"{', '.join(far)}: not in namespace {wanted.namespace}; the gateway may ask no others; give 40-network.yaml an egress rule"
+        yield (
+            f"{', '.join(far)}: not in namespace {wanted.namespace}; the gateway may ask no others; give"
+            " 40-network.yaml an egress rule"
+        )
     if _elsewhere(wanted.prometheus_url, wanted.monitoring):
-        yield f"{wanted.prometheus}: not in namespace {wanted.monitoring}; the board may ask no other; give 40-network.yaml an egress rule"
+        yield (
+            f"{wanted.prometheus}: not in namespace {wanted.monitoring}; the board may ask no other; give"
+            " 40-network.yaml an egress rule"
+        )
     if any(url.startswith("https:") for url in wanted.engines):
-        yield "engines with https: name their authority in 50-monitors.yaml (tlsConfig), gateway.yaml (upstream_ca_file), sidecar.yaml (http_config)"
+        yield (
+            "engines with https: name their authority in 50-monitors.yaml (tlsConfig), gateway.yaml (upstream_ca_file),"
+            " sidecar.yaml (http_config)"
+        )
 
 
 def _elsewhere(url: str, namespace: str) -> bool:
-    """Whether a host is surely outside of the namespace; NAME, POD.SERVICE and NAME.NAMESPACE cannot be told apart, and are not."""
+    """Whether a host is surely outside of the namespace; NAME, POD.SERVICE and NAME.NAMESPACE cannot be told apart, and
+    are not."""
     words = (urlsplit(url).hostname or "").split(".")
     if "svc" in words[1:]:
         return words[words.index("svc", 1) - 1] != namespace
@@ -115,26 +129,53 @@ def next_steps(folder: Path, wanted: KubernetesOptions) -> Iterator[str]:
     where = f"kubectl -n {wanted.namespace}"
     yield f"build the image and push it where the cluster finds it: {wanted.image} (another name: --image)"
     if wanted.with_gateway:
-        yield "vllm-watch gateway key TEAM    # a key and its hash for each team; write teams.yaml with the hashes, then gateway check teams.yaml"
+        yield (
+            "vllm-watch gateway key TEAM    # a key and its hash for each team; write teams.yaml with the hashes, then"
+            " gateway check teams.yaml"
+        )
         if text := running.upstreams(wanted):
             yield f"with several engines teams.yaml names them:\n{text.rstrip()}"
-        yield "openssl rand -hex 32 > gateway.secret    # keeps teams apart in an engine's cache and stored responses; the same for every replica"
+        yield (
+            "openssl rand -hex 32 > gateway.secret    # keeps teams apart in an engine's cache and stored responses;"
+            " the same for every replica"
+        )
         yield f"{where} create secret generic {wanted.teams_secret} --from-file=teams.yaml --from-file=gateway.secret"
     if wanted.with_sidecar and wanted.tls_secret:
-        yield f"the secret {wanted.tls_secret} must hold tls.crt, tls.key and ca.crt, for a server called {METRICS_SERVICE}"
+        yield (
+            f"the secret {wanted.tls_secret} must hold tls.crt, tls.key and ca.crt, for a server called"
+            f" {METRICS_SERVICE}"
+        )
     if wanted.with_sidecar and wanted.login_secret:
-        yield f"openssl rand -hex 24 | {where} create secret generic {wanted.login_secret} --from-file=token=/dev/stdin    # Prometheus' login"
+        yield (
+            f"openssl rand -hex 24 | {where} create secret generic {wanted.login_secret} --from-file=token=/dev/stdin  "
+            "  # Prometheus' login"
+        )
     label = ",".join(f"{key}={value}" for key, value in CLIENTS.items())
     yield f"kubectl label namespace WHOSE {label}    # whose pods may ask the gateway and open the board"
     if wanted.with_gateway and not wanted.open_engines:
-        yield "whoever asks the engines directly is shut out where the network enforces policies; --open-engines lets them go on"
+        yield (
+            "whoever asks the engines directly is shut out where the network enforces policies; --open-engines lets"
+            " them go on"
+        )
     if own := wanted.own_gateway:
         component = folder / sidecar_patch.COMPONENT
-        yield f"write an overlay: resources {folder / BASE} and your {own.deployment}, components {component} (docs/kubernetes.md)"
-        recreate = '{"spec": {"strategy": {"type": "Recreate", "rollingUpdate": null}}}'  # an apply does not clear what the API server filled in
-        yield f"{where} patch deployment {own.deployment} --type merge --patch '{recreate}'    # once, if it runs already"
+        yield (
+            f"write an overlay: resources {folder / BASE} and your {own.deployment}, components {component}"
+            " (docs/kubernetes.md)"
+        )
+        # an apply does not clear what the API server filled in
+        recreate = '{"spec": {"strategy": {"type": "Recreate", "rollingUpdate": null}}}'
+        yield (
+            f"{where} patch deployment {own.deployment} --type merge --patch '{recreate}'    # once, if it runs already"
+        )
     apply = f"kubectl apply --server-side -k {'that overlay' if wanted.own_gateway else folder / BASE}"
     yield f"{apply}    # or copy {folder / EXAMPLE} and change the copy"
     if wanted.own_gateway and not wanted.open_engines:
-        yield f"when its pods are new: {folder / sidecar_patch.CLOSED} among its components shuts out whoever else asks the engines"
-    yield f"{where} port-forward service/{BOARD_SERVICE} {PORTS['board']}    # the boards and runbooks, at http://127.0.0.1:{PORTS['board']}"
+        yield (
+            f"when its pods are new: {folder / sidecar_patch.CLOSED} among its components shuts out whoever else asks"
+            " the engines"
+        )
+    yield (
+        f"{where} port-forward service/{BOARD_SERVICE} {PORTS['board']}    # the boards and runbooks, at"
+        f" http://127.0.0.1:{PORTS['board']}"
+    )

@@ -1,8 +1,8 @@
 """What is watched and told: rules and monitors for the Prometheus Operator, boards for Grafana's sidecar.
 
-Labels come from relabelling alone. The operator names a job after its monitor; our rules look for `vllm`, `gateway` and `sidecar`, so each
-monitor says its job. `instance` stays the address of the pod: runbook pages put it into commands. Source of what the operator makes of these:
-its pkg/prometheus/promcfg.go."""
+Labels come from relabelling alone. The operator names a job after its monitor; our rules look for `vllm`, `gateway` and
+`sidecar`, so each monitor says its job. `instance` stays the address of the pod: runbook pages put it into commands.
+Source of what the operator makes of these: its pkg/prometheus/promcfg.go."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from stack.deploy.kubernetes.objects import METRICS_SERVICE, Object, config_map,
 from stack.deploy.kubernetes.options import KubernetesOptions
 
 MONITORING = "monitoring.coreos.com/v1"
-LARGEST_BYTES = 900_000  # etcd takes 1.5 MiB and the API server's limits are near it; a rule file beyond this is written as several objects
+# etcd takes 1.5 MiB and the API server's limits are near it; a rule file beyond this is written as several objects
+LARGEST_BYTES = 900_000
 
 
 def rules(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
@@ -31,7 +32,16 @@ def rules(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
         parts = list(_split(yaml.safe_load(text)["groups"], LARGEST_BYTES))
         for number, groups in enumerate(parts, 1):
             part = f"{stem}-{number}" if len(parts) > 1 else stem
-            yield part, made(MONITORING, "PrometheusRule", f"vllm-watch-{part}", dict(wanted.operator_labels), spec={"groups": groups})
+            yield (
+                part,
+                made(
+                    MONITORING,
+                    "PrometheusRule",
+                    f"vllm-watch-{part}",
+                    dict(wanted.operator_labels),
+                    spec={"groups": groups},
+                ),
+            )
 
 
 def _split(groups: list[Any], limit: int) -> Iterator[list[Any]]:
@@ -53,15 +63,28 @@ def monitors(wanted: KubernetesOptions) -> Iterator[Object]:
     by_number = wanted.engine_port.isdecimal()
     port = {"portNumber": int(wanted.engine_port)} if by_number else {"port": wanted.engine_port}
     scheme = {"scheme": "https"} if wanted.engines_speak_tls else {}
-    unread = {"sourceLabels": ["__name__"], "action": "drop", "regex": files.CREATED}  # by any board, rule or command of ours
-    yield _monitor("PodMonitor", "vllm-watch-engines", wanted, "vllm", {
-        "selector": {"matchLabels": dict(wanted.engine_selector)},
-        # A re-exporter built on prometheus_client 0.23 or later answers Prometheus 2 with vllm_ in place of vllm: unless asked for plain text.
-        "scrapeProtocols": ["PrometheusText0.0.4"],
-        "podMetricsEndpoints": [
-            {**port, **scheme, **_endpoint(wanted, wanted.jobs.engine, _by_label(wanted)), "metricRelabelings": [unread]},
-        ],
-    })  # fmt: skip
+    # by any board, rule or command of ours
+    unread = {"sourceLabels": ["__name__"], "action": "drop", "regex": files.CREATED}
+    yield _monitor(
+        "PodMonitor",
+        "vllm-watch-engines",
+        wanted,
+        "vllm",
+        {
+            "selector": {"matchLabels": dict(wanted.engine_selector)},
+            # A re-exporter built on prometheus_client 0.23 or later answers Prometheus 2 with vllm_ in place of vllm:
+            # unless asked for plain text.
+            "scrapeProtocols": ["PrometheusText0.0.4"],
+            "podMetricsEndpoints": [
+                {
+                    **port,
+                    **scheme,
+                    **_endpoint(wanted, wanted.jobs.engine, _by_label(wanted)),
+                    "metricRelabelings": [unread],
+                }
+            ],
+        },
+    )
     ours = (
         (wanted.with_gateway, "gateway", "gateway-metrics", wanted.jobs.gateway),
         (wanted.with_sidecar, "sidecar", "sidecar", wanted.jobs.sidecar),
@@ -70,8 +93,8 @@ def monitors(wanted: KubernetesOptions) -> Iterator[Object]:
         spec = {
             "selector": {"matchLabels": label_of(METRICS_SERVICE)},
             "endpoints": [{"port": port_name, **_protected(wanted), **_endpoint(wanted, job)}],
-            # The operator leaves the second out below Prometheus 3.8, where the feature native-histograms decides. Alerts on the bounds of
-            # objectives read the classic ones.
+            # The operator leaves the second out below Prometheus 3.8, where the feature native-histograms decides.
+            # Alerts on the bounds of objectives read the classic ones.
             "scrapeClassicHistograms": True,
             "scrapeNativeHistograms": True,
         }
@@ -89,7 +112,8 @@ def _endpoint(wanted: KubernetesOptions, job: str, more: Iterable[Object] = ()) 
 
 
 def _labels(wanted: KubernetesOptions, job: str) -> Iterator[Object]:
-    # podTargetLabels of the Prometheus object may call a label of the target (team) as one that its page has: that would become exported_team.
+    # podTargetLabels of the Prometheus object may call a label of the target (team) as one that its page has: that
+    # would become exported_team.
     yield {"action": "labeldrop", "regex": files.OF_PAGES}
     yield {"targetLabel": "job", "replacement": job}
     yield {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}
@@ -98,8 +122,8 @@ def _labels(wanted: KubernetesOptions, job: str) -> Iterator[Object]:
 
 
 def _by_label(wanted: KubernetesOptions) -> Iterator[Object]:
-    """A job for each value of a label of the engines' pods: an alert on a job of which nobody answers is then one on a model. Pods without it keep
-    the usual job."""
+    """A job for each value of a label of the engines' pods: an alert on a job of which nobody answers is then one on a
+    model. Pods without it keep the usual job."""
     if wanted.job_label:
         label = re.sub(r"[^A-Za-z0-9_]", "_", wanted.job_label)  # as Prometheus' discovery writes the key
         yield {
@@ -117,8 +141,12 @@ def _protected(wanted: KubernetesOptions) -> Object:
 
 
 def boards(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
-    """Each board as Grafana's sidecar takes it, with its slug. They are read-only there: the objects are their source."""
+    """Each board as Grafana's sidecar takes it, with its slug. They are read-only there: the objects are their
+    source."""
     for board in boards_of(wanted.profile, wanted.rules.settings):
         text = grafana_json.to_json(board, wanted.profile, links=wanted.rules.links, editable=False, compact=True)
         labels, folder = {"grafana_dashboard": "1"}, {"grafana_folder": publish.FOLDER}
-        yield board.slug, config_map(f"vllm-watch-board-{board.slug}", {f"vllm-watch-{board.slug}.json": text}, labels, folder)
+        yield (
+            board.slug,
+            config_map(f"vllm-watch-board-{board.slug}", {f"vllm-watch-{board.slug}.json": text}, labels, folder),
+        )

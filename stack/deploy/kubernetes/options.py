@@ -21,7 +21,9 @@ _OWN = re.compile(r"(?P<deployment>[^:/]+):(?P<volume>[^:/]+)/(?P<log>.+)")
 _PLAIN = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*")
 _QUANTITY = re.compile(r"(?P<number>[1-9][0-9]*)(?P<unit>Mi|Gi|Ti|M|G|T)")
 _UNITS = {"M": 10**6, "G": 10**9, "T": 10**12, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
-_IMAGE = re.compile(r"(?P<name>[a-z0-9][-a-z0-9._/]*(:[0-9]+/[-a-z0-9._/]+)?)(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?")
+_IMAGE = re.compile(
+    r"(?P<name>[a-z0-9][-a-z0-9._/]*(:[0-9]+/[-a-z0-9._/]+)?)(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
 
 LEAST_STATE_BYTES = 768 << 20  # two logs as the container `rotate` leaves them, and half as much for state and events
 ONCE = ("rules", "boards")  # what counts or shows everything that one Prometheus has, whichever namespace it stands in
@@ -38,7 +40,8 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True)
 class OwnGateway:
-    """A Deployment of somebody's whose pods write a request log: its name, the volume, and the file as it is called from the volume's root.
+    """A Deployment of somebody's whose pods write a request log: its name, the volume, and the file as it is called
+    from the volume's root.
 
     Raises ValueError."""
 
@@ -48,30 +51,42 @@ class OwnGateway:
 
     def __post_init__(self) -> None:
         for name, known in ((self.deployment, _PREFIX), (self.volume, _NAME)):
-            _expect(known, name, "--own-gateway", "is no name in Kubernetes; write it like DEPLOYMENT:VOLUME/requests.jsonl")
+            _expect(
+                known, name, "--own-gateway", "is no name in Kubernetes; write it like DEPLOYMENT:VOLUME/requests.jsonl"
+            )
         parts = self.log.split("/")
         if not _PLAIN.fullmatch(self.log) or "" in parts or ".." in parts:
-            raise ValueError(f"--own-gateway: {self.log!r} is no path of a file from the root of the volume; write it like requests.jsonl")
+            raise ValueError(
+                f"--own-gateway: {self.log!r} is no path of a file from the root of the volume; write it like"
+                " requests.jsonl"
+            )
 
     @classmethod
     def parse(cls, text: str) -> OwnGateway:
         """DEPLOYMENT:VOLUME/FILE. Raises ValueError."""
         if not (found := _OWN.fullmatch(text)):
-            raise ValueError(f"--own-gateway {text!r} is no DEPLOYMENT:VOLUME/FILE; write it like my-gateway:logs/requests.jsonl")
+            raise ValueError(
+                f"--own-gateway {text!r} is no DEPLOYMENT:VOLUME/FILE; write it like my-gateway:logs/requests.jsonl"
+            )
         return cls(**found.groupdict())
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesOptions:
-    """image: of vllm-watch. engines: addresses, without /v1, that the gateway and the sidecar use; a Service of several replicas is one engine to
-    them. engine_selector, engine_port: the labels of the engines' pods, and the name or number of the port that they declare.
-    operator_labels: what the Prometheus Operator selects our rules and monitors by. cluster: a label for every series, where one Prometheus sees
-    several clusters. prometheus: what the board asks; without, the Service that the operator makes. interval: between scrapes.
-    sample_limit: samples of one page, 0 for no limit; without, what stack/deploy/fleet/budget.py expects of each kind of page, with room.
-    tls_secret: holds tls.crt, tls.key and ca.crt, for the pages that Prometheus reads. login_secret: holds token, without which nobody reads them.
+    """image: of vllm-watch. engines: addresses, without /v1, that the gateway and the sidecar use; a Service of several
+    replicas is one engine to them. engine_selector, engine_port: the labels of the engines' pods, and the name or
+    number of the port that they declare.
+    operator_labels: what the Prometheus Operator selects our rules and monitors by. cluster: a label for every series,
+    where one Prometheus sees several clusters. prometheus: what the board asks; without, the Service that the operator
+    makes. interval: between scrapes.
+    sample_limit: samples of one page, 0 for no limit; without, what stack/deploy/fleet/budget.py expects of each kind
+    of page, with room.
+    tls_secret: holds tls.crt, tls.key and ca.crt, for the pages that Prometheus reads. login_secret: holds token,
+    without which nobody reads them.
     own_gateway: gets our sidecar, and ours is not written.
     open_engines: whoever asks the engines directly may go on; else only the gateway and Prometheus reach them.
-    job_label: a label of the engines' pods; its value becomes a part of their job. without: words of ONCE that another export has already brought.
+    job_label: a label of the engines' pods; its value becomes a part of their job. without: words of ONCE that another
+    export has already brought.
 
     Raises ValueError."""
 
@@ -104,28 +119,47 @@ class KubernetesOptions:
         self._expect_labels()
         _expect_port(self.engine_port)
         self._expect_scrapes()
-        for option, given in (("--own-gateway", self.own_gateway), ("--tls-secret", self.tls_secret), ("--login-secret", self.login_secret)):
+        for option, given in (
+            ("--own-gateway", self.own_gateway),
+            ("--tls-secret", self.tls_secret),
+            ("--login-secret", self.login_secret),
+        ):
             if given and not self.with_sidecar:
-                raise ValueError(f"{option} is for a sidecar, and --profile engine is for clusters without one; leave one of them out")
+                raise ValueError(
+                    f"{option} is for a sidecar, and --profile engine is for clusters without one; leave one of"
+                    " them out"
+                )
         self._expect_jobs()
 
     def _expect_names(self) -> None:
-        for what, name in (("--namespace", self.namespace), ("--monitoring-namespace", self.monitoring), ("--teams-secret", self.teams_secret)):
-            _expect(_NAME, name, what, "is no name in Kubernetes; write lower-case letters, digits and '-', such as vllm")
         for what, name in (
-            ("--tls-secret", self.tls_secret), ("--login-secret", self.login_secret), ("--storage-class", self.storage_class),
-        ):  # fmt: skip
+            ("--namespace", self.namespace),
+            ("--monitoring-namespace", self.monitoring),
+            ("--teams-secret", self.teams_secret),
+        ):
+            _expect(
+                _NAME, name, what, "is no name in Kubernetes; write lower-case letters, digits and '-', such as vllm"
+            )
+        for what, name in (
+            ("--tls-secret", self.tls_secret),
+            ("--login-secret", self.login_secret),
+            ("--storage-class", self.storage_class),
+        ):
             if name:
                 _expect(_PREFIX, name, what, "is no name in Kubernetes; write lower-case letters, digits, '-' and '.'")
         if self.cluster:
             _expect(_PLAIN, self.cluster, "--cluster", "is no name; write letters, digits, '-', '_', '.' and '/'")
         _expect(_IMAGE, self.image, "--image", "is no image; write it like registry.example.org/vllm-watch:0.1.0")
         if _bytes(self.state_size) < LEAST_STATE_BYTES:
-            raise ValueError(f"--state-size {self.state_size}: two logs of 256 MiB lie there beside the state; write 1Gi or more")
+            raise ValueError(
+                f"--state-size {self.state_size}: two logs of 256 MiB lie there beside the state; write 1Gi or more"
+            )
 
     def _expect_engines(self) -> None:
         if not self.engines or not self.engine_selector:
-            raise ValueError("--engine and --engine-selector: at least one of each is needed, or nothing would be watched")
+            raise ValueError(
+                "--engine and --engine-selector: at least one of each is needed, or nothing would be watched"
+            )
         for url in self.engines:
             if wrong := url_mistake(url):
                 raise ValueError(f"--engine {wrong}")
@@ -141,11 +175,19 @@ class KubernetesOptions:
             return
         _expect_label("--job-from-label", self.job_label)
         if not re.fullmatch(pattern, f"{job}-model"):
-            raise ValueError(f"--job-from-label makes jobs such as {job}-model, and engine_job {pattern!r} does not match it; write '{job}.*' there")
+            raise ValueError(
+                f"--job-from-label makes jobs such as {job}-model, and engine_job {pattern!r} does not match it; write"
+                f" '{job}.*' there"
+            )
 
     def _expect_scrapes(self) -> None:
-        if self.prometheus and (urlsplit(self.prometheus).scheme not in ("http", "https") or not urlsplit(self.prometheus).hostname):
-            raise ValueError(f"--prometheus {self.prometheus!r} is no web address; write it like http://prometheus-operated.monitoring.svc:9090")
+        if self.prometheus and (
+            urlsplit(self.prometheus).scheme not in ("http", "https") or not urlsplit(self.prometheus).hostname
+        ):
+            raise ValueError(
+                f"--prometheus {self.prometheus!r} is no web address; write it like"
+                " http://prometheus-operated.monitoring.svc:9090"
+            )
         if parse_window(self.interval) < 1:
             raise ValueError(f"--interval {self.interval} is too short; 15s is what it is without")
         if (self.sample_limit or 0) < 0:
@@ -166,7 +208,8 @@ class KubernetesOptions:
 
     @property
     def secrets(self) -> dict[str, str]:
-        """What protects the pages that Prometheus reads: the name of each secret by the folder in which a container sees it."""
+        """What protects the pages that Prometheus reads: the name of each secret by the folder in which a container
+        sees it."""
         return {name: secret for name, secret in (("tls", self.tls_secret), ("login", self.login_secret)) if secret}
 
     @property
@@ -219,7 +262,8 @@ def _job(pattern: str, setting: str, usual: str) -> str:
     if _PLAIN.fullmatch(pattern):
         return pattern
     raise ValueError(
-        f"{setting} {pattern!r} of the file for --thresholds does not match {usual!r} and is no name itself; write one, such as {usual}-2"
+        f"{setting} {pattern!r} of the file for --thresholds does not match {usual!r} and is no name itself; write one,"
+        f" such as {usual}-2"
     )
 
 
@@ -230,7 +274,11 @@ def _expect(pattern: re.Pattern[str], text: str, what: str, otherwise: str) -> N
 
 def _expect_label(what: str, key: str, value: str = "") -> None:
     prefix, slash, name = key.rpartition("/")
-    if not _LABEL.fullmatch(name) or (slash and not _PREFIX.fullmatch(prefix)) or (value and not _LABEL.fullmatch(value)):
+    if (
+        not _LABEL.fullmatch(name)
+        or (slash and not _PREFIX.fullmatch(prefix))
+        or (value and not _LABEL.fullmatch(value))
+    ):
         raise ValueError(f"{what} '{key}={value}' is no label in Kubernetes; write it like app.kubernetes.io/name=vllm")
 
 
@@ -244,4 +292,6 @@ def _expect_port(text: str) -> None:
     numbered = text.isdecimal() and 0 < int(text) < 65536
     named = re.fullmatch(r"(?=.{1,15}$)(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*", text)
     if not (numbered or named):
-        raise ValueError(f"--engine-port {text!r} is neither a port number nor the name of a container's port, such as 8000 or http")
+        raise ValueError(
+            f"--engine-port {text!r} is neither a port number nor the name of a container's port, such as 8000 or http"
+        )

@@ -1,7 +1,8 @@
-"""Who may speak to whom. Only a cluster whose network enforces NetworkPolicies heeds them; without, they say nothing and do nothing.
+"""Who may speak to whom. Only a cluster whose network enforces NetworkPolicies heeds them; without, they say nothing
+and do nothing.
 
-What watches is closed by default and opened where it is needed. An engine is closed to all but the gateway, Prometheus and the other engines:
-one model over several pods talks among them."""
+What watches is closed by default and opened where it is needed. An engine is closed to all but the gateway, Prometheus
+and the other engines: one model over several pods talks among them."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ from stack.deploy.kubernetes.objects import BOARD, CLIENTS, GATEWAY, PART_OF, PO
 from stack.deploy.kubernetes.options import KubernetesOptions
 
 _NAMED = "kubernetes.io/metadata.name"  # which every namespace has
-# Of whoever answers names: which pods or address that is differs by cluster (kube-dns, or NodeLocal DNSCache as pods of another label, at a
-# link-local address of the installer's choice, or at that of kube-dns' own Service), and one that were missing here would leave ours without names.
+# Of whoever answers names: which pods or address that is differs by cluster (kube-dns, or NodeLocal DNSCache as pods of
+# another label, at a link-local address of the installer's choice, or at that of kube-dns' own Service), and one that
+# were missing here
+# would leave ours without names.
 _DNS = {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
 
 
@@ -25,7 +28,9 @@ def policies(wanted: KubernetesOptions) -> Iterator[Object]:
     if not wanted.with_gateway:
         return
     asked_by = [{"from": asks, "ports": [_port(PORTS["http"])]}, _scraped(wanted, "gateway-metrics", "sidecar")]
-    yield _policy(GATEWAY, label_of(GATEWAY), asked_by, [_DNS, {"to": [_engines(wanted)], "ports": [_engine_port(wanted)]}])
+    yield _policy(
+        GATEWAY, label_of(GATEWAY), asked_by, [_DNS, {"to": [_engines(wanted)], "ports": [_engine_port(wanted)]}]
+    )
     if not wanted.open_engines:
         yield of_engines(wanted)
 
@@ -38,7 +43,8 @@ def of_engines(wanted: KubernetesOptions) -> Object:
 
 
 def of_own_gateway(wanted: KubernetesOptions) -> Object:
-    """For pods of a gateway that a policy of somebody's closes already; to others it would be the first one, and shut their clients out."""
+    """For pods of a gateway that a policy of somebody's closes already; to others it would be the first one, and shut
+    their clients out."""
     return _policy("vllm-watch-sidecar", dict(SIDECAR), [_scraped(wanted, "sidecar")])
 
 
@@ -56,7 +62,10 @@ def _scraped(wanted: KubernetesOptions, *ports: str) -> Object:
 
 def _prometheus(wanted: KubernetesOptions) -> Object:
     """The operator's Prometheus, by the label that it gives to its pods."""
-    return {"namespaceSelector": {"matchLabels": {_NAMED: wanted.monitoring}}, "podSelector": {"matchLabels": label_of("prometheus")}}
+    return {
+        "namespaceSelector": {"matchLabels": {_NAMED: wanted.monitoring}},
+        "podSelector": {"matchLabels": label_of("prometheus")},
+    }
 
 
 def _port(port: int | str) -> Object:
@@ -65,5 +74,9 @@ def _port(port: int | str) -> Object:
 
 def _policy(name: str, pods: dict[str, str], into: list[Any], out: list[Any] | None = None) -> Object:
     """out: None leaves what the pods ask of others as it is."""
-    spec: Object = {"podSelector": {"matchLabels": pods}, "policyTypes": ["Ingress"] if out is None else ["Ingress", "Egress"], "ingress": into}
+    spec: Object = {
+        "podSelector": {"matchLabels": pods},
+        "policyTypes": ["Ingress"] if out is None else ["Ingress", "Egress"],
+        "ingress": into,
+    }
     return made("networking.k8s.io/v1", "NetworkPolicy", name, spec=spec if out is None else {**spec, "egress": out})

@@ -1,6 +1,8 @@
-"""What runs: the gateway with its sidecar in one pod, and the board. Every container is unprivileged and may write only to its own volumes.
+"""What runs: the gateway with its sidecar in one pod, and the board. Every container is unprivileged and may write only
+to its own volumes.
 
-The sidecar stands in the gateway's pod because the request log is a file there, not for the engine's sake: engines are read over HTTP. Cards are
+The sidecar stands in the gateway's pod because the request log is a file there, not for the engine's sake: engines are
+read over HTTP. Cards are
 not: NVML sees those of its own node only, so here the sidecar's `gpu` is off and dcgm-exporter fills the GPU board."""
 
 from __future__ import annotations
@@ -38,12 +40,14 @@ LOG = f"{LOGS}/requests.jsonl"
 _TMP = "/tmp"  # noqa: S108  the container's own
 _EVERYWHERE = {"config": f"{_ETC}/config", "tmp": _TMP}
 ROTATE_BYTES = 256 << 20  # the log, and as much again for the one before it; wanted.LEAST_STATE_BYTES has room for both
-# The log is a folder of the volume that holds the state: the sidecar ends with the gateway, and the next one reads there what came after it ended.
+# The log is a folder of the volume that holds the state: the sidecar ends with the gateway, and the next one reads
+# there what came after it ended.
 _FOLDERS: dict[str, Object] = {"log": {"name": "state", "subPath": "log"}}
 _ENDS_AFTER_S = 10  # the gateway's own time to write the last records, after running requests had theirs
 
-# Nobody else rotates it. SIGTERM must reach the shell, which as the first process ignores what it does not trap. A rename is all that is needed: the
-# gateway opens the file anew at the next line and the sidecar follows (docs/faults.md).
+# Nobody else rotates it. SIGTERM must reach the shell, which as the first process ignores what it does not trap. A
+# rename is all that is needed: the gateway opens the file anew at the next line and the sidecar follows
+# (docs/faults.md).
 ROTATE = """\
 trap 'exit 0' TERM
 while :; do
@@ -88,7 +92,11 @@ def config_text(wanted: KubernetesOptions) -> dict[str, str]:
 
 def _web(wanted: KubernetesOptions) -> Object:
     """What a listener asks of Prometheus; docs/hardening.md."""
-    tls = {"tls_server_config": {"cert_file": f"{_ETC}/tls/tls.crt", "key_file": f"{_ETC}/tls/tls.key"}} if wanted.tls_secret else {}
+    tls = (
+        {"tls_server_config": {"cert_file": f"{_ETC}/tls/tls.crt", "key_file": f"{_ETC}/tls/tls.key"}}
+        if wanted.tls_secret
+        else {}
+    )
     return {**tls, **({"bearer_token_files": [f"{_ETC}/login/token"]} if wanted.login_secret else {})}
 
 
@@ -106,10 +114,15 @@ def config(wanted: KubernetesOptions) -> Object:
 def gateway(wanted: KubernetesOptions) -> Iterator[Object]:
     """The pod of gateway and sidecar, its Services, and the volume of the log and of what the sidecar has counted."""
     yield _deployment(
-        GATEWAY, wanted, list(_gateway_containers(wanted)), list(_gateway_volumes(wanted)),
-        # Slots are counted in the gateway, and a log has one writer: two at once, even for the time of a rollout, would promise each slot twice.
-        strategy={"type": "Recreate"}, ends_after_s=int(Timeouts().drain_s) + _ENDS_AFTER_S,
-    )  # fmt: skip
+        GATEWAY,
+        wanted,
+        list(_gateway_containers(wanted)),
+        list(_gateway_volumes(wanted)),
+        # Slots are counted in the gateway, and a log has one writer: two at once, even for the time of a rollout, would
+        # promise each slot twice.
+        strategy={"type": "Recreate"},
+        ends_after_s=int(Timeouts().drain_s) + _ENDS_AFTER_S,
+    )
     yield service(GATEWAY_SERVICE, label_of(GATEWAY), ("http",))
     yield service(METRICS_SERVICE, label_of(GATEWAY), ("gateway-metrics", "sidecar"))
     claim: Object = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": wanted.state_size}}}
@@ -131,21 +144,36 @@ def board(wanted: KubernetesOptions) -> Iterator[Object]:
     container = _container("board", wanted, [*arguments, *numbers, *allowed], ["board"], _EVERYWHERE)
     container["env"] = [{"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}]
     # It answers only under its own names, and the kubelet asks by the pod's address.
-    asked = {"httpGet": {"path": "/-/healthy", "port": "board", "httpHeaders": [{"name": "Host", "value": "localhost"}]}}
-    container |= {"livenessProbe": _patient(asked), "readinessProbe": {**asked, "periodSeconds": 10, "timeoutSeconds": 5}}
-    yield _deployment(BOARD, wanted, [container], list(volumes()), strategy={"type": "RollingUpdate"}, ends_after_s=_ENDS_AFTER_S)
+    asked = {
+        "httpGet": {"path": "/-/healthy", "port": "board", "httpHeaders": [{"name": "Host", "value": "localhost"}]}
+    }
+    container |= {
+        "livenessProbe": _patient(asked),
+        "readinessProbe": {**asked, "periodSeconds": 10, "timeoutSeconds": 5},
+    }
+    yield _deployment(
+        BOARD, wanted, [container], list(volumes()), strategy={"type": "RollingUpdate"}, ends_after_s=_ENDS_AFTER_S
+    )
     yield service(BOARD_SERVICE, label_of(BOARD), ("board",))
 
 
 def digest(wanted: KubernetesOptions) -> dict[str, str]:
-    """The annotation of pods that is another when what they mount as configuration is; not called as one that charts use."""
+    """The annotation of pods that is another when what they mount as configuration is; not called as one that charts
+    use."""
     return {"checksum/vllm-watch-config": hashlib.sha256(as_yaml(config_text(wanted)).encode()).hexdigest()[:16]}
 
 
-# ---- pods -------------------------------------------------------------------------------------------------------------------
+# ---- pods
 
 
-def _deployment(name: str, wanted: KubernetesOptions, containers: list[Object], volumes: list[Object], strategy: Object, ends_after_s: int) -> Object:
+def _deployment(
+    name: str,
+    wanted: KubernetesOptions,
+    containers: list[Object],
+    volumes: list[Object],
+    strategy: Object,
+    ends_after_s: int,
+) -> Object:
     """One pod. A change of what is mounted as configuration makes a new one, by the digest in its annotations."""
     return made("apps/v1", "Deployment", name, spec={
         "replicas": 1,
@@ -169,20 +197,32 @@ def _deployment(name: str, wanted: KubernetesOptions, containers: list[Object], 
     })  # fmt: skip
 
 
-def _container(name: str, wanted: KubernetesOptions, arguments: list[str], ports: list[str], mounts: Mapping[str, str]) -> Object:
-    """mounts: where each volume is seen; what lies below /etc is read-only. No limit of CPU: held back for a moment, each token would be late."""
+def _container(
+    name: str, wanted: KubernetesOptions, arguments: list[str], ports: list[str], mounts: Mapping[str, str]
+) -> Object:
+    """mounts: where each volume is seen; what lies below /etc is read-only. No limit of CPU: held back for a moment,
+    each token would be late."""
     return {
         "name": name,
         "image": wanted.image,
         "args": arguments,
         "ports": [{"name": port, "containerPort": PORTS[port]} for port in ports],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
         "volumeMounts": [
-            {"name": volume, "mountPath": path, **_FOLDERS.get(volume, {}), **({"readOnly": True} if path.startswith(_ETC) else {})}
+            {
+                "name": volume,
+                "mountPath": path,
+                **_FOLDERS.get(volume, {}),
+                **({"readOnly": True} if path.startswith(_ETC) else {}),
+            }
             for volume, path in mounts.items()
         ],
-    }  # fmt: skip
+    }
 
 
 def _gateway_containers(wanted: KubernetesOptions) -> Iterator[Object]:
@@ -191,24 +231,40 @@ def _gateway_containers(wanted: KubernetesOptions) -> Iterator[Object]:
         "gateway", wanted, ["gateway", "run", "--config", f"{_ETC}/config/gateway.yaml"], ["http", "gateway-metrics"],
         {**mounts, "teams": f"{_ETC}/teams"},
     )  # fmt: skip
-    # Bodies wait in it whole: 128 MiB of them as shipped (limits.bodies_bytes), measured at up to three times that in memory.
+    # Bodies wait in it whole: 128 MiB of them as shipped (limits.bodies_bytes), measured at up to three times that in
+    # memory.
     front["resources"]["limits"] = {"memory": "1Gi"}
     healthy = _healthy("gateway-metrics", wanted)
-    yield front | {"livenessProbe": _patient(healthy), "readinessProbe": {**healthy, "periodSeconds": 5, "timeoutSeconds": 5}}
+    yield front | {
+        "livenessProbe": _patient(healthy),
+        "readinessProbe": {**healthy, "periodSeconds": 5, "timeoutSeconds": 5},
+    }
 
     yield sidecar_container("sidecar", wanted)
 
     rotation = _container("rotate", wanted, [ROTATE], [], {"log": LOGS, "tmp": _TMP})
     del rotation["ports"]
-    rotation["env"] = [{"name": name, "value": value} for name, value in (("LOG", LOG), ("BYTES", str(ROTATE_BYTES)), ("EVERY_S", "10"))]
-    yield rotation | {"command": ["sh", "-c"], "resources": {"requests": {"cpu": "5m", "memory": "8Mi"}, "limits": {"memory": "32Mi"}}}
+    rotation["env"] = [
+        {"name": name, "value": value}
+        for name, value in (("LOG", LOG), ("BYTES", str(ROTATE_BYTES)), ("EVERY_S", "10"))
+    ]
+    yield rotation | {
+        "command": ["sh", "-c"],
+        "resources": {"requests": {"cpu": "5m", "memory": "8Mi"}, "limits": {"memory": "32Mi"}},
+    }
 
 
 def sidecar_container(name: str, wanted: KubernetesOptions) -> Object:
-    """Not asked whether it is ready: that would count for the whole pod, and watching must not take the gateway away."""
+    """Not asked whether it is ready: that would count for the whole pod, and watching must not take the gateway
+    away."""
     mounts = {**_EVERYWHERE, "log": LOGS, "state": STATE, **_secret_folders(wanted)}
-    container = _container(name, wanted, ["sidecar", "run", "--config", f"{_ETC}/config/sidecar.yaml"], ["sidecar"], mounts)
-    return container | {"env": [{"name": "VLLM_WATCH_EVENTS", "value": EVENTS}], "livenessProbe": _patient(_healthy("sidecar", wanted))}
+    container = _container(
+        name, wanted, ["sidecar", "run", "--config", f"{_ETC}/config/sidecar.yaml"], ["sidecar"], mounts
+    )
+    return container | {
+        "env": [{"name": "VLLM_WATCH_EVENTS", "value": EVENTS}],
+        "livenessProbe": _patient(_healthy("sidecar", wanted)),
+    }
 
 
 def _healthy(port: str, wanted: KubernetesOptions) -> Object:

@@ -1,7 +1,8 @@
 """The real parts the lab and the tests run on: where they are, and how they come to be there.
 
-`find` looks and installs nothing; `ensure` installs what is missing into the cache, a folder outside the checkout. Only Chromium, Node
-and dockerd are installed on the system itself, and only when we are root: they need libraries and kernel tools that do not unpack."""
+`find` looks and installs nothing; `ensure` installs what is missing into the cache, a folder outside the checkout. Only
+Chromium, Node and dockerd are installed on the system itself, and only when we are root: they need libraries and kernel
+tools that do not unpack."""
 
 from __future__ import annotations
 
@@ -55,10 +56,18 @@ class Program:
 PROGRAMS = {
     "prometheus": Program(("prometheus",), (2, 53), "prometheus", "usr/bin/prometheus"),
     "promtool": Program(("promtool",), (2, 53), "promtool", "usr/bin/promtool"),
-    "alertmanager": Program(("alertmanager", "prometheus-alertmanager"), (0, 27), "prometheus-alertmanager", prepare=alertmanager.make_runnable),
+    "alertmanager": Program(
+        ("alertmanager", "prometheus-alertmanager"),
+        (0, 27),
+        "prometheus-alertmanager",
+        prepare=alertmanager.make_runnable,
+    ),
     "amtool": Program(("amtool",), (0, 27), "prometheus-alertmanager", "usr/bin/amtool"),
     "otelcol": Program(("otelcol", "otelcol-contrib")),
-    "chromium": Program(("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"), system_packages=("chromium", "fonts-dejavu-core")),
+    "chromium": Program(
+        ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
+        system_packages=("chromium", "fonts-dejavu-core"),
+    ),
     "dockerd": Program(
         ("dockerd",),
         (20, 10),
@@ -97,7 +106,12 @@ PROGRAMS = {
     "mtail": Program(("mtail",), package="mtail", inside="usr/bin/mtail"),
     # A long-term store that takes remote write, for the fleet's tests.
     "victoriametrics": Program(
-        ("victoria-metrics", "victoria-metrics-prod"), (1, 100), "victoria-metrics", "usr/bin/victoria-metrics", ("-version",), silent=True
+        ("victoria-metrics", "victoria-metrics-prod"),
+        (1, 100),
+        "victoria-metrics",
+        "usr/bin/victoria-metrics",
+        ("-version",),
+        silent=True,
     ),
     # Static, for images made from nothing; the one on PATH may be linked to this system's libraries.
     "busybox": Program((), (), "busybox-static", "usr/bin/busybox", ("--help",)),
@@ -107,7 +121,8 @@ _NEEDS = {"model": ("engine",), "grafana-schema": ("node",), "operator-schema": 
 
 
 def find(name: str) -> InstalledPart | None:
-    """The part as it is on PATH or in the cache, or None. Installs nothing; asks a program its version once and remembers it."""
+    """The part as it is on PATH or in the cache, or None. Installs nothing; asks a program its version once and
+    remembers it."""
     cache = cache_dir()
     if name == "engine":
         part = stamped(cache, name, engine.RECIPE)
@@ -118,7 +133,9 @@ def find(name: str) -> InstalledPart | None:
 
 
 def _on_path(cache: Path, name: str, program: Program) -> InstalledPart | None:
-    where = os.pathsep.join([os.environ.get("PATH", ""), *(str(Path(folder).expanduser()) for folder in program.folders)])
+    where = os.pathsep.join(
+        [os.environ.get("PATH", ""), *(str(Path(folder).expanduser()) for folder in program.folders)]
+    )
     if not all(shutil.which(other, path=where) for other in program.company):
         return None
     for command in program.commands:
@@ -130,7 +147,11 @@ def _on_path(cache: Path, name: str, program: Program) -> InstalledPart | None:
 
 
 def _recipe(name: str) -> str:
-    if recipe := {"otelcol": collector.RECIPE, "grafana-schema": npm.RECIPE, "operator-schema": operator_schema.RECIPE}.get(name):
+    if recipe := {
+        "otelcol": collector.RECIPE,
+        "grafana-schema": npm.RECIPE,
+        "operator-schema": operator_schema.RECIPE,
+    }.get(name):
         return recipe
     return PROGRAMS[name].package + (" prepared" if PROGRAMS[name].prepare else "")
 
@@ -138,7 +159,8 @@ def _recipe(name: str) -> str:
 def install(names: Iterable[str], report: Callable[[str], None]) -> dict[str, InstalledPart]:
     """Finds or installs the named parts; `report` gets one line per step, from two threads.
 
-    What can be had is installed even when something else cannot. Raises PartMissing: one sentence for each part that could not be had."""
+    What can be had is installed even when something else cannot. Raises PartMissing: one sentence for each part that
+    could not be had."""
     wanted = list(dict.fromkeys(needed for name in names for needed in (*_NEEDS.get(name, ()), name)))
     if unknown := [name for name in wanted if name not in PARTS]:
         raise PartMissing(f"there is no part called {', '.join(unknown)}; there are {', '.join(PARTS)}.")
@@ -165,11 +187,20 @@ def _told(failed: Mapping[str, PartMissing]) -> PartMissing:
     causes: dict[str, list[str]] = {}
     for name, error in failed.items():
         causes.setdefault(error.reason, []).append(name)
-    lines = [f"{names[0]}: {failed[names[0]]}" if len(names) == 1 else f"{', '.join(names)}: {why.rstrip('.')}." for why, names in causes.items()]
+    lines = [
+        f"{names[0]}: {failed[names[0]]}" if len(names) == 1 else f"{', '.join(names)}: {why.rstrip('.')}."
+        for why, names in causes.items()
+    ]
     return PartMissing("\n".join(lines), {name: f"{name}: {error}" for name, error in failed.items()})
 
 
-def _drive(lane: Sequence[str], found: dict[str, InstalledPart], failed: dict[str, PartMissing], report: Callable[[str], None], stop: Event) -> None:
+def _drive(
+    lane: Sequence[str],
+    found: dict[str, InstalledPart],
+    failed: dict[str, PartMissing],
+    report: Callable[[str], None],
+    stop: Event,
+) -> None:
     """Makes one part after the other; one that cannot be had is told at once and does not keep us from the next."""
     for name in lane:
         if broken := next((need for need in _NEEDS.get(name, ()) if need in failed), None):
@@ -217,7 +248,9 @@ def _from_debian(work: InstallTask, program: Program) -> InstalledPart:
     debian.install(work, program.system_packages)
     part = _on_path(work.cache, work.name, program)
     if part is None:
-        raise PartMissing(f"{' '.join(program.system_packages)} is installed but gives no {work.name} that runs: install it by hand.")
+        raise PartMissing(
+            f"{' '.join(program.system_packages)} is installed but gives no {work.name} that runs: install it by hand."
+        )
     return part
 
 
@@ -229,7 +262,16 @@ def _unpacked(work: InstallTask, program: Program) -> InstalledPart:
     for offer in archive.offered(work, program.package):
         folder = archive.unpacked(work, offer)
         path = program.prepare(folder) if program.prepare else folder / program.inside
-        version = ask_version(path, program.asked) or (debian.upstream(offer.version) if program.silent and starts(path, program.asked) else "")
+        version = ask_version(path, program.asked) or (
+            debian.upstream(offer.version) if program.silent and starts(path, program.asked) else ""
+        )
         if version and release(version) >= program.at_least:
-            return stamp(work.cache, InstalledPart(work.name, path, version, f"Debian {offer.suite}, unpacked"), _recipe(work.name))
-    raise PartMissing(f"no version in Debian {', '.join(debian.NEWEST_FIRST)} starts on this system: install it by hand and put it on PATH.")
+            return stamp(
+                work.cache,
+                InstalledPart(work.name, path, version, f"Debian {offer.suite}, unpacked"),
+                _recipe(work.name),
+            )
+    raise PartMissing(
+        f"no version in Debian {', '.join(debian.NEWEST_FIRST)} starts on this system: install it by hand and put it on"
+        " PATH."
+    )

@@ -1,5 +1,6 @@
-"""Debian's Alertmanager reads its templates from one absolute folder that is written into the program and exists only when the package
-is installed. Here it is unpacked without root, so the program gets a path of the same length, relative to the folder it is started in."""
+"""Debian's Alertmanager reads its templates from one absolute folder that is written into the program and exists only
+when the package is installed. Here it is unpacked without root, so the program gets a path of the same length, relative
+to the folder it is started in."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ def relative(length: int) -> bytes:
 
 
 def relocated(program: bytes) -> bytes:
-    """The program with the templates' folder relative to where it runs. Raises ValueError when it holds no such path: it changed upstream."""
+    """The program with the templates' folder relative to where it runs. Raises ValueError when it holds no such path:
+    it changed upstream."""
     if WRITTEN_IN not in program:
         raise ValueError(f"this Alertmanager does not name {WRITTEN_IN.decode()}")
     return program.replace(WRITTEN_IN, relative(len(WRITTEN_IN)))
@@ -24,7 +26,8 @@ def relocated(program: bytes) -> bytes:
 def make_runnable(folder: Path) -> Path:
     """Beside an unpacked package, a script that runs it from anywhere; the path of that script.
 
-    Where the templates are installed after all, or the program no longer looks for them, it is used as it is. Raises OSError."""
+    Where the templates are installed after all, or the program no longer looks for them, it is used as it is. Raises
+    OSError."""
     program, script = folder / "usr/bin/prometheus-alertmanager", folder / "run/alertmanager"
     if Path(WRITTEN_IN.decode(), "default.tmpl").exists():
         return program

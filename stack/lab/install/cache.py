@@ -1,6 +1,7 @@
 """Where parts are kept, and what makes a part count as there.
 
-Law: a part is there when its stamp is there, and the stamp is written last. What has no stamp was interrupted and is made again."""
+Law: a part is there when its stamp is there, and the stamp is written last. What has no stamp was interrupted and is
+made again."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def cache_dir(env: Mapping[str, str] = os.environ) -> Path:
 def stamp(cache: Path, part: InstalledPart, recipe: str) -> InstalledPart:
     """Declares a part finished. `recipe` is whatever, when changed, makes the part out of date."""
     (cache / "stamps").mkdir(parents=True, exist_ok=True)
-    write_atomically(cache / "stamps" / f"{part.name}.json", json.dumps({**asdict(part), "path": str(part.path), "recipe": recipe}))
+    write_atomically(
+        cache / "stamps" / f"{part.name}.json", json.dumps({**asdict(part), "path": str(part.path), "recipe": recipe})
+    )
     return part
 
 
@@ -69,7 +72,8 @@ def stamped(cache: Path, name: str, recipe: str) -> InstalledPart | None:
 
 @contextmanager
 def locked(cache: Path, name: str, idle: Callable[[], None], poll_s: float = 0.2) -> Iterator[int]:
-    """Holds a lock that other processes respect; yields its file descriptor. `idle` is called while another has it, every `poll_s`.
+    """Holds a lock that other processes respect; yields its file descriptor. `idle` is called while another has it,
+    every `poll_s`.
 
     Hand the descriptor to child processes: the lock then lasts as long as any of them, even when we are killed."""
     path = cache / "locks" / f"{name}.lock"
@@ -125,7 +129,9 @@ def starts(program: Path, arguments: tuple[str, ...]) -> bool:
 
 def _said(program: Path, arguments: tuple[str, ...]) -> str | None:
     try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout + done.stderr if done.returncode == 0 else None

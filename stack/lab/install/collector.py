@@ -23,9 +23,12 @@ _UNWANTED = ("*/github.com/*/testdata", "*_test.go", "./usr/share/doc", "./usr/s
 
 
 def needed(simulation: str) -> list[str]:
-    """Reads `apt-get -s install`: the Go sources and the compiler, as name=version; what else they drag in is not used."""
+    """Reads `apt-get -s install`: the Go sources and the compiler, as name=version; what else they drag in is not
+    used."""
     rows = re.findall(r"^Inst (\S+) \((\S+) ", simulation, re.MULTILINE)
-    return [f"{name}={version}" for name, version in rows if re.fullmatch(r"golang-\S+-dev|golang-[\d.]+-(go|src)", name)]
+    return [
+        f"{name}={version}" for name, version in rows if re.fullmatch(r"golang-\S+-dev|golang-[\d.]+-(go|src)", name)
+    ]
 
 
 def build(work: InstallTask) -> InstalledPart:
@@ -55,11 +58,16 @@ def _sources(work: InstallTask, archive: AptArchive, place: Path) -> str:
         wanted = ["-t", offer.suite, "--no-install-recommends", "-s", "install", LIBRARY, "golang-go"]
         packages = needed(holding.run(archive.apt("apt-get", *wanted), "finding the collector's sources"))
         work.say(f"downloading {len(packages)} packages of collector {offer.version} sources, 1 of 3")
-        holding.run(archive.apt("apt-get", "-q", "download", *packages), "downloading the collector's sources", cwd=debs)
+        holding.run(
+            archive.apt("apt-get", "-q", "download", *packages), "downloading the collector's sources", cwd=debs
+        )
     work.say("unpacking them, 2 of 3")
     (place / "root").mkdir()
     exclude = " ".join(f"--exclude='{pattern}'" for pattern in _UNWANTED)
-    each = f'set -eu; for deb in "$1"/*.deb; do echo "${{deb##*/}}"; dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$2" {exclude}; rm "$deb"; done'
+    each = (
+        'set -eu; for deb in "$1"/*.deb; do echo "${deb##*/}"; dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$2"'
+        f' {exclude}; rm "$deb"; done'
+    )
     work.run(["sh", "-c", each, "unpack", debs, place / "root"], "unpacking the collector's sources")
     return offer.version
 
@@ -67,7 +75,10 @@ def _sources(work: InstallTask, archive: AptArchive, place: Path) -> str:
 def _compiled(work: InstallTask, place: Path, version: str) -> Path:
     """Compiles into the cache; the program appears there whole."""
     root = place / "root"
-    goroot = max((root / "usr/lib").glob("go-1.*"), key=lambda folder: [int(part) for part in folder.name.removeprefix("go-").split(".")])
+    goroot = max(
+        (root / "usr/lib").glob("go-1.*"),
+        key=lambda folder: [int(part) for part in folder.name.removeprefix("go-").split(".")],
+    )
     package = place / "own/src/otelcol"
     package.mkdir(parents=True)
     shutil.copy(_MAIN, package)
@@ -86,7 +97,11 @@ def _compiled(work: InstallTask, place: Path, version: str) -> Path:
     work.say(f"compiling the collector {upstream(version)}, 3 of 3")
     built = place / "otelcol"
     flags = f"-s -w -X main.version={version}"
-    work.run([goroot / "bin/go", "build", "-v", "-trimpath", "-ldflags", flags, "-o", built, "otelcol"], "compiling the collector", env)
+    work.run(
+        [goroot / "bin/go", "build", "-v", "-trimpath", "-ldflags", flags, "-o", built, "otelcol"],
+        "compiling the collector",
+        env,
+    )
     final = work.cache / "bin" / "otelcol"
     final.parent.mkdir(parents=True, exist_ok=True)
     return built.replace(final)

@@ -1,5 +1,5 @@
-"""Programs from Debian's archive, two ways: unpacked into the cache from newer suites (no root, nothing on the system changes),
-or, for what needs many libraries, installed by the system's apt when we are root.
+"""Programs from Debian's archive, two ways: unpacked into the cache from newer suites (no root, nothing on the system
+changes), or, for what needs many libraries, installed by the system's apt when we are root.
 
 Law: the mirror is the one this machine is configured with."""
 
@@ -47,8 +47,16 @@ def parse_sources(text: str) -> list[AptSource]:
 def _stanzas(text: str) -> Iterator[AptSource]:
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     for block in re.split(r"\n\s*\n", "\n".join(lines)):
-        fields = {key.lower(): value.split() for key, value in re.findall(r"^([A-Za-z-]+):((?:.*)(?:\n[ \t]+.*)*)", block, re.MULTILINE)}
-        if "deb" not in fields.get("types", []) or fields.get("enabled", ["yes"])[0].lower() in ("no", "false", "off", "0"):
+        fields = {
+            key.lower(): value.split()
+            for key, value in re.findall(r"^([A-Za-z-]+):((?:.*)(?:\n[ \t]+.*)*)", block, re.MULTILINE)
+        }
+        if "deb" not in fields.get("types", []) or fields.get("enabled", ["yes"])[0].lower() in (
+            "no",
+            "false",
+            "off",
+            "0",
+        ):
             continue
         # A key may be written out in the file; we can name only a file of keys.
         signed_by = next((word for word in fields.get("signed-by", []) if word.startswith("/")), "")
@@ -67,7 +75,9 @@ def _one_liners(text: str) -> Iterator[AptSource]:
 def debian_source(etc_apt: Path = Path("/etc/apt")) -> AptSource | None:
     """The first mirror of Debian that this machine is configured with."""
     files = [etc_apt / "sources.list", *sorted((etc_apt / "sources.list.d").glob("*"))]
-    texts = [file.read_text(errors="replace") for file in files if file.suffix in (".list", ".sources") and file.is_file()]
+    texts = [
+        file.read_text(errors="replace") for file in files if file.suffix in (".list", ".sources") and file.is_file()
+    ]
     return next((source for text in texts for source in parse_sources(text) if source.is_debian), None)
 
 
@@ -85,7 +95,9 @@ def offers(madison: str, suites: Sequence[str] = NEWEST_FIRST) -> list[Offer]:
     found: dict[str, Offer] = {}
     rows = [[cell.strip() for cell in line.split("|")] for line in madison.splitlines() if line.count("|") == 2]
     listed = [Offer(package, version, _suite(where)) for package, version, where in rows]
-    for offer in sorted((offer for offer in listed if offer.suite in suites), key=lambda offer: suites.index(offer.suite)):
+    for offer in sorted(
+        (offer for offer in listed if offer.suite in suites), key=lambda offer: suites.index(offer.suite)
+    ):
         found.setdefault(offer.version, offer)
     return list(found.values())
 
@@ -101,7 +113,8 @@ def upstream(version: str) -> str:
 
 @dataclass(frozen=True)
 class AptArchive:
-    """apt with a state of its own under the cache. Keeps the machine's proxy and certificate settings, drops its hooks."""
+    """apt with a state of its own under the cache. Keeps the machine's proxy and certificate settings, drops its
+    hooks."""
 
     folder: Path
     source: AptSource
@@ -113,10 +126,14 @@ class AptArchive:
             raise PartMissing(f"this system has no apt, from which we would unpack it: {_BY_HAND}.")
         source = debian_source()
         if source is None:
-            raise PartMissing(f"no Debian mirror is configured under /etc/apt, from which we would unpack it: {_BY_HAND}.")
+            raise PartMissing(
+                f"no Debian mirror is configured under /etc/apt, from which we would unpack it: {_BY_HAND}."
+            )
         key = source.signed_by or _KEYRING
         if not Path(key).is_file():
-            raise PartMissing(f"the Debian archive key {key} is not there: install the package debian-archive-keyring, or {_BY_HAND}.")
+            raise PartMissing(
+                f"the Debian archive key {key} is not there: install the package debian-archive-keyring, or {_BY_HAND}."
+            )
         return AptArchive(cache / "apt", source)
 
     @property
@@ -131,7 +148,12 @@ class AptArchive:
         """Reads the package lists when ours are a day old, missing, or `again`."""
         updated = self.folder / "updated"
         sources = self._sources()
-        if not again and updated.exists() and updated.read_text() == sources and time.time() - updated.stat().st_mtime < LISTS_LAST_S:
+        if (
+            not again
+            and updated.exists()
+            and updated.read_text() == sources
+            and time.time() - updated.stat().st_mtime < LISTS_LAST_S
+        ):
             return
         for name in ("state/lists/partial", "cache/archives/partial", "preferences.d"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -153,7 +175,10 @@ class AptArchive:
 
     def _sources(self) -> str:
         key = self.source.signed_by or _KEYRING
-        return f"Types: deb\nURIs: {self.source.uri}\nSuites: {' '.join(self.suites)}\nComponents: main\nSigned-By: {key}\n"
+        return (
+            f"Types: deb\nURIs: {self.source.uri}\nSuites: {' '.join(self.suites)}\nComponents: main\nSigned-By:"
+            f" {key}\n"
+        )
 
     def _configuration(self) -> str:
         at = self.folder
@@ -162,8 +187,10 @@ class AptArchive:
             f'Dir::State "{at}/state";\nDir::State::status "{at}/status";\nDir::Cache "{at}/cache";\n'
             f'Dir::Etc::sourcelist "{at}/debian.sources";\nDir::Etc::sourceparts "/dev/null";\n'
             f'Dir::Etc::preferences "/dev/null";\nDir::Etc::preferencesparts "{at}/preferences.d";\n'
-            'Acquire::Languages "none";\nAcquire::Retries "2";\nAcquire::http::Timeout "30";\nAcquire::https::Timeout "30";\n'
-            'Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";\n' + ('APT::Sandbox::User "root";\n' if os.geteuid() == 0 else "")
+            'Acquire::Languages "none";\nAcquire::Retries "2";\nAcquire::http::Timeout "30";\nAcquire::https::Timeout'
+            ' "30";\n'
+            'Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";\n'
+            + ('APT::Sandbox::User "root";\n' if os.geteuid() == 0 else "")
         )
 
     def offered(self, work: InstallTask, package: str, suites: Sequence[str] = NEWEST_FIRST) -> list[Offer]:
@@ -184,12 +211,16 @@ class AptArchive:
         wanted = f"{offer.package}={offer.version}"
         work.say(f"downloading {offer.package} {offer.version} from Debian {offer.suite}")
         try:
-            work.run(self.apt("apt-get", "-q", "download", wanted), f"downloading {offer.package}", _plain(), cwd=partial)
+            work.run(
+                self.apt("apt-get", "-q", "download", wanted), f"downloading {offer.package}", _plain(), cwd=partial
+            )
         except CommandFailed as failure:
             if "404" not in failure.output:
                 raise
             self.refresh(work, again=True)  # superseded since our lists were read
-            work.run(self.apt("apt-get", "-q", "download", wanted), f"downloading {offer.package}", _plain(), cwd=partial)
+            work.run(
+                self.apt("apt-get", "-q", "download", wanted), f"downloading {offer.package}", _plain(), cwd=partial
+            )
         for deb in partial.glob("*.deb"):
             work.run(["dpkg-deb", "-x", deb, partial / "root"], f"unpacking {offer.package}")
         (partial / "root").rename(final)

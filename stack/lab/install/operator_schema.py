@@ -1,4 +1,5 @@
-"""What the Prometheus Operator declares its objects to be: validators made from its CRDs, types, and the compiler that finds unknown fields.
+"""What the Prometheus Operator declares its objects to be: validators made from its CRDs, types, and the compiler that
+finds unknown fields.
 
 Packages of npm, in a folder of the cache; nothing of them but the validators and the compiler is run."""
 
@@ -31,7 +32,9 @@ def manifest() -> str:
 def install(work: InstallTask) -> InstalledPart:
     """Raises PartMissing."""
     final = npm.fetched(work, manifest(), "the Prometheus Operator's schemas, and TypeScript")
-    return stamp(work.cache, InstalledPart("operator-schema", final, VERSION, f"npm, with TypeScript {npm.TYPESCRIPT}"), RECIPE)
+    return stamp(
+        work.cache, InstalledPart("operator-schema", final, VERSION, f"npm, with TypeScript {npm.TYPESCRIPT}"), RECIPE
+    )
 
 
 def schemas(folder: Path) -> Path:

@@ -20,15 +20,20 @@ REMIND_S = 5.0  # a longer silence looks like a hang
 GRACE_S = 5.0
 
 _UNREACHABLE = (
-    r"name resolution|Temporary failure resolving|Could not resolve|Name or service not known|Network is unreachable|No route to host"
-    r"|[Cc]onnection refused|[Cc]onnection timed out|Failed to establish a new connection|ConnectTimeoutError|ReadTimeoutError"
+    r"name resolution|Temporary failure resolving|Could not resolve|Name or service not known|Network is unreachable|No"
+    r" route to host"
+    r"|[Cc]onnection refused|[Cc]onnection timed out|Failed to establish a new"
+    r" connection|ConnectTimeoutError|ReadTimeoutError"
     r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ETIMEDOUT|Could not connect to"
 )
 # In this order: a machine without network also "finds no matching distribution".
 _REASONS = (
     (
         _UNREACHABLE,
-        "the package server cannot be reached: check the network or the proxy settings (http_proxy, https_proxy) and run it again",
+        (
+            "the package server cannot be reached: check the network or the proxy settings (http_proxy, https_proxy)"
+            " and run it again"
+        ),
     ),
     (
         r"No space left on device|don't have enough free space|Disk quota exceeded",
@@ -36,7 +41,10 @@ _REASONS = (
     ),
     (
         r"CERTIFICATE_VERIFY_FAILED|certificate verify failed|[Cc]ertificate verification failed",
-        "the package server's TLS certificate is not trusted: point pip (PIP_CERT) or apt at your certificate authority",
+        (
+            "the package server's TLS certificate is not trusted: point pip (PIP_CERT) or apt at your certificate"
+            " authority"
+        ),
     ),
     (
         r"NO_PUBKEY|public key is not available|signatures couldn't be verified|is not signed",
@@ -57,7 +65,8 @@ _NO_SUCH_RELEASE = re.compile(r"No matching distribution found for (\S+)|Unable 
 
 
 def explain(output: str, code: int = 1) -> str:
-    """Why an installer failed, in words for whoever can act; its own last lines when we do not recognise it. code: as subprocess has it."""
+    """Why an installer failed, in words for whoever can act; its own last lines when we do not recognise it. code: as
+    subprocess has it."""
     for pattern, reason in _REASONS:
         if re.search(pattern, output):
             return reason
@@ -65,7 +74,10 @@ def explain(output: str, code: int = 1) -> str:
         return f"{name} is not offered there for this Python and machine"
     said = " | ".join(last_lines(output, 4))
     ended = f"it was ended by {signal.Signals(-code).name}{_SIGNALS.get(-code, '')}" if code < 0 else ""
-    return "; ".join(filter(None, (ended, said and f"its last words were: {said}"))) or f"it said nothing and left with exit code {code}"
+    return (
+        "; ".join(filter(None, (ended, said and f"its last words were: {said}")))
+        or f"it said nothing and left with exit code {code}"
+    )
 
 
 def not_offered(output: str) -> str:
@@ -125,7 +137,9 @@ class InstallTask:
         with locked(self.cache, lock, idle) as handle:
             yield replace(self, lock=handle)
 
-    def run(self, argv: Sequence[str | Path], doing: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+    def run(
+        self, argv: Sequence[str | Path], doing: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> str:
         """Runs one command to its end and returns what it said. Raises CommandFailed, or Stopped after ending it.
 
         The child leads its own process group, so that Ctrl-C reaches us alone and we end the whole group."""

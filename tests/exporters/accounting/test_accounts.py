@@ -18,20 +18,33 @@ NOON = 1_790_000_000.0
 PRICES = Prices(gpu_hour=3.6, currency="EUR")  # a second costs 0.001
 
 
-def view(requests: int = 0, prompt: int = 0, completion: int = 0, running: int = 0, model: str = "m", inference_s: float = 0.0) -> EngineView:
+def view(
+    requests: int = 0,
+    prompt: int = 0,
+    completion: int = 0,
+    running: int = 0,
+    model: str = "m",
+    inference_s: float = 0.0,
+) -> EngineView:
     totals = EngineTotals(requests, prompt, completion, prompt, completion, inference_s=inference_s)
     return EngineView("0.32.0", NOON - 100, {}, (), cores={(model, "0"): EngineCore(totals, running, 0)})
 
 
 def card(uuid: str, joules: float | None = None, **about) -> GpuReading:
-    return GpuReading(uuid, name="NVIDIA H200", energy_joules=joules, energy_method="counter" if joules is not None else None, **about)
+    return GpuReading(
+        uuid, name="NVIDIA H200", energy_joules=joules, energy_method="counter" if joules is not None else None, **about
+    )
 
 
 class Books:
     """Accounts with the traffic that they compare with, and a clock."""
 
     def __init__(
-        self, gpus: dict[str, tuple[str, ...]] | None = None, prices: Prices | None = PRICES, stored=None, traffic: RequestCounters | None = None
+        self,
+        gpus: dict[str, tuple[str, ...]] | None = None,
+        prices: Prices | None = PRICES,
+        stored=None,
+        traffic: RequestCounters | None = None,
     ):
         self.traffic = traffic or RequestCounters(BoundedNames(), BoundedNames())
         self.accounts = Joiner(self.traffic, {"e": ()} if gpus is None else gpus, {}, prices, 30.0, stored or {})
@@ -40,7 +53,16 @@ class Books:
     def log(self, **teams: tuple[int, int]) -> None:
         """A good request of each team, with these tokens of prompt and completion."""
         for team, (prompt, completion) in teams.items():
-            self.traffic.add(RequestRecord(request_id=team, team=team, model="m", outcome="ok", prompt_tokens=prompt, completion_tokens=completion))
+            self.traffic.add(
+                RequestRecord(
+                    request_id=team,
+                    team=team,
+                    model="m",
+                    outcome="ok",
+                    prompt_tokens=prompt,
+                    completion_tokens=completion,
+                )
+            )
 
     def look(self, seen: EngineView, upstream: str = "e", after_s: float = 5.0, clock_s: float | None = None) -> None:
         self.now += after_s
@@ -97,7 +119,10 @@ def test_of_several_engines_without_named_cards_none_is_taken_to_have_one():
 
 def test_a_mig_instance_costs_its_part_and_has_its_part_of_the_cards_energy():
     def reading(joules: float) -> GpuReading:
-        halves = [MigReading("GPU-a", 1, "MIG-1", "3g.71gb", graphics_ratio=0.9), MigReading("GPU-a", 2, "MIG-2", "4g.71gb", graphics_ratio=0.1)]
+        halves = [
+            MigReading("GPU-a", 1, "MIG-1", "3g.71gb", graphics_ratio=0.9),
+            MigReading("GPU-a", 2, "MIG-2", "4g.71gb", graphics_ratio=0.1),
+        ]
         return card("GPU-a", joules, mig=True, instances=tuple(halves))
 
     books = Books({"one": ("MIG-1",), "two": ("MIG-2",)})
@@ -105,7 +130,9 @@ def test_a_mig_instance_costs_its_part_and_has_its_part_of_the_cards_energy():
         books.accounts.cards([reading(1000.0 * step)], books.now)
         books.look(view(), "one", 0)
         books.look(view(model="n"), "two", 7)
-    assert {("MIG-1",): pytest.approx(14 * 3 / 7), ("MIG-2",): pytest.approx(14 * 4 / 7)} == books.figures("gpu_allocated_seconds_total", "uuid")
+    assert {("MIG-1",): pytest.approx(14 * 3 / 7), ("MIG-2",): pytest.approx(14 * 4 / 7)} == books.figures(
+        "gpu_allocated_seconds_total", "uuid"
+    )
     joules = books.figures("energy_joules_total", "model_name")
     assert 2000 == pytest.approx(sum(joules.values()))
     assert 27 / 4 == pytest.approx(joules["m",] / joules["n",]), "3/7 at 90 %, 4/7 at 10 %"
@@ -161,8 +188,13 @@ def test_a_restart_goes_on_with_the_same_sums_and_bills_nobody_for_the_time_betw
     books.look(view(1, 10, 90, running=1))
     ledger.commit({})
     names = (
-        "gpu_allocated_seconds_total", "gpu_seconds_total", "cost_total", "energy_joules_total", "reconcile_engine_total", "reconcile_logged_total",
-    )  # fmt: skip
+        "gpu_allocated_seconds_total",
+        "gpu_seconds_total",
+        "cost_total",
+        "energy_joules_total",
+        "reconcile_engine_total",
+        "reconcile_logged_total",
+    )
     before = {name: books.figures(name) for name in names}
     again = Books(stored=ledger._shown.accounts, traffic=books.traffic)
     assert before == {name: again.figures(name) for name in names}
@@ -184,8 +216,12 @@ def test_the_two_ways_to_share_an_hour_are_laid_side_by_side_when_it_is_over():
     books.now = hour
     about = {"model": "m", "outcome": "ok", "prompt_tokens": 0}
     records = [
-        RequestRecord(request_id="1", team="a", completion_tokens=10, ts=timestamp(hour + 40), e2e_ms=30_000.0, **about),
-        RequestRecord(request_id="2", team="b", completion_tokens=30, ts=timestamp(hour + 70), e2e_ms=10_000.0, **about),
+        RequestRecord(
+            request_id="1", team="a", completion_tokens=10, ts=timestamp(hour + 40), e2e_ms=30_000.0, **about
+        ),
+        RequestRecord(
+            request_id="2", team="b", completion_tokens=30, ts=timestamp(hour + 70), e2e_ms=10_000.0, **about
+        ),
     ]
     books.traffic.add_all(records)
     books.look(view(2, 0, 40, running=1), after_s=75)
@@ -193,4 +229,6 @@ def test_the_two_ways_to_share_an_hour_are_laid_side_by_side_when_it_is_over():
     books.look(view(2, 0, 40), after_s=5)
     asyncio.run(books.accounts.compare_hour(hour + 3600 + 1200))
     differences = books.figures("share_difference_ratio", "team")
-    assert {("a",): pytest.approx(0.5), ("b",): pytest.approx(-0.5)} == differences, "3/4 and 1/4 of the time, 1/4 and 3/4 of the tokens"
+    assert {("a",): pytest.approx(0.5), ("b",): pytest.approx(-0.5)} == differences, (
+        "3/4 and 1/4 of the time, 1/4 and 3/4 of the tokens"
+    )

@@ -1,4 +1,5 @@
-"""Whose the seconds, joules and cents were: what adds up, always, and who gets which part in cases that one can reckon by hand."""
+"""Whose the seconds, joules and cents were: what adds up, always, and who gets which part in cases that one can reckon
+by hand."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def pending(attribution: Attribution, part: str) -> float:
     return sum(sum(getattr(pool, part).values()) for pool in pools)
 
 
-def look(from_s: float, to_s: float, running: tuple[float | None, float | None] = (1, 1), **more: object) -> UsageSample:
+def look(
+    from_s: float, to_s: float, running: tuple[float | None, float | None] = (1, 1), **more: object
+) -> UsageSample:
     """A look at the only engine of the only model, at times since T0."""
     settled = {"cards": (CARD,), **more}
     return UsageSample("vllm", "chat", T0 + from_s, T0 + to_s, *running, **settled)  # type: ignore[arg-type]
@@ -83,7 +86,7 @@ def after(*looks: UsageSample, prices: Prices | None = None) -> Attribution:
 FIRST = look(0, 0, logged={"red": NOTHING, "blue": NOTHING})
 
 
-# ---- the sums ---------------------------------------------------------------------------------------------------------------
+# ---- the sums
 
 tokens = st.integers(0, 100_000).map(float)
 works = st.builds(Work, tokens, tokens, tokens)
@@ -91,10 +94,14 @@ running = st.sampled_from([None, 0.0, 1.0, 7.0])
 TEAMS = ("red", "blue", "__other__")
 cards = st.tuples(
     st.builds(
-        GpuShare, uuid=st.sampled_from(["GPU-1", "GPU-2", "MIG-3"]), name=st.sampled_from([None, "NVIDIA H100", "NVIDIA L4"]),
-        fraction=st.sampled_from([1.0, 3 / 7]), joules=st.none() | st.floats(0, 1e5), method=st.sampled_from(["counter", "integrated"]),
-    ),
-)  # fmt: skip
+        GpuShare,
+        uuid=st.sampled_from(["GPU-1", "GPU-2", "MIG-3"]),
+        name=st.sampled_from([None, "NVIDIA H100", "NVIDIA L4"]),
+        fraction=st.sampled_from([1.0, 3 / 7]),
+        joules=st.none() | st.floats(0, 1e5),
+        method=st.sampled_from(["counter", "integrated"]),
+    )
+)
 
 
 @st.composite
@@ -116,7 +123,8 @@ def histories(draw: st.DrawFn) -> list[UsageSample]:
         looks.append(
             UsageSample(
                 upstream, model, T0 + at_s[upstream], T0 + at_s[upstream] + length_s, draw(running), draw(running),
-                waiting=draw(st.sampled_from([0.0, 3.0])), inference_s=draw(st.floats(0, 100)), decode_s=draw(st.floats(0, 100)),
+                waiting=draw(st.sampled_from([0.0, 3.0])), inference_s=draw(st.floats(0, 100)),
+                decode_s=draw(st.floats(0, 100)),
                 prefill_s=draw(st.floats(0, 100)), produced=draw(works), logged=told[model], abandoned=abandoned[model],
                 aborted=lost[ABORTED], missing_in_log=lost[UNATTRIBUTED],
                 cards=draw(cards),
@@ -135,7 +143,9 @@ def assert_all_is_accounted_for(attribution: Attribution, looks: Iterable[UsageS
     allocated = sum(each.length_s * card.fraction for each, card in used)
     assert near(allocated) == total(attribution, attributed.ALLOCATED)
     assert near(allocated) == total(attribution, attributed.TEAM_SECONDS) + pending(attribution, "seconds")
-    assert near(sum(card.joules or 0 for _, card in used)) == total(attribution, attributed.TEAM_ENERGY) + pending(attribution, "joules")
+    assert near(sum(card.joules or 0 for _, card in used)) == total(attribution, attributed.TEAM_ENERGY) + pending(
+        attribution, "joules"
+    )
     rates = [(each, prices.per_hour(card.name, card.fraction) / HOUR_S) for each, card in used]
     idle_cost = sum(sum(model.idle_cost.values()) for model in attribution.models.values())
     cost = total(attribution, attributed.COST, basis="allocation") + pending(attribution, "cost") + idle_cost
@@ -147,7 +157,8 @@ def assert_all_is_accounted_for(attribution: Attribution, looks: Iterable[UsageS
 @settings(deadline=None, max_examples=80)
 @given(histories(), st.booleans())
 def test_every_second_joule_and_cent_is_somebodys(looks, spread):
-    """Over teams, idle, aborted, unattributed and pending: all the time that was allocated, all that was used, all that it cost."""
+    """Over teams, idle, aborted, unattributed and pending: all the time that was allocated, all that was used, all that
+    it cost."""
     prices = Prices(gpu_hour=2.0, gpus=(GpuPrice("H100", 3.0), GpuPrice("L4", 0.7)), spread_idle=spread)
     attribution = after(*looks, prices=prices)
     assert_all_is_accounted_for(attribution, looks, prices)
@@ -163,7 +174,9 @@ def test_a_restart_in_between_changes_nothing(looks, cut):
     for each in looks[cut:]:
         resumed.advance(each)
     through = after(*looks, prices=PRICES)
-    assert [(m.name, labels, near(value)) for m, labels, value in through.samples()] == [(m.name, labels, v) for m, labels, v in resumed.samples()]
+    assert [(m.name, labels, near(value)) for m, labels, value in through.samples()] == [
+        (m.name, labels, v) for m, labels, v in resumed.samples()
+    ]
 
 
 @settings(deadline=None, max_examples=40)
@@ -184,8 +197,16 @@ def pieces(each: UsageSample, cuts: Sequence[float]) -> list[UsageSample]:
     found = []
     for low, high in itertools.pairwise(marks):
         middle = each.running_before
-        cards = tuple(replace(card, joules=None if card.joules is None else card.joules * (high - low)) for card in each.cards)
-        piece = replace(each, from_s=each.from_s + each.length_s * low, to_s=each.from_s + each.length_s * high, running_after=middle, cards=cards)
+        cards = tuple(
+            replace(card, joules=None if card.joules is None else card.joules * (high - low)) for card in each.cards
+        )
+        piece = replace(
+            each,
+            from_s=each.from_s + each.length_s * low,
+            to_s=each.from_s + each.length_s * high,
+            running_after=middle,
+            cards=cards,
+        )
         found.append(replace(piece, inference_s=0.0, decode_s=0.0, prefill_s=0.0, produced=NOTHING))
     found[-1] = replace(
         found[-1],
@@ -215,15 +236,18 @@ def test_the_order_of_lines_changes_nothing(lines, rng):
     assert {team: near(s) for team, s in seconds(one).items()} == seconds(other)
 
 
-# ---- who gets which part ----------------------------------------------------------------------------------------------------
+# ---- who gets which part
 
 
 def test_teams_share_busy_time_by_their_work():
-    """A generated token weighs 4 while nothing is known: 400 prompt tokens of red are as much work as 100 generated ones of blue."""
+    """A generated token weighs 4 while nothing is known: 400 prompt tokens of red are as much work as 100 generated
+    ones of blue."""
     logged = {"red": Work(400, 0, 0), "blue": Work(0, 0, 100)}
     attribution = after(FIRST, look(0, 10, logged=logged, produced=Work(400, 0, 100)))
     assert {"red": 5.0, "blue": 5.0} == seconds(attribution)
-    assert {("default", "chat"): DEFAULT_DECODE_WEIGHT} == sums(attribution, attributed.DECODE_WEIGHT, "method", "model_name")
+    assert {("default", "chat"): DEFAULT_DECODE_WEIGHT} == sums(
+        attribution, attributed.DECODE_WEIGHT, "method", "model_name"
+    )
 
 
 def test_tokens_in_flight_keep_their_part():
@@ -237,7 +261,8 @@ def test_tokens_in_flight_keep_their_part():
 
 
 def test_a_line_that_comes_before_the_engines_own_count_is_paid_once():
-    """The log may be some seconds ahead of the engine's page; the tokens that come later are then nobody's work in flight."""
+    """The log may be some seconds ahead of the engine's page; the tokens that come later are then nobody's work in
+    flight."""
     red = {"red": Work(0, 0, 100)}
     attribution = after(FIRST, look(0, 5, logged=red), look(5, 10, logged=red, produced=Work(0, 0, 100)))
     assert 0.0 == attribution.models["chat"].generation_ahead
@@ -249,7 +274,9 @@ def test_tokens_that_the_engine_never_counted_are_not_missed_for_ever():
     """1,000 tokens in the log that no page shows: two looks later, what is in flight is seen again."""
     attribution = after(FIRST, look(0, 5, logged={"red": Work(0, 0, 1000)}))
     for number in (1, 2):
-        attribution.advance(look(5 * number, 5 * number + 5, logged={"red": Work(0, 0, 1000 + 10 * number)}, produced=Work(0, 0, 100)))
+        attribution.advance(
+            look(5 * number, 5 * number + 5, logged={"red": Work(0, 0, 1000 + 10 * number)}, produced=Work(0, 0, 100))
+        )
     assert 80.0 == attribution.models["chat"].generation_ahead
 
 
@@ -261,36 +288,43 @@ def test_aborted_prompts_had_their_part_of_the_cache():
 
 
 def test_what_the_cache_had_was_no_work():
-    """Hits of the prefix cache are tokens: nothing is multiplied by a block size, so 1,000 of 1,600 leave 600, not 0."""
+    """Hits of the prefix cache are tokens: nothing is multiplied by a block size, so 1,000 of 1,600 leave 600, not
+    0."""
     logged = {"red": Work(1600, 1000, 0), "blue": Work(600, 0, 0)}
     assert {"red": 5.0, "blue": 5.0} == seconds(after(FIRST, look(0, 10, logged=logged, produced=Work(2200, 1000, 0))))
 
 
 def test_a_log_without_cached_tokens_is_taken_to_have_had_its_part_of_them():
-    """Engines tell clients of cached tokens only when asked to; else prompts would look like more work than the engine did, and answers like less."""
+    """Engines tell clients of cached tokens only when asked to; else prompts would look like more work than the engine
+    did, and answers like less."""
     logged = {"red": Work(1000, 0, 0), "blue": Work(0, 0, 25)}
     assert {"red": 5.0, "blue": 5.0} == seconds(after(FIRST, look(0, 10, logged=logged, produced=Work(1000, 900, 25))))
 
 
 def test_work_for_callers_who_hung_up_has_a_name():
     """The engine's counters of finished requests never show it."""
-    attribution = after(FIRST, look(0, 10, logged={"red": Work(0, 0, 60)}, aborted=Work(0, 0, 40), produced=Work(0, 0, 100)))
+    attribution = after(
+        FIRST, look(0, 10, logged={"red": Work(0, 0, 60)}, aborted=Work(0, 0, 40), produced=Work(0, 0, 100))
+    )
     assert {"red": near(6.0), ABORTED: near(4.0)} == seconds(attribution)
 
 
 def test_work_that_was_broken_off_is_its_teams_and_is_paid_once():
-    """blue's record claims 30 tokens of a stream that it left. When the engine counts 40 aborted ones, 10 are left that no record claims."""
+    """blue's record claims 30 tokens of a stream that it left. When the engine counts 40 aborted ones, 10 are left that
+    no record claims."""
     logged, left = {"red": Work(0, 0, 70)}, {"blue": Work(0, 0, 30)}
     attribution = after(FIRST, look(0, 10, logged=logged, abandoned=left, produced=Work(0, 0, 100)))
     assert {"red": near(7.0), "blue": near(3.0)} == seconds(attribution)
-    assert {("blue",): near(3.0)} == {k: v for k, v in sums(attribution, attributed.TEAM_SECONDS, "team", method="aborted").items() if v}
+    assert {("blue",): near(3.0)} == {
+        k: v for k, v in sums(attribution, attributed.TEAM_SECONDS, "team", method="aborted").items() if v
+    }
     attribution.advance(look(10, 20, logged=logged, abandoned=left, aborted=Work(0, 0, 40), produced=Work(0, 0, 10)))
     assert {"red": near(7.0), "blue": near(3.0), ABORTED: near(10.0)} == seconds(attribution)
 
 
 def test_an_answer_that_was_finished_behind_a_client_that_left_is_paid_once():
-    """The engine counts it as finished, the log has no usage of it: the reconciliation calls it missing in the log, and the record has claimed it
-    before."""
+    """The engine counts it as finished, the log has no usage of it: the reconciliation calls it missing in the log, and
+    the record has claimed it before."""
     left = {"blue": Work(30, 0, 70)}
     attribution = after(FIRST, look(0, 10, abandoned=left, produced=Work(30, 0, 70)))
     attribution.advance(look(10, 20, abandoned=left, missing_in_log=Work(30, 0, 70)))
@@ -307,23 +341,35 @@ def test_an_estimate_that_was_too_high_does_not_swallow_what_breaks_off_later():
 
 
 def test_work_that_no_log_shows_has_a_name():
-    attribution = after(FIRST, look(0, 10, logged={"red": Work(0, 0, 60)}, missing_in_log=Work(0, 0, 40), produced=Work(0, 0, 100)))
+    attribution = after(
+        FIRST, look(0, 10, logged={"red": Work(0, 0, 60)}, missing_in_log=Work(0, 0, 40), produced=Work(0, 0, 100))
+    )
     assert {"red": near(6.0), UNATTRIBUTED: near(4.0)} == seconds(attribution)
     assert {("tokens", UNATTRIBUTED): near(4.0)} == {
-        key: value for key, value in sums(attribution, attributed.TEAM_SECONDS, "method", "team").items() if key[1] == UNATTRIBUTED and value
+        key: value
+        for key, value in sums(attribution, attributed.TEAM_SECONDS, "method", "team").items()
+        if key[1] == UNATTRIBUTED and value
     }
 
 
 def test_what_was_told_before_the_first_look_takes_nothing():
     """A log that was there before us is history, and its work was done in time that nobody measured."""
     history = {"red": Work(0, 0, 10**6)}
-    attribution = after(look(0, 0, logged=history), look(0, 10, logged={**history, "blue": Work(0, 0, 1)}, produced=Work(0, 0, 1)))
+    attribution = after(
+        look(0, 0, logged=history), look(0, 10, logged={**history, "blue": Work(0, 0, 1)}, produced=Work(0, 0, 1))
+    )
     assert {"blue": 10.0} == seconds(attribution)
 
 
 def test_when_nothing_runs_and_nobody_says_whose_it_was_it_is_unattributed():
     """Half a minute is given to the lines; then no one will come."""
-    looks = [FIRST, look(0, 10, produced=Work(0, 0, 50)), look(10, 20, (0, 0)), look(20, 45, (0, 0)), look(45, 50, (0, 0))]
+    looks = [
+        FIRST,
+        look(0, 10, produced=Work(0, 0, 50)),
+        look(10, 20, (0, 0)),
+        look(20, 45, (0, 0)),
+        look(45, 50, (0, 0)),
+    ]
     attribution = after(*looks[:-1])
     assert {(): 10.0} == sums(attribution, attributed.PENDING)
     attribution.advance(looks[-1])
@@ -348,18 +394,32 @@ def test_one_engine_that_rests_does_not_settle_a_model_that_runs_on_another():
 @pytest.mark.parametrize(
     ("running", "inference_s", "busy_s"),
     [
-        ((2, 3), 0, 10), ((0, 0), 0, 0), ((0, 0), 4, 4), ((0, 0), 400, 10), ((0, 2), 0, 5), ((2, 0), 60, 5), ((None, 1), 0, None),
+        ((2, 3), 0, 10),
+        ((0, 0), 0, 0),
+        ((0, 0), 4, 4),
+        ((0, 0), 400, 10),
+        ((0, 2), 0, 5),
+        ((2, 0), 60, 5),
+        ((None, 1), 0, None),
         ((1, None), 0, None),
     ],
-)  # fmt: skip
+)
 def test_busy_is_what_the_engine_says(running, inference_s, busy_s):
-    """Running at both ends: all of it; at one: half; between two idle looks: as long as the requests took, at most all of it; silent: unknown."""
+    """Running at both ends: all of it; at one: half; between two idle looks: as long as the requests took, at most all
+    of it; silent: unknown."""
     assert busy_s == look(0, 10, running, inference_s=inference_s).busy_s
 
 
 def test_a_silent_engine_still_holds_its_card():
     """Allocated time goes on; whether it was busy nobody knows, until it answers."""
-    attribution = after(FIRST, look(0, 10, (1, None)), look(10, 20, (None, None)), look(20, 30, (None, 0)), look(30, 40, (0, 0)), prices=PRICES)
+    attribution = after(
+        FIRST,
+        look(0, 10, (1, None)),
+        look(10, 20, (None, None)),
+        look(20, 30, (None, 0)),
+        look(30, 40, (0, 0)),
+        prices=PRICES,
+    )
     assert {UNATTRIBUTED: 30.0, IDLE: 10.0} == seconds(attribution)
     assert 0.0 == total(attribution, attributed.BUSY)
     assert 40.0 == total(attribution, attributed.ALLOCATED)
@@ -371,16 +431,24 @@ def test_without_a_card_there_are_no_seconds_of_one_and_with_it_they_begin_at_0(
     attribution = after(look(0, 0, logged={"red": NOTHING}, cards=()), look(0, 5, cards=(), **worked))
     assert {attributed.DECODE_WEIGHT} == {metric for metric, _, _ in attribution.samples()}
     attribution.advance(look(5, 5, **worked))
-    began = {(metric, labels.get("team")): value for metric, labels, value in attribution.samples() if metric is not attributed.DECODE_WEIGHT}
+    began = {
+        (metric, labels.get("team")): value
+        for metric, labels, value in attribution.samples()
+        if metric is not attributed.DECODE_WEIGHT
+    }
     assert {0.0} == set(began.values())
-    assert {attributed.ALLOCATED, attributed.BUSY, attributed.TEAM_SECONDS, attributed.PENDING} == {metric for metric, _ in began}
+    assert {attributed.ALLOCATED, attributed.BUSY, attributed.TEAM_SECONDS, attributed.PENDING} == {
+        metric for metric, _ in began
+    }
     assert {"red", IDLE, ABORTED, UNATTRIBUTED} == {team for metric, team in began if metric is attributed.TEAM_SECONDS}
 
 
 def test_a_card_that_no_engine_claims_is_on_the_bill():
     attribution = Attribution(PRICES)
     attribution.unclaimed([replace(CARD, joules=500.0)], T0, T0 + 10)
-    assert {("unknown", NO_MODEL, UNATTRIBUTED): 10.0} == sums(attribution, attributed.TEAM_SECONDS, "method", "model_name", "team")
+    assert {("unknown", NO_MODEL, UNATTRIBUTED): 10.0} == sums(
+        attribution, attributed.TEAM_SECONDS, "method", "model_name", "team"
+    )
     assert {("unknown", UNATTRIBUTED): 500.0} == sums(attribution, attributed.TEAM_ENERGY, "state", "team")
     assert {("allocation", UNATTRIBUTED): near(0.01)} == sums(attribution, attributed.COST, "basis", "team")
 
@@ -398,11 +466,12 @@ def test_growth_is_taken_of_each_team_before_it_is_summed():
     assert {"red": 5.0, "blue": 5.0} == seconds(attribution)
 
 
-# ---- the weight of a generated token ----------------------------------------------------------------------------------------
+# ---- the weight of a generated token
 
 
 def test_a_generated_token_weighs_what_the_engine_took_for_it():
-    """20 ms against 0.5 ms: 40. The sum of decode times is asked for; that of mean times per token would say 0.2 s here, and 0.4."""
+    """20 ms against 0.5 ms: 40. The sum of decode times is asked for; that of mean times per token would say 0.2 s
+    here, and 0.4."""
     attribution = after(FIRST, look(0, 10, decode_s=20.0, prefill_s=1.0, produced=Work(3000, 1000, 1000)))
     assert {("engine",): near(40.0)} == sums(attribution, attributed.DECODE_WEIGHT, "method")
 
@@ -417,15 +486,18 @@ def test_the_weight_keeps_within_reason_and_forgets():
     assert PhaseTimes(1.0, 1.0, 99.0, 1000.0).decode_weight is None
 
 
-# ---- energy -----------------------------------------------------------------------------------------------------------------
+# ---- energy
 
 
-def powered(from_s: float, to_s: float, watts: float, running: tuple[float | None, float | None], **more: object) -> UsageSample:
+def powered(
+    from_s: float, to_s: float, watts: float, running: tuple[float | None, float | None], **more: object
+) -> UsageSample:
     return look(from_s, to_s, running, cards=(replace(CARD, joules=watts * (to_s - from_s)),), **more)
 
 
 def test_idle_power_is_measured_when_nothing_runs_and_paid_by_nobody():
-    """After half a minute of 100 W at rest, 10 s at 400 W are 3,000 J of work; the 1,000 J of a card that is merely on stay idle's."""
+    """After half a minute of 100 W at rest, 10 s at 400 W are 3,000 J of work; the 1,000 J of a card that is merely on
+    stay idle's."""
     rest = [powered(t, t + 10, 100.0, (0, 0)) for t in (0, 10, 20)]
     attribution = after(FIRST, *rest)
     assert {("GPU-1",): 100.0} == sums(attribution, attributed.IDLE_WATTS, "uuid")
@@ -436,7 +508,9 @@ def test_idle_power_is_measured_when_nothing_runs_and_paid_by_nobody():
 
 def test_a_short_rest_tells_no_idle_power():
     """Power falls for a while after the last request; until it is known, a busy second's energy is all work."""
-    attribution = after(FIRST, powered(0, 20, 100.0, (0, 0)), powered(20, 30, 400.0, (1, 1)), powered(30, 59, 100.0, (0, 0)))
+    attribution = after(
+        FIRST, powered(0, 20, 100.0, (0, 0)), powered(20, 30, 400.0, (1, 1)), powered(30, 59, 100.0, (0, 0))
+    )
     assert {} == sums(attribution, attributed.IDLE_WATTS, "uuid")
     assert 4000.0 == pending(attribution, "joules")
 
@@ -471,27 +545,40 @@ def test_a_divided_card_counts_by_its_compute_slices():
     assert near(3.0) == sums(attribution, attributed.ALLOCATED, "uuid")["MIG-1",]
 
 
-@given(st.floats(0, 1e6), st.dictionaries(st.text(min_size=1), st.tuples(st.sampled_from([1 / 7, 3 / 7]), st.none() | st.floats(0, 1)), min_size=1))
+@given(
+    st.floats(0, 1e6),
+    st.dictionaries(
+        st.text(min_size=1), st.tuples(st.sampled_from([1 / 7, 3 / 7]), st.none() | st.floats(0, 1)), min_size=1
+    ),
+)
 def test_a_divided_cards_energy_is_split_whole(joules, parts):
     assert pytest.approx(joules, rel=CLOSE) == sum(part for part, _ in split_energy(joules, parts).values())
 
 
 def test_a_divided_cards_energy_goes_by_activity_or_says_that_it_does_not():
-    assert {"a": (75.0, "mig_activity"), "b": (25.0, "mig_activity")} == split_energy(100.0, {"a": (3 / 7, 0.5), "b": (1 / 7, 0.5)})
-    assert {"a": (near(75.0), "mig_fraction"), "b": (near(25.0), "mig_fraction")} == split_energy(100.0, {"a": (3 / 7, 0.5), "b": (1 / 7, None)})
-    assert {"a": (50.0, "mig_fraction"), "b": (50.0, "mig_fraction")} == split_energy(100.0, {"a": (3 / 7, 0.0), "b": (3 / 7, 0.0)})
+    assert {"a": (75.0, "mig_activity"), "b": (25.0, "mig_activity")} == split_energy(
+        100.0, {"a": (3 / 7, 0.5), "b": (1 / 7, 0.5)}
+    )
+    assert {"a": (near(75.0), "mig_fraction"), "b": (near(25.0), "mig_fraction")} == split_energy(
+        100.0, {"a": (3 / 7, 0.5), "b": (1 / 7, None)}
+    )
+    assert {"a": (50.0, "mig_fraction"), "b": (50.0, "mig_fraction")} == split_energy(
+        100.0, {"a": (3 / 7, 0.0), "b": (3 / 7, 0.0)}
+    )
 
 
-# ---- cost -------------------------------------------------------------------------------------------------------------------
+# ---- cost
 
 
 def test_cost_has_two_bases():
     """An hour of a card at 3.60, busy for a quarter: 3.60 by allocation, of which 2.70 stand idle; 0.90 by usage."""
     looks = [FIRST, look(0, 900, logged={"red": Work(0, 0, 10)}, produced=Work(0, 0, 10)), look(900, 3600, (0, 0))]
     found = sums(after(*looks, prices=PRICES), attributed.COST, "basis", "currency", "team")
-    assert {("allocation", "EUR", IDLE): near(2.7), ("allocation", "EUR", "red"): near(0.9), ("usage", "EUR", "red"): near(0.9)} == {
-        key: value for key, value in found.items() if value
-    }
+    assert {
+        ("allocation", "EUR", IDLE): near(2.7),
+        ("allocation", "EUR", "red"): near(0.9),
+        ("usage", "EUR", "red"): near(0.9),
+    } == {key: value for key, value in found.items() if value}
 
 
 def test_idle_time_can_be_charged_to_those_who_used_the_hour():
@@ -513,7 +600,9 @@ def test_idle_time_can_be_charged_to_those_who_used_the_hour():
 def test_an_hour_that_nobody_used_stays_idle():
     prices = msgspec.structs.replace(PRICES, spread_idle=True)
     attribution = after(look(0, 0), look(0, 1800, (0, 0)), look(5400, 5400, (0, 0)), prices=prices)
-    assert {(IDLE,): near(1.8)} == {key: v for key, v in sums(attribution, attributed.COST, "team", basis="allocation").items() if v}
+    assert {(IDLE,): near(1.8)} == {
+        key: v for key, v in sums(attribution, attributed.COST, "team", basis="allocation").items() if v
+    }
 
 
 def test_cost_is_booked_at_the_price_of_the_moment():
@@ -537,13 +626,18 @@ def test_the_same_tokens_elsewhere():
     assert near(1.1) == sums(attribution, attributed.API_COST, "currency", "model_name", "team")["EUR", "chat", "red"]
 
 
-# ---- the page ---------------------------------------------------------------------------------------------------------------
+# ---- the page
 
 
 def test_samples_carry_the_labels_of_the_catalogue():
     prices = msgspec.structs.replace(PRICES, api=(ApiPrice("*", 1.0, 3.0),))
     rest = [powered(t, t + 10, 100.0, (0, 0)) for t in (0, 10, 20)]
-    attribution = after(FIRST, *rest, powered(30, 40, 400.0, (1, 1), logged={"red": Work(0, 0, 10), "blue": Work(0, 0, 5)}), prices=prices)
+    attribution = after(
+        FIRST,
+        *rest,
+        powered(30, 40, 400.0, (1, 1), logged={"red": Work(0, 0, 10), "blue": Work(0, 0, 5)}),
+        prices=prices,
+    )
     attribution.compare(int((T0 + 40) // HOUR_S), {"chat": {"red": 1.0, "blue": 1.0}})
     seen = set()
     for metric, labels, value in attribution.samples():
@@ -558,10 +652,12 @@ def test_names_collide_with_no_other():
     assert len(attributed.ATTRIBUTED) == len(mine)
     assert set() == mine & {metric.name for metric in EVERYTHING if metric not in attributed.ATTRIBUTED}
     assert all(metric.labels == tuple(sorted(metric.labels)) for metric in attributed.ATTRIBUTED)
-    assert {m for m in attributed.ATTRIBUTED if m.name.endswith("_total")} == {m for m in attributed.ATTRIBUTED if m.kind is Kind.COUNTER}
+    assert {m for m in attributed.ATTRIBUTED if m.name.endswith("_total")} == {
+        m for m in attributed.ATTRIBUTED if m.kind is Kind.COUNTER
+    }
 
 
-# ---- the sweep line ---------------------------------------------------------------------------------------------------------
+# ---- the sweep line
 
 
 def test_each_busy_second_is_split_over_those_who_run():
@@ -575,7 +671,9 @@ def test_a_window_cuts_what_reaches_over_its_ends():
     assert {} == sweep([(0, 10, "red"), (20, 30, "blue"), (15, 15, "red")], (10, 20))
 
 
-spans = st.tuples(st.floats(0, 3600), st.floats(0, 300), st.sampled_from(TEAMS)).map(lambda one: (T0 + one[0], T0 + one[0] + one[1], one[2]))
+spans = st.tuples(st.floats(0, 3600), st.floats(0, 300), st.sampled_from(TEAMS)).map(
+    lambda one: (T0 + one[0], T0 + one[0] + one[1], one[2])
+)
 
 
 def union_s(requests: Iterable[tuple[float, float, str]], window: tuple[float, float]) -> float:
@@ -597,7 +695,9 @@ def test_the_sweep_sums_to_the_time_in_which_any_ran(requests, rng):
     parts: Counter[str] = Counter()
     for number in range(10):
         parts.update(sweep(requests, (T0 + 360 * number, T0 + 360 * (number + 1))))
-    assert {team: pytest.approx(s, rel=CLOSE, abs=1e-8) for team, s in whole.items()} == {team: s for team, s in parts.items() if team in whole}
+    assert {team: pytest.approx(s, rel=CLOSE, abs=1e-8) for team, s in whole.items()} == {
+        team: s for team, s in parts.items() if team in whole
+    }
 
 
 HOUR = 490_000
@@ -620,7 +720,8 @@ def test_an_hour_is_swept_minute_by_minute_to_the_same_end(requests):
 
 
 def test_an_hour_waits_for_those_who_began_in_it():
-    """A request that ends at ten past four ran before four too; the hour is closed once, and later lines leave it alone."""
+    """A request that ends at ten past four ran before four too; the hour is closed once, and later lines leave it
+    alone."""
     hours = Hours(late_s=600)
     hours.add(START + 3590, START + HOUR_S + 10, "chat", "red", now_s=START + HOUR_S + 10)
     assert hours.close_hour(START + HOUR_S + 599) is None
@@ -652,7 +753,8 @@ def test_a_crowded_hour_is_a_fair_sample_of_bounded_size():
 
 
 def test_the_live_split_is_near_the_one_that_knows_every_request():
-    """Ten minutes of short prompts with short answers and long ones, two requests a second: by tokens at 5 s looks as by who ran at each moment."""
+    """Ten minutes of short prompts with short answers and long ones, two requests a second: by tokens at 5 s looks as
+    by who ran at each moment."""
     rng = random.Random(3)
     requests, at_s = [], 0.0
     while at_s < 600:
@@ -662,7 +764,8 @@ def test_the_live_split_is_near_the_one_that_knows_every_request():
     prefill_s, decode_s = 1 / 2000, 1 / 50
 
     def engine(now_s: float) -> tuple[float, ...]:
-        """What its counters say: running, prompt and generated tokens, decode and prefill time of those that finished."""
+        """What its counters say: running, prompt and generated tokens, decode and prefill time of those that
+        finished."""
         found = [0.0] * 5
         for start, _, prompt, completion in requests:
             first, end = start + prompt * prefill_s, start + prompt * prefill_s + completion * decode_s
@@ -678,17 +781,26 @@ def test_the_live_split_is_near_the_one_that_knows_every_request():
         now = engine(now_s)
         told = {"red": NOTHING, "blue": NOTHING}
         for start, team, prompt, completion in requests:
-            if start + prompt * prefill_s + completion * decode_s <= now_s + 0.1:  # lines are read up to a moment after the page
+            # lines are read up to a moment after the page
+            if start + prompt * prefill_s + completion * decode_s <= now_s + 0.1:
                 told[team] = told[team].plus(Work(prompt, 0, completion))
         _, prompts, generated, decoding, prefilling = (b - a for a, b in zip(before, now, strict=True))
         attribution.advance(
             look(
-                now_s - 5, now_s, (before[0], now[0]), decode_s=decoding, prefill_s=prefilling, produced=Work(prompts, 0, generated), logged=told
+                now_s - 5,
+                now_s,
+                (before[0], now[0]),
+                decode_s=decoding,
+                prefill_s=prefilling,
+                produced=Work(prompts, 0, generated),
+                logged=told,
             )
-        )  # fmt: skip
+        )
         before = now
     swept = sweep([(start, start + p * prefill_s + c * decode_s, team) for start, team, p, c in requests], (0, 680))
-    assert {("engine", "chat"): pytest.approx(40.0, rel=0.05)} == sums(attribution, attributed.DECODE_WEIGHT, "method", "model_name")
+    assert {("engine", "chat"): pytest.approx(40.0, rel=0.05)} == sums(
+        attribution, attributed.DECODE_WEIGHT, "method", "model_name"
+    )
     live = seconds(attribution)
     assert near(0.0) == pending(attribution, "seconds")
     assert pytest.approx(swept["red"] / sum(swept.values()), abs=0.03) == live["red"] / (live["red"] + live["blue"])
@@ -699,6 +811,8 @@ def test_the_two_ways_to_share_are_compared_by_the_hour():
     logged = {"red": Work(0, 0, 30), "blue": Work(0, 0, 10)}
     attribution = after(FIRST, look(0, 10, logged=logged, missing_in_log=Work(0, 0, 40), produced=Work(0, 0, 80)))
     attribution.compare(int((T0 + 10) // HOUR_S), {"chat": {"red": 4.0, "blue": 4.0}, "unseen": {"red": 1.0}})
-    assert {("chat", "red"): near(-0.25), ("chat", "blue"): near(0.25)} == sums(attribution, attributed.SHARE_DIFFERENCE, "model_name", "team")
+    assert {("chat", "red"): near(-0.25), ("chat", "blue"): near(0.25)} == sums(
+        attribution, attributed.SHARE_DIFFERENCE, "model_name", "team"
+    )
     attribution.compare(HOUR, {})
     assert {} == sums(attribution, attributed.SHARE_DIFFERENCE, "team")

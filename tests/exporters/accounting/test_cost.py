@@ -31,7 +31,9 @@ PRICES = Prices(gpu_hour=3.6, currency="EUR", api=(ApiPrice("chat", 1.0, 3.0, 0.
 def request(start_s: float, end_s: float, team: str | None = "red", **more: object) -> RequestRecord:
     """One that ran from and to times since T0."""
     given = {"model": "chat", "outcome": "ok", "prompt_tokens": 100, "completion_tokens": 10, **more}
-    return RequestRecord(request_id=f"{start_s}", ts=timestamp(T0 + end_s), e2e_ms=(end_s - start_s) * 1000, team=team, **given)  # type: ignore[arg-type]
+    return RequestRecord(
+        request_id=f"{start_s}", ts=timestamp(T0 + end_s), e2e_ms=(end_s - start_s) * 1000, team=team, **given
+    )  # type: ignore[arg-type]
 
 
 def write(folder: Path, *found: RequestRecord | str, name: str = "requests.jsonl") -> Path:
@@ -49,7 +51,7 @@ def run(*words: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-# ---- from logs --------------------------------------------------------------------------------------------------------------
+# ---- from logs
 
 
 def test_the_log_alone_shares_busy_time_by_who_ran(tmp_path):
@@ -78,20 +80,37 @@ def test_idle_cost_can_be_spread(tmp_path):
     path = write(tmp_path, request(0, 30), request(50, 60, "blue"))
     prices = Prices(gpu_hour=3.6, spread_idle=True)
     told = cost.report(cost.from_log([path], 100, T0 + 100, prices), "team")
-    assert {"red": pytest.approx(0.075), "blue": pytest.approx(0.025), IDLE: 0.0} == {row["team"]: row["cost_allocation"] for row in told["rows"]}
+    assert {"red": pytest.approx(0.075), "blue": pytest.approx(0.025), IDLE: 0.0} == {
+        row["team"]: row["cost_allocation"] for row in told["rows"]
+    }
 
 
 def test_aborted_work_is_in_its_teams_row_with_a_column_of_its_own(tmp_path):
-    """What was refused used nothing. Estimated tokens have columns of their own and are charged at API prices, but are in no exact figure."""
-    unpaid = {"outcome": "client_abort", "prompt_tokens": None, "completion_tokens": None, "est_prompt_tokens": 40, "est_completion_tokens": 7}
+    """What was refused used nothing. Estimated tokens have columns of their own and are charged at API prices, but are
+    in no exact figure."""
+    unpaid = {
+        "outcome": "client_abort",
+        "prompt_tokens": None,
+        "completion_tokens": None,
+        "est_prompt_tokens": 40,
+        "est_completion_tokens": 7,
+    }
     path = write(
-        tmp_path, request(0, 10, **unpaid), request(10, 20), request(0, 50, outcome="rejected"), request(20, 24, "blue", outcome="timeout"),
-    )  # fmt: skip
+        tmp_path,
+        request(0, 10, **unpaid),
+        request(10, 20),
+        request(0, 50, outcome="rejected"),
+        request(20, 24, "blue", outcome="timeout"),
+    )
     told = cost.report(cost.from_log([path], 100, T0 + 100, PRICES), "team")
     assert {"red": 20.0, "blue": 4.0, IDLE: 76.0} == hours(told)
-    assert {"red": 10.0, "blue": 4.0, IDLE: 0.0} == {row["team"]: pytest.approx(3600 * row["aborted_gpu_hours"]) for row in told["rows"]}
+    assert {"red": 10.0, "blue": 4.0, IDLE: 0.0} == {
+        row["team"]: pytest.approx(3600 * row["aborted_gpu_hours"]) for row in told["rows"]
+    }
     red = next(row for row in told["rows"] if row["team"] == "red")
-    assert (100, 10, 40, 7) == tuple(red[name] for name in ("prompt_tokens", "completion_tokens", "est_prompt_tokens", "est_completion_tokens"))
+    assert (100, 10, 40, 7) == tuple(
+        red[name] for name in ("prompt_tokens", "completion_tokens", "est_prompt_tokens", "est_completion_tokens")
+    )
     assert pytest.approx((140 * 1.0 + 17 * 3.0) / 1000) == red["api_cost"]
     head, rows = cost.sheet(told)
     assert "0.0039" == rows[-1][head.index("of which aborted")]
@@ -106,7 +125,9 @@ def test_time_in_the_gateways_queue_is_no_work(tmp_path):
 def test_models_have_cards_of_their_own(tmp_path):
     path = write(tmp_path, request(0, 10), request(0, 10, model="code"))
     told = cost.report(cost.from_log([path], None, T0, cards=cost.cards_of(["chat=4", "2"])), "model")
-    assert {"chat": 40.0, "code": 20.0} == {row["model"]: pytest.approx(row["gpu_hours"] * 3600) for row in told["rows"]}
+    assert {"chat": 40.0, "code": 20.0} == {
+        row["model"]: pytest.approx(row["gpu_hours"] * 3600) for row in told["rows"]
+    }
 
 
 def test_lines_that_cannot_be_counted_are_told(tmp_path):
@@ -123,14 +144,22 @@ def test_work_that_reaches_into_the_time_counts_with_the_part_that_does(tmp_path
     assert {"red": 100.0, "blue": 0.0, IDLE: 0.0} == {row["team"]: row["prompt_tokens"] for row in told["rows"]}
 
 
-spans = st.tuples(st.integers(0, 9000), st.integers(1, 4000), st.sampled_from(["red", "blue", None]), st.sampled_from(["chat", "code"]))
+spans = st.tuples(
+    st.integers(0, 9000),
+    st.integers(1, 4000),
+    st.sampled_from(["red", "blue", None]),
+    st.sampled_from(["chat", "code"]),
+)
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(spans, min_size=1, max_size=25), st.sampled_from(list(cost.BY)), st.booleans())
 def test_the_total_is_the_sum_of_the_rows_and_all_of_the_time(tmp_path_factory, rows, by, spread):
     ends = itertools.cycle(("ok", "client_abort", "upstream_error"))
-    made = (request(start, start + length, team, model=model, outcome=end) for (start, length, team, model), end in zip(rows, ends, strict=False))
+    made = (
+        request(start, start + length, team, model=model, outcome=end)
+        for (start, length, team, model), end in zip(rows, ends, strict=False)
+    )
     path = write(tmp_path_factory.mktemp("log"), *made)
     prices = Prices(gpu_hour=3.6, spread_idle=spread)
     told = cost.report(cost.from_log([path], 20_000, T0 + 20_000, prices, {"": 3.0}), by)
@@ -141,12 +170,19 @@ def test_the_total_is_the_sum_of_the_rows_and_all_of_the_time(tmp_path_factory, 
         assert pytest.approx(told["total"][name], rel=1e-12) == sum(row[name] for row in told["rows"])
 
 
-# ---- the command ------------------------------------------------------------------------------------------------------------
+# ---- the command
 
 
 def test_the_table_ends_with_the_total_and_what_was_assumed(tmp_path):
     (tmp_path / "prices.yaml").write_text("gpu_hour: 3.6\ncurrency: EUR\n")
-    status, text = run("--log", write(tmp_path, request(0, 5), request(2, 5, "blue")), "--prices", tmp_path / "prices.yaml", "--by", "team")
+    status, text = run(
+        "--log",
+        write(tmp_path, request(0, 5), request(2, 5, "blue")),
+        "--prices",
+        tmp_path / "prices.yaml",
+        "--by",
+        "team",
+    )
     assert 0 == status
     lines = text.splitlines()
     last = next(line for line in lines if "total" in line)
@@ -160,7 +196,9 @@ def test_csv_and_json_say_the_same(tmp_path):
     told = json.loads(run("--log", path, "--json")[1])
     table = list(csv.DictReader(io.StringIO(run("--log", path, "--csv")[1])))
     assert [*(row["team"] for row in told["rows"]), "total"] == [row["team"] for row in table]
-    assert [*(row["gpu_hours"] for row in told["rows"]), told["total"]["gpu_hours"]] == [float(row["gpu_hours"]) for row in table]
+    assert [*(row["gpu_hours"] for row in told["rows"]), told["total"]["gpu_hours"]] == [
+        float(row["gpu_hours"]) for row in table
+    ]
     assert {""} == {row["cost_usage"] for row in table}
 
 
@@ -176,7 +214,10 @@ def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path):
     [
         ((), "name either --prometheus URL or --log FILE"),
         (("--log", "none.jsonl"), "none.jsonl: No such file or directory"),
-        (("--log", "LOG", "--gpus", "chat=many"), "--gpus 'chat=many' is no number of cards; write it like 4 or chat=4"),
+        (
+            ("--log", "LOG", "--gpus", "chat=many"),
+            "--gpus 'chat=many' is no number of cards; write it like 4 or chat=4",
+        ),
         (("--log", "LOG", "--log", "LOG"), "--log names one file twice"),
         (("--log", "EMPTY"), "holds no request with a time (ts and e2e_ms)"),
         (("--log", "LOG", "--since", "1s"), "since then; a longer --since, or none, takes older ones"),
@@ -188,17 +229,26 @@ def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path):
 )
 def test_a_mistake_is_told_in_a_sentence(tmp_path, words, sentence):
     (tmp_path / "prices.yaml").write_text("gpu_hour: 1\ngpus: [{name: H100, gpu_hours: 2}]\n")
-    files = {"LOG": write(tmp_path, request(0, 5)), "EMPTY": write(tmp_path, name="empty.jsonl"), "PRICES": tmp_path / "prices.yaml"}
+    files = {
+        "LOG": write(tmp_path, request(0, 5)),
+        "EMPTY": write(tmp_path, name="empty.jsonl"),
+        "PRICES": tmp_path / "prices.yaml",
+    }
     status, text = run(*(files.get(word, word) for word in words))
     assert 2 == status
     assert sentence in " ".join(text.split())
 
 
 def test_the_help_ends_with_an_example():
-    assert run("--help")[1].split("Options:")[0].rstrip().endswith("Example:  vllm-watch cost --prometheus http://127.0.0.1:9090 --since 24h")
+    assert (
+        run("--help")[1]
+        .split("Options:")[0]
+        .rstrip()
+        .endswith("Example:  vllm-watch cost --prometheus http://127.0.0.1:9090 --since 24h")
+    )
 
 
-# ---- from Prometheus --------------------------------------------------------------------------------------------------------
+# ---- from Prometheus
 
 MINUTES = 150
 NOW_S = T0 + MINUTES * 60 + 30  # between two scrapes, so that increase() has as much to add at both ends
@@ -210,25 +260,31 @@ A_MINUTE = {  # growth by metric and labels
     ),
     attributed.ALLOCATED: (({"uuid": "GPU-1"}, 45.0), ({"uuid": "GPU-2"}, 15.0)),
     attributed.TEAM_ENERGY: (
-        ({"method": "counter", "state": "active", "team": "red"}, 9000.0), ({"method": "counter", "state": "idle", "team": IDLE}, 6000.0),
+        ({"method": "counter", "state": "active", "team": "red"}, 9000.0),
+        ({"method": "counter", "state": "idle", "team": IDLE}, 6000.0),
     ),
     attributed.COST: tuple(
         ({"basis": basis, "currency": "EUR", "team": team}, amount)
         for basis, team, amount in (
-            ("allocation", "red", 0.030), ("usage", "red", 0.030), ("allocation", "blue", 0.012), ("usage", "blue", 0.012),
-            ("allocation", ABORTED, 0.003), ("usage", ABORTED, 0.003), ("allocation", IDLE, 0.010), ("allocation", UNATTRIBUTED, 0.005),
+            ("allocation", "red", 0.030), ("usage", "red", 0.030), ("allocation", "blue", 0.012),
+            ("usage", "blue", 0.012),
+            ("allocation", ABORTED, 0.003), ("usage", ABORTED, 0.003), ("allocation", IDLE, 0.010),
+            ("allocation", UNATTRIBUTED, 0.005),
         )
     ),
     attributed.API_COST: (({"currency": "EUR", "team": "red"}, 0.5),),
-    sidecar_series.ESTIMATED_TOKENS: tuple(({"team": "red", "type": kind}, amount) for kind, amount in (("prompt", 60.0), ("completion", 12.0))),
+    sidecar_series.ESTIMATED_TOKENS: tuple(({"team": "red", "type": kind}, amount) for kind,
+        amount in (("prompt", 60.0), ("completion", 12.0))),
     sidecar_series.TOKENS: tuple(
-        ({"team": "red", "type": kind}, amount) for kind, amount in (("prompt", 600.0), ("cached", 200.0), ("completion", 60.0))
+        ({"team": "red", "type": kind}, amount) for kind,
+        amount in (("prompt", 600.0), ("cached", 200.0), ("completion", 60.0))
     ),
 }  # fmt: skip
 
 
 def history() -> Iterator[str]:
-    """Two sidecars of one model, a sample a minute; the first loses its counters after an hour and a half, the second never."""
+    """Two sidecars of one model, a sample a minute; the first loses its counters after an hour and a half, the second
+    never."""
     for metric, series in A_MINUTE.items():
         yield f"# TYPE {metric.name.removesuffix('_total')} counter"
         for labels, amount in series:
@@ -259,37 +315,68 @@ def found(where: Address, since_s: float = 7200.0, prices: Prices | None = None)
 
 @pytest.mark.prometheus
 def test_what_was_recorded_is_read_whole_over_a_sidecar_that_began_again(recorded):
-    """Each series grows on its own before the sum: the second sidecar's growth is not swallowed by the first one's reset."""
+    """Each series grows on its own before the sum: the second sidecar's growth is not swallowed by the first one's
+    reset."""
     told = found(recorded)
     hour_s = 2 * 120  # two sidecars, 120 minutes
-    assert {"red": 30.0 * hour_s, "blue": 12.0 * hour_s, IDLE: 10.0 * hour_s, UNATTRIBUTED: 5.0 * hour_s, ABORTED: 3.0 * hour_s} == hours(told)
+    assert {
+        "red": 30.0 * hour_s,
+        "blue": 12.0 * hour_s,
+        IDLE: 10.0 * hour_s,
+        UNATTRIBUTED: 5.0 * hour_s,
+        ABORTED: 3.0 * hour_s,
+    } == hours(told)
     red, total = told["rows"][0], told["total"]
-    assert ("EUR", pytest.approx(0.03 * hour_s), pytest.approx(0.06 * hour_s)) == (told["currency"], red["cost_usage"], total["cost_allocation"])
+    assert ("EUR", pytest.approx(0.03 * hour_s), pytest.approx(0.06 * hour_s)) == (
+        told["currency"],
+        red["cost_usage"],
+        total["cost_allocation"],
+    )
     assert (pytest.approx(9000.0 * hour_s), pytest.approx(15_000.0 * hour_s)) == (red["joules"], total["joules"])
-    assert tuple(pytest.approx(each * hour_s) for each in (600, 200, 60)) == (red["prompt_tokens"], red["cached_tokens"], red["completion_tokens"])
+    assert tuple(pytest.approx(each * hour_s) for each in (600, 200, 60)) == (
+        red["prompt_tokens"],
+        red["cached_tokens"],
+        red["completion_tokens"],
+    )
     assert pytest.approx(0.5 * hour_s) == red["api_cost"]
     assert pytest.approx(0.03 / 0.66) == red["usage_per_1k_tokens"]
-    aborted = {row["team"]: pytest.approx(3600 * row["aborted_gpu_hours"]) for row in told["rows"] if row["aborted_gpu_hours"]}
+    aborted = {
+        row["team"]: pytest.approx(3600 * row["aborted_gpu_hours"]) for row in told["rows"] if row["aborted_gpu_hours"]
+    }
     assert {"red": 6.0 * hour_s, ABORTED: 3.0 * hour_s} == aborted
-    assert tuple(pytest.approx(each * hour_s) for each in (60, 12)) == (red["est_prompt_tokens"], red["est_completion_tokens"])
+    assert tuple(pytest.approx(each * hour_s) for each in (60, 12)) == (
+        red["est_prompt_tokens"],
+        red["est_completion_tokens"],
+    )
     assert total["gpu_hours"] == sum(row["gpu_hours"] for row in told["rows"])
 
 
 @pytest.mark.prometheus
 def test_other_prices_reckon_what_was_recorded_anew(recorded):
-    """Three quarters of the time on an H100 at 4, a quarter on an L4 at 1: 3.25 an hour for each team's seconds; unknown time is no usage."""
-    prices = Prices(gpu_hour=9.0, currency="USD", gpus=(GpuPrice("H100", 4.0), GpuPrice("L4", 1.0)), api=(ApiPrice("chat", 1.0, 3.0, 0.5),))
+    """Three quarters of the time on an H100 at 4, a quarter on an L4 at 1: 3.25 an hour for each team's seconds;
+    unknown time is no usage."""
+    prices = Prices(
+        gpu_hour=9.0,
+        currency="USD",
+        gpus=(GpuPrice("H100", 4.0), GpuPrice("L4", 1.0)),
+        api=(ApiPrice("chat", 1.0, 3.0, 0.5),),
+    )
     told = found(recorded, prices=prices)
     costs = {row["team"]: (row["cost_allocation"], row["cost_usage"]) for row in told["rows"]}
     assert (pytest.approx(3.25 * 2 * 120 * 30 / 3600), pytest.approx(3.25 * 2 * 120 * 30 / 3600)) == costs["red"]
     assert (pytest.approx(3.25 * 2 * 120 * 10 / 3600), 0.0) == costs[IDLE]
     assert 0.0 == costs[UNATTRIBUTED][1]
-    assert pytest.approx(2 * 120 * (460 * 1.0 + 200 * 0.5 + 72 * 3.0) / 1000) == told["total"]["api_cost"], "estimated tokens included"
+    assert pytest.approx(2 * 120 * (460 * 1.0 + 200 * 0.5 + 72 * 3.0) / 1000) == told["total"]["api_cost"], (
+        "estimated tokens included"
+    )
 
 
 @pytest.mark.prometheus
 def test_a_time_of_which_nothing_was_recorded_is_told(recorded):
-    with pytest.raises(ValueError, match="has no vllm_watch_gpu_seconds_total in this time: is a sidecar that reads engines and cards scraped"):
+    with pytest.raises(
+        ValueError,
+        match="has no vllm_watch_gpu_seconds_total in this time: is a sidecar that reads engines and cards scraped",
+    ):
         asyncio.run(cost.from_prometheus(recorded, 600.0, T0 - 86_400))
 
 

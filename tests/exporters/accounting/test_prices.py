@@ -44,7 +44,9 @@ def test_the_short_form_is_enough():
     assert (
         Prices(gpu_hour=2.5, budget_per_1k_tokens=0.002, currency="USD")
         == config.parse(
-            "prices: {gpu_hour: 2.5, budget_per_1k_tokens: 0.002, currency: USD}", msgspec.defstruct("Some", [("prices", Prices)]), "sidecar.yaml"
+            "prices: {gpu_hour: 2.5, budget_per_1k_tokens: 0.002, currency: USD}",
+            msgspec.defstruct("Some", [("prices", Prices)]),
+            "sidecar.yaml",
         ).prices
     )
 
@@ -58,10 +60,18 @@ def test_the_short_form_is_enough():
         ("gpu_hour: 2.0", "gpu_hour: .inf", "prices are more than 0"),
         ("gpu_hour: 3.0,", "gpu_hour: 0,", r"prices.yaml, line 4: gpus\[0\]: gpu_hour: a price is more than 0"),
         ("gpu_hour: 3.0,", "hour: 3.0,", r"prices.yaml, line 4: gpus\[0\].hour is unknown; did you mean gpu_hour?"),
-        ("1g.10gb: 0.6", "1g10: 0.6", r"line 4: gpus\[0\]: mig has '1g10', which is no MIG profile; write it like 1g.10gb"),
+        (
+            "1g.10gb: 0.6",
+            "1g10: 0.6",
+            r"line 4: gpus\[0\]: mig has '1g10', which is no MIG profile; write it like 1g.10gb",
+        ),
         ("name: H100 NVL", "name: h100", "gpus has 'h100' twice"),
         ("model: chat", 'model: "*"', r"api has '\*' twice"),
-        ("input_per_1k: 0.001", "input_per_1k: -0.001", r"line 7: api\[0\]: input_per_1k is -0.001; a price is 0 or more"),
+        (
+            "input_per_1k: 0.001",
+            "input_per_1k: -0.001",
+            r"line 7: api\[0\]: input_per_1k is -0.001; a price is 0 or more",
+        ),
         ("output_per_1k: 0.003", "output: 0.003", r"line 7: api\[0\].output is unknown; did you mean output_per_1k?"),
         ("currency: EUR", "currency: ''", "currency is empty; write it like USD or EUR"),
     ],

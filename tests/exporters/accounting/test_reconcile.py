@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporters.accounting.reconciliation import EXTRA_CAUSES, KINDS, MISSING_CAUSES, Reconciler, ReconciliationState, TokenPair
+from exporters.accounting.reconciliation import (
+    EXTRA_CAUSES,
+    KINDS,
+    MISSING_CAUSES,
+    Reconciler,
+    ReconciliationState,
+    TokenPair,
+)
 from exporters.catalogue import reconciled
 from exporters.engine.view import EngineCore, EngineTotals, EngineView
 from exporters.requests.work import FinishedRequest
@@ -87,7 +94,15 @@ class World:
     def at(self, when_s: float, what) -> None:
         heapq.heappush(self._events, (when_s, next(self._order), what))
 
-    def ask(self, request: Request, upstream: str = "e0", rank: str = "0", lasts_s: float = 1.0, late_s: float = 0.1, aborts: bool = False) -> None:
+    def ask(
+        self,
+        request: Request,
+        upstream: str = "e0",
+        rank: str = "0",
+        lasts_s: float = 1.0,
+        late_s: float = 0.1,
+        aborts: bool = False,
+    ) -> None:
         """A request begins. late_s: from the engine's end to the line. An engine that dies takes what runs with it."""
         process = self.processes[upstream]
         if process is None:
@@ -128,7 +143,9 @@ class World:
         stored = msgspec.msgpack.encode(self.sidecar.state())
         self.sidecar = None
         self.run(away_s)
-        self.sidecar = Reconciler(self.aliases, msgspec.msgpack.decode(stored, type=ReconciliationState), self.processes)
+        self.sidecar = Reconciler(
+            self.aliases, msgspec.msgpack.decode(stored, type=ReconciliationState), self.processes
+        )
         self.next_look_s, self.caught_up = self.now_s, False
 
     def run(self, seconds: float, every_tick=None) -> None:
@@ -222,7 +239,10 @@ def the_law_holds(sidecar: Reconciler) -> None:
     for kind in found.values():
         engine_side = kind[reconciled.ENGINE.name]
         assert engine_side == (
-            kind[reconciled.LOGGED.name] + kind[reconciled.MISSING_IN_LOG.name] - kind[reconciled.EXTRA_IN_LOG.name] + kind[reconciled.OPEN.name]
+            kind[reconciled.LOGGED.name]
+            + kind[reconciled.MISSING_IN_LOG.name]
+            - kind[reconciled.EXTRA_IN_LOG.name]
+            + kind[reconciled.OPEN.name]
         )
         assert all(isinstance(value, int) for value in kind.values())
 
@@ -272,7 +292,10 @@ def test_what_is_booked_is_sure_and_in_the_end_nothing_is_missing(steps):
     for kind in range(len(KINDS)):
         gap = _sum(true_missing, kind) - _sum(true_extra, kind)
         assert gap == _sum(missing_in_log, kind) - _sum(extra_in_log, kind)
-        assert 0 == world.sidecar.state().models[MODEL].engine[kind] - world.sidecar.state().models[MODEL].logged[kind] - gap
+        assert (
+            0
+            == world.sidecar.state().models[MODEL].engine[kind] - world.sidecar.state().models[MODEL].logged[kind] - gap
+        )
 
 
 def take(world: World, step: tuple, every_tick) -> None:
@@ -303,7 +326,8 @@ def what_is_booked_is_sure(world: World) -> None:
 
 
 def so_far(world: World) -> tuple[list[int], list[int]]:
-    """The most that can be missing_in_log and extra_in_log by now, by kind: lines that will never come, and lines too many."""
+    """The most that can be missing_in_log and extra_in_log by now, by kind: lines that will never come, and lines too
+    many."""
     missing_in_log, extra_in_log = [0, 0, 0], [0, 0, 0]
     for request in world.requests:
         if request.finished:
@@ -321,12 +345,19 @@ def quiet(world: World) -> World:
 
 
 def seeded(world: World, seconds: float, per_second: float, seed: int = 1, **fates) -> None:
-    """Mixed load: n of 1 to 4, two engines, two ranks; some are aborted. fates: chances of lines=0, lines=2, usage=False."""
+    """Mixed load: n of 1 to 4, two engines, two ranks; some are aborted. fates: chances of lines=0, lines=2,
+    usage=False."""
     rng = random.Random(seed)
     for _ in range(round(seconds / TICK_S)):
         for _ in range(_poisson(rng, per_second * TICK_S)):
             lines = 0 if rng.random() < fates.get("none", 0) else 2 if rng.random() < fates.get("twice", 0) else 1
-            request = Request(rng.choice((1, 1, 1, 2, 4)), rng.randint(1, 4000), rng.randint(1, 900), lines, rng.random() >= fates.get("no_usage", 0))
+            request = Request(
+                rng.choice((1, 1, 1, 2, 4)),
+                rng.randint(1, 4000),
+                rng.randint(1, 900),
+                lines,
+                rng.random() >= fates.get("no_usage", 0),
+            )
             slow_s = fates.get("slow_s", 0) * (rng.random() < fates.get("slow", 0))
             world.ask(
                 request,
@@ -360,7 +391,8 @@ def _poisson(rng: random.Random, mean: float) -> int:
     ids=str,
 )
 def test_every_cause_is_exact_once_all_is_quiet(fates, sidecar_away_s):
-    """Missing and extra in the log, by cause and kind, to the token; also when the sidecar was away and came back to its state."""
+    """Missing and extra in the log, by cause and kind, to the token; also when the sidecar was away and came back to
+    its state."""
     world = World()
     world.run(SETTLED_S)  # what the first look leaves open is settled first
     seeded(world, 30, 5, **fates)
@@ -408,7 +440,9 @@ def test_a_restart_while_the_sidecar_was_away_is_bridged():
     world.run(3)
     world.start("e0")
     seeded(world, 10, 5, seed=3)
-    world.sidecar = Reconciler(state=msgspec.msgpack.decode(stored, type=ReconciliationState), upstreams=world.processes)
+    world.sidecar = Reconciler(
+        state=msgspec.msgpack.decode(stored, type=ReconciliationState), upstreams=world.processes
+    )
     quiet(world)
     assert world.truth() == world.told()
     assert world.told()[1]["restart"][0] > 0
@@ -493,7 +527,8 @@ def test_two_percent_of_the_traffic_beside_the_log_are_found_within_two_minutes_
 
 @pytest.mark.parametrize(("slow", "slow_s", "late_s"), [(0.05, 10, None), (0.05, 10, 0.6), (0.5, 15, 7.6)])
 def test_slow_readers_are_not_taken_for_missing_lines(slow, slow_s, late_s):
-    """Some take seconds to read an answer that the engine has long finished: 10, or 150, of them linger at any moment."""
+    """Some take seconds to read an answer that the engine has long finished: 10, or 150, of them linger at any
+    moment."""
     world = World(late_s=late_s)
     for at in range(6):  # busy, idle and busy again: what lingers comes and goes
         seeded(world, 60, 20, seed=at, slow=slow, slow_s=slow_s)
@@ -503,9 +538,11 @@ def test_slow_readers_are_not_taken_for_missing_lines(slow, slow_s, late_s):
 
 
 def test_a_busy_day_books_nothing_but_what_its_restarts_swallowed():
-    """24 hours at 100 requests a second, lines 100 ms late, aborts, n > 1, an engine killed every hour and away for 20 seconds."""
+    """24 hours at 100 requests a second, lines 100 ms late, aborts, n > 1, an engine killed every hour and away for 20
+    seconds."""
     rng, sidecar = random.Random(7), Reconciler(upstreams=["e0"])
-    drawn = [sum(rng.choice((1, 1, 1, 2)) for _ in range(_poisson(rng, 8))) for _ in range(4096)]  # by tick: the day has 864,000
+    # by tick: the day has 864,000
+    drawn = [sum(rng.choice((1, 1, 1, 2)) for _ in range(_poisson(rng, 8))) for _ in range(4096)]
     engine, started_s, logged, asked, since_page, swallowed, back_tick = 0, -100.0, 0, 0, 0, 0, -1
 
     def log(count: int) -> dict[str, FinishedRequest]:
@@ -518,14 +555,21 @@ def test_a_busy_day_books_nothing_but_what_its_restarts_swallowed():
         if tick == back_tick:
             engine, started_s = 0, now_s
         up = tick >= back_tick
-        count = drawn[rng.getrandbits(12)] if up and 600 < tick < 864_000 else 0  # a minute of peace before, so that the start is settled
+        # a minute of peace before, so that the start is settled
+        count = drawn[rng.getrandbits(12)] if up and 600 < tick < 864_000 else 0
         engine += count
         since_page += count
         if tick % 50 == 0:
             asked = logged
         if tick % 50 == 1 and up:
             totals = EngineTotals(engine, engine * 300, engine * 120, engine * 310, engine * 125)
-            sidecar.look("e0", EngineView(None, started_s, {}, (), cores={(MODEL, "0"): EngineCore(totals, 10, 0)}), now_s - TICK_S, log(asked), 5.0)
+            sidecar.look(
+                "e0",
+                EngineView(None, started_s, {}, (), cores={(MODEL, "0"): EngineCore(totals, 10, 0)}),
+                now_s - TICK_S,
+                log(asked),
+                5.0,
+            )
             since_page = 0
         elif tick % 50 == 1:
             sidecar.gone("e0")
@@ -536,7 +580,11 @@ def test_a_busy_day_books_nothing_but_what_its_restarts_swallowed():
     the_law_holds(sidecar)
     assert logged > 8_000_000
     assert {"no_usage": [0] * 3, "unknown": [0] * 3} == model.missing_in_log
-    assert {"restart": [swallowed, swallowed * 300, swallowed * 120], "start": [0] * 3, "unknown": [0] * 3} == model.extra_in_log
+    assert {
+        "restart": [swallowed, swallowed * 300, swallowed * 120],
+        "start": [0] * 3,
+        "unknown": [0] * 3,
+    } == model.extra_in_log
 
 
 def core(requests: int = 0, prompt: int = 0, completion: int = 0, **more: int) -> EngineCore:
@@ -557,7 +605,8 @@ def caught_up(**options) -> Reconciler:
 
 
 def test_aborted_work_is_told_once_the_engine_is_idle():
-    """In flight and aborted look alike until nothing is in flight. What was aborted before the first look is none of ours."""
+    """In flight and aborted look alike until nothing is in flight. What was aborted before the first look is none of
+    ours."""
     sidecar = caught_up()
     looks = [
         (core(2, 20, 40, prompt_tokens=100, completion_tokens=70), (0, 0), (80, 30)),  # before us; not known to be idle
@@ -572,7 +621,9 @@ def test_aborted_work_is_told_once_the_engine_is_idle():
     for at, (seen, aborted, unfinished) in enumerate(looks):
         sidecar.look("e", view({(MODEL, "0"): seen}, started_s=None), 5.0 * at, {})
         assert (aborted, unfinished) == (sidecar.aborted(MODEL), sidecar.unfinished(MODEL)), at
-        assert unfinished == tuple(values(sidecar)[reconciled.UNFINISHED.name, MODEL, kind] for kind in TokenPair._fields)
+        assert unfinished == tuple(
+            values(sidecar)[reconciled.UNFINISHED.name, MODEL, kind] for kind in TokenPair._fields
+        )
 
 
 def test_growth_is_taken_core_by_core_before_it_is_summed():
@@ -588,7 +639,9 @@ def test_growth_is_taken_core_by_core_before_it_is_summed():
     assert (49, 490, 980) == sidecar.state().models[MODEL].engine[:3]
 
 
-@pytest.mark.parametrize(("aliases", "told"), [({"lora": MODEL, "chat": MODEL}, {}), ({}, {"lora": MODEL, "chat": MODEL, MODEL: MODEL})])
+@pytest.mark.parametrize(
+    ("aliases", "told"), [({"lora": MODEL, "chat": MODEL}, {}), ({}, {"lora": MODEL, "chat": MODEL, MODEL: MODEL})]
+)
 def test_adapters_and_other_names_count_for_their_model(aliases, told):
     world = World(aliases=aliases)
     world.names = told
@@ -684,10 +737,14 @@ def test_a_percentile_beyond_all_buckets_does_not_wait_for_ever():
 def test_all_series_of_the_catalogue_are_shown_and_causes_start_at_0():
     world = World()
     world.run(SETTLED_S)
-    assert {metric.name for metric in reconciled.RECONCILED} == {metric.name for metric, _, _ in world.sidecar.samples()}
+    assert {metric.name for metric in reconciled.RECONCILED} == {
+        metric.name for metric, _, _ in world.sidecar.samples()
+    }
     for metric, labels, _ in world.sidecar.samples():
         assert sorted(metric.labels) == sorted(labels)
-    told = {(metric.name, labels["cause"]): value for metric, labels, value in world.sidecar.samples() if "cause" in labels}
+    told = {
+        (metric.name, labels["cause"]): value for metric, labels, value in world.sidecar.samples() if "cause" in labels
+    }
     assert {(reconciled.MISSING_IN_LOG.name, cause): 0 for cause in MISSING_CAUSES} | {
         (reconciled.EXTRA_IN_LOG.name, cause): 0 for cause in EXTRA_CAUSES
     } == told

@@ -22,7 +22,8 @@ def release(page: Path) -> str:
 
 
 def families(page: Path) -> dict[str, Family]:
-    """The families of a page by the name a scrape shows: the parser strips _total from counters, and makes gauges of _created twins."""
+    """The families of a page by the name a scrape shows: the parser strips _total from counters, and makes gauges of
+    _created twins."""
     parsed = list(text_string_to_metric_families(page.read_text()))
     shown = {family.name + "_total" * (family.type == "counter"): family for family in parsed}
     twins = {f"{family.name}_created" for family in parsed if family.type in ("counter", "histogram", "summary")}
@@ -65,7 +66,11 @@ def test_a_family_is_of_the_kind_that_the_page_declares(page: Path):
 @each_page
 def test_a_family_carries_the_labels_that_the_page_shows(page: Path):
     """Grouping by a label that is not there merges what should stay apart. Families without samples show no labels."""
-    shown = {name: labels(family) for name, family in families(page).items() if family.samples and name != vllm.CACHE_CONFIG_INFO.name}
+    shown = {
+        name: labels(family)
+        for name, family in families(page).items()
+        if family.samples and name != vllm.CACHE_CONFIG_INFO.name
+    }
     assert shown == {name: set(BY_NAME[name].labels) for name in shown}
 
 
@@ -74,7 +79,14 @@ def test_cache_config_info_names_its_engine_and_no_model(page: Path):
     """Its labels are the fields of CacheConfig and change by release; only engine joins it to the other families."""
     found = labels(families(page)[vllm.CACHE_CONFIG_INFO.name])
     assert vllm.CACHE_CONFIG_INFO.labels == ("engine",)
-    assert {"engine", "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization"} <= found
+    assert {
+        "engine",
+        "block_size",
+        "num_gpu_blocks",
+        "cache_dtype",
+        "enable_prefix_caching",
+        "gpu_memory_utilization",
+    } <= found
     assert "model_name" not in found
 
 
@@ -101,7 +113,11 @@ def test_what_is_known_from_source_alone_is_on_no_page(page: Path):
 def test_every_sample_name_of_a_shown_family_is_one_that_the_catalogue_announces(page: Path):
     """Counters with _total, histograms and summaries by their parts."""
     known = {sample for metric in EVERY for sample in metric.samples}
-    assert set() == {s.name for family in families(page).values() for s in family.samples if not s.name.endswith("_created")} - known
+    assert (
+        set()
+        == {s.name for family in families(page).values() for s in family.samples if not s.name.endswith("_created")}
+        - known
+    )
 
 
 def test_no_two_metrics_share_a_name():
@@ -115,7 +131,12 @@ def test_every_former_name_is_a_retired_family_that_agrees_in_all_but_its_dates(
     assert len(former) == 4
     for metric, old in former:
         before = {retired.name: retired for retired in vllm.RETIRED}[old]
-        assert (before.kind, before.unit, before.labels, before.across) == (metric.kind, metric.unit, metric.labels, metric.across)
+        assert (before.kind, before.unit, before.labels, before.across) == (
+            metric.kind,
+            metric.unit,
+            metric.labels,
+            metric.across,
+        )
 
 
 @each(EVERY)

@@ -33,7 +33,9 @@ def test_a_figure_of_dcgm_comes_in_base_units(field, expected):
 
 
 def test_the_unit_that_dcgm_counts_in_is_told_where_it_is_not_the_base_unit():
-    told = {field.metric.name for field in dcgm.FIELDS if any(note.startswith("Counts in ") for note in field.metric.notes)}
+    told = {
+        field.metric.name for field in dcgm.FIELDS if any(note.startswith("Counts in ") for note in field.metric.notes)
+    }
     assert {field.metric.name for field in dcgm.FIELDS if field.raw is not dcgm.Raw.BASE} == told
 
 
@@ -55,9 +57,14 @@ def query(slug: str, at: int) -> str:
 
 @pytest.mark.prometheus
 def test_a_card_that_both_show_is_shown_once_and_a_divided_card_is_one_card(part, tmp_path):
-    """GPU-a has a sidecar and dcgm-exporter; GPU-b only the latter, and two MIG instances, which repeat the power and split the memory."""
+    """GPU-a has a sidecar and dcgm-exporter; GPU-b only the latter, and two MIG instances, which repeat the power and
+    split the memory."""
     one, two = 'UUID="GPU-b", GPU_I_ID="1"', 'UUID="GPU-b", GPU_I_ID="2"'
-    rows = [(gpu.INFO, 'uuid="GPU-a"', 1), (gpu.POWER, 'uuid="GPU-a"', 650), (dcgm.POWER_USAGE.metric, 'UUID="GPU-a"', 651)]
+    rows = [
+        (gpu.INFO, 'uuid="GPU-a"', 1),
+        (gpu.POWER, 'uuid="GPU-a"', 650),
+        (dcgm.POWER_USAGE.metric, 'UUID="GPU-a"', 651),
+    ]
     rows += [(dcgm.POWER_USAGE.metric, each, 500) for each in (one, two)]
     rows += [(dcgm.FB_USED.metric, each, 1024) for each in (one, two)]
     b = '{card="GPU-b", uuid="GPU-b", UUID="GPU-b"}'
@@ -75,7 +82,11 @@ def answered(part, folder, series, asked):
         "interval": "15s",
         "input_series": [{"series": name, "values": values} for name, values in series],
         "promql_expr_test": [
-            {"expr": expr, "eval_time": "5m", "exp_samples": [{"labels": labels, "value": value} for labels, value in samples]}
+            {
+                "expr": expr,
+                "eval_time": "5m",
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in samples],
+            }
             for expr, samples in asked
         ],
     }
@@ -87,7 +98,8 @@ def answered(part, folder, series, asked):
 
 @pytest.mark.prometheus
 def test_two_sidecars_that_see_one_card_do_not_make_two(part, tmp_path):
-    """They may number it differently: one of them may run in a container that sees only this card. Either name will do, but only one."""
+    """They may number it differently: one of them may run in a container that sees only this card. Either name will do,
+    but only one."""
     called = 'driver_version="570", index="{}", mig="off", name="H100", uuid="GPU-a"'
     series = []
     for at, index in (("one:9401", 3), ("two:9401", 0)):
@@ -112,7 +124,8 @@ def test_two_sidecars_that_see_one_card_do_not_make_two(part, tmp_path):
 
 @pytest.mark.prometheus
 def test_every_card_of_a_cluster_pays_for_its_tokens_whoever_shows_it(part, tmp_path):
-    """GPU-a has a sidecar and dcgm-exporter, GPU-b only the latter; engines and exporters run in different namespaces."""
+    """GPU-a has a sidecar and dcgm-exporter, GPU-b only the latter; engines and exporters run in different
+    namespaces."""
     series = [
         (f'{vllm.GENERATION_TOKENS.name}{{cluster="c", namespace="serving", model_name="m"}}', "0+18000x30"),
         (f'{gpu.INFO.name}{{cluster="c", namespace="gpus", uuid="GPU-a"}}', "1x30"),

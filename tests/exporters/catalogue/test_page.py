@@ -119,7 +119,9 @@ def test_a_form_is_read_as_prometheus_client_reads_it(text: str):
 _NAMES = st.from_regex(r"[a-z_:][a-z0-9_:]{0,3}", fullmatch=True)
 _LABELS = st.dictionaries(st.from_regex(r"[a-z][a-z0-9_]{0,3}", fullmatch=True), st.text(max_size=6), max_size=3)
 _VALUES = st.one_of(
-    st.floats().map(str), st.integers(-(2**70), 2**70).map(str), st.sampled_from(["NaN", "+Inf", "-Inf", "1e3", "1_0", "x", "", "\u0661"])
+    st.floats().map(str),
+    st.integers(-(2**70), 2**70).map(str),
+    st.sampled_from(["NaN", "+Inf", "-Inf", "1e3", "1_0", "x", "", "\u0661"]),
 )
 _AFTER = st.sampled_from(["", "", "", "", " 1395066363000", ' # {a="b"} 1', " ", "\r", "\t"])
 
@@ -130,9 +132,22 @@ def _series(name: str, labels: dict[str, str]) -> str:
 
 
 _LINES = st.one_of(
-    st.builds(lambda series, value, after: f"{series} {value}{after}", st.builds(_series, _NAMES, _LABELS), _VALUES, _AFTER),
+    st.builds(
+        lambda series, value, after: f"{series} {value}{after}", st.builds(_series, _NAMES, _LABELS), _VALUES, _AFTER
+    ),
     st.text(alphabet='ab{}=",\\ #1_\t', max_size=12),
-    st.sampled_from(["", "# EOF", "# HELP a b c", "# TYPE zz counter", "# TYPE b_total counter", "# TYPE c histogram", "# TYPE d", "#"]),
+    st.sampled_from(
+        [
+            "",
+            "# EOF",
+            "# HELP a b c",
+            "# TYPE zz counter",
+            "# TYPE b_total counter",
+            "# TYPE c histogram",
+            "# TYPE d",
+            "#",
+        ]
+    ),
 )
 
 
@@ -150,10 +165,17 @@ def test_any_pages_are_read_as_prometheus_client_reads_them(pages: list[str]):
     st.lists(st.lists(_VALUES, min_size=5, max_size=5), min_size=2, max_size=4),
     st.booleans(),
 )
-def test_the_same_series_with_other_values_are_read_as_prometheus_client_reads_them(series: list[str], rounds: list[list[str]], crlf: bool):
+def test_the_same_series_with_other_values_are_read_as_prometheus_client_reads_them(
+    series: list[str], rounds: list[list[str]], crlf: bool
+):
     parser = Parser()
     for values in rounds:
-        _agrees("".join(f"{its} {value}\r\n"[: None if crlf else -2] + "\n" for its, value in zip(series, values, strict=False)), parser)
+        _agrees(
+            "".join(
+                f"{its} {value}\r\n"[: None if crlf else -2] + "\n" for its, value in zip(series, values, strict=False)
+            ),
+            parser,
+        )
 
 
 def test_a_series_of_the_same_length_is_another_one():
@@ -185,7 +207,8 @@ def test_what_a_reader_remembers_is_bounded():
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [("a 1\n\n<html>\n", "line 3 is '<html>'"), ("a 1\nb{\n", "line 2 is 'b{'"), ("# TYPE a x\na 1\n", "line 1")]
+    ("text", "line"),
+    [("a 1\n\n<html>\n", "line 3 is '<html>'"), ("a 1\nb{\n", "line 2 is 'b{'"), ("# TYPE a x\na 1\n", "line 1")],
 )
 def test_a_bad_page_names_the_line(text: str, line: str):
     with pytest.raises(BadExposition, match="no Prometheus metrics page") as caught:
@@ -204,9 +227,15 @@ def test_a_bad_page_between_good_ones_changes_nothing():
 
 def test_a_page_answers_by_name_label_and_family():
     page = parse(
-        '# TYPE a counter\na_total{b="c"} 1\na_total{b="d"} 2\na_created{b="c"} 9\n# TYPE h histogram\nh_bucket{le="1"} 1\nh_sum 3\nh_count 1\n'
+        '# TYPE a counter\na_total{b="c"} 1\na_total{b="d"} 2\na_created{b="c"} 9\n# TYPE h histogram\nh_bucket{le="1"}'
+        " 1\nh_sum 3\nh_count 1\n"
     )
-    assert (3.0, 2.0, None, None) == (page.total("a_total"), page.total("a_total", b="d"), page.total("a_total", b="x"), page.total("none"))
+    assert (3.0, 2.0, None, None) == (
+        page.total("a_total"),
+        page.total("a_total", b="d"),
+        page.total("a_total", b="x"),
+        page.total("none"),
+    )
     assert ["a_total", "h"] == list(page.families())
     assert "h_sum" in page
     assert [] == page.of("none") == Exposition().of("none")

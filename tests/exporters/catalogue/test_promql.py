@@ -22,12 +22,20 @@ def answered(part, tmp_path):
     def check(series, *asked):
         file = tmp_path / "test.yaml"
         tests = [
-            {"expr": expr, "eval_time": at, "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()]}
+            {
+                "expr": expr,
+                "eval_time": at,
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
+            }
             for expr, at, expected in asked
         ]
         rows = [{"series": name, "values": values} for name, values in series.items()]
-        file.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": rows, "promql_expr_test": tests}]}))
-        done = subprocess.run([part("promtool").path, "test", "rules", file], capture_output=True, text=True, check=False)
+        file.write_text(
+            yaml.safe_dump({"tests": [{"interval": "1m", "input_series": rows, "promql_expr_test": tests}]})
+        )
+        done = subprocess.run(
+            [part("promtool").path, "test", "rules", file], capture_output=True, text=True, check=False
+        )
         assert 0 == done.returncode, done.stdout + done.stderr
 
     return check
@@ -35,14 +43,16 @@ def answered(part, tmp_path):
 
 def test_the_older_name_stands_inside_the_aggregation():
     """A fleet of old and new engines is counted whole only when the fallback is below the sum."""
-    assert "sum by (model_name) (rate(vllm:prefix_cache_hits_total[5m]) or rate(vllm:gpu_prefix_cache_hits_total[5m]))" == promql.per_second(
-        vllm.PREFIX_CACHE_HITS
+    assert (
+        "sum by (model_name) (rate(vllm:prefix_cache_hits_total[5m]) or rate(vllm:gpu_prefix_cache_hits_total[5m]))"
+        == promql.per_second(vllm.PREFIX_CACHE_HITS)
     )
 
 
 @pytest.mark.prometheus
 def test_a_fleet_that_mixes_old_and_new_names_is_counted_whole_and_once(answered):
-    """On the real promtool: an engine with new names, one with old names, and one of 0.10 that shows both for the same thing."""
+    """On the real promtool: an engine with new names, one with old names, and one of 0.10 that shows both for the same
+    thing."""
     new, old = "vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"
     rows = [(new, "a", 1), (old, "b", 2), (new, "c", 4), (old, "c", 4)]
     series = {f'{name}{{model_name="m",engine="0",instance="{at}"}}': f"0+{60 * step}x20" for name, at, step in rows}
@@ -58,14 +68,17 @@ def test_a_ratio_gauge_is_averaged_and_never_summed():
 def test_what_several_series_tell_of_one_thing_is_counted_once():
     """Each instance of a divided card repeats the energy of the whole card."""
     assert "max by (model_name) (rate(vllm:prompt_tokens_total[5m]))" == promql.repeated(vllm.PROMPT_TOKENS)
-    assert "max(increase(vllm:prompt_tokens_total[1h]))" == promql.repeated(vllm.PROMPT_TOKENS, "1h", (), per_second=False)
+    assert "max(increase(vllm:prompt_tokens_total[1h]))" == promql.repeated(
+        vllm.PROMPT_TOKENS, "1h", (), per_second=False
+    )
 
 
 def test_who_was_there_is_told_by_any_series_old_names_included():
     """A counter too: that it stood somewhere says that its target was there."""
     assert "last_over_time(vllm_watch_sidecar_info[1d])" == promql.seen(sidecar.SIDECAR_INFO, "1d")
     assert (
-        'last_over_time(vllm:prefix_cache_hits_total{job="a"}[1h]) or last_over_time(vllm:gpu_prefix_cache_hits_total{job="a"}[1h])'
+        'last_over_time(vllm:prefix_cache_hits_total{job="a"}[1h]) or'
+        ' last_over_time(vllm:gpu_prefix_cache_hits_total{job="a"}[1h])'
         == promql.seen(vllm.PREFIX_CACHE_HITS, "1h", ('job="a"',))
     )
 
@@ -115,7 +128,9 @@ def test_the_share_below_the_first_bound_needs_no_bound_written_down(answered):
     """On the real promtool: 3 of 4 samples lie in the first bucket; while nothing happens there is no answer at all."""
     counts = {"0.3": 3, "0.5": 3, "+Inf": 4}
     name = vllm.REQUEST_QUEUE_TIME.name
-    series = {f'{name}_bucket{{model_name="m",le="{le}"}}': f"0+{count}x10 {10 * count}x20" for le, count in counts.items()}
+    series = {
+        f'{name}_bucket{{model_name="m",le="{le}"}}': f"0+{count}x10 {10 * count}x20" for le, count in counts.items()
+    }
     expr = promql.unresolved(vllm.REQUEST_QUEUE_TIME)
     answered(series, (expr, "10m", {'{model_name="m"}': 0.75}), (expr, "30m", {}))
 
@@ -123,7 +138,14 @@ def test_the_share_below_the_first_bound_needs_no_bound_written_down(answered):
 @pytest.mark.prometheus
 def test_an_engine_that_two_sidecars_read_has_its_capacity_once(answered):
     """Told twice of both ranks of a, once of b; the a of another namespace is another engine."""
-    told = [("x", "prod", "a", 0), ("y", "prod", "a", 0), ("x", "prod", "a", 1), ("y", "prod", "a", 1), ("x", "prod", "b", 0), ("z", "test", "a", 0)]
+    told = [
+        ("x", "prod", "a", 0),
+        ("y", "prod", "a", 0),
+        ("x", "prod", "a", 1),
+        ("y", "prod", "a", 1),
+        ("x", "prod", "b", 0),
+        ("z", "test", "a", 0),
+    ]
     name = sidecar.KV_CAPACITY.name
     series = {
         f'{name}{{instance="{by}",namespace="{space}",upstream="{engine}",engine="{rank}",model_name="m"}}': "100x20"
@@ -132,7 +154,11 @@ def test_an_engine_that_two_sidecars_read_has_its_capacity_once(answered):
     answered(
         series,
         (promql.once(sidecar.KV_CAPACITY), "10m", {'{model_name="m"}': 400}),
-        (promql.once(sidecar.KV_CAPACITY, ("upstream",), ('namespace="prod"',)), "10m", {'{upstream="a"}': 200, '{upstream="b"}': 100}),
+        (
+            promql.once(sidecar.KV_CAPACITY, ("upstream",), ('namespace="prod"',)),
+            "10m",
+            {'{upstream="a"}': 200, '{upstream="b"}': 100},
+        ),
         (promql.once(sidecar.KV_CAPACITY, ()), "10m", {"{}": 400}),
     )
 
@@ -142,10 +168,11 @@ def test_only_targets_that_show_the_other_series_count(answered):
     """Any FastAPI service has http_requests_total."""
     asked, running = vllm.HTTP_REQUESTS.name, vllm.NUM_REQUESTS_RUNNING.name
     series = {
-        f'{asked}{{job="vllm",instance="a:8000",status="2xx"}}': "0+60x20", f'{asked}{{job="shop",instance="b:80",status="2xx"}}': "0+600x20",
+        f'{asked}{{job="vllm",instance="a:8000",status="2xx"}}': "0+60x20",
+        f'{asked}{{job="shop",instance="b:80",status="2xx"}}': "0+600x20",
         f'{running}{{job="vllm",instance="a:8000",engine="0",model_name="m"}}': "0x20",
         f'{running}{{job="vllm",instance="a:8000",engine="1",model_name="m"}}': "0x20",
-    }  # fmt: skip
+    }
     target = ("job", "instance")
     answer = promql.on_targets_of(promql.per_second(vllm.HTTP_REQUESTS, by=target), vllm.NUM_REQUESTS_RUNNING)
     answered(series, (answer, "10m", {'{job="vllm",instance="a:8000"}': 1}))
@@ -159,18 +186,25 @@ def test_an_engine_that_is_no_target_any_more_is_down_for_an_hour(answered):
     expr = fill(panel.queries[0].expr, chosen, Range(0, 3600))
     running = vllm.NUM_REQUESTS_RUNNING.name
     series = {
-        'up{job="vllm",instance="a"}': "1x200", f'{running}{{job="vllm",instance="a",model_name="m"}}': "0x200",
-        'up{job="vllm",instance="b"}': "1x20 0x180", f'{running}{{job="vllm",instance="b",model_name="m"}}': "0x20 stale",
-        'up{job="vllm",instance="c"}': "1x20 stale", f'{running}{{job="vllm",instance="c",model_name="m"}}': "0x20 stale",
+        'up{job="vllm",instance="a"}': "1x200",
+        f'{running}{{job="vllm",instance="a",model_name="m"}}': "0x200",
+        'up{job="vllm",instance="b"}': "1x20 0x180",
+        f'{running}{{job="vllm",instance="b",model_name="m"}}': "0x20 stale",
+        'up{job="vllm",instance="c"}': "1x20 stale",
+        f'{running}{{job="vllm",instance="c",model_name="m"}}': "0x20 stale",
         'up{job="shop",instance="d"}': "1x200",
-    }  # fmt: skip
+    }
 
     def up(job, instance, name="up"):
         return f'{name}{{job="{job}",instance="{instance}"}}'
 
     here = {up("vllm", "a"): 1, up("vllm", "b"): 0}
-    answered(series, (expr, "10m", {up("vllm", "a"): 1, up("vllm", "b"): 1, up("vllm", "c"): 1}), (expr, "70m", {**here, up("vllm", "c", ""): 0}),
-             (expr, "90m", here))  # fmt: skip
+    answered(
+        series,
+        (expr, "10m", {up("vllm", "a"): 1, up("vllm", "b"): 1, up("vllm", "c"): 1}),
+        (expr, "70m", {**here, up("vllm", "c", ""): 0}),
+        (expr, "90m", here),
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,7 +233,9 @@ def test_what_is_no_promql_says_so():
         promql_ast.names("sum(rate(x[5m])")
 
 
-PAGE = exposition_parser.parse('# TYPE vllm:a gauge\nvllm:a{reason="x",engine="0"} 1\n# TYPE vllm:b_total counter\nvllm:b_total 0\n')
+PAGE = exposition_parser.parse(
+    '# TYPE vllm:a gauge\nvllm:a{reason="x",engine="0"} 1\n# TYPE vllm:b_total counter\nvllm:b_total 0\n'
+)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +268,9 @@ def test_a_counter_that_is_kept_in_a_file_can_be_read_as_it_stands():
 
 
 def test_a_process_that_starts_again_counts_once_however_many_series_it_has():
-    assert "max by (instance) (resets(vllm:generation_tokens_total[1h]))" == promql.resets(vllm.GENERATION_TOKENS, "1h", ("instance",))
+    assert "max by (instance) (resets(vllm:generation_tokens_total[1h]))" == promql.resets(
+        vllm.GENERATION_TOKENS, "1h", ("instance",)
+    )
 
 
 def test_releases_sort_by_number():
@@ -320,11 +358,25 @@ def test_a_label_that_is_relied_on_and_gone_is_told(expr, told):
 @pytest.mark.parametrize(
     ("divisor", "guarded"),
     [
-        ("y", False), ("sum(y)", False), ("0", False), ("(y >= 0)", False), ("(y > bool 0)", False), ("(y > -1)", False), ("(y or z)", False),
-        ("(y > 0)", True), ("(y != 0)", True), ("(y >= 1)", True), ("3600", True), ("(y > 0) * 60", True), ("sum(y > 0)", True), ("count(y)", True),
-        ("clamp_min(y, 1)", True), ("$price", True), ("((y > 0) and z)", True),
+        ("y", False),
+        ("sum(y)", False),
+        ("0", False),
+        ("(y >= 0)", False),
+        ("(y > bool 0)", False),
+        ("(y > -1)", False),
+        ("(y or z)", False),
+        ("(y > 0)", True),
+        ("(y != 0)", True),
+        ("(y >= 1)", True),
+        ("3600", True),
+        ("(y > 0) * 60", True),
+        ("sum(y > 0)", True),
+        ("count(y)", True),
+        ("clamp_min(y, 1)", True),
+        ("$price", True),
+        ("((y > 0) and z)", True),
     ],
-)  # fmt: skip
+)
 def test_a_divisor_is_guarded_when_it_cannot_be_zero(divisor, guarded):
     assert guarded is (promql_ast.unguarded(f"x / ({divisor})") == [])
 
@@ -335,7 +387,9 @@ def test_values_that_stand_in_for_what_is_absent_are_found():
 
 
 def test_quantiles_are_read_unless_a_variable_holds_them():
-    assert [0.95, 0.5] == promql_ast.quantiles("histogram_quantile(0.95, x) / histogram_quantile(0.5, x) + histogram_quantile($q, x)")
+    assert [0.95, 0.5] == promql_ast.quantiles(
+        "histogram_quantile(0.95, x) / histogram_quantile(0.5, x) + histogram_quantile($q, x)"
+    )
 
 
 def histogram(name: str, counts: dict[str, int], **labels: str) -> dict[str, str]:
@@ -367,10 +421,20 @@ def test_quantile_outside_the_bounds_is_a_bound(answered, counts, expected):
 def test_native_histogram_has_no_first_bucket(answered):
     """The classic buckets of the same observations hold everything below their first bound."""
     classic = histogram(sidecar.QUEUE.name, {"0.3": 100, "+Inf": 100})
-    native = {f'{sidecar.QUEUE.name}{{model_name="m"}}': "{{schema:0 sum:0 count:0}}+{{schema:0 sum:1 count:100 offset:-4 buckets:[100]}}x10"}
+    native = {
+        f'{sidecar.QUEUE.name}{{model_name="m"}}': (
+            "{{schema:0 sum:0 count:0}}+{{schema:0 sum:1 count:100 offset:-4 buckets:[100]}}x10"
+        )
+    }
     low, high = 2**-5, 2**-4
-    for expr in (promql.bounded_quantile(0.5, sidecar.QUEUE), promql.resolved_quantile(0.5, sidecar.QUEUE), promql.quantile(0.5, sidecar.QUEUE)):
-        answered(classic | native, (f"round({expr}, 1e-6)", "10m", {'{model_name="m"}': round(math.sqrt(low * high), 6)}))
+    for expr in (
+        promql.bounded_quantile(0.5, sidecar.QUEUE),
+        promql.resolved_quantile(0.5, sidecar.QUEUE),
+        promql.quantile(0.5, sidecar.QUEUE),
+    ):
+        answered(
+            classic | native, (f"round({expr}, 1e-6)", "10m", {'{model_name="m"}': round(math.sqrt(low * high), 6)})
+        )
     answered(classic, (promql.bounded_quantile(0.5, sidecar.QUEUE), "10m", {'{model_name="m", bound="<"}': 0.3}))
 
 
@@ -379,7 +443,8 @@ def test_native_histogram_has_no_first_bucket(answered):
     ("counts", "expected"),
     [
         ({"0.3": 0, "0.5": 100, "2.5": 100, "+Inf": 100}, {"": 0.49, "at least": 0.3, "at most": 0.5}),
-        ({"0.3": 0, "0.5": 90, "2.5": 100, "+Inf": 100}, {"": 1.5, "at least": 0.5, "at most": 2.5}),  # the last finite bucket is one too
+        # the last finite bucket is one too
+        ({"0.3": 0, "0.5": 90, "2.5": 100, "+Inf": 100}, {"": 1.5, "at least": 0.5, "at most": 2.5}),
         ({"0.3": 100, "0.5": 100, "+Inf": 100}, {"<": 0.3}),
         ({"0.3": 90, "0.5": 90, "+Inf": 100}, {">": 0.5}),
     ],
@@ -387,25 +452,39 @@ def test_native_histogram_has_no_first_bucket(answered):
 def test_quantile_stands_between_the_bounds_of_its_bucket(answered, counts, expected):
     """Beyond the buckets the bound is all that is known, and is told once."""
     expr = promql.bounded_quantile(0.95, vllm.REQUEST_QUEUE_TIME, resolution=True)
-    labelled = {f'{{model_name="m"{f", bound={chr(34)}{bound}{chr(34)}" if bound else ""}}}': value for bound, value in expected.items()}
-    answered(histogram(vllm.REQUEST_QUEUE_TIME.name, counts), (f"round({expr}, 0.001)", "10m", labelled), (expr, "30m", {}))
+    labelled = {
+        f'{{model_name="m"{f", bound={chr(34)}{bound}{chr(34)}" if bound else ""}}}': value
+        for bound, value in expected.items()
+    }
+    answered(
+        histogram(vllm.REQUEST_QUEUE_TIME.name, counts), (f"round({expr}, 0.001)", "10m", labelled), (expr, "30m", {})
+    )
 
 
 MIXED = {  # two engines of a model, one started with bounds of its own; the truths are 13.25 s and 0.5 s
-    **histogram("vllm:e2e_request_latency_seconds", {"0.3": 0, "0.5": 0, "10.0": 0, "15.0": 100, "7680.0": 100, "+Inf": 100}, instance="a"),
+    **histogram(
+        "vllm:e2e_request_latency_seconds",
+        {"0.3": 0, "0.5": 0, "10.0": 0, "15.0": 100, "7680.0": 100, "+Inf": 100},
+        instance="a",
+    ),
     **histogram("vllm:e2e_request_latency_seconds", {"0.1": 0, "0.5": 100, "1.0": 100, "+Inf": 100}, instance="b"),
 }
 
 
 @pytest.mark.prometheus
 def test_engines_with_different_bounds_are_summed_at_the_bounds_that_they_share(answered):
-    """The sum over all bounds had 100 of 200 at most 15 s and at most 7,680 s: a p95 of 7,680 s, which nobody waited."""
+    """The sum over all bounds had 100 of 200 at most 15 s and at most 7,680 s: a p95 of 7,680 s, which nobody
+    waited."""
     e2e = vllm.E2E_REQUEST_LATENCY
     both, infinite = '{model_name="m", bound=">"}', '{model_name="m"}'
     first = {'{model_name="m", instance="a"}': 14.75, '{model_name="m", instance="b"}': 0.48}
     answered(
         MIXED,
-        ("histogram_quantile(0.95, sum by (model_name, le) (rate(vllm:e2e_request_latency_seconds_bucket[5m])))", "10m", {infinite: 7680}),
+        (
+            "histogram_quantile(0.95, sum by (model_name, le) (rate(vllm:e2e_request_latency_seconds_bucket[5m])))",
+            "10m",
+            {infinite: 7680},
+        ),
         (promql.bounded_quantile(0.95, e2e, resolution=True), "10m", {both: 0.5}),
         (promql.bounded_quantile(0.4, e2e), "10m", {'{model_name="m", bound="<"}': 0.5}),
         (promql.resolved_quantile(0.95, e2e), "10m", {}),
@@ -418,8 +497,21 @@ def test_engines_with_different_bounds_are_summed_at_the_bounds_that_they_share(
 @pytest.mark.prometheus
 def test_engines_without_a_common_bound_have_no_quantile_together(answered):
     name = vllm.E2E_REQUEST_LATENCY.name
-    apart = {**histogram(name, {"0.3": 100, "+Inf": 100}, instance="a"), **histogram(name, {"0.4": 100, "+Inf": 100}, instance="b")}
-    alike = {**histogram(name, {"0.3": 100, "+Inf": 100}, instance="a"), **histogram(name, {"0.3": 100, "+Inf": 100}, instance="b")}
-    asked = [promql.bounded_quantile(0.95, vllm.E2E_REQUEST_LATENCY, resolution=True), promql.quantile(0.95, vllm.E2E_REQUEST_LATENCY)]
+    apart = {
+        **histogram(name, {"0.3": 100, "+Inf": 100}, instance="a"),
+        **histogram(name, {"0.4": 100, "+Inf": 100}, instance="b"),
+    }
+    alike = {
+        **histogram(name, {"0.3": 100, "+Inf": 100}, instance="a"),
+        **histogram(name, {"0.3": 100, "+Inf": 100}, instance="b"),
+    }
+    asked = [
+        promql.bounded_quantile(0.95, vllm.E2E_REQUEST_LATENCY, resolution=True),
+        promql.quantile(0.95, vllm.E2E_REQUEST_LATENCY),
+    ]
     answered(apart, *((expr, "10m", {}) for expr in asked))
-    answered(alike, (promql.mixed_bounds(vllm.E2E_REQUEST_LATENCY), "10m", {}), (asked[0], "10m", {'{model_name="m", bound="<"}': 0.3}))
+    answered(
+        alike,
+        (promql.mixed_bounds(vllm.E2E_REQUEST_LATENCY), "10m", {}),
+        (asked[0], "10m", {'{model_name="m", bound="<"}': 0.3}),
+    )

@@ -20,12 +20,17 @@ from stack import cli, render
 GOLDEN = Path(__file__).parents[2] / "golden"
 PAGES = sorted(GOLDEN.glob("*.prom"))
 FOUND = {path.stem: drift.of_page(path.read_text(), path.name.split("-")[0]) for path in PAGES}
-ENGINE_OWN = {stem: [m for m in drift.CATALOGUE if m.name in found.families and m.name.startswith("vllm:")] for stem, found in FOUND.items()}
+ENGINE_OWN = {
+    stem: [m for m in drift.CATALOGUE if m.name in found.families and m.name.startswith("vllm:")]
+    for stem, found in FOUND.items()
+}
 each_page = pytest.mark.parametrize("stem", FOUND)
 any_family = st.sampled_from([(stem, metric) for stem, metrics in ENGINE_OWN.items() for metric in metrics])
 
 
-def told(found: drift.ObservedVllm, catalogue: list[Metric] | tuple[Metric, ...], **more: object) -> list[tuple[str, str]]:
+def told(
+    found: drift.ObservedVllm, catalogue: list[Metric] | tuple[Metric, ...], **more: object
+) -> list[tuple[str, str]]:
     return [(change.what, change.name) for change in drift.drift(found, catalogue, **more)]
 
 
@@ -101,15 +106,21 @@ def test_exactly_the_family_of_another_kind_or_with_another_label_is_told(chosen
 def test_a_family_outside_its_releases_is_told():
     early = replace(next(m for m in drift.CATALOGUE if m.name == "vllm:num_requests_running"), since="0.40")
     changes = drift.drift(FOUND["0.32.0-before"], [*(m for m in drift.CATALOGUE if m.name != early.name), early])
-    assert [("release", "vllm:num_requests_running", "0.40 .. ", "0.32.0")] == [(c.what, c.name, c.was, c.now) for c in changes]
+    assert [("release", "vllm:num_requests_running", "0.40 .. ", "0.32.0")] == [
+        (c.what, c.name, c.was, c.now) for c in changes
+    ]
 
 
 def test_bounds_and_help_are_told_by_two_pages():
     text = (GOLDEN / "0.32.0-before.prom").read_text()
-    newer = re.sub(r'^(vllm:time_to_first_token_seconds_bucket\{.*le=")0\.02(".*)$', r"\g<1>0.03\2", text, flags=re.MULTILINE)
+    newer = re.sub(
+        r'^(vllm:time_to_first_token_seconds_bucket\{.*le=")0\.02(".*)$', r"\g<1>0.03\2", text, flags=re.MULTILINE
+    )
     newer = newer.replace("# HELP vllm:num_requests_running ", "# HELP vllm:num_requests_running As of now: ")
     changes = drift.drift(drift.of_page(newer), before=drift.of_page(text))
-    assert [("help", "vllm:num_requests_running"), ("bounds", "vllm:time_to_first_token_seconds")] == [(c.what, c.name) for c in changes]
+    assert [("help", "vllm:num_requests_running"), ("bounds", "vllm:time_to_first_token_seconds")] == [
+        (c.what, c.name) for c in changes
+    ]
     assert ("0.02", "0.03") == (changes[1].was, changes[1].now)
 
 
@@ -123,11 +134,16 @@ def test_the_panels_and_alerts_that_read_a_family_are_named():
 
 
 def fake_rust_page() -> str:
-    """Stands for the Rust frontend, of which no page could be captured: OpenMetrics, without what its source does not register."""
+    """Stands for the Rust frontend, of which no page could be captured: OpenMetrics, without what its source does not
+    register."""
     lacking = [metric.name for metric in drift.CATALOGUE if vllm.NOT_RUST in metric.notes]
     lacking += ["vllm:admission_rejections", "vllm:request_num_preemptions", "python_", "process_"]
     stems = [name.removesuffix("_total") for name in lacking]
-    lines = [line for line in (GOLDEN / "0.32.0-before.prom").read_text().splitlines() if not any(stem in line for stem in stems)]
+    lines = [
+        line
+        for line in (GOLDEN / "0.32.0-before.prom").read_text().splitlines()
+        if not any(stem in line for stem in stems)
+    ]
     bare = [re.sub(r"^(# (?:HELP|TYPE) \S+?)_total (?!histogram|Histogram)", r"\1 ", line) for line in lines]
     return "\n".join([*bare, "# EOF", ""])
 
@@ -145,7 +161,9 @@ def test_what_the_rust_frontend_does_not_show_is_listed_and_not_called_gone(tmp_
 
 def test_a_page_that_is_not_of_the_rust_frontend_says_of_each_family_that_it_is_gone():
     text = fake_rust_page()
-    assert ("gone", "vllm:cache_config_info") in told(drift.of_page(text.replace("# EOF", ""), "0.32.0"), drift.CATALOGUE)
+    assert ("gone", "vllm:cache_config_info") in told(
+        drift.of_page(text.replace("# EOF", ""), "0.32.0"), drift.CATALOGUE
+    )
     asked = (GOLDEN / "0.32.0-before.prom").read_text() + "# EOF\n"
     assert () == drift.unshown(drift.of_page(asked, "0.40.0"))
 
@@ -169,7 +187,8 @@ def make(self, labelnames, registry):
 
 
 def test_source_is_read_for_names_kinds_and_labels_and_what_cannot_be_read_is_told():
-    """Names in constants, descriptions in tables, label lists added up; a name made at run time is named by its place."""
+    """Names in constants, descriptions in tables, label lists added up; a name made at run time is named by its
+    place."""
     read = source_scan.read([("a.py", SOURCE)])
     assert {
         "vllm:bare": ("", None),
@@ -195,7 +214,9 @@ def test_the_installed_engine_does_not_drift_and_needs_no_start(part):
 
 def test_every_reason_to_leave_a_family_out_is_needed():
     """A family that is listed after all needs no reason, but for those that the reason itself names as listed."""
-    listed = {beginning: [m.name for m in drift.CATALOGUE if m.name.startswith(beginning)] for beginning in drift.LEFT_OUT}
+    listed = {
+        beginning: [m.name for m in drift.CATALOGUE if m.name.startswith(beginning)] for beginning in drift.LEFT_OUT
+    }
     assert {"vllm:kv_offload_tiering_"} == {beginning for beginning, names in listed.items() if names}
 
 
@@ -205,11 +226,22 @@ def run(*arguments: str):
 
 def test_the_command_exits_0_without_drift_1_with_it_and_2_where_nothing_can_be_read(tmp_path):
     page = tmp_path / "page"
-    page.write_text((GOLDEN / "0.32.0-before.prom").read_text() + "# HELP vllm:brand_new What it is\n# TYPE vllm:brand_new gauge\nvllm:brand_new 1\n")
+    page.write_text(
+        (GOLDEN / "0.32.0-before.prom").read_text()
+        + "# HELP vllm:brand_new What it is\n# TYPE vllm:brand_new gauge\nvllm:brand_new 1\n"
+    )
     assert 0 == run(str(GOLDEN / "0.32.0-before.prom"), "--release", "0.32.0").exit_code
     result = run(str(page), "--release", "0.33.0")
     assert 1 == result.exit_code
-    entry = ("BRAND_NEW = Metric(", '"vllm:brand_new",', "Kind.GAUGE,", "Unit.COUNT,", '"What it is.",', "labels=(),", 'since="0.33",')
+    entry = (
+        "BRAND_NEW = Metric(",
+        '"vllm:brand_new",',
+        "Kind.GAUGE,",
+        "Unit.COUNT,",
+        '"What it is.",',
+        "labels=(),",
+        'since="0.33",',
+    )
     assert "\n    ".join(entry) in result.output
     assert 2 == run().exit_code
 

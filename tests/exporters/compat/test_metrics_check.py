@@ -35,7 +35,8 @@ def test_the_release_is_narrowed_down_to_the_right_one(path):
 
 
 def escaped(text: str) -> str:
-    """What prometheus_client 0.23 and later make of vLLM's names for Prometheus 2: samples lose the colon, metadata keeps it."""
+    """What prometheus_client 0.23 and later make of vLLM's names for Prometheus 2: samples lose the colon, metadata
+    keeps it."""
     return re.sub(r"^vllm:", "vllm_", text, flags=re.MULTILINE)
 
 
@@ -59,7 +60,9 @@ def test_an_unknown_family_fails(tmp_path):
 
 def test_a_missing_family_names_the_panels_it_breaks(tmp_path):
     file = tmp_path / "page.prom"
-    file.write_text(re.sub(r"^.*time_to_first_token.*\n", "", (GOLDEN / "0.32.0-before.prom").read_text(), flags=re.MULTILINE))
+    file.write_text(
+        re.sub(r"^.*time_to_first_token.*\n", "", (GOLDEN / "0.32.0-before.prom").read_text(), flags=re.MULTILINE)
+    )
     result = CliRunner().invoke(cli.main, ["metrics", "check", str(file), "--json"])
     report = json.loads(result.output)["page"]
     assert 1 == result.exit_code
@@ -67,7 +70,9 @@ def test_a_missing_family_names_the_panels_it_breaks(tmp_path):
 
 
 def test_old_names_alone_are_told_as_renamed():
-    text = re.sub(r"^.*vllm:(kv_cache_usage_perc).*\n", "", (GOLDEN / "0.10.2-before.prom").read_text(), flags=re.MULTILINE)
+    text = re.sub(
+        r"^.*vllm:(kv_cache_usage_perc).*\n", "", (GOLDEN / "0.10.2-before.prom").read_text(), flags=re.MULTILINE
+    )
     report = check.check(exposition_parser.parse(text), EVERYTHING, render.uses())
     assert (("vllm:gpu_cache_usage_perc", "vllm:kv_cache_usage_perc"),) == report.renamed
     assert not report.fails
@@ -76,7 +81,10 @@ def test_old_names_alone_are_told_as_renamed():
 DASHBOARD = {
     "panels": [
         {"title": "hits", "targets": [{"refId": "A", "expr": "sum(rate(vllm:cache_hit_tokens_total[5m]))"}]},
-        {"type": "row", "panels": [{"title": "ttft", "targets": [{"refId": "B", "expr": "vllm:num_requests_running"}]}]},
+        {
+            "type": "row",
+            "panels": [{"title": "ttft", "targets": [{"refId": "B", "expr": "vllm:num_requests_running"}]}],
+        },
     ]
 }
 
@@ -84,10 +92,16 @@ DASHBOARD = {
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
 def test_our_own_boards_are_in_order_when_they_are_checked_like_anybodys(path):
     boards = sorted((GOLDEN.parent.parent / "dashboards/json").rglob("*.json"))
-    result = CliRunner().invoke(cli.main, ["metrics", "check", str(path), *(word for board in boards for word in ("--dashboard", str(board)))])
+    result = CliRunner().invoke(
+        cli.main, ["metrics", "check", str(path), *(word for board in boards for word in ("--dashboard", str(board)))]
+    )
     assert (0, True) == (result.exit_code, len(boards) > 10), result.output
     assert "empty     " in result.output
-    panel = {"title": "x", "fieldConfig": {"defaults": {"noValue": "-"}}, "targets": [{"expr": "vllm:corrupted_requests_total"}]}
+    panel = {
+        "title": "x",
+        "fieldConfig": {"defaults": {"noValue": "-"}},
+        "targets": [{"expr": "vllm:corrupted_requests_total"}],
+    }
     theirs = check.uses_of_dashboard(json.dumps({"panels": [panel]}), "mine.json")
     assert [""] == [use.optional for use in theirs], "of somebody else's panel nobody knows that"
 
@@ -104,7 +118,11 @@ def test_a_dashboard_of_ones_own_is_checked_for_names_that_never_were(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [("{", "mine.json, line 1: this is not JSON"), ("[]", "no Grafana dashboard"), ('{"panels": 3}', "no Grafana dashboard")],
+    [
+        ("{", "mine.json, line 1: this is not JSON"),
+        ("[]", "no Grafana dashboard"),
+        ('{"panels": 3}', "no Grafana dashboard"),
+    ],
 )
 def test_a_file_that_is_no_dashboard_is_refused_in_one_sentence(content, sentence, tmp_path):
     board = tmp_path / "mine.json"
@@ -130,13 +148,18 @@ def test_a_target_that_is_no_page_is_refused_in_one_sentence(target, sentence):
 
 
 MESSY = {
-    "templating": {"list": [{"name": "m", "type": "query", "query": {"query": "label_values(vllm:gone_forever, model_name)"}}]},
+    "templating": {
+        "list": [{"name": "m", "type": "query", "query": {"query": "label_values(vllm:gone_forever, model_name)"}}]
+    },
     "annotations": {"list": [{"name": "a", "expr": "vllm:also_gone > 0", "datasource": {"type": "prometheus"}}]},
     "rows": [{"panels": [{"title": "old row", "targets": [{"refId": "A", "expr": "vllm:third_gone"}]}]}],
     "panels": [
         {"title": "logs", "datasource": {"type": "loki"}, "targets": [{"expr": '{app="x"} |= "vllm:in_a_log"'}]},
         {"title": "broken", "targets": [{"refId": "B", "expr": "sum(rate("}]},
-        {"title": "fine", "targets": [{"refId": "C", "expr": "$op(rate(vllm:${metric}_total{$filters}[$w] offset $off))"}]},
+        {
+            "title": "fine",
+            "targets": [{"refId": "C", "expr": "$op(rate(vllm:${metric}_total{$filters}[$w] offset $off))"}],
+        },
     ],
 }
 
@@ -146,7 +169,11 @@ def test_variables_annotations_and_rows_are_read_and_what_cannot_be_is_named_and
     board.write_text(json.dumps(MESSY))
     result = CliRunner().invoke(cli.main, ["metrics", "check", "--dashboard", str(board)])
     assert 1 == result.exit_code
-    for told in ("vllm:gone_forever (mine.json: variable m)", "vllm:also_gone (mine.json: annotation a)", "vllm:third_gone (mine.json: old row / A)"):
+    for told in (
+        "vllm:gone_forever (mine.json: variable m)",
+        "vllm:also_gone (mine.json: annotation a)",
+        "vllm:third_gone (mine.json: old row / A)",
+    ):
         assert f"no release has {told}" in result.output
     assert "unread    mine.json: broken / B: not PromQL" in result.output
     assert "in_a_log" not in result.output
@@ -155,9 +182,19 @@ def test_variables_annotations_and_rows_are_read_and_what_cannot_be_is_named_and
 
 def test_a_renamed_series_in_ones_own_dashboard_is_told_with_its_new_name(tmp_path):
     board = tmp_path / "mine.json"
-    queries = ["vllm:gpu_cache_usage_perc", "rate(vllm:time_per_output_token_seconds_sum[5m])", "vllm:num_request_running"]
-    board.write_text(json.dumps({"panels": [{"title": str(i), "targets": [{"refId": "A", "expr": expr}]} for i, expr in enumerate(queries)]}))
-    result = CliRunner().invoke(cli.main, ["metrics", "check", str(GOLDEN / "0.32.0-before.prom"), "--dashboard", str(board)])
+    queries = [
+        "vllm:gpu_cache_usage_perc",
+        "rate(vllm:time_per_output_token_seconds_sum[5m])",
+        "vllm:num_request_running",
+    ]
+    board.write_text(
+        json.dumps(
+            {"panels": [{"title": str(i), "targets": [{"refId": "A", "expr": expr}]} for i, expr in enumerate(queries)]}
+        )
+    )
+    result = CliRunner().invoke(
+        cli.main, ["metrics", "check", str(GOLDEN / "0.32.0-before.prom"), "--dashboard", str(board)]
+    )
     assert 1 == result.exit_code
     assert "misses vllm:gpu_cache_usage_perc (now vllm:kv_cache_usage_perc)" in result.output
     assert "(now vllm:inter_token_latency_seconds_sum)" in result.output

@@ -31,7 +31,8 @@ ONE = ("tiny", "0")
     ],
 )
 def test_totals_of_captured_pages(page, finished, worked_on, running, waiting):
-    """Finished is summed over reasons and steps at the end; what was worked on leads it, and stays ahead by what was aborted."""
+    """Finished is summed over reasons and steps at the end; what was worked on leads it, and stays ahead by what was
+    aborted."""
     cores = engine_view.parse((GOLDEN / f"{page}.prom").read_text()).cores
     assert {ONE} == cores.keys()
     core = cores[ONE]
@@ -41,7 +42,12 @@ def test_totals_of_captured_pages(page, finished, worked_on, running, waiting):
 def test_times_of_finished_requests_are_the_sums_and_not_the_means():
     """Decode time is the sum over requests; the sum of mean times per token is a hundred times less."""
     totals = engine_view.parse((GOLDEN / "0.32.0-preempt-under-load.prom").read_text()).cores[ONE].totals
-    assert pytest.approx((19.5660, 17.7930, 37.3590, 47.1105), abs=1e-4) == (totals.prefill_s, totals.decode_s, totals.inference_s, totals.e2e_s)
+    assert pytest.approx((19.5660, 17.7930, 37.3590, 47.1105), abs=1e-4) == (
+        totals.prefill_s,
+        totals.decode_s,
+        totals.inference_s,
+        totals.e2e_s,
+    )
 
 
 def test_each_rank_and_model_has_totals_of_its_own_and_nan_is_none():
@@ -70,7 +76,8 @@ def test_growth_is_taken_core_by_core_and_counts_from_0_after_a_restart():
     assert {"m": EngineTotals(7)} == engine_view.growth(before, after)
     assert {"m": EngineTotals(5)} == engine_view.growth(before, view(EngineTotals(2), EngineTotals(3), started_s=9.0))
     assert {"m": EngineTotals(23)} == engine_view.growth(
-        view(EngineTotals(10), EngineTotals(20), started_s=None), view(EngineTotals(2), EngineTotals(21), started_s=None)
+        view(EngineTotals(10), EngineTotals(20), started_s=None),
+        view(EngineTotals(2), EngineTotals(21), started_s=None),
     )
 
 
@@ -82,9 +89,18 @@ def test_a_total_that_fell_is_a_restart_where_the_page_has_no_start():
 @pytest.mark.parametrize(
     ("answer", "names"),
     [
-        ('{"data":[{"id":"base","root":"/m","parent":null},{"id":"chat","root":"/m"}]}', {"base": "base", "chat": "base"}),
-        ('{"data":[{"id":"base","root":"/m"},{"id":"fr","root":"/lora/fr","parent":"base"}]}', {"base": "base", "fr": "base"}),
-        ('{"data":[{"id":"a","root":"/m"},{"id":"b","root":"/m"},{"id":"fr","parent":"b"}]}', {"a": "a", "b": "a", "fr": "a"}),
+        (
+            '{"data":[{"id":"base","root":"/m","parent":null},{"id":"chat","root":"/m"}]}',
+            {"base": "base", "chat": "base"},
+        ),
+        (
+            '{"data":[{"id":"base","root":"/m"},{"id":"fr","root":"/lora/fr","parent":"base"}]}',
+            {"base": "base", "fr": "base"},
+        ),
+        (
+            '{"data":[{"id":"a","root":"/m"},{"id":"b","root":"/m"},{"id":"fr","parent":"b"}]}',
+            {"a": "a", "b": "a", "fr": "a"},
+        ),
         ('{"data":[{"id":"fr","parent":"gone"}]}', {"fr": "gone"}),
         ('{"data":[]}', {}),
         ('{"data":[{"id":"m","max_model_len":"long"}]}', {"m": "m"}),

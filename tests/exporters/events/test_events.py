@@ -1,4 +1,5 @@
-"""What was changed, told once and kept: the file, the sidecar's door to it, the copies in Grafana, and the two commands. Grafana is FakeGrafana."""
+"""What was changed, told once and kept: the file, the sidecar's door to it, the copies in Grafana, and the two
+commands. Grafana is FakeGrafana."""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ def test_what_cannot_be_closed_is_refused(path):
 OLD = r"""{"at_s":1.0,"kind":"change","what":"before regions","id":"0123456789ab","diff":{"x":["1",null]},"before":{"start_s":0,"end_s":1}}
 {"at_s": 2, "kind": "note", "what": "by hand, control \u0007 characters, no id"}
 {"at_s": 3, "kind": "note", "what": "of a later release", "id": "n", "colour": "red"}
-"""
+"""  # noqa: E501
 
 
 def test_lines_of_other_releases_and_of_hands_stay_readable_and_keep_their_id(path):
@@ -123,7 +124,12 @@ def test_lines_of_other_releases_and_of_hands_stay_readable_and_keep_their_id(pa
 
 
 def test_what_happened_ended_or_is_open_since_a_time(path):
-    told = [change(at_s=9.0, id="d"), change(at_s=1.0, id="a"), change(at_s=2.0, end_s=8.0, id="b"), change(at_s=3.0, open=True, id="c")]
+    told = [
+        change(at_s=9.0, id="d"),
+        change(at_s=1.0, id="a"),
+        change(at_s=2.0, end_s=8.0, id="b"),
+        change(at_s=3.0, open=True, id="c"),
+    ]
     assert ["b", "c", "d"] == [event.id for event in log.since(told, 5.0)]
 
 
@@ -139,7 +145,10 @@ def test_a_region_counts_once_and_its_end_is_newer_than_its_beginning():
 
 
 Act = tuple[str, str, float]
-ACTS = st.lists(st.tuples(st.sampled_from(["point", "open", "close", "again"]), st.sampled_from("abcd"), st.floats(1, 100)), max_size=20)
+ACTS = st.lists(
+    st.tuples(st.sampled_from(["point", "open", "close", "again"]), st.sampled_from("abcd"), st.floats(1, 100)),
+    max_size=20,
+)
 
 
 @given(acts=ACTS)
@@ -183,7 +192,9 @@ for n in range(30):
     assert [0, 0, 0] == [writer.wait(60) for writer in writers]
     found, bad = log.read(path)
     assert 0 == bad
-    assert {f"r{n}" for n in range(30)} | {f"{me}{n}" for n in range(30) for me in "xyz"} == {event.id for event in found}
+    assert {f"r{n}" for n in range(30)} | {f"{me}{n}" for n in range(30) for me in "xyz"} == {
+        event.id for event in found
+    }
     assert 30 * (2 + 3) == len(lines(path)), "an open and a close of each region, by whoever came first"
     assert all(event.end_s == 2.0 for event in found if event.id.startswith("r"))
 
@@ -250,7 +261,12 @@ def test_an_event_that_would_harm_a_line_or_a_board_is_refused_with_the_reason(w
 
 def test_an_event_is_told_with_little_and_gets_the_time_and_an_id():
     event = NewEvent(what=" Präfix-Cache an ", tags=("b", "a", "b", "équipe:eins")).event(NOW_S)
-    assert ("Präfix-Cache an", NOW_S, "change", ("b", "a", "équipe:eins")) == (event.what, event.at_s, event.kind, event.tags)
+    assert ("Präfix-Cache an", NOW_S, "change", ("b", "a", "équipe:eins")) == (
+        event.what,
+        event.at_s,
+        event.kind,
+        event.tags,
+    )
     assert event.id != NewEvent(what="w").event(NOW_S).id
 
 
@@ -314,7 +330,13 @@ def ask(url: str, body: object = None, token: str | None = TOKEN) -> tuple[int, 
 
 
 def test_an_event_that_is_posted_twice_is_created_once(door, path):
-    body = {"what": "prefix caching on", "id": "p", "diff": {"--enable-prefix-caching": [None, "true"]}, "tags": ["rollout"], "who": "ada"}
+    body = {
+        "what": "prefix caching on",
+        "id": "p",
+        "diff": {"--enable-prefix-caching": [None, "true"]},
+        "tags": ["rollout"],
+        "who": "ada",
+    }
     status, first = ask(f"{door}/events", body)
     assert (201, True, NOW_S) == (status, first["written"], first["event"]["at_s"])
     assert (200, first | {"written": False}) == ask(f"{door}/events", body)
@@ -406,7 +428,9 @@ def test_a_locked_file_or_a_broken_disk_is_503_with_the_reason(door, path, monke
 
 def test_a_sidecar_without_a_file_of_events_says_so(token_file):
     with served(None, token_file) as url:
-        assert (404, {"error": "this sidecar keeps no events: set `events` in its configuration"}) == ask(f"{url}/events")
+        assert (404, {"error": "this sidecar keeps no events: set `events` in its configuration"}) == ask(
+            f"{url}/events"
+        )
 
 
 def test_a_token_without_a_file_of_events_is_a_mistake_of_the_configuration():
@@ -466,10 +490,14 @@ def client(fake: FakeGrafana, token: str = EDITOR) -> publish.GrafanaClient:
 
 
 def test_an_event_becomes_one_annotation_of_the_organisation(server):
-    told = change("<b>caching</b> on", 100.25, id="a", who="ada", tags=("rollout",), diff={"max-num-seqs": ("16", None)})
+    told = change(
+        "<b>caching</b> on", 100.25, id="a", who="ada", tags=("rollout",), diff={"max-num-seqs": ("16", None)}
+    )
     assert publish.Copies(made=("a",)) == publish.copy_events(client(server), [told])
     (one,) = server.annotations.values()
-    assert {"time": 100250, "timeEnd": 100250, "tags": ["tuning", "event:a", "change", "rollout"]} == {k: v for k, v in one.items() if k != "text"}
+    assert {"time": 100250, "timeEnd": 100250, "tags": ["tuning", "event:a", "change", "rollout"]} == {
+        k: v for k, v in one.items() if k != "text"
+    }
     assert "&lt;b&gt;caching&lt;/b&gt; on (ada)\nmax-num-seqs: 16 → not set" == one["text"]
     assert publish.Copies() == publish.copy_events(client(server), [told])
 
@@ -480,7 +508,9 @@ def test_a_region_gets_its_end_when_it_is_closed_and_words_changed_in_grafana_st
     server.annotations[1]["text"] = "edited by hand"
     ended = msgspec.structs.replace(opened, open=False, end_s=160.0)
     assert publish.Copies(changed=("a",)) == publish.copy_events(client(server), [ended])
-    assert (100000, 160000, "edited by hand") == tuple(server.annotations[1][key] for key in ("time", "timeEnd", "text"))
+    assert (100000, 160000, "edited by hand") == tuple(
+        server.annotations[1][key] for key in ("time", "timeEnd", "text")
+    )
 
 
 def test_restarts_are_left_out_and_no_events_ask_nothing(server):
@@ -502,7 +532,12 @@ def test_two_that_copy_at_the_same_time_leave_one(server):
     def other() -> None:
         server.before_write = lambda: None
         server.numbered += 1
-        server.annotations[server.numbered] = {"time": 100000, "timeEnd": 100000, "tags": ["tuning", "event:a", "change"], "text": "w"}
+        server.annotations[server.numbered] = {
+            "time": 100000,
+            "timeEnd": 100000,
+            "tags": ["tuning", "event:a", "change"],
+            "text": "w",
+        }
 
     server.before_write = other
     publish.copy_events(client(server), [event])
@@ -530,11 +565,26 @@ def run(*arguments: str | Path) -> Result:
 
 
 def test_annotate_prints_the_id_and_says_what_it_wrote(path):
-    told = run("annotate", "prefix caching on", "--tag", "rollout", "--diff", "--enable-prefix-caching=->true", "--who", "ada", "--events", path)
+    told = run(
+        "annotate",
+        "prefix caching on",
+        "--tag",
+        "rollout",
+        "--diff",
+        "--enable-prefix-caching=->true",
+        "--who",
+        "ada",
+        "--events",
+        path,
+    )
     (line,) = lines(path)
     assert (0, f"{line['id']}\n") == (told.exit_code, told.stdout)
     assert "prefix caching on  [--enable-prefix-caching: not set -> true]  #rollout  by ada" in told.stderr
-    assert ("ada", ["rollout"], {"--enable-prefix-caching": [None, "true"]}) == (line["who"], line["tags"], line["diff"])
+    assert ("ada", ["rollout"], {"--enable-prefix-caching": [None, "true"]}) == (
+        line["who"],
+        line["tags"],
+        line["diff"],
+    )
     assert abs(time.time() - line["at_s"]) < 60
 
 
@@ -551,15 +601,26 @@ def test_a_region_by_two_commands_and_a_third_changes_nothing(path):
 
 def test_the_json_twins_tell_the_same(path):
     told = [
-        json.loads(run("annotate", "w", "--id", "a", "--from", "2026-01-01", "--to", "2026-01-02", "--json", "--events", path).stdout) for _ in "12"
+        json.loads(
+            run(
+                "annotate", "w", "--id", "a", "--from", "2026-01-01", "--to", "2026-01-02", "--json", "--events", path
+            ).stdout
+        )
+        for _ in "12"
     ]
     assert [True, False] == [one["written"] for one in told]
-    assert {"events": [told[0]["event"]], "copies": None} == json.loads(run("events", "--json", "--events", path).stdout)
+    assert {"events": [told[0]["event"]], "copies": None} == json.loads(
+        run("events", "--json", "--events", path).stdout
+    )
     assert 86400 == told[0]["event"]["end_s"] - told[0]["event"]["at_s"]
 
 
 def test_events_lists_the_newest_last_and_filters(path):
-    for told in (change("later", 2_000.0), change("earlier", 1_000.0, end_s=1_060.0), change("now", time.time(), kind="note", open=True)):
+    for told in (
+        change("later", 2_000.0),
+        change("earlier", 1_000.0, end_s=1_060.0),
+        change("now", time.time(), kind="note", open=True),
+    ):
         log.append(path, told)
     shown = run("events", "--events", path).stdout.splitlines()
     assert ["1970-01-01T00:16:40Z", "1970-01-01T00:33:20Z"] == [line.split()[0] for line in shown[:2]]
@@ -644,8 +705,12 @@ def test_grafana_away_is_a_remark_and_the_copies_are_made_when_it_is_back(path, 
     assert "not copied yet: " in told.stderr
     told = run("events", "--copy-to-grafana", away, "--token-file", token, "--events", path)
     assert (2, True) == (told.exit_code, "cannot be reached" in told.stderr)
-    told = run("annotate", "second", "--at", "2025-01-01", "--grafana", server.url, "--token-file", token, "--events", path)
-    assert "annotations in Grafana: 2 made, 0 changed" in told.stderr, "the one that waited, and this one although it is old"
+    told = run(
+        "annotate", "second", "--at", "2025-01-01", "--grafana", server.url, "--token-file", token, "--events", path
+    )
+    assert "annotations in Grafana: 2 made, 0 changed" in told.stderr, (
+        "the one that waited, and this one although it is old"
+    )
     told = run("events", "--copy-to-grafana", server.url, "--token-file", token, "--events", path, "--json")
     assert {"made": [], "changed": [], "refused": []} == json.loads(told.stdout)["copies"]
     assert ["first", "second"] == [one["text"].split(" (")[0] for one in server.annotations.values()]
@@ -706,4 +771,6 @@ def test_in_compose_the_command_finds_the_sidecars_own_file():
     service = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["sidecar"]
     kept = config.load(ROOT / "stack/deploy/sidecar.yaml", SidecarConfig).events
     assert kept == service["environment"][FILE_VARIABLE]
-    assert any(str(kept).startswith(volume.split(":")[1]) and not volume.endswith(":ro") for volume in service["volumes"])
+    assert any(
+        str(kept).startswith(volume.split(":")[1]) and not volume.endswith(":ro") for volume in service["volumes"]
+    )

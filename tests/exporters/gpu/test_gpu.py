@@ -1,5 +1,5 @@
-"""GPU sampling: what nvidia-smi prints and NVML answers, and what a driver that hangs may cost. Real cards are not needed: a fake
-libnvidia-ml and a fake nvidia-smi stand in for what cannot be had."""
+"""GPU sampling: what nvidia-smi prints and NVML answers, and what a driver that hangs may cost. Real cards are not
+needed: a fake libnvidia-ml and a fake nvidia-smi stand in for what cannot be had."""
 
 # ruff: noqa: ASYNC220, ASYNC240  a test may wait for a file
 
@@ -47,7 +47,7 @@ H200 = (GOLDEN / "h200.csv").read_text()
 H200_MIG = (GOLDEN / "h200-mig.xml").read_text()
 
 
-# --- nvidia-smi's rows -----------------------------------------------------------------------------------------------------------
+# --- nvidia-smi's rows
 
 
 def test_units_become_base_units():
@@ -64,16 +64,29 @@ def test_units_become_base_units():
         busy.utilization_ratio, busy.memory_busy_ratio, busy.memory_used_bytes, busy.memory_reserved_bytes
     )  # fmt: skip
     assert (412.35, 61.0, 70.0, 1.98e9, 3.201e9) == (
-        busy.power_watts, busy.temperature_celsius, busy.memory_temperature_celsius, busy.sm_clock_hertz, busy.mem_clock_hertz
-    )  # fmt: skip
-    assert (74.0, 1.5, 4) == (busy.throttle_sw_power_cap_seconds, busy.throttle_hw_power_brake_seconds, busy.event_reasons)
+        busy.power_watts,
+        busy.temperature_celsius,
+        busy.memory_temperature_celsius,
+        busy.sm_clock_hertz,
+        busy.mem_clock_hertz,
+    )
+    assert (74.0, 1.5, 4) == (
+        busy.throttle_sw_power_cap_seconds,
+        busy.throttle_hw_power_brake_seconds,
+        busy.event_reasons,
+    )
     assert (0.0, {}) == (idle.utilization_ratio, idle.absent)
 
 
 def test_a_divided_card_has_no_utilization_rather_than_zero():
     """Under MIG the driver measures no utilisation for the whole card; 0 would read as idle."""
     [card] = parse_csv((GOLDEN / "h200-mig.csv").read_text())
-    assert (True, None, None, None) == (card.mig, card.utilization_ratio, card.memory_busy_ratio, card.remapped_corrected)
+    assert (True, None, None, None) == (
+        card.mig,
+        card.utilization_ratio,
+        card.memory_busy_ratio,
+        card.remapped_corrected,
+    )
     assert 78.28 == card.power_watts
     assert "not_available" == card.absent["utilization_ratio"]
 
@@ -82,18 +95,33 @@ def test_each_gap_says_why():
     """What a card cannot do, what it is not allowed to say, and what failed are different news."""
     [old] = parse_csv((GOLDEN / "rtx-2080-super.csv").read_text())
     [sick] = parse_csv((GOLDEN / "unhealthy.csv").read_text())
-    assert (None, "not_available", "not_supported") == (old.mig, old.absent["ecc_corrected"], old.absent["throttle_sync_boost_seconds"])
+    assert (None, "not_available", "not_supported") == (
+        old.mig,
+        old.absent["ecc_corrected"],
+        old.absent["throttle_sync_boost_seconds"],
+    )
     assert {
-        "power_watts": "unknown_error", "temperature_celsius": "unknown_error", "ecc_corrected": "permission",
-        "ecc_uncorrected": "permission", "throttle_hw_power_brake_seconds": "deprecated", "event_reasons": "unknown_error",
-    } == sick.absent  # fmt: skip
+        "power_watts": "unknown_error",
+        "temperature_celsius": "unknown_error",
+        "ecc_corrected": "permission",
+        "ecc_uncorrected": "permission",
+        "throttle_hw_power_brake_seconds": "deprecated",
+        "event_reasons": "unknown_error",
+    } == sick.absent
 
 
 def test_cards_of_other_makes_are_read_as_well():
-    """An idle H100 of eight under an older driver; an L40S has no sensor in its memory and cannot be divided, which is no fault."""
+    """An idle H100 of eight under an older driver; an L40S has no sensor in its memory and cannot be divided, which is
+    no fault."""
     [idle] = parse_csv((GOLDEN / "h100-idle.csv").read_text())
     [busy] = parse_csv((GOLDEN / "l40s.csv").read_text())
-    assert (3, 0.0, 69.94, 1, {}) == (idle.index, idle.utilization_ratio, idle.power_watts, idle.event_reasons, idle.absent)
+    assert (3, 0.0, 69.94, 1, {}) == (
+        idle.index,
+        idle.utilization_ratio,
+        idle.power_watts,
+        idle.event_reasons,
+        idle.absent,
+    )
     assert (None, 0x24, {"memory_temperature_celsius": "not_available"}) == (busy.mig, busy.event_reasons, busy.absent)
 
 
@@ -137,7 +165,21 @@ def test_a_line_that_is_no_row_is_named():
 
 CELL = st.one_of(
     st.text(st.characters(exclude_characters=",\n"), max_size=12),
-    st.sampled_from(["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "0", "100", "1e5", "inf", "0x1F", "18446744073709551615", "7 MiB"]),
+    st.sampled_from(
+        [
+            "[N/A]",
+            "N/A",
+            "[Not Supported]",
+            "[Unknown Error]",
+            "0",
+            "100",
+            "1e5",
+            "inf",
+            "0x1F",
+            "18446744073709551615",
+            "7 MiB",
+        ]
+    ),
     st.floats().map(str),
     st.integers().map(str),
 )
@@ -167,15 +209,20 @@ def test_any_text_is_rows_or_a_bad_report(text: str):
         assert all(reading.uuid for reading in parse_csv(text))
 
 
-# --- nvidia-smi's long report ----------------------------------------------------------------------------------------------------
+# --- nvidia-smi's long report
 
 
 def test_gpu_instances_come_from_the_long_report_once_each():
-    """Instance 2 is split into two compute instances, which share its memory: adding them up would make a card of 209 GiB."""
+    """Instance 2 is split into two compute instances, which share its memory: adding them up would make a card of 209
+    GiB."""
     parts = parse_mig(H200_MIG)
     assert [2, 3, 9, 10] == [part.gpu_instance for part in parts]
     assert {"GPU-3f0c2a1e-0000-4000-8000-000000000002"} == {part.uuid for part in parts}
-    assert (71424 * 2**20, 40022 * 2**20, 0) == (parts[0].memory_total_bytes, parts[0].memory_used_bytes, parts[0].memory_reserved_bytes)
+    assert (71424 * 2**20, 40022 * 2**20, 0) == (
+        parts[0].memory_total_bytes,
+        parts[0].memory_used_bytes,
+        parts[0].memory_reserved_bytes,
+    )
     assert (None, "not_available", "permission") == (
         parts[3].memory_total_bytes, parts[3].absent["memory_total_bytes"], parts[3].absent["memory_used_bytes"]
     )  # fmt: skip
@@ -202,14 +249,14 @@ def test_no_cell_of_the_long_report_becomes_a_wrong_number(number: str, used: st
     """Every part has its numbers or says why not; what is no instance is refused."""
     cells = [cell.replace("&", "").replace("<", "") for cell in (number, used)]
     with contextlib.suppress(BadReport):
-        text = "<a><gpu><uuid>u</uuid><mig_devices><mig_device><gpu_instance_id>{}</gpu_instance_id><fb_memory_usage><used>{}</used>"
+        text = "<a><gpu><uuid>u</uuid><mig_devices><mig_device><gpu_instance_id>{}</gpu_instance_id><fb_memory_usage><used>{}</used>"  # noqa: E501
         text += "</fb_memory_usage></mig_device></mig_devices></gpu></a>"
         for part in parse_mig(text.format(*cells)):
             assert (part.memory_used_bytes is None) == ("memory_used_bytes" in part.absent)
             assert part.memory_used_bytes is None or 0 <= part.memory_used_bytes < 2**50
 
 
-# --- energy, and time held down --------------------------------------------------------------------------------------------------
+# --- energy, and time held down
 
 
 def test_energy_is_the_area_under_power():
@@ -221,7 +268,12 @@ def test_energy_is_the_area_under_power():
 def test_a_gap_counts_nothing():
     """Nobody knows what the card drew while nobody looked; nor when the clock went back."""
     integral = Integral(max_gap_s=5)
-    assert [0.0, 0.0, 100.0, 100.0] == [integral.add(100, 0), integral.add(100, 6), integral.add(100, 7), integral.add(100, 3)]
+    assert [0.0, 0.0, 100.0, 100.0] == [
+        integral.add(100, 0),
+        integral.add(100, 6),
+        integral.add(100, 7),
+        integral.add(100, 3),
+    ]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1000), st.floats(-50, 50)), max_size=50))
@@ -233,14 +285,18 @@ def test_integrated_energy_never_falls(steps: list[tuple[float, float]]):
         assert before <= (before := integral.add(watts, now))
 
 
-# --- samples ---------------------------------------------------------------------------------------------------------------------
+# --- samples
 
 
 def test_absent_values_have_no_sample():
     """One card, one value, one gap: three samples."""
     reading = GpuReading("GPU-1", index=3, name="H200", power_watts=70.0, absent={"utilization_ratio": "not_available"})
     assert [
-        (catalogue.INFO, {"uuid": "GPU-1", "index": "3", "name": "H200", "driver_version": "", "pci_bus_id": "", "mig": "unknown"}, 1.0),
+        (
+            catalogue.INFO,
+            {"uuid": "GPU-1", "index": "3", "name": "H200", "driver_version": "", "pci_bus_id": "", "mig": "unknown"},
+            1.0,
+        ),
         (catalogue.POWER, {"uuid": "GPU-1"}, 70.0),
         (catalogue.ABSENT, {"uuid": "GPU-1", "reason": "not_available"}, 1.0),
     ] == list(families([reading]))
@@ -274,7 +330,12 @@ def test_errors_of_the_driver_have_a_series_before_the_first_one():
     """Growth needs a sample before: what is known to matter starts at 0, and whatever else comes is never unseen."""
     card = GpuReading("GPU-1", xids={79: 1, 999: 2})
     counted = {labels["xid"]: value for metric, labels, value in families([card]) if metric is catalogue.XID_ERRORS}
-    assert ({*map(str, gpu.XIDS), "other"}, 1.0, 0.0, 2.0) == (set(counted), counted["79"], counted["48"], counted["other"])
+    assert ({*map(str, gpu.XIDS), "other"}, 1.0, 0.0, 2.0) == (
+        set(counted),
+        counted["79"],
+        counted["48"],
+        counted["other"],
+    )
 
 
 def test_reasons_in_force_are_the_bits_of_the_driver():
@@ -285,26 +346,44 @@ def test_reasons_in_force_are_the_bits_of_the_driver():
     assert gpu.THROTTLES.keys() == now.keys()
 
 
-# --- NVML through its child ------------------------------------------------------------------------------------------------------
+# --- NVML through its child
 
 
 @pytest.fixture(scope="session")
 def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
     """The environment in which libnvidia-ml.so.1 is the fake one, in a mode."""
     if not (gcc := shutil.which("gcc")):
-        pytest.fail("gcc is not installed; the fake NVML library of these tests is compiled with it (apt-get install gcc libc6-dev)")
+        pytest.fail(
+            "gcc is not installed; the fake NVML library of these tests is compiled with it (apt-get install gcc"
+            " libc6-dev)"
+        )
 
     def build(name: str, *flags: str) -> Path:
         folder = tmp_path_factory.mktemp(name)
         subprocess.run(
-            [gcc, "-shared", "-fPIC", "-w", *flags, "-o", folder / "libnvidia-ml.so.1", HERE / "support/fake_nvml" / "nv.c"], check=True
-        )  # fmt: skip
+            [
+                gcc,
+                "-shared",
+                "-fPIC",
+                "-w",
+                *flags,
+                "-o",
+                folder / "libnvidia-ml.so.1",
+                HERE / "support/fake_nvml" / "nv.c",
+            ],
+            check=True,
+        )
         return folder
 
     whole, part = build("nvml"), build("nvml-part", "-DMISSING")
 
     def environment(mode: str, missing: bool = False) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(HERE.parent), "LD_LIBRARY_PATH": str(part if missing else whole), "FAKE_NVML": mode}
+        return {
+            **os.environ,
+            "PYTHONPATH": str(HERE.parent),
+            "LD_LIBRARY_PATH": str(part if missing else whole),
+            "FAKE_NVML": mode,
+        }
 
     return environment
 
@@ -354,16 +433,24 @@ async def test_nvml_is_asked_first_and_by_one_child(fake_nvml, source):
         gpus.method, first.uuid, other.uuid, first.name, first.pci_bus_id, first.mig
     )  # fmt: skip
     assert (0.87, 2.0**30, 643825664, 412.345, 700.0, 61, 70) == (
-        first.utilization_ratio, first.memory_used_bytes, first.memory_reserved_bytes, first.power_watts, first.power_limit_watts,
-        first.temperature_celsius, first.memory_temperature_celsius,
-    )  # fmt: skip
+        first.utilization_ratio,
+        first.memory_used_bytes,
+        first.memory_reserved_bytes,
+        first.power_watts,
+        first.power_limit_watts,
+        first.temperature_celsius,
+        first.memory_temperature_celsius,
+    )
     assert (987654.321, "counter", 1.98e9, 3.201e9) == (
         first.energy_joules,
         first.energy_method,
         first.sm_clock_hertz,
         first.mem_clock_hertz,
     )
-    assert (pytest.approx(74.0), pytest.approx(75.0)) == (first.throttle_sw_power_cap_seconds, first.throttle_sw_thermal_slowdown_seconds)
+    assert (pytest.approx(74.0), pytest.approx(75.0)) == (
+        first.throttle_sw_power_cap_seconds,
+        first.throttle_sw_thermal_slowdown_seconds,
+    )
     assert (5, None, "implausible") == (first.ecc_corrected, first.ecc_uncorrected, first.absent["ecc_uncorrected"])
 
 
@@ -387,7 +474,11 @@ async def test_a_missing_symbol_is_a_gap_and_energy_is_integrated(fake_nvml, sou
     first = (await gpus.read(10))[0]
     now[0] += 2
     second = (await gpus.read(10))[0]
-    assert (0.0, pytest.approx(824.69), "integrated") == (first.energy_joules, second.energy_joules, second.energy_method)
+    assert (0.0, pytest.approx(824.69), "integrated") == (
+        first.energy_joules,
+        second.energy_joules,
+        second.energy_method,
+    )
     assert ("not_known", None) == (second.absent["remapped_corrected"], second.absent.get("energy_joules"))
 
 
@@ -418,13 +509,18 @@ async def test_links_are_counted_over_all_of_a_card(fake_nvml, source):
 
 
 async def test_heat_is_timed_where_the_driver_only_says_that_it_holds(fake_nvml, source):
-    """Two seconds between two readings that both say hw_thermal_slowdown are two seconds; the power brake stays at 0."""
+    """Two seconds between two readings that both say hw_thermal_slowdown are two seconds; the power brake stays at
+    0."""
     now = [100.0]
     gpus = source(env=fake_nvml("held"), clock=lambda: now[0])
     await gpus.read(10)
     now[0] += 2
     card = (await gpus.read(10))[0]
-    assert (0x4C, 2.0, 0.0) == (card.event_reasons, card.throttle_hw_thermal_slowdown_seconds, card.throttle_hw_power_brake_seconds)
+    assert (0x4C, 2.0, 0.0) == (
+        card.event_reasons,
+        card.throttle_hw_thermal_slowdown_seconds,
+        card.throttle_hw_power_brake_seconds,
+    )
     assert not [name for name in card.absent if name.startswith("throttle_")]
 
 
@@ -451,10 +547,16 @@ async def test_the_error_that_took_a_card_is_told_of_that_card(fake_nvml, source
 
 
 async def test_a_divided_card_shows_its_instances(fake_nvml, source):
-    """Once each, though one has two compute instances; activity from the second reading on, and no wrong number in place of a gap."""
+    """Once each, though one has two compute instances; activity from the second reading on, and no wrong number in
+    place of a gap."""
     gpus = source(env=fake_nvml("mig"))
     [card, whole] = await gpus.read(10)
-    assert (True, None, [2, 9], ()) == (card.mig, card.utilization_ratio, [part.gpu_instance for part in card.instances], whole.instances)
+    assert (True, None, [2, 9], ()) == (
+        card.mig,
+        card.utilization_ratio,
+        [part.gpu_instance for part in card.instances],
+        whole.instances,
+    )
     [part, other] = card.instances
     assert ("GPU-fake-0", "MIG-fake-0", "3g.71gb", "1g.18gb", 2**30) == (
         part.uuid, part.mig_uuid, part.profile, other.profile, part.memory_used_bytes
@@ -515,7 +617,8 @@ async def test_the_loop_runs_on_while_the_driver_hangs(fake_nvml, source):
 
 
 async def test_a_child_that_cannot_be_killed_blocks_nobody(fake_nvml, source, monkeypatch):
-    """State D: the kill is accepted and nothing dies. Reads answer at once, no second child is started, and later all is well again."""
+    """State D: the kill is accepted and nothing dies. Reads answer at once, no second child is started, and later all
+    is well again."""
     gpus = source(env=fake_nvml("hang"))
     real = os.killpg
     monkeypatch.setattr(os, "killpg", lambda *_: None)
@@ -556,7 +659,10 @@ async def test_failures_back_off_and_recover(fake_nvml, source):
     assert ("exit", True) == (error.reason, "ended with code -6" in str(error))
     gpus._env = fake_nvml("ok")
     now[0] = 3.0
-    assert (("exit", True), None) == (((error := await failure(gpus)).reason, "next try in 1 s" in str(error)), gpus._child)
+    assert (("exit", True), None) == (
+        ((error := await failure(gpus)).reason, "next try in 1 s" in str(error)),
+        gpus._child,
+    )
     now[0] = 4.1
     assert 2 == len(await gpus.read(10))
 
@@ -586,10 +692,13 @@ async def test_the_child_ends_with_its_parent(fake_nvml, eventually):
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    eventually(lambda: not Path(f"/proc/{child}").exists() or ") Z" in Path(f"/proc/{child}/stat").read_text(), what="the child's end")
+    eventually(
+        lambda: not Path(f"/proc/{child}").exists() or ") Z" in Path(f"/proc/{child}/stat").read_text(),
+        what="the child's end",
+    )
 
 
-# --- nvidia-smi ------------------------------------------------------------------------------------------------------------------
+# --- nvidia-smi
 
 
 @pytest.fixture
@@ -612,13 +721,20 @@ async def test_without_the_driver_library_nvidia_smi_is_asked(fake_nvml, fake_sm
     """NVML names the missing driver, nvidia-smi answers; energy is integrated since it has no counter."""
     gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"cat {GOLDEN}/h200.csv"))
     busy, _ = await gpus.read(10)
-    assert ("nvidia-smi", 412.35, 0.0, "integrated") == (gpus.method, busy.power_watts, busy.energy_joules, busy.energy_method)
+    assert ("nvidia-smi", 412.35, 0.0, "integrated") == (
+        gpus.method,
+        busy.power_watts,
+        busy.energy_joules,
+        busy.energy_method,
+    )
 
 
 async def test_nvml_is_looked_for_again(fake_nvml, fake_smi, source):
     """A driver installed later is found without a restart, though not at every reading."""
     now = [0.0]
-    gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"cat {GOLDEN}/h200.csv"), clock=lambda: now[0], reprobe_s=30.0)
+    gpus = source(
+        env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"cat {GOLDEN}/h200.csv"), clock=lambda: now[0], reprobe_s=30.0
+    )
     await gpus.read(10)
     gpus._env = fake_nvml("ok")
     now[0] = 29.0
@@ -632,7 +748,10 @@ async def test_no_driver_at_all_is_said_in_a_sentence(fake_nvml, fake_smi, sourc
     gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f'echo "{NO_DRIVER}"; exit 9'), reprobe_s=30.0)
     error = await failure(gpus)
     assert "no_driver" == error.reason
-    assert f"NVML: Driver Not Loaded; nvidia-smi ended with code 9: {NO_DRIVER}; without an NVIDIA driver there are no GPU series" == str(error)
+    assert (
+        f"NVML: Driver Not Loaded; nvidia-smi ended with code 9: {NO_DRIVER}; without an NVIDIA driver there are no GPU"
+        " series" == str(error)
+    )
     assert ("no_driver", True) == ((error := await failure(gpus)).reason, "next try in 30 s" in str(error))
 
 
@@ -640,7 +759,10 @@ async def test_a_machine_without_any_nvidia_software(source):
     """No library, no program: the same reason."""
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "LD_LIBRARY_PATH": "/nonexistent"}
     error = await failure(source(env=environment))
-    assert ("no_driver", True) == (error.reason, "/nonexistent/smi cannot be run: No such file or directory" in str(error))
+    assert ("no_driver", True) == (
+        error.reason,
+        "/nonexistent/smi cannot be run: No such file or directory" in str(error),
+    )
 
 
 @pytest.mark.parametrize(
@@ -664,8 +786,13 @@ async def test_nvidia_smi_fails_by_name(fake_nvml, fake_smi, source, body: str, 
 
 async def test_a_lost_card_between_the_rows(fake_nvml, fake_smi, source):
     """nvidia-smi prints a sentence in place of the row; the other card is still read."""
-    sentence = "Unable to determine the device handle for GPU1: 0000:84:00.0: GPU is lost.  Reboot the system to recover this GPU"
-    gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f'head -1 {GOLDEN}/h200.csv; echo "{sentence}"; exit 6'))
+    sentence = (
+        "Unable to determine the device handle for GPU1: 0000:84:00.0: GPU is lost.  Reboot the system to recover"
+        " this GPU"
+    )
+    gpus = source(
+        env=fake_nvml("driver-not-loaded"), smi=fake_smi(f'head -1 {GOLDEN}/h200.csv; echo "{sentence}"; exit 6')
+    )
     alive, lost = await gpus.read(10)
     assert (412.35, "0000:84:00.0", {"gpu": "lost"}) == (alive.power_watts, lost.uuid, lost.absent)
 
@@ -698,14 +825,20 @@ async def test_nvidia_smi_tells_the_memory_of_instances(fake_nvml, fake_smi, sou
     answers = f"-q) cat {GOLDEN}/h200-mig.xml;; -L) cat {GOLDEN}/h200-mig-list.txt;; *) cat {GOLDEN}/h200-mig.csv;;"
     gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"case $1 in {answers} esac"))
     [card] = await gpus.read(10)
-    assert ([2, 3, 9, 10], 40022 * 2**20) == ([part.gpu_instance for part in card.instances], card.instances[0].memory_used_bytes)
+    assert ([2, 3, 9, 10], 40022 * 2**20) == (
+        [part.gpu_instance for part in card.instances],
+        card.instances[0].memory_used_bytes,
+    )
     assert ["3g.71gb", "2g.35gb", "1g.18gb", "1g.18gb"] == [part.profile for part in card.instances]
 
 
 @pytest.mark.parametrize("answer", ["echo nonsense", "exit 3"])
 async def test_a_long_report_that_fails_costs_only_the_instances(fake_nvml, fake_smi, source, answer: str):
     """The card itself is still read, and the gap is counted."""
-    gpus = source(env=fake_nvml("driver-not-loaded"), smi=fake_smi(f"case $1 in -q) {answer};; *) cat {GOLDEN}/h200-mig.csv;; esac"))
+    gpus = source(
+        env=fake_nvml("driver-not-loaded"),
+        smi=fake_smi(f"case $1 in -q) {answer};; *) cat {GOLDEN}/h200-mig.csv;; esac"),
+    )
     [card] = await gpus.read(10)
     assert (78.28, (), "unknown_error") == (card.power_watts, card.instances, card.absent["instances"])
 
@@ -752,7 +885,7 @@ async def test_a_pipe_that_an_escaped_process_holds_is_let_go(fake_nvml, fake_sm
     assert before == len(os.listdir("/proc/self/fd"))
 
 
-# --- the endpoint while the driver hangs -----------------------------------------------------------------------------------------
+# --- the endpoint while the driver hangs
 
 
 SOON_S = 5.0  # half of what Prometheus waits; a few milliseconds but where many tests share a core
@@ -791,7 +924,9 @@ async def served(reader: GpuSource, monkeypatch: pytest.MonkeyPatch, **settings:
         yield Endpoint(serving, str(server.make_url("/metrics")), session)
 
 
-async def test_a_hang_is_on_the_page_within_five_seconds_and_the_page_always_answers(fake_nvml, source, monkeypatch, tmp_path):
+async def test_a_hang_is_on_the_page_within_five_seconds_and_the_page_always_answers(
+    fake_nvml, source, monkeypatch, tmp_path
+):
     """Three hangs of a driver that was well, with the real beat and deadline: a second and two."""
     behaviour, before = tmp_path / "nvml", children()
     behaviour.write_text("ok")
@@ -808,7 +943,8 @@ async def test_a_hang_is_on_the_page_within_five_seconds_and_the_page_always_ans
 
 
 async def test_a_thousand_hangs_leave_nothing_behind(source, monkeypatch):
-    """With a program that never answers and a deadline of ten milliseconds: no process, no pipe, no thread, no memory."""
+    """With a program that never answers and a deadline of ten milliseconds: no process, no pipe, no thread, no
+    memory."""
     monkeypatch.setattr(sidecar, "FIRST_GPU_READING_S", 0.01)
     before, open_files = children(), len(os.listdir("/proc/self/fd"))
     async with served(source(nvml=("sleep", "1000")), monkeypatch, gpu_interval_s=0.001, timeout_s=0.02) as page:

@@ -1,4 +1,5 @@
-"""How others are asked: the http_config file of Prometheus, with secrets in files of their own, read again when one of them is another."""
+"""How others are asked: the http_config file of Prometheus, with secrets in files of their own, read again when one of
+them is another."""
 
 from __future__ import annotations
 
@@ -135,13 +136,23 @@ def test_files_that_the_sidecars_configuration_names_are_found_from_where_it_sta
     )  # fmt: skip
     path.write_text("otlp: {endpoint: 'https://c:4318', headers_file: headers}\n")
     assert f"{folder}/headers" == configuration.sidecar(path).otlp.headers_file
-    path.write_text("requests_log: [log/requests.jsonl, /var/log/b.jsonl]\nstate: s.state\nevents: events.jsonl\nevents_token_file: token\n")
+    path.write_text(
+        "requests_log: [log/requests.jsonl, /var/log/b.jsonl]\nstate: s.state\nevents: events.jsonl\nevents_token_file:"
+        " token\n"
+    )
     it = configuration.sidecar(path)
-    assert ((f"{folder}/log/requests.jsonl", "/var/log/b.jsonl"), f"{folder}/s.state", f"{folder}/events.jsonl", f"{folder}/token") == (
-        it.requests_log, it.state, it.events, it.events_token_file,
-    )  # fmt: skip
+    assert (
+        (f"{folder}/log/requests.jsonl", "/var/log/b.jsonl"),
+        f"{folder}/s.state",
+        f"{folder}/events.jsonl",
+        f"{folder}/token",
+    ) == (it.requests_log, it.state, it.events, it.events_token_file)
     monkeypatch.chdir(tmp_path)
-    assert it == configuration.sidecar(Path("sidecar.yaml")) == configuration.sidecar(Path("..") / tmp_path.name / "sidecar.yaml")
+    assert (
+        it
+        == configuration.sidecar(Path("sidecar.yaml"))
+        == configuration.sidecar(Path("..") / tmp_path.name / "sidecar.yaml")
+    )
     path.write_text("events: ''\n")
     assert configuration.sidecar(path).events == ""
 
@@ -150,7 +161,10 @@ async def test_a_name_that_the_certificate_does_not_have_is_told(tmp_path, autho
     way = HttpClientConfig(config(tmp_path, f"tls_config: {{ca_file: {authority.ca}}}"))
     with pytest.raises(aiohttp.ClientConnectorCertificateError) as told:
         await said(server, way)
-    assert "its certificate is not accepted: IP address mismatch, certificate is not valid for '127.0.0.1'." == describe_error(told.value)
+    assert (
+        "its certificate is not accepted: IP address mismatch, certificate is not valid for '127.0.0.1'."
+        == describe_error(told.value)
+    )
 
 
 async def test_nobody_at_an_address_is_told_in_the_words_of_the_system(free_port):
@@ -177,7 +191,10 @@ def test_who_has_no_such_file_asks_as_before():
         ("authorization: credentials have no place in this file", "authorization: {credentials: s3cret}"),
         ("password_file is missing", "basic_auth: {username: me}"),
         ("credentials_file is missing", "authorization: {type: Bearer}"),
-        ("exclude each other", "basic_auth: {username: me, password_file: secret}\nauthorization: {credentials_file: secret}"),
+        (
+            "exclude each other",
+            "basic_auth: {username: me, password_file: secret}\nauthorization: {credentials_file: secret}",
+        ),
         ("tls_config.insecure_skip_verify is unknown", "tls_config: {insecure_skip_verify: true}"),
         ("cert_file and key_file go together", "tls_config: {cert_file: a}"),
         ("ca_file: {folder}/a cannot be used: No such file", "tls_config: {ca_file: a}"),
@@ -227,7 +244,8 @@ def test_a_mistake_is_one_sentence_that_names_the_place_and_no_secret(words, tex
     ],
 )
 def test_a_secret_without_quotes_that_is_no_yaml_is_not_repeated(read, text, words, value, tmp_path):
-    """Passwords begin with anything. Neither the sentence nor a traceback of it has more of it than one character; it says the line and the kind."""
+    """Passwords begin with anything. Neither the sentence nor a traceback of it has more of it than one character; it
+    says the line and the kind."""
     with pytest.raises(BadConfig) as told:
         read(config(tmp_path, text.format(value)))
     assert f"http.yml, line 2: this is not YAML: {words}" == str(told.value)[str(told.value).index("http.yml") :]
@@ -267,7 +285,9 @@ def send_span(endpoint: str, protocol: str = "http", ca_file: Path | None = None
     attempts: list[Attempt] = []
     config = OtlpConfig(endpoint=endpoint, protocol=protocol, ca_file=str(ca_file) if ca_file else None)
     exporter = span_exporter(config, "0", attempts.append)
-    span = span_of(RequestRecord(request_id="r", trace_id="a" * 32, span_id="b" * 16, ts="2026-05-12T09:30:01Z", e2e_ms=1.0))
+    span = span_of(
+        RequestRecord(request_id="r", trace_id="a" * 32, span_id="b" * 16, ts="2026-05-12T09:30:01Z", e2e_ms=1.0)
+    )
     exporter.export([SpanFactory("s", "0").make(span)])
     exporter.shutdown()
     return attempts[-1]
@@ -306,8 +326,12 @@ def test_a_collector_with_the_right_name_gets_spans_over_grpc(authority, tmp_pat
 
     service = "opentelemetry.proto.collector.trace.v1.TraceService"
     handlers = {"Export": grpc.unary_unary_rpc_method_handler(export)}
-    server = grpc.server(futures.ThreadPoolExecutor(1), handlers=[grpc.method_handlers_generic_handler(service, handlers)])
-    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(pair.key.read_bytes(), pair.cert.read_bytes())]))
+    server = grpc.server(
+        futures.ThreadPoolExecutor(1), handlers=[grpc.method_handlers_generic_handler(service, handlers)]
+    )
+    port = server.add_secure_port(
+        "127.0.0.1:0", grpc.ssl_server_credentials([(pair.key.read_bytes(), pair.cert.read_bytes())])
+    )
     server.start()
     try:
         endpoint = f"https://127.0.0.1:{port}"

@@ -1,4 +1,5 @@
-"""Every listener of ours: what web.yml says is what is asked of clients, and whoever is slow, large or many does not keep others out."""
+"""Every listener of ours: what web.yml says is what is asked of clients, and whoever is slow, large or many does not
+keep others out."""
 
 from __future__ import annotations
 
@@ -69,8 +70,12 @@ async def answer(request: web.BaseRequest) -> web.StreamResponse:
 
 
 @contextlib.asynccontextmanager
-async def serving(protection: ListenerAuth | None = None, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]] = answer,
-                  hang_ups: bool = False, **settings: object) -> AsyncIterator[listener.Listening]:  # fmt: skip
+async def serving(
+    protection: ListenerAuth | None = None,
+    handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]] = answer,
+    hang_ups: bool = False,
+    **settings: object,
+) -> AsyncIterator[listener.Listening]:
     """hang_ups: who goes away ends what was done for it, as at the board."""
     runner = web.ServerRunner(web.Server(handler, handler_cancellation=hang_ups, access_log=None), shutdown_timeout=0.2)
     listening = await listen(runner, "listen", "127.0.0.1:0", protection, **settings)
@@ -81,7 +86,9 @@ async def serving(protection: ListenerAuth | None = None, handler: Callable[[web
         await runner.cleanup()
 
 
-def secured(folder: Path, pair: Pair | None = None, *, users: bool = False, tokens: bool = False, more: str = "") -> Path:
+def secured(
+    folder: Path, pair: Pair | None = None, *, users: bool = False, tokens: bool = False, more: str = ""
+) -> Path:
     """A web.yml in this folder."""
     text = f"tls_server_config:\n  cert_file: {pair.cert}\n  key_file: {pair.key}\n{more}" if pair else ""
     if users:
@@ -109,7 +116,10 @@ def asked(path: Path) -> dict[str, object]:
 
 async def status(url: str, *, tls: ssl.SSLContext | bool = True, local: str = "127.0.0.1", **asked: object) -> int:
     """local: the address from which it is asked."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=(local, 0))) as session, session.get(url, ssl=tls, **asked) as got:
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=(local, 0))) as session,
+        session.get(url, ssl=tls, **asked) as got,
+    ):
         await got.read()
         return got.status
 
@@ -283,7 +293,9 @@ async def test_the_file_with_a_mistake_leaves_what_was_in_force(tmp_path, caplog
     assert "secret-word" not in caplog.text
 
 
-@pytest.mark.parametrize("left", ["", "# logins\n", "---\n", "{}", "null\n", "basic_auth_users: {}\n", "bearer_token_files: []\n"])
+@pytest.mark.parametrize(
+    "left", ["", "# logins\n", "---\n", "{}", "null\n", "basic_auth_users: {}\n", "bearer_token_files: []\n"]
+)
 async def test_a_file_that_was_emptied_switches_no_login_off(left, tmp_path, caplog):
     """As on a full disk, or in the midst of a copy: what is left is good YAML, and asks for nothing."""
     path = secured(tmp_path, users=True)
@@ -292,7 +304,10 @@ async def test_a_file_that_was_emptied_switches_no_login_off(left, tmp_path, cap
         path.write_text(left)
         for _ in range(2):
             assert [200, 401] == [await status(it.url, **asked) for asked in (LOGIN, {})]
-        told = "asks for no login any more, and logins are switched off only by a new start; what was in force before stays"
+        told = (
+            "asks for no login any more, and logins are switched off only by a new start; what was in force before"
+            " stays"
+        )
         assert 1 == caplog.text.count(told)
         path.write_text(text.replace(HASH, bcrypt.hashpw(b"new", bcrypt.gensalt(4)).decode()))
         assert [401, 200] == [await status(it.url, **asked) for asked in (LOGIN, login("prometheus", "new"))]
@@ -315,13 +330,17 @@ async def test_a_file_that_was_cut_off_behind_its_tls_switches_no_login_off(tmp_
 
 
 async def test_a_file_that_was_cut_off_asks_for_certificates_of_clients_as_before(tmp_path, authority, pair, caplog):
-    path = secured(tmp_path, pair, more=f"  client_ca_file: {authority.ca}\n  client_auth_type: RequireAndVerifyClientCert\n")
+    path = secured(
+        tmp_path, pair, more=f"  client_ca_file: {authority.ca}\n  client_auth_type: RequireAndVerifyClientCert\n"
+    )
     async with serving(ListenerAuth(path)) as it:
         path.write_text(path.read_text().partition("  client_ca_file")[0])
         assert 200 == await status(it.url, tls=trusting(authority, authority.pair("client")))
         with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
             await status(it.url, tls=trusting(authority))
-    assert 1 == caplog.text.count("asks for no certificate of clients any more, and those are switched off only by a new start; what was in force")
+    assert 1 == caplog.text.count(
+        "asks for no certificate of clients any more, and those are switched off only by a new start; what was in force"
+    )
 
 
 async def test_logins_that_are_asked_for_from_now_on_need_no_new_start(tmp_path, authority, pair):
@@ -335,7 +354,9 @@ async def test_logins_that_are_asked_for_from_now_on_need_no_new_start(tmp_path,
 async def test_bcrypt_is_asked_once_for_a_login_that_is_right_and_each_time_for_a_wrong_one(tmp_path, monkeypatch):
     asked: list[str] = []
     matches = listener_auth._matches
-    monkeypatch.setattr(listener_auth, "_matches", lambda password, hashed: asked.append(hashed) or matches(password, hashed))
+    monkeypatch.setattr(
+        listener_auth, "_matches", lambda password, hashed: asked.append(hashed) or matches(password, hashed)
+    )
     async with serving(ListenerAuth(secured(tmp_path, users=True))) as it:
         for _ in range(5):
             assert 200 == await status(it.url, **LOGIN)
@@ -370,7 +391,9 @@ async def test_a_flood_of_wrong_logins_keeps_nobody_out_who_is_known_or_comes_fr
         gate.set()
         assert 200 == await other
         codes = await asyncio.gather(*wrong)
-        assert {401: listener_auth.LOGINS_OF_ONE, 503: 40 - listener_auth.LOGINS_OF_ONE} == {each: codes.count(each) for each in set(codes)}
+        assert {401: listener_auth.LOGINS_OF_ONE, 503: 40 - listener_auth.LOGINS_OF_ONE} == {
+            each: codes.count(each) for each in set(codes)
+        }
     assert not protection._waiting, "addresses are forgotten"
 
 
@@ -383,7 +406,10 @@ async def test_no_more_logins_wait_than_there_are_places_from_however_many_addre
 
     monkeypatch.setattr(listener_auth, "_matches_apart", slow)
     header = login("prometheus", "wrong")["headers"]["Authorization"]
-    waiting = [asyncio.create_task(protection.authenticate(header, f"192.0.2.{number}")) for number in range(listener_auth.LOGINS_WAITING)]
+    waiting = [
+        asyncio.create_task(protection.authenticate(header, f"192.0.2.{number}"))
+        for number in range(listener_auth.LOGINS_WAITING)
+    ]
     await asyncio.sleep(0)
     with pytest.raises(listener_auth.TooMany):
         await protection.authenticate(header, "192.0.2.99")
@@ -424,7 +450,8 @@ async def until(so: Callable[[], object]) -> None:
 
 
 async def test_who_hangs_up_frees_neither_the_turn_nor_the_place_before_its_hash_is_done(tmp_path, slow):
-    """A thread that hashes cannot be stopped; at the board, where a hang-up ends the handler, as many of them ran as the loop has threads."""
+    """A thread that hashes cannot be stopped; at the board, where a hang-up ends the handler, as many of them ran as
+    the loop has threads."""
     protection = ListenerAuth(secured(tmp_path, users=True))
     async with serving(protection, hang_ups=True) as it:
         for number in range(listener_auth.LOGINS_OF_ONE):
@@ -460,7 +487,10 @@ async def test_a_right_login_whose_client_went_away_is_known_when_it_comes_again
 @pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.SelectorEventLoop])
 def test_a_hash_at_the_end_keeps_nobody_and_leaves_nothing(loop, tmp_path, slow, caplog):
     """Neither a thread, nor a task about which the loop complains; those that wait for their turn never begin."""
-    protection, header = ListenerAuth(secured(tmp_path, users=True)), login("prometheus", "wrong")["headers"]["Authorization"]
+    protection, header = (
+        ListenerAuth(secured(tmp_path, users=True)),
+        login("prometheus", "wrong")["headers"]["Authorization"],
+    )
 
     async def run() -> None:
         asked = [asyncio.create_task(protection.authenticate(header, str(number))) for number in range(3)]
@@ -528,7 +558,8 @@ def test_a_file_that_is_named_before_it_is_there_is_used_when_it_comes(tmp_path,
 
 
 async def test_a_certificate_is_renewed_while_the_file_has_a_mistake(tmp_path, caplog):
-    """Who renews certificates, and who edits the file, are often two; the mistake may stand there until the former certificate has expired."""
+    """Who renews certificates, and who edits the file, are often two; the mistake may stand there until the former
+    certificate has expired."""
     first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
     pair, fresh = first.pair("server"), second.pair("server")
     path = secured(tmp_path, pair)
@@ -543,13 +574,20 @@ async def test_a_certificate_is_renewed_while_the_file_has_a_mistake(tmp_path, c
         path.write_text(text)
         assert 200 == await status(it.url, tls=trusting(second))
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert [("oops is unknown", ""), ("oops is unknown", "the key is not that of the certificate"), ("oops is unknown", "")] == [
-        tuple(words if words in line else "" for words in ("oops is unknown", "the key is not that of the certificate")) for line in told
+    assert [
+        ("oops is unknown", ""),
+        ("oops is unknown", "the key is not that of the certificate"),
+        ("oops is unknown", ""),
+    ] == [
+        tuple(words if words in line else "" for words in ("oops is unknown", "the key is not that of the certificate"))
+        for line in told
     ]
 
 
 @pytest.mark.parametrize("more", ["", "basic_auth_users: {}\n"])
-def test_a_certificate_is_renewed_while_the_file_names_one_that_is_not_there_or_lost_its_logins(more, tmp_path, authority):
+def test_a_certificate_is_renewed_while_the_file_names_one_that_is_not_there_or_lost_its_logins(
+    more, tmp_path, authority
+):
     pair, fresh = authority.pair("former"), authority.pair("renewed")
     path = secured(tmp_path, pair, users=True)
     protection = ListenerAuth(path)
@@ -569,13 +607,25 @@ def test_a_certificate_is_renewed_while_the_file_names_one_that_is_not_there_or_
     [
         ("tls_server_confg is unknown; did you mean tls_server_config?", "tls_server_confg: {}"),
         ("tls_server_config.key_file is missing", "tls_server_config: {cert_file: a}"),
-        ("tls_server_config.cert_file: {folder}/a cannot be read: No such file", "tls_server_config: {cert_file: a, key_file: b}"),
+        (
+            "tls_server_config.cert_file: {folder}/a cannot be read: No such file",
+            "tls_server_config: {cert_file: a, key_file: b}",
+        ),
         ("it is no PEM", "tls_server_config: {cert_file: web.yml, key_file: web.yml}"),
         ("the key is encrypted", "tls_server_config: {cert_file: {cert}, key_file: locked.key}"),
-        ("min_version: Invalid enum value 'TLS10'; did you mean TLS13?", "tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}"),
+        (
+            "min_version: Invalid enum value 'TLS10'; did you mean TLS13?",
+            "tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}",
+        ),
         ("client_ca_file checks nobody", "tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}"),
-        ("needs client_ca_file", "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}"),
-        ("Invalid enum value 'RequireAnyClientCert'", "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAnyClientCert}"),
+        (
+            "needs client_ca_file",
+            "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}",
+        ),
+        (
+            "Invalid enum value 'RequireAnyClientCert'",
+            "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAnyClientCert}",
+        ),
         ("basic_auth_users.me is no bcrypt hash", "basic_auth_users: {me: s3cret}"),
         ("a user's name has at least one letter", "basic_auth_users: {'a:b': s3cret}"),
         ("this is not YAML", "basic_auth_users: {me: [s3cret"),
@@ -586,7 +636,9 @@ def test_a_certificate_is_renewed_while_the_file_names_one_that_is_not_there_or_
 def test_a_mistake_in_the_file_is_one_sentence_that_names_the_place(words, text, tmp_path, pair):
     key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
     locked = serialization.BestAvailableEncryption(b"x")
-    (tmp_path / "locked.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
+    (tmp_path / "locked.key").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+    )
     path = tmp_path / "web.yml"
     path.write_text(text.replace("{cert}", str(pair.cert)))
     with pytest.raises(BadConfig) as told:
@@ -709,7 +761,9 @@ async def test_beyond_the_bound_idle_connections_give_way_and_then_new_ones_do(c
         assert 200 == await status(it.url)
         await ends(held[0][0])
         busy = [asyncio.create_task(status(it.url + "/slow")) for _ in range(3)]
-        while len(it._open) < 3 or any(one.idle for one in it._open) or not all(one._current_request for one in it._open):
+        while (
+            len(it._open) < 3 or any(one.idle for one in it._open) or not all(one._current_request for one in it._open)
+        ):
             await asyncio.sleep(0.01)
         with pytest.raises(aiohttp.ClientError):
             await status(it.url)
@@ -812,7 +866,9 @@ async def test_connections_that_ended_are_not_counted(tmp_path, authority, pair)
 async def test_a_taken_address_is_told_with_the_way_out():
     async with serving() as it:
         runner = web.ServerRunner(web.Server(answer))
-        with pytest.raises(BadConfig, match=r"listen: 127.0.0.1:\d+ is taken by another program.*choose another with listen"):
+        with pytest.raises(
+            BadConfig, match=r"listen: 127.0.0.1:\d+ is taken by another program.*choose another with listen"
+        ):
             await listen(runner, "listen", it.url.partition("://")[2])
 
 
@@ -839,13 +895,21 @@ async def test_the_commands_of_the_page_make_files_that_work(tmp_path):
     """docs/hardening.md, its first block, as it stands there."""
     page = (Path(__file__).parents[3] / "docs/hardening.md").read_text()
     block = page.partition("```sh\n")[2].partition("```")[0].replace("python3 -c", f"{sys.executable} -c")
-    done = await asyncio.to_thread(subprocess.run, ["bash", "-euc", block], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert 0 == done.returncode, done.stderr
-    hashed, password = (tmp_path / "watcher.hash").read_text().strip(), (tmp_path / "watcher.password").read_text().strip()
-    (tmp_path / "web.yml").write_text(
-        f"tls_server_config: {{cert_file: sidecar.pem, key_file: sidecar.key}}\nbasic_auth_users: {{watcher: '{hashed}'}}\n"
+    done = await asyncio.to_thread(
+        subprocess.run, ["bash", "-euc", block], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    (tmp_path / "http.yml").write_text("basic_auth: {username: watcher, password_file: watcher.password}\ntls_config: {ca_file: ca.pem}\n")
+    assert 0 == done.returncode, done.stderr
+    hashed, password = (
+        (tmp_path / "watcher.hash").read_text().strip(),
+        (tmp_path / "watcher.password").read_text().strip(),
+    )
+    (tmp_path / "web.yml").write_text(
+        "tls_server_config: {cert_file: sidecar.pem, key_file: sidecar.key}\nbasic_auth_users: {watcher:"
+        f" '{hashed}'}}\n"
+    )
+    (tmp_path / "http.yml").write_text(
+        "basic_auth: {username: watcher, password_file: watcher.password}\ntls_config: {ca_file: ca.pem}\n"
+    )
     async with serving(ListenerAuth(tmp_path / "web.yml")) as it:
         assert 200 == await status(it.url, **asked(tmp_path / "http.yml"))
     assert password not in done.stdout + done.stderr
@@ -871,19 +935,26 @@ async def exchanged(url: str, *sent: bytes) -> bytes:
 
 
 UPGRADES = {
-    "h2c": b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n",
+    "h2c": (
+        b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings:"
+        b" AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n"
+    ),
     "body": b"POST /read HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc",
     "websocket": b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
     "not-in-connection": b"GET /a HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\n\r\n",
     "connect": b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
-    "chunks-of-1.0": b"POST /read HTTP/1.0\r\nHost: x\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    "chunks-of-1.0": (
+        b"POST /read HTTP/1.0\r\nHost: x\r\nConnection: keep-alive\r\nTransfer-Encoding:"
+        b" chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+    ),
 }
 
 
 @pytest.mark.parametrize("cut", [None, 5, 40], ids=["at-once", "in-the-line", "in-the-head"])
 @pytest.mark.parametrize("first", UPGRADES.values(), ids=UPGRADES)
 async def test_nothing_behind_a_request_with_upgrade_is_answered(first, cut):
-    """Bytes that follow such a request are never read as another one, however they are cut; aiohttp dropped some and read on in their middle."""
+    """Bytes that follow such a request are never read as another one, however they are cut; aiohttp dropped some and
+    read on in their middle."""
     paths: list[str] = []
 
     async def noting(request: web.BaseRequest) -> web.StreamResponse:
@@ -893,7 +964,11 @@ async def test_nothing_behind_a_request_with_upgrade_is_answered(first, cut):
     second = b"GET /b HTTP/1.1\r\nHost: x\r\nX-Padding: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n\r\n"
     behind = second + b"GET /c HTTP/1.1\r\nHost: x\r\n\r\n"
     async with serving(handler=noting) as it:
-        out = await exchanged(it.url, first + behind) if cut is None else await exchanged(it.url, first + behind[:cut], behind[cut:])
+        out = (
+            await exchanged(it.url, first + behind)
+            if cut is None
+            else await exchanged(it.url, first + behind[:cut], behind[cut:])
+        )
     assert (1, 1) == (out.count(b"HTTP/1."), out.count(b"HTTP/1.1 200") + out.count(b"HTTP/1.0 200"))
     assert out.endswith(b"(closed)")
     assert 1 == len(paths)
@@ -902,7 +977,9 @@ async def test_nothing_behind_a_request_with_upgrade_is_answered(first, cut):
 
 async def test_requests_before_one_with_upgrade_are_answered_in_order():
     async with serving() as it:
-        out = await exchanged(it.url, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 2 + UPGRADES["h2c"] + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        out = await exchanged(
+            it.url, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 2 + UPGRADES["h2c"] + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+        )
     assert 3 == out.count(b"HTTP/1.1 200")
     assert 1 == out.lower().count(b"connection: close")
 
@@ -981,7 +1058,8 @@ async def test_a_few_requests_behind_a_running_one_wait_and_short_ones_pass_in_a
 
 @pytest.mark.parametrize("secure", [False, True])
 async def test_refused_requests_that_owe_their_body_keep_nobody_out(secure, tmp_path, authority, pair):
-    """As many as there may be connections, each with an answer and a body that never comes; new ones come as fast as they go. Scrapes go on."""
+    """As many as there may be connections, each with an answer and a body that never comes; new ones come as fast as
+    they go. Scrapes go on."""
     given = ListenerAuth(secured(tmp_path, pair, users=True)) if secure else None
     most, wires = 64, []
     tls = {"ssl": trusting(authority)} if secure else {}
@@ -1009,7 +1087,11 @@ async def test_refused_requests_that_owe_their_body_keep_nobody_out(secure, tmp_
 async def test_a_refused_request_may_still_send_its_body_where_there_is_room():
     """The answer would be lost in a connection that is cut while its client still sends."""
     async with serving(handler=lambda request: asyncio.sleep(0, web.Response(status=413))) as it:
-        out = await exchanged(it.url, b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 3000000\r\n\r\n", *[b"a" * 300_000] * 10)
+        out = await exchanged(
+            it.url,
+            b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 3000000\r\n\r\n",
+            *[b"a" * 300_000] * 10,
+        )
     assert b" 413 " in out
 
 
@@ -1020,13 +1102,19 @@ async def test_a_refused_request_may_still_send_its_body_where_there_is_room():
         (431, "head_too_large", b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"SECRET" * 9000 + b"\r\n\r\n"),
         (431, "head_too_large", b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X" * 9000 + b": SECRET\r\n\r\n"),
         (431, "head_too_large", b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X-SECRET: a\r\n" * 300 + b"\r\n"),
-        (400, "bad_request_line", b"\x16\x03\x01\x02\x00SECRET\r\n\r\n"), (400, "bad_request_line", b"SECRET / HTTP/1.1\r\n\r\n"),
-        (400, "bad_request_line", b"GET / HTTP/9.9SECRET\r\n\r\n"), (400, "bad_request_line", b"GET SECRET HTTP/1.1\r\nHost: x\r\n\r\n"),
+        (400, "bad_request_line", b"\x16\x03\x01\x02\x00SECRET\r\n\r\n"),
+        (400, "bad_request_line", b"SECRET / HTTP/1.1\r\n\r\n"),
+        (400, "bad_request_line", b"GET / HTTP/9.9SECRET\r\n\r\n"),
+        (400, "bad_request_line", b"GET SECRET HTTP/1.1\r\nHost: x\r\n\r\n"),
         (400, "bad_framing", b"GET / HTTP/1.1\r\nHost: x\r\nSECRET\r\n\r\n"),
-        (400, "bad_framing", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nSECRET"),
+        (
+            400,
+            "bad_framing",
+            b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nSECRET",
+        ),
         (400, "bad_framing", b"GET / HTTP/1.1\r\n\r\n"),
     ],
-)  # fmt: skip
+)
 async def test_what_the_parser_refuses_is_counted_by_reason_and_never_echoed(want, reason, sent):
     async with serving() as it:
         out = await exchanged(it.url, sent + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -1040,7 +1128,12 @@ async def test_two_authorization_headers_are_refused_where_a_login_is_asked_for(
     async with serving(ListenerAuth(secured(tmp_path, tokens=True))) as it:
         right = f"Authorization: Bearer {TOKEN}\r\n".encode()
         for sent, want in ((right, b"200"), (right * 2, b"400"), (right + b"Authorization: Bearer x\r\n", b"400")):
-            assert want == (await exchanged(it.url, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + sent + b"\r\n"))[9:12]
+            assert (
+                want
+                == (await exchanged(it.url, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + sent + b"\r\n"))[
+                    9:12
+                ]
+            )
 
 
 async def test_a_body_that_breaks_off_its_framing_ends_its_request_at_once():

@@ -35,7 +35,9 @@ scrape_configs:
 
 
 @pytest.fixture(scope="module")
-def servers(part, free_port: Callable[[], int], eventually: Callable[..., None], tmp_path_factory: pytest.TempPathFactory):
+def servers(
+    part, free_port: Callable[[], int], eventually: Callable[..., None], tmp_path_factory: pytest.TempPathFactory
+):
     """A Prometheus with a rule that fires and one that is pending, and its Alertmanager; their addresses."""
     folder: Path = tmp_path_factory.mktemp("servers")
     prometheus, alertmanager = free_port(), free_port()
@@ -43,16 +45,31 @@ def servers(part, free_port: Callable[[], int], eventually: Callable[..., None],
     (folder / "prometheus.yml").write_text(CONFIG % (alertmanager, prometheus))
     (folder / "alertmanager.yml").write_text("{route: {receiver: none}, receivers: [{name: none}]}")
     commands = (
-        [part("prometheus").path, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-         "--web.enable-admin-api", "--rules.alert.resend-delay=1s", f"--web.listen-address=127.0.0.1:{prometheus}"],
-        [part("alertmanager").path, f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/am", "--cluster.listen-address=",
-         f"--web.listen-address=127.0.0.1:{alertmanager}"],
-    )  # fmt: skip
+        [
+            part("prometheus").path,
+            f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={folder}/data",
+            "--web.enable-admin-api",
+            "--rules.alert.resend-delay=1s",
+            f"--web.listen-address=127.0.0.1:{prometheus}",
+        ],
+        [
+            part("alertmanager").path,
+            f"--config.file={folder}/alertmanager.yml",
+            f"--storage.path={folder}/am",
+            "--cluster.listen-address=",
+            f"--web.listen-address=127.0.0.1:{alertmanager}",
+        ],
+    )
     with (folder / "log").open("w") as log:
         running = [subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) for command in commands]
     urls = f"http://127.0.0.1:{prometheus}", f"http://127.0.0.1:{alertmanager}"
     try:
-        eventually(lambda: json.load(urllib.request.urlopen(f"{urls[1]}/api/v2/alerts", timeout=5)), within_s=60, what="an alert at Alertmanager")
+        eventually(
+            lambda: json.load(urllib.request.urlopen(f"{urls[1]}/api/v2/alerts", timeout=5)),
+            within_s=60,
+            what="an alert at Alertmanager",
+        )
         yield urls
     finally:
         for one in running:

@@ -1,5 +1,6 @@
-"""The whole chain with TLS and logins on every listener: a real Prometheus and a real Alertmanager, our gateway, sidecar and board, and a private
-authority that none of the system's trusts. The engine is a fake: two pages of a real one, behind TLS and a key."""
+"""The whole chain with TLS and logins on every listener: a real Prometheus and a real Alertmanager, our gateway,
+sidecar and board, and a private authority that none of the system's trusts. The engine is a fake: two pages of a real
+one, behind TLS and a key."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ ROOT = Path(__file__).parents[3]
 PAGES = [(ROOT / "tests/golden" / f"0.32.0-preempt-{when}-load.prom").read_bytes() for when in ("under", "after")]
 SERVERS = ("prometheus", "alertmanager", "gateway", "figures", "sidecar", "board")
 LOGINS = tuple(name for name in SERVERS if name != "gateway")  # its clients bring keys
-SECRETS = {name: f"{name}-password-6d1f" for name in LOGINS} | {"engine": "engine-key-6d1f", "events": "events-token-6d1f"}
+SECRETS = {name: f"{name}-password-6d1f" for name in LOGINS} | {
+    "engine": "engine-key-6d1f",
+    "events": "events-token-6d1f",
+}
 OPEN = {"sidecar": "/-/ready", "figures": "/-/healthy", "board": "/-/healthy"}
 
 pytestmark = [pytest.mark.prometheus]
@@ -57,7 +61,13 @@ class FakeSecuredEngine(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         whole = {"choices": [{"finish_reason": "length"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
-        self._answer(*((200, json.dumps(whole).encode()) if self.headers.get("Authorization") == f"Bearer {SECRETS['engine']}" else (401, b"{}")))
+        self._answer(
+            *(
+                (200, json.dumps(whole).encode())
+                if self.headers.get("Authorization") == f"Bearer {SECRETS['engine']}"
+                else (401, b"{}")
+            )
+        )
 
     def _answer(self, status: int, body: bytes, kind: str = "application/json") -> None:
         self.send_response(status)
@@ -98,7 +108,10 @@ def configured(folder: Path, authority: Authority, port: Any, engine_url: str) -
             web["basic_auth_users"] = {"watcher": bcrypt.hashpw(SECRETS[name].encode(), bcrypt.gensalt(4)).decode()}
         written(folder / f"{name}.web.yml", web)
     tls = {"ca_file": "ca.pem"}
-    ways = {name: {"basic_auth": {"username": "watcher", "password_file": f"{name}.secret"}, "tls_config": tls} for name in LOGINS}
+    ways = {
+        name: {"basic_auth": {"username": "watcher", "password_file": f"{name}.secret"}, "tls_config": tls}
+        for name in LOGINS
+    }
     ways["engine"] = {"authorization": {"credentials_file": "engine.secret"}, "tls_config": tls}
     for name, way in ways.items():
         written(folder / f"{name}.http.yml", way)
@@ -107,35 +120,57 @@ def configured(folder: Path, authority: Authority, port: Any, engine_url: str) -
         "vllm-watch-sidecar": ("sidecar", listen["sidecar"]),
         "vllm": ("engine", engine_url[8:]),
     }
-    jobs = [{"job_name": job, "scheme": "https", "static_configs": [{"targets": [at]}], **ways[way]} for job, (way, at) in targets.items()]
+    jobs = [
+        {"job_name": job, "scheme": "https", "static_configs": [{"targets": [at]}], **ways[way]}
+        for job, (way, at) in targets.items()
+    ]
     manager = {"scheme": "https", "static_configs": [{"targets": [listen["alertmanager"]]}], **ways["alertmanager"]}
-    written(folder / "prometheus.yml", {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}, "rule_files": ["rules.yml"],
-        "scrape_configs": jobs, "alerting": {"alertmanagers": [manager]},
-    })  # fmt: skip
+    written(
+        folder / "prometheus.yml",
+        {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["rules.yml"],
+            "scrape_configs": jobs,
+            "alerting": {"alertmanagers": [manager]},
+        },
+    )
     rule = {"alert": "VLLMWatchdog", "expr": "vector(1)", "labels": {"severity": "info"}}
     written(folder / "rules.yml", {"groups": [{"name": "one", "rules": [rule]}]})
     written(folder / "alertmanager.yml", {"route": {"receiver": "none"}, "receivers": [{"name": "none"}]})
     written(folder / "teams.yaml", {"teams": {"demo": {"keys": [hashed]}}})
-    written(folder / "gateway.yaml", {
-        "listen": listen["gateway"], "web_config": "gateway.web.yml", "metrics_listen": listen["figures"], "metrics_web_config": "figures.web.yml",
-        "upstream": engine_url, "upstream_ca_file": "ca.pem", "upstream_key_file": "engine.secret",
-    })  # fmt: skip
+    written(
+        folder / "gateway.yaml",
+        {
+            "listen": listen["gateway"],
+            "web_config": "gateway.web.yml",
+            "metrics_listen": listen["figures"],
+            "metrics_web_config": "figures.web.yml",
+            "upstream": engine_url,
+            "upstream_ca_file": "ca.pem",
+            "upstream_key_file": "engine.secret",
+        },
+    )
     written(folder / "sidecar.yaml", {
         "listen": listen["sidecar"], "web_config": "sidecar.web.yml", "gpu": "off", "engine_interval_s": 1.0,
-        "requests_log": [str(folder / "requests.jsonl")], "events": str(folder / "events.jsonl"), "events_token_file": str(folder / "events.secret"),
+        "requests_log": [str(folder / "requests.jsonl")], "events": str(folder / "events.jsonl"),
+        "events_token_file": str(folder / "events.secret"),
         "engines": [{"name": "one", "url": engine_url, "http_config": "engine.http.yml"}],
     })  # fmt: skip
-    return SimpleNamespace(folder=folder, urls=urls, listen=listen, key=key, authority=authority, engine=engine_url, pids={})
+    return SimpleNamespace(
+        folder=folder, urls=urls, listen=listen, key=key, authority=authority, engine=engine_url, pids={}
+    )
 
 
 def commands(it: SimpleNamespace, part: Any) -> dict[str, list[str]]:
     ours, at = [sys.executable, "-m", "stack.cli"], it.folder
     return {
-        "alertmanager": [str(part("alertmanager").path), f"--config.file={at}/alertmanager.yml", f"--storage.path={at}/am",
+        "alertmanager": [str(part("alertmanager").path), f"--config.file={at}/alertmanager.yml",
+            f"--storage.path={at}/am",
                          "--cluster.listen-address=",
-                         f"--web.listen-address={it.listen['alertmanager']}", f"--web.config.file={at}/alertmanager.web.yml"],
-        "prometheus": [str(part("prometheus").path), f"--config.file={at}/prometheus.yml", f"--storage.tsdb.path={at}/tsdb",
+                         f"--web.listen-address={it.listen['alertmanager']}",
+                         f"--web.config.file={at}/alertmanager.web.yml"],
+        "prometheus": [str(part("prometheus").path), f"--config.file={at}/prometheus.yml",
+            f"--storage.tsdb.path={at}/tsdb",
                        f"--web.listen-address={it.listen['prometheus']}", f"--web.config.file={at}/prometheus.web.yml",
                        "--rules.alert.resend-delay=1s"],
         "gateway": [*ours, "gateway", "run", "--config", f"{at}/gateway.yaml"],
@@ -169,8 +204,15 @@ def chain(tmp_path_factory, part, free_port, eventually) -> Iterator[SimpleNames
         server.server_close()
 
 
-def asked(it: SimpleNamespace, server: str, path: str, login: str | None = "", method: str = "GET", body: bytes | None = None,
-          **headers: str) -> tuple[int, bytes]:  # fmt: skip
+def asked(
+    it: SimpleNamespace,
+    server: str,
+    path: str,
+    login: str | None = "",
+    method: str = "GET",
+    body: bytes | None = None,
+    **headers: str,
+) -> tuple[int, bytes]:
     """login: whose password; '' the server's own, None nobody's."""
     context = ssl.create_default_context(cafile=str(it.authority.ca))
     request = urllib.request.Request(it.urls[server] + path, body, dict(headers), method=method)
@@ -215,7 +257,11 @@ def test_commands_reach_a_prometheus_that_wants_tls_and_a_login(chain):
     assert looked.exit_code in (0, 1), looked.output
     assert "does not answer" not in looked.output
     engine = ("--http-config", chain.folder / "engine.http.yml")
-    for words in (("metrics", "check", chain.engine), ("metrics", "drift", chain.engine), ("alerts", "slo", "--page", chain.engine)):
+    for words in (
+        ("metrics", "check", chain.engine),
+        ("metrics", "drift", chain.engine),
+        ("alerts", "slo", "--page", chain.engine),
+    ):
         checked = command(*words, *engine)
         assert 0 == checked.exit_code, checked.output
         assert "Error" in command(*words).output, "without the login it is told"
@@ -237,12 +283,19 @@ def test_a_clients_key_opens_the_gateway_over_tls_and_a_wrong_one_does_not(chain
     ask = json.dumps({"model": "tiny", "messages": []}).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {chain.key}"}
     assert 200 == asked(chain, "gateway", "/v1/chat/completions", None, "POST", ask, **headers)[0]
-    assert 401 == asked(chain, "gateway", "/v1/chat/completions", None, "POST", ask, **headers | {"Authorization": "Bearer other"})[0]
+    assert (
+        401
+        == asked(
+            chain, "gateway", "/v1/chat/completions", None, "POST", ask, **headers | {"Authorization": "Bearer other"}
+        )[0]
+    )
 
 
 @pytest.mark.parametrize("server", LOGINS)
 def test_without_the_right_login_nothing_is_told(server, chain):
-    path = {"prometheus": "/api/v1/query?query=up", "alertmanager": "/api/v2/alerts", "board": "/runbooks"}.get(server, "/metrics")
+    path = {"prometheus": "/api/v1/query?query=up", "alertmanager": "/api/v2/alerts", "board": "/runbooks"}.get(
+        server, "/metrics"
+    )
     other = next(name for name in LOGINS if name != server)
     assert [401, 401, 200] == [asked(chain, server, path, login)[0] for login in (None, other, "")]
 
@@ -273,7 +326,10 @@ def test_events_are_for_those_with_the_token_or_the_login(chain):
     ("words", "change"),
     [
         ("its certificate is not accepted: unable to get local issuer certificate", {"tls_config": {}}),
-        ("its certificate is not accepted: Hostname mismatch", {"tls_config": {"ca_file": "ca.pem", "server_name": "other"}}),
+        (
+            "its certificate is not accepted: Hostname mismatch",
+            {"tls_config": {"ca_file": "ca.pem", "server_name": "other"}},
+        ),
         ("it wants a login: --http-config", {"tls_config": {"ca_file": "ca.pem"}}),
         ("basic_auth: a password has no place in this file", {"basic_auth": {"username": "me", "password": "s3cret"}}),
     ],
@@ -311,10 +367,22 @@ def test_secrets_stand_in_no_log_no_page_and_no_process(chain):
     secrets = [*SECRETS.values(), chain.key]
     secrets += [base64.b64encode(f"watcher:{secret}".encode()).decode() for secret in SECRETS.values()]
     seen = {path.name: path.read_text(errors="replace") for path in chain.folder.glob("*.log")}
-    seen |= {path.name: path.read_text() for path in (chain.folder / "requests.jsonl", chain.folder / "events.jsonl") if path.exists()}
+    seen |= {
+        path.name: path.read_text()
+        for path in (chain.folder / "requests.jsonl", chain.folder / "events.jsonl")
+        if path.exists()
+    }
     for name, pid in chain.pids.items():
-        seen |= {f"{name} {what}": Path(f"/proc/{pid}/{what}").read_bytes().decode(errors="replace") for what in ("cmdline", "environ")}
-    for server, path in (("figures", "/metrics"), ("sidecar", "/metrics"), ("prometheus", "/api/v1/status/config"), ("prometheus", "/metrics")):
+        seen |= {
+            f"{name} {what}": Path(f"/proc/{pid}/{what}").read_bytes().decode(errors="replace")
+            for what in ("cmdline", "environ")
+        }
+    for server, path in (
+        ("figures", "/metrics"),
+        ("sidecar", "/metrics"),
+        ("prometheus", "/api/v1/status/config"),
+        ("prometheus", "/metrics"),
+    ):
         seen[server + path] = asked(chain, server, path)[1].decode()
     assert len(seen) >= 5 + 2 * 5 + 4
     assert [] == [(place, secret) for place, text in seen.items() for secret in secrets if secret in text]

@@ -1,4 +1,5 @@
-"""Rotated logs that were compressed before they were read to their end: read on from the known position, and nothing else ever."""
+"""Rotated logs that were compressed before they were read to their end: read on from the known position, and nothing
+else ever."""
 
 from __future__ import annotations
 
@@ -171,7 +172,9 @@ def test_archives_that_an_older_release_left_out_stay_left_out(path, found_by):
     if found_by == "the first look":  # which took its bytes for lines
         heads = (msgspec.structs.replace(position.marks[0], offset=HEAD_BYTES, digest=digest(raw[:HEAD_BYTES])),)
         end = raw.rindex(b"\n") + 1
-        mark = msgspec.structs.replace(position.marks[0], offset=end, digest=digest(raw[max(0, end - GUARD_BYTES) : end]))
+        mark = msgspec.structs.replace(
+            position.marks[0], offset=end, digest=digest(raw[max(0, end - GUARD_BYTES) : end])
+        )
         position = msgspec.structs.replace(position, heads=heads, marks=(mark,))
     assert [] == drained(Tail(path, (position,)))
 
@@ -285,7 +288,12 @@ def test_archive_that_unpacks_to_a_thousand_times_its_size_is_given_up(path):
     assert not reader.busy
 
 
-@given(st.lists(st.binary(max_size=3000), min_size=1, max_size=4), st.sampled_from(list(PACK)), st.integers(1, 5000), st.integers(0, 40))
+@given(
+    st.lists(st.binary(max_size=3000), min_size=1, max_size=4),
+    st.sampled_from(list(PACK)),
+    st.integers(1, 5000),
+    st.integers(0, 40),
+)
 def test_unpacked_content_is_the_content(members, ending, size, padding):
     data = b"".join(map(PACK[ending], members)) + b"\0" * 4 * padding
     unpacked = Unpacked(lambda offset, size: data[offset : offset + size])

@@ -26,7 +26,9 @@ def record(number: int, at_s: float, **about) -> bytes:
     return to_line(RequestRecord(request_id=f"r{number}", ts=timestamp(at_s), **about))
 
 
-def filled(*files: Path, step_s: int = 60, **labels: str) -> tuple[backfill.BackfillResult, dict[str, list[tuple[float, float]]]]:
+def filled(
+    *files: Path, step_s: int = 60, **labels: str
+) -> tuple[backfill.BackfillResult, dict[str, list[tuple[float, float]]]]:
     """What was told, and the samples of each series in the order of the file, by the series' text."""
     out = io.StringIO()
     told = backfill.run(files, out, counting(SidecarConfig()), FieldMap(), RecentRequests(), step_s, labels)
@@ -62,7 +64,14 @@ def test_files_that_overlap_are_read_side_by_side_and_a_line_twice_counts_once(t
 
 def test_what_cannot_be_placed_or_read_is_told_and_costs_nothing_else(tmp_path):
     path = tmp_path / "log"
-    path.write_bytes(record(1, NOON) + b'{"request_id":"x","model":"m"}\n' + b"nonsense\n" + b"x" * (3 << 20) + b"\n" + record(2, NOON + 5))
+    path.write_bytes(
+        record(1, NOON)
+        + b'{"request_id":"x","model":"m"}\n'
+        + b"nonsense\n"
+        + b"x" * (3 << 20)
+        + b"\n"
+        + record(2, NOON + 5)
+    )
     told, found = filled(path)
     assert (2, 1, {"json": 1, "long": 1}) == (told.requests, told.untimed, dict(told.bad.counts))
     assert 2 == found[REQUESTS][-1][1]
@@ -71,7 +80,13 @@ def test_what_cannot_be_placed_or_read_is_told_and_costs_nothing_else(tmp_path):
 @pytest.mark.parametrize("spoil", [lambda data: data[:-9], lambda data: data[:40] + b"\xff" * 40 + data[80:]])
 def test_a_packed_file_that_is_spoilt_is_named(tmp_path, spoil):
     path = tmp_path / "log.gz"
-    path.write_bytes(spoil(gzip.compress(b"".join(record(number, NOON + number, team=f"t{number * 7919 % 31}") for number in range(200)))))
+    path.write_bytes(
+        spoil(
+            gzip.compress(
+                b"".join(record(number, NOON + number, team=f"t{number * 7919 % 31}") for number in range(200))
+            )
+        )
+    )
     with pytest.raises(OSError, match=r"cannot be read: .*log\.gz"):
         filled(path)
 
@@ -88,9 +103,16 @@ def test_a_line_that_comes_after_its_step_is_counted_later_and_said(tmp_path):
 def test_what_promtool_takes_into_a_real_prometheus_adds_up_to_the_log(tmp_path, past):
     """Growth over the whole time is every request and token of the log, and a quantile can be asked."""
     log, page = tmp_path / "log", tmp_path / "past.om"
-    lines = [record(n, NOON + 7 * n, team=f"t{n % 3}", ttft_ms=30.0 + n, e2e_ms=50.0 + n, outcome="ok" if n % 5 else "timeout") for n in range(400)]
+    lines = [
+        record(
+            n, NOON + 7 * n, team=f"t{n % 3}", ttft_ms=30.0 + n, e2e_ms=50.0 + n, outcome="ok" if n % 5 else "timeout"
+        )
+        for n in range(400)
+    ]
     log.write_bytes(b"".join(lines))
-    result = CliRunner().invoke(cli.main, ["sidecar", "backfill", str(log), "--out", str(page), "--label", "job=sidecar"])
+    result = CliRunner().invoke(
+        cli.main, ["sidecar", "backfill", str(log), "--out", str(page), "--label", "job=sidecar"]
+    )
     assert 0 == result.exit_code, result.output
     assert "400 requests from" in result.output
     address = past(page)
@@ -101,7 +123,9 @@ def test_what_promtool_takes_into_a_real_prometheus_adds_up_to_the_log(tmp_path,
         return float(answer["value"][1])
 
     end = NOON + 2880
-    assert 400 == pytest.approx(ask("sum(increase(vllm_watch_requests_total{job='sidecar'}[49m]))", end), rel=0.03), "increase extrapolates"
+    assert 400 == pytest.approx(ask("sum(increase(vllm_watch_requests_total{job='sidecar'}[49m]))", end), rel=0.03), (
+        "increase extrapolates"
+    )
     assert 400 == ask("sum(vllm_watch_requests_total)", end)
     assert 0 == ask("sum(vllm_watch_requests_total)", NOON + 1)
     assert 4000 == ask("sum(vllm_watch_tokens_total{type='prompt'})", end)
@@ -119,7 +143,9 @@ def test_what_promtool_takes_into_a_real_prometheus_adds_up_to_the_log(tmp_path,
 )
 def test_a_mistake_names_the_way_out(tmp_path, arguments, sentence):
     (tmp_path / "log").write_bytes(record(1, NOON))
-    result = CliRunner().invoke(cli.main, ["sidecar", "backfill", str(tmp_path / "log"), "--out", str(tmp_path / "o"), *arguments])
+    result = CliRunner().invoke(
+        cli.main, ["sidecar", "backfill", str(tmp_path / "log"), "--out", str(tmp_path / "o"), *arguments]
+    )
     assert 2 == result.exit_code
     assert sentence in result.output
 

@@ -34,7 +34,8 @@ class FailingDisk(CheckpointDisk):
     def write(self, fd: int, data: bytes) -> int:
         if "write" in self.fails and len(data) == 1:
             self._call("write")
-        return super().write(fd, data[: len(data) // 2 or 1] if "write" in self.fails else data)  # as a full disk does: some of it fits
+        # as a full disk does: some of it fits
+        return super().write(fd, data[: len(data) // 2 or 1] if "write" in self.fails else data)
 
     def sync(self, fd: int) -> None:
         self._call("sync")
@@ -160,7 +161,9 @@ def test_two_writers_never_share_a_file_and_a_dead_ones_lock_is_free(tmp_path):
 def test_a_file_of_many_frames_asks_to_be_begun_anew(tmp_path):
     checkpoint = Checkpoint(tmp_path / "state")
     checkpoint.open()
-    assert checkpoint.needs_rewrite, "whoever opened it must write it once: what stands behind its last whole frame is not known"
+    assert checkpoint.needs_rewrite, (
+        "whoever opened it must write it once: what stands behind its last whole frame is not known"
+    )
     checkpoint.rewrite(b"x" * 1000)
     while not checkpoint.needs_rewrite:
         checkpoint.append(b"y" * 100_000)

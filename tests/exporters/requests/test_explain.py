@@ -23,7 +23,7 @@ MAPPED = SidecarConfig(
     },
     field_values={"outcome": {"done": "ok"}},
 )
-FOREIGN = b'{"id":"r1","duration":1.25,"usage":{"prompt_tokens":7},"state":"done","modelName":"x","model":"tiny","secret":"s3"}'
+FOREIGN = b'{"id":"r1","duration":1.25,"usage":{"prompt_tokens":7},"state":"done","modelName":"x","model":"tiny","secret":"s3"}'  # noqa: E501
 
 
 def _counted(told: dict[str, Any]) -> dict[tuple[str, str], float]:
@@ -89,7 +89,10 @@ def test_a_broken_line_is_told_as_it_is_counted(line: bytes, reason: str | None,
 def test_the_text_says_what_was_found_and_holds_nothing_that_a_terminal_acts_on():
     text = as_text(explain(b'{"request_id":"\\u001b[2J","\\u001b[31m":1,"e2e_ms":48.7}'))
     assert "\x1b" not in text
-    assert 'vllm_watch_requests_total{model_name="__unknown__",outcome="unknown",team="__unknown__"} grows by 1 requests' in text
+    assert (
+        'vllm_watch_requests_total{model_name="__unknown__",outcome="unknown",team="__unknown__"} grows by 1 requests'
+        in text
+    )
     assert "48.7 ms" in text
 
 

@@ -6,7 +6,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fault_table import CASES, Case, Figures, Log, Mtail, Sidecar, cut_with_unread_lines, disk_full, half_a_line, run, values_on
+from fault_table import (
+    CASES,
+    Case,
+    Figures,
+    Log,
+    Mtail,
+    Sidecar,
+    cut_with_unread_lines,
+    disk_full,
+    half_a_line,
+    run,
+    values_on,
+)
 
 from exporters.catalogue import sidecar as sidecar_series
 from stack.lab.install import InstalledPart
@@ -23,11 +35,16 @@ def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
 
 
 def told(page: str, log: Log) -> dict[str, dict[str, int]]:
-    """What a page says of a log besides its counts: what is 0 is left out. Bad lines and duplicates are those of all logs."""
+    """What a page says of a log besides its counts: what is 0 is left out. Bad lines and duplicates are those of all
+    logs."""
     values = values_on(page)
 
     def by_reason(prefix: str) -> dict[str, int]:
-        found = {name.removeprefix(prefix).removesuffix('"}'): int(value) for name, value in values.items() if name.startswith(prefix)}
+        found = {
+            name.removeprefix(prefix).removesuffix('"}'): int(value)
+            for name, value in values.items()
+            if name.startswith(prefix)
+        }
         return {reason: count for reason, count in found.items() if count}
 
     return {
@@ -52,7 +69,11 @@ def check(case: Case, sidecar: Sidecar, eventually: Callable[..., None]) -> Log:
     def is_told() -> bool:
         after = told(sidecar.page(), log)
         more = {kind: grown(before[kind], after[kind]) for kind in before}
-        expected = {"faults": dict(case.faults), "bad": dict(case.bad), "duplicates": {"": case.duplicates} if case.duplicates else {}}
+        expected = {
+            "faults": dict(case.faults),
+            "bad": dict(case.bad),
+            "duplicates": {"": case.duplicates} if case.duplicates else {},
+        }
         assert expected == more
         return True
 
@@ -60,12 +81,16 @@ def check(case: Case, sidecar: Sidecar, eventually: Callable[..., None]) -> Log:
     return log
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.act is not disk_full], ids=lambda case: f"{case.number} {case.title}")
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.act is not disk_full], ids=lambda case: f"{case.number} {case.title}"
+)
 def test_a_case_is_counted_exactly_and_told(case: Case, sidecar: Sidecar, eventually: Callable[..., None]):
     check(case, sidecar, eventually)
 
 
-def test_while_the_disk_is_full_the_page_stands_still_and_then_advances_once(sidecar: Sidecar, eventually: Callable[..., None]):
+def test_while_the_disk_is_full_the_page_stands_still_and_then_advances_once(
+    sidecar: Sidecar, eventually: Callable[..., None]
+):
     """Case 15. A scrape that sees counts which are not safe would see them twice after a crash."""
     with sidecar.watched() as pages:
         log = check(next(case for case in CASES if case.act is disk_full), sidecar, eventually)
@@ -74,9 +99,13 @@ def test_while_the_disk_is_full_the_page_stands_still_and_then_advances_once(sid
     assert [0, 20, 60] == sorted(set(counts))
     assert counts == sorted(counts)
     up = [values[sidecar_series.CHECKPOINT_UP.name] for values in pages]
-    assert {20} == {count for count, is_up in zip(counts, up, strict=True) if not is_up}, "not one count moves while it is down"
+    assert {20} == {count for count, is_up in zip(counts, up, strict=True) if not is_up}, (
+        "not one count moves while it is down"
+    )
     assert 1 == up[-1]
-    assert pages[-1][f'{sidecar_series.SOURCE_ERRORS.name}{{kind="checkpoint",reason="os",source="{sidecar.state}"}}'] >= 2
+    assert (
+        pages[-1][f'{sidecar_series.SOURCE_ERRORS.name}{{kind="checkpoint",reason="os",source="{sidecar.state}"}}'] >= 2
+    )
 
 
 def test_a_sigkill_while_the_disk_is_full_costs_nothing(sidecar: Sidecar, eventually: Callable[..., None]):
@@ -113,7 +142,8 @@ def test_a_state_that_is_removed_under_the_sidecar_is_written_anew(sidecar: Side
 
 
 def test_nothing_comes_later_and_no_counter_ever_fell(sidecar: Sidecar):
-    """After a clean restart every case still has its counts, and no scrape of the whole run saw a counter lower than the one before."""
+    """After a clean restart every case still has its counts, and no scrape of the whole run saw a counter lower than
+    the one before."""
     ran = [log for log in (sidecar.root / case.team for case in CASES) if log.exists()]
     if not ran:  # this test alone
         run(CASES[0], sidecar, Log(sidecar.root / CASES[0].team))
@@ -128,7 +158,9 @@ def test_nothing_comes_later_and_no_counter_ever_fell(sidecar: Sidecar):
     assert sidecar.scrapes > 10
 
 
-@pytest.mark.parametrize(("act", "loses"), [(half_a_line, 0), (cut_with_unread_lines, 20)], ids=["loses nothing", "loses"])
+@pytest.mark.parametrize(
+    ("act", "loses"), [(half_a_line, 0), (cut_with_unread_lines, 20)], ids=["loses nothing", "loses"]
+)
 def test_the_harness_finds_what_another_reader_loses(act, loses, part: Callable[[str], InstalledPart], tmp_path: Path):
     reader, log = Mtail(tmp_path, part("mtail").path), Log(tmp_path / "log")
     try:

@@ -21,7 +21,10 @@ from exporters.scrape import Format
 
 
 def record(number: int, **about) -> RequestRecord:
-    return RequestRecord(request_id=f"r{number}", **{"team": "t", "model": "m", "outcome": "ok", "prompt_tokens": 1, "ttft_ms": 5.0, **about})
+    return RequestRecord(
+        request_id=f"r{number}",
+        **{"team": "t", "model": "m", "outcome": "ok", "prompt_tokens": 1, "ttft_ms": 5.0, **about},
+    )
 
 
 def ledger(checkpoint: Checkpoint | None = None, window: int = 1000) -> CounterStore:
@@ -37,7 +40,12 @@ def opened(path: Path, disk: FailingDisk | None = None) -> CounterStore:
 
 
 def shown(books: CounterStore, richer: bool = False) -> dict[tuple[str, ...], float]:
-    text = exposition.page((exposition.block((*books.samples(), *books.health())), *books.blocks(Format.OPENMETRICS if richer else Format.TEXT)))
+    text = exposition.page(
+        (
+            exposition.block((*books.samples(), *books.health())),
+            *books.blocks(Format.OPENMETRICS if richer else Format.TEXT),
+        )
+    )
     found = [s for family in text_string_to_metric_families(text) for s in family.samples]
     return {(s.name, *(f"{k}={v}" for k, v in sorted(s.labels.items()))): s.value for s in found}
 
@@ -105,7 +113,10 @@ OUTCOMES = st.sampled_from(["ok", "rejected", None])
     st.integers(1, 7),
 )
 def test_order_and_batches_change_no_count(rows, shuffle, step):
-    records = [record(i, team=team, outcome=outcome, prompt_tokens=tokens, e2e_ms=e2e) for i, (team, outcome, tokens, e2e) in enumerate(rows)]
+    records = [
+        record(i, team=team, outcome=outcome, prompt_tokens=tokens, e2e_ms=e2e)
+        for i, (team, outcome, tokens, e2e) in enumerate(rows)
+    ]
     one, other = ledger(), ledger()
     one.count(records)
     shuffle.shuffle(records)
@@ -168,7 +179,8 @@ def test_nothing_new_writes_nothing(tmp_path):
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(["count", "commit", "die", "full", "again"]), max_size=30), st.integers(0, 1000))
 def test_whatever_dies_or_fails_no_request_is_lost_or_counted_twice(tmp_path_factory, steps, seed):
-    """A pure model beside it: what was read after the last commit that succeeded is read again; what the page showed never falls."""
+    """A pure model beside it: what was read after the last commit that succeeded is read again; what the page showed
+    never falls."""
     path, rng, disk = tmp_path_factory.mktemp("books") / "state", random.Random(seed), FailingDisk()
     books, committed, read, highest = opened(path, disk), 0, 0, 0.0
     for step in steps:
@@ -207,7 +219,18 @@ def test_a_restart_goes_on_with_every_series_and_knows_what_it_counted(tmp_path)
     books = opened(tmp_path / "state")
     books.traffic.teams._limit = 2
     for number, team in enumerate(("a", "b", "c", "a")):
-        books.count([record(number, team=team, outcome="rejected" if team == "b" else "ok", reason="queue_full", cache_hit=True, e2e_ms=7.0)])
+        books.count(
+            [
+                record(
+                    number,
+                    team=team,
+                    outcome="rejected" if team == "b" else "ok",
+                    reason="queue_full",
+                    cache_hit=True,
+                    e2e_ms=7.0,
+                )
+            ]
+        )
     books.tallies.bad["json"] = 3
     books.commit({})
     before = shown(books)
@@ -230,13 +253,18 @@ def test_histograms_of_other_bounds_begin_anew_and_the_page_stands():
     for counts in (tuple([*each, 0] for each in row.counts), row.counts[:2]):
         other = msgspec.structs.replace(row, counts=counts, sums_ms=row.sums_ms[: len(counts)])
         (native,) = books._shown.native.values()
-        frame = Snapshot([msgspec.msgpack.encode(other)], [b"r1"], LogTotals(lines=1), {}, {}, whole=True, native=[native.counts])
+        frame = Snapshot(
+            [msgspec.msgpack.encode(other)], [b"r1"], LogTotals(lines=1), {}, {}, whole=True, native=[native.counts]
+        )
         after = ledger()
         after.restore([msgspec.msgpack.encode(frame)])
         assert 1 == shown(after)[GOOD]
         after.count([record(2)])
         after.commit({})
-        assert (2, 2 if len(counts) == 2 else 1) == (shown(after)[GOOD], shown(after)["vllm_watch_ttft_seconds_count", "model_name=m", "team=t"])
+        assert (2, 2 if len(counts) == 2 else 1) == (
+            shown(after)[GOOD],
+            shown(after)["vllm_watch_ttft_seconds_count", "model_name=m", "team=t"],
+        )
 
 
 def test_a_write_that_never_began_loses_no_request_from_the_window(tmp_path):
@@ -288,7 +316,11 @@ def test_an_account_is_as_old_as_the_counts_beside_it(tmp_path):
 
     value = [1]
     books = opened(tmp_path / "state")
-    books.accounts.append(StateProvider("gpu", lambda: value[0], lambda: bytes(value), lambda: [(sidecar.LOG_BYTES_BEHIND, {"path": "x"}, value[0])]))
+    books.accounts.append(
+        StateProvider(
+            "gpu", lambda: value[0], lambda: bytes(value), lambda: [(sidecar.LOG_BYTES_BEHIND, {"path": "x"}, value[0])]
+        )
+    )
     books.commit({})
     value[0] = 2
     assert 1 == shown(books)["vllm_watch_log_unread_bytes", "path=x"]

@@ -19,7 +19,9 @@ from stack.tuning.samples import read_samples
 
 
 def lines(*names: str) -> bytes:
-    return b"".join(to_line(RequestRecord(request_id=name, ts="2026-05-12T09:30:00Z", e2e_ms=1000.0, model="m")) for name in names)
+    return b"".join(
+        to_line(RequestRecord(request_id=name, ts="2026-05-12T09:30:00Z", e2e_ms=1000.0, model="m")) for name in names
+    )
 
 
 def names(*paths: Path, bad: BadLines | None = None, **how) -> list[str]:
@@ -79,7 +81,8 @@ def test_an_error_names_its_file(tmp_path):
 
 
 def test_every_offline_reader_takes_a_compressed_log(tmp_path):
-    """cost, capacity and doctor read .xz as any other; they took its bytes for bad lines when each had a reader of its own."""
+    """cost, capacity and doctor read .xz as any other; they took its bytes for bad lines when each had a reader of its
+    own."""
     path = tmp_path / "log.xz"
     path.write_bytes(lzma.compress(lines("a", "b")))
     assert [1.0] == [use.seconds for use in cost.from_log([path], None, 0.0).uses.values()]

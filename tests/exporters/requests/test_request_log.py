@@ -23,11 +23,15 @@ from exporters.requests.record import (
 )
 
 FULL = RequestRecord(
-    request_id="8f14e45fceea167a5a36dedd4bea2543", ts="2026-05-12T09:30:00.123Z", trace_id="0af7651916cd43dd8448eb211c80319c",
-    span_id="b7ad6b7169203331", parent_span_id="00f067aa0ba902b7", sampled=False, team="demo", priority="default", model="tiny",
+    request_id="8f14e45fceea167a5a36dedd4bea2543", ts="2026-05-12T09:30:00.123Z",
+    trace_id="0af7651916cd43dd8448eb211c80319c",
+    span_id="b7ad6b7169203331", parent_span_id="00f067aa0ba902b7", sampled=False, team="demo", priority="default",
+    model="tiny",
     adapter="sql", route="/v1/chat/completions",
-    upstream="127.0.0.1:8001", variant="canary", engine_version="0.32.0", attempt=1, stream=True, n=1, prompt_tokens=113, cached_tokens=96,
-    completion_tokens=24, cache_hit=True, queue_ms=0.0, ttft_ms=12.345, tpot_ms=1.5, e2e_ms=48.75, engine_queue_ms=0.01, engine_ttft_ms=2.266,
+    upstream="127.0.0.1:8001", variant="canary", engine_version="0.32.0", attempt=1, stream=True, n=1,
+    prompt_tokens=113, cached_tokens=96,
+    completion_tokens=24, cache_hit=True, queue_ms=0.0, ttft_ms=12.345, tpot_ms=1.5, e2e_ms=48.75, engine_queue_ms=0.01,
+    engine_ttft_ms=2.266,
     status=200, finish_reason="length", outcome="ok",
 )  # fmt: skip
 
@@ -39,11 +43,15 @@ def test_a_record_survives_its_line():
 
 
 def test_the_lab_format_is_read_as_it_stands():
-    line = (
-        b'{"request_id":"r1","model":"m","prompt_tokens":9,"completion_tokens":3,"ttft_ms":10,"tpot_ms":2,"cache_hit":false,"finish_reason":"stop"}'
-    )
+    line = b'{"request_id":"r1","model":"m","prompt_tokens":9,"completion_tokens":3,"ttft_ms":10,"tpot_ms":2,"cache_hit":false,"finish_reason":"stop"}'  # noqa: E501
     record = parse_line(line)
-    assert (None, None, None, 9, False) == (record.ts, record.team, record.outcome, record.prompt_tokens, record.cache_hit)
+    assert (None, None, None, 9, False) == (
+        record.ts,
+        record.team,
+        record.outcome,
+        record.prompt_tokens,
+        record.cache_hit,
+    )
 
 
 def test_other_names_can_be_mapped():
@@ -97,23 +105,33 @@ def test_deep_nesting_is_a_bad_line():
 
 def test_to_line_refuses_what_is_too_long_and_fitting_line_cuts_it():
     """What a client may write without bound loses its end; numbers and ids of the trace stay."""
-    long = msgspec.structs.replace(FULL, model="m" * 5000, request_id="\\" * 128, adapter="\x01" * 300, finish_reason="é" * 32)
+    long = msgspec.structs.replace(
+        FULL, model="m" * 5000, request_id="\\" * 128, adapter="\x01" * 300, finish_reason="é" * 32
+    )
     with pytest.raises(BadLine):
         to_line(long)
     line = fitting_line(long)
     assert len(line) <= MAX_LINE_BYTES
     record = parse_line(line)
-    assert (FULL.trace_id, FULL.completion_tokens, "mmm") == (record.trace_id, record.completion_tokens, (record.model or "")[:3])
+    assert (FULL.trace_id, FULL.completion_tokens, "mmm") == (
+        record.trace_id,
+        record.completion_tokens,
+        (record.model or "")[:3],
+    )
     assert to_line(FULL) == fitting_line(FULL)
 
 
 def test_an_ordinary_record_is_not_cut():
     """With the longest names that are in use, an id as long as theirs, and every figure."""
     ordinary = msgspec.structs.replace(
-        FULL, model="meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", adapter="customer-support-german-2026-10", tried="gpu-a:upstream_down",
-        request_id="chatcmpl-8f14e45f-ceea-467a-b5a3-6dedd4bea254", upstream="vllm-prefill-7d9c6b5f4-x2k8p.inference.svc:8000",
-        prompt_tokens=131072, cached_tokens=65536, completion_tokens=16384, queue_ms=123456.789, ttft_ms=123456.789, tpot_ms=123.456,
-        e2e_ms=1234567.891, engine_queue_ms=12345.678, engine_ttft_ms=12345.678, est_prompt_tokens=131072, retry_after_s=120.0,
+        FULL, model="meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", adapter="customer-support-german-2026-10",
+        tried="gpu-a:upstream_down",
+        request_id="chatcmpl-8f14e45f-ceea-467a-b5a3-6dedd4bea254",
+        upstream="vllm-prefill-7d9c6b5f4-x2k8p.inference.svc:8000",
+        prompt_tokens=131072, cached_tokens=65536, completion_tokens=16384, queue_ms=123456.789, ttft_ms=123456.789,
+        tpot_ms=123.456,
+        e2e_ms=1234567.891, engine_queue_ms=12345.678, engine_ttft_ms=12345.678, est_prompt_tokens=131072,
+        retry_after_s=120.0,
     )  # fmt: skip
     assert ordinary == parse_line(fitting_line(ordinary))
 
@@ -121,10 +139,17 @@ def test_an_ordinary_record_is_not_cut():
 def test_the_worst_record_that_a_gateway_can_write_fits():
     big = 10**12 - 1
     numbers = dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens", "est_prompt_tokens"), big)
-    times = dict.fromkeys(("queue_ms", "ttft_ms", "tpot_ms", "e2e_ms", "engine_queue_ms", "engine_ttft_ms"), 123456789.123)
-    texts = dict.fromkeys(("request_id", "model", "adapter", "priority", "upstream", "variant", "engine_version", "finish_reason"), "\x01" * 200)
-    worst = msgspec.structs.replace(FULL, **numbers, **times, **texts, team="t" * 40, route="/v1/audio/transcriptions", n=999999, retry_after_s=1e9,
-                                    outcome="upstream_error", reason="gateway_stopped", cache_hit=False, stream=False)  # fmt: skip
+    times = dict.fromkeys(
+        ("queue_ms", "ttft_ms", "tpot_ms", "e2e_ms", "engine_queue_ms", "engine_ttft_ms"), 123456789.123
+    )
+    texts = dict.fromkeys(
+        ("request_id", "model", "adapter", "priority", "upstream", "variant", "engine_version", "finish_reason"),
+        "\x01" * 200,
+    )
+    worst = msgspec.structs.replace(FULL, **numbers, **times, **texts, team="t" * 40, route="/v1/audio/transcriptions",
+        n=999999, retry_after_s=1e9,
+                                    outcome="upstream_error", reason="gateway_stopped", cache_hit=False,
+                                    stream=False)  # fmt: skip
     assert len(fitting_line(worst)) <= MAX_LINE_BYTES
 
 
@@ -157,7 +182,8 @@ def test_a_block_of_records_is_read_at_once_and_as_one_by_one():
         (b'no\n{"request_id":"a"}\n{}\n', ["a"], [(b"no", "json"), (b"{}", "type")]),
         (b'{"request_id":"a","n":-1}\n{"request_id":"b"}\n', ["b"], [(b'{"request_id":"a","n":-1}', "range")]),
         (b'{"request_id":"a","ts":"now"}\n{"request_id":"b"}\n', ["b"], [(b'{"request_id":"a","ts":"now"}', "type")]),
-        (b'{"request_id":\n"a"}\n', [], [(b'{"request_id":', "json"), (b'"a"}', "json")]),  # one record on two lines is no record
+        # one record on two lines is no record
+        (b'{"request_id":\n"a"}\n', [], [(b'{"request_id":', "json"), (b'"a"}', "json")]),
     ],
 )
 def test_a_block_keeps_what_is_sound(block: bytes, kept: list[str], bad: list[tuple[bytes, str]]):
@@ -187,7 +213,17 @@ _SOUND = st.builds(
 )  # fmt: skip
 _ODD = st.one_of(
     st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"")),
-    st.sampled_from([b"", b"{}", b"[]", b'{"request_id":"x","ts":"20"}', b'{"request_id":"x","n":-1}', b'{"request_id":"x"', b'{"request_id":"x"} ']),
+    st.sampled_from(
+        [
+            b"",
+            b"{}",
+            b"[]",
+            b'{"request_id":"x","ts":"20"}',
+            b'{"request_id":"x","n":-1}',
+            b'{"request_id":"x"',
+            b'{"request_id":"x"} ',
+        ]
+    ),
 )
 
 
@@ -199,13 +235,23 @@ def test_a_block_is_read_as_its_lines_are(lines: list[bytes]):
     records, bad = parse_block(b"\n".join(lines))
     each = [parse_block(line) for line in lines]
     assert [record for found, _ in each for record in found] == records
-    assert [(line, error.reason) for _, refused in each for line, error in refused] == [(line, error.reason) for line, error in bad]
+    assert [(line, error.reason) for _, refused in each for line, error in refused] == [
+        (line, error.reason) for line, error in bad
+    ]
 
 
 def test_no_message_quotes_what_a_line_holds():
     secret = b"TELLNOONE"
-    for text in (b'{"request_id":"x","outcome":"%s"}', b'{"request_id":"x","ts":"%s"}', b'{"request_id":"x","n":"%s"}', b'{"request_id":"x","n":%s}',
-                 b'{"%s":1}', b'%s', b'{"request_id":"x","model":{"%s":1}}', b'{"request_id":"x"%s{"request_id":"y"}'):  # fmt: skip
+    for text in (
+        b'{"request_id":"x","outcome":"%s"}',
+        b'{"request_id":"x","ts":"%s"}',
+        b'{"request_id":"x","n":"%s"}',
+        b'{"request_id":"x","n":%s}',
+        b'{"%s":1}',
+        b"%s",
+        b'{"request_id":"x","model":{"%s":1}}',
+        b'{"request_id":"x"%s{"request_id":"y"}',
+    ):
         for fields in (None, FieldMap({"n": "e2e_s", "ts": "ts_s"}, {"outcome": {"yes": "ok"}})):
             ((_, error),) = parse_block(text % secret, fields)[1]
             assert secret.decode() not in str(error)
@@ -213,11 +259,15 @@ def test_no_message_quotes_what_a_line_holds():
 
 LITELLM = FieldMap(  # the standard logging payload of LiteLLM, as its callbacks write it
     {
-        "id": "request_id", "endTime": "ts_s", "metadata.user_api_key_team_alias": "team", "model_group": "model", "status": "outcome",
+        "id": "request_id",
+        "endTime": "ts_s",
+        "metadata.user_api_key_team_alias": "team",
+        "model_group": "model",
+        "status": "outcome",
         "cache_hit": "ignore",
     },
     {"outcome": {"success": "ok", "failure": "upstream_error"}},
-)  # fmt: skip
+)
 LITELLM_LINE = (
     b'{"id":"chatcmpl-9f","trace_id":"1f","call_type":"acompletion","stream":true,"response_cost":0.0,"status":"success","total_tokens":37,'
     b'"prompt_tokens":13,"completion_tokens":24,"startTime":1778578199.0,"endTime":1778578200.123,"completionStartTime":1778578199.4,'
@@ -227,12 +277,17 @@ LITELLM_LINE = (
 )
 ENVOY = FieldMap(  # the JSON access log of an Envoy gateway; its field names are those that the operator gave it
     {
-        "x-request-id": "request_id", "duration": "e2e_ms", "upstream_time": "ttft_s", "gen_ai.request.model": "model",
-        "gen_ai.usage.input_tokens": "prompt_tokens", "gen_ai.usage.output_tokens": "completion_tokens", "response_code": "status",
+        "x-request-id": "request_id",
+        "duration": "e2e_ms",
+        "upstream_time": "ttft_s",
+        "gen_ai.request.model": "model",
+        "gen_ai.usage.input_tokens": "prompt_tokens",
+        "gen_ai.usage.output_tokens": "completion_tokens",
+        "response_code": "status",
         "response_code_details": "outcome",
     },
     {"outcome": {"via_upstream": "ok", "downstream_remote_disconnect": "client_abort"}},
-)  # fmt: skip
+)
 ENVOY_LINE = (
     b'{"start_time":"2026-05-12T09:30:00.123Z","method":"POST","x-request-id":"4c1d","response_code":200,"response_code_details":"via_upstream",'
     b'"duration":1250,"upstream_time":0.25,"gen_ai.request.model":"tiny","gen_ai.usage.input_tokens":13,"gen_ai.usage.output_tokens":24,'
@@ -243,12 +298,37 @@ ENVOY_LINE = (
 @pytest.mark.parametrize(
     ("line", "fields", "expected"),
     [
-        (LITELLM_LINE, LITELLM, RequestRecord(request_id="chatcmpl-9f", ts="2026-05-12T09:30:00.123Z", trace_id="1f", team="search", model="tiny",
-                                              stream=True, prompt_tokens=13, completion_tokens=24, outcome="ok")),
-        (ENVOY_LINE, ENVOY, RequestRecord(request_id="4c1d", model="tiny", status=200, prompt_tokens=13, completion_tokens=24, ttft_ms=250.0,
-                                          e2e_ms=1250, outcome="ok")),
+        (
+            LITELLM_LINE,
+            LITELLM,
+            RequestRecord(
+                request_id="chatcmpl-9f",
+                ts="2026-05-12T09:30:00.123Z",
+                trace_id="1f",
+                team="search",
+                model="tiny",
+                stream=True,
+                prompt_tokens=13,
+                completion_tokens=24,
+                outcome="ok",
+            ),
+        ),
+        (
+            ENVOY_LINE,
+            ENVOY,
+            RequestRecord(
+                request_id="4c1d",
+                model="tiny",
+                status=200,
+                prompt_tokens=13,
+                completion_tokens=24,
+                ttft_ms=250.0,
+                e2e_ms=1250,
+                outcome="ok",
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_log_of_another_gateway_is_read(line: bytes, fields: FieldMap, expected: RequestRecord):
     assert ([expected, expected], []) == parse_block(line + line, fields)
 
@@ -265,7 +345,8 @@ def test_the_log_of_another_gateway_is_read(line: bytes, fields: FieldMap, expec
         ({"a.b.c": "team"}, b'{"a":{"b.c":"x"}}', "team", "x"),
         ({"usage.prompt_tokens": "prompt_tokens"}, b'{"usage":null}', "prompt_tokens", None),
         ({"usage.prompt_tokens": "prompt_tokens"}, b'{"usage":[1]}', "prompt_tokens", None),
-        ({"usage.prompt_tokens": "prompt_tokens"}, b'{"prompt_tokens":3}', "prompt_tokens", 3),  # ours is understood where theirs is not there
+        # ours is understood where theirs is not there
+        ({"usage.prompt_tokens": "prompt_tokens"}, b'{"prompt_tokens":3}', "prompt_tokens", 3),
         ({"alias": "team", "org": "team"}, b'{"alias":null,"org":"x"}', "team", "x"),
         ({"alias": "team", "org": "team"}, b'{"org":"x","alias":"y"}', "team", "y"),
         ({"status": "ignore"}, b'{"status":"success"}', "status", None),
@@ -298,7 +379,8 @@ def test_a_foreign_line_is_held_to_the_same_bounds(names: dict[str, str], line: 
 
 def test_words_are_translated_whatever_their_json_type():
     fields = FieldMap(
-        {"code": "outcome", "hit": "cache_hit"}, {"outcome": {"200": "ok", "499": "client_abort", "0": None}, "cache_hit": {"HIT": True}}
+        {"code": "outcome", "hit": "cache_hit"},
+        {"outcome": {"200": "ok", "499": "client_abort", "0": None}, "cache_hit": {"HIT": True}},
     )
     assert "ok" == parse_line(b'{"request_id":"x","code":200}', fields).outcome
     assert "client_abort" == parse_line(b'{"request_id":"x","code":"499"}', fields).outcome
@@ -309,10 +391,18 @@ def test_words_are_translated_whatever_their_json_type():
 @pytest.mark.parametrize(
     ("names", "values", "told"),
     [
-        ({"a": "prompt_token"}, {}, "field_names leads to 'prompt_token', which no request record has; did you mean prompt_tokens?"),
+        (
+            {"a": "prompt_token"},
+            {},
+            "field_names leads to 'prompt_token', which no request record has; did you mean prompt_tokens?",
+        ),
         ({"a": "prompt_tokens_s"}, {}, "which no request record has"),
         ({"a": "e2e_h"}, {}, "did you mean e2e_ms?"),
-        ({}, {"outcomes": {"a": "ok"}}, "field_values names 'outcomes', which no request record has; did you mean outcome?"),
+        (
+            {},
+            {"outcomes": {"a": "ok"}},
+            "field_values names 'outcomes', which no request record has; did you mean outcome?",
+        ),
         ({}, {"outcome": {"a": "okay"}}, "field_values leads to 'okay', which outcome cannot be; did you mean ok?"),
         ({}, {"prompt_tokens": {"none": -1}}, "field_values leads to -1, which prompt_tokens cannot be"),
     ],

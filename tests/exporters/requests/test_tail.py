@@ -1,6 +1,8 @@
-"""The tail: every case of its fault table by name, and random histories of writing, rotation, cuts and crashes against a plain model.
+"""The tail: every case of its fault table by name, and random histories of writing, rotation, cuts and crashes against
+a plain model.
 
-VLLM_WATCH_TAIL_HISTORIES=10000 python -m pytest tests/exporters/requests/test_tail.py -k histories    for more of them."""
+VLLM_WATCH_TAIL_HISTORIES=10000 python -m pytest tests/exporters/requests/test_tail.py -k histories    for more of
+them."""
 
 from __future__ import annotations
 
@@ -650,7 +652,8 @@ def test_two_names_of_one_file_are_read_once(tmp_path):
 
 
 def test_a_cut_from_a_hole_to_a_longer_hole_is_seen(path, rotated):
-    """As a writer without O_APPEND leaves it at each copytruncate; the line before the cut comes once though its copy is new."""
+    """As a writer without O_APPEND leaves it at each copytruncate; the line before the cut comes once though its copy
+    is new."""
     hole = 2 * MAX_LINE_BYTES
     path.write_bytes(b"\0" * hole + b"1\n")
     tail = Tail(path)
@@ -660,7 +663,9 @@ def test_a_cut_from_a_hole_to_a_longer_hole_is_seen(path, rotated):
     assert [b"2"] == drained(tail, 40)
 
 
-@pytest.mark.parametrize("copy", ["requests.jsonl.1", "requests.jsonl.2"], ids=["with the inode of the hole", "with a new inode"])
+@pytest.mark.parametrize(
+    "copy", ["requests.jsonl.1", "requests.jsonl.2"], ids=["with the inode of the hole", "with a new inode"]
+)
 def test_a_reading_that_ended_in_a_hole_is_not_taken_for_that_of_another_file_with_a_hole(path, rotated, copy):
     hole = b"\0" * (2 * MAX_LINE_BYTES)
     rotated.write_bytes(hole + b"half")
@@ -791,7 +796,8 @@ BEGINNING = re.compile(rb"(\d{6});(\d{6});")  # id and size of a line
 
 
 def line_of(number: int, size: int) -> bytes:
-    """With its id all over, as a line of ours is shorter than a guard: behind a hole nothing else tells two files apart."""
+    """With its id all over, as a line of ours is shorter than a guard: behind a hole nothing else tells two files
+    apart."""
     return b"%06d;%06d;%s!\n" % (number, size, (b"%06d" % number * (size // 6 + 1))[:size])
 
 
@@ -807,8 +813,9 @@ def ids(data: bytes | bytearray) -> set[int]:
 
 
 class Histories(RuleBasedStateMachine):
-    """Whatever happens, each id is read exactly once, except where its last copy was destroyed before a commit (it may be lost) or where a file was
-    cut to a beginning that stays (what it held may come again, and what was not read of it may be lost)."""
+    """Whatever happens, each id is read exactly once, except where its last copy was destroyed before a commit (it may
+    be lost) or where a file was cut to a beginning that stays (what it held may come again, and what was not read of it
+    may be lost)."""
 
     @initialize(appends=st.booleans())
     def start(self, appends: bool) -> None:
@@ -851,7 +858,8 @@ class Histories(RuleBasedStateMachine):
     )
     def write(self, sizes: list[int], torn: int, then: str) -> None:
         data = self.half + b"".join(line_of(self.next_id + at, size) for at, size in enumerate(sizes))
-        self.may_be_lost |= {self.next_id + at for at, size in enumerate(sizes) if size == 9000}  # longer than the limit
+        # longer than the limit
+        self.may_be_lost |= {self.next_id + at for at, size in enumerate(sizes) if size == 9000}
         self.next_id += len(sizes)
         cut = len(data) - torn
         self.put(data[:cut])
@@ -892,7 +900,8 @@ class Histories(RuleBasedStateMachine):
     def copytruncate(self, looks: list[str]) -> None:
         """As logrotate does it: the copy grows in large pieces, and a poll may come before any of them.
 
-        While a copy that begins with a hole grows, nothing tells it from a new file; there a poll may read lines twice."""
+        While a copy that begins with a hole grows, nothing tells it from a new file; there a poll may read lines
+        twice."""
         self.destroy(self.shift)
         data = self.disk.named["log"].data
         copy = self.disk.create("log.1").data
@@ -915,19 +924,27 @@ class Histories(RuleBasedStateMachine):
                 del live.data[int(share * len(live.data)) if kind == "cut to a beginning" else 0 :]
 
         self.destroy(act)
-        if kind == "cut to a beginning":  # behind what was read it is as if nothing had been, and a copy is not looked into
+        # behind what was read it is as if nothing had been, and a copy is not looked into
+        if kind == "cut to a beginning":
             self.cut_short = live
             self.may_be_lost |= {number for number in before - ids(live.data) if not self.committed[number]}
-            self.may_come_again |= before | {int(match[1]) for match in BEGINNING.finditer(bytes(live.data))}  # what was cut away may stand in a copy
+            # what was cut away may stand in a copy
+            self.may_come_again |= before | {int(match[1]) for match in BEGINNING.finditer(bytes(live.data))}
         elif kind == "delete":
             self.open_anew()
 
     @precondition(lambda self: "log" in self.disk.named)
     @rule()
     def copy(self) -> None:
-        """A copy beside it; one of lines that nobody has read yet, or whose beginning nobody has, cannot be told from a log."""
+        """A copy beside it; one of lines that nobody has read yet, or whose beginning nobody has, cannot be told from a
+        log."""
         live = self.disk.named["log"]
-        if live is not self.cut_short and (found := ids(live.data)) and self.committed[min(found)] and live.data.startswith(b"%06d;" % min(found)):
+        if (
+            live is not self.cut_short
+            and (found := ids(live.data))
+            and self.committed[min(found)]
+            and live.data.startswith(b"%06d;" % min(found))
+        ):
 
             def act() -> None:
                 self.disk.named.pop("log.copy", None)
@@ -991,7 +1008,10 @@ def test_random_histories_are_read_exactly_once(caplog, monkeypatch):
     run_state_machine_as_test(
         Histories,
         settings=settings(
-            max_examples=HISTORIES, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+            max_examples=HISTORIES,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
     )
 

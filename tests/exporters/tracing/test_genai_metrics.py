@@ -70,7 +70,9 @@ def told(*records: RequestRecord, models: BoundedNames | None = None, since_s: f
     metrics.start()
     metrics.add_all(records)
     metrics.stop()
-    found = [m for r in exporter.data.resource_metrics for s in r.scope_metrics for m in s.metrics] if exporter.data else []
+    found = (
+        [m for r in exporter.data.resource_metrics for s in r.scope_metrics for m in s.metrics] if exporter.data else []
+    )
     return {metric.name: list(metric.data.data_points) for metric in found}
 
 
@@ -81,7 +83,9 @@ def attributes(points: list) -> list[dict]:
 def test_a_record_is_told_under_the_names_of_the_conventions():
     points = told(FULL)
     assert BOUNDS == {name: points[name][0].explicit_bounds for name in points}
-    sums = {(name, point.attributes.get("gen_ai.token.type")): point.sum for name, many in points.items() for point in many}
+    sums = {
+        (name, point.attributes.get("gen_ai.token.type")): point.sum for name, many in points.items() for point in many
+    }
     assert {
         (DURATION, None): 1.25,
         (TTFT, None): 0.12,
@@ -97,7 +101,9 @@ def test_a_record_is_told_under_the_names_of_the_conventions():
 def test_what_a_record_does_not_say_is_not_recorded():
     assert {} == told(RequestRecord(request_id="a"))
     only = told(RequestRecord(request_id="a", e2e_ms=5.0))
-    assert {DURATION: [{"gen_ai.operation.name": "request", "gen_ai.provider.name": "vllm"}]} == {name: attributes(p) for name, p in only.items()}
+    assert {DURATION: [{"gen_ai.operation.name": "request", "gen_ai.provider.name": "vllm"}]} == {
+        name: attributes(p) for name, p in only.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -126,12 +132,19 @@ def test_an_adapter_is_what_answers():
 
 def test_names_that_a_client_makes_up_make_no_series():
     """A model without a row in the counters is counted with the others, as it is there."""
-    many = [record(model=f"m{n}", route=f"/v1/x{n}", adapter=f"a{n}", outcome="ok" if n % 2 else "timeout", reason=f"r{n}") for n in range(1000)]
+    many = [
+        record(model=f"m{n}", route=f"/v1/x{n}", adapter=f"a{n}", outcome="ok" if n % 2 else "timeout", reason=f"r{n}")
+        for n in range(1000)
+    ]
     points = told(*many, record())
     assert {"qwen", OTHER} == {one["gen_ai.request.model"] for one in attributes(points[DURATION])}
     assert 21 == len({one["gen_ai.operation.name"] for one in attributes(points[DURATION])}), "20 and those beyond"
-    assert 40 == len({one["error.type"] for one in attributes(points[DURATION]) if "error.type" in one}), "39 and _OTHER"
-    assert 52 == len({one.get("gen_ai.response.model") for one in attributes(points[DURATION])} - {None}), "50, those beyond, and qwen"
+    assert 40 == len({one["error.type"] for one in attributes(points[DURATION]) if "error.type" in one}), (
+        "39 and _OTHER"
+    )
+    assert 52 == len({one.get("gen_ai.response.model") for one in attributes(points[DURATION])} - {None}), (
+        "50, those beyond, and qwen"
+    )
     assert 1001 == sum(point.count for point in points[DURATION])
 
 
@@ -163,9 +176,9 @@ def test_a_collector_that_does_not_answer_holds_up_neither_records_nor_the_end(m
         metrics.stop()
         assert time.monotonic() - began < 5
         release.set()
-    assert [f"{address} does not accept metrics (timeout); the next export holds what this one did: no answer within 0.3 s"] == [
-        one.getMessage() for one in caplog.records if one.name == "vllm_watch.otlp"
-    ]
+    assert [
+        f"{address} does not accept metrics (timeout); the next export holds what this one did: no answer within 0.3 s"
+    ] == [one.getMessage() for one in caplog.records if one.name == "vllm_watch.otlp"]
 
 
 def test_a_collector_that_comes_back_has_lost_nothing(monkeypatch, eventually):
@@ -245,7 +258,9 @@ def lines(now_s: float) -> list[RequestRecord]:
         found.append(msgspec.structs.replace(base, **change))
     return [
         *found,
-        msgspec.structs.replace(base, request_id="x", model="made-up", outcome="rejected", reason="unknown_model", finish_reason=None),
+        msgspec.structs.replace(
+            base, request_id="x", model="made-up", outcome="rejected", reason="unknown_model", finish_reason=None
+        ),
     ]
 
 
@@ -285,7 +300,11 @@ async def test_a_real_collector_gets_the_sums_that_the_sidecar_counts(protocol, 
     log = tmp_path / "requests.jsonl"
     log.touch()
     endpoint = f"http://{getattr(collector, protocol)}"
-    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off", otlp=OtlpConfig(endpoint=endpoint, protocol=protocol, metrics=True)))
+    sidecar = Sidecar(
+        SidecarConfig(
+            requests_log=(str(log),), gpu="off", otlp=OtlpConfig(endpoint=endpoint, protocol=protocol, metrics=True)
+        )
+    )
     await sidecar.start()
     try:
         half = lines(time.time() + 1)
@@ -296,11 +315,20 @@ async def test_a_real_collector_gets_the_sums_that_the_sidecar_counts(protocol, 
         await until(lambda: sidecar.ledger.committed_lines == len(half))
         mine = counted(sidecar.page())
         assert {"qwen", "llama", OTHER} == {model for _, model, _ in mine}
-        await until(lambda: len(half) == sum(v for k, v in exported(collector.arrived.metrics()).items() if k[0] == DURATION and k[2] == "count"))
+        await until(
+            lambda: (
+                len(half)
+                == sum(
+                    v for k, v in exported(collector.arrived.metrics()).items() if k[0] == DURATION and k[2] == "count"
+                )
+            )
+        )
     finally:
         await sidecar.stop()
     metrics = collector.arrived.metrics()
-    assert {DURATION: "s", TTFT: "s", TPOT: "s", TOKENS: "{token}"} == {name: metric["unit"] for name, metric in metrics.items()}
+    assert {DURATION: "s", TTFT: "s", TPOT: "s", TOKENS: "{token}"} == {
+        name: metric["unit"] for name, metric in metrics.items()
+    }
     assert {2} == {metric["histogram"]["aggregationTemporality"] for metric in metrics.values()}, "cumulative"
     assert mine == pytest.approx(exported(metrics), rel=1e-12)
     for name, bounds in BOUNDS.items():
@@ -318,7 +346,9 @@ async def test_a_real_collector_gets_the_sums_that_the_sidecar_counts(protocol, 
     }
     assert keys == {key for one in durations for key in one}
     (resource,) = {tuple(sorted(one.items())) for one in collector.arrived.metric_resources()}
-    assert {"service.name": "vllm-watch-gateway", "telemetry.sdk.name": "opentelemetry"}.items() <= dict(resource).items()
+    assert {"service.name": "vllm-watch-gateway", "telemetry.sdk.name": "opentelemetry"}.items() <= dict(
+        resource
+    ).items()
 
 
 @pytest.mark.collector

@@ -1,4 +1,5 @@
-"""Spans of request records: what one says, which are sent, and what a collector that is slow, gone or unwilling costs. Nothing but a counter."""
+"""Spans of request records: what one says, which are sent, and what a collector that is slow, gone or unwilling costs.
+Nothing but a counter."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client.parser import text_string_to_metric_families
 from real_collector import http_server
@@ -45,10 +49,14 @@ from stack.lab import plan
 ROOT = Path(__file__).parents[3]
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 FULL = RequestRecord(
-    request_id="abc", ts="2026-05-12T09:30:01.500Z", trace_id=TRACE, span_id=SPAN, team="search", priority="high", model="qwen", adapter="sql",
-    route="/v1/chat/completions", upstream="gpu-1", variant="canary", engine_version="0.32.0", attempt=2, tried="gpu-0:upstream_down", stream=True,
-    n=2, prompt_tokens=100, cached_tokens=64, completion_tokens=20, cache_hit=True, queue_ms=4.0, ttft_ms=120.0, tpot_ms=8.0, e2e_ms=1250.0,
-    engine_queue_ms=1.0, engine_ttft_ms=100.0, status=200, finish_reason="stop", outcome="ok", retry_after_s=None, est_prompt_tokens=90,
+    request_id="abc", ts="2026-05-12T09:30:01.500Z", trace_id=TRACE, span_id=SPAN, team="search", priority="high",
+    model="qwen", adapter="sql",
+    route="/v1/chat/completions", upstream="gpu-1", variant="canary", engine_version="0.32.0", attempt=2,
+    tried="gpu-0:upstream_down", stream=True,
+    n=2, prompt_tokens=100, cached_tokens=64, completion_tokens=20, cache_hit=True, queue_ms=4.0, ttft_ms=120.0,
+    tpot_ms=8.0, e2e_ms=1250.0,
+    engine_queue_ms=1.0, engine_ttft_ms=100.0, status=200, finish_reason="stop", outcome="ok", retry_after_s=None,
+    est_prompt_tokens=90,
 )  # fmt: skip
 ENDED_S = 1778578201.5
 NEVER = OtlpConfig(endpoint="http://127.0.0.1:1")  # for those who bring their own exporter
@@ -65,7 +73,12 @@ def numbered(number: int, **changes: object) -> RequestRecord:
 
 def decoded(body: bytes) -> list:
     """The spans of a request, as OpenTelemetry's own messages read it."""
-    return [span for r in ExportTraceServiceRequest.FromString(body).resource_spans for s in r.scope_spans for span in s.spans]
+    return [
+        span
+        for r in ExportTraceServiceRequest.FromString(body).resource_spans
+        for s in r.scope_spans
+        for span in s.spans
+    ]
 
 
 def encoded(*spans: Span, factory: SpanFactory | None = None, version: str = "9") -> bytes:
@@ -105,34 +118,51 @@ def test_a_trace_that_a_client_began_goes_on_below_the_clients_span():
 @pytest.mark.parametrize(
     "lacking",
     [
-        {"trace_id": None}, {"trace_id": "0" * 32}, {"trace_id": TRACE[:-1]}, {"trace_id": TRACE[:-1] + "x"}, {"trace_id": "ab " * 10 + "ab"},
-        {"span_id": None}, {"span_id": "0" * 16}, {"span_id": SPAN + "00"}, {"ts": None}, {"e2e_ms": None},
-        {"ts": "1969-12-31T23:59:59Z"}, {"e2e_ms": 9e11, "ts": "1980-01-01T00:00:00Z"}, {"ts": "9999-01-01T00:00:00Z"},
+        {"trace_id": None},
+        {"trace_id": "0" * 32},
+        {"trace_id": TRACE[:-1]},
+        {"trace_id": TRACE[:-1] + "x"},
+        {"trace_id": "ab " * 10 + "ab"},
+        {"span_id": None},
+        {"span_id": "0" * 16},
+        {"span_id": SPAN + "00"},
+        {"ts": None},
+        {"e2e_ms": None},
+        {"ts": "1969-12-31T23:59:59Z"},
+        {"e2e_ms": 9e11, "ts": "1980-01-01T00:00:00Z"},
+        {"ts": "9999-01-01T00:00:00Z"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_record_without_ids_or_times_makes_no_span(lacking):
     assert span_of(record(**lacking)) is None
 
 
 def test_everything_that_is_known_is_an_attribute_under_the_name_that_others_look_for():
     assert {
-        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "qwen", "gen_ai.request.stream": True,
-        "gen_ai.request.choice.count": 2, "gen_ai.response.finish_reasons": ["stop"], "gen_ai.response.time_to_first_chunk": 0.12,
+        "gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "qwen",
+        "gen_ai.request.stream": True,
+        "gen_ai.request.choice.count": 2, "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.response.time_to_first_chunk": 0.12,
         "gen_ai.usage.input_tokens": 100, "gen_ai.usage.output_tokens": 20, "gen_ai.usage.cache_read.input_tokens": 64,
         "gen_ai.latency.time_to_first_token": 0.12, "gen_ai.latency.e2e": 1.25,
         "url.path": "/v1/chat/completions", "http.response.status_code": 200,
-        "vllm_watch.request_id": "abc", "vllm_watch.team": "search", "vllm_watch.priority": "high", "vllm_watch.adapter": "sql",
-        "vllm_watch.upstream": "gpu-1", "vllm_watch.variant": "canary", "vllm_watch.engine_version": "0.32.0", "vllm_watch.attempt": 2,
-        "vllm_watch.tried": "gpu-0:upstream_down", "vllm_watch.outcome": "ok", "vllm_watch.queue_s": 0.004, "vllm_watch.tpot_s": 0.008,
+        "vllm_watch.request_id": "abc", "vllm_watch.team": "search", "vllm_watch.priority": "high",
+        "vllm_watch.adapter": "sql",
+        "vllm_watch.upstream": "gpu-1", "vllm_watch.variant": "canary", "vllm_watch.engine_version": "0.32.0",
+        "vllm_watch.attempt": 2,
+        "vllm_watch.tried": "gpu-0:upstream_down", "vllm_watch.outcome": "ok", "vllm_watch.queue_s": 0.004,
+        "vllm_watch.tpot_s": 0.008,
         "vllm_watch.engine_queue_s": 0.001, "vllm_watch.engine_ttft_s": 0.1, "vllm_watch.est_prompt_tokens": 90,
     } == attributes(FULL)  # fmt: skip
 
 
 def test_what_a_record_does_not_say_is_absent_and_never_0():
-    assert {"gen_ai.operation.name": "request", "gen_ai.provider.name": "vllm", "vllm_watch.request_id": "a"} == attributes(
-        RequestRecord(request_id="a")
-    )
+    assert {
+        "gen_ai.operation.name": "request",
+        "gen_ai.provider.name": "vllm",
+        "vllm_watch.request_id": "a",
+    } == attributes(RequestRecord(request_id="a"))
 
 
 @pytest.mark.parametrize(
@@ -140,8 +170,10 @@ def test_what_a_record_does_not_say_is_absent_and_never_0():
     [
         ({"outcome": "ok"}, None),
         ({"outcome": "upstream_error", "reason": "upstream_reset", "status": 502}, "upstream_reset"),
-        ({"outcome": "upstream_error", "reason": "engine_error", "status": 200}, "engine_error"),  # a stream that broke after its 200
-        ({"outcome": "upstream_error", "reason": "upstream_auth", "status": 401}, "upstream_auth"),  # our key, our failure
+        # a stream that broke after its 200
+        ({"outcome": "upstream_error", "reason": "engine_error", "status": 200}, "engine_error"),
+        # our key, our failure
+        ({"outcome": "upstream_error", "reason": "upstream_auth", "status": 401}, "upstream_auth"),
         ({"outcome": "timeout", "reason": "prefill_timeout", "status": 504}, "prefill_timeout"),
         ({"outcome": "timeout", "reason": None}, "_OTHER"),
         ({"outcome": "rejected", "reason": "team_limit", "status": 429}, None),
@@ -169,11 +201,19 @@ def test_a_finish_reason_is_told_only_where_it_is_the_engines_own():
 @pytest.mark.parametrize(
     ("route", "word"),
     [
-        ("/v1/chat/completions", "chat"), ("/v1/completions", "text_completion"), ("/v1/embeddings", "embeddings"), ("/v1/responses", "chat"),
-        ("/v1/messages", "chat"), ("/v1/rerank", "rerank"), ("/v1/audio/transcriptions", "audio"), ("/v1/responses/resp_123/cancel", "responses"),
-        ("/tokenize", "tokenize"), ("", "request"), (None, "request"),
+        ("/v1/chat/completions", "chat"),
+        ("/v1/completions", "text_completion"),
+        ("/v1/embeddings", "embeddings"),
+        ("/v1/responses", "chat"),
+        ("/v1/messages", "chat"),
+        ("/v1/rerank", "rerank"),
+        ("/v1/audio/transcriptions", "audio"),
+        ("/v1/responses/resp_123/cancel", "responses"),
+        ("/tokenize", "tokenize"),
+        ("", "request"),
+        (None, "request"),
     ],
-)  # fmt: skip
+)
 def test_a_route_has_a_word_and_no_id_in_it(route, word):
     assert word == operation(route)
 
@@ -182,26 +222,37 @@ def test_a_span_is_named_after_what_was_asked_of_which_model_and_is_the_gateways
     request = ExportTraceServiceRequest.FromString(encoded(span_of(FULL), span_of(record(model=None)), version="9.9"))
     (resource,) = request.resource_spans
     (scope,) = resource.scope_spans
-    assert {"service.name": "vllm-watch-gateway", "telemetry.sdk.language": "python"}.items() <= plain(resource.resource.attributes).items()
+    assert {"service.name": "vllm-watch-gateway", "telemetry.sdk.language": "python"}.items() <= plain(
+        resource.resource.attributes
+    ).items()
     assert ("vllm-watch", "9.9") == (scope.scope.name, scope.scope.version)
     assert ["chat qwen", "chat"] == [span.name for span in scope.spans]
     assert {2} == {span.kind for span in scope.spans}, "SERVER"
 
 
 def lines() -> st.SearchStrategy[bytes]:
-    """Lines that the log accepts, of any gateway: ids and times, and every other field absent or at whatever may stand there."""
+    """Lines that the log accepts, of any gateway: ids and times, and every other field absent or at whatever may stand
+    there."""
     texts, real = st.text(max_size=300), st.floats(0, 1e12, exclude_max=True)
     by_type = {str: texts, int: st.integers(0, 10**12 - 1), float: real, bool: st.booleans()}
 
     def values(field: msgspec.structs.FieldInfo) -> st.SearchStrategy[object]:
         told = {getattr(kind, "__origin__", kind) for kind in getattr(field.type, "__args__", (field.type,))}
         kinds = [kind for kind in by_type if kind in told]
-        return by_type[kinds[0]] if kinds else st.sampled_from(["ok", "client_abort", "rejected", "upstream_error", "timeout"])
+        return (
+            by_type[kinds[0]]
+            if kinds
+            else st.sampled_from(["ok", "client_abort", "rejected", "upstream_error", "timeout"])
+        )
 
     ended = st.datetimes().map(lambda t: f"{t.isoformat()}Z")
     needed = {"request_id": texts, "trace_id": st.just(TRACE), "span_id": st.just(SPAN), "ts": ended, "e2e_ms": real}
     optional = {f.name: values(f) for f in msgspec.structs.fields(RequestRecord) if f.name not in needed}
-    optional |= {"status": st.integers(-(2**63), 2**64 - 1), "n": st.integers(0, 10**5 - 1), "prompts": st.integers(0, 10**5 - 1)}
+    optional |= {
+        "status": st.integers(-(2**63), 2**64 - 1),
+        "n": st.integers(0, 10**5 - 1),
+        "prompts": st.integers(0, 10**5 - 1),
+    }
     return st.fixed_dictionaries(needed, optional=optional).map(lambda found: json.dumps(found).encode())
 
 
@@ -226,7 +277,10 @@ def test_texts_of_a_mebibyte_are_cut_before_they_are_queued():
 
 def test_encoding_keeps_nothing_of_what_it_encoded():
     """protobuf keeps what a message was given where no tool of Python's looks: 11 MiB of these once."""
-    factory, spans = SpanFactory("vllm-watch-gateway", "9"), [span_of(record(team=f"team {number}")) for number in range(250)]
+    factory, spans = (
+        SpanFactory("vllm-watch-gateway", "9"),
+        [span_of(record(team=f"team {number}")) for number in range(250)],
+    )
     for _ in range(4):
         encoded(*spans, factory=factory)
     before = memory.mib()
@@ -342,7 +396,9 @@ def test_a_record_makes_one_span_or_says_why_it_makes_none(started, eventually):
     assert 0 == spans.waiting == sum(spans.dropped.values())
 
 
-def test_an_absent_collector_costs_what_the_queue_cannot_hold_and_the_newest_stay(started, eventually, monkeypatch, caplog):
+def test_an_absent_collector_costs_what_the_queue_cannot_hold_and_the_newest_stay(
+    started, eventually, monkeypatch, caplog
+):
     """Ten fit: the oldest are dropped and counted by why they wait; when the collector is back, the rest arrives."""
     monkeypatch.setattr(span_queue, "QUEUE_LIMIT", 10)
     monkeypatch.setattr(span_queue, "BATCH", 4)
@@ -364,8 +420,13 @@ def test_an_absent_collector_costs_what_the_queue_cannot_hold_and_the_newest_sta
     assert ["0", *map(str, range(92, 102))] == collector.ids, "what was under way, then the newest ten"
     assert (0, 0) == (spans.waiting, spans.dropped["queue_full"])
     told = [entry.getMessage() for entry in caplog.records]
-    waits = "http://127.0.0.1:1 does not accept spans (unavailable); up to 10 wait, then the oldest are dropped: Connection refused"
-    assert [waits, "http://127.0.0.1:1 accepts spans again"] == told, "each change once, however many tries, and whichever of the reasons"
+    waits = (
+        "http://127.0.0.1:1 does not accept spans (unavailable); up to 10 wait, then the oldest are dropped: Connection"
+        " refused"
+    )
+    assert [waits, "http://127.0.0.1:1 accepts spans again"] == told, (
+        "each change once, however many tries, and whichever of the reasons"
+    )
 
 
 def test_more_than_can_be_sent_is_told_apart_from_a_collector_that_is_away(monkeypatch):
@@ -448,14 +509,21 @@ def export(endpoint: str, *records: RequestRecord, **settings: object) -> Attemp
     return attempts[-1]
 
 
-@pytest.mark.parametrize(("suffix", "path"), [("", "/v1/traces"), ("/", "/v1/traces"), ("/v1/traces", "/v1/traces"), ("/otlp", "/otlp/v1/traces")])
+@pytest.mark.parametrize(
+    ("suffix", "path"),
+    [("", "/v1/traces"), ("/", "/v1/traces"), ("/v1/traces", "/v1/traces"), ("/otlp", "/otlp/v1/traces")],
+)
 def test_a_request_goes_to_the_path_of_the_protocol_with_the_headers_of_the_file(suffix, path, tmp_path):
     (tmp_path / "headers").write_text("# of the vendor\nX-Key: s3cret value\n\nContent-Type: text/plain\n")
     with http_server(lambda _: (200, PROTOBUF, b"")) as (address, got):
         assert Attempt() == export(address + suffix, headers_file=str(tmp_path / "headers"))
     ((sent_to, headers, body),) = got
     assert (path, ["chat qwen"]) == (sent_to, [span.name for span in decoded(body)])
-    assert ("s3cret value", "application/x-protobuf", "vllm-watch/9") == (headers["x-key"], headers["content-type"], headers["user-agent"])
+    assert ("s3cret value", "application/x-protobuf", "vllm-watch/9") == (
+        headers["x-key"],
+        headers["content-type"],
+        headers["user-agent"],
+    )
 
 
 def test_compression_is_applied_where_it_is_configured():
@@ -494,7 +562,9 @@ def test_the_sdk_retries_a_collector_that_is_full_for_a_moment():
 
 
 def test_what_a_collector_refuses_of_a_request_that_it_accepts_is_counted():
-    answer = ExportTraceServiceResponse(partial_success={"rejected_spans": 1, "error_message": "too old"}).SerializeToString()
+    answer = ExportTraceServiceResponse(
+        partial_success={"rejected_spans": 1, "error_message": "too old"}
+    ).SerializeToString()
     with http_server(lambda _: (200, PROTOBUF, answer)) as (address, _):
         assert Attempt(None, "too old", rejected=1) == export(address)
 
@@ -535,7 +605,10 @@ def test_a_certificate_that_nobody_vouches_for_means_later_and_nothing_is_sent(m
 def test_a_connection_is_kept_for_the_next_export():
     """With TLS a new one would cost a handshake for each batch."""
     clients = set()
-    with http_server(lambda handler: (clients.add(handler.client_address), (200, PROTOBUF, b""))[1], "HTTP/1.1") as (address, got):
+    with http_server(lambda handler: (clients.add(handler.client_address), (200, PROTOBUF, b""))[1], "HTTP/1.1") as (
+        address,
+        got,
+    ):
         exporter = span_exporter(OtlpConfig(endpoint=address), "9", lambda _: None)
         factory = SpanFactory("vllm-watch-gateway", "9")
         for _ in range(3):
@@ -559,19 +632,32 @@ def silent_server() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-@pytest.mark.parametrize(("trouble", "reason"), [("silent", "timeout"), ("tls", "unavailable"), ("absent", "unavailable")])
-def test_a_collector_in_trouble_costs_a_counter_and_one_line_of_log(protocol, trouble, reason, free_port, hasty, monkeypatch, caplog, eventually):
+@pytest.mark.parametrize(
+    ("trouble", "reason"), [("silent", "timeout"), ("tls", "unavailable"), ("absent", "unavailable")]
+)
+def test_a_collector_in_trouble_costs_a_counter_and_one_line_of_log(
+    protocol, trouble, reason, free_port, hasty, monkeypatch, caplog, eventually
+):
     """Nothing waits: 500 records are taken in at once while it is so, and the end is soon."""
     monkeypatch.setattr(span_queue, "QUEUE_LIMIT", 100)
     monkeypatch.setattr(span_queue, "BATCH", 10)
     monkeypatch.setattr(span_queue, "SHUTDOWN_FLUSH_S", 0.2)
     monkeypatch.setattr(collector_module, "EXPORT_TIMEOUT_S", 0.5)
-    with caplog.at_level(logging.INFO), silent_server() as silent, http_server(lambda _: (200, {}, b"")) as (plain_server, got):
-        server = {"silent": f"http://{silent}", "tls": plain_server.replace("http", "https"), "absent": f"http://127.0.0.1:{free_port()}"}
+    with (
+        caplog.at_level(logging.INFO),
+        silent_server() as silent,
+        http_server(lambda _: (200, {}, b"")) as (plain_server, got),
+    ):
+        server = {
+            "silent": f"http://{silent}",
+            "tls": plain_server.replace("http", "https"),
+            "absent": f"http://127.0.0.1:{free_port()}",
+        }
         spans = SpanQueue(OtlpConfig(endpoint=server[trouble], protocol=protocol), "9", 0)
         spans.start()
         spans.add(numbered(0))
-        eventually(lambda: spans._collector.reason == reason)  # gRPC reports a silent one as unavailable as well, in turns
+        # gRPC reports a silent one as unavailable as well, in turns
+        eventually(lambda: spans._collector.reason == reason)
         began = time.thread_time()
         for number in range(1, 501):
             spans.add(numbered(number))
@@ -582,8 +668,10 @@ def test_a_collector_in_trouble_costs_a_counter_and_one_line_of_log(protocol, tr
         spans.stop()
         assert time.monotonic() - began < 5
     assert [] == got
-    (line, end) = (entry.getMessage() for entry in caplog.records)
-    assert line.startswith(f"{server[trouble]} does not accept spans ({reason}); up to 100 wait, then the oldest are dropped: ")
+    line, end = (entry.getMessage() for entry in caplog.records)
+    assert line.startswith(
+        f"{server[trouble]} does not accept spans ({reason}); up to 100 wait, then the oldest are dropped: "
+    )
     assert "101 spans were not sent" == end
 
 
@@ -601,12 +689,24 @@ def test_the_innermost_error_ends_a_circle_too():
     [
         ("{endpont: http://c:4318}", "otlp.endpont is unknown; did you mean endpoint?"),
         ("{}", "otlp.endpoint is missing"),
-        ("{endpoint: 'otelcol:4318'}", "endpoint 'otelcol:4318' is no collector's address; write it like http://127.0.0.1:4318"),
+        (
+            "{endpoint: 'otelcol:4318'}",
+            "endpoint 'otelcol:4318' is no collector's address; write it like http://127.0.0.1:4318",
+        ),
         ("{endpoint: 'http://otel col:4318'}", "is no collector's address"),
-        ("{endpoint: 'http://otelcol'}", "endpoint 'http://otelcol' names no port; write it like http://127.0.0.1:4318"),
+        (
+            "{endpoint: 'http://otelcol'}",
+            "endpoint 'http://otelcol' names no port; write it like http://127.0.0.1:4318",
+        ),
         ("{endpoint: 'http://otelcol:99999'}", "has no port from 0 to 65535"),
-        ("{endpoint: 'http://otelcol:4317/v1/traces', protocol: grpc}", "has a path, which gRPC does not know; write it like http://127.0.0.1:4317"),
-        ("{endpoint: 'https://me:secret@c.example'}", "'c.example' has a user or a password before it; a key belongs into headers_file"),
+        (
+            "{endpoint: 'http://otelcol:4317/v1/traces', protocol: grpc}",
+            "has a path, which gRPC does not know; write it like http://127.0.0.1:4317",
+        ),
+        (
+            "{endpoint: 'https://me:secret@c.example'}",
+            "'c.example' has a user or a password before it; a key belongs into headers_file",
+        ),
         ("{endpoint: 'http://c:4318', protocol: htp}", "did you mean http?"),
         ("{endpoint: 'http://c:4318', sample: 10}", "sample is a share of traces from 0 to 1, not 10"),
         ("{endpoint: 'http://c:4318', slow_ttft_s: 0}", "more than 0 seconds"),
@@ -643,7 +743,10 @@ def test_a_headers_file_that_cannot_be_used_is_told_before_anything_starts_and_n
 def test_the_lab_and_the_compose_file_send_to_the_collector_that_is_there(tmp_path):
     programs = {name: tmp_path / name for name in ("engine", "model", "prometheus", "alertmanager", "otelcol")}
     texts = dict(plan.files(plan.LabConfig(tmp_path, programs, port_offset=70)))
-    lab, receiver = yaml.safe_load(texts["sidecar.yaml"])["otlp"], yaml.safe_load(texts["otelcol.yaml"])["receivers"]["otlp"]["protocols"]["http"]
+    lab, receiver = (
+        yaml.safe_load(texts["sidecar.yaml"])["otlp"],
+        yaml.safe_load(texts["otelcol.yaml"])["receivers"]["otlp"]["protocols"]["http"],
+    )
     assert f"http://{receiver['endpoint']}" == lab["endpoint"] == "http://127.0.0.1:4388"
     alone = plan.LabConfig(tmp_path, {name: path for name, path in programs.items() if name != "otelcol"})
     assert "otlp" not in yaml.safe_load(dict(plan.files(alone))["sidecar.yaml"])
@@ -651,7 +754,9 @@ def test_the_lab_and_the_compose_file_send_to_the_collector_that_is_there(tmp_pa
     deploy, services = ROOT / "stack/deploy", yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     shipped = config.load(deploy / "sidecar.yaml", SidecarConfig).otlp
     assert OtlpConfig(endpoint="http://otelcol:4318") == shipped, "and its defaults are those of the code"
-    listens = yaml.safe_load((deploy / "otelcol/config.yaml").read_text())["receivers"]["otlp"]["protocols"]["http"]["endpoint"]
+    listens = yaml.safe_load((deploy / "otelcol/config.yaml").read_text())["receivers"]["otlp"]["protocols"]["http"][
+        "endpoint"
+    ]
     assert "0.0.0.0:4318" == listens
     assert set(services["sidecar"]["networks"]) & set(services["otelcol"]["networks"])
 
@@ -660,12 +765,20 @@ def test_the_lab_and_the_compose_file_send_to_the_collector_that_is_there(tmp_pa
 
 
 def values(text: str) -> dict[tuple[str, ...], float]:
-    return {(s.name, *(f"{k}={v}" for k, v in sorted(s.labels.items()))): s.value for f in text_string_to_metric_families(text) for s in f.samples}
+    return {
+        (s.name, *(f"{k}={v}" for k, v in sorted(s.labels.items()))): s.value
+        for f in text_string_to_metric_families(text)
+        for s in f.samples
+    }
 
 
 def series(sidecar: Sidecar) -> dict[str, float]:
     """The span series of its page, without what they have in common."""
-    return {" ".join(name).removeprefix("vllm_watch_spans_"): value for name, value in values(sidecar.page()).items() if "_spans_" in name[0]}
+    return {
+        " ".join(name).removeprefix("vllm_watch_spans_"): value
+        for name, value in values(sidecar.page()).items()
+        if "_spans_" in name[0]
+    }
 
 
 def test_without_a_collector_in_its_configuration_a_sidecar_makes_no_spans_and_loads_nothing_for_it():
@@ -692,13 +805,21 @@ def loaded(config: str) -> set[str]:
         f"Sidecar(SidecarConfig({config}));"
         "print(*{'grpc', 'requests', 'opentelemetry', 'exporters.tracing.genai_metrics'} & set(sys.modules))"
     )
-    return set(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
 
 
 def test_every_series_stands_at_0_before_its_first_event():
     """A series that is born at 1 never grew: the first dropped span would be on no board."""
     reasons = {"dropped": span_queue.DROPPED, "left_out": span_queue.LEFT_OUT}
-    names = ["sent_total", "waiting", *(f"{name}_total reason={why}" for name, several in reasons.items() for why in several)]
+    names = [
+        "sent_total",
+        "waiting",
+        *(f"{name}_total reason={why}" for name, several in reasons.items() for why in several),
+    ]
     assert dict.fromkeys(names, 0.0) == series(Sidecar(SidecarConfig(otlp=NEVER)))
 
 
@@ -716,7 +837,9 @@ def now_line(number: int) -> bytes:
 async def test_a_line_that_is_counted_once_makes_one_span_and_what_was_there_before_makes_none(tmp_path, hasty):
     """Over a rotation, with a line that arrives in two halves, and a log from before the start."""
     log = tmp_path / "requests.jsonl"
-    log.write_bytes(b"".join(to_line(numbered(number, ts=timestamp(time.time() - 5), tried=None)) for number in range(1000, 1100)))
+    log.write_bytes(
+        b"".join(to_line(numbered(number, ts=timestamp(time.time() - 5), tried=None)) for number in range(1000, 1100))
+    )
     with http_server(lambda _: (200, PROTOBUF, b"")) as (address, got):
         sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off", otlp=OtlpConfig(endpoint=address)))
         await sidecar.start()
@@ -735,7 +858,9 @@ async def test_a_line_that_is_counted_once_makes_one_span_and_what_was_there_bef
             assert 100 == series(sidecar)["left_out_total reason=history"]
         finally:
             await sidecar.stop()
-    assert ["1", "2", "3"] == sorted(str(plain(s.attributes)["vllm_watch.request_id"]) for _, _, body in got for s in decoded(body))
+    assert ["1", "2", "3"] == sorted(
+        str(plain(s.attributes)["vllm_watch.request_id"]) for _, _, body in got for s in decoded(body)
+    )
 
 
 async def test_a_collector_that_hangs_delays_neither_the_log_nor_the_page(tmp_path, hasty, monkeypatch):
@@ -779,20 +904,34 @@ def engine_span() -> dict:
     samples = json.loads((Path(__file__).parents[2] / "golden/span-samples.json").read_text())
     captured = next(sample for sample in samples if sample["span"]["name"] == "llm_request")
     start = round((ENDED_S - 1.2) * 1e9)
-    moved = {"traceId": TRACE, "parentSpanId": SPAN, "startTimeUnixNano": str(start), "endTimeUnixNano": str(start + 10**9), "kind": 2}
+    moved = {
+        "traceId": TRACE,
+        "parentSpanId": SPAN,
+        "startTimeUnixNano": str(start),
+        "endTimeUnixNano": str(start + 10**9),
+        "kind": 2,
+    }
     resource = {"attributes": [{"key": "service.name", "value": {"stringValue": "vllm"}}]}
-    return {"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": captured["scope"], "spans": [captured["span"] | moved]}]}]}
+    return {
+        "resourceSpans": [
+            {"resource": resource, "scopeSpans": [{"scope": captured["scope"], "spans": [captured["span"] | moved]}]}
+        ]
+    }
 
 
 def post_json(address: str, content: dict) -> int:
-    request = urllib.request.Request(f"http://{address}/v1/traces", json.dumps(content).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"http://{address}/v1/traces", json.dumps(content).encode(), {"Content-Type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=5) as answer:
         return int(answer.status)
 
 
 @pytest.mark.collector
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_span_of_a_record_and_that_of_the_engine_become_one_trace_at_a_real_collector(protocol, collector, hasty, eventually):
+def test_a_span_of_a_record_and_that_of_the_engine_become_one_trace_at_a_real_collector(
+    protocol, collector, hasty, eventually
+):
     spans = SpanQueue(OtlpConfig(endpoint=f"http://{getattr(collector, protocol)}", protocol=protocol), "9", 0)
     spans.start()
     try:
@@ -802,11 +941,21 @@ def test_a_span_of_a_record_and_that_of_the_engine_become_one_trace_at_a_real_co
         eventually(lambda: spans.sent == 2 and len(collector.arrived.spans()) == 3, what="three spans at the store")
     finally:
         spans.stop()
-    assert {"queue_full": 0, "refused": 0, "defect": 0} == {why: spans.dropped[why] for why in ("queue_full", "refused", "defect")}
-    found = {span["name"] + (f" {span['traceId'][:4]}" if span["traceId"] != TRACE else ""): span for span in collector.arrived.spans()}
+    assert {"queue_full": 0, "refused": 0, "defect": 0} == {
+        why: spans.dropped[why] for why in ("queue_full", "refused", "defect")
+    }
+    found = {
+        span["name"] + (f" {span['traceId'][:4]}" if span["traceId"] != TRACE else ""): span
+        for span in collector.arrived.spans()
+    }
     ours, engines, failed = found["chat qwen"], found["llm_request"], found["chat qwen 0000"]
     assert (TRACE, TRACE, ours["spanId"]) == (ours["traceId"], engines["traceId"], engines["parentSpanId"])
-    assert int(ours["startTimeUnixNano"]) < int(engines["startTimeUnixNano"]) < int(engines["endTimeUnixNano"]) < int(ours["endTimeUnixNano"])
+    assert (
+        int(ours["startTimeUnixNano"])
+        < int(engines["startTimeUnixNano"])
+        < int(engines["endTimeUnixNano"])
+        < int(ours["endTimeUnixNano"])
+    )
     assert ("vllm-watch-gateway", "vllm") == (ours["service"], engines["service"])
     assert ({}, 2) == (ours["status"], failed["status"]["code"])
     assert "decode_timeout" == failed["attributes"]["error.type"]
@@ -818,7 +967,9 @@ async def test_a_collector_that_died_and_came_back_gets_what_waited(collector, t
     """The page says how many are lost by then; the log is counted all the while."""
     log = tmp_path / "requests.jsonl"
     log.touch()
-    sidecar = Sidecar(SidecarConfig(requests_log=(str(log),), gpu="off", otlp=OtlpConfig(endpoint=f"http://{collector.http}")))
+    sidecar = Sidecar(
+        SidecarConfig(requests_log=(str(log),), gpu="off", otlp=OtlpConfig(endpoint=f"http://{collector.http}"))
+    )
     await sidecar.start()
     try:
         with log.open("ab", buffering=0) as writer:

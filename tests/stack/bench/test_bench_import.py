@@ -12,57 +12,79 @@ from stack.bench.importer import imported, parse
 from stack.bench.result import BadBench
 from stack.bench.workload import Slo
 
-# Written by `vllm bench serve --save-result --save-detailed` of vLLM 0.32 against a server that refused the fourth request; figures shortened.
+# Written by `vllm bench serve --save-result --save-detailed` of vLLM 0.32 against a server that refused the fourth
+# request; figures shortened.
 VLLM = {
-    "date": "20261122-032129", "endpoint_type": "vllm", "backend": "vllm", "label": None, "model_id": "tiny", "tokenizer_id": "tiny",
-    "num_prompts": 6, "request_rate": "inf", "burstiness": 1.0, "max_concurrency": 2, "duration": 0.17832936700142454, "completed": 5, "failed": 1,
-    "total_input_tokens": 80, "total_output_tokens": 30, "request_throughput": 28.038006774061273, "request_goodput": None,
-    "output_throughput": 168.22804064436764, "total_token_throughput": 616.836149029348, "input_lens": [16, 16, 16, 16, 16, 16],
+    "date": "20261122-032129", "endpoint_type": "vllm", "backend": "vllm", "label": None, "model_id": "tiny",
+    "tokenizer_id": "tiny",
+    "num_prompts": 6, "request_rate": "inf", "burstiness": 1.0, "max_concurrency": 2, "duration": 0.17832936700142454,
+    "completed": 5, "failed": 1,
+    "total_input_tokens": 80, "total_output_tokens": 30, "request_throughput": 28.038006774061273,
+    "request_goodput": None,
+    "output_throughput": 168.22804064436764, "total_token_throughput": 616.836149029348,
+    "input_lens": [16, 16, 16, 16, 16, 16],
     "output_lens": [6, 6, 6, 0, 6, 6],
-    "ttfts": [0.02851684000052046, 0.028255903991521336, 0.036572356009855866, 0.0, 0.02738255499571096, 0.02758227700542193],
+    "ttfts": [0.02851684000052046, 0.028255903991521336, 0.036572356009855866, 0.0, 0.02738255499571096,
+        0.02758227700542193],
     "itls": [
-        [0.004325278001488186, 0.004496356996241957, 0.0060412880120566115, 0.0027674619923345745, 0.0045761960063828155],
+        [0.004325278001488186, 0.004496356996241957, 0.0060412880120566115, 0.0027674619923345745,
+            0.0045761960063828155],
         [0.00429841699951794, 0.004501546005485579, 0.006008798998664133, 0.0028083070064894855, 0.004528166988166049],
         [0.005287341991788708, 0.00459192501148209, 0.004744108999148011, 0.0044411339913494885, 0.004549246004899032],
         [],
         [0.0037205700064077973, 0.0047004069929244, 0.004516164000960998, 0.004464797995751724, 0.0074210419988958165],
-        [0.004192710999632254, 0.004294109006877989, 0.0061638269980903715, 0.0045152529928600416, 0.0042950409988407046],
+        [0.004192710999632254, 0.004294109006877989, 0.0061638269980903715, 0.0045152529928600416,
+            0.0042950409988407046],
     ],
-    "latencies": [0.050723421009024605, 0.05040113998984452, 0.060186112008523196, 0.0, 0.0522055359906517, 0.05104321800172329],
-    "start_times": [73250.01307721, 73250.013294756, 73250.069078836, 73250.073034324, 73250.087852754, 73250.134285332],
-    "queue_times": [0.0001464529923396185, 0.0003247960121370852, 0.05609931898652576, 0.060047663006116636, 0.07486006199906114, 0.12128416],
+    "latencies": [0.050723421009024605, 0.05040113998984452, 0.060186112008523196, 0.0, 0.0522055359906517,
+        0.05104321800172329],
+    "start_times": [73250.01307721, 73250.013294756, 73250.069078836, 73250.073034324, 73250.087852754,
+        73250.134285332],
+    "queue_times": [0.0001464529923396185, 0.0003247960121370852, 0.05609931898652576, 0.060047663006116636,
+        0.07486006199906114, 0.12128416],
     "generated_texts": [" a a a a a a", " a a a a a a", " a a a a a a", "", " a a a a a a", " a a a a a a"],
-    "errors": ["", "", "", "Internal Server Error", "", ""], "max_output_tokens_per_s": 30.0, "max_concurrent_requests": 5, "rtfx": 0.0,
+    "errors": ["", "", "", "Internal Server Error", "", ""], "max_output_tokens_per_s": 30.0,
+    "max_concurrent_requests": 5, "rtfx": 0.0,
     "mean_ttft_ms": 29.66198640060611, "median_ttft_ms": 28.255903991521336, "std_ttft_ms": 3.4803055858142407,
-    "p95_ttft_ms": 34.961252807988785, "p99_ttft_ms": 36.25013536948245, "mean_tpot_ms": 4.649979799869469, "median_tpot_ms": 4.692188199260272,
+    "p95_ttft_ms": 34.961252807988785, "p99_ttft_ms": 36.25013536948245, "mean_tpot_ms": 4.649979799869469,
+    "median_tpot_ms": 4.692188199260272,
     "std_tpot_ms": 0.19920462607362027, "p95_tpot_ms": 4.916227199137211, "p99_tpot_ms": 4.95492239901796,
 }  # fmt: skip
-DETAIL = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors")  # what is left out without --save-detailed
+# what is left out without --save-detailed
+DETAIL = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors")
 
 # From AIPerf's own page, "Working with Profile Export Files", and of the same shape.
 AIPERF = [
     {
-        "metadata": {"session_num": 45, "request_start_ns": 1759813207532900363, "request_end_ns": 1759813207838764604, "was_cancelled": False,
+        "metadata": {"session_num": 45, "request_start_ns": 1759813207532900363, "request_end_ns": 1759813207838764604,
+            "was_cancelled": False,
                      "benchmark_phase": "profiling", "cancellation_time_ns": None},
         "metrics": {
-            "input_sequence_length": {"value": 550, "unit": "tokens"}, "time_to_first_token": {"value": 255.88656799999998, "unit": "ms"},
-            "request_latency": {"value": 297.52522799999997, "unit": "ms"}, "output_sequence_length": {"value": 9, "unit": "tokens"},
-            "inter_chunk_latency": {"value": [4.898437, 5.316006], "unit": "ms"}, "inter_token_latency": {"value": 5.2048325, "unit": "ms"},
+            "input_sequence_length": {"value": 550, "unit": "tokens"},
+            "time_to_first_token": {"value": 255.88656799999998, "unit": "ms"},
+            "request_latency": {"value": 297.52522799999997, "unit": "ms"},
+            "output_sequence_length": {"value": 9, "unit": "tokens"},
+            "inter_chunk_latency": {"value": [4.898437, 5.316006], "unit": "ms"},
+            "inter_token_latency": {"value": 5.2048325, "unit": "ms"},
         },
         "error": None,
     },
     {
-        "metadata": {"session_num": 80, "request_start_ns": 1759813208119147826, "request_end_ns": 1759813208119772754, "was_cancelled": True,
+        "metadata": {"session_num": 80, "request_start_ns": 1759813208119147826, "request_end_ns": 1759813208119772754,
+            "was_cancelled": True,
                      "benchmark_phase": "profiling", "cancellation_time_ns": 1759813208119772754},
         "metrics": {"error_isl": {"value": 550, "unit": "tokens"}},
-        "error": {"code": 499, "type": "RequestCancellationError", "message": "Request was cancelled after 0.000 seconds"},
+        "error": {"code": 499, "type": "RequestCancellationError",
+            "message": "Request was cancelled after 0.000 seconds"},
     },
     {
-        "metadata": {"request_start_ns": 1759813208000000000, "request_end_ns": 1759813209000000000, "benchmark_phase": "profiling"},
+        "metadata": {"request_start_ns": 1759813208000000000, "request_end_ns": 1759813209000000000,
+            "benchmark_phase": "profiling"},
         "metrics": {},
         "error": {"code": 503, "type": "HTTPError", "message": "words of a prompt"},
     },
-    {"metadata": {"request_start_ns": 1, "request_end_ns": 2, "benchmark_phase": "warmup"}, "metrics": {}, "error": None},
+    {"metadata": {"request_start_ns": 1, "request_end_ns": 2, "benchmark_phase": "warmup"}, "metrics": {},
+        "error": None},
 ]  # fmt: skip
 
 
@@ -77,14 +99,31 @@ def lines(records) -> str:
 def test_a_result_of_vllm_is_a_run_with_its_requests():
     bench, records = parse([("a.json", vllm())])
     (run,) = bench.runs
-    assert ("vllm bench serve", "a.json", "tiny", "c2") == (bench.tool, bench.title, bench.arms[0].engine.model, run.point)
+    assert ("vllm bench serve", "a.json", "tiny", "c2") == (
+        bench.tool,
+        bench.title,
+        bench.arms[0].engine.model,
+        run.point,
+    )
     assert (6, 5, {"failed": 1}) == (run.asked, run.ok, run.failed)
     first = records[0]
-    assert (16, 6, 28.517, 50.723, "ok") == (first.prompt_tokens, first.completion_tokens, first.ttft_ms, first.e2e_ms, first.outcome)
+    assert (16, 6, 28.517, 50.723, "ok") == (
+        first.prompt_tokens,
+        first.completion_tokens,
+        first.ttft_ms,
+        first.e2e_ms,
+        first.outcome,
+    )
     assert first.tpot_ms == pytest.approx((50.723421 - 28.516840) / 5, abs=0.001)
     assert {1} == {result.run_of(record) for record in records}
     failed = records[3]
-    assert ("upstream_error", "failed", None, None, None) == (failed.outcome, failed.reason, failed.ttft_ms, failed.e2e_ms, failed.completion_tokens)
+    assert ("upstream_error", "failed", None, None, None) == (
+        failed.outcome,
+        failed.reason,
+        failed.ttft_ms,
+        failed.e2e_ms,
+        failed.completion_tokens,
+    )
 
 
 def test_figures_are_those_that_vllm_works_out_itself():
@@ -115,7 +154,9 @@ def test_requests_end_where_they_did():
 
 
 def test_a_slo_counts_good_answers():
-    assert 4 / VLLM["duration"] == pytest.approx(parse([("a.json", vllm())], Slo(ttft_ms=30.0))[0].runs[0].figures["goodput_qps"])
+    assert 4 / VLLM["duration"] == pytest.approx(
+        parse([("a.json", vllm())], Slo(ttft_ms=30.0))[0].runs[0].figures["goodput_qps"]
+    )
 
 
 def test_without_detail_there_are_figures_and_no_requests():
@@ -130,7 +171,9 @@ def test_without_detail_there_are_figures_and_no_requests():
 
 def test_appended_results_and_several_files_are_runs_of_one_bench(tmp_path):
     (tmp_path / "a.json").write_text(vllm() + "\n" + vllm(date="20261122-040000"))
-    (tmp_path / "b.json").write_text(vllm(date="20261122-050000", errors=["", "", "", "Traceback ...\nTimeoutError", "", ""]))
+    (tmp_path / "b.json").write_text(
+        vllm(date="20261122-050000", errors=["", "", "", "Traceback ...\nTimeoutError", "", ""])
+    )
     bench, records = imported([tmp_path / "a.json", tmp_path / "b.json"])
     assert [1, 2, 3] == [run.number for run in bench.runs]
     assert 18 == len({record.request_id for record in records})
@@ -150,7 +193,11 @@ def test_an_import_is_written_and_read_like_a_bench_of_ours(tmp_path):
 
 @pytest.mark.parametrize(
     ("other", "point"),
-    [({"request_rate": 2.5, "max_concurrency": None}, "r2.5"), ({"request_rate": 2.5}, "r2.5-c2"), ({"max_concurrency": None}, "all-at-once")],
+    [
+        ({"request_rate": 2.5, "max_concurrency": None}, "r2.5"),
+        ({"request_rate": 2.5}, "r2.5-c2"),
+        ({"max_concurrency": None}, "all-at-once"),
+    ],
 )
 def test_the_load_is_named(other, point):
     assert point == parse([("a.json", vllm(**other))])[0].runs[0].point
@@ -162,7 +209,12 @@ def test_what_is_unknown_stays_unknown():
     bench, records = parse([("a.json", text)])
     assert ("upstream_error", "failed") == (records[3].outcome, records[3].reason)
     assert any("does not say when" in caveat for caveat in bench.runs[0].caveats)
-    assert "tpot_ms.p99" not in parse([("a.json", json.dumps({**json.loads(vllm(*DETAIL)), "p99_tpot_ms": float("nan")}))])[0].runs[0].figures
+    assert (
+        "tpot_ms.p99"
+        not in parse([("a.json", json.dumps({**json.loads(vllm(*DETAIL)), "p99_tpot_ms": float("nan")}))])[0]
+        .runs[0]
+        .figures
+    )
 
 
 def test_an_export_of_aiperf_is_a_run_without_its_warm_up():
@@ -183,12 +235,27 @@ def test_an_export_of_aiperf_is_a_run_without_its_warm_up():
         ("{", "a.json is no JSON: .*; give what `vllm bench serve --save-result --save-detailed` wrote"),
         ("[]", "a.json is no result of vllm bench serve .* nor of AIPerf .*"),
         ('{"benchmarks": []}', "a.json is no result of vllm bench serve .* nor of AIPerf .*"),
-        (vllm(total_input_sequences=3), "a.json is a result of pooling or embeddings, which give no tokens; a bench here is of answers"),
-        (vllm(duration=-1), r"a.json is no whole result of vllm bench serve: Expected `float` >= 0.* - at `\$.duration`"),
-        (vllm(ttfts=["x"] * 6), r"a.json is no whole result of vllm bench serve: Expected `float`, got `str` - at `\$.ttfts\[0\]`"),
-        (vllm(ttfts=[0.1]), "a.json contradicts itself: 6 input_lens, 6 output_lens, 1 ttfts, .*; each request should have one of each"),
+        (
+            vllm(total_input_sequences=3),
+            "a.json is a result of pooling or embeddings, which give no tokens; a bench here is of answers",
+        ),
+        (
+            vllm(duration=-1),
+            r"a.json is no whole result of vllm bench serve: Expected `float` >= 0.* - at `\$.duration`",
+        ),
+        (
+            vllm(ttfts=["x"] * 6),
+            r"a.json is no whole result of vllm bench serve: Expected `float`, got `str` - at `\$.ttfts\[0\]`",
+        ),
+        (
+            vllm(ttfts=[0.1]),
+            "a.json contradicts itself: 6 input_lens, 6 output_lens, 1 ttfts, .*; each request should have one of each",
+        ),
         (vllm(completed=6), "a.json contradicts itself: completed is 6, and 5 of its requests have no error"),
-        (lines([{"metadata": {}, "metrics": {}}]), "a.json is no whole profile_export.jsonl of AIPerf: Object missing required field .*"),
+        (
+            lines([{"metadata": {}, "metrics": {}}]),
+            "a.json is no whole profile_export.jsonl of AIPerf: Object missing required field .*",
+        ),
         (lines(AIPERF[3:]), "a.json holds no request of the phase profiling"),
     ],
 )
@@ -198,7 +265,10 @@ def test_nonsense_is_refused_in_one_sentence(text, sentence):
 
 
 def test_results_that_do_not_belong_together_are_refused(tmp_path):
-    with pytest.raises(BadBench, match=r"^a.json and b.json are results of different models; import them one by one and compare the two$"):
+    with pytest.raises(
+        BadBench,
+        match=r"^a.json and b.json are results of different models; import them one by one and compare the two$",
+    ):
         parse([("a.json", vllm()), ("b.json", vllm(model_id="other"))])
     with pytest.raises(BadBench, match=r"^a.json and b.jsonl are results of different tools;"):
         parse([("a.json", vllm()), ("b.jsonl", lines(AIPERF))])

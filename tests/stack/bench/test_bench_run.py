@@ -1,4 +1,5 @@
-"""The bench's runner: exact prompts, the pace, one record for each request whatever becomes of it, and what is kept when something breaks."""
+"""The bench's runner: exact prompts, the pace, one record for each request whatever becomes of it, and what is kept
+when something breaks."""
 
 from __future__ import annotations
 
@@ -77,7 +78,11 @@ def with_engine(engine: FakeEngine, work: Callable[[str], Coroutine[Any, Any, An
 
 
 def bencher(folder: Path, url: str, its: Workload, runs: int = 1, told: Quiet | None = None, **more: Any) -> Bencher:
-    subject = Subject("it", BenchTarget(url, MODEL, timeout_s=its.timeout_s), result.BenchEngine(url=url, model=MODEL, started_s=1000.0))
+    subject = Subject(
+        "it",
+        BenchTarget(url, MODEL, timeout_s=its.timeout_s),
+        result.BenchEngine(url=url, model=MODEL, started_s=1000.0),
+    )
 
     async def same(_: str) -> Subject:
         return subject
@@ -93,7 +98,9 @@ def measured(engine: FakeEngine, folder: Path, its: Workload, runs: int = 1, tol
 # --- prompts
 
 
-def prepared(engine: FakeEngine, asks: list[PlannedRequest], route: Any, run_number: int = 0, instruction: str = "") -> list[Any]:
+def prepared(
+    engine: FakeEngine, asks: list[PlannedRequest], route: Any, run_number: int = 0, instruction: str = ""
+) -> list[Any]:
     async def work(url: str) -> list[Any]:
         async with aiohttp.ClientSession() as session:
             writer = await Writer.of(Remote(session, url, MODEL), MODEL, "b", 3)
@@ -113,8 +120,14 @@ def test_a_completion_has_exactly_its_tokens_and_shared_keys_are_the_same_tokens
     tokenizer: Any = Letters()
     tokenizer.ids = ids
     writer = asyncio.run(Writer.of(tokenizer, MODEL, "b", 3))
-    segments = (Segment("run:0:prefix:0", 50), *(Segment(f"run:0:{at}:prompt", size) for at, size in enumerate(lengths)))
-    asks = [PlannedRequest(number=number, kind=None, segments=(segments[0], segment), output_tokens=4) for number, segment in enumerate(segments[1:])]
+    segments = (
+        Segment("run:0:prefix:0", 50),
+        *(Segment(f"run:0:{at}:prompt", size) for at, size in enumerate(lengths)),
+    )
+    asks = [
+        PlannedRequest(number=number, kind=None, segments=(segments[0], segment), output_tokens=4)
+        for number, segment in enumerate(segments[1:])
+    ]
     bodies = [json.loads(each.body) for each in asyncio.run(writer.prepare(asks, 0, "completions", {}))]
     assert [50 + size for size in lengths] == [len(body["prompt"]) for body in bodies]
     assert 1 == len({tuple(body["prompt"][:50]) for body in bodies})
@@ -132,7 +145,9 @@ def test_other_runs_and_other_benches_have_other_prompts():
         tokenizer: Any = Letters()
         writer = asyncio.run(Writer.of(tokenizer, MODEL, "b", seed))
         asks = workload.plan(its, LoadLevel("c2", concurrency=2), seed, number)
-        return [json.loads(each.body)["prompt"] for each in asyncio.run(writer.prepare(asks, number, "completions", {}))]
+        return [
+            json.loads(each.body)["prompt"] for each in asyncio.run(writer.prepare(asks, number, "completions", {}))
+        ]
 
     assert prompts(3, 0) == prompts(3, 0)
     assert not {*map(tuple, prompts(3, 0))} & {*map(tuple, prompts(3, 1))}
@@ -141,8 +156,18 @@ def test_other_runs_and_other_benches_have_other_prompts():
 
 @pytest.mark.parametrize("instruction", ["", "Answer with JSON."])
 def test_a_chat_is_mended_until_the_engine_counts_what_was_asked(instruction):
-    segments = (Segment("run:0:prefix:0", 100), Segment("run:0:0:prompt", 60), Segment("run:0:0:answer", 20), Segment("run:0:1:prompt", 50))
-    (found,) = prepared(FakeEngine(), [PlannedRequest(number=0, kind=None, segments=segments, output_tokens=4)], "chat", instruction=instruction)
+    segments = (
+        Segment("run:0:prefix:0", 100),
+        Segment("run:0:0:prompt", 60),
+        Segment("run:0:0:answer", 20),
+        Segment("run:0:1:prompt", 50),
+    )
+    (found,) = prepared(
+        FakeEngine(),
+        [PlannedRequest(number=0, kind=None, segments=segments, output_tokens=4)],
+        "chat",
+        instruction=instruction,
+    )
     messages = json.loads(found.body)["messages"]
     assert ["system", "user", "assistant", "user"] == [message["role"] for message in messages]
     assert (230, 230) == (chat_tokens(messages), found.prompt_tokens)
@@ -173,7 +198,12 @@ def test_a_text_that_never_has_so_many_tokens_gets_other_last_words():
     planned = writer.ids("run:0:0:prompt", 1000)
     Stubborn.plan = " ".join(map(str, planned))
     (found,) = asyncio.run(
-        writer.prepare([PlannedRequest(number=0, kind=None, segments=(Segment("run:0:0:prompt", 50),), output_tokens=4)], 0, "chat", {})
+        writer.prepare(
+            [PlannedRequest(number=0, kind=None, segments=(Segment("run:0:0:prompt", 50),), output_tokens=4)],
+            0,
+            "chat",
+            {},
+        )
     )
     words = json.loads(found.body)["messages"][-1]["content"].split()
     assert (50, 50) == (found.prompt_tokens, len(words))
@@ -181,9 +211,13 @@ def test_a_text_that_never_has_so_many_tokens_gets_other_last_words():
 
 
 def test_structured_outputs_are_asked_for_with_their_schema():
-    ask = PlannedRequest(number=0, kind=None, segments=(Segment("run:0:0:prompt", 50),), output_tokens=4, json_schema={"type": "object"})
+    ask = PlannedRequest(
+        number=0, kind=None, segments=(Segment("run:0:0:prompt", 50),), output_tokens=4, json_schema={"type": "object"}
+    )
     (found,) = prepared(FakeEngine(), [ask], "chat")
-    assert {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}} == json.loads(found.body)["response_format"]
+    assert {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}} == json.loads(
+        found.body
+    )["response_format"]
 
 
 def test_without_a_tokenizer_there_is_one_sentence():
@@ -192,7 +226,11 @@ def test_without_a_tokenizer_there_is_one_sentence():
             await Writer.of(Remote(session, f"{url}/nowhere", MODEL), MODEL, "b", 3)
 
     with pytest.raises(
-        NoTokenizer, match=r"/nowhere/tokenize answers (404|something that is no JSON); lengths in tokens need the engine's own tokenizer"
+        NoTokenizer,
+        match=(
+            r"/nowhere/tokenize answers (404|something that is no JSON); lengths in tokens need the engine's own"
+            r" tokenizer"
+        ),
     ):
         with_engine(FakeEngine(), work)
 
@@ -207,9 +245,11 @@ def test_a_run_leaves_a_record_for_each_request_and_its_figures(tmp_path):
     assert msgspec.json.encode(found) == msgspec.json.encode(result.read(tmp_path))
     records = list(result.requests(tmp_path))
     assert ([1] * 6 + [2] * 6, {40}, {5}, {"it"}) == (
-        [result.run_of(record) for record in records], {r.prompt_tokens for r in records}, {r.completion_tokens for r in records},
+        [result.run_of(record) for record in records],
+        {r.prompt_tokens for r in records},
+        {r.completion_tokens for r in records},
         {r.variant for r in records},
-    )  # fmt: skip
+    )
     assert 12 == len({record.request_id for record in records})
     assert 2 == engine.most, "no more at once than the load says"
     first, second = found.runs
@@ -220,7 +260,8 @@ def test_a_run_leaves_a_record_for_each_request_and_its_figures(tmp_path):
     assert 10 <= told["tpot_ms.p50"] < 100
     assert told["e2e_ms.p50"] == pytest.approx(told["ttft_ms.p50"] + 4 * told["tpot_ms.p50"], rel=0.2)
     assert (250.0, 0.5, 240.0, 30.0, 0.0, 0.0) == tuple(
-        told[name] for name in ("queue_ms.mean", "hit_ratio", "prompt_tokens", "completion_tokens", "preemptions", "error_ratio")
+        told[name]
+        for name in ("queue_ms.mean", "hit_ratio", "prompt_tokens", "completion_tokens", "preemptions", "error_ratio")
     )
     assert told["tokens_per_second"] == pytest.approx(5 * told["qps"])
     assert 2 == engine.resets, "cold: the cache is emptied before each run, where the engine offers it"
@@ -236,7 +277,10 @@ def test_the_first_token_is_the_first_with_content(tmp_path):
 def test_an_open_loop_sends_when_it_is_due_however_many_are_under_way(tmp_path):
     engine = FakeEngine()
     engine.first_s = 0.5
-    text = "workloads:\n  - {name: w, input_tokens: 40, output_tokens: 2, rate: 20, burstiness: 1000, requests: 10, warm_up: 0}\n"
+    text = (
+        "workloads:\n  - {name: w, input_tokens: 40, output_tokens: 2, rate: 20, burstiness: 1000, requests: 10,"
+        " warm_up: 0}\n"
+    )
     measured(engine, tmp_path, made(text))
     gaps = [later - earlier for earlier, later in zip(engine.sent_at, engine.sent_at[1:], strict=False)]
     assert 0.02 < sorted(gaps)[len(gaps) // 2] < 0.1
@@ -365,16 +409,29 @@ def test_the_wrong_engine_is_one_sentence(model, key, sentence):
 
 
 def test_no_server_is_one_sentence():
-    with pytest.raises(BadTarget, match=r"^no server answers at http://127.0.0.1:9/v1/models \(.*\); is vLLM up, and is that its address\?$"):
+    with pytest.raises(
+        BadTarget,
+        match=r"^no server answers at http://127.0.0.1:9/v1/models \(.*\); is vLLM up, and is that its address\?$",
+    ):
         asyncio.run(look("http://127.0.0.1:9", None))
 
 
 def test_keys_and_logins_do_not_reach_the_file(tmp_path):
     engine = result.BenchEngine(
-        url="http://user:word@127.0.0.1:1", model=MODEL, arguments=("vllm", "serve", "m", "--api-key", "secret", "--port", "1")
+        url="http://user:word@127.0.0.1:1",
+        model=MODEL,
+        arguments=("vllm", "serve", "m", "--api-key", "secret", "--port", "1"),
     )
     bench = result.Bench(
-        id="b", title="t", tool="v", started_s=0, ended_s=1, arms=(result.Arm(name="a", engine=engine),), runs=(), workloads=(), workload_hash=""
+        id="b",
+        title="t",
+        tool="v",
+        started_s=0,
+        ended_s=1,
+        arms=(result.Arm(name="a", engine=engine),),
+        runs=(),
+        workloads=(),
+        workload_hash="",
     )
     result.write(tmp_path, bench)
     text = (tmp_path / result.BENCH).read_text()
@@ -388,7 +445,10 @@ def test_keys_and_logins_do_not_reach_the_file(tmp_path):
 def records(**differ: list[Any]) -> list[RequestRecord]:
     count = len(next(iter(differ.values())))
     common = {"outcome": "ok", "prompt_tokens": 10, "completion_tokens": 3, "e2e_ms": 30.0}
-    return [RequestRecord(request_id=f"b-0-{at}", **common | {name: values[at] for name, values in differ.items()}) for at in range(count)]
+    return [
+        RequestRecord(request_id=f"b-0-{at}", **common | {name: values[at] for name, values in differ.items()})
+        for at in range(count)
+    ]
 
 
 def test_what_is_not_known_has_no_figure():
@@ -427,17 +487,20 @@ def test_where_caching_is_off_nothing_hits():
     off = page_of(prompt_tokens_total=1, cache={"enable_prefix_caching": "False"})
     assert 0.0 == measurements.figures([], 1.0, Slo(), Around(off, off, "tiny"))["hit_ratio"]
     on = page_of(prompt_tokens_total=1, cache={"enable_prefix_caching": "True"})
-    assert "hit_ratio" not in measurements.figures([], 1.0, Slo(), Around(on, on, "tiny")), "nothing was asked, so nothing is known"
+    assert "hit_ratio" not in measurements.figures([], 1.0, Slo(), Around(on, on, "tiny")), (
+        "nothing was asked, so nothing is known"
+    )
 
 
 NOW = (
-    "INFO Free memory on device (139.0/139.8 GiB) on startup. Desired GPU memory utilization is (0.9, 125.8 GiB). Actual usage is 15.2 GiB for "
-    "consumed memory (weights + non-torch), 1.3 GiB for peak activation, and 0.5 GiB for CUDAGraph memory. Replace gpu_memory_utilization config\n"
-    "INFO Available KV cache memory: 100.00 GiB\nINFO GPU KV cache size: 819,200 tokens"
+    "INFO Free memory on device (139.0/139.8 GiB) on startup. Desired GPU memory utilization is (0.9, 125.8 GiB)."
+    " Actual usage is 15.2 GiB for consumed memory (weights + non-torch), 1.3 GiB for peak activation, and 0.5 GiB for"
+    " CUDAGraph memory. Replace gpu_memory_utilization config\nINFO Available KV cache memory: 100.00 GiB\nINFO GPU KV"
+    " cache size: 819,200 tokens"
 )
 BEFORE = (
-    "Actual usage is 14.9 GiB for weight, 1.4 GiB for peak activation, 0.2 GiB for non-torch memory, and 0.5 GiB for CUDAGraph memory. "
-    "Replace gpu_memory_utilization config"
+    "Actual usage is 14.9 GiB for weight, 1.4 GiB for peak activation, 0.2 GiB for non-torch memory, and 0.5 GiB for"
+    " CUDAGraph memory. Replace gpu_memory_utilization config"
 )
 
 
@@ -452,7 +515,9 @@ def test_the_peak_of_memory_is_weights_and_profiled_peak_and_blocks_in_use():
     empty = page_of(prompt_tokens_total=0)
     told = measurements.figures([], 1.0, Slo(), Around(empty, empty, "tiny", kv_peak_ratio=0.25, startup=found))
     assert told["memory_peak_gb"] == pytest.approx((17 + 25) * measurements.GIB / 1e9)
-    assert "memory_peak_gb" not in measurements.figures([], 1.0, Slo(), Around(empty, empty, "tiny", kv_peak_ratio=0.25, startup=Startup()))
+    assert "memory_peak_gb" not in measurements.figures(
+        [], 1.0, Slo(), Around(empty, empty, "tiny", kv_peak_ratio=0.25, startup=Startup())
+    )
 
 
 # --- the order of runs
@@ -500,18 +565,52 @@ def test_thirty_orders_of_six_pairs_are_drawn_about_as_often_as_each_other():
 
 def test_the_command_writes_a_bench_and_says_what_it_found(tmp_path, live_url):
     out = tmp_path / "out"
-    arguments = ["bench", "run", str(written(tmp_path)), "--url", live_url, "--out", str(out), "--runs", "2", "--seed", "5"]
+    arguments = [
+        "bench",
+        "run",
+        str(written(tmp_path)),
+        "--url",
+        live_url,
+        "--out",
+        str(out),
+        "--runs",
+        "2",
+        "--seed",
+        "5",
+    ]
     told = CliRunner().invoke(main, arguments)
     assert 0 == told.exit_code, told.output
-    for words in ("tiny at http://127.0.0.1:", "small c2: 2 runs of 6 requests", "fewer than six runs", "run 2 of 2", f"written to {out}"):
+    for words in (
+        "tiny at http://127.0.0.1:",
+        "small c2: 2 runs of 6 requests",
+        "fewer than six runs",
+        "run 2 of 2",
+        f"written to {out}",
+    ):
         assert words in told.output
     assert 2 == len(result.read(out).runs)
     again = CliRunner().invoke(main, arguments)
-    assert (2, f"Error: {out} holds a bench already; name another folder with --out\n") == (again.exit_code, again.output.splitlines(True)[-1])
+    assert (2, f"Error: {out} holds a bench already; name another folder with --out\n") == (
+        again.exit_code,
+        again.output.splitlines(True)[-1],
+    )
 
 
 def test_the_twin_in_json_is_the_bench(tmp_path, live_url):
-    arguments = ["bench", "run", str(written(tmp_path)), "--url", live_url, "--out", str(tmp_path / "o"), "--runs", "1", "--only", "c2", "--json"]
+    arguments = [
+        "bench",
+        "run",
+        str(written(tmp_path)),
+        "--url",
+        live_url,
+        "--out",
+        str(tmp_path / "o"),
+        "--runs",
+        "1",
+        "--only",
+        "c2",
+        "--json",
+    ]
     told = CliRunner().invoke(main, arguments)
     assert 0 == told.exit_code
     assert result.read(tmp_path / "o").id == json.loads(told.stdout)["id"]
@@ -526,7 +625,9 @@ def test_the_twin_in_json_is_the_bench(tmp_path, live_url):
     ],
 )
 def test_mistakes_of_the_command_are_one_sentence(tmp_path, live_url, more, sentence):
-    told = CliRunner().invoke(main, ["bench", "run", str(written(tmp_path)), "--url", live_url, "--out", str(tmp_path / "o"), *more])
+    told = CliRunner().invoke(
+        main, ["bench", "run", str(written(tmp_path)), "--url", live_url, "--out", str(tmp_path / "o"), *more]
+    )
     assert 2 == told.exit_code
     assert sentence in told.output.splitlines()[-1]
     assert not (tmp_path / "o" / result.BENCH).exists()
@@ -534,7 +635,9 @@ def test_mistakes_of_the_command_are_one_sentence(tmp_path, live_url, more, sent
 
 def test_the_list_names_what_is_shipped():
     told = CliRunner().invoke(main, ["bench", "list", "--json"])
-    assert {"short-short", "long-short", "shared-prefix", "head-of-line"} <= {each["name"] for each in json.loads(told.output)}
+    assert {"short-short", "long-short", "shared-prefix", "head-of-line"} <= {
+        each["name"] for each in json.loads(told.output)
+    }
 
 
 def written(folder: Path) -> Path:

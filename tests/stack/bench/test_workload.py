@@ -50,11 +50,12 @@ def one(**said) -> w.Workload:
     return w.Workload(**{"name": "one", "input_tokens": 100, "output_tokens": 10, "concurrency": 4, **said})
 
 
-# ---- files ------------------------------------------------------------------------------------------------------------------
+# ---- files
 
 
 def shared_ratio(asks: Iterable[w.PlannedRequest]) -> float:
-    """The part of all prompt tokens that a boundless cache could hold, had each request ended before the next began: what a hit ratio can reach."""
+    """The part of all prompt tokens that a boundless cache could hold, had each request ended before the next began:
+    what a hit ratio can reach."""
     seen: set[tuple[str, ...]] = set()
     found = total = 0
     for ask in asks:
@@ -69,8 +70,12 @@ def shared_ratio(asks: Iterable[w.PlannedRequest]) -> float:
 @pytest.mark.parametrize("text", [LAB10, COPIED], ids=["as its file", "as copied from its page"])
 def test_lab_10_is_read_as_it_is(text, tmp_path):
     suite = loaded(text, tmp_path)
-    assert [("short-short", 128, 64), ("long-short", 4096, 64)] == [(one.name, one.input_tokens, one.output_tokens) for one in suite.workloads]
-    assert [["c1", "c4", "c8", "c16"], ["c1", "c4", "c8"]] == [[point.label for point in w.points(one)] for one in suite.workloads]
+    assert [("short-short", 128, 64), ("long-short", 4096, 64)] == [
+        (one.name, one.input_tokens, one.output_tokens) for one in suite.workloads
+    ]
+    assert [["c1", "c4", "c8", "c16"], ["c1", "c4", "c8"]] == [
+        [point.label for point in w.points(one)] for one in suite.workloads
+    ]
     assert ("ttft_ms", "tpot_ms", "qps", "tokens_per_second", "memory_peak_gb") == suite.metrics
 
 
@@ -84,12 +89,15 @@ def test_a_plan_of_lab_10_has_its_lengths(tmp_path):
         for point in w.points(workload):
             asks = w.plan(workload, point, seed=1, run=1)
             assert max(20, 4 * point.concurrency) == len(asks)
-            assert {(workload.input_tokens, workload.output_tokens)} == {(ask.prompt_tokens, ask.output_tokens) for ask in asks}
+            assert {(workload.input_tokens, workload.output_tokens)} == {
+                (ask.prompt_tokens, ask.output_tokens) for ask in asks
+            }
 
 
 def test_what_is_shipped():
     assert {
-        "short-short", "long-short", "shared-prefix", "head-of-line", "support-chat", "compliance-summaries", "coding-qa", "same-codebase", "rag",
+        "short-short", "long-short", "shared-prefix", "head-of-line", "support-chat", "compliance-summaries",
+        "coding-qa", "same-codebase", "rag",
         "agent-loop", "json-output", "mixed-burst",
     } == set(w.shipped())  # fmt: skip
 
@@ -118,12 +126,15 @@ def test_what_is_shipped_fits_a_small_context_at_the_scale_that_is_named(name, c
             scale = float(str(error).split("--scale ")[1].split()[0])
             small = w.fitting(workload, context, scale)
             for point in w.points(small):
-                assert max(ask.prompt_tokens + ask.output_tokens for ask in w.plan(small, point, seed=1, run=1)) <= context
+                assert (
+                    max(ask.prompt_tokens + ask.output_tokens for ask in w.plan(small, point, seed=1, run=1)) <= context
+                )
 
 
 @pytest.mark.parametrize("name", [name for name in w.shipped() if w.load(name).workloads[0].expected_hit])
 def test_what_is_shipped_can_reach_the_hit_ratio_that_is_expected(name):
-    """A cache that holds everything finds as much as the scenario promises: the numbers of the file and the band belong together."""
+    """A cache that holds everything finds as much as the scenario promises: the numbers of the file and the band belong
+    together."""
     workload = w.load(name).workloads[0]
     low, high = workload.expected_hit
     assert workload.scenario
@@ -131,53 +142,92 @@ def test_what_is_shipped_can_reach_the_hit_ratio_that_is_expected(name):
         assert low <= shared_ratio(w.plan(workload, point, seed, run=1)) <= high
 
 
-# ---- mistakes ---------------------------------------------------------------------------------------------------------------
+# ---- mistakes
 
 OK = {"name": "a", "input_tokens": 100, "output_tokens": 10, "concurrency": 4}
 MISTAKES = [
     ({"input_token": 5}, "workloads.a.input_token is unknown; did you mean input_tokens?"),
-    ({"input_tokens": "many"}, "workloads.a.input_tokens: expected a number of tokens, or {p50, p95}, {min, max} or {choices}, got `str`"),
+    (
+        {"input_tokens": "many"},
+        "workloads.a.input_tokens: expected a number of tokens, or {p50, p95}, {min, max} or {choices}, got `str`",
+    ),
     ({"input_tokens": 0}, "workloads.a.input_tokens: 0 should be 1 to 100,000,000"),
     ({"output_tokens": None}, "workloads.a.output_tokens is missing"),
     ({"input_tokens": {"pp50": 3}}, "workloads.a.input_tokens.pp50 is unknown; did you mean p50?"),
-    ({"input_tokens": {"p50": 3}}, "workloads.a.input_tokens: p50 is no distribution; give p50 and p95, or min and max, or all four, or choices"),
+    (
+        {"input_tokens": {"p50": 3}},
+        "workloads.a.input_tokens: p50 is no distribution; give p50 and p95, or min and max, or all four, or choices",
+    ),
     ({"input_tokens": {"min": 9, "max": 3}}, "workloads.a.input_tokens.min: 9 is more than max (3)"),
     ({"input_tokens": {"p50": 9, "p95": 3}}, "workloads.a.input_tokens.p50: 9 is more than p95 (3)"),
     ({"input_tokens": {"choices": [5, -1]}}, "workloads.a.input_tokens.choices[1]: -1 should be 1 to 100,000,000"),
     (
         {"input_tokens": {"choices": []}},
-        "workloads.a.input_tokens: nothing is no distribution; give p50 and p95, or min and max, or all four, or choices",
+        (
+            "workloads.a.input_tokens: nothing is no distribution; give p50 and p95, or min and max, or all four, or"
+            " choices"
+        ),
     ),
     ({"concurrency": None}, "workloads.a: it says no load; give concurrency, rate, burst or replay"),
     ({"concurrency": []}, "workloads.a.concurrency: the list is empty; leave it out, or name at least one"),
     ({"concurrency": [1, 0]}, "workloads.a.concurrency[1]: 0 should be more than 0"),
     ({"concurrency": [4, 4]}, "workloads.a: the load c4 stands there twice"),
     ({"rate": float("inf")}, "workloads.a.rate: inf should be more than 0"),
-    ({"rate": 1e6}, "workloads.a: the load r1e+06 leads to 20,000,000 requests in a run; 1,000,000 is the most, so say fewer with requests"),
+    (
+        {"rate": 1e6},
+        (
+            "workloads.a: the load r1e+06 leads to 20,000,000 requests in a run; 1,000,000 is the most, so say fewer"
+            " with requests"
+        ),
+    ),
     ({"arrival": "poison"}, "workloads.a.arrival: Invalid enum value 'poison'; did you mean poisson?"),
-    ({"arrival": "poisson"}, "workloads.a.concurrency: goes with arrival: closed, not with poisson; leave arrival out to have several kinds of load"),
+    (
+        {"arrival": "poisson"},
+        (
+            "workloads.a.concurrency: goes with arrival: closed, not with poisson; leave arrival out to have several"
+            " kinds of load"
+        ),
+    ),
     ({"burstiness": 0.5}, "workloads.a.burstiness: is of arrivals at a rate, and there is no rate"),
     ({"burst": {"every_s": 5}}, "workloads.a.burst.size is missing"),
     ({"burst": {"size": [4, 0]}}, "workloads.a.burst.size[1]: 0 should be more than 0"),
-    ({"replay": {"log": "x"}}, "workloads.a.input_tokens: a replay has the lengths and times of its log; leave input_tokens out"),
+    (
+        {"replay": {"log": "x"}},
+        "workloads.a.input_tokens: a replay has the lengths and times of its log; leave input_tokens out",
+    ),
     ({"turns": 1001, "turn_tokens": 1}, "workloads.a.turns: 1001 should be 1 to 1,000"),
     ({"turns": 3}, "workloads.a.turn_tokens is missing; say how many tokens each of the 3 turns adds"),
     ({"turn_tokens": 3}, "workloads.a.turn_tokens: there is one turn; say how many there are with turns"),
-    ({"turns": 3, "turn_tokens": 5, "requests": 20}, "workloads.a.requests: 20 is no multiple of turns (3); 21 would be"),
+    (
+        {"turns": 3, "turn_tokens": 5, "requests": 20},
+        "workloads.a.requests: 20 is no multiple of turns (3); 21 would be",
+    ),
     (
         {"turns": 3, "turn_tokens": 5, "max_input_tokens": 120},
         "workloads.a.max_input_tokens: 3 turns lead to prompts of 130 tokens, more than 120; take fewer turns",
     ),
     (
         {"shared_prefix_tokens": 100},
-        "workloads.a.shared_prefix_tokens: 100 leaves nothing of the shortest prompt (100), which contains it; raise input_tokens",
+        (
+            "workloads.a.shared_prefix_tokens: 100 leaves nothing of the shortest prompt (100), which contains it;"
+            " raise input_tokens"
+        ),
     ),
-    ({"prefix_groups": 2}, "workloads.a.prefix_groups: there is nothing that a group could share; give shared_prefix_tokens"),
-    ({"cache": "warm"}, "workloads.a.cache: nothing can be warm, since no tokens are shared; give shared_prefix_tokens"),
+    (
+        {"prefix_groups": 2},
+        "workloads.a.prefix_groups: there is nothing that a group could share; give shared_prefix_tokens",
+    ),
+    (
+        {"cache": "warm"},
+        "workloads.a.cache: nothing can be warm, since no tokens are shared; give shared_prefix_tokens",
+    ),
     ({"cache": "hot"}, "workloads.a.cache: Invalid enum value 'hot'; choose from as_is, cold, warm"),
     (
         {"classes": {"a b": {"share": 1}}},
-        "workloads.a.classes.a b: 'a b' is no name; use 1 to 60 of letters, digits, . _ - and begin with a letter or digit",
+        (
+            "workloads.a.classes.a b: 'a b' is no name; use 1 to 60 of letters, digits, . _ - and begin with a letter"
+            " or digit"
+        ),
     ),
     ({"classes": {"long": {"share": 0}}}, "workloads.a.classes.long.share: 0 should be more than 0"),
     ({"classes": {"long": {"share": 1}}, "input_tokens": None}, "workloads.a.classes.long.input_tokens is missing"),
@@ -190,11 +240,16 @@ MISTAKES = [
         {"json": {"schema": {}}, "endpoint": "chat"},
         "workloads.a.ignore_eos: json needs false, since an answer that goes on after its end is no JSON",
     ),
-    ({"name": "a/b"}, "workloads.a/b.name: 'a/b' is no name; use 1 to 60 of letters, digits, . _ - and begin with a letter or digit"),
+    (
+        {"name": "a/b"},
+        "workloads.a/b.name: 'a/b' is no name; use 1 to 60 of letters, digits, . _ - and begin with a letter or digit",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("wrong", "sentence"), MISTAKES, ids=[next(iter(wrong)) + f"-{at}" for at, (wrong, _) in enumerate(MISTAKES)])
+@pytest.mark.parametrize(
+    ("wrong", "sentence"), MISTAKES, ids=[next(iter(wrong)) + f"-{at}" for at, (wrong, _) in enumerate(MISTAKES)]
+)
 def test_a_mistake_is_one_sentence_that_names_its_place(wrong, sentence, tmp_path):
     said = {key: value for key, value in {**OK, **wrong}.items() if value is not None}
     with pytest.raises(BadConfig) as error:
@@ -208,7 +263,13 @@ def test_a_mistake_is_one_sentence_that_names_its_place(wrong, sentence, tmp_pat
     ("text", "sentence"),
     [
         ("", "own.yaml: the file is empty; it should hold `workloads:` and a list of them"),
-        ("workloads: []\n#\n", "own.yaml, line 1: workloads: there is none; add one with name, input_tokens, output_tokens and concurrency"),
+        (
+            "workloads: []\n#\n",
+            (
+                "own.yaml, line 1: workloads: there is none; add one with name, input_tokens, output_tokens and"
+                " concurrency"
+            ),
+        ),
         ("workload: []\n#\n", "own.yaml, line 1: workload is unknown; did you mean workloads?"),
         (LAB10 + "  - ttft\n", "own.yaml, line 16: metrics[5]: 'ttft' is no metric; did you mean ttft_ms?"),
         (LAB10 + "  - zzz\n", f"own.yaml, line 16: metrics[5]: 'zzz' is no metric; there are {', '.join(w.METRICS)}"),
@@ -217,9 +278,12 @@ def test_a_mistake_is_one_sentence_that_names_its_place(wrong, sentence, tmp_pat
             "own.yaml, line 6: workloads.short-short.name: short-short stands there twice; give each workload its own",
         ),
         ("workloads: [\n", "own.yaml, line 2: this is not YAML: expected the node content, but found '<stream end>'"),
-        (LAB10.replace("tokens: 4096", "tokens: -1"), "own.yaml, line 7: workloads.long-short.input_tokens: -1 should be 1 to 100,000,000"),
+        (
+            LAB10.replace("tokens: 4096", "tokens: -1"),
+            "own.yaml, line 7: workloads.long-short.input_tokens: -1 should be 1 to 100,000,000",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_of_the_file_is_one_sentence(text, sentence, tmp_path):
     with pytest.raises(BadConfig) as error:
         loaded(text, tmp_path)
@@ -227,7 +291,9 @@ def test_a_mistake_of_the_file_is_one_sentence(text, sentence, tmp_path):
 
 
 def test_a_name_that_is_none_leads_to_the_nearest(tmp_path):
-    with pytest.raises(BadConfig, match=r"^short-shrt is neither a file nor a shipped workload; did you mean short-short"):
+    with pytest.raises(
+        BadConfig, match=r"^short-shrt is neither a file nor a shipped workload; did you mean short-short"
+    ):
         w.load("short-shrt")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(BadConfig, match="cannot be read: is not UTF-8 text"):
@@ -237,7 +303,18 @@ def test_a_name_that_is_none_leads_to_the_nearest(tmp_path):
 def test_what_is_said_comes_back_whole():
     said = w.resolved(one(slo=w.Slo(ttft_ms=2000.0), rate=2))
     assert ("one", 100, 10, 4, 2, 6, "fresh", "cold", 1.0) == tuple(
-        said[key] for key in ("name", "input_tokens", "output_tokens", "concurrency", "rate", "runs", "seed", "cache", "burstiness")
+        said[key]
+        for key in (
+            "name",
+            "input_tokens",
+            "output_tokens",
+            "concurrency",
+            "rate",
+            "runs",
+            "seed",
+            "cache",
+            "burstiness",
+        )
     )
     assert "about" not in said
     assert "burst" not in said
@@ -247,16 +324,28 @@ def test_the_hash_is_of_what_is_asked_and_not_of_words_about_it():
     plain = w.hash_of([one()])
     assert plain == w.hash_of([one(about="words", runs=9, expected_hit=(0.1, 0.2), scenario="words")])
     assert 12 == len(plain)
-    others = [one(input_tokens=101), one(slo=w.Slo(e2e_ms=1.0)), one(temperature=0.7), one(cache="as_is"), one(name="two")]
+    others = [
+        one(input_tokens=101),
+        one(slo=w.Slo(e2e_ms=1.0)),
+        one(temperature=0.7),
+        one(cache="as_is"),
+        one(name="two"),
+    ]
     assert 6 == len({plain, *(w.hash_of([other]) for other in others)})
 
 
 anything = some.one_of(
-    some.none(), some.booleans(), some.integers(-2, 50), some.integers(10**7, 10**30), some.floats(),
+    some.none(),
+    some.booleans(),
+    some.integers(-2, 50),
+    some.integers(10**7, 10**30),
+    some.floats(),
     some.sampled_from(["", "x", "closed", "poisson", "fixed", "warm", "chat"]),
     some.lists(some.integers(-1, 9), max_size=3),
-    some.dictionaries(some.sampled_from(["min", "max", "p50", "p95", "share", "size", "schema"]), some.integers(-1, 10**9), max_size=3),
-)  # fmt: skip
+    some.dictionaries(
+        some.sampled_from(["min", "max", "p50", "p95", "share", "size", "schema"]), some.integers(-1, 10**9), max_size=3
+    ),
+)
 
 
 @settings(max_examples=120, deadline=None)
@@ -280,16 +369,16 @@ def test_whatever_a_file_says_it_is_planned_or_refused(said):
     assert w.hash_of([workload])
 
 
-# ---- the context ------------------------------------------------------------------------------------------------------------
+# ---- the context
 
 
 def test_what_the_context_cannot_hold_is_refused_with_the_scale_that_fits():
     with pytest.raises(BadConfig) as error:
         w.fitting(w.load("head-of-line").workloads[0], 8192)
     assert (
-        "workload head-of-line, class long: 20,000 tokens of prompt and 256 of answer are more than the engine's context of 8,192; "
-        "--scale 0.4 would make it fit"
-    ) == str(error.value)
+        "workload head-of-line, class long: 20,000 tokens of prompt and 256 of answer are more than the engine's"
+        " context of 8,192; --scale 0.4 would make it fit" == str(error.value)
+    )
 
 
 def test_a_chat_keeps_room_for_its_template():
@@ -311,7 +400,9 @@ def test_a_scale_is_more_than_nothing(scale):
 
 
 def test_a_scale_that_is_too_large_is_refused_with_one_that_fits():
-    with pytest.raises(BadConfig, match=r"200 tokens of prompt and 20 of answer are more than .* 150; --scale 1.3 would make it fit"):
+    with pytest.raises(
+        BadConfig, match=r"200 tokens of prompt and 20 of answer are more than .* 150; --scale 1.3 would make it fit"
+    ):
         w.fitting(one(), 150, 2.0)
 
 
@@ -327,7 +418,11 @@ def test_a_scale_multiplies_every_length_and_leaves_at_least_one_token():
         classes={"x": w.RequestClass(share=1, input_tokens=200)},
     )
     after = w.scaled(before, 0.1)
-    assert (w.Length(min=10, max=30), w.Length(p50=4, p95=8), 5) == (after.input_tokens, after.output_tokens, after.shared_prefix_tokens)
+    assert (w.Length(min=10, max=30), w.Length(p50=4, p95=8), 5) == (
+        after.input_tokens,
+        after.output_tokens,
+        after.shared_prefix_tokens,
+    )
     assert (w.Length(choices=(1, 2)), 50, 7, 20) == (
         after.turn_tokens,
         after.max_input_tokens,
@@ -339,7 +434,7 @@ def test_a_scale_multiplies_every_length_and_leaves_at_least_one_token():
     assert {1} == {segment.tokens for ask in tiny for segment in ask.segments}
 
 
-# ---- plans ------------------------------------------------------------------------------------------------------------------
+# ---- plans
 
 lengths = some.one_of(
     some.integers(1, 5000),
@@ -355,7 +450,10 @@ plain = some.builds(
 
 def shape(asks):
     """A plan without its keys."""
-    return [(ask.number, ask.kind, tuple(s.tokens for s in ask.segments), ask.output_tokens, ask.due_s, ask.after) for ask in asks]
+    return [
+        (ask.number, ask.kind, tuple(s.tokens for s in ask.segments), ask.output_tokens, ask.due_s, ask.after)
+        for ask in asks
+    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -366,7 +464,10 @@ def test_a_plan_follows_from_its_seed_and_its_lengths_stay_within(workload, seed
     assert asks == w.plan(workload, point, seed, run)
     assert workload.requests == len(asks)
     assert list(range(len(asks))) == [ask.number for ask in asks]
-    for length, drawn in ((workload.input_tokens, [a.prompt_tokens for a in asks]), (workload.output_tokens, [a.output_tokens for a in asks])):
+    for length, drawn in (
+        (workload.input_tokens, [a.prompt_tokens for a in asks]),
+        (workload.output_tokens, [a.output_tokens for a in asks]),
+    ):
         if isinstance(length, int):
             assert {length} == set(drawn)
         elif length.choices:
@@ -403,7 +504,13 @@ def test_a_distribution_has_its_percentiles():
 
 
 def test_caps_cut_what_is_longer():
-    workload = one(input_tokens=w.Length(p50=500, p95=2000), output_tokens=300, max_input_tokens=1000, max_output_tokens=200, requests=200)
+    workload = one(
+        input_tokens=w.Length(p50=500, p95=2000),
+        output_tokens=300,
+        max_input_tokens=1000,
+        max_output_tokens=200,
+        requests=200,
+    )
     asks = w.plan(workload, C4, 1, 1)
     assert (1000, 200) == (max(ask.prompt_tokens for ask in asks), max(ask.output_tokens for ask in asks))
     assert workload == w.fitting(workload, 1200)
@@ -463,7 +570,9 @@ def test_classes_come_in_their_shares_and_share_only_what_they_do_not_give_thems
     )
     asks = w.plan(workload, C4, 3, 1)
     assert {"short": 28, "long": 4, "own": 8} == collections.Counter(ask.kind for ask in asks)
-    assert {("short", 100, 10), ("long", 900, 5), ("own", 100, 10)} == {(ask.kind, ask.prompt_tokens, ask.output_tokens) for ask in asks}
+    assert {("short", 100, 10), ("long", 900, 5), ("own", 100, 10)} == {
+        (ask.kind, ask.prompt_tokens, ask.output_tokens) for ask in asks
+    }
     prefixes = {kind: {ask.segments[0] for ask in asks if ask.kind == kind} for kind in ("short", "long", "own")}
     assert prefixes["short"] == prefixes["long"] != prefixes["own"]
     assert [ask.kind for ask in asks] != sorted((ask.kind for ask in asks), key=str), "they come mixed"
@@ -473,7 +582,9 @@ def test_classes_come_in_their_shares_and_share_only_what_they_do_not_give_thems
 @given(some.integers(2, 5), some.integers(1, 8), some.integers(1, 10), some.integers(0, 99), some.booleans())
 def test_each_turn_is_the_whole_history_and_waits_for_the_one_before(turns, talks, at_once, seed, open_loop):
     point = w.LoadLevel("r2", rate_per_s=2.0) if open_loop else w.LoadLevel("c", concurrency=at_once)
-    workload = one(turns=turns, turn_tokens=w.Length(min=5, max=50), requests=turns * talks, shared_prefix_tokens=60, rate=2.0)
+    workload = one(
+        turns=turns, turn_tokens=w.Length(min=5, max=50), requests=turns * talks, shared_prefix_tokens=60, rate=2.0
+    )
     asks = w.plan(workload, point, seed, 1)
     assert turns * talks == len(asks)
     for before, ask in itertools.pairwise(asks):
@@ -489,12 +600,14 @@ def test_each_turn_is_the_whole_history_and_waits_for_the_one_before(turns, talk
         assert all(ask.after is None and ask.due_s is not None for ask in firsts)
         assert turns * talks / 2.0 == pytest.approx(firsts[-1].due_s)
     else:
-        assert [None if talk < at_once else (talk - at_once + 1) * turns - 1 for talk in range(talks)] == [ask.after for ask in firsts]
+        assert [None if talk < at_once else (talk - at_once + 1) * turns - 1 for talk in range(talks)] == [
+            ask.after for ask in firsts
+        ]
     keys = [segment.key for ask in firsts for segment in ask.segments[1:]]
     assert len(keys) == len(set(keys))
 
 
-# ---- arrivals ---------------------------------------------------------------------------------------------------------------
+# ---- arrivals
 
 
 @settings(max_examples=60, deadline=None)
@@ -511,7 +624,10 @@ def test_arrivals_are_sorted_and_have_the_rate_that_was_asked_for(requests, rate
 def test_burstiness_is_how_uneven_gaps_are(burstiness, spread):
     """Of a gamma distribution of shape k, the standard deviation is 1/sqrt(k) of the mean."""
     workload = one(requests=4000, rate=10.0, burstiness=burstiness)
-    gaps = [b - a for a, b in itertools.pairwise(ask.due_s for ask in w.plan(workload, w.LoadLevel("r10", rate_per_s=10.0), 5, 1))]
+    gaps = [
+        b - a
+        for a, b in itertools.pairwise(ask.due_s for ask in w.plan(workload, w.LoadLevel("r10", rate_per_s=10.0), 5, 1))
+    ]
     assert spread == pytest.approx(statistics.stdev(gaps) / statistics.fmean(gaps), rel=0.1)
 
 
@@ -537,7 +653,7 @@ def test_a_json_workload_holds_the_engine_to_its_schema_or_only_asks():
     assert all(ask.json_schema == on.json.schema == off.json.schema for ask in w.plan(on, w.points(on)[0], 1, 1))
 
 
-# ---- replay -----------------------------------------------------------------------------------------------------------------
+# ---- replay
 
 REPLAY = "workloads:\n  - name: again\n    replay: {log: requests.jsonl, speed: 2}\n"
 
@@ -565,7 +681,9 @@ def test_a_log_is_sent_again_as_it_began(tmp_path):
     assert 3 == workload.replay.left_out
     (point,) = w.points(workload)
     asks = w.plan(workload, point, 1, 1)
-    assert [(0.0, 10, 5, "a"), (1.0, 11, 5, None)] == [(ask.due_s, ask.prompt_tokens, ask.output_tokens, ask.kind) for ask in asks]
+    assert [(0.0, 10, 5, "a"), (1.0, 11, 5, None)] == [
+        (ask.due_s, ask.prompt_tokens, ask.output_tokens, ask.kind) for ask in asks
+    ]
     assert shape(asks) == shape(w.plan(workload, point, 2, 2))
     assert [10, 11] == [request["input_tokens"] for request in msgspec.to_builtins(workload.replay.requests)]
     said = w.resolved(workload)["replay"]
@@ -576,7 +694,10 @@ def test_a_log_is_sent_again_as_it_began(tmp_path):
 def test_a_replayed_log_fits_or_is_scaled(tmp_path):
     (tmp_path / "requests.jsonl").write_bytes(to_line(record(0, 1e6, 1.0, prompt_tokens=4000, completion_tokens=96)))
     workload = loaded(REPLAY, tmp_path).workloads[0]
-    with pytest.raises(BadConfig, match=r"4,000 tokens of prompt and 96 of answer are more than .* 1,024; --scale 0.25 would make it fit"):
+    with pytest.raises(
+        BadConfig,
+        match=r"4,000 tokens of prompt and 96 of answer are more than .* 1,024; --scale 0.25 would make it fit",
+    ):
         w.fitting(workload, 1024)
     (ask,) = w.plan(w.fitting(workload, 1024, 0.25), w.LoadLevel("replay"), 1, 1)
     assert (1000, 24) == (ask.prompt_tokens, ask.output_tokens)
@@ -585,22 +706,30 @@ def test_a_replayed_log_fits_or_is_scaled(tmp_path):
 def test_a_replay_can_share_a_prefix_among_those_that_have_room_for_it():
     log = (w.Logged(0.0, 100, 5), w.Logged(1.0, 20, 5))
     workload = w.Workload(name="again", shared_prefix_tokens=50, replay=w.Replay(requests=log))
-    assert [[50, 50], [20]] == [[segment.tokens for segment in ask.segments] for ask in w.plan(workload, w.LoadLevel("replay"), 1, 1)]
+    assert [[50, 50], [20]] == [
+        [segment.tokens for segment in ask.segments] for ask in w.plan(workload, w.LoadLevel("replay"), 1, 1)
+    ]
 
 
 def test_a_log_that_cannot_be_sent_again_is_refused(tmp_path):
-    with pytest.raises(BadConfig, match=r"workloads.again.replay.log: .*requests.jsonl cannot be read: No such file or directory$"):
+    with pytest.raises(
+        BadConfig, match=r"workloads.again.replay.log: .*requests.jsonl cannot be read: No such file or directory$"
+    ):
         loaded(REPLAY, tmp_path)
     (tmp_path / "requests.jsonl").write_text('{"request_id": "x", "prompt_tokens": 5}\n')
     with pytest.raises(
-        BadConfig, match=r"no line of .* has all of ts, e2e_ms, prompt_tokens and completion_tokens, so nothing of it can be sent again$"
+        BadConfig,
+        match=(
+            r"no line of .* has all of ts, e2e_ms, prompt_tokens and completion_tokens, so nothing of it can be sent"
+            r" again$"
+        ),
     ):
         loaded(REPLAY, tmp_path)
     with pytest.raises(BadConfig, match=r"workloads.again.replay: give the path of a log, or requests, and not both$"):
         loaded(REPLAY.replace("log: requests.jsonl, ", ""), tmp_path)
 
 
-# ---- how long -----------------------------------------------------------------------------------------------------------------
+# ---- how long
 
 
 @pytest.mark.parametrize(
@@ -611,8 +740,18 @@ def test_a_log_that_cannot_be_sent_again_is_refused(tmp_path):
         ({"requests": 20, "burst": w.Burst(size=8, every_s=5)}, w.LoadLevel("b8", burst=8), 2 * 5 + 2.0),
         ({"requests": 20, "turns": 5, "turn_tokens": 5}, w.LoadLevel("c4", concurrency=4), 5 * 2.0),
         ({"requests": 2}, w.LoadLevel("c4", concurrency=4), 2.0),
-        ({"requests": 20, "classes": {"a": w.RequestClass(share=1, output_tokens=20), "b": w.RequestClass(share=3, output_tokens=4)}}, C4, 5 * 1.8),
+        (
+            {
+                "requests": 20,
+                "classes": {
+                    "a": w.RequestClass(share=1, output_tokens=20),
+                    "b": w.RequestClass(share=3, output_tokens=4),
+                },
+            },
+            C4,
+            5 * 1.8,
+        ),
     ],
-)  # fmt: skip
+)
 def test_how_long_a_run_takes_is_said_beforehand(said, point, seconds):
     assert seconds == pytest.approx(w.expected_seconds(one(**said), point, ttft_s=1.0, tpot_s=0.1))

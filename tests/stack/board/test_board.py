@@ -1,4 +1,5 @@
-"""The live page: what it asks, what it draws, whom it answers. Pure parts first, then a real Prometheus, then a real Chromium."""
+"""The live page: what it asks, what it draws, whom it answers. Pure parts first, then a real Prometheus, then a real
+Chromium."""
 
 from __future__ import annotations
 
@@ -68,9 +69,16 @@ def now(value, **labels):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("now", 5000), ("now-5m", 4700), ("now-2h", -2200), ("1700000000000", 1_700_000_000), ("2026-01-01T00:00:00Z", 1_767_225_600),
-     ("2026-01-01T01:00:00+01:00", 1_767_225_600), ("2026-01-01 00:00", 1_767_225_600)],
-)  # fmt: skip
+    [
+        ("now", 5000),
+        ("now-5m", 4700),
+        ("now-2h", -2200),
+        ("1700000000000", 1_700_000_000),
+        ("2026-01-01T00:00:00Z", 1_767_225_600),
+        ("2026-01-01T01:00:00+01:00", 1_767_225_600),
+        ("2026-01-01 00:00", 1_767_225_600),
+    ],
+)
 def test_times_are_written_as_grafana_writes_them(text, expected):
     assert expected == view.moment(text, 5000)
 
@@ -96,10 +104,21 @@ def test_both_ends_lie_on_steps_so_that_a_refresh_does_not_shake_the_lines():
 
 
 def test_choices_come_from_the_address_and_only_those_that_the_board_has():
-    board = Dashboard("b", "B", "?", (DashboardRow("", (panel("x", query_builders.rate(vllm.PROMPT_TOKENS)),)),), extra=(
-        Variable("window", "Window", "custom", options=("5m", "1h"), default="5m"), Variable("price", "Price", "text", default="2.5"),
-    ))  # fmt: skip
-    parsed = view.parse(MultiDict([("var-model_name", "a"), ("var-model_name", "b"), ("var-other", "x"), ("var-window", "1h")]), board, NOW)
+    board = Dashboard(
+        "b",
+        "B",
+        "?",
+        (DashboardRow("", (panel("x", query_builders.rate(vllm.PROMPT_TOKENS)),)),),
+        extra=(
+            Variable("window", "Window", "custom", options=("5m", "1h"), default="5m"),
+            Variable("price", "Price", "text", default="2.5"),
+        ),
+    )
+    parsed = view.parse(
+        MultiDict([("var-model_name", "a"), ("var-model_name", "b"), ("var-other", "x"), ("var-window", "1h")]),
+        board,
+        NOW,
+    )
     assert ["a", "b"] == parsed.choices["model_name"]
     assert ([ALL], "1h", "2.5") == (parsed.choices["instance"], parsed.choices["window"], parsed.choices["price"])
     assert "other" not in parsed.choices
@@ -109,12 +128,21 @@ def test_choices_come_from_the_address_and_only_those_that_the_board_has():
             view.parse(MultiDict({name: value}), board, NOW)
 
 
-PRICED = Dashboard("priced", "Priced", "?", (DashboardRow("", (panel("cost", Query("sum(vllm_watch_requests_total) * $price", "cost")),)),), extra=(
-    Variable("window", "Window", "custom", options=("5m", "1h"), default="5m"), Variable("price", "Price", "text", default="2.50"),
-))  # fmt: skip
+PRICED = Dashboard(
+    "priced",
+    "Priced",
+    "?",
+    (DashboardRow("", (panel("cost", Query("sum(vllm_watch_requests_total) * $price", "cost")),)),),
+    extra=(
+        Variable("window", "Window", "custom", options=("5m", "1h"), default="5m"),
+        Variable("price", "Price", "text", default="2.50"),
+    ),
+)
 
 
-@pytest.mark.parametrize("price", ["up", "1h", "a.b", "1x", "\u0663", "2,5", "-1", "1e3", ".5", "2.", "1" * 10, "1.2.3", "inf", "2.5\n"])
+@pytest.mark.parametrize(
+    "price", ["up", "1h", "a.b", "1x", "\u0663", "2,5", "-1", "1e3", ".5", "2.", "1" * 10, "1.2.3", "inf", "2.5\n"]
+)
 def test_a_price_is_a_decimal_number_because_a_word_would_be_a_metric(price):
     with pytest.raises(view.BadView, match=r"var-price: .* is no number; write one such as 2\.50"):
         view.parse(MultiDict({"var-price": price}), PRICED, NOW)
@@ -136,15 +164,22 @@ def test_where_a_choice_is_wrong_the_default_stands_with_a_sentence():
 
 @pytest.mark.parametrize(
     ("pattern", "labels", "expected"),
-    [("{{a}} {{b}}", {"a": "1"}, "1"), ("waiting {{ a }}", {"a": "1"}, "waiting 1"), ("{{a}}", {"__name__": "x", "c": "2"}, "c=2"),
-     ("{{a}}", {}, "all"), ("all", {"a": "1"}, "all")],
-)  # fmt: skip
+    [
+        ("{{a}} {{b}}", {"a": "1"}, "1"),
+        ("waiting {{ a }}", {"a": "1"}, "waiting 1"),
+        ("{{a}}", {"__name__": "x", "c": "2"}, "c=2"),
+        ("{{a}}", {}, "all"),
+        ("all", {"a": "1"}, "all"),
+    ],
+)
 def test_a_series_is_called_by_its_legend(pattern, labels, expected):
     assert expected == charts.legend(pattern, labels)
 
 
 def test_a_line_has_a_hole_where_there_is_no_figure():
-    drawn = charts.draw(LINES, [QueryResult([series([(1000, 1), (1015, "NaN"), (1045, 3), (1060, "+Inf")], model_name="m")])], OVER)
+    drawn = charts.draw(
+        LINES, [QueryResult([series([(1000, 1), (1015, "NaN"), (1045, 3), (1060, "+Inf")], model_name="m")])], OVER
+    )
     assert [{"name": "m", "unit": "s", "values": [1.0, None, None, 3.0, None]}] == drawn["series"]
     assert (1_000_000, 15_000, "") == (drawn["start"], drawn["step"], drawn["empty"])
 
@@ -161,7 +196,9 @@ def test_a_quantile_and_its_bounds_are_one_line():
     assert ["<", None, ">", None, None] == one["marks"]
     assert ([None, 0.3, None, None, None], [None, 0.5, None, None, None]) == (one["low"], one["high"])
     number = charts.draw(
-        panel("n", Query("a", "{{model_name}}", "s"), shape=Shape.NUMBER), [QueryResult([now(0.3, model_name="m", bound="<")])], OVER
+        panel("n", Query("a", "{{model_name}}", "s"), shape=Shape.NUMBER),
+        [QueryResult([now(0.3, model_name="m", bound="<")])],
+        OVER,
     )
     assert [("m", 0.3, ["<"])] == [(one["name"], one["value"], one["marks"]) for one in number["series"]]
 
@@ -181,7 +218,10 @@ def test_of_very_many_series_the_highest_are_shown_and_that_is_said():
 
 def test_a_table_joins_its_queries_by_labels_and_puts_the_worst_on_top():
     board = panel("t", Query("a", "waiting", "short"), Query("b", "p95 {{x}}", "s"), shape=Shape.TABLE)
-    answers = [QueryResult([now(1, team="a"), now(5, team="b"), now("NaN", team="d")]), QueryResult([now(0.2, team="b"), now(0.1, team="c")])]
+    answers = [
+        QueryResult([now(1, team="a"), now(5, team="b"), now("NaN", team="d")]),
+        QueryResult([now(0.2, team="b"), now(0.1, team="c")]),
+    ]
     drawn = charts.draw(board, answers, OVER)
     assert [{"label": "team"}, {"name": "waiting", "unit": "short"}, {"name": "p95", "unit": "s"}] == drawn["columns"]
     assert [["b", 5.0, 0.2], ["a", 1.0, None], ["c", None, 0.1]] == drawn["rows"]
@@ -194,7 +234,8 @@ def test_figures_are_sorted_as_people_count():
 
 
 def test_a_heatmap_shows_what_lies_between_two_bounds():
-    """Bounds are sorted as numbers; a bucket that lies a little below its neighbour, as estimates may, is nothing and not less."""
+    """Bounds are sorted as numbers; a bucket that lies a little below its neighbour, as estimates may, is nothing and
+    not less."""
     buckets = (("+Inf", 9, 4), ("10", 9, 4), ("0.5", 2, 3), ("2.5", 9, 2.9), ("0.1", 0, 0))
     answer = QueryResult([series([(1000, first), (1015, second)], le=le) for le, first, second in buckets])
     drawn = charts.draw(panel("h", Query("a", "{{le}}", "s"), shape=Shape.HEATMAP), [answer], OVER)
@@ -204,7 +245,8 @@ def test_a_heatmap_shows_what_lies_between_two_bounds():
 
 
 def test_a_bucket_that_is_missing_for_a_while_counts_nobody_twice():
-    """Engines of two releases have different bounds; where one is absent, the next shows what lies above the last that is there."""
+    """Engines of two releases have different bounds; where one is absent, the next shows what lies above the last that
+    is there."""
     buckets = (("0.1", 10, "NaN"), ("0.25", "NaN", 4), ("0.5", 20, 6), ("+Inf", 20, "NaN"))
     answer = QueryResult([series([(1000, first), (1015, second)], le=le) for le, first, second in buckets])
     drawn = charts.draw(panel("h", Query("a", "{{le}}", "s"), shape=Shape.HEATMAP), [answer], OVER)
@@ -238,14 +280,20 @@ def test_a_region_of_a_long_range_is_not_torn_by_rounded_milliseconds():
 
 def test_a_value_that_is_a_time_is_one_line_however_often_it_was_scraped():
     answer = QueryResult([series([(1000, 1_030_000), (1015, 1_030_000), (1030, 900_000)], kind="flip")])
-    assert [{"from": 1_030_000, "to": 1_030_000, "title": "flip"}] == marks.marks(mark(at_value=True), answer, OVER)["marks"]
+    assert [{"from": 1_030_000, "to": 1_030_000, "title": "flip"}] == marks.marks(mark(at_value=True), answer, OVER)[
+        "marks"
+    ]
 
 
 def test_a_variable_is_narrowed_by_those_before_it_and_escaped():
     looked = view.PanelView(NOW - 60, NOW, {"job": ['a"b.c'], "instance": [ALL]})
-    asked = options.question(Variable("instance", "Engine", query='label_values(up{job=~"$job"}, instance)'), looked, OVER)
+    asked = options.question(
+        Variable("instance", "Engine", query='label_values(up{job=~"$job"}, instance)'), looked, OVER
+    )
     assert ("instance", r'up{job=~"a\"b\\.c"}') == (asked.label, asked.series)
-    assert options.LabelQuery("job", "") == options.question(Variable("job", "Job", query="label_values(job)"), looked, OVER)
+    assert options.LabelQuery("job", "") == options.question(
+        Variable("job", "Job", query="label_values(job)"), looked, OVER
+    )
     with pytest.raises(ValueError, match="only label_values"):
         options.question(Variable("x", "X", query="query_result(up)"), looked, OVER)
 
@@ -269,11 +317,29 @@ def test_of_very_many_values_those_that_are_chosen_stay_and_the_cut_is_told():
 
 @pytest.mark.parametrize(
     ("host", "admitted"),
-    [("127.0.0.1:9402", True), ("localhost:19402", True), ("[::1]:9402", True), ("127.8.8.8", True), ("LOCALHOST", True), ("board.lan:9402", True),
-     ("10.0.0.5:9402", True), ("evil.example", False), ("127.0.0.1.evil.example", False), ("localhost.evil.example:9402", False), ("10.0.0.6", False),
-     ("", False), ("[::1", False), (":9402", False), ("[::1].evil.example", False), ("[::1].evil.example:9402", False), ("::1", False),
-     ("[evil.example]", False), ("localhost:9402:1", False), ("localhost:x", False)],
-)  # fmt: skip
+    [
+        ("127.0.0.1:9402", True),
+        ("localhost:19402", True),
+        ("[::1]:9402", True),
+        ("127.8.8.8", True),
+        ("LOCALHOST", True),
+        ("board.lan:9402", True),
+        ("10.0.0.5:9402", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example:9402", False),
+        ("10.0.0.6", False),
+        ("", False),
+        ("[::1", False),
+        (":9402", False),
+        ("[::1].evil.example", False),
+        ("[::1].evil.example:9402", False),
+        ("::1", False),
+        ("[evil.example]", False),
+        ("localhost:9402:1", False),
+        ("localhost:x", False),
+    ],
+)
 def test_only_our_own_names_are_answered(host, admitted):
     """A foreign page whose name was made to lead here still sends that name."""
     assert admitted == server.admitted(host, "10.0.0.5", ("board.lan",))
@@ -281,16 +347,22 @@ def test_only_our_own_names_are_answered(host, admitted):
 
 def test_credentials_never_leave_the_address():
     where = address("https://prom.example:9090/prefix/", login="me:se@cret")
-    assert ("https://prom.example:9090/prefix", "Basic bWU6c2VAY3JldA==") == (where.shown, where.headers["Authorization"])
+    assert ("https://prom.example:9090/prefix", "Basic bWU6c2VAY3JldA==") == (
+        where.shown,
+        where.headers["Authorization"],
+    )
     assert "cret" not in repr(where)
     for wrong in ("prom:9090", "http://", "http://[::1", "http://prom:port", "ftp://prom"):
         with pytest.raises(ValueError, match="write it like http"):
             address(wrong)
 
 
-@pytest.mark.parametrize("url", [f"{url}secret@prom" for url in ("http://me:", "http://me:12/3", "http://me:a?", "http://me:#", "me:")])
+@pytest.mark.parametrize(
+    "url", [f"{url}secret@prom" for url in ("http://me:", "http://me:12/3", "http://me:a?", "http://me:#", "me:")]
+)
 def test_a_login_in_the_address_is_refused_wherever_it_seems_to_stand(url):
-    """Command lines are read by everyone on a machine; with a slash in the password its second half is a path, and `me` a host."""
+    """Command lines are read by everyone on a machine; with a slash in the password its second half is a path, and `me`
+    a host."""
     with pytest.raises(ValueError, match="put user:password into a file for --user-file") as told:
         address(url)
     assert "secret" not in str(told.value)
@@ -308,7 +380,10 @@ def test_a_token_is_one_line_of_a_file(tmp_path):
 def test_a_login_is_one_line_of_a_file(tmp_path):
     file = tmp_path / "login"
     file.write_text("me:a@b/c: d\r\n")
-    assert "Basic bWU6YUBiL2M6IGQ=" == prometheus_client.address_from("http://prom", user_file=file).headers["Authorization"]
+    assert (
+        "Basic bWU6YUBiL2M6IGQ="
+        == prometheus_client.address_from("http://prom", user_file=file).headers["Authorization"]
+    )
     for wrong in (b"secret", b"me:secret\nx: y", b"me:secret\xff", b""):
         file.write_bytes(wrong)
         with pytest.raises(ValueError, match="holds no line user:password") as told:
@@ -320,7 +395,10 @@ def test_a_login_is_one_line_of_a_file(tmp_path):
 
 def test_the_page_knows_no_query_and_foreign_text_cannot_end_its_data():
     hostile = Dashboard(
-        "b", "</script><script>x", "Is it?", (DashboardRow("", (panel("x", query_builders.rate(vllm.PROMPT_TOKENS), title=HOSTILE),)),)
+        "b",
+        "</script><script>x",
+        "Is it?",
+        (DashboardRow("", (panel("x", query_builders.rate(vllm.PROMPT_TOKENS), title=HOSTILE),)),),
     )
     page = pages.board_page(hostile, (hostile,))
     assert "rate(" not in page
@@ -330,7 +408,9 @@ def test_the_page_knows_no_query_and_foreign_text_cannot_end_its_data():
 
 
 def test_raw_html_in_a_runbook_stays_text():
-    page = pages.runbook_page("VLLMX", "# VLLMX\n\n<script>alert(1)</script> [a](javascript:alert(1))\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
+    page = pages.runbook_page(
+        "VLLMX", "# VLLMX\n\n<script>alert(1)</script> [a](javascript:alert(1))\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"
+    )
     assert "<script" not in page
     assert 'href="javascript' not in page
     assert "<td>1</td>" in page
@@ -354,23 +434,53 @@ def test_every_shipped_board_is_described_whole(board):
 
 
 def hour() -> str:
-    """OpenMetrics text: two engines, one of them with a hostile model name; a histogram, a request log, an alert, a restart."""
+    """OpenMetrics text: two engines, one of them with a hostile model name; a histogram, a request log, an alert, a
+    restart."""
     rows = []
     for step in range(241):
         at = NOW - 3600 + step * 15
         for instance, model, running in (("10.0.0.1:8000", "llama", 3), ("10.0.0.2:8000", HOSTILE, 7)):
-            labels = f'job="vllm",instance="{instance}",model_name="{model.replace(chr(34), chr(92) + chr(34))}",engine="0"'
+            labels = (
+                f'job="vllm",instance="{instance}",model_name="{model.replace(chr(34), chr(92) + chr(34))}",engine="0"'
+            )
             rows.append((f"vllm:num_requests_running{{{labels}}}", running, at))
             rows.append((f"vllm:prompt_tokens_total{{{labels}}}", step * 150 * running, at))
             buckets = (("0.1", 1), ("2.5", 3), ("+Inf", 4))
-            rows += [(f'vllm:time_to_first_token_seconds_bucket{{{labels},le="{le}"}}', step * each, at) for le, each in buckets]
+            rows += [
+                (f'vllm:time_to_first_token_seconds_bucket{{{labels},le="{le}"}}', step * each, at)
+                for le, each in buckets
+            ]
             rows.append((f"vllm:time_to_first_token_seconds_count{{{labels}}}", step * 4, at))
-        rows.append(('vllm_watch_requests_total{job="sidecar",instance="s",model_name="llama",team="demo",outcome="ok"}', step, at))
-        rows.append(('process_start_time_seconds{job="vllm",instance="10.0.0.1:8000"}', NOW - 3600 if step < 120 else NOW - 1500, at))
+        rows.append(
+            (
+                'vllm_watch_requests_total{job="sidecar",instance="s",model_name="llama",team="demo",outcome="ok"}',
+                step,
+                at,
+            )
+        )
+        rows.append(
+            (
+                'process_start_time_seconds{job="vllm",instance="10.0.0.1:8000"}',
+                NOW - 3600 if step < 120 else NOW - 1500,
+                at,
+            )
+        )
         if 100 <= step <= 140:
-            rows.append(('ALERTS{alertname="VLLMEngineDown",alertstate="firing",severity="critical",instance="10.0.0.1:8000"}', 1, at))
+            rows.append(
+                (
+                    'ALERTS{alertname="VLLMEngineDown",alertstate="firing",severity="critical",instance="10.0.0.1:8000"}',
+                    1,
+                    at,
+                )
+            )
     # All samples of a series stand together.
-    return "".join(f"{name} {value} {at}\n" for name, value, at in sorted(rows, key=lambda row: (row[0].split("{")[0], row[0], row[2]))) + "# EOF\n"
+    return (
+        "".join(
+            f"{name} {value} {at}\n"
+            for name, value, at in sorted(rows, key=lambda row: (row[0].split("{")[0], row[0], row[2]))
+        )
+        + "# EOF\n"
+    )
 
 
 def get(url: str, **headers: str) -> tuple[int, str]:
@@ -394,7 +504,15 @@ def asked(method: str, url: str, path: str) -> tuple[int, http.client.HTTPMessag
 def prometheus(part, tmp_path_factory, eventually):
     folder = tmp_path_factory.mktemp("prometheus")
     (folder / "page").write_text(hour())
-    command = [part("promtool").path, "tsdb", "create-blocks-from", "openmetrics", "--quiet", folder / "page", folder / "data"]
+    command = [
+        part("promtool").path,
+        "tsdb",
+        "create-blocks-from",
+        "openmetrics",
+        "--quiet",
+        folder / "page",
+        folder / "data",
+    ]
     subprocess.run(command, check=True, capture_output=True)
     (folder / "prometheus.yml").write_text("global: {scrape_interval: 15s}\n")
     with socket.socket() as probe:
@@ -402,9 +520,16 @@ def prometheus(part, tmp_path_factory, eventually):
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [part("prometheus").path, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-             "--storage.tsdb.retention.time=100y", f"--web.listen-address={url.removeprefix('http://')}"], stdout=log, stderr=log,
-        )  # fmt: skip
+            [
+                part("prometheus").path,
+                f"--config.file={folder}/prometheus.yml",
+                f"--storage.tsdb.path={folder}/data",
+                "--storage.tsdb.retention.time=100y",
+                f"--web.listen-address={url.removeprefix('http://')}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
     try:
         eventually(lambda: get(f"{url}/-/ready")[0] == 200, within_s=30, what="Prometheus")
         yield url
@@ -419,9 +544,11 @@ SHAPES = Dashboard("shapes", "vLLM / Shapes", "Is every shape drawn?", (
         panel("tokens", query_builders.rate(vllm.PROMPT_TOKENS), shape=Shape.STACK),
         panel("ttft", query_builders.heat(vllm.TIME_TO_FIRST_TOKEN), shape=Shape.HEATMAP),
         panel("log", query_builders.rate(sidecar.REQUESTS, by=("team",)), shape=Shape.NUMBER),
-        panel("engines", Query(query_builders.now(vllm.NUM_REQUESTS_RUNNING).expr, "running"), Query("up", "up", "bool_on_off"), shape=Shape.TABLE),
+        panel("engines", Query(query_builders.now(vllm.NUM_REQUESTS_RUNNING).expr, "running"),
+            Query("up", "up", "bool_on_off"), shape=Shape.TABLE),
         panel("broken", Query("sum(rate(x[)", "x")),
-        panel("ttft-p95", query_builders.p95(vllm.TIME_TO_FIRST_TOKEN)), panel("ttft-p20", query_builders.quantile(0.2, vllm.TIME_TO_FIRST_TOKEN)),
+        panel("ttft-p95", query_builders.p95(vllm.TIME_TO_FIRST_TOKEN)),
+        panel("ttft-p20", query_builders.quantile(0.2, vllm.TIME_TO_FIRST_TOKEN)),
         panel("ttft-p70", query_builders.quantile(0.7, vllm.TIME_TO_FIRST_TOKEN)),
         panel("gauge-rate", Query("rate(vllm:num_requests_running[5m])", "x")),
         panel("nothing", Query("absent_series", "x"), optional="Start the engine with --thing to fill this."),
@@ -471,7 +598,9 @@ class Served:
         self._loop.close()
 
     def panel(self, slug: str, board: str = "shapes", **parameters: str):
-        status, text = get(f"{self.url}/api/panel/{board_uid(board)}/{number(slug, board)}?{urlencode(parameters, doseq=True)}")
+        status, text = get(
+            f"{self.url}/api/panel/{board_uid(board)}/{number(slug, board)}?{urlencode(parameters, doseq=True)}"
+        )
         assert 200 == status, text
         return json.loads(text)
 
@@ -492,8 +621,12 @@ class TestOnPrometheus:
         assert pytest.approx([30, 70]) == sorted(one["values"][-2] for one in board.panel("tokens")["series"])
         heat = board.panel("ttft")
         assert [0.1, 2.5, None] == heat["bounds"]
-        assert [8.0, 16.0, 8.0] == [pytest.approx(row[-2]) for row in heat["cells"]], "60 s of rate window are four steps of two engines"
-        assert [("demo", pytest.approx(1 / 15))] == [(one["name"], one["value"]) for one in board.panel("log")["series"]]
+        assert [8.0, 16.0, 8.0] == [pytest.approx(row[-2]) for row in heat["cells"]], (
+            "60 s of rate window are four steps of two engines"
+        )
+        assert [("demo", pytest.approx(1 / 15))] == [
+            (one["name"], one["value"]) for one in board.panel("log")["series"]
+        ]
         assert [[HOSTILE, 7.0, None], ["llama", 3.0, None]] == board.panel("engines")["rows"]
 
     def test_what_prometheus_objects_to_is_shown_in_its_words(self, board):
@@ -511,23 +644,32 @@ class TestOnPrometheus:
 
     def test_a_query_from_the_browser_is_never_asked(self, board):
         plain = board.panel("running")
-        assert plain == board.panel("running", query="vector(1)", expr="vector(1)", **{"var-__rate_interval": "1s", "var-x": "up"})
+        assert plain == board.panel(
+            "running", query="vector(1)", expr="vector(1)", **{"var-__rate_interval": "1s", "var-x": "up"}
+        )
 
     def test_choices_are_offered_in_their_chain(self, board):
         url = f"{board.url}/api/variables/{board_uid('shapes')}"
         offered = {v["name"]: v["options"] for v in json.loads(get(url)[1])["variables"]}
         assert {"10.0.0.1:8000", "10.0.0.2:8000"} == set(offered["instance"])
-        narrowed = {v["name"]: v["options"] for v in json.loads(get(f"{url}?var-instance=10.0.0.1:8000")[1])["variables"]}
+        narrowed = {
+            v["name"]: v["options"] for v in json.loads(get(f"{url}?var-instance=10.0.0.1:8000")[1])["variables"]
+        }
         assert (["llama"], ["demo"]) == (narrowed["model_name"], narrowed["team"])
 
     def test_annotations_are_the_restart_and_the_time_the_alert_fired(self, board):
-        found = {one["name"]: one["marks"] for one in json.loads(get(f"{board.url}/api/annotations/{board_uid('shapes')}")[1])}
+        found = {
+            one["name"]: one["marks"]
+            for one in json.loads(get(f"{board.url}/api/annotations/{board_uid('shapes')}")[1])
+        }
         starts = [m["from"] // 1000 for m in found["Engine starts"]]
         assert [NOW - 3600, NOW - 1500] == starts
         (firing,) = found["Firing alerts"]
         assert NOW - 3600 + 100 * 15 == firing["from"] // 1000
         assert firing["title"] == "VLLMEngineDown 10.0.0.1:8000"
-        assert NOW - 3600 + 140 * 15 <= firing["to"] // 1000 <= NOW - 3600 + 140 * 15 + 300, "an hour's samples are looked back for at most 5 minutes"
+        assert NOW - 3600 + 140 * 15 <= firing["to"] // 1000 <= NOW - 3600 + 140 * 15 + 300, (
+            "an hour's samples are looked back for at most 5 minutes"
+        )
 
     @pytest.mark.parametrize(
         ("path", "status", "words"),
@@ -553,7 +695,9 @@ class TestOnPrometheus:
             _, headers = asked("GET", board.url, path)
             assert "default-src 'none'; script-src 'self';" in headers["Content-Security-Policy"]
             assert "nosniff" == headers["X-Content-Type-Options"]
-        assert [405, 405, 405] == [asked(method, board.url, "/d/vllm-watch-overview")[0] for method in ("POST", "PUT", "DELETE")]
+        assert [405, 405, 405] == [
+            asked(method, board.url, "/d/vllm-watch-overview")[0] for method in ("POST", "PUT", "DELETE")
+        ]
 
     def test_a_foreign_host_gets_one_sentence_and_no_figure(self, board):
         path = f"/api/panel/{board_uid('shapes')}/{number('running')}"
@@ -563,15 +707,23 @@ class TestOnPrometheus:
 
     def test_a_page_of_somebody_else_cannot_set_off_queries(self, board):
         path = f"/api/panel/{board_uid('shapes')}/{number('running')}"
-        assert [403, 200, 200] == [get(board.url + path, **{"Sec-Fetch-Site": site})[0] for site in ("cross-site", "same-origin", "none")]
-        assert 200 == get(f"{board.url}/d/{board_uid('shapes')}", **{"Sec-Fetch-Site": "cross-site"})[0], "a link to a board may stand anywhere"
+        assert [403, 200, 200] == [
+            get(board.url + path, **{"Sec-Fetch-Site": site})[0] for site in ("cross-site", "same-origin", "none")
+        ]
+        assert 200 == get(f"{board.url}/d/{board_uid('shapes')}", **{"Sec-Fetch-Site": "cross-site"})[0], (
+            "a link to a board may stand anywhere"
+        )
 
     def test_a_wrong_choice_is_told_beside_its_picker_and_asks_no_query(self, prometheus):
         served = Served(prometheus, (PRICED,))
         try:
             status, text = get(f"{served.url}/api/variables/{board_uid('priced')}?var-price=up")
             told = {one["name"]: one for one in json.loads(text)["variables"]}
-            assert (200, "2.50", "var-price: 'up' is no number; write one such as 2.50") == (status, told["price"]["chosen"], told["price"]["error"])
+            assert (200, "2.50", "var-price: 'up' is no number; write one such as 2.50") == (
+                status,
+                told["price"]["chosen"],
+                told["price"]["error"],
+            )
             assert "" == told["window"]["error"]
             status, text = get(f"{served.url}/api/panel/{board_uid('priced')}/{number('cost', 'priced')}?var-price=up")
             assert (400, "var-price: 'up' is no number; write one such as 2.50\n") == (status, text)
@@ -580,7 +732,8 @@ class TestOnPrometheus:
 
 
 class FakePrometheus:
-    """A stand-in that notes what arrives and how much of it at once; a real one cannot be made to answer late, or wrongly.
+    """A stand-in that notes what arrives and how much of it at once; a real one cannot be made to answer late, or
+    wrongly.
 
     instead: answers, each given once, before the right ones."""
 
@@ -628,7 +781,12 @@ async def test_at_most_four_questions_at_once_and_the_scrape_interval_is_asked_f
 
 
 @pytest.mark.parametrize(
-    ("status", "words"), [(503, "answers HTTP 503: it is starting, or in trouble"), (502, "answers HTTP 502"), (200, "not like a Prometheus")]
+    ("status", "words"),
+    [
+        (503, "answers HTTP 503: it is starting, or in trouble"),
+        (502, "answers HTTP 502"),
+        (200, "not like a Prometheus"),
+    ],
 )
 async def test_a_prometheus_that_is_starting_is_asked_again_for_its_scrape_interval(status, words):
     now_s = [0.0]
@@ -642,7 +800,9 @@ async def test_a_prometheus_that_is_starting_is_asked_again_for_its_scrape_inter
         assert 30 == await client.scrape_s()
 
 
-@pytest.mark.parametrize(("status", "later"), [(404, 15), (403, 15), (401, 15), (405, 15), (501, 15), (429, 30), (400, 30)])
+@pytest.mark.parametrize(
+    ("status", "later"), [(404, 15), (403, 15), (401, 15), (405, 15), (501, 15), (429, 30), (400, 30)]
+)
 async def test_where_the_configuration_is_not_shown_fifteen_seconds_are_taken(status, later):
     """For good where the answer will not change, else for now."""
     fake = FakePrometheus(web.Response(status=status, text="no"))
@@ -654,9 +814,14 @@ async def test_an_answer_that_is_too_large_is_told_and_not_decoded(monkeypatch):
     monkeypatch.setattr(prometheus_client, "LARGEST_ANSWER", 1 << 20)
     fake = FakePrometheus(web.Response(text=" " * (2 << 20)))
     async with answering(fake) as url, Prometheus(address(url)) as client:
-        assert "the answer is larger than 1 MiB; choose a shorter range or fewer series" == (await client.over_time("up", OVER)).error
+        assert (
+            "the answer is larger than 1 MiB; choose a shorter range or fewer series"
+            == (await client.over_time("up", OVER)).error
+        )
         fake.instead.append(web.Response(text=" " * (2 << 20)))
-        assert [15, 15] == [await client.scrape_s() for _ in range(2)], "a configuration of that size is not asked for again"
+        assert [15, 15] == [await client.scrape_s() for _ in range(2)], (
+            "a configuration of that size is not asked for again"
+        )
 
 
 async def test_what_takes_long_is_decoded_and_drawn_beside_the_loop_which_goes_on_serving(monkeypatch):
@@ -737,17 +902,24 @@ def command(*arguments: str) -> Result:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("--snapshot", "x.html", "--board", "nope"), "there is no board nope; there are overview"),
-     (("--board", "overview"), "--board belongs to --snapshot"),
-     (("--snapshot", "/nonexistent/x.html"), "/nonexistent is no folder"),
-     (("--snapshot", "x.html", "--prometheus", "http://127.0.0.1:9"), "Prometheus at http://127.0.0.1:9 does not answer"),
-     (("--prometheus", "http://me:secret@127.0.0.1:9"), "put user:password into a file for --user-file"),
-     (("--prometheus", "http://me:12/3secret@127.0.0.1"), "put user:password into a file for --user-file"),
-     (("--user-file", "/nonexistent"), "/nonexistent: No such file"), (("--scrape-interval", "1x"), "'1x' is no duration"),
-     (("--snapshot", "x.html", "--from", "soon"), "'soon' is no time"),
-     (("--prometheus", "127.0.0.1:9090"), "write it like http://127.0.0.1:9090"),
-     (("--listen", "9402"), "write host:port"), (("--token-file", "/nonexistent"), "/nonexistent: No such file")],
-)  # fmt: skip
+    [
+        (("--snapshot", "x.html", "--board", "nope"), "there is no board nope; there are overview"),
+        (("--board", "overview"), "--board belongs to --snapshot"),
+        (("--snapshot", "/nonexistent/x.html"), "/nonexistent is no folder"),
+        (
+            ("--snapshot", "x.html", "--prometheus", "http://127.0.0.1:9"),
+            "Prometheus at http://127.0.0.1:9 does not answer",
+        ),
+        (("--prometheus", "http://me:secret@127.0.0.1:9"), "put user:password into a file for --user-file"),
+        (("--prometheus", "http://me:12/3secret@127.0.0.1"), "put user:password into a file for --user-file"),
+        (("--user-file", "/nonexistent"), "/nonexistent: No such file"),
+        (("--scrape-interval", "1x"), "'1x' is no duration"),
+        (("--snapshot", "x.html", "--from", "soon"), "'soon' is no time"),
+        (("--prometheus", "127.0.0.1:9090"), "write it like http://127.0.0.1:9090"),
+        (("--listen", "9402"), "write host:port"),
+        (("--token-file", "/nonexistent"), "/nonexistent: No such file"),
+    ],
+)
 def test_mistakes_are_one_sentence_and_status_2(arguments, words, tmp_path):
     done = command(*arguments)
     assert (2, True) == (done.exit_code, words in done.output), done.output
@@ -770,8 +942,20 @@ def test_the_command_serves_also_before_prometheus_is_there_and_ends_on_a_signal
     url = f"127.0.0.1:{free_port()}"
     (tmp_path / "login").write_text("me:secret\n")
     login = ["--user-file", str(tmp_path / "login")]
-    arguments = [sys.executable, "-m", "stack.cli", "board", "--prometheus", "http://127.0.0.1:9", *login, "--listen", url]
-    process = subprocess.Popen(arguments, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True)
+    arguments = [
+        sys.executable,
+        "-m",
+        "stack.cli",
+        "board",
+        "--prometheus",
+        "http://127.0.0.1:9",
+        *login,
+        "--listen",
+        url,
+    ]
+    process = subprocess.Popen(
+        arguments, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True
+    )
     try:
         eventually(lambda: get(f"http://{url}/runbooks/VLLMEngineDown")[0] == 200, within_s=30, what="the board")
     finally:
@@ -823,20 +1007,31 @@ def change_answer(page, slug: str, change) -> None:
 
 
 FIGURES = [
-    (0.0123, "s", "12.3 ms"), (2.5, "s", "2.5 s"), (90, "s", "1.5 min"), (5400, "s", "1.5 h"), (0, "s", "0 s"), (2e-6, "s", "2 µs"),
+    (0.0123, "s", "12.3 ms"), (2.5, "s", "2.5 s"), (90, "s", "1.5 min"), (5400, "s", "1.5 h"), (0, "s", "0 s"),
+    (2e-6, "s", "2 µs"),
     (0.9996, "s", "1 s"),
-    (0.005, "percentunit", "0.5%"), (1, "percentunit", "100%"), (0.99954, "percentunit", "99.95%"), (0.999999, "percentunit", "99.99%"),
-    (1536, "bytes", "1.5 KiB"), (8 * 2**30, "bytes", "8 GiB"), (512, "bytes", "512 B"), (2e6, "Bps", "2 MB/s"), (12.34, "reqps", "12.3 req/s"),
-    (1234, "reqps", "1.23K req/s"), (3, "cps", "3/s"), (12345, "suffix: tok/s", "12,345 tok/s"), (0.25, "suffix: tok", "0.25 tok"),
+    (0.005, "percentunit", "0.5%"), (1, "percentunit", "100%"), (0.99954, "percentunit", "99.95%"),
+    (0.999999, "percentunit", "99.99%"),
+    (1536, "bytes", "1.5 KiB"), (8 * 2**30, "bytes", "8 GiB"), (512, "bytes", "512 B"), (2e6, "Bps", "2 MB/s"),
+    (12.34, "reqps", "12.3 req/s"),
+    (1234, "reqps", "1.23K req/s"), (3, "cps", "3/s"), (12345, "suffix: tok/s", "12,345 tok/s"),
+    (0.25, "suffix: tok", "0.25 tok"),
     (350.4, "watt", "350 W"),
-    (7.2e6, "joule", "7.2 MJ"), (71, "celsius", "71 °C"), (1.98e9, "hertz", "1.98 GHz"), (1, "bool_on_off", "yes"), (0, "bool_on_off", "no"),
+    (7.2e6, "joule", "7.2 MJ"), (71, "celsius", "71 °C"), (1.98e9, "hertz", "1.98 GHz"), (1, "bool_on_off", "yes"),
+    (0, "bool_on_off", "no"),
     (1500, "short", "1.5K"), (None, "s", "\u2013"), (-0.5, "s", "-500 ms"), (3, "some unit of tomorrow", "3"),
 ]  # fmt: skip
 
 
 def test_the_page_knows_every_unit_that_a_board_may_show_and_no_other():
     """What it does not know would be shown without its unit."""
-    named = set(re.findall(r"^    (\w+): ", pages.static("units.js").decode().partition("NAMED = {")[2].partition("};")[0], re.MULTILINE))
+    named = set(
+        re.findall(
+            r"^    (\w+): ",
+            pages.static("units.js").decode().partition("NAMED = {")[2].partition("};")[0],
+            re.MULTILINE,
+        )
+    )
     printed = {shown_unit(unit, per_second) for unit in Unit for per_second in (False, True)}
     used = {query.unit for board in BOARDS for panel in board.panels for query in panel.queries}
     assert named == {unit for unit in printed | used if not unit.startswith("suffix:")}
@@ -847,7 +1042,10 @@ def test_the_page_knows_every_unit_that_a_board_may_show_and_no_other():
 class TestInChromium:
     def test_figures_are_written_as_people_read_them(self, board, tab):
         tab.page.goto(address_of(board))
-        written = tab.page.evaluate("rows => rows.map(([value, unit]) => units.format(value, unit))", [[value, unit] for value, unit, _ in FIGURES])
+        written = tab.page.evaluate(
+            "rows => rows.map(([value, unit]) => units.format(value, unit))",
+            [[value, unit] for value, unit, _ in FIGURES],
+        )
         assert [expected for _, _, expected in FIGURES] == written
         assert "2 h ago" == tab.page.evaluate("units.format(Date.now() - 2.5 * 3600e3, 'dateTimeFromNow')")
         assert [0, 600, 1200, 1800] == tab.page.evaluate("units.ticks(0, 2000, 's', 4)")
@@ -871,7 +1069,8 @@ class TestInChromium:
         assert 0 == page.locator('img[src="x"]').count()
 
     def test_a_quantile_beyond_its_buckets_is_its_bound_in_legend_and_tooltip(self, board, tab):
-        """A fifth of the requests took at most 0.1 s, the first bound; a quarter more than 2.5 s, the last finite one."""
+        """A fifth of the requests took at most 0.1 s, the first bound; a quarter more than 2.5 s, the last finite
+        one."""
         page = tab.page
         page.goto(address_of(board))
         for slug, told in (("ttft-p20", "< 100 ms"), ("ttft-p95", "> 2.5 s")):
@@ -879,7 +1078,9 @@ class TestInChromium:
             expect(values).to_have_text([told, told])
             shown(page, slug).locator(".chart").hover(position={"x": 200, "y": 60})
             expect(page.locator(".tip b")).to_have_text([told, told])
-        expect(shown(page, "gauge-rate").locator(".note")).to_contain_text("Prometheus says: PromQL info: metric might not be a counter")
+        expect(shown(page, "gauge-rate").locator(".note")).to_contain_text(
+            "Prometheus says: PromQL info: metric might not be a counter"
+        )
 
     def test_a_quantile_shows_the_bounds_of_its_bucket(self, board, tab):
         page = tab.page
@@ -969,16 +1170,14 @@ class TestInChromium:
         """Each refresh that took back what was still being asked left such a panel empty for ever, without a word."""
         page = tab.page
         page.clock.install(time=NOW)
-        page.add_init_script(
-            """const plain = window.fetch;
+        page.add_init_script("""const plain = window.fetch;
             window.fetch = async (url, options) => {
               if (String(url).includes("/api/panel/")) await new Promise((go, stop) => {
                 setTimeout(go, 7000);
                 options.signal.addEventListener("abort", () => stop(options.signal.reason));
               });
               return plain(url, options);
-            };"""
-        )
+            };""")
         page.goto(f"{board.url}/d/{board_uid('shapes')}?refresh=5s&viewPanel={number('running')}")
         for _ in range(40):
             page.clock.run_for(500)
@@ -992,7 +1191,10 @@ class TestInChromium:
         page.clock.install(time=NOW)
         page.goto(f"{board.url}/d/{board_uid('shapes')}?refresh=30s&viewPanel={number('running')}")
         expect(shown(page, "running").locator("path.js-line")).to_have_count(2)
-        page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true}); window.away = true")
+        page.evaluate(
+            "Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true}); window.away ="
+            " true"
+        )
         page.clock.run_for(3600_000)
         board.asked.clear()
         page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
@@ -1027,14 +1229,23 @@ class TestInChromium:
     def test_a_refresh_takes_nothing_out_of_ones_hands(self, board, tab):
         """Focus, scroll positions and a pressed button survive; a box that says the same is not read out again."""
         page = tab.page
-        change_answer(page, "engines", lambda drawn: drawn["rows"][0].__setitem__(1, len(board.asked)))  # each answer another figure
+        # each answer another figure
+        change_answer(page, "engines", lambda drawn: drawn["rows"][0].__setitem__(1, len(board.asked)))
         page.goto(address_of(board))
         expect(shown(page, "broken").locator(".errors p")).to_have_count(1)
         expect(shown(page, "running").locator("path.js-line")).to_have_count(2)
         expect(shown(page, "engines").locator("tbody tr")).to_have_count(2)
         page.add_style_tag(content=".scroll { height: 40px !important }")
         page.evaluate("document.querySelector('.scroll').scrollTop = 20")
-        kept = [".errors p", ".legend button", "tbody td", ".number strong", ".tabs a", ".marks label", ".choices summary"]
+        kept = [
+            ".errors p",
+            ".legend button",
+            "tbody td",
+            ".number strong",
+            ".tabs a",
+            ".marks label",
+            ".choices summary",
+        ]
         page.evaluate("all => all.forEach(one => { document.querySelector(one).kept = true })", kept)
         before = shown(page, "engines").locator("tbody tr").first.inner_text()
         with page.expect_response("**/api/annotations/*"), page.expect_response("**/api/variables/*"):
@@ -1065,7 +1276,9 @@ class TestInChromium:
         expect(page.locator(".status")).to_contain_text("choose one of 5m, 15m")
         page.get_by_label("Before: this long ago").select_option("3h")
         expect(page.locator(".status")).to_contain_text("updated")
-        assert {"Failed to load resource: the server responded with a status of 400 (Bad Request)"} == set(tab.complaints)
+        assert {"Failed to load resource: the server responded with a status of 400 (Bad Request)"} == set(
+            tab.complaints
+        )
         tab.complaints.clear()
 
     def test_a_panel_that_failed_and_recovered_listens_once(self, board, tab):
@@ -1078,13 +1291,11 @@ class TestInChromium:
                 drawn |= {"series": [], "errors": ["no"]}
 
         change_answer(page, "running", fail)
-        page.add_init_script(
-            """const add = EventTarget.prototype.addEventListener; window.heard = 0;
+        page.add_init_script("""const add = EventTarget.prototype.addEventListener; window.heard = 0;
             EventTarget.prototype.addEventListener = function (name, ...rest) {
               if (name === "mousemove" && this.classList && this.classList.contains("chart")) window.heard += 1;
               return add.call(this, name, ...rest);
-            };"""
-        )
+            };""")
         page.goto(address_of(board, viewPanel=str(number("running"))))
         for failing[0] in (False, True, False):
             page.get_by_label("Refresh now").click()

@@ -23,15 +23,20 @@ HERE = Path(__file__).parents[2]
 CONFIGS = HERE / "golden/configs"
 PAGE = (HERE.parent / "docs/capacity.md").read_text()
 BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n)+", PAGE, re.MULTILINE)]
-PRICES = "gpu_hour: 2.0\ngpus: [{name: H200, gpu_hour: 4.2}]\napi: [{model: '*', input_per_1k: 0.0002, output_per_1k: 0.0008}]\n"
+PRICES = (
+    "gpu_hour: 2.0\ngpus: [{name: H200, gpu_hour: 4.2}]\napi: [{model: '*', input_per_1k: 0.0002, output_per_1k:"
+    " 0.0008}]\n"
+)
 SHAPE = """\
 traffic: {p50_prompt_tokens: 1500, p95_prompt_tokens: 1500, p50_output_tokens: 300, p95_output_tokens: 300}
 targets: {ttft_p95: 400ms, itl_p95: 25ms}
 model: {max_model_len: 8192}
 """
 TINY = {  # the lab's model, which the recorded page is of
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "vocab_size": 2048, "hidden_size": 64,
-    "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "vocab_size": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "head_dim": 32,
     "max_position_embeddings": 32768,
 }  # fmt: skip
 
@@ -48,11 +53,17 @@ def folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "prices.yaml").write_text(PRICES)
     lines = [
         RequestRecord(
-            request_id=f"{n}", ts=timestamp(1_760_000_000 + n), model="chat", outcome="ok", prompt_tokens=1000 + n, completion_tokens=200,
-            ttft_ms=400.0, tpot_ms=20.0,
+            request_id=f"{n}",
+            ts=timestamp(1_760_000_000 + n),
+            model="chat",
+            outcome="ok",
+            prompt_tokens=1000 + n,
+            completion_tokens=200,
+            ttft_ms=400.0,
+            tpot_ms=20.0,
         )
         for n in range(300)
-    ]  # fmt: skip
+    ]
     (tmp_path / "requests.jsonl").write_bytes(b"".join(map(to_line, lines)))
     return tmp_path
 
@@ -69,25 +80,31 @@ def told(*words: object) -> dict:
     return found
 
 
-# ---- one card ---------------------------------------------------------------------------------------------------------------
+# ---- one card
 
 
 def test_one_card_is_told_with_everything_that_follows(folder):
-    status, output = run("--model", "config.json", "--gpu", "H200", "--traffic", "shape.yaml", "--rate", 8, "--prices", "prices.yaml")
+    status, output = run(
+        "--model", "config.json", "--gpu", "H200", "--traffic", "shape.yaml", "--rate", 8, "--prices", "prices.yaml"
+    )
     assert 0 == status
     for words in (
-        "131,072 bytes a token", "vLLM's maximum concurrency", "63.2", "12.67 GiB", "103,800 tokens in the cache", "compute (binds)", "at least 1",
+        "131,072 bytes a token", "vLLM's maximum concurrency", "63.2", "12.67 GiB", "103,800 tokens in the cache",
+        "compute (binds)", "at least 1",
         "vllm serve ", "--max-model-len 8192", "capacity:\n  slots:", "not known without a measurement",
     ):  # fmt: skip
         assert words in output, words
 
 
 def test_the_twin_in_json_has_stable_names(folder):
-    found = told("--model", "config.json", "--gpu", "H200", "--traffic", "shape.yaml", "--rate", 8, "--prices", "prices.yaml")
+    found = told(
+        "--model", "config.json", "--gpu", "H200", "--traffic", "shape.yaml", "--rate", 8, "--prices", "prices.yaml"
+    )
     assert {"plans", "refused", "notes"} == set(found)
     (plan,) = found["plans"]
     assert {
-        "model", "gpu", "serving", "memory", "kv_cache", "concurrency", "traffic", "targets", "limits", "binds", "replicas", "cost", "vllm",
+        "model", "gpu", "serving", "memory", "kv_cache", "concurrency", "traffic", "targets", "limits", "binds",
+        "replicas", "cost", "vllm",
         "gateway", "notes",
     } == set(plan)  # fmt: skip
     assert {"name", "bytes", "estimated", "source"} == set(plan["memory"][0])
@@ -95,19 +112,27 @@ def test_the_twin_in_json_has_stable_names(folder):
     assert {"guaranteed", "expected", "at_p95"} == set(plan["concurrency"])
     assert {"count", "at_least", "gpus", "users_per_replica"} == set(plan["replicas"])
     assert {
-        "currency", "per_replica_hour", "per_hour", "per_1k_tokens", "at_best_per_1k_tokens", "api_per_1k_tokens", "api_per_hour",
+        "currency", "per_replica_hour", "per_hour", "per_1k_tokens", "at_best_per_1k_tokens", "api_per_1k_tokens",
+        "api_per_hour",
         "break_even_per_s", "at_least", "target_kept",
     } == set(plan["cost"])  # fmt: skip
     assert (131072, pytest.approx(103_800), pytest.approx(63.2), pytest.approx(7.9)) == (
-        plan["kv_cache"]["bytes_per_token"], plan["traffic"]["resident_tokens"], plan["traffic"]["in_flight"], plan["traffic"]["request_s"],
-    )  # fmt: skip
+        plan["kv_cache"]["bytes_per_token"],
+        plan["traffic"]["resident_tokens"],
+        plan["traffic"]["in_flight"],
+        plan["traffic"]["request_s"],
+    )
 
 
 @pytest.mark.parametrize(("flag", "length"), [((), 2048), (("--max-model-len", 8192), 8192)])
 def test_falcon_40b_is_planned_although_its_file_names_no_length(folder, flag, length):
     shutil.copy(CONFIGS / "falcon-40b.json", "falcon-40b.json")
     (plan,) = told("--model", "falcon-40b.json", "--gpu", "H200", *flag)["plans"]
-    assert (length, None, 2048) == (plan["serving"]["max_model_len"], plan["model"]["max_positions"], plan["model"]["default_max_model_len"])
+    assert (length, None, 2048) == (
+        plan["serving"]["max_model_len"],
+        plan["model"]["max_positions"],
+        plan["model"]["default_max_model_len"],
+    )
     assert 60 * 8 * 2 * 64 * 2 == plan["kv_cache"]["bytes_per_token"]
 
 
@@ -115,9 +140,17 @@ def test_states_alone_take_one_block_a_request_unless_prefix_caching_is_switched
     """vLLM leaves it off for Falcon-Mamba; with it a request holds two blocks, and half as many fit."""
     shutil.copy(CONFIGS / "falcon-mamba-7b.json", "falcon-mamba-7b.json")
     (folder / "on.yaml").write_text("tuning: {enable_prefix_caching: true}\n")
-    off, on = (told("--model", "falcon-mamba-7b.json", "--gpu", "H200", *more)["plans"][0] for more in ((), ("--traffic", "on.yaml")))
+    off, on = (
+        told("--model", "falcon-mamba-7b.json", "--gpu", "H200", *more)["plans"][0]
+        for more in ((), ("--traffic", "on.yaml"))
+    )
     assert [False, True] == [each["serving"]["prefix_caching"] for each in (off, on)]
-    assert off["kv_cache"]["blocks"] == on["kv_cache"]["blocks"] == off["concurrency"]["guaranteed"] == 2 * on["concurrency"]["guaranteed"]
+    assert (
+        off["kv_cache"]["blocks"]
+        == on["kv_cache"]["blocks"]
+        == off["concurrency"]["guaranteed"]
+        == 2 * on["concurrency"]["guaranteed"]
+    )
     assert off["kv_cache"]["tokens"] == 2 * on["kv_cache"]["tokens"]
     status, text = run("--model", "falcon-mamba-7b.json", "--gpu", "H200", "--traffic", "worksheet.yaml", "--fill")
     assert "enable_prefix_caching: false" in text, (status, text)
@@ -125,7 +158,10 @@ def test_states_alone_take_one_block_a_request_unless_prefix_caching_is_switched
 
 def test_the_table_says_where_windows_fill(folder):
     shutil.copy(CONFIGS / "gemma-2-9b.json", "gemma-2-9b.json")
-    said = (run("--model", "gemma-2-9b.json", "--gpu", "H200", "--max-num-batched-tokens", batch)[1] for batch in (8192, 2048))
+    said = (
+        run("--model", "gemma-2-9b.json", "--gpu", "H200", "--max-num-batched-tokens", batch)[1]
+        for batch in (8192, 2048)
+    )
     short, long = (" ".join(re.sub("[│ ]+", " ", text).split()) for text in said)  # a cell may be broken into lines
     assert "344,064 bytes a token (no window fills below 8,192 tokens)" in short
     assert "344,064 bytes a token up to 8,191 tokens of a request, 172,032 beyond" in long
@@ -141,9 +177,13 @@ def test_a_log_says_lengths_times_and_rate_and_options_go_before_it(folder):
     words = ("--model", "config.json", "--gpu", "H200", "--max-model-len", "8K")
     (plan,) = told(*words, "--log", "requests.jsonl")["plans"]
     assert (1149, 1284, 200, 1.0, 0.4, 0.02) == (
-        plan["traffic"]["prompt_tokens"]["p50"], plan["traffic"]["prompt_tokens"]["p95"], plan["traffic"]["output_tokens"]["mean"],
-        plan["traffic"]["rate_per_s"], plan["traffic"]["ttft_s"], pytest.approx(plan["traffic"]["tpot_s"]),
-    )  # fmt: skip
+        plan["traffic"]["prompt_tokens"]["p50"],
+        plan["traffic"]["prompt_tokens"]["p95"],
+        plan["traffic"]["output_tokens"]["mean"],
+        plan["traffic"]["rate_per_s"],
+        plan["traffic"]["ttft_s"],
+        pytest.approx(plan["traffic"]["tpot_s"]),
+    )
     (plan,) = told(*words, "--log", "requests.jsonl", "--rate", 50)["plans"]
     assert 50 == plan["traffic"]["rate_per_s"]
     (plan,) = told(*words, "--log", "requests.jsonl", "--users", 100, "--think", "20s")["plans"]
@@ -151,28 +191,45 @@ def test_a_log_says_lengths_times_and_rate_and_options_go_before_it(folder):
 
 
 def test_what_was_measured_goes_before_targets(folder):
-    (plan,) = told("--model", "config.json", "--gpu", "H200", "--traffic", "shape.yaml", "--log", "requests.jsonl")["plans"]
-    assert (0.4, pytest.approx(0.02), 0.025) == (plan["traffic"]["ttft_s"], plan["traffic"]["tpot_s"], plan["targets"]["itl_p95_s"])
+    (plan,) = told("--model", "config.json", "--gpu", "H200", "--traffic", "shape.yaml", "--log", "requests.jsonl")[
+        "plans"
+    ]
+    assert (0.4, pytest.approx(0.02), 0.025) == (
+        plan["traffic"]["ttft_s"],
+        plan["traffic"]["tpot_s"],
+        plan["targets"]["itl_p95_s"],
+    )
 
 
 def test_lines_that_are_no_records_are_told(folder):
     with (folder / "requests.jsonl").open("ab") as file:
         file.write(b"nonsense\n")
-    (plan,) = told("--model", "config.json", "--gpu", "H200", "--max-model-len", "8K", "--log", "requests.jsonl")["plans"]
+    (plan,) = told("--model", "config.json", "--gpu", "H200", "--max-model-len", "8K", "--log", "requests.jsonl")[
+        "plans"
+    ]
     assert "1 lines of requests.jsonl are no request records" in plan["notes"]
 
 
 def test_a_log_needs_no_lengths_in_the_worksheet_and_lends_its_targets(folder):
     (folder / "lab.jsonl").write_text('{"request_id": "a", "prompt_tokens": 1842, "completion_tokens": 419}\n')
-    (folder / "half.yaml").write_text("traffic: {p50_prompt_tokens: 5}\ntargets: {ttft_p95: 400ms, itl_p95: 25ms}\nmodel: {max_model_len: 8192}\n")
+    (folder / "half.yaml").write_text(
+        "traffic: {p50_prompt_tokens: 5}\ntargets: {ttft_p95: 400ms, itl_p95: 25ms}\nmodel: {max_model_len: 8192}\n"
+    )
     (plan,) = told("--model", "config.json", "--gpu", "H200", "--traffic", "half.yaml", "--log", "lab.jsonl")["plans"]
     traffic = plan["traffic"]
-    assert (1842, 0.4, 0.025, None) == (traffic["prompt_tokens"]["p50"], traffic["ttft_s"], traffic["tpot_s"], traffic["rate_per_s"])
+    assert (1842, 0.4, 0.025, None) == (
+        traffic["prompt_tokens"]["p50"],
+        traffic["ttft_s"],
+        traffic["tpot_s"],
+        traffic["rate_per_s"],
+    )
     assert any("targets of the worksheet stand for them" in note for note in plan["notes"])
 
 
 def test_people_who_do_not_think_may_be_given(folder):
-    (plan,) = told("--model", "config.json", "--gpu", "H200", "--traffic", "shape.yaml", "--users", 79, "--think", 0)["plans"]
+    (plan,) = told("--model", "config.json", "--gpu", "H200", "--traffic", "shape.yaml", "--users", 79, "--think", 0)[
+        "plans"
+    ]
     assert pytest.approx(10) == plan["traffic"]["rate_per_s"]
 
 
@@ -184,14 +241,17 @@ def test_another_type_than_the_models_own_is_an_option_too(folder):
 
 def test_a_file_of_another_name_names_the_model(folder):
     (plan,) = told("--model", "tiny.json", "--gpu", "L4")["plans"]
-    assert ("tiny", True) == (plan["model"]["name"], plan["vllm"]["command"].startswith("vllm serve tiny --served-model-name tiny "))
+    assert ("tiny", True) == (
+        plan["model"]["name"],
+        plan["vllm"]["command"].startswith("vllm serve tiny --served-model-name tiny "),
+    )
 
 
 def test_a_refusal_names_each_way_on_a_line_of_its_own(folder):
     _, output = run("--model", CONFIGS / "DeepSeek-V2-Lite.json", "--gpu", "H100/1g.10gb", "--max-model-len", 16384)
     what = (
-        "refused: DeepSeek-V2-Lite does not fit H100-80GB/1g.10gb: weights 29.26 GiB and 2.73 GiB besides, per GPU, and vLLM may use 8.97 GiB of "
-        "9.75 GiB (--gpu-memory-utilization 0.92): 23.01 GiB too much"
+        "refused: DeepSeek-V2-Lite does not fit H100-80GB/1g.10gb: weights 29.26 GiB and 2.73 GiB besides, per GPU, and"
+        " vLLM may use 8.97 GiB of 9.75 GiB (--gpu-memory-utilization 0.92): 23.01 GiB too much"
     )
     assert [
         what,
@@ -212,7 +272,9 @@ def test_without_targets_nothing_binds_and_what_is_missing_stands_beside(folder)
     _, output = run("--model", "config.json", "--gpu", "H200", "--traffic", "aimless.yaml", "--rate", 8)
     assert "(binds)" not in output
     (row,) = [line for line in output.splitlines() if line.startswith("│ together")]
-    assert ["together", "", "cannot be told", "not given: ttft_p95, itl_p95"] == [cell.strip() for cell in row.split("│")[1:-1]]
+    assert ["together", "", "cannot be told", "not given: ttft_p95, itl_p95"] == [
+        cell.strip() for cell in row.split("│")[1:-1]
+    ]
 
 
 def test_how_many_users_fit_is_told(folder):
@@ -232,9 +294,14 @@ def test_a_refusal_says_on_how_many_cards(folder):
     _, output = run("--model", CONFIGS / "DeepSeek-V3.json", "--gpu", "L4", "--tp", 8)
     assert "does not fit 8 x L4: " in output
     (folder / "hasty.yaml").write_text(SHAPE.replace("25ms", "0.1ms"))
-    assert "takes 2 x H200 at least" in run("--model", "config.json", "--gpu", "H200", "--tp", 2, "--traffic", "hasty.yaml")[1]
+    assert (
+        "takes 2 x H200 at least"
+        in run("--model", "config.json", "--gpu", "H200", "--tp", 2, "--traffic", "hasty.yaml")[1]
+    )
     _, output = run("--model", "config.json", "--gpu", "H200", "--gpu", "H100", "--tp", 2)
-    assert ["2 x H200", "2 x H100-80GB"] == [line.split("│")[1].strip() for line in output.splitlines() if line.startswith("│")]
+    assert ["2 x H200", "2 x H100-80GB"] == [
+        line.split("│")[1].strip() for line in output.splitlines() if line.startswith("│")
+    ]
 
 
 def test_a_slice_may_be_written_with_a_blank(folder):
@@ -244,15 +311,29 @@ def test_a_slice_may_be_written_with_a_blank(folder):
 
 def test_a_cost_target_is_told_in_digits(folder):
     (folder / "cheap.yaml").write_text(SHAPE.replace("itl_p95: 25ms", "itl_p95: 25ms, cost_per_1k_tokens: 0.00001"))
-    _, output = run("--model", "config.json", "--gpu", "H200", "--traffic", "cheap.yaml", "--rate", 8, "--prices", "prices.yaml")
+    _, output = run(
+        "--model", "config.json", "--gpu", "H200", "--traffic", "cheap.yaml", "--rate", 8, "--prices", "prices.yaml"
+    )
     assert "target 0.0000100: missed" in output
 
 
-# ---- several cards ----------------------------------------------------------------------------------------------------------
+# ---- several cards
 
 
 def test_cards_and_slices_are_compared_by_cost(folder):
-    status, output = run("--model", "config.json", "--gpu", "H200", "--slices", "--traffic", "shape.yaml", "--rate", 80, "--prices", "prices.yaml")
+    status, output = run(
+        "--model",
+        "config.json",
+        "--gpu",
+        "H200",
+        "--slices",
+        "--traffic",
+        "shape.yaml",
+        "--rate",
+        80,
+        "--prices",
+        "prices.yaml",
+    )
     assert 0 == status
     assert output.startswith("Cheapest by your prices: "), output[:80]
     assert "an hour; at least, until --measured-rate says" in output.splitlines()[0]
@@ -287,7 +368,7 @@ def test_a_model_that_is_too_big_for_its_slice_is_refused_with_what_fits(model, 
     assert "vllm serve" not in output, "no figure that looks true"
 
 
-# ---- the worksheet ----------------------------------------------------------------------------------------------------------
+# ---- the worksheet
 
 
 @pytest.mark.parametrize("said", ["8e9", "8B", "8000000000"])
@@ -306,29 +387,37 @@ def test_parameters_alone_give_the_weights_and_ask_for_the_rest(folder, said):
 
 
 ONE_BY_ONE = {
-    "parameters": "8B", "dtype": "bfloat16", "max_model_len": "8192", "p50_prompt_tokens": "1500", "p95_prompt_tokens": "4000",
-    "p50_output_tokens": "300", "p95_output_tokens": "700", "ttft_p95": "500ms", "itl_p95": "25ms", "cost_per_1k_tokens": "0.002",
-    "tensor_parallel_size": "2", "gpu_memory_utilization": "0.9", "enable_prefix_caching": "true", "speculative_config": "{method: ngram}",
+    "parameters": "8B", "dtype": "bfloat16", "max_model_len": "8192", "p50_prompt_tokens": "1500",
+    "p95_prompt_tokens": "4000",
+    "p50_output_tokens": "300", "p95_output_tokens": "700", "ttft_p95": "500ms", "itl_p95": "25ms",
+    "cost_per_1k_tokens": "0.002",
+    "tensor_parallel_size": "2", "gpu_memory_utilization": "0.9", "enable_prefix_caching": "true",
+    "speculative_config": "{method: ngram}",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("key", re.findall(r"^  (\w+):", worksheet.FORM, re.MULTILINE))
 def test_a_form_without_indentation_and_with_one_value_gives_a_plan_or_one_sentence(folder, key):
     """Half of the lengths is a mistake; whatever else stands alone is enough for a plan without traffic."""
-    flat = "\n".join(line.strip() for line in worksheet.FORM.splitlines()).replace(f"{key}:", f"{key}: {ONE_BY_ONE[key]}")
+    flat = "\n".join(line.strip() for line in worksheet.FORM.splitlines()).replace(
+        f"{key}:", f"{key}: {ONE_BY_ONE[key]}"
+    )
     (folder / "flat.yaml").write_text(flat)
     status, output = run("--traffic", "flat.yaml", "--model", "config.json", "--gpu", "H200")
     if key.endswith("_tokens") and key.startswith("p"):
         assert (2, True) == (status, output.startswith("Error: p50_")), output
     else:
-        assert (0, True) == (status, "no traffic is given, so only the guaranteed concurrency is known" in output), output
+        assert (0, True) == (status, "no traffic is given, so only the guaranteed concurrency is known" in output), (
+            output
+        )
 
 
 def test_an_empty_form_without_a_model_asks_for_one(folder):
     (folder / "empty.yaml").write_text(worksheet.FORM)
-    assert (2, "Error: no model is named: give --model DIR or config.json, or at least `parameters` in a worksheet\n") == run(
-        "--traffic", "empty.yaml"
-    )
+    assert (
+        2,
+        "Error: no model is named: give --model DIR or config.json, or at least `parameters` in a worksheet\n",
+    ) == run("--traffic", "empty.yaml")
 
 
 def test_a_worksheet_names_model_and_card_itself(folder):
@@ -338,20 +427,39 @@ def test_a_worksheet_names_model_and_card_itself(folder):
 
 
 def test_the_worksheet_comes_back_filled_in_and_is_one_again(folder):
-    status, output = run("--model", "config.json", "--gpu", "H200", "--traffic", "worksheet.yaml", "--rate", 8, "--prices", "prices.yaml", "--fill")
+    status, output = run(
+        "--model",
+        "config.json",
+        "--gpu",
+        "H200",
+        "--traffic",
+        "worksheet.yaml",
+        "--rate",
+        8,
+        "--prices",
+        "prices.yaml",
+        "--fill",
+    )
     assert 0 == status
     form = worksheet.parse(output)
     assert (8029995008, "bfloat16", 8192, 8.0, 1, 0.92, True) == (
-        form.parameters, form.dtype, form.max_model_len, form.requests_per_second, form.tensor_parallel_size, form.gpu_memory_utilization,
+        form.parameters,
+        form.dtype,
+        form.max_model_len,
+        form.requests_per_second,
+        form.tensor_parallel_size,
+        form.gpu_memory_utilization,
         form.enable_prefix_caching,
-    )  # fmt: skip
+    )
     assert form.cost_per_1k_tokens is None
     assert "# as vLLM reads it: 8K is 8192, 8k is 8000" in output, "remarks stay"
     assert 0 == run("--model", "config.json", "--gpu", "H200", "--traffic", _written(folder, output))[0]
 
 
 def test_what_is_filled_in_has_its_true_reason_and_remarks_stay_in_their_column(folder):
-    (folder / "columns.yaml").write_text(SHAPE + "tuning:\n  max_num_seqs:\n  kv_cache_dtype:              # of the cache\n")
+    (folder / "columns.yaml").write_text(
+        SHAPE + "tuning:\n  max_num_seqs:\n  kv_cache_dtype:              # of the cache\n"
+    )
     _, output = run("--model", "config.json", "--gpu", "H200", "--traffic", "columns.yaml", "--rate", 8, "--fill")
     assert re.search(r"max_num_seqs: \d+  # more at once than compute allows would wait inside the engine\n", output)
     assert "  kv_cache_dtype: auto         # of the cache\n" in output
@@ -364,8 +472,17 @@ def _written(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.json")))
 def test_whatever_is_filled_in_can_be_read_again(folder, name):
-    (folder / "small.yaml").write_text(SHAPE.replace("1500", "500").replace("8192", "") + "tuning: {enable_prefix_caching: , max_num_seqs: }\n")
-    words = ("--model", CONFIGS / f"{name}.json", "--gpu", "B200", "--tp", 8 if name in ("DeepSeek-V3", "Kimi-K2-Instruct") else 1)
+    (folder / "small.yaml").write_text(
+        SHAPE.replace("1500", "500").replace("8192", "") + "tuning: {enable_prefix_caching: , max_num_seqs: }\n"
+    )
+    words = (
+        "--model",
+        CONFIGS / f"{name}.json",
+        "--gpu",
+        "B200",
+        "--tp",
+        8 if name in ("DeepSeek-V3", "Kimi-K2-Instruct") else 1,
+    )
     more = ("--max-model-len", 1024, "--users", 50, "--think", "20s")
     status, output = run(*words, "--traffic", "small.yaml", *more, "--fill")
     if name == "DeepSeek-V3.2":
@@ -377,10 +494,17 @@ def test_whatever_is_filled_in_can_be_read_again(folder, name):
 
 
 def test_the_bare_form_is_filled_in_from_a_log(folder):
-    status, output = run("--model", "config.json", "--gpu", "H200", "--log", "requests.jsonl", "--max-model-len", "8K", "--fill")
+    status, output = run(
+        "--model", "config.json", "--gpu", "H200", "--log", "requests.jsonl", "--max-model-len", "8K", "--fill"
+    )
     assert 0 == status
     form = worksheet.parse(output)
-    assert (1149, 1284, 200, 200) == (form.p50_prompt_tokens, form.p95_prompt_tokens, form.p50_output_tokens, form.p95_output_tokens)
+    assert (1149, 1284, 200, 200) == (
+        form.p50_prompt_tokens,
+        form.p95_prompt_tokens,
+        form.p50_output_tokens,
+        form.p95_output_tokens,
+    )
 
 
 def test_the_type_of_the_weights_is_taken_from_the_worksheet(folder):
@@ -391,7 +515,7 @@ def test_the_type_of_the_weights_is_taken_from_the_worksheet(folder):
     assert any("70e9 parameters; reckoned with are the model's 8.03e9" in note for note in found["notes"])
 
 
-# ---- mistakes ---------------------------------------------------------------------------------------------------------------
+# ---- mistakes
 
 
 @pytest.mark.parametrize(
@@ -401,19 +525,34 @@ def test_the_type_of_the_weights_is_taken_from_the_worksheet(folder):
         (("--model", "config.json", "--gpu", "H300"), "the card 'H300' is not known; did you mean"),
         (("--model", "config.json", "--gpu", "H200/1g.10gb"), "H200 has no slice '1g.10gb'; did you mean H200/1g.18gb"),
         (("--model", "nothing.json", "--gpu", "H200"), "nothing.json: there is no such file"),
-        (("--model", "config.json", "--gpu", "H200", "--max-model-len", "200k"), "max_model_len 200,000 is more than the 131,072 positions"),
+        (
+            ("--model", "config.json", "--gpu", "H200", "--max-model-len", "200k"),
+            "max_model_len 200,000 is more than the 131,072 positions",
+        ),
         (("--model", "config.json", "--gpu", "H200", "--max-model-len", "long"), "'long' is no number of tokens"),
         (("--model", "config.json", "--gpu", "H200", "--kv-dtype", "fp7"), "the cache type 'fp7' is not computed here"),
-        (("--model", "config.json", "--gpu", "H200", "--tp", "3"), "tensor_parallel 3 does not divide the 32 attention heads"),
+        (
+            ("--model", "config.json", "--gpu", "H200", "--tp", "3"),
+            "tensor_parallel 3 does not divide the 32 attention heads",
+        ),
         (("--model", "config.json", "--gpu", "H200", "--tp", "0"), "Invalid value for '--tp'"),
         (("--model", "config.json", "--gpu", "H200", "--rate", "-1"), "-1 should be more than 0"),
         (("--model", "config.json", "--gpu", "H200", "--rate", "8"), "a rate or users are given and no lengths"),
-        (("--model", "config.json", "--gpu", "H200", "--traffic", "prices.yaml"), "prices.yaml, line 1: gpu_hour is unknown"),
+        (
+            ("--model", "config.json", "--gpu", "H200", "--traffic", "prices.yaml"),
+            "prices.yaml, line 1: gpu_hour is unknown",
+        ),
         (("--model", "config.json", "--gpu", "H200", "--log", "prices.yaml"), "no request that ended well"),
-        (("--model", "config.json", "--gpu", "H200", "--log", "shape.yaml", "--log", "./shape.yaml"), "--log names one file twice"),
+        (
+            ("--model", "config.json", "--gpu", "H200", "--log", "shape.yaml", "--log", "./shape.yaml"),
+            "--log names one file twice",
+        ),
         (("--model", "config.json", "--gpu", "H200", "--prices", "shape.yaml"), "shape.yaml"),
         (("--model", "config.json", "--gpu", "H200", "--engine-log", "x"), "belong to --live URL"),
-        (("--model", "config.json", "--gpu", "H200", "--max-num-seqs", "10000"), "max_num_seqs 10,000 is more than max_num_batched_tokens 8,192"),
+        (
+            ("--model", "config.json", "--gpu", "H200", "--max-num-seqs", "10000"),
+            "max_num_seqs 10,000 is more than max_num_batched_tokens 8,192",
+        ),
         (("--model", "config.json", "--live", "nowhere"), "'nowhere' is no address of an engine"),
         (("--model", "config.json", "--gpu", "H200", "--fill", "--json"), "choose --fill or --json"),
         (("--model", "config.json", "--gpu", "H200", "--gpu", "H100", "--fill"), "--fill takes one --gpu"),
@@ -429,12 +568,21 @@ def test_a_mistake_is_one_sentence_and_no_figure(folder, words, sentence):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"p95_output_tokens: 300": "p95_output_tokens: 20"}, "traffic.p95_output_tokens: 20 is less than p50_output_tokens (300)"),
+        (
+            {"p95_output_tokens: 300": "p95_output_tokens: 20"},
+            "traffic.p95_output_tokens: 20 is less than p50_output_tokens (300)",
+        ),
         ({"300": "9000"}, "p95_output_tokens: 9,000 does not go into max_model_len (8,192)"),
         ({"1500": "-1"}, "traffic.p50_prompt_tokens: -1 should be 1 or more"),
         ({"25ms": ".nan"}, "targets.itl_p95: nan should be more than 0"),
         ({"25ms": "2ms"}, "itl_p95: 2 ms cannot be: reading 13.98 GiB of weights"),
-        ({"25ms": "3.125ms"}, "itl_p95: 3.125 ms cannot be: reading 13.98 GiB of weights once for every token takes H200 at least 3.1269 ms"),
+        (
+            {"25ms": "3.125ms"},
+            (
+                "itl_p95: 3.125 ms cannot be: reading 13.98 GiB of weights once for every token takes H200 at least"
+                " 3.1269 ms"
+            ),
+        ),
     ],
 )
 def test_impossible_traffic_is_refused(folder, change, sentence):
@@ -448,14 +596,18 @@ def test_impossible_traffic_is_refused(folder, change, sentence):
     assert "slots" not in output
 
 
-# ---- an engine, and the page ------------------------------------------------------------------------------------------------
+# ---- an engine, and the page
 
 
 class _Recorded(BaseHTTPRequestHandler):
     """A page captured from vLLM 0.32."""
 
     def do_GET(self) -> None:
-        known = {"/metrics": (HERE / "golden/0.32.0-before.prom").read_bytes(), "/version": b'{"version": "0.32.0"}', "/v1/models": b'{"data": []}'}
+        known = {
+            "/metrics": (HERE / "golden/0.32.0-before.prom").read_bytes(),
+            "/version": b'{"version": "0.32.0"}',
+            "/v1/models": b'{"data": []}',
+        }
         body = known.get(self.path)
         self.send_response(200 if body else 404)
         self.end_headers()
@@ -480,14 +632,23 @@ def test_a_running_engine_is_compared_with_what_is_reckoned(folder, engine):
     status, output = run("--model", "tiny.json", "--live", engine)
     assert 0 == status
     assert "reckoned, and as it says itself" in output
-    (found,) = [figure for figure in told("--model", "tiny.json", "--live", engine)["live"]["figures"] if figure["name"] == "KV cache tokens"]
+    (found,) = [
+        figure
+        for figure in told("--model", "tiny.json", "--live", engine)["live"]["figures"]
+        if figure["name"] == "KV cache tokens"
+    ]
     assert {"name", "unit", "predicted", "reported", "difference", "source"} == set(found)
     assert (2097152, 2097152, 0) == (found["predicted"], found["reported"], found["difference"])
 
 
 def test_figures_of_an_engine_have_their_units(folder, engine):
     _, output = run("--model", "tiny.json", "--gpu", "L4", "--live", engine)
-    rows = {row[0]: row[1:4] for line in output.splitlines() if line.startswith("│") for row in [[cell.strip() for cell in line.split("│")[1:]]]}
+    rows = {
+        row[0]: row[1:4]
+        for line in output.splitlines()
+        if line.startswith("│")
+        for row in [[cell.strip() for cell in line.split("│")[1:]]]
+    }
     assert ["", "1.00 GiB", ""] == rows["KV cache memory"]
     assert ["2,097,152", "2,097,152", "+0.00%"] == rows["KV cache tokens"]
     assert ["", "0.0%", ""] == rows["in use"]
@@ -506,7 +667,9 @@ def test_where_no_engine_answers_that_is_said(folder):
 
 
 def commands(text: str) -> list[str]:
-    return [line.split("  #")[0].strip() for line in text.splitlines() if line.strip().startswith("vllm-watch capacity")]
+    return [
+        line.split("  #")[0].strip() for line in text.splitlines() if line.strip().startswith("vllm-watch capacity")
+    ]
 
 
 def test_every_example_of_the_page_and_of_the_help_runs(folder, engine):
@@ -525,6 +688,8 @@ def test_the_page_shows_every_key_that_a_worksheet_may_have():
     (sheet,) = [block for block in BLOCKS if block.startswith("model:")]
     keys = set(re.findall(r"^  (\w+):", sheet, re.MULTILINE))
     fields = {
-        name for part in (worksheet.ModelPart, worksheet.TrafficPart, worksheet.TargetsPart, worksheet.TuningPart) for name in part.__struct_fields__
+        name
+        for part in (worksheet.ModelPart, worksheet.TrafficPart, worksheet.TargetsPart, worksheet.TuningPart)
+        for name in part.__struct_fields__
     }
     assert fields - {"rate_per_s", "users", "think_time_s"} == keys

@@ -1,4 +1,5 @@
-"""The KV cache: bytes, blocks, tokens and concurrency as vLLM 0.32 has them; compared with vLLM's own code where the engine is installed."""
+"""The KV cache: bytes, blocks, tokens and concurrency as vLLM 0.32 has them; compared with vLLM's own code where the
+engine is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_capacity_model import NAMES, REFUSED, config, model
 
-from stack.capacity.kv import BadServing, Serving, cache, longest_context, request_bytes, starts, token_bytes, token_costs
+from stack.capacity.kv import (
+    BadServing,
+    Serving,
+    cache,
+    longest_context,
+    request_bytes,
+    starts,
+    token_bytes,
+    token_costs,
+)
 from stack.capacity.model import FAMILIES, BadModel, Layer, ModelShape, shape
 
 GIB = 2**30
@@ -36,7 +46,8 @@ def test_bytes_of_one_token_are_the_published_ones(name, each):
 
 
 def test_a_latent_saves_what_heads_would_cost():
-    """DeepSeek-V3 with 128 heads of keys (128 + 64) and values (128) instead of one latent: 4.77 MiB a token, 57 times as much."""
+    """DeepSeek-V3 with 128 heads of keys (128 + 64) and values (128) instead of one latent: 4.77 MiB a token, 57 times
+    as much."""
     found = model("DeepSeek-V3")
     heads = replace(found, layers=(Layer("full", 128, 192, 128),) * 61)
     assert 61 * 128 * (192 + 128) * 2 == token_bytes(heads, Serving(4096))
@@ -68,7 +79,8 @@ def test_the_sample_of_another_planner_comes_out_the_same():
 
 
 def test_a_window_holds_the_tokens_in_flight_too():
-    """Window 1024 at 8,192 tokens a batch: 577 blocks with one batch in flight; with asynchronous scheduling two are, so 1,089."""
+    """Window 1024 at 8,192 tokens a batch: 577 blocks with one batch in flight; with asynchronous scheduling two are,
+    so 1,089."""
     layers = (Layer("full", 1, 64, 64), Layer("window", 1, 64, 64, window=1024))
     found = ModelShape("m", "m", layers, 64, 100, 131_072, "bfloat16", 1, 1.0, None, heads=1)
     page = 16 * 128 * 2
@@ -85,7 +97,8 @@ def test_a_window_grows_until_it_is_full():
 
 
 def test_a_window_that_does_not_fill_costs_as_much_as_a_full_layer():
-    """Gemma 2: 21 of 42 layers see 4,096 tokens; with 2 x 2,048 in flight such a layer holds 8,191, so at 8,000 every layer still grows."""
+    """Gemma 2: 21 of 42 layers see 4,096 tokens; with 2 x 2,048 in flight such a layer holds 8,191, so at 8,000 every
+    layer still grows."""
     found, each = model("gemma-2-9b"), 8 * 512 * 2
     serving = Serving(8192, max_num_batched_tokens=2048)
     assert 42 * each == token_bytes(found, serving, 8000) == token_bytes(found, replace(serving, max_model_len=8000))
@@ -115,7 +128,13 @@ def test_a_state_costs_a_request_and_not_a_token():
 
 
 def test_a_model_of_states_alone_costs_the_same_at_any_length():
-    mamba = {"model_type": "mamba", "hidden_size": 2560, "intermediate_size": 5120, "num_hidden_layers": 64, "state_size": 16}
+    mamba = {
+        "model_type": "mamba",
+        "hidden_size": 2560,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 64,
+        "state_size": 16,
+    }
     found = shape(mamba | {"conv_kernel": 4, "time_step_rank": 160, "vocab_size": 50_280})
     serving = Serving(100_000)
     assert request_bytes(found, serving, 1) == request_bytes(found, serving, 100_000)
@@ -179,8 +198,12 @@ def test_a_model_served_wide_keeps_wide_keys():
 
 def test_scales_are_counted_where_a_head_has_its_own():
     """Eight heads, four bytes for the keys and four for the values of each."""
-    assert 32 * 8 * (256 + 8) == token_bytes(model("Llama-3.1-8B-Instruct"), Serving(4096, cache_dtype="fp8_per_token_head"))
-    assert 32 * 8 * (128 + 8) == token_bytes(model("Llama-3.1-8B-Instruct"), Serving(4096, cache_dtype="int4_per_token_head"))
+    assert 32 * 8 * (256 + 8) == token_bytes(
+        model("Llama-3.1-8B-Instruct"), Serving(4096, cache_dtype="fp8_per_token_head")
+    )
+    assert 32 * 8 * (128 + 8) == token_bytes(
+        model("Llama-3.1-8B-Instruct"), Serving(4096, cache_dtype="int4_per_token_head")
+    )
     assert 61 * (576 + 8) == token_bytes(model("DeepSeek-V3"), Serving(4096, cache_dtype="fp8_per_token_head"))
     assert 61 * 656 == token_bytes(model("DeepSeek-V3"), Serving(4096, cache_dtype="fp8_ds_mla"))
 
@@ -225,12 +248,19 @@ def test_blocks_fit_and_a_request_of_full_length_is_what_concurrency_counts(name
 
 
 def cases() -> list[tuple[ModelShape, Serving, int]]:
-    """Every model as it would be served, then split three ways at fp8, then with the switches turned, then with too little memory."""
+    """Every model as it would be served, then split three ways at fp8, then with the switches turned, then with too
+    little memory."""
     found = []
     for name in MODELS:
         made, context = SHAPES[name], SHAPES[name].max_positions or 131_072
         split = 2 if made.heads % 2 == 0 else 1
-        short = Serving(min(context, 4096), tensor_parallel=split, pipeline_parallel=3, cache_dtype="fp8", max_num_batched_tokens=2048)
+        short = Serving(
+            min(context, 4096),
+            tensor_parallel=split,
+            pipeline_parallel=3,
+            cache_dtype="fp8",
+            max_num_batched_tokens=2048,
+        )
         states = any(layer.kind == "state" for layer in made.layers)
         turned = Serving(min(context, 50_000), prefix_caching=False, hybrid_manager=states, async_scheduling=False)
         found += [(made, Serving(min(context, 32_768)), 30 * GIB), (made, short, 11 * GIB), (made, turned, 70 * GIB)]
@@ -238,13 +268,18 @@ def cases() -> list[tuple[ModelShape, Serving, int]]:
     return found
 
 
-STATES_ALONE, HYBRID = ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"), ("JambaForCausalLM", "NemotronHForCausalLM")
+STATES_ALONE, HYBRID = (
+    ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"),
+    ("JambaForCausalLM", "NemotronHForCausalLM"),
+)
 ROPE = {
     "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
     "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
     "llama3": {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
-    "longrope": {"rope_scaling": {"rope_type": "longrope", "factor": 4.0, "long_factor": [1.0] * 64, "short_factor": [1.0] * 64}},
+    "longrope": {
+        "rope_scaling": {"rope_type": "longrope", "factor": 4.0, "long_factor": [1.0] * 64, "short_factor": [1.0] * 64}
+    },
     "a longer key": {"seq_length": 8192},
     "a shorter key": {"seq_length": 1024},
     "Cohere's word": {"model_max_length": 131_072},
@@ -258,14 +293,32 @@ def length_cases() -> dict[str, tuple[dict, list[int]]]:
     llama = config("Llama-2-7b")
     given = {name: config(name) for name in MODELS}
     given |= {f"Llama-2-7b, {name}": llama | changes for name, changes in ROPE.items()}
-    given |= {f"{name} without a length": {key: value for key, value in config(name).items() if key not in LENGTH_KEYS} for name in WITHOUT}
+    given |= {
+        f"{name} without a length": {key: value for key, value in config(name).items() if key not in LENGTH_KEYS}
+        for name in WITHOUT
+    }
     phi = config("Phi-3-mini-128k-instruct")
-    given["Phi-3, class's own length"] = {key: value for key, value in phi.items() if key != "original_max_position_embeddings"}
-    return {name: (each, [1, *((longest, longest + 1) if (longest := shape(each).max_positions) else ()), 3_000_000]) for name, each in given.items()}
+    given["Phi-3, class's own length"] = {
+        key: value for key, value in phi.items() if key != "original_max_position_embeddings"
+    }
+    return {
+        name: (each, [1, *((longest, longest + 1) if (longest := shape(each).max_positions) else ()), 3_000_000])
+        for name, each in given.items()
+    }
 
 
 LENGTH_KEYS = ("max_position_embeddings", "n_positions")
-WITHOUT = ["Llama-2-7b", "Mistral-7B-v0.1", "gemma-2-9b", "gpt2", "falcon-7b", "starcoder2-7b", "DeepSeek-V3", "Jamba-v0.1", "gpt-oss-20b"]
+WITHOUT = [
+    "Llama-2-7b",
+    "Mistral-7B-v0.1",
+    "gemma-2-9b",
+    "gpt2",
+    "falcon-7b",
+    "starcoder2-7b",
+    "DeepSeek-V3",
+    "Jamba-v0.1",
+    "gpt-oss-20b",
+]
 LENGTHS = length_cases()
 
 
@@ -285,7 +338,13 @@ def told(part) -> dict:
     lengths = [{"config": given, "asked": [None, *flags]} for given, flags in LENGTHS.values()]
     program = [str(part("engine").path.parent / "python"), "tests/support/engine_capacity.py"]
     questions = json.dumps(
-        {"cases": asked, "configs": configs, "families": sorted(FAMILIES), "lengths": lengths, "architectures": [*STATES_ALONE, *HYBRID]}
+        {
+            "cases": asked,
+            "configs": configs,
+            "families": sorted(FAMILIES),
+            "lengths": lengths,
+            "architectures": [*STATES_ALONE, *HYBRID],
+        }
     )
     done = subprocess.run(program, input=questions, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stderr[-2000:]
@@ -303,7 +362,10 @@ def test_blocks_tokens_and_concurrency_are_those_of_vllm(told):
             continue
         ours = cache(made, serving, kv_bytes)
         compared += 1
-        assert theirs == {"blocks": ours.blocks, "tokens": ours.tokens, "concurrency": ours.concurrency}, (made.name, serving)
+        assert theirs == {"blocks": ours.blocks, "tokens": ours.tokens, "concurrency": ours.concurrency}, (
+            made.name,
+            serving,
+        )
         assert starts(made, serving, kv_bytes)
     assert compared > 50
     assert refused > 10
@@ -329,7 +391,11 @@ def test_prefix_caching_is_on_by_default_where_vllm_has_it_on(told):
 
 @pytest.mark.engine
 def test_every_family_has_the_length_of_its_class(told):
-    compared = {name for name, theirs in told["families"].items() if theirs is not None and name not in NOT_AT_DEFAULTS and agreed(name, theirs)}
+    compared = {
+        name
+        for name, theirs in told["families"].items()
+        if theirs is not None and name not in NOT_AT_DEFAULTS and agreed(name, theirs)
+    }
     assert len(compared) > 40
 
 
@@ -340,13 +406,22 @@ def agreed(name: str, theirs: dict) -> bool:
     return True
 
 
-WORDS = {"sliding_attention": "window", "chunked_attention": "chunked", "linear_attention": "state", "full_attention": "full"}
+WORDS = {
+    "sliding_attention": "window",
+    "chunked_attention": "chunked",
+    "linear_attention": "state",
+    "full_attention": "full",
+}
 WORDS |= {"mlp": "none", "moe": "none"}
 
 
 def agrees(ours: ModelShape, theirs: dict) -> None:
     """Layers, heads, windows and parameters are those that vLLM and transformers read from the same config.json."""
-    assert (len(ours.layers), ours.vocabulary, ours.hidden) == (theirs["layers"], theirs["vocabulary"], theirs["hidden"])
+    assert (len(ours.layers), ours.vocabulary, ours.hidden) == (
+        theirs["layers"],
+        theirs["vocabulary"],
+        theirs["hidden"],
+    )
     attending = [layer for layer in ours.layers if layer.kind in ("full", "window", "chunked")]
     if theirs["mla"]:
         assert {theirs["head_size"]} == {layer.latent for layer in ours.layers}

@@ -48,7 +48,12 @@ def test_a_slice_is_smaller_than_its_name(asked):
 
 @pytest.mark.parametrize(
     ("asked", "told"),
-    [("H20", "did you mean H200"), ("H200/1g.10gb", "did you mean H200/1g.18gb"), ("L4/1g.5gb", "cannot be cut into slices"), ("", "not known")],
+    [
+        ("H20", "did you mean H200"),
+        ("H200/1g.10gb", "did you mean H200/1g.18gb"),
+        ("L4/1g.5gb", "cannot be cut into slices"),
+        ("", "not known"),
+    ],
 )
 def test_an_unknown_card_names_the_nearest(asked, told):
     with pytest.raises(ValueError, match=told):
@@ -74,7 +79,8 @@ def test_every_name_is_found_again():
 
 
 def test_parts_and_what_is_left_are_as_another_planner_measured():
-    """Llama-3.1-8B on an H100 at 0.9, vLLM 0.11: weights 14.99 GiB, cache 51.38 GiB; 0.32 takes its graphs off too, but activations fell."""
+    """Llama-3.1-8B on an H100 at 0.9, vLLM 0.11: weights 14.99 GiB, cache 51.38 GiB; 0.32 takes its graphs off too, but
+    activations fell."""
     found, serving, h100 = model("Llama-3.1-8B-Instruct"), Serving(16_000, gpu_memory_utilization=0.9), card("H100")
     each = {part.name: part.bytes / GIB for part in parts(found, serving, h100)}
     assert 14.99 == pytest.approx(each["weights"], rel=0.005)
@@ -97,9 +103,12 @@ def test_only_weights_that_were_read_are_no_estimate():
 
 
 def test_tensor_parallel_divides_all_but_what_is_copied():
-    """Llama: all of it, up to its 8 KV heads. DeepSeek-V3: 1.03 billion parameters of down-projections and routers stand whole on each GPU."""
+    """Llama: all of it, up to its 8 KV heads. DeepSeek-V3: 1.03 billion parameters of down-projections and routers
+    stand whole on each GPU."""
     llama = model("Llama-3.1-70B-Instruct")
-    assert weight_bytes(llama, Serving(4096)) / 8 == pytest.approx(weight_bytes(llama, Serving(4096, tensor_parallel=8)))
+    assert weight_bytes(llama, Serving(4096)) / 8 == pytest.approx(
+        weight_bytes(llama, Serving(4096, tensor_parallel=8))
+    )
     extra = weight_bytes(llama, Serving(4096, tensor_parallel=16)) - weight_bytes(llama, Serving(4096)) / 16
     assert 80 * 8192 * 8 * 256 * 2 / 16 == pytest.approx(extra), "each KV head stands on two GPUs"
     deep = model("DeepSeek-V3")
@@ -116,7 +125,9 @@ def test_the_stage_with_the_most_layers_holds_a_table_too():
 
 
 @given(
-    st.sampled_from(["Llama-3.1-70B-Instruct", "DeepSeek-V3", "Mixtral-8x7B-v0.1", "gemma-2-9b", "falcon-7b"]), st.integers(1, 16), st.integers(1, 8)
+    st.sampled_from(["Llama-3.1-70B-Instruct", "DeepSeek-V3", "Mixtral-8x7B-v0.1", "gemma-2-9b", "falcon-7b"]),
+    st.integers(1, 16),
+    st.integers(1, 8),
 )
 def test_more_gpus_never_hold_more_of_the_weights_each(name, split, stages):
     found = model(name)
@@ -136,7 +147,9 @@ def test_unknown_weights_are_not_guessed():
         parts(found, Serving(4096), card("H100"))
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("B200", 16_384), ("H200", 8192), ("H100", 8192), ("A100", 2048), ("L4", 2048)])
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("B200", 16_384), ("H200", 8192), ("H100", 8192), ("A100", 2048), ("L4", 2048)]
+)
 def test_the_default_batch_depends_on_the_card(name, tokens):
     assert tokens == default_batched_tokens(card(name))
 
@@ -148,14 +161,21 @@ def test_a_slice_has_the_defaults_of_its_whole_card(piece):
     assert (default_batched_tokens(whole), default_seqs(whole)) == (default_batched_tokens(piece), default_seqs(piece))
 
 
-TABLE = re.findall(r"^\| ([\w.-]+)[^|]*\| ([\d.]+) GiB \|(.*)\|$", (Path(__file__).parents[3] / "docs/mig.md").read_text(), re.MULTILINE)
+TABLE = re.findall(
+    r"^\| ([\w.-]+)[^|]*\| ([\d.]+) GiB \|(.*)\|$",
+    (Path(__file__).parents[3] / "docs/mig.md").read_text(),
+    re.MULTILINE,
+)
 CONFIGS = {"Qwen2.5-7B": "Qwen2.5-7B-Instruct", "Llama-3.1-8B": "Llama-3.1-8B-Instruct"}
 
 
-@pytest.mark.parametrize(("name", "weights", "cells"), TABLE[1:], ids=[name for name, *_ in TABLE[1:]])  # of the first there is no config here
+# of the first there is no config here
+@pytest.mark.parametrize(("name", "weights", "cells"), TABLE[1:], ids=[name for name, *_ in TABLE[1:]])
 def test_the_table_of_slices_is_what_is_reckoned(name, weights, cells):
     found = model(CONFIGS.get(name, name))
-    for place, cell in zip(("H100/1g.10gb", "H200/1g.18gb", "H100/3g.40gb", "H200/3g.71gb"), cells.split("|"), strict=True):
+    for place, cell in zip(
+        ("H100/1g.10gb", "H200/1g.18gb", "H100/3g.40gb", "H200/3g.71gb"), cells.split("|"), strict=True
+    ):
         piece = card(place)
         serving = Serving(8192, max_num_batched_tokens=default_batched_tokens(piece), gpu_memory_utilization=0.9)
         left = kv_budget(found, serving, piece, parts(found, serving, piece))

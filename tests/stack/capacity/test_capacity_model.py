@@ -29,7 +29,11 @@ def model(name: str) -> ModelShape:
 
 def layers(found: ModelShape) -> dict[str, int]:
     """How many layers of each kind."""
-    return {kind: number for kind in ("full", "window", "chunked", "mla", "state", "none") if (number := sum(x.kind == kind for x in found.layers))}
+    return {
+        kind: number
+        for kind in ("full", "window", "chunked", "mla", "state", "none")
+        if (number := sum(x.kind == kind for x in found.layers))
+    }
 
 
 PUBLISHED = {  # parameters in billions, as the model cards, papers or counted checkpoints give them
@@ -90,7 +94,8 @@ def test_each_layer_keeps_what_its_kind_keeps(name, kinds):
 
 
 def test_one_head_of_keys_for_all_queries():
-    """Multi-query attention is said by a switch, not by a number; without it, old configurations mean one KV head per query head."""
+    """Multi-query attention is said by a switch, not by a number; without it, old configurations mean one KV head per
+    query head."""
     assert {1} == {layer.kv_heads for layer in model("falcon-7b").layers}
     assert {1} == {layer.kv_heads for layer in model("gpt_bigcode-santacoder").layers}
     assert {16} == {layer.kv_heads for layer in shape(config("gpt_bigcode-santacoder") | {"multi_query": False}).layers}
@@ -111,7 +116,9 @@ def test_a_window_that_is_switched_off_is_none():
     """Qwen2 files name a window that the model does not use."""
     qwen = config("Qwen2.5-7B-Instruct")
     assert {"full": 28} == layers(shape(qwen | {"sliding_window": 4096, "use_sliding_window": False}))
-    assert {"full": 28} == layers(shape({key: value for key, value in qwen.items() if key != "use_sliding_window"} | {"sliding_window": 4096}))
+    assert {"full": 28} == layers(
+        shape({key: value for key, value in qwen.items() if key != "use_sliding_window"} | {"sliding_window": 4096})
+    )
     assert {"full": 14, "window": 14} == layers(
         shape(qwen | {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 14, "layer_types": None})
     )
@@ -135,12 +142,25 @@ def test_layers_that_share_the_cache_of_others_keep_nothing():
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 5.61),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}}, 5.61),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8.46),
-        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 8, "type": "int", "group_size": None}}}}, 8.46),
-        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}}}, 5.61),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": {"weights": {"num_bits": 8, "type": "int", "group_size": None}}},
+            },
+            8.46,
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}},
+            },
+            5.61,
+        ),
     ],
 )
 def test_weights_follow_the_quantization_and_embeddings_do_not(quantization, gib):
-    """Llama-3.1-8B: 6.98 billion parameters in the layers, 1.05 in the embeddings and the output head, which stay at two bytes."""
+    """Llama-3.1-8B: 6.98 billion parameters in the layers, 1.05 in the embeddings and the output head, which stay at
+    two bytes."""
     found = shape(config("Llama-3.1-8B-Instruct") | {"quantization_config": quantization})
     assert found.weight_bytes is not None
     assert gib == pytest.approx(found.weight_bytes / 2**30, abs=0.01)
@@ -162,7 +182,10 @@ def test_quantized_checkpoints_are_as_large_as_their_published_files(name, quant
     assert published_gb == pytest.approx(found.weight_bytes / 1e9, rel=0.01)
 
 
-EXPERTS_ALONE = {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}}}
+EXPERTS_ALONE = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"a": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+}
 
 
 @pytest.mark.parametrize(
@@ -179,7 +202,10 @@ EXPERTS_ALONE = {"quant_method": "compressed-tensors", "config_groups": {"a": {"
 )
 def test_attention_that_a_checkpoint_leaves_as_it_was_counts_whole(left, spared):
     """Qwen3-30B-A3B: 48 layers of 18.9 million parameters in attention, at two bytes instead of 4.5 bits."""
-    small, mixed = (shape(config("Qwen3-30B-A3B") | {"quantization_config": EXPERTS_ALONE | {"ignore": names}}).weight_bytes for names in ([], left))
+    small, mixed = (
+        shape(config("Qwen3-30B-A3B") | {"quantization_config": EXPERTS_ALONE | {"ignore": names}}).weight_bytes
+        for names in ([], left)
+    )
     attention = 48 * 2048 * (32 * 128 * 2 + 4 * 128 * 2)
     assert (attention * (2 - 0.5625) if spared else 0) == pytest.approx(mixed - small)
 
@@ -196,7 +222,10 @@ def test_only_the_experts_of_gpt_oss_are_small():
     [
         {"quant_method": "modelopt"},
         {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
-        {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}}},
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}},
+        },
     ],
 )
 def test_a_quantization_of_several_types_gives_no_weight_figure(quantization):
@@ -242,7 +271,12 @@ def folder(tmp_path: Path, **changes: Any) -> Path:
 
 def test_weights_are_read_from_the_headers(tmp_path):
     """Float32 is cast to two bytes; a thirteenth layer of a model of twelve is only for speculative decoding."""
-    tensors = {"h.0": ("BF16", 100 * MB), "head": ("F32", 40 * MB), "layers.12.x": ("BF16", 500 * MB), "vision_tower.layers.30.x": ("BF16", 3 * MB)}
+    tensors = {
+        "h.0": ("BF16", 100 * MB),
+        "head": ("F32", 40 * MB),
+        "layers.12.x": ("BF16", 500 * MB),
+        "vision_tower.layers.30.x": ("BF16", 3 * MB),
+    }
     safetensors(folder(tmp_path) / "model.safetensors", tensors)
     found = read(tmp_path)
     assert 123 * MB == found.weight_bytes
@@ -254,7 +288,10 @@ def test_shards_are_added_up_and_copies_beside_them_are_not(tmp_path):
     folder(tmp_path)
     for shard in ("model-1.safetensors", "model-2.safetensors", "consolidated.safetensors"):
         safetensors(tmp_path / shard, {shard: ("F8_E4M3", 70 * MB), f"{shard}.weight_scale_inv": ("F32", 4 * MB)})
-    index = {"metadata": {"total_size": 99 * MB}, "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    index = {
+        "metadata": {"total_size": 99 * MB},
+        "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"},
+    }
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert 148 * MB == read(tmp_path).weight_bytes
 
@@ -262,12 +299,17 @@ def test_shards_are_added_up_and_copies_beside_them_are_not(tmp_path):
 def test_an_index_alone_is_enough(tmp_path):
     index = {"metadata": {"total_size": 99 * MB}, "weight_map": {"a": "model-1.safetensors"}}
     (folder(tmp_path) / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert (99.0 * MB, "total_size in model.safetensors.index.json") == ((found := read(tmp_path)).weight_bytes, found.weights_from)
+    assert (99.0 * MB, "total_size in model.safetensors.index.json") == (
+        (found := read(tmp_path)).weight_bytes,
+        found.weights_from,
+    )
 
 
 @pytest.mark.parametrize("total", ["Infinity", "NaN", "[1]", '"9"'])
 def test_an_index_that_tells_no_size_leaves_the_count(tmp_path, total):
-    (folder(tmp_path) / "model.safetensors.index.json").write_text(f'{{"metadata": {{"total_size": {total}}}, "weight_map": {{"a": "x"}}}}')
+    (folder(tmp_path) / "model.safetensors.index.json").write_text(
+        f'{{"metadata": {{"total_size": {total}}}, "weight_map": {{"a": "x"}}}}'
+    )
     assert "counted from config.json" == read(tmp_path).weights_from
 
 
@@ -288,7 +330,9 @@ def test_weights_that_are_too_few_for_the_model_are_not_taken(tmp_path):
 def test_a_model_is_named_by_its_folder_or_by_its_own_file(tmp_path):
     named = folder(tmp_path) / "chat-7b.json"
     named.write_text(json.dumps(config("gpt2")))
-    assert ["chat-7b", tmp_path.name, tmp_path.name] == [read(path).name for path in (named, tmp_path / "config.json", tmp_path)]
+    assert ["chat-7b", tmp_path.name, tmp_path.name] == [
+        read(path).name for path in (named, tmp_path / "config.json", tmp_path)
+    ]
     named.write_text(json.dumps(config("gpt2") | {"n_layer": "x"}))
     with pytest.raises(BadModel, match=r"chat-7b\.json: n_layer should be"):
         read(named)
@@ -317,11 +361,7 @@ def test_the_longest_context_is_what_vllm_takes(name, changes, longest):
 
 @pytest.mark.parametrize(
     ("name", "changes", "served", "longest"),
-    [
-        ("falcon-40b", {}, 2048, 0),
-        ("falcon-mamba-7b", {}, 2048, 0),
-        ("Phi-3-mini-128k-instruct", {}, 4096, 131_072),
-    ],
+    [("falcon-40b", {}, 2048, 0), ("falcon-mamba-7b", {}, 2048, 0), ("Phi-3-mini-128k-instruct", {}, 4096, 131_072)],
 )
 def test_default_length_follows_vllm(name, changes, served, longest):
     """2,048 where no field names a length, and any other with the flag; LongRoPE at its length before scaling."""
@@ -397,7 +437,12 @@ LLAMA = config("Llama-3.1-8B-Instruct")
         ({"torch_dtype": "int8"}, "dtype 'int8'"),
         ({"quantization_config": {"quant_method": "awq", "bits": "four"}}, "bits should lie between 2 and 8"),
         (
-            {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": -4}}}}},
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "config_groups": {"a": {"weights": {"num_bits": -4}}},
+                }
+            },
             "bits should lie between 2 and 8 and is -4",
         ),
         ({"quantization_config": "fp8"}, "quantization_config should be an object and is 'fp8'"),
@@ -411,7 +456,9 @@ def test_a_bad_configuration_is_refused_in_one_sentence(changes, told):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("value", "told"), [({}, "this is empty"), ([1, 2], "is a list"), ("x", "is a str"), (None, "is a NoneType")])
+@pytest.mark.parametrize(
+    ("value", "told"), [({}, "this is empty"), ([1, 2], "is a list"), ("x", "is a str"), (None, "is a NoneType")]
+)
 def test_what_is_no_configuration_is_refused(value, told):
     with pytest.raises(BadModel, match=told):
         shape(value)
@@ -423,7 +470,10 @@ def test_a_sparse_index_is_refused_by_name():
 
 
 @given(
-    st.dictionaries(st.sampled_from(sorted(LLAMA)), st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.text())))
+    st.dictionaries(
+        st.sampled_from(sorted(LLAMA)),
+        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.text())),
+    )
 )
 def test_nonsense_in_any_field_gives_a_shape_that_could_be_or_one_sentence(changes):
     found = attempt(LLAMA | changes)
@@ -446,7 +496,9 @@ def attempt(configuration: dict[str, Any]) -> ModelShape | str:
 def test_every_published_model_is_read_or_refused():
     assert len(NAMES) - len(REFUSED) >= 12
     assert all(config(name)["_source"].startswith("https://") for name in NAMES)
-    assert {name for name in NAMES if name not in REFUSED} == {model(name).name for name in NAMES if name not in REFUSED}
+    assert {name for name in NAMES if name not in REFUSED} == {
+        model(name).name for name in NAMES if name not in REFUSED
+    }
 
 
 def test_families_are_named_as_transformers_names_them():

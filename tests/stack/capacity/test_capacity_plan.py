@@ -1,4 +1,5 @@
-"""Traffic, worksheet and plan: how many requests fit, how many replicas are needed, what binds, what does not fit and what would."""
+"""Traffic, worksheet and plan: how many requests fit, how many replicas are needed, what binds, what does not fit and
+what would."""
 
 from __future__ import annotations
 
@@ -19,8 +20,28 @@ from stack.capacity import gpus as gpu_models
 from stack.capacity import plan as plan_module
 from stack.capacity.fit import DoesNotFit
 from stack.capacity.kv import BadServing, Serving
-from stack.capacity.plan import CACHE_SHARE, MEASURED_SHARE, Plan, PlanTargets, TooSlow, plan, replica_hour, replicas_for, steady_rate, told
-from stack.capacity.traffic import BadTraffic, in_flight, of_log, of_shape, rate_of_users, request_s, resident_tokens, within
+from stack.capacity.plan import (
+    CACHE_SHARE,
+    MEASURED_SHARE,
+    Plan,
+    PlanTargets,
+    TooSlow,
+    plan,
+    replica_hour,
+    replicas_for,
+    steady_rate,
+    told,
+)
+from stack.capacity.traffic import (
+    BadTraffic,
+    in_flight,
+    of_log,
+    of_shape,
+    rate_of_users,
+    request_s,
+    resident_tokens,
+    within,
+)
 from stack.config import BadConfig
 from stack.gateway import check
 
@@ -38,11 +59,12 @@ EIGHT = replace(of_shape(1500, 1500, 300, 300), rate_per_s=8.0, ttft_s=0.4, tpot
 T0 = 1_760_000_400.0
 
 
-# ---- formulas ---------------------------------------------------------------------------------------------------------------
+# ---- formulas
 
 
 def test_littles_law_for_requests_and_tokens():
-    """8 a second, 1,500 tokens in and 300 out, 0.4 s to the first and 25 ms for each: 63 in flight, 103,800 tokens, 12.7 GiB of an 8B's cache."""
+    """8 a second, 1,500 tokens in and 300 out, 0.4 s to the first and 25 ms for each: 63 in flight, 103,800 tokens,
+    12.7 GiB of an 8B's cache."""
     assert pytest.approx(7.9) == request_s(0.4, 300, 0.025)
     assert pytest.approx(63.2) == in_flight(8, 0.4, 300, 0.025)
     assert pytest.approx(103_800) == resident_tokens(8, 1500, 0.4, 300, 0.025)
@@ -50,7 +72,11 @@ def test_littles_law_for_requests_and_tokens():
 
 
 def test_traffic_says_the_same_as_the_formulas():
-    assert (pytest.approx(7.9), pytest.approx(63.2), pytest.approx(103_800)) == (EIGHT.time_s, EIGHT.in_flight, EIGHT.resident_tokens)
+    assert (pytest.approx(7.9), pytest.approx(63.2), pytest.approx(103_800)) == (
+        EIGHT.time_s,
+        EIGHT.in_flight,
+        EIGHT.resident_tokens,
+    )
 
 
 def test_users_who_think_make_a_rate():
@@ -67,7 +93,12 @@ def test_users_who_do_not_think_are_all_there_at_once():
 def test_what_is_not_given_is_named_and_no_figure_is_made_up():
     traffic = of_shape(1500, 1500, 300, 300)
     assert ("requests_per_second or concurrent_users", "ttft_p95", "itl_p95") == traffic.missing
-    assert (None, None, None, None) == (traffic.time_s, traffic.arrivals_per_s, traffic.in_flight, traffic.resident_tokens)
+    assert (None, None, None, None) == (
+        traffic.time_s,
+        traffic.arrivals_per_s,
+        traffic.in_flight,
+        traffic.resident_tokens,
+    )
 
 
 @given(st.floats(1e-4, 1e4), st.floats(1e-6, 10.0), st.floats(0.01, 100.0))
@@ -77,7 +108,8 @@ def test_at_the_steady_rate_the_95th_percentile_is_what_was_asked(mean, square, 
 
 
 def test_the_steady_rate_holds_in_a_simulation():
-    """Requests that come by chance, each for 10 s with 1 of 50 places: more than 50 are there in about 5 % of the looks."""
+    """Requests that come by chance, each for 10 s with 1 of 50 places: more than 50 are there in about 5 % of the
+    looks."""
     rng, places, hold_s = random.Random(7), 50, 10.0
     rate = steady_rate(hold_s / places, hold_s / places**2, 1.0)
     over = looks = 0
@@ -118,7 +150,7 @@ def test_a_shape_has_the_percentiles_that_were_given(prompt, output):
     assert min(prompts) <= traffic.prompt_tokens.mean <= max(prompts)
 
 
-# ---- traffic that cannot be -------------------------------------------------------------------------------------------------
+# ---- traffic that cannot be
 
 
 @pytest.mark.parametrize(
@@ -164,11 +196,19 @@ def test_lengths_beyond_the_longest_request_are_refused_or_cut():
     assert EIGHT == within(EIGHT, 8192)
 
 
-# ---- a request log ----------------------------------------------------------------------------------------------------------
+# ---- a request log
 
 
 def record(ended_s: float = 0.0, **more: object) -> RequestRecord:
-    said = {"outcome": "ok", "prompt_tokens": 1000, "completion_tokens": 100, "ttft_ms": 500.0, "tpot_ms": 20.0, "model": "chat", **more}
+    said = {
+        "outcome": "ok",
+        "prompt_tokens": 1000,
+        "completion_tokens": 100,
+        "ttft_ms": 500.0,
+        "tpot_ms": 20.0,
+        "model": "chat",
+        **more,
+    }
     return RequestRecord(request_id="r", ts=timestamp(T0 + ended_s), **said)  # type: ignore[arg-type]
 
 
@@ -185,24 +225,41 @@ def test_waiting_in_the_gateway_is_no_time_in_the_engine():
 
 
 def test_slow_tokens_count_by_how_many_they_are():
-    """The mean time of a request is what Little's law needs: 900 fast tokens and 100 slow ones, not one fast and one slow request."""
+    """The mean time of a request is what Little's law needs: 900 fast tokens and 100 slow ones, not one fast and one
+    slow request."""
     found = of_log([record(completion_tokens=900, tpot_ms=10.0), record(completion_tokens=100, tpot_ms=110.0)], "log")
     assert pytest.approx(0.02) == found.tpot_s
 
 
 def test_what_did_not_end_well_counts_nowhere_and_is_told():
-    found = of_log([record(), record(outcome="rejected", completion_tokens=None), record(outcome="client_abort", completion_tokens=3)], "log")
+    found = of_log(
+        [
+            record(),
+            record(outcome="rejected", completion_tokens=None),
+            record(outcome="client_abort", completion_tokens=3),
+        ],
+        "log",
+    )
     assert ((1000, 100),) == found.sizes
     assert found.notes[0].startswith("2 further requests")
 
 
 def test_a_record_of_several_texts_is_several_requests():
-    found = of_log([record(n=3, completion_tokens=300), record(prompts=2, prompt_tokens=100, completion_tokens=20)], "log")
+    found = of_log(
+        [record(n=3, completion_tokens=300), record(prompts=2, prompt_tokens=100, completion_tokens=20)], "log"
+    )
     assert {(1000, 100): 3, (50, 10): 2} == {size: found.sizes.count(size) for size in set(found.sizes)}
 
 
 def test_the_short_form_of_lab_logs_has_lengths_and_times_but_no_rate():
-    found = of_log([RequestRecord(request_id="a", prompt_tokens=1842, completion_tokens=419, ttft_ms=820, tpot_ms=34, finish_reason="stop")], "log")
+    found = of_log(
+        [
+            RequestRecord(
+                request_id="a", prompt_tokens=1842, completion_tokens=419, ttft_ms=820, tpot_ms=34, finish_reason="stop"
+            )
+        ],
+        "log",
+    )
     assert (((1842, 419),), None, 0.82) == (found.sizes, found.rate_per_s, found.ttft_s)
     assert "has no times" in found.source
 
@@ -230,7 +287,7 @@ def test_prefix_hits_are_counted_where_the_engine_reported_them():
     assert 0.3 == found.cached_share
 
 
-# ---- the worksheet ----------------------------------------------------------------------------------------------------------
+# ---- the worksheet
 
 FLAT = "\n".join(line.strip() for line in worksheet.FORM.splitlines())  # as a copy without indentation has it
 
@@ -269,13 +326,27 @@ tuning:
         form.parameters, form.dtype, form.max_model_len, form.p50_prompt_tokens, form.concurrent_users, form.think_time,
     )  # fmt: skip
     assert (0.5, 0.025, 0.002, 2, 0.9, True, '{"method": "ngram"}') == (
-        form.ttft_p95, form.itl_p95, form.cost_per_1k_tokens, form.tensor_parallel_size, form.gpu_memory_utilization, form.enable_prefix_caching,
+        form.ttft_p95,
+        form.itl_p95,
+        form.cost_per_1k_tokens,
+        form.tensor_parallel_size,
+        form.gpu_memory_utilization,
+        form.enable_prefix_caching,
         form.speculative_config,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("8e9", 8e9), (8e9, 8e9), (8_000_000_000, 8e9), ("70b", 70e9), ("1.5 B", 1.5e9), ("350M", 350e6), ("8,000", 8000.0)]
+    ("text", "number"),
+    [
+        ("8e9", 8e9),
+        (8e9, 8e9),
+        (8_000_000_000, 8e9),
+        ("70b", 70e9),
+        ("1.5 B", 1.5e9),
+        ("350M", 350e6),
+        ("8,000", 8000.0),
+    ],
 )
 def test_numbers_of_parameters(text, number):
     assert number == worksheet.count(text)
@@ -286,7 +357,9 @@ def test_tokens_are_written_as_for_vllm(text, number):
     assert number == worksheet.tokens(text)
 
 
-@pytest.mark.parametrize(("text", "number"), [("500ms", 0.5), ("0.5s", 0.5), (0.5, 0.5), ("0.5", 0.5), ("2 min", 120.0)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("500ms", 0.5), ("0.5s", 0.5), (0.5, 0.5), ("0.5", 0.5), ("2 min", 120.0)]
+)
 def test_times(text, number):
     assert number == worksheet.seconds(text)
 
@@ -294,29 +367,56 @@ def test_times(text, number):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("model:\n  parameters: 8B\n  max_model_lenn: 8192\n", "line 3: model.max_model_lenn is unknown; did you mean max_model_len?"),
+        (
+            "model:\n  parameters: 8B\n  max_model_lenn: 8192\n",
+            "line 3: model.max_model_lenn is unknown; did you mean max_model_len?",
+        ),
         ("modell:\n  parameters: 8B\n", "line 1: modell is unknown; did you mean model?"),
         ("model:\n  parameters: eight\n", "line 2: model.parameters: 'eight' is no number; write it like 8e9 or 8B"),
-        ("model:\n  parameters: 8\n", "line 2: model.parameters: 8 is no language model's number of parameters; write 8e9 or 8B"),
+        (
+            "model:\n  parameters: 8\n",
+            "line 2: model.parameters: 8 is no language model's number of parameters; write 8e9 or 8B",
+        ),
         ("model:\n  parameters: .inf\n", "line 2: model.parameters: this is larger than any number"),
-        ("tuning:\n  speculative_config: ngram\n", "line 2: tuning.speculative_config: 'ngram' should be an object, such as {method: ngram"),
-        ("tuning:\n  speculative_config: {a: .nan}\n", "line 2: tuning.speculative_config: {'a': nan} should be an object"),
+        (
+            "tuning:\n  speculative_config: ngram\n",
+            "line 2: tuning.speculative_config: 'ngram' should be an object, such as {method: ngram",
+        ),
+        (
+            "tuning:\n  speculative_config: {a: .nan}\n",
+            "line 2: tuning.speculative_config: {'a': nan} should be an object",
+        ),
         ("model:\n  parameters: -8B\n", "line 2: model.parameters: -8e+09 should be more than 0"),
         ("model:\n  dtype: bfloat1\n", "line 2: model.dtype: 'bfloat1' is no type of weights; did you mean bfloat16?"),
-        ("traffic:\n  p50_prompt_tokens: 9\n  p95_prompt_tokens: 8\n", "line 3: traffic.p95_prompt_tokens: 8 is less than p50_prompt_tokens (9)"),
+        (
+            "traffic:\n  p50_prompt_tokens: 9\n  p95_prompt_tokens: 8\n",
+            "line 3: traffic.p95_prompt_tokens: 8 is less than p50_prompt_tokens (9)",
+        ),
         ("traffic:\n  p50_prompt_tokens: .nan\n", "line 2: traffic.p50_prompt_tokens: nan should be 1 or more"),
         ("traffic:\n  p50_prompt_tokens: 0\n", "line 2: traffic.p50_prompt_tokens: 0 should be 1 or more"),
-        ("traffic:\n  requests_per_second: 2\n  rate_per_s: 3\n", "line 3: traffic.rate_per_s: 3 is not what requests_per_second says"),
+        (
+            "traffic:\n  requests_per_second: 2\n  rate_per_s: 3\n",
+            "line 3: traffic.rate_per_s: 3 is not what requests_per_second says",
+        ),
         ("traffic:\n  requests_per_second: 2\n  users: 3\n", "traffic.concurrent_users: the rate is given too"),
         ("traffic:\n  cached_share: 3\n", "line 2: traffic.cached_share: 3 should be from 0 to 1"),
         ("targets:\n  ttft_p95: 500\n", "line 2: targets.ttft_p95: 500 without a unit is seconds; write 500ms or 500s"),
         ("targets:\n  itl_p95: fast\n", "line 2: targets.itl_p95: 'fast' is no time"),
-        ("tuning:\n  tensor_parallel_size: 0\n", "line 2: tuning.tensor_parallel_size: 0 should be a whole number, 1 or more"),
-        ("tuning:\n  gpu_memory_utilization: 1.2\n", "line 2: tuning.gpu_memory_utilization: 1.2 should be from 0 to 1"),
+        (
+            "tuning:\n  tensor_parallel_size: 0\n",
+            "line 2: tuning.tensor_parallel_size: 0 should be a whole number, 1 or more",
+        ),
+        (
+            "tuning:\n  gpu_memory_utilization: 1.2\n",
+            "line 2: tuning.gpu_memory_utilization: 1.2 should be from 0 to 1",
+        ),
         ("tuning:\n  gpu_memory_utilization: 0\n", "line 2: tuning.gpu_memory_utilization: 0 should be more than 0"),
-        ("tuning:\n  enable_prefix_caching: yes\n", "line 2: tuning.enable_prefix_caching: 'yes' should be true or false"),
+        (
+            "tuning:\n  enable_prefix_caching: yes\n",
+            "line 2: tuning.enable_prefix_caching: 'yes' should be true or false",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_the_worksheet_is_told_with_its_line(text, words):
     with pytest.raises(BadConfig) as refused:
         worksheet.parse(text, "w.yaml")
@@ -332,7 +432,11 @@ def test_half_of_the_lengths_is_not_enough_and_one_percentile_stands_for_the_oth
     assert any("p95_prompt_tokens is empty" in note for note in traffic.notes)
 
 
-ENTRIES = {"parameters": worksheet.Entry("8029995008", "counted"), "ttft_p95": worksheet.Entry(None, "yours"), "dtype": worksheet.Entry("x", "never")}
+ENTRIES = {
+    "parameters": worksheet.Entry("8029995008", "counted"),
+    "ttft_p95": worksheet.Entry(None, "yours"),
+    "dtype": worksheet.Entry("x", "never"),
+}
 
 
 @pytest.mark.parametrize(
@@ -342,7 +446,10 @@ ENTRIES = {"parameters": worksheet.Entry("8029995008", "counted"), "ttft_p95": w
             "model:\n  parameters:   # ask Kim\n  dtype: bf16 # said\ntargets:\n  ttft_p95:\n",
             "model:\n  parameters: 8029995008   # ask Kim\n  dtype: bf16 # said\ntargets:\n  ttft_p95:  # yours\n",
         ),
-        ("model:\nparameters:\ntargets:\nttft_p95:", "model:\nparameters: 8029995008  # counted\ntargets:\nttft_p95:  # yours"),
+        (
+            "model:\nparameters:\ntargets:\nttft_p95:",
+            "model:\nparameters: 8029995008  # counted\ntargets:\nttft_p95:  # yours",
+        ),
         ("model: {parameters: , dtype: bf16}\n", "model: {parameters: 8029995008 , dtype: bf16}\n"),
         ("model:\n  parameters: null\n", "model:\n  parameters: 8029995008  # counted\n"),
     ],
@@ -351,14 +458,19 @@ def test_only_what_is_empty_is_filled_in(text, filled):
     assert filled == worksheet.fill(text, ENTRIES)
 
 
-@given(st.sets(st.sampled_from(["parameters", "p50_prompt_tokens", "tensor_parallel_size", "max_model_len"])), st.integers(10_000, 2**20))
+@given(
+    st.sets(st.sampled_from(["parameters", "p50_prompt_tokens", "tensor_parallel_size", "max_model_len"])),
+    st.integers(10_000, 2**20),
+)
 def test_a_filled_worksheet_is_a_worksheet_that_says_what_was_filled_in(names, value):
     form = worksheet.parse(worksheet.fill(worksheet.FORM, {name: worksheet.Entry(str(value), "so") for name in names}))
-    assert dict.fromkeys(names, value) == {name: getattr(form, name) for name in names if getattr(form, name) is not None}
+    assert dict.fromkeys(names, value) == {
+        name: getattr(form, name) for name in names if getattr(form, name) is not None
+    }
     assert all(getattr(form, name) is None for name in ("dtype", "ttft_p95"))
 
 
-# ---- does it fit ------------------------------------------------------------------------------------------------------------
+# ---- does it fit
 
 CODER = shape_of("DeepSeek-V2-Lite")  # the shape of DeepSeek-Coder-V2-Lite
 QWEN = shape_of("Qwen3-30B-A3B")  # the shape of Qwen3-Coder-30B-A3B
@@ -375,7 +487,9 @@ def test_thirty_one_gigabytes_of_weights_do_not_go_into_a_slice_of_ten():
     assert "DeepSeek-V2-Lite does not fit H100-80GB/1g.10gb: weights 29.26 GiB" in refused.what
     assert refused.ways[0].startswith("H100-80GB/3g.40gb, its smallest slice that does")
     assert not [way for way in refused.ways if "--tensor-parallel-size" in way], "one card is enough"
-    smaller = [each for each in gpu_models.slices(H100) if each.memory_bytes < gpu_models.card("H100/3g.40gb").memory_bytes]
+    smaller = [
+        each for each in gpu_models.slices(H100) if each.memory_bytes < gpu_models.card("H100/3g.40gb").memory_bytes
+    ]
     assert smaller
     assert not [each.name for each in smaller if fit.fits(CODER, Serving(16384), each)]
     assert plan(CODER, Serving(16384), gpu_models.card("H100/3g.40gb")).guaranteed >= 1
@@ -419,7 +533,10 @@ def test_a_share_below_vllms_own_is_raised_first():
 
 
 def test_several_cards_are_named_where_one_is_too_small():
-    assert "2 whole H100-80GB with --tensor-parallel-size 2" in refusal(shape_of("Llama-3.1-70B-Instruct"), "H100", max_model_len=8192).ways
+    assert (
+        "2 whole H100-80GB with --tensor-parallel-size 2"
+        in refusal(shape_of("Llama-3.1-70B-Instruct"), "H100", max_model_len=8192).ways
+    )
 
 
 def test_what_nothing_holds_alone_is_said_so():
@@ -428,7 +545,10 @@ def test_what_nothing_holds_alone_is_said_so():
 
 
 @given(
-    st.sampled_from([each.name for each in gpu_models.CARDS]), st.sampled_from([1, 2, 4]), st.sampled_from(["auto", "fp8"]), st.integers(64, 131_072)
+    st.sampled_from([each.name for each in gpu_models.CARDS]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from(["auto", "fp8"]),
+    st.integers(64, 131_072),
 )
 def test_a_plan_and_its_refusal_never_disagree(card, tensor_parallel, cache_dtype, length):
     """Whatever fits has a plan with at least one request; whatever does not names longer lengths never."""
@@ -443,9 +563,16 @@ def _plans(shape: model.ModelShape, serving: Serving, card: gpu_models.GpuModel)
         return False
 
 
-# ---- how many ---------------------------------------------------------------------------------------------------------------
+# ---- how many
 
-NAMES = ("Llama-3.1-8B-Instruct", "Qwen2.5-7B-Instruct", "DeepSeek-V2-Lite", "gemma-3-1b-it", "gpt-oss-20b", "Mistral-7B-v0.1")
+NAMES = (
+    "Llama-3.1-8B-Instruct",
+    "Qwen2.5-7B-Instruct",
+    "DeepSeek-V2-Lite",
+    "gemma-3-1b-it",
+    "gpt-oss-20b",
+    "Mistral-7B-v0.1",
+)
 EVERY = {name: shape_of(name) for name in NAMES}
 each_model = st.sampled_from(NAMES)
 
@@ -463,7 +590,12 @@ def test_a_published_card_of_forty_thousand_tokens():
     cache = kv.cache(LLAMA, Serving(131_072), 4.91 * GIB)
     assert pytest.approx(40_208, abs=32) == cache.tokens
     assert 0.31 == round(cache.concurrency, 2)
-    assert 15.7 == round(cache.concurrency * kv.request_bytes(LLAMA, Serving(131_072), 131_072) / kv.request_bytes(LLAMA, Serving(131_072), 2560), 1)
+    assert 15.7 == round(
+        cache.concurrency
+        * kv.request_bytes(LLAMA, Serving(131_072), 131_072)
+        / kv.request_bytes(LLAMA, Serving(131_072), 2560),
+        1,
+    )
 
 
 @given(each_model, st.integers(1, 3000), st.floats(1, 2.5), st.integers(1, 1000), st.floats(1, 4), st.booleans())
@@ -480,8 +612,12 @@ def test_guaranteed_is_never_more_than_expected(name, prompt, prompt_spread, out
 @given(each_model, st.floats(0.1, 500), st.floats(1.01, 4), st.integers(50, 1500), st.integers(10, 500))
 def test_replicas_are_enough_and_grow_with_the_traffic(name, rate, factor, prompt, output):
     def planned(rate_per_s: float, longer: float = 1) -> Plan:
-        traffic = replace(of_shape(prompt * longer, 2 * prompt * longer, output * longer, 2 * output * longer), rate_per_s=rate_per_s)
-        return plan(EVERY[name], Serving(16_384), H200, replace(traffic, ttft_s=0.5, tpot_s=0.03), PlanTargets(0.5, 0.03))
+        traffic = replace(
+            of_shape(prompt * longer, 2 * prompt * longer, output * longer, 2 * output * longer), rate_per_s=rate_per_s
+        )
+        return plan(
+            EVERY[name], Serving(16_384), H200, replace(traffic, ttft_s=0.5, tpot_s=0.03), PlanTargets(0.5, 0.03)
+        )
 
     it = planned(rate)
     assert it.replicas is not None
@@ -496,7 +632,9 @@ def test_replicas_are_enough_and_grow_with_the_traffic(name, rate, factor, promp
 
 def test_the_cache_binds_where_requests_are_long_and_the_speed_where_they_are_many():
     long = replace(of_shape(30_000, 30_000, 300, 300), rate_per_s=1.0, ttft_s=5.0, tpot_s=0.05)
-    assert "KV cache" == _binds(plan(LLAMA, Serving(32_768), gpu_models.card("L40S"), long, PlanTargets(itl_p95_s=0.05)))
+    assert "KV cache" == _binds(
+        plan(LLAMA, Serving(32_768), gpu_models.card("L40S"), long, PlanTargets(itl_p95_s=0.05))
+    )
     slow = replace(of_shape(4000, 4000, 50, 50), rate_per_s=1.0, ttft_s=0.5, tpot_s=0.02)
     assert "compute" == _binds(plan(LLAMA, Serving(8192), H200, slow))
     decode = replace(of_shape(10, 10, 2000, 2000), rate_per_s=1.0, ttft_s=0.1, tpot_s=0.0055)
@@ -508,7 +646,9 @@ def _binds(it: Plan) -> str | None:
 
 
 def test_without_a_measurement_the_replicas_are_the_fewest_and_with_one_they_are_known():
-    guess, known = (plan(LLAMA, Serving(8192), H200, replace(EIGHT, rate_per_s=80.0), measured_per_s=rate) for rate in (None, 10.0))
+    guess, known = (
+        plan(LLAMA, Serving(8192), H200, replace(EIGHT, rate_per_s=80.0), measured_per_s=rate) for rate in (None, 10.0)
+    )
     assert (False, True) == (guess.measured, known.measured)
     assert (80 / (10 * MEASURED_SHARE), "measurement") == (known.replicas, _binds(known))
     assert any("not known without a measurement" in note for note in guess.notes)
@@ -520,7 +660,10 @@ def test_without_a_rate_or_times_nothing_is_said_of_replicas():
     for traffic in (replace(EIGHT, rate_per_s=None), replace(EIGHT, tpot_s=None), None):
         it = plan(LLAMA, Serving(8192), H200, traffic, prices=Prices(gpu_hour=2.0))
         assert (None, None) == (it.replicas, it.cost and it.cost.per_hour)
-    assert any("not given: requests_per_second or concurrent_users" in note for note in plan(LLAMA, Serving(8192), H200, of_shape(9, 9, 9, 9)).notes)
+    assert any(
+        "not given: requests_per_second or concurrent_users" in note
+        for note in plan(LLAMA, Serving(8192), H200, of_shape(9, 9, 9, 9)).notes
+    )
 
 
 def test_nothing_is_said_to_bind_where_the_cache_may_be_used_up_first():
@@ -540,9 +683,14 @@ def test_users_that_one_replica_takes():
     it = plan(LLAMA, Serving(8192), H200, replace(EIGHT, rate_per_s=None, users=100.0, think_s=32.1))
     assert it.binds is not None
     assert pytest.approx(it.binds.rate_per_s * 40) == it.users_per_replica
-    assert it.users_per_replica == plan(LLAMA, Serving(8192), H200, replace(EIGHT, think_s=32.1)).users_per_replica, "how many there are is not asked"
+    assert it.users_per_replica == plan(LLAMA, Serving(8192), H200, replace(EIGHT, think_s=32.1)).users_per_replica, (
+        "how many there are is not asked"
+    )
     assert not any("asks again the moment" in note for note in it.notes)
-    assert any("asks again the moment" in n for n in plan(LLAMA, Serving(8192), H200, replace(EIGHT, rate_per_s=None, users=100.0)).notes)
+    assert any(
+        "asks again the moment" in n
+        for n in plan(LLAMA, Serving(8192), H200, replace(EIGHT, rate_per_s=None, users=100.0)).notes
+    )
 
 
 def test_operations_leave_out_the_table_and_give_the_head_to_the_reply():
@@ -553,26 +701,39 @@ def test_operations_leave_out_the_table_and_give_the_head_to_the_reply():
     assert plan_module.operations(QWEN, 1, 1) is None
 
 
-# ---- targets that cannot be -------------------------------------------------------------------------------------------------
+# ---- targets that cannot be
 
 
 def test_a_token_cannot_come_faster_than_its_weights_are_read():
-    with pytest.raises(TooSlow, match=r"itl_p95: 1 ms cannot be: reading 13.98 GiB of weights .* H100-80GB at least 4.4804 ms \(3.35 TB/s\)"):
+    with pytest.raises(
+        TooSlow,
+        match=r"itl_p95: 1 ms cannot be: reading 13.98 GiB of weights .* H100-80GB at least 4.4804 ms \(3.35 TB/s\)",
+    ):
         plan(LLAMA, Serving(8192), H100, targets=PlanTargets(itl_p95_s=0.001))
     plan(LLAMA, Serving(8192), H100, targets=PlanTargets(itl_p95_s=0.0045))
     plan(LLAMA, Serving(8192, tensor_parallel=8), H100, targets=PlanTargets(itl_p95_s=0.001))
-    speculative = plan(LLAMA, Serving(8192), H100, targets=PlanTargets(itl_p95_s=0.001), tuning=recommend.Tuning(speculative="{}"))
+    speculative = plan(
+        LLAMA, Serving(8192), H100, targets=PlanTargets(itl_p95_s=0.001), tuning=recommend.Tuning(speculative="{}")
+    )
     assert any("unless speculative decoding" in note for note in speculative.notes)
 
 
 def test_a_prompt_cannot_be_read_faster_than_it_is_computed_unless_it_is_cached():
     long = of_shape(100_000, 100_000, 10, 10)
-    with pytest.raises(TooSlow, match=r"ttft_p95: 100 ms cannot be for 100,000 prompt tokens \(p95\): H100-80GB computes them in 1.41 s at best"):
+    with pytest.raises(
+        TooSlow,
+        match=(
+            r"ttft_p95: 100 ms cannot be for 100,000 prompt tokens \(p95\): H100-80GB computes them in 1.41 s at best"
+        ),
+    ):
         plan(LLAMA, Serving(131_072), H100, long, PlanTargets(ttft_p95_s=0.1), recommend.Tuning(prefix_caching=False))
-    assert any("unless most of them are in the prefix cache" in note for note in plan(LLAMA, Serving(131_072), H100, long, PlanTargets(0.1)).notes)
+    assert any(
+        "unless most of them are in the prefix cache" in note
+        for note in plan(LLAMA, Serving(131_072), H100, long, PlanTargets(0.1)).notes
+    )
 
 
-# ---- cost -------------------------------------------------------------------------------------------------------------------
+# ---- cost
 
 PRICES = Prices(gpu_hour=2.0, gpus=(GpuPrice("H200", 4.2, {"1g.18gb": 0.5}),), api=(ApiPrice("chat", 0.001, 0.004),))
 
@@ -618,11 +779,14 @@ def test_cost_of_this_traffic_beside_the_api():
 
 
 def test_a_cost_that_is_a_bound_can_miss_a_target_but_not_keep_it():
-    missed, open_ = (plan(LLAMA, Serving(8192), H200, EIGHT, PlanTargets(cost_per_1k_tokens=target), prices=PRICES) for target in (1e-9, 1.0))
+    missed, open_ = (
+        plan(LLAMA, Serving(8192), H200, EIGHT, PlanTargets(cost_per_1k_tokens=target), prices=PRICES)
+        for target in (1e-9, 1.0)
+    )
     assert (False, None) == (told(missed)["cost"]["target_kept"], told(open_)["cost"]["target_kept"])
 
 
-# ---- flags and the gateway --------------------------------------------------------------------------------------------------
+# ---- flags and the gateway
 
 
 def test_the_flags_are_those_that_were_reckoned_with():
@@ -630,7 +794,8 @@ def test_the_flags_are_those_that_were_reckoned_with():
     tuning = recommend.Tuning(prefix_caching=False, speculative='{"method": "ngram"}', max_num_seqs=64)
     it = plan(LLAMA, serving, H200, EIGHT, tuning=tuning, name="chat")
     assert (
-        "vllm serve Llama-3.1-8B-Instruct --served-model-name chat --max-model-len 8192 --gpu-memory-utilization 0.9 --max-num-seqs 64 "
+        "vllm serve Llama-3.1-8B-Instruct --served-model-name chat --max-model-len 8192 --gpu-memory-utilization 0.9"
+        " --max-num-seqs 64 "
         "--max-num-batched-tokens 4096 --tensor-parallel-size 2 --kv-cache-dtype fp8 --no-enable-prefix-caching "
         """--speculative-config '{"method": "ngram"}'"""
     ) == it.command
@@ -638,7 +803,9 @@ def test_the_flags_are_those_that_were_reckoned_with():
 
 def test_requests_at_once_are_no_more_than_the_tokens_of_a_step():
     """vLLM refuses max_num_seqs beyond max_num_batched_tokens, and lowers its own choice."""
-    with pytest.raises(BadServing, match="max_num_seqs 200 is more than max_num_batched_tokens 100, and vLLM refuses that"):
+    with pytest.raises(
+        BadServing, match="max_num_seqs 200 is more than max_num_batched_tokens 100, and vLLM refuses that"
+    ):
         plan(LLAMA, Serving(8192, max_num_batched_tokens=100), H200, EIGHT, tuning=recommend.Tuning(max_num_seqs=200))
     it = plan(LLAMA, Serving(1024, max_num_batched_tokens=20), H200, of_shape(10, 10, 10, 10))
     assert ("--max-num-seqs", "20") in [(flag.option, flag.value) for flag in it.flags]
@@ -667,7 +834,13 @@ def test_no_more_requests_at_once_than_the_cache_holds_nor_than_speed_allows():
         (LLAMA, "H200", 8192, None, "chat"),
         (shape_of("gpt2"), "B200", 1024, None, "gpt2"),  # the cache holds more than vLLM takes at once
         (LLAMA, "A10", 16_000, None, ""),  # one slot: fewer than the shipped bands keep free
-        (LLAMA, "A10", 16_000, replace(of_shape(12_000, 12_000, 900, 900), rate_per_s=1.0, ttft_s=2.0, tpot_s=0.2), 'odd: "name" # it'),
+        (
+            LLAMA,
+            "A10",
+            16_000,
+            replace(of_shape(12_000, 12_000, 900, 900), rate_per_s=1.0, ttft_s=2.0, tpot_s=0.2),
+            'odd: "name" # it',
+        ),
         (QWEN, "H200", 32_768, replace(of_shape(2000, 9000, 300, 900), rate_per_s=3.0, ttft_s=2.0, tpot_s=0.2), "code"),
         (shape_of("gemma-3-1b-it"), "L4", 32_768, replace(EIGHT, rate_per_s=500.0), "small"),
         (shape_of("Nemotron-H-56B-Base-8K"), "B200", 8192, EIGHT, "hybrid"),
@@ -681,7 +854,11 @@ def test_the_gateway_takes_the_limits(tmp_path, shape, card, length, traffic, na
     assert [] == found["mistakes"]
     capacity = found["capacity"]
     assert capacity["slots"] <= (it.replicas or 1) * fit.default_seqs(it.card)
-    assert (it.gateway.slots, it.gateway.tokens, it.gateway.queue or 1024) == (capacity["slots"], capacity["tokens"], capacity["queue"])
+    assert (it.gateway.slots, it.gateway.tokens, it.gateway.queue or 1024) == (
+        capacity["slots"],
+        capacity["tokens"],
+        capacity["queue"],
+    )
     assert [(name or shape.name, length)] == [(each["model"], each["max_model_len"]) for each in found["models"]]
     assert length <= capacity["tokens"] <= it.cache.tokens * (it.replicas or 1)
 
@@ -695,7 +872,7 @@ def test_requests_within_the_token_budget_fit_the_cache(name, prompt, output):
     assert number * kv.request_bytes(shape, serving, prompt + output) <= it.kv_bytes * (1 + 1e-9)
 
 
-# ---- the twin in JSON -------------------------------------------------------------------------------------------------------
+# ---- the twin in JSON
 
 
 def test_the_twin_has_only_numbers_that_json_has():

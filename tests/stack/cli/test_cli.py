@@ -1,4 +1,5 @@
-"""The command as a whole: what is listed is there, and a process that serves for months carries only what serving needs."""
+"""The command as a whole: what is listed is there, and a process that serves for months carries only what serving
+needs."""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ from click.testing import CliRunner
 from stack.cli import COMMANDS, DEVELOPMENT, main, version
 
 ROOT = Path(__file__).parents[3]
-# What draws, what reads PromQL, what makes boards, rules and pages, and what is loaded only where a configuration asks for it.
+# What draws, what reads PromQL, what makes boards, rules and pages, and what is loaded only where a configuration asks
+# for it.
 NOT_FOR_SERVING = (
-    "alerts", "dashboards", "runbooks", "stack.render", "alerts.managed_files", "grafanalib", "grpc", "markdown_it", "opentelemetry", "plotly",
+    "alerts", "dashboards", "runbooks", "stack.render", "alerts.managed_files", "grafanalib", "grpc", "markdown_it",
+    "opentelemetry", "plotly",
     "promql_parser", "pynvml", "rich",
 )  # fmt: skip
 each_command = pytest.mark.parametrize("listed", [*COMMANDS, *DEVELOPMENT], ids=lambda command: command.name)
@@ -29,12 +32,16 @@ def python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def imported(code: str) -> set[str]:
     """Every module that a fresh interpreter has after these lines, which may also end it."""
-    told = python("-c", f"import atexit, json, sys\natexit.register(lambda: print(json.dumps(list(sys.modules))))\n{code}")
+    told = python(
+        "-c", f"import atexit, json, sys\natexit.register(lambda: print(json.dumps(list(sys.modules))))\n{code}"
+    )
     return set(json.loads(told.stdout.splitlines()[-1]))
 
 
 def ours(modules: set[str]) -> set[str]:
-    return {name for name in modules if name.split(".")[0] in ("alerts", "dashboards", "exporters", "runbooks", "stack")}
+    return {
+        name for name in modules if name.split(".")[0] in ("alerts", "dashboards", "exporters", "runbooks", "stack")
+    }
 
 
 def served(topic: str, config: Path) -> set[str]:

@@ -1,4 +1,5 @@
-"""What a fleet costs in series: each figure of the budget against a page, each cap against a log that tries to break it."""
+"""What a fleet costs in series: each figure of the budget against a page, each cap against a log that tries to break
+it."""
 
 from __future__ import annotations
 
@@ -53,7 +54,11 @@ def test_an_engines_page_is_the_fullest_that_was_captured_of_its_release(release
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_captured_page_is_within_every_limit_of_the_fleets_configuration(name):
-    job = next(job for job in yaml.safe_load((ROOT / files.FOLDER / "prometheus.yml").read_text())["scrape_configs"] if job["job_name"] == "vllm")
+    job = next(
+        job
+        for job in yaml.safe_load((ROOT / files.FOLDER / "prometheus.yml").read_text())["scrape_configs"]
+        if job["job_name"] == "vllm"
+    )
     lines = samples(PAGES[name])
     labels = [re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', line) for line in lines]
     assert len(lines) < job["sample_limit"]
@@ -62,7 +67,9 @@ def test_every_captured_page_is_within_every_limit_of_the_fleets_configuration(n
     assert max(len(value) for pairs in labels for _, value in pairs) < job["label_value_length_limit"]
 
 
-@pytest.mark.parametrize("config", sorted((ROOT / "stack/deploy").rglob("prometheus*.yml")), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "config", sorted((ROOT / "stack/deploy").rglob("prometheus*.yml")), ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_every_limit_is_twice_what_a_page_is_expected_to_hold(config):
     jobs = {job["job_name"]: job for job in yaml.safe_load(config.read_text())["scrape_configs"]}
     for name, most in budget.PAGES.items():
@@ -70,18 +77,37 @@ def test_every_limit_is_twice_what_a_page_is_expected_to_hold(config):
 
 
 def worst(team: str, model: str) -> list[RequestRecord]:
-    """Records of one team and model that meet everything the log can say, and 60 reasons that no gateway of ours gives."""
-    ends = [(outcome, f"why-{n}", sorted(FINISH_REASONS)[n % len(FINISH_REASONS)]) for n, outcome in enumerate(get_args(Outcome) * 12)]
-    full = dict.fromkeys(("tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms", "engine_ttft_ms"), 12.0) | {"ttft_ms": 30.0}
+    """Records of one team and model that meet everything the log can say, and 60 reasons that no gateway of ours
+    gives."""
+    ends = [
+        (outcome, f"why-{n}", sorted(FINISH_REASONS)[n % len(FINISH_REASONS)])
+        for n, outcome in enumerate(get_args(Outcome) * 12)
+    ]
+    full = dict.fromkeys(("tpot_ms", "e2e_ms", "queue_ms", "engine_queue_ms", "engine_ttft_ms"), 12.0) | {
+        "ttft_ms": 30.0
+    }
     first = RequestRecord(
-        request_id="r", team=team, model=model, outcome="ok", status=200, finish_reason="stop", stream=True, prompt_tokens=9, cached_tokens=1,
+        request_id="r", team=team, model=model, outcome="ok", status=200, finish_reason="stop", stream=True,
+        prompt_tokens=9, cached_tokens=1,
         completion_tokens=9, cache_hit=True, **full,
     )  # fmt: skip
-    missed = RequestRecord(request_id="m", team=team, model=model, outcome="ok", finish_reason="odd", prompt_tokens=1, cache_hit=False)
+    missed = RequestRecord(
+        request_id="m", team=team, model=model, outcome="ok", finish_reason="odd", prompt_tokens=1, cache_hit=False
+    )
     untold = RequestRecord(request_id="u", team=team, model=model)
-    unpaid = RequestRecord(request_id="e", team=team, model=model, outcome="client_abort", est_prompt_tokens=9, est_completion_tokens=9)
-    return [first, missed, untold, unpaid, *(RequestRecord(request_id=f"r{n}", team=team, model=model, outcome=o, reason=why, finish_reason=f)
-                                     for n, (o, why, f) in enumerate(ends))]  # fmt: skip
+    unpaid = RequestRecord(
+        request_id="e", team=team, model=model, outcome="client_abort", est_prompt_tokens=9, est_completion_tokens=9
+    )
+    return [
+        first,
+        missed,
+        untold,
+        unpaid,
+        *(
+            RequestRecord(request_id=f"r{n}", team=team, model=model, outcome=o, reason=why, finish_reason=f)
+            for n, (o, why, f) in enumerate(ends)
+        ),
+    ]
 
 
 def test_a_team_and_model_cost_what_the_catalogue_says_and_no_log_makes_them_cost_more():
@@ -123,7 +149,14 @@ def _page(shown: GatewayMetrics) -> str:
 def test_a_card_that_tells_everything_costs_what_the_budget_says():
     """The reader's own code with every value there; what is absent has a reason instead of a value."""
     values = {name: 1.0 for _, _, name in SAMPLES}
-    card = GpuReading("GPU-1", **values, energy_joules=1.0, event_reasons=0, xids={}, absent={f"value_{n}": f"why-{n}" for n in range(8)})
+    card = GpuReading(
+        "GPU-1",
+        **values,
+        energy_joules=1.0,
+        event_reasons=0,
+        xids={},
+        absent={f"value_{n}": f"why-{n}" for n in range(8)},
+    )
     counted = Counter(metric for metric, _, _ in families([card]))
     assert {metric: budget.series(metric) for metric in gpu.GPU if metric not in gpu.MIG} == counted
     of_teams = sum(budget.series(m) for m in attributed.ATTRIBUTED if "uuid" in m.labels)
@@ -133,9 +166,12 @@ def test_a_card_that_tells_everything_costs_what_the_budget_says():
 async def test_a_sidecar_itself_costs_no_more_than_the_budget_says(tmp_path):
     """All that a sidecar may have, none of which works: two logs, a state, spans, events, cards and an engine."""
     config = SidecarConfig(
-        requests_log=(str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")), state=str(tmp_path / "state"), events=str(tmp_path / "events.jsonl"),
-        otlp=OtlpConfig(endpoint="http://127.0.0.1:9"), engines=(EngineTarget("e", "http://127.0.0.1:9"),),
-    )  # fmt: skip
+        requests_log=(str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")),
+        state=str(tmp_path / "state"),
+        events=str(tmp_path / "events.jsonl"),
+        otlp=OtlpConfig(endpoint="http://127.0.0.1:9"),
+        engines=(EngineTarget("e", "http://127.0.0.1:9"),),
+    )
     sidecar = Sidecar(config)
     await sidecar.start()
     try:
@@ -165,7 +201,9 @@ def test_a_rank_costs_what_an_engine_has_by_rank():
     assert budget.ENGINE["0.32"].of_a_rank == budget.engine_page(2) - budget.engine_page(1)
 
 
-@pytest.mark.parametrize("wrong", [{"engines": 0}, {"engines": 1, "ranks": 0}, {"engines": 1, "teams": -1}, {"engines": 1, "release": "0.9"}])
+@pytest.mark.parametrize(
+    "wrong", [{"engines": 0}, {"engines": 1, "ranks": 0}, {"engines": 1, "teams": -1}, {"engines": 1, "release": "0.9"}]
+)
 def test_a_fleet_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match=r"fleet|release"):
         Fleet(**wrong)
@@ -183,7 +221,9 @@ def test_whatever_names_a_log_holds_no_more_than_the_limits_get_series(named):
     for n, (team, model, outcome) in enumerate(named):
         traffic.add(RequestRecord(request_id=f"r{n}", team=team, model=model, outcome=outcome, reason=f"{team}{n}"))
     rows = [labels for _, labels, _ in traffic.samples() if "team" in labels]
-    teams, models, reasons = ({row[label] for row in rows if label in row} for label in ("team", "model_name", "reason"))
+    teams, models, reasons = (
+        {row[label] for row in rows if label in row} for label in ("team", "model_name", "reason")
+    )
     assert len(teams - {OTHER, UNKNOWN_TEAM}) <= 5
     assert len(models) <= 4 + 2
     assert len(reasons) <= budget.REASONS_LIMIT + 1
@@ -194,7 +234,9 @@ def test_a_model_that_was_never_served_takes_no_place():
     """A client may ask for any name; only one that an engine served gets series."""
     traffic = RequestCounters(BoundedNames(), BoundedNames())
     for n in range(200):
-        traffic.add(RequestRecord(request_id=f"r{n}", team="a", model=f"guess-{n}", outcome="rejected", reason="bad_request"))
+        traffic.add(
+            RequestRecord(request_id=f"r{n}", team="a", model=f"guess-{n}", outcome="rejected", reason="bad_request")
+        )
     assert {OTHER} == {labels["model_name"] for _, labels, _ in traffic.samples() if "model_name" in labels}
 
 
@@ -207,12 +249,14 @@ def test_a_key_that_belongs_to_nobody_is_one_team_at_the_gateway():
 
 
 def test_vllm_itself_has_two_families_that_nothing_caps():
-    """What runs together is a label's value there: every combination of adapters stays a series for ever, so only sample_limit ends it."""
+    """What runs together is a label's value there: every combination of adapters stays a series for ever, so only
+    sample_limit ends it."""
     assert {"running_lora_adapters", "waiting_lora_adapters"} < set(vllm.LORA_REQUESTS_INFO.labels)
 
 
 def example() -> Fleet:
-    """The fleet that docs/fleet.md counts: 200 engines, one on each card, eight to a host with its sidecar, four gateways, 50 teams."""
+    """The fleet that docs/fleet.md counts: 200 engines, one on each card, eight to a host with its sidecar, four
+    gateways, 50 teams."""
     return Fleet(engines=200, models=2, teams=50, sidecars=25, gateways=4, cards=200)
 
 
@@ -230,8 +274,10 @@ def budget_table() -> str:
         ("a model, in a sidecar", budget.SIDECAR_MODEL), ("an engine, in its sidecar", budget.SIDECAR_ENGINE),
         ("a card, in its sidecar", budget.SIDECAR_CARD), ("a MIG instance, beside its card", budget.SIDECAR_INSTANCE),
         ("a sidecar itself", budget.SIDECAR_FIXED),
-        ("a team, in each gateway", budget.CREATED * budget.GATEWAY_TEAM), ("an upstream, in each gateway", budget.CREATED * budget.GATEWAY_UPSTREAM),
-        ("a gateway itself", budget.CREATED * budget.GATEWAY_FIXED), ("a target, made by Prometheus", budget.MADE_BY_SCRAPE),
+        ("a team, in each gateway", budget.CREATED * budget.GATEWAY_TEAM),
+        ("an upstream, in each gateway", budget.CREATED * budget.GATEWAY_UPSTREAM),
+        ("a gateway itself", budget.CREATED * budget.GATEWAY_FIXED),
+        ("a target, made by Prometheus", budget.MADE_BY_SCRAPE),
         *((f"**{shown.engines} engines, {shown.teams} teams: {what}**", most) for what, most in counted.items()),
         ("**together**", sum(counted.values())),
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""A fleet's Prometheus: the printed configuration finds targets, holds pages to their limits, and writes to a real long-term store, which then
-answers the boards as Prometheus does."""
+"""A fleet's Prometheus: the printed configuration finds targets, holds pages to their limits, and writes to a real
+long-term store, which then answers the boards as Prometheus does."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def test_promtool_takes_every_configuration_with_the_rules_and_the_job_by_dns(pa
     for secret in re.findall(r"secrets/([\w-]+)", config.read_text()):
         (tmp_path / "secrets").mkdir(exist_ok=True)
         (tmp_path / "secrets" / secret).write_text(PASSWORD)
-    done = subprocess.run([part("promtool").path, "check", "config", tmp_path / config.name], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [part("promtool").path, "check", "config", tmp_path / config.name], capture_output=True, text=True, check=False
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "5 rule files found" not in done.stdout
     assert "4 rule files found" in done.stdout
@@ -97,8 +99,14 @@ def test_a_label_of_a_target_cannot_take_the_place_of_one_that_a_page_has(config
     for name in ("vllm", "gateway", "sidecar"):
         job = jobs(config)[name]
         (rule,) = job["relabel_configs"]
-        assert all(re.fullmatch(rule["regex"], label) for label in ("team", "model_name", "engine", "upstream", "type", "kind", "uuid", "le"))
-        assert not any(re.fullmatch(rule["regex"], label) for label in ("cluster", "namespace", "pod", "__address__", "instance", "job"))
+        assert all(
+            re.fullmatch(rule["regex"], label)
+            for label in ("team", "model_name", "engine", "upstream", "type", "kind", "uuid", "le")
+        )
+        assert not any(
+            re.fullmatch(rule["regex"], label)
+            for label in ("cluster", "namespace", "pod", "__address__", "instance", "job")
+        )
         assert "honor_labels" not in job
 
 
@@ -125,8 +133,12 @@ def test_a_program_that_starts_without_its_release_is_told_from_one_that_does_no
     for name, body in (("silent", "exit 0"), ("broken", "exit 1"), ("told", "echo 1.145.0")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    assert ["", "", "1.145.0"] == [cache.ask_version(tmp_path / name, ("-version",)) for name in ("silent", "broken", "told")]
-    assert [True, False, True] == [cache.starts(tmp_path / name, ("-version",)) for name in ("silent", "broken", "told")]
+    assert ["", "", "1.145.0"] == [
+        cache.ask_version(tmp_path / name, ("-version",)) for name in ("silent", "broken", "told")
+    ]
+    assert [True, False, True] == [
+        cache.starts(tmp_path / name, ("-version",)) for name in ("silent", "broken", "told")
+    ]
     assert install.PROGRAMS["victoriametrics"].silent
 
 
@@ -143,7 +155,11 @@ def borne(name: str) -> set[str]:
     """What a series can be grouped by: for one that is recorded, what its own rule leaves."""
     if ":" in name.removeprefix("vllm:"):
         return set(promql_ast.labels(next(r.expr for r in RECORDINGS if r.record == name), borne))
-    return {*recorded.ENGINE, "le", *(label for metric in EVERYTHING if name in metric.samples for label in metric.labels)}
+    return {
+        *recorded.ENGINE,
+        "le",
+        *(label for metric in EVERYTHING if name in metric.samples for label in metric.labels),
+    }
 
 
 @pytest.mark.parametrize("recording", [r for r in RECORDINGS if r.record in recorded.KEPT], ids=lambda r: r.record)
@@ -182,7 +198,8 @@ def data(where: str, path: str, **form: object) -> dict:
 
 
 class FakeTargets(ThreadingHTTPServer):
-    """Engines, a sidecar and a gateway that show an hour of the fixtures, second by second, and a captured page that grows as it did."""
+    """Engines, a sidecar and a gateway that show an hour of the fixtures, second by second, and a captured page that
+    grows as it did."""
 
     daemon_threads = True
 
@@ -198,8 +215,8 @@ class FakeTargets(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Page)
 
     def page(self, instance: str) -> str:
-        """Each value with its time, one for each second since the last look; the first look brings what was before, so that nobody waits for
-        windows to fill. A page that is late under load bends no rate."""
+        """Each value with its time, one for each second since the last look; the first look brings what was before, so
+        that nobody waits for windows to fill. A page that is late under load bends no rate."""
         if instance == NEAR:
             return "".join(f'stranger{{n="{n}"}} 1\n' for n in range(9))
         now = math.floor(time.time())
@@ -208,10 +225,14 @@ class FakeTargets(ThreadingHTTPServer):
         shares = [(at - self.began_s) / HOUR_S for at in times]
         ends = [f" {at}000\n" for at in times]
         shown = filter(_of_a_page, self.pages[instance])
-        return "".join([
-            f"{series} {value:.12g}{end}"
-            for line in shown for series in [_series(line)] for value, end in zip(line.values(shares, self.began_s), ends, strict=True)
-        ])  # fmt: skip
+        return "".join(
+            [
+                f"{series} {value:.12g}{end}"
+                for line in shown
+                for series in [_series(line)]
+                for value, end in zip(line.values(shares, self.began_s), ends, strict=True)
+            ]
+        )
 
 
 def _of_a_page(line: Line) -> bool:
@@ -240,13 +261,17 @@ class _Page(BaseHTTPRequestHandler):
 
 def of_targets(port: int, *instances: str) -> str:
     labels = {"team": "nobody", "type": "h100"}
-    return yaml.safe_dump([
-        {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": one, "__metrics_path__": f"/{one}"} | labels} for one in instances
-    ])  # fmt: skip
+    return yaml.safe_dump(
+        [
+            {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": one, "__metrics_path__": f"/{one}"} | labels}
+            for one in instances
+        ]
+    )
 
 
 def shortened(store: str, port: int) -> Mapping[str, object]:
-    """The printed configuration with other addresses, at a faster pace, that sends everything. Limits have room for what a first look brings."""
+    """The printed configuration with other addresses, at a faster pace, that sends everything. Limits have room for
+    what a first look brings."""
     config = text(FOLDER / "prometheus-victoriametrics.yml")
     config["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["alerting"] = {}
@@ -271,15 +296,21 @@ def limited(name: str, samples: int, instance: str, port: int) -> Mapping[str, o
 
 @pytest.fixture(scope="module")
 def found_by_name(part, tmp_path_factory) -> Iterator[subprocess.Popen[str] | None]:
-    """A Prometheus that asks a name server for engines, in a network and with mounts of its own, so that resolv.conf may be another. It says what
-    it found, while others are waited for; None where no such network can be made."""
+    """A Prometheus that asks a name server for engines, in a network and with mounts of its own, so that resolv.conf
+    may be another. It says what it found, while others are waited for; None where no such network can be made."""
     folder = tmp_path_factory.mktemp("names")
     apart = ["unshare", "--net", "--mount", *(() if os.getuid() == 0 else ("--map-root-user",))]
-    if not shutil.which("unshare") or not shutil.which("ip") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+    if (
+        not shutil.which("unshare")
+        or not shutil.which("ip")
+        or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode
+    ):
         yield None
         return
     shutil.copytree(FOLDER / "more", folder / "jobs")
-    (folder / "prometheus.yml").write_text(yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_config_files": ["jobs/*.yml"]}))
+    (folder / "prometheus.yml").write_text(
+        yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_config_files": ["jobs/*.yml"]})
+    )
     srv, a = (sd["names"][0] for sd in text(folder / "jobs/engines-by-dns.yml")["scrape_configs"][0]["dns_sd_configs"])
     (folder / "names.json").write_text(json.dumps({"srv": srv, "a": a}))
     command = [*apart, sys.executable, Path(__file__).parents[2] / "support/names.py", part("prometheus").path, folder]
@@ -312,8 +343,10 @@ def world(part, free_port, eventually, tmp_path_factory, found_by_name) -> Itera
     (folder / "targets/sidecars-a.yml").write_text(of_targets(at, "sidecar:9401"))
     (folder / "targets/gateways-a.yml").write_text(of_targets(at, "gateway:8010"))
     commands = (
-        [part("victoriametrics").path, f"-storageDataPath={folder}/store", f"-httpListenAddr=127.0.0.1:{store_port}", "-search.latencyOffset=0s",
-         "-httpAuth.username=inference", f"-httpAuth.password={PASSWORD}", "-retentionPeriod=100y", "-memory.allowedBytes=256MB",
+        [part("victoriametrics").path, f"-storageDataPath={folder}/store", f"-httpListenAddr=127.0.0.1:{store_port}",
+            "-search.latencyOffset=0s",
+         "-httpAuth.username=inference", f"-httpAuth.password={PASSWORD}", "-retentionPeriod=100y",
+         "-memory.allowedBytes=256MB",
          "-search.disableCache", f"-maxLabelsPerTimeseries={files.LABELS}"],
         [part("prometheus").path, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
          f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=extra-scrape-metrics"],
@@ -322,14 +355,22 @@ def world(part, free_port, eventually, tmp_path_factory, found_by_name) -> Itera
     with (folder / "log").open("w") as log:
         try:
             running.extend(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) for command in commands)
-            eventually(lambda: data(prometheus, "query", query="count(up == 1) >= 6")["result"], within_s=60, what="targets that are up")
+            eventually(
+                lambda: data(prometheus, "query", query="count(up == 1) >= 6")["result"],
+                within_s=60,
+                what="targets that are up",
+            )
             late = folder / "targets/new.tmp"
             late.write_text(of_targets(at, "captured:8000"))
             late.rename(folder / "targets/engines-late.yml")
             found = 'up{job="vllm", instance="captured:8000"} == 1'
-            eventually(lambda: data(prometheus, "query", query=found)["result"], within_s=60, what="the engine that came later")
+            eventually(
+                lambda: data(prometheus, "query", query=found)["result"], within_s=60, what="the engine that came later"
+            )
             firing = f"count({NEAR_LIMIT}) == 3"
-            eventually(lambda: data(prometheus, "query", query=firing)["result"], within_s=60, what="alerts about limits")
+            eventually(
+                lambda: data(prometheus, "query", query=firing)["result"], within_s=60, what="alerts about limits"
+            )
             at_s = time.time()
             eventually(lambda: held(store) > at_s + 1, within_s=60, what="what happened until then in the store")
             yield World(prometheus, store, at_s)
@@ -393,8 +434,14 @@ def test_everything_that_prometheus_has_arrives_at_the_store(world):
     """Raw, recorded and alerts, each series once, under the cluster's name and without the replica's."""
     asked = 'count by (__name__) ({__name__=~".+"})'
     here, there = world.ask(world.prometheus, asked), world.ask(world.store, asked)
-    differ = {dict(labels)["__name__"]: (value, there.get(labels)) for labels, value in here.items() if there.get(labels) != value}
-    assert {} == {name: counts for name, counts in differ.items() if not name.startswith("prometheus_")}, "only what is NaN may stay behind"
+    differ = {
+        dict(labels)["__name__"]: (value, there.get(labels))
+        for labels, value in here.items()
+        if there.get(labels) != value
+    }
+    assert {} == {name: counts for name, counts in differ.items() if not name.startswith("prometheus_")}, (
+        "only what is NaN may stay behind"
+    )
     (row,) = data(world.store, "query", query="count by (cluster, replica) (up)", time=world.at_s)["result"]
     assert {"cluster": "prod-a"} == row["metric"]
 
@@ -407,10 +454,13 @@ def test_what_the_long_view_needs_is_recorded_and_arrives(world, record):
 
 @live
 async def test_our_own_client_asks_the_store_as_it_asks_prometheus(world):
-    """What board and doctor ask with: choices, now, over time, and the scrape interval, which the store does not tell."""
+    """What board and doctor ask with: choices, now, over time, and the scrape interval, which the store does not
+    tell."""
     async with Prometheus(address(world.store, login=f"inference:{PASSWORD}")) as asked:
         assert 15.0 == await asked.scrape_s()
-        assert {"qwen3-8b", "tiny"} == set(await asked.label_values("model_name", vllm.NUM_REQUESTS_RUNNING.name, world.at_s - 20, world.at_s))
+        assert {"qwen3-8b", "tiny"} == set(
+            await asked.label_values("model_name", vllm.NUM_REQUESTS_RUNNING.name, world.at_s - 20, world.at_s)
+        )
         expr = promql.quantile(0.95, vllm.TIME_TO_FIRST_TOKEN, "10s")
         over = await asked.over_time(expr, Range(world.at_s - 10, world.at_s, scrape_s=1))
         assert ("", 2) == (over.error, len(over.series))
@@ -421,11 +471,23 @@ async def test_our_own_client_asks_the_store_as_it_asks_prometheus(world):
 @live
 def test_the_doctor_reads_the_store(world, tmp_path):
     (tmp_path / "user").write_text(f"inference:{PASSWORD}\n")
-    command = [sys.executable, "-m", "stack.cli", "doctor", "--prometheus", world.store, "--user-file", tmp_path / "user", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "stack.cli",
+        "doctor",
+        "--prometheus",
+        world.store,
+        "--user-file",
+        tmp_path / "user",
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(done.stdout)
-    assert ["qwen3-8b"] == [found["first_lever"]["model"]], "the fixture's engines are in trouble, and the captured one is not"
+    assert ["qwen3-8b"] == [found["first_lever"]["model"]], (
+        "the fixture's engines are in trouble, and the captured one is not"
+    )
 
 
 AS_NEAR = 0.1  # of a figure: see docs/fleet.md
@@ -434,12 +496,17 @@ SHOWN = [(board, panel, query) for board in COMPARED for panel in board.panels f
 
 
 def sent(board: Dashboard, query: Query, at_s: float) -> str:
-    every = {v.name: [ALL] if v.kind == "query" else v.default or next(iter(v.options), "") for v in variables.of(board)}
+    every = {
+        v.name: [ALL] if v.kind == "query" else v.default or next(iter(v.options), "") for v in variables.of(board)
+    }
     return fill(query.expr, every, Range(at_s - 20, at_s, points=20, scrape_s=3))
 
 
 @live
-@pytest.mark.parametrize(("board", "panel", "query"), [pytest.param(b, p, q, id=f"{b.slug}/{p.slug}-{at}") for at, (b, p, q) in enumerate(SHOWN)])
+@pytest.mark.parametrize(
+    ("board", "panel", "query"),
+    [pytest.param(b, p, q, id=f"{b.slug}/{p.slug}-{at}") for at, (b, p, q) in enumerate(SHOWN)],
+)
 def test_the_store_answers_a_panel_as_prometheus_does(world, board, panel, query):
     asked = sent(board, query, world.at_s)
     here, there = world.ask(world.prometheus, asked), world.ask(world.store, asked)

@@ -1,4 +1,5 @@
-"""`vllm-watch kubernetes export`: objects that Kubernetes and the Prometheus Operator declare, tied together rightly, and what is in them runs."""
+"""`vllm-watch kubernetes export`: objects that Kubernetes and the Prometheus Operator declare, tied together rightly,
+and what is in them runs."""
 
 from __future__ import annotations
 
@@ -53,9 +54,12 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "tests/golden/0.32.0-before.prom"
 USUAL = KubernetesOptions("vllm-watch:0.1.0")
 MUCH = replace(
-    USUAL, image="registry.example.org:5000/team/vllm-watch:1", engines=("http://vllm-0.vllm:8000", "http://vllm-1.vllm:8000"), engine_port="http",
-    engine_selector=(("app.kubernetes.io/name", "vllm"), ("model", "qwen")), operator_labels=(("release", "kps"),), cluster="east", interval="1s",
-    sample_limit=5000, storage_class="fast", tls_secret="watch-tls", login_secret="watch-login", job_label="llm.example.org/model",
+    USUAL, image="registry.example.org:5000/team/vllm-watch:1",
+    engines=("http://vllm-0.vllm:8000", "http://vllm-1.vllm:8000"), engine_port="http",
+    engine_selector=(("app.kubernetes.io/name", "vllm"), ("model", "qwen")), operator_labels=(("release", "kps"),),
+    cluster="east", interval="1s",
+    sample_limit=5000, storage_class="fast", tls_secret="watch-tls", login_secret="watch-login",
+    job_label="llm.example.org/model",
 )  # fmt: skip
 BESIDE = replace(MUCH, own_gateway=OwnGateway("my-gateway", "logs", "out/requests.jsonl"))
 VARIANTS = {"usual": USUAL, "engine": replace(USUAL, profile=Profile.ENGINE), "much": MUCH}
@@ -73,7 +77,11 @@ def printed(wanted: KubernetesOptions) -> dict[str, str]:
 @functools.cache
 def objects(wanted: KubernetesOptions) -> list[dict[str, Any]]:
     """Every object of the base; read, never changed."""
-    texts = [text for name, text in printed(wanted).items() if name.startswith("base/") and not name.endswith("kustomization.yaml")]
+    texts = [
+        text
+        for name, text in printed(wanted).items()
+        if name.startswith("base/") and not name.endswith("kustomization.yaml")
+    ]
     return [each for text in texts for each in yaml.load_all(text, yaml.CSafeLoader)]
 
 
@@ -90,7 +98,7 @@ def operators(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for each in found if each["apiVersion"] == monitoring.MONITORING]
 
 
-# ---- schemas ----------------------------------------------------------------------------------------------------------------
+# ---- schemas
 
 
 def core_mistakes(found: list[dict[str, Any]], version: str) -> list[str]:
@@ -133,14 +141,25 @@ def operator_mistakes(found: list[dict[str, Any]], part: Any, tmp_path: Path) ->
     command = [node, ROOT / "tests/support/operator_check.mjs", operator_schema.schemas(folder)]
     done = subprocess.run(command, input=json.dumps(found), capture_output=True, text=True, check=True, timeout=60)
     kinds = sorted({each["kind"] for each in found})
-    imports = [f"import type {{ I{kind} }} from '@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/{kind}';" for kind in kinds]
+    imports = [
+        f"import type {{ I{kind} }} from '@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/{kind}';"
+        for kind in kinds
+    ]
     rows = [*imports, *(f"const o{at}: I{each['kind']} = {json.dumps(each)};" for at, each in enumerate(found))]
     work = tmp_path / "types"
     work.mkdir()
     (work / "node_modules").symlink_to(folder / "node_modules")
     (work / "objects.ts").write_text("\n".join(rows))
-    settings = {"strict": True, "noEmit": True, "skipLibCheck": True, "moduleResolution": "bundler", "module": "esnext", "target": "es2022",
-                "lib": ["es2022"], "types": []}  # fmt: skip
+    settings = {
+        "strict": True,
+        "noEmit": True,
+        "skipLibCheck": True,
+        "moduleResolution": "bundler",
+        "module": "esnext",
+        "target": "es2022",
+        "lib": ["es2022"],
+        "types": [],
+    }
     (work / "tsconfig.json").write_text(json.dumps({"compilerOptions": settings, "files": ["objects.ts"]}))
     command = [node, folder / "node_modules/typescript/lib/tsc.js", "--project", work, "--pretty", "false"]
     typed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -150,7 +169,11 @@ def operator_mistakes(found: list[dict[str, Any]], part: Any, tmp_path: Path) ->
 
 def test_rules_and_monitors_are_what_the_operator_declares(part, tmp_path):
     """Rules are the same in each but for the label that MUCH has too."""
-    others = [each for wanted in (USUAL, VARIANTS["engine"], BESIDE, replace(USUAL, sample_limit=0)) for each in monitoring.monitors(wanted)]
+    others = [
+        each
+        for wanted in (USUAL, VARIANTS["engine"], BESIDE, replace(USUAL, sample_limit=0))
+        for each in monitoring.monitors(wanted)
+    ]
     assert [] == operator_mistakes([*operators(objects(MUCH)), *others], part, tmp_path)
 
 
@@ -187,13 +210,16 @@ def test_every_object_fits_into_the_cluster_and_all_but_one_into_a_client_side_a
 def test_rules_too_large_for_one_object_become_several_with_every_group_whole(monkeypatch):
     monkeypatch.setattr(monitoring, "LARGEST_BYTES", 10_000)
     parts = dict(monitoring.rules(USUAL))
-    tickets = [parts[f"ticket-{number}"]["spec"]["groups"] for number in range(1, 1 + sum(name.startswith("ticket-") for name in parts))]
+    tickets = [
+        parts[f"ticket-{number}"]["spec"]["groups"]
+        for number in range(1, 1 + sum(name.startswith("ticket-") for name in parts))
+    ]
     assert len(tickets) > 1
     whole = yaml.safe_load(dict(printer.rule_files(header=""))["ticket.yaml"])["groups"]
     assert whole == [group for groups in tickets for group in groups]
 
 
-# ---- kustomize --------------------------------------------------------------------------------------------------------------
+# ---- kustomize
 
 
 def kustomize(kubectl: Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -244,13 +270,15 @@ def test_the_example_has_its_namespace_label_image_and_engine(part, tmp_path, fe
     assert {"example"} == {each["metadata"]["labels"]["environment"] for each in found}
     containers = [one for pod in pods(found).values() for one in pod["spec"]["containers"]]
     assert {"registry.example.org/vllm-watch:example"} == {one["image"] for one in containers}
-    gateway = config.parse(of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]["gateway.yaml"], GatewayConfig, "gateway.yaml")
+    gateway = config.parse(
+        of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]["gateway.yaml"], GatewayConfig, "gateway.yaml"
+    )
     assert "http://another-vllm:8000" == gateway.upstream
     assert [] == core_mistakes(found, CORE[-1])
     assert [] == mismatches(found)
 
 
-# ---- what belongs together --------------------------------------------------------------------------------------------------
+# ---- what belongs together
 
 
 def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
@@ -258,28 +286,50 @@ def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
 
 
 def mismatches(found: list[dict[str, Any]]) -> list[str]:
-    """Selectors that meet none of our pods or Services, named ports that these do not have, and volumes that nobody makes."""
+    """Selectors that meet none of our pods or Services, named ports that these do not have, and volumes that nobody
+    makes."""
     templates, services = pods(found), of_kind(found, "Service")
     said = []
     for name, each in services.items():
         met = [pod for pod in templates.values() if selects(each["spec"]["selector"], pod["metadata"]["labels"])]
-        ports = {port["name"]: port["containerPort"] for pod in met for one in pod["spec"]["containers"] for port in one.get("ports", ())}
+        ports = {
+            port["name"]: port["containerPort"]
+            for pod in met
+            for one in pod["spec"]["containers"]
+            for port in one.get("ports", ())
+        }
         said += [f"Service {name} meets {len(met)} pods"] * (len(met) != 1)
-        said += [f"Service {name}: {port['name']}" for port in each["spec"]["ports"] if ports.get(port["targetPort"]) != port["port"]]
+        said += [
+            f"Service {name}: {port['name']}"
+            for port in each["spec"]["ports"]
+            if ports.get(port["targetPort"]) != port["port"]
+        ]
     for name, each in of_kind(found, "ServiceMonitor").items():
-        met = [one for one in services.values() if selects(each["spec"]["selector"]["matchLabels"], one["metadata"]["labels"])]
+        met = [
+            one
+            for one in services.values()
+            if selects(each["spec"]["selector"]["matchLabels"], one["metadata"]["labels"])
+        ]
         ports = {port["name"] for one in met for port in one["spec"]["ports"]}
-        said += [f"ServiceMonitor {name}"] * (len(met) != 1 or not {one["port"] for one in each["spec"]["endpoints"]} <= ports)
+        said += [f"ServiceMonitor {name}"] * (
+            len(met) != 1 or not {one["port"] for one in each["spec"]["endpoints"]} <= ports
+        )
     claims, maps = of_kind(found, "PersistentVolumeClaim"), of_kind(found, "ConfigMap")
     for name, pod in templates.items():
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
         mounted = {mount["name"] for one in pod["spec"]["containers"] for mount in one["volumeMounts"]}
         said += [f"Deployment {name}: {sorted(mounted ^ set(volumes))}"] * (mounted != set(volumes))
         said += [
-            f"{name}: claim" for one in volumes.values() if "persistentVolumeClaim" in one and one["persistentVolumeClaim"]["claimName"] not in claims
+            f"{name}: claim"
+            for one in volumes.values()
+            if "persistentVolumeClaim" in one and one["persistentVolumeClaim"]["claimName"] not in claims
         ]
-        said += [f"{name}: map" for one in volumes.values() if "configMap" in one and one["configMap"]["name"] not in maps]
-        if not selects(of_kind(found, "Deployment")[name]["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"]):
+        said += [
+            f"{name}: map" for one in volumes.values() if "configMap" in one and one["configMap"]["name"] not in maps
+        ]
+        if not selects(
+            of_kind(found, "Deployment")[name]["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"]
+        ):
             said.append(f"Deployment {name} does not select its own pods")
     return said
 
@@ -305,7 +355,10 @@ def test_ports_are_the_same_in_configurations_containers_services_and_policies(w
     listens["board"] = arguments[arguments.index("--listen") + 1]
     assert {name: f"0.0.0.0:{port}" for name, port in PORTS.items()} == listens
     assert PORTS == {
-        port["name"]: port["containerPort"] for pod in pods(found).values() for one in pod["spec"]["containers"] for port in one.get("ports", ())
+        port["name"]: port["containerPort"]
+        for pod in pods(found).values()
+        for one in pod["spec"]["containers"]
+        for port in one.get("ports", ())
     }
     opened = of_kind(found, "NetworkPolicy")
 
@@ -335,7 +388,11 @@ def test_policies_close_everything_of_ours_and_open_only_what_is_needed():
     for pod in pods(found).values():
         assert selects(closed["podSelector"]["matchLabels"], pod["metadata"]["labels"])
     for name in (GATEWAY, BOARD):
-        met = [one for one, pod in pods(found).items() if selects(policies[name]["spec"]["podSelector"]["matchLabels"], pod["metadata"]["labels"])]
+        met = [
+            one
+            for one, pod in pods(found).items()
+            if selects(policies[name]["spec"]["podSelector"]["matchLabels"], pod["metadata"]["labels"])
+        ]
         assert [name] == met
     engines = policies["vllm-watch-engines"]["spec"]
     assert (
@@ -343,15 +400,20 @@ def test_policies_close_everything_of_ours_and_open_only_what_is_needed():
         == engines["podSelector"]["matchLabels"]
         == of_kind(found, "PodMonitor")["vllm-watch-engines"]["spec"]["selector"]["matchLabels"]
     )
-    assert ["Ingress"] == engines["policyTypes"], "what engines ask of others, such as a model hub, is not ours to forbid"
+    assert ["Ingress"] == engines["policyTypes"], (
+        "what engines ask of others, such as a model hub, is not ours to forbid"
+    )
     asking, among = engines["ingress"]
     assert ["http"] == [port["port"] for port in asking["ports"]]
     assert {"matchLabels": {"app.kubernetes.io/name": GATEWAY}} == asking["from"][0]["podSelector"]
-    assert [{"podSelector": {"matchLabels": dict(MUCH.engine_selector)}}] == among["from"], "one model over several pods talks among them"
+    assert [{"podSelector": {"matchLabels": dict(MUCH.engine_selector)}}] == among["from"], (
+        "one model over several pods talks among them"
+    )
 
 
 def test_names_may_be_asked_of_whoever_answers_them_in_a_cluster():
-    """kube-dns by its pods, or a cache on each node: with pods of another label, at a link-local address, or at the address of kube-dns' Service."""
+    """kube-dns by its pods, or a cache on each node: with pods of another label, at a link-local address, or at the
+    address of kube-dns' Service."""
     policies = of_kind(objects(USUAL), "NetworkPolicy")
     for name in (GATEWAY, BOARD):
         assert [{"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}] == [
@@ -361,16 +423,24 @@ def test_names_may_be_asked_of_whoever_answers_them_in_a_cluster():
 
 def test_engines_stay_open_where_that_was_asked_for():
     assert "vllm-watch-engines" in of_kind(objects(USUAL), "NetworkPolicy")
-    left = {policy["metadata"]["name"]: policy["spec"]["podSelector"]["matchLabels"] for policy in policies_of(replace(USUAL, open_engines=True))}
+    left = {
+        policy["metadata"]["name"]: policy["spec"]["podSelector"]["matchLabels"]
+        for policy in policies_of(replace(USUAL, open_engines=True))
+    }
     assert {"vllm-watch-closed", GATEWAY, BOARD} == set(left)
     assert dict(USUAL.engine_selector) not in left.values()
-    assert "vllm-watch-engines" not in of_kind(objects(VARIANTS["engine"]), "NetworkPolicy"), "without a gateway nobody else could ask them"
+    assert "vllm-watch-engines" not in of_kind(objects(VARIANTS["engine"]), "NetworkPolicy"), (
+        "without a gateway nobody else could ask them"
+    )
 
 
 @each_variant
 def test_no_service_puts_a_variable_of_vllm_into_the_engines(wanted):
-    """Kubernetes makes NAME_SERVICE_HOST and more of each Service; vLLM warns of every VLLM_ that it does not know, or does not start."""
-    assert [] == [name for name in of_kind(objects(wanted), "Service") if name.upper().replace("-", "_").startswith("VLLM_")]
+    """Kubernetes makes NAME_SERVICE_HOST and more of each Service; vLLM warns of every VLLM_ that it does not know, or
+    does not start."""
+    assert [] == [
+        name for name in of_kind(objects(wanted), "Service") if name.upper().replace("-", "_").startswith("VLLM_")
+    ]
 
 
 @each_variant
@@ -395,7 +465,11 @@ def test_pods_meet_the_restricted_pod_security_standard_and_get_no_token(wanted)
             kind for volume in spec["volumes"] for kind in volume if kind != "name"
         }
         for one in spec["containers"]:
-            assert {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}} == one["securityContext"]
+            assert {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            } == one["securityContext"]
             assert one["resources"]["limits"]["memory"]
 
 
@@ -412,7 +486,9 @@ def test_a_gateway_has_one_pod_and_more_time_to_end_than_its_requests():
 def test_the_gateway_has_memory_for_the_bodies_that_it_may_hold():
     """128 MiB of bodies were measured at three times that in memory."""
     held = {one["name"]: one["resources"] for one in pods(objects(USUAL))[GATEWAY]["spec"]["containers"]}
-    assert {"gateway": "1Gi", "sidecar": "512Mi", "rotate": "32Mi"} == {name: each["limits"]["memory"] for name, each in held.items()}
+    assert {"gateway": "1Gi", "sidecar": "512Mi", "rotate": "32Mi"} == {
+        name: each["limits"]["memory"] for name, each in held.items()
+    }
     assert {"cpu": "100m", "memory": "128Mi"} == held["gateway"]["requests"]
 
 
@@ -421,7 +497,9 @@ def test_no_secret_is_written_and_teams_come_from_one_by_name(wanted):
     assert {} == of_kind(objects(wanted), "Secret")
     if wanted.with_gateway:
         volumes = pods(objects(wanted))[GATEWAY]["spec"]["volumes"]
-        assert [wanted.teams_secret] == [volume["secret"]["secretName"] for volume in volumes if volume["name"] == "teams"]
+        assert [wanted.teams_secret] == [
+            volume["secret"]["secretName"] for volume in volumes if volume["name"] == "teams"
+        ]
 
 
 def test_a_change_of_the_configuration_makes_new_pods():
@@ -436,11 +514,17 @@ def test_a_change_of_the_configuration_makes_new_pods():
 def test_labels_that_scraping_adds_are_none_of_ours_or_of_vllm():
     """Prometheus would rename ours to exported_*, and every panel that reads them would be empty."""
     added = {"namespace", "pod", "container", "endpoint", "service", "job", "node", "cluster", "instance"}
-    clashes = {(metric.name, label) for metric in EVERYTHING if metric.name.startswith("vllm") for label in metric.labels if label in added}
+    clashes = {
+        (metric.name, label)
+        for metric in EVERYTHING
+        if metric.name.startswith("vllm")
+        for label in metric.labels
+        if label in added
+    }
     assert set() == clashes
 
 
-# ---- a gateway of somebody else's -------------------------------------------------------------------------------------------
+# ---- a gateway of somebody else's
 
 THEIRS = """\
 apiVersion: apps/v1
@@ -455,7 +539,7 @@ spec:
       containers:
         - {name: proxy, image: "proxy:1", ports: [{name: http, containerPort: 80}], volumeMounts: [{name: logs, mountPath: /logs}]}
       volumes: [{name: logs, emptyDir: {}}]
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -486,23 +570,39 @@ def test_the_sidecar_in_somebodys_pod_meets_the_restricted_standard_and_keeps_it
     found = kustomized(part("kubectl").path, beside / "watched")
     pod = pods(found)["my-gateway"]["spec"]
     ours = pod["containers"][1]
-    assert {**running.AS_USER, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}} == ours[
-        "securityContext"
-    ]
+    assert {
+        **running.AS_USER,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    } == ours["securityContext"]
     mounts = {mount["mountPath"]: mount for mount in ours["volumeMounts"]}
-    read = config.parse(of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]["sidecar.yaml"], SidecarConfig, "sidecar.yaml")
+    read = config.parse(
+        of_kind(found, "ConfigMap")["vllm-watch-config"]["data"]["sidecar.yaml"], SidecarConfig, "sidecar.yaml"
+    )
     (log,) = read.requests_log
     assert f"{running.LOGS}/out/requests.jsonl" == log
     assert ("logs", True) == (mounts[running.LOGS]["name"], mounts[running.LOGS]["readOnly"])
-    assert ("logs", "vllm-watch") == (mounts[str(Path(str(read.state)).parent)]["name"], mounts[str(Path(str(read.state)).parent)]["subPath"])
-    secrets = {volume["secret"]["secretName"]: volume["secret"]["defaultMode"] for volume in pod["volumes"] if "secret" in volume}
-    assert {"watch-tls": 0o444, "watch-login": 0o444} == secrets, "the pod may have no fsGroup, and 0440 would be root's alone"
+    assert ("logs", "vllm-watch") == (
+        mounts[str(Path(str(read.state)).parent)]["name"],
+        mounts[str(Path(str(read.state)).parent)]["subPath"],
+    )
+    secrets = {
+        volume["secret"]["secretName"]: volume["secret"]["defaultMode"]
+        for volume in pod["volumes"]
+        if "secret" in volume
+    }
+    assert {"watch-tls": 0o444, "watch-login": 0o444} == secrets, (
+        "the pod may have no fsGroup, and 0440 would be root's alone"
+    )
 
 
 def test_somebodys_gateway_never_has_two_sidecars_at_once(part, beside):
     """The second would find the state taken and end, its pod would never be ready, and a rolling update never over."""
     found = kustomized(part("kubectl").path, beside / "watched")
-    assert {"type": "Recreate"} == of_kind(found, "Deployment")["my-gateway"]["spec"]["strategy"], "which may have no rollingUpdate beside it"
+    assert {"type": "Recreate"} == of_kind(found, "Deployment")["my-gateway"]["spec"]["strategy"], (
+        "which may have no rollingUpdate beside it"
+    )
 
 
 def test_the_rolling_update_that_the_api_server_filled_in_is_taken_out_of_a_running_deployment_first():
@@ -516,14 +616,20 @@ def test_the_rolling_update_that_the_api_server_filled_in_is_taken_out_of_a_runn
 def with_component(kubectl: Path, beside: Path, name: str) -> list[dict[str, Any]]:
     """The overlay of docs/kubernetes.md with one component more."""
     shown = (beside / "watched/kustomization.yaml").read_text()
-    return kustomized(kubectl, filed(beside, {f"{name}/kustomization.yaml": f"{shown}  - ../manifests/components/{name}\n"}) / name)
+    return kustomized(
+        kubectl, filed(beside, {f"{name}/kustomization.yaml": f"{shown}  - ../manifests/components/{name}\n"}) / name
+    )
 
 
 def test_no_policy_shuts_out_clients_of_somebodys_gateway_unless_asked_for(part, beside):
     found = kustomized(part("kubectl").path, beside / "watched")
     policies, labels = of_kind(found, "NetworkPolicy"), pods(found)["my-gateway"]["metadata"]["labels"]
-    assert [] == [name for name, each in policies.items() if selects(each["spec"]["podSelector"]["matchLabels"], labels)]
-    added = of_kind(with_component(part("kubectl").path, beside, "sidecar-policy"), "NetworkPolicy")["vllm-watch-sidecar"]
+    assert [] == [
+        name for name, each in policies.items() if selects(each["spec"]["podSelector"]["matchLabels"], labels)
+    ]
+    added = of_kind(with_component(part("kubectl").path, beside, "sidecar-policy"), "NetworkPolicy")[
+        "vllm-watch-sidecar"
+    ]
     assert selects(added["spec"]["podSelector"]["matchLabels"], labels)
     assert ["Ingress"] == added["spec"]["policyTypes"]
     assert [PORTS["sidecar"]] == [port["port"] for rule in added["spec"]["ingress"] for port in rule["ports"]]
@@ -536,8 +642,14 @@ def test_somebodys_gateway_keeps_the_engines_until_its_new_pods_can_be_told(part
     assert "vllm-watch-engines" not in of_kind(kustomized(kubectl, beside / "watched"), "NetworkPolicy")
     found = with_component(kubectl, beside, "closed-engines")
     closed = of_kind(found, "NetworkPolicy")["vllm-watch-engines"]
-    assert ("vllm", dict(BESIDE.engine_selector)) == (closed["metadata"]["namespace"], closed["spec"]["podSelector"]["matchLabels"])
-    assert selects(closed["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"], pods(found)["my-gateway"]["metadata"]["labels"])
+    assert ("vllm", dict(BESIDE.engine_selector)) == (
+        closed["metadata"]["namespace"],
+        closed["spec"]["podSelector"]["matchLabels"],
+    )
+    assert selects(
+        closed["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"],
+        pods(found)["my-gateway"]["metadata"]["labels"],
+    )
     assert [] == core_mistakes([closed], CORE[-1])
     opened = replace(BESIDE, open_engines=True, without=ONCE)
     assert [] == [name for name in files.files(opened) if "closed-engines" in name]
@@ -551,9 +663,17 @@ def test_a_deployment_of_another_name_or_without_volumes_is_refused_by_kustomize
         ("{name: my-gateway, namespace", "{name: other, namespace", "nothing selected by Deployment"),
         ("      volumes: [{name: logs, emptyDir: {}}]\n", "", "spec/volumes"),
     )):  # fmt: skip
-        folder = filed(beside, {f"wrong{number}/d.yaml": THEIRS.replace(old, new), f"wrong{number}/kustomization.yaml": "resources: [d.yaml]\n"})
+        folder = filed(
+            beside,
+            {
+                f"wrong{number}/d.yaml": THEIRS.replace(old, new),
+                f"wrong{number}/kustomization.yaml": "resources: [d.yaml]\n",
+            },
+        )
         overlay = (beside / "watched/kustomization.yaml").read_text().replace("my-gateway", f"wrong{number}")
-        done = kustomize(part("kubectl").path, filed(folder, {f"refused{number}/kustomization.yaml": overlay}) / f"refused{number}")
+        done = kustomize(
+            part("kubectl").path, filed(folder, {f"refused{number}/kustomization.yaml": overlay}) / f"refused{number}"
+        )
         assert (1, True) == (done.returncode, said in done.stderr), done.stderr
 
 
@@ -561,18 +681,30 @@ def test_what_policies_or_certificates_would_stop_is_told():
     def told(**changes):
         return "\n".join(files.warnings(replace(USUAL, **changes)))
 
-    for inside in ("http://vllm", "http://vllm-0.vllm:8000", "http://a.b.vllm.svc:8000", "http://vllm.vllm.svc.cluster.local:8000"):
+    for inside in (
+        "http://vllm",
+        "http://vllm-0.vllm:8000",
+        "http://a.b.vllm.svc:8000",
+        "http://vllm.vllm.svc.cluster.local:8000",
+    ):
         assert "namespace vllm" not in told(engines=(inside,))
     for outside in ("http://vllm.other.svc:8000", "http://10.0.0.5:8000", "http://llm.example.org"):
         assert f"{outside}: not in namespace vllm; the gateway may ask no others" in told(engines=(outside,))
-        assert "namespace vllm" not in told(engines=(outside,), own_gateway=BESIDE.own_gateway), "what that may ask is not ours to say"
+        assert "namespace vllm" not in told(engines=(outside,), own_gateway=BESIDE.own_gateway), (
+            "what that may ask is not ours to say"
+        )
     assert "namespace monitoring" not in told()
     assert "https://thanos.example.org: not in namespace monitoring" in told(prometheus="https://thanos.example.org")
     assert "name their authority" in told(engines=("https://vllm:8000",))
-    assert "https" == next(monitoring.monitors(replace(USUAL, engines=("https://vllm:8000",))))["spec"]["podMetricsEndpoints"][0]["scheme"]
+    assert (
+        "https"
+        == next(monitoring.monitors(replace(USUAL, engines=("https://vllm:8000",))))["spec"]["podMetricsEndpoints"][0][
+            "scheme"
+        ]
+    )
 
 
-# ---- what is in them --------------------------------------------------------------------------------------------------------
+# ---- what is in them
 
 
 def test_rules_in_the_objects_are_the_shipped_ones_and_promtool_takes_them(part, tmp_path):
@@ -582,16 +714,25 @@ def test_rules_in_the_objects_are_the_shipped_ones_and_promtool_takes_them(part,
     shipped = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / "alerts/prometheus").glob("*.yaml")}
     assert shipped == {path.name: yaml.safe_load(path.read_text()) for path in tmp_path.glob("*.yaml")}
     done = subprocess.run(
-        [part("promtool").path, "check", "rules", "--lint=all", "--lint-fatal", *tmp_path.glob("*.yaml")], capture_output=True, text=True, check=False
+        [part("promtool").path, "check", "rules", "--lint=all", "--lint-fatal", *tmp_path.glob("*.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
 def test_boards_in_the_objects_are_the_shipped_ones_for_grafanas_sidecar():
-    maps = [each for each in of_kind(objects(USUAL), "ConfigMap").values() if "grafana_dashboard" in each["metadata"]["labels"]]
+    maps = [
+        each
+        for each in of_kind(objects(USUAL), "ConfigMap").values()
+        if "grafana_dashboard" in each["metadata"]["labels"]
+    ]
     found = {board["uid"]: board for each in maps for board in map(json.loads, each["data"].values())}
     shipped = {
-        board["uid"]: {**board, "editable": False} for path in (ROOT / "dashboards/json").glob("*.json") for board in [json.loads(path.read_text())]
+        board["uid"]: {**board, "editable": False}
+        for path in (ROOT / "dashboards/json").glob("*.json")
+        for board in [json.loads(path.read_text())]
     }
     assert {board.slug for board in BOARDS} == {uid.removeprefix("vllm-watch-") for uid in shipped}
     assert shipped == found
@@ -608,13 +749,20 @@ def test_own_numbers_and_links_are_in_rules_boards_and_the_boards_command(tmp_pa
     assert "https://pages.example/runbooks/VLLMQueueGrowing" in rules
     assert "https://grafana.example/d/" in rules
     assert "queue_length: 77" in running.config(wanted)["data"]["thresholds.yml"]
-    assert "pages.example" in pods(list(running.board(wanted)))[BOARD]["spec"]["containers"][0]["args"], "the board answers where links lead"
+    assert "pages.example" in pods(list(running.board(wanted)))[BOARD]["spec"]["containers"][0]["args"], (
+        "the board answers where links lead"
+    )
 
 
 def test_own_job_names_are_those_of_the_monitors(tmp_path):
     (tmp_path / "thresholds.yaml").write_text("engine_job: llm-serving\ngateway_job: 'gate.*'\n")
     found = list(monitoring.monitors(replace(USUAL, rules=export.AlertOptions(tmp_path / "thresholds.yaml"))))
-    endpoints = [one for kind in ("PodMonitor", "ServiceMonitor") for each in of_kind(found, kind).values() for one in endpoints_of(each)]
+    endpoints = [
+        one
+        for kind in ("PodMonitor", "ServiceMonitor")
+        for each in of_kind(found, kind).values()
+        for one in endpoints_of(each)
+    ]
     jobs = [rule["replacement"] for one in endpoints for rule in one["relabelings"] if rule.get("targetLabel") == "job"]
     assert ["llm-serving", "gateway", "sidecar"] == jobs
     with pytest.raises(ValueError, match=r"engine_job 'llm-\.\*' .* does not match 'vllm' and is no name itself"):
@@ -627,11 +775,19 @@ def test_a_job_may_have_the_value_of_a_label_in_it_where_the_rules_then_take_it(
     engines, gateway = (endpoints_of(of_kind(ours, kind)[name])[0] for kind, name in (
         ("PodMonitor", "vllm-watch-engines"), ("ServiceMonitor", "vllm-watch-gateway")))  # fmt: skip
     jobs = [rule for rule in engines["relabelings"] if rule.get("targetLabel") == "job"]
-    by_label = {"sourceLabels": ["__meta_kubernetes_pod_label_llm_example_org_model_name"], "regex": "(.+)", "replacement": "vllm-$1"}
-    assert [{"targetLabel": "job", "replacement": "vllm"}, {"targetLabel": "job", **by_label}] == jobs, "pods without the label keep the usual job"
+    by_label = {
+        "sourceLabels": ["__meta_kubernetes_pod_label_llm_example_org_model_name"],
+        "regex": "(.+)",
+        "replacement": "vllm-$1",
+    }
+    assert [{"targetLabel": "job", "replacement": "vllm"}, {"targetLabel": "job", **by_label}] == jobs, (
+        "pods without the label keep the usual job"
+    )
     assert 1 == len([rule for rule in gateway["relabelings"] if rule.get("targetLabel") == "job"])
     numbers = export.AlertOptions(written(tmp_path / "thresholds.yaml", "engine_job: llm\n"))
-    with pytest.raises(ValueError, match=r"jobs such as llm-model, and engine_job 'llm' does not match it; write 'llm\.\*' there"):
+    with pytest.raises(
+        ValueError, match=r"jobs such as llm-model, and engine_job 'llm' does not match it; write 'llm\.\*' there"
+    ):
         replace(USUAL, rules=numbers, job_label="model")
 
 
@@ -640,7 +796,9 @@ def test_rules_and_boards_are_left_out_where_another_namespace_of_one_prometheus
         return {kind: len(of_kind(objects(wanted), kind)) for kind in ("PrometheusRule", "ConfigMap", "PodMonitor")}
 
     assert {"PrometheusRule": 4, "ConfigMap": 1 + len(BOARDS), "PodMonitor": 1} == kinds(USUAL)
-    assert {"PrometheusRule": 0, "ConfigMap": 1 + len(BOARDS), "PodMonitor": 1} == kinds(replace(USUAL, without=("rules",)))
+    assert {"PrometheusRule": 0, "ConfigMap": 1 + len(BOARDS), "PodMonitor": 1} == kinds(
+        replace(USUAL, without=("rules",))
+    )
     assert {"PrometheusRule": 0, "ConfigMap": 1, "PodMonitor": 1} == kinds(replace(USUAL, without=("rules", "boards")))
 
 
@@ -666,13 +824,26 @@ def written(path: Path, text: str) -> Path:
 
 def test_configurations_are_what_gateway_and_sidecar_read():
     data = of_kind(objects(USUAL), "ConfigMap")["vllm-watch-config"]["data"]
-    gateway, sidecar = config.parse(data["gateway.yaml"], GatewayConfig, "g"), config.parse(data["sidecar.yaml"], SidecarConfig, "s")
+    gateway, sidecar = (
+        config.parse(data["gateway.yaml"], GatewayConfig, "g"),
+        config.parse(data["sidecar.yaml"], SidecarConfig, "s"),
+    )
     assert ("http://vllm:8000", ["http://vllm:8000"]) == (gateway.upstream, [engine.url for engine in sidecar.engines])
     assert (gateway.requests_log,) == sidecar.requests_log
-    assert thresholds.ALL == tuple(map(Settings(config.parse(data["thresholds.yml"], Overrides, "t")).at, thresholds.ALL))
-    mounts = {mount["mountPath"]: mount["name"] for one in pods(objects(USUAL))[GATEWAY]["spec"]["containers"] for mount in one["volumeMounts"]}
-    assert ["state", "teams", "state"] == [mounts[str(Path(str(path)).parent)] for path in (gateway.requests_log, gateway.teams, sidecar.state)]
-    assert sidecar.events == pods(objects(USUAL))[GATEWAY]["spec"]["containers"][1]["env"][0]["value"], "annotate in that container writes there"
+    assert thresholds.ALL == tuple(
+        map(Settings(config.parse(data["thresholds.yml"], Overrides, "t")).at, thresholds.ALL)
+    )
+    mounts = {
+        mount["mountPath"]: mount["name"]
+        for one in pods(objects(USUAL))[GATEWAY]["spec"]["containers"]
+        for mount in one["volumeMounts"]
+    }
+    assert ["state", "teams", "state"] == [
+        mounts[str(Path(str(path)).parent)] for path in (gateway.requests_log, gateway.teams, sidecar.state)
+    ]
+    assert sidecar.events == pods(objects(USUAL))[GATEWAY]["spec"]["containers"][1]["env"][0]["value"], (
+        "annotate in that container writes there"
+    )
 
 
 def test_the_board_answers_under_the_names_of_its_service_and_to_its_probes():
@@ -685,13 +856,19 @@ def test_the_board_answers_under_the_names_of_its_service_and_to_its_probes():
         board_server.admitted(f"{host}:9402", listen, allowed)
         for host in (BOARD_SERVICE, *(f"{BOARD_SERVICE}.vllm{end}" for end in ("", ".svc", ".svc.cluster.local")))
     )
-    assert not board_server.admitted("10.1.2.3:9402", listen, allowed), "which is how the kubelet would ask without the header"
-    hosts = [header["value"] for probe in ("livenessProbe", "readinessProbe") for header in container[probe]["httpGet"]["httpHeaders"]]
+    assert not board_server.admitted("10.1.2.3:9402", listen, allowed), (
+        "which is how the kubelet would ask without the header"
+    )
+    hosts = [
+        header["value"]
+        for probe in ("livenessProbe", "readinessProbe")
+        for header in container[probe]["httpGet"]["httpHeaders"]
+    ]
     assert ["localhost", "localhost"] == hosts
     assert board_server.admitted("localhost", listen, allowed)
 
 
-# ---- the monitors in a real Prometheus --------------------------------------------------------------------------------------
+# ---- the monitors in a real Prometheus
 
 
 def meta(name: str) -> str:
@@ -704,7 +881,8 @@ POD_TARGET_LABELS = ("team", "model_name")  # as a Prometheus object may have th
 def relabelling(monitor: dict[str, Any], endpoint: dict[str, Any]) -> list[dict[str, Any]]:
     """relabel_configs as the operator writes them for a monitor, in its order.
 
-    After generatePodMonitorConfig and generateServiceMonitorConfig in its promcfg.go, release 0.93, without shards and enforced labels."""
+    After generatePodMonitorConfig and generateServiceMonitorConfig in its promcfg.go, release 0.93, without shards and
+    enforced labels."""
     by_pod = monitor["kind"] == "PodMonitor"
     of = "pod" if by_pod else "service"
     name, spec = monitor["metadata"]["name"], monitor["spec"]
@@ -715,11 +893,25 @@ def relabelling(monitor: dict[str, Any], endpoint: dict[str, Any]) -> list[dict[
         labels = [f"__meta_kubernetes_{of}_label_{meta(key)}", f"__meta_kubernetes_{of}_labelpresent_{meta(key)}"]
         made.append({"action": "keep", "source_labels": labels, "regex": f"({value});true"})
     if not by_pod:
-        made.append({"action": "keep", "source_labels": ["__meta_kubernetes_endpoint_port_name"], "regex": endpoint["port"]})
+        made.append(
+            {"action": "keep", "source_labels": ["__meta_kubernetes_endpoint_port_name"], "regex": endpoint["port"]}
+        )
     elif "port" in endpoint:
-        made.append({"action": "keep", "source_labels": ["__meta_kubernetes_pod_container_port_name"], "regex": endpoint["port"]})
+        made.append(
+            {
+                "action": "keep",
+                "source_labels": ["__meta_kubernetes_pod_container_port_name"],
+                "regex": endpoint["port"],
+            }
+        )
     else:
-        made.append({"action": "keep", "source_labels": ["__meta_kubernetes_pod_container_port_number"], "regex": str(endpoint["portNumber"])})
+        made.append(
+            {
+                "action": "keep",
+                "source_labels": ["__meta_kubernetes_pod_container_port_number"],
+                "regex": str(endpoint["portNumber"]),
+            }
+        )
     for source, target in (
         ("namespace", "namespace"),
         *([] if by_pod else [("service_name", "service")]),
@@ -730,9 +922,17 @@ def relabelling(monitor: dict[str, Any], endpoint: dict[str, Any]) -> list[dict[
     if by_pod:
         made.append({"target_label": "job", "replacement": f"vllm/{name}"})
     else:
-        made += [running, {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "job", "replacement": "${1}"}]
+        made += [
+            running,
+            {"source_labels": ["__meta_kubernetes_service_name"], "target_label": "job", "replacement": "${1}"},
+        ]
     made += [
-        {"source_labels": [f"__meta_kubernetes_pod_label_{meta(key)}"], "regex": "(.+)", "target_label": meta(key), "replacement": "${1}"}
+        {
+            "source_labels": [f"__meta_kubernetes_pod_label_{meta(key)}"],
+            "regex": "(.+)",
+            "target_label": meta(key),
+            "replacement": "${1}",
+        }
         for key in POD_TARGET_LABELS
     ]
     made += [{"target_label": "endpoint", "replacement": endpoint["port"]}] if "port" in endpoint else []
@@ -744,14 +944,18 @@ def as_prometheus_writes(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{words.get(word, word): value for word, value in rule.items()} for rule in rules]
 
 
-def scraped_as(monitor: dict[str, Any], found_pods: list[dict[str, str]], folder: Path, secrets: Path | None = None) -> dict[str, Any]:
+def scraped_as(
+    monitor: dict[str, Any], found_pods: list[dict[str, str]], folder: Path, secrets: Path | None = None
+) -> dict[str, Any]:
     """A scrape job of a monitor, over pods that a file lists with the labels that Kubernetes' discovery gives."""
     (endpoint,) = endpoints_of(monitor)
     path = folder / f"{monitor['kind']}-{monitor['metadata']['name']}.json"
     path.write_text(json.dumps([{"targets": [labels["__address__"]], "labels": labels} for labels in found_pods]))
     job = {
-        "job_name": path.stem, "scrape_interval": endpoint["interval"], "scrape_timeout": endpoint["interval"], "metrics_path": endpoint["path"],
-        "scheme": endpoint.get("scheme", "http"), "file_sd_configs": [{"files": [str(path)]}], "relabel_configs": relabelling(monitor, endpoint),
+        "job_name": path.stem, "scrape_interval": endpoint["interval"], "scrape_timeout": endpoint["interval"],
+        "metrics_path": endpoint["path"],
+        "scheme": endpoint.get("scheme", "http"), "file_sd_configs": [{"files": [str(path)]}],
+        "relabel_configs": relabelling(monitor, endpoint),
         "metric_relabel_configs": as_prometheus_writes(endpoint.get("metricRelabelings", [])),
     }  # fmt: skip
     if limit := monitor["spec"].get("sampleLimit"):
@@ -767,9 +971,17 @@ def scraped_as(monitor: dict[str, Any], found_pods: list[dict[str, str]], folder
     return job
 
 
-def discovered(address: str, port_name: str, labels: dict[str, str], pod: str, service: str = "", phase: str = "Running") -> dict[str, str]:
+def discovered(
+    address: str, port_name: str, labels: dict[str, str], pod: str, service: str = "", phase: str = "Running"
+) -> dict[str, str]:
     """What Prometheus' Kubernetes discovery says of a pod's port, or of one behind a Service."""
-    about = {"namespace": "vllm", "pod_name": pod, "pod_container_name": "c", "pod_node_name": "node-a", "pod_phase": phase}
+    about = {
+        "namespace": "vllm",
+        "pod_name": pod,
+        "pod_container_name": "c",
+        "pod_node_name": "node-a",
+        "pod_phase": phase,
+    }
     about |= (
         {"service_name": service, "endpoint_port_name": port_name}
         if service
@@ -811,7 +1023,12 @@ def captured_engine(port: int) -> Iterator[None]:
 @contextmanager
 def process(*command: str | Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("w") as said:
-        child = subprocess.Popen([str(word) for word in command], stdout=said, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        child = subprocess.Popen(
+            [str(word) for word in command],
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
     try:
         yield child
     finally:
@@ -826,13 +1043,25 @@ def answer(url: str) -> Any:
 
 @pytest.fixture(scope="module")
 def watched(part, free_port, eventually, tmp_path_factory) -> Iterator[tuple[str, dict[str, int]]]:
-    """A real Prometheus with the exported monitors and rules. It scrapes a captured page as an engine, one engine that is down, and the real gateway
-    and sidecar, over TLS, which run with the exported configurations: only paths and ports are others."""
+    """A real Prometheus with the exported monitors and rules. It scrapes a captured page as an engine, one engine that
+    is down, and the real gateway and sidecar, over TLS, which run with the exported configurations: only paths and
+    ports are others."""
     folder = tmp_path_factory.mktemp("watched")
-    at_once = written(folder / "thresholds.yml", "thresholds:\n  start_time: 1\n")  # an engine that never was up is told as down, not as new
-    found, port = objects(replace(MUCH, rules=export.AlertOptions(at_once))), {name: free_port() for name in (*PORTS, "engine", "gone", "prometheus")}
+    # an engine that never was up is told as down, not as new
+    at_once = written(folder / "thresholds.yml", "thresholds:\n  start_time: 1\n")
+    found, port = (
+        objects(replace(MUCH, rules=export.AlertOptions(at_once))),
+        {name: free_port() for name in (*PORTS, "engine", "gone", "prometheus")},
+    )
     secret = folder / "etc/tls"
-    for place in (secret, folder / "etc/login", folder / "etc/teams", folder / "etc/config", folder / "var/log", folder / "var/state"):
+    for place in (
+        secret,
+        folder / "etc/login",
+        folder / "etc/teams",
+        folder / "etc/config",
+        folder / "var/log",
+        folder / "var/state",
+    ):
         place.mkdir(parents=True)
     make_certificate(secret)
     (folder / "etc/login/token").write_text("a-word\n")
@@ -856,25 +1085,47 @@ def watched(part, free_port, eventually, tmp_path_factory) -> Iterator[tuple[str
         discovered("127.0.0.1:2", "http", {"app": "other"}, "other"),
         discovered("127.0.0.1:3", "ssh", engine, "vllm-0"),
     ]
-    behind = [discovered(f"127.0.0.1:{port[name]}", name, ours, "gateway-pod", "watch-metrics") for name in ("gateway-metrics", "sidecar")]
+    behind = [
+        discovered(f"127.0.0.1:{port[name]}", name, ours, "gateway-pod", "watch-metrics")
+        for name in ("gateway-metrics", "sidecar")
+    ]
     (folder / "rules").mkdir()
     for name, each in of_kind(found, "PrometheusRule").items():
         (folder / "rules" / f"{name}.yaml").write_text(yaml.safe_dump(each["spec"]))
-    jobs = [scraped_as(pod_monitor, engines, folder), *(scraped_as(monitor, behind, folder, folder / "etc") for monitor in monitors.values())]
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(
-        {"global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}, "rule_files": [f"{folder}/rules/*.yaml"],
-         "scrape_configs": jobs}))  # fmt: skip
+    jobs = [
+        scraped_as(pod_monitor, engines, folder),
+        *(scraped_as(monitor, behind, folder, folder / "etc") for monitor in monitors.values()),
+    ]
+    (folder / "prometheus.yml").write_text(
+        yaml.safe_dump(
+            {
+                "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+                "rule_files": [f"{folder}/rules/*.yaml"],
+                "scrape_configs": jobs,
+            }
+        )
+    )
     url = f"http://127.0.0.1:{port['prometheus']}"
     with ExitStack() as stack:
         stack.enter_context(captured_engine(port["engine"]))
         for what in ("gateway", "sidecar"):
             arguments = [sys.executable, "-m", "stack.cli", what, "run", "--config", folder / f"etc/config/{what}.yaml"]
             stack.enter_context(process(*arguments, log=folder / f"{what}.log"))
-        server = (part("prometheus").path, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-                  f"--web.listen-address=127.0.0.1:{port['prometheus']}")  # fmt: skip
+        server = (
+            part("prometheus").path,
+            f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address=127.0.0.1:{port['prometheus']}",
+        )
         stack.enter_context(process(*server, log=folder / "prometheus.log"))
-        eventually(lambda: ["0", "1", "1", "1"] == sorted(one["value"][1] for one in answer(f"{url}/api/v1/query?query=up")["result"]),
-                   within_s=40, what="three of four targets that answer, and the fourth asked")  # fmt: skip
+        eventually(
+            lambda: (
+                ["0", "1", "1", "1"]
+                == sorted(one["value"][1] for one in answer(f"{url}/api/v1/query?query=up")["result"])
+            ),
+            within_s=40,
+            what="three of four targets that answer, and the fourth asked",
+        )
         yield url, port
 
 
@@ -886,7 +1137,8 @@ def of_model(name: str) -> dict[str, str]:
 def make_certificate(folder: Path) -> None:
     """tls.crt, tls.key and ca.crt of the name that the monitors expect, signed by itself."""
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=metrics",
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+            "-subj", "/CN=metrics",
          "-addext", "subjectAltName=DNS:watch-metrics", "-keyout", folder / "tls.key", "-out", folder / "tls.crt"],
         check=True, capture_output=True,
     )  # fmt: skip
@@ -920,7 +1172,9 @@ def test_the_variables_of_a_board_offer_what_was_scraped(watched):
         matched = re.fullmatch(r"label_values\((.*), (\w+)\)", variable.query)
         assert matched, variable.query
         series = re.sub(r"\$(\w+)", ".*", matched[1])
-        offered[variable.name] = answer(f"{url}/api/v1/label/{matched[2]}/values?{urllib.parse.urlencode({'match[]': series})}")
+        offered[variable.name] = answer(
+            f"{url}/api/v1/label/{matched[2]}/values?{urllib.parse.urlencode({'match[]': series})}"
+        )
     assert {"cluster", "namespace", "job", "instance", "model_name"} <= set(offered)
     assert (["east"], ["vllm"], ["vllm-chat"], [f"127.0.0.1:{port['engine']}"]) == tuple(
         offered[name] for name in ("cluster", "namespace", "job", "instance")
@@ -929,14 +1183,18 @@ def test_the_variables_of_a_board_offer_what_was_scraped(watched):
 
 
 @pytest.mark.prometheus
-def test_an_alert_of_the_exported_rules_sees_the_model_that_is_down_beside_one_that_is_not_and_the_watchdog_fires(watched, eventually):
+def test_an_alert_of_the_exported_rules_sees_the_model_that_is_down_beside_one_that_is_not_and_the_watchdog_fires(
+    watched, eventually
+):
     url, _ = watched
 
     def states():
         return {(one["alertname"], one.get("job", "")): one["alertstate"] for one in query(url, "ALERTS")}
 
     eventually(lambda: ("VLLMWatchdog", "") in states(), within_s=60, what="the watchdog")
-    eventually(lambda: ("VLLMEngineDown", "vllm-embed") in states(), within_s=60, what="the alert on the model that is down")
+    eventually(
+        lambda: ("VLLMEngineDown", "vllm-embed") in states(), within_s=60, what="the alert on the model that is down"
+    )
     assert "firing" == states()["VLLMWatchdog", ""]
     assert "pending" == states()["VLLMEngineDown", "vllm-embed"], "it holds for a minute before it fires"
     assert ("VLLMEngineDown", "vllm-chat") not in states()
@@ -982,7 +1240,7 @@ def test_pages_are_limited_as_the_budget_says_unless_a_number_or_none_was_asked_
     assert dict.fromkeys(names) == limits(replace(USUAL, sample_limit=0))
 
 
-# ---- the log in the pod -----------------------------------------------------------------------------------------------------
+# ---- the log in the pod
 
 
 def test_the_log_is_renamed_when_it_is_large_and_the_end_is_prompt(tmp_path, eventually):
@@ -997,7 +1255,11 @@ def test_the_log_is_renamed_when_it_is_large_and_the_end_is_prompt(tmp_path, eve
         eventually(lambda: not log.exists(), within_s=30, what="the renamed log")
         assert "x" * 90 + "\n" + "y" * 90 + "\n" == (tmp_path / "requests.jsonl.1").read_text()
         log.write_text("z" * 200)
-        eventually(lambda: "z" * 200 == (tmp_path / "requests.jsonl.1").read_text(), within_s=30, what="the next one in its place")
+        eventually(
+            lambda: "z" * 200 == (tmp_path / "requests.jsonl.1").read_text(),
+            within_s=30,
+            what="the next one in its place",
+        )
         assert shell.poll() is None, "a log that is not there does not end it"
     finally:
         shell.send_signal(signal.SIGTERM)
@@ -1005,16 +1267,28 @@ def test_the_log_is_renamed_when_it_is_large_and_the_end_is_prompt(tmp_path, eve
 
 
 def test_the_log_outlives_its_pod_on_the_volume_of_the_state():
-    """Gateway and sidecar end together: what the gateway wrote after the sidecar's last look is read by the next one."""
+    """Gateway and sidecar end together: what the gateway wrote after the sidecar's last look is read by the next
+    one."""
     pod = pods(objects(USUAL))[GATEWAY]["spec"]
     kinds = {volume["name"]: set(volume) - {"name"} for volume in pod["volumes"]}
-    homes = {path: {json.dumps(mount, sort_keys=True) for one in pod["containers"] for mount in one["volumeMounts"] if mount["mountPath"] == path}
-             for path in (running.LOGS, running.STATE)}  # fmt: skip
+    homes = {
+        path: {
+            json.dumps(mount, sort_keys=True)
+            for one in pod["containers"]
+            for mount in one["volumeMounts"]
+            if mount["mountPath"] == path
+        }
+        for path in (running.LOGS, running.STATE)
+    }
     (log,), (state,) = ((json.loads(one) for one in homes[path]) for path in (running.LOGS, running.STATE))
     assert ({"persistentVolumeClaim"}, state["name"]) == (kinds[log["name"]], log["name"])
-    assert ("log", None) == (log.get("subPath"), state.get("subPath")), "the state of an earlier export stays where it was"
+    assert ("log", None) == (log.get("subPath"), state.get("subPath")), (
+        "the state of an earlier export stays where it was"
+    )
     assert ["gateway", "sidecar", "rotate"] == [
-        one["name"] for one in pod["containers"] if any(mount["mountPath"] == running.LOGS for mount in one["volumeMounts"])
+        one["name"]
+        for one in pod["containers"]
+        if any(mount["mountPath"] == running.LOGS for mount in one["volumeMounts"])
     ]
 
 
@@ -1023,7 +1297,7 @@ def test_two_logs_and_a_state_fit_into_their_volume():
     assert "768Mi" == replace(USUAL, state_size="768Mi").state_size
 
 
-# ---- the command ------------------------------------------------------------------------------------------------------------
+# ---- the command
 
 
 def run(*arguments: str | Path) -> Result:
@@ -1056,12 +1330,19 @@ def written_in(path: Path, text: str) -> Path:
 def test_a_smaller_export_names_what_an_earlier_one_left(tmp_path, few):
     run("--out", tmp_path, "--own-gateway", "my-gateway:logs/requests.jsonl")
     told = json.loads(run("--out", tmp_path, "--profile", "engine", "--json").stdout)
-    assert {str(tmp_path / name) for name in ("base/20-sidecar.yaml", "components/sidecar/container.yaml")} <= set(told["left_over"])
+    assert {str(tmp_path / name) for name in ("base/20-sidecar.yaml", "components/sidecar/container.yaml")} <= set(
+        told["left_over"]
+    )
 
 
 def test_next_steps_are_the_lines_to_type_and_hold_no_secret(tmp_path, few):
-    told = run("--out", tmp_path, "--engine", "http://a:8000", "--engine", "http://b.c:8000", "--tls-secret", "watch-tls").stdout
-    assert "kubectl -n vllm create secret generic vllm-watch-teams --from-file=teams.yaml --from-file=gateway.secret" in told
+    told = run(
+        "--out", tmp_path, "--engine", "http://a:8000", "--engine", "http://b.c:8000", "--tls-secret", "watch-tls"
+    ).stdout
+    assert (
+        "kubectl -n vllm create secret generic vllm-watch-teams --from-file=teams.yaml --from-file=gateway.secret"
+        in told
+    )
     assert f"kubectl apply --server-side -k {tmp_path}/base" in told
     assert "upstreams:\n  a:\n    url: http://a:8000\n  b:\n    url: http://b.c:8000" in told
     assert "watch-tls must hold tls.crt, tls.key and ca.crt" in told
@@ -1082,19 +1363,34 @@ WRONG = [
     (("--sample-limit", "-1"), "--sample-limit is a number of samples"),
     (("--image", "My Image"), "--image 'My Image' is no image"),
     (("--state-size", "1 GB"), "--state-size '1 GB' is no size; write it like 1Gi"),
-    (("--state-size", "700Mi"), "--state-size 700Mi: two logs of 256 MiB lie there beside the state; write 1Gi or more"),
+    (
+        ("--state-size", "700Mi"),
+        "--state-size 700Mi: two logs of 256 MiB lie there beside the state; write 1Gi or more",
+    ),
     (("--job-from-label", "my model"), "--job-from-label 'my model=' is no label in Kubernetes"),
     (("--without", "monitors"), "'monitors' is not one of 'rules', 'boards'"),
     (("--tls-secret", "A b"), "--tls-secret 'A b' is no name in Kubernetes"),
     (("--login-secret", "A b"), "--login-secret 'A b' is no name in Kubernetes"),
-    (("--own-gateway", "my-gateway"), "--own-gateway 'my-gateway' is no DEPLOYMENT:VOLUME/FILE; write it like my-gateway:logs/requests.jsonl"),
+    (
+        ("--own-gateway", "my-gateway"),
+        "--own-gateway 'my-gateway' is no DEPLOYMENT:VOLUME/FILE; write it like my-gateway:logs/requests.jsonl",
+    ),
     (("--own-gateway", ""), "--own-gateway '' is no DEPLOYMENT:VOLUME/FILE"),
     (("--own-gateway", "my-gateway:logs/"), "--own-gateway 'my-gateway:logs/' is no DEPLOYMENT:VOLUME/FILE"),
     (("--own-gateway", "My Gateway:logs/a"), "--own-gateway 'My Gateway' is no name in Kubernetes"),
     (("--own-gateway", "g:logs/../a"), "'../a' is no path of a file from the root of the volume"),
-    (("--own-gateway", "g:logs/a", "--profile", "engine"), "--own-gateway is for a sidecar, and --profile engine is for clusters without one"),
-    (("--tls-secret", "tls", "--profile", "engine"), "--tls-secret is for a sidecar, and --profile engine is for clusters without one"),
-    (("--login-secret", "login", "--profile", "engine"), "--login-secret is for a sidecar, and --profile engine is for clusters without one"),
+    (
+        ("--own-gateway", "g:logs/a", "--profile", "engine"),
+        "--own-gateway is for a sidecar, and --profile engine is for clusters without one",
+    ),
+    (
+        ("--tls-secret", "tls", "--profile", "engine"),
+        "--tls-secret is for a sidecar, and --profile engine is for clusters without one",
+    ),
+    (
+        ("--login-secret", "login", "--profile", "engine"),
+        "--login-secret is for a sidecar, and --profile engine is for clusters without one",
+    ),
     (("--cluster", "$1"), "--cluster '$1' is no name"),
     (("--runbook-base", "wiki"), "wiki is no web address"),
     (("--thresholds", "/nowhere.yaml"), "/nowhere.yaml cannot be read"),
@@ -1122,5 +1418,9 @@ def test_an_engine_is_called_by_the_first_word_of_its_host_where_that_tells_them
 def test_the_shipped_jobs_are_those_of_the_shipped_rules():
     overlay = Settings(Overrides()).overlay
     jobs = USUAL.jobs
-    assert all(re.fullmatch(pattern, name) for pattern, name in itertools.zip_longest(
-        (overlay.engine_job, overlay.gateway_job, overlay.sidecar_job), (jobs.engine, jobs.gateway, jobs.sidecar)))  # fmt: skip
+    assert all(
+        re.fullmatch(pattern, name)
+        for pattern, name in itertools.zip_longest(
+            (overlay.engine_job, overlay.gateway_job, overlay.sidecar_job), (jobs.engine, jobs.gateway, jobs.sidecar)
+        )
+    )

@@ -1,5 +1,6 @@
-"""The doctor decides: what is found at which figures, what is abstained from, in which order, and what the command prints. Recorded situations of
-real engines stand in test_doctor_situations.py; here are hand-made ones, just before and just after an edge."""
+"""The doctor decides: what is found at which figures, what is abstained from, in which order, and what the command
+prints. Recorded situations of real engines stand in test_doctor_situations.py; here are hand-made ones, just before and
+just after an edge."""
 
 from __future__ import annotations
 
@@ -41,21 +42,33 @@ def spread(*values: float) -> Spread:
 
 
 def well(**changes: Any) -> EngineSnapshot:
-    """A busy engine with nothing wrong: 100 requests in a minute, half a second to the first token, 30 ms between tokens."""
+    """A busy engine with nothing wrong: 100 requests in a minute, half a second to the first token, 30 ms between
+    tokens."""
     figures = EngineSnapshot(
-        seconds=60, begun=100, ended=100, finished={"stop": 100.0}, prompt_tokens=30_000, generation_tokens=10_000, lookups=30_000, hits=15_000,
-        preemptions=0, http={"2xx": 100.0}, ttft=spread(*[0.5] * 100), between_tokens=spread(*[0.03] * 1000), per_token=spread(*[0.03] * 100),
-        e2e=spread(*[4.0] * 100), queue=spread(*[0.01] * 100), prefill=spread(*[0.3] * 100), decode=spread(*[3.0] * 100),
-        prompt_length=spread(*[300.0] * 100), answer_length=spread(*[100.0] * 100), running=Gauge(4, 6, 8), waiting=NOTHING, deferred=NOTHING,
+        seconds=60, begun=100, ended=100, finished={"stop": 100.0}, prompt_tokens=30_000, generation_tokens=10_000,
+        lookups=30_000, hits=15_000,
+        preemptions=0, http={"2xx": 100.0}, ttft=spread(*[0.5] * 100), between_tokens=spread(*[0.03] * 1000),
+        per_token=spread(*[0.03] * 100),
+        e2e=spread(*[4.0] * 100), queue=spread(*[0.01] * 100), prefill=spread(*[0.3] * 100),
+        decode=spread(*[3.0] * 100),
+        prompt_length=spread(*[300.0] * 100), answer_length=spread(*[100.0] * 100), running=Gauge(4, 6, 8),
+        waiting=NOTHING, deferred=NOTHING,
         kv=Gauge(0.2, 0.3, 0.4), caching=True, still_s=0.0, steps=1_700,
     )  # fmt: skip
     figures = replace(figures, **changes)
-    return replace(figures, crowded=figures.running) if figures.waiting and figures.waiting.lowest > 0 and "crowded" not in changes else figures
+    return (
+        replace(figures, crowded=figures.running)
+        if figures.waiting and figures.waiting.lowest > 0 and "crowded" not in changes
+        else figures
+    )
 
 
 def of(figures: EngineSnapshot, engines: dict[str, EngineSnapshot] | None = None, **around: Any) -> Diagnosis:
     settings = around.pop("settings", Settings())
-    return diagnose(ModelEvidence(model=around.pop("model", "m"), source="test", whole=figures, engines=engines or {}, **around), settings)
+    return diagnose(
+        ModelEvidence(model=around.pop("model", "m"), source="test", whole=figures, engines=engines or {}, **around),
+        settings,
+    )
 
 
 def names(figures: EngineSnapshot, **around: Any) -> list[str]:
@@ -68,15 +81,28 @@ def names(figures: EngineSnapshot, **around: Any) -> list[str]:
 def test_nothing_is_wrong_with_an_engine_that_is_well():
     diagnosis = of(well())
     assert ((), "busy") == (diagnosis.findings, diagnosis.state)
-    assert {"queue": "fine", "prefill": "fine", "decode": "fine", "streaming": "unsure", "API": "fine", "quality": "unsure"} == areas(diagnosis)
+    assert {
+        "queue": "fine",
+        "prefill": "fine",
+        "decode": "fine",
+        "streaming": "unsure",
+        "API": "fine",
+        "quality": "unsure",
+    } == areas(diagnosis)
 
 
-IDLE = EngineSnapshot(seconds=60, begun=0, ended=0, running=NOTHING, waiting=NOTHING, prompt_tokens=0, generation_tokens=0)
+IDLE = EngineSnapshot(
+    seconds=60, begun=0, ended=0, running=NOTHING, waiting=NOTHING, prompt_tokens=0, generation_tokens=0
+)
 
 
 def test_an_engine_whose_page_shows_nothing_is_idle_and_who_waits_before_it_is_open_unless_somebody_tells():
     diagnosis = of(IDLE)
-    assert ("idle", (), ["API", "quality"]) == (diagnosis.state, diagnosis.findings, [one.area for one in diagnosis.unsure])
+    assert ("idle", (), ["API", "quality"]) == (
+        diagnosis.state,
+        diagnosis.findings,
+        [one.area for one in diagnosis.unsure],
+    )
     text = report.as_text([diagnosis], "test")
     assert "nobody asked" not in text
     assert "m: idle: its page shows no request; 0 requests in 60 s" in text
@@ -88,9 +114,15 @@ def test_an_engine_whose_page_shows_nothing_is_idle_and_who_waits_before_it_is_o
 def slow(requests: int, **changes: Any) -> EngineSnapshot:
     """So many requests, far too slow in everything."""
     return well(
-        begun=requests, ended=requests, finished={"stop": float(requests)}, http={"2xx": float(requests)}, ttft=spread(*[30.0] * requests),
-        queue=spread(*[25.0] * requests), between_tokens=spread(*[0.9] * requests), **changes,
-    )  # fmt: skip
+        begun=requests,
+        ended=requests,
+        finished={"stop": float(requests)},
+        http={"2xx": float(requests)},
+        ttft=spread(*[30.0] * requests),
+        queue=spread(*[25.0] * requests),
+        between_tokens=spread(*[0.9] * requests),
+        **changes,
+    )
 
 
 def test_a_handful_of_requests_is_abstained_from_and_what_is_missing_is_said():
@@ -109,23 +141,36 @@ def test_a_moment_is_no_time_to_judge_by():
 
 def test_figures_that_an_engine_does_not_show_leave_their_area_open():
     diagnosis = of(well(queue=None, kv=None))
-    assert "no request_queue_time_seconds and no kv_cache_usage_perc" in next(one.why for one in diagnosis.unsure if one.area == "queue")
+    assert "no request_queue_time_seconds and no kv_cache_usage_perc" in next(
+        one.why for one in diagnosis.unsure if one.area == "queue"
+    )
 
 
 @given(
     st.builds(
-        EngineSnapshot, seconds=st.floats(1, 1e5), begun=st.floats(0, 1e6), ended=st.floats(0, 1e6), preemptions=st.floats(0, 1e5),
-        prompt_tokens=st.floats(0, 1e9), generation_tokens=st.floats(0, 1e9), lookups=st.floats(0, 1e9), hits=st.floats(0, 1e9),
-        drafted=st.floats(0, 1e9), accepted=st.floats(0, 1e9), finished=st.dictionaries(st.sampled_from(["stop", "error"]), st.floats(0, 1e6)),
+        EngineSnapshot,
+        seconds=st.floats(1, 1e5),
+        begun=st.floats(0, 1e6),
+        ended=st.floats(0, 1e6),
+        preemptions=st.floats(0, 1e5),
+        prompt_tokens=st.floats(0, 1e9),
+        generation_tokens=st.floats(0, 1e9),
+        lookups=st.floats(0, 1e9),
+        hits=st.floats(0, 1e9),
+        drafted=st.floats(0, 1e9),
+        accepted=st.floats(0, 1e9),
+        finished=st.dictionaries(st.sampled_from(["stop", "error"]), st.floats(0, 1e6)),
         rejections=st.dictionaries(st.sampled_from(["max_num_queued_reqs"]), st.floats(0, 1e6)),
-        running=st.builds(Gauge, *[st.floats(0, 500)] * 3), waiting=st.builds(Gauge, *[st.floats(0, 500)] * 3),
-        kv=st.builds(Gauge, *[st.floats(0, 1)] * 3), caching=st.booleans(),
+        running=st.builds(Gauge, *[st.floats(0, 500)] * 3),
+        waiting=st.builds(Gauge, *[st.floats(0, 500)] * 3),
+        kv=st.builds(Gauge, *[st.floats(0, 1)] * 3),
+        caching=st.booleans(),
         **{
             name: st.none() | st.lists(st.floats(0.001, 1e4), min_size=1, max_size=5).map(Spread.of)
             for name in ("ttft", "between_tokens", "per_token", "queue", "prefill", "decode", "prompt_length")
         },
     )
-)  # fmt: skip
+)
 def test_whatever_the_figures_quality_is_never_found_and_confidence_is_a_share(figures):
     diagnosis = of(figures)
     assert "quality" not in {finding.row.area for finding in diagnosis.findings}
@@ -153,8 +198,19 @@ QUEUED = {"queue": spread(*[8.0] * 100), "ttft": spread(*[8.5] * 100), "waiting"
         ({"prefill": spread(*[4.0] * 100), "ttft": spread(*[4.0] * 100)}, "prefill-bound"),
         ({"prefill": spread(*[9.0] * 100), "ttft": spread(*[9.0] * 100), "hits": 300}, "prefill-bound"),
         ({"prefill": spread(*[4.0] * 100), "ttft": spread(*[4.0] * 100), "hits": 300}, "unique-prompts"),
-        ({"prefill": spread(*[4.0] * 100), "ttft": spread(*[4.0] * 100), "caching": False, "hits": 0, "lookups": 0}, "cache-off"),
-        ({"prefill": spread(*[4.0] * 100), "ttft": spread(*[4.0] * 100), "hits": 0, "prompt_length": spread(*[40.0] * 100)}, "prefill-bound"),
+        (
+            {"prefill": spread(*[4.0] * 100), "ttft": spread(*[4.0] * 100), "caching": False, "hits": 0, "lookups": 0},
+            "cache-off",
+        ),
+        (
+            {
+                "prefill": spread(*[4.0] * 100),
+                "ttft": spread(*[4.0] * 100),
+                "hits": 0,
+                "prompt_length": spread(*[40.0] * 100),
+            },
+            "prefill-bound",
+        ),
         ({"between_tokens": spread(*[0.2] * 1000), "per_token": spread(*[0.2] * 100)}, "decode-bound"),
         ({"between_tokens": spread(*[0.2] * 1000), "running": Gauge(40, MANY_AT_ONCE + 1, 60)}, "decode-at-batch"),
         ({**DRAFTED, "per_token": spread(*[0.2] * 100)}, "decode-drafted"),
@@ -162,7 +218,7 @@ QUEUED = {"queue": spread(*[8.0] * 100), "ttft": spread(*[8.5] * 100), "waiting"
         ({**DRAFTED, "per_token": None}, "decode-drafted"),
         ({"ttft": spread(*[4.0] * 100)}, "api-server-bound"),
     ],
-)  # fmt: skip
+)
 def test_the_first_finding_is_the_cause(changes, row):
     diagnosis = of(well(**changes))
     assert row == diagnosis.findings[0].row.name
@@ -203,9 +259,12 @@ def test_a_long_prompts_own_late_first_token_is_no_head_of_line():
 
 
 def test_late_first_tokens_behind_a_long_prompt_ask_for_another_lever_than_pauses():
-    """Whoever runs is served first: smaller steps leave a prompt that waits just as far behind, a cap on the long one does not."""
+    """Whoever runs is served first: smaller steps leave a prompt that waits just as far behind, a cap on the long one
+    does not."""
     long = {"prompt_length": spread(*[200.0] * 95, *[20_000.0] * 5), "prefill": spread(*[0.1] * 95, *[3.0] * 5)}
-    late = of(well(**long, ttft=spread(*[0.2] * 70, *[6.0] * 30), between_tokens=spread(*[0.02] * 950, *[2.0] * 50))).findings[0]
+    late = of(
+        well(**long, ttft=spread(*[0.2] * 70, *[6.0] * 30), between_tokens=spread(*[0.02] * 950, *[2.0] * 50))
+    ).findings[0]
     paused = of(well(**long, between_tokens=spread(*[0.02] * 950, *[2.0] * 50))).findings[0]
     assert ("head-of-line", "head-of-line") == (late.name, paused.name)
     assert "--long-prefill-token-threshold" in late.row.lever
@@ -225,7 +284,15 @@ def test_a_short_pause_in_a_hundred_is_told_and_nobody_is_called_for_it():
 
 def test_a_gap_is_a_step_of_several_tokens_where_tokens_are_drafted():
     """Four tokens each 0.2 s are twenty a second, twice as fast as people read."""
-    assert [] == names(well(between_tokens=spread(*[0.2] * 500), per_token=spread(*[0.05] * 100), drafts=500, drafted=2000, accepted=1500))
+    assert [] == names(
+        well(
+            between_tokens=spread(*[0.2] * 500),
+            per_token=spread(*[0.05] * 100),
+            drafts=500,
+            drafted=2000,
+            accepted=1500,
+        )
+    )
 
 
 CHUNKS = {"prompt_tokens": 200_000, "lookups": 200_000, "hits": 60_000, "prompt_length": spread(*[2000.0] * 100)}
@@ -236,15 +303,19 @@ def test_gaps_that_prompt_chunks_make_are_not_decode_bound():
     some, most = spread(*[0.02] * 900, *[0.2] * 100), spread(*[0.2] * 1000)
     assert ["prefill-interference"] == names(well(**CHUNKS, between_tokens=some))
     assert ["prefill-interference"] == names(well(**{**CHUNKS, "prompt_tokens": 900_000}, between_tokens=most))
-    assert ["decode-bound"] == names(well(**{**CHUNKS, "prompt_tokens": 80_000}, between_tokens=some)), "too few prompt tokens to lengthen a step"
+    assert ["decode-bound"] == names(well(**{**CHUNKS, "prompt_tokens": 80_000}, between_tokens=some)), (
+        "too few prompt tokens to lengthen a step"
+    )
     assert ["decode-bound"] == names(well(**CHUNKS, between_tokens=most)), "steps are long with and without prompts"
     report_ = report.as_text([of(well(**CHUNKS, between_tokens=some))], "test")
     assert "first lever  Smaller steps: `--max-num-batched-tokens`" in report_
 
 
 LONG_PROMPTS = {
-    "prompt_tokens": 300_000, "lookups": 300_000, "hits": 0, "prompt_length": spread(*[20_000.0] * 15), "begun": 15, "ended": 15, "steps": 1_200,
-    "prefill": spread(*[3.8] * 15), "queue": spread(*[0.2] * 15), "ttft": spread(*[4.0] * 15), "decode": spread(*[3.6] * 15),
+    "prompt_tokens": 300_000, "lookups": 300_000, "hits": 0, "prompt_length": spread(*[20_000.0] * 15), "begun": 15,
+    "ended": 15, "steps": 1_200,
+    "prefill": spread(*[3.8] * 15), "queue": spread(*[0.2] * 15), "ttft": spread(*[4.0] * 15),
+    "decode": spread(*[3.6] * 15),
 }  # fmt: skip
 
 
@@ -252,8 +323,12 @@ def test_small_steps_come_before_prompts_of_which_nothing_is_reused():
     """Prompts of 20,000 tokens that take 3.8 s in steps of 45 ms: some 240 tokens a step."""
     small, larger = spread(*[0.045] * 1400), spread(*[0.045] * 1200, *[0.6] * 200)
     assert ["small-steps", "unique-prompts"] == names(well(**LONG_PROMPTS, between_tokens=small))
-    assert "small-steps" not in names(well(**LONG_PROMPTS, between_tokens=larger)), "a moment falls into a step of 0.4 s"
-    assert "small-steps" not in names(well(**{**LONG_PROMPTS, "prompt_length": spread(*[3000.0] * 15)}, between_tokens=small))
+    assert "small-steps" not in names(well(**LONG_PROMPTS, between_tokens=larger)), (
+        "a moment falls into a step of 0.4 s"
+    )
+    assert "small-steps" not in names(
+        well(**{**LONG_PROMPTS, "prompt_length": spread(*[3000.0] * 15)}, between_tokens=small)
+    )
     loud = of(well(**LONG_PROMPTS, between_tokens=spread(*[0.11] * 1100)))
     assert "prefill-interference" not in [one.name for one in loud.findings], "its lever is the opposite"
 
@@ -335,27 +410,42 @@ CROWD = {**QUEUED, "waiting": Gauge(0, 12, 28), "kv": Gauge(0.0, 0.001, 0.002)}
 @pytest.mark.parametrize(
     ("changes", "row"),
     [
-        ({"running": Gauge(0, 5, 16), "crowded": Gauge(16, 16, 16)}, "queue-bound"),  # Prometheus, with calm minutes before
-        ({"running": Gauge(4, 15, 16), "crowded": Gauge(4, 15.2, 16, looks=15)}, "queue-bound"),  # one look between two batches
+        # Prometheus, with calm minutes before
+        ({"running": Gauge(0, 5, 16), "crowded": Gauge(16, 16, 16)}, "queue-bound"),
+        # one look between two batches
+        ({"running": Gauge(4, 15, 16), "crowded": Gauge(4, 15.2, 16, looks=15)}, "queue-bound"),
         ({"running": Gauge(4, 10, 16), "crowded": Gauge(4, 10, 16, looks=2)}, "queue-unclear"),
         ({"running": Gauge(0, 8, 16), "crowded": Gauge(16, 16, 16, looks=1)}, "queue-unclear"),
         ({"running": Gauge(2, 8, 16), "crowded": Gauge(2, 8, 16, looks=15)}, "queue-at-capacity"),
-        ({"running": Gauge(12, 14, 16), "crowded": Gauge(12, 14, 16, looks=15), "kv": Gauge(0.5, 0.6, 0.7)}, "queue-at-capacity"),
+        (
+            {"running": Gauge(12, 14, 16), "crowded": Gauge(12, 14, 16, looks=15), "kv": Gauge(0.5, 0.6, 0.7)},
+            "queue-at-capacity",
+        ),
     ],
 )
 def test_places_are_told_by_what_runs_while_others_wait_and_two_looks_may_not_tell(changes, row):
     assert [row] == names(well(**{**CROWD, **changes}))
 
 
-COMPUTED_ANEW = {**CROWD, "prompt_tokens": 400_000, "hits": 0, "lookups": 0, "caching": False, "prompt_length": spread(*[4000.0] * 100)}
+COMPUTED_ANEW = {
+    **CROWD,
+    "prompt_tokens": 400_000,
+    "hits": 0,
+    "lookups": 0,
+    "caching": False,
+    "prompt_length": spread(*[4000.0] * 100),
+}
 
 
 def test_a_cache_that_is_off_comes_before_the_queue_that_it_makes():
-    """vLLM counts the wait for a place in a step as queue time, so prompts that are computed anew look like a want of engines."""
+    """vLLM counts the wait for a place in a step as queue time, so prompts that are computed anew look like a want of
+    engines."""
     queue = {"running": Gauge(4, 10, 16), "crowded": Gauge(4, 10, 16, looks=20)}
     diagnosis = of(well(**COMPUTED_ANEW, **queue))
     assert [("cache-off", True), ("queue-bound", True)] == [(one.name, one.serious) for one in diagnosis.findings]
-    assert "computed prompt tokens per step, mean: 235 tokens; over prompt_work, 64 tokens" in report.as_text([diagnosis], "test")
+    assert "computed prompt tokens per step, mean: 235 tokens; over prompt_work, 64 tokens" in report.as_text(
+        [diagnosis], "test"
+    )
     on = {"caching": True, "lookups": 400_000}
     unique = of(well(**{**COMPUTED_ANEW, **queue, **on}))
     assert [("queue-bound", True), ("unique-prompts", False)] == [(one.name, one.serious) for one in unique.findings]
@@ -371,7 +461,12 @@ def test_a_cache_that_is_off_is_not_why_answers_wait_for_places():
 
 def test_a_queue_within_every_limit_is_serious_only_where_its_alert_would_fire():
     """VLLMQueueGrowing: over ten for ten minutes, and ten more than at the beginning."""
-    kept = {"waiting": Gauge(12, 14, 24), "running": Gauge(16, 16, 16), "queue": spread(*[1.0] * 100), "ttft": spread(*[1.5] * 100)}
+    kept = {
+        "waiting": Gauge(12, 14, 24),
+        "running": Gauge(16, 16, 16),
+        "queue": spread(*[1.0] * 100),
+        "ttft": spread(*[1.5] * 100),
+    }
 
     def loud(**changes: Any) -> list[tuple[str, bool]]:
         return [(one.name, one.serious) for one in of(well(**kept, **changes)).findings]
@@ -381,7 +476,9 @@ def test_a_queue_within_every_limit_is_serious_only_where_its_alert_would_fire()
     assert [("kv-bound", False)] == loud(kv=Gauge(0.8, 0.9, 0.95))
     gate = GatewayEvidence(waiting=Gauge(12, 14, 16), slots=Gauge(8, 8, 8))
     told = Clients(source="log", outcomes={"ok": 100.0}, queue=spread(*[1.0] * 100))
-    assert [("gateway-queue", False)] == [(one.name, one.serious) for one in of(well(), gateway=gate, clients=told).findings]
+    assert [("gateway-queue", False)] == [
+        (one.name, one.serious) for one in of(well(), gateway=gate, clients=told).findings
+    ]
 
 
 def test_a_queue_that_nobody_sees_is_no_finding_but_a_question():
@@ -393,26 +490,47 @@ def test_a_queue_that_nobody_sees_is_no_finding_but_a_question():
 
 def test_a_queue_that_stands_is_told_before_ten_requests_have_ended():
     """Long answers: half a minute after the crowd came nobody has ended."""
-    standing = {"seconds": 15.7, "begun": 3, "ended": 0, "waiting": Gauge(24, 26, 28), "running": Gauge(16, 16, 16), "queue": None, "prefill": None}
+    standing = {
+        "seconds": 15.7,
+        "begun": 3,
+        "ended": 0,
+        "waiting": Gauge(24, 26, 28),
+        "running": Gauge(16, 16, 16),
+        "queue": None,
+        "prefill": None,
+    }
     diagnosis = of(well(**standing))
-    assert ("thin", [("queue-bound", True)]) == (diagnosis.state, [(one.row.name, one.serious) for one in diagnosis.findings])
+    assert ("thin", [("queue-bound", True)]) == (
+        diagnosis.state,
+        [(one.row.name, one.serious) for one in diagnosis.findings],
+    )
     assert "queue" not in {one.area for one in diagnosis.unsure}
     assert ["queue-bound"] == names(well(**{**standing, "begun": 16})), "and when many began and none ended"
     assert [] == names(well(**{**standing, "waiting": Gauge(10, 12, 14)}))
-    assert [] == names(well(**{**standing, "prompt_tokens": 0, "generation_tokens": 0, "seconds": 14})), "it may stand still"
+    assert [] == names(well(**{**standing, "prompt_tokens": 0, "generation_tokens": 0, "seconds": 14})), (
+        "it may stand still"
+    )
 
 
 def test_what_the_gateway_refuses_while_an_engine_queues_is_what_it_is_there_for():
-    refused = Clients(source="log", outcomes={"ok": 50, "rejected": 50}, reasons={"queue_ttl": 49.6}, refused={"batch": 49.6})
+    refused = Clients(
+        source="log", outcomes={"ok": 50, "rejected": 50}, reasons={"queue_ttl": 49.6}, refused={"batch": 49.6}
+    )
     queues = well(**QUEUED, running=Gauge(8, 8, 8))
     assert ["queue-bound", "rejections-by-gateway"] == names(queues, clients=refused)
     few = GatewayEvidence(slots=Gauge(16, 20, 24), slots_limit=Gauge(64, 64, 64))
-    assert [("rejections", False)] == [(one.name, one.serious) for one in of(well(), clients=refused, gateway=few).findings]
+    assert [("rejections", False)] == [
+        (one.name, one.serious) for one in of(well(), clients=refused, gateway=few).findings
+    ]
     all_of_them = replace(few, slots=few.slots_limit)
     (found,) = of(well(), clients=refused, gateway=all_of_them).findings
-    assert (True, 'vllm-watch annotate "slots 64 -> 80" --diff \'slots=64->80\' --id rejections-by-gateway --events events.jsonl') == (
-        found.serious, report.as_json([of(well(), clients=refused, gateway=all_of_them)], "test")["first_lever"]["commands"][0],
-    )  # fmt: skip
+    assert (
+        True,
+        "vllm-watch annotate \"slots 64 -> 80\" --diff 'slots=64->80' --id rejections-by-gateway --events events.jsonl",
+    ) == (
+        found.serious,
+        report.as_json([of(well(), clients=refused, gateway=all_of_them)], "test")["first_lever"]["commands"][0],
+    )
     assert "refused by queue_ttl: 50" in report.as_text([of(well(), clients=refused)], "test")
 
 
@@ -423,7 +541,9 @@ def test_an_engine_that_stood_still_before_its_page_showed_a_request_is_told_by_
     holds = GatewayEvidence(running=Gauge(6, 8, 9), waiting=Gauge(2, 3, 4))
     diagnosis = of(IDLE, gateway=holds)
     assert ["frozen-engine"] == [finding.name for finding in diagnosis.findings]
-    assert "frozen-engine" not in names(IDLE, gateway=replace(holds, only=False)), "they may be at engines that were not looked at"
+    assert "frozen-engine" not in names(IDLE, gateway=replace(holds, only=False)), (
+        "they may be at engines that were not looked at"
+    )
     assert [] == names(IDLE, gateway=replace(holds, running=Gauge(0, 4, 9)))
     assert "frozen-engine" not in names(well(), gateway=holds)
 
@@ -431,7 +551,13 @@ def test_an_engine_that_stood_still_before_its_page_showed_a_request_is_told_by_
 def test_a_frozen_engine_is_found_without_a_single_request_and_the_surer_the_more_stand_still():
     def frozen(running: float, seconds: float) -> EngineSnapshot:
         return EngineSnapshot(
-            seconds=seconds, begun=0, ended=0, prompt_tokens=0, generation_tokens=0, running=Gauge(running, running, running), waiting=NOTHING
+            seconds=seconds,
+            begun=0,
+            ended=0,
+            prompt_tokens=0,
+            generation_tokens=0,
+            running=Gauge(running, running, running),
+            waiting=NOTHING,
         )
 
     one, several = of(frozen(1, 30)).findings[0], of(frozen(8, 30)).findings[0]
@@ -455,7 +581,9 @@ def test_an_engine_that_stops_within_the_look_is_never_fine():
     assert undecided([of(well(), engines={"a": well(), "b": well(still_s=14.0)})])
     assert [] == names(well(still_s=4.0)), "a pause between two looks"
     held = Gauge(2, 2, 2)
-    chunks = EngineSnapshot(seconds=30, begun=0, ended=0, prompt_tokens=0, generation_tokens=0, running=held, waiting=NOTHING, still_s=0.0)
+    chunks = EngineSnapshot(
+        seconds=30, begun=0, ended=0, prompt_tokens=0, generation_tokens=0, running=held, waiting=NOTHING, still_s=0.0
+    )
     assert [] == names(chunks), "one long prefill, of which each chunk moves the use of the cache"
     assert ["frozen-engine"] == names(replace(chunks, still_s=None))
 
@@ -468,7 +596,9 @@ def test_an_engine_that_stops_answering_is_frozen():
 def test_an_engine_that_refuses_is_found_by_its_counter_whatever_its_answers_look_like():
     assert ["rejections"] == names(well(rejections={"max_num_queued_reqs": 10.0}))
     assert [] == names(well(rejections={"max_num_queued_reqs": 9.0}))
-    assert [] == names(well(rejections={"max_num_queued_reqs": 25.0}, seconds=900)), "the number is meant for five minutes"
+    assert [] == names(well(rejections={"max_num_queued_reqs": 25.0}, seconds=900)), (
+        "the number is meant for five minutes"
+    )
 
 
 def test_refusals_by_the_engine_are_no_errors():
@@ -484,7 +614,9 @@ def test_errors_hangups_and_refusals_are_told_by_the_log_where_there_is_one():
     assert ["errors"] == names(well(), clients=clients(ok=95, upstream_error=5))
     assert ["hang-ups"] == names(well(), clients=clients(ok=80, client_abort=20))
     assert [] == names(well(), clients=clients(ok=95, client_abort=5))
-    refused = Clients(source="log", outcomes={"ok": 50, "rejected": 50}, reasons={"est_wait": 50}, refused={"batch": 50})
+    refused = Clients(
+        source="log", outcomes={"ok": 50, "rejected": 50}, reasons={"est_wait": 50}, refused={"batch": 50}
+    )
     assert ["rejections-by-gateway"] == names(well(), clients=refused)
     assert ["rejections-by-team-limit"] == names(well(), clients=replace(refused, reasons={"team_limit": 50}))
     assert ["wrong-requests"] == names(well(), clients=replace(refused, reasons={"unknown_key": 50}))
@@ -568,14 +700,26 @@ def test_a_queue_at_one_engine_is_the_balancers_while_another_has_room():
 
 
 def test_what_somebody_must_act_on_comes_first_and_causes_before_what_they_cause():
-    figures = well(**QUEUED, running=Gauge(8, 8, 8), preemptions=60, rejections={"max_num_queued_reqs": 50.0}, drafts=10, drafted=900, accepted=90)
+    figures = well(
+        **QUEUED,
+        running=Gauge(8, 8, 8),
+        preemptions=60,
+        rejections={"max_num_queued_reqs": 50.0},
+        drafts=10,
+        drafted=900,
+        accepted=90,
+    )
     assert ["kv-bound", "rejections", "speculative-decoding"] == names(figures)
 
 
 def test_more_evidence_and_a_figure_further_over_make_it_surer():
     def confidence(requests: int, ttft_s: float) -> float:
         figures = slow(requests, running=Gauge(8, 8, 8), waiting=Gauge(1, 2, 3))
-        return of(replace(figures, queue=spread(*[ttft_s] * requests), ttft=spread(*[ttft_s] * requests))).findings[0].confidence
+        return (
+            of(replace(figures, queue=spread(*[ttft_s] * requests), ttft=spread(*[ttft_s] * requests)))
+            .findings[0]
+            .confidence
+        )
 
     assert confidence(20, 30.0) < confidence(50, 30.0) < confidence(100, 30.0)
     assert confidence(100, 6.0) < confidence(100, 30.0)
@@ -630,7 +774,9 @@ def test_a_percentile_beyond_the_buckets_is_the_bound():
     beyond = Spread(100, 9e5, ((0.3, 0.0), (7680.0, 10.0), (inf, 100.0)))
     assert ((0.0, 0.3), (7680.0, inf)) == (first.around(95), beyond.around(95))
     assert "queue (queue time p95: < 300 ms)" in report.as_text([of(well(queue=first))], "test")
-    assert "time to first token p95: > 7,680 s" in report.as_text([of(well(**{**QUEUED, "ttft": beyond}, running=Gauge(8, 8, 8)))], "test")
+    assert "time to first token p95: > 7,680 s" in report.as_text(
+        [of(well(**{**QUEUED, "ttft": beyond}, running=Gauge(8, 8, 8)))], "test"
+    )
 
 
 def test_one_sentence_is_said_once_and_of_what_is_fine_the_figure():
@@ -648,8 +794,7 @@ def test_a_log_that_was_given_is_not_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("release", "row"),
-    [("0.10.2", "queue-bound"), ("0.20.2", "kv-bound"), ("0.32.0", "kv-bound")],
+    ("release", "row"), [("0.10.2", "queue-bound"), ("0.20.2", "kv-bound"), ("0.32.0", "kv-bound")]
 )
 def test_the_captured_pages_of_each_release_are_read(release, row):
     """0.10.2: 8 of 12 wait for 4 places. 0.20.2 and 0.32.0: 24 blocks of cache."""
@@ -662,13 +807,16 @@ def test_the_captured_pages_of_each_release_are_read(release, row):
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(doctor_command, [str(argument) for argument in arguments], env={"COLUMNS": None})  # as into a pipe
+    # as into a pipe
+    return CliRunner().invoke(doctor_command, [str(argument) for argument in arguments], env={"COLUMNS": None})
 
 
 def unpacked(situation: str, folder: Path) -> list[str | Path]:
     """The arguments that read a recorded situation."""
     for when in ("before", "after"):
-        (folder / f"{when}.prom").write_bytes(gzip.decompress((SITUATIONS / situation / f"{when}.prom.gz").read_bytes()))
+        (folder / f"{when}.prom").write_bytes(
+            gzip.decompress((SITUATIONS / situation / f"{when}.prom.gz").read_bytes())
+        )
     return ["--before", folder / "before.prom", "--after", folder / "after.prom", "--seconds", "24"]
 
 
@@ -723,15 +871,22 @@ def test_a_page_that_is_no_gateways_is_told(tmp_path, engine):
     result = run(*arguments, "--gateway-before", arguments[1], "--gateway-after", arguments[3])
     assert (2, True) == (result.exit_code, "shows no series of the gateway" in result.output)
     live = run(engine, "--gateway", engine, "--for", "9s")
-    assert (2, True) == (live.exit_code, f"{engine} shows no series of the gateway; its metrics are at metrics_listen" in live.output)
+    assert (2, True) == (
+        live.exit_code,
+        f"{engine} shows no series of the gateway; its metrics are at metrics_listen" in live.output,
+    )
     assert "looking" not in live.output, "it is told before the wait"
 
 
 def test_pages_of_the_gateway_tell_of_an_engine_that_looks_idle_and_is_not(tmp_path):
     engine_pages = unpacked("none-idle", tmp_path)
-    assert (0, True) == ((alone := run(*engine_pages)).exit_code, "whether somebody asks and waits before the engine" in alone.output)
+    assert (0, True) == (
+        (alone := run(*engine_pages)).exit_code,
+        "whether somebody asks and waits before the engine" in alone.output,
+    )
     (page := tmp_path / "gateway.prom").write_text(
-        'vllm_watch_gateway_running_requests{team="a",band="b"} 9\nvllm_watch_gateway_upstream_up{upstream="x",address="x:8000"} 1\n'
+        'vllm_watch_gateway_running_requests{team="a",band="b"}'
+        ' 9\nvllm_watch_gateway_upstream_up{upstream="x",address="x:8000"} 1\n'
     )
     told = run(*engine_pages, "--gateway-before", page, "--gateway-after", page)
     assert (1, True) == (told.exit_code, "1. frozen-engine" in told.output)
@@ -745,15 +900,24 @@ def test_help_lists_the_names_of_workloads():
 @pytest.mark.parametrize(
     "arguments",
     [
-        [], ["http://127.0.0.1:1", "--prometheus", "http://127.0.0.1:2"], ["--before", "{page}"], ["--before", "{page}", "--after", "{page}"],
-        ["--seconds", "3"], ["--prometheus", "http://127.0.0.1:1", "--gateway", "http://127.0.0.1:2"], ["--workload", "rag", "--goal", "ttft"],
-        ["--goal", "fame"], ["--workload", "rga"], ["--prometheus", "nowhere"],
-        ["127.0.0.1:8000"], ["http://127.0.0.1:9", "--for", "0s"], ["--prometheus", "http://127.0.0.1:9", "--window", "0s"],
+        [],
+        ["http://127.0.0.1:1", "--prometheus", "http://127.0.0.1:2"],
+        ["--before", "{page}"],
+        ["--before", "{page}", "--after", "{page}"],
+        ["--seconds", "3"],
+        ["--prometheus", "http://127.0.0.1:1", "--gateway", "http://127.0.0.1:2"],
+        ["--workload", "rag", "--goal", "ttft"],
+        ["--goal", "fame"],
+        ["--workload", "rga"],
+        ["--prometheus", "nowhere"],
+        ["127.0.0.1:8000"],
+        ["http://127.0.0.1:9", "--for", "0s"],
+        ["--prometheus", "http://127.0.0.1:9", "--window", "0s"],
         ["--before", "{page}", "--after", "{page}", "--seconds", "nan"],
         ["--before", "{page}", "--after", "{page}", "--seconds", "3", "--gateway-before", "{page}"],
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_wrong_use_is_exit_2_with_a_sentence(arguments, tmp_path):
     (page := tmp_path / "page.prom").write_text("vllm:num_requests_running 0\n")
     result = run(*(argument.format(page=page) for argument in arguments))
@@ -765,7 +929,10 @@ def test_wrong_use_is_exit_2_with_a_sentence(arguments, tmp_path):
 def test_a_page_that_is_none_is_named(tmp_path):
     (good := tmp_path / "good.prom").write_text("vllm:num_requests_running 0\n")
     (bad := tmp_path / "bad.prom").write_text("<html>502 Bad Gateway</html>\n")
-    assert "bad.prom: this is no Prometheus metrics page" in run("--before", good, "--after", bad, "--seconds", "30").output
+    assert (
+        "bad.prom: this is no Prometheus metrics page"
+        in run("--before", good, "--after", bad, "--seconds", "30").output
+    )
 
 
 def test_pages_in_the_wrong_order_and_one_page_twice_are_told(tmp_path):
@@ -793,7 +960,9 @@ def test_a_page_of_something_else_and_an_engine_that_is_away_are_told(tmp_path):
 @pytest.fixture
 def engine() -> Iterator[str]:
     """An address that shows the pages of a recorded situation, one after the other; its third look fails."""
-    texts = [gzip.decompress((SITUATIONS / "kv-bound" / f"{when}.prom.gz").read_bytes()) for when in ("before", "after")]
+    texts = [
+        gzip.decompress((SITUATIONS / "kv-bound" / f"{when}.prom.gz").read_bytes()) for when in ("before", "after")
+    ]
     looks = itertools.count()
 
     class Shows(http.server.BaseHTTPRequestHandler):
@@ -832,7 +1001,11 @@ def test_a_prometheus_is_asked_for_its_window_and_model(past, tmp_path):
     own.write_text("thresholds: {preemptions_per_second: 0.05}\n")
     result = run("--prometheus", where, "--window", "11m", "--model", "tiny", "--thresholds", own, "--json")
     told = json.loads(result.output)
-    assert (1, "kv-bound", ["tiny"]) == (result.exit_code, told["findings"][0]["finding"], [one["model"] for one in told["models"]])
+    assert (1, "kv-bound", ["tiny"]) == (
+        result.exit_code,
+        told["findings"][0]["finding"],
+        [one["model"] for one in told["models"]],
+    )
     assert f"vllm-watch doctor --prometheus {where} --window 11m --model tiny" == told["first_lever"]["commands"][-1]
     nobody = run("--prometheus", where, "--window", "11m", "--model", "nobody")
     assert (2, True) == (nobody.exit_code, "shows the model nobody" in nobody.output)

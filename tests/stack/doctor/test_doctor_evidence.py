@@ -1,4 +1,5 @@
-"""What the doctor's figures are made of: two pages and a Prometheus tell the same, restarts and renames change nothing."""
+"""What the doctor's figures are made of: two pages and a Prometheus tell the same, restarts and renames change
+nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +47,10 @@ def one(before: Exposition, after: Exposition, seconds: float = SECONDS) -> Mode
 
 def changed(given: Exposition, values: Mapping[str, float]) -> Exposition:
     """The page with other values of these samples."""
-    return Exposition({name: [(labels, values.get(name, value)) for labels, value in rows] for name, rows in given.samples.items()}, given.kinds)
+    return Exposition(
+        {name: [(labels, values.get(name, value)) for labels, value in rows] for name, rows in given.samples.items()},
+        given.kinds,
+    )
 
 
 # ---- two pages
@@ -78,7 +82,13 @@ WORKS = {vllm.NUM_REQUESTS_RUNNING.name: 4.0}
 
 @pytest.mark.parametrize(
     ("tokens", "still_s"),
-    [((10, 20, 30, 30, 30), 20.0), ((10, 20, 30, 40, 50), 0.0), ((10, 10, 10, 10, 10), 40.0), ((10, 30), None), ((10, 10), 40.0)],
+    [
+        ((10, 20, 30, 30, 30), 20.0),
+        ((10, 20, 30, 40, 50), 0.0),
+        ((10, 10, 10, 10, 10), 40.0),
+        ((10, 30), None),
+        ((10, 10), 40.0),
+    ],
     ids=str,
 )
 def test_progress_at_the_looks_tells_when_an_engine_stopped(tokens, still_s):
@@ -138,7 +148,10 @@ def test_a_restart_between_the_pages_is_told_and_its_figures_count_from_there():
 
 def test_a_restart_is_seen_where_the_page_tells_no_start():
     """With several API servers there is no start time; then a total that fell says it."""
-    before, after = (Exposition({n: rows for n, rows in each.samples.items() if not n.startswith("process_")}, each.kinds) for each in pair("0.32.0"))
+    before, after = (
+        Exposition({n: rows for n, rows in each.samples.items() if not n.startswith("process_")}, each.kinds)
+        for each in pair("0.32.0")
+    )
     assert 92 == one(after, before).whole.ended
     assert one(after, before).notes
     assert not one(before, after).notes
@@ -146,8 +159,14 @@ def test_a_restart_is_seen_where_the_page_tells_no_start():
 
 def test_the_older_names_of_0_10_give_the_same_figures():
     """0.10.2 shows old and new side by side; 0.10.0 had the old ones alone."""
-    newer = [metric.name for metric in (vllm.KV_CACHE_USAGE, vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES, vllm.INTER_TOKEN_LATENCY)]
-    old = [Exposition({n: rows for n, rows in each.samples.items() if not n.startswith(tuple(newer))}, each.kinds) for each in pair("0.10.2")]
+    newer = [
+        metric.name
+        for metric in (vllm.KV_CACHE_USAGE, vllm.PREFIX_CACHE_HITS, vllm.PREFIX_CACHE_QUERIES, vllm.INTER_TOKEN_LATENCY)
+    ]
+    old = [
+        Exposition({n: rows for n, rows in each.samples.items() if not n.startswith(tuple(newer))}, each.kinds)
+        for each in pair("0.10.2")
+    ]
     assert one(*pair("0.10.2")).whole == one(*old).whole
 
 
@@ -165,20 +184,30 @@ def test_cores_of_one_model_are_summed_and_each_is_an_engine_of_its_own():
     before, after = pair("0.32.0")
 
     def two(given: Exposition) -> Exposition:
-        rows = {n: [*its, *(({**labels, "engine": "1"}, value) for labels, value in its if "engine" in labels)] for n, its in given.samples.items()}
+        rows = {
+            n: [*its, *(({**labels, "engine": "1"}, value) for labels, value in its if "engine" in labels)]
+            for n, its in given.samples.items()
+        }
         return Exposition(rows, given.kinds)
 
     found = one(two(before), two(after))
     assert 48 == found.whole.ended
-    assert {"engine:8000 engine 0": 24, "engine:8000 engine 1": 24} == {name: figures.ended for name, figures in found.engines.items()}
-    assert {"max_num_queued_reqs": 126, "max_num_queued_tokens": 0} == found.whole.rejections, "the API server refuses, for both"
+    assert {"engine:8000 engine 0": 24, "engine:8000 engine 1": 24} == {
+        name: figures.ended for name, figures in found.engines.items()
+    }
+    assert {"max_num_queued_reqs": 126, "max_num_queued_tokens": 0} == found.whole.rejections, (
+        "the API server refuses, for both"
+    )
 
 
 def test_models_are_told_apart_and_one_of_them_can_be_asked_for():
     before, after = pair("0.32.0")
 
     def renamed(given: Exposition) -> Exposition:
-        return Exposition({n: [({**labels, "model_name": "other"}, v) for labels, v in rows] for n, rows in given.samples.items()}, given.kinds)
+        return Exposition(
+            {n: [({**labels, "model_name": "other"}, v) for labels, v in rows] for n, rows in given.samples.items()},
+            given.kinds,
+        )
 
     series = between([Pages("a:1", before, after), Pages("b:1", renamed(before), renamed(after))], SECONDS, "pages")
     assert ["other", "tiny"] == [each.model for each in evidence(series)]
@@ -191,10 +220,16 @@ def test_one_model_of_two_does_not_get_the_log_of_the_other():
     before, after = pair("0.32.0")
 
     def renamed(given: Exposition) -> Exposition:
-        return Exposition({n: [({**labels, "model_name": "other"}, v) for labels, v in rows] for n, rows in given.samples.items()}, given.kinds)
+        return Exposition(
+            {n: [({**labels, "model_name": "other"}, v) for labels, v in rows] for n, rows in given.samples.items()},
+            given.kinds,
+        )
 
     series = between([Pages("a:1", before, after), Pages("b:1", renamed(before), renamed(after))], SECONDS, "pages")
-    records = [record(outcome="ok", model="tiny"), *(record(outcome="upstream_error", model="other") for _ in range(20))]
+    records = [
+        record(outcome="ok", model="tiny"),
+        *(record(outcome="upstream_error", model="other") for _ in range(20)),
+    ]
     (tiny,) = evidence(series, records, model="tiny")
     assert tiny.clients is not None
     assert {"ok": 1} == tiny.clients.outcomes
@@ -209,7 +244,9 @@ def test_a_time_that_cannot_be_is_told(seconds, wrong):
 
 
 def test_pages_that_cannot_be_two_looks_are_refused():
-    before, after = (changed(each, {vllm.PROCESS_CPU.name: cpu}) for each, cpu in zip(pair("0.32.0"), (10.0, 11.0), strict=True))
+    before, after = (
+        changed(each, {vllm.PROCESS_CPU.name: cpu}) for each, cpu in zip(pair("0.32.0"), (10.0, 11.0), strict=True)
+    )
     before = changed(before, {vllm.PROCESS_START_TIME.name: after.total(vllm.PROCESS_START_TIME.name) or 0})
     assert Pages("e", before, after).checked()
     with pytest.raises(ValueError, match="the same one"):
@@ -243,7 +280,9 @@ def test_a_log_says_who_left_who_was_refused_and_how_fast_answers_came():
     assert {"ok": 3, "client_abort": 1, "rejected": 1} == clients.outcomes
     assert ({"a": 3, "b": 2}, {"b": 1}) == (clients.teams, clients.refused)
     assert clients.ttft is not None
-    assert (3, pytest.approx(0.1)) == (clients.ttft.count, clients.ttft.at(95)), "a wait that was given up is no time to first token"
+    assert (3, pytest.approx(0.1)) == (clients.ttft.count, clients.ttft.at(95)), (
+        "a wait that was given up is no time to first token"
+    )
 
 
 def test_an_empty_log_is_told_and_taken_for_nothing():
@@ -259,7 +298,9 @@ BOUNDS = (0.1, 0.2, 0.5, 1.0, 2.0, float("inf"))
 
 
 def bucketed(values: list[float]) -> Spread:
-    return Spread(len(values), sum(values), tuple((bound, float(sum(value <= bound for value in values))) for bound in BOUNDS))
+    return Spread(
+        len(values), sum(values), tuple((bound, float(sum(value <= bound for value in values))) for bound in BOUNDS)
+    )
 
 
 @given(st.lists(st.floats(0.001, 1.9), min_size=1, max_size=60), st.sampled_from((50, 95, 99)))
@@ -295,7 +336,9 @@ def scraped(before: Exposition, after: Exposition, seconds: int, ends_s: int) ->
     for name, rows in after.samples.items():
         was = {tuple(sorted(labels.items())): value for labels, value in before.of(name)}
         for labels, now in rows:
-            inner = ",".join(f'{key}="{value}"' for key, value in {**labels, "instance": "engine:8000", "job": "vllm"}.items())
+            inner = ",".join(
+                f'{key}="{value}"' for key, value in {**labels, "instance": "engine:8000", "job": "vllm"}.items()
+            )
             then = was.get(tuple(sorted(labels.items())), 0.0)
             for at in range(0, seconds + 1, 10):
                 share = at / seconds if name.startswith(counts) else float(at == seconds)
@@ -322,11 +365,17 @@ def test_a_prometheus_gives_the_same_figures_as_the_two_pages(release, past, tmp
         match mine:
             case Spread():
                 assert its is not None, field.name
-                assert pytest.approx((mine.count, mine.mean, mine.at(95)), rel=0.05) == (its.count, its.mean, its.at(95)), field.name
+                assert pytest.approx((mine.count, mine.mean, mine.at(95)), rel=0.05) == (
+                    its.count,
+                    its.mean,
+                    its.at(95),
+                ), field.name
             case Gauge():
                 assert pytest.approx((mine.lowest, mine.highest)) == (its.lowest, its.highest), field.name
             case dict():
-                assert pytest.approx({k: v for k, v in mine.items() if v}, rel=0.05) == {k: v for k, v in its.items() if v}, field.name
+                assert pytest.approx({k: v for k, v in mine.items() if v}, rel=0.05) == {
+                    k: v for k, v in its.items() if v
+                }, field.name
             case bool() | None:
                 assert mine == its, field.name
             case _:
@@ -378,9 +427,9 @@ def test_every_query_of_the_matrix_is_understood_and_those_about_a_busy_engine_a
     assert {} == {ask: answer.error for ask, answer in answers.items() if answer.error}
     of_vllm = [ask for ask in answers if all(name.startswith("vllm:") for name in promql_ast.names(ask))]
     silent = {ask for ask in of_vllm if not answers[ask].series}
-    assert {"frozen-engine", "speculative-decoding", "decode-drafted"} == {row.name for row in ROWS if silent & set(row.asks)}, (
-        "it moves, and drafts nothing"
-    )
+    assert {"frozen-engine", "speculative-decoding", "decode-drafted"} == {
+        row.name for row in ROWS if silent & set(row.asks)
+    }, "it moves, and drafts nothing"
     assert len(of_vllm) > 3 * len(silent)
 
 
@@ -389,4 +438,8 @@ def test_no_query_asks_of_other_models_than_the_one_that_is_meant():
 
     asked = [question.expr for question in questions(60, 'a"b') if "model_name" in question.expr]
     assert asked
-    assert all(re.search(r'model_name="a\\"b"', expr) for expr in asked if "cache_config" not in expr and "num_requests_running" not in expr)
+    assert all(
+        re.search(r'model_name="a\\"b"', expr)
+        for expr in asked
+        if "cache_config" not in expr and "num_requests_running" not in expr
+    )

@@ -53,7 +53,9 @@ def test_disaggregated_prefill_is_never_the_first_lever(row):
 
 
 def test_disaggregated_prefill_is_a_second_lever_where_long_prefills_are_in_the_way():
-    assert {"head-of-line", "head-of-line-first", "prefill-bound"} == {row.name for row in ROWS if DISAGGREGATED.search(row.second)}
+    assert {"head-of-line", "head-of-line-first", "prefill-bound"} == {
+        row.name for row in ROWS if DISAGGREGATED.search(row.second)
+    }
 
 
 def test_quality_has_no_lever_and_leads_to_its_page():
@@ -105,7 +107,9 @@ def test_a_row_leads_to_pages_that_are_there(row):
 @each_row
 def test_no_word_that_is_out_of_date_stands_outside_of_what_corrects_it(row):
     text = " ".join((row.symptom, row.cause, row.lever, row.second, row.risk))
-    assert not re.search(r"cache_hit_tokens|swap|--enable-chunked-prefill|gpu_cache_usage|time_per_output_token_seconds", text)
+    assert not re.search(
+        r"cache_hit_tokens|swap|--enable-chunked-prefill|gpu_cache_usage|time_per_output_token_seconds", text
+    )
 
 
 # ---- how to know that it worked
@@ -149,7 +153,9 @@ def test_an_experiment_is_read_by_tune_and_pulls_the_lever_alone(row, tmp_path):
 def test_the_page_is_printed_from_the_matrix_and_has_every_row():
     text = dict(render.files())[Path("runbooks/tuning.md")]
     assert text == (ROOT / "runbooks/tuning.md").read_text()
-    assert [f"### {row.name}" for area in AREAS for row in ROWS if row.area == area] == re.findall(r"^### .*$", text, re.MULTILINE)
+    assert [f"### {row.name}" for area in AREAS for row in ROWS if row.area == area] == re.findall(
+        r"^### .*$", text, re.MULTILINE
+    )
 
 
 def test_those_who_search_find_the_page():
@@ -167,8 +173,12 @@ def test_a_wrong_name_of_a_row_is_answered_with_the_nearest():
 
 def test_both_tables_are_whole():
     assert 6 == len(workload_advice.WORKLOADS)
-    assert {"Ralph loop with the same PROMPT.md", "Multi-tenant chatbot with shared system prompt", "RAG with new chunks each time",
-            "Repeated analysis on the same codebase"} == {one.title for one in workload_advice.SCENARIOS}  # fmt: skip
+    assert {
+        "Ralph loop with the same PROMPT.md",
+        "Multi-tenant chatbot with shared system prompt",
+        "RAG with new chunks each time",
+        "Repeated analysis on the same codebase",
+    } == {one.title for one in workload_advice.SCENARIOS}
     assert ["ttft", "itl", "context", "throughput", "adapters"] == [goal.name for goal in workload_advice.GOALS]
 
 

@@ -1,4 +1,5 @@
-"""The doctor on recorded situations of a real vLLM: each says in situation.yaml what must be found. tests/bench/record_situations.py made them."""
+"""The doctor on recorded situations of a real vLLM: each says in situation.yaml what must be found.
+tests/bench/record_situations.py made them."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def read(path: Path) -> str:
 
 
 def two(folder: Path, who: str, name: str = "") -> Pages:
-    return Pages(who, *(exposition_parser.parse(read(folder / f"{name}{when}.prom.gz")) for when in ("before", "after")))
+    return Pages(
+        who, *(exposition_parser.parse(read(folder / f"{name}{when}.prom.gz")) for when in ("before", "after"))
+    )
 
 
 def all_looks(folder: Path, who: str) -> Pages:
@@ -63,7 +66,8 @@ def found(folder: Path) -> Diagnosis:
 def test_there_are_situations_of_every_kind_that_a_cpu_can_show():
     labels = {about(folder)["label"] for folder in FOLDERS}
     assert set() == {
-        "queue-bound", "prefill-bound", "decode-bound", "kv-bound", "cache-off", "unique-prompts", "head-of-line", "rejections", "hang-ups",
+        "queue-bound", "prefill-bound", "decode-bound", "kv-bound", "cache-off", "unique-prompts", "head-of-line",
+        "rejections", "hang-ups",
         "frozen-engine", "none", "abstain",
     } - labels  # fmt: skip
     assert set() == labels - LABELS
@@ -85,7 +89,10 @@ def test_the_doctor_finds_what_was_made(folder):
 
 @each_situation
 def test_the_doctor_finds_nothing_that_is_not_so(folder):
-    assert set() == {finding.name for finding in found(folder).findings} - {about(folder)["label"], *about(folder)["also"]}
+    assert set() == {finding.name for finding in found(folder).findings} - {
+        about(folder)["label"],
+        *about(folder)["also"],
+    }
 
 
 @each_situation
@@ -100,14 +107,20 @@ def test_what_is_found_rests_on_figures_and_on_at_least_one_that_is_out_of_bound
 
 def times(its: Pages, factor: float) -> Pages:
     """As if everything that is counted had happened so many times as often."""
-    counts = tuple(name for name, kind in its.after.kinds.items() if kind in ("counter", "histogram") and not name.startswith("process_"))
+    counts = tuple(
+        name
+        for name, kind in its.after.kinds.items()
+        if kind in ("counter", "histogram") and not name.startswith("process_")
+    )
 
     def scaled(later: Exposition) -> Exposition:
         rows = {}
         for name, now in later.samples.items():
             was = {tuple(sorted(labels.items())): value for labels, value in its.before.of(name)}
             then = [was.get(tuple(sorted(labels.items())), 0.0) for labels, _ in now]
-            grown = [(labels, start + factor * (value - start)) for (labels, value), start in zip(now, then, strict=True)]
+            grown = [
+                (labels, start + factor * (value - start)) for (labels, value), start in zip(now, then, strict=True)
+            ]
             rows[name] = grown if name.startswith(counts) else now
         return Exposition(rows, later.kinds)
 
@@ -121,7 +134,10 @@ def test_more_of_the_same_is_the_same_finding_and_no_less_sure(folder):
     if its.restarted or said["label"] == "abstain":
         return
     settings = Settings(Overrides(thresholds=said["thresholds"]))
-    seen = [diagnose(evidence(between([times(its, factor)], said["seconds"], ""))[0], settings).findings[:1] for factor in (1, 2, 10)]
+    seen = [
+        diagnose(evidence(between([times(its, factor)], said["seconds"], ""))[0], settings).findings[:1]
+        for factor in (1, 2, 10)
+    ]
     assert 1 == len({tuple(one.row.name for one in its) for its in seen})
     assert sorted(sure := [round(one.confidence, 6) for its in seen for one in its]) == sure
 
@@ -130,12 +146,16 @@ def test_more_of_the_same_is_the_same_finding_and_no_less_sure(folder):
 
 
 def renamed(given: Exposition, model: str) -> Exposition:
-    return Exposition({n: [({**labels, "model_name": model}, v) for labels, v in rows] for n, rows in given.samples.items()}, given.kinds)
+    return Exposition(
+        {n: [({**labels, "model_name": model}, v) for labels, v in rows] for n, rows in given.samples.items()},
+        given.kinds,
+    )
 
 
 @pytest.mark.prometheus
 def test_a_prometheus_leads_to_the_same_first_finding_and_its_evidence_is_there(past, tmp_path):
-    """All situations in one Prometheus, each a model of its own: with what engines alone tell, and at the thresholds of each."""
+    """All situations in one Prometheus, each a model of its own: with what engines alone tell, and at the thresholds of
+    each."""
     ends_s, seconds, lines, wanted = 1_750_000_000, 30, list[str](), {}
     for folder in FOLDERS:
         said, its = about(folder), two(folder, folder.name)
@@ -145,15 +165,27 @@ def test_a_prometheus_leads_to_the_same_first_finding_and_its_evidence_is_there(
         (alone,) = evidence(between([its], seconds, folder.name))
         wanted[folder.name] = settings, diagnose(alone, settings)
         text = scraped(renamed(its.before, folder.name), renamed(its.after, folder.name), seconds, ends_s)
-        lines += [line.replace('instance="engine:8000"', f'instance="{folder.name}"') for line in text.splitlines() if line != "# EOF"]
+        lines += [
+            line.replace('instance="engine:8000"', f'instance="{folder.name}"')
+            for line in text.splitlines()
+            if line != "# EOF"
+        ]
     (file := tmp_path / "all.om").write_text("\n".join([*lines, "# EOF", ""]))
 
     async def asked(where: str) -> tuple[dict[str, Any], dict[str, set[str]]]:
         async with Prometheus(address(where)) as prometheus:
             models = {one.model: one for one in evidence(await over(prometheus, seconds + 1, ends_s))}
-            asks = {ask for _, diagnosis in wanted.values() for finding in diagnosis.findings[:1] for ask in finding.row.asks}
+            asks = {
+                ask
+                for _, diagnosis in wanted.values()
+                for finding in diagnosis.findings[:1]
+                for ask in finding.row.asks
+            }
             answers = {ask: await prometheus.as_of(ask, ends_s) for ask in asks}
-            return models, {ask: {series.metric.get("model_name", "") for series in answer.series} for ask, answer in answers.items()}
+            return models, {
+                ask: {series.metric.get("model_name", "") for series in answer.series}
+                for ask, answer in answers.items()
+            }
 
     models, shown = asyncio.run(asked(past(file)))
     assert wanted.keys() == models.keys()
@@ -162,5 +194,9 @@ def test_a_prometheus_leads_to_the_same_first_finding_and_its_evidence_is_there(
         recorded = diagnose(models[name], settings)
         assert [one.name for one in diagnosis.findings[:1]] == [one.name for one in recorded.findings[:1]], name
         for ask in [ask for one in diagnosis.findings[:1] for ask in one.row.asks]:
-            if "model_name" in ask and all(each.startswith("vllm:") for each in promql_ast.names(ask)) and "frozen" not in diagnosis.findings[0].name:
+            if (
+                "model_name" in ask
+                and all(each.startswith("vllm:") for each in promql_ast.names(ask))
+                and "frozen" not in diagnosis.findings[0].name
+            ):
                 assert name in shown[ask], ask

@@ -1,4 +1,5 @@
-"""The gateway's data path against a fake engine on loopback: what the client sees, what the engine sees, and the one record that is left."""
+"""The gateway's data path against a fake engine on loopback: what the client sees, what the engine sees, and the one
+record that is left."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ REPLY = {
     "model": "tiny",
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "abc"}, "finish_reason": "length"}],
     "system_fingerprint": "vllm-0.32.0-d92bc6a7",
-    "usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15, "prompt_tokens_details": {"cached_tokens": 0}},
+    "usage": {
+        "prompt_tokens": 12,
+        "completion_tokens": 3,
+        "total_tokens": 15,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    },
     "metrics": {"time_to_first_token_ms": 12.4775, "queue_time_ms": 0.0294},
 }
 
@@ -50,8 +56,15 @@ def delta(finish: str | None = None, **what: Any) -> bytes:
     return event(model="tiny", choices=[{"index": 0, "delta": what, "finish_reason": finish}])
 
 
-ROLE, TOKEN, LAST, DONE = delta(role="assistant", content=""), delta(content="né "), delta("length", content="!"), b"data: [DONE]\n\n"
-USAGE = event(model="tiny", choices=[], usage=REPLY["usage"], metrics=REPLY["metrics"], system_fingerprint="vllm-0.32.0-d92bc6a7")
+ROLE, TOKEN, LAST, DONE = (
+    delta(role="assistant", content=""),
+    delta(content="né "),
+    delta("length", content="!"),
+    b"data: [DONE]\n\n",
+)
+USAGE = event(
+    model="tiny", choices=[], usage=REPLY["usage"], metrics=REPLY["metrics"], system_fingerprint="vllm-0.32.0-d92bc6a7"
+)
 
 
 @dataclass
@@ -65,7 +78,8 @@ class FakeEngine:
     peers: set[Any] = field(default_factory=set)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path == "/health" or (request.path == "/metrics" and "X-Request-Id" not in request.headers):  # the gateway's own looks
+        # the gateway's own looks
+        if request.path == "/health" or (request.path == "/metrics" and "X-Request-Id" not in request.headers):
             return web.Response()
         self.asked.append((request.method, request.rel_url.raw_path_qs,
                            {k.lower(): v for k, v in request.headers.items()}, await request.read()))  # fmt: skip
@@ -135,7 +149,9 @@ class Running:
 
     def post(self, body: Any = ASK, route: str = CHAT, team: str = "demo", **headers: str) -> Any:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.session.post(self.started.url + route, data=data, headers={"Authorization": f"Bearer {KEYS[team][0]}"} | headers)
+        return self.session.post(
+            self.started.url + route, data=data, headers={"Authorization": f"Bearer {KEYS[team][0]}"} | headers
+        )
 
     async def records(self, count: int) -> list[RequestRecord]:
         """The log, once it has `count` lines; more would be as wrong as fewer."""
@@ -164,17 +180,27 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def gateway(tmp_path: Path, answer: Answer | None = None, policy: Any = None, **settings: Any) -> AsyncIterator[Running]:
-    """A gateway in front of a fake engine; every socket on a free port, all of it gone afterwards. policy: what teams.yaml says; teams share cached
-    prefixes where it says nothing else, so that bodies pass as they are."""
+async def gateway(
+    tmp_path: Path, answer: Answer | None = None, policy: Any = None, **settings: Any
+) -> AsyncIterator[Running]:
+    """A gateway in front of a fake engine; every socket on a free port, all of it gone afterwards. policy: what
+    teams.yaml says; teams share cached prefixes where it says nothing else, so that bodies pass as they are."""
     engine = FakeEngine(answer=answer)
     runner = await listening(engine)
     teams = tmp_path / "teams.yaml"
     policy = policy or {"teams": {team: {"keys": [hashed]} for team, (_, hashed) in KEYS.items()}}
     named = {name: {"cache_domain": "shared", **team} for name, team in policy.get("teams", {}).items()}
     teams.write_text(json.dumps(policy | {"teams": named}))
-    config = GatewayConfig(**{"upstream": engine.url, "listen": "127.0.0.1:0", "metrics_listen": "127.0.0.1:0", "teams": str(teams),
-                              "requests_log": str(tmp_path / "requests.jsonl")} | settings)  # fmt: skip
+    config = GatewayConfig(
+        **{
+            "upstream": engine.url,
+            "listen": "127.0.0.1:0",
+            "metrics_listen": "127.0.0.1:0",
+            "teams": str(teams),
+            "requests_log": str(tmp_path / "requests.jsonl"),
+        }
+        | settings
+    )
     stop, started = asyncio.Event(), asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve(config, stop=stop, on_start=started.set_result))
     await asyncio.wait({serving, started}, return_when=asyncio.FIRST_COMPLETED)
@@ -200,12 +226,18 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 async def test_a_reply_passes_byte_for_byte_and_leaves_one_record(tmp_path: Path):
     async with gateway(tmp_path) as it:
         async with it.post(ASK | {"n": 1}, **{"X-Request-Id": "mine-1"}) as answer:
-            assert (200, json.dumps(REPLY).encode(), "mine-1") == (answer.status, await answer.read(), answer.headers["X-Request-Id"])
+            assert (200, json.dumps(REPLY).encode(), "mine-1") == (
+                answer.status,
+                await answer.read(),
+                answer.headers["X-Request-Id"],
+            )
         record = await it.record()
         want = RequestRecord(
-            request_id="mine-1", team="demo", priority="default", model="tiny", variant="stable", est_prompt_tokens=2, route=CHAT,
+            request_id="mine-1", team="demo", priority="default", model="tiny", variant="stable", est_prompt_tokens=2,
+            route=CHAT,
             upstream=it.engine.url[7:], engine_version="0.32.0", attempt=1, stream=False,
-            n=1, prompt_tokens=12, cached_tokens=0, completion_tokens=3, cache_hit=False, queue_ms=0.0, engine_queue_ms=0.029,
+            n=1, prompt_tokens=12, cached_tokens=0, completion_tokens=3, cache_hit=False, queue_ms=0.0,
+            engine_queue_ms=0.029,
             engine_ttft_ms=12.477, status=200, finish_reason="length", outcome="ok",
         )  # fmt: skip
         measured = ("ts", "trace_id", "span_id", "e2e_ms")
@@ -219,12 +251,19 @@ async def test_a_stream_passes_without_the_usage_that_the_client_did_not_ask_for
             assert ROLE + TOKEN + TOKEN + LAST + DONE == await answer.read()
             assert "text/event-stream; charset=utf-8" == answer.headers["Content-Type"]
         record = await it.record()
-        assert (12, 3, "length", "ok", True) == (record.prompt_tokens, record.completion_tokens, record.finish_reason, record.outcome, record.stream)
+        assert (12, 3, "length", "ok", True) == (
+            record.prompt_tokens,
+            record.completion_tokens,
+            record.finish_reason,
+            record.outcome,
+            record.stream,
+        )
         assert record.ttft_ms is not None
         assert record.tpot_ms is not None
         assert record.e2e_ms is not None
         assert 20 <= record.ttft_ms < record.e2e_ms  # the role-only chunk came 20 ms before the first token
-        assert 10 <= record.tpot_ms <= record.e2e_ms / 2  # two gaps of 20 ms between three tokens, and the machine's haste
+        # two gaps of 20 ms between three tokens, and the machine's haste
+        assert 10 <= record.tpot_ms <= record.e2e_ms / 2
         assert {"include_usage": True} == json.loads(it.engine.asked[0][3])["stream_options"]
 
 
@@ -237,18 +276,27 @@ async def test_a_client_that_asks_for_usage_gets_it(tmp_path: Path):
 
 
 async def test_only_the_usage_option_of_a_stream_is_changed(tmp_path: Path):
-    """Numbers keep their digits, unknown fields stay, and continuous usage, which the engine ignores without the other, goes."""
-    body = b'{ "stream":true, "temperature":1.0, "seed":12345678901234567890123, "x":"\\u00e9", "stream_options":{"continuous_usage_stats":true}}'
+    """Numbers keep their digits, unknown fields stay, and continuous usage, which the engine ignores without the other,
+    goes."""
+    body = (
+        b'{ "stream":true, "temperature":1.0, "seed":12345678901234567890123, "x":"\\u00e9",'
+        b' "stream_options":{"continuous_usage_stats":true}}'
+    )
     async with gateway(tmp_path, events(DONE)) as it:
         async with it.post(body) as answer:
             await answer.read()
-        want = b'{"stream":true,"temperature":1.0,"seed":12345678901234567890123,"x":"\\u00e9","stream_options":{"include_usage":true}}'
+        want = b'{"stream":true,"temperature":1.0,"seed":12345678901234567890123,"x":"\\u00e9","stream_options":{"include_usage":true}}'  # noqa: E501
         assert want == it.engine.asked[0][3]
 
 
 async def test_bodies_without_need_of_usage_pass_unchanged(tmp_path: Path):
-    alone = {"teams": {"demo": {"keys": [KEYS["demo"][1]]}}}  # where there are several, /v1/responses gets an id of its team
-    for route, body in ((CHAT, b'{"stream": false }'), ("/v1/responses", b'{"stream": true }'), ("/v1/audio/transcriptions", b"--form")):
+    # where there are several, /v1/responses gets an id of its team
+    alone = {"teams": {"demo": {"keys": [KEYS["demo"][1]]}}}
+    for route, body in (
+        (CHAT, b'{"stream": false }'),
+        ("/v1/responses", b'{"stream": true }'),
+        ("/v1/audio/transcriptions", b"--form"),
+    ):
         async with gateway(tmp_path, policy=alone) as it:
             async with it.post(body, route) as answer:
                 await answer.read()
@@ -256,13 +304,25 @@ async def test_bodies_without_need_of_usage_pass_unchanged(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "body", [b"{not json", b'"text"', b"", b'{"stream": true, "x": NaN}', b'\xef\xbb\xbf{"stream": true}', '{"a": 1}'.encode("utf-16")]
+    "body",
+    [
+        b"{not json",
+        b'"text"',
+        b"",
+        b'{"stream": true, "x": NaN}',
+        b'\xef\xbb\xbf{"stream": true}',
+        '{"a": 1}'.encode("utf-16"),
+    ],
 )
 async def test_a_body_that_we_cannot_read_is_refused(tmp_path: Path, body: bytes):
     """The engine reads more than JSON, and what we cannot read would escape every limit and all accounting."""
     async with gateway(tmp_path) as it:
         async with it.post(body) as answer:
-            assert (400, "bad_body", "false") == (answer.status, (await answer.json())["error"]["code"], answer.headers["X-Should-Retry"])
+            assert (400, "bad_body", "false") == (
+                answer.status,
+                (await answer.json())["error"]["code"],
+                answer.headers["X-Should-Retry"],
+            )
         assert ("rejected", "bad_body") == ((record := await it.record()).outcome, record.reason)
         assert [] == it.engine.asked
 
@@ -303,7 +363,14 @@ async def test_a_cut_at_every_byte_keeps_the_stream(tmp_path: Path):
 async def test_keys_stay_here_and_headers_of_one_hop_too(tmp_path: Path):
     (tmp_path / "key").write_text("engine-secret\n")
     async with gateway(tmp_path, upstream_key_file=str(tmp_path / "key")) as it:
-        headers = {"Connection": "keep-alive, X-Odd", "X-Odd": "1", "TE": "trailers", "X-Kept": "yes", "x-api-key": "other", "User-Agent": "me"}
+        headers = {
+            "Connection": "keep-alive, X-Odd",
+            "X-Odd": "1",
+            "TE": "trailers",
+            "X-Kept": "yes",
+            "x-api-key": "other",
+            "User-Agent": "me",
+        }
         async with it.post(ASK, **headers) as answer:
             await answer.read()
         sent = it.engine.asked[0][2]
@@ -323,13 +390,19 @@ async def test_without_an_engine_key_no_authorization_is_sent(tmp_path: Path):
 async def test_request_ids_and_traces_are_continued_or_made(tmp_path: Path):
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with gateway(tmp_path) as it:
-        for headers in ({"X-Request-Id": "abc", "traceparent": parent, "tracestate": "a=1"}, {"X-Request-Id": "x" * 129, "traceparent": "00-0-0-0",
-                                                                                             "tracestate": "a=1"}):  # fmt: skip
+        for headers in (
+            {"X-Request-Id": "abc", "traceparent": parent, "tracestate": "a=1"},
+            {"X-Request-Id": "x" * 129, "traceparent": "00-0-0-0", "tracestate": "a=1"},
+        ):
             async with it.post(ASK, **headers) as answer:
                 await answer.read()
         first, second = await it.records(2)
         sent = [asked[2] for asked in it.engine.asked]
-        assert ("abc", "0af7651916cd43dd8448eb211c80319c", "a=1") == (sent[0]["x-request-id"], first.trace_id, sent[0]["tracestate"])
+        assert ("abc", "0af7651916cd43dd8448eb211c80319c", "a=1") == (
+            sent[0]["x-request-id"],
+            first.trace_id,
+            sent[0]["tracestate"],
+        )
         assert f"00-{first.trace_id}-{first.span_id}-01" == sent[0]["traceparent"] != parent
         assert (32, 32) == (len(second.request_id), len(second.trace_id or ""))
         assert f"00-{second.trace_id}-{second.span_id}-01" == sent[1]["traceparent"]
@@ -337,7 +410,9 @@ async def test_request_ids_and_traces_are_continued_or_made(tmp_path: Path):
         assert second.request_id == sent[1]["x-request-id"]
 
 
-@pytest.mark.parametrize(("key", "reason"), [("Bearer vw-demo-wrong", "unknown_key"), ("", "no_key"), ("Basic abc", "unknown_key")])
+@pytest.mark.parametrize(
+    ("key", "reason"), [("Bearer vw-demo-wrong", "unknown_key"), ("", "no_key"), ("Basic abc", "unknown_key")]
+)
 async def test_a_stranger_is_refused_on_record_and_never_reaches_the_engine(tmp_path: Path, key: str, reason: str):
     async with gateway(tmp_path) as it:
         async with it.post(Authorization=key) as answer:
@@ -345,7 +420,13 @@ async def test_a_stranger_is_refused_on_record_and_never_reaches_the_engine(tmp_
             assert (401, reason, "authentication_error", "Bearer") == (
                 answer.status, error["code"], error["type"], answer.headers["WWW-Authenticate"])  # fmt: skip
         record = await it.record()
-        assert (None, "rejected", reason, 401, "rejected") == (record.team, record.outcome, record.reason, record.status, record.finish_reason)
+        assert (None, "rejected", reason, 401, "rejected") == (
+            record.team,
+            record.outcome,
+            record.reason,
+            record.status,
+            record.finish_reason,
+        )
         assert (None, None, None) == (record.attempt, record.upstream, record.queue_ms)
         assert [] == it.engine.asked
         assert 1.0 == (await it.figures())[REQUESTS.name, "rejected", "4xx", "__unknown__"]
@@ -367,7 +448,9 @@ async def test_a_body_beyond_the_limit_is_refused_on_record(tmp_path: Path, chun
 
     async with gateway(tmp_path, limits=GatewayLimits(body_bytes=10_000)) as it:
         headers = {"Authorization": f"Bearer {KEYS['demo'][0]}"}
-        async with it.session.post(it.started.url + CHAT, data=parts() if chunked else b"x" * 40_000, headers=headers) as answer:
+        async with it.session.post(
+            it.started.url + CHAT, data=parts() if chunked else b"x" * 40_000, headers=headers
+        ) as answer:
             assert (413, "body_too_large") == (answer.status, (await answer.json())["error"]["code"])
         assert ("rejected", "demo") == ((record := await it.record()).outcome, record.team)
         assert [] == it.engine.asked
@@ -395,8 +478,12 @@ async def test_the_engines_own_errors_pass_and_are_named(tmp_path: Path, status:
             record.outcome, record.reason, record.status, record.retry_after_s)  # fmt: skip
 
 
-@pytest.mark.parametrize(("code", "outcome", "reason"), [(503, "rejected", "engine_busy"), (500, "upstream_error", "engine_error")])
-async def test_an_error_inside_a_stream_with_status_200_is_no_success(tmp_path: Path, code: int, outcome: str, reason: str):
+@pytest.mark.parametrize(
+    ("code", "outcome", "reason"), [(503, "rejected", "engine_busy"), (500, "upstream_error", "engine_error")]
+)
+async def test_an_error_inside_a_stream_with_status_200_is_no_success(
+    tmp_path: Path, code: int, outcome: str, reason: str
+):
     stream = event(error={"message": "queue full", "type": "x", "code": code}) + DONE
     async with gateway(tmp_path, events(stream)) as it:
         async with it.post(STREAM) as answer:
@@ -411,12 +498,19 @@ async def test_missing_usage_is_null_and_not_zero(tmp_path: Path):
             await answer.read()
         record = await it.record()
         assert (None, None, None, None, None) == (
-            record.prompt_tokens, record.completion_tokens, record.cached_tokens, record.cache_hit, record.tpot_ms)  # fmt: skip
+            record.prompt_tokens,
+            record.completion_tokens,
+            record.cached_tokens,
+            record.cache_hit,
+            record.tpot_ms,
+        )
         assert ("ok", True) == (record.outcome, record.ttft_ms is not None)
 
 
 async def test_several_choices_have_no_single_time_per_token(tmp_path: Path):
-    async with gateway(tmp_path, events(ROLE, TOKEN, delta("stop", content="x"), TOKEN, LAST, USAGE, DONE, pause_s=0.01)) as it:
+    async with gateway(
+        tmp_path, events(ROLE, TOKEN, delta("stop", content="x"), TOKEN, LAST, USAGE, DONE, pause_s=0.01)
+    ) as it:
         async with it.post(STREAM | {"n": 2}) as answer:
             await answer.read()
         record = await it.record()
@@ -429,12 +523,18 @@ async def test_a_client_that_leaves_a_stream_stops_the_engine_at_once(tmp_path: 
         await answer.content.readany()
         answer.close()
         record = await it.record()
-        assert ("client_abort", "client_hangup", "abort", 200) == (record.outcome, record.reason, record.finish_reason, record.status)
+        assert ("client_abort", "client_hangup", "abort", 200) == (
+            record.outcome,
+            record.reason,
+            record.finish_reason,
+            record.status,
+        )
         await until(lambda: it.engine.hangups == 1, "the engine sees the hang-up")
 
 
 async def test_a_stream_without_usage_leaves_an_estimate_that_is_marked_as_one(tmp_path: Path):
-    """The client leaves before the usage event: its content events are on record, and no token count that would pass for the engine's."""
+    """The client leaves before the usage event: its content events are on record, and no token count that would pass
+    for the engine's."""
     async with gateway(tmp_path, events(ROLE, *[TOKEN] * 5, *[b": wait\n\n"] * 1000, pause_s=0.01)) as it:
         answer = await it.post(STREAM)
         seen = b""
@@ -448,7 +548,8 @@ async def test_a_stream_without_usage_leaves_an_estimate_that_is_marked_as_one(t
 
 
 async def test_tokens_without_usage_are_estimated_by_what_an_event_of_the_team_held_before(tmp_path: Path):
-    """With several tokens in an event (speculative decoding, --stream-interval), events alone would charge a part of the work."""
+    """With several tokens in an event (speculative decoding, --stream-interval), events alone would charge a part of
+    the work."""
     usage = event(model="tiny", choices=[], usage={"prompt_tokens": 9, "completion_tokens": 150, "total_tokens": 159})
     async with gateway(tmp_path, events(ROLE, *[TOKEN] * 49, LAST, usage, DONE)) as it:
         for _ in range(80):
@@ -458,16 +559,24 @@ async def test_tokens_without_usage_are_estimated_by_what_an_event_of_the_team_h
         async with it.post(STREAM) as answer:
             await answer.read()
         *paid, record = await it.records(81)
-        assert (150, None, None) == (paid[-1].completion_tokens, paid[-1].content_events, paid[-1].est_completion_tokens)
+        assert (150, None, None) == (
+            paid[-1].completion_tokens,
+            paid[-1].content_events,
+            paid[-1].est_completion_tokens,
+        )
         assert 5 == record.content_events
         assert 13 <= (record.est_completion_tokens or 0) <= 15
 
 
 @pytest.mark.parametrize(
-    ("last", "outcome"), [(LAST + USAGE + DONE, "ok"), (event(error={"message": "queue full", "code": 503}), "rejected")]
-)  # fmt: skip
-async def test_a_client_that_leaves_after_the_end_of_its_answer_has_not_aborted(tmp_path: Path, last: bytes, outcome: str):
-    """OpenAI's own client hangs up on [DONE] and on an error event, before the connection says that the answer is over."""
+    ("last", "outcome"),
+    [(LAST + USAGE + DONE, "ok"), (event(error={"message": "queue full", "code": 503}), "rejected")],
+)
+async def test_a_client_that_leaves_after_the_end_of_its_answer_has_not_aborted(
+    tmp_path: Path, last: bytes, outcome: str
+):
+    """OpenAI's own client hangs up on [DONE] and on an error event, before the connection says that the answer is
+    over."""
     async with gateway(tmp_path, events(ROLE + TOKEN + last, pause_s=8.0)) as it:
         answer = await it.post(STREAM)
         while not (await answer.content.readline()).startswith((b"data: [DONE]", b'data: {"error"')):
@@ -494,7 +603,10 @@ async def test_a_client_that_leaves_while_sending_is_on_record(tmp_path: Path):
     async with gateway(tmp_path) as it:
         host, port = it.started.url[7:].split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nContent-Length: 100\r\n\r\nabc".encode())
+        writer.write(
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nContent-Length:"
+            " 100\r\n\r\nabc".encode()
+        )
         await writer.drain()
         deadline = time.monotonic() + 30
         while not (await it.figures()).get((INFLIGHT.name, "demo")) and time.monotonic() < deadline:
@@ -507,9 +619,17 @@ async def test_a_client_that_leaves_while_sending_is_on_record(tmp_path: Path):
 async def test_an_engine_that_is_down_is_a_503_on_record(tmp_path: Path, free_port: Callable[[], int]):
     async with gateway(tmp_path, upstream=f"http://127.0.0.1:{free_port()}") as it:
         async with it.post() as answer:
-            assert (503, "upstream_down", "true") == (answer.status, (await answer.json())["error"]["code"], answer.headers["X-Should-Retry"])
+            assert (503, "upstream_down", "true") == (
+                answer.status,
+                (await answer.json())["error"]["code"],
+                answer.headers["X-Should-Retry"],
+            )
             assert 4 <= int(answer.headers["Retry-After"]) <= 6
-        assert ("upstream_error", "upstream_down", "error") == ((record := await it.record()).outcome, record.reason, record.finish_reason)
+        assert ("upstream_error", "upstream_down", "error") == (
+            (record := await it.record()).outcome,
+            record.reason,
+            record.finish_reason,
+        )
         figures = await it.figures()
         assert [0.0] == [value for name, value in figures.items() if name[0].endswith("upstream_up")]
 
@@ -521,8 +641,12 @@ async def test_an_engine_that_breaks_before_its_answer_is_a_502(tmp_path: Path):
         assert "upstream_error" == (await it.record()).outcome
 
 
-@pytest.mark.parametrize(("options", "torn"), [({}, b""), ({"stream_options": {"include_usage": True}}, TOKEN[:20] + b"\n\n")])
-async def test_an_engine_that_breaks_in_a_stream_ends_it_with_an_error_event(tmp_path: Path, options: dict[str, Any], torn: bytes):
+@pytest.mark.parametrize(
+    ("options", "torn"), [({}, b""), ({"stream_options": {"include_usage": True}}, TOKEN[:20] + b"\n\n")]
+)
+async def test_an_engine_that_breaks_in_a_stream_ends_it_with_an_error_event(
+    tmp_path: Path, options: dict[str, Any], torn: bytes
+):
     """The error is an event of its own, also after half an event that was passed on already."""
     async with gateway(tmp_path, then_breaks(events(ROLE, TOKEN, TOKEN[:20], pause_s=0.02))) as it:
         async with it.post(STREAM | options) as answer:
@@ -568,7 +692,9 @@ async def test_an_engine_that_does_not_answer_in_time_is_a_504(tmp_path: Path, a
 
 
 async def test_role_chunks_and_comments_do_not_feed_the_prefill_clock(tmp_path: Path):
-    async with gateway(tmp_path, events(ROLE, *[b": ping\n\n"] * 200, pause_s=0.02), timeouts=Timeouts(prefill_s=0.3)) as it:
+    async with gateway(
+        tmp_path, events(ROLE, *[b": ping\n\n"] * 200, pause_s=0.02), timeouts=Timeouts(prefill_s=0.3)
+    ) as it:
         async with it.post(STREAM) as answer:
             assert b"prefill_timeout" in await answer.read()
         assert "prefill_timeout" == (await it.record()).reason
@@ -583,16 +709,24 @@ async def test_a_stream_may_last_longer_than_any_gap(tmp_path: Path):
 
 
 async def test_a_stall_between_tokens_ends_the_stream_with_an_error_event(tmp_path: Path):
-    async with gateway(tmp_path, events(ROLE, TOKEN, b": x\n\n", pause_s=2.0), timeouts=Timeouts(prefill_s=9, decode_s=0.2)) as it:
+    async with gateway(
+        tmp_path, events(ROLE, TOKEN, b": x\n\n", pause_s=2.0), timeouts=Timeouts(prefill_s=9, decode_s=0.2)
+    ) as it:
         it.engine.answer = events(ROLE + TOKEN, DONE, pause_s=3.0)
         async with it.post(STREAM) as answer:
             assert b"decode_timeout" in await answer.read()
-        assert ("timeout", "decode_timeout", 200) == ((record := await it.record()).outcome, record.reason, record.status)
+        assert ("timeout", "decode_timeout", 200) == (
+            (record := await it.record()).outcome,
+            record.reason,
+            record.status,
+        )
 
 
 async def test_a_stall_in_the_middle_of_an_event_leaves_our_error_an_event_of_its_own(tmp_path: Path):
     half = b'data: {"id":"1","choi'
-    async with gateway(tmp_path, events(ROLE + TOKEN + half, DONE, pause_s=3.0), timeouts=Timeouts(prefill_s=9, decode_s=0.2)) as it:
+    async with gateway(
+        tmp_path, events(ROLE + TOKEN + half, DONE, pause_s=3.0), timeouts=Timeouts(prefill_s=9, decode_s=0.2)
+    ) as it:
         async with it.post({**STREAM, "stream_options": {"include_usage": True}}) as answer:
             last = (await answer.read()).split(b"\n\n")[-2]
         assert last.startswith(b'data: {"error"')
@@ -623,19 +757,26 @@ async def test_an_encoded_path_does_not_slip_past_the_record(tmp_path: Path):
         for path in ("/v1/chat%2Fcompletions", "/v1/%63hat/completions"):
             host, port = it.started.url[7:].split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nConnection: close\r\n"
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nConnection: close\r\n"
+            )
             writer.write(head.encode() + b"Content-Length: 2\r\n\r\n{}")
             assert b"200" == (await reader.read()).split()[1]
             writer.close()
         assert [CHAT, CHAT] == [record.route for record in await it.records(2)]
 
 
-@pytest.mark.parametrize("target", ["/sleep", "/v1/../sleep", "/v1/%2e%2e/sleep", "/V1/models", "http://127.0.0.1:1/sleep", "@127.0.0.1:1/v1/x"])
+@pytest.mark.parametrize(
+    "target",
+    ["/sleep", "/v1/../sleep", "/v1/%2e%2e/sleep", "/V1/models", "http://127.0.0.1:1/sleep", "@127.0.0.1:1/v1/x"],
+)
 async def test_nothing_else_of_the_engine_can_be_reached(tmp_path: Path, target: str):
     async with gateway(tmp_path) as it:
         host, port = it.started.url[7:].split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nConnection: close\r\n\r\n".encode())
+        writer.write(
+            f"GET {target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nConnection: close\r\n\r\n".encode()  # noqa: E501
+        )
         status = (await reader.read()).split()[1]
         writer.close()
         assert status in (b"404", b"400")
@@ -654,7 +795,9 @@ async def test_connections_to_the_engine_are_used_again(tmp_path: Path):
 
 async def test_two_teams_at_once_keep_their_own_records_and_the_books_balance(tmp_path: Path):
     """Offered = the sum of all outcomes, one record each, and nothing stays in flight."""
-    async with gateway(tmp_path, events(ROLE, TOKEN, LAST, USAGE, DONE, pause_s=0.005), limits=GatewayLimits(body_bytes=1000)) as it:
+    async with gateway(
+        tmp_path, events(ROLE, TOKEN, LAST, USAGE, DONE, pause_s=0.005), limits=GatewayLimits(body_bytes=1000)
+    ) as it:
 
         async def one(number: int) -> None:
             team = ("demo", "batch")[number % 2]
@@ -680,14 +823,20 @@ async def test_two_teams_at_once_keep_their_own_records_and_the_books_balance(tm
         assert len({record.request_id for record in records}) == offered
         for record in records:
             assert record.team in (None, record.request_id.split("-")[0])
-        by_outcome = {outcome: sum(record.outcome == outcome for record in records) for outcome in {r.outcome for r in records}}
+        by_outcome = {
+            outcome: sum(record.outcome == outcome for record in records) for outcome in {r.outcome for r in records}
+        }
         assert offered == sum(by_outcome.values())
         assert sum(1 for n in range(1, 61) if n % 11 and (n % 5 == 0 or n % 7 == 0)) <= by_outcome["rejected"]
 
 
 async def test_large_replies_pass_and_their_usage_is_found_at_the_end(tmp_path: Path):
     vector = b"[" + b"0.25," * 2_000_000 + b"0.25]"
-    body = b'{"data":[{"embedding":' + vector + b'}],"model":"tiny","usage":{"prompt_tokens":9,"total_tokens":9,"completion_tokens":0}}'
+    body = (
+        b'{"data":[{"embedding":'
+        + vector
+        + b'}],"model":"tiny","usage":{"prompt_tokens":9,"total_tokens":9,"completion_tokens":0}}'
+    )
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(body=body, content_type="application/json")
@@ -695,7 +844,11 @@ async def test_large_replies_pass_and_their_usage_is_found_at_the_end(tmp_path: 
     async with gateway(tmp_path, answer) as it:
         async with it.post({"model": "tiny", "input": "x"}, "/v1/embeddings") as got:
             assert body == await got.read()
-        assert (9, "ok", "/v1/embeddings") == ((record := await it.record()).prompt_tokens, record.outcome, record.route)
+        assert (9, "ok", "/v1/embeddings") == (
+            (record := await it.record()).prompt_tokens,
+            record.outcome,
+            record.route,
+        )
 
 
 async def test_a_slow_reader_holds_the_engine_back_instead_of_filling_memory(tmp_path: Path):
@@ -774,7 +927,11 @@ def test_every_reason_that_a_judgement_names_is_in_the_vocabulary():
             for finish in ((), ("abort",), ("error", "stop"), ("stop",)):
                 reason = classify(status, error, finish)
                 assert reason is None or reason in REASONS
-    assert (None, "engine_abort", "engine_error") == (classify(200, None, ["stop"]), classify(200, None, ["abort"]), classify(200, None, ["error"]))
+    assert (None, "engine_abort", "engine_error") == (
+        classify(200, None, ["stop"]),
+        classify(200, None, ["abort"]),
+        classify(200, None, ["error"]),
+    )
 
 
 async def raw(it: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -784,7 +941,15 @@ async def raw(it: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 def framed(body: Any = ASK, *headers: str) -> bytes:
     """A request to the chat route as its bytes."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = [f"POST {CHAT} HTTP/1.1", "Host: x", f"Authorization: Bearer {KEYS['demo'][0]}", f"Content-Length: {len(data)}", *headers, "", ""]
+    head = [
+        f"POST {CHAT} HTTP/1.1",
+        "Host: x",
+        f"Authorization: Bearer {KEYS['demo'][0]}",
+        f"Content-Length: {len(data)}",
+        *headers,
+        "",
+        "",
+    ]
     return "\r\n".join(head).encode() + data
 
 
@@ -815,10 +980,16 @@ async def test_an_engine_page_with_a_body_on_its_way_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("cut", [10, 200])
 async def test_bytes_behind_an_upgrade_reach_no_engine_and_get_no_answer(tmp_path: Path, cut: int):
-    """The client's second request is cut where aiohttp would have gone on to read: its tail alone is a request that nobody sent."""
+    """The client's second request is cut where aiohttp would have gone on to read: its tail alone is a request that
+    nobody sent."""
     async with gateway(tmp_path) as it:
         reader, writer = await raw(it)
-        writer.write(framed(ASK, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA") + b"X" * cut)
+        writer.write(
+            framed(
+                ASK, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA"
+            )
+            + b"X" * cut
+        )
         await asyncio.sleep(0.05)
         writer.write(framed(ASK | {"max_tokens": 99}))
         answer = await asyncio.wait_for(reader.read(), 5)

@@ -29,7 +29,8 @@ def ignore(refusal: Refusal) -> None:
 
 
 class Gate:
-    """An admission, the tickets it gave out by name, and the order in which it let them go. A name is the team's, and more after a dot."""
+    """An admission, the tickets it gave out by name, and the order in which it let them go. A name is the team's, and
+    more after a dot."""
 
     def __init__(self, its: Policy) -> None:
         self.admission = Admission(its)
@@ -99,7 +100,9 @@ def test_teams_of_one_band_take_turns_however_many_one_of_them_sends():
 
 
 def test_teams_of_two_bands_of_one_rank_take_turns_as_well():
-    it = gate({"x": Team(band="demo"), "y": Team(band="replay")}, {"demo": Band(rank=0), "replay": Band(rank=0)}, slots=1)
+    it = gate(
+        {"x": Team(band="demo"), "y": Team(band="replay")}, {"demo": Band(rank=0), "replay": Band(rank=0)}, slots=1
+    )
     it.lets("x.0", "x.1", "x.2", "y.0")
     assert ["x.0", "y.0", "x.1", "x.2"] == it.order()
 
@@ -330,13 +333,26 @@ def test_a_new_policy_keeps_everyone_who_is_there():
 
 
 OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(("ask", "ask", "ask", "leave", "leave", "resize", "adopt")), st.integers(0, 99), st.integers(0, 99)), max_size=120
+    st.tuples(
+        st.sampled_from(("ask", "ask", "ask", "leave", "leave", "resize", "adopt")),
+        st.integers(0, 99),
+        st.integers(0, 99),
+    ),
+    max_size=120,
 )
 POLICIES = (
     policy(slots=3, tokens=200, queue=20),
-    policy({"a": Team(band="high", max_running=1), "b": Team(band="low", weight=3), "batch": Team(band="usual", max_in_flight=4)}, slots=2, queue=9),
+    policy(
+        {
+            "a": Team(band="high", max_running=1),
+            "b": Team(band="low", weight=3),
+            "batch": Team(band="usual", max_in_flight=4),
+        },
+        slots=2,
+        queue=9,
+    ),
     policy({"a": Team(band="only"), "vip": Team(band="only")}, {"only": Band(rank=5, ceiling=0.3)}, slots=7, tokens=50),
-)  # fmt: skip
+)
 
 
 @given(OPERATIONS)
@@ -363,7 +379,9 @@ def test_whatever_happens_counts_are_right_and_no_slot_stays_free(operations: li
 
 
 def _is_right(it: Admission, tickets: list[Ticket]) -> None:
-    running, waiting = ([t for t in tickets if t.state is state] for state in (TicketState.RUNNING, TicketState.WAITING))
+    running, waiting = (
+        [t for t in tickets if t.state is state] for state in (TicketState.RUNNING, TicketState.WAITING)
+    )
     assert (len(running), len(waiting)) == (it.running, it.waiting)
     assert (sum(t.tokens for t in running), sum(t.tokens for t in waiting)) == (it.tokens, it.waiting_tokens)
     by_team = {s.team: (s.running, s.waiting) for s in it.standings()}
@@ -371,7 +389,9 @@ def _is_right(it: Admission, tickets: list[Ticket]) -> None:
     for name, counts in by_team.items():
         assert counts == (sum(t.team.name == name for t in running), sum(t.team.name == name for t in waiting))
     for band in {t.team.band.name: t.team.band for t in running + waiting}.values():
-        assert (band.running, band.waiting) == tuple(sum(t.team.band is band for t in those) for those in (running, waiting))
+        assert (band.running, band.waiting) == tuple(
+            sum(t.team.band is band for t in those) for those in (running, waiting)
+        )
     turn = it._next()
     free = it.running < it.slots and turn is not None and it._fits(next(iter(turn.queue)).tokens)
     assert not free, "somebody could go and does not"
@@ -383,9 +403,14 @@ def _is_right(it: Admission, tickets: list[Ticket]) -> None:
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0)])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_gap_in_service_between_two_teams_that_always_ask_is_bounded(weights: tuple[float, float], seed: int):
-    """By the largest request: the one with less goes next, so it is never more than one request behind. Theorem 4.4 of the paper."""
+    """By the largest request: the one with less goes next, so it is never more than one request behind. Theorem 4.4 of
+    the paper."""
     rng = random.Random(seed)
-    it = gate({name: Team(band="usual", weight=weight) for name, weight in zip("ab", weights, strict=True)}, slots=4, queue=10**6)
+    it = gate(
+        {name: Team(band="usual", weight=weight) for name, weight in zip("ab", weights, strict=True)},
+        slots=4,
+        queue=10**6,
+    )
     sizes = {f"{team}.{at}": (rng.randint(1, 400), rng.randint(1, 300)) for at in range(600) for team in "ab"}
     for name, (prompt, output) in sizes.items():
         it.lets(name, prompt=prompt, output=output)
@@ -405,7 +430,9 @@ def test_the_gap_in_service_between_two_teams_that_always_ask_is_bounded(weights
 
 def test_the_lowest_band_is_served_however_much_the_others_ask_for():
     it = gate(slots=4, queue=10**6)
-    it.lets(*(f"vip.{at}" for at in range(400)), *(f"a.{at}" for at in range(400)), *(f"batch.{at}" for at in range(50)))
+    it.lets(
+        *(f"vip.{at}" for at in range(400)), *(f"a.{at}" for at in range(400)), *(f"batch.{at}" for at in range(50))
+    )
     order = it.order()
     at = [place for place, name in enumerate(order) if name.startswith("batch")]
     assert max(b - a for a, b in pairwise(at)) <= 5, "its floor is one slot of four"
@@ -436,13 +463,19 @@ def test_every_request_of_many_has_exactly_one_end_and_leaves_nothing_behind():
     assert (0, 0, 0, 0) == (admission.running, admission.waiting, admission.tokens, admission.waiting_tokens)
     assert requests == len({id(one.arrival) for one in simulation.ended}) == len(simulation.ended)
     assert set(End) == {one.end for one in simulation.ended}, "each way to end has been seen"
-    assert {"team_limit", "queue_full", "est_wait"} <= {one.reason for one in simulation.ended if one.end is End.REFUSED}
+    assert {"team_limit", "queue_full", "est_wait"} <= {
+        one.reason for one in simulation.ended if one.end is End.REFUSED
+    }
 
 
 def _bounded(admission: Admission) -> None:
     assert 0 <= admission.running <= SLOTS
     assert 0 <= admission.waiting <= BUSY.capacity.queue
-    assert admission.running == SLOTS or admission._next() is None or not admission._fits(next(iter(admission._next().queue)).tokens)
+    assert (
+        admission.running == SLOTS
+        or admission._next() is None
+        or not admission._fits(next(iter(admission._next().queue)).tokens)
+    )
 
 
 def test_the_same_requests_end_in_the_same_way_each_time():

@@ -1,4 +1,5 @@
-"""What a request asks for in tokens, the changes to its body, and the estimates made of it. Pure: no engine, no sockets."""
+"""What a request asks for in tokens, the changes to its body, and the estimates made of it. Pure: no engine, no
+sockets."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ from stack.gateway.request_body import TokenRequest, read
 CHAT, BATCH, TEXT, RESPONSES, MESSAGES = (
     f"/v1/{name}" for name in ("chat/completions", "chat/completions/batch", "completions", "responses", "messages")
 )
-EMBEDDINGS, RERANK, SCORE, DECISIONS, AUDIO = (f"/v1/{name}" for name in ("embeddings", "rerank", "score", "systemone", "audio/transcriptions"))
+EMBEDDINGS, RERANK, SCORE, DECISIONS, AUDIO = (
+    f"/v1/{name}" for name in ("embeddings", "rerank", "score", "systemone", "audio/transcriptions")
+)
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9000}}
 
 
@@ -81,17 +84,41 @@ def user(content: Any) -> dict[str, Any]:
         ("/v1/models", {"max_tokens": 5}, None, 1),
     ],
 )
-def test_the_limit_of_output_is_that_of_the_field_that_the_route_obeys(route: str, fields: dict[str, Any], max_tokens: int | None, outputs: int):
+def test_the_limit_of_output_is_that_of_the_field_that_the_route_obeys(
+    route: str, fields: dict[str, Any], max_tokens: int | None, outputs: int
+):
     found = asked(route, **fields)
     assert (max_tokens, outputs) == (found.max_tokens, found.outputs)
 
 
 @pytest.mark.parametrize(
     ("spelled", "number"),
-    [("5", 5), ("5.0", 5), ('"5"', 5), ('" 5 "', 5), ('"5.0"', 5), ('"+5"', 5), ('"1_000"', 1000), ('"005"', 5), ("true", 1), ("1e5", 100000),
-     ("5.5", None), ('"5.5"', None), ('"5e2"', None), ('"x"', None), ('""', None), ("-5", None), ('"-5"', None), ("[5]", None), ('{"a":5}', None),
-     ("1e999", None), ("1" + "0" * 30, token_requests.MOST_TOKENS), ("9" * 5000, None), ('"' + "9" * 5000 + '"', None)],
-)  # fmt: skip
+    [
+        ("5", 5),
+        ("5.0", 5),
+        ('"5"', 5),
+        ('" 5 "', 5),
+        ('"5.0"', 5),
+        ('"+5"', 5),
+        ('"1_000"', 1000),
+        ('"005"', 5),
+        ("true", 1),
+        ("1e5", 100000),
+        ("5.5", None),
+        ('"5.5"', None),
+        ('"5e2"', None),
+        ('"x"', None),
+        ('""', None),
+        ("-5", None),
+        ('"-5"', None),
+        ("[5]", None),
+        ('{"a":5}', None),
+        ("1e999", None),
+        ("1" + "0" * 30, token_requests.MOST_TOKENS),
+        ("9" * 5000, None),
+        ('"' + "9" * 5000 + '"', None),
+    ],
+)
 def test_numbers_are_understood_as_pydantic_would(spelled: str, number: int | None):
     """Tried with pydantic 2 and a field `int | None`; what is larger than any context is only that."""
     body = f'{{"max_tokens":{spelled},"n":{spelled}}}'.encode()
@@ -102,7 +129,16 @@ def test_numbers_are_understood_as_pydantic_would(spelled: str, number: int | No
 
 @pytest.mark.parametrize(
     ("stream", "expected"),
-    [("true", True), ("1", True), ('"yes"', True), ("false", False), ("0", False), ('"no"', False), ("null", False), ("[true]", False)],
+    [
+        ("true", True),
+        ("1", True),
+        ('"yes"', True),
+        ("false", False),
+        ("0", False),
+        ('"no"', False),
+        ("null", False),
+        ("[true]", False),
+    ],
 )
 def test_a_stream_cannot_escape_accounting_by_its_spelling(stream: str, expected: bool):
     """The engine's schema takes 1 and "yes" for true."""
@@ -122,17 +158,46 @@ def test_a_field_counts_as_the_engine_finds_it():
 @pytest.mark.parametrize(
     ("route", "fields", "size", "ids", "media", "prompts"),
     [
-        (CHAT, {"messages": [user("hello"), {"role": "assistant", "content": None, "reasoning": "hm"}]}, 5 + 2, 0, 0, 1),
-        (CHAT, {"messages": [user([{"type": "text", "text": "hello"}, IMAGE, {"type": "input_audio", "input_audio": {}}])]}, 5, 0, 2, 1),
+        (
+            CHAT,
+            {"messages": [user("hello"), {"role": "assistant", "content": None, "reasoning": "hm"}]},
+            5 + 2,
+            0,
+            0,
+            1,
+        ),
+        (
+            CHAT,
+            {
+                "messages": [
+                    user([{"type": "text", "text": "hello"}, IMAGE, {"type": "input_audio", "input_audio": {}}])
+                ]
+            },
+            5,
+            0,
+            2,
+            1,
+        ),
         (CHAT, {"messages": [user([{"type": "image_url", "image_url": None}, "hello"])]}, 5, 0, 0, 1),
-        (CHAT, {"messages": [user("a\n\"b\"")]}, 5, 0, 0, 1),
+        (CHAT, {"messages": [user('a\n"b"')]}, 5, 0, 0, 1),
         (CHAT, {"messages": [user("日本語")]}, 9, 0, 0, 1),
-        (CHAT, {"messages": [user("hi")], "tools": [{"a": "b"}], "metadata": "x" * 99}, 2 + len('[{"a": "b"}]'), 0, 0, 1),
+        (
+            CHAT,
+            {"messages": [user("hi")], "tools": [{"a": "b"}], "metadata": "x" * 99},
+            2 + len('[{"a": "b"}]'),
+            0,
+            0,
+            1,
+        ),
         (CHAT, {"messages": "hello"}, 5, 0, 0, 1),
         (CHAT, {"messages": [{"role": "poet", "content": "hi", "name": "Ann"}]}, 4 + 2 + 3, 0, 0, 1),
         (
-            CHAT, {"messages": [user("a")] * (token_requests.FEW_MESSAGES + 2)},
-            token_requests.FEW_MESSAGES + 2 + 2 * token_requests.MESSAGE_BYTES, 0, 0, 1,
+            CHAT,
+            {"messages": [user("a")] * (token_requests.FEW_MESSAGES + 2)},
+            token_requests.FEW_MESSAGES + 2 + 2 * token_requests.MESSAGE_BYTES,
+            0,
+            0,
+            1,
         ),
         (CHAT, {"messages": [1, None, [], {}, user(3), user({"text": "hi"})]}, 2, 0, 0, 1),
         (CHAT, {"prompt": "not of this route"}, 0, 0, 0, 1),
@@ -144,21 +209,64 @@ def test_a_field_counts_as_the_engine_finds_it():
         (TEXT, {"prompt": [1, "two", 3.5]}, 0, 3, 0, 1),
         (TEXT, {"prompt_embeds": "QUJD"}, 0, 0, 1, 1),
         (RESPONSES, {"instructions": "be", "input": "hello", "tools": []}, 9, 0, 0, 1),
-        (RESPONSES, {"input": [user("a"), user([{"type": "input_text", "text": "bc"}, {"type": "input_image", "image_url": "http://x"}]),
-                               {"type": "function_call", "arguments": "{}"}, {"type": "function_call_output", "output": "four"},
-                               {"type": "reasoning", "summary": [{"text": "five5"}]}]}, 14, 0, 1, 1),
-        (MESSAGES, {"system": [{"type": "text", "text": "be"}], "messages": [user([
-            {"type": "tool_result", "content": [{"type": "text", "text": "hello"}, {"type": "image", "source": {"data": "AAAA"}}]}])]}, 7, 0, 1, 1),
+        (
+            RESPONSES,
+            {
+                "input": [
+                    user("a"),
+                    user([{"type": "input_text", "text": "bc"}, {"type": "input_image", "image_url": "http://x"}]),
+                    {"type": "function_call", "arguments": "{}"},
+                    {"type": "function_call_output", "output": "four"},
+                    {"type": "reasoning", "summary": [{"text": "five5"}]},
+                ]
+            },
+            14,
+            0,
+            1,
+            1,
+        ),
+        (
+            MESSAGES,
+            {
+                "system": [{"type": "text", "text": "be"}],
+                "messages": [
+                    user(
+                        [
+                            {
+                                "type": "tool_result",
+                                "content": [
+                                    {"type": "text", "text": "hello"},
+                                    {"type": "image", "source": {"data": "AAAA"}},
+                                ],
+                            }
+                        ]
+                    )
+                ],
+            },
+            7,
+            0,
+            1,
+            1,
+        ),
         (EMBEDDINGS, {"input": ["hello", "you"]}, 8, 0, 0, 2),
         (EMBEDDINGS, {"input": [[1, 2], [3]]}, 0, 3, 0, 2),
         (EMBEDDINGS, {"messages": [user("hello"), user("you")]}, 8, 0, 0, 1),
         (RERANK, {"query": "abc", "documents": ["hello", {"content": [{"text": "you"}, IMAGE]}]}, 3 * 2 + 8, 0, 1, 2),
         (SCORE, {"text_1": "abc", "text_2": ["hello", "you"]}, 3 * 2 + 8, 0, 0, 2),
         (SCORE, {"queries": ["abc", "d"], "documents": ["hello", "you"]}, 12, 0, 0, 2),
-        (DECISIONS, {"state": {"a": 1}, "questions": {}, "instructions": "be", "images": ["AAAA"]}, len('{"a": 1}{}') + 2, 0, 1, 1),
+        (
+            DECISIONS,
+            {"state": {"a": 1}, "questions": {}, "instructions": "be", "images": ["AAAA"]},
+            len('{"a": 1}{}') + 2,
+            0,
+            1,
+            1,
+        ),
     ],
-)  # fmt: skip
-def test_prompts_are_measured_where_they_lie(route: str, fields: dict[str, Any], size: int, ids: int, media: int, prompts: int):
+)
+def test_prompts_are_measured_where_they_lie(
+    route: str, fields: dict[str, Any], size: int, ids: int, media: int, prompts: int
+):
     found = read(route, json.dumps(fields, ensure_ascii=False).encode())
     assert (size, ids, media, prompts) == (found.prompt_bytes, found.prompt_ids, found.media, found.prompts)
 
@@ -174,7 +282,9 @@ def test_the_size_of_a_text_hardly_depends_on_how_the_client_escapes_it(text: st
 
 def test_escaped_text_of_another_script_is_no_longer_than_the_plain_one():
     text = "日本語の文章を処理する。" * 100
-    plain, escaped = (read(CHAT, json.dumps({"messages": [user(text)]}, ensure_ascii=only).encode()) for only in (False, True))
+    plain, escaped = (
+        read(CHAT, json.dumps({"messages": [user(text)]}, ensure_ascii=only).encode()) for only in (False, True)
+    )
     assert plain.prompt_bytes == escaped.prompt_bytes == len(text.encode())
 
 
@@ -189,19 +299,26 @@ def test_a_prompt_that_the_engine_may_cut_is_marked():
 
 
 def test_without_a_change_the_very_bytes_pass():
-    for route, body in ((CHAT, b'{ "model":"m", "max_tokens":5 }'), (RESPONSES, b'{"stream": true }'), (CHAT, b"{not json"), (CHAT, b'"text"'),
-                        (CHAT, b""), (CHAT, b"{}"), (EMBEDDINGS, b'{"input":"a"}'), (AUDIO, b"--form\r\n")):  # fmt: skip
+    for route, body in ((CHAT, b'{ "model":"m", "max_tokens":5 }'), (RESPONSES, b'{"stream": true }'),
+        (CHAT, b"{not json"), (CHAT, b'"text"'),
+                        (CHAT, b""), (CHAT, b"{}"), (EMBEDDINGS, b'{"input":"a"}'),
+                        (AUDIO, b"--form\r\n")):  # fmt: skip
         found = read(route, body)
         assert body is found.body is found.sent
-        assert found is found.renamed(None).renamed(found.model).limited(None).limited(10**6 if found.max_tokens is not None else None)
+        assert found is found.renamed(None).renamed(found.model).limited(None).limited(
+            10**6 if found.max_tokens is not None else None
+        )
 
 
 def test_changes_keep_order_and_bytes_of_all_else():
-    body = b'{ "stream":true, "model" : "m", "seed":12345678901234567890123, "x":[ 1.0, "\\u00e9" ], "max_tokens":99, "temperature":1.0 }'
+    body = (
+        b'{ "stream":true, "model" : "m", "seed":12345678901234567890123, "x":[ 1.0, "\\u00e9" ], "max_tokens":99,'
+        b' "temperature":1.0 }'
+    )
     found = read(CHAT, body).limited(5).renamed('served "é"')
     want = (
-        '{"stream":true,"model":"served \\"é\\"","seed":12345678901234567890123,"x":[ 1.0, "\\u00e9" ],"max_tokens":5,"temperature":1.0,'
-        '"stream_options":{"include_usage":true}}'
+        '{"stream":true,"model":"served \\"é\\"","seed":12345678901234567890123,"x":[ 1.0, "\\u00e9"'
+        ' ],"max_tokens":5,"temperature":1.0,"stream_options":{"include_usage":true}}'
     )
     assert (want, 5, 'served "é"', True) == (found.sent.decode(), found.max_tokens, found.model, found.usage_added)
 
@@ -209,14 +326,24 @@ def test_changes_keep_order_and_bytes_of_all_else():
 @pytest.mark.parametrize(
     ("asked_for", "best", "priority", "said"),
     [
-        ({}, 0, 0, {}), ({}, 5, 5, {"priority": 5}), ({"priority": 0}, 0, 0, {}), ({"priority": 7}, 5, 7, {}),
-        ({"priority": 4}, 5, 5, {"priority": 5}), ({"priority": -1}, 0, 0, {"priority": 0}),
-        ({"priority": "-1"}, 0, 0, {"priority": 0}), ({"priority": -1.0}, 0, 0, {"priority": 0}),
-        ({"priority": "7"}, 5, 7, {"priority": 7}), ({"priority": None}, 0, 0, {"priority": 0}), ({"priority": [-1]}, 0, 0, {"priority": 0}),
-        ({"priority": -(10**30)}, 3, 3, {"priority": 3}), ({"priority": True}, 0, 1, {"priority": 1}),
+        ({}, 0, 0, {}),
+        ({}, 5, 5, {"priority": 5}),
+        ({"priority": 0}, 0, 0, {}),
+        ({"priority": 7}, 5, 7, {}),
+        ({"priority": 4}, 5, 5, {"priority": 5}),
+        ({"priority": -1}, 0, 0, {"priority": 0}),
+        ({"priority": "-1"}, 0, 0, {"priority": 0}),
+        ({"priority": -1.0}, 0, 0, {"priority": 0}),
+        ({"priority": "7"}, 5, 7, {"priority": 7}),
+        ({"priority": None}, 0, 0, {"priority": 0}),
+        ({"priority": [-1]}, 0, 0, {"priority": 0}),
+        ({"priority": -(10**30)}, 3, 3, {"priority": 3}),
+        ({"priority": True}, 0, 1, {"priority": 1}),
     ],
-)  # fmt: skip
-def test_nobody_gets_ahead_of_the_best_priority_of_its_band(asked_for: dict[str, Any], best: int, priority: int, said: dict[str, int]):
+)
+def test_nobody_gets_ahead_of_the_best_priority_of_its_band(
+    asked_for: dict[str, Any], best: int, priority: int, said: dict[str, int]
+):
     """However it spells that: what the engine's schema would take for a number is written as one."""
     fields = {"model": "m", **asked_for}
     found = asked(CHAT, **fields)
@@ -252,7 +379,12 @@ def test_the_options_of_a_stream_stay():
         (CHAT, {"max_tokens": 99, "max_completion_tokens": 11}, 10, {"max_tokens": 10, "max_completion_tokens": 10}),
         (CHAT, {"max_tokens": 9, "max_output_tokens": 11}, 10, {"max_output_tokens": 10}),
         (CHAT, {"max_tokens": 11, "max_completion_tokens": 0}, 10, {"max_tokens": 10}),
-        (TEXT, {"max_tokens": 9, "max_completion_tokens": "11", "max_output_tokens": None}, 10, {"max_completion_tokens": 10}),
+        (
+            TEXT,
+            {"max_tokens": 9, "max_completion_tokens": "11", "max_output_tokens": None},
+            10,
+            {"max_completion_tokens": 10},
+        ),
         (CHAT, {"max_tokens": 99, "max_completion_tokens": None}, 10, {"max_tokens": 10}),
         (CHAT, {"max_tokens": None}, 10, {"max_completion_tokens": 10}),
         (CHAT, {"max_tokens": 10**30}, 10, {"max_tokens": 10}),
@@ -261,7 +393,8 @@ def test_the_options_of_a_stream_stay():
         (TEXT, {}, 15, {"max_tokens": 15}),
         (TEXT, {"max_tokens": None}, 99, {"max_tokens": 99}),
         (TEXT, {"max_tokens": 0}, 10, {}),
-        (TEXT, {"max_completion_tokens": 5000}, 99, {"max_completion_tokens": 99}),  # and not the 16 of the route raised to 99
+        # and not the 16 of the route raised to 99
+        (TEXT, {"max_completion_tokens": 5000}, 99, {"max_completion_tokens": 99}),
         (RESPONSES, {}, 10, {"max_output_tokens": 10}),
         (RESPONSES, {"max_output_tokens": 11}, 10, {"max_output_tokens": 10}),
         (MESSAGES, {"max_tokens": 11}, 10, {"max_tokens": 10}),
@@ -271,7 +404,9 @@ def test_the_options_of_a_stream_stay():
         ("/v1/models", {"max_tokens": 11}, 10, {}),
     ],
 )
-def test_a_limit_is_written_where_the_client_wrote_its_own(route: str, fields: dict[str, Any], most: int, changed: dict[str, int]):
+def test_a_limit_is_written_where_the_client_wrote_its_own(
+    route: str, fields: dict[str, Any], most: int, changed: dict[str, int]
+):
     fields = {"model": "m", **fields}
     limited = asked(route, **fields).limited(most)
     assert fields | changed == json.loads(limited.sent)
@@ -284,14 +419,19 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=12,
 )
-NAMES = sorted({"model", "stream", "stream_options", "n", "best_of", "truncation", "logit_bias", "zz"}.union(
-    *(how.prompt + how.against + how.whole + how.media + how.limit for how in token_requests._ROUTES.values())))  # fmt: skip
+NAMES = sorted(
+    {"model", "stream", "stream_options", "n", "best_of", "truncation", "logit_bias", "zz"}.union(
+        *(how.prompt + how.against + how.whole + how.media + how.limit for how in token_requests._ROUTES.values())
+    )
+)
 BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=3), JSON, max_size=8)
 ROUTES = st.sampled_from([*token_requests._ROUTES, AUDIO, "/v1/models"])
 
 
 @given(ROUTES, BODIES, st.booleans(), st.none() | st.text(max_size=5), st.none() | st.integers(0, 10**6))
-def test_whatever_is_asked_only_what_must_change_changes(route: str, fields: dict[str, Any], ascii_only: bool, model: str | None, most: int | None):
+def test_whatever_is_asked_only_what_must_change_changes(
+    route: str, fields: dict[str, Any], ascii_only: bool, model: str | None, most: int | None
+):
     body = json.dumps(fields, ensure_ascii=ascii_only).encode()
     found = read(route, body)
     sent = found.limited(most).renamed(model)
@@ -301,7 +441,11 @@ def test_whatever_is_asked_only_what_must_change_changes(route: str, fields: dic
     want = fields.copy()
     if found.usage_added:
         options = fields.get("stream_options")
-        kept = {name: value for name, value in options.items() if name != "continuous_usage_stats"} if isinstance(options, dict) else {}
+        kept = (
+            {name: value for name, value in options.items() if name != "continuous_usage_stats"}
+            if isinstance(options, dict)
+            else {}
+        )
         want["stream_options"] = kept | {"include_usage": True}
     if most is not None and found.limit is not None and fields:
         for name in {found.limit, *token_requests._LIMITS}:  # also what only another engine takes for a limit
@@ -316,7 +460,12 @@ def test_whatever_is_asked_only_what_must_change_changes(route: str, fields: dic
     assert want != fields or body is sent.sent
 
 
-@given(ROUTES, st.binary() | BODIES.map(lambda fields: json.dumps(fields).encode()[:-1]) | JSON.map(lambda value: json.dumps([value]).encode()))
+@given(
+    ROUTES,
+    st.binary()
+    | BODIES.map(lambda fields: json.dumps(fields).encode()[:-1])
+    | JSON.map(lambda value: json.dumps([value]).encode()),
+)
 def test_what_is_no_json_object_passes_untouched(route: str, body: bytes):
     found = read(route, body)
     if found.stream is None:
@@ -326,8 +475,16 @@ def test_what_is_no_json_object_passes_untouched(route: str, body: bytes):
         assert isinstance(msgspec.json.decode(body), dict)
 
 
-@pytest.mark.parametrize("body", [b'{"temperature":NaN}', b"\xef\xbb\xbf{}", '{"model":"m"}'.encode("utf-16"), b'{"user":"\\ud800"}',
-                                  b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"temperature":NaN}',
+        b"\xef\xbb\xbf{}",
+        '{"model":"m"}'.encode("utf-16"),
+        b'{"user":"\\ud800"}',
+        b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}",
+    ],
+)
 def test_what_only_pythons_parser_takes_is_known_by_having_no_stream(body: bytes):
     """Admission must refuse it: the engine would take it, and nothing here knows what it asks for."""
     assert TokenRequest(body=body) == read(CHAT, body)
@@ -364,14 +521,20 @@ def test_no_body_grows_in_memory(body: bytes):
 
 
 def test_a_large_prompt_is_measured_and_not_taken_apart():
-    """Also where it has more commas than any list may have pieces, as a table has; what is a list of texts counts no fewer than it has."""
+    """Also where it has more commas than any list may have pieces, as a table has; what is a list of texts counts no
+    fewer than it has."""
     text = "1,2,3;" * 700_000
     assert len(text) <= asked(CHAT, messages=[user(text)]).prompt_bytes <= len(text) + 40
     ids = asked(TEXT, prompt=[7] * 600_000)
     assert (600_000, 1) == (ids.prompt_ids, ids.prompts)
     many = asked(TEXT, prompt=["a,b"] * 150_000)
     assert (150_000, True) == (many.prompts, many.prompt_bytes >= 450_000)
-    picture = asked(CHAT, messages=[user([{"type": "image_url", "image_url": {"url": "A" * 3 * MIB}}, {"type": "text", "text": "what?"}])])
+    picture = asked(
+        CHAT,
+        messages=[
+            user([{"type": "image_url", "image_url": {"url": "A" * 3 * MIB}}, {"type": "text", "text": "what?"}])
+        ],
+    )
     assert (5, 1) == (picture.prompt_bytes, picture.media)
 
 
@@ -390,7 +553,8 @@ def test_a_cold_start_is_four_bytes_a_token():
 
 @pytest.mark.parametrize("bytes_per_token", [1.4, 2.9, 4.7, 9.0])
 def test_fifty_answers_teach_a_tokenizer(bytes_per_token: float):
-    """Prompts of very different lengths, each with the chat template's tokens and text of its own density: less than a tenth off in the end."""
+    """Prompts of very different lengths, each with the chat template's tokens and text of its own density: less than a
+    tenth off in the end."""
     chance, estimator = random.Random(1), Estimator()
     template = 12
 
@@ -401,7 +565,9 @@ def test_fifty_answers_teach_a_tokenizer(bytes_per_token: float):
         size = round(chance.lognormvariate(8, 1))
         estimator.learn("m", of(size), counted(size))
     sizes = [round(chance.lognormvariate(8, 1)) for _ in range(500)]
-    assert sum(counted(size) for size in sizes) == pytest.approx(sum(estimator.prompt("m", of(size)) for size in sizes), rel=0.1)
+    assert sum(counted(size) for size in sizes) == pytest.approx(
+        sum(estimator.prompt("m", of(size)) for size in sizes), rel=0.1
+    )
     assert BYTES_PER_TOKEN == estimator.bytes_per_token("other")
 
 
@@ -419,7 +585,10 @@ def test_the_prompts_of_one_team_do_not_move_the_estimate_of_another():
     assert estimator.prompt("other", of(4000), "a") == 1000
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 10**6), st.integers(0, 10**7)), max_size=60), st.integers(0, 10**6))
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 10**6), st.integers(0, 10**7)), max_size=60),
+    st.integers(0, 10**6),
+)
 def test_nothing_that_was_learned_moves_what_is_certain(answers: list[tuple[str, int, int]], size: int):
     estimator = Estimator()
     certain = estimator.certain(of(size))
@@ -430,7 +599,14 @@ def test_nothing_that_was_learned_moves_what_is_certain(answers: list[tuple[str,
 
 def test_what_says_nothing_about_text_teaches_nothing():
     estimator = Estimator()
-    for ask, tokens in ((of(100), 90), (of(9000, media=1), 9000), (of(9000, prompt_ids=5), 9000), (of(9000), 0), (of(9000), -1), (of(), 9)):
+    for ask, tokens in (
+        (of(100), 90),
+        (of(9000, media=1), 9000),
+        (of(9000, prompt_ids=5), 9000),
+        (of(9000), 0),
+        (of(9000), -1),
+        (of(), 9),
+    ):
         estimator.learn("m", ask, tokens)
     assert BYTES_PER_TOKEN == estimator.bytes_per_token("m")
 
@@ -445,13 +621,19 @@ def test_no_answer_moves_the_estimate_out_of_its_bounds(answers: list[tuple[int,
 
 def test_the_longest_prompt_is_never_thought_longer_than_it_can_be():
     estimator = Estimator()
-    cases = [(of(12_000), 1000), (of(12_000, maybe_bytes=6_000), 500), (of(12_000, prompts=4), 250), (of(prompt_ids=50), 50)]
+    cases = [
+        (of(12_000), 1000),
+        (of(12_000, maybe_bytes=6_000), 500),
+        (of(12_000, prompts=4), 250),
+        (of(prompt_ids=50), 50),
+    ]
     for ask, least in (*cases, (of(12_000, truncates=True), 0), (of(media=3), 0)):
         assert least == estimator.at_least(estimator.prompt("m", ask), ask)
 
 
 def test_the_output_of_a_team_is_what_nine_of_ten_got():
-    """Over by less than twice, and never more than was asked for; two answers are enough of a hint downwards only after some more."""
+    """Over by less than twice, and never more than was asked for; two answers are enough of a hint downwards only after
+    some more."""
     estimator = Estimator()
     assert OUTPUT_TOKENS == estimator.output("t", of())
     for number in range(100):
@@ -499,7 +681,11 @@ def test_names_from_clients_are_bounded():
         estimator.note_overrun(f"m{number}", "t", float(number))
     estimator.learn("x" * (LONGEST_NAME + 1), of(1000), 500)
     estimator.learn_output("x" * (LONGEST_NAME + 1), of(), 5)
-    assert (MOST_PAIRS, MOST_PAIRS, MOST_NAMES) == (len(estimator._tokens_per_byte), len(estimator._votes), len(estimator._outputs))
+    assert (MOST_PAIRS, MOST_PAIRS, MOST_NAMES) == (
+        len(estimator._tokens_per_byte),
+        len(estimator._votes),
+        len(estimator._outputs),
+    )
     assert MOST_PAIRS == len(estimator._overruns)
     assert 2 == pytest.approx(estimator.bytes_per_token("busy"))
     assert BYTES_PER_TOKEN == estimator.bytes_per_token("m0")

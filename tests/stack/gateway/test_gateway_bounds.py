@@ -1,4 +1,5 @@
-"""What a client may make the gateway hold, pass on, or write down: nothing without a bound, and nothing that is on no record."""
+"""What a client may make the gateway hold, pass on, or write down: nothing without a bound, and nothing that is on no
+record."""
 
 from __future__ import annotations
 
@@ -31,22 +32,35 @@ from stack.gateway.routes import passed, plain
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/./chat/completions", "/v1//chat/completions", "/v1/chat/completions;a=b", "/v1/%252e/chat/completions", "/v1/chat%255ccompletions",
-     "/v1/..%5cv1/chat/completions", "/v1/%2e%2e/v1/chat/completions", "/v1/%2fmodels"],
-)  # fmt: skip
+    [
+        "/v1/./chat/completions",
+        "/v1//chat/completions",
+        "/v1/chat/completions;a=b",
+        "/v1/%252e/chat/completions",
+        "/v1/chat%255ccompletions",
+        "/v1/..%5cv1/chat/completions",
+        "/v1/%2e%2e/v1/chat/completions",
+        "/v1/%2fmodels",
+    ],
+)
 async def test_a_path_that_a_proxy_could_read_in_another_way_is_not_served(tmp_path: Path, path: str):
     async with gateway(tmp_path) as it:
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(it.started.url.rpartition(":")[2]))  # no client tidies the path up
+        # no client tidies the path up
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(it.started.url.rpartition(":")[2]))
         body = json.dumps(ASK).encode()
         key = KEYS["demo"][0]
-        writer.write(b"POST %b HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
-                     % (path.encode(), key.encode(), len(body), body))  # fmt: skip
+        writer.write(
+            b"POST %b HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Length: %d\r\nConnection:"
+            b" close\r\n\r\n%b" % (path.encode(), key.encode(), len(body), body)
+        )
         assert b"HTTP/1.1 404" == (await reader.read()).partition(b" Not")[0]
         writer.close()
         assert [] == it.engine.asked
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/responses/resp_1-a.b:c", "/v1/models/org/name", "/v1/models/na\u00efve"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/responses/resp_1-a.b:c", "/v1/models/org/name", "/v1/models/na\u00efve"]
+)
 def test_a_plain_path_is_one(path: str):
     assert plain(path)
 
@@ -59,12 +73,20 @@ def test_what_is_no_path_under_v1_is_none(path: str):
 @pytest.mark.parametrize(
     ("method", "path", "served"),
     [
-        ("GET", "/v1/models", True), ("GET", "/v1/responses/r1", True), ("POST", "/v1/responses/r1/cancel", True),
-        ("POST", "/v1/messages/count_tokens", True), ("POST", "/v1/chat/completions/render", True), ("POST", "/v1/completions/derender", True),
-        ("POST", "/v1/load_lora_adapter", False), ("POST", "/v1/unload_lora_adapter", False), ("POST", "/v1/classify", False),
-        ("POST", "/v1/responses/r1/cancel/x", False), ("DELETE", "/v1/responses/r1", False), ("PUT", "/v1/chat/completions", False),
+        ("GET", "/v1/models", True),
+        ("GET", "/v1/responses/r1", True),
+        ("POST", "/v1/responses/r1/cancel", True),
+        ("POST", "/v1/messages/count_tokens", True),
+        ("POST", "/v1/chat/completions/render", True),
+        ("POST", "/v1/completions/derender", True),
+        ("POST", "/v1/load_lora_adapter", False),
+        ("POST", "/v1/unload_lora_adapter", False),
+        ("POST", "/v1/classify", False),
+        ("POST", "/v1/responses/r1/cancel/x", False),
+        ("DELETE", "/v1/responses/r1", False),
+        ("PUT", "/v1/chat/completions", False),
     ],
-)  # fmt: skip
+)
 def test_what_leaves_no_record_must_cost_the_engine_nothing(method: str, path: str, served: bool):
     assert served is passed(method, path, frozenset())
     assert passed(method, path, frozenset((path,)))
@@ -73,7 +95,10 @@ def test_what_leaves_no_record_must_cost_the_engine_nothing(method: str, path: s
 async def test_who_may_not_load_an_adapter_is_told_what_opens_that(tmp_path: Path):
     async with gateway(tmp_path) as it:
         async with it.post({"lora_name": "a", "lora_path": "/etc"}, route="/v1/load_lora_adapter") as answer:
-            assert (404, True) == (answer.status, "also_pass in gateway.yaml" in (await answer.json())["error"]["message"])
+            assert (404, True) == (
+                answer.status,
+                "also_pass in gateway.yaml" in (await answer.json())["error"]["message"],
+            )
         assert [] == it.engine.asked
     async with gateway(tmp_path, also_pass=["/v1/load_lora_adapter"]) as it:
         async with it.post({"lora_name": "a", "lora_path": "/etc"}, route="/v1/load_lora_adapter") as answer:
@@ -93,13 +118,17 @@ def test_only_routes_without_a_record_are_opened_by_name(route: str):
 @pytest.mark.parametrize(
     ("route", "body"),
     [
-        (CHAT, {"n": token_requests.MOST_N + 1}), ("/v1/completions", {"prompt": "a", "best_of": "16_385"}), ("/v1/completions", {"n": 10**30}),
-        ("/v1/completions", {"prompt": [[1]] * 10, "n": 10_000}), ("/v1/embeddings", {"input": ["a"] * (token_requests.MOST_TEXTS + 1)}),
+        (CHAT, {"n": token_requests.MOST_N + 1}),
+        ("/v1/completions", {"prompt": "a", "best_of": "16_385"}),
+        ("/v1/completions", {"n": 10**30}),
+        ("/v1/completions", {"prompt": [[1]] * 10, "n": 10_000}),
+        ("/v1/embeddings", {"input": ["a"] * (token_requests.MOST_TEXTS + 1)}),
         ("/v1/embeddings", {"input": ["a"] * 3, "messages": [{"role": "user", "content": "a"}]}),
         ("/v1/score", {"text_1": "a", "text_2": ["b"], "documents": ["c"] * 9}),
-        ("/v1/responses", {"input": "a", "background": True}), ("/v1/responses", {"input": "a", "background": "yes"}),
+        ("/v1/responses", {"input": "a", "background": True}),
+        ("/v1/responses", {"input": "a", "background": "yes"}),
     ],
-)  # fmt: skip
+)
 async def test_what_no_record_could_count_is_refused_on_record(tmp_path: Path, route: str, body: Any):
     async with gateway(tmp_path) as it:
         async with it.post({"model": "tiny", **body}, route=route) as answer:
@@ -112,8 +141,17 @@ async def test_what_no_record_could_count_is_refused_on_record(tmp_path: Path, r
 @pytest.mark.parametrize("route", [CHAT, "/v1/messages", "/v1/responses", "/v1/completions"])
 async def test_transfer_fields_need_a_permission(tmp_path: Path, route: str, field: str):
     """vLLM takes kv_transfer_params.prompt_token_ids for the prompt, whatever the messages say."""
-    teams = {"demo": {"keys": [KEYS["demo"][1]]}, "batch": {"keys": [KEYS["batch"][1]], "kv_transfer": True, "max_prompt_tokens": 100}}
-    body = {"model": "tiny", "max_tokens": 5, "input": "a", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+    teams = {
+        "demo": {"keys": [KEYS["demo"][1]]},
+        "batch": {"keys": [KEYS["batch"][1]], "kv_transfer": True, "max_prompt_tokens": 100},
+    }
+    body = {
+        "model": "tiny",
+        "max_tokens": 5,
+        "input": "a",
+        "prompt": "a",
+        "messages": [{"role": "user", "content": "a"}],
+    }
     async with gateway(tmp_path, policy={"teams": teams}) as it:
         async with it.post(body | {field: {"prompt_token_ids": [7] * 20_000}}, route=route) as answer:
             assert (400, "uncountable") == (answer.status, (await answer.json())["error"]["code"])
@@ -132,7 +170,9 @@ async def test_transfer_fields_need_a_permission(tmp_path: Path, route: str, fie
 async def test_a_field_that_a_route_does_not_have_changes_no_account(tmp_path: Path, route: str):
     """Else one that says n: 500,000 would be a line that no reader takes, and on nobody's bill."""
     async with gateway(tmp_path, says({"usage": {"input_tokens": 3, "output_tokens": 2}})) as it:
-        async with it.post({"model": "tiny", "max_tokens": 5, "input": "a", "messages": [], "n": "500_000", "best_of": 9}, route=route) as answer:
+        async with it.post(
+            {"model": "tiny", "max_tokens": 5, "input": "a", "messages": [], "n": "500_000", "best_of": 9}, route=route
+        ) as answer:
             assert 200 == answer.status
         assert (None, None, "ok") == ((found := await it.record()).n, found.prompts, found.outcome)
 
@@ -140,7 +180,9 @@ async def test_a_field_that_a_route_does_not_have_changes_no_account(tmp_path: P
 CSV = '"Smith","Ann","12 Main St",Berlin\\\n' * 40
 
 
-@pytest.mark.parametrize(("route", "field"), [("/v1/embeddings", "input"), ("/v1/rerank", "documents"), ("/v1/completions", "prompt")])
+@pytest.mark.parametrize(
+    ("route", "field"), [("/v1/embeddings", "input"), ("/v1/rerank", "documents"), ("/v1/completions", "prompt")]
+)
 @pytest.mark.parametrize("text", [CSV, json.dumps({"tags": ["a", "b"] * 100}) * 3, '"Well," he said: "Yes", ' * 100])
 def test_punctuation_in_large_texts_makes_no_prompts_of_them(route: str, field: str, text: str):
     body = json.dumps({"model": "tiny", field: [text] * 1000}).encode()
@@ -174,12 +216,25 @@ def test_more_texts_than_a_record_can_count_are_found_however_they_are_written(r
     assert token_requests.read(f"/v1/{route}", body).uncountable
 
 
-NUMBERS = st.integers(-5, 10**7) | st.sampled_from([16_384, 16_385, 99_999, 100_000, 10**30]) | st.none() | st.text(max_size=3)
+NUMBERS = (
+    st.integers(-5, 10**7)
+    | st.sampled_from([16_384, 16_385, 99_999, 100_000, 10**30])
+    | st.none()
+    | st.text(max_size=3)
+)
 
 
-@given(st.sampled_from(sorted(token_requests.RECORDED)), NUMBERS, NUMBERS, st.integers(0, 3) | st.sampled_from([99_999, 100_000, 150_000]))
+@given(
+    st.sampled_from(sorted(token_requests.RECORDED)),
+    NUMBERS,
+    NUMBERS,
+    st.integers(0, 3) | st.sampled_from([99_999, 100_000, 150_000]),
+)
 def test_whatever_is_asked_for_its_record_can_be_read(route: str, n: Any, best_of: Any, prompts: int):
-    ask = token_requests.read(route, json.dumps({"n": n, "best_of": best_of, "prompt": [[1]] * prompts, "input": ["a"] * min(prompts, 10)}).encode())
+    ask = token_requests.read(
+        route,
+        json.dumps({"n": n, "best_of": best_of, "prompt": [[1]] * prompts, "input": ["a"] * min(prompts, 10)}).encode(),
+    )
     x = RequestState(request_id="a", trace=trace(None, lambda size: "a" * size), route=route, accepted=0.0)
     x.n, x.prompts = ask.n, min(ask.prompts, token_requests.MOST_TEXTS)
     line = fitting_line(record(x, 1.0, 1e9))
@@ -244,7 +299,11 @@ async def test_one_team_cannot_fill_the_memory_with_bodies(tmp_path: Path):
         bodies = budget()
         await until(lambda: bodies.held == 800_000, "what two clients have sent")
         async with it.post(large) as answer:
-            assert (503, "bodies_full", True) == (answer.status, (await answer.json())["error"]["code"], "Retry-After" in answer.headers)
+            assert (503, "bodies_full", True) == (
+                answer.status,
+                (await answer.json())["error"]["code"],
+                "Retry-After" in answer.headers,
+            )
         async with it.post(large, team="batch") as answer:
             assert 200 == answer.status
         for one in held:
@@ -256,11 +315,19 @@ async def test_one_team_cannot_fill_the_memory_with_bodies(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("teams", "room"), [(("demo", "batch"), 10), (("demo",), 20)])
-async def test_what_waits_for_a_slot_is_counted_also_when_it_came_at_once(tmp_path: Path, teams: tuple[str, ...], room: int):
+async def test_what_waits_for_a_slot_is_counted_also_when_it_came_at_once(
+    tmp_path: Path, teams: tuple[str, ...], room: int
+):
     """And a team that has no other beside it may have all of it."""
     body = json.dumps(ASK | {"user": "x" * 99_000}).encode()
-    policy = {"teams": {team: {"keys": [KEYS[team][1]]} for team in teams}, "bands": {"default": {"rank": 1}}, "capacity": {"slots": 1}}
-    async with gateway(tmp_path, never, policy, limits=GatewayLimits(body_bytes=1_000_000, bodies_bytes=2_000_000)) as it:
+    policy = {
+        "teams": {team: {"keys": [KEYS[team][1]]} for team in teams},
+        "bands": {"default": {"rank": 1}},
+        "capacity": {"slots": 1},
+    }
+    async with gateway(
+        tmp_path, never, policy, limits=GatewayLimits(body_bytes=1_000_000, bodies_bytes=2_000_000)
+    ) as it:
         bodies, clients = budget(), [asyncio.create_task(posted(it))]
         await until(lambda: 1 == len(it.engine.asked), "one request at the engine")
         for count in range(1, room + 1):
@@ -268,7 +335,8 @@ async def test_what_waits_for_a_slot_is_counted_also_when_it_came_at_once(tmp_pa
             await until(lambda count=count: bodies.held == count * len(body), f"{count} that wait")
         async with it.post(body) as answer:
             assert (503, "bodies_full") == (answer.status, (await answer.json())["error"]["code"])
-        clients.append(asyncio.create_task(posted(it)))  # a small one has a place still, also when its body comes after its head
+        # a small one has a place still, also when its body comes after its head
+        clients.append(asyncio.create_task(posted(it)))
         clients.append(sending(it, 10_000))
         await asyncio.sleep(0.2)
         assert [] == [one for one in clients if one.done()]
@@ -279,13 +347,16 @@ async def test_what_waits_for_a_slot_is_counted_also_when_it_came_at_once(tmp_pa
 
 
 async def test_what_an_engine_has_read_is_not_held_until_it_answers(tmp_path: Path):
-    """An answer that is no stream may take minutes to begin; images of a megabyte for each must not close the gate meanwhile."""
+    """An answer that is no stream may take minutes to begin; images of a megabyte for each must not close the gate
+    meanwhile."""
     body = json.dumps(ASK | {"user": "x" * 300_000}).encode()
     async with gateway(tmp_path, never, limits=GatewayLimits(body_bytes=1_000_000, bodies_bytes=2_000_000)) as it:
         bodies, clients = budget(), []
         for count in range(1, 21):
             clients.append(asyncio.create_task(posted(it, body)))
-            await until(lambda count=count: count == len(it.engine.asked) and not bodies.held, f"{count} requests at the engine")
+            await until(
+                lambda count=count: count == len(it.engine.asked) and not bodies.held, f"{count} requests at the engine"
+            )
         held = [one for one in gc.get_objects() if isinstance(one, RequestHandler)]
         assert {b""} == {one._ask.body + b"".join(map(bytes, one._ask.fields.values())) for one in held}
         for one in clients:
@@ -296,19 +367,26 @@ async def test_what_an_engine_has_read_is_not_held_until_it_answers(tmp_path: Pa
 async def test_a_body_is_let_go_when_nothing_can_be_sent_again(tmp_path: Path):
     """A stream may last an hour; what asked for it was read by the engine in its first second."""
     large = json.dumps(STREAM | {"user": "x" * 300_000}).encode()
-    async with gateway(tmp_path, events(ROLE + TOKEN, b"", pause_s=30.0), limits=GatewayLimits(body_bytes=1_000_000)) as it:
+    async with gateway(
+        tmp_path, events(ROLE + TOKEN, b"", pause_s=30.0), limits=GatewayLimits(body_bytes=1_000_000)
+    ) as it:
         for _ in range(20):  # of 300 kB each, where 2 MB may be held
             answer = await it.post(large)
             assert 200 == answer.status
             await answer.content.readany()
         held = [one for one in gc.get_objects() if isinstance(one, RequestHandler)]
         assert 20 == len(held)
-        assert {(b"", 0)} == {(one._ask.body + b"".join(map(bytes, one._ask.fields.values())), one._taken) for one in held}
+        assert {(b"", 0)} == {
+            (one._ask.body + b"".join(map(bytes, one._ask.fields.values())), one._taken) for one in held
+        }
 
 
 @pytest.mark.parametrize(
     ("limits", "sentence"),
-    [({"body_bytes": 10, "bodies_bytes": 19}, "at least 2 times limits.body_bytes"), ({"bodies_bytes": 0}, "bodies_bytes should be more than 0")],
+    [
+        ({"body_bytes": 10, "bodies_bytes": 19}, "at least 2 times limits.body_bytes"),
+        ({"bodies_bytes": 0}, "bodies_bytes should be more than 0"),
+    ],
 )
 def test_a_budget_that_no_body_fits_into_is_refused(limits: dict[str, int], sentence: str):
     with pytest.raises(ValueError, match=sentence):
@@ -321,7 +399,8 @@ def test_a_budget_that_no_body_fits_into_is_refused(limits: dict[str, int], sent
 
 @pytest.mark.parametrize("step", ["read", "sent"])
 async def test_a_stream_goes_on_while_a_large_body_is_worked_on(tmp_path: Path, monkeypatch, step: str):
-    """Each step on the body is made to take half a second; the figures of a real process: tests/bench/bench_gateway_bodies.py."""
+    """Each step on the body is made to take half a second; the figures of a real process:
+    tests/bench/bench_gateway_bodies.py."""
     kind, name = (token_requests, "read") if step == "read" else (token_requests.TokenRequest, step)
     done, plain_step = [], token_requests.read if step == "read" else token_requests.TokenRequest.sent.fget
 
@@ -335,7 +414,9 @@ async def test_a_stream_goes_on_while_a_large_body_is_worked_on(tmp_path: Path, 
     async with gateway(tmp_path, events(ROLE, *[TOKEN] * 400, pause_s=0.005)) as it:
         async with it.post(STREAM) as stream:
             await stream.content.readany()
-            large = asyncio.create_task(posted(it, {"model": "tiny", "messages": [{"role": "user", "content": "a" * 2 * LARGE_BYTES}]}, "batch"))
+            large = asyncio.create_task(
+                posted(it, {"model": "tiny", "messages": [{"role": "user", "content": "a" * 2 * LARGE_BYTES}]}, "batch")
+            )
             longest, last = 0.0, time.monotonic()
             while not large.done():
                 await stream.content.readany()
@@ -353,7 +434,10 @@ async def test_a_team_at_its_limit_is_refused_before_its_body_is_read(tmp_path: 
         first = asyncio.create_task(posted(it))
         await until(lambda: bool(it.engine.asked), "the first request runs")
         reader, writer = await asyncio.open_connection("127.0.0.1", int(it.started.url.rpartition(":")[2]))
-        writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nContent-Length: 30000000\r\n\r\n".encode())
+        writer.write(
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nContent-Length:"
+            " 30000000\r\n\r\n".encode()
+        )
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
         assert b"HTTP/1.1 429" == head[:12]
         assert b"\r\nRetry-After: " in head
@@ -370,21 +454,39 @@ SECRET = "s3cret"
 @pytest.mark.parametrize(
     ("sentence", "body", "kind"),
     [
-        ("the body is empty", b"", None), ("the body is empty", b" \r\n", None),
-        ("the body is not JSON: invalid character at byte 24 (line 2, column 7)", b'{"user":"s3cret",\n "n": NaN}', None),
+        ("the body is empty", b"", None),
+        ("the body is empty", b" \r\n", None),
+        (
+            "the body is not JSON: invalid character at byte 24 (line 2, column 7)",
+            b'{"user":"s3cret",\n "n": NaN}',
+            None,
+        ),
         ("the body is not JSON: expected ':' at byte 10 (line 1, column 11)", b'{"s3cret" "a"}', None),
         ("the body is not JSON: it ends within a value, at byte 15", b'{"user":"s3cret', None),
         ("half of a surrogate pair", b'{"user":"s3cret\\ud800"}', None),
         ("the body is not UTF-8: byte 8 (line 1, column 9)", b'{"s3cret\xff":1}', None),
         ("the body is not UTF-8: byte 0", '{"user":"s3cret"}'.encode("utf-16"), None),
-        ("the body is an array", b'["s3cret"]', None), ("the body is a string", b'"s3cret"', None), ("the body is a number", b"12", None),
-        ("the body is null", b"null", None), ("nested too deeply", b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
+        ("the body is an array", b'["s3cret"]', None),
+        ("the body is a string", b'"s3cret"', None),
+        ("the body is a number", b"12", None),
+        ("the body is null", b"null", None),
+        ("nested too deeply", b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
         ("more than 200,000 fields", b"{" + b",".join(b'"f%d":1' % at for at in range(200_001)) + b"}", None),
-        ("the content type is 'application/x-www-form-urlencoded'; this route takes", b"user=s3cret", "application/x-www-form-urlencoded"),
-        ("the content type is 'multipart/form-data; boundary=b'", b"--b\r\n\r\ns3cret", "multipart/form-data; boundary=b"),
+        (
+            "the content type is 'application/x-www-form-urlencoded'; this route takes",
+            b"user=s3cret",
+            "application/x-www-form-urlencoded",
+        ),
+        (
+            "the content type is 'multipart/form-data; boundary=b'",
+            b"--b\r\n\r\ns3cret",
+            "multipart/form-data; boundary=b",
+        ),
     ],
-)  # fmt: skip
-async def test_a_bad_body_is_named_with_its_place_and_without_its_content(tmp_path: Path, sentence: str, body: bytes, kind: str | None):
+)
+async def test_a_bad_body_is_named_with_its_place_and_without_its_content(
+    tmp_path: Path, sentence: str, body: bytes, kind: str | None
+):
     async with gateway(tmp_path) as it:
         async with it.post(body, **{"Content-Type": kind or "application/json"}) as answer:
             error = (await answer.json())["error"]
@@ -414,12 +516,14 @@ async def sent(it: Running, *headers: str) -> tuple[int, str]:
         ((400, "two_keys"), ["Authorization: Bearer {demo}", "authorization: Bearer {demo}"]),
         ((400, "two_keys"), ["Authorization: Bearer {demo}", "x-api-key: {batch}"]),
         ((400, "two_keys"), ["x-api-key: {demo}", "X-Api-Key: {batch}"]),
-        ((200, ""), ["Authorization: Bearer {demo}", "x-api-key: {demo}"]), ((200, ""), ["Authorization: Bearer {demo}", "x-api-key: other"]),
-        ((400, "two_keys"), ["Authorization: Bearer other", "x-api-key: {demo}"]), ((200, ""), ["Authorization: Basic YTpi", "x-api-key: {demo}"]),
+        ((200, ""), ["Authorization: Bearer {demo}", "x-api-key: {demo}"]),
+        ((200, ""), ["Authorization: Bearer {demo}", "x-api-key: other"]),
+        ((400, "two_keys"), ["Authorization: Bearer other", "x-api-key: {demo}"]),
+        ((200, ""), ["Authorization: Basic YTpi", "x-api-key: {demo}"]),
         ((417, "expectation_failed"), ["Authorization: Bearer {demo}", "Expect: 200-ok"]),
         ((417, "expectation_failed"), ["Authorization: Bearer {demo}", "Expect: 100-continue, x"]),
     ],
-)  # fmt: skip
+)
 async def test_two_keys_and_unknown_expectations_are_refused(tmp_path: Path, want: tuple[int, str], headers: list[str]):
     """Of two keys a proxy may check the one and the gateway the other; the refusal is on no team's record."""
     keys = {team: key for team, (key, _) in KEYS.items()}
@@ -434,7 +538,10 @@ async def test_a_body_that_breaks_its_framing_is_refused_at_once(tmp_path: Path)
     """The request waited for timeouts.body_s, for a body of which no more could be read."""
     async with gateway(tmp_path) as it:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(it.started.url.rpartition(":")[2]))
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\nTransfer-Encoding:"
+            " chunked\r\n\r\n"
+        )
         writer.write(head.encode() + b"2\r\n{}\r\n")
         await asyncio.sleep(0.05)
         writer.write(b"no length\r\n")

@@ -36,7 +36,7 @@ upstreams:
   b: {{url: "http://h:2", weight: 5, variant: canary, max_prompt_tokens: 4000}}
   c: {{url: "http://h:3", min_prompt_tokens: 4001}}
   rented: {{url: "https://api.example.com", kind: api, model: big-1}}
-"""
+"""  # noqa: E501
 
 
 def written(tmp_path: Path, **texts: str) -> Path:
@@ -129,14 +129,16 @@ models: any, names are passed on as they are
 upstreams: the one of gateway.yaml
 
 in order
-"""
+"""  # noqa: E501
         == run(path).stdout
     )
 
 
 def test_a_configuration_of_the_gateway_leads_to_its_teams_and_fills_what_they_leave_open(tmp_path: Path):
     path = written(
-        tmp_path, gateway="upstream: http://h:1\nteams: who.yaml\ntimeouts: {prefill_s: 9}", who="teams: {a: {}}\nbands: {default: {rank: 0}}"
+        tmp_path,
+        gateway="upstream: http://h:1\nteams: who.yaml\ntimeouts: {prefill_s: 9}",
+        who="teams: {a: {}}\nbands: {default: {rank: 0}}",
     )
     found = told(path)
     assert [str(path), str(tmp_path / "who.yaml")] == found["files"]
@@ -149,31 +151,57 @@ def test_a_configuration_of_the_gateway_leads_to_its_teams_and_fills_what_they_l
 @pytest.mark.parametrize(
     ("gateway", "teams", "mistakes"),
     [
-        ("upstream: h:1\n#", None, ["gateway.yaml, line 1: upstream 'h:1' is no engine's address; write it like http://127.0.0.1:8001"]),
-        ("listen: 127.0.0.1:1\nupstrem: http://h:1", None, ["gateway.yaml, line 2: upstrem is unknown; did you mean upstream?"]),
+        (
+            "upstream: h:1\n#",
+            None,
+            ["gateway.yaml, line 1: upstream 'h:1' is no engine's address; write it like http://127.0.0.1:8001"],
+        ),
+        (
+            "listen: 127.0.0.1:1\nupstrem: http://h:1",
+            None,
+            ["gateway.yaml, line 2: upstrem is unknown; did you mean upstream?"],
+        ),
         ("upstream: http://h:1", None, ["teams.yaml cannot be read: No such file or directory"]),
         (
             "upstream: http://h:1\nanonymous_team: b\nupstream_key_file: key",
             "teams:\n  a: {band: demmo}\ncapacity: {slots: 0}",
-            ["gateway.yaml, line 3: upstream_key_file: FOLDER/key cannot be read: No such file or directory",
-             "teams.yaml, line 3: capacity.slots: 0 should be more than 0",
-             "teams.yaml, line 2: teams.a.band: 'demmo' is no band; did you mean demo?",
-             "teams.yaml, line 3: capacity.slots: 0 is less than the floors of all bands together (2); raise it or lower a floor",
-             "gateway.yaml, line 2: anonymous_team: b is not among the teams of FOLDER/teams.yaml; add it there or use null"],
+            [
+                "gateway.yaml, line 3: upstream_key_file: FOLDER/key cannot be read: No such file or directory",
+                "teams.yaml, line 3: capacity.slots: 0 should be more than 0",
+                "teams.yaml, line 2: teams.a.band: 'demmo' is no band; did you mean demo?",
+                (
+                    "teams.yaml, line 3: capacity.slots: 0 is less than the floors of all bands together (2); raise it"
+                    " or lower a floor"
+                ),
+                (
+                    "gateway.yaml, line 2: anonymous_team: b is not among the teams of FOLDER/teams.yaml; add it there"
+                    " or use null"
+                ),
+            ],
         ),
         ("teams: teams.yaml", None, ["teams.yaml cannot be read: No such file or directory"]),
         (
-            "teams: teams.yaml", "teams: {}",
-            [("gateway.yaml: upstream: neither this file nor FOLDER/teams.yaml names an engine; "
-              "add `upstream: http://HOST:PORT` here or `upstreams` there")],
+            "teams: teams.yaml",
+            "teams: {}",
+            [
+                (
+                    "gateway.yaml: upstream: neither this file nor FOLDER/teams.yaml names an engine; "
+                    "add `upstream: http://HOST:PORT` here or `upstreams` there"
+                )
+            ],
         ),
         ("- a", None, ["gateway.yaml: Expected `object`, got `array`"]),
     ],
-)  # fmt: skip
-def test_every_mistake_is_told_at_once_and_nothing_else(tmp_path: Path, gateway: str, teams: str | None, mistakes: list[str]):
+)
+def test_every_mistake_is_told_at_once_and_nothing_else(
+    tmp_path: Path, gateway: str, teams: str | None, mistakes: list[str]
+):
     path = written(tmp_path, gateway=gateway, **({"teams": teams} if teams else {}))
     result, wanted = run(path), [f"{tmp_path}/{mistake}".replace("FOLDER", str(tmp_path)) for mistake in mistakes]
-    assert (1, "\n".join([*(f"mistake: {mistake}" for mistake in wanted), "not in order\n"])) == (result.exit_code, result.stdout)
+    assert (1, "\n".join([*(f"mistake: {mistake}" for mistake in wanted), "not in order\n"])) == (
+        result.exit_code,
+        result.stdout,
+    )
     found = told(path)
     assert (wanted, []) == (found["mistakes"], found["warnings"])
     assert 1 == run(path, "--json").exit_code
@@ -187,31 +215,60 @@ def test_keys_are_shown_neither_as_text_nor_as_hashes(tmp_path: Path):
     assert key not in run(written(tmp_path, teams=f"teams: {{a: {{{key}: }}}}")).output
 
 
-UNBOUNDED = "such a team may take every slot and place in the queue that the others leave free; set max_in_flight to bound it"
+UNBOUNDED = (
+    "such a team may take every slot and place in the queue that the others leave free; set max_in_flight to bound it"
+)
 UNLESS, MAKE = ", unless it is the anonymous_team of gateway.yaml", "vllm-watch gateway key"
 API = "u: {url: 'http://h'}\n  w: {url: 'http://h', kind: api}"
 KEYS = f"keys: [{hashed('a')}]"
 ENGINES = "u: {url: 'http://h:1'}\n  v: {url: 'http://h:2', variant: canary, weight: 2}"
 WARNINGS = {
-    "nobody": ("bands: {default: {rank: 0}}\ncapacity: {}", ["teams.yaml: teams: there are none, so nobody may ask",
-                                                              "teams.yaml, line 1: bands.default: no team is in it"]),
-    "no keys": ("teams:\n  a: {}", [f"teams.yaml, line 2: teams.a: it has no keys, so nobody can ask as this team{UNLESS}; {MAKE} a makes one"]),
-    "never reached": (f"teams:\n  a:\n    {KEYS}\n    max_running: 9\n    max_in_flight: 8",
-                      ["teams.yaml, line 4: teams.a.max_running: 9 is never reached, since max_in_flight is 8"]),
-    "no bound": (f"teams:\n  a: {{{KEYS}}}\n  b: {{keys: [{hashed('b')}], max_in_flight: 9}}",
-                 [f"teams.yaml, line 1: teams: 1 of 2 have no max_in_flight (a): {UNBOUNDED}"]),
-    "unused band": (f"teams: {{a: {{{KEYS}}}}}\nbands:\n  default: {{rank: 0}}\n  x: {{rank: 1}}", ["teams.yaml, line 4: bands.x: no team is in it"]),
-    "long wait": (f"teams: {{a: {{{KEYS}}}}}\nbands:\n  default:\n    rank: 0\n    max_wait_s: 121",
-                  ["teams.yaml, line 5: bands.default.max_wait_s: 121 s is longer than Retry-After can tell, at most 120 s"]),
-    "hidden model": (f"teams: {{a: {{{KEYS}, models: [x, z]}}}}\nmodels:\n  w: {{aliases: [x]}}\n  y: {{}}\n  v: {{adapters: [z]}}",
-                     ["teams.yaml, line 4: models.y: no team may ask for it"]),
-    "large canary": (f"teams: {{a: {{{KEYS}}}}}\nupstreams:\n  {ENGINES}",
-                     ["teams.yaml, line 4: upstreams.v.variant: the canary gets 66.67 % of the requests for any model"]),
-    "api that nobody lists": (f"teams: {{a: {{{KEYS}, fallback_api: true}}}}\nupstreams:\n  {API}",
-                              ["teams.yaml, line 4: upstreams.w: it is of kind api and no model has it among its fallbacks, so it is never asked"]),
-    "api for nobody": (f"teams: {{a: {{{KEYS}}}}}\nmodels: {{m: {{fallbacks: [w]}}}}\nupstreams:\n  {API}",
-                       ["teams.yaml, line 5: upstreams.w: it is of kind api and no team has fallback_api, so it is never asked"]),
-}  # fmt: skip
+    "nobody": (
+        "bands: {default: {rank: 0}}\ncapacity: {}",
+        ["teams.yaml: teams: there are none, so nobody may ask", "teams.yaml, line 1: bands.default: no team is in it"],
+    ),
+    "no keys": (
+        "teams:\n  a: {}",
+        [f"teams.yaml, line 2: teams.a: it has no keys, so nobody can ask as this team{UNLESS}; {MAKE} a makes one"],
+    ),
+    "never reached": (
+        f"teams:\n  a:\n    {KEYS}\n    max_running: 9\n    max_in_flight: 8",
+        ["teams.yaml, line 4: teams.a.max_running: 9 is never reached, since max_in_flight is 8"],
+    ),
+    "no bound": (
+        f"teams:\n  a: {{{KEYS}}}\n  b: {{keys: [{hashed('b')}], max_in_flight: 9}}",
+        [f"teams.yaml, line 1: teams: 1 of 2 have no max_in_flight (a): {UNBOUNDED}"],
+    ),
+    "unused band": (
+        f"teams: {{a: {{{KEYS}}}}}\nbands:\n  default: {{rank: 0}}\n  x: {{rank: 1}}",
+        ["teams.yaml, line 4: bands.x: no team is in it"],
+    ),
+    "long wait": (
+        f"teams: {{a: {{{KEYS}}}}}\nbands:\n  default:\n    rank: 0\n    max_wait_s: 121",
+        ["teams.yaml, line 5: bands.default.max_wait_s: 121 s is longer than Retry-After can tell, at most 120 s"],
+    ),
+    "hidden model": (
+        f"teams: {{a: {{{KEYS}, models: [x, z]}}}}\nmodels:\n  w: {{aliases: [x]}}\n  y: {{}}\n  v: {{adapters: [z]}}",
+        ["teams.yaml, line 4: models.y: no team may ask for it"],
+    ),
+    "large canary": (
+        f"teams: {{a: {{{KEYS}}}}}\nupstreams:\n  {ENGINES}",
+        ["teams.yaml, line 4: upstreams.v.variant: the canary gets 66.67 % of the requests for any model"],
+    ),
+    "api that nobody lists": (
+        f"teams: {{a: {{{KEYS}, fallback_api: true}}}}\nupstreams:\n  {API}",
+        [
+            (
+                "teams.yaml, line 4: upstreams.w: it is of kind api and no model has it among its fallbacks, so it is never"  # noqa: E501
+                " asked"
+            )
+        ],
+    ),
+    "api for nobody": (
+        f"teams: {{a: {{{KEYS}}}}}\nmodels: {{m: {{fallbacks: [w]}}}}\nupstreams:\n  {API}",
+        ["teams.yaml, line 5: upstreams.w: it is of kind api and no team has fallback_api, so it is never asked"],
+    ),
+}
 
 
 @pytest.mark.parametrize("odd", WARNINGS)
@@ -220,19 +277,27 @@ def test_what_is_odd_is_a_warning_and_still_in_order(tmp_path: Path, odd: str):
     path = written(tmp_path, teams=text)
     assert [f"{tmp_path}/{warning}" for warning in wanted] == told(path)["warnings"]
     result = run(path)
-    assert (0, True) == (result.exit_code, result.stdout.endswith("".join(f"warning: {tmp_path}/{warning}\n" for warning in wanted) + "in order\n"))
+    assert (0, True) == (
+        result.exit_code,
+        result.stdout.endswith("".join(f"warning: {tmp_path}/{warning}\n" for warning in wanted) + "in order\n"),
+    )
 
 
 def test_a_team_without_keys_is_not_odd_where_it_is_the_anonymous_one(tmp_path: Path):
     path = written(tmp_path, gateway="{upstream: 'http://h:1', anonymous_team: a}", teams="teams: {a: {}, b: {}}")
     assert [
-        f"{tmp_path}/teams.yaml: teams.b: it has no keys, so nobody can ask as this team; vllm-watch gateway key b makes one",
+        (
+            f"{tmp_path}/teams.yaml: teams.b: it has no keys, so nobody can ask as this team; vllm-watch gateway key b"
+            " makes one"
+        ),
         f"{tmp_path}/teams.yaml: teams: 2 of 2 have no max_in_flight (a, b): {UNBOUNDED}",
     ] == told(path)["warnings"]
 
 
 def test_half_of_the_requests_are_not_yet_too_many_for_a_canary(tmp_path: Path):
-    path = written(tmp_path, teams=f"teams: {{a: {{{KEYS}}}}}\nupstreams:\n  {ENGINES.replace('weight: 2', 'weight: 1')}")
+    path = written(
+        tmp_path, teams=f"teams: {{a: {{{KEYS}}}}}\nupstreams:\n  {ENGINES.replace('weight: 2', 'weight: 1')}"
+    )
     assert [] == told(path)["warnings"]
 
 
@@ -243,11 +308,20 @@ def test_key_files_that_everybody_may_read_are_a_warning(tmp_path: Path):
     path = written(
         tmp_path,
         gateway="upstream: http://h:1\nupstream_key_file: engine",
-        teams=f"teams: {{a: {{{KEYS}}}}}\nupstreams:\n  u: {{url: 'http://h', key_file: open}}\n  v: {{url: 'http://h', key_file: closed}}",
+        teams=(
+            f"teams: {{a: {{{KEYS}}}}}\nupstreams:\n  u: {{url: 'http://h', key_file: open}}\n  v: {{url: 'http://h',"
+            " key_file: closed}"
+        ),
     )
     assert [
-        f"{tmp_path}/gateway.yaml, line 2: upstream_key_file: every user of this machine may read {tmp_path}/engine; chmod 600 {tmp_path}/engine",
-        f"{tmp_path}/teams.yaml, line 3: upstreams.u.key_file: every user of this machine may read {tmp_path}/open; chmod 600 {tmp_path}/open",
+        (
+            f"{tmp_path}/gateway.yaml, line 2: upstream_key_file: every user of this machine may read"
+            f" {tmp_path}/engine; chmod 600 {tmp_path}/engine"
+        ),
+        (
+            f"{tmp_path}/teams.yaml, line 3: upstreams.u.key_file: every user of this machine may read {tmp_path}/open;"
+            f" chmod 600 {tmp_path}/open"
+        ),
     ] == told(path)["warnings"]
 
 
@@ -271,7 +345,10 @@ def test_shares_add_up_to_one_for_every_model_and_size_of_a_prompt(tmp_path: Pat
 
 def test_arms_of_one_variant_are_added(tmp_path: Path):
     text = "{url: 'http://h', weight: %s, variant: %s}"
-    upstreams = "".join(f"\n  {name}: {text % more}" for name, more in (("a", (1, "stable")), ("b", (1, "canary")), ("c", (2, "stable"))))
+    upstreams = "".join(
+        f"\n  {name}: {text % more}"
+        for name, more in (("a", (1, "stable")), ("b", (1, "canary")), ("c", (2, "stable")))
+    )
     found = told(written(tmp_path, teams=f"teams: {{a: {{{KEYS}}}}}\nupstreams:{upstreams}"))["shares"]
     assert [("stable", 0.75, "a", 0.25), ("stable", 0.75, "c", 0.5), ("canary", 0.25, "b", 0.25)] == [
         (row["variant"], row["variant_share"], row["upstream"], row["share"]) for row in found
@@ -281,7 +358,9 @@ def test_arms_of_one_variant_are_added(tmp_path: Path):
 def test_the_policy_of_the_json_is_the_whole_policy(tmp_path: Path):
     """A field that is added to teams.yaml shows without anybody thinking of it."""
     found = told(written(tmp_path, teams=TEAMS))
-    one = {"capacity": found["capacity"]} | {section: found[section][0] for section in ("bands", "teams", "models", "upstreams")}
+    one = {"capacity": found["capacity"]} | {
+        section: found[section][0] for section in ("bands", "teams", "models", "upstreams")
+    }
     policy = load_policy(tmp_path / "teams.yaml")
     for section, row in one.items():
         struct = policy.capacity if section == "capacity" else next(iter(getattr(policy, section).values()))
@@ -298,7 +377,9 @@ def test_a_terminal_gets_tables_with_the_same_cells(tmp_path: Path):
         assert cell in text
 
 
-def test_the_example_is_in_order_and_the_help_ends_with_a_command_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_example_is_in_order_and_the_help_ends_with_a_command_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     assert 0 == run(EXAMPLE).exit_code
     assert run("--help").stdout.split("Options:")[0].rstrip().endswith("Example:  vllm-watch gateway check teams.yaml")
     written(tmp_path, teams=TEAMS)

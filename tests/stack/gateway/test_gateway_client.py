@@ -1,6 +1,8 @@
-"""The gateway's HTTP client against engines of bare bytes, hostile and broken ones among them, on asyncio's own loop and on uvloop.
+"""The gateway's HTTP client against engines of bare bytes, hostile and broken ones among them, on asyncio's own loop
+and on uvloop.
 
-Every case ends with all connections closed, no task left and no complaint of the loop. The last part goes through the whole gateway."""
+Every case ends with all connections closed, no task left and no complaint of the loop. The last part goes through the
+whole gateway."""
 
 from __future__ import annotations
 
@@ -31,14 +33,26 @@ from test_gateway import ASK, CHAT, DONE, KEYS, LAST, ROLE, STREAM, TOKEN, Runni
 from stack.gateway import upstream_client as module
 from stack.gateway.config import Timeouts
 from stack.gateway.handler import RequestHandler
-from stack.gateway.upstream_client import HEAD_BYTES, HELD_BYTES, BrokenConnection, Origin, Unreachable, UpstreamClient, UpstreamResponse, origin_of
+from stack.gateway.upstream_client import (
+    HEAD_BYTES,
+    HELD_BYTES,
+    BrokenConnection,
+    Origin,
+    Unreachable,
+    UpstreamClient,
+    UpstreamResponse,
+    origin_of,
+)
 
 SOON_S = 30.0  # longer than anything here takes: only what hangs meets it
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 MIB = 1 << 20
-LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Speak = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -81,7 +95,8 @@ async def turns() -> None:
 
 @dataclass
 class Engine:
-    """Speaks bytes as a test says them. asked: requests as they came. connections: how many were made. open: how many are open now."""
+    """Speaks bytes as a test says them. asked: requests as they came. connections: how many were made. open: how many
+    are open now."""
 
     speak: Speak
     url: str = ""
@@ -236,7 +251,8 @@ async def test_of_an_answer_without_an_end_no_more_is_read_than_was_asked_for():
 )
 @on_each_loop
 async def test_a_request_goes_out_as_it_was_given(path: str, method: str, body: bytes, want: bytes):
-    """Headers in their order and spelling, bytes that are no UTF-8 as they came; nothing is added but Host and Content-Length."""
+    """Headers in their order and spelling, bytes that are no UTF-8 as they came; nothing is added but Host and
+    Content-Length."""
     async with engine(says(OK)) as (it, client):
         headers = [("x-a", "1"), ("X-A", "café"), ("X-B", b"\xff\xfe".decode("utf-8", "surrogateescape"))]
         answer = await client.send(it.url + path, method, "/v1/x?a=%20", headers, body)
@@ -287,19 +303,26 @@ ANSWERS: dict[str, tuple[bytes, str, int, bytes, bool]] = {
     "until it closes": (HEAD + b"\r\nok", "closes", 200, b"ok", False),
     "until it closes, and nothing came": (HEAD + b"\r\n", "closes", 200, b"", False),
     "HTTP/1.0": (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", "waits", 200, b"ok", False),
-    "HTTP/1.0 that keeps": (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok", "waits", 200, b"ok", True),
-    "a length, then it closes": (HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\nok", "closes", 200, b"ok", False),
-    "a length, and it says it will close": (HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\nok", "waits", 200, b"ok", False),
+    "HTTP/1.0 that keeps": (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok", "waits", 200,
+        b"ok", True),
+    "a length, then it closes": (HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\nok", "closes", 200, b"ok",
+        False),
+    "a length, and it says it will close": (HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\nok", "waits", 200,
+        b"ok", False),
     "204": (b"HTTP/1.1 204 No Content\r\n\r\n", "waits", 204, b"", True),
     "204 with a body": (b"HTTP/1.1 204 No Content\r\nContent-Length: 4\r\n\r\nEVIL", "waits", 204, b"", False),
-    "304 with the length of what is not sent": (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 4\r\n\r\n", "waits", 304, b"", True),
-    "after 100 and 103": (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nX-Early: 1\r\n\r\n" + OK, "waits", 200, b"ok", True),
-    "a second answer at once": (OK + b"HTTP/1.1 500 Evil\r\nX-Evil: 1\r\nContent-Length: 4\r\n\r\nEVIL", "waits", 200, b"ok", False),
+    "304 with the length of what is not sent": (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 4\r\n\r\n", "waits", 304,
+        b"", True),
+    "after 100 and 103": (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nX-Early: 1\r\n\r\n" + OK, "waits",
+        200, b"ok", True),
+    "a second answer at once": (OK + b"HTTP/1.1 500 Evil\r\nX-Evil: 1\r\nContent-Length: 4\r\n\r\nEVIL", "waits", 200,
+        b"ok", False),
     "a second answer, after chunks": (CHUNKED + b"2\r\nok\r\n0\r\n\r\n" + OK, "waits", 200, b"ok", False),
     "the first letter of a second answer": (OK + b"H", "waits", 200, b"ok", False),
     "100 Continue after the answer": (OK + b"HTTP/1.1 100 Continue\r\n\r\n", "waits", 200, b"ok", False),
     "more than it said": (HEAD + b"Content-Length: 2\r\n\r\nokEVIL", "waits", 200, b"ok", False),
-    "more than it said, and it closes": (HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\nokEVIL", "closes", 200, b"ok", False),
+    "more than it said, and it closes": (HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\nokEVIL", "closes", 200,
+        b"ok", False),
     "an upgrade that it only talks about": (
         HEAD + b"Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 2\r\n\r\nok", "waits", 200, b"ok", True),
     "odd but whole": (b"HTTP/1.1 999\r\nx-empty:\r\nContent-Length: 2\r\n\r\nok", "waits", 999, b"ok", True),
@@ -316,7 +339,11 @@ async def test_an_answer_is_read_to_its_end_and_no_further(name: str):
         async with engine(first(says(sent, then=then), says(other))) as (it, client):
             assert (status, body) == await asked(it, client, way=way)
             answer = await client.send(it.url, "POST", "/v1/x", [], b"{}")
-            assert (201, "Created", [("X-Next", "1"), ("Content-Length", "4")]) == (answer.status, answer.reason, list(answer.headers.items()))
+            assert (201, "Created", [("X-Next", "1"), ("Content-Length", "4")]) == (
+                answer.status,
+                answer.reason,
+                list(answer.headers.items()),
+            )
             assert b"next" == await way(answer)
             answer.close()
             assert (1 if reused else 2) == it.connections
@@ -337,7 +364,8 @@ async def test_an_answer_is_read_to_its_end_and_no_further(name: str):
 )
 @on_each_loop
 async def test_the_answer_to_head_has_no_body_whatever_comes(sent: bytes):
-    """Sent on, its bytes would be the next answer to whoever asked. Nor is its connection used again, though it was before."""
+    """Sent on, its bytes would be the next answer to whoever asked. Nor is its connection used again, though it was
+    before."""
     for way in WAYS:
         async with engine(first(says(OK), says(sent), says(OK))) as (it, client):
             assert (200, b"ok") == await asked(it, client)
@@ -361,8 +389,14 @@ NO_ANSWERS: dict[str, tuple[bytes, str]] = {
     "a length in hex": (HEAD + b"Content-Length: 0x2\r\n\r\nok", "Content-Length"),
     "a length of nothing": (HEAD + b"Content-Length:\r\n\r\nok", "Content-Length"),
     "a length beyond 64 bits": (HEAD + b"Content-Length: 99999999999999999999\r\n\r\nok", "Content-Length"),
-    "a length and chunks": (HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", "Content-Length"),
-    "chunks and a length": (HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n2\r\nok\r\n0\r\n\r\n", "Content-Length"),
+    "a length and chunks": (
+        HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        "Content-Length",
+    ),
+    "chunks and a length": (
+        HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        "Content-Length",
+    ),
     "a space before the colon": (HEAD + b"Content-Length : 2\r\n\r\nok", "header"),
     "a header on two lines": (HEAD + b"X-A: 1\r\n 2\r\nContent-Length: 2\r\n\r\nok", "whitespace"),
     "a header without a name": (HEAD + b": 1\r\nContent-Length: 2\r\n\r\nok", "header"),
@@ -372,16 +406,26 @@ NO_ANSWERS: dict[str, tuple[bytes, str]] = {
     "lines that end in LF": (b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok", "CR"),
     "too many headers": (HEAD + b"X-A: 1\r\n" * (HEAD_BYTES // 4 + 1) + b"\r\n", "longer than"),
     "too large a header": (HEAD + b"X-A: " + b"x" * HEAD_BYTES + b"\r\nContent-Length: 2\r\n\r\nok", "longer than"),
-    # These fail without the check of what comes before an answer: the body of the first would be the beginning of the second's.
+    # These fail without the check of what comes before an answer: the body of the first would be the beginning of the
+    # second's.
     "a body before the answer": (b"HTTP/1.1 104 Odd\r\nContent-Length: 4\r\n\r\nEVIL" + OK, "104"),
-    "chunks before the answer": (b"HTTP/1.1 104 Odd\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nEVIL\r\n0\r\n\r\n" + OK, "104"),
+    "chunks before the answer": (
+        b"HTTP/1.1 104 Odd\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nEVIL\r\n0\r\n\r\n" + OK,
+        "104",
+    ),
     "a status below 100": (b"HTTP/1.1 099 Odd\r\nContent-Length: 4\r\n\r\nEVIL" + OK, "99"),
     "no status at all": (b"HTTP/1.1 000 Odd\r\n\r\n", "status 0"),
     "an upgrade": (b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n" + OK, "101"),
     # These fail without the check of the transfer coding: gzip would go on to the client without its name.
     "another transfer coding": (HEAD + b"Transfer-Encoding: gzip\r\n\r\nok", "gzip"),
-    "another transfer coding in chunks": (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", "gzip"),
-    "chunks inside another transfer coding": (HEAD + b"Transfer-Encoding: chunked, gzip\r\n\r\n2\r\nok\r\n0\r\n\r\n", "gzip"),
+    "another transfer coding in chunks": (
+        HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        "gzip",
+    ),
+    "chunks inside another transfer coding": (
+        HEAD + b"Transfer-Encoding: chunked, gzip\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        "gzip",
+    ),
 }
 
 
@@ -419,7 +463,9 @@ MALFORMED: dict[str, tuple[bytes, bytes]] = {
 }
 
 
-async def taken(it: Engine, client: UpstreamClient, way: Callable[[UpstreamResponse], Awaitable[bytes]], got: list[bytes]) -> None:
+async def taken(
+    it: Engine, client: UpstreamClient, way: Callable[[UpstreamResponse], Awaitable[bytes]], got: list[bytes]
+) -> None:
     """Takes an answer in one of the ways; what has come stays in `got`, also when it breaks."""
     answer = await client.send(it.url, "POST", "/v1/x", [], b"{}")
     try:
@@ -452,7 +498,8 @@ async def test_an_answer_that_is_cut_short_never_looks_complete(sent: bytes, bod
             assert 2 == it.connections
 
 
-# Fail without the bound on bytes that bring no body: the parser keeps what it reads of a line, and copies it with every read.
+# Fail without the bound on bytes that bring no body: the parser keeps what it reads of a line, and copies it with every
+# read.
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 O", HEAD + b"X", HEAD + b"X-A: ", CHUNKED + b"2\r\nok\r\n0\r\nX-A: "],
                          ids=["reason", "name", "value", "trailer"])  # fmt: skip
 @on_each_loop
@@ -474,7 +521,8 @@ async def test_a_line_without_an_end_is_not_read_for_ever(begin: bytes):
         (b" OK", "OK"),
         (b"", ""),
         (b" Not  Really", "Not  Really"),
-        # These fail while a reason is read as Latin-1, and with whatever is in it: the server sends UTF-8, and refuses what is no text.
+        # These fail while a reason is read as Latin-1, and with whatever is in it: the server sends UTF-8, and refuses
+        # what is no text.
         (" déjà vu".encode(), "déjà vu"),
         (b" O\0K\x1b", ""),
         (b" \xff", ""),
@@ -490,11 +538,18 @@ async def test_a_reason_is_text_or_nothing(line: bytes, want: str):
 
 @on_each_loop
 async def test_what_a_head_says_can_be_asked():
-    head = b"Content-Type: Text/Event-Stream ; charset=utf-8\r\nSet-Cookie: a=1\r\nset-cookie: b=2\r\nX-A: caf\xc3\xa9\r\nX-B: \xff\r\n"
+    head = (
+        b"Content-Type: Text/Event-Stream ; charset=utf-8\r\nSet-Cookie: a=1\r\nset-cookie: b=2\r\nX-A:"
+        b" caf\xc3\xa9\r\nX-B: \xff\r\n"
+    )
     async with engine(says(HEAD + head + b"Content-Length: 2\r\n\r\nok")) as (it, client):
         answer = await client.send(it.url, "POST", "/v1/x", [], b"{}")
         assert ("text/event-stream", 2, False) == (answer.content_type, answer.content_length, answer.until_close)
-        assert (["a=1", "b=2"], "café", "\udcff") == (answer.headers.getall("Set-Cookie"), answer.headers["x-a"], answer.headers["X-B"])
+        assert (["a=1", "b=2"], "café", "\udcff") == (
+            answer.headers.getall("Set-Cookie"),
+            answer.headers["x-a"],
+            answer.headers["X-B"],
+        )
         answer.close()
     async with engine(says(HEAD + b"\r\nok", then="closes")) as (it, client):
         answer = await client.send(it.url, "POST", "/v1/x", [], b"{}")
@@ -507,7 +562,8 @@ async def test_what_a_head_says_can_be_asked():
 
 @dataclass
 class Line:
-    """One loop, engine and client for the many small cases of a property; the engine sends `parts`, each for a read of its own."""
+    """One loop, engine and client for the many small cases of a property; the engine sends `parts`, each for a read of
+    its own."""
 
     run: Run
     it: Engine
@@ -576,15 +632,29 @@ def _answers(draw: st.DrawFn) -> tuple[bytes, str, bytes]:
     body = b"".join(pieces)
     before = b"HTTP/1.1 100 Continue\r\nX-Early: 1\r\n\r\n" * draw(st.integers(0, 2))
     headers = b"".join(
-        b"X-%d: %s\r\n" % (at, value) for at, value in enumerate(draw(st.lists(st.sampled_from([b"", b"1", b"caf\xc3\xa9", b" a b "]))))
+        b"X-%d: %s\r\n" % (at, value)
+        for at, value in enumerate(draw(st.lists(st.sampled_from([b"", b"1", b"caf\xc3\xa9", b" a b "]))))
     )
     match draw(st.sampled_from(["length", "chunked", "close"])):
         case "length":
             return before + HEAD + headers + b"Content-Length: %d\r\n\r\n" % len(body) + body, "waits", body
         case "chunked":
-            framed = b"".join(b"%x%s\r\n%s\r\n" % (len(piece), draw(st.sampled_from([b"", b";a=b"])), piece) for piece in pieces)
+            framed = b"".join(
+                b"%x%s\r\n%s\r\n" % (len(piece), draw(st.sampled_from([b"", b";a=b"])), piece) for piece in pieces
+            )
             trailers = b"X-Trailer: 1\r\n" * draw(st.integers(0, 2))
-            return before + HEAD + headers + b"Transfer-Encoding: chunked\r\n\r\n" + framed + b"0\r\n" + trailers + b"\r\n", "waits", body
+            return (
+                before
+                + HEAD
+                + headers
+                + b"Transfer-Encoding: chunked\r\n\r\n"
+                + framed
+                + b"0\r\n"
+                + trailers
+                + b"\r\n",
+                "waits",
+                body,
+            )
         case _:
             return before + HEAD + headers + b"\r\n" + body, "closes", body
 
@@ -625,7 +695,9 @@ _FRAGMENTS = st.binary(max_size=5) | st.sampled_from(
 def test_any_bytes_are_an_answer_or_broken(line: Line, bytes_: list[bytes]):
     """And leave the next answer alone."""
     line.all_seen(*bytes_, then="closes")
-    assert {(200, "OK", (("Content-Length", "2"),), b"ok")} == {(*seen[:2], tuple(seen[2]), seen[3]) for seen in line.all_seen(OK, then="waits")}
+    assert {(200, "OK", (("Content-Length", "2"),), b"ok")} == {
+        (*seen[:2], tuple(seen[2]), seen[3]) for seen in line.all_seen(OK, then="waits")
+    }
 
 
 # Connections
@@ -696,7 +768,9 @@ async def test_a_connection_on_which_something_happened_meanwhile_is_not_used(wh
 
 @pytest.mark.parametrize("way", WAYS)
 @on_each_loop
-async def test_a_second_answer_that_comes_before_the_first_is_closed_goes_nowhere(way: Callable[[UpstreamResponse], Awaitable[bytes]]):
+async def test_a_second_answer_that_comes_before_the_first_is_closed_goes_nowhere(
+    way: Callable[[UpstreamResponse], Awaitable[bytes]],
+):
     async with engine(says(OK, b"HTTP/1.1 500 Evil\r\nContent-Length: 4\r\n\r\nEVIL")) as (it, client):
         answer = await client.send(it.url, "POST", "/v1/x", [], b"{}")
         await until(lambda: it.open == 0, "the connection is cut")
@@ -706,7 +780,8 @@ async def test_a_second_answer_that_comes_before_the_first_is_closed_goes_nowher
         assert 2 == it.connections
 
 
-# Fails without a look at what is still to be sent: the next request would come after megabytes that an engine has no use for.
+# Fails without a look at what is still to be sent: the next request would come after megabytes that an engine has no
+# use for.
 @on_each_loop
 async def test_a_connection_with_half_a_request_in_it_is_not_used_again():
     """An engine may answer before it has read everything, and then read no more."""
@@ -767,7 +842,8 @@ async def test_who_leaves_an_answer_in_the_middle_takes_its_connection_along(lef
 
 @on_each_loop
 async def test_who_leaves_at_any_moment_leaves_nothing_behind():
-    """Cancelled after so many turns of the loop, while connecting or anywhere in an answer; a complete one leaves a connection that works."""
+    """Cancelled after so many turns of the loop, while connecting or anywhere in an answer; a complete one leaves a
+    connection that works."""
     async with engine(says(HEAD, b"Content-Length: 4\r\n", b"\r\n", b"ok", b"ok")) as (it, client):
         done = 0
         for moment in range(60):
@@ -849,7 +925,8 @@ async def test_nothing_is_given_after_a_no_until_it_is_asked_for():
 @pytest.mark.parametrize("more", [True, False])
 @on_each_loop
 async def test_a_no_at_the_end_is_the_end(framing: bytes, more: bool):
-    """The last piece and the end in one read: nothing is left to wait for, and the connection is good for another request."""
+    """The last piece and the end in one read: nothing is left to wait for, and the connection is good for another
+    request."""
     async with engine(says(framing)) as (it, client):
         for _ in range(2):
             answer = await client.send(it.url, "POST", "/v1/x", [], b"{}")
@@ -993,8 +1070,11 @@ async def test_an_engine_that_is_not_there_is_told_with_the_reason(free_port: Ca
 
 
 # Fails without `str(error)`: the error of several addresses has no strerror, and was called "no address".
-async def test_an_engine_of_two_addresses_that_is_at_neither_is_told_so(free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch):
-    """On asyncio's own loop; uvloop asks the system for addresses in a way of its own, and has one error for all of them."""
+async def test_an_engine_of_two_addresses_that_is_at_neither_is_told_so(
+    free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+):
+    """On asyncio's own loop; uvloop asks the system for addresses in a way of its own, and has one error for all of
+    them."""
     loop = asyncio.get_running_loop()
     real = loop.getaddrinfo
 
@@ -1023,7 +1103,8 @@ async def test_an_engine_that_does_not_accept_in_time_is_late():
 @pytest.mark.parametrize("what", ["closes", "resets", "greets"])
 @on_each_loop
 async def test_a_door_that_shuts_at_once_is_no_answer(what: str):
-    """As a port that is forwarded to nobody, or to another protocol. Told apart from an engine only by what happens, and never waited for."""
+    """As a port that is forwarded to nobody, or to another protocol. Told apart from an engine only by what happens,
+    and never waited for."""
 
     async def door(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if what == "resets":
@@ -1036,7 +1117,9 @@ async def test_a_door_that_shuts_at_once_is_no_answer(what: str):
     client = UpstreamClient(2.0)
     for _ in range(20):
         with pytest.raises((BrokenConnection, Unreachable)):
-            await client.send(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "POST", "/v1/x", [], b"x" * 100_000)
+            await client.send(
+                f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "POST", "/v1/x", [], b"x" * 100_000
+            )
     server.close()
     await turns()
 
@@ -1065,7 +1148,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Key and certificate of 127.0.0.1, signed by nobody but itself."""
     path = tmp_path_factory.mktemp("tls") / "both.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=engine",
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+            "-subj", "/CN=engine",
          "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", path, "-out", path.with_suffix(".crt")],
         check=True, capture_output=True,
     )  # fmt: skip
@@ -1102,10 +1186,14 @@ async def test_a_certificate_that_nobody_signed_is_not_trusted(secured: ssl.SSLC
 
 @pytest.mark.parametrize("way", WAYS)
 @on_each_loop
-async def test_tls_with_a_certificate_that_is_trusted(trusting: None, secured: ssl.SSLContext, way: Callable[[UpstreamResponse], Awaitable[bytes]]):
+async def test_tls_with_a_certificate_that_is_trusted(
+    trusting: None, secured: ssl.SSLContext, way: Callable[[UpstreamResponse], Awaitable[bytes]]
+):
     """With all of a stream's ways, one connection for many requests, and more than fits into one record."""
     body = b"".join(b"%x\r\n%s\r\n" % (size, b"x" * size) for size in (1, 40_000, 300_000))
-    parts = [CHUNKED + body[at : at + 30_000] for at in (0,)] + [body[at : at + 30_000] for at in range(30_000, len(body), 30_000)]
+    parts = [CHUNKED + body[at : at + 30_000] for at in (0,)] + [
+        body[at : at + 30_000] for at in range(30_000, len(body), 30_000)
+    ]
     async with engine(says(*parts, b"0\r\n\r\n"), ssl=secured) as (it, client):
         for _ in range(3):
             assert (200, b"x" * 340_001) == await asked(it, client, way=way)
@@ -1114,8 +1202,11 @@ async def test_tls_with_a_certificate_that_is_trusted(trusting: None, secured: s
 
 @pytest.mark.parametrize("over_tls", [False, True])
 @on_each_loop
-async def test_a_request_is_out_when_the_engine_has_taken_all_of_it(trusting: None, secured: ssl.SSLContext, over_tls: bool):
-    """Not before, and not only with the answer; and whoever was told once is not told of the next request. Over TLS nobody can know."""
+async def test_a_request_is_out_when_the_engine_has_taken_all_of_it(
+    trusting: None, secured: ssl.SSLContext, over_tls: bool
+):
+    """Not before, and not only with the answer; and whoever was told once is not told of the next request. Over TLS
+    nobody can know."""
     takes, answers, out = asyncio.Event(), asyncio.Event(), Counter[str]()
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -1206,7 +1297,8 @@ async def test_who_leaves_while_connecting_leaves_no_connection():
     server.close()
 
 
-# Through the whole gateway: what a client of it sees when its engine is odd. (Ordinary streams and replies: test_gateway.py and its neighbours.)
+# Through the whole gateway: what a client of it sees when its engine is odd. (Ordinary streams and replies:
+# test_gateway.py and its neighbours.)
 
 
 @contextlib.asynccontextmanager
@@ -1214,7 +1306,9 @@ async def in_front_of(speak: Speak, tmp_path: Path, **more: Any) -> AsyncIterato
     """A gateway before such an engine; `speak` sees only what came through the gateway."""
 
     async def but_for_looks(request: bytes, writer: asyncio.StreamWriter) -> None:
-        await (speak if b"x-request-id" in request.lower() else says(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"))(request, writer)
+        await (speak if b"x-request-id" in request.lower() else says(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"))(
+            request, writer
+        )
 
     it = Engine(but_for_looks)
     server = await asyncio.start_server(it.handle, "127.0.0.1", 0)
@@ -1228,7 +1322,10 @@ async def in_front_of(speak: Speak, tmp_path: Path, **more: Any) -> AsyncIterato
 
 def request_of(method: str = "POST", body: Any = STREAM, version: str = "1.1", more: str = "") -> bytes:
     data = json.dumps(body).encode() if method == "POST" else b""
-    head = f"{method} {CHAT} HTTP/{version}\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\n{more}Content-Length: {len(data)}\r\n\r\n"
+    head = (
+        f"{method} {CHAT} HTTP/{version}\r\nHost: x\r\nAuthorization: Bearer {KEYS['demo'][0]}\r\n{more}Content-Length:"
+        f" {len(data)}\r\n\r\n"
+    )
     return head.encode() + data
 
 
@@ -1238,7 +1335,8 @@ async def connected(it: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWr
 
 
 async def said(it: Running, *requests: bytes, within_s: float = 0.6) -> tuple[bytes, bool]:
-    """All that the gateway says on one connection, and whether it closes it; the next request goes out when it has said something."""
+    """All that the gateway says on one connection, and whether it closes it; the next request goes out when it has said
+    something."""
     reader, writer = await connected(it)
     got, closed = b"", False
     with contextlib.suppress(TimeoutError, ConnectionError):
@@ -1259,7 +1357,9 @@ ASKED = STREAM | {"stream_options": {"include_usage": True}}  # so that nothing 
 
 
 # Fails while the answer to HEAD is given a body: a hostile engine writes the next answer of that connection.
-@pytest.mark.parametrize("sent", [HEAD + b"\r\n" + OK, HEAD + b"Content-Length: 4\r\n\r\nEVIL", EVENTS + b"\r\n" + SAID, EVENTS + b"\r\n"])
+@pytest.mark.parametrize(
+    "sent", [HEAD + b"\r\n" + OK, HEAD + b"Content-Length: 4\r\n\r\nEVIL", EVENTS + b"\r\n" + SAID, EVENTS + b"\r\n"]
+)
 async def test_nothing_follows_the_head_that_a_client_asked_for(tmp_path: Path, sent: bytes):
     async with in_front_of(says(sent, then="closes"), tmp_path) as (_, it):
         got, _ = await said(it, request_of("HEAD"))
@@ -1267,7 +1367,8 @@ async def test_nothing_follows_the_head_that_a_client_asked_for(tmp_path: Path, 
         assert got.startswith(b"HTTP/1.1 200 ")
 
 
-# Fails while a stream that was complete for its reader ends cleanly: the client waits for the rest of the length it was promised.
+# Fails while a stream that was complete for its reader ends cleanly: the client waits for the rest of the length it was
+# promised.
 async def test_a_promised_length_that_never_came_ends_with_the_connection(tmp_path: Path):
     """Though its last event was seen, and it is on record as what it was: answered."""
     async with in_front_of(says(EVENTS + b"Content-Length: 5000\r\n\r\n" + SAID, then="closes"), tmp_path) as (_, it):
@@ -1277,11 +1378,15 @@ async def test_a_promised_length_that_never_came_ends_with_the_connection(tmp_pa
         assert "ok" == (await it.record()).outcome
 
 
-# The second fails while the server is left to decide: it keeps the connection, and the client waits for an end that never comes.
+# The second fails while the server is left to decide: it keeps the connection, and the client waits for an end that
+# never comes.
 @pytest.mark.parametrize("more", ["", "Connection: keep-alive\r\n"])
 @pytest.mark.parametrize("kind", [b"text/event-stream", b"application/json"])
 async def test_a_client_of_http_1_0_knows_the_end_by_the_connection(tmp_path: Path, more: str, kind: bytes):
-    async with in_front_of(says(HEAD + b"Content-Type: " + kind + b"\r\n\r\n" + SAID, then="closes"), tmp_path) as (_, it):
+    async with in_front_of(says(HEAD + b"Content-Type: " + kind + b"\r\n\r\n" + SAID, then="closes"), tmp_path) as (
+        _,
+        it,
+    ):
         got, closed = await said(it, request_of(body=ASKED, version="1.0", more=more))
         head, _, body = got.partition(b"\r\n\r\n")
         assert (SAID, True) == (body, closed)
@@ -1290,7 +1395,10 @@ async def test_a_client_of_http_1_0_knows_the_end_by_the_connection(tmp_path: Pa
 
 # Fails while a reason may hold anything: the server refuses to send it, and the gateway calls that a defect of its own.
 async def test_an_odd_reason_is_no_defect_of_the_gateway(tmp_path: Path):
-    async with in_front_of(says(b"HTTP/1.1 200 O\0K\r\nContent-Length: 2\r\n\r\n{}"), tmp_path) as (_, it), it.post() as answer:
+    async with (
+        in_front_of(says(b"HTTP/1.1 200 O\0K\r\nContent-Length: 2\r\n\r\n{}"), tmp_path) as (_, it),
+        it.post() as answer,
+    ):
         assert (200, b"{}") == (answer.status, await answer.read())
 
 
@@ -1305,14 +1413,17 @@ async def test_a_stream_with_a_length_keeps_it_and_its_connection(tmp_path: Path
 
 
 async def test_a_client_that_wants_no_more_is_obeyed(tmp_path: Path):
-    async with in_front_of(says(EVENTS + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(SAID), SAID)), tmp_path) as (_, it):
+    async with in_front_of(
+        says(EVENTS + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(SAID), SAID)), tmp_path
+    ) as (_, it):
         got, closed = await said(it, request_of(body=ASKED, more="Connection: close\r\n"))
         assert closed
         assert got.endswith(b"%x\r\n%s\r\n0\r\n\r\n" % (len(SAID), SAID))
         assert b"connection: close" in got.lower()
 
 
-LEFT: dict[str, tuple[bytes, Any, int | None]] = {  # what the engine has said when the client leaves, to what, and the status on record
+# what the engine has said when the client leaves, to what, and the status on record
+LEFT: dict[str, tuple[bytes, Any, int | None]] = {
     "before the head": (b"", STREAM, None),
     "in the head": (b"HTTP/1.1 200 OK\r\nContent-", STREAM, None),
     "in a short reply": (HEAD + b"Content-Length: 5000\r\n\r\n{", ASK, None),
@@ -1325,7 +1436,9 @@ LEFT: dict[str, tuple[bytes, Any, int | None]] = {  # what the engine has said w
 
 
 @pytest.mark.parametrize("politely", [True, False])
-async def test_a_client_that_leaves_at_any_stage_leaves_one_record_and_no_engine_at_work(tmp_path: Path, politely: bool):
+async def test_a_client_that_leaves_at_any_stage_leaves_one_record_and_no_engine_at_work(
+    tmp_path: Path, politely: bool
+):
     """All at once, each on its own connection, with a reset or a goodbye."""
 
     async def speak(request: bytes, writer: asyncio.StreamWriter) -> None:
@@ -1336,8 +1449,12 @@ async def test_a_client_that_leaves_at_any_stage_leaves_one_record_and_no_engine
         clients = []
         for stage, (_, body, _) in LEFT.items():
             clients.append((await connected(it))[1])
-            clients[-1].write(request_of(body=body | {"user": stage}, more=f"X-Request-Id: {stage.replace(' ', '-')}\r\n"))
-        await until(lambda: len(LEFT) == sum(b'"user"' in request for request in engine_.asked), "the engine is asked by all")
+            clients[-1].write(
+                request_of(body=body | {"user": stage}, more=f"X-Request-Id: {stage.replace(' ', '-')}\r\n")
+            )
+        await until(
+            lambda: len(LEFT) == sum(b'"user"' in request for request in engine_.asked), "the engine is asked by all"
+        )
         await asyncio.sleep(0.1)
         open_before = engine_.open
         for client in clients:
@@ -1349,8 +1466,11 @@ async def test_a_client_that_leaves_at_any_stage_leaves_one_record_and_no_engine
         await until(lambda: engine_.open <= open_before - len(LEFT), "the engine sees all of them hang up")
 
 
-async def test_content_may_stay_away_for_as_long_as_it_says_and_little_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Streams whose last content comes at different moments of the deadline that is not moved for every event; then nothing but comments."""
+async def test_content_may_stay_away_for_as_long_as_it_says_and_little_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Streams whose last content comes at different moments of the deadline that is not moved for every event; then
+    nothing but comments."""
     decode_s, last_at, deadlines = 0.6, dict[str, float](), dict[str, float]()
     allow = RequestHandler._allow
 
@@ -1384,7 +1504,8 @@ async def test_content_may_stay_away_for_as_long_as_it_says_and_little_longer(tm
         assert decode_s <= min(times)
         late = [deadlines[name] - last_at[name] for name in last_at]
         assert decode_s <= min(late)
-        assert max(late) < decode_s * 1.25 + 0.08  # and what a busy machine takes from the engine's word to the gateway's ear
+        # and what a busy machine takes from the engine's word to the gateway's ear
+        assert max(late) < decode_s * 1.25 + 0.08
         assert {"decode_timeout"} == {record.reason for record in await it.records(12)}
 
 
@@ -1394,7 +1515,13 @@ async def test_times_of_content_are_those_of_its_arrival(tmp_path: Path):
 
     async def speak(request: bytes, writer: asyncio.StreamWriter) -> None:
         usage = b'data: {"model":"tiny","choices":[],"usage":{"prompt_tokens":12,"completion_tokens":5}}\n\n'
-        for part, pause_s in ((EVENTS + b"\r\n" + ROLE, 0.1), *[(TOKEN, 0.04)] * 4, (TOKEN + b": x\n\n", 0.1), (b": y\n\n", 0.1), (LAST[:30], 0.0)):
+        for part, pause_s in (
+            (EVENTS + b"\r\n" + ROLE, 0.1),
+            *[(TOKEN, 0.04)] * 4,
+            (TOKEN + b": x\n\n", 0.1),
+            (b": y\n\n", 0.1),
+            (LAST[:30], 0.0),
+        ):
             sent.append(time.monotonic())
             writer.write(part)
             await asyncio.sleep(pause_s)

@@ -21,7 +21,11 @@ from stack.gateway import GatewayConfig
 from stack.gateway.cors import Cors
 
 PAGE = "https://chat.example.com"
-ASKED = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, content-type, x-stainless-os"}
+ASKED = {
+    "Origin": PAGE,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization, content-type, x-stainless-os",
+}
 
 
 # ---- rules
@@ -30,17 +34,24 @@ ASKED = {"Origin": PAGE, "Access-Control-Request-Method": "POST", "Access-Contro
 @pytest.mark.parametrize(
     ("status", "changed"),
     [
-        (204, {}), (204, {"Access-Control-Request-Headers": ""}), (403, {"Origin": "https://chat.example.com.evil.org"}), (403, {"Origin": "null"}),
-        (403, {"Origin": "http://chat.example.com"}), (403, {"Access-Control-Request-Method": "DELETE"}),
-        (403, {"Access-Control-Request-Headers": "authorization, x-other"}), (403, {"Access-Control-Request-Headers": "authorization\r\nX: y"}),
+        (204, {}),
+        (204, {"Access-Control-Request-Headers": ""}),
+        (403, {"Origin": "https://chat.example.com.evil.org"}),
+        (403, {"Origin": "null"}),
+        (403, {"Origin": "http://chat.example.com"}),
+        (403, {"Access-Control-Request-Method": "DELETE"}),
+        (403, {"Access-Control-Request-Headers": "authorization, x-other"}),
+        (403, {"Access-Control-Request-Headers": "authorization\r\nX: y"}),
     ],
-)  # fmt: skip
+)
 def test_a_preflight_is_allowed_by_exact_origin_method_and_headers(status: int, changed: dict[str, str]):
     got, headers, text = Cors(allowed_origins=(PAGE,)).preflight(ASKED | changed)
     assert status == got
     allowed = {name: value for name, value in headers.items() if name.startswith("Access-Control-Allow")}
     if status == 204:
-        assert [PAGE, "GET, POST", "600"] == [headers[f"Access-Control-{name}"] for name in ("Allow-Origin", "Allow-Methods", "Max-Age")]
+        assert [PAGE, "GET, POST", "600"] == [
+            headers[f"Access-Control-{name}"] for name in ("Allow-Origin", "Allow-Methods", "Max-Age")
+        ]
         assert (ASKED | changed)["Access-Control-Request-Headers"] == headers.get("Access-Control-Allow-Headers", "")
     else:
         assert ({}, True) == (allowed, text.endswith("of the gateway\n"))
@@ -51,15 +62,19 @@ def test_a_preflight_is_allowed_by_exact_origin_method_and_headers(status: int, 
 @pytest.mark.parametrize(
     ("word", "settings"),
     [
-        ("list the origins", {"allowed_origins": ["*"], "allow_credentials": True}), ("keep '*' alone", {"allowed_origins": ["*", PAGE]}),
-        ("allowed_origins is empty", {"allowed_origins": []}), ("without a path", {"allowed_origins": [PAGE + "/"]}),
-        ("is no origin", {"allowed_origins": ["chat.example.com"]}), ("is no origin", {"allowed_origins": ["https://*.example.com"]}),
-        ("is no origin", {"allowed_origins": ["null"]}), ("is no origin", {"allowed_origins": ["https://Chat.example.com"]}),
+        ("list the origins", {"allowed_origins": ["*"], "allow_credentials": True}),
+        ("keep '*' alone", {"allowed_origins": ["*", PAGE]}),
+        ("allowed_origins is empty", {"allowed_origins": []}),
+        ("without a path", {"allowed_origins": [PAGE + "/"]}),
+        ("is no origin", {"allowed_origins": ["chat.example.com"]}),
+        ("is no origin", {"allowed_origins": ["https://*.example.com"]}),
+        ("is no origin", {"allowed_origins": ["null"]}),
+        ("is no origin", {"allowed_origins": ["https://Chat.example.com"]}),
         ("write it like POST", {"allowed_origins": [PAGE], "allowed_methods": ["*"]}),
         ("write it like X-Request-Id", {"allowed_origins": [PAGE], "exposed_headers": ["a b"]}),
         ("max_age_s should be from 0", {"allowed_origins": [PAGE], "max_age_s": -1}),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_cors_is_one_sentence(tmp_path: Path, word: str, settings: dict[str, Any]):
     path = tmp_path / "gateway.yaml"
     path.write_text(json.dumps({"cors": settings}))
@@ -74,7 +89,9 @@ def test_a_mistake_in_cors_is_one_sentence(tmp_path: Path, word: str, settings: 
 
 async def test_without_cors_no_page_of_another_origin_is_let_in(tmp_path: Path):
     """vLLM allows every origin unless it is told otherwise; its headers must not open the gateway."""
-    async with gateway(tmp_path, says({}, **{"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Credentials": "true"})) as it:
+    async with gateway(
+        tmp_path, says({}, **{"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Credentials": "true"})
+    ) as it:
         async with it.session.options(it.started.url + CHAT, headers=ASKED) as answer:
             assert 401 == answer.status
         async with it.post(Origin=PAGE) as answer:
@@ -86,8 +103,14 @@ async def test_without_cors_no_page_of_another_origin_is_let_in(tmp_path: Path):
 async def test_a_preflight_needs_no_key_reaches_no_engine_and_leaves_no_record(tmp_path: Path):
     async with gateway(tmp_path, cors=Cors(allowed_origins=(PAGE,))) as it:
         async with it.session.options(it.started.url + CHAT, headers=ASKED) as answer:
-            assert (204, PAGE, b"") == (answer.status, answer.headers["Access-Control-Allow-Origin"], await answer.read())
-        async with it.session.options(it.started.url + CHAT, headers=ASKED | {"Origin": "https://other.example.com"}) as answer:
+            assert (204, PAGE, b"") == (
+                answer.status,
+                answer.headers["Access-Control-Allow-Origin"],
+                await answer.read(),
+            )
+        async with it.session.options(
+            it.started.url + CHAT, headers=ASKED | {"Origin": "https://other.example.com"}
+        ) as answer:
             assert (403, True) == (answer.status, "cors.allowed_origins" in await answer.text())
         async with it.session.options(it.started.url + CHAT, headers={"Origin": PAGE}) as answer:
             assert 401 == answer.status, "it is no preflight"
@@ -96,22 +119,32 @@ async def test_a_preflight_needs_no_key_reaches_no_engine_and_leaves_no_record(t
 
 
 @pytest.mark.parametrize(("origin", "readable"), [(PAGE, True), ("https://other.example.com", False), (None, False)])
-async def test_every_kind_of_answer_is_readable_by_an_allowed_origin_only(tmp_path: Path, origin: str | None, readable: bool):
+async def test_every_kind_of_answer_is_readable_by_an_allowed_origin_only(
+    tmp_path: Path, origin: str | None, readable: bool
+):
     async def either(request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
-        answer = events(ROLE, TOKEN, LAST, USAGE, DONE) if b"stream" in body else says({}, **{"Vary": "Accept", "Access-Control-Allow-Origin": "*"})
+        answer = (
+            events(ROLE, TOKEN, LAST, USAGE, DONE)
+            if b"stream" in body
+            else says({}, **{"Vary": "Accept", "Access-Control-Allow-Origin": "*"})
+        )
         return await answer(request)
 
     asked = {} if origin is None else {"Origin": origin}
     async with gateway(tmp_path, either, cors=Cors(allowed_origins=(PAGE, "http://localhost:3000"))) as it:
         statuses = []
-        for given in (it.post(ASK, **asked), it.post(STREAM, **asked), it.post(b"no json", **asked), it.post(Authorization="Bearer wrong", **asked),
-                      it.post(route="/v1/other", **asked), it.session.get(it.started.url + "/v2", headers=asked)):  # fmt: skip
+        for given in (it.post(ASK, **asked), it.post(STREAM, **asked), it.post(b"no json", **asked),
+            it.post(Authorization="Bearer wrong", **asked),
+                      it.post(route="/v1/other", **asked),
+                      it.session.get(it.started.url + "/v2", headers=asked)):  # fmt: skip
             async with given as answer:
                 await answer.read()
                 statuses.append(answer.status)
                 assert [origin] * readable == answer.headers.getall("Access-Control-Allow-Origin", [])
-                assert readable == ("X-Request-Id, Retry-After" in answer.headers.get("Access-Control-Expose-Headers", ""))
+                assert readable == (
+                    "X-Request-Id, Retry-After" in answer.headers.get("Access-Control-Expose-Headers", "")
+                )
                 assert "Origin" in ", ".join(answer.headers.getall("Vary"))
         assert [200, 200, 400, 401, 404, 404] == statuses
 
@@ -180,7 +213,7 @@ FETCH = """async ([url, key, body]) => {
         }
         return {status: answer.status, id: answer.headers.get("X-Request-Id"), pieces, whole};
     } catch (error) { return {error: String(error)}; }
-}"""
+}"""  # noqa: E501
 
 
 @pytest.mark.chromium

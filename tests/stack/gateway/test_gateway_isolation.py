@@ -1,4 +1,5 @@
-"""Isolation of teams that share an engine: cache salts, ids of stored responses, and the secret that both are made with. The engine is a fake."""
+"""Isolation of teams that share an engine: cache salts, ids of stored responses, and the secret that both are made
+with. The engine is a fake."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from stack.gateway.runtime_policy import load_terms
 from stack.gateway.teams import mistakes
 
 SECRET = b"a secret of the tests"
-APART: dict[str, Any] = {"teams": {team: {"keys": [hashed], "cache_domain": None} for team, (_, hashed) in KEYS.items()}}
+APART: dict[str, Any] = {
+    "teams": {team: {"keys": [hashed], "cache_domain": None} for team, (_, hashed) in KEYS.items()}
+}
 ALONE: dict[str, Any] = {"teams": {"demo": {"keys": [KEYS["demo"][1]], "cache_domain": None}}}
 RESPONSES = "/v1/responses"
 OTHERS = ("chat/completions/batch", "completions", "messages", "embeddings", "rerank", "score", "systemone")
@@ -63,7 +66,9 @@ def test_a_salt_is_of_one_domain_and_one_salt_of_the_client(tmp_path: Path):
 
 @given(st.tuples(st.text(), st.text()), st.tuples(st.text(), st.text()))
 def test_no_two_parts_of_a_message_are_one(one: tuple[str, str], other: tuple[str, str]):
-    keys = Isolation(SECRET, {name: f"team:{name}".replace("\0", "").encode("utf-8", "surrogatepass") for name, _ in (one, other)})
+    keys = Isolation(
+        SECRET, {name: f"team:{name}".replace("\0", "").encode("utf-8", "surrogatepass") for name, _ in (one, other)}
+    )
     same = (keys.domains[one[0]], one[1]) == (keys.domains[other[0]], other[1])
     assert same == (keys.salt(*one) == keys.salt(*other))
 
@@ -86,7 +91,13 @@ def test_one_team_needs_no_secret(tmp_path: Path):
 
 @pytest.mark.parametrize("route", ROUTES)
 async def test_the_engine_gets_the_salt_of_the_team_on_every_route(tmp_path: Path, route: str):
-    body = {"model": "tiny", "max_tokens": 5, "input": "a", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+    body = {
+        "model": "tiny",
+        "max_tokens": 5,
+        "input": "a",
+        "prompt": "a",
+        "messages": [{"role": "user", "content": "a"}],
+    }
     body = {name: value for name, value in body.items() if not (route == "/v1/embeddings" and name == "messages")}
     async with gateway(tmp_path, policy=APART) as it:
         seen = {}
@@ -94,7 +105,9 @@ async def test_the_engine_gets_the_salt_of_the_team_on_every_route(tmp_path: Pat
             async with it.post(body | ({"cache_salt": own} if own else {}), route=route, team=team) as answer:
                 assert 200 == answer.status
             seen[team, own] = body_of(it)["cache_salt"]
-            assert body == {name: value for name, value in body_of(it).items() if name not in ("cache_salt", "request_id")}
+            assert body == {
+                name: value for name, value in body_of(it).items() if name not in ("cache_salt", "request_id")
+            }
     assert len(seen) == len(set(seen.values()))
     assert all(ACCEPTED.fullmatch(salt) for salt in seen.values())
     assert not {"mine", "other"} & set(seen.values())
@@ -128,7 +141,10 @@ async def test_a_foreign_service_hears_nothing_of_salts_and_ids(tmp_path: Path):
         upstreams = {"a": {"url": a.engine.url}, "b": {"url": b.engine.url, "kind": "api", "key_file": "b.key"}}
         teams = {name: team | {"fallback_api": True} for name, team in APART["teams"].items()}
         said = {"teams": teams, "upstreams": upstreams, "models": {"tiny": {"upstreams": ["a"], "fallbacks": ["b"]}}}
-        async with gateway(tmp_path, policy=said) as it, it.post({"model": "tiny", "input": "a"}, route=RESPONSES) as answer:
+        async with (
+            gateway(tmp_path, policy=said) as it,
+            it.post({"model": "tiny", "input": "a"}, route=RESPONSES) as answer,
+        ):
             assert 200 == answer.status
         assert {"cache_salt", "request_id"} <= body_of(a).keys()
         assert {"model": "tiny", "input": "a"} == body_of(b)
@@ -150,13 +166,22 @@ async def test_a_stored_response_has_an_id_that_only_its_team_can_use(tmp_path: 
             headers = {"Authorization": f"Bearer {KEYS[team][0]}"}
             url = f"{it.started.url}{RESPONSES}/{response}"
             turn = {"model": "tiny", "input": "b", "previous_response_id": response}
-            asked = (it.session.get(url, headers=headers), it.session.post(url + "/cancel", headers=headers), it.post(turn, RESPONSES, team))
+            asked = (
+                it.session.get(url, headers=headers),
+                it.session.post(url + "/cancel", headers=headers),
+                it.post(turn, RESPONSES, team),
+            )
             return [(await one).status for one in asked]
 
         assert [200] * 3 == await use("demo", name)
         before = len(it.engine.asked)
         tampered = name[:-1] + ("0" if name[-1] != "0" else "1")
-        for team, response in (("batch", name), ("demo", "resp_of_somebody"), ("demo", tampered), ("demo", name.upper())):
+        for team, response in (
+            ("batch", name),
+            ("demo", "resp_of_somebody"),
+            ("demo", tampered),
+            ("demo", name.upper()),
+        ):
             assert [404] * 3 == await use(team, response)
         assert before == len(it.engine.asked)
         found = (await it.records(6))[-1]
@@ -172,23 +197,36 @@ async def test_every_response_gets_another_id(tmp_path: Path):
 
 
 async def test_a_rendered_response_is_no_stored_one(tmp_path: Path):
-    async with gateway(tmp_path, policy=APART) as it, it.post({"model": "tiny", "input": "a"}, route=RESPONSES + "/render") as answer:
+    async with (
+        gateway(tmp_path, policy=APART) as it,
+        it.post({"model": "tiny", "input": "a"}, route=RESPONSES + "/render") as answer,
+    ):
         assert 200 == answer.status
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"model":"secret","temperature":NaN}', '{"model":"secret"}'.encode("utf-16"), b'\xef\xbb\xbf{"model":"secret"}', b"--form"]
+    "body",
+    [
+        b'{"model":"secret","temperature":NaN}',
+        '{"model":"secret"}'.encode("utf-16"),
+        b'\xef\xbb\xbf{"model":"secret"}',
+        b"--form",
+    ],
 )
 async def test_a_body_that_nobody_can_read_does_not_pass_a_list_of_models(tmp_path: Path, body: bytes):
     """Python's parser, which is the engine's, reads more than JSON: the model in it would be asked for unchecked."""
-    limited = {"teams": {"demo": {"keys": [KEYS["demo"][1]], "models": ["tiny"]}, "batch": {"keys": [KEYS["batch"][1]]}}}
+    limited = {
+        "teams": {"demo": {"keys": [KEYS["demo"][1]], "models": ["tiny"]}, "batch": {"keys": [KEYS["batch"][1]]}}
+    }
     async with gateway(tmp_path, policy=limited) as it:
         async with it.post(body, route=CHAT + "/render") as answer:
             assert (400, "bad_body") == (answer.status, (await answer.json())["error"]["code"])
         assert [] == it.engine.asked
         async with it.post(b"", route=RESPONSES + "/resp_1/cancel") as answer:
             assert 404 == answer.status  # nobody's
-        async with it.session.get(it.started.url + "/v1/models", headers={"Authorization": f"Bearer {KEYS['demo'][0]}"}) as answer:
+        async with it.session.get(
+            it.started.url + "/v1/models", headers={"Authorization": f"Bearer {KEYS['demo'][0]}"}
+        ) as answer:
             assert 200 == answer.status
         async with it.post(body, route=CHAT + "/render", team="batch") as answer:
             assert 200 == answer.status
@@ -200,7 +238,11 @@ async def test_a_body_that_nobody_can_read_does_not_pass_a_list_of_models(tmp_pa
 def test_the_secret_is_made_once_for_its_owner_alone(tmp_path: Path):
     path = tmp_path / SECRET_FILE
     secret = read_secret(path)
-    assert (0o600, secret, [SECRET_FILE]) == (stat.S_IMODE(path.stat().st_mode), read_secret(path), os.listdir(tmp_path))
+    assert (0o600, secret, [SECRET_FILE]) == (
+        stat.S_IMODE(path.stat().st_mode),
+        read_secret(path),
+        os.listdir(tmp_path),
+    )
     assert len(secret) >= 32
 
 
@@ -244,9 +286,12 @@ def test_the_secret_is_where_the_file_says_or_beside_the_teams(tmp_path: Path):
 
 
 def test_a_domain_has_a_plain_name_and_more_than_one_team():
-    policy = Policy(teams={"a": Team(cache_domain="A b"), "b": Team(cache_domain="lonely", keys=["x"]), "c": Team(cache_domain="pair"),
+    policy = Policy(teams={"a": Team(cache_domain="A b"), "b": Team(cache_domain="lonely", keys=["x"]),
+            "c": Team(cache_domain="pair"),
                            "d": Team(cache_domain="pair")})  # fmt: skip
     assert ["teams.a.cache_domain: 'A b' is no name; use 1 to 40 of a-z 0-9 _ - and begin with a letter or digit"] == [
         sentence for sentence in mistakes(policy) if "cache_domain" in sentence
     ]
-    assert ["teams.a.cache_domain", "teams.b.cache_domain"] == [one.partition(":")[0] for one in warnings(policy) if "cache_domain" in one]
+    assert ["teams.a.cache_domain", "teams.b.cache_domain"] == [
+        one.partition(":")[0] for one in warnings(policy) if "cache_domain" in one
+    ]

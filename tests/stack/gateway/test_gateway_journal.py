@@ -59,7 +59,8 @@ def test_losses_of_a_crash_loop_add_up(tmp_path: Path):
 
 
 def test_lines_that_were_written_after_the_last_copy_are_no_loss(tmp_path: Path):
-    """The process died between a write to the log and the next copy of the counts; a line that broke off was not written."""
+    """The process died between a write to the log and the next copy of the counts; a line that broke off was not
+    written."""
     log = tmp_path / "requests.jsonl"
     log.write_bytes(b"1\n2\n3\n4\n5\n{tor")
     info = log.stat()
@@ -70,7 +71,9 @@ def test_lines_that_were_written_after_the_last_copy_are_no_loss(tmp_path: Path)
 
 
 @given(*[st.integers(0, 1000)] * 5)
-def test_no_count_is_negative_and_together_they_are_what_was_accepted(accepted: int, made: int, dropped: int, written: int, beyond: int):
+def test_no_count_is_negative_and_together_they_are_what_was_accepted(
+    accepted: int, made: int, dropped: int, written: int, beyond: int
+):
     waiting, in_flight = missing(Counts(accepted=accepted, made=made, dropped=dropped, written=written), beyond)
     assert min(waiting, in_flight) >= 0
     if written + beyond + dropped <= made <= accepted:
@@ -104,7 +107,9 @@ def test_a_journal_that_cannot_be_used_is_one_sentence_and_a_new_one_begins(
     assert 0 == msgspec.json.decode(path.read_bytes(), type=Counts).accepted
 
 
-def test_a_second_gateway_on_one_log_says_so_and_leaves_the_first_ones_counts_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_second_gateway_on_one_log_says_so_and_leaves_the_first_ones_counts_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     log = tmp_path / "requests.jsonl"
     first, second = Journal(log), Journal(log)
     first.open()
@@ -124,7 +129,9 @@ def test_a_log_that_is_no_file_has_no_journal(tmp_path: Path):
     assert ["requests.jsonl"] == os.listdir(tmp_path)
 
 
-def test_a_disk_that_is_full_at_the_start_is_one_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_that_is_full_at_the_start_is_one_sentence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -159,9 +166,13 @@ def begin(folder: Path) -> subprocess.Popen[bytes]:
 @contextlib.asynccontextmanager
 async def process(folder: Path, engine: FakeEngine, ports: tuple[int, int]) -> AsyncIterator[subprocess.Popen[bytes]]:
     """A gateway of its own, as people run it."""
-    (folder / "teams.yaml").write_text(json.dumps({"teams": {team: {"keys": [hashed]} for team, (_, hashed) in KEYS.items()}}))
+    (folder / "teams.yaml").write_text(
+        json.dumps({"teams": {team: {"keys": [hashed]} for team, (_, hashed) in KEYS.items()}})
+    )
     listen, metrics_listen = (f"127.0.0.1:{port}" for port in ports)
-    (folder / "gateway.yaml").write_text(json.dumps({"listen": listen, "metrics_listen": metrics_listen, "upstream": engine.url}))
+    (folder / "gateway.yaml").write_text(
+        json.dumps({"listen": listen, "metrics_listen": metrics_listen, "upstream": engine.url})
+    )
     started = begin(folder)
     try:
         async with aiohttp.ClientSession() as session:
@@ -185,8 +196,11 @@ async def lost(port: int) -> dict[str, float]:
     return {state: shown.total(LOG_LOST_BEFORE.name, state=state) or 0.0 for state in ("waiting", "in_flight")}
 
 
-async def test_after_a_kill_on_a_full_disk_the_next_start_reports_exactly_what_was_lost(tmp_path: Path, free_port: Callable[[], int]):
-    """The limit on the size of a file stands for the full disk: the log cannot grow, and what is there can be written in place."""
+async def test_after_a_kill_on_a_full_disk_the_next_start_reports_exactly_what_was_lost(
+    tmp_path: Path, free_port: Callable[[], int]
+):
+    """The limit on the size of a file stands for the full disk: the log cannot grow, and what is there can be written
+    in place."""
     engine, ports = FakeEngine(), (free_port(), free_port())
     runner = await listening(engine)
     url, log = f"http://127.0.0.1:{ports[0]}{CHAT}", tmp_path / "requests.jsonl"
@@ -221,8 +235,14 @@ async def test_after_a_kill_on_a_full_disk_the_next_start_reports_exactly_what_w
                 second.terminate()
                 assert 0 == second.wait(60)
             async with process(tmp_path, engine, ports):
-                assert {"waiting": 57, "in_flight": 3} == await lost(ports[1]), "the loss is shown for an hour, and the orderly run lost nothing"
-        told = [line for line in (tmp_path / "stderr").read_text().splitlines() if "accepted requests of the run before" in line]
+                assert {"waiting": 57, "in_flight": 3} == await lost(ports[1]), (
+                    "the loss is shown for an hour, and the orderly run lost nothing"
+                )
+        told = [
+            line
+            for line in (tmp_path / "stderr").read_text().splitlines()
+            if "accepted requests of the run before" in line
+        ]
         assert 1 == len(told)
         assert "60 accepted requests" in told[0]
         assert "57 records waited in memory, 3 requests were in flight" in told[0]
@@ -231,8 +251,11 @@ async def test_after_a_kill_on_a_full_disk_the_next_start_reports_exactly_what_w
 
 
 @pytest.mark.parametrize("number", range(3))
-async def test_a_kill_under_load_on_a_healthy_disk_reports_no_record_that_is_in_the_log(tmp_path: Path, free_port: Callable[[], int], number: int):
-    """Whenever it happens. What was accepted in the last 10 ms may be missing from the report; what is in the log never is in it."""
+async def test_a_kill_under_load_on_a_healthy_disk_reports_no_record_that_is_in_the_log(
+    tmp_path: Path, free_port: Callable[[], int], number: int
+):
+    """Whenever it happens. What was accepted in the last 10 ms may be missing from the report; what is in the log never
+    is in it."""
     engine, ports = FakeEngine(), (free_port(), free_port())
     runner = await listening(engine)
     url, log, begun = f"http://127.0.0.1:{ports[0]}{CHAT}", tmp_path / "requests.jsonl", [0]

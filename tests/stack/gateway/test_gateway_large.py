@@ -21,17 +21,22 @@ from stack.gateway.large_bodies import HUGE_BYTES, LargeBodies
 HUGE = 'word, \\ "é ' * (HUGE_BYTES // 12)
 CASES = {
     "text": (CHAT, {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": HUGE}], "max_tokens": 9}),
-    "escaped": (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "é" * HUGE_BYTES}], "tools": [{"a": HUGE}, {"a": HUGE}]}),
+    "escaped": (CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "é" * HUGE_BYTES}],
+        "tools": [{"a": HUGE}, {"a": HUGE}]}),
     "twice": (CHAT, {"model": "tiny", "messages": [HUGE], "tools": [HUGE]}),
     "ids": ("/v1/completions", {"model": "tiny", "prompt": [7] * HUGE_BYTES, "n": 3}),
-    "image": (CHAT, {"messages": [{"content": [{"type": "image_url", "image_url": {"url": HUGE}}]}], "stream_options": None, "stream": 1}),
+    "image": (CHAT, {"messages": [{"content": [{"type": "image_url", "image_url": {"url": HUGE}}]}],
+        "stream_options": None, "stream": 1}),
     "array": (CHAT, [HUGE]),
 }  # fmt: skip
 
 
 def told(ask: token_requests.TokenRequest) -> dict[str, Any]:
     fields = {name: bytes(value) for name, value in ask.fields.items()}
-    return {name: getattr(ask, name) for name in ask.__struct_fields__ if name != "fields"} | {"fields": fields, "order": list(fields)}
+    return {name: getattr(ask, name) for name in ask.__struct_fields__ if name != "fields"} | {
+        "fields": fields,
+        "order": list(fields),
+    }
 
 
 @pytest.fixture
@@ -57,7 +62,9 @@ async def test_a_bad_huge_body_is_described_by_the_process(bodies: LargeBodies):
     assert bodies._process is not None
 
 
-async def test_a_process_that_ended_is_started_anew_and_one_that_cannot_start_is_done_without(bodies: LargeBodies, monkeypatch, caplog):
+async def test_a_process_that_ended_is_started_anew_and_one_that_cannot_start_is_done_without(
+    bodies: LargeBodies, monkeypatch, caplog
+):
     route, content = CASES["text"]
     body = json.dumps(content).encode()
     want = told(token_requests.read(route, body))
@@ -95,7 +102,10 @@ def children() -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            parent, command = int(entry.read_text().rpartition(")")[2].split()[1]), (entry.parent / "cmdline").read_bytes()
+            parent, command = (
+                int(entry.read_text().rpartition(")")[2].split()[1]),
+                (entry.parent / "cmdline").read_bytes(),
+            )
         except (OSError, IndexError):
             continue
         if parent == os.getpid() and b"stack.gateway.large_bodies" in command:

@@ -59,7 +59,9 @@ def test_a_team_below_its_share_of_a_full_queue_is_admitted():
     it = flooded("a", 4)
     it.lets("b.0", "b.1")
     assert {"a": 2, "b": 2} == waiting(it)
-    assert {"a.4": "queue_full", "a.3": "queue_full"} == {name: refusal.reason for name, refusal in it.displaced.items()}
+    assert {"a.4": "queue_full", "a.3": "queue_full"} == {
+        name: refusal.reason for name, refusal in it.displaced.items()
+    }
     assert ("queue_full", "queue_full") == (it.ask("b.2").reason, it.ask("a.retry").reason)
     assert ["a.0", "b.0", "a.1", "b.1", "a.2"] == it.order()
 
@@ -133,13 +135,17 @@ def test_a_displaced_request_leaves_nothing_behind():
     assert (0, 0, 0, 0) == it.counts()
 
 
-PLACES = st.tuples(st.sampled_from(("ask", "ask", "ask", "ask", "leave", "pass")), st.integers(0, 99), st.integers(0, 40))
+PLACES = st.tuples(
+    st.sampled_from(("ask", "ask", "ask", "ask", "leave", "pass")), st.integers(0, 99), st.integers(0, 40)
+)
 
 
 @given(
-    st.integers(0, 12), st.one_of(st.none(), st.integers(1, 200)),
-    st.lists(st.tuples(st.sampled_from((0.2, 1.0, 1.0, 5.0)), st.integers(0, 2)), min_size=1, max_size=6), st.lists(PLACES, max_size=100),
-)  # fmt: skip
+    st.integers(0, 12),
+    st.one_of(st.none(), st.integers(1, 200)),
+    st.lists(st.tuples(st.sampled_from((0.2, 1.0, 1.0, 5.0)), st.integers(0, 2)), min_size=1, max_size=6),
+    st.lists(PLACES, max_size=100),
+)
 @settings(max_examples=300, deadline=None)
 def test_no_sequence_of_requests_breaks_the_division(
     queue: int, queue_tokens: int | None, terms: list[tuple[float, int]], operations: Iterable[tuple[str, int, int]]
@@ -171,10 +177,14 @@ def _asks(it: Gate, name: str, size: int, teams: Mapping[str, Team]) -> None:
         assert (before, set()) == (waiting(it), given_way)
         tokens = it.admission._capacity.queue_tokens
         if tokens is None:
-            assert before.get(team, 0) + 1 > _share(team, before, it.admission._capacity.queue, teams), "a team below its share is refused"
+            assert before.get(team, 0) + 1 > _share(team, before, it.admission._capacity.queue, teams), (
+                "a team below its share is refused"
+            )
         return
     for other in given_way:
-        retried = it.admission._yielding(Ticket(it.tickets[other].team, it.tickets[other].prompt, 0, 0.0, 0.0, lambda: None, lambda _: None))
+        retried = it.admission._yielding(
+            Ticket(it.tickets[other].team, it.tickets[other].prompt, 0, 0.0, 0.0, lambda: None, lambda _: None)
+        )
         assert not retried, "whoever gives way takes a place from somebody else by asking again"
 
 
@@ -227,7 +237,9 @@ def test_whoever_waits_in_a_better_band_is_not_waited_for_longer_than_it_waits()
     it = gate(TEAMS, bands, slots=1, queue=500)
     it.lets(*(f"a.{at}" for at in range(5)))
     it.end("a.0", after=20.0)
-    assert 30.0 + 20.0 == it.admission.wait_s("low"), "three of 20 s are before it; those still waiting after 30 s leave"
+    assert 30.0 + 20.0 == it.admission.wait_s("low"), (
+        "three of 20 s are before it; those still waiting after 30 s leave"
+    )
 
 
 # ---- real processes
@@ -249,7 +261,9 @@ class SlowEngine:
         await asyncio.sleep(self.hold_s)
         self.answered[team] += 1
         usage = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
-        return web.json_response({"model": "tiny", "choices": [{"index": 0, "text": "ab", "finish_reason": "length"}], "usage": usage})
+        return web.json_response(
+            {"model": "tiny", "choices": [{"index": 0, "text": "ab", "finish_reason": "length"}], "usage": usage}
+        )
 
 
 @pytest.mark.parametrize("hold_s", [0.05, 0.5, 2.0])
@@ -268,15 +282,24 @@ async def test_forty_connections_of_one_team_keep_no_request_of_two_others_out(t
         "capacity": {"slots": 4, "queue": 16},
     }
     (tmp_path / "teams.yaml").write_text(json.dumps(said))
-    config = {"upstream": f"http://127.0.0.1:{port}", "listen": f"127.0.0.1:{listen}", "metrics_listen": "127.0.0.1:0", "teams": "teams.yaml",
-              "requests_log": "requests.jsonl"}  # fmt: skip
+    config = {
+        "upstream": f"http://127.0.0.1:{port}",
+        "listen": f"127.0.0.1:{listen}",
+        "metrics_listen": "127.0.0.1:0",
+        "teams": "teams.yaml",
+        "requests_log": "requests.jsonl",
+    }
     (tmp_path / "gateway.yaml").write_text(json.dumps(config))
     command = [sys.executable, "-m", "stack.cli", "gateway", "run", "--config", "gateway.yaml"]
     quiet = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, stdout=quiet, stderr=quiet)
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, stdout=quiet, stderr=quiet
+    )
     try:
         await _soon(lambda: _listens(listen), "the gateway listens")
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{listen}", connector=aiohttp.TCPConnector(limit=0)) as session:
+        async with aiohttp.ClientSession(
+            f"http://127.0.0.1:{listen}", connector=aiohttp.TCPConnector(limit=0)
+        ) as session:
             flood, others = await _contend(session, {team: key for team, (key, _) in keys.items()})
     finally:
         process.terminate()
@@ -287,16 +310,22 @@ async def test_forty_connections_of_one_team_keep_no_request_of_two_others_out(t
     assert {200, 429} == flood.keys(), "the flood is served as well, and refused where it asks for more"
     records = [parse_line(line) for line in (tmp_path / "requests.jsonl").read_bytes().splitlines()]
     assert {("flood", "queue_full")} == {(one.team, one.reason) for one in records if one.outcome == "rejected"}
-    assert any(one.reason == "queue_full" and (one.queue_ms or 0) > 0 for one in records), "some of the flood had waited, and gave way"
+    assert any(one.reason == "queue_full" and (one.queue_ms or 0) > 0 for one in records), (
+        "some of the flood had waited, and gave way"
+    )
 
 
-async def _contend(session: aiohttp.ClientSession, keys: Mapping[str, str]) -> tuple[Counter[int], dict[str, Counter[int]]]:
+async def _contend(
+    session: aiohttp.ClientSession, keys: Mapping[str, str]
+) -> tuple[Counter[int], dict[str, Counter[int]]]:
     """Statuses of the flood, and of 20 requests of each other team, which are sent four at a time while the flood goes
     on."""
 
     async def sent(team: str) -> int:
         body = {"model": "tiny", "prompt": "some text", "max_tokens": 2, "user": team}
-        async with session.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {keys[team]}"}) as answer:
+        async with session.post(
+            "/v1/completions", json=body, headers={"Authorization": f"Bearer {keys[team]}"}
+        ) as answer:
             await answer.read()
             return answer.status
 

@@ -157,8 +157,14 @@ class Backlog:
 
     def _policy(self) -> Policy:
         rng = self.rng
-        ranks = {name: Band(rank=rng.randrange(3), floor=1, max_wait_s=1e9, ceiling=rng.choice((0.5, 1.0))) for name in BAND_NAMES}
-        teams = {name: Team(band=rng.choice(BAND_NAMES), weight=rng.choice(WEIGHTS), max_running=rng.choice((None, None, 1))) for name in self.names}
+        ranks = {
+            name: Band(rank=rng.randrange(3), floor=1, max_wait_s=1e9, ceiling=rng.choice((0.5, 1.0)))
+            for name in BAND_NAMES
+        }
+        teams = {
+            name: Team(band=rng.choice(BAND_NAMES), weight=rng.choice(WEIGHTS), max_running=rng.choice((None, None, 1)))
+            for name in self.names
+        }
         return Policy(teams=teams, bands=ranks, capacity=Capacity(slots=SLOTS))
 
     def run(self, until_s: float) -> float:

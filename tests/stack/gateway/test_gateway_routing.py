@@ -19,8 +19,12 @@ def fleet(**weights: float) -> dict[str, Upstream]:
     return {name: Upstream(url=f"http://{name}:8000", weight=weight) for name, weight in weights.items()}
 
 
-def chosen(upstreams: dict[str, Upstream], sticky: bytes, *, est: int | None = 10, sick: str = "", excluded: str = "") -> str | None:
-    choice = Router(Policy(upstreams=upstreams)).choose(None, est, sticky, set(upstreams) - set(sick), frozenset(excluded))
+def chosen(
+    upstreams: dict[str, Upstream], sticky: bytes, *, est: int | None = 10, sick: str = "", excluded: str = ""
+) -> str | None:
+    choice = Router(Policy(upstreams=upstreams)).choose(
+        None, est, sticky, set(upstreams) - set(sick), frozenset(excluded)
+    )
     return choice and choice.name
 
 
@@ -33,7 +37,9 @@ def spread(upstreams: dict[str, Upstream], sticky: list[bytes] = STICKY) -> list
 
 # Names
 
-NAMES = Names({"qwen-7b": ServedModel(aliases=["qwen", "default"], adapters=["sql"]), "llama": ServedModel(aliases=["meta"])})
+NAMES = Names(
+    {"qwen-7b": ServedModel(aliases=["qwen", "default"], adapters=["sql"]), "llama": ServedModel(aliases=["meta"])}
+)
 
 
 @pytest.mark.parametrize(
@@ -131,11 +137,16 @@ def test_shares_of_those_that_remain_keep_their_proportions():
 def test_a_choice_is_the_same_in_every_process():
     """Written down, so a change of the hash shows: it would move every request of a running canary."""
     router = Router(Policy(upstreams=(upstreams := fleet(a=1, b=1, c=1, d=2))))
-    assert ["d", "b", "a", "a", "d", "d", "d", "b"] == spread(upstreams, [router.sticky("team", b"%d" % number) for number in range(8)])
+    assert ["d", "b", "a", "a", "d", "d", "d", "b"] == spread(
+        upstreams, [router.sticky("team", b"%d" % number) for number in range(8)]
+    )
 
 
 def test_a_higher_weight_draws_requests_and_moves_no_others():
-    before, after = spread(fleet(a=50, b=45, canary=5), STICKY[:4000]), spread(fleet(a=50, b=45, canary=20), STICKY[:4000])
+    before, after = (
+        spread(fleet(a=50, b=45, canary=5), STICKY[:4000]),
+        spread(fleet(a=50, b=45, canary=20), STICKY[:4000]),
+    )
     moved = [new for old, new in zip(before, after, strict=True) if old != new]
     assert {"canary"} == set(moved)
 
@@ -171,8 +182,7 @@ def test_the_order_in_the_file_does_not_matter(weights: dict[str, float], sticky
 
 
 @pytest.mark.parametrize(
-    ("est", "names"),
-    [(0, "ac"), (999, "ac"), (1000, "abc"), (1001, "bc"), (None, "abc"), (10**6, "bc")],
+    ("est", "names"), [(0, "ac"), (999, "ac"), (1000, "abc"), (1001, "bc"), (None, "abc"), (10**6, "bc")]
 )
 def test_an_upstream_gets_the_prompts_of_its_range_both_ends_included(est: int | None, names: str):
     upstreams = {
@@ -193,7 +203,10 @@ def test_ranges_that_leave_nothing_are_ignored():
 
 def test_ranges_hold_when_those_that_fit_are_sick_or_tried_already():
     """An engine refuses what is too long for it, and the client would hear that its request was wrong."""
-    upstreams = {"a": Upstream(url="http://a", max_prompt_tokens=10), "b": Upstream(url="http://b", min_prompt_tokens=11)}
+    upstreams = {
+        "a": Upstream(url="http://a", max_prompt_tokens=10),
+        "b": Upstream(url="http://b", min_prompt_tokens=11),
+    }
     assert "b" == chosen(upstreams, b"x", est=15, sick="b")
     assert None is chosen(upstreams, b"x", est=15, excluded="b")
 
@@ -213,7 +226,9 @@ def test_with_all_excluded_there_is_no_choice():
     assert None is chosen(fleet(a=1, b=1), b"x", excluded="ab")
 
 
-@pytest.mark.parametrize(("model", "names"), [("any", "abc"), ("one", "b"), ("two", "ac"), ("unknown", "abc"), (None, "abc"), ("none", "")])
+@pytest.mark.parametrize(
+    ("model", "names"), [("any", "abc"), ("one", "b"), ("two", "ac"), ("unknown", "abc"), (None, "abc"), ("none", "")]
+)
 def test_a_model_goes_to_its_own_upstreams_and_never_first_to_an_api(model: str | None, names: str):
     upstreams = {**fleet(a=1, b=1, c=1), "api": Upstream(url="https://api", kind="api", weight=1000)}
     models = {
@@ -231,7 +246,9 @@ def test_without_upstreams_the_one_of_the_gateway_answers():
     single = Upstream(url="http://127.0.0.1:8001/")
     assert "127.0.0.1:8001" == address_of(single)
     for policy in (Policy(), Policy(models={"m": ServedModel()})):
-        assert UpstreamChoice("127.0.0.1:8001", single) == Router(policy, single).choose("m", 10, b"", {"127.0.0.1:8001"})
+        assert UpstreamChoice("127.0.0.1:8001", single) == Router(policy, single).choose(
+            "m", 10, b"", {"127.0.0.1:8001"}
+        )
     assert None is Router(Policy()).choose("m", 10, b"", set())
 
 
@@ -242,7 +259,9 @@ def test_upstreams_of_the_policy_stand_in_place_of_the_one_of_the_gateway():
 
 
 def test_the_arm_of_a_canary_is_read_off_the_choice():
-    choice = Router(Policy(upstreams={"new": Upstream(url="http://new", variant="canary")})).choose(None, 10, b"", {"new"})
+    choice = Router(Policy(upstreams={"new": Upstream(url="http://new", variant="canary")})).choose(
+        None, 10, b"", {"new"}
+    )
     assert choice is not None
     assert "canary" == choice.upstream.variant
 

@@ -1,4 +1,5 @@
-"""Figures of engines: from their pages to slots, and the watcher that asks for them, against an engine on loopback and a clock of its own."""
+"""Figures of engines: from their pages to slots, and the watcher that asks for them, against an engine on loopback and
+a clock of its own."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def test_a_captured_page_gives_its_figures(stem: str, want: Sample):
 @pytest.mark.parametrize("stem", PAGES)
 def test_the_scan_reads_what_the_parser_of_whole_pages_reads(stem: str):
     whole = exposition_parser.parse(PAGES[stem].decode())
-    want = [whole.total(metric.name) for metric in (vllm.NUM_REQUESTS_WAITING, vllm.KV_CACHE_USAGE, vllm.NUM_PREEMPTIONS)]
+    want = [
+        whole.total(metric.name) for metric in (vllm.NUM_REQUESTS_WAITING, vllm.KV_CACHE_USAGE, vllm.NUM_PREEMPTIONS)
+    ]
     found = read(PAGES[stem], 0.0)
     assert found is not None
     assert want == [found.waiting, found.kv_usage, found.preempted]
@@ -67,19 +70,51 @@ def lines(*samples: str) -> bytes:
 @pytest.mark.parametrize(
     ("text", "want"),
     [
-        pytest.param(lines("num_requests_waiting 3", "kv_cache_usage_perc 0.5"), Sample(0, 3, 0.5, None), id="no-labels-no-preemptions"),
-        pytest.param(lines("num_requests_waiting 1e+01", "gpu_cache_usage_perc 0.5"), Sample(0, 10, 0.5), id="the-old-name"),
-        pytest.param(lines("gpu_cache_usage_perc 0.4", "kv_cache_usage_perc 0.5", "num_requests_waiting 3"), Sample(0, 3, 0.5), id="both-names"),
         pytest.param(
-            lines(*(f'num_requests_waiting{{engine="{n}"}} {n}\nvllm:num_preemptions_total{{engine="{n}"}} {n}' for n in (1, 4, 2)),
-                  'kv_cache_usage_perc{engine="0"} 0.9', 'kv_cache_usage_perc{engine="1"} 0.1'),
-            Sample(0, 4, 0.9, 7), id="the-worst-of-several-ranks"),
+            lines("num_requests_waiting 3", "kv_cache_usage_perc 0.5"),
+            Sample(0, 3, 0.5, None),
+            id="no-labels-no-preemptions",
+        ),
         pytest.param(
-            lines("num_requests_waiting 9", 'num_requests_waiting_by_reason{engine="0",reason="capacity"} 2',
-                  'num_requests_waiting_by_reason{engine="0",reason="deferred"} 7', "kv_cache_usage_perc 0"),
-            Sample(0, 2, 0.0), id="who-waits-for-an-adapter-does-not-wait-for-room"),
-        pytest.param(lines('num_requests_waiting{model_name="a} 9 {"} 3', "kv_cache_usage_perc 0"), Sample(0, 3, 0.0), id="a-brace-in-a-name"),
-        pytest.param(lines("num_requests_waiting_of_others 3", "kv_cache_usage_perc 0"), None, id="another-name-that-begins-alike"),
+            lines("num_requests_waiting 1e+01", "gpu_cache_usage_perc 0.5"), Sample(0, 10, 0.5), id="the-old-name"
+        ),
+        pytest.param(
+            lines("gpu_cache_usage_perc 0.4", "kv_cache_usage_perc 0.5", "num_requests_waiting 3"),
+            Sample(0, 3, 0.5),
+            id="both-names",
+        ),
+        pytest.param(
+            lines(
+                *(
+                    f'num_requests_waiting{{engine="{n}"}} {n}\nvllm:num_preemptions_total{{engine="{n}"}} {n}'
+                    for n in (1, 4, 2)
+                ),
+                'kv_cache_usage_perc{engine="0"} 0.9',
+                'kv_cache_usage_perc{engine="1"} 0.1',
+            ),
+            Sample(0, 4, 0.9, 7),
+            id="the-worst-of-several-ranks",
+        ),
+        pytest.param(
+            lines(
+                "num_requests_waiting 9",
+                'num_requests_waiting_by_reason{engine="0",reason="capacity"} 2',
+                'num_requests_waiting_by_reason{engine="0",reason="deferred"} 7',
+                "kv_cache_usage_perc 0",
+            ),
+            Sample(0, 2, 0.0),
+            id="who-waits-for-an-adapter-does-not-wait-for-room",
+        ),
+        pytest.param(
+            lines('num_requests_waiting{model_name="a} 9 {"} 3', "kv_cache_usage_perc 0"),
+            Sample(0, 3, 0.0),
+            id="a-brace-in-a-name",
+        ),
+        pytest.param(
+            lines("num_requests_waiting_of_others 3", "kv_cache_usage_perc 0"),
+            None,
+            id="another-name-that-begins-alike",
+        ),
         pytest.param(lines("num_requests_waiting 3"), None, id="no-cache"),
         pytest.param(lines("num_requests_waiting NaN", "kv_cache_usage_perc 0"), None, id="not-a-number"),
         pytest.param(lines("num_requests_waiting +Inf", "kv_cache_usage_perc 0"), None, id="no-end"),
@@ -88,19 +123,37 @@ def lines(*samples: str) -> bytes:
         pytest.param(b"<html>sign in</html>", None, id="another-page"),
         pytest.param(b"", None, id="nothing"),
     ],
-)  # fmt: skip
+)
 def test_a_page_gives_its_worst_figures_or_none(text: bytes, want: Sample | None):
     assert want == read(text, 0.0)
 
 
-_NAMES = [name for metric in (vllm.NUM_REQUESTS_WAITING, vllm.NUM_REQUESTS_WAITING_BY_REASON, vllm.KV_CACHE_USAGE) for name in metric.names]
-_FRAGMENTS = [b"\n", b" ", b"{", b"}", b'"', b"0.5", b"1e309", b"NaN", b"\xff", b'reason="capacity"', *(name.encode() for name in _NAMES)]
+_NAMES = [
+    name
+    for metric in (vllm.NUM_REQUESTS_WAITING, vllm.NUM_REQUESTS_WAITING_BY_REASON, vllm.KV_CACHE_USAGE)
+    for name in metric.names
+]
+_FRAGMENTS = [
+    b"\n",
+    b" ",
+    b"{",
+    b"}",
+    b'"',
+    b"0.5",
+    b"1e309",
+    b"NaN",
+    b"\xff",
+    b'reason="capacity"',
+    *(name.encode() for name in _NAMES),
+]
 
 
 @given(st.lists(st.sampled_from(_FRAGMENTS), max_size=40).map(b"".join) | st.binary())
 def test_whatever_a_page_holds_its_figures_are_numbers_or_there_are_none(text: bytes):
     found = read(text, 0.0)
-    assert found is None or all(math.isfinite(value) for value in (found.waiting, found.kv_usage, found.preempted or 0.0))
+    assert found is None or all(
+        math.isfinite(value) for value in (found.waiting, found.kv_usage, found.preempted or 0.0)
+    )
 
 
 # ---- from samples to slots
@@ -187,7 +240,9 @@ def test_many_engines_move_the_slots_no_faster_than_one(engines: int, rounds: in
             slots = alone = Slots(HUNDRED, start := 20)
         for second in range(rounds):
             offsets = [number / engines for number in range(engines)]
-            for name, offset in zip(rng.sample(range(engines), engines) if second == 0 else list(latest), offsets, strict=True):
+            for name, offset in zip(
+                rng.sample(range(engines), engines) if second == 0 else list(latest), offsets, strict=True
+            ):
                 latest[name] = Sample(second + offset, *figures)
                 slots = slots.after({str(name): sample for name, sample in latest.items()}, 1000, second + offset)
             alone = alone.after({"a": Sample(float(second), *figures)}, 1000, float(second))
@@ -196,14 +251,27 @@ def test_many_engines_move_the_slots_no_faster_than_one(engines: int, rounds: in
 
 
 _CAPACITIES = st.builds(Capacity, slots=st.integers(1, 400), min_slots=st.integers(1, 20), stale_s=st.floats(0.5, 10))
-_FIGURES = st.tuples(st.sampled_from([0.0, 5.0, 6.0, 50.0]), st.sampled_from([0.0, 0.9, 0.95, 1.0]), st.sampled_from([None, 0.0, 1.0, 2.0]))
+_FIGURES = st.tuples(
+    st.sampled_from([0.0, 5.0, 6.0, 50.0]),
+    st.sampled_from([0.0, 0.9, 0.95, 1.0]),
+    st.sampled_from([None, 0.0, 1.0, 2.0]),
+)
 _STEPS = st.lists(
-    st.tuples(st.floats(0.01, 8), st.dictionaries(st.sampled_from("abc"), _FIGURES, min_size=1), st.integers(0, 500), st.floats(0, 3)), max_size=40
+    st.tuples(
+        st.floats(0.01, 8),
+        st.dictionaries(st.sampled_from("abc"), _FIGURES, min_size=1),
+        st.integers(0, 500),
+        st.floats(0, 3),
+    ),
+    max_size=40,
 )
 
 
-def walk(capacity: Capacity, steps: Iterable[tuple[float, dict[str, tuple[Any, ...]], int, float]]) -> list[tuple[Slots, dict[str, Sample], float]]:
-    """The slots along a random history: of each step who reports what, with how much in flight, and how much later it is looked at."""
+def walk(
+    capacity: Capacity, steps: Iterable[tuple[float, dict[str, tuple[Any, ...]], int, float]]
+) -> list[tuple[Slots, dict[str, Sample], float]]:
+    """The slots along a random history: of each step who reports what, with how much in flight, and how much later it
+    is looked at."""
     slots, latest, now, seen = Slots.full(capacity), dict[str, Sample](), 0.0, []
     for wait, reports, in_flight, late in steps:
         now += wait
@@ -249,7 +317,8 @@ def test_calm_gives_all_slots_back(capacity: Capacity, steps: Any):
 @settings(deadline=None)
 @given(_CAPACITIES, _STEPS, st.integers(0, 500), st.integers(0, 500), _FIGURES, _FIGURES)
 def test_more_trouble_never_gives_more_slots(capacity: Capacity, steps: Any, few: int, many: int, one: Any, other: Any):
-    """Bad never raises, calm never lowers, a figure that is worse gives no more, and what is in flight beyond others takes nothing away."""
+    """Bad never raises, calm never lowers, a figure that is worse gives no more, and what is in flight beyond others
+    takes nothing away."""
     few, many = sorted((few, many))
     better = tuple(a if a is None or b is None else min(a, b) for a, b in zip(one, other, strict=True))
     worse = tuple(a if a is None or b is None else max(a, b) for a, b in zip(one, other, strict=True))
@@ -261,19 +330,28 @@ def test_more_trouble_never_gives_more_slots(capacity: Capacity, steps: Any, few
         }
         assert after[worse, few] <= after[better, few]
         assert after[worse, few] <= after[worse, many]
-        calm = before.after({name: Sample(now + 0.1, 0, 0) for name in latest} or {"a": Sample(now + 0.1, 0, 0)}, few, now + 0.1)
+        calm = before.after(
+            {name: Sample(now + 0.1, 0, 0) for name in latest} or {"a": Sample(now + 0.1, 0, 0)}, few, now + 0.1
+        )
         assert before.slots <= calm.slots
-        bad = before.after({name: Sample(now + 0.1, 9, 1) for name in before.seen} or {"a": Sample(now + 0.1, 9, 1)}, many, now + 0.1)
+        bad = before.after(
+            {name: Sample(now + 0.1, 9, 1) for name in before.seen} or {"a": Sample(now + 0.1, 9, 1)}, many, now + 0.1
+        )
         assert bad.slots <= before.slots
 
 
 @pytest.mark.parametrize(("holds", "held_s"), [(20, 5.0), (60, 20.0), (90, 10.0)])
 def test_with_more_to_do_than_an_engine_holds_the_slots_settle_near_what_it_holds(holds: int, held_s: float):
-    """A made-up engine: one second in held_s each request ends, more wait than ever go, and what it cannot hold queues inside."""
+    """A made-up engine: one second in held_s each request ends, more wait than ever go, and what it cannot hold queues
+    inside."""
     slots, there, seen = Slots.full(HUNDRED), 0.0, []
     for second in range(600):
         there = max(there * (1 - 1 / held_s), slots.slots)
-        slots = slots.after({"a": Sample(float(second), max(0.0, there - holds), min(1.0, there / holds) * 0.9)}, int(there), float(second))
+        slots = slots.after(
+            {"a": Sample(float(second), max(0.0, there - holds), min(1.0, there / holds) * 0.9)},
+            int(there),
+            float(second),
+        )
         seen.append(there)
     mean = sum(seen[60:]) / len(seen[60:])
     assert 0.9 * holds <= mean <= holds + HUNDRED.waiting + 1
@@ -358,7 +436,10 @@ Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 def http(body: bytes = b"", status: str = "200 OK", *more: str) -> bytes:
-    return "\r\n".join((f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *more, "", "")).encode() + body
+    return (
+        "\r\n".join((f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *more, "", "")).encode()
+        + body
+    )
 
 
 def figures(waiting: float = 0.0, kv_usage: float = 0.0) -> bytes:
@@ -432,7 +513,9 @@ async def watching(engine: FakeEngine | None = None, *, headers: Any = None) -> 
     before = asyncio.all_tasks()
     async with aiohttp.ClientSession() as session:
         time, heard = Time(), list[tuple[str, bool]]()
-        watch = HealthMonitor(session, lambda name, up: heard.append((name, up)), lambda: scene.busy, clock=time.clock, sleep=time.sleep)
+        watch = HealthMonitor(
+            session, lambda name, up: heard.append((name, up)), lambda: scene.busy, clock=time.clock, sleep=time.sleep
+        )
         scene = Scene(engine, watch, time, heard)
         watch.follow({"a": engine.upstream}, headers)
         await time.settle()
@@ -443,12 +526,17 @@ async def watching(engine: FakeEngine | None = None, *, headers: Any = None) -> 
 
 
 async def test_an_engine_is_read_and_found_well():
-    async with watching(FakeEngine(metrics=http(PAGES["0.20.2-preempt-under-load"])), headers={"a": {"Authorization": "Bearer own"}}) as it:
+    async with watching(
+        FakeEngine(metrics=http(PAGES["0.20.2-preempt-under-load"])), headers={"a": {"Authorization": "Bearer own"}}
+    ) as it:
         assert Sample(1000.0, 8.0, 0.9565217391304348, 33.0) == it.watch.latest("a")
         assert {"a": it.watch.latest("a")} == it.watch.samples()
         assert it.watch.healthy("a")
         assert [("a", True)] == it.told
-        assert all(b"Authorization: Bearer own\r\n" in head and b"Accept-Encoding: identity\r\n" in head for head in it.engine.heads)
+        assert all(
+            b"Authorization: Bearer own\r\n" in head and b"Accept-Encoding: identity\r\n" in head
+            for head in it.engine.heads
+        )
 
 
 async def test_figures_come_every_second_while_there_are_requests_and_every_five_otherwise():
@@ -478,7 +566,9 @@ async def test_a_sample_bears_the_time_of_its_answer():
         assert Sample(1001.7, 3.0, 0.0, 0.0) == it.watch.latest("a")
 
 
-@pytest.mark.parametrize("bad", [http(status="503 Service Unavailable"), http(b"", "302 Found", "Location: /metrics")], ids=["503", "302"])
+@pytest.mark.parametrize(
+    "bad", [http(status="503 Service Unavailable"), http(b"", "302 Found", "Location: /metrics")], ids=["503", "302"]
+)
 async def test_an_engine_goes_down_with_two_bad_answers_in_a_row_and_up_with_one_good(bad: bytes):
     engine = FakeEngine(health=bad)
     async with watching(engine) as it:

@@ -1,7 +1,7 @@
 """Streams pass the gateway untouched and unbuffered, its memory stays bounded, and nothing of one team reaches another.
 
-The engine here speaks in bare bytes, so a test says what is on the wire: framing, cuts, line ends. Every stream is fetched twice, from the
-engine itself and through the gateway; what differs is what the gateway did."""
+The engine here speaks in bare bytes, so a test says what is on the wire: framing, cuts, line ends. Every stream is
+fetched twice, from the engine itself and through the gateway; what differs is what the gateway did."""
 
 from __future__ import annotations
 
@@ -22,7 +22,23 @@ import aiohttp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_gateway import ASK, CHAT, DONE, KEYS, LAST, REPLY, ROLE, STREAM, TOKEN, USAGE, Running, delta, event, gateway, until
+from test_gateway import (
+    ASK,
+    CHAT,
+    DONE,
+    KEYS,
+    LAST,
+    REPLY,
+    ROLE,
+    STREAM,
+    TOKEN,
+    USAGE,
+    Running,
+    delta,
+    event,
+    gateway,
+    until,
+)
 
 from exporters.catalogue.gateway import REQUESTS
 from stack.gateway import log
@@ -30,9 +46,9 @@ from stack.gateway.config import Timeouts
 from stack.gateway.sse import EVENT_BYTES
 
 HEAD = (
-    b"date: Sat, 21 Nov 2026 10:00:00 GMT\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
-    b"set-cookie: a=1\r\nset-cookie: b=2; Path=/\r\nX-Odd:  spaced \r\ncache-control: no-cache\r\nx-empty:\r\nx-utf8: caf\xc3\xa9\r\n"
-    b"Keep-Alive: timeout=5\r\nvary: Accept, Origin\r\n"
+    b"date: Sat, 21 Nov 2026 10:00:00 GMT\r\nserver: uvicorn\r\ncontent-type: text/event-stream;"
+    b" charset=utf-8\r\nset-cookie: a=1\r\nset-cookie: b=2; Path=/\r\nX-Odd:  spaced \r\ncache-control:"
+    b" no-cache\r\nx-empty:\r\nx-utf8: caf\xc3\xa9\r\nKeep-Alive: timeout=5\r\nvary: Accept, Origin\r\n"
 )
 HOP = ("connection", "keep-alive", "transfer-encoding", "content-length", "x-request-id")
 WITH_USAGE = STREAM | {"stream_options": {"include_usage": True}}
@@ -78,7 +94,11 @@ def stream(parts: Sequence[bytes], framing: str = "chunked", status: str = "200 
 
 
 def begin(framing: str, status: str = "200 OK", size: int = 0) -> bytes:
-    how = {"chunked": b"transfer-encoding: chunked\r\n", "length": b"content-length: %d\r\n" % size, "close": b"connection: close\r\n"}
+    how = {
+        "chunked": b"transfer-encoding: chunked\r\n",
+        "length": b"content-length: %d\r\n" % size,
+        "close": b"connection: close\r\n",
+    }
     return b"HTTP/1.%d %s\r\n" % (framing != "close", status.encode()) + HEAD + how[framing] + b"\r\n"
 
 
@@ -130,9 +150,13 @@ class Shared:
         return self.runner.run(asyncio.wait_for(case, SOON_S))
 
     async def seen(self, url: str, body: Any) -> Seen:
-        async with self.it.session.post(url + CHAT, json=body, headers={"Authorization": f"Bearer {KEYS['demo'][0]}"}) as answer:
+        async with self.it.session.post(
+            url + CHAT, json=body, headers={"Authorization": f"Bearer {KEYS['demo'][0]}"}
+        ) as answer:
             headers = [(name.lower(), value) for name, value in answer.headers.items() if name.lower() not in HOP]
-            return Seen(answer.status, answer.reason, headers, await answer.read(), answer.headers.get("Content-Length"))
+            return Seen(
+                answer.status, answer.reason, headers, await answer.read(), answer.headers.get("Content-Length")
+            )
 
     async def both(self, body: Any, speak: Speak) -> tuple[Seen, Seen]:
         """The same from the engine itself and through the gateway."""
@@ -154,29 +178,50 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
 
 # Streams by hand. Written with LF; each is sent with CRLF and CR as well.
 
-TOOL = delta(tool_calls=[{"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a":"\\n\\n"}'}}])
-COUNTED = event(model="tiny", choices=[{"index": 0, "delta": {"content": "é"}, "finish_reason": None}], usage={"prompt_tokens": 12})
-LOGPROB = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [{"token": "\U0001f600", "logprob": -1.25, "bytes": None}]}
-LOGPROBS = event(model="tiny", choices=[{"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [LOGPROB]}, "finish_reason": None}])
+TOOL = delta(
+    tool_calls=[
+        {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a":"\\n\\n"}'}}
+    ]
+)
+COUNTED = event(
+    model="tiny", choices=[{"index": 0, "delta": {"content": "é"}, "finish_reason": None}], usage={"prompt_tokens": 12}
+)
+LOGPROB = {
+    "token": "a",
+    "logprob": -0.5,
+    "bytes": [97],
+    "top_logprobs": [{"token": "\U0001f600", "logprob": -1.25, "bytes": None}],
+}
+LOGPROBS = event(
+    model="tiny",
+    choices=[{"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [LOGPROB]}, "finish_reason": None}],
+)
 SECOND = event(model="tiny", choices=[{"index": 1, "delta": {"content": "b"}, "finish_reason": "stop"}])
 MEBIBYTE = delta(content="x" * (1 << 20))
 STREAMS: dict[str, list[bytes]] = {
     "plain": [ROLE, TOKEN, TOKEN, LAST, USAGE, DONE],
     "all at once": [ROLE + TOKEN + LAST + USAGE + DONE],
-    "comments, keep-alives and blank lines": [b": ping\n\n", b":\n\n", b"\n", ROLE, b"\n\n", TOKEN, b": p", b"ing\n\n\n", LAST, USAGE, b"\n", DONE],
-    "fields": [b"retry: 100\n\n", b"event: x\nid: 7\n" + ROLE, b"id\n" + TOKEN, b"unknown: y\ndata\n\n", LAST, b"event: usage\n" + USAGE, DONE],
+    "comments, keep-alives and blank lines": [b": ping\n\n", b":\n\n", b"\n", ROLE, b"\n\n", TOKEN, b": p",
+        b"ing\n\n\n", LAST, USAGE, b"\n", DONE],
+    "fields": [b"retry: 100\n\n", b"event: x\nid: 7\n" + ROLE, b"id\n" + TOKEN, b"unknown: y\ndata\n\n", LAST,
+        b"event: usage\n" + USAGE, DONE],
     "a byte order mark": [b"\xef", b"\xbb", b"\xbf" + ROLE, TOKEN, USAGE, DONE],
-    "data on several lines": [ROLE, b'data: {"model":"tiny",\ndata: "choices":[{"index":0,\ndata:"delta":{"content":"a"}}]}\n\n', LAST, USAGE, DONE],
+    "data on several lines": [ROLE,
+        b'data: {"model":"tiny",\ndata: "choices":[{"index":0,\ndata:"delta":{"content":"a"}}]}\n\n', LAST, USAGE,
+        DONE],
     "usage on two lines": [ROLE, LAST, b'data: {"choices":[],\ndata: "usage":{"prompt_tokens":1}}\n\n', DONE],
-    "tool calls, reasoning, refusal": [ROLE, delta(reasoning="hm"), TOOL, delta(refusal="no"), delta("tool_calls"), USAGE, DONE],
+    "tool calls, reasoning, refusal": [ROLE, delta(reasoning="hm"), TOOL, delta(refusal="no"), delta("tool_calls"),
+        USAGE, DONE],
     "two choices": [ROLE, TOKEN, SECOND, LAST, USAGE, DONE],
     "logprobs": [ROLE, LOGPROBS, LAST, USAGE, DONE],
     "several usage events": [ROLE, USAGE, TOKEN, USAGE + USAGE, LAST, USAGE, DONE, USAGE],
     "an error midway": [ROLE, TOKEN, event(error={"message": "out of memory", "type": "x", "code": 500}), DONE],
     "bytes after the end": [ROLE, LAST, USAGE, DONE, b": bye\n\n", b"data: x\n\n", b"tail without an end"],
-    "what is no JSON and no UTF-8": [ROLE, b"data: \xff\xfe\x00\n\n", b"data: {\n\n", b"data: " + b"[" * 5000 + b"\n\n", LAST, USAGE, DONE],
+    "what is no JSON and no UTF-8": [ROLE, b"data: \xff\xfe\x00\n\n", b"data: {\n\n", b"data: " + b"[" * 5000 + b"\n\n",
+        LAST, USAGE, DONE],
     "an event of 1 MiB": [ROLE, MEBIBYTE, TOKEN, LAST, USAGE, DONE],
-    "an event of 1 MiB in pieces": [ROLE, *(MEBIBYTE[at : at + 60_000] for at in range(0, len(MEBIBYTE), 60_000)), TOKEN, LAST, USAGE, DONE],
+    "an event of 1 MiB in pieces": [ROLE, *(MEBIBYTE[at : at + 60_000] for at in range(0, len(MEBIBYTE), 60_000)),
+        TOKEN, LAST, USAGE, DONE],
     "1 MiB of events at once": [ROLE, TOKEN * 12_000 + USAGE, LAST + DONE],
 }  # fmt: skip
 USAGES = (USAGE, STREAMS["usage on two lines"][2], b"event: usage\n" + USAGE)
@@ -191,7 +236,8 @@ def unasked(whole: bytes, ends: bytes = b"\n") -> bytes:
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_stream_passes_byte_for_byte(shared: Shared, name: str):
-    """With any line end and framing; only the usage event that the gateway asked for is missing where the client did not ask."""
+    """With any line end and framing; only the usage event that the gateway asked for is missing where the client did
+    not ask."""
 
     async def case() -> None:
         for ends in (b"\n", b"\r\n", b"\r"):
@@ -202,7 +248,12 @@ def test_a_stream_passes_byte_for_byte(shared: Shared, name: str):
                 assert direct == through, (ends, framing)
                 direct, through = await shared.both(STREAM, stream(parts, framing))
                 assert unasked(direct.body, ends) == through.body, (ends, framing)
-                assert (direct.status, direct.reason, direct.headers, None) == (through.status, through.reason, through.headers, through.length)
+                assert (direct.status, direct.reason, direct.headers, None) == (
+                    through.status,
+                    through.reason,
+                    through.headers,
+                    through.length,
+                )
 
     shared.run(case())
 
@@ -213,7 +264,11 @@ def test_a_stream_cut_in_two_at_every_byte_is_the_same(shared: Shared):
     async def case() -> None:
         for ends in (b"\r\n", b"\r"):
             usage = b'data: {"choices":[],"usage":{}}\n\n'.replace(b"\n", ends)
-            whole = (b": \xc3\xa9\n\n" + delta(content="\U0001f600") + b"\n").replace(b"\n", ends) + usage + DONE.replace(b"\n", ends)
+            whole = (
+                (b": \xc3\xa9\n\n" + delta(content="\U0001f600") + b"\n").replace(b"\n", ends)
+                + usage
+                + DONE.replace(b"\n", ends)
+            )
             for cut in range(len(whole)):
                 shared.engine.speak = stream([whole[:cut], whole[cut:]])
                 assert whole.replace(usage, b"") == (await shared.seen(shared.it.started.url, STREAM)).body, (ends, cut)
@@ -221,13 +276,22 @@ def test_a_stream_cut_in_two_at_every_byte_is_the_same(shared: Shared):
     shared.run(case())
 
 
-_LINES = st.sampled_from([b"data: ", b"data:", b": ", b"event: x", b"id: 1", b"retry: 5", b"[DONE]", b"\xef\xbb\xbf", b"\xc3", b"\xa9", b"{", b"}",
-                          b'"usage":{}', b'"choices":[],', b"\n", b"\n", b"\r", b"\r\n", b"\n\n", ROLE, TOKEN, LAST])  # fmt: skip
+_LINES = st.sampled_from(
+        [b"data: ", b"data:", b": ", b"event: x", b"id: 1", b"retry: 5", b"[DONE]", b"\xef\xbb\xbf", b"\xc3", b"\xa9",
+            b"{", b"}",
+                          b'"usage":{}', b'"choices":[],', b"\n", b"\n", b"\r", b"\r\n", b"\n\n", ROLE, TOKEN,
+                          LAST])  # fmt: skip
 
 
 @settings(deadline=None, max_examples=80)
-@given(pieces=st.lists(st.one_of(_LINES, st.binary(max_size=6)), max_size=30), framing=st.sampled_from(FRAMINGS), data=st.data())
-def test_any_stream_in_any_parts_passes_byte_for_byte(shared: Shared, pieces: list[bytes], framing: str, data: st.DataObject):
+@given(
+    pieces=st.lists(st.one_of(_LINES, st.binary(max_size=6)), max_size=30),
+    framing=st.sampled_from(FRAMINGS),
+    data=st.data(),
+)
+def test_any_stream_in_any_parts_passes_byte_for_byte(
+    shared: Shared, pieces: list[bytes], framing: str, data: st.DataObject
+):
     whole = b"".join(pieces) + b"\n\n" + DONE
     cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=8)))
     parts = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
@@ -236,7 +300,9 @@ def test_any_stream_in_any_parts_passes_byte_for_byte(shared: Shared, pieces: li
     assert direct == through
 
 
-@pytest.mark.parametrize("status", ["201 Created", "299 Odd", "400 Bad Request", "404 ", "429 Too Many", "503 Service Unavailable", "599 x"])
+@pytest.mark.parametrize(
+    "status", ["201 Created", "299 Odd", "400 Bad Request", "404 ", "429 Too Many", "503 Service Unavailable", "599 x"]
+)
 def test_status_and_reason_pass_as_they_are(shared: Shared, status: str):
     for framing in FRAMINGS:
         direct, through = shared.run(shared.both(WITH_USAGE, stream([ROLE, USAGE, DONE], framing, status)))
@@ -247,14 +313,19 @@ def test_status_and_reason_pass_as_they_are(shared: Shared, status: str):
 def test_an_engine_that_tells_usage_on_every_chunk_unasked_tells_the_client_too(shared: Shared):
     """--enable-force-include-usage: without the gateway the client would have it as well."""
     parts = [ROLE, COUNTED, COUNTED, LAST, USAGE, DONE]
-    for body in (STREAM, WITH_USAGE, STREAM | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}):
+    for body in (
+        STREAM,
+        WITH_USAGE,
+        STREAM | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ):
         direct, through = shared.run(shared.both(body, stream(parts)))
         assert b"".join(parts) == through.body == direct.body
 
 
 @pytest.mark.parametrize("torn", [b"", b"data: ", TOKEN[:-1], TOKEN[:20], b": ping", MEBIBYTE[:-2]])
 def test_a_stream_without_its_end_is_followed_by_an_error_event_of_its_own(shared: Shared, torn: bytes):
-    """Also when the engine stopped in the middle of an event, and also where the end of the connection is the end of the stream."""
+    """Also when the engine stopped in the middle of an event, and also where the end of the connection is the end of
+    the stream."""
     for framing in ("chunked", "close"):
         for body in (STREAM, WITH_USAGE):
             direct, through = shared.run(shared.both(body, stream([ROLE, TOKEN, torn], framing)))
@@ -270,9 +341,14 @@ def test_a_stream_without_its_end_is_followed_by_an_error_event_of_its_own(share
 @pytest.mark.parametrize("framing", FRAMINGS)
 @pytest.mark.parametrize("body", [STREAM, WITH_USAGE], ids=["usage stripped", "usage asked for"])
 @pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
-def test_an_event_reaches_the_client_before_the_engine_sends_the_next(shared: Shared, framing: str, body: dict[str, Any], ends: bytes):
+def test_an_event_reaches_the_client_before_the_engine_sends_the_next(
+    shared: Shared, framing: str, body: dict[str, Any], ends: bytes
+):
     """The engine waits for the client to have the head, and then each event, before it goes on."""
-    events = [part.replace(b"\n", ends) for part in (b": ping\n\n", ROLE, TOKEN, b"event: x\ndata: y\n\n", TOOL, delta(content="x" * 70_000), LAST)]
+    events = [
+        part.replace(b"\n", ends)
+        for part in (b": ping\n\n", ROLE, TOKEN, b"event: x\ndata: y\n\n", TOOL, delta(content="x" * 70_000), LAST)
+    ]
     has = asyncio.Semaphore(0)
 
     async def speak(head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
@@ -344,7 +420,10 @@ async def stalled_client(it: Running, body: dict[str, Any]) -> socket.socket:
     data = json.dumps(body).encode()
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, (host, int(port)))
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['batch'][0]}\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['batch'][0]}\r\nContent-Length:"
+        f" {len(data)}\r\n\r\n"
+    )
     await loop.sock_sendall(client, head.encode() + data)
     return client
 
@@ -358,7 +437,9 @@ FLOODS = {  # what the engine says again and again, whether the client asked for
 
 
 @pytest.mark.parametrize(("block", "asked", "cost"), FLOODS.values(), ids=FLOODS)
-async def test_clients_that_do_not_read_stop_their_engines_and_nobody_else(tmp_path: Path, small_sockets: None, block: bytes, asked: bool, cost: int):
+async def test_clients_that_do_not_read_stop_their_engines_and_nobody_else(
+    tmp_path: Path, small_sockets: None, block: bytes, asked: bool, cost: int
+):
     """20 of them, each with an engine that would say 64 MiB. When they leave, nothing of it stays."""
     taken: dict[int, int] = {}
 
@@ -379,7 +460,9 @@ async def test_clients_that_do_not_read_stop_their_engines_and_nobody_else(tmp_p
         gc.collect()
         tracemalloc.start()
         try:
-            clients = [await stalled_client(it, (WITH_USAGE if asked else STREAM) | {"user": "stalls"}) for _ in range(20)]
+            clients = [
+                await stalled_client(it, (WITH_USAGE if asked else STREAM) | {"user": "stalls"}) for _ in range(20)
+            ]
             seen: list[int] = []
             async with asyncio.timeout(SOON_S):
                 while len(seen) < 20 or seen != list(taken.values()):  # until no engine gets any further
@@ -392,7 +475,9 @@ async def test_clients_that_do_not_read_stop_their_engines_and_nobody_else(tmp_p
             for client in clients:
                 client.close()
             assert 20 == sum("client_abort" == record.outcome for record in await it.records(21))
-            await until(lambda: gc.collect() >= 0 and tracemalloc.get_traced_memory()[0] < EVENT_BYTES, "nothing of them stays")
+            await until(
+                lambda: gc.collect() >= 0 and tracemalloc.get_traced_memory()[0] < EVENT_BYTES, "nothing of them stays"
+            )
         finally:
             tracemalloc.stop()
 
@@ -420,15 +505,34 @@ async def raw(it: Running, request: bytes, *, leave: bool = False) -> bytes:
 
 
 _NAMES = st.text("abcXYZ-_!#$%&'*+.^`|~019", min_size=1, max_size=12) | st.sampled_from(
-    ["X-Request-Id", "traceparent", "tracestate", "Expect", "Upgrade", "Connection", "TE", "Content-Type", "Content-Encoding", "Cookie", "Trailer",
+    ["X-Request-Id", "traceparent", "tracestate", "Expect", "Upgrade", "Connection", "TE", "Content-Type",
+        "Content-Encoding", "Cookie", "Trailer",
      "Accept-Encoding", "Range", "Proxy-Authorization", "api-key", "x-api-key", "Keep-Alive", "If-None-Match"]
 )  # fmt: skip
-_VALUES = st.binary(max_size=40).map(lambda value: bytes(byte for byte in value if byte >= 32 and byte != 127)) | st.sampled_from(
-    [b"100-continue", b"upgrade", b"websocket", b"gzip", b"close", b"\xff", b"caf\xc3\xa9", b"a" * 20_000, b"trailers", b"00-" + b"0" * 49]
+_VALUES = st.binary(max_size=40).map(
+    lambda value: bytes(byte for byte in value if byte >= 32 and byte != 127)
+) | st.sampled_from(
+    [
+        b"100-continue",
+        b"upgrade",
+        b"websocket",
+        b"gzip",
+        b"close",
+        b"\xff",
+        b"caf\xc3\xa9",
+        b"a" * 20_000,
+        b"trailers",
+        b"00-" + b"0" * 49,
+    ]
 )
 _FIELDS = st.sampled_from(["stream", "n", "messages", "prompt", "stream_options", "include_usage", "max_tokens", "x"])
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from([PROMPT, KEY, 10**400, "\ud800"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from([PROMPT, KEY, 10**400, "\ud800"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_FIELDS, inner, max_size=5),
     max_leaves=12,
 )
@@ -436,11 +540,27 @@ _BODIES = st.one_of(
     st.binary(max_size=60),
     _JSON.map(lambda value: json.dumps(value).encode()),
     _JSON.map(lambda value: json.dumps({"model": "tiny", "stream": True, "messages": value}).encode()),
-    st.sampled_from([b"", b"\xef\xbb\xbf{}", b"[" * 100_000, b'{"a":' * 5_000, b'{"stream":1,"stream_options":' + b"[" * 2000 + b"]" * 2000 + b"}"]),
+    st.sampled_from(
+        [
+            b"",
+            b"\xef\xbb\xbf{}",
+            b"[" * 100_000,
+            b'{"a":' * 5_000,
+            b'{"stream":1,"stream_options":' + b"[" * 2000 + b"]" * 2000 + b"}",
+        ]
+    ),
 )
 _RECORDED = (CHAT, CHAT + "?a=%zz&b", "/v1/%63ompletions", "/v1/completions#x", "/v1/embeddings")
 _PATHS = st.sampled_from([*_RECORDED, "/v1/models", "/v1/x%00y", "/%ff", "/sleep"])
-_KEYS = st.sampled_from([f"Authorization: Bearer {KEY}", f"x-api-key: {KEY}", "Authorization: Bearer wrong", f"Authorization: {KEY}", "X-None: "])
+_KEYS = st.sampled_from(
+    [
+        f"Authorization: Bearer {KEY}",
+        f"x-api-key: {KEY}",
+        "Authorization: Bearer wrong",
+        f"Authorization: {KEY}",
+        "X-None: ",
+    ]
+)
 
 
 @st.composite
@@ -466,7 +586,8 @@ def records(shared: Shared, since: int = 0) -> list[dict[str, Any]]:
 @settings(deadline=None, max_examples=100)
 @given(request=_requests())
 def test_any_request_is_answered_and_leaves_one_record_without_its_words(shared: Shared, request: tuple[bytes, bool]):
-    """The engine says 200 to everything, so a 500 would be the gateway's own. What HTTP itself forbids is refused before it is a request."""
+    """The engine says 200 to everything, so a 500 would be the gateway's own. What HTTP itself forbids is refused
+    before it is a request."""
     sent, recorded = request
     before = len(records(shared))
     shared.engine.speak = None
@@ -475,8 +596,8 @@ def test_any_request_is_answered_and_leaves_one_record_without_its_words(shared:
     assert int(head.split()[1]) in (200, 400, 401, 404, 417), answer
     assert b"gateway_error" not in answer
     if named := re.search(rb"\r\nX-Request-Id: ([^\r]+)", head):
-
-        def own() -> int:  # by its id: records of the case before may come now, since the loop stands still between two cases
+        # by its id: records of the case before may come now, since the loop stands still between two cases
+        def own() -> int:
             return sum(named[1].decode() == record["request_id"] for record in records(shared, before))
 
         if recorded:
@@ -489,8 +610,11 @@ def test_any_request_is_answered_and_leaves_one_record_without_its_words(shared:
 
 @settings(deadline=None, max_examples=80)
 @given(request=_requests(), data=st.data())
-def test_a_request_broken_anywhere_is_refused_or_left_alone(shared: Shared, request: tuple[bytes, bool], data: st.DataObject):
-    """Bytes lost, put in or put in place of others; then the client sends no more. Records and counted requests stay the same number."""
+def test_a_request_broken_anywhere_is_refused_or_left_alone(
+    shared: Shared, request: tuple[bytes, bool], data: st.DataObject
+):
+    """Bytes lost, put in or put in place of others; then the client sends no more. Records and counted requests stay
+    the same number."""
     shared.engine.speak = None
     broken = bytearray(request[0])
     for _ in range(data.draw(st.integers(1, 3))):
@@ -501,7 +625,9 @@ def test_a_request_broken_anywhere_is_refused_or_left_alone(shared: Shared, requ
     assert b"gateway_error" not in answer
 
     async def balance() -> None:
-        while len(records(shared)) != sum(value for name, value in (await shared.it.figures()).items() if name[0] == REQUESTS.name):
+        while len(records(shared)) != sum(
+            value for name, value in (await shared.it.figures()).items() if name[0] == REQUESTS.name
+        ):
             await asyncio.sleep(0.01)
 
     shared.run(balance())
@@ -528,18 +654,33 @@ def process_log() -> Iterator[list[str]]:
 
 
 async def echo(head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
-    """Says a team's own words back, in headers, events, whole replies and errors, in the way that the prompt asks for."""
+    """Says a team's own words back, in headers, events, whole replies and errors, in the way that the prompt asks
+    for."""
     prompt = json.loads(body)["messages"][0]["content"]
     team, _, way = prompt.split()
-    own, whole = f"x-echo: {team}-canary-header\r\nset-cookie: c={team}-canary-cookie\r\n".encode(), way in ("whole", "refused")
+    own, whole = (
+        f"x-echo: {team}-canary-header\r\nset-cookie: c={team}-canary-cookie\r\n".encode(),
+        way in ("whole", "refused"),
+    )
     said = [ROLE, *[delta(content=f"{prompt} {team}-canary-reply")] * 4, LAST]
     if whole:
-        text = json.dumps({"error": {"message": prompt, "code": 400}} if way == "refused" else REPLY | {"id": prompt}).encode()
+        text = json.dumps(
+            {"error": {"message": prompt, "code": 400}} if way == "refused" else REPLY | {"id": prompt}
+        ).encode()
         status = b"400 Bad Request" if way == "refused" else b"200 OK"
-        writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-type: application/json\r\n" + own + b"content-length: %d\r\n\r\n" % len(text) + text)
+        writer.write(
+            b"HTTP/1.1 "
+            + status
+            + b"\r\ncontent-type: application/json\r\n"
+            + own
+            + b"content-length: %d\r\n\r\n" % len(text)
+            + text
+        )
     else:
         writer.write(begin("chunked").replace(b"\r\n\r\n", b"\r\n" + own + b"\r\n"))
-    for part in () if whole else (*said, event(error={"message": prompt, "code": 500}) if way == "error" else USAGE, DONE):
+    for part in (
+        () if whole else (*said, event(error={"message": prompt, "code": 500}) if way == "error" else USAGE, DONE)
+    ):
         for half in (part[:30], part[30:]):
             writer.write(framed(half, "chunked"))
             await asyncio.sleep(0)
@@ -555,7 +696,8 @@ _WAYS = ("stream", "stream", "whole", "refused", "error", "breaks", "left", "str
 @settings(deadline=None, max_examples=25)
 @given(mix=st.lists(st.tuples(st.sampled_from(["demo", "batch"]), st.sampled_from(_WAYS)), min_size=4, max_size=24))
 def test_nothing_of_one_team_reaches_the_other_the_log_or_the_metrics(shared: Shared, mix: list[tuple[str, str]]):
-    """All at once over the same few connections; some clients leave in the middle, some engines break, some keys are wrong."""
+    """All at once over the same few connections; some clients leave in the middle, some engines break, some keys are
+    wrong."""
     other = {"demo": "batch", "batch": "demo"}
 
     async def one(team: str, way: str, number: int) -> None:
@@ -582,7 +724,9 @@ def test_nothing_of_one_team_reaches_the_other_the_log_or_the_metrics(shared: Sh
             await asyncio.gather(*(one(team, way, number) for number, (team, way) in enumerate(mix)))
             await until(lambda: len(mix) <= len(own(before)), "one record each")
         written = own(before)
-        assert sorted(f"{team}-{number}" for number, (team, _) in enumerate(mix)) == sorted(record["request_id"] for record in written)
+        assert sorted(f"{team}-{number}" for number, (team, _) in enumerate(mix)) == sorted(
+            record["request_id"] for record in written
+        )
         assert all(record.get("team") in (None, record["request_id"].split("-")[0]) for record in written)
         async with shared.it.session.get(shared.it.started.metrics_url + "/metrics") as answer:
             everything = await answer.text() + str(written) + "".join(lines)
@@ -596,9 +740,18 @@ def test_nothing_of_one_team_reaches_the_other_the_log_or_the_metrics(shared: Sh
     "request_",
     [
         f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\x01\r\nContent-Length: 2\r\n\r\n{{}}",
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY} {'x' * 40_000}\r\nContent-Length: 2\r\n\r\n{{}}",
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 2\r\n\r\n{{}}{PROMPT}\r\n\r\n",
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nTransfer-Encoding: chunked\r\n\r\n{PROMPT}\r\n\r\n",
+        (
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY} {'x' * 40_000}\r\nContent-Length:"
+            " 2\r\n\r\n{}"
+        ),
+        (
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length:"
+            f" 2\r\n\r\n{{}}{PROMPT}\r\n\r\n"
+        ),
+        (
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nTransfer-Encoding:"
+            f" chunked\r\n\r\n{PROMPT}\r\n\r\n"
+        ),
     ],
     ids=["a control character in the key", "a line too long", "a length too short", "a chunk without its size"],
 )

@@ -58,7 +58,11 @@ def test_a_wrong_key_is_never_anonymous():
         ("teams: {demo: {keys: [vw-demo-secret]}}", None, "teams.yaml: teams.demo.keys[0] is no hash of a key"),
         ("teams: {Demo Team: {}}", None, "'Demo Team' is no team name"),
         ("teams: {__unknown__: {}}", None, "is no team name"),
-        (f"teams: {{a: {{keys: ['{hashed('x')}']}}, b: {{keys: ['{hashed('x')}']}}}}", None, "teams.b.keys[0] is also a key of team a"),
+        (
+            f"teams: {{a: {{keys: ['{hashed('x')}']}}, b: {{keys: ['{hashed('x')}']}}}}",
+            None,
+            "teams.b.keys[0] is also a key of team a",
+        ),
         ("teams: {a: {}}", "b", "anonymous_team: b is not among the teams of teams.yaml"),
         ("teams: {a: {kes: []}}", None, "did you mean keys?"),
         ("teems: {}", None, "did you mean teams?"),
@@ -82,19 +86,43 @@ def written(tmp_path: Path, text: str) -> Path:
 
 MISTAKES = {
     "band": ("teams:\n  a: {}\n  b:\n    band: dmo", 4, "teams.b.band: 'dmo' is no band; did you mean demo?"),
-    "no default band": ("teams:\n  a: {}\nbands: {x: {rank: 0}, y: {rank: 1}}", 2, "teams.a.band: 'default' is no band; choose from x, y"),
+    "no default band": (
+        "teams:\n  a: {}\nbands: {x: {rank: 0}, y: {rank: 1}}",
+        2,
+        "teams.a.band: 'default' is no band; choose from x, y",
+    ),
     "weight": ("teams:\n  a:\n    weight: -0.5", 3, "teams.a.weight: -0.5 should be more than 0"),
     "no number": ("teams:\n  a:\n    weight: .nan", 3, "teams.a.weight: nan should be more than 0"),
-    "endless": ("bands:\n  default: {rank: 0, max_wait_s: .inf}", 2, "bands.default.max_wait_s: inf should be 0 or more"),
-    "limit": ("teams:\n  a:\n    max_running: 0", 3, "teams.a.max_running: 0 should be more than 0; leave it out for no limit"),
+    "endless": (
+        "bands:\n  default: {rank: 0, max_wait_s: .inf}",
+        2,
+        "bands.default.max_wait_s: inf should be 0 or more",
+    ),
+    "limit": (
+        "teams:\n  a:\n    max_running: 0",
+        3,
+        "teams.a.max_running: 0 should be more than 0; leave it out for no limit",
+    ),
     "huge": (
         "teams:\n  a:\n    max_running: -1" + "0" * 400,
         3,
         "teams.a.max_running: -1" + "0" * 400 + " should be more than 0; leave it out for no limit",
     ),
-    "prompt": ("teams:\n  a: {\n    max_prompt_tokens: -1}", 3, "teams.a.max_prompt_tokens: -1 should be more than 0; leave it out for no limit"),
-    "ceiling 0": ("bands:\n  x:\n    rank: 0\n    ceiling: 0", 4, "bands.x.ceiling: 0 should be more than 0 and at most 1"),
-    "ceiling 80": ("bands:\n  x:\n    rank: 0\n    ceiling: 80", 4, "bands.x.ceiling: 80 should be more than 0 and at most 1"),
+    "prompt": (
+        "teams:\n  a: {\n    max_prompt_tokens: -1}",
+        3,
+        "teams.a.max_prompt_tokens: -1 should be more than 0; leave it out for no limit",
+    ),
+    "ceiling 0": (
+        "bands:\n  x:\n    rank: 0\n    ceiling: 0",
+        4,
+        "bands.x.ceiling: 0 should be more than 0 and at most 1",
+    ),
+    "ceiling 80": (
+        "bands:\n  x:\n    rank: 0\n    ceiling: 80",
+        4,
+        "bands.x.ceiling: 80 should be more than 0 and at most 1",
+    ),
     "floor": ("bands:\n  x:\n    rank: 0\n    floor: -1", 4, "bands.x.floor: -1 should be 0 or more"),
     "floors": (
         "bands: {x: {rank: 0, floor: 5}, y: {rank: 1, floor: 4}}\ncapacity:\n  slots: 8",
@@ -130,10 +158,21 @@ MISTAKES = {
         "models.a.upstreams[0]: 'gpu-O' is no upstream; did you mean gpu-0?",
     ),
     "fallback": ("models:\n  a:\n    fallbacks: [b]", 3, "models.a.fallbacks[0]: 'b' is no upstream"),
-    "twice": ("models:\n  a:\n    upstreams: [u, u]\nupstreams:\n  u: {url: 'http://h:1'}", 3, "models.a.upstreams[1]: 'u' stands there twice"),
-    "none": ("models:\n  a:\n    upstreams: []", 3, "models.a.upstreams: none would serve it; leave it out for every upstream of kind engine"),
+    "twice": (
+        "models:\n  a:\n    upstreams: [u, u]\nupstreams:\n  u: {url: 'http://h:1'}",
+        3,
+        "models.a.upstreams[1]: 'u' stands there twice",
+    ),
+    "none": (
+        "models:\n  a:\n    upstreams: []",
+        3,
+        "models.a.upstreams: none would serve it; leave it out for every upstream of kind engine",
+    ),
     "api": (
-        "models:\n  a:\n    upstreams: [u, v]\nupstreams:\n  u: {url: 'http://h:1'}\n  v: {url: 'http://h:2', kind: api}",
+        (
+            "models:\n  a:\n    upstreams: [u, v]\nupstreams:\n  u: {url: 'http://h:1'}\n  v: {url: 'http://h:2', kind:"
+            " api}"
+        ),
         3,
         "models.a.upstreams[1]: 'v' is of kind api, which is only ever a fallback; move it to fallbacks",
     ),
@@ -152,45 +191,87 @@ MISTAKES = {
         3,
         "upstreams.u.url: 'http://h:1/v1' is no engine's address; write it like http://127.0.0.1:8001",
     ),
-    "port": ("upstreams:\n  u:\n    url: http://h:70000", 3, "upstreams.u.url: 'http://h:70000' has no port from 0 to 65535"),
+    "port": (
+        "upstreams:\n  u:\n    url: http://h:70000",
+        3,
+        "upstreams.u.url: 'http://h:70000' has no port from 0 to 65535",
+    ),
     "password": (
         "upstreams:\n  u:\n    url: http://me:secret@h:1",
         3,
         "upstreams.u.url: 'h:1' has a user or a password before it; a key belongs into a file of its own",
     ),
-    "upstream's weight": ("upstreams:\n  u:\n    url: http://h:1\n    weight: 0", 4, "upstreams.u.weight: 0 should be more than 0"),
+    "upstream's weight": (
+        "upstreams:\n  u:\n    url: http://h:1\n    weight: 0",
+        4,
+        "upstreams.u.weight: 0 should be more than 0",
+    ),
     "range": (
-        "upstreams:\n  u: {url: 'http://h:1'}\n  v:\n    url: http://h:2\n    min_prompt_tokens: 9\n    max_prompt_tokens: 8",
+        (
+            "upstreams:\n  u: {url: 'http://h:1'}\n  v:\n    url: http://h:2\n    min_prompt_tokens: 9\n   "
+            " max_prompt_tokens: 8"
+        ),
         5,
         "upstreams.v.min_prompt_tokens: 9 is more than max_prompt_tokens (8)",
     ),
     "gap": (
-        "upstreams:\n  u: {url: 'http://h:1', max_prompt_tokens: 8000}\n  v: {url: 'http://h:2', min_prompt_tokens: 16000}",
+        (
+            "upstreams:\n  u: {url: 'http://h:1', max_prompt_tokens: 8000}\n  v: {url: 'http://h:2', min_prompt_tokens:"
+            " 16000}"
+        ),
         1,
-        "upstreams: no upstream takes prompts of 8001 to 15999 tokens; widen min_prompt_tokens or max_prompt_tokens of one",
+        (
+            "upstreams: no upstream takes prompts of 8001 to 15999 tokens; widen min_prompt_tokens or max_prompt_tokens"
+            " of one"
+        ),
     ),
     "gap at the end": (
-        "models:\n  a:\n    upstreams: [u]\nupstreams:\n  u: {url: 'http://h', max_prompt_tokens: 8000}\n  v: {url: 'http://h:2'}",
+        (
+            "models:\n  a:\n    upstreams: [u]\nupstreams:\n  u: {url: 'http://h', max_prompt_tokens: 8000}\n  v: {url:"
+            " 'http://h:2'}"
+        ),
         3,
-        "models.a.upstreams: no upstream takes prompts of 8001 and more tokens; widen min_prompt_tokens or max_prompt_tokens of one",
+        (
+            "models.a.upstreams: no upstream takes prompts of 8001 and more tokens; widen min_prompt_tokens or"
+            " max_prompt_tokens of one"
+        ),
     ),
     "unknown": ("teams:\n  a: {}\n  b:\n    bandd: demo", 4, "teams.b.bandd is unknown; did you mean band?"),
     "far": (
         "capacity:\n  zzz: 1",
         2,
-        "capacity.zzz is unknown; choose from slots, tokens, queue, queue_tokens, waiting, kv_usage, stale_s, min_slots",
+        (
+            "capacity.zzz is unknown; choose from slots, tokens, queue, queue_tokens, waiting, kv_usage, stale_s,"
+            " min_slots"
+        ),
     ),
     "missing": ("bands:\n  x: {rank: 1}\n  y: {}", 3, "bands.y.rank is missing"),
-    "type": ("teams:\n  a: {max_running: 1}\n  b: {weight: 1,\n      max_running: many}", 4, "teams.b.max_running: Expected `int | null`, got `str`"),
-    "choice": ("teams:\n  a: {}\n  b:\n    over_output: clmp", 4, "teams.b.over_output: Invalid enum value 'clmp'; did you mean clamp?"),
-    "item": ("teams:\n  a:\n    keys: []\n    models:\n    - x\n    - 7", 6, "teams.a.models[1]: Expected `str`, got `int`"),
+    "type": (
+        "teams:\n  a: {max_running: 1}\n  b: {weight: 1,\n      max_running: many}",
+        4,
+        "teams.b.max_running: Expected `int | null`, got `str`",
+    ),
+    "choice": (
+        "teams:\n  a: {}\n  b:\n    over_output: clmp",
+        4,
+        "teams.b.over_output: Invalid enum value 'clmp'; did you mean clamp?",
+    ),
+    "item": (
+        "teams:\n  a:\n    keys: []\n    models:\n    - x\n    - 7",
+        6,
+        "teams.a.models[1]: Expected `str`, got `int`",
+    ),
     "name": ("bands: {}\nmodels:\n  7: {}", 2, "models: a name in it is read as `int`; put it in quotes"),
     "key": (
         "teams:\n  a:\n    keys:\n    - sha256:abc",
         4,
         "teams.a.keys[0] is no hash of a key; `vllm-watch gateway key a` makes a key and its sha256:... entry",
     ),
-    "again": ("teams:\n  a: {}\n  b: {}\n  a: {weight: 2}", 4, "this is not YAML: a stands here again, first in line 2"),
+    "again": (
+        "teams:\n  a: {}\n  b: {}\n  a: {weight: 2}",
+        4,
+        "this is not YAML: a stands here again, first in line 2",
+    ),
     "merged": (
         "teams:\n  a: &both\n    band: demo\n  b:\n    <<: *both\n    band: x",
         6,
@@ -209,9 +290,14 @@ def test_a_mistake_in_a_policy_is_one_sentence_with_its_line(tmp_path: Path, mis
 
 
 @pytest.mark.parametrize(
-    ("content", "why"), [(None, "cannot be read: No such file or directory"), ("", "holds no key; write it on one line"),
-                         ("a\nb", "holds no key; write it on one line"), ("schlüssel", "cannot be read: it is no ASCII text")],
-)  # fmt: skip
+    ("content", "why"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("", "holds no key; write it on one line"),
+        ("a\nb", "holds no key; write it on one line"),
+        ("schlüssel", "cannot be read: it is no ASCII text"),
+    ],
+)
 def test_a_key_file_that_cannot_be_used_is_told_when_the_file_is_read(tmp_path: Path, content: str | None, why: str):
     if content is not None:
         (tmp_path / "u.key").write_text(content)
@@ -227,8 +313,18 @@ def test_a_key_file_lies_beside_the_file_that_names_it(tmp_path: Path):
     assert f"{tmp_path}/u.key" == load_policy(path).upstreams["u"].key_file
 
 
-@pytest.mark.parametrize("text", ["teams: {%s: {}}", "teams: {a: {%s: }}", "teams: {a: {}}\nteams: {%s: []}", "teams: {%s: 1, %s: 2}",
-                                  "teams: {a: {over_output: %s}}", "teams: {a: {keys: [%s]}}", "teams: {a: {band: %s}}"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "teams: {%s: {}}",
+        "teams: {a: {%s: }}",
+        "teams: {a: {}}\nteams: {%s: []}",
+        "teams: {%s: 1, %s: 2}",
+        "teams: {a: {over_output: %s}}",
+        "teams: {a: {keys: [%s]}}",
+        "teams: {a: {band: %s}}",
+    ],
+)
 def test_a_key_in_a_wrong_place_is_never_repeated(tmp_path: Path, text: str):
     key, _ = make_key("a-team_with-the-longest-name-40-letters-")
     with pytest.raises(BadConfig) as caught:
@@ -257,8 +353,17 @@ def test_an_empty_file_is_the_shipped_policy(tmp_path: Path):
 def test_the_example_says_everything_and_survives_a_round_trip(tmp_path: Path):
     """Every field of every struct stands in it, so that none is forgotten when one is added."""
     policy, text = load_policy(EXAMPLE), EXAMPLE.read_text()
-    fields = {field for struct in (policy.capacity, policy.bands["demo"], policy.teams["chat"], policy.models["qwen-7b"], policy.upstreams["long"])
-              for field in struct.__struct_fields__}  # fmt: skip
+    fields = {
+        field
+        for struct in (
+            policy.capacity,
+            policy.bands["demo"],
+            policy.teams["chat"],
+            policy.models["qwen-7b"],
+            policy.upstreams["long"],
+        )
+        for field in struct.__struct_fields__
+    }
     assert set() == {field for field in fields if f"{field}: " not in text}
     assert policy == load_policy(written(tmp_path, msgspec.yaml.encode(policy).decode()))
     assert {"demo", "replay", "default", "experimental"} == policy.bands.keys()
@@ -270,9 +375,15 @@ def test_the_example_says_everything_and_survives_a_round_trip(tmp_path: Path):
 LIMITS = st.one_of(st.none(), st.integers(0, 30))
 
 
-@given(st.dictionaries(st.text("ab", max_size=3), st.tuples(LIMITS, LIMITS), max_size=4), st.one_of(st.none(), st.integers(1, 40)))
+@given(
+    st.dictionaries(st.text("ab", max_size=3), st.tuples(LIMITS, LIMITS), max_size=4),
+    st.one_of(st.none(), st.integers(1, 40)),
+)
 def test_every_size_of_a_prompt_falls_into_one_range_with_those_that_take_it(some: dict[str, Any], longest: int | None):
-    upstreams = {name: Upstream(url="http://h", min_prompt_tokens=low, max_prompt_tokens=high or None) for name, (low, high) in some.items()}
+    upstreams = {
+        name: Upstream(url="http://h", min_prompt_tokens=low, max_prompt_tokens=high or None)
+        for name, (low, high) in some.items()
+    }
     found = list(ranges(upstreams, longest))
     for size in range(1, (longest or 50) + 1):
         takers = [n for n, u in upstreams.items() if (u.min_prompt_tokens or 0) <= size <= (u.max_prompt_tokens or 99)]
@@ -286,8 +397,10 @@ def test_a_reload_tells_what_changed(tmp_path: Path):
     old = load_policy(EXAMPLE)
     text = EXAMPLE.read_text()
     for before, after in (
-        ("night-jobs:", "batch:"), ("max_running: 48 ", "max_running: 64 "), ("slots: 256 ", "slots: 128 "), ("weight: 5 ", "weight: 10 "),
-        ("over_output: clamp", "over_output: refuse"), ("aliases: [gpt-4o-mini]", "aliases: []"), ("max_in_flight: 96", "max_in_flight: null"),
+        ("night-jobs:", "batch:"), ("max_running: 48 ", "max_running: 64 "), ("slots: 256 ", "slots: 128 "),
+        ("weight: 5 ", "weight: 10 "),
+        ("over_output: clamp", "over_output: refuse"), ("aliases: [gpt-4o-mini]", "aliases: []"),
+        ("max_in_flight: 96", "max_in_flight: null"),
         ('keys: ["', f'keys: ["{hashed("new")}", "'),
     ):  # fmt: skip
         assert before in text
@@ -329,9 +442,18 @@ def test_keys_are_counted_and_not_shown(old: list[str], new: list[str], told: st
         ("upstream: http://h:1/v1", "is no engine's address"),
         ("{upstream: 'http://h:1', listen: ':8000'}", "':8000' is no address"),
         ("{upstream: 'http://h:1', limits: {body_byte: 1}}", "limits.body_byte is unknown; did you mean body_bytes?"),
-        ("{upstream: 'http://h:1', timeouts: {drain_s: 0}}", "gateway.yaml: timeouts.drain_s should be more than 0, not 0"),
-        ("upstream: http://h:1\nlimits:\n  log_bytes: 0", "gateway.yaml, line 3: limits.log_bytes should be more than 0, not 0"),
-        ("listen: 127.0.0.1:1\nupstream: localhost", "gateway.yaml, line 2: upstream 'localhost' is no engine's address"),
+        (
+            "{upstream: 'http://h:1', timeouts: {drain_s: 0}}",
+            "gateway.yaml: timeouts.drain_s should be more than 0, not 0",
+        ),
+        (
+            "upstream: http://h:1\nlimits:\n  log_bytes: 0",
+            "gateway.yaml, line 3: limits.log_bytes should be more than 0, not 0",
+        ),
+        (
+            "listen: 127.0.0.1:1\nupstream: localhost",
+            "gateway.yaml, line 2: upstream 'localhost' is no engine's address",
+        ),
         ("upstream: http://me:secret@h:1", "gateway.yaml: upstream 'h:1' has a user or a password before it"),
     ],
 )
@@ -342,19 +464,27 @@ def test_mistakes_in_the_configuration_name_the_place(text: str, words: str):
 
 
 def test_a_missing_teams_file_is_one_sentence_and_exit_code_1(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    (tmp_path / "gateway.yaml").write_text("upstream: http://127.0.0.1:9\nlisten: 127.0.0.1:0\nmetrics_listen: 127.0.0.1:0\n")
+    (tmp_path / "gateway.yaml").write_text(
+        "upstream: http://127.0.0.1:9\nlisten: 127.0.0.1:0\nmetrics_listen: 127.0.0.1:0\n"
+    )
     with caplog.at_level(logging.ERROR):
         assert 1 == run(tmp_path / "gateway.yaml")
-    assert [f"{tmp_path}/teams.yaml cannot be read: No such file or directory"] == [record.getMessage() for record in caplog.records]
+    assert [f"{tmp_path}/teams.yaml cannot be read: No such file or directory"] == [
+        record.getMessage() for record in caplog.records
+    ]
 
 
 def test_the_process_serves_reopens_its_log_and_stops_on_sigterm(tmp_path: Path, free_port: Callable[[], int]):
     """Paths are taken from the configuration file's folder; no engine is needed to start."""
     listen, port = f"127.0.0.1:{free_port()}", free_port()
     (tmp_path / "teams.yaml").write_text("teams: {demo: {}}")
-    (tmp_path / "gateway.yaml").write_text(f"upstream: http://127.0.0.1:{port}\nlisten: {listen}\nmetrics_listen: 127.0.0.1:{free_port()}\n")
+    (tmp_path / "gateway.yaml").write_text(
+        f"upstream: http://127.0.0.1:{port}\nlisten: {listen}\nmetrics_listen: 127.0.0.1:{free_port()}\n"
+    )
     code = "import sys, pathlib; from stack.gateway import run; sys.exit(run(pathlib.Path(sys.argv[1])))"
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "gateway.yaml")], cwd=Path(__file__).parents[3])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "gateway.yaml")], cwd=Path(__file__).parents[3]
+    )
     try:
         wait_for(lambda: urllib.request.urlopen(f"http://{listen}/-/healthy", timeout=1).read() == b"ok\n")
         log = tmp_path / "requests.jsonl"
@@ -409,12 +539,17 @@ def test_ids_that_could_break_a_log_or_a_header_are_replaced():
 def test_a_trace_is_continued_only_from_a_valid_parent(sent: str | None, continued: bool):
     span = trace(sent, lambda size: "a" * 2 * size)
     assert (continued, "a" * 16) == (span.continued, span.span_id)
-    assert ("b7ad6b7169203331" if continued else None, not (sent or "").endswith("-00")) == (span.parent_id, span.sampled)
+    assert ("b7ad6b7169203331" if continued else None, not (sent or "").endswith("-00")) == (
+        span.parent_id,
+        span.sampled,
+    )
     assert span.trace_id == ("0af7651916cd43dd8448eb211c80319c" if continued else "a" * 32)
     assert span.flags == (sent.split("-")[3] if continued and sent else "01")
 
 
 def test_without_an_engine_in_either_file_nothing_starts(tmp_path: Path):
     written(tmp_path, "teams: {a: {}}\n")
-    with pytest.raises(BadConfig, match=r"neither this file nor .*teams\.yaml names an engine; add `upstream: http://HOST:PORT`"):
+    with pytest.raises(
+        BadConfig, match=r"neither this file nor .*teams\.yaml names an engine; add `upstream: http://HOST:PORT`"
+    ):
         load_terms(GatewayConfig(teams=str(tmp_path / "teams.yaml")))

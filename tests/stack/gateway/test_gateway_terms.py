@@ -1,7 +1,8 @@
-"""The gateway under terms: who waits, who is refused and what it is told, which upstream answers, and that the books balance afterwards.
+"""The gateway under terms: who waits, who is refused and what it is told, which upstream answers, and that the books
+balance afterwards.
 
-A real gateway on loopback before fake engines. What happens when is agreed by hand-shakes: a desk answers when the test says so, and the
-gateway's own page says who waits."""
+A real gateway on loopback before fake engines. What happens when is agreed by hand-shakes: a desk answers when the test
+says so, and the gateway's own page says who waits."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ async def leave(client: asyncio.Task[Got]) -> None:
 
 
 async def shows(it: Running, metric: Metric, want: float | None, *labels: str) -> None:
-    """Returns once the page of the gateway says so; None is a series that is not there. labels: values, in the alphabetical order of their names."""
+    """Returns once the page of the gateway says so; None is a series that is not there. labels: values, in the
+    alphabetical order of their names."""
     deadline = time.monotonic() + SOON_S
     while (found := (await it.figures()).get((metric.name, *labels))) != want:
         assert time.monotonic() < deadline, f"{metric.name}{labels} is {found}, waited in vain for {want}"
@@ -180,7 +182,10 @@ def scripted(*parts: bytes | asyncio.Event | None) -> Answer:
 async def engines(**answers: Answer | FakeEngine | None) -> AsyncIterator[dict[str, FakeEngine]]:
     """Fake engines on loopback, by name."""
     async with contextlib.AsyncExitStack() as stack:
-        found = {name: answer if isinstance(answer, FakeEngine) else FakeEngine(answer=answer) for name, answer in answers.items()}
+        found = {
+            name: answer if isinstance(answer, FakeEngine) else FakeEngine(answer=answer)
+            for name, answer in answers.items()
+        }
         for engine in found.values():
             stack.push_async_callback((await listening(engine)).cleanup)
         yield found
@@ -200,7 +205,12 @@ async def pair(
 ) -> AsyncIterator[tuple[Running, FakeEngine, FakeEngine]]:
     """A gateway whose model tiny is served by engine a, and by b where a fails."""
     async with engines(a=a, b=b or events(WHOLE)) as fleet:
-        said = policy(teams, models=A_THEN_B, upstreams=at(fleet, **(more or {})), bands={"default": {"rank": 1, "prefill_s": 0.4}})
+        said = policy(
+            teams,
+            models=A_THEN_B,
+            upstreams=at(fleet, **(more or {})),
+            bands={"default": {"rank": 1, "prefill_s": 0.4}},
+        )
         async with gateway(tmp_path, policy=said, **settings) as it:
             yield it, fleet["a"], fleet["b"]
 
@@ -226,7 +236,12 @@ async def test_the_second_of_two_waits_until_the_first_has_ended(tmp_path: Path)
         assert second_ms is not None
         assert 0 < second_ms <= (records["second"].e2e_ms or 0)
         assert ("default", 2, "stable", 1, "ok") == (
-            (one := records["second"]).priority, one.est_prompt_tokens, one.variant, one.attempt, one.outcome)  # fmt: skip
+            (one := records["second"]).priority,
+            one.est_prompt_tokens,
+            one.variant,
+            one.attempt,
+            one.outcome,
+        )
 
 
 async def test_a_higher_band_overtakes_those_who_wait(tmp_path: Path):
@@ -262,7 +277,8 @@ async def test_two_teams_of_one_band_take_turns_however_many_wait_of_one(tmp_pat
 
 
 async def test_the_output_that_a_team_may_not_have_takes_no_room(tmp_path: Path):
-    """The budget of tokens is charged with the output that the engine will be asked for, not with what it could be without the team's limit."""
+    """The budget of tokens is charged with the output that the engine will be asked for, not with what it could be
+    without the team's limit."""
     desk = Desk()
     unlimited = {name: value for name, value in ASK.items() if name != "max_tokens"}
     async with gateway(tmp_path, desk.answer, policy({"demo": {"max_output_tokens": 4}})) as it:
@@ -289,7 +305,12 @@ def refused_for_now(got: Got, status: int, reason: str) -> float:
 
 
 def on_record_as_refused(record: RequestRecord, status: int, reason: str, retry_after_s: float | None) -> None:
-    assert ("rejected", reason, status, retry_after_s) == (record.outcome, record.reason, record.status, record.retry_after_s)
+    assert ("rejected", reason, status, retry_after_s) == (
+        record.outcome,
+        record.reason,
+        record.status,
+        record.retry_after_s,
+    )
     assert ("rejected", None, None, None) == (record.finish_reason, record.attempt, record.upstream, record.variant)
 
 
@@ -337,7 +358,8 @@ async def test_who_may_not_even_wait_is_told_when_to_come_back(tmp_path: Path, r
         assert ["zeroth", "first"] == desk.names
 
 
-TOO_LONG = ASK | {"messages": [{"role": "user", "content": "word " * 200}]}  # 1,000 bytes: more than 60 tokens in any vocabulary
+# 1,000 bytes: more than 60 tokens in any vocabulary
+TOO_LONG = ASK | {"messages": [{"role": "user", "content": "word " * 200}]}
 LONG = ASK | {"messages": [{"role": "user", "content": "word " * 100}]}
 TERMS = policy(
     {"demo": {"max_prompt_tokens": 60, "max_output_tokens": 2, "over_output": "refuse"}, "batch": {"models": ["tiny"]}},
@@ -360,11 +382,18 @@ TERMS = policy(
         ("", ASK, 401, "no_key", "authentication_error"),
     ],
 )
-async def test_what_would_be_refused_again_is_not_to_be_sent_again(tmp_path: Path, team: str, body: Any, status: int, reason: str, kind: str):
+async def test_what_would_be_refused_again_is_not_to_be_sent_again(
+    tmp_path: Path, team: str, body: Any, status: int, reason: str, kind: str
+):
     async with gateway(tmp_path, policy=TERMS, limits=GatewayLimits(body_bytes=1500)) as it:
         key = ALL[team][0] if team in ALL else team
         got = await ask(it, "one", body, Authorization=key and f"Bearer {key}")
-        assert (status, reason, kind, "false") == (got.status, got.error["code"], got.error["type"], got.headers["X-Should-Retry"])
+        assert (status, reason, kind, "false") == (
+            got.status,
+            got.error["code"],
+            got.error["type"],
+            got.headers["X-Should-Retry"],
+        )
         assert not {"Retry-After", "Retry-After-Ms"} & set(got.headers)
         on_record_as_refused(await it.record(), status, reason, None)
         assert [] == it.engine.asked
@@ -377,7 +406,8 @@ def counted(tokens: int) -> Any:
 async def test_what_one_team_sends_does_not_refuse_the_prompts_of_another(tmp_path: Path):
     """22 prompts of a team that are a token for each byte; another team's prompt of English text, within its limit, is
     served."""
-    english = ASK | {"messages": [{"role": "user", "content": "the words of a usual text " * 60}]}  # 1,560 bytes, 360 tokens
+    # 1,560 bytes, 360 tokens
+    english = ASK | {"messages": [{"role": "user", "content": "the words of a usual text " * 60}]}
     async with gateway(tmp_path, says(counted(1600)), policy({"batch": {"max_prompt_tokens": 400}})) as it:
         for number in range(22):
             assert 200 == (await ask(it, f"dense{number}", english)).status
@@ -389,7 +419,9 @@ async def test_what_one_team_sends_does_not_refuse_the_prompts_of_another(tmp_pa
 async def test_a_team_that_exceeds_its_prompt_limit_is_held_to_the_estimate(tmp_path: Path):
     """A prompt that may be too long goes to the engine, whose count decides. Once it counted too many, such prompts
     wait; others go on."""
-    async with gateway(tmp_path, says(counted(125)), policy({"demo": {"max_prompt_tokens": 60}, "batch": {"max_prompt_tokens": 60}})) as it:
+    async with gateway(
+        tmp_path, says(counted(125)), policy({"demo": {"max_prompt_tokens": 60}, "batch": {"max_prompt_tokens": 60}})
+    ) as it:
         assert 200 == (await ask(it, "first", LONG)).status, "41 tokens at least, 126 by estimate"
         wait_s = refused_for_now(got := await ask(it, "second", LONG), 429, "prompt_over_limit")
         assert 40 <= wait_s <= 72
@@ -409,7 +441,9 @@ async def test_a_client_that_leaves_before_the_count_does_not_hide_an_overrun(tm
 @pytest.mark.parametrize("team", ["demo", "batch"])
 async def test_a_limit_that_the_route_does_not_obey_refuses_nothing(tmp_path: Path, team: str):
     async with gateway(tmp_path, policy=TERMS) as it:
-        got = await ask(it, "one", ASK | {"max_tokens": 9000, "max_completion_tokens": 2}, Authorization=f"Bearer {ALL[team][0]}")
+        got = await ask(
+            it, "one", ASK | {"max_tokens": 9000, "max_completion_tokens": 2}, Authorization=f"Bearer {ALL[team][0]}"
+        )
         assert 200 == got.status
 
 
@@ -480,7 +514,10 @@ async def test_a_band_may_have_times_of_its_own(tmp_path: Path, time: str, body:
         (b'{"model":"tiny","max_tokens":3 ,"seed":1.0}', b'{"model":"tiny","max_tokens":2,"seed":1.0}'),
         (b'{"model":"tiny","seed":1.0}', b'{"model":"tiny","seed":1.0,"max_completion_tokens":2}'),
         (b'{"model":"tiny","max_tokens":2 }', b'{"model":"tiny","max_tokens":2 }'),
-        (b'{"model":"tiny","max_tokens":9,"max_completion_tokens":"8"}', b'{"model":"tiny","max_tokens":2,"max_completion_tokens":2}'),
+        (
+            b'{"model":"tiny","max_tokens":9,"max_completion_tokens":"8"}',
+            b'{"model":"tiny","max_tokens":2,"max_completion_tokens":2}',
+        ),
     ],
 )
 async def test_output_beyond_the_limit_of_a_team_is_not_asked_for(tmp_path: Path, said: bytes, sent: bytes):
@@ -498,7 +535,9 @@ async def test_output_beyond_the_limit_of_a_team_is_not_asked_for(tmp_path: Path
         ("new", "new", "new", None),
     ],
 )
-async def test_an_alias_is_rewritten_and_an_adapter_is_not(tmp_path: Path, name: str, sent: str, model: str, adapter: str | None):
+async def test_an_alias_is_rewritten_and_an_adapter_is_not(
+    tmp_path: Path, name: str, sent: str, model: str, adapter: str | None
+):
     models = {"tiny": {"aliases": ["gpt-4o-mini"], "adapters": ["tiny-sql"]}}
     async with gateway(tmp_path, says(REPLY | {"model": sent}), policy(models=models)) as it:
         await ask(it, "one", ASK | {"model": name})
@@ -521,7 +560,8 @@ async def chunked_500(request: web.BaseRequest) -> web.StreamResponse:
     return response
 
 
-FAILS: dict[str, tuple[Any, Answer | None, str, int]] = {  # what is asked, how a fails, what that is called, hang-ups that a sees
+# what is asked, how a fails, what that is called, hang-ups that a sees
+FAILS: dict[str, tuple[Any, Answer | None, str, int]] = {
     "down": (STREAM, None, "upstream_down", 0),
     "500": (STREAM, says(failure(500), 500), "engine_error", 0),
     "500 in chunks": (STREAM, chunked_500, "engine_error", 0),
@@ -553,12 +593,20 @@ async def test_the_second_upstream_answers_for_the_first_and_nobody_notices(tmp_
         assert (200, SHOWN if body is STREAM else json.dumps(REPLY).encode()) == (got.status, got.body)
         record = await it.record()
         assert ("ok", 2, f"a:{reason}", "b", 200, 3) == (
-            record.outcome, record.attempt, record.tried, record.upstream, record.status, record.completion_tokens)  # fmt: skip
+            record.outcome,
+            record.attempt,
+            record.tried,
+            record.upstream,
+            record.status,
+            record.completion_tokens,
+        )
         assert (body is STREAM) == (record.ttft_ms is not None)
         assert (len(nobody) == 0, 1) == (len(a.asked) == 1, len(b.asked))
         await until(lambda: hangups <= a.hangups, "the first upstream sees the hang-up")
         figures = await it.figures()
-        assert {(reason, "a"): 1, ("ok", "b"): 1} == {name[1:3]: value for name, value in figures.items() if name[0] == ATTEMPTS.name}
+        assert {(reason, "a"): 1, ("ok", "b"): 1} == {
+            name[1:3]: value for name, value in figures.items() if name[0] == ATTEMPTS.name
+        }
         assert {0.0} == {value for name, value in figures.items() if name[0] in (UPSTREAM_INFLIGHT.name, RUNNING.name)}
 
 
@@ -569,7 +617,12 @@ async def test_fallbacks_are_tried_in_their_order_and_the_last_failure_is_the_cl
             got = await ask(it, "one")
             assert (429, failure(429)) == (got.status, json.loads(got.body))
             record = await it.record()
-            assert (3, "a:upstream_reset,b:engine_error", "c", "engine_busy") == (record.attempt, record.tried, record.upstream, record.reason)
+            assert (3, "a:upstream_reset,b:engine_error", "c", "engine_busy") == (
+                record.attempt,
+                record.tried,
+                record.upstream,
+                record.reason,
+            )
 
 
 async def test_after_content_has_been_sent_there_is_no_second_upstream(tmp_path: Path):
@@ -577,7 +630,13 @@ async def test_after_content_has_been_sent_there_is_no_second_upstream(tmp_path:
         got = await ask(it, "one", STREAM)
         assert got.body.startswith(ROLE + TOKEN + b'data: {"error":')
         record = await it.record()
-        assert ("upstream_error", "upstream_reset", 1, None, "a") == (record.outcome, record.reason, record.attempt, record.tried, record.upstream)
+        assert ("upstream_error", "upstream_reset", 1, None, "a") == (
+            record.outcome,
+            record.reason,
+            record.attempt,
+            record.tried,
+            record.upstream,
+        )
         assert [] == b.asked
 
 
@@ -609,7 +668,8 @@ async def test_without_fallbacks_nothing_is_held_back(tmp_path: Path):
 
 
 async def test_with_fallbacks_a_stream_is_passed_on_from_its_first_content_on(tmp_path: Path):
-    """What was held is not held longer than that: the client has the first token before the engine has sent the second."""
+    """What was held is not held longer than that: the client has the first token before the engine has sent the
+    second."""
     go_on = asyncio.Event()
     async with pair(tmp_path, scripted(ROLE, TOKEN, go_on, LAST, USAGE, DONE)) as (it, _, b), it.post(STREAM) as answer:
         assert ROLE + TOKEN == await asyncio.wait_for(answer.content.readexactly(len(ROLE + TOKEN)), SOON_S)
@@ -652,7 +712,8 @@ async def test_an_engine_that_answers_500_is_not_up_for_that(tmp_path: Path):
 
 
 async def test_requests_that_leave_no_record_are_no_attempts_either(tmp_path: Path):
-    """Or whoever looks at an engine's page through the gateway would dilute the shares by which two arms are compared."""
+    """Or whoever looks at an engine's page through the gateway would dilute the shares by which two arms are
+    compared."""
     async with gateway(tmp_path) as it:
         headers = {"Authorization": f"Bearer {KEYS['demo'][0]}"}
         for path in ("/metrics", "/v1/models"):
@@ -666,8 +727,13 @@ async def test_a_team_is_shown_the_models_that_it_may_ask_for(tmp_path: Path):
     """By all their names, whatever engine serves them; without models in the policy, what the engine shows."""
     models = {"big": {"aliases": ["gpt-4"], "adapters": ["sql"], "max_model_len": 4096}, "small": {}}
     async with gateway(tmp_path, None, policy(models=models, teams={"demo": {"models": ["big"]}})) as it:
-        for team, shown in (("demo", {"big": 4096, "gpt-4": 4096}), ("batch", {"big": 4096, "gpt-4": 4096, "sql": 4096, "small": None})):
-            async with it.session.get(it.started.url + "/v1/models", headers={"Authorization": f"Bearer {KEYS[team][0]}"}) as answer:
+        for team, shown in (
+            ("demo", {"big": 4096, "gpt-4": 4096}),
+            ("batch", {"big": 4096, "gpt-4": 4096, "sql": 4096, "small": None}),
+        ):
+            async with it.session.get(
+                it.started.url + "/v1/models", headers={"Authorization": f"Bearer {KEYS[team][0]}"}
+            ) as answer:
                 page = await answer.json()
             assert shown == {one["id"]: one.get("max_model_len") for one in page["data"]}
             assert {"model"} == {one["object"] for one in page["data"]}
@@ -681,7 +747,9 @@ async def test_a_foreign_service_answers_only_teams_that_may_and_sees_no_key_of_
     """It is asked with its own key, by its own name for the model."""
     (tmp_path / "b.key").write_text("service-secret\n")
     teams, foreign = {"demo": {"fallback_api": True}}, {"kind": "api", "key_file": "b.key", "model": "tiny-large"}
-    async with pair(tmp_path, says(failure(500), 500), says(REPLY | {"model": "tiny-large"}), teams, {"b": foreign}) as (it, a, b):
+    async with pair(
+        tmp_path, says(failure(500), 500), says(REPLY | {"model": "tiny-large"}), teams, {"b": foreign}
+    ) as (it, a, b):
         keys = {"x-api-key": ALL["demo"][0], "api-key": ALL["demo"][0]}
         assert 200 == (await ask(it, "one", **keys)).status
         assert 500 == (await ask(it, "two", team="batch")).status
@@ -693,7 +761,12 @@ async def test_a_foreign_service_answers_only_teams_that_may_and_sees_no_key_of_
         seen = str((a.asked, b.asked))
         assert not [team for team, (key, _) in ALL.items() if key in seen]
         records = await named(it, 2)
-        assert ("tiny", "b", "a:engine_error", "ok") == ((one := records["one"]).model, one.upstream, one.tried, one.outcome)
+        assert ("tiny", "b", "a:engine_error", "ok") == (
+            (one := records["one"]).model,
+            one.upstream,
+            one.tried,
+            one.outcome,
+        )
         assert ("a", None, "upstream_error") == ((two := records["two"]).upstream, two.tried, two.outcome)
 
 
@@ -707,10 +780,17 @@ async def test_nobody_jumps_the_queue_of_an_engine_by_head_or_body(tmp_path: Pat
     sent = {"a": ("demo", {"priority": -9}), "b": ("demo", {}), "c": ("batch", {}), "d": ("batch", {"priority": 8})}
     async with gateway(tmp_path, policy=policy({"demo": {"band": "high"}}, bands=LATER)) as it:
         for name, (team, asked_for) in sent.items():
-            assert 200 == (await ask(it, name, ASK | asked_for, team, **{"X-Vllm-Priority": "-9", "X-data-parallel-rank": "1"})).status
+            assert (
+                200
+                == (
+                    await ask(it, name, ASK | asked_for, team, **{"X-Vllm-Priority": "-9", "X-data-parallel-rank": "1"})
+                ).status
+            )
         seen = {asked[2]["x-request-id"]: asked for asked in it.engine.asked}
         assert {"a": 0, "b": None, "c": 5, "d": 8} == {name: json.loads(seen[name][3]).get("priority") for name in seen}
-        assert {"a": None, "b": None, "c": "5", "d": "8"} == {name: seen[name][2].get("x-vllm-priority") for name in seen}
+        assert {"a": None, "b": None, "c": "5", "d": "8"} == {
+            name: seen[name][2].get("x-vllm-priority") for name in seen
+        }
         assert not [asked for asked in it.engine.asked if "x-data-parallel-rank" in asked[2]]
 
 
@@ -718,7 +798,12 @@ async def test_a_foreign_service_hears_nothing_of_priorities(tmp_path: Path):
     """It would refuse a field that it does not know."""
     (tmp_path / "b.key").write_text("service-secret\n")
     async with engines(a=says(failure(500), 500), b=says(REPLY)) as fleet:
-        said = policy({"demo": {"fallback_api": True}}, models=A_THEN_B, upstreams=at(fleet, b={"kind": "api", "key_file": "b.key"}), bands=LATER)
+        said = policy(
+            {"demo": {"fallback_api": True}},
+            models=A_THEN_B,
+            upstreams=at(fleet, b={"kind": "api", "key_file": "b.key"}),
+            bands=LATER,
+        )
         async with gateway(tmp_path, policy=said) as it:
             assert 200 == (await ask(it, "one")).status
         a, b = fleet["a"], fleet["b"]
@@ -740,8 +825,12 @@ async def test_a_canary_gets_its_share_and_a_request_always_the_same_arm(tmp_pat
             arms = [records[f"{number}"].variant for number in range(250)]
             assert 3 <= arms.count("canary") <= 23  # 12.5 expected, and three deviations of 3.4
             assert arms[:100] == [records[f"{number}-again"].variant for number in range(100)]
-            assert {("canary", "new"), ("stable", "old")} == {(record.variant, record.upstream) for record in records.values()}
-            assert Counter(record.upstream for record in records.values()) == {name: len(engine.asked) for name, engine in fleet.items()}
+            assert {("canary", "new"), ("stable", "old")} == {
+                (record.variant, record.upstream) for record in records.values()
+            }
+            assert Counter(record.upstream for record in records.values()) == {
+                name: len(engine.asked) for name, engine in fleet.items()
+            }
 
 
 async def test_what_we_change_in_a_request_moves_it_to_no_other_arm(tmp_path: Path):
@@ -752,7 +841,10 @@ async def test_what_we_change_in_a_request_moves_it_to_no_other_arm(tmp_path: Pa
         async with gateway(tmp_path, policy=policy({"demo": {"max_output_tokens": 3}}, upstreams=upstreams)) as it:
             wanted = {}
             for number in range(40):
-                said = ASK | {"messages": [{"role": "user", "content": f"question {number}"}], "stream": number % 2 == 0}
+                said = ASK | {
+                    "messages": [{"role": "user", "content": f"question {number}"}],
+                    "stream": number % 2 == 0,
+                }
                 body = json.dumps(said).encode()
                 await ask(it, f"{number}", body)
                 choice = router.choose(None, None, router.sticky("demo", body), set(fleet))
@@ -781,8 +873,10 @@ async def test_new_terms_touch_neither_a_stream_that_runs_nor_those_who_wait(tmp
         del without_batch["teams"]["batch"]
         reread(tmp_path, it, without_batch)
         assert 401 == (await ask(it, "fourth", team="batch")).status
-        assert {"default": 1, "batch": 1} == {"default": (figures := await it.figures())[WAITING.name, "default", "demo"],
-                                              "batch": figures[WAITING.name, "default", "batch"]}  # fmt: skip
+        assert {"default": 1, "batch": 1} == {
+            "default": (figures := await it.figures())[WAITING.name, "default", "demo"],
+            "batch": figures[WAITING.name, "default", "batch"],
+        }
         go_on.set()
         assert (200, SHOWN) == ((got := await stream).status, got.body)
         for _ in range(2):
@@ -798,7 +892,14 @@ async def test_new_terms_hold_for_whoever_comes_next(tmp_path: Path):
         call = await desk.next()
         clients.append(asking(it, "second"))
         await waits(it, 1)
-        reread(tmp_path, it, policy({"chat": {"band": "high"}, "batch": {"max_output_tokens": 2, "over_output": "refuse"}}, capacity={"slots": 2}))
+        reread(
+            tmp_path,
+            it,
+            policy(
+                {"chat": {"band": "high"}, "batch": {"max_output_tokens": 2, "over_output": "refuse"}},
+                capacity={"slots": 2},
+            ),
+        )
         second = await desk.next()  # at once, since there is a slot more
         assert "second" == second.name
         assert "output_too_long" == (await ask(it, "third", team="batch")).error["code"]
@@ -811,7 +912,9 @@ async def test_new_terms_hold_for_whoever_comes_next(tmp_path: Path):
         assert [200, 200, 200] == [(await client).status for client in clients]
         reread(tmp_path, it, policy(capacity=ONE_SLOT))
         await shows(it, SLOTS, 1)
-        assert {("ok",): 2.0, ("failed",): 0.0} == {name[1:]: value for name, value in (await it.figures()).items() if name[0] == RELOADS.name}
+        assert {("ok",): 2.0, ("failed",): 0.0} == {
+            name[1:]: value for name, value in (await it.figures()).items() if name[0] == RELOADS.name
+        }
 
 
 @pytest.mark.parametrize(
@@ -820,7 +923,10 @@ async def test_new_terms_hold_for_whoever_comes_next(tmp_path: Path):
         ("teams: {demo: {band: gold}}", "teams.demo.band: 'gold' is no band"),
         ("teams: [", "teams.yaml"),
         ("teams:\n  demo: {kays: []}", "kays"),
-        (json.dumps(policy(upstreams={"a": {"url": "http://127.0.0.1:1", "key_file": "none.key"}})), "upstreams.a.key_file"),
+        (
+            json.dumps(policy(upstreams={"a": {"url": "http://127.0.0.1:1", "key_file": "none.key"}})),
+            "upstreams.a.key_file",
+        ),
         ("teams: {}\nanchors: &a [*a]", "teams.yaml"),
         ("", "anonymous_team: demo is not among the teams"),
         (None, "cannot be read"),
@@ -841,7 +947,10 @@ async def test_a_file_with_a_mistake_changes_nothing_and_is_told_in_one_sentence
         assert [logging.ERROR] == [record.levelno for record in caplog.records]
         assert told in caplog.messages[0]
         assert "\n" not in caplog.messages[0].strip()
-        assert (200, 403) == ((await ask(it, "one")).status, (await ask(it, "two", ASK | {"model": "x"}, "batch")).status)
+        assert (200, 403) == (
+            (await ask(it, "one")).status,
+            (await ask(it, "two", ASK | {"model": "x"}, "batch")).status,
+        )
         assert 1 == (await it.figures())[RELOADS.name, "failed"]
 
 
@@ -849,7 +958,10 @@ async def test_a_team_that_goes_while_its_request_is_still_being_sent_is_unknown
     async with gateway(tmp_path, policy=policy()) as it:
         host, port = it.started.url[7:].split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['batch'][0]}\r\nContent-Length: 2\r\n\r\n{{".encode())
+        writer.write(
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEYS['batch'][0]}\r\nContent-Length:"
+            " 2\r\n\r\n{".encode()
+        )
         await shows(it, INFLIGHT, 1, "batch")
         without_batch = policy()
         del without_batch["teams"]["batch"]
@@ -919,7 +1031,9 @@ async def test_slots_follow_the_engines_figures_while_these_are_fresh(tmp_path: 
 # ---- the end
 
 
-async def test_those_who_run_and_those_who_wait_end_in_peace_when_it_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_those_who_run_and_those_who_wait_end_in_peace_when_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The door is held open for a moment, so that somebody can still come in."""
     desk, shut = Desk(), asyncio.Event()
     close = Listening.close
@@ -941,7 +1055,9 @@ async def test_those_who_run_and_those_who_wait_end_in_peace_when_it_stops(tmp_p
         shut.set()
         call.reply()
         (await desk.next()).reply(events(WHOLE))
-        assert [(200, json.dumps(REPLY).encode()), (200, SHOWN)] == [((got := await client).status, got.body) for client in clients]
+        assert [(200, json.dumps(REPLY).encode()), (200, SHOWN)] == [
+            ((got := await client).status, got.body) for client in clients
+        ]
         records = await named(it, 3)
         on_record_as_refused(records["late"], 503, "draining", wait_s)
         assert ("ok", "ok") == (records["runs"].outcome, records["waits"].outcome)
@@ -956,7 +1072,9 @@ async def test_who_waits_when_the_time_for_draining_is_over_is_on_record(tmp_pat
         await waits(it, 1)
         it.stop.set()
         records = await named(it, 2)
-        assert {("upstream_error", "gateway_stopped")} == {(record.outcome, record.reason) for record in records.values()}
+        assert {("upstream_error", "gateway_stopped")} == {
+            (record.outcome, record.reason) for record in records.values()
+        }
         await asyncio.wait(clients)
         assert ["runs"] == desk.names
         assert all(isinstance(client.exception(), aiohttp.ClientError) for client in clients)
@@ -1019,7 +1137,8 @@ async def by_fate(request: web.BaseRequest) -> web.StreamResponse:
 
 @pytest.mark.parametrize("reloads", [0, 30])
 async def test_whatever_befalls_two_hundred_requests_the_books_balance(tmp_path: Path, reloads: int):
-    """Offered is the sum of all outcomes, one record each; nothing stays behind, and the page says what the records say.
+    """Offered is the sum of all outcomes, one record each; nothing stays behind, and the page says what the records
+    say.
 
     Also when the terms change all the time, and a team comes and goes."""
     rng = random.Random(20261121)
@@ -1029,15 +1148,29 @@ async def test_whatever_befalls_two_hundred_requests_the_books_balance(tmp_path:
         "chat": {"max_output_tokens": 4, "over_output": "refuse", "weight": 2.0},
         "night": {"band": "low", "models": ["tiny"]},
     }
-    bands = {"high": {"rank": 0}, "default": {"rank": 1, "max_wait_s": 2.0}, "low": {"rank": 2, "ceiling": 0.5, "max_wait_s": 0.1}}
+    bands = {
+        "high": {"rank": 0},
+        "default": {"rank": 1, "max_wait_s": 2.0},
+        "low": {"rank": 2, "ceiling": 0.5, "max_wait_s": 0.1},
+    }
     given: dict[str, int] = {}
     left: set[str] = set()
 
     async def one(it: Running, number: int) -> None:
         fate, team = rng.choice(list(FATES)), rng.choice(list(teams))
-        name, odd, patience_s = f"{number}-{fate}", rng.random(), rng.uniform(0.0, 0.15) if rng.random() < 0.25 else None
+        name, odd, patience_s = (
+            f"{number}-{fate}",
+            rng.random(),
+            rng.uniform(0.0, 0.15) if rng.random() < 0.25 else None,
+        )
         body: Any = (STREAM if fate in STREAMS else ASK) | {"model": rng.choice(("tiny", "solo"))}
-        body = b"x" * 5000 if odd < 0.04 else body | {"max_tokens": 5} if odd < 0.1 else body | {"messages": LONG["messages"]} if odd < 0.16 else body
+        body = (
+            b"x" * 5000
+            if odd < 0.04
+            else (
+                body | {"max_tokens": 5} if odd < 0.1 else body | {"messages": LONG["messages"]} if odd < 0.16 else body
+            )
+        )
         headers = {"Authorization": "Bearer nobody"} if odd > 0.97 else {}
         await asyncio.sleep(rng.uniform(0, 1.0))
         try:
@@ -1049,7 +1182,11 @@ async def test_whatever_befalls_two_hundred_requests_the_books_balance(tmp_path:
     async with engines(a=by_fate, b=None) as fleet:
         models = {"tiny": {"upstreams": ["a"], "fallbacks": ["b"]}, "solo": {"upstreams": ["a"]}}
         said = policy(
-            teams, bands=bands, models=models, upstreams=at(fleet, b={"variant": "spare"}), capacity={"slots": 6, "queue": 20, "tokens": 500}
+            teams,
+            bands=bands,
+            models=models,
+            upstreams=at(fleet, b={"variant": "spare"}),
+            capacity={"slots": 6, "queue": 20, "tokens": 500},
         )
         times, limits = Timeouts(prefill_s=0.2, total_s=0.2), GatewayLimits(body_bytes=4000)
         async with gateway(tmp_path, policy=said, timeouts=times, limits=limits) as it:
@@ -1074,10 +1211,15 @@ async def test_whatever_befalls_two_hundred_requests_the_books_balance(tmp_path:
     for metric in (INFLIGHT, RUNNING, WAITING, TOKENS, UPSTREAM_INFLIGHT):
         assert {} == page(metric)
     unknown = "__unknown__"
-    assert page(REQUESTS) == Counter((r.outcome, f"{r.status // 100}xx" if r.status else "none", r.team or unknown) for r in records)
+    assert page(REQUESTS) == Counter(
+        (r.outcome, f"{r.status // 100}xx" if r.status else "none", r.team or unknown) for r in records
+    )
     assert page(REJECTED) == Counter((r.reason, r.team or unknown) for r in records if r.outcome == "rejected")
     tries = [
-        (*reversed(tried.split(":")), "stable" if tried[0] == "a" else "spare") for r in records for tried in (r.tried or "").split(",") if tried
+        (*reversed(tried.split(":")), "stable" if tried[0] == "a" else "spare")
+        for r in records
+        for tried in (r.tried or "").split(",")
+        if tried
     ]
     tries += [(r.reason or "ok", r.upstream, r.variant) for r in records if r.upstream]
     assert page(ATTEMPTS) == Counter(tries)
@@ -1086,18 +1228,23 @@ async def test_whatever_befalls_two_hundred_requests_the_books_balance(tmp_path:
 async def changing(tmp_path: Path, it: Running, said: dict[str, Any], times: int) -> None:
     """New terms again and again: fewer slots, another band, a team less; and in the end those of the beginning."""
     fewer = said | {"capacity": said["capacity"] | {"slots": 2}}
-    without = said | {"teams": {name: team | {"band": "low"} for name, team in said["teams"].items() if name != "batch"}}
+    without = said | {
+        "teams": {name: team | {"band": "low"} for name, team in said["teams"].items() if name != "batch"}
+    }
     for number in range(times):
         reread(tmp_path, it, (fewer, without, said)[number % 3])
         await asyncio.sleep(0.03)
 
 
 async def settled(it: Running) -> dict[tuple[str, ...], float]:
-    """The page, once nothing is in flight and nothing has changed for a while: of a client that left, the gateway may hear later."""
+    """The page, once nothing is in flight and nothing has changed for a while: of a client that left, the gateway may
+    hear later."""
     deadline = time.monotonic() + SOON_S
     before: dict[tuple[str, ...], float] = {}
     while time.monotonic() < deadline:
-        figures = {name: value for name, value in (await it.figures()).items() if name[0] in (REQUESTS.name, INFLIGHT.name)}
+        figures = {
+            name: value for name, value in (await it.figures()).items() if name[0] in (REQUESTS.name, INFLIGHT.name)
+        }
         if figures == before and not any(value for name, value in figures.items() if name[0] == INFLIGHT.name):
             break
         before = figures

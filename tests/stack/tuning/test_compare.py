@@ -1,4 +1,5 @@
-"""`compare` and `report` on benches that were saved: what they are called, what is refused, gates, and what is left of a bench that broke off."""
+"""`compare` and `report` on benches that were saved: what they are called, what is refused, gates, and what is left of
+a bench that broke off."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ WORKLOAD: dict[str, Any] = {"name": "small", "input_tokens": 20, "concurrency": 
 
 
 def saved(
-    folder: Path, ttft_ms: float = 100.0, arms: tuple[str, ...] = ("tiny",), runs: int = 6, seed: int = 0, errors: float = 0.0, **more: Any
+    folder: Path,
+    ttft_ms: float = 100.0,
+    arms: tuple[str, ...] = ("tiny",),
+    runs: int = 6,
+    seed: int = 0,
+    errors: float = 0.0,
+    **more: Any,
 ) -> Path:
     """A bench by hand: each further arm is half as slow as the one before; runs take turns."""
     folder.mkdir(parents=True)
@@ -32,22 +39,42 @@ def saved(
     for number in range(runs * len(arms)):
         at = number % len(arms) if number // len(arms) % 2 == 0 else len(arms) - 1 - number % len(arms)
         slow = ttft_ms / 2**at * rng.uniform(0.99, 1.01)
-        figures = {"ttft_ms.p50": slow, "ttft_ms.p95": 2 * slow, "tpot_ms.p50": 5 * rng.uniform(0.99, 1.01), "error_ratio": errors}
+        figures = {
+            "ttft_ms.p50": slow,
+            "ttft_ms.p95": 2 * slow,
+            "tpot_ms.p50": 5 * rng.uniform(0.99, 1.01),
+            "error_ratio": errors,
+        }
         begun = T0 + 10 * number
         ok = round(100 * (1 - errors))
         found.append(
             Run(
-                number=number + 1, arm=arms[at], workload="small", point="c4", started_s=begun, ended_s=begun + 9, seed=seed + number, asked=100,
+                number=number + 1, arm=arms[at], workload="small", point="c4", started_s=begun, ended_s=begun + 9,
+                seed=seed + number, asked=100,
                 ok=ok, figures=figures,
             )
         )  # fmt: skip
-    engines = [Arm(name=arm, engine=BenchEngine(url=f"http://127.0.0.1:{8000 + at}", model="tiny", started_s=1.0)) for at, arm in enumerate(arms)]
+    engines = [
+        Arm(name=arm, engine=BenchEngine(url=f"http://127.0.0.1:{8000 + at}", model="tiny", started_s=1.0))
+        for at, arm in enumerate(arms)
+    ]
     bench = Bench(
-        id="b", title="t", tool="test", started_s=T0, ended_s=T0 + 1000, arms=tuple(engines), runs=tuple(found), workload_hash="h",
+        id="b",
+        title="t",
+        tool="test",
+        started_s=T0,
+        ended_s=T0 + 1000,
+        arms=tuple(engines),
+        runs=tuple(found),
+        workload_hash="h",
         **{"order": "interleaved" if len(arms) > 1 else "single", **given},
-    )  # fmt: skip
+    )
     result.write(folder, bench)
-    records = [RequestRecord(request_id=f"b-{run.number}-{n}", outcome="ok", variant=run.arm, prompt_tokens=20) for run in found for n in range(3)]
+    records = [
+        RequestRecord(request_id=f"b-{run.number}-{n}", outcome="ok", variant=run.arm, prompt_tokens=20)
+        for run in found
+        for n in range(3)
+    ]
     result.add_requests(folder, records)
     return folder
 
@@ -159,7 +186,11 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path, monkeypatch, argument
     [
         (["--max-p95-regression", "15%"], 3, "GATE max-p95-regression: ttft_ms.p95: "),
         (["--max-p95-regression", "60"], 0, ""),
-        (["--max-error-rate", "0.5%"], 3, "GATE max-error-rate: error_ratio: 2 % of the requests of after failed, where 0.5 % is allowed"),
+        (
+            ["--max-error-rate", "0.5%"],
+            3,
+            "GATE max-error-rate: error_ratio: 2 % of the requests of after failed, where 0.5 % is allowed",
+        ),
         (["--max-error-rate", "2.5%"], 0, ""),
         ([], 0, ""),
     ],
@@ -178,7 +209,8 @@ def test_a_gate_that_is_not_kept_is_exit_status_3(tmp_path, gate, status, words)
 def log_of(path: Path, *variants: str | None) -> Path:
     records = [
         RequestRecord(
-            request_id=f"r{at}", ts=timestamp(T0 + at * 20), model="m", variant=variants[at % len(variants)], outcome="ok", prompt_tokens=20,
+            request_id=f"r{at}", ts=timestamp(T0 + at * 20), model="m", variant=variants[at % len(variants)],
+            outcome="ok", prompt_tokens=20,
             completion_tokens=5, ttft_ms=100.0, tpot_ms=5.0, e2e_ms=120.0, status=200,
         )
         for at in range(400)
@@ -193,7 +225,9 @@ def test_variants_and_events_of_a_log_get_at_most_consistent_with(tmp_path):
     assert 0 == told.exit_code, told.output
     assert "canary compared with stable" in told.output
     events.append(tmp_path / "events.jsonl", TuningEvent(id="e1", at_s=T0 + 4000, kind="change", what="flipped"))
-    told = call("compare", "--log", log, "--event", "e1", "--events", tmp_path / "events.jsonl", "--window", "1h", "--json")
+    told = call(
+        "compare", "--log", log, "--event", "e1", "--events", tmp_path / "events.jsonl", "--window", "1h", "--json"
+    )
     assert 0 == told.exit_code, told.output
     assert {"judgements", "broken"} == set(json.loads(told.stdout))
 
@@ -205,7 +239,10 @@ def test_variants_and_events_of_a_log_get_at_most_consistent_with(tmp_path):
         (["--event", "e", "--variant", "a", "b"], "with --log, say either --event ID or --variant A B"),
         (["--event", "e"], "--event needs the file of events: --events FILE"),
         (["--event", "e", "--events", "none.jsonl"], "none.jsonl"),
-        (["--event", "e", "--events", "events.jsonl"], "events.jsonl holds no event e; `vllm-watch events --events events.jsonl` lists them"),
+        (
+            ["--event", "e", "--events", "events.jsonl"],
+            "events.jsonl holds no event e; `vllm-watch events --events events.jsonl` lists them",
+        ),
         (["--variant", "a", "b", "--arms", "a", "b"], "--arms goes with folders of benches"),
     ],
 )

@@ -1,4 +1,5 @@
-"""Experiments: mistakes in their files, what engines say of themselves, and `tune` with engines that stand and engines that it starts itself."""
+"""Experiments: mistakes in their files, what engines say of themselves, and `tune` with engines that stand and engines
+that it starts itself."""
 
 from __future__ import annotations
 
@@ -41,7 +42,10 @@ from stack.tuning.comparison import Comparison
 from stack.tuning.experiment import differences, told_settings
 
 AS_WRITTEN = ("--seed", "18")  # draws off, on, on, off of two rounds; of any number of rounds the first arm comes first
-SMALL = "workloads:\n  - {name: small, input_tokens: 20, output_tokens: 2, concurrency: [4], requests: 8, warm_up: 1, runs: 2}\n"
+SMALL = (
+    "workloads:\n  - {name: small, input_tokens: 20, output_tokens: 2, concurrency: [4], requests: 8, warm_up: 1, runs:"
+    " 2}\n"
+)
 DEV = {"model_config": {"model": "m"}, "cache_config": {"enable_prefix_caching": True}, "instance_id": "a"}
 
 
@@ -71,22 +75,61 @@ def opened(text: str) -> WorkloadFile:
     [
         ("arms:\n  a: {url: http://x}\n", "workload is missing"),
         ("workload: small.yaml\nrums: 3\narms: {}\n", "line 2: rums is unknown; did you mean runs?"),
-        ("workload: small.yaml\narms:\n  a: {url: http://x}\n", "line 2: arms: there is one; a comparison needs two or more"),
-        ("workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {}\n", "line 4: arms.b: nothing is given; say one of url, command or lab"),
-        ("workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {url: http://y, lab: []}\n", "line 4: arms.b: url and lab is given"),
-        ("workload: small.yaml\narms:\n  a: {url: http://x}\n  b:\n    command: vllm serve m\n", "line 5: arms.b.command: it has no {port}"),
-        ("workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {command: \"vllm 'm {port}\"}\n", "line 4: arms.b.command: it is no command"),
-        ("workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {url: 'x:1'}\n", "line 4: arms.b.url: 'x:1' should be like http://127.0.0.1:8000"),
-        ("workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {url: http://y, env: {A: b}}\n", "line 4: arms.b.env: an engine that stands"),
-        ("workload: small.yaml\narms:\n  a: {url: http://x}\n  b/c: {url: http://y}\n", "line 4: arms.b/c: 'b/c' is no name"),
-        ("workload: small.yaml\narms:\n  a: {url: http://x}\n  1: {url: http://y}\n", "arms: a name in it is read as `int`; put it in quotes"),
-        ("workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {urk: http://y}\n", "line 4: arms.b.urk is unknown; did you mean url?"),
-        ("workload: small.yaml\nruns: 0\narms:\n  a: {url: http://x}\n  b: {url: http://y}\n", "line 2: runs: 0 should be 1 or more"),
-        ("workload: small.yaml\nrequests: -1\narms:\n  a: {url: http://x}\n  b: {url: http://y}\n", "line 2: requests: -1 should be 1 or more"),
-        ("workload: small.yaml\nalso: [ttft.p95]\narms:\n  a: {url: http://x}\n  b: {url: http://y}\n", "line 2: also[0]: ttft.p95 is no figure"),
+        (
+            "workload: small.yaml\narms:\n  a: {url: http://x}\n",
+            "line 2: arms: there is one; a comparison needs two or more",
+        ),
+        (
+            "workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {}\n",
+            "line 4: arms.b: nothing is given; say one of url, command or lab",
+        ),
+        (
+            "workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {url: http://y, lab: []}\n",
+            "line 4: arms.b: url and lab is given",
+        ),
+        (
+            "workload: small.yaml\narms:\n  a: {url: http://x}\n  b:\n    command: vllm serve m\n",
+            "line 5: arms.b.command: it has no {port}",
+        ),
+        (
+            'workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {command: "vllm \'m {port}"}\n',
+            "line 4: arms.b.command: it is no command",
+        ),
+        (
+            "workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {url: 'x:1'}\n",
+            "line 4: arms.b.url: 'x:1' should be like http://127.0.0.1:8000",
+        ),
+        (
+            "workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {url: http://y, env: {A: b}}\n",
+            "line 4: arms.b.env: an engine that stands",
+        ),
+        (
+            "workload: small.yaml\narms:\n  a: {url: http://x}\n  b/c: {url: http://y}\n",
+            "line 4: arms.b/c: 'b/c' is no name",
+        ),
+        (
+            "workload: small.yaml\narms:\n  a: {url: http://x}\n  1: {url: http://y}\n",
+            "arms: a name in it is read as `int`; put it in quotes",
+        ),
+        (
+            "workload: small.yaml\narms:\n  a: {url: http://x}\n  b: {urk: http://y}\n",
+            "line 4: arms.b.urk is unknown; did you mean url?",
+        ),
+        (
+            "workload: small.yaml\nruns: 0\narms:\n  a: {url: http://x}\n  b: {url: http://y}\n",
+            "line 2: runs: 0 should be 1 or more",
+        ),
+        (
+            "workload: small.yaml\nrequests: -1\narms:\n  a: {url: http://x}\n  b: {url: http://y}\n",
+            "line 2: requests: -1 should be 1 or more",
+        ),
+        (
+            "workload: small.yaml\nalso: [ttft.p95]\narms:\n  a: {url: http://x}\n  b: {url: http://y}\n",
+            "line 2: also[0]: ttft.p95 is no figure",
+        ),
         ("workload: small.yaml\norder: random\narms: {}\n", "line 2: order: Invalid enum value 'random'"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_told_with_its_line(tmp_path, text, sentence):
     path = written(tmp_path, text)
     with pytest.raises(BadConfig) as told:
@@ -102,13 +145,18 @@ def test_a_workload_is_looked_for_beside_the_file_and_nowhere_else(tmp_path, mon
     elsewhere.mkdir()
     (elsewhere / "smal.yaml").write_text(SMALL)
     monkeypatch.chdir(elsewhere)
-    with pytest.raises(BadConfig, match=r"experiment\.yaml, line 4: workload: .*/smal\.yaml is no file, and smal\.yaml no shipped workload; "):
+    with pytest.raises(
+        BadConfig,
+        match=r"experiment\.yaml, line 4: workload: .*/smal\.yaml is no file, and smal\.yaml no shipped workload; ",
+    ):
         experiment.load(path)
 
 
 def test_a_folder_beside_does_not_hide_a_shipped_workload(tmp_path):
     (tmp_path / "short-short").mkdir()
-    its, suite = experiment.load(written(tmp_path, "workload: short-short\narms:\n  off: {url: http://x}\n  on: {url: http://y}\n"))
+    its, suite = experiment.load(
+        written(tmp_path, "workload: short-short\narms:\n  off: {url: http://x}\n  on: {url: http://y}\n")
+    )
     assert (["off", "on"], "short-short") == (list(its.arms), suite.workloads[0].name)
 
 
@@ -118,24 +166,43 @@ def test_a_folder_beside_does_not_hide_a_shipped_workload(tmp_path):
 @given(st.dictionaries(st.sampled_from(["a.b", "c", "x.port", "instance_id"]), st.sampled_from(["1", "2"])))
 def test_a_configuration_does_not_differ_from_itself_nor_by_what_every_start_changes(settings):
     assert {} == differences(settings, settings)
-    assert {} == differences(settings, settings | {"x.port": "9", "instance_id": "9", "cache_config.num_gpu_blocks": "9"})
+    assert {} == differences(
+        settings, settings | {"x.port": "9", "instance_id": "9", "cache_config.num_gpu_blocks": "9"}
+    )
     assert {"new": (None, "9")} == differences(settings, settings | {"new": "9"})
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (None, {"cache_config.enable_prefix_caching": "True", "cache_config.kv_cache_memory_bytes": "8", "version": "0.32.0"}),
-        (DEV, {"cache_config.enable_prefix_caching": "True", "cache_config.kv_cache_memory_bytes": "8", "version": "0.32.0",
-               "model_config.model": "m", "instance_id": "a"}),
+        (
+            None,
+            {
+                "cache_config.enable_prefix_caching": "True",
+                "cache_config.kv_cache_memory_bytes": "8",
+                "version": "0.32.0",
+            },
+        ),
+        (
+            DEV,
+            {
+                "cache_config.enable_prefix_caching": "True",
+                "cache_config.kv_cache_memory_bytes": "8",
+                "version": "0.32.0",
+                "model_config.model": "m",
+                "instance_id": "a",
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_engine_tells_all_in_its_development_mode_and_else_what_its_page_says(settings, told):
     engine = FakeEngine()
     engine.settings = settings
     cache = {"enable_prefix_caching": "True", "kv_cache_memory_bytes": "8"}
     with standing(engine) as (url,):
-        assert told == asyncio.run(told_settings(url, BenchEngine(url=url, model="tiny", version="0.32.0", cache=cache)))
+        assert told == asyncio.run(
+            told_settings(url, BenchEngine(url=url, model="tiny", version="0.32.0", cache=cache))
+        )
 
 
 # --- what is chosen of a workload's file
@@ -166,7 +233,11 @@ def test_only_what_is_named_is_run(only, loads):
     ("only", "requests", "sentence"),
     [
         (("two", "c4"), None, "--only two --only c4 leaves nothing: two has no such load"),
-        (("c9",), None, "--only c9 is neither a workload nor a load of this file; there are c2, c4, c8, one, talk, two"),
+        (
+            ("c9",),
+            None,
+            "--only c9 is neither a workload nor a load of this file; there are c2, c4, c8, one, talk, two",
+        ),
         ((), 4, r"with 4 requests in a run, workloads\[2\].requests: 4 is no multiple of turns \(3\); 6 would be"),
     ],
 )
@@ -175,7 +246,9 @@ def test_what_leaves_nothing_to_run_is_refused(only, requests, sentence):
         chosen(opened(SEVERAL), only, None, None, requests)
 
 
-@pytest.mark.parametrize(("runs", "counts"), [(None, {"one": 4, "two": 3, "talk": 1}), (2, {"one": 4, "two": 2, "talk": 2})])
+@pytest.mark.parametrize(
+    ("runs", "counts"), [(None, {"one": 4, "two": 3, "talk": 1}), (2, {"one": 4, "two": 2, "talk": 2})]
+)
 def test_each_workload_has_its_own_number_of_runs(runs, counts):
     steps = schedule(opened(SEVERAL).workloads, workload.points, [["a"]] * 9, runs, True)
     assert counts == {name: sum(step.workload.name == name for step in steps) for name in counts}
@@ -217,20 +290,31 @@ def test_two_standing_engines_take_turns_and_are_judged(tmp_path):
     slow, fast = FakeEngine(), FakeEngine()
     slow.first_s, slow.caching = 0.03, "False"
     with standing(slow, fast) as urls:
-        told = told_by(str(written(tmp_path, two_arms(urls, "runs: 6\nalso: [ttft_ms.p95]\n"))), "--out", str(tmp_path / "o"), "--json")
+        told = told_by(
+            str(written(tmp_path, two_arms(urls, "runs: 6\nalso: [ttft_ms.p95]\n"))),
+            "--out",
+            str(tmp_path / "o"),
+            "--json",
+        )
     assert 0 == told.exit_code, told.output
     assert "off -> on, by the engines' own word: cache_config.enable_prefix_caching False -> True" in told.stderr
     assert "small c4: 6 runs of 8 requests x 2 arms" in told.stderr
     bench = result.read(tmp_path / "o")
     ran = [run.arm for run in bench.runs]
     assert [{"off", "on"}] * 6 == [set(ran[at : at + 2]) for at in range(0, 12, 2)], "one run of each in every round"
-    assert ran == [arm for round_ in turns.draw(6, ["off", "on"], random.Random(f"{bench.seed} order")) for arm in round_], "the seed repeats it"
+    assert ran == [
+        arm for round_ in turns.draw(6, ["off", "on"], random.Random(f"{bench.seed} order")) for arm in round_
+    ], "the seed repeats it"
     assert ["off", "on", "on", "off"] * 3 != ran
     assert ("interleaved", None, ["off", "on"]) == (bench.order, bench.cut, [arm.name for arm in bench.arms])
     (judgement,) = msgspec.json.decode((tmp_path / "o" / "verdicts.json").read_bytes(), type=list[Comparison])
     assert json.loads(told.stdout)["judgements"] == json.loads(msgspec.json.encode([judgement]))
     verdicts = {finding.metric.figure: finding.verdict for finding in judgement.findings if finding.judged}
-    assert ("better", "better", "equivalent") == (verdicts["ttft_ms.p50"], verdicts["hit_ratio"], verdicts["error_ratio"])
+    assert ("better", "better", "equivalent") == (
+        verdicts["ttft_ms.p50"],
+        verdicts["hit_ratio"],
+        verdicts["error_ratio"],
+    )
     assert "ttft_ms.p95" in verdicts
     assert judgement.controlled
     assert all(check.ok for check in judgement.checks if check.name in ("order", "period"))
@@ -249,9 +333,14 @@ def test_runs_are_excluded_by_hand_and_the_comparison_says_so(tmp_path):
     (judgement,) = json.loads(compared.stdout)["judgements"]
     arm = result.read(tmp_path / "o").runs[6].arm
     assert f"excluded by the user: run 7 of {arm}" in judgement["caveats"]
-    assert "better" == next(each for each in judgement["findings"] if each["metric"]["figure"] == "ttft_ms.p50")["verdict"]
+    assert (
+        "better" == next(each for each in judgement["findings"] if each["metric"]["figure"] == "ttft_ms.p50")["verdict"]
+    )
     unknown = CliRunner().invoke(main, ["compare", str(tmp_path / "o"), "--exclude-run", "13"])
-    assert (2, True) == (unknown.exit_code, "has no such run of these arms; there are 1, 2, 3," in last_line(unknown)), unknown.output
+    assert (2, True) == (
+        unknown.exit_code,
+        "has no such run of these arms; there are 1, 2, 3," in last_line(unknown),
+    ), unknown.output
     two = CliRunner().invoke(main, ["compare", str(tmp_path / "o"), str(tmp_path), "--exclude-run", "1"])
     assert "--exclude-run goes with the folder of one bench" in last_line(two)
 
@@ -261,10 +350,12 @@ def test_an_experiment_is_an_event_with_its_verdict(tmp_path):
     off.first_s, off.caching = 0.03, "False"
     with standing(off, on) as urls:
         place = ("--events", str(tmp_path / "events.jsonl"))
-        told = told_by(str(written(tmp_path, two_arms(urls, "runs: 6\ntitle: caching\n"))), "--out", str(tmp_path / "o"), *place)
+        told = told_by(
+            str(written(tmp_path, two_arms(urls, "runs: 6\ntitle: caching\n"))), "--out", str(tmp_path / "o"), *place
+        )
     assert 0 == told.exit_code, told.output
     bench = result.read(tmp_path / "o")
-    ((event,), bad) = log.read(tmp_path / "events.jsonl")
+    (event,), bad = log.read(tmp_path / "events.jsonl")
     assert (0, bench.id, (bench.id,), "note") == (bad, event.id, bench.events, event.kind)
     assert event.what.startswith("experiment caching; on against off (small c4): ")
     assert (("tuning", "better"), ("False", "True")) == (event.tags, event.diff["enable_prefix_caching"])
@@ -275,7 +366,19 @@ def test_an_alias_is_counted_under_the_name_of_the_engines_series(tmp_path):
     engine = FakeEngine()
     engine.aliases = ("friendly",)
     with standing(engine) as (url,):
-        arguments = ["bench", "run", str(opened_file(tmp_path)), "--url", url, "--model", "friendly", "--out", str(tmp_path / "o"), "--runs", "1"]
+        arguments = [
+            "bench",
+            "run",
+            str(opened_file(tmp_path)),
+            "--url",
+            url,
+            "--model",
+            "friendly",
+            "--out",
+            str(tmp_path / "o"),
+            "--runs",
+            "1",
+        ]
         told = CliRunner().invoke(main, arguments)
     assert 0 == told.exit_code, told.output
     bench = result.read(tmp_path / "o")
@@ -294,14 +397,20 @@ def test_sequential_runs_are_judged_as_uncontrolled(tmp_path):
     with standing(off, on) as urls:
         told = told_by(str(written(tmp_path, two_arms(urls, "order: sequential\n"))), "--out", str(tmp_path / "o"))
     assert 0 == told.exit_code, told.output
-    assert ["off", "off", "on", "on"] == [run.arm for run in result.read(tmp_path / "o").runs], "as many runs as the workload says"
+    assert ["off", "off", "on", "on"] == [run.arm for run in result.read(tmp_path / "o").runs], (
+        "as many runs as the workload says"
+    )
     assert "uncontrolled: nothing here tells" in told.output
 
 
 @pytest.mark.parametrize(
     ("settings", "same", "sentence"),
     [
-        ((DEV, DEV | {"instance_id": "b"}), False, "off and on run with the same configuration, by their own word: what was to be flipped did not"),
+        (
+            (DEV, DEV | {"instance_id": "b"}),
+            False,
+            "off and on run with the same configuration, by their own word: what was to be flipped did not",
+        ),
         ((DEV, DEV), True, None),
         ((None, None), False, None),
     ],
@@ -311,13 +420,21 @@ def test_arms_that_should_differ_and_do_not_are_refused(tmp_path, settings, same
     for engine, said in zip(engines, settings, strict=True):
         engine.settings = said
     with standing(*engines) as urls:
-        told = told_by(str(written(tmp_path, two_arms(urls, f"runs: 1\nsame: {str(same).lower()}\n"))), "--out", str(tmp_path / "o"))
+        told = told_by(
+            str(written(tmp_path, two_arms(urls, f"runs: 1\nsame: {str(same).lower()}\n"))),
+            "--out",
+            str(tmp_path / "o"),
+        )
     if sentence:
         assert (2, True) == (told.exit_code, sentence in last_line(told)), told.output
         assert not (tmp_path / "o" / result.BENCH).exists()
     else:
         assert 0 == told.exit_code, told.output
-        assert same or "off and on show the same cache configuration, and no engine says more of itself: that they differ is your word" in told.output
+        assert (
+            same
+            or "off and on show the same cache configuration, and no engine says more of itself: that they differ is your word"  # noqa: E501
+            in told.output
+        )
 
 
 def test_one_engine_that_says_more_than_the_other_is_no_difference(tmp_path):
@@ -334,7 +451,10 @@ def test_one_engine_twice_is_refused_unless_it_is_meant(tmp_path, slash):
     with standing(FakeEngine()) as (url,):
         path = written(tmp_path, two_arms([url, url + slash], "runs: 1\n"))
         told = told_by(str(path), "--out", str(tmp_path / "o"))
-        assert (2, f"Error: arms off and on are the same engine ({url}); `same: true` if meant") == (told.exit_code, last_line(told))
+        assert (2, f"Error: arms off and on are the same engine ({url}); `same: true` if meant") == (
+            told.exit_code,
+            last_line(told),
+        )
         path.write_text(f"same: true\n{path.read_text()}")
         assert 0 == told_by(str(path), "--out", str(tmp_path / "o")).exit_code
 
@@ -351,8 +471,14 @@ def test_a_prompt_fits_into_the_shortest_context_of_all_arms(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (two_arms(["http://127.0.0.1:9", "http://127.0.0.1:9/x"]), "no server answers at http://127.0.0.1:9/x/v1/models"),
-        (two_arms(["http://u:word@127.0.0.1:9", "http://u:word@127.0.0.1:9"]), "the address http://127.0.0.1:9 came with a login"),
+        (
+            two_arms(["http://127.0.0.1:9", "http://127.0.0.1:9/x"]),
+            "no server answers at http://127.0.0.1:9/x/v1/models",
+        ),
+        (
+            two_arms(["http://u:word@127.0.0.1:9", "http://u:word@127.0.0.1:9"]),
+            "the address http://127.0.0.1:9 came with a login",
+        ),
     ],
 )
 def test_no_engine_is_one_sentence_without_the_login(tmp_path, text, sentence):
@@ -380,7 +506,7 @@ def test_an_engine_that_dies_leaves_verdicts_and_a_bench_that_is_marked(tmp_path
 WARM = """
 workloads:
   - {name: w, input_tokens: 40, output_tokens: 2, shared_prefix_tokens: 30, prefix_groups: 30, cache: warm, concurrency: [2, 8], runs: 1, warm_up: 1}
-"""
+"""  # noqa: E501
 
 
 def test_all_that_is_shared_is_warm_before_each_load(tmp_path):
@@ -388,7 +514,9 @@ def test_all_that_is_shared_is_warm_before_each_load(tmp_path):
     engine = FakeEngine()
     (tmp_path / "w.yaml").write_text(WARM)
     with standing(engine) as (url,):
-        told = CliRunner().invoke(main, ["bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out", str(tmp_path / "o")])
+        told = CliRunner().invoke(
+            main, ["bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out", str(tmp_path / "o")]
+        )
     assert 0 == told.exit_code, told.output
     prefixes = [tuple(body["prompt"][:30]) for body in engine.bodies]
     first, second = result.read(tmp_path / "o").runs
@@ -409,7 +537,12 @@ def test_a_bench_that_was_killed_says_that_it_did_not_end(tmp_path):
     engine.behave = looked
     (tmp_path / "w.yaml").write_text(SMALL)
     with standing(engine) as (url,):
-        assert 0 == CliRunner().invoke(main, ["bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out", str(tmp_path / "o")]).exit_code
+        assert (
+            0
+            == CliRunner()
+            .invoke(main, ["bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out", str(tmp_path / "o")])
+            .exit_code
+        )
     assert ({"it did not come to its end"}, None) == (seen, result.read(tmp_path / "o").cut)
     with (tmp_path / "o" / result.REQUESTS).open("ab") as file:
         file.write(b'{"request_id":"half of a li')
@@ -422,9 +555,15 @@ def test_a_bench_that_was_killed_says_that_it_did_not_end(tmp_path):
         ("vllm serve m --api-key a b --port 1", "vllm serve m --api-key H H --port 1"),
         ("vllm serve m --api-key=a --hf-token b", "vllm serve m --api-key=H --hf-token H"),
         ("env HF_TOKEN=a VLLM_API_KEY=b vllm serve m", "env HF_TOKEN=H VLLM_API_KEY=H vllm serve m"),
-        ("bash -c 'HF_TOKEN=a vllm serve m --api-key b --port 1'", "bash -c 'HF_TOKEN=H vllm serve m --api-key H --port 1'"),
+        (
+            "bash -c 'HF_TOKEN=a vllm serve m --api-key b --port 1'",
+            "bash -c 'HF_TOKEN=H vllm serve m --api-key H --port 1'",
+        ),
         ("vllm serve m --otlp-traces-endpoint http://u:word@h:1/x", "vllm serve m --otlp-traces-endpoint http://h:1/x"),
-        ("vllm serve m --max-num-batched-tokens 2048 --enable-prefix-caching", "vllm serve m --max-num-batched-tokens 2048 --enable-prefix-caching"),
+        (
+            "vllm serve m --max-num-batched-tokens 2048 --enable-prefix-caching",
+            "vllm serve m --max-num-batched-tokens 2048 --enable-prefix-caching",
+        ),
     ],
 )
 def test_keys_tokens_and_logins_of_a_command_line_are_hidden(arguments, shown):
@@ -432,15 +571,22 @@ def test_keys_tokens_and_logins_of_a_command_line_are_hidden(arguments, shown):
 
 
 class Late(FakeEngine):
-    """Its page never counts an answer; or, where it restarts, says that the process began later once some were given."""
+    """Its page never counts an answer; or, where it restarts, says that the process began later once some were
+    given."""
 
     restarts = False
 
     async def _metrics(self, request: web.Request) -> web.Response:
         page = await super()._metrics(request)
         if self.restarts:
-            return web.Response(text=(page.text or "").replace("_seconds 1000", f"_seconds {1000 + (self.answered > 4)}"))
-        return web.Response(text=(page.text or "").replace(f'"length",model_name="tiny"}} {self.answered}', '"length",model_name="tiny"} 0'))
+            return web.Response(
+                text=(page.text or "").replace("_seconds 1000", f"_seconds {1000 + (self.answered > 4)}")
+            )
+        return web.Response(
+            text=(page.text or "").replace(
+                f'"length",model_name="tiny"}} {self.answered}', '"length",model_name="tiny"} 0'
+            )
+        )
 
 
 def test_an_engine_that_began_anew_meanwhile_has_no_counters_to_compare(tmp_path):
@@ -448,7 +594,9 @@ def test_an_engine_that_began_anew_meanwhile_has_no_counters_to_compare(tmp_path
     engine.restarts = True
     (tmp_path / "w.yaml").write_text(SMALL)
     with standing(engine) as (url,):
-        told = CliRunner().invoke(main, ["bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out", str(tmp_path / "o")])
+        told = CliRunner().invoke(
+            main, ["bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out", str(tmp_path / "o")]
+        )
     assert 1 == told.exit_code, told.output
     (only,) = result.read(tmp_path / "o").runs
     assert (8, f"{url} was restarted meanwhile") == (only.ok, only.cut)
@@ -461,10 +609,12 @@ def test_a_run_that_is_stopped_while_its_counters_are_read_is_kept(tmp_path):
     (tmp_path / "w.yaml").write_text(SMALL)
     with standing(engine) as (url,):
         bench = subprocess.Popen(
-            [sys.executable, "-m", "stack.cli", "bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out", str(tmp_path / "o")],
+            [sys.executable, "-m", "stack.cli", "bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out",
+                str(tmp_path / "o")],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=Path(__file__).parents[3],
         )  # fmt: skip
-        _until(lambda: engine.answered == 10)  # one to tell how long it takes, one to warm up, all eight of the first run
+        # one to tell how long it takes, one to warm up, all eight of the first run
+        _until(lambda: engine.answered == 10)
         time.sleep(0.2)
         bench.send_signal(signal.SIGINT)
         assert 1 == bench.wait(10)
@@ -497,7 +647,9 @@ workloads:
 def test_a_command_may_score_answers(tmp_path, program, score, caveat):
     (tmp_path / "w.yaml").write_text(SCORED.replace("SCORE", json.dumps([sys.executable, "-c", program])))
     with standing(FakeEngine()) as (url,):
-        told = CliRunner().invoke(main, ["bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out", str(tmp_path / "o")])
+        told = CliRunner().invoke(
+            main, ["bench", "run", str(tmp_path / "w.yaml"), "--url", url, "--out", str(tmp_path / "o")]
+        )
     assert 0 == told.exit_code, told.output
     (only,) = result.read(tmp_path / "o").runs
     assert (1.0, score) == (only.figures["invalid_json_ratio"], only.figures.get("score.mean"))
@@ -538,7 +690,10 @@ web.run_app(app, host="127.0.0.1", port=int(its.port), print=None)
 def started_arms(folder: Path, more: str = "", off: str = "", on: str = "") -> Path:
     (folder / "engine.py").write_text(PROGRAM)
     command = f"{sys.executable} {folder / 'engine.py'} --port {{port}} --pids {folder / 'pids'} --api-key secret"
-    arms = "".join(f"  {name}: {{command: '{command} --caching {value}'}}\n" for name, value in (("off", f"False {off}"), ("on", f"True {on}")))
+    arms = "".join(
+        f"  {name}: {{command: '{command} --caching {value}'}}\n"
+        for name, value in (("off", f"False {off}"), ("on", f"True {on}"))
+    )
     return written(folder, f"workload: small.yaml\n{more}arms:\n{arms}")
 
 
@@ -565,7 +720,9 @@ def test_engines_are_started_for_their_turns_and_none_is_left(tmp_path):
     bench: Bench = result.read(tmp_path / "o")
     assert ["off", "on", "on", "off"] == [run.arm for run in bench.runs]
     assert ["True", "False", "True", "False"] == starts(tmp_path), "each once to be looked at, then as seldom as can be"
-    assert {"off": ["cold", "warm"], "on": ["cold", "warm"]} == {arm.name: [start.kind for start in arm.starts] for arm in bench.arms}
+    assert {"off": ["cold", "warm"], "on": ["cold", "warm"]} == {
+        arm.name: [start.kind for start in arm.starts] for arm in bench.arms
+    }
     assert all(0 < start.seconds < 20 for arm in bench.arms for start in arm.starts)
     _until(lambda: not alive(tmp_path))
     assert any("each arm's engine was started anew for its turns" in caveat for caveat in bench.caveats)
@@ -605,18 +762,27 @@ def test_an_engine_that_does_not_come_back_leaves_what_was_measured(tmp_path):
 
 
 def test_a_program_that_is_not_there_is_one_sentence(tmp_path):
-    path = written(tmp_path, "workload: small.yaml\narms:\n  a: {command: 'no-such-program {port}'}\n  b: {command: 'no-such-program {port} x'}\n")
+    path = written(
+        tmp_path,
+        "workload: small.yaml\narms:\n  a: {command: 'no-such-program {port}'}\n  b: {command: 'no-such-program {port}"
+        " x'}\n",
+    )
     told = told_by(str(path), "--out", str(tmp_path / "o"), *AS_WRITTEN)
-    assert (2, "Error: b cannot be started: no-such-program: No such file or directory") == (told.exit_code, last_line(told))
+    assert (2, "Error: b cannot be started: no-such-program: No such file or directory") == (
+        told.exit_code,
+        last_line(told),
+    )
 
 
 @pytest.mark.parametrize(
     ("moment", "arm", "again", "deaf"),
     [
         ("starting on", "--start-s 30", False, False),  # while an engine starts
-        ("off answers", "--first-s 30", True, False),  # while it is asked a first time; it would end its answer before itself
+        # while it is asked a first time; it would end its answer before itself
+        ("off answers", "--first-s 30", True, False),
         ("run 1 of", "", False, False),  # between two runs, or while the next engine starts
-        ("starting on", "--start-s 30", False, True),  # a shell that puts it into the background leaves it deaf to SIGINT
+        # a shell that puts it into the background leaves it deaf to SIGINT
+        ("starting on", "--start-s 30", False, True),
     ],
 )
 def test_ctrl_c_at_any_time_leaves_no_process(tmp_path, moment, arm, again, deaf):
@@ -641,7 +807,8 @@ def test_ctrl_c_at_any_time_leaves_no_process(tmp_path, moment, arm, again, deaf
     finally:
         tune.kill()
         tune.wait()
-    assert tune.returncode in (1, -signal.SIGINT if again else 1), rest  # the second may find a Python that is leaving and takes no more signals
+    # the second may find a Python that is leaving and takes no more signals
+    assert tune.returncode in (1, -signal.SIGINT if again else 1), rest
     assert "Traceback" not in rest
     _until(lambda: not alive(tmp_path))
     if moment.startswith("run"):
@@ -662,7 +829,10 @@ def _until(is_so: Any) -> None:
 
 def test_the_examples_of_the_page_are_sound(tmp_path):
     """docs/tuning.md: the indented blocks that begin with a file."""
-    blocks = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n)+", (Path(__file__).parents[3] / "docs/tuning.md").read_text(), re.M)]
+    blocks = [
+        textwrap.dedent(block)
+        for block in re.findall(r"(?:^    .*\n)+", (Path(__file__).parents[3] / "docs/tuning.md").read_text(), re.M)
+    ]
     (its,) = [block for block in blocks if block.startswith("# prefix-caching.yaml")]
     (tmp_path / "prefix-caching.yaml").write_text(its)
     found, suite = experiment.load(tmp_path / "prefix-caching.yaml")

@@ -1,4 +1,5 @@
-"""The judge of two arms: its arithmetic, its verdicts and why, the traps it sees, its gates; and in a small simulation, how often it is wrong."""
+"""The judge of two arms: its arithmetic, its verdicts and why, the traps it sees, its gates; and in a small simulation,
+how often it is wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +16,16 @@ from hypothesis import strategies as st
 
 from exporters.statistics import variant_effect
 from stack.bench.result import Run
-from stack.tuning.comparison import HEADLINE, BadComparison, Check, Comparison, Finding, metric_of, table_rows, verdict_counts
+from stack.tuning.comparison import (
+    HEADLINE,
+    BadComparison,
+    Check,
+    Comparison,
+    Finding,
+    metric_of,
+    table_rows,
+    verdict_counts,
+)
 from stack.tuning.gates import Limits, gates
 from stack.tuning.run_comparison import Setting, compare_runs, smallest_effect
 
@@ -32,7 +42,14 @@ def arm(name: str, figures: Mapping[str, Sequence[float]], order: str = INTERLEA
     runs = []
     for at, place in enumerate(places):
         seen = {figure: values[at] for figure, values in figures.items() if at < len(values)}
-        given = {"number": place, "arm": name, "started_s": 100.0 * place, "ended_s": 100.0 * place + 90, "seed": place, "figures": seen}
+        given = {
+            "number": place,
+            "arm": name,
+            "started_s": 100.0 * place,
+            "ended_s": 100.0 * place + 90,
+            "seed": place,
+            "figures": seen,
+        }
         runs.append(Run(**{**whole, **given, **more}))
     return runs
 
@@ -41,7 +58,9 @@ def times(values: Sequence[float], by: float) -> list[float]:
     return [value * by for value in values]
 
 
-def of_two(a: Sequence[float], b: Sequence[float], figure: str = "ttft_ms.p50", order: str = INTERLEAVED, **more: object) -> Comparison:
+def of_two(
+    a: Sequence[float], b: Sequence[float], figure: str = "ttft_ms.p50", order: str = INTERLEAVED, **more: object
+) -> Comparison:
     """A comparison of one figure."""
     return compare_runs(arm("A", {figure: a}, order), arm("B", {figure: b}, order), **more)
 
@@ -60,7 +79,10 @@ def test_the_smallest_effect_is_found_in_four_of_five(runs, sd):
     of_b = [letter == "B" for letter in INTERLEAVED * (runs // 6)]
     when = [float(place) for place in range(len(of_b))]
     rng, effect, experiments = random.Random(4), math.log(smallest_effect(runs, sd)), 1500
-    hits = sum(variant_effect([b * effect + rng.gauss(0, sd) for b in of_b], of_b, when).p < 0.05 / 7 for _ in range(experiments))
+    hits = sum(
+        variant_effect([b * effect + rng.gauss(0, sd) for b in of_b], of_b, when).p < 0.05 / 7
+        for _ in range(experiments)
+    )
     assert 0.8 == pytest.approx(hits / experiments, abs=0.03)
 
 
@@ -70,7 +92,7 @@ def test_more_runs_and_fewer_metrics_find_less():
     assert smallest_effect(5) is None
 
 
-# ---- verdicts, and why ------------------------------------------------------------------------------------------------------
+# ---- verdicts, and why
 
 
 def test_what_is_slower_is_worse_and_what_is_more_is_better():
@@ -95,7 +117,9 @@ def test_an_interval_within_the_margin_is_equivalent():
 
 
 def test_a_sure_difference_that_is_small_is_equivalent_too():
-    small = found(of_two(times((1, 1.001, 0.999, 1, 1.001, 0.999), 100), times((1, 1.001, 0.999, 1, 1.001, 0.999), 102)))
+    small = found(
+        of_two(times((1, 1.001, 0.999, 1, 1.001, 0.999), 100), times((1, 1.001, 0.999, 1, 1.001, 0.999), 102))
+    )
     assert "equivalent" == small.verdict
     assert small.p < 0.0001
     assert small.why.startswith("the difference is there but too small to matter: the interval +1.")
@@ -112,7 +136,9 @@ def test_a_p_that_one_of_several_metrics_has_by_chance_is_inconclusive():
     wide = times((1.04, 0.97, 1.0, 1.03, 0.96, 1.0), 100)
     figures = {"ttft_ms.p50": wide, **{metric.figure: STILL for metric in HEADLINE[1:]}}
     other = {"ttft_ms.p50": times(wide[::-1], 1.06), **{metric.figure: STILL[::-1] for metric in HEADLINE[1:]}}
-    alone, among = (found(compare_runs(arm("A", figures), arm("B", other), metrics=asked)) for asked in (HEADLINE[:1], HEADLINE))
+    alone, among = (
+        found(compare_runs(arm("A", figures), arm("B", other), metrics=asked)) for asked in (HEADLINE[:1], HEADLINE)
+    )
     assert "worse" == alone.verdict
     assert 0.007 < alone.p < 0.05
     assert "inconclusive" == among.verdict
@@ -149,8 +175,12 @@ def test_a_figure_that_is_no_number_was_not_measured():
 
 
 def test_values_that_never_vary_are_equal_or_not():
-    """No errors at all in both arms is equivalent; a memory peak that is always 10 and always 12 is a difference without noise."""
-    assert "every run of both arms gave the same value" == found(of_two([0.0] * 6, [0.0] * 6, "error_ratio"), "error_ratio").why
+    """No errors at all in both arms is equivalent; a memory peak that is always 10 and always 12 is a difference
+    without noise."""
+    assert (
+        "every run of both arms gave the same value"
+        == found(of_two([0.0] * 6, [0.0] * 6, "error_ratio"), "error_ratio").why
+    )
     assert "equivalent" == found(of_two([10.0] * 6, [10.0] * 6, "memory_peak_gb"), "memory_peak_gb").verdict
     more = found(of_two([10.0] * 6, [12.0] * 6, "memory_peak_gb"), "memory_peak_gb")
     assert ("worse", pytest.approx(1.2)) == (more.verdict, more.effect)
@@ -160,7 +190,9 @@ def test_shares_are_compared_by_their_difference():
     hits = found(of_two([0.0] * 6, times(STILL, 0.6), "hit_ratio"), "hit_ratio")
     assert ("better", pytest.approx(0.6, abs=0.001)) == (hits.verdict, hits.effect)
     assert hits.why.startswith("+60.0 points (+59.")
-    errors = found(of_two([0.0, 0.001, 0.0, 0.0, 0.001, 0.0], [0.0, 0.0, 0.001, 0.0, 0.0, 0.0], "error_ratio"), "error_ratio")
+    errors = found(
+        of_two([0.0, 0.001, 0.0, 0.0, 0.001, 0.0], [0.0, 0.0, 0.001, 0.0, 0.0, 0.0], "error_ratio"), "error_ratio"
+    )
     assert "equivalent" == errors.verdict
     assert errors.why.endswith("points lies within 0.5 points")
     assert pytest.approx(0.002 / 6) == errors.a, "the mean: a median of errors is mostly 0"
@@ -177,13 +209,17 @@ def test_a_wait_is_seen_beside_next_to_none():
 def test_a_queue_that_is_gone_is_better_and_not_too_small_to_matter():
     """2.6 ms more or less are 2.6 ms, however near to nothing the smaller one is."""
     waits, none = [2.1, 2.9, 1.6, 3.4, 2.6, 2.2], [0.018, 0.012, 0.02, 0.015, 0.018, 0.017]
-    assert ("better", "worse") == tuple(found(of_two(*arms, "queue_ms.mean"), "queue_ms.mean").verdict for arms in ((waits, none), (none, waits)))
+    assert ("better", "worse") == tuple(
+        found(of_two(*arms, "queue_ms.mean"), "queue_ms.mean").verdict for arms in ((waits, none), (none, waits))
+    )
     assert "equivalent" == found(of_two([0.9, 0.4, 0.7, 0.5, 0.8, 0.6], none, "queue_ms.mean"), "queue_ms.mean").verdict
 
 
 def test_a_ratio_of_values_that_may_be_zero_is_a_difference():
     """A queue that is empty in some runs has no ratio; within a millisecond nobody waits longer."""
-    queue = found(of_two([0.0, 0.2, 0.1, 0.0, 0.1, 0.0], [0.3, 0.2, 0.1, 0.4, 0.2, 0.3], "queue_ms.mean"), "queue_ms.mean")
+    queue = found(
+        of_two([0.0, 0.2, 0.1, 0.0, 0.1, 0.0], [0.3, 0.2, 0.1, 0.4, 0.2, 0.3], "queue_ms.mean"), "queue_ms.mean"
+    )
     assert ("difference", "equivalent") == (queue.metric.scale, queue.verdict)
     assert queue.why.endswith("ms lies within 1 ms")
     assert "equivalent" == found(of_two([0.0] * 6, [0.0] * 6, "queue_ms.mean"), "queue_ms.mean").verdict
@@ -191,7 +227,9 @@ def test_a_ratio_of_values_that_may_be_zero_is_a_difference():
 
 
 def test_three_times_a_hundredth_of_a_millisecond_in_the_queue_is_no_change():
-    assert "equivalent" == found(of_two(times(STILL, 0.01), times(STILL, 0.03), "queue_ms.mean"), "queue_ms.mean").verdict
+    assert (
+        "equivalent" == found(of_two(times(STILL, 0.01), times(STILL, 0.03), "queue_ms.mean"), "queue_ms.mean").verdict
+    )
     assert "worse" == found(of_two(times(STILL, 10), times(STILL, 30), "queue_ms.mean"), "queue_ms.mean").verdict
 
 
@@ -203,30 +241,44 @@ def test_other_figures_are_shown_and_not_judged_unless_asked_for():
     assert ("inconclusive", "shown, not judged", False) == (p95.verdict, p95.why, p95.judged)
     assert (None, True, "short: TTFT p95") == (p95.p_holm, p95.p < 0.001, p95.metric.title)
     assert "higher" == found(comparison, "goodput_qps").metric.better
-    asked = found(compare_runs(arm("A", figures), arm("B", slower), metrics=(*HEADLINE, metric_of("short:ttft_ms.p95"))), "short:ttft_ms.p95")
+    asked = found(
+        compare_runs(arm("A", figures), arm("B", slower), metrics=(*HEADLINE, metric_of("short:ttft_ms.p95"))),
+        "short:ttft_ms.p95",
+    )
     assert "worse" == asked.verdict
 
 
 def test_a_drift_does_not_hide_an_effect_nor_make_one():
     drift = [1 + 0.1 * math.sin(math.pi * place / 11) for place in range(12)]
-    mixed = {name: [drift[run.number] * value for run, value in zip(arm(name, {}), STILL, strict=True)] for name in "AB"}
+    mixed = {
+        name: [drift[run.number] * value for run, value in zip(arm(name, {}), STILL, strict=True)] for name in "AB"
+    }
     assert "equivalent" == found(of_two(mixed["A"], mixed["B"])).verdict
     assert "worse" == found(of_two(mixed["A"], times(mixed["B"], 1.1))).verdict
 
 
-# ---- what must always hold --------------------------------------------------------------------------------------------------
+# ---- what must always hold
 
 VALUES = st.lists(st.floats(0.5, 2.0), min_size=6, max_size=6)
 OPPOSITE = {"better": "worse", "worse": "better", "equivalent": "equivalent", "inconclusive": "inconclusive"}
 
 
-@given(VALUES, VALUES, st.sampled_from(["ttft_ms.p50", "hit_ratio", "queue_ms.mean"]), st.sampled_from([INTERLEAVED, SEQUENTIAL]))
+@given(
+    VALUES,
+    VALUES,
+    st.sampled_from(["ttft_ms.p50", "hit_ratio", "queue_ms.mean"]),
+    st.sampled_from([INTERLEAVED, SEQUENTIAL]),
+)
 @settings(max_examples=60, deadline=None)
 def test_swapping_the_arms_turns_everything_round(a, b, figure, order):
     left, right = arm("A", {figure: a}, order), arm("B", {figure: b}, order)
     forth, back = found(compare_runs(left, right), figure), found(compare_runs(right, left), figure)
     assert OPPOSITE[forth.verdict] == back.verdict
-    turned = (1 / back.effect, 1 / back.high, 1 / back.low) if forth.metric.scale == "ratio" else (-back.effect, -back.high, -back.low)
+    turned = (
+        (1 / back.effect, 1 / back.high, 1 / back.low)
+        if forth.metric.scale == "ratio"
+        else (-back.effect, -back.high, -back.low)
+    )
     assert (forth.effect, forth.low, forth.high) == pytest.approx(turned, rel=1e-6, abs=1e-9)
     assert forth.p == pytest.approx(back.p, abs=1e-9)
 
@@ -236,7 +288,9 @@ def test_swapping_the_arms_turns_everything_round(a, b, figure, order):
 def test_the_unit_changes_nothing(a, b, scale):
     plain, scaled = found(of_two(a, b)), found(of_two(times(a, scale), times(b, scale)))
     assert plain.verdict == scaled.verdict
-    assert (plain.effect, plain.low, plain.high, plain.p) == pytest.approx((scaled.effect, scaled.low, scaled.high, scaled.p), rel=1e-6, abs=1e-9)
+    assert (plain.effect, plain.low, plain.high, plain.p) == pytest.approx(
+        (scaled.effect, scaled.low, scaled.high, scaled.p), rel=1e-6, abs=1e-9
+    )
 
 
 @given(VALUES, VALUES, st.randoms(use_true_random=False))
@@ -253,23 +307,36 @@ def test_in_which_order_runs_are_given_changes_nothing(a, b, rng):
     again = compare_runs(left, right)
     assert first.checks == again.checks
     one, other = found(first), found(again)
-    assert (one.verdict, one.effect, one.p) == (other.verdict, pytest.approx(other.effect), pytest.approx(other.p, abs=1e-9))
+    assert (one.verdict, one.effect, one.p) == (
+        other.verdict,
+        pytest.approx(other.effect),
+        pytest.approx(other.p, abs=1e-9),
+    )
 
 
-# ---- checks -----------------------------------------------------------------------------------------------------------------
+# ---- checks
 
 
 def test_sequential_runs_are_called_uncontrolled_and_no_drift_is_taken_out():
     comparison = of_two(STILL, times(STILL, 1.3), order=SEQUENTIAL)
     assert not comparison.controlled
-    assert comparison.caveats[0].startswith("uncontrolled: sequential: one arm ran after the other, and a drift cannot be told from the change")
+    assert comparison.caveats[0].startswith(
+        "uncontrolled: sequential: one arm ran after the other, and a drift cannot be told from the change"
+    )
     assert ("worse", pytest.approx(1.3)) == (found(comparison).verdict, found(comparison).effect)
     assert "worse (uncontrolled)" == table_rows(comparison)[0].verdict
 
 
 @pytest.mark.parametrize(
     ("order", "controlled"),
-    [(INTERLEAVED, True), ("ABABABABABAB", True), ("BAABBAABBAAB", True), ("AAABBBBBBAAA", False), ("AAAABABBABBB", False), (SEQUENTIAL, False)],
+    [
+        (INTERLEAVED, True),
+        ("ABABABABABAB", True),
+        ("BAABBAABBAAB", True),
+        ("AAABBBBBBAAA", False),
+        ("AAAABABBABBB", False),
+        (SEQUENTIAL, False),
+    ],
 )
 def test_interleaved_is_what_shares_every_slow_drift(order, controlled):
     comparison = of_two(STILL, STILL, order=order)
@@ -281,7 +348,9 @@ def test_blocks_are_shown_as_they_were():
     assert "in blocks (AAABBBBBBAAA, A is A)" in check(of_two(STILL, STILL, order="AAABBBBBBAAA"), "order").what
 
 
-@pytest.mark.parametrize(("order", "period"), [(INTERLEAVED, 4), ("ABABABABABAB", 2), ("ABBABAABBABA", 3), (DRAWN, None)])
+@pytest.mark.parametrize(
+    ("order", "period"), [(INTERLEAVED, 4), ("ABABABABABAB", 2), ("ABBABAABBABA", 3), (DRAWN, None)]
+)
 def test_order_with_a_period_is_reported(order, period):
     """A disturbance of four runs follows A B B A, so that the verdict alone would blame the change."""
     slow = {place: 1.3 if place % 4 in (1, 2) else 1.0 for place in range(12)}
@@ -300,7 +369,9 @@ def test_one_stalled_run_is_named_and_counts_until_it_is_excluded():
     assert "inconclusive" == found(comparison).verdict
     said = check(comparison, "stalls")
     assert not said.ok
-    assert said.what.startswith(f"run {number} of B: TTFT p50 was 3.06 times what the other runs predict; nothing was left out here")
+    assert said.what.startswith(
+        f"run {number} of B: TTFT p50 was 3.06 times what the other runs predict; nothing was left out here"
+    )
     assert f"`vllm-watch compare FOLDER --exclude-run {number}`" in said.what
     without = compare_runs(a, b, excluded={number})
     assert ("worse", (6, 5)) == (found(without).verdict, found(without).runs)
@@ -326,7 +397,10 @@ def test_benches_that_were_saved_apart_are_uncontrolled_even_if_their_times_mix(
 
 
 def test_arms_that_run_at_the_same_time_are_controlled():
-    same = [msgspec.structs.replace(run, started_s=1.0) for run in (*arm("A", {"ttft_ms.p50": STILL}), *arm("B", {"ttft_ms.p50": STILL}))]
+    same = [
+        msgspec.structs.replace(run, started_s=1.0)
+        for run in (*arm("A", {"ttft_ms.p50": STILL}), *arm("B", {"ttft_ms.p50": STILL}))
+    ]
     comparison = compare_runs(same[:6], same[6:])
     assert comparison.controlled
     assert "equivalent" == found(comparison).verdict
@@ -336,7 +410,10 @@ def test_runs_that_broke_off_are_left_out_and_named():
     a, b = arm("A", {"ttft_ms.p50": STILL}), arm("B", {"ttft_ms.p50": [*STILL[:5], 900.0]})
     b[5] = msgspec.structs.replace(b[5], cut="the engine died")
     comparison = compare_runs(a, b)
-    said = "left out because they broke off: run 10 of B (the engine died); 6 whole runs of A and 5 of B, where a verdict needs 6 of each"
+    said = (
+        "left out because they broke off: run 10 of B (the engine died); 6 whole runs of A and 5 of B, where a verdict"
+        " needs 6 of each"
+    )
     assert said == check(comparison, "runs").what
     assert said in comparison.caveats
     assert "too few runs: 5 of 6" == found(comparison).why
@@ -352,7 +429,10 @@ def test_arms_that_broke_off_whole_are_not_measured():
 
 @pytest.mark.parametrize("shape", [lambda at: at, lambda at: math.sin(math.pi * at)], ids=["line", "half sine"])
 def test_a_drift_is_seen(shape):
-    slower = {name: [value * (1 + 0.3 * shape(run.number / 11)) for run, value in zip(arm(name, {}), STILL, strict=True)] for name in "AB"}
+    slower = {
+        name: [value * (1 + 0.3 * shape(run.number / 11)) for run, value in zip(arm(name, {}), STILL, strict=True)]
+        for name in "AB"
+    }
     drifted = check(of_two(slower["A"], slower["B"]), "drift")
     assert not drifted.ok
     assert drifted.what.startswith("TTFT p50 drifted by ")
@@ -361,47 +441,71 @@ def test_a_drift_is_seen(shape):
 
 
 def test_a_drift_in_sequential_order_is_seen_and_not_taken_out():
-    of_a, of_b = ([value * (1 + 0.05 * place) for value, place in zip(STILL, places, strict=True)] for places in (range(6), range(6, 12)))
+    of_a, of_b = (
+        [value * (1 + 0.05 * place) for value, place in zip(STILL, places, strict=True)]
+        for places in (range(6), range(6, 12))
+    )
     drifted = check(of_two(of_a, of_b, order=SEQUENTIAL), "drift")
     assert not drifted.ok
     assert drifted.what.endswith("which cannot be told from the change")
 
 
 def test_a_seed_used_again_is_the_warm_cache_trap():
-    """The published one: the same prompts in every run, so that the first run measures the engine and the others its cache."""
+    """The published one: the same prompts in every run, so that the first run measures the engine and the others its
+    cache."""
     warm = {"ttft_ms.p50": [100.0, *times(STILL[1:], 2)], "hit_ratio": [0.0, *[0.98] * 5]}
     comparison = compare_runs(arm("A", warm, seed=42), arm("B", warm, seed=42))
     assert not check(comparison, "cache").ok
     assert "runs of A used the same seed" in check(comparison, "cache").what
     assert "inconclusive" == found(comparison).verdict
     assert found(comparison).why.startswith("no verdict, because runs of A used the same seed")
-    assert check(compare_runs(arm("A", warm, seed=42), arm("B", warm, seed=42), setting=Setting(repeated=True)), "cache").ok
+    assert check(
+        compare_runs(arm("A", warm, seed=42), arm("B", warm, seed=42), setting=Setting(repeated=True)), "cache"
+    ).ok
 
 
 def test_hits_that_rise_from_run_to_run_are_the_trap_with_other_seeds():
-    warm, cold = {"ttft_ms.p50": STILL, "hit_ratio": [0.1, *[0.9] * 5]}, {"ttft_ms.p50": times(STILL, 3), "hit_ratio": [0.1] * 6}
+    warm, cold = (
+        {"ttft_ms.p50": STILL, "hit_ratio": [0.1, *[0.9] * 5]},
+        {"ttft_ms.p50": times(STILL, 3), "hit_ratio": [0.1] * 6},
+    )
     comparison = compare_runs(arm("A", cold), arm("B", warm))
-    assert "cache hits rose from run to run: 10 % in the first run of B and 90 % in later ones" in check(comparison, "cache").what
+    assert (
+        "cache hits rose from run to run: 10 % in the first run of B and 90 % in later ones"
+        in check(comparison, "cache").what
+    )
     assert "inconclusive" == found(comparison).verdict
     prefix = {"ttft_ms.p50": STILL, "hit_ratio": [0.8] * 6}
-    assert check(compare_runs(arm("A", cold), arm("B", prefix)), "cache").ok, "a shared prefix hits from the first run on"
+    assert check(compare_runs(arm("A", cold), arm("B", prefix)), "cache").ok, (
+        "a shared prefix hits from the first run on"
+    )
 
 
 def test_the_same_prompts_in_both_arms_are_a_trap_only_in_one_cache():
-    """Two engines may well be asked the same; one engine answers the second arm from its cache. One seed and another number make other prompts."""
+    """Two engines may well be asked the same; one engine answers the second arm from its cache. One seed and another
+    number make other prompts."""
     a, b = (arm(name, {"ttft_ms.p50": STILL}) for name in "AB")
     one_round = [msgspec.structs.replace(run, seed=other.seed) for run, other in zip(b, a, strict=True)]
     again = [msgspec.structs.replace(run, number=other.number) for run, other in zip(one_round, a, strict=True)]
     one_cache = Setting(shared_engine=True)
     fine = (compare_runs(a, one_round), compare_runs(a, again), compare_runs(a, one_round, setting=one_cache))
     assert all(check(comparison, "cache").ok for comparison in fine)
-    assert "B was asked what the same engine had been asked as A" in check(compare_runs(a, again, setting=one_cache), "cache").what
+    assert (
+        "B was asked what the same engine had been asked as A"
+        in check(compare_runs(a, again, setting=one_cache), "cache").what
+    )
 
 
 def test_hits_that_rise_across_the_arms_of_one_engine_are_the_trap():
     """The first run of all was cold, whosever it was."""
-    a, b = arm("A", {"ttft_ms.p50": STILL, "hit_ratio": [0.0, *[0.9] * 5]}), arm("B", {"ttft_ms.p50": STILL, "hit_ratio": [0.9] * 6})
-    assert "0 % in the first run of both arms and 90 %" in check(compare_runs(a, b, setting=Setting(shared_engine=True)), "cache").what
+    a, b = (
+        arm("A", {"ttft_ms.p50": STILL, "hit_ratio": [0.0, *[0.9] * 5]}),
+        arm("B", {"ttft_ms.p50": STILL, "hit_ratio": [0.9] * 6}),
+    )
+    assert (
+        "0 % in the first run of both arms and 90 %"
+        in check(compare_runs(a, b, setting=Setting(shared_engine=True)), "cache").what
+    )
 
 
 def test_prompts_of_another_length_make_no_verdict():
@@ -435,14 +539,16 @@ def test_answers_of_another_length_are_told_but_the_verdict_stays():
 def test_failures_and_other_numbers_of_requests_are_told():
     comparison = compare_runs(arm("A", {"ttft_ms.p50": STILL}), arm("B", {"ttft_ms.p50": STILL}, asked=50, ok=45))
     assert (
-        "runs of A asked 100 times, those of B 50; 30 of 300 requests of B failed, so its latencies are those of the others"
-        == check(comparison, "load").what
+        "runs of A asked 100 times, those of B 50; 30 of 300 requests of B failed, so its latencies are those of the"
+        " others" == check(comparison, "load").what
     )
     assert check(of_two(STILL, STILL), "load").ok
 
 
 def test_a_p95_of_a_dozen_answers_is_told():
-    few = compare_runs(arm("A", {"ttft_ms.p50": STILL}, asked=12, ok=12), arm("B", {"ttft_ms.p50": STILL}, asked=12, ok=12))
+    few = compare_runs(
+        arm("A", {"ttft_ms.p50": STILL}, asked=12, ok=12), arm("B", {"ttft_ms.p50": STILL}, asked=12, ok=12)
+    )
     assert "a p95 of fewer than 20 answers is the slowest one: run 0 of A had 12" == check(few, "requests").what
 
 
@@ -455,8 +561,16 @@ def test_what_the_runs_say_themselves_is_told_once():
     ("a", "b", "said"),
     [
         ([], arm("B", {}), "a has no runs; a comparison needs 6 of each arm"),
-        (arm("A", {}), [*arm("A", {}), *arm("B", {})], r"the runs of b are of several arms \(A, B\); give those of one"),
-        (arm("A", {}), arm("B", {}, point="c16"), r"the runs are of several loads \(chat at c16, chat at c8\); compare one at a time"),
+        (
+            arm("A", {}),
+            [*arm("A", {}), *arm("B", {})],
+            r"the runs of b are of several arms \(A, B\); give those of one",
+        ),
+        (
+            arm("A", {}),
+            arm("B", {}, point="c16"),
+            r"the runs are of several loads \(chat at c16, chat at c8\); compare one at a time",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(a, b, said):
@@ -470,7 +584,7 @@ def test_arms_of_one_name_are_told_apart():
     assert ("old", "new") == (compare_runs(a, a, names=("old", "new")).a, compare_runs(a, a, names=("old", "new")).b)
 
 
-# ---- gates and the table ----------------------------------------------------------------------------------------------------
+# ---- gates and the table
 
 GATES = Limits(max_p95_regression=0.15, max_error_rate=0.005)
 
@@ -490,7 +604,9 @@ def test_gates_stay_open_within_their_limits():
 def test_a_gate_closes_by_the_point_estimate_and_says_how_sure_it_is():
     sure, unsure = gates(gated(times(STILL, 130)), GATES)[0], gates(gated(times(LOUD, 117)), GATES)[0]
     assert ("max-p95-regression", "ttft_ms.p95", True) == (sure.limit, sure.figure, sure.sure)
-    assert "ttft_ms.p95: 29.9 % slower, where 15 % is allowed; the interval 27.4 % to 32.4 % is all beyond it" == sure.what
+    assert (
+        "ttft_ms.p95: 29.9 % slower, where 15 % is allowed; the interval 27.4 % to 32.4 % is all beyond it" == sure.what
+    )
     assert not unsure.sure
     assert unsure.what.endswith("also holds what is allowed")
 
@@ -500,8 +616,8 @@ def test_the_error_gate_looks_at_b_alone_over_all_its_runs():
     broken = gates(gated(times(STILL, 100), (0.0, 0.0, 0.0, 0.0, 0.06, 0.06)), GATES)
     assert ["max-error-rate"] == [each.limit for each in broken]
     assert (
-        "error_ratio: 2 % of the requests of B failed, where 0.5 % is allowed; the interval 0 % to 5.25 % also holds what is allowed"
-        == broken[0].what
+        "error_ratio: 2 % of the requests of B failed, where 0.5 % is allowed; the interval 0 % to 5.25 % also holds"
+        " what is allowed" == broken[0].what
     )
     assert gates(gated(times(STILL, 100), (0.02,) * 6), GATES)[0].sure
 
@@ -520,10 +636,25 @@ def test_a_single_run_can_break_a_gate_without_an_interval():
 
 
 def test_the_table_has_a_row_for_every_finding_in_plain_words():
-    figures = {"ttft_ms.p50": times(STILL, 100), "hit_ratio": [0.0] * 6, "tpot_ms.p50": times(STILL, 10), "ttft_ms.p95": times(STILL, 1200)}
-    other = {"ttft_ms.p50": times(STILL, 2), "hit_ratio": [0.62] * 6, "tpot_ms.p50": times(STILL, 49), "ttft_ms.p95": times(STILL, 1200)}
+    figures = {
+        "ttft_ms.p50": times(STILL, 100),
+        "hit_ratio": [0.0] * 6,
+        "tpot_ms.p50": times(STILL, 10),
+        "ttft_ms.p95": times(STILL, 1200),
+    }
+    other = {
+        "ttft_ms.p50": times(STILL, 2),
+        "hit_ratio": [0.62] * 6,
+        "tpot_ms.p50": times(STILL, 49),
+        "ttft_ms.p95": times(STILL, 1200),
+    }
     rows = {row.metric: row for row in table_rows(compare_runs(arm("A", figures), arm("B", other)))}
-    assert ("100 ms", "2 ms", "-98.0 %", "better") == (rows["TTFT p50"].a, rows["TTFT p50"].b, rows["TTFT p50"].change, rows["TTFT p50"].verdict)
+    assert ("100 ms", "2 ms", "-98.0 %", "better") == (
+        rows["TTFT p50"].a,
+        rows["TTFT p50"].b,
+        rows["TTFT p50"].change,
+        rows["TTFT p50"].verdict,
+    )
     assert ("0 %", "62 %", "+62.0 points") == (rows["cache hits"].a, rows["cache hits"].b, rows["cache hits"].change)
     assert "4.9 times" == rows["TPOT p50"].change
     assert ("1,200 ms", "not judged") == (rows["TTFT p95"].a, rows["TTFT p95"].verdict)
@@ -537,7 +668,7 @@ def test_a_judgement_counts_its_verdicts_and_is_json():
     assert comparison == msgspec.json.decode(msgspec.json.encode(comparison), type=Comparison)
 
 
-# ---- how often it is wrong; `make bench-judge` has thousands ------------------------------------------------------------------
+# ---- how often it is wrong; `make bench-judge` has thousands
 
 
 @pytest.mark.parametrize("drift", ["line", "half sine"])
@@ -548,7 +679,9 @@ def test_an_arm_compared_with_itself_is_hardly_ever_called_different(drift):
 
 
 def test_periodic_disturbance_does_not_follow_the_drawn_order():
-    drawn, fixed = (tally(World(0.08, order=order, period=4, amplitude=0.2), 250, seed=2) for order in (DRAWN_ORDER, INTERLEAVED))
+    drawn, fixed = (
+        tally(World(0.08, order=order, period=4, amplitude=0.2), 250, seed=2) for order in (DRAWN_ORDER, INTERLEAVED)
+    )
     assert drawn.alarms <= 0.06 * drawn.of < 0.2 * fixed.of < fixed.alarms
     assert (0, fixed.of) == (drawn.broken["period"], fixed.broken["period"])
 
@@ -565,14 +698,18 @@ def test_no_run_is_named_without_a_stall():
 
 
 def test_equivalent_is_found_where_the_machine_is_quiet_and_a_tenth_where_it_is_not_loud():
-    quiet, effect = tally(World(0.03, "half sine"), 200, seed=2), tally(World(0.03, "half sine", effect=1.1), 200, seed=2)
+    quiet, effect = (
+        tally(World(0.03, "half sine"), 200, seed=2),
+        tally(World(0.03, "half sine", effect=1.1), 200, seed=2),
+    )
     assert quiet.share("equivalent") > 0.3
     assert effect.share("worse") > 0.8
     assert effect.share("better") == 0
 
 
 def test_the_naive_ways_cry_wolf_in_the_same_simulation():
-    """Requests counted as if each were an experiment, and one arm after the other while the machine gets slower: the judge calls it uncontrolled."""
+    """Requests counted as if each were an experiment, and one arm after the other while the machine gets slower: the
+    judge calls it uncontrolled."""
     rng = random.Random(3)
     pooled = [mann_whitney_p(*experiment(World(0.08, kind="requests"), rng)[2]) < 0.05 for _ in range(60)]
     assert sum(pooled) > 0.3 * len(pooled)

@@ -1,6 +1,7 @@
 """What live traffic says about a change: the statistics by simulation, strata, caveats, and what it refuses to say.
 
-`PYTHONPATH=. python tests/stack/tuning/test_live_compare.py 500` measures how often the comparison is wrong, and how often it finds what is there."""
+`PYTHONPATH=. python tests/stack/tuning/test_live_compare.py 500` measures how often the comparison is wrong, and how
+often it finds what is there."""
 
 from __future__ import annotations
 
@@ -25,18 +26,20 @@ from stack.tuning.samples import RequestSample, SampleLog, collect_samples, read
 from stack.tuning.series import LIVE_METRICS
 
 EVENT_S = 1_778_590_800.0  # 2026-05-12T13:00:00Z
-TEAMS = (("chat", 400, 0.5, 0.3), ("search", 1500, 0.3, 0.6), ("agents", 6000, 0.2, 0.8))  # median prompt, share of the traffic, share in cache
+# median prompt, share of the traffic, share in cache
+TEAMS = (("chat", 400, 0.5, 0.3), ("search", 1500, 0.3, 0.6), ("agents", 6000, 0.2, 0.8))
 FEW = tuple(figure for figure in LIVE_METRICS if figure.judged and figure.metric.figure != "engine_queue_ms")
 
 
-# ---- traffic as it may be -------------------------------------------------------------------------------------------------------
+# ---- traffic as it may be
 
 
 @dataclass(frozen=True)
 class World:
-    """days: of history, each `period_s` before the next. correlation: of a minute with the next one; noise: of minutes; of_day: of days as a whole;
-    diurnal: of latency over the day. After the event: longer prompts, a new team, more traffic, `ttft` times the TTFT. canary: share of that variant,
-    which has the `ttft` then."""
+    """days: of history, each `period_s` before the next. correlation: of a minute with the next one; noise: of minutes;
+    of_day: of days as a whole;
+    diurnal: of latency over the day. After the event: longer prompts, a new team, more traffic, `ttft` times the TTFT.
+    canary: share of that variant, which has the `ttft` then."""
 
     days: int = 4
     period_s: float = DAY_S
@@ -60,7 +63,10 @@ def traffic(rng: Random, world: World) -> SampleLog:
     for day in range(world.days + 1):
         of_day, shared, own = rng.gauss(0, world.of_day), rng.gauss(0, 1), rng.gauss(0, 1)
         for minute in range(-reach, reach + 1):
-            shared, own = world.correlation * shared + fresh * rng.gauss(0, 1), world.correlation * own + fresh * rng.gauss(0, 1)
+            shared, own = (
+                world.correlation * shared + fresh * rng.gauss(0, 1),
+                world.correlation * own + fresh * rng.gauss(0, 1),
+            )
             at = EVENT_S - day * world.period_s + 60 * minute
             sun = math.sin(2 * math.pi * at / DAY_S + phase)
             slow = of_day + world.noise * shared + world.diurnal * sun
@@ -74,7 +80,16 @@ def traffic(rng: Random, world: World) -> SampleLog:
     return log
 
 
-def _ask(log: SampleLog, rng: Random, world: World, at: float, after: bool, slow: float, own: float, team: tuple[str, int, float, float]) -> None:
+def _ask(
+    log: SampleLog,
+    rng: Random,
+    world: World,
+    at: float,
+    after: bool,
+    slow: float,
+    own: float,
+    team: tuple[str, int, float, float],
+) -> None:
     name, tokens, _, hits = team
     prompt = max(1, round(tokens * (world.longer if after else 1.0) * math.exp(rng.gauss(0, 0.8))))
     cached = round(prompt * hits) if rng.random() < 0.7 else 0
@@ -125,9 +140,10 @@ WORLDS = {
 }
 
 
-# ---- by simulation ----------------------------------------------------------------------------------------------------------------
+# ---- by simulation
 
-SMALL = World(days=1, per_minute=3.0)  # seconds; the numbers that count come from `python tests/stack/tuning/test_live_compare.py 500`
+# seconds; the numbers that count come from `python tests/stack/tuning/test_live_compare.py 500`
+SMALL = World(days=1, per_minute=3.0)
 
 
 def test_unchanged_traffic_is_rarely_called_a_change():
@@ -147,19 +163,23 @@ def test_what_is_there_is_found():
     assert simulate(6, World(days=0, canary=0.3, ttft=1.15, per_minute=8), seed=5, resamples=150)["ttft_ms"] >= 4
 
 
-# ---- plain traffic, in which everything is known ----------------------------------------------------------------------------------
+# ---- plain traffic, in which everything is known
 
 
 def record(started_s: float, **fields: object) -> RequestRecord:
     """A request that took a second."""
     usual = {
-        "request_id": "r", "ts": timestamp(started_s + 1), "team": "t", "model": "m", "upstream": "e1", "outcome": "ok", "prompt_tokens": 100,
-        "cached_tokens": 20, "completion_tokens": 50, "queue_ms": 0.0, "ttft_ms": 100.0, "tpot_ms": 10.0, "e2e_ms": 1000.0,
+        "request_id": "r", "ts": timestamp(started_s + 1), "team": "t", "model": "m", "upstream": "e1", "outcome": "ok",
+        "prompt_tokens": 100,
+        "cached_tokens": 20, "completion_tokens": 50, "queue_ms": 0.0, "ttft_ms": 100.0, "tpot_ms": 10.0,
+        "e2e_ms": 1000.0,
     }  # fmt: skip
     return msgspec.convert(usual | fields, RequestRecord)
 
 
-def steady(before_h: float = 4.2, after_h: float = 4.2, every_s: float = 60.0, at_s: float = EVENT_S) -> list[RequestRecord]:
+def steady(
+    before_h: float = 4.2, after_h: float = 4.2, every_s: float = 60.0, at_s: float = EVENT_S
+) -> list[RequestRecord]:
     """Traffic without any noise around an event; nothing starts at the very moment."""
     count = int(before_h * HOUR_S / every_s), int(after_h * HOUR_S / every_s)
     return [record(at_s + (n + 0.5) * every_s) for n in range(-count[0], count[1])]
@@ -220,13 +240,16 @@ def test_no_errors_in_few_requests_say_little():
     assert "equivalent" == finding(around(steady(every_s=10.0)), "error_ratio").verdict
 
 
-# ---- the baseline -----------------------------------------------------------------------------------------------------------------
+# ---- the baseline
 
 
 def test_the_same_hours_a_week_before_come_first_then_days_then_a_line():
     week, day = (steady(at_s=EVENT_S - shift) for shift in (WEEK_S, DAY_S))
     assert "the same hours of the week, 1 week before" in check(around(week + day + steady()), "baseline").what
-    assert "the same hours of the day, on other days of the week, 1 day before" in check(around(day + steady()), "baseline").what
+    assert (
+        "the same hours of the day, on other days of the week, 1 day before"
+        in check(around(day + steady()), "baseline").what
+    )
     alone = check(around(steady()), "baseline")
     assert not alone.ok
     assert "a straight line" in alone.what
@@ -264,12 +287,15 @@ def test_a_long_window_takes_its_baseline_from_where_it_does_not_overlap():
 
 def test_another_event_in_the_hours_compared_is_said():
     told = around(steady(), other_events_s=(EVENT_S, EVENT_S + HOUR_S))
-    assert "1 other events lie in the hours compared, the first at 2026-05-12T14:00:00.000Z" == check(told, "other events").what
+    assert (
+        "1 other events lie in the hours compared, the first at 2026-05-12T14:00:00.000Z"
+        == check(told, "other events").what
+    )
     assert check(told, "other events").what in told.caveats
     assert check(around(steady(), other_events_s=(EVENT_S - 30 * DAY_S,)), "other events").ok
 
 
-# ---- the mix ----------------------------------------------------------------------------------------------------------------------
+# ---- the mix
 
 
 def test_a_team_on_one_side_is_left_out_and_its_share_told():
@@ -286,7 +312,11 @@ def test_a_team_on_one_side_is_left_out_and_its_share_told():
 def test_a_shift_to_longer_prompts_is_no_effect():
     """Short ones are three quarters before, and a quarter after; each is as fast as ever."""
     records = [
-        msgspec.structs.replace(each, prompt_tokens=4000, ttft_ms=900.0) if (n % 4 == 0) is (each.ts < timestamp(EVENT_S)) else each
+        (
+            msgspec.structs.replace(each, prompt_tokens=4000, ttft_ms=900.0)
+            if (n % 4 == 0) is (each.ts < timestamp(EVENT_S))
+            else each
+        )
         for n, each in enumerate(steady())
     ]
     told = around(records)
@@ -298,13 +328,21 @@ def test_a_shift_to_longer_prompts_is_no_effect():
 def test_longer_prompts_within_a_stratum_may_be_all_of_an_effect():
     """70 and 120 tokens are of one stratum."""
     found = finding(
-        around(later([msgspec.structs.replace(each, prompt_tokens=70) for each in steady()], prompt_tokens=120, ttft_ms=160.0)), "ttft_ms"
+        around(
+            later(
+                [msgspec.structs.replace(each, prompt_tokens=70) for each in steady()], prompt_tokens=120, ttft_ms=160.0
+            )
+        ),
+        "ttft_ms",
     )
     assert "inconclusive" == found.verdict
     assert "prompts that were compared as alike became 71 % longer, which may be all of it" in found.why
 
 
-@pytest.mark.parametrize(("prompts", "ttft_ms", "verdict"), [(108, 100.0, "inconclusive"), (103, 102.5, "inconclusive"), (97, 102.5, "equivalent")])
+@pytest.mark.parametrize(
+    ("prompts", "ttft_ms", "verdict"),
+    [(108, 100.0, "inconclusive"), (103, 102.5, "inconclusive"), (97, 102.5, "equivalent")],
+)
 def test_other_prompts_within_a_stratum_may_hide_an_effect(prompts: int, ttft_ms: float, verdict: str):
     """Much longer ones that take no longer; as much longer as they take; shorter ones that take a little longer."""
     assert verdict == finding(around(later(steady(), prompt_tokens=prompts, ttft_ms=ttft_ms)), "ttft_ms").verdict
@@ -342,12 +380,15 @@ def test_an_effect_is_the_same_whatever_the_order_of_records_and_the_unit(order:
     assert first.verdict == second.verdict
 
 
-# ---- what is left out -------------------------------------------------------------------------------------------------------------
+# ---- what is left out
 
 
 def test_nothing_is_taken_for_zero():
     """Requests that do not say a figure do not count in it, and a figure that none says is not measured."""
-    silent = [record(EVENT_S + (n + 0.2) * 60, ttft_ms=None, cached_tokens=None, queue_ms=None, outcome=None) for n in range(-250, 250)]
+    silent = [
+        record(EVENT_S + (n + 0.2) * 60, ttft_ms=None, cached_tokens=None, queue_ms=None, outcome=None)
+        for n in range(-250, 250)
+    ]
     told = around(steady() + silent)
     for figure, level in (("ttft_ms", 100.0), ("hit_ratio", 0.2), ("error_ratio", 0.0)):
         assert pytest.approx(level) == finding(told, figure).b
@@ -364,7 +405,10 @@ def test_latencies_are_those_of_answers():
 
 
 def test_requests_in_flight_and_the_first_minute_are_left_out():
-    across = [record(EVENT_S - 300, ts=timestamp(EVENT_S + 100), e2e_ms=400_000.0, ttft_ms=9e6), record(EVENT_S + 30.1, ttft_ms=9e6)]
+    across = [
+        record(EVENT_S - 300, ts=timestamp(EVENT_S + 100), e2e_ms=400_000.0, ttft_ms=9e6),
+        record(EVENT_S + 30.1, ttft_ms=9e6),
+    ]
     told = around(steady() + across)
     assert pytest.approx(1.0) == finding(told, "ttft_ms").effect
     assert "4 requests in flight across the event, or within 60 s of it, are left out" in told.caveats
@@ -385,7 +429,12 @@ def test_too_little_traffic_is_said_and_not_judged():
 def test_p95_is_shown_and_not_judged():
     told = around(later(steady(every_s=20.0), ttft_ms=150.0))
     found = finding(told, "ttft_ms.p95")
-    assert (pytest.approx(1.5), "shown, not judged", "inconclusive", None) == (found.effect, found.why, found.verdict, found.p_holm)
+    assert (pytest.approx(1.5), "shown, not judged", "inconclusive", None) == (
+        found.effect,
+        found.why,
+        found.verdict,
+        found.p_holm,
+    )
 
 
 @pytest.mark.parametrize(
@@ -396,10 +445,17 @@ def test_p95_is_shown_and_not_judged():
         (
             steady(1, 1),
             EVENT_S + DAY_S,
-            "the event at 2026-05-13T13:00:00.000Z has no traffic on both sides; the log holds 2026-05-12T12:00:31.000Z to ",
+            (
+                "the event at 2026-05-13T13:00:00.000Z has no traffic on both sides; the log holds"
+                " 2026-05-12T12:00:31.000Z to "
+            ),
         ),
         (steady(1, 1), EVENT_S - DAY_S, "has no traffic on both sides"),
-        (steady(1, 0.1), EVENT_S, "the log has no whole 10 minutes of traffic on both sides of 2026-05-12T13:00:00.000Z; it holds "),
+        (
+            steady(1, 0.1),
+            EVENT_S,
+            "the log has no whole 10 minutes of traffic on both sides of 2026-05-12T13:00:00.000Z; it holds ",
+        ),
     ],
 )
 def test_an_event_that_cannot_be_compared_is_one_sentence(records: list[RequestRecord], at_s: float, message: str):
@@ -407,7 +463,7 @@ def test_an_event_that_cannot_be_compared_is_one_sentence(records: list[RequestR
         around(records, at_s)
 
 
-# ---- two variants -----------------------------------------------------------------------------------------------------------------
+# ---- two variants
 
 
 def arms(**fields: object) -> list[RequestRecord]:
@@ -438,11 +494,23 @@ def test_what_both_variants_do_over_the_day_is_no_effect():
     ("name", "records"),
     [
         ("same time", [msgspec.structs.replace(each, variant="ab"[n > 400]) for n, each in enumerate(arms())]),
-        ("steady share", [msgspec.structs.replace(each, variant="ab"[n % 10 < (1 if n < 480 else 8)]) for n, each in enumerate(arms())]),
+        (
+            "steady share",
+            [
+                msgspec.structs.replace(each, variant="ab"[n % 10 < (1 if n < 480 else 8)])
+                for n, each in enumerate(arms())
+            ],
+        ),
         ("mix", arms(prompt_tokens=120)),
         ("teams", arms(team="other")),
         ("compared", arms(team="other")),
-        ("load", [msgspec.structs.replace(each, upstream="e" + "0001"[n % 4], variant="aaab"[n % 4]) for n, each in enumerate(arms())]),
+        (
+            "load",
+            [
+                msgspec.structs.replace(each, upstream="e" + "0001"[n % 4], variant="aaab"[n % 4])
+                for n, each in enumerate(arms())
+            ],
+        ),
         ("load", arms(upstream=None)),
     ],
 )
@@ -458,7 +526,9 @@ def test_variants_that_did_not_get_the_same_are_not_controlled(name: str, record
 def test_a_canary_with_little_load_may_be_faster_for_that():
     """One engine of its own with a third of the load of the other."""
     records = [
-        msgspec.structs.replace(each, upstream=f"e{n % 4 == 3}", variant="aaab"[n % 4], ttft_ms=80.0 if n % 4 == 3 else 100.0)
+        msgspec.structs.replace(
+            each, upstream=f"e{n % 4 == 3}", variant="aaab"[n % 4], ttft_ms=80.0 if n % 4 == 3 else 100.0
+        )
         for n, each in enumerate(arms())
     ]
     assert "0.33 times as many requests, which alone can do this" in finding(between(records), "ttft_ms").why
@@ -467,7 +537,10 @@ def test_a_canary_with_little_load_may_be_faster_for_that():
 def test_a_small_share_is_compared_like_a_large_one():
     """Half of the queues are empty: the median of one request is another thing than that of ten, the mean is not."""
     rng = Random(7)
-    records = [record(EVENT_S + n, variant="b" if rng.random() < 0.1 else "a", queue_ms=rng.choice((0.0, 100.0))) for n in range(15_000)]
+    records = [
+        record(EVENT_S + n, variant="b" if rng.random() < 0.1 else "a", queue_ms=rng.choice((0.0, 100.0)))
+        for n in range(15_000)
+    ]
     found = finding(between(records), "queue_ms")
     assert "inconclusive" == found.verdict
     assert abs(found.effect) < 6
@@ -483,7 +556,9 @@ def test_a_small_share_is_compared_like_a_large_one():
         ([], ("a", "b"), "the log holds no request with a time"),
     ],
 )
-def test_variants_that_are_not_there_are_named_beside_those_that_are(records: list[RequestRecord], names: tuple[str, str], message: str):
+def test_variants_that_are_not_there_are_named_beside_those_that_are(
+    records: list[RequestRecord], names: tuple[str, str], message: str
+):
     with pytest.raises(BadComparison, match=message):
         between(records, *names)
 
@@ -492,7 +567,7 @@ def test_too_few_blocks_of_variants_are_too_little():
     assert "too little traffic to say" == consistent(finding(between(arms()[:400]), "ttft_ms"))
 
 
-# ---- reading ----------------------------------------------------------------------------------------------------------------------
+# ---- reading
 
 
 def test_files_are_read_with_what_is_no_record_counted(tmp_path: Path):
@@ -505,7 +580,9 @@ def test_files_are_read_with_what_is_no_record_counted(tmp_path: Path):
 
 
 def test_only_the_hours_that_are_compared_are_kept_but_the_reach_is_that_of_the_whole_log():
-    log = collect_samples([record(EVENT_S - 60 * DAY_S), *steady(1, 1), record(EVENT_S + 5 * DAY_S)], live.spans_around(EVENT_S))
+    log = collect_samples(
+        [record(EVENT_S - 60 * DAY_S), *steady(1, 1), record(EVENT_S + 5 * DAY_S)], live.spans_around(EVENT_S)
+    )
     assert (120, 2) == (len(log.samples), log.outside)
     assert (EVENT_S - 60 * DAY_S + 1, EVENT_S + 5 * DAY_S + 1) == (log.first_s, log.last_s)
 
@@ -523,7 +600,7 @@ def test_a_request_is_placed_by_when_it_began():
     assert EVENT_S + 1 == collect_samples([record(EVENT_S, e2e_ms=None)]).samples[0].started_s
 
 
-# ---- words ------------------------------------------------------------------------------------------------------------------------
+# ---- words
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""A bench as a page, Markdown, CSV and JSON: what stands in them, whoever wrote the names, and how the page looks in a real Chromium."""
+"""A bench as a page, Markdown, CSV and JSON: what stands in them, whoever wrote the names, and how the page looks in a
+real Chromium."""
 
 from __future__ import annotations
 
@@ -36,7 +37,14 @@ PRICES = Prices(gpu_hour=3.0, gpus=(GpuPrice("H200", 3.6),), api=(ApiPrice("tiny
 
 
 def made(
-    arms=("off", "on"), runs=6, requests=20, workloads=(("shared-prefix", "c8"),), kinds=(None,), failing=0.0, cut=False, name=str
+    arms=("off", "on"),
+    runs=6,
+    requests=20,
+    workloads=(("shared-prefix", "c8"),),
+    kinds=(None,),
+    failing=0.0,
+    cut=False,
+    name=str,
 ) -> tuple[Bench, list[RequestRecord]]:
     """A bench with fast second arms, by a fixed seed. name: what becomes of every text that somebody else wrote."""
     rng, at_s, number, told, records = random.Random(7), T0, 0, [], []
@@ -48,13 +56,23 @@ def made(
             for n in range(requests):
                 at_s += 0.25
                 common = {
-                    "request_id": request_id("b1", number, n), "ts": timestamp(at_s), "model": "tiny", "route": "/v1/chat/completions",
-                    "team": kinds[n % len(kinds)], "variant": name(arm), "e2e_ms": 900.0 * luck,
-                }  # fmt: skip
+                    "request_id": request_id("b1", number, n),
+                    "ts": timestamp(at_s),
+                    "model": "tiny",
+                    "route": "/v1/chat/completions",
+                    "team": kinds[n % len(kinds)],
+                    "variant": name(arm),
+                    "e2e_ms": 900.0 * luck,
+                }
                 if rng.random() < failing:
                     mine.append(RequestRecord(**common, outcome="timeout", reason="timeout"))
                 else:
-                    more = {"prompt_tokens": 2000, "cached_tokens": 1500, "completion_tokens": 64, "finish_reason": "length"}
+                    more = {
+                        "prompt_tokens": 2000,
+                        "cached_tokens": 1500,
+                        "completion_tokens": 64,
+                        "finish_reason": "length",
+                    }
                     ttft_ms = 200 * fast * luck * rng.lognormvariate(0, 0.3)
                     mine.append(RequestRecord(**common, **more, outcome="ok", ttft_ms=ttft_ms, tpot_ms=20 * luck))
             at_s += 2
@@ -62,12 +80,15 @@ def made(
             ok = sum(record.outcome == "ok" for record in mine)
             last = cut and number == len(order) * len(workloads)
             told.append(Run(
-                number=number, arm=name(arm), workload=name(workload), point=name(point), started_s=began, ended_s=at_s, seed=number, asked=requests,
-                ok=ok, failed={"timeout": requests - ok} if ok < requests else {}, figures=found, cut=name("stopped") if last else None,
+                number=number, arm=name(arm), workload=name(workload), point=name(point), started_s=began, ended_s=at_s,
+                seed=number, asked=requests,
+                ok=ok, failed={"timeout": requests - ok} if ok < requests else {}, figures=found,
+                cut=name("stopped") if last else None,
             ))  # fmt: skip
             records += mine
     bench = Bench(
-        id="b1", title=name("Prefix caching"), tool="vllm-watch 0.1", started_s=T0, ended_s=at_s, runs=tuple(told), workload_hash="abc",
+        id="b1", title=name("Prefix caching"), tool="vllm-watch 0.1", started_s=T0, ended_s=at_s, runs=tuple(told),
+        workload_hash="abc",
         arms=tuple(
             Arm(
                 name=name(arm), what=name("prefix caching"),
@@ -75,15 +96,18 @@ def made(
                     url=f"http://me:pass@h{i}:8000", model="tiny", version=name("0.20.1"),
                     cache={"enable_prefix_caching": str(i > 0), "block_size": "16"},
                     arguments=(
-                        "serve", "--max-model-len", "4096", "--api-key", "sk-1", "sk-2", f"--hf-token=hf-{i}", "--seed", str(i), "--name", name("x"),
+                        "serve", "--max-model-len", "4096", "--api-key", "sk-1", "sk-2", f"--hf-token=hf-{i}", "--seed",
+                        str(i), "--name", name("x"),
                     ),
                 ),
                 starts=(Start("cold", 90.0), Start("warm", 40.0), Start("warm", 44.0)),
             )
             for i, arm in enumerate(arms)
         ),
-        workloads=tuple({"name": name(w), "about": name("a prefix"), "expected_hit": [0.7, 0.95]} for w in dict(workloads)),
-        order="interleaved" if len(arms) > 1 else "single", slo={"ttft_ms": 400.0}, hardware=name("1 x H200"), caveats=(name("a caveat"),),
+        workloads=tuple({"name": name(w), "about": name("a prefix"), "expected_hit": [0.7, 0.95]}
+            for w in dict(workloads)),
+        order="interleaved" if len(arms) > 1 else "single", slo={"ttft_ms": 400.0}, hardware=name("1 x H200"),
+        caveats=(name("a caveat"),),
         cut=name("stopped") if cut else None,
     )  # fmt: skip
     return bench, records
@@ -144,13 +168,20 @@ class Read(HTMLParser):
 
 
 def read_page(told: Material, lab=()) -> Read:
-    page = Read(report.page(told, lab).replace(pages.static("plotly.min.js").decode(), ""))  # five megabytes that say nothing here
+    # five megabytes that say nothing here
+    page = Read(report.page(told, lab).replace(pages.static("plotly.min.js").decode(), ""))
     assert [] == page.open
     return page
 
 
 def section(told: Material, title: str) -> list[report.Table]:
-    return [block for one in report.sections(told) if one.title == title for block in one.blocks if isinstance(block, report.Table)]
+    return [
+        block
+        for one in report.sections(told)
+        if one.title == title
+        for block in one.blocks
+        if isinstance(block, report.Table)
+    ]
 
 
 # --- what the page says
@@ -191,7 +222,16 @@ def test_one_arm_has_figures_and_no_verdict():
 
 def test_a_bench_without_runs_is_a_page_too():
     bench = Bench(
-        id="b", title="", tool="t", started_s=T0, ended_s=T0, arms=(), runs=(), workloads=(), workload_hash="", cut="the engine did not answer"
+        id="b",
+        title="",
+        tool="t",
+        started_s=T0,
+        ended_s=T0,
+        arms=(),
+        runs=(),
+        workloads=(),
+        workload_hash="",
+        cut="the engine did not answer",
     )
     page = read_page(Material(bench=bench))
     assert "The bench broke off: the engine did not answer." in page.text
@@ -205,7 +245,11 @@ def test_a_cut_run_is_kept_marked_and_left_out_of_medians():
     assert "The bench broke off: stopped." in page.text
     assert "6, 1 of them cut and left out" in page.row("runs")
     assert "cut: stopped" == page.row("12")[-1]
-    only = derived.RunGroup("w", "p", (Run(number=1, arm="a", workload="w", point="p", started_s=0, ended_s=1, seed=1, asked=9, ok=5, cut="x"),))
+    only = derived.RunGroup(
+        "w",
+        "p",
+        (Run(number=1, arm="a", workload="w", point="p", started_s=0, ended_s=1, seed=1, asked=9, ok=5, cut="x"),),
+    )
     assert 1 == len(only.counted("a")), "an arm that has no other keeps it"
 
 
@@ -282,7 +326,9 @@ def test_starts_and_failures_are_told_by_kind_and_reason():
 
 
 def test_checks_that_found_something_stand_open(two):
-    one = compare_runs([run for run in two.bench.runs if run.arm == "off"][:2], [run for run in two.bench.runs if run.arm == "on"])
+    one = compare_runs(
+        [run for run in two.bench.runs if run.arm == "off"][:2], [run for run in two.bench.runs if run.arm == "on"]
+    )
     wrong, fine = section(Material(bench=two.bench, comparisons=[one]), "Checks and caveats")
     assert {"warn"} == {row[2].mark for row in wrong.rows}
     assert fine.folded
@@ -340,7 +386,14 @@ def test_twenty_thousand_requests_are_thinned_and_counted():
 
 def test_events_are_regions_points_and_rows(two):
     events = (
-        TuningEvent(id="a", at_s=T0 + 9, kind="change", what="caching on", diff={"--x": (None, "1")}, before=TimeWindow(T0, T0 + 8)),
+        TuningEvent(
+            id="a",
+            at_s=T0 + 9,
+            kind="change",
+            what="caching on",
+            diff={"--x": (None, "1")},
+            before=TimeWindow(T0, T0 + 8),
+        ),
         TuningEvent(id="b", at_s=T0 + 20, kind="note", what="a region", open=True),
         TuningEvent(id="b", at_s=T0 + 20, end_s=T0 + 25, kind="note", what="a region"),
         TuningEvent(id="c", at_s=T0 - 9999, kind="note", what="long before"),
@@ -401,12 +454,18 @@ def test_markdown_fits_a_comment():
 
 
 FINITE = st.floats(-1e9, 1e9, allow_nan=False)
-FIGURES = st.dictionaries(st.sampled_from(["ttft_ms.p50", "short:ttft_ms.p95", "hit_ratio", "qps", "unheard_of", "a:b:c.d"]), FINITE, max_size=4)
+FIGURES = st.dictionaries(
+    st.sampled_from(["ttft_ms.p50", "short:ttft_ms.p95", "hit_ratio", "qps", "unheard_of", "a:b:c.d"]),
+    FINITE,
+    max_size=4,
+)
 RUN = st.builds(
     lambda arm, point, figures, cut, ok, failed: Run(
-        number=1, arm=arm, workload="w", point=point, started_s=T0, ended_s=T0 + 1, seed=0, asked=9, ok=ok, failed=failed, figures=figures, cut=cut
+        number=1, arm=arm, workload="w", point=point, started_s=T0, ended_s=T0 + 1, seed=0, asked=9, ok=ok,
+        failed=failed, figures=figures, cut=cut
     ),
-    st.sampled_from("abc"), st.sampled_from(["c1", "r2.5"]), FIGURES, st.none() | st.just("stopped"), st.integers(0, 200),
+    st.sampled_from("abc"), st.sampled_from(["c1", "r2.5"]), FIGURES, st.none() | st.just("stopped"),
+    st.integers(0, 200),
     st.dictionaries(st.sampled_from(["timeout", "http_429", "stopped", "odd"]), st.integers(0, 9)),
 )  # fmt: skip
 
@@ -416,12 +475,19 @@ RUN = st.builds(
 def test_any_bench_can_be_told(runs, arms):
     told = Material(
         bench=Bench(
-            id="b", title="t", tool="t", started_s=T0, ended_s=T0 + 9, workloads=({"name": "w", "expected_hit": (0.1, 0.2)},), workload_hash="h",
+            id="b",
+            title="t",
+            tool="t",
+            started_s=T0,
+            ended_s=T0 + 9,
+            workloads=({"name": "w", "expected_hit": (0.1, 0.2)},),
+            workload_hash="h",
             arms=tuple(Arm(name=name, engine=BenchEngine(url="http://x", model="m")) for name in "abc"[:arms]),
             runs=tuple(result.msgspec.structs.replace(run, number=n) for n, run in enumerate(runs)),
         ),
-        prices=PRICES, gpus=2,
-    )  # fmt: skip
+        prices=PRICES,
+        gpus=2,
+    )
     assert report.sections(told)
     assert report.markdown(told)
     assert len(runs) == len({row["run"] for row in csv.DictReader(io.StringIO(report.as_csv(told.bench)))})
@@ -490,13 +556,17 @@ def evidence(told: Material, item: str, **more) -> str:
 
 
 def test_without_a_bench_nothing_passes():
-    bench = Bench(id="b", title="", tool="t", started_s=T0, ended_s=T0, arms=(), runs=(), workloads=(), workload_hash="")
+    bench = Bench(
+        id="b", title="", tool="t", started_s=T0, ended_s=T0, arms=(), runs=(), workloads=(), workload_hash=""
+    )
     assert dict.fromkeys(CRITERIA, "not measured") == states(Material(bench=bench))
 
 
 def test_what_a_bench_and_prices_show_passes_and_what_they_cannot_show_is_not_measured(two):
     told = states(two)
-    assert {"Security": "not measured", "Admission control": "not measured"} == {item: state for item, state in told.items() if state != "pass"}
+    assert {"Security": "not measured", "Admission control": "not measured"} == {
+        item: state for item, state in told.items() if state != "pass"
+    }
     assert "off cold 90 s; off warm 40 s, 44 s" in evidence(two, "Model loading")
 
 
@@ -508,12 +578,30 @@ def test_one_start_alone_is_no_record_of_both(two):
 
 
 def runs_of(*each: tuple[str, int, dict[str, int]]) -> Material:
-    arms = tuple(Arm(name=name, engine=BenchEngine(url="http://x", model="m")) for name in dict.fromkeys(name for name, _, _ in each))
+    arms = tuple(
+        Arm(name=name, engine=BenchEngine(url="http://x", model="m"))
+        for name in dict.fromkeys(name for name, _, _ in each)
+    )
     runs = tuple(
-        Run(number=n, arm=arm, workload="w", point="c1", started_s=T0, ended_s=T0 + 1, seed=0, asked=ok + sum(failed.values()), ok=ok, failed=failed)
+        Run(
+            number=n,
+            arm=arm,
+            workload="w",
+            point="c1",
+            started_s=T0,
+            ended_s=T0 + 1,
+            seed=0,
+            asked=ok + sum(failed.values()),
+            ok=ok,
+            failed=failed,
+        )
         for n, (arm, ok, failed) in enumerate(each)
     )
-    return Material(bench=Bench(id="b", title="", tool="t", started_s=T0, ended_s=T0, arms=arms, runs=runs, workloads=(), workload_hash=""))
+    return Material(
+        bench=Bench(
+            id="b", title="", tool="t", started_s=T0, ended_s=T0, arms=arms, runs=runs, workloads=(), workload_hash=""
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -537,16 +625,25 @@ def test_stability_is_two_failures_of_a_hundred(each, expected):
 
 @pytest.mark.parametrize(
     ("change", "expected"),
-    [({}, "pass"), ({"route": "/v1/completions"}, "not measured"), ({"outcome": "upstream_error", "finish_reason": None}, "fail")],
+    [
+        ({}, "pass"),
+        ({"route": "/v1/completions"}, "not measured"),
+        ({"outcome": "upstream_error", "finish_reason": None}, "fail"),
+    ],
 )
 def test_a_chat_call_that_ended_well_shows_compatibility(two, change, expected):
     records = [result.msgspec.structs.replace(record, **change) for record in two.records]
     assert expected == states(Material(bench=two.bench, records=records))["API compatibility"]
 
 
-@pytest.mark.parametrize(("lacks", "told"), [("model", "model"), ("completion_tokens", "tokens"), ("request_id", "request_id")])
+@pytest.mark.parametrize(
+    ("lacks", "told"), [("model", "model"), ("completion_tokens", "tokens"), ("request_id", "request_id")]
+)
 def test_a_record_that_lacks_something_fails_observability(two, lacks, told):
-    records = [*two.records[1:], result.msgspec.structs.replace(two.records[0], **{lacks: "" if lacks == "request_id" else None})]
+    records = [
+        *two.records[1:],
+        result.msgspec.structs.replace(two.records[0], **{lacks: "" if lacks == "request_id" else None}),
+    ]
     assert "fail" == states(Material(bench=two.bench, records=records))["Observability"]
     assert f"1 of 240 records lack {told}" == evidence(Material(bench=two.bench, records=records), "Observability")
 
@@ -570,7 +667,16 @@ def refused(team: str | None, at_s: float, reason: str | None = "team_limit") ->
 
 
 def answered(team: str, at_s: float) -> RequestRecord:
-    return RequestRecord(request_id="r", ts=timestamp(at_s), team=team, outcome="ok", model="m", prompt_tokens=1, completion_tokens=1, e2e_ms=1.0)
+    return RequestRecord(
+        request_id="r",
+        ts=timestamp(at_s),
+        team=team,
+        outcome="ok",
+        model="m",
+        prompt_tokens=1,
+        completion_tokens=1,
+        e2e_ms=1.0,
+    )
 
 
 POLICY = Policy(teams={"a": Team(max_running=2), "b": Team()})
@@ -626,7 +732,9 @@ def opened(new_tab, tmp_path):
 class TestInChromium:
     def test_the_page_shows_the_verdict_and_draws_at_every_width(self, opened):
         arms = ("base", "chunked-prefill-2048", "speculative")
-        page = opened(material(*made(arms=arms, failing=0.01), events=(TuningEvent(at_s=T0, kind="note", what="x" * 300),)))
+        page = opened(
+            material(*made(arms=arms, failing=0.01), events=(TuningEvent(at_s=T0, kind="note", what="x" * 300),))
+        )
         expect(page.locator("#verdict tbody tr", has_text="TTFT p50")).to_have_count(2)
         expect(page.locator("#verdict .mark.better").first).to_be_visible()
         expect(page.locator("#pictures .js-plotly-plot")).to_have_count(9)
@@ -648,5 +756,7 @@ class TestInChromium:
         assert 0 == page.locator("img").count()
 
     def test_a_bench_without_anything_opens(self, opened):
-        bench = Bench(id="b", title="none", tool="t", started_s=T0, ended_s=T0, arms=(), runs=(), workloads=(), workload_hash="")
+        bench = Bench(
+            id="b", title="none", tool="t", started_s=T0, ended_s=T0, arms=(), runs=(), workloads=(), workload_hash=""
+        )
         expect(opened(Material(bench=bench)).locator("h1")).to_have_text("none")

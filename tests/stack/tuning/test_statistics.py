@@ -1,4 +1,5 @@
-"""Our statistics beside SciPy and numpy, which the product does not carry, or beside their definition where neither has them."""
+"""Our statistics beside SciPy and numpy, which the product does not carry, or beside their definition where neither has
+them."""
 
 from __future__ import annotations
 
@@ -47,7 +48,11 @@ NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
 # ---- quantiles and ranks ------------------------------------------------------------------------------------------
 
 
-@given(NUMBERS, st.sampled_from([0.0, 0.05, 0.1, 0.25, 0.5, 0.9, 0.95, 0.99, 1.0]), st.sampled_from(["linear", "weibull", "inverted_cdf"]))
+@given(
+    NUMBERS,
+    st.sampled_from([0.0, 0.05, 0.1, 0.25, 0.5, 0.9, 0.95, 0.99, 1.0]),
+    st.sampled_from(["linear", "weibull", "inverted_cdf"]),
+)
 def test_quantiles_are_numpys(values: list[float], share: float, method: QuantileMethod):
     expected = float(np.quantile(values, share, method=method))
     assert expected == pytest.approx(quantile(values, share, method), rel=1e-9, abs=1e-6)
@@ -109,7 +114,9 @@ def test_detectable_effect_has_its_power(alpha: float, power: float):
 def test_holm_is_closed_testing_with_bonferroni(ps: list[float]):
     """A hypothesis is rejected only with every set that holds it: the largest of size times the smallest p."""
     families = [chosen for size in range(1, len(ps) + 1) for chosen in itertools.combinations(range(len(ps)), size)]
-    closed = [max(min(1.0, len(each) * min(ps[k] for k in each)) for each in families if i in each) for i in range(len(ps))]
+    closed = [
+        max(min(1.0, len(each) * min(ps[k] for k in each)) for each in families if i in each) for i in range(len(ps))
+    ]
     assert closed == pytest.approx(holm(ps))
 
 
@@ -120,7 +127,9 @@ def test_ks_distance_is_scipys(left: list[int], right: list[int]):
 
 
 def test_ks_critical_is_smirnovs_one_percent():
-    assert float(stats.kstwobign.isf(0.01)) * math.sqrt(1 / 300 + 1 / 500) == pytest.approx(ks_critical(300, 500), rel=0.002)
+    assert float(stats.kstwobign.isf(0.01)) * math.sqrt(1 / 300 + 1 / 500) == pytest.approx(
+        ks_critical(300, 500), rel=0.002
+    )
 
 
 # ---- least squares ------------------------------------------------------------------------------------------------
@@ -201,7 +210,9 @@ def test_p_is_that_of_an_exact_permutation():
         values = [rng.gauss(0.08 * b * seed, 0.08) for b in OF_B]
         seen = variant_effect(values, OF_B, PLACES, drift=False)
         others = [[place in chosen for place in range(12)] for chosen in itertools.combinations(range(12), 6)]
-        further = sum(abs(variant_effect(values, each, PLACES, drift=False).value) >= abs(seen.value) - 1e-12 for each in others)
+        further = sum(
+            abs(variant_effect(values, each, PLACES, drift=False).value) >= abs(seen.value) - 1e-12 for each in others
+        )
         assert further / len(others) == pytest.approx(seen.p, abs=0.02)
 
 
@@ -233,9 +244,12 @@ def blocks(rng: random.Random, count: int, correlation: float) -> list[float]:
     return series
 
 
-@pytest.mark.parametrize(("design", "count"), [(step_series(24, 24, False), 48), (step_series(24, 24, True), 48), (mean_series(24), 24)])
+@pytest.mark.parametrize(
+    ("design", "count"), [(step_series(24, 24, False), 48), (step_series(24, 24, True), 48), (mean_series(24), 24)]
+)
 def test_series_that_is_like_itself_is_rarely_called_a_step(design: SeriesDesign, count: int):
-    """Where a t test that takes blocks for independent is wrong in a tenth or more: neighbours of one minute correlate at 0.8."""
+    """Where a t test that takes blocks for independent is wrong in a tenth or more: neighbours of one minute correlate
+    at 0.8."""
     rng, called, naive = random.Random(1), 0, 0
     for n in range(200):
         series = blocks(rng, count, 0.8)
@@ -246,9 +260,13 @@ def test_series_that_is_like_itself_is_rarely_called_a_step(design: SeriesDesign
 
 
 def test_series_of_independent_blocks_has_the_plain_standard_error():
-    """Where neighbours have nothing in common, widths are those of least squares but for the lost degrees of freedom."""
+    """Where neighbours have nothing in common, widths are those of least squares but for the lost degrees of
+    freedom."""
     design, series = step_series(24, 24, False), [(-1.0) ** at for at in range(48)]
-    assert (0.0, pytest.approx(design.design.estimate(series).error)) == (design.fit(series).correlation, design.fit(series).error)
+    assert (0.0, pytest.approx(design.design.estimate(series).error)) == (
+        design.fit(series).correlation,
+        design.fit(series).error,
+    )
 
 
 def test_step_beside_a_line_is_numpys():

@@ -1,4 +1,5 @@
-"""Stands in for Jaeger: takes OTLP over HTTP on 4318 and tells on 16686 whether a trace id, or a word, was in what came."""
+"""Stands in for Jaeger: takes OTLP over HTTP on 4318 and tells on 16686 whether a trace id, or a word, was in what
+came."""
 
 import gzip
 import http.server
