@@ -144,6 +144,7 @@ bench-sidecar: $(VENV)/dev.done
 
 lint: $(VENV)/dev.done
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
 
 $(VENV)/run.done:
