@@ -30,7 +30,7 @@ help:
 	@echo 'make cli ARGS="metrics list"   any vllm-watch command from this checkout'
 	@echo 'make release                   wheel, source, image context, bundle and checksums in dist/, the same bytes each time'
 	@echo 'make pins [ARGS=--upgrade]     requirements/*.txt from pyproject.toml: one version and the hashes of each dependency'
-	@echo 'make import-graph              cycles, upward imports, and which package imports which; ARGS=--write draws it into docs/architecture.md'
+	@echo 'make import-graph              cycles, upward imports, and which package imports which; ARGS=--write draws it into docs/internals/architecture.md'
 	@echo 'make audit                     known vulnerabilities and licences of what requirements/run.txt pins'
 	@echo 'make bench-dashboards          what printing, Overview on 24 h of 20 engines, and our own board there cost'
 	@echo 'make screenshots               pictures of every dashboard at 1440 and 400 px over an hour of 20 teams; ARGS=--docs those of the documentation'

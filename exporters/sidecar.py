@@ -61,7 +61,7 @@ class EngineTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One vLLM server. url: scheme, host and port, without /metrics.
 
     http_config: how it is asked where it wants TLS of its own authority or a login, in Prometheus' form; see
-    docs/hardening.md.
+    docs/guides/hardening.md.
     gpus: UUIDs of its cards or MIG instances, as `nvidia-smi -L` shows them; a single engine has all cards of the host
     unless it says which."""
 

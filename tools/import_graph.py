@@ -2,7 +2,7 @@
 
     python -m tools.import_graph [--write]
 
---write puts the drawing into docs/architecture.md. Imports within functions and for types only count as well."""
+--write puts the drawing into docs/internals/architecture.md. Imports within functions and for types only count as well."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("exporters", "alerts", "dashboards", "stack")  # each may import itself and those before it
 PACKAGES = (*LAYERS, "runbooks")
 NOT_OURS = ("stack/lab/tiny_model.py",)  # run by the engine's own Python
-PAGE = ROOT / "docs/architecture.md"
+PAGE = ROOT / "docs/internals/architecture.md"
 _PLACE = re.compile(r"(<!-- printed: imports -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Graph = Mapping[str, Set[str]]
@@ -119,7 +119,7 @@ def written(page: str, graph: Graph) -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser(prog="python -m tools.import_graph", description="Print the import graph.")
-    options.add_argument("--write", action="store_true", help="put the drawing into docs/architecture.md")
+    options.add_argument("--write", action="store_true", help="put the drawing into docs/internals/architecture.md")
     arguments = options.parse_args()
     graph = imports(modules())
     lines = [

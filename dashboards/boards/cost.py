@@ -35,7 +35,7 @@ _PRICES = Precondition(
     "price",
     f"group({promql.seen(attributed.COST, _RANGE, _WHOLE)})",
     "No price is set for a GPU in sight, so nothing here is money: put prices into the sidecar's configuration;"
-    " docs/cost.md says how.",
+    " docs/guides/cost.md says how.",
 )
 _NO_API = "No price of an API is set. Put api under prices in the sidecar's configuration to compare."
 

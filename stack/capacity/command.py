@@ -255,7 +255,7 @@ def _records(logs: Mapping[Path, BadLines], models: set[str]) -> Iterator[Reques
 
 
 def told(found: Study | WeightsOnly) -> dict[str, Any]:
-    """The answer as JSON; see docs/capacity.md for the names."""
+    """The answer as JSON; see docs/guides/capacity.md for the names."""
     if isinstance(found, WeightsOnly):
         weights = {
             "parameters": found.parameters,

@@ -77,7 +77,7 @@ def _parsed(read: Any) -> Any:
     metavar="R",
     help="At which one replica kept its targets.",
 )
-@click.option("--prices", type=FILE, help="prices.yaml; see docs/cost.md.")
+@click.option("--prices", type=FILE, help="prices.yaml; see docs/guides/cost.md.")
 @click.option(
     "--live",
     "url",

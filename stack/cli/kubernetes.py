@@ -186,7 +186,7 @@ def kubernetes_export(
     """Write rules, monitors, boards, gateway, sidecar, board and network policies as objects: a base for kustomize, and
     an example to build on.
 
-    No cluster is asked and no secret is written. What each object is for: docs/kubernetes.md.
+    No cluster is asked and no secret is written. What each object is for: docs/guides/kubernetes.md.
 
     \b
     Example:  vllm-watch kubernetes export --out manifests --engine http://vllm:8000 --engine-selector app=vllm \

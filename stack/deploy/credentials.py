@@ -37,7 +37,7 @@ from stack.deploy.init import once
 
 FOLDER = Path("/credentials")
 AUTHORITY, PUBLIC = "authority", "public"
-_HEAD = "# Made once by the service credentials, yours to edit since. What may stand here: docs/hardening.md\n"
+_HEAD = "# Made once by the service credentials, yours to edit since. What may stand here: docs/guides/hardening.md\n"
 _NAME = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:-]*")
 _log = logging.getLogger("vllm_watch.credentials")
 

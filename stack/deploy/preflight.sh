@@ -64,7 +64,7 @@ case "$value" in
         [ -n "$value" ] || warn "VLLM_WATCH_HOSTNAME is not set" "Certificates and links name localhost and $bind only; set it to the name by which others call this host."
         ;;
       *) warn "VLLM_WATCH_BIND=$bind without compose.secure.yml" \
-        "Ports stay on 127.0.0.1: without TLS and logins they are bound nowhere else. Add -f stack/deploy/compose.secure.yml (docs/hardening.md)." ;;
+        "Ports stay on 127.0.0.1: without TLS and logins they are bound nowhere else. Add -f stack/deploy/compose.secure.yml (docs/guides/hardening.md)." ;;
     esac
     ;;
 esac
@@ -107,11 +107,11 @@ if [ "${1:-}" = mig ]; then
     case " $taken " in *" ${uuid:-none} "*) bad "a slice of its own for $name" "Two teams have $uuid; give each its own."; continue ;; esac
     taken="$taken $uuid"
     if [ -z "$uuid" ]; then
-      bad "$name" "Set it to the UUID of that team's slice, as nvidia-smi -L shows it (MIG-...); how to make slices: docs/mig.md"
+      bad "$name" "Set it to the UUID of that team's slice, as nvidia-smi -L shows it (MIG-...); how to make slices: docs/guides/mig.md"
     elif printf '%s\n' "$slices" | grep -q "(UUID: $uuid)"; then
       good "$name $uuid"
     else
-      bad "the slice of $name ($uuid is not among those of nvidia-smi -L)" "Slices are gone after a reboot: make them again (docs/mig.md)."
+      bad "the slice of $name ($uuid is not among those of nvidia-smi -L)" "Slices are gone after a reboot: make them again (docs/guides/mig.md)."
     fi
   done
 fi

@@ -35,7 +35,7 @@ def slices(environment: Mapping[str, str]) -> dict[str, str]:
             given = f"is {uuid!r}" if uuid else "is not set"
             raise BadConfig(
                 f"{name} {given}; give it the UUID of that team's slice, which begins with MIG-, as `nvidia-smi -L`"
-                " shows it (docs/mig.md)"
+                " shows it (docs/guides/mig.md)"
             )
         if twin := next((other for other in found if other < name and found[other] == uuid), None):
             raise BadConfig(f"{twin} and {name} are the same slice; give each team its own")

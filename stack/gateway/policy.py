@@ -19,7 +19,7 @@ class Band(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     where this is null.
     engine_priority: the best priority that a request may ask for within an engine, whose smaller numbers go first; one
     that asks for none gets it. It counts in engines with --scheduling-policy priority, and where they hand it on: see
-    docs/gateway.md."""
+    docs/guides/gateway.md."""
 
     rank: int
     ceiling: float = 1.0

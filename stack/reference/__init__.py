@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stack.reference import alerts, metrics, runbooks, upgrades
 
-FOLDER = Path("docs")
+FOLDER = Path("docs/reference")
 
 
 def pages() -> Iterator[tuple[Path, str]]:

@@ -1,4 +1,4 @@
-"""docs/alerts.md: every alert with its number, its panel, its page and its drill, and every recorded series."""
+"""docs/reference/alerts.md: every alert with its number, its panel, its page and its drill, and every recorded series."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MEANS = {
     "vllm_watch_cost:increase": "what the cards cost for a team, by basis",
 }
 COLUMNS = ("alert", "symptom", "for", "threshold", "drill")
-METRICS_PAGE, BOARDS_PAGE = "metrics.md", "../dashboards/COVERAGE.md"
+METRICS_PAGE, BOARDS_PAGE = "metrics.md", "../../dashboards/COVERAGE.md"
 
 
 def page() -> str:
@@ -143,7 +143,7 @@ def _facts(alert: Alert) -> Iterator[str]:
         f"Panel: {to(f'Panels of {board.title}', BOARDS_PAGE, f'{board.title}, {use.panel_of(alert).title}')}"
         f" (`{board.slug}/{alert.panel.panel}`)"
     )
-    yield f"Page: [{alert.name}](../runbooks/{alert.name}.md)"
+    yield f"Page: [{alert.name}](../../runbooks/{alert.name}.md)"
     why_not = WHY_NOT.get(alert.name, "nobody has made one")
     yield (
         f"Drill: {drill(alert)} (`vllm-watch drill {alert.name}`)"

@@ -1,4 +1,4 @@
-"""docs/metrics.md: the whole catalogue, a topic at a time."""
+"""docs/reference/metrics.md: the whole catalogue, a topic at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from exporters.catalogue.metric import Across, Metric, Provenance
 from stack.reference import use
 from stack.reference.markdown import GUARDS, PRINTED, listed, table, to
 
-BOARDS_PAGE, ALERTS_PAGE = "../dashboards/COVERAGE.md", "alerts.md"
+BOARDS_PAGE, ALERTS_PAGE = "../../dashboards/COVERAGE.md", "alerts.md"
 _SHOWN = 6  # panels that are named; of more, the rest is counted
 
 

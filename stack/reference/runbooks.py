@@ -1,4 +1,4 @@
-"""docs/runbooks.md: which page to open, by what somebody says, by alert, and without one."""
+"""docs/reference/runbooks.md: which page to open, by what somebody says, by alert, and without one."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _page() -> Iterator[str]:
 
 
 def _link(name: str) -> str:
-    return f"[{name}](../runbooks/{name}.md)"
+    return f"[{name}](../../runbooks/{name}.md)"
 
 
 def _row(alert: Alert) -> tuple[str, str, str, str]:

@@ -1,4 +1,4 @@
-"""docs/upgrades.md: what changes for an operator with each release of vLLM, newest first.
+"""docs/reference/upgrades.md: what changes for an operator with each release of vLLM, newest first.
 
 Which series came, went and were renamed is the catalogue's to say; by hand are only the notes, each with its grade and
 its source."""
@@ -12,7 +12,7 @@ from exporters.catalogue import RETIRED, VLLM
 from exporters.catalogue.metric import Metric, Provenance, key
 from stack.reference.markdown import PRINTED, listed, table
 
-OLDEST = (0, 9)  # before it: the V0 engine, whose series docs/metrics.md lists as retired
+OLDEST = (0, 9)  # before it: the V0 engine, whose series docs/reference/metrics.md lists as retired
 _LIVE, _CAPTURED, _NOT = "tested live", "tested on captured data", "not tested"
 
 

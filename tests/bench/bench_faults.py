@@ -2,7 +2,7 @@
 
 Same files, same order, same pace. What is a fault of a reader's restart is judged as Prometheus would: what it showed
 last before it died is kept.
-Method and results: docs/faults.md."""
+Method and results: docs/internals/faults.md."""
 
 from __future__ import annotations
 

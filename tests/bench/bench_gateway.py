@@ -4,7 +4,7 @@ core holds.
 Every contender is one process on one core; the stub engine and the load share another. What is compared is measured in
 the same round, one contender after the other, in an order that turns from round to round; a figure is the median of the
 rounds, with the lowest and the highest. A figure for which stub and load were busy for more than 80 % of their core is
-refused. Method and results: docs/benchmark-gateway.md."""
+refused. Method and results: docs/internals/benchmark-gateway.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`make bench-runner`: what the load that the bench makes costs itself, against a stub that costs next to nothing.
 
 The stub has one core, the runner the other. One figure for requests (one event each), one for events (long streams).
-Method: docs/tuning.md."""
+Method: docs/guides/tuning.md."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ all takes.
 
 Every reader is one real process on one core; who writes, scrapes and stands for engines and the collector has another.
 A round goes through all measures, ours and the peer's one right after the other; a figure is the median of the rounds,
-with the lowest and the highest. Method and results: docs/benchmark-sidecar.md."""
+with the lowest and the highest. Method and results: docs/internals/benchmark-sidecar.md."""
 
 from __future__ import annotations
 

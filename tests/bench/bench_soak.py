@@ -1,5 +1,5 @@
 """`make bench-soak`: the whole lab under mixed load for an hour while things go wrong, and whether anything leaks or is
-lost. See docs/soak.md.
+lost. See docs/internals/soak.md.
 
 Real vLLM (in one process, which leaves the other core to the rest), gateway, sidecar, board, Prometheus, Alertmanager,
 and the collector where there is one. It ends by itself, prints what it found, and exits 1 when a line of the verdict

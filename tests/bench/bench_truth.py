@@ -2,7 +2,7 @@
 
 Each client sends each shape as a team of its own through the gateway, so that a team's series hold the requests of one
 run and nothing else. The queries are those that panels are made of; where they are to read classic buckets, the metric
-is one without a native form. Method and results: docs/percentiles.md."""
+is one without a native form. Method and results: docs/internals/percentiles.md."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from exporters.requests.record import RequestRecord, parse_block
 from stack.gateway import make_key
 from stack.lab import install, plan
 
-PAGE = ROOT / "docs/percentiles.md"
+PAGE = ROOT / "docs/internals/percentiles.md"
 BEGIN, END = "<!-- measured: truth -->", "<!-- end -->"
 QUANTILES = (0.5, 0.95, 0.99)
 NATIVE, CLASSIC = 0.02, 0.10  # how far a quantile may be from that of the request log

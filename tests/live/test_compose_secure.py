@@ -465,7 +465,7 @@ def test_an_operators_own_certificate_with_a_key_that_does_not_open_it_is_told_i
 
 
 def test_a_password_that_was_removed_with_the_files_of_logins_is_made_anew_and_known_everywhere(made: Made) -> None:
-    """The way of docs/hardening.md; the others' passwords stay."""
+    """The way of docs/guides/hardening.md; the others' passwords stay."""
     first = made.make()
     for path in (made.root / "operator/password", *made.root.glob("*/web.yml")):
         path.unlink()

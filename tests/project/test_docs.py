@@ -607,14 +607,21 @@ def test_each_figure_that_is_counted_stands_on_the_index():
 
 def test_the_table_of_boards_has_every_board_with_its_own_question():
     rows = dict(
-        re.findall(r"^\| (.+?) \| (.+?) \|$", (ROOT / "docs/dashboards.md").read_text().split("\n\n")[1], re.MULTILINE)
+        re.findall(
+            r"^\| (.+?) \| (.+?) \|$", (ROOT / "docs/guides/dashboards.md").read_text().split("\n\n")[1], re.MULTILINE
+        )
     )
     asked = {board.title.removeprefix("vLLM / "): board.question for board in BOARDS}
     assert [] == [title for title, question in asked.items() if not rows.get(title, "").startswith(question)]
     assert set(asked) == set(rows) - {"board"}
 
 
-COUNTED = [page for page in PAGES if page.parent != ROOT / "docs" or page.name in ("README.md", "architecture.md")]
+COUNTED = [
+    ROOT / "README.md",
+    INDEX,
+    ROOT / "docs/internals/architecture.md",
+    *sorted((ROOT / "docs/start").glob("*.md")),
+]
 
 
 @pytest.mark.parametrize("page", COUNTED, ids=name_of)
@@ -629,7 +636,7 @@ def test_figures_of_the_front_pages_are_those_of_the_code(page):
 
 
 def test_the_page_of_boards_counts_queries_and_cases_as_they_are_now():
-    text = (ROOT / "docs/dashboards.md").read_text()
+    text = (ROOT / "docs/guides/dashboards.md").read_text()
     counted = {
         r"Today (\d+) boards": len(BOARDS),
         r"boards have (\d+) queries": sum(len(panel.queries) for board in BOARDS for panel in board.panels),
@@ -643,7 +650,7 @@ def test_the_page_of_boards_counts_queries_and_cases_as_they_are_now():
 
 
 def test_the_table_of_ports_has_every_port_of_the_lab_and_of_compose():
-    table = (ROOT / "docs/architecture.md").read_text().split("\n## Ports\n")[1].split("\n## ")[0]
+    table = (ROOT / "docs/internals/architecture.md").read_text().split("\n## Ports\n")[1].split("\n## ")[0]
     told = {int(port) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for port in row.split(", ")}
     published = set(
         map(

@@ -14,7 +14,7 @@ import pytest
 
 from stack.root import ROOT
 
-PAGE = (ROOT / "docs/extending.md").read_text()
+PAGE = (ROOT / "docs/internals/extending.md").read_text()
 COPIED = ("alerts", "dashboards", "docs", "exporters", "runbooks", "stack", "tests", "pyproject.toml")
 _BLOCK = re.compile(r"^(`{3,})diff\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 ALERT = "VLLMLabRestarting"
@@ -120,8 +120,8 @@ def test_with_all_changes_of_the_page_the_tree_prints_and_its_guards_hold(tmp_pa
         "alerts/prometheus/info.yaml",
         "dashboards/json/monitoring-health.json",
         f"runbooks/{ALERT}.md",
-        "docs/metrics.md",
-        "docs/alerts.md",
+        "docs/reference/metrics.md",
+        "docs/reference/alerts.md",
     ):
         assert f"printed: {path}" in told
     assert "lab_restarts_total" in (tree / "dashboards/json/monitoring-health.json").read_text()

@@ -108,7 +108,7 @@ def test_the_index_of_runbooks_names_every_page_under_some_symptom():
     pages = {page.name for page in runbook_page.pages()}
     named = {name for names in runbooks.SYMPTOMS.values() for name in names}
     assert pages == named, "give the page a symptom in stack/reference/runbooks.py, SYMPTOMS"
-    assert all(f"(../runbooks/{name}.md)" in PAGES["runbooks.md"] for name in pages)
+    assert all(f"(../../runbooks/{name}.md)" in PAGES["runbooks.md"] for name in pages)
 
 
 def test_tables_are_no_wider_than_a_reader_scrolls():
@@ -125,7 +125,7 @@ def test_an_installed_package_prints_no_docs(monkeypatch, tmp_path):
     assert not [path for path, _ in render.files() if path.parts[0] == "docs"]
 
 
-_EXAMPLES = list(worked_examples.examples((ROOT / "docs/joined-metrics.md").read_text()))
+_EXAMPLES = list(worked_examples.examples((ROOT / "docs/reference/joined-metrics.md").read_text()))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def close(value: Any) -> Any:
 
 def test_every_computation_has_an_example_on_the_page_and_every_block_is_one():
     assert set(worked_examples.COMPUTED) == {name for name, _, _ in _EXAMPLES}
-    assert len(_EXAMPLES) == (ROOT / "docs/joined-metrics.md").read_text().count("```yaml")
+    assert len(_EXAMPLES) == (ROOT / "docs/reference/joined-metrics.md").read_text().count("```yaml")
 
 
 def test_a_false_figure_in_an_example_is_found():

@@ -69,7 +69,8 @@ def test_the_source_is_the_whole_tree(unpacked: Path):
     there = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
     assert set(release.sources(ROOT)) | {Path("PKG-INFO")} == there
     assert {
-        Path(name) for name in ("Makefile", ".ci/run", "tests/conftest.py", "requirements/run.txt", "docs/release.md")
+        Path(name)
+        for name in ("Makefile", ".ci/run", "tests/conftest.py", "requirements/run.txt", "docs/internals/release.md")
     } <= there
 
 
@@ -202,7 +203,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, capsys):
 
 
 # What is named in several places, and must be named alike. Whoever moves a version moves it in all of them:
-# docs/release.md.
+# docs/internals/release.md.
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 README = (ROOT / "README.md").read_text()
 
@@ -215,7 +216,7 @@ def test_vllm_is_one_version_in_compose_lab_golden_pages_and_readme():
     assert engine.VLLM == tag("vllm")
     assert f"| {engine.VLLM} | tested live (CPU build)" in README
     assert list((ROOT / "tests/golden").glob(f"{engine.VLLM}-*.prom"))
-    assert f"## vLLM {'.'.join(engine.VLLM.split('.')[:2])}" in (ROOT / "docs/upgrades.md").read_text()
+    assert f"## vLLM {'.'.join(engine.VLLM.split('.')[:2])}" in (ROOT / "docs/reference/upgrades.md").read_text()
 
 
 def test_prometheus_alertmanager_and_collector_are_one_version_in_compose_and_readme():

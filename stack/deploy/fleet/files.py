@@ -27,7 +27,7 @@ ALWAYS = ("ALERTS", "up")
 RAW_BOARDS = ("overview", "fleet")
 
 _HEAD = (
-    "# Printed by `vllm-watch render` from stack/deploy/fleet/files.py: copy it and change the copy. docs/fleet.md"
+    "# Printed by `vllm-watch render` from stack/deploy/fleet/files.py: copy it and change the copy. docs/guides/fleet.md"
     " explains each part.\n"
 )
 
@@ -149,7 +149,7 @@ remote_write:
 {dropped}\
       # So that Overview and Fleet work there as well, keep these too:
       #   {"|".join(raw_names())}
-      # Or take the rule out and send everything: docs/fleet.md says how many series that is.
+      # Or take the rule out and send everything: docs/guides/fleet.md says how many series that is.
 
 """
 

@@ -161,7 +161,7 @@ def next_steps(folder: Path, wanted: KubernetesOptions) -> Iterator[str]:
         component = folder / sidecar_patch.COMPONENT
         yield (
             f"write an overlay: resources {folder / BASE} and your {own.deployment}, components {component}"
-            " (docs/kubernetes.md)"
+            " (docs/guides/kubernetes.md)"
         )
         # an apply does not clear what the API server filled in
         recreate = '{"spec": {"strategy": {"type": "Recreate", "rollingUpdate": null}}}'

@@ -47,7 +47,7 @@ _ENDS_AFTER_S = 10  # the gateway's own time to write the last records, after ru
 
 # Nobody else rotates it. SIGTERM must reach the shell, which as the first process ignores what it does not trap. A
 # rename is all that is needed: the gateway opens the file anew at the next line and the sidecar follows
-# (docs/faults.md).
+# (docs/internals/faults.md).
 ROTATE = """\
 trap 'exit 0' TERM
 while :; do
@@ -91,7 +91,7 @@ def config_text(wanted: KubernetesOptions) -> dict[str, str]:
 
 
 def _web(wanted: KubernetesOptions) -> Object:
-    """What a listener asks of Prometheus; docs/hardening.md."""
+    """What a listener asks of Prometheus; docs/guides/hardening.md."""
     tls = (
         {"tls_server_config": {"cert_file": f"{_ETC}/tls/tls.crt", "key_file": f"{_ETC}/tls/tls.key"}}
         if wanted.tls_secret

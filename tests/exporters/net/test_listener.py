@@ -892,8 +892,8 @@ def test_descriptors_bound_the_clients_of_a_gateway(monkeypatch):
 
 
 async def test_the_commands_of_the_page_make_files_that_work(tmp_path):
-    """docs/hardening.md, its first block, as it stands there."""
-    page = (Path(__file__).parents[3] / "docs/hardening.md").read_text()
+    """docs/guides/hardening.md, its first block, as it stands there."""
+    page = (Path(__file__).parents[3] / "docs/guides/hardening.md").read_text()
     block = page.partition("```sh\n")[2].partition("```")[0].replace("python3 -c", f"{sys.executable} -c")
     done = await asyncio.to_thread(
         subprocess.run, ["bash", "-euc", block], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -21,7 +21,7 @@ from stack.cli import main
 
 HERE = Path(__file__).parents[2]
 CONFIGS = HERE / "golden/configs"
-PAGE = (HERE.parent / "docs/capacity.md").read_text()
+PAGE = (HERE.parent / "docs/guides/capacity.md").read_text()
 BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n)+", PAGE, re.MULTILINE)]
 PRICES = (
     "gpu_hour: 2.0\ngpus: [{name: H200, gpu_hour: 4.2}]\napi: [{model: '*', input_per_1k: 0.0002, output_per_1k:"

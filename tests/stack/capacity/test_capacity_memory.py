@@ -163,7 +163,7 @@ def test_a_slice_has_the_defaults_of_its_whole_card(piece):
 
 TABLE = re.findall(
     r"^\| ([\w.-]+)[^|]*\| ([\d.]+) GiB \|(.*)\|$",
-    (Path(__file__).parents[3] / "docs/mig.md").read_text(),
+    (Path(__file__).parents[3] / "docs/guides/mig.md").read_text(),
     re.MULTILINE,
 )
 CONFIGS = {"Qwen2.5-7B": "Qwen2.5-7B-Instruct", "Llama-3.1-8B": "Llama-3.1-8B-Instruct"}

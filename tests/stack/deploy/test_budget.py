@@ -255,13 +255,13 @@ def test_vllm_itself_has_two_families_that_nothing_caps():
 
 
 def example() -> Fleet:
-    """The fleet that docs/fleet.md counts: 200 engines, one on each card, eight to a host with its sidecar, four
+    """The fleet that docs/guides/fleet.md counts: 200 engines, one on each card, eight to a host with its sidecar, four
     gateways, 50 teams."""
     return Fleet(engines=200, models=2, teams=50, sidecars=25, gateways=4, cards=200)
 
 
 def budget_table() -> str:
-    """What each thing costs in series, as docs/fleet.md shows it."""
+    """What each thing costs in series, as docs/guides/fleet.md shows it."""
     newest, shown = budget.ENGINE[budget.NEWEST], example()
     counted = budget.total(shown)
     rows = (
@@ -285,7 +285,7 @@ def budget_table() -> str:
 
 
 def test_the_page_of_the_budget_says_what_the_code_computes():
-    """docs/fleet.md."""
-    text = (ROOT / "docs/fleet.md").read_text()
+    """docs/guides/fleet.md."""
+    text = (ROOT / "docs/guides/fleet.md").read_text()
     assert budget_table() in text
     assert all(name in text for name in ("VLLMScrapeNearLimit", "VLLMTeamLabelOverflow"))

@@ -490,7 +490,7 @@ def test_the_doctor_reads_the_store(world, tmp_path):
     )
 
 
-AS_NEAR = 0.1  # of a figure: see docs/fleet.md
+AS_NEAR = 0.1  # of a figure: see docs/guides/fleet.md
 COMPARED = [board for board in BOARDS if board.slug in ("overview", "fleet", "fleet-weeks")]
 SHOWN = [(board, panel, query) for board in COMPARED for panel in board.panels for query in panel.queries]
 

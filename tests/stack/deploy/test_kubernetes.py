@@ -201,7 +201,7 @@ def test_the_operators_schemas_are_fetched_at_exact_versions():
 
 @each_variant
 def test_every_object_fits_into_the_cluster_and_all_but_one_into_a_client_side_apply(wanted):
-    """docs/kubernetes.md applies server-side; the Latency dashboard is the one object that needs it."""
+    """docs/guides/kubernetes.md applies server-side; the Latency dashboard is the one object that needs it."""
     sizes = {each["metadata"]["name"]: len(json.dumps(each).encode()) for each in objects(wanted)}
     assert {} == {name: size for name, size in sizes.items() if size > LIMIT_BYTES}
     assert {"vllm-watch-board-latency"} >= {name for name, size in sizes.items() if size > CLIENT_SIDE_BYTES}
@@ -544,12 +544,12 @@ spec:
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The overlay of docs/kubernetes.md over an export and somebody's Deployment."""
+    """The overlay of docs/guides/kubernetes.md over an export and somebody's Deployment."""
     folder = tmp_path_factory.mktemp("beside")
     with without_rules_and_boards():
         filed(folder / "manifests", files.files(BESIDE))
     filed(folder / "my-gateway", {"deployment.yaml": THEIRS, "kustomization.yaml": "resources: [deployment.yaml]\n"})
-    page = (ROOT / "docs/kubernetes.md").read_text()
+    page = (ROOT / "docs/guides/kubernetes.md").read_text()
     (shown,) = re.findall(r"```yaml\n(# watched/kustomization.yaml\n.*?)```", page, re.S)
     return filed(folder, {"watched/kustomization.yaml": shown})
 
@@ -610,11 +610,11 @@ def test_the_rolling_update_that_the_api_server_filled_in_is_taken_out_of_a_runn
     (line,) = (step for step in files.next_steps(Path("m"), BESIDE) if " patch deployment " in step)
     assert line.startswith("kubectl -n vllm patch deployment my-gateway --type merge --patch '")
     assert {"spec": {"strategy": {"type": "Recreate", "rollingUpdate": None}}} == json.loads(line.split("'")[1])
-    assert line.split("    #")[0] in (ROOT / "docs/kubernetes.md").read_text()
+    assert line.split("    #")[0] in (ROOT / "docs/guides/kubernetes.md").read_text()
 
 
 def with_component(kubectl: Path, beside: Path, name: str) -> list[dict[str, Any]]:
-    """The overlay of docs/kubernetes.md with one component more."""
+    """The overlay of docs/guides/kubernetes.md with one component more."""
     shown = (beside / "watched/kustomization.yaml").read_text()
     return kustomized(
         kubectl, filed(beside, {f"{name}/kustomization.yaml": f"{shown}  - ../manifests/components/{name}\n"}) / name

@@ -1025,7 +1025,7 @@ def test_before_there_is_traffic_both_tables_and_the_goals_answer():
 
 def test_the_examples_of_the_page_are_options_that_there_are():
     known = {option for parameter in doctor_command.params for option in parameter.opts}
-    text = (Path(__file__).parents[3] / "docs/doctor.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/guides/doctor.md").read_text()
     lines = [line for line in text.splitlines() if "vllm-watch doctor" in line]
     assert lines
     assert set() == {option for line in lines for option in re.findall(r"(?<![\w-])--[a-z-]+", line)} - known

@@ -18,7 +18,7 @@ from stack.capacity.kv import LayerBlock, Serving, token_bytes
 from stack.lab.plan import MODEL, PORTS, LabConfig, processes
 from stack.root import ROOT
 
-SHEET = (ROOT / "docs/lab-sheet.md").read_text()
+SHEET = (ROOT / "docs/lab-instructor.md").read_text()
 GOLDEN = sorted((Path(__file__).parents[2] / "golden").glob("*.prom"))
 TASKS = re.split(r"^### ", SHEET.split("## The tasks")[1].split("## Who has passed")[0], flags=re.MULTILINE)[1:]
 

@@ -828,10 +828,12 @@ def _until(is_so: Any) -> None:
 
 
 def test_the_examples_of_the_page_are_sound(tmp_path):
-    """docs/tuning.md: the indented blocks that begin with a file."""
+    """docs/guides/tuning.md: the indented blocks that begin with a file."""
     blocks = [
         textwrap.dedent(block)
-        for block in re.findall(r"(?:^    .*\n)+", (Path(__file__).parents[3] / "docs/tuning.md").read_text(), re.M)
+        for block in re.findall(
+            r"(?:^    .*\n)+", (Path(__file__).parents[3] / "docs/guides/tuning.md").read_text(), re.M
+        )
     ]
     (its,) = [block for block in blocks if block.startswith("# prefix-caching.yaml")]
     (tmp_path / "prefix-caching.yaml").write_text(its)
