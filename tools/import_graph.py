@@ -2,7 +2,8 @@
 
     python -m tools.import_graph [--write]
 
---write puts the drawing into docs/internals/architecture.md. Imports within functions and for types only count as well."""
+--write puts the drawing into docs/internals/architecture.md. Imports within functions and for types only count as
+well."""
 
 from __future__ import annotations
 

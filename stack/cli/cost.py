@@ -32,7 +32,10 @@ from stack.cli.options import HTTP_CONFIG, TOKEN_FILE, USER_FILE, duration
     "--since", "since_s", metavar="TIME", callback=duration, help="How far back.  [default: 24h; with --log all of it]"
 )
 @click.option(
-    "--prices", "prices_path", type=click.Path(path_type=Path, dir_okay=False), help="prices.yaml; see docs/guides/cost.md."
+    "--prices",
+    "prices_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="prices.yaml; see docs/guides/cost.md.",
 )
 @click.option(
     "--gpus", multiple=True, metavar="N|MODEL=N", help="With --log: how many cards a model runs on.  [default: 1]"

@@ -105,8 +105,8 @@ def doctor_command(
     """Which resource is the bottleneck, what says so, and which one lever to pull first.
 
     Reads an engine twice (URL, one or several), a Prometheus, or two saved pages; a request log adds what clients saw.
-    See docs/guides/doctor.md. Exit 1 when a finding is serious, 2 for a mistake, 3 when an engine may stand still and the look
-    was too short to be sure.
+    See docs/guides/doctor.md. Exit 1 when a finding is serious, 2 for a mistake, 3 when an engine may stand still and
+    the look was too short to be sure.
 
     \b
     Example:  vllm-watch doctor --prometheus http://127.0.0.1:9090 --window 15m

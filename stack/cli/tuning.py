@@ -97,8 +97,9 @@ def tune_command(
 ) -> None:
     """An experiment: one workload, configurations of an engine in turns, and what the change did.
 
-    FILE names the workload and the arms; see docs/guides/tuning.md. Where a log of events is named, or a lab runs here, the
-    experiment is written there as a region with its verdict. Ctrl-C keeps what was measured. Exit 1 when it broke off.
+    FILE names the workload and the arms; see docs/guides/tuning.md. Where a log of events is named, or a lab runs here,
+    the experiment is written there as a region with its verdict. Ctrl-C keeps what was measured. Exit 1 when it broke
+    off.
 
     \b
     Example:  vllm-watch tune prefix-caching.yaml --out prefix-caching

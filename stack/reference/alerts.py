@@ -1,4 +1,5 @@
-"""docs/reference/alerts.md: every alert with its number, its panel, its page and its drill, and every recorded series."""
+"""docs/reference/alerts.md: every alert with its number, its panel, its page and its drill, and every recorded
+series."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from alerts.rules import Alert, Recording, Severity
 from exporters.catalogue import promql_ast, sidecar
 from stack.drill.drills import DRILLS, WHY_NOT
 from stack.reference import use
-from stack.reference.markdown import GUARDS, PRINTED, code, listed, table, to
+from stack.reference.markdown import PRINTED, code, listed, table, to
 
 _MOST_LINES = 10  # of an expression that is not folded away
 _READER = {
@@ -106,8 +107,7 @@ def _page() -> Iterator[str]:
     for family, recordings in recorded_families().items():
         yield from (f"### Recorded: {family}", "", RECORDED_WHY.get(family, ""), "")
         yield from table(("series", "what it holds", "made of", "read by"), map(_recording, recordings))
-    yield from ("## How far this is proven", "")
-    yield from table(("claim", "grade", "where"), _proofs())
+    yield "Test status: [alerts (reference)](../internals/test-status.md#alerts-reference)."
 
 
 def _row(alert: Alert) -> tuple[str, str, str, str, str]:
@@ -174,28 +174,3 @@ def _recording(recording: Recording) -> tuple[str, str, str, str]:
     boards = [to(f"Panels of {board.title}", BOARDS_PAGE, board.title) for board in use.boards_with(recording.record)]
     readers = [*(to(name) for name in use.readers(recording.record)), *boards]
     return f"`{recording.record}`", meaning(recording.record), told, ", ".join(readers) or "people"
-
-
-def _proofs() -> Iterator[tuple[str, str, str]]:
-    yield (
-        "each alert fires just past its threshold and is silent just before it, with promtool's own evaluation",
-        "simulated",
-        "`tests/support/alert_cases.py`, `tests/alerts/test_alert_rules.py`",
-    )
-    yield (
-        "no rule is dead on pages of vLLM 0.10.2, 0.20.2 and 0.32.0",
-        "tested on captured data",
-        "`tests/dashboards/test_rules_and_boards.py`",
-    )
-    drills = "`make drills`, `tests/live/test_drills.py`"
-    yield (
-        f"{len(DRILLS)} alerts arrive at Alertmanager when their fault is made on a running lab",
-        "tested live",
-        drills,
-    )
-    yield (
-        "alerts on GPUs fire for stand-in cards; no real card was made to fail",
-        "simulated",
-        "`vllm-watch drill VLLMGPUHot`",
-    )
-    yield "this page says what the rules say, and its links lead somewhere", "schema-checked", GUARDS

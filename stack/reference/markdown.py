@@ -8,7 +8,6 @@ from exporters.text import markdown_table
 from runbooks.page import slug
 
 PRINTED = "Printed by `vllm-watch render`; the source is {source}."
-GUARDS = "`vllm-watch render --check`, `tests/project/test_reference.py`, `tests/project/test_docs.py`"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:

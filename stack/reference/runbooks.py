@@ -89,8 +89,7 @@ def _page() -> Iterator[str]:
         ("page", "what it is for"),
         ((_link(page.name), _one_line(page)) for page in runbook_page.pages() if not page.is_alert),
     )
-    yield from ("## How far this is proven", "")
-    yield from table(("claim", "grade", "where"), _proofs())
+    yield "Test status: [runbooks (reference)](../internals/test-status.md#runbooks-reference)."
 
 
 def _link(name: str) -> str:
@@ -105,22 +104,3 @@ def _row(alert: Alert) -> tuple[str, str, str, str]:
 
 def _one_line(page: runbook_page.RunbookPage) -> str:
     return f"{page.title}. {page.gist}" if page.title.lower() != page.name else page.gist
-
-
-def _proofs() -> Iterator[tuple[str, str, str]]:
-    yield (
-        "one page for each alert, whole, with links that lead somewhere",
-        "schema-checked",
-        "`tests/runbooks/test_runbook_pages.py`",
-    )
-    yield (
-        "queries and conditions on the pages run on a real Prometheus",
-        "tested live",
-        "`tests/runbooks/test_runbook_pages.py`, `tests/runbooks/test_runbook.py`",
-    )
-    yield (
-        "the index names every page, and its links lead somewhere",
-        "schema-checked",
-        "`tests/project/test_reference.py`, `tests/project/test_docs.py`",
-    )
-    yield "that a page helps somebody at night", "not tested", "nobody has been on call with it"

@@ -147,18 +147,7 @@ unshown and is not called gone; `--installed` tells.
 One engine at a time: with a second one behind the gateway, `vllm-watch compare` judges the two variants on live
 traffic."""
 
-_OUTRO = """## How far this is proven
-
-| claim | grade | where |
-|---|---|---|
-| series of 0.10.2, 0.20.2 and 0.32.0: names, kinds, labels | tested on captured data | `tests/exporters/catalogue/test_catalogue.py`, golden pages |
-| series that the source of 0.32.0 names | tested live | `tests/exporters/compat/test_drift.py`: the installed engine's own source |
-| series of other releases | not tested | from vLLM's source and merge dates: the first release may be off by one |
-| no panel, alert or recording of ours is dead on the three releases | tested on captured data | `tests/exporters/compat/test_metrics_check.py` |
-| `drift` finds what changed, and what it says to paste ends the drift | tested on captured data | `tests/exporters/compat/test_drift.py` |
-| what a page of the Rust frontend lacks is not called gone | simulated | `tests/exporters/compat/test_drift.py`; the page is made from its source |
-| a rolling upgrade of a fleet on GPUs | not tested | none could be had |
-"""  # noqa: E501 (a Markdown table)
+_OUTRO = "Test status: [upgrades (reference)](../internals/test-status.md#upgrades-reference).\n"
 
 
 def page() -> str:

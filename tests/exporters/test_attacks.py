@@ -1,6 +1,6 @@
 """Hostile clients, logs, engines and addresses against our real processes: a gateway, a sidecar and a board on
-loopback. The engine is a fake that keeps every byte that it is sent. What docs/internals/threats.md says of an attack is shown
-here, or in the test that it names."""
+loopback. The engine is a fake that keeps every byte that it is sent. What docs/internals/threats.md says of an attack
+is shown here, or in the test that it names."""
 
 from __future__ import annotations
 

@@ -50,9 +50,10 @@ ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 INDEX = ROOT / "docs/README.md"
+GLOSSARY = ROOT / "docs/glossary.md"
 GRADES = {"tested live", "tested on captured data", "schema-checked", "simulated", "not tested"}
 FOLDERS = ("alerts", "dashboards", "docs", "exporters", "runbooks", "stack", "tests")
-PROVEN = "How far this is proven"
+STATUS = ROOT / "docs/internals/test-status.md"
 NAMED = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w.*/{{}},-]+")
 # Of docker compose, those that take a value as a word of its own.
 TAKES_VALUE = {
@@ -89,7 +90,9 @@ def name_of(page: Path) -> str:
 
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
-each_doc = pytest.mark.parametrize("page", [page for page in DOCS if page != INDEX], ids=name_of)
+each_doc = pytest.mark.parametrize(
+    "page", [page for page in DOCS if page not in (INDEX, STATUS, GLOSSARY)], ids=name_of
+)
 
 
 @cache
@@ -552,25 +555,41 @@ def test_three_dots_stand_for_anything_and_nothing_else_does():
     assert not like("a\n").fullmatch("a\nb\n")
 
 
-# ---- how far a page is proven
+# ---- test status
 
 
-def proofs(page: Path) -> list[tuple[str, str, str]]:
-    """Rows of the table under the heading: claim, grade, where."""
-    _, _, section = page.read_text().partition(f"\n## {PROVEN}\n")
-    section = re.split(r"^## ", section, maxsplit=1, flags=re.MULTILINE)[0]
-    rows = [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
-        for line in section.splitlines()
-        if line.startswith("|")
-    ]
-    return [(claim, grade.strip("*"), where) for claim, grade, where in rows[2:]]
+def slug_of(title: str) -> str:
+    return re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
+
+
+def status_tables() -> dict[str, list[tuple[str, str, str]]]:
+    """Rows (claim, grade, test) of the page Test status, by the anchor of their heading."""
+    found = {}
+    for section in re.split(r"^### ", STATUS.read_text(), flags=re.MULTILINE)[1:]:
+        title, _, body = section.partition("\n")
+        body = re.split(r"^## ", body, maxsplit=1, flags=re.MULTILINE)[0]
+        rows = [
+            [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+            for line in body.splitlines()
+            if line.startswith("|")
+        ]
+        found[slug_of(title)] = [(claim, grade.strip("*"), where) for claim, grade, where in rows[2:]]
+    return found
 
 
 @each_doc
-def test_every_page_says_how_far_it_is_proven_in_the_five_words_and_where(page):
-    rows = proofs(page)
-    assert rows, f"{name_of(page)} has no table under '{PROVEN}'"
+def test_every_page_links_to_its_test_status(page):
+    links_to = re.findall(r"^Test status: \[[^\]]+\]\(([^)#]+)#([^)]+)\)\.$", page.read_text(), re.MULTILINE)
+    assert 1 == len(links_to), f"{name_of(page)} has no line 'Test status: [...](...)'"
+    ((path, anchor),) = links_to
+    assert STATUS == (page.parent / path).resolve()
+    assert anchor in status_tables()
+
+
+@pytest.mark.parametrize("anchor", status_tables())
+def test_test_status_uses_the_five_grades_and_names_tests(anchor):
+    rows = status_tables()[anchor]
+    assert rows, f"no table under {anchor}"
     assert set() == {grade for _, grade, _ in rows} - GRADES
     for claim, grade, where in rows:
         assert grade == "not tested" or where, claim
@@ -598,11 +617,6 @@ FIGURES = {
     r"`ticket\.yaml` \((\d+)\)": len(rules_in("ticket")),
     r"`info\.yaml` \((\d+)\)": len(rules_in("info")),
 }
-
-
-def test_each_figure_that_is_counted_stands_on_the_index():
-    text = " ".join(INDEX.read_text().split())
-    assert [] == [pattern for pattern in FIGURES if not re.search(pattern, text)]
 
 
 def test_the_table_of_boards_has_every_board_with_its_own_question():

@@ -206,6 +206,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, capsys):
 # docs/internals/release.md.
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 README = (ROOT / "README.md").read_text()
+STATUS = (ROOT / "docs/internals/test-status.md").read_text()
 
 
 def tag(service: str) -> str:
@@ -214,7 +215,8 @@ def tag(service: str) -> str:
 
 def test_vllm_is_one_version_in_compose_lab_golden_pages_and_readme():
     assert engine.VLLM == tag("vllm")
-    assert f"| {engine.VLLM} | tested live (CPU build)" in README
+    assert f"| {engine.VLLM} | tested live (CPU build)" in STATUS
+    assert ".".join(engine.VLLM.split(".")[:2]) in README
     assert list((ROOT / "tests/golden").glob(f"{engine.VLLM}-*.prom"))
     assert f"## vLLM {'.'.join(engine.VLLM.split('.')[:2])}" in (ROOT / "docs/reference/upgrades.md").read_text()
 

@@ -1,4 +1,5 @@
-"""The worked examples of docs/reference/joined-metrics.md, and the code of the product that computes each of them again.
+"""The worked examples of docs/reference/joined-metrics.md, and the code of the product that computes each of them
+again.
 
 An example is a block of YAML that begins with `example:`; what stands under `given` goes in, what stands under `gives`
 has to come out."""

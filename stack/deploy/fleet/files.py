@@ -27,8 +27,8 @@ ALWAYS = ("ALERTS", "up")
 RAW_BOARDS = ("overview", "fleet")
 
 _HEAD = (
-    "# Printed by `vllm-watch render` from stack/deploy/fleet/files.py: copy it and change the copy. docs/guides/fleet.md"
-    " explains each part.\n"
+    "# Printed by `vllm-watch render` from stack/deploy/fleet/files.py: copy it and change the copy."
+    " docs/guides/fleet.md explains each part.\n"
 )
 
 

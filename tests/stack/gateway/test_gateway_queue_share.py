@@ -189,8 +189,8 @@ def _asks(it: Gate, name: str, size: int, teams: Mapping[str, Team]) -> None:
 
 
 def _share(team: str, held: Mapping[str, int], queue: int, teams: Mapping[str, Team]) -> float:
-    """The rule of docs/guides/gateway.md: a place for each team that waits or asks, the remainder by rank, and within a rank
-    by weight."""
+    """The rule of docs/guides/gateway.md: a place for each team that waits or asks, the remainder by rank, and within a
+    rank by weight."""
     active = {*held, team}
     if len(active) > queue:
         return 0.0
