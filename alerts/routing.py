@@ -65,12 +65,15 @@ _TITLE = (
     '{{ if eq .Status "resolved" }}over{{ else }}{{ .CommonLabels.severity }}{{ end }}: {{ .CommonLabels.alertname }}'
     "{{ with .CommonLabels.model_name }}, {{ . }}{{ end }}{{ with .CommonLabels.instance }}, {{ . }}{{ end }}"
 )
+# Annotations of several alerts differ by their labels, so nothing is taken from CommonAnnotations but the dashboard.
 _TEXT = """\
-{{ .CommonAnnotations.summary }}
-{{ range .Alerts }}- {{ if eq .Status "resolved" }}over: {{ end }}{{ .Annotations.description }}
-{{ end }}What to do: {{ .CommonAnnotations.runbook_url }}
-{{ with .CommonAnnotations.dashboard_url }}What it looks like: {{ . }}
+{{ range .Alerts }}{{ if eq .Status "resolved" }}Resolved: {{ end }}{{ .Annotations.summary }}
+{{ .Annotations.description }}
+Runbook: {{ .Annotations.runbook_url }}
+{{ end }}{{ with .CommonAnnotations.dashboard_url }}Dashboard: {{ . }}
 {{ end }}"""
+# Link of a notification as a whole: the runbook of its first alert.
+_FIRST = "{{ (index .Alerts 0).Annotations.%s_url }}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +90,12 @@ def _webhook(file: str) -> dict[str, Any]:
 
 
 def _slack(file: str) -> dict[str, Any]:
-    shown = {"title": _TITLE, "title_link": "{{ .CommonAnnotations.runbook_url }}", "text": _TEXT}
+    shown = {"title": _TITLE, "title_link": _FIRST % "runbook", "text": _TEXT}
     return {"slack_configs": [{"api_url_file": file, "send_resolved": True, **shown}]}
 
 
 def _pagerduty(file: str) -> dict[str, Any]:
-    links = [{"href": f"{{{{ .CommonAnnotations.{name}_url }}}}", "text": name} for name in ("runbook", "dashboard")]
+    links = [{"href": _FIRST % name, "text": name} for name in ("runbook", "dashboard")]
     shown = {
         "description": _TITLE,
         "severity": '{{ or .CommonLabels.severity "error" }}',

@@ -38,6 +38,14 @@ class Links:
         return f"{self.runbooks.rstrip('/')}/{alert}"
 
 
+# Query string of a runbook link: the page opens filled with the labels of the alert, and evaluated. Prometheus renders
+# it with Go's text/template, whose urlquery escapes the values and whose range sorts the names.
+LABELS_QUERY = (
+    '?live=1{{ range $name, $value := $labels }}{{ if ne $name "__name__" }}&{{ $name }}={{ $value | urlquery }}'
+    "{{ end }}{{ end }}"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Alert:
     """One alert. summary is static, description names this instance by its labels.
@@ -96,7 +104,7 @@ class Alert:
         rule["annotations"] = {
             "summary": self.summary,
             "description": self.description,
-            "runbook_url": links.runbook(self.name),
+            "runbook_url": f"{links.runbook(self.name)}{LABELS_QUERY}",
         }
         if links.dashboards:
             rule["annotations"]["dashboard_url"] = self.panel.url(links.dashboards)

@@ -115,7 +115,11 @@ def runbook_command(
     with mistakes_told():
         heading = lookup.heading(shown, section) if section is not None else ""
         now = (
-            asyncio.run(lookup.ask(shown, address_from(url, token_file, user_file, http_config), time.time(), settings))
+            asyncio.run(
+                lookup.ask(
+                    shown, choice.labels, address_from(url, token_file, user_file, http_config), time.time(), settings
+                )
+            )
             if live
             else None
         )

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import pytest
 import yaml
@@ -117,10 +118,15 @@ def firing(case: Case) -> dict[str, object]:
         "exp_annotations": {
             "summary": alert.summary,
             "description": case.description,
-            "runbook_url": f"http://127.0.0.1:9402/runbooks/{case.alert}",
+            "runbook_url": f"http://127.0.0.1:9402/runbooks/{case.alert}?live=1{query_of(case.labels)}",
             "dashboard_url": f"http://127.0.0.1:3000/d/vllm-watch-{alert.panel.board}?viewPanel={alert.panel.panel_id}",
         },
     }
+
+
+def query_of(labels: Mapping[str, str]) -> str:
+    """Labels as the template of a runbook link renders them."""
+    return "".join(f"&{name}={quote_plus(value)}" for name, value in sorted(labels.items()))
 
 
 def ends_s(series: Mapping[str, str], interval: str) -> int:

@@ -371,9 +371,10 @@ def fired(name: str, labels: Labels, **more: str) -> Post:
         r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels.get(found[1], ""), rule["annotations"]["description"]
     )
     filled = re.sub(r"\{\{ \$value.*?\}\}", "93%", filled)
+    link = rule["annotations"]["runbook_url"].partition("?")[0]
     return {
         "labels": {"alertname": name, **rule["labels"], **labels},
-        "annotations": {**rule["annotations"], "description": filled},
+        "annotations": {**rule["annotations"], "description": filled, "runbook_url": link},
         **more,
     }
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from alerts import thresholds
 from alerts.registry import ALERTS, RECORDINGS
 from alerts.routing import RECEIVERS
+from alerts.rules import LABELS_QUERY
 from alerts.settings import Overrides
 from exporters.catalogue import promql_ast
 from stack import cli, config
@@ -172,7 +173,7 @@ def test_links_that_work_on_one_machine_alone_are_warned_of(tmp_path: Path) -> N
     assert all(warning in result.stderr for warning in told)
     assert [] == exported(tmp_path, *ELSEWHERE)["warnings"]
     assert (
-        "https://wiki.example/rb/VLLMEngineDown"
+        f"https://wiki.example/rb/VLLMEngineDown{LABELS_QUERY}"
         == rules(tmp_path / "page.yaml")["VLLMEngineDown"]["annotations"]["runbook_url"]
     )
 

@@ -7,7 +7,7 @@ import pytest
 
 from alerts.panel_ref import PanelRef
 from alerts.registry import ALERTS, RECORDINGS
-from alerts.rules import Alert, Links, Recording, Severity
+from alerts.rules import LABELS_QUERY, Alert, Links, Recording, Severity
 from alerts.thresholds import Threshold
 from dashboards.registry import BOARDS
 from exporters.catalogue import EVERYTHING, promql_ast
@@ -103,7 +103,7 @@ def test_an_alert_that_would_not_work_at_night_cannot_be_made(changes):
 
 def test_links_can_lead_to_a_teams_own_addresses():
     rule = Alert(**good()).as_rule(Links("https://wiki/rb/", "https://grafana"))
-    assert "https://wiki/rb/VLLMThing" == rule["annotations"]["runbook_url"]
+    assert f"https://wiki/rb/VLLMThing{LABELS_QUERY}" == rule["annotations"]["runbook_url"]
     assert rule["annotations"]["dashboard_url"].startswith("https://grafana/d/vllm-watch-overview")
 
 

@@ -668,7 +668,7 @@ ONE_HOLDS = PAGE.replace('"} < 1`', '"} > 1`')
 @pytest.mark.prometheus
 def test_just_the_row_that_holds_is_marked_and_what_cannot_be_asked_says_why(prometheus):
     shown = page(ONE_HOLDS).filled(HERE)
-    live = asyncio.run(lookup.ask(shown, address(prometheus), time.time()))
+    live = asyncio.run(lookup.ask(shown, {}, address(prometheus), time.time()))
     assert [False, True, None] == [live.answers[row.condition].holds for row in shown.rows]
     text = lookup.as_text(shown, HERE, live)
     now = text.partition("## Now")[2].partition("## Meaning")[0]
@@ -689,7 +689,7 @@ def test_just_the_row_that_holds_is_marked_and_what_cannot_be_asked_says_why(pro
 @pytest.mark.prometheus
 def test_of_many_rows_the_first_are_shown_and_the_rest_counted(prometheus):
     shown = page(ONE_HOLDS).filled({})
-    live = asyncio.run(lookup.ask(shown, address(prometheus), time.time()))
+    live = asyncio.run(lookup.ask(shown, {}, address(prometheus), time.time()))
     asked = live.answers[shown.steps[0].blocks[0].text]
     assert (lookup.MOST_ROWS, 12) == (len(asked.rows), asked.found)
     assert f"and {12 - lookup.MOST_ROWS} more" in lookup.as_text(shown, {}, live)
@@ -718,7 +718,7 @@ def test_a_real_prometheus_accepts_every_query_of_a_shipped_page(shipped, promet
     """Also with labels that would end a string; what the parser of the tests forgives, the server may not."""
     for labels in ({}, dict.fromkeys(book.placeholders(shipped.text), 'a"b\\|c')):
         filled = shipped.filled(labels)
-        live = asyncio.run(lookup.ask(filled, address(prometheus), time.time()))
+        live = asyncio.run(lookup.ask(filled, {}, address(prometheus), time.time()))
         assert {} == {query: asked.error for query, asked in live.answers.items() if asked.error}
 
 
@@ -735,7 +735,7 @@ async def test_a_prometheus_that_never_answers_is_waited_for_once(monkeypatch):
     monkeypatch.setattr(lookup, "ALL_S", 0.2)
     silent = await asyncio.start_server(lambda reader, writer: asyncio.Event().wait(), "127.0.0.1", 0)
     async with asyncio.timeout(30):
-        live = await lookup.ask(page(), address(f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"), 0)
+        live = await lookup.ask(page(), {}, address(f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"), 0)
     silent.close()
     assert "no answer within 0 s" == live.error
 
@@ -835,7 +835,7 @@ def test_the_shipped_book_is_found_offline_by_a_bare_process():
 @pytest.mark.usefixtures("small")
 def test_the_board_shows_the_page_its_urgency_its_panel_and_links_to_pages(folder, monkeypatch):
     monkeypatch.setattr(book, "names", lambda: ["VLLMEngineDown"])
-    shown = html_pages.runbook_page("VLLMKVCacheNearlyFull", PAGE)
+    shown = html_pages.runbook_page(book.parse("VLLMKVCacheNearlyFull", book.fill(PAGE, {})), {}, None)
     assert '<span class="severity warning">warning</span>' in shown
     assert re.search(r'<a href="/d/vllm-watch-overview\?viewPanel=\d+">see the panel</a>', shown)
     assert 'related: <a href="/runbooks/VLLMEngineDown">VLLMEngineDown</a>' in shown
@@ -843,9 +843,8 @@ def test_the_board_shows_the_page_its_urgency_its_panel_and_links_to_pages(folde
     assert '<h2 id="first-five-minutes">' in shown
     assert "curl -sS http://INSTANCE/health" in shown
     assert not any(mark in shown for mark in ("reviewed:", "printed: rule", "{{instance}}"))
-    assert "<p>" in html_pages.runbook_page(
-        "x", "---\nseverity: <b>\nboard: ../x\npanel: y\nrelated: 7\n---\n# x\n\ntext\n"
-    )
+    odd = book.parse("x", "---\nseverity: <b>\nboard: ../x\npanel: y\nrelated: 7\n---\n# x\n\ntext\n")
+    assert "<p>" in html_pages.runbook_page(odd, {}, None)
 
 
 def test_the_index_of_the_board_goes_by_urgency(folder):
@@ -896,7 +895,7 @@ def test_quantiles_of_a_page_are_asked_as_panels_ask_them():
     for condition in (f"{step} > 2.5", f"{step} and on (model_name) up", "vllm:num_requests_running"):
         assert condition == lookup._with_bounds(condition)
     told = lookup._asked(
-        QueryResult([QuerySeries({"model_name": "chat", "bound": "<"}, value=(1.0, "0.3"))]), in_seconds=True
+        QueryResult([QuerySeries({"model_name": "chat", "bound": "<"}, value=(1.0, "0.3"))]), in_seconds=True, only={}
     )
     assert (({"model_name": "chat"}, "< 300 ms"),) == told.rows
 
