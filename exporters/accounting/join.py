@@ -18,7 +18,7 @@ from exporters.accounting.prices import Prices
 from exporters.accounting.reconciliation import Reconciler
 from exporters.engine import view as engine_view
 from exporters.engine.view import EngineView
-from exporters.gpu.source import GpuReading
+from exporters.gpu.readings import GpuReading
 from exporters.requests.counters import OTHER, RequestCounters
 from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at
 from exporters.requests.store import StateProvider

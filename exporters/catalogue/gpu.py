@@ -155,7 +155,7 @@ ABSENT = Metric(
     Kind.GAUGE,
     Unit.COUNT,
     "Values that could not be had at the last reading, by reason: not_available, not_supported, not_known, deprecated,"
-    " permission, unknown_error, implausible, lost.",
+    " permission, unknown_error, implausible, lost, needs_nvml.",
     labels=("reason", "uuid"),
     notes=(
         (
@@ -176,7 +176,7 @@ MIG_INFO = Metric(
     labels=("gpu_instance", "mig_uuid", "profile", "uuid"),
     across=Across.MAX,
     notes=(
-        "uuid is the card's. Where nothing tells profile or mig_uuid (NVML, or `nvidia-smi -L`), they are empty.",
+        "uuid is the card's. Where nothing tells profile or mig_uuid (NVML), they are empty.",
         "Where an instance is split further, mig_uuid is that of its first compute instance.",
     ),
 )
