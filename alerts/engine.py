@@ -57,10 +57,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.CRITICAL,
             f"group {by(JOB)} ({up}) unless group {by(JOB)} ({up} == 1) and group {by(JOB)} {known}",
             hold="1m",
-            summary="No engine of a scrape job answers.",
+            summary="vLLM down: no engine of job {{ $labels.job }} answers",
             description=(
-                "None of the engines of job {{ $labels.job }} has answered Prometheus for a minute: their users get"
-                " connection errors, or the network between is gone."
+                "No engine of job {{ $labels.job }} has answered Prometheus for 1 min: users get connection errors,"
+                " or only the network between Prometheus and the engines is down. Check whether the gateway still"
+                " reaches the engines (runbook step 3), then read the end of the engine logs."
             ),
             panel=PanelRef("overview", "engines-up"),
             threshold=slow,
@@ -71,11 +72,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{up} == 0 and {known}",
             hold="2m",
-            summary="An engine does not answer its scrape.",
+            summary="vLLM unreachable: {{ $labels.instance }} of job {{ $labels.job }} does not answer its scrape",
             description=(
-                "{{ $labels.instance }} of job {{ $labels.job }} has not answered for two minutes though it did within"
-                " the hour, or for longer than a start takes: requests that it had are lost, and the others of the job"
-                " carry its load."
+                "{{ $labels.instance }} of job {{ $labels.job }} has not answered Prometheus for 2 min, although it"
+                " did within the last hour or has had more time than a start takes. Its requests are lost, and the"
+                " other engines of the job carry its load. Check whether the process runs, and read the end of its"
+                " log."
             ),
             panel=PanelRef("overview", "engines-up"),
             threshold=slow,
@@ -87,10 +89,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             recorded.lost_jobs(s, s.engine),
             hold="15m",
-            summary="A scrape job of engines has no target any more.",
+            summary="vLLM targets lost: service discovery finds no engine of job {{ $labels.job }}",
             description=(
-                "Job {{ $labels.job }} had engines within the last day, and service discovery finds none now: nothing"
-                " about them can alert."
+                "Job {{ $labels.job }} had engines within the last day; service discovery has found none for 15"
+                " min, so no other alert about them can fire. Check whether the engines still serve. If they were"
+                " removed on purpose, silence this alert: it ends after a day."
             ),
             panel=PanelRef("monitoring-health", "targets-up"),
         ),
@@ -99,10 +102,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{up} == 1 unless {on(TARGET)} {promql.series(vllm.NUM_REQUESTS_RUNNING, (s.engine,))}",
             hold="5m",
-            summary="An engine's target answers without vLLM's series.",
+            summary="vLLM metrics missing: {{ $labels.instance }} of job {{ $labels.job }} exposes no vllm: series",
             description=(
-                "{{ $labels.instance }} of job {{ $labels.job }} answers its scrape, but shows no vllm: series: every"
-                " panel and every other alert about it is blind."
+                "{{ $labels.instance }} of job {{ $labels.job }} has answered its scrape for 5 min without any"
+                " vllm: series: its panels are empty, and no other alert about it can fire. Check that the scrape"
+                " address is the engine's own port and that vLLM runs without --disable-log-stats."
             ),
             panel=PanelRef("monitoring-health", "scrape-samples"),
             muted_by=("VLLMEngineDown",),
@@ -112,10 +116,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.CRITICAL,
             frozen(s.window(FROZEN_FOR), ENGINE, (s.engine,)),
             hold="1m",
-            summary="An engine is up and makes no tokens.",
+            summary="vLLM hung: {{ $labels.model_name }} on {{ $labels.instance }} has requests and makes no tokens",
             description=(
-                "{{ $labels.model_name }} on {{ $labels.instance }} has had requests for three minutes and made no"
-                " token of prompt or answer: health checks pass, and its users wait for ever."
+                "{{ $labels.model_name }} on {{ $labels.instance }} has held {{ $value | humanize }} or more"
+                " requests for 3 min and processed no prompt or output token. Its /health still returns 200, so"
+                " balancers keep sending to it. Save the stacks of its processes with py-spy (runbook step 5), then"
+                " restart this engine."
             ),
             panel=PanelRef("fleet", "frozen"),
             muted_by=("VLLMEngineDown",),
@@ -126,10 +132,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"({starts} or {resets}) >= {again}",
             hold="0s",
             keep_firing="10m",
-            summary="An engine starts again and again.",
+            summary="vLLM restart loop: {{ $labels.instance }} of job {{ $labels.job }}",
             description=(
-                "{{ $labels.instance }} has started again {{ $value | humanize }} times within an hour; each time its"
-                " requests are lost and its cache is cold."
+                "{{ $labels.instance }} of job {{ $labels.job }} has restarted {{ $value | humanize }} times within"
+                " the last hour; each restart loses its requests and its prefix cache. Read the last error in the"
+                " log of the previous process: it names the cause, such as lack of memory or a failed worker."
             ),
             panel=PanelRef("fleet", "restarts"),
             threshold=again,
@@ -142,10 +149,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"and max {by(TARGET)} (time() - {promql.series(PROCESS_START, (s.engine,))}) < {s.seconds('1h')} "
             f"and {promql.lowest(UP, hour, TARGET, (s.engine,))} == 0",  # or nobody had asked it before
             hold="0s",
-            summary="An engine took long to start.",
+            summary="vLLM slow start: {{ $labels.instance }} of job {{ $labels.job }}",
             description=(
-                "{{ $labels.instance }} answered only {{ $value | humanizeDuration }} after its process had started;"
-                " help that comes so late is no help."
+                "{{ $labels.instance }} of job {{ $labels.job }} first answered {{ $value | humanizeDuration }}"
+                " after its process started, within the last hour: too late to replace a failed engine. Compare the"
+                " load, compile and graph-capture times in its log with those of an earlier start."
             ),
             panel=PanelRef("fleet", "up-since"),
             threshold=slow,
@@ -158,10 +166,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"{promql.lowest(waiting, ten, ENGINE)} > {length} and {promql.rise(waiting, ten, ENGINE)} >= {length}",
             hold="5m",
             keep_firing="5m",
-            summary="An engine's queue grows.",
+            summary="Queue growing: {{ $labels.model_name }} on {{ $labels.instance }}",
             description=(
-                "{{ $value | humanize }} requests or more have waited for {{ $labels.model_name }} on {{"
-                " $labels.instance }} for ten minutes, and they become more: more comes in than it finishes."
+                "At least {{ $value | humanize }} requests have waited for {{ $labels.model_name }} on"
+                " {{ $labels.instance }} for 10 min, and the queue grows: more arrive than it finishes. Check"
+                " whether other engines of the model have room, and send new requests there; if none has, pause"
+                " batch work."
             ),
             panel=PanelRef("fleet", "waiting"),
             threshold=length,
@@ -172,10 +182,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{promql.lowest(vllm.NUM_REQUESTS_WAITING_BY_REASON, ten, ENGINE, _DEFERRED)} > 0",
             hold="10m",
-            summary="Requests are held back for something other than room.",
+            summary="Requests deferred: {{ $labels.model_name }} on {{ $labels.instance }}",
             description=(
-                "{{ $value | humanize }} requests for {{ $labels.model_name }} on {{ $labels.instance }} wait for an"
-                " adapter slot, a grammar or a transfer of KV cache, not for room."
+                "At least {{ $value | humanize }} requests for {{ $labels.model_name }} on {{ $labels.instance }}"
+                " have waited for 10 min for an adapter slot, a grammar or a KV-cache transfer, not for free"
+                " blocks. Check whether more LoRA adapters are in use than --max-loras admits at once (runbook step"
+                " 3)."
             ),
             panel=PanelRef("overview", "waiting-by-reason"),
             muted_by=("VLLMEngineDown", "VLLMEngineFrozen"),

@@ -180,7 +180,7 @@ def rows(settings: Settings = SHIPPED) -> Iterator[dict[str, Any]]:
             "name": alert.name,
             "severity": alert.labels["severity"],
             "for": alert.hold,
-            "summary": alert.summary,
+            "summary": alert.title,
             "panel": f"{alert.panel.board}/{alert.panel.panel}",
             "threshold": _row(alert.threshold, own) if alert.threshold else None,
             "muted_by": list(alert.muted_by),

@@ -67,10 +67,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"and {promql.current(sidecar.SOURCE_LAST_SUCCESS, _SOURCE, (_KIND_GPU,))} "
             f"or {promql.worst(gpu.ABSENT, CARD, (_LOST,))} > 0",
             hold="2m",
-            summary="A GPU cannot be seen any more.",
+            summary="GPU missing:{{ with $labels.uuid }} {{ . }}{{ end }} on {{ $labels.instance }}",
             description=(
-                "The sidecar {{ $labels.instance }} no longer gets readings of a GPU{{ with $labels.uuid }} {{ . }}{{"
-                " end }}: it fell off the bus, or the driver does not answer."
+                "The sidecar {{ $labels.instance }} has had no readings of a GPU{{ with $labels.uuid }} ({{ . }})"
+                "{{ end }} for 2 min, although it had before: the GPU fell off the bus, or the driver does not"
+                " answer. Run nvidia-smi -L on the host, and check whether the engine on it still answers."
             ),
             panel=PanelRef("gpu", "cards"),
             owner="hardware",
@@ -82,10 +83,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f" > {hot}",
             hold="5m",
             keep_firing="5m",
-            summary="A GPU is hot.",
+            summary="GPU hot: {{ $labels.uuid }} on {{ $labels.instance }}",
             description=(
-                "GPU {{ $labels.uuid }} at {{ $labels.instance }} is at {{ $value | humanize }} degrees; a few more and"
-                " it slows itself down."
+                "GPU {{ $labels.uuid }} on {{ $labels.instance }} is at {{ $value | humanize }} °C, above"
+                f" {hot.shown} for 5 min; a few degrees more and it throttles. Compare it with the other GPUs of"
+                " the host: if all are hot it is the cooling, if one is hot it is this GPU."
             ),
             panel=PanelRef("gpu", "temperature"),
             owner="hardware",
@@ -99,10 +101,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"{_or_theirs(throttled, their_heat)} > {held}",
             hold="5m",
             keep_firing="5m",
-            summary="A GPU runs slower because of heat or a power brake.",
+            summary="GPU throttled: {{ $labels.uuid }} on {{ $labels.instance }}",
             description=(
-                "GPU {{ $labels.uuid }} at {{ $labels.instance }} is held down {{ $value | humanizePercentage }} of the"
-                " time."
+                "GPU {{ $labels.uuid }} on {{ $labels.instance }} ran at reduced clocks for"
+                " {{ $value | humanizePercentage }} of the last 10 min because of heat or a power brake. Check the"
+                " reason (runbook step 1): thermal is the cooling, hw_power_brake is the power supply or the rack."
             ),
             panel=PanelRef("gpu", "held-down"),
             owner="hardware",
@@ -114,10 +117,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             _all_alike(f"{new_xid} > 0", f"{xid} > 0 unless {xid} == {xid_before}"),
             hold="0s",
-            summary="The driver has reported a GPU error.",
+            summary="GPU error (XID): {{ $labels.uuid }} on {{ $labels.instance }}",
             description=(
-                "GPU {{ $labels.uuid }} at {{ $labels.instance }} reports XID {{ with $labels.xid }}{{ . }}{{ else }}"
-                "{{ $value | humanize }}{{ end }}; requests on it may have been lost."
+                "The driver reported XID {{ with $labels.xid }}{{ . }}{{ else }}{{ $value | humanize }}{{ end }}"
+                " for GPU {{ $labels.uuid }} on {{ $labels.instance }} within the last hour; requests on it may be"
+                " lost. Read the first XID in the kernel log (runbook step 2), and check whether the engine on this"
+                " GPU still makes tokens."
             ),
             panel=PanelRef("gpu", "xid"),
             owner="hardware",
@@ -127,10 +132,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             _all_alike(*bad),
             hold="0s",
-            summary="A GPU has memory errors that could not be corrected.",
+            summary="GPU memory errors (ECC): {{ $labels.uuid }} on {{ $labels.instance }}",
             description=(
-                "GPU {{ $labels.uuid }} at {{ $labels.instance }} has had uncorrected memory errors within the hour, or"
-                " has no spare rows left."
+                "GPU {{ $labels.uuid }} on {{ $labels.instance }} had uncorrected memory errors within the last"
+                " hour, or has no spare rows left. Check whether the engine on it still answers, and how many rows"
+                " were remapped (runbook steps 2 and 3)."
             ),
             panel=PanelRef("gpu", "ecc"),
             owner="hardware",
@@ -146,10 +152,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             ),
             hold="0s",
             keep_firing="15m",
-            summary="The link between GPUs is failing.",
+            summary="NVLink errors: GPU {{ $labels.uuid }} on {{ $labels.instance }}",
             description=(
-                "The NVLinks of GPU {{ $labels.uuid }} at {{ $labels.instance }} counted {{ $value | humanize }} errors"
-                " within a quarter of an hour."
+                "The NVLinks of GPU {{ $labels.uuid }} on {{ $labels.instance }} counted {{ $value | humanize }}"
+                " errors within 15 min; every collective of a tensor-parallel engine waits for a failing link."
+                " Check which link it is with nvidia-smi nvlink -e (runbook step 3), and whether the inter-token"
+                " latency rose."
             ),
             panel=PanelRef("gpu", "nvlink-errors"),
             owner="hardware",
@@ -161,10 +169,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{_or_theirs(memory_share, f'{used} / ({used} + {free} > 0)')} > {memory}",
             hold="5m",
-            summary="The memory of a GPU is nearly full.",
+            summary="GPU memory nearly full: {{ $labels.uuid }} on {{ $labels.instance }}",
             description=(
-                "GPU {{ $labels.uuid }} at {{ $labels.instance }} has {{ $value | humanizePercentage }} of its memory"
-                " in use; the next allocation may end the engine."
+                "GPU {{ $labels.uuid }} on {{ $labels.instance }} uses {{ $value | humanizePercentage }} of its"
+                f" memory, above {memory.shown} for 5 min; the next allocation may end the engine. Find the"
+                " processes on this GPU with nvidia-smi (runbook step 3): a second process is the most frequent"
+                " cause."
             ),
             panel=PanelRef("gpu", "memory-share"),
             owner="hardware",

@@ -32,7 +32,7 @@ _One = TypeVar("_One", Alert, Recording)
 _PICKS = ("topk", "bottomk", "limitk", "limit_ratio")
 
 _LABEL = re.compile(r"\$labels\.(\w+)")
-_IF_THERE = re.compile(r"\{\{-?\s*(?:with|if)\s+\$labels\.(\w+)\s*-?\}\}.*?\{\{-?\s*end\s*-?\}\}", re.DOTALL)
+_OPTIONAL = re.compile(r"\{\{-?\s*(?:with|if)\s+\$labels\.(\w+)\s*-?\}\}.*?\{\{-?\s*end\s*-?\}\}", re.DOTALL)
 _VALUE = re.compile(r"\{\{[^}]*\$value[^}]*\}\}")
 _READABLE = re.compile(r"\|\s*(humanize\w*|printf)\b|\{\{-?\s*(humanize\w*|printf)\b")
 _WINDOW_IN_NAME = re.compile(r"(\d+[smhdw])$")
@@ -104,7 +104,7 @@ class _Rules:
         return self._known[sample]
 
 
-_Told = Iterator[str]
+_Messages = Iterator[str]
 _Found = Iterator[tuple[str, str, str]]  # rule, name, message
 
 
@@ -118,7 +118,7 @@ def _found(rules: _Rules) -> _Found:
 
 
 def _of_one(
-    name: str, expr: str, rules: _Rules, one: _One, more: Mapping[str, Callable[[_One, _Rules], _Told]]
+    name: str, expr: str, rules: _Rules, one: _One, more: Mapping[str, Callable[[_One, _Rules], _Messages]]
 ) -> _Found:
     try:
         promql_ast.parse(expr)
@@ -134,16 +134,16 @@ def _of_one(
 # ---- any expression
 
 
-def _series(expr: str, rules: _Rules) -> _Told:
+def _series(expr: str, rules: _Rules) -> _Messages:
     for name in sorted({read.name for read in promql_ast.reads(expr)} - METRICS.keys() - rules.recorded.keys()):
         yield f"{name or 'a selector without a name'} is neither in the catalogue nor recorded by these rules"
 
 
-def _shared(rule: promql_lint.Rule, expr: str, rules: _Rules) -> _Told:
+def _shared(rule: promql_lint.Rule, expr: str, rules: _Rules) -> _Messages:
     yield from rule(expr, rules.labels_of)
 
 
-def _picked(expr: str, rules: _Rules) -> _Told:
+def _picked(expr: str, rules: _Rules) -> _Messages:
     for read in promql_ast.reads(expr):
         if done := set(read.above) & set(_PICKS):
             yield (
@@ -152,7 +152,7 @@ def _picked(expr: str, rules: _Rules) -> _Told:
             )
 
 
-def _windows(expr: str, rules: _Rules) -> _Told:
+def _windows(expr: str, rules: _Rules) -> _Messages:
     for window_s in promql_ast.windows_s(expr):
         if window_s < SCRAPES * SCRAPE_S:
             yield f"a window of {window_s:g} s holds fewer than {SCRAPES} scrapes"
@@ -162,7 +162,7 @@ def _labels(expr: str, rules: _Rules) -> Set[str]:
     return promql_ast.labels(expr, rules.labels_of)
 
 
-EXPRESSION_RULES: dict[str, Callable[[str, _Rules], _Told]] = {
+EXPRESSION_RULES: dict[str, Callable[[str, _Rules], _Messages]] = {
     "series": _series,
     **{name: partial(_shared, rule) for name, rule in promql_lint.RULES.items()},
     "picked": _picked,
@@ -173,12 +173,12 @@ EXPRESSION_RULES: dict[str, Callable[[str, _Rules], _Told]] = {
 # ---- alerts
 
 
-def _condition(alert: Alert, rules: _Rules) -> _Told:
+def _condition(alert: Alert, rules: _Rules) -> _Messages:
     for branch in promql_ast.unconditional(alert.expr):
         yield f"it fires as long as there is data: {branch} compares nothing"
 
 
-def _durations(alert: Alert, rules: _Rules) -> _Told:
+def _durations(alert: Alert, rules: _Rules) -> _Messages:
     """A hold below a few scrapes is no hold; 0s is one that is meant, but not on absence, which one lost scrape looks
     like."""
     for what, duration in (("hold", alert.hold), ("keep_firing", alert.keep_firing)):
@@ -189,60 +189,62 @@ def _durations(alert: Alert, rules: _Rules) -> _Told:
         yield f"one lost scrape looks like absence; hold it for {SCRAPES} of them"
 
 
-def _labels_told(alert: Alert, rules: _Rules) -> _Told:
-    """What the description names is on the answer of every branch, or it is said only where it is there: {{ with
-    $labels.x }}."""
-    borne = _labels(alert.expr, rules)
-    always = _LABEL.findall(_IF_THERE.sub("", alert.description))
-    for label in sorted(set(always) - set(borne)):
-        yield f"the description names {label}, which not every answer has; say it with {{{{ with $labels.{label} }}}}"
-    sometimes = set(_LABEL.findall(alert.description)) - set(always)
-    for label in sorted(
-        sometimes - {each for read in promql_ast.reads(alert.expr) for each in rules.labels_of(read.name)} - set(borne)
-    ):
-        yield f"the description names {label}, which no answer ever has"
+def _label_names(alert: Alert, rules: _Rules) -> _Messages:
+    """A label that the summary or description names must be on every result, or stand in {{ with $labels.x }}."""
+    available = set(_labels(alert.expr, rules))
+    anywhere = available | {label for read in promql_ast.reads(alert.expr) for label in rules.labels_of(read.name)}
+    for what, text in (("summary", alert.summary), ("description", alert.description)):
+        required = set(_LABEL.findall(_OPTIONAL.sub("", text)))
+        for label in sorted(required - available):
+            yield f"the {what} names {label}, which not every result has; use {{{{ with $labels.{label} }}}}"
+        for label in sorted(set(_LABEL.findall(text)) - required - anywhere):
+            yield f"the {what} names {label}, which no result has"
 
 
-def _description(alert: Alert, rules: _Rules) -> _Told:
+def _description(alert: Alert, rules: _Rules) -> _Messages:
     if _labels(alert.expr, rules) and not _LABEL.search(alert.description):
-        yield "the description names no label, so that nobody knows which one it is"
+        yield "the description names no label, so nobody knows which subject it is about"
     if not alert.description.endswith("."):
-        yield "the description is a sentence"
+        yield "the description does not end with a full stop"
 
 
-def _value(alert: Alert, rules: _Rules) -> _Told:
+def _value(alert: Alert, rules: _Rules) -> _Messages:
     for shown in _VALUE.findall(alert.description):
         if not _READABLE.search(shown):
             yield f"{shown} shows 0.10000000000000001; say humanize, humanizePercentage, humanizeDuration or printf"
 
 
-def _static(alert: Alert, rules: _Rules) -> _Told:
+def _static(alert: Alert, rules: _Rules) -> _Messages:
     """Alertmanager groups and finds again by labels; a value in one makes a new alert at every evaluation."""
     for label, value in alert.labels.items():
         if "{{" in value:
             yield f"the label {label} holds a template"
 
 
-def _summary(alert: Alert, rules: _Rules) -> _Told:
-    if "{{" in alert.summary or not re.fullmatch(r"[A-Z][^.]*\.", alert.summary):
-        yield "the summary is one fixed sentence"
+def _summary(alert: Alert, rules: _Rules) -> _Messages:
+    if _labels(alert.expr, rules) and not _LABEL.search(alert.summary):
+        yield "the summary names no label, so nobody knows which subject it is about"
+    if "$value" in alert.summary:
+        yield "the summary holds $value; put the value into the description"
+    if alert.summary.endswith("."):
+        yield "the summary ends with a full stop; it is a title: subject, symptom, labels"
 
 
-def _owner(alert: Alert, rules: _Rules) -> _Told:
+def _owner(alert: Alert, rules: _Rules) -> _Messages:
     if not alert.owner.strip():
         yield "it has no owner"
 
 
-def _muted(alert: Alert, rules: _Rules) -> _Told:
+def _muted(alert: Alert, rules: _Rules) -> _Messages:
     for source in alert.muted_by:
         if source == alert.name or source not in {other.name for other in rules.alerts}:
             yield f"muted by {source}, {'which is itself' if source == alert.name else 'which there is not'}"
 
 
-ALERT_RULES: dict[str, Callable[[Alert, _Rules], _Told]] = {
+ALERT_RULES: dict[str, Callable[[Alert, _Rules], _Messages]] = {
     "condition": _condition,
     "durations": _durations,
-    "labels-told": _labels_told,
+    "label-names": _label_names,
     "description": _description,
     "value": _value,
     "static-labels": _static,
@@ -255,14 +257,14 @@ ALERT_RULES: dict[str, Callable[[Alert, _Rules], _Told]] = {
 # ---- recordings
 
 
-def _level(recording: Recording, rules: _Rules) -> _Told:
+def _level(recording: Recording, rules: _Rules) -> _Messages:
     """level:metric:operations, where the level is the labels that are left."""
     level, left = recording.record.split(":")[0], sorted(_labels(recording.expr, rules))
     if level not in {"_".join(order) for order in permutations(left)}:
         yield f"its level is {level}, and the labels that are left are {', '.join(left) or 'none'}"
 
 
-def _window_named(recording: Recording, rules: _Rules) -> _Told:
+def _window_named(recording: Recording, rules: _Rules) -> _Messages:
     """What is recorded over a window says so, and over no other."""
     named = _WINDOW_IN_NAME.search(recording.record)
     over = {round(window_s) for window_s in promql_ast.windows_s(recording.expr)}
@@ -270,13 +272,13 @@ def _window_named(recording: Recording, rules: _Rules) -> _Told:
         yield f"it is over {' and '.join(f'{window_s} s' for window_s in sorted(over))}, which its name does not say"
 
 
-def _static_recorded(recording: Recording, rules: _Rules) -> _Told:
+def _static_recorded(recording: Recording, rules: _Rules) -> _Messages:
     for label, value in recording.labels.items():
         if "{{" in value:
             yield f"the label {label} holds a template"
 
 
-RECORDING_RULES: dict[str, Callable[[Recording, _Rules], _Told]] = {
+RECORDING_RULES: dict[str, Callable[[Recording, _Rules], _Messages]] = {
     "level": _level,
     "window-named": _window_named,
     "static-labels": _static_recorded,

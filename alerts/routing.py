@@ -62,14 +62,16 @@ _WHY = {
 _WHY_SILENT = "Notifications fail: the service that expects the watchdog calls instead, by another channel."
 
 _TITLE = (
-    '{{ if eq .Status "resolved" }}over{{ else }}{{ .CommonLabels.severity }}{{ end }}: {{ .CommonLabels.alertname }}'
+    '{{ if eq .Status "resolved" }}resolved{{ else }}{{ .CommonLabels.severity }}{{ end }}'
+    ": {{ .CommonLabels.alertname }}"
     "{{ with .CommonLabels.model_name }}, {{ . }}{{ end }}{{ with .CommonLabels.instance }}, {{ . }}{{ end }}"
 )
+# A list and then a line `Runbook: ...` is no YAML, so Alertmanager leaves it a string in PagerDuty's details.
 _TEXT = """\
-{{ .CommonAnnotations.summary }}
-{{ range .Alerts }}- {{ if eq .Status "resolved" }}over: {{ end }}{{ .Annotations.description }}
-{{ end }}What to do: {{ .CommonAnnotations.runbook_url }}
-{{ with .CommonAnnotations.dashboard_url }}What it looks like: {{ . }}
+{{ range .Alerts }}- {{ if eq .Status "resolved" }}resolved: {{ end }}{{ .Annotations.summary }}
+  {{ .Annotations.description }}
+{{ end }}Runbook: {{ .CommonAnnotations.runbook_url }}
+{{ with .CommonAnnotations.dashboard_url }}Dashboard: {{ . }}
 {{ end }}"""
 
 

@@ -16,6 +16,9 @@ from exporters.catalogue import promql_ast
 _ALERT = re.compile(r"VLLM[A-Z][A-Za-z]*")
 _RECORD = re.compile(r"[a-z_]+:[a-z_0-9]+:[a-z0-9_]+")
 _DURATION = re.compile(r"\d+(s|m|h|d)")
+_LABEL_VALUE = re.compile(r"\{\{ \$labels\.(\w+) \}\}")
+_OPTIONAL_LABEL = re.compile(r"\{\{ with \$labels\.(\w+) \}\}(.*?)\{\{ end \}\}")
+SUMMARY_LENGTH, DESCRIPTION_LENGTH = 120, 400  # characters of the template: a chat line, and a screen of a phone
 
 
 class Severity(StrEnum):
@@ -66,15 +69,24 @@ class Alert:
     def __post_init__(self) -> None:
         if not _ALERT.fullmatch(self.name) or len(self.name) > 40:
             raise ValueError(f"{self.name!r}: an alert is called VLLMSomething, in at most 40 letters")
-        if "{{" in self.summary or not self.summary.endswith("."):
-            raise ValueError(f"{self.name}: the summary is one fixed sentence, so that alerts group under it")
-        if "{{" not in self.description and self.severity is not Severity.INFO:
-            raise ValueError(f"{self.name}: the description names the instance by a label")
+        for text, longest in ((self.summary, SUMMARY_LENGTH), (self.description, DESCRIPTION_LENGTH)):
+            if len(text) > longest:
+                raise ValueError(f"{self.name}: {text!r} has {len(text)} characters; at most {longest}")
+        if not self.always and "$labels." not in self.summary:
+            raise ValueError(f"{self.name}: the summary must name its subject by a label: {{{{ $labels.instance }}}}")
+        if not self.always and "$labels." not in self.description:
+            raise ValueError(f"{self.name}: the description must name its subject by a label")
         if self.always and self.severity is not Severity.INFO:
             raise ValueError(f"{self.name}: what always fires must not be {self.severity}")
         for duration in filter(None, (self.hold, self.keep_firing)):
             if not _DURATION.fullmatch(duration):
                 raise ValueError(f"{self.name}: {duration!r} is no duration such as 5m")
+
+    @property
+    def title(self) -> str:
+        """Return the summary with label names in place of values, for lists and pages: `vLLM hung: {model_name}`."""
+        text = _OPTIONAL_LABEL.sub(lambda found: found[2].replace("{{ . }}", f"{{{found[1]}}}"), self.summary)
+        return _LABEL_VALUE.sub(r"{\1}", text)
 
     @property
     def labels(self) -> dict[str, str]:

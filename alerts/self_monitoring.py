@@ -27,10 +27,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.CRITICAL,
             f"group {by(JOB)} ({gateways}) unless group {by(JOB)} ({gateways} == 1)",
             hold="1m",
-            summary="No gateway answers.",
+            summary="Gateway down: no gateway of job {{ $labels.job }} answers",
             description=(
-                "None of the gateways of job {{ $labels.job }} has answered for a minute: who comes through it is not"
-                " served, however well the engines are."
+                "No gateway of job {{ $labels.job }} has answered Prometheus for 1 min: its clients are not served,"
+                " even if the engines are healthy. Check whether requests still pass (runbook step 1): if they do,"
+                " only its metrics port cannot be reached."
             ),
             panel=PanelRef("monitoring-health", "targets-up"),
         ),
@@ -39,11 +40,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.CRITICAL,
             recorded.lost_jobs(s, s.gateway),
             hold="3m",
-            summary="A scrape job of gateways has no target any more.",
+            summary="Gateway targets lost: service discovery finds no gateway of job {{ $labels.job }}",
             description=(
-                "Job {{ $labels.job }} had a gateway within the last day, and service discovery has found none for"
-                " three minutes: its pod may be evicted or pending, and nothing else about it can alert. If it was"
-                " removed on purpose, silence this alert: it ends after a day."
+                "Job {{ $labels.job }} had a gateway within the last day; service discovery has found none for 3"
+                " min: its pod may be evicted or pending, and no other alert about it can fire. Check whether it"
+                " still answers clients. If it was removed on purpose, silence this alert: it ends after a day."
             ),
             panel=PanelRef("monitoring-health", "targets-up"),
         ),
@@ -52,10 +53,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{promql.series(UP, (s.sidecar,))} == 0",
             hold="2m",
-            summary="The sidecar exporter does not answer.",
+            summary="Sidecar down: {{ $labels.instance }} of job {{ $labels.job }}",
             description=(
-                "{{ $labels.instance }} does not answer: figures per team, from the request log and the GPU stand"
-                " still. Serving goes on."
+                "The sidecar {{ $labels.instance }} has not answered Prometheus for 2 min: metrics per team, of the"
+                " request log and of the GPUs are stale. Serving goes on. Check whether its process runs, read the"
+                " end of its log, and start it again."
             ),
             panel=PanelRef("monitoring-health", "targets-up"),
         ),
@@ -64,11 +66,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             recorded.lost_jobs(s, s.sidecar),
             hold="15m",
-            summary="A scrape job of sidecars has no target any more.",
+            summary="Sidecar targets lost: service discovery finds no sidecar of job {{ $labels.job }}",
             description=(
-                "Job {{ $labels.job }} had a sidecar within the last day, and service discovery has found none for a"
-                " quarter of an hour: metrics per team, from the request log and the GPU stand still, and nothing else"
-                " about it can alert. Serving goes on."
+                "Job {{ $labels.job }} had a sidecar within the last day; service discovery has found none for 15"
+                " min: metrics per team, of the request log and of the GPUs are missing, and no other alert about"
+                " it can fire. Serving goes on. Check whether it runs. If it was removed on purpose, silence this"
+                " alert: it ends after a day."
             ),
             panel=PanelRef("monitoring-health", "targets-up"),
         ),
@@ -77,10 +80,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{promql.current(sidecar.SOURCE_UP, (*TARGET, 'kind', 'source'), _OTHERS)} == 0",
             hold="5m",
-            summary="The sidecar cannot read one of its sources.",
+            summary="Sidecar source failing: {{ $labels.kind }} {{ $labels.source }} on {{ $labels.instance }}",
             description=(
-                "The sidecar {{ $labels.instance }} cannot read its {{ $labels.kind }} {{ $labels.source }}: what it"
-                " shows of it stands still."
+                "The sidecar {{ $labels.instance }} has failed to read its {{ $labels.kind }} {{ $labels.source }}"
+                " for 5 min: the metrics from it are stale. Check the reason (runbook step 1), and read what the"
+                " sidecar logged when the failure began (step 3)."
             ),
             panel=PanelRef("monitoring-health", "sources-up"),
         ),
@@ -89,10 +93,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{promql.current(sidecar.CHECKPOINT_UP, TARGET)} == 0",
             hold="2m",
-            summary="The sidecar cannot save what it counted.",
+            summary="Sidecar cannot save its state: {{ $labels.instance }}",
             description=(
-                "The sidecar {{ $labels.instance }} cannot write its state: what it shows of the request log stands"
-                " still until it can."
+                "The sidecar {{ $labels.instance }} has failed to write its checkpoint for 2 min; metrics of the"
+                " request log do not change until it can. Check free space and permissions where its state is kept,"
+                " and read the error in its log (runbook step 3)."
             ),
             panel=PanelRef("monitoring-health", "checkpoint"),
             muted_by=("VLLMSidecarDown",),
@@ -102,10 +107,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{promql.growth(sidecar.SPANS_DROPPED, five, (*TARGET, 'reason'))} > 0",
             hold="10m",
-            summary="Spans of requests are lost.",
+            summary="Trace spans dropped: {{ $labels.reason }} on {{ $labels.instance }}",
             description=(
-                "The sidecar {{ $labels.instance }} has lost {{ $value | humanize }} spans within five minutes ({{"
-                " $labels.reason }}): traces of these requests lack the gateway's part."
+                "The sidecar {{ $labels.instance }} dropped {{ $value | humanize }} spans within 5 min (reason:"
+                " {{ $labels.reason }}), and has dropped some for 10 min: traces of these requests lack the"
+                " gateway's span. Check that the collector answers at the configured OTLP endpoint (runbook step"
+                " 3)."
             ),
             panel=PanelRef("monitoring-health", "spans-dropped"),
             muted_by=("VLLMSidecarDown",),
@@ -115,10 +122,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{promql.growth(self_monitoring.RULE_FAILURES, five, (*TARGET, 'rule_group'), _OUR_RULES)} > 0",
             hold="5m",
-            summary="A rule cannot be evaluated.",
+            summary="Rule evaluation failing: {{ $labels.rule_group }} on {{ $labels.instance }}",
             description=(
-                "Evaluations of the group {{ $labels.rule_group }} fail at {{ $labels.instance }}: its alerts cannot"
-                " fire."
+                "{{ $value | humanize }} evaluations of the group {{ $labels.rule_group }} have failed on"
+                " Prometheus {{ $labels.instance }} within 5 min: its alerts cannot fire. Read the error of the"
+                " failing rule at /rules of this Prometheus (runbook step 2)."
             ),
             panel=PanelRef("monitoring-health", "rule-failures"),
             owner="platform",
@@ -129,10 +137,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"{promql.current(SCRAPE_SAMPLES_KEPT, TARGET, (mine,))} / ({promql.current(SAMPLE_LIMIT, TARGET, (mine,))}"
             f" > 0) > {near} or {promql.growth(self_monitoring.SCRAPES_OVER_LIMIT, five, TARGET)} > 0",
             hold="10m",
-            summary="A page has nearly as many samples as its job lets in.",
+            summary="Scrape near sample_limit: {{ $labels.instance }} of job {{ $labels.job }}",
             description=(
-                "{{ $labels.instance }} of job {{ $labels.job }} shows nearly as many samples as sample_limit lets in;"
-                " above it the whole page is thrown away. Where this is Prometheus itself, that has begun."
+                f"{{{{ $labels.instance }}}} of job {{{{ $labels.job }}}} has exposed more than {near.shown} of the"
+                " samples that sample_limit allows for 10 min; above it Prometheus discards the whole scrape. If"
+                " {{ $labels.instance }} is Prometheus itself, scrapes are already discarded. Compare the samples"
+                " with a day ago (runbook step 2), then raise sample_limit."
             ),
             panel=PanelRef("monitoring-health", "sample-limit"),
             owner="platform",
@@ -143,10 +153,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{promql.growth(sidecar.TEAMS_OVERFLOW, five, TARGET)} > 0",
             hold="10m",
-            summary="There are more teams than have series of their own.",
+            summary="Team label overflow: sidecar {{ $labels.instance }}",
             description=(
-                "The sidecar {{ $labels.instance }} has counted {{ $value | humanize }} requests of teams beyond its"
-                " limit within five minutes: they are under __other__, on every board and bill."
+                "The sidecar {{ $labels.instance }} counted {{ $value | humanize }} requests of teams beyond its"
+                " limit within 5 min: dashboards and cost reports show them as team __other__. Check which teams"
+                " have series of their own (runbook step 3), then raise teams.limit in the sidecar's configuration."
             ),
             panel=PanelRef("monitoring-health", "folded"),
             muted_by=("VLLMSidecarDown",),
@@ -157,10 +168,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"{promql.current(self_monitoring.ALERTMANAGERS, TARGET)} < 1 "
             f"or {promql.growth(self_monitoring.NOTIFICATIONS_ERRORS, five, (*TARGET, 'alertmanager'))} > 0",
             hold="2m",
-            summary="Prometheus cannot reach Alertmanager.",
+            summary="Alertmanager unreachable: Prometheus {{ $labels.instance }}",
             description=(
-                "Prometheus {{ $labels.instance }} cannot hand its alerts to Alertmanager: they fire, and nobody is"
-                " told."
+                "Prometheus {{ $labels.instance }} has failed to send its alerts to Alertmanager for 2 min: they"
+                " fire, but nobody is notified. Check that Alertmanager runs and answers on the host of Prometheus;"
+                " watch the firing alerts by hand until it does."
             ),
             panel=PanelRef("monitoring-health", "alertmanagers"),
             owner="platform",
@@ -170,11 +182,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"{promql.growth(failed, ten, (*TARGET, 'integration'), _REFUSED)} > 0",
             hold="1m",
-            summary="Alertmanager cannot deliver notifications.",
+            summary="Notifications failing: {{ $labels.integration }} of Alertmanager {{ $labels.instance }}",
             description=(
-                "Alertmanager {{ $labels.instance }} failed to deliver {{ $value | humanize }} notifications by {{"
-                " $labels.integration }} within ten minutes: alerts fire, and who should act on them does not hear"
-                " of it."
+                "Alertmanager {{ $labels.instance }} failed to deliver {{ $value | humanize }} notifications by"
+                " {{ $labels.integration }} within 10 min: alerts fire, but nobody is notified of them. Read the"
+                " receiver's error in the Alertmanager log (runbook step 3), and watch the firing alerts by hand"
+                " until it is fixed."
             ),
             panel=PanelRef("monitoring-health", "alertmanager-notifications"),
             owner="platform",
@@ -184,9 +197,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.INFO,
             "vector(1) > 0",
             hold="0s",
-            summary="Alerting works from end to end.",
+            summary="Watchdog: alerting works from end to end",
             description=(
-                "This alert always fires. When it stops arriving, Prometheus, Alertmanager or the way to you is broken."
+                "This alert always fires. If it no longer arrives, Prometheus, Alertmanager or the path to its"
+                " receiver is broken. Check that Prometheus runs and shows it as firing (runbook step 1), then that"
+                " Alertmanager has it."
             ),
             panel=PanelRef("overview", "firing-alerts"),
             owner="platform",

@@ -44,6 +44,17 @@ WINDOWS: dict[str, tuple[tuple[str, str, Decimal], ...]] = {
     ),
 }
 _HISTOGRAMS = {"ttft": recorded.TTFT, "inter_token": recorded.INTER_TOKEN}
+_FIRST_STEP = {
+    "ttft": (
+        "Compare its engines, and queue time with prefill time: one slow engine is the cause itself, all of them mean"
+        " load."
+    ),
+    "inter_token": (
+        "Compare its engines, and how many requests share a step: one slow engine is the cause itself, all of them mean"
+        " load."
+    ),
+    None: "Check the failure reason in the request log, then whether every engine answers.",
+}
 _PANELS = {
     "ttft": PanelRef("overview", "ttft-p95"), "inter_token": PanelRef("overview", "inter-token-latency"),
     None: PanelRef("overview", "error-ratio"),
@@ -125,7 +136,6 @@ def alerts(file: Objectives, s: Settings) -> tuple[Alert, ...]:
 
 
 def _alerts(objective: Objective, file: Objectives, s: Settings) -> tuple[Alert, Alert]:
-    promise = f"{Decimal(str(objective.objective)) * 100:f}".rstrip("0").rstrip(".")
     threshold = Threshold(
         f"{objective.slug}_objective",
         objective.objective,
@@ -134,39 +144,39 @@ def _alerts(objective: Objective, file: Objectives, s: Settings) -> tuple[Alert,
         objective.source,
     )
     pairs = [_pair(objective, file, s, *window) for window in WINDOWS[file.period]]
-    burn, drain = f"VLLM{objective.name}BudgetBurn", f"VLLM{objective.name}BudgetSlowBurn"
+    fast, slow = f"VLLM{objective.name}BudgetBurn", f"VLLM{objective.name}BudgetSlowBurn"
     panel = _PANELS[objective.latency]
-    promised = f"{promise} % within {objective.within_s:g} s" if objective.within_s else f"{promise} % without an error"
+    one, two, three, four = (window[0] for window in WINDOWS[file.period])
     return (
         Alert(
-            burn,
+            fast,
             Severity.CRITICAL,
             " or ".join(pairs[:2]),
             hold="2m",
-            summary=f"The error budget for {_called(objective)} is burning fast.",
+            summary=f"{objective.name} SLO burning fast: {{{{ $labels.model_name }}}}",
             description=(
-                "{{ $value | humanizePercentage }} of what {{ $labels.model_name }} did was worse than"
-                f" promised ({promised}); at this pace the budget of {file.period} is gone within {_gone(file.period)}"
-                " days or less."
+                f"{_bad(objective)} over {one} or {two}: at this rate the error budget of {file.period} is used up"
+                f" within {_days_left(file.period)} days or less. {_FIRST_STEP[objective.latency]}"
             ),
             panel=panel,
             threshold=threshold,
             drawn=False,
         ),
         Alert(
-            drain,
+            slow,
             Severity.WARNING,
             " or ".join(pairs[2:]),
             hold="15m",
-            summary=f"The error budget for {_called(objective)} drains.",
+            summary=f"{objective.name} SLO burning slowly: {{{{ $labels.model_name }}}}",
             description=(
-                "{{ $value | humanizePercentage }} of what {{ $labels.model_name }} did was worse than"
-                f" promised ({promised}), which uses up about the whole budget of {file.period}."
+                f"{_bad(objective)} over {three} or {four}: this uses up about the whole error budget of"
+                f" {file.period}. Check whether it continues in the last hour and at which hours it happened, then"
+                " look for a load pattern or a change."
             ),
             panel=panel,
             threshold=threshold,
             drawn=False,
-            muted_by=(burn,),
+            muted_by=(fast,),
         ),
     )
 
@@ -205,16 +215,24 @@ def _what(objective: Objective, which: str) -> str:
     return f"cluster_model_name:vllm_slo_{objective.slug}_{which}:increase"
 
 
-def _gone(period: str) -> str:
-    """After how many days the budget is gone, at the slower of the two paces that wake someone."""
+def _bad(objective: Objective) -> str:
+    """Return the template of an alert's first clause: the share of bad events, what they are, and how many may be."""
+    allowed = f"{(1 - Decimal(str(objective.objective))) * 100:f}".rstrip("0").rstrip(".")
+    late = f"took longer than {objective.within_s or 0:g} s"
+    events, fault = {
+        "ttft": ("first tokens", late), "inter_token": ("gaps between tokens", late),
+        None: ("requests", "failed or timed out"),
+    }[objective.latency]  # fmt: skip
+    return (
+        f"{{{{ $value | humanizePercentage }}}} of the {events} of {{{{ $labels.model_name }}}} {fault}"
+        f" (allowed: {allowed} %)"
+    )
+
+
+def _days_left(period: str) -> str:
+    """Return the days until the budget of a period is used up, at the slower of the two critical burn rates."""
     slower = min(factor(period, long, share) for long, _, share in WINDOWS[period][:2])
     return f"{parse_window(period) / 86400 / float(slower):.0f}"
-
-
-def _called(objective: Objective) -> str:
-    return {"ttft": "the time to the first token", "inter_token": "the time between tokens", None: "success"}[
-        objective.latency
-    ]
 
 
 def _burns(period: str) -> str:

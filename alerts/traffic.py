@@ -54,10 +54,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"{promql.per(failed, recorded.requests(s))} > {errors} and {failed} >= {few}",
             hold="5m",
             keep_firing="5m",
-            summary="Too many requests fail.",
+            summary="Error ratio high: {{ $labels.model_name }}",
             description=(
-                "{{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} end in an error or a"
-                " timeout."
+                "{{ $value | humanizePercentage }} of the requests for {{ $labels.model_name }} ended in an error"
+                " or a timeout over 5 min. Check the failure reason and the team in the request log (runbook step"
+                " 1), then whether every engine answers."
             ),
             panel=PanelRef("overview", "error-ratio"),
             threshold=errors,
@@ -69,10 +70,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"{promql.growth(vllm.ADMISSION_REJECTIONS, five, ENGINE)} >= {refusals}",
             hold="2m",
             keep_firing="5m",
-            summary="An engine refuses requests by its own limit.",
+            summary="Engine rejects requests: {{ $labels.model_name }} on {{ $labels.instance }}",
             description=(
-                "{{ $labels.instance }} has refused {{ $value | humanize }} requests for {{ $labels.model_name }}"
-                " within five minutes; a refused stream looks like HTTP 200 to who only counts statuses."
+                "{{ $labels.instance }} has rejected {{ $value | humanize }} requests for {{ $labels.model_name }}"
+                " within 5 min by its own queue limit; a rejected stream still has HTTP status 200. Check whether"
+                " other engines of the model have room, and ask the largest sender to pause batch work."
             ),
             panel=PanelRef("tuning-options", "refused"),
             threshold=refusals,
@@ -86,10 +88,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"and {promql.growth(sidecar.REASONS, five, TEAM, _BY_POLICY)} >= {few}",
             hold="5m",
             keep_firing="5m",
-            summary="A team has many requests refused.",
+            summary="Gateway rejects requests: team {{ $labels.team }}",
             description=(
-                "{{ $value | humanizePercentage }} of the requests of team {{ $labels.team }} are refused by the"
-                " gateway."
+                "The gateway rejected {{ $value | humanizePercentage }} of the requests of team {{ $labels.team }}"
+                " over 5 min. Check the reason (runbook step 1): it distinguishes a limit that is too low from a"
+                " client that does not back off or sends a wrong key."
             ),
             panel=PanelRef("teams", "refused"),
             threshold=refused,
@@ -101,10 +104,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             _hangups(s),
             hold="5m",
             keep_firing="5m",
-            summary="Clients give up waiting.",
+            summary="Client disconnects rising: {{ $labels.model_name }}",
             description=(
-                "{{ $value | humanizePercentage }} of the clients of {{ $labels.model_name }} close the connection"
-                " before their answer is complete."
+                "{{ $value | humanizePercentage }} of the clients of {{ $labels.model_name }} closed the connection"
+                " over 5 min before their response was complete. Check after how many seconds they left (runbook"
+                " step 1): one age for all is a client timeout, many ages are people who stopped waiting."
             ),
             panel=PanelRef("teams", "outcomes"),
             threshold=s.at(thresholds.HANGUP_RATIO),
@@ -115,10 +119,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.INFO,
             f"{cut_off} > {cut} and {cut_often}",
             hold="15m",
-            summary="Many answers end at their length limit.",
+            summary="Outputs truncated: {{ $labels.model_name }}",
             description=(
-                "{{ $value | humanizePercentage }} of the answers of {{ $labels.model_name }} are cut off by max_tokens"
-                " or the context length."
+                "{{ $value | humanizePercentage }} of the outputs of {{ $labels.model_name }} were cut off by"
+                " max_tokens or the context length over 30 min. Find the team they belong to (runbook step 1), and"
+                " compare its max_tokens with the length of its outputs."
             ),
             panel=PanelRef("tuning-options", "finish-reasons"),
             threshold=cut,
@@ -129,11 +134,15 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             _booked(s, reconciled.MISSING_IN_LOG, reconciled.ENGINE, _more(s, finished, reached)),
             hold="15m",
-            summary="Engines finish requests that nobody logged.",
+            summary=(
+                "Request log incomplete{{ with $labels.model_name }}: {{ . }}{{ end }}{{ with $labels.cluster }} in"
+                " {{ . }}{{ end }}"
+            ),
             description=(
                 "The engines{{ with $labels.cluster }} of {{ . }}{{ end }} finished {{ $value | humanize }} more"
-                " requests{{ with $labels.model_name }} for {{ . }}{{ end }} in half an hour than the request log"
-                " knows: somebody passes by the gateway, or records are lost."
+                " requests{{ with $labels.model_name }} for {{ . }}{{ end }} within 30 min than the request log"
+                " contains: clients bypass the gateway, or records are lost. Check which model and cause the"
+                " sidecar reports (runbook step 1)."
             ),
             panel=PanelRef("monitoring-health", "missing-in-log"),
             threshold=s.at(thresholds.BOOKS_DIFFER),
@@ -151,11 +160,15 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             _booked(s, reconciled.EXTRA_IN_LOG, reconciled.LOGGED, _more(s, ok, finished), _UNEXPLAINED),
             hold="15m",
-            summary="The log holds requests that no engine finished.",
+            summary=(
+                "Request log exceeds engines{{ with $labels.model_name }}: {{ . }}{{ end }}"
+                "{{ with $labels.cluster }} in {{ . }}{{ end }}"
+            ),
             description=(
-                "The request log{{ with $labels.cluster }} of {{ . }}{{ end }} has {{ $value | humanize }} more good"
-                " requests{{ with $labels.model_name }} for {{ . }}{{ end }} in half an hour than the engines finished:"
-                " an engine is not watched, or records were written twice."
+                "The request log{{ with $labels.cluster }} of {{ . }}{{ end }} contains {{ $value | humanize }}"
+                " more successful requests{{ with $labels.model_name }} for {{ . }}{{ end }} within 30 min than the"
+                " engines finished: an engine is not scraped, or records were written twice. Compare the engines"
+                " that the gateway uses with those that Prometheus scrapes."
             ),
             panel=PanelRef("monitoring-health", "extra-in-log"),
             threshold=s.at(thresholds.BOOKS_DIFFER),
@@ -168,10 +181,11 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"{behind} > {lag} and {on(TARGET)} {promql.growth(sidecar.LOG_LINES, five, TARGET)} > 0 or {unread} >"
             f" {s.at(thresholds.LOG_UNREAD)}",
             hold="5m",
-            summary="Request records are counted late.",
+            summary="Request log lagging: {{ $labels.path }} on {{ $labels.instance }}",
             description=(
-                "{{ $labels.instance }} counts the records of {{ $labels.path }} more than a minute late, or cannot"
-                " keep up with them: figures per team are that late."
+                "For 5 min, {{ $labels.instance }} has counted the records of {{ $labels.path }} more than"
+                f" {lag.shown} late or left part of the file unread: metrics per team are as late. Check whether"
+                " the lag still grows (runbook step 1); if it shrinks, wait until the sidecar has caught up."
             ),
             panel=PanelRef("monitoring-health", "log-lag"),
             threshold=lag,
@@ -183,11 +197,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"{promql.growth(gateway.LOG_ERRORS, five, TARGET)} > 0 or {promql.growth(gateway.LOG_LOST, five, TARGET)}"
             f" > 0 or {promql.current(gateway.LOG_LOST_BEFORE, TARGET)} > 0",
             hold="1m",
-            summary="The gateway cannot write its request log, or a crash lost records.",
+            summary="Request log not writable: gateway {{ $labels.instance }}",
             description=(
-                "{{ $labels.instance }} failed to write request records: they wait in memory, and are lost when there"
-                " are too many. Or it ended within the last hour without writing the records of requests that it had"
-                " accepted."
+                "The gateway {{ $labels.instance }} failed to write request records within 5 min: they wait in"
+                " memory, and are lost when there are too many. Or it ended within the last hour without writing"
+                " the records of accepted requests. Check free space, inodes and permissions on the disk of the"
+                " request log."
             ),
             panel=PanelRef("monitoring-health", "gateway-log"),
             muted_by=("VLLMGatewayDown",),
@@ -198,10 +213,15 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"({attributed_cost} or {spent} unless {on(_ALL)} {attributed_cost}) / {on(_ALL)} group_left () (({tokens})"
             f" > 0) * 1000 > {on(_MONEY)} {promql.current(sidecar.COST_BUDGET, _MONEY)}",
             hold="1h",
-            summary="A thousand tokens cost more than the budget.",
+            summary=(
+                "Cost over budget: {{ $labels.currency }} per 1,000 tokens{{ with $labels.cluster }} in cluster"
+                " {{ . }}{{ end }}"
+            ),
             description=(
-                'A thousand tokens cost {{ $value | printf "%.3g" }} {{ $labels.currency }} over the last hour, '
-                "cards that stood idle included."
+                '1,000 tokens have cost {{ $value | printf "%.3g" }} {{ $labels.currency }} over the last hour,'
+                " idle GPUs included, which is more than the configured budget. Check how much of the cost is idle"
+                " time (team __idle__, runbook step 1) before changing anything: it falls with more load or fewer"
+                " GPUs."
             ),
             panel=PanelRef("cost", "cost-per-1k"),
         ),

@@ -21,7 +21,7 @@ from alert_cases import CASES, MORE, QUIET, B, Case, engine, expanded, parsed, s
 
 from alerts import printer, slo
 from alerts.registry import ALERTS, RECORDINGS, alerts
-from alerts.rules import Severity
+from alerts.rules import Alert, Severity
 from alerts.settings import Overrides, Settings
 from exporters.catalogue import EVERYTHING, exposition_parser, promql_ast
 from exporters.catalogue.metric import Kind, Metric
@@ -115,12 +115,19 @@ def firing(case: Case) -> dict[str, object]:
     return {
         "exp_labels": {**alert.labels, **case.labels},
         "exp_annotations": {
-            "summary": alert.summary,
+            "summary": summary(alert, case.labels),
             "description": case.description,
             "runbook_url": f"http://127.0.0.1:9402/runbooks/{case.alert}",
             "dashboard_url": f"http://127.0.0.1:3000/d/vllm-watch-{alert.panel.board}?viewPanel={alert.panel.panel_id}",
         },
     }
+
+
+def summary(alert: Alert, labels: Mapping[str, str]) -> str:
+    """Return the summary of a firing alert: the template that Prometheus expands, filled from the labels."""
+    optional = re.compile(r"\{\{ with \$labels\.(\w+) \}\}(.*?)\{\{ end \}\}")
+    text = optional.sub(lambda m: m[2].replace("{{ . }}", labels[m[1]]) if m[1] in labels else "", alert.summary)
+    return re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda m: labels[m[1]], text)
 
 
 def ends_s(series: Mapping[str, str], interval: str) -> int:

@@ -57,7 +57,11 @@ PAIRS = [
 
 
 def made(name: str, severity: Severity, expr: str, **changes: Any) -> Alert:
-    words = {"summary": "It is so.", "description": "{{ $labels.instance }} is so.", "panel": PanelRef("overview", "x")}
+    words = {
+        "summary": "Thing down: {{ $labels.instance }}",
+        "description": "{{ $labels.instance }} is so.",
+        "panel": PanelRef("overview", "x"),
+    }
     return Alert(name, severity, expr, "1m", **(words | changes))
 
 
@@ -367,13 +371,14 @@ def manager(
 def fired(name: str, labels: Labels, **more: str) -> Post:
     """An alert as Prometheus would post it, with its templates filled."""
     rule = BY_NAME[name].as_rule(Links("https://wiki.example/rb", "https://grafana.example"))
-    filled = re.sub(
-        r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels.get(found[1], ""), rule["annotations"]["description"]
-    )
-    filled = re.sub(r"\{\{ \$value.*?\}\}", "93%", filled)
+
+    def filled(text: str) -> str:
+        text = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels.get(found[1], ""), text)
+        return re.sub(r"\{\{ \$value.*?\}\}", "93%", text)
+
     return {
         "labels": {"alertname": name, **rule["labels"], **labels},
-        "annotations": {**rule["annotations"], "description": filled},
+        "annotations": {key: filled(text) for key, text in rule["annotations"].items()},
         **more,
     }
 
@@ -654,7 +659,7 @@ def test_what_was_kept_back_is_told_when_the_source_is_over_and_it_still_fires(
 
 SHOWN = (
     "https://wiki.example/rb/VLLMKVCacheNearlyFull", "https://grafana.example/d/vllm-watch-overview?viewPanel=",
-    "The KV cache of an engine is nearly full.", "tiny on 10.0.0.1:8000 uses 93% of its KV-cache blocks",
+    "KV cache nearly full: tiny on 10.0.0.1:8000", "tiny on 10.0.0.1:8000 uses 93% of its KV-cache blocks",
 )  # fmt: skip
 FULL = {"model_name": "tiny", "instance": "10.0.0.1:8000", "job": "vllm"}
 

@@ -229,7 +229,7 @@ def test_what_is_no_web_address_is_refused(tmp_path: Path, url: str) -> None:
 
 def test_the_list_names_every_alert_and_every_number() -> None:
     found = json.loads(run("list", "--json").stdout)
-    assert [(a.name, a.labels["severity"], a.hold, a.summary) for a in ALERTS] == [
+    assert [(a.name, a.labels["severity"], a.hold, a.title) for a in ALERTS] == [
         tuple(row[key] for key in ("name", "severity", "for", "summary")) for row in found["alerts"]
     ]
     assert [t.name for t in thresholds.ALL] == [row["name"] for row in found["thresholds"]]
