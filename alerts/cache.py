@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alerts import recorded, thresholds
-from alerts.labels import ENGINE, MODEL
+from alerts.labels import ENGINE_POD, MODEL
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
@@ -20,8 +20,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         )
     )  # fmt: skip
     usage, preemptions = (
-        promql.worst(vllm.KV_CACHE_USAGE, ENGINE),
-        promql.per_second(vllm.NUM_PREEMPTIONS, five, ENGINE),
+        promql.worst(vllm.KV_CACHE_USAGE, ENGINE_POD),
+        promql.per_second(vllm.NUM_PREEMPTIONS, five, ENGINE_POD),
     )
     hits, hits_of_a_day = (recorded.share(recorded.HITS, recorded.LOOKUPS, window, s) for window in ("30m", "1d"))
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alerts import recorded, thresholds
-from alerts.labels import ENGINE, JOB, TARGET, by, on
+from alerts.labels import ENGINE_POD, JOB, TARGET_POD, by, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
@@ -38,8 +38,8 @@ def frozen(window: str, labels: tuple[str, ...], where: tuple[str, ...] = ()) ->
 def alerts(s: Settings) -> tuple[Alert, ...]:
     up = promql.series(UP, (s.engine,))
     hour = s.window("1h")
-    starts = promql.changes(PROCESS_START, hour, TARGET, (s.engine,))
-    resets = promql.resets(vllm.GENERATION_TOKENS, hour, TARGET, (s.engine,))
+    starts = promql.changes(PROCESS_START, hour, TARGET_POD, (s.engine,))
+    resets = promql.resets(vllm.GENERATION_TOKENS, hour, TARGET_POD, (s.engine,))
     slow, again = s.at(thresholds.START_TIME), s.at(thresholds.RESTARTS)
     loading = s.window(format_duration(max(1, round(slow.value))))
     # Not one that is new and loads its model: it was up of late, or is known for longer than a start takes. The hour
@@ -100,7 +100,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMMetricsAbsent",
             Severity.WARNING,
-            f"{up} == 1 unless {on(TARGET)} {promql.series(vllm.NUM_REQUESTS_RUNNING, (s.engine,))}",
+            f"{up} == 1 unless {on(TARGET_POD)} {promql.series(vllm.NUM_REQUESTS_RUNNING, (s.engine,))}",
             hold="5m",
             summary="vLLM metrics missing: {{ $labels.instance }} of job {{ $labels.job }} exposes no vllm: series",
             description=(
@@ -114,7 +114,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMEngineFrozen",
             Severity.CRITICAL,
-            frozen(s.window(FROZEN_FOR), ENGINE, (s.engine,)),
+            frozen(s.window(FROZEN_FOR), ENGINE_POD, (s.engine,)),
             hold="1m",
             summary="vLLM hung: {{ $labels.model_name }} on {{ $labels.instance }} has requests and makes no tokens",
             description=(
@@ -146,8 +146,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             "VLLMSlowStart",
             Severity.WARNING,
             f"min_over_time({recorded.AGE}[{hour}]) > {slow} "
-            f"and max {by(TARGET)} (time() - {promql.series(PROCESS_START, (s.engine,))}) < {s.seconds('1h')} "
-            f"and {promql.lowest(UP, hour, TARGET, (s.engine,))} == 0",  # or nobody had asked it before
+            f"and max {by(TARGET_POD)} (time() - {promql.series(PROCESS_START, (s.engine,))}) < {s.seconds('1h')} "
+            f"and {promql.lowest(UP, hour, TARGET_POD, (s.engine,))} == 0",  # or nobody had asked it before
             hold="0s",
             summary="vLLM slow start: {{ $labels.instance }} of job {{ $labels.job }}",
             description=(
@@ -163,7 +163,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMQueueGrowing",
             Severity.WARNING,
-            f"{promql.lowest(waiting, ten, ENGINE)} > {length} and {promql.rise(waiting, ten, ENGINE)} >= {length}",
+            f"{promql.lowest(waiting, ten, ENGINE_POD)} > {length}"
+            f" and {promql.rise(waiting, ten, ENGINE_POD)} >= {length}",
             hold="5m",
             keep_firing="5m",
             summary="Queue growing: {{ $labels.model_name }} on {{ $labels.instance }}",
@@ -180,7 +181,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMRequestsDeferred",
             Severity.WARNING,
-            f"{promql.lowest(vllm.NUM_REQUESTS_WAITING_BY_REASON, ten, ENGINE, _DEFERRED)} > 0",
+            f"{promql.lowest(vllm.NUM_REQUESTS_WAITING_BY_REASON, ten, ENGINE_POD, _DEFERRED)} > 0",
             hold="10m",
             summary="Requests deferred: {{ $labels.model_name }} on {{ $labels.instance }}",
             description=(

@@ -4,7 +4,7 @@ same base units."""
 from __future__ import annotations
 
 from alerts import thresholds
-from alerts.labels import CARD, TARGET, by, on
+from alerts.labels import GPU, TARGET, by, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
@@ -39,20 +39,20 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         s.at(t)
         for t in (thresholds.GPU_TEMPERATURE, thresholds.THROTTLED, thresholds.GPU_MEMORY, thresholds.NVLINK_ERRORS)
     )
-    throttled = promql.per_second(gpu.THROTTLE, ten, CARD, _AGAINST_OUR_WILL)
+    throttled = promql.per_second(gpu.THROTTLE, ten, GPU, _AGAINST_OUR_WILL)
     their_heat = dcgm.THERMAL_VIOLATION.base(promql.repeated(dcgm.THERMAL_VIOLATION.metric, ten, _THEIRS))
     used, free = (field.base(promql.current(field.metric, _THEIRS)) for field in (dcgm.FB_USED, dcgm.FB_FREE))
-    memory_share = promql.per(promql.worst(gpu.MEMORY_USED, CARD), promql.worst(gpu.MEMORY_TOTAL, CARD))
+    memory_share = promql.per(promql.worst(gpu.MEMORY_USED, GPU), promql.worst(gpu.MEMORY_TOTAL, GPU))
     xid = promql.worst(dcgm.XID_ERRORS.metric, _THEIRS)
     # over a gap, too: what is old news stays old
     xid_before = f"max {by(_THEIRS)} ({promql.seen(dcgm.XID_ERRORS.metric, hour, offset=hour)})"
     damaged = " + ".join(
         promql.repeated(f.metric, quarter, _THEIRS, per_second=False) for f in (dcgm.NVLINK_CRC, dcgm.NVLINK_REPLAY)
     )
-    new_xid = promql.growth(gpu.XID_ERRORS, hour, (*CARD, "xid"))
-    repeated, trained = (promql.growth(gpu.NVLINK_ERRORS, quarter, CARD, kinds) for kinds in (_REPEATED, _TRAINED))
+    new_xid = promql.growth(gpu.XID_ERRORS, hour, (*GPU, "xid"))
+    repeated, trained = (promql.growth(gpu.NVLINK_ERRORS, quarter, GPU, kinds) for kinds in (_REPEATED, _TRAINED))
     bad = [
-        promql.repeated(gpu.ECC_ERRORS, hour, CARD, _UNCORRECTED, per_second=False) + " > 0",
+        promql.repeated(gpu.ECC_ERRORS, hour, GPU, _UNCORRECTED, per_second=False) + " > 0",
         promql.repeated(dcgm.ECC_UNCORRECTED.metric, hour, _THEIRS, per_second=False) + " > 0",
         promql.worst(dcgm.REMAP_FAILURE.metric, _THEIRS) + " > 0",
     ]
@@ -60,12 +60,12 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMGPUMissing",
             Severity.WARNING,
-            f"group {by(CARD)} ({promql.seen(gpu.INFO, hour)}) unless group {by(CARD)} ({promql.series(gpu.INFO)}) "
+            f"group {by(GPU)} ({promql.seen(gpu.INFO, hour)}) unless group {by(GPU)} ({promql.series(gpu.INFO)}) "
             f"and {on(TARGET)} ({promql.series(UP, (s.sidecar,))} == 1) "
             f"or {promql.current(sidecar.SOURCE_UP, _SOURCE, (_KIND_GPU,))} == 0 "
             # a host that never had a GPU misses none
             f"and {promql.current(sidecar.SOURCE_LAST_SUCCESS, _SOURCE, (_KIND_GPU,))} "
-            f"or {promql.worst(gpu.ABSENT, CARD, (_LOST,))} > 0",
+            f"or {promql.worst(gpu.ABSENT, GPU, (_LOST,))} > 0",
             hold="2m",
             summary="GPU missing:{{ with $labels.uuid }} {{ . }}{{ end }} on {{ $labels.instance }}",
             description=(
@@ -79,7 +79,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMGPUHot",
             Severity.WARNING,
-            f"{_or_theirs(promql.worst(gpu.TEMPERATURE, CARD, (_CHIP,)), promql.worst(dcgm.GPU_TEMP.metric, _THEIRS))}"
+            f"{_or_theirs(promql.worst(gpu.TEMPERATURE, GPU, (_CHIP,)), promql.worst(dcgm.GPU_TEMP.metric, _THEIRS))}"
             f" > {hot}",
             hold="5m",
             keep_firing="5m",

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from itertools import permutations
 from typing import TypeVar
 
-from alerts.labels import TARGET
+from alerts.labels import TARGET_POD
 from alerts.rules import Alert, Recording, Severity
 from exporters.catalogue import promql_ast, promql_lint
 from exporters.catalogue.promql_ast import BadExpression
@@ -60,7 +60,7 @@ def faults(
 ) -> Iterator[str]:
     """What is wrong with these rules and not allowed, one sentence each that begins with the rule's name; an exception
     that nothing needs is a fault as well. recordings: all that are loaded beside the alerts."""
-    found = list(_found(_Rules(tuple(alerts), tuple(recordings))))
+    found = list(_found(RuleSet(tuple(alerts), tuple(recordings))))
     excused, needed = {(one.rule, one.name) for one in allowed}, {(rule, name) for rule, name, _ in found}
     yield from (f"{name}: {message} [{rule}]" for rule, name, message in found if (rule, name) not in excused)
     for rule, name in sorted(excused - needed):
@@ -77,7 +77,7 @@ def crowded(groups: Mapping[str, Sequence[object]]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rules:
+class RuleSet:
     """All that is judged together, and what its series bear."""
 
     alerts: tuple[Alert, ...]
@@ -89,7 +89,7 @@ class _Rules:
 
     @cached_property
     def _known(self) -> dict[str, Set[str]]:
-        of_scrape = {sample: {*metric.labels, *TARGET} for sample, metric in METRICS.items()}
+        of_scrape = {sample: {*metric.labels, *TARGET_POD} for sample, metric in METRICS.items()}
         return {
             sample: labels | {"le"} if sample.endswith("_bucket") else labels for sample, labels in of_scrape.items()
         }
@@ -108,7 +108,7 @@ _Messages = Iterator[str]
 _Found = Iterator[tuple[str, str, str]]  # rule, name, message
 
 
-def _found(rules: _Rules) -> _Found:
+def _found(rules: RuleSet) -> _Found:
     for alert in rules.alerts:
         yield from _of_one(alert.name, alert.expr, rules, alert, ALERT_RULES)
     for recording in rules.recordings:
@@ -118,7 +118,7 @@ def _found(rules: _Rules) -> _Found:
 
 
 def _of_one(
-    name: str, expr: str, rules: _Rules, one: _One, more: Mapping[str, Callable[[_One, _Rules], _Messages]]
+    name: str, expr: str, rules: RuleSet, one: _One, more: Mapping[str, Callable[[_One, RuleSet], _Messages]]
 ) -> _Found:
     try:
         promql_ast.parse(expr)
@@ -134,16 +134,16 @@ def _of_one(
 # ---- any expression
 
 
-def _series(expr: str, rules: _Rules) -> _Messages:
+def _series(expr: str, rules: RuleSet) -> _Messages:
     for name in sorted({read.name for read in promql_ast.reads(expr)} - METRICS.keys() - rules.recorded.keys()):
         yield f"{name or 'a selector without a name'} is neither in the catalogue nor recorded by these rules"
 
 
-def _shared(rule: promql_lint.Rule, expr: str, rules: _Rules) -> _Messages:
+def _shared(rule: promql_lint.Rule, expr: str, rules: RuleSet) -> _Messages:
     yield from rule(expr, rules.labels_of)
 
 
-def _picked(expr: str, rules: _Rules) -> _Messages:
+def _picked(expr: str, rules: RuleSet) -> _Messages:
     for read in promql_ast.reads(expr):
         if done := set(read.above) & set(_PICKS):
             yield (
@@ -152,17 +152,17 @@ def _picked(expr: str, rules: _Rules) -> _Messages:
             )
 
 
-def _windows(expr: str, rules: _Rules) -> _Messages:
+def _windows(expr: str, rules: RuleSet) -> _Messages:
     for window_s in promql_ast.windows_s(expr):
         if window_s < SCRAPES * SCRAPE_S:
             yield f"a window of {window_s:g} s holds fewer than {SCRAPES} scrapes"
 
 
-def _labels(expr: str, rules: _Rules) -> Set[str]:
+def _labels(expr: str, rules: RuleSet) -> Set[str]:
     return promql_ast.labels(expr, rules.labels_of)
 
 
-EXPRESSION_RULES: dict[str, Callable[[str, _Rules], _Messages]] = {
+EXPRESSION_RULES: dict[str, Callable[[str, RuleSet], _Messages]] = {
     "series": _series,
     **{name: partial(_shared, rule) for name, rule in promql_lint.RULES.items()},
     "picked": _picked,
@@ -173,12 +173,12 @@ EXPRESSION_RULES: dict[str, Callable[[str, _Rules], _Messages]] = {
 # ---- alerts
 
 
-def _condition(alert: Alert, rules: _Rules) -> _Messages:
+def _condition(alert: Alert, rules: RuleSet) -> _Messages:
     for branch in promql_ast.unconditional(alert.expr):
         yield f"it fires as long as there is data: {branch} compares nothing"
 
 
-def _durations(alert: Alert, rules: _Rules) -> _Messages:
+def _durations(alert: Alert, rules: RuleSet) -> _Messages:
     """A hold below a few scrapes is no hold; 0s is one that is meant, but not on absence, which one lost scrape looks
     like."""
     for what, duration in (("hold", alert.hold), ("keep_firing", alert.keep_firing)):
@@ -189,7 +189,7 @@ def _durations(alert: Alert, rules: _Rules) -> _Messages:
         yield f"one lost scrape looks like absence; hold it for {SCRAPES} of them"
 
 
-def _label_names(alert: Alert, rules: _Rules) -> _Messages:
+def _label_names(alert: Alert, rules: RuleSet) -> _Messages:
     """A label that the summary or description names must be on every result, or stand in {{ with $labels.x }}."""
     available = set(_labels(alert.expr, rules))
     anywhere = available | {label for read in promql_ast.reads(alert.expr) for label in rules.labels_of(read.name)}
@@ -201,27 +201,27 @@ def _label_names(alert: Alert, rules: _Rules) -> _Messages:
             yield f"the {what} names {label}, which no result has"
 
 
-def _description(alert: Alert, rules: _Rules) -> _Messages:
+def _description(alert: Alert, rules: RuleSet) -> _Messages:
     if _labels(alert.expr, rules) and not _LABEL.search(alert.description):
         yield "the description names no label, so nobody knows which subject it is about"
     if not alert.description.endswith("."):
         yield "the description does not end with a full stop"
 
 
-def _value(alert: Alert, rules: _Rules) -> _Messages:
+def _value(alert: Alert, rules: RuleSet) -> _Messages:
     for shown in _VALUE.findall(alert.description):
         if not _READABLE.search(shown):
             yield f"{shown} shows 0.10000000000000001; say humanize, humanizePercentage, humanizeDuration or printf"
 
 
-def _static(alert: Alert, rules: _Rules) -> _Messages:
+def _static(alert: Alert, rules: RuleSet) -> _Messages:
     """Alertmanager groups and finds again by labels; a value in one makes a new alert at every evaluation."""
     for label, value in alert.labels.items():
         if "{{" in value:
             yield f"the label {label} holds a template"
 
 
-def _summary(alert: Alert, rules: _Rules) -> _Messages:
+def _summary(alert: Alert, rules: RuleSet) -> _Messages:
     if _labels(alert.expr, rules) and not _LABEL.search(alert.summary):
         yield "the summary names no label, so nobody knows which subject it is about"
     if "$value" in alert.summary:
@@ -230,18 +230,18 @@ def _summary(alert: Alert, rules: _Rules) -> _Messages:
         yield "the summary ends with a full stop; it is a title: subject, symptom, labels"
 
 
-def _owner(alert: Alert, rules: _Rules) -> _Messages:
+def _owner(alert: Alert, rules: RuleSet) -> _Messages:
     if not alert.owner.strip():
         yield "it has no owner"
 
 
-def _muted(alert: Alert, rules: _Rules) -> _Messages:
+def _muted(alert: Alert, rules: RuleSet) -> _Messages:
     for source in alert.muted_by:
         if source == alert.name or source not in {other.name for other in rules.alerts}:
             yield f"muted by {source}, {'which is itself' if source == alert.name else 'which there is not'}"
 
 
-ALERT_RULES: dict[str, Callable[[Alert, _Rules], _Messages]] = {
+ALERT_RULES: dict[str, Callable[[Alert, RuleSet], _Messages]] = {
     "condition": _condition,
     "durations": _durations,
     "label-names": _label_names,
@@ -257,14 +257,14 @@ ALERT_RULES: dict[str, Callable[[Alert, _Rules], _Messages]] = {
 # ---- recordings
 
 
-def _level(recording: Recording, rules: _Rules) -> _Messages:
+def _level(recording: Recording, rules: RuleSet) -> _Messages:
     """level:metric:operations, where the level is the labels that are left."""
     level, left = recording.record.split(":")[0], sorted(_labels(recording.expr, rules))
     if level not in {"_".join(order) for order in permutations(left)}:
         yield f"its level is {level}, and the labels that are left are {', '.join(left) or 'none'}"
 
 
-def _window_named(recording: Recording, rules: _Rules) -> _Messages:
+def _window_named(recording: Recording, rules: RuleSet) -> _Messages:
     """What is recorded over a window says so, and over no other."""
     named = _WINDOW_IN_NAME.search(recording.record)
     over = {round(window_s) for window_s in promql_ast.windows_s(recording.expr)}
@@ -272,13 +272,13 @@ def _window_named(recording: Recording, rules: _Rules) -> _Messages:
         yield f"it is over {' and '.join(f'{window_s} s' for window_s in sorted(over))}, which its name does not say"
 
 
-def _static_recorded(recording: Recording, rules: _Rules) -> _Messages:
+def _static_recorded(recording: Recording, rules: RuleSet) -> _Messages:
     for label, value in recording.labels.items():
         if "{{" in value:
             yield f"the label {label} holds a template"
 
 
-RECORDING_RULES: dict[str, Callable[[Recording, _Rules], _Messages]] = {
+RECORDING_RULES: dict[str, Callable[[Recording, RuleSet], _Messages]] = {
     "level": _level,
     "window-named": _window_named,
     "static-labels": _static_recorded,
@@ -288,15 +288,15 @@ RECORDING_RULES: dict[str, Callable[[Recording, _Rules], _Messages]] = {
 # ---- all together
 
 
-def _unlike(rules: _Rules) -> Iterator[tuple[str, str]]:
+def _unlike(rules: RuleSet) -> Iterator[tuple[str, str]]:
     names = Counter([*(alert.name for alert in rules.alerts), *(recording.record for recording in rules.recordings)])
     yield from ((name, f"{count} rules have this name") for name, count in names.items() if count > 1)
 
 
-def _critical(rules: _Rules) -> Iterator[tuple[str, str]]:
+def _critical(rules: RuleSet) -> Iterator[tuple[str, str]]:
     pages = [alert.name for alert in rules.alerts if alert.severity is Severity.CRITICAL]
     yield from ((name, f"{len(pages)} alerts wake someone; at most {CRITICAL}") for name in pages[CRITICAL:])
 
 
-SET_RULES: dict[str, Callable[[_Rules], Iterator[tuple[str, str]]]] = {"names": _unlike, "critical": _critical}
+SET_RULES: dict[str, Callable[[RuleSet], Iterator[tuple[str, str]]]] = {"names": _unlike, "critical": _critical}
 RULES = ("promql", *EXPRESSION_RULES, *ALERT_RULES, *RECORDING_RULES, *SET_RULES)

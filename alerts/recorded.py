@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from alerts.labels import ENGINE, JOB, MODEL, TARGET, by
+from alerts.labels import ENGINE, JOB, MODEL, TARGET_POD, by
 from alerts.rules import Recording
 from alerts.settings import Settings
 from exporters.catalogue import promql, sidecar, vllm
@@ -35,7 +35,7 @@ FINISHED_IN_ALL, LOGGED_IN_ALL = (
 )
 # scrape jobs that had a target; a day of `up` itself costs twenty times as much to read
 JOBS = "cluster_namespace_job:up:group"
-AGE = "cluster_namespace_job_instance:process_age_seconds:min"
+AGE = "cluster_namespace_job_instance_pod:process_age_seconds:min"
 QUEUED = "cluster_namespace_job_instance_model_name:vllm_queue_time_seconds:p95_5m"
 TTFT, INTER_TOKEN = (
     f"cluster_model_name_le:{what}_bucket:increase"
@@ -55,7 +55,7 @@ _COMPARED = ("30m", "1h")
 def recordings(s: Settings) -> Iterator[Recording]:
     window = s.window(OVER)
     yield Recording(JOBS, f"group {by(JOB)} ({promql.series(UP, (s.ours,))})")
-    yield Recording(AGE, promql.age(PROCESS_START, TARGET, (s.engine,)))
+    yield Recording(AGE, promql.age(PROCESS_START, TARGET_POD, (s.engine,)))
     yield Recording(QUEUED, promql.bounded_quantile(0.95, vllm.REQUEST_QUEUE_TIME, window, ENGINE))
     yield from (
         Recording(what + OVER, promql.shared_buckets(metric, window, MODEL)) for what, metric in _BUCKETS.items()

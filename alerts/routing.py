@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from alerts import registry, slo
-from alerts.labels import PLACE, TARGET
+from alerts.labels import PLACE, TARGET, TARGET_POD
 from alerts.rules import Alert, Recording, Severity
 from alerts.settings import SHIPPED, Settings
 from exporters.catalogue import EVERYTHING, promql_ast
@@ -38,7 +38,7 @@ SECRETS = "/run/secrets"
 _CARD = ("uuid",)  # names one card in the world, whichever exporter tells of it
 _ORDER = (*TARGET, "model_name", "uuid")
 _RANK = list(Severity)  # the most severe first
-_LABELS = {sample: frozenset(metric.labels) | set(TARGET) for metric in EVERYTHING for sample in metric.samples}
+_LABELS = {sample: frozenset(metric.labels) | set(TARGET_POD) for metric in EVERYTHING for sample in metric.samples}
 
 _HEADER = "# Printed by `vllm-watch render` from alerts/routing.py. For a file of your own: vllm-watch alerts export.\n"
 _ROUTES = """

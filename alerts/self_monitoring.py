@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alerts import recorded, thresholds
-from alerts.labels import JOB, TARGET, by
+from alerts.labels import JOB, TARGET_POD, by
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
@@ -78,7 +78,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMSidecarSourceFailing",
             Severity.WARNING,
-            f"{promql.current(sidecar.SOURCE_UP, (*TARGET, 'kind', 'source'), _OTHERS)} == 0",
+            f"{promql.current(sidecar.SOURCE_UP, (*TARGET_POD, 'kind', 'source'), _OTHERS)} == 0",
             hold="5m",
             summary="Sidecar source failing: {{ $labels.kind }} {{ $labels.source }} on {{ $labels.instance }}",
             description=(
@@ -91,7 +91,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMCheckpointFailing",
             Severity.WARNING,
-            f"{promql.current(sidecar.CHECKPOINT_UP, TARGET)} == 0",
+            f"{promql.current(sidecar.CHECKPOINT_UP, TARGET_POD)} == 0",
             hold="2m",
             summary="Sidecar cannot save its state: {{ $labels.instance }}",
             description=(
@@ -105,7 +105,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMSpansDropped",
             Severity.WARNING,
-            f"{promql.growth(sidecar.SPANS_DROPPED, five, (*TARGET, 'reason'))} > 0",
+            f"{promql.growth(sidecar.SPANS_DROPPED, five, (*TARGET_POD, 'reason'))} > 0",
             hold="10m",
             summary="Trace spans dropped: {{ $labels.reason }} on {{ $labels.instance }}",
             description=(
@@ -120,7 +120,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMRuleFailing",
             Severity.WARNING,
-            f"{promql.growth(self_monitoring.RULE_FAILURES, five, (*TARGET, 'rule_group'), _OUR_RULES)} > 0",
+            f"{promql.growth(self_monitoring.RULE_FAILURES, five, (*TARGET_POD, 'rule_group'), _OUR_RULES)} > 0",
             hold="5m",
             summary="Rule evaluation failing: {{ $labels.rule_group }} on {{ $labels.instance }}",
             description=(
@@ -134,8 +134,9 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMScrapeNearLimit",
             Severity.WARNING,
-            f"{promql.current(SCRAPE_SAMPLES_KEPT, TARGET, (mine,))} / ({promql.current(SAMPLE_LIMIT, TARGET, (mine,))}"
-            f" > 0) > {near} or {promql.growth(self_monitoring.SCRAPES_OVER_LIMIT, five, TARGET)} > 0",
+            f"{promql.current(SCRAPE_SAMPLES_KEPT, TARGET_POD, (mine,))}"
+            f" / ({promql.current(SAMPLE_LIMIT, TARGET_POD, (mine,))} > 0) > {near}"
+            f" or {promql.growth(self_monitoring.SCRAPES_OVER_LIMIT, five, TARGET_POD)} > 0",
             hold="10m",
             summary="Scrape near sample_limit: {{ $labels.instance }} of job {{ $labels.job }}",
             description=(
@@ -151,7 +152,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMTeamLabelOverflow",
             Severity.WARNING,
-            f"{promql.growth(sidecar.TEAMS_OVERFLOW, five, TARGET)} > 0",
+            f"{promql.growth(sidecar.TEAMS_OVERFLOW, five, TARGET_POD)} > 0",
             hold="10m",
             summary="Team label overflow: sidecar {{ $labels.instance }}",
             description=(
@@ -165,8 +166,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMAlertmanagerUnreachable",
             Severity.WARNING,
-            f"{promql.current(self_monitoring.ALERTMANAGERS, TARGET)} < 1 "
-            f"or {promql.growth(self_monitoring.NOTIFICATIONS_ERRORS, five, (*TARGET, 'alertmanager'))} > 0",
+            f"{promql.current(self_monitoring.ALERTMANAGERS, TARGET_POD)} < 1 "
+            f"or {promql.growth(self_monitoring.NOTIFICATIONS_ERRORS, five, (*TARGET_POD, 'alertmanager'))} > 0",
             hold="2m",
             summary="Alertmanager unreachable: Prometheus {{ $labels.instance }}",
             description=(
@@ -180,7 +181,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMNotificationsFailing",
             Severity.WARNING,
-            f"{promql.growth(failed, ten, (*TARGET, 'integration'), _REFUSED)} > 0",
+            f"{promql.growth(failed, ten, (*TARGET_POD, 'integration'), _REFUSED)} > 0",
             hold="1m",
             summary="Notifications failing: {{ $labels.integration }} of Alertmanager {{ $labels.instance }}",
             description=(

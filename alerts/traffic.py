@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alerts import recorded, thresholds
-from alerts.labels import ENGINE, MODEL, TARGET, TEAM, by, on
+from alerts.labels import ENGINE_POD, MODEL, TARGET_POD, TEAM, by, on
 from alerts.panel_ref import PanelRef
 from alerts.rules import Alert, Severity
 from alerts.settings import Settings
@@ -45,8 +45,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     tokens = " + ".join(
         promql.per_second(made, hour, ("cluster",)) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS)
     )
-    unread = promql.lowest(sidecar.LOG_BYTES_BEHIND, five, (*TARGET, "path"))
-    behind = promql.worst(sidecar.LOG_LAG, (*TARGET, "path"))
+    unread = promql.lowest(sidecar.LOG_BYTES_BEHIND, five, (*TARGET_POD, "path"))
+    behind = promql.worst(sidecar.LOG_LAG, (*TARGET_POD, "path"))
     return (
         Alert(
             "VLLMErrorRatioHigh",
@@ -67,7 +67,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMEngineRejecting",
             Severity.WARNING,
-            f"{promql.growth(vllm.ADMISSION_REJECTIONS, five, ENGINE)} >= {refusals}",
+            f"{promql.growth(vllm.ADMISSION_REJECTIONS, five, ENGINE_POD)} >= {refusals}",
             hold="2m",
             keep_firing="5m",
             summary="Engine rejects requests: {{ $labels.model_name }} on {{ $labels.instance }}",
@@ -178,8 +178,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMRequestLogLagging",
             Severity.WARNING,
-            f"{behind} > {lag} and {on(TARGET)} {promql.growth(sidecar.LOG_LINES, five, TARGET)} > 0 or {unread} >"
-            f" {s.at(thresholds.LOG_UNREAD)}",
+            f"{behind} > {lag} and {on(TARGET_POD)} {promql.growth(sidecar.LOG_LINES, five, TARGET_POD)} > 0"
+            f" or {unread} > {s.at(thresholds.LOG_UNREAD)}",
             hold="5m",
             summary="Request log lagging: {{ $labels.path }} on {{ $labels.instance }}",
             description=(
@@ -194,8 +194,9 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMRequestLogUnwritable",
             Severity.WARNING,
-            f"{promql.growth(gateway.LOG_ERRORS, five, TARGET)} > 0 or {promql.growth(gateway.LOG_LOST, five, TARGET)}"
-            f" > 0 or {promql.current(gateway.LOG_LOST_BEFORE, TARGET)} > 0",
+            f"{promql.growth(gateway.LOG_ERRORS, five, TARGET_POD)} > 0"
+            f" or {promql.growth(gateway.LOG_LOST, five, TARGET_POD)} > 0"
+            f" or {promql.current(gateway.LOG_LOST_BEFORE, TARGET_POD)} > 0",
             hold="1m",
             summary="Request log not writable: gateway {{ $labels.instance }}",
             description=(

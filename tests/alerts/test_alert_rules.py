@@ -26,6 +26,7 @@ from alerts.settings import Overrides, Settings
 from exporters.catalogue import EVERYTHING, exposition_parser, promql_ast
 from exporters.catalogue.metric import Kind, Metric
 from exporters.text import parse_window
+from runbooks import page as runbook_page
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 METRICS: dict[str, Metric] = {sample: metric for metric in EVERYTHING for sample in metric.samples}
@@ -58,6 +59,11 @@ def questions() -> Iterator[Asked]:
         yield from of_case(case)
     for case in MORE:
         yield from list(of_case(case))[:2]
+    for name, case in {case.alert: case for case in reversed(CASES)}.items():
+        if "{{pod}}" in (runbook_page.text(name) or ""):
+            yield next(
+                of_case(replace(case, shows="in a pod", series=in_pod(case.series), labels={**case.labels, **POD}))
+            )
     for quiet in QUIET:
         every = quiet.every or quiet.interval
         silent = silence(parse_window(quiet.since), parse_window(quiet.until), every)
@@ -69,6 +75,15 @@ def questions() -> Iterator[Asked]:
         engine("num_requests_running", B): "0x60"
     }
     yield Asked("where all is well the watchdog fires alone", everything, silent | watchdog)
+
+
+POD = {"namespace": "serving", "pod": "llm-0"}
+
+
+def in_pod(series: Mapping[str, str]) -> dict[str, str]:
+    """The same series as the scrape of a pod labels them; the runbook's kubectl commands need these labels."""
+    labels = ", ".join(f'{label}="{value}"' for label, value in POD.items())
+    return {name.replace("{", f"{{{labels}, ", 1): values for name, values in series.items()}
 
 
 def of_case(case: Case) -> Iterator[Asked]:
