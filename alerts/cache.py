@@ -1,4 +1,4 @@
-"""KV cache, prefix cache, speculation: what makes an engine slow before it is full."""
+"""Alerts on KV cache, prefix cache and speculative decoding: causes of slowness before an engine is full."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from exporters.catalogue import promql, vllm
 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
+    """Return the cache alerts for a deployment."""
     five, half = (s.window(w) for w in ("5m", "30m"))
     nearly, full, preempted, left, before, accepted = (
         s.at(t)

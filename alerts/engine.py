@@ -1,4 +1,4 @@
-"""Engines: do they answer, do they work, do they stay up?"""
+"""Alerts on engines: unreachable, hung, restarting, slow to start, or with a growing queue."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from exporters.catalogue import promql, vllm
 from exporters.catalogue.prometheus import PROCESS_START, UP
 from exporters.text import format_duration, parse_window
 
-# with the minute of waiting less than the five after which vLLM gives up a worker that hangs, and itself
+# together with the hold of 1 min below the 5 min after which vLLM ends an engine whose worker hangs
 FROZEN_FOR = "3m"
-QUEUE_FOR = "10m"  # a queue that stands and grows for so long does not drain by itself
+QUEUE_FOR = "10m"  # a queue that has grown for this long does not drain by itself
 _DEFERRED = ('reason="deferred"',)
 
 
 def frozen(window: str, labels: tuple[str, ...], where: tuple[str, ...] = ()) -> str:
-    """The engines that had work all the time and made nothing of it.
+    """Return the engines that had requests during the whole window and processed no token; the value is the requests.
 
-    Work means that requests ran, or waited, in every scrape of the window, and that the engine was there when it began
-    and is there now: one that was idle and has just been given its first request is not frozen, nor is one that is
-    gone. Prompt tokens count when a prefill is done, so a window shorter than the longest prefill would call that
-    frozen."""
+    An engine counts only if requests ran or waited at every scrape of the window, it was scraped at its beginning and
+    is scraped now: an idle engine with its first request is not hung, nor is one that is gone. Prompt tokens count
+    when a prefill is done, so the window must be longer than the longest prefill."""
     running, waiting = vllm.NUM_REQUESTS_RUNNING, vllm.NUM_REQUESTS_WAITING
     had_work = " + ".join(
         f"sum {by(labels)} (min_over_time({promql.series(gauge, where)}[{window}]))" for gauge in (running, waiting)
@@ -42,8 +41,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     resets = promql.resets(vllm.GENERATION_TOKENS, hour, TARGET_POD, (s.engine,))
     slow, again = s.at(thresholds.START_TIME), s.at(thresholds.RESTARTS)
     loading = s.window(format_duration(max(1, round(slow.value))))
-    # Not one that is new and loads its model: it was up of late, or is known for longer than a start takes. The hour
-    # before that start is for times when Prometheus itself was away.
+    # Leaves out a new engine that loads its model: it was up within the window, or has been a target for longer than a
+    # start takes. The hour before that start covers outages of Prometheus itself.
     known = (
         f"(max_over_time({up}[{max(hour, loading, key=parse_window)}]) == 1 or last_over_time({up}[{hour}] offset"
         f" {loading}))"
@@ -147,7 +146,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             Severity.WARNING,
             f"min_over_time({recorded.AGE}[{hour}]) > {slow} "
             f"and max {by(TARGET_POD)} (time() - {promql.series(PROCESS_START, (s.engine,))}) < {s.seconds('1h')} "
-            f"and {promql.lowest(UP, hour, TARGET_POD, (s.engine,))} == 0",  # or nobody had asked it before
+            f"and {promql.lowest(UP, hour, TARGET_POD, (s.engine,))} == 0",  # else it was not scraped before
             hold="0s",
             summary="vLLM slow start: {{ $labels.instance }} of job {{ $labels.job }}",
             description=(

@@ -1,5 +1,6 @@
-"""GPUs: present, cool, whole. From our sidecar, and for cards that no sidecar shows from NVIDIA's dcgm-exporter, in the
-same base units."""
+"""Alerts on GPUs: missing, hot, throttled, faulty or full.
+
+Values come from our sidecar, and for GPUs without a sidecar from NVIDIA's dcgm-exporter, in the same base units."""
 
 from __future__ import annotations
 
@@ -11,25 +12,26 @@ from alerts.settings import Settings
 from exporters.catalogue import dcgm, gpu, promql, sidecar
 from exporters.catalogue.prometheus import UP
 
-_AGAINST_OUR_WILL = ('reason!~"sw_power_cap|sync_boost"',)
+_UNWANTED = ('reason!~"sw_power_cap|sync_boost"',)
 _UNCORRECTED = ('kind="uncorrected"',)
 _KIND_GPU = 'kind="gpu"'
 _REPEATED, _TRAINED = ('kind!="recovery"',), ('kind="recovery"',)
-_LOST = 'reason="lost"'  # the other cards still answer
+_LOST = 'reason="lost"'  # the other GPUs still answer
 _CHIP = 'sensor="gpu"'
 _SOURCE = (*TARGET, "source")
-_THEIRS = (*TARGET, "UUID")
+_DCGM_GPU = (*TARGET, "UUID")
 
 
-def _or_theirs(mine: str, theirs: str) -> str:
-    """Our sidecar's figure, and DCGM's for the cards that no sidecar shows."""
+def _or_dcgm(mine: str, dcgm_value: str) -> str:
+    """Return the value of our sidecar, or that of DCGM for GPUs that no sidecar reports."""
     return (
-        f'({mine} or (label_replace({theirs}, "uuid", "$1", "UUID", "(.+)") unless on (uuid)'
+        f'({mine} or (label_replace({dcgm_value}, "uuid", "$1", "UUID", "(.+)") unless on (uuid)'
         f" {promql.series(gpu.INFO)}))"
     )
 
 
 def _all_alike(*exprs: str) -> str:
+    """Return the union of expressions, with the label `UUID` of DCGM copied to `uuid`."""
     return f'label_replace({" or ".join(exprs)}, "uuid", "$1", "UUID", "(.+)")'
 
 
@@ -39,22 +41,22 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         s.at(t)
         for t in (thresholds.GPU_TEMPERATURE, thresholds.THROTTLED, thresholds.GPU_MEMORY, thresholds.NVLINK_ERRORS)
     )
-    throttled = promql.per_second(gpu.THROTTLE, ten, GPU, _AGAINST_OUR_WILL)
-    their_heat = dcgm.THERMAL_VIOLATION.base(promql.repeated(dcgm.THERMAL_VIOLATION.metric, ten, _THEIRS))
-    used, free = (field.base(promql.current(field.metric, _THEIRS)) for field in (dcgm.FB_USED, dcgm.FB_FREE))
+    throttled = promql.per_second(gpu.THROTTLE, ten, GPU, _UNWANTED)
+    dcgm_throttled = dcgm.THERMAL_VIOLATION.base(promql.repeated(dcgm.THERMAL_VIOLATION.metric, ten, _DCGM_GPU))
+    used, free = (field.base(promql.current(field.metric, _DCGM_GPU)) for field in (dcgm.FB_USED, dcgm.FB_FREE))
     memory_share = promql.per(promql.worst(gpu.MEMORY_USED, GPU), promql.worst(gpu.MEMORY_TOTAL, GPU))
-    xid = promql.worst(dcgm.XID_ERRORS.metric, _THEIRS)
-    # over a gap, too: what is old news stays old
-    xid_before = f"max {by(_THEIRS)} ({promql.seen(dcgm.XID_ERRORS.metric, hour, offset=hour)})"
+    xid = promql.worst(dcgm.XID_ERRORS.metric, _DCGM_GPU)
+    # also across a gap: an XID that was reported before stays reported
+    xid_before = f"max {by(_DCGM_GPU)} ({promql.seen(dcgm.XID_ERRORS.metric, hour, offset=hour)})"
     damaged = " + ".join(
-        promql.repeated(f.metric, quarter, _THEIRS, per_second=False) for f in (dcgm.NVLINK_CRC, dcgm.NVLINK_REPLAY)
+        promql.repeated(f.metric, quarter, _DCGM_GPU, per_second=False) for f in (dcgm.NVLINK_CRC, dcgm.NVLINK_REPLAY)
     )
     new_xid = promql.growth(gpu.XID_ERRORS, hour, (*GPU, "xid"))
     repeated, trained = (promql.growth(gpu.NVLINK_ERRORS, quarter, GPU, kinds) for kinds in (_REPEATED, _TRAINED))
     bad = [
         promql.repeated(gpu.ECC_ERRORS, hour, GPU, _UNCORRECTED, per_second=False) + " > 0",
-        promql.repeated(dcgm.ECC_UNCORRECTED.metric, hour, _THEIRS, per_second=False) + " > 0",
-        promql.worst(dcgm.REMAP_FAILURE.metric, _THEIRS) + " > 0",
+        promql.repeated(dcgm.ECC_UNCORRECTED.metric, hour, _DCGM_GPU, per_second=False) + " > 0",
+        promql.worst(dcgm.REMAP_FAILURE.metric, _DCGM_GPU) + " > 0",
     ]
     return (
         Alert(
@@ -63,7 +65,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
             f"group {by(GPU)} ({promql.seen(gpu.INFO, hour)}) unless group {by(GPU)} ({promql.series(gpu.INFO)}) "
             f"and {on(TARGET)} ({promql.series(UP, (s.sidecar,))} == 1) "
             f"or {promql.current(sidecar.SOURCE_UP, _SOURCE, (_KIND_GPU,))} == 0 "
-            # a host that never had a GPU misses none
+            # a host that never had a GPU has none missing
             f"and {promql.current(sidecar.SOURCE_LAST_SUCCESS, _SOURCE, (_KIND_GPU,))} "
             f"or {promql.worst(gpu.ABSENT, GPU, (_LOST,))} > 0",
             hold="2m",
@@ -79,7 +81,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMGPUHot",
             Severity.WARNING,
-            f"{_or_theirs(promql.worst(gpu.TEMPERATURE, GPU, (_CHIP,)), promql.worst(dcgm.GPU_TEMP.metric, _THEIRS))}"
+            f"{_or_dcgm(promql.worst(gpu.TEMPERATURE, GPU, (_CHIP,)), promql.worst(dcgm.GPU_TEMP.metric, _DCGM_GPU))}"
             f" > {hot}",
             hold="5m",
             keep_firing="5m",
@@ -98,7 +100,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMGPUThrottled",
             Severity.WARNING,
-            f"{_or_theirs(throttled, their_heat)} > {held}",
+            f"{_or_dcgm(throttled, dcgm_throttled)} > {held}",
             hold="5m",
             keep_firing="5m",
             summary="GPU throttled: {{ $labels.uuid }} on {{ $labels.instance }}",
@@ -148,7 +150,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
                 f"{repeated} > {links}",
                 f"{trained} > 0",
                 f"({damaged}) > {links}",
-                f"{promql.repeated(dcgm.NVLINK_RECOVERY.metric, quarter, _THEIRS, per_second=False)} > 0",
+                f"{promql.repeated(dcgm.NVLINK_RECOVERY.metric, quarter, _DCGM_GPU, per_second=False)} > 0",
             ),
             hold="0s",
             keep_firing="15m",
@@ -167,7 +169,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMGPUMemoryNearlyFull",
             Severity.WARNING,
-            f"{_or_theirs(memory_share, f'{used} / ({used} + {free} > 0)')} > {memory}",
+            f"{_or_dcgm(memory_share, f'{used} / ({used} + {free} > 0)')} > {memory}",
             hold="5m",
             summary="GPU memory nearly full: {{ $labels.uuid }} on {{ $labels.instance }}",
             description=(

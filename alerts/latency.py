@@ -1,4 +1,4 @@
-"""Latency: what users wait for. The objectives page (slo.py); what stands here informs, or names a cause."""
+"""Alerts on latency that inform or name a cause. Critical alerts on latency are those of the objectives (slo.py)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from alerts.rules import Alert, Severity
 from alerts.settings import Settings
 from exporters.catalogue import promql, sidecar, vllm
 
-_FIGURES = {"time to first token": recorded.TTFT, "time between tokens": recorded.INTER_TOKEN}
-FAMILIES = {  # of vLLM's --custom-histogram-buckets, each by one of its histograms
+_LATENCIES = {"time to first token": recorded.TTFT, "time between tokens": recorded.INTER_TOKEN}
+FAMILIES = {  # of vLLM's --custom-histogram-buckets, each with one of its histograms
     "time_to_first_token": vllm.TIME_TO_FIRST_TOKEN,
     "inter_token_latency": vllm.INTER_TOKEN_LATENCY,
     "request_latency": vllm.E2E_REQUEST_LATENCY,
 }
-_CHANGES = ('kind=~"change|version|config"',)  # a note says nothing about the engine, and a restart has its own alert
+_CHANGES = ('kind=~"change|version|config"',)  # notes do not concern the engine, and a restart has an alert of its own
 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
@@ -126,13 +126,13 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
 
 
 def _either(s: Settings, worse: float, window: str, offset: str) -> str:
-    """p95s that are worse than `offset` ago by a share, each called by the label `figure`, as far as both windows hold
-    enough requests."""
+    """Return the p95 latencies (s) that exceed those of `offset` ago by the share `worse`, if both windows have enough
+    requests. The label `figure` names the latency."""
     least = s.at(thresholds.COMPARED_AT_LEAST)
     higher = (
         f"label_replace({recorded.p95(what, window, s)} > {1 + worse:.12g} * {recorded.p95(what, window, s, offset)},"
-        f' "figure", "{called}", "", "")'
-        for called, what in _FIGURES.items()
+        f' "figure", "{name}", "", "")'
+        for name, what in _LATENCIES.items()
     )
     enough = (f"{recorded.counted(recorded.FINISHED, window, s, then)} >= {least}" for then in ("", offset))
     return f"({' or '.join(higher)}) and {on(MODEL)} ({' and '.join(enough)})"

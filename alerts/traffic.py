@@ -35,9 +35,9 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         )
     )
     few = s.at(thresholds.ERRORS_AT_LEAST)
-    finished = recorded.FINISHED_IN_ALL
+    finished = recorded.FINISHED_TOTAL
     failed = recorded.requests(s, sidecar.FAILED)
-    reached, ok = (f"sum {by(_ALL)} ({recorded.LOGGED_IN_ALL}{{{', '.join(where)}}})" for where in (_REACHED, _OK))
+    reached, ok = (f"sum {by(_ALL)} ({recorded.LOGGED_TOTAL}{{{', '.join(where)}}})" for where in (_REACHED, _OK))
     cut_off = recorded.share(recorded.BY_REASON, recorded.FINISHED, "30m", s, _CUT_OFF)
     cut_often = f"sum {by(MODEL)} ({recorded.counted(recorded.BY_REASON, '30m', s, where=_CUT_OFF)}) >= {few}"
     spent = f"{promql.current(sidecar.GPU_COST, _MONEY)} / 3600"
@@ -234,8 +234,8 @@ def _hangups(s: Settings) -> str:
     was made and whose end never came. Those that still run are no hang-ups, so all of them are taken off, which makes
     that half slow to fire and never hasty."""
     ratio, few = s.at(thresholds.HANGUP_RATIO), s.at(thresholds.ERRORS_AT_LEAST)
-    left, everyone = (recorded.requests(s, where) for where in (recorded.HUNG_UP, ()))
-    usually = promql.per(*(recorded.requests(s, where, "1d") for where in (recorded.HUNG_UP, ())))
+    left, everyone = (recorded.requests(s, where) for where in (recorded.DISCONNECTED, ()))
+    usually = promql.per(*(recorded.requests(s, where, "1d") for where in (recorded.DISCONNECTED, ())))
     logged = f"({promql.per(left, everyone)} > {ratio}) > 2 * ({usually}) and {left} >= {few}"
     begun, ended = recorded.observed(recorded.TTFT), promql.observed(vllm.E2E_REQUEST_LATENCY, s.window("5m"), MODEL)
     open_ended = f"({begun} - {ended} - {promql.current(vllm.NUM_REQUESTS_RUNNING, MODEL)})"
@@ -246,7 +246,7 @@ def _hangups(s: Settings) -> str:
 def _booked(s: Settings, amiss: Metric, whole: Metric, otherwise: str, *where: str) -> str:
     """How many requests a sidecar booked as amiss within half an hour, by model, where they are more than a share of
     the whole; where no sidecar compares the log with engines, what Prometheus can compare."""
-    half, each = s.window(recorded.BOOKS), (_REQUESTS,)
+    half, each = s.window(recorded.RECONCILE_OVER), (_REQUESTS,)
     counted = promql.growth(amiss, half, MODEL, (*each, *where))
     much = f"{counted} > {s.at(thresholds.BOOKS_DIFFER)} * ({promql.growth(whole, half, MODEL, each)})"
     return (
