@@ -1,9 +1,9 @@
-"""What is wrong with rules, beyond what promtool sees: it accepts a rate of a gauge, a quantile without `le`, a series
-that nobody has and a label that the answer lost.
+"""Lint of alerts and recording rules, beyond promtool: it accepts a rate of a gauge, a quantile without `le`, an
+unknown series and a label that the result lost.
 
-Law: rules are judged by what they say and by the catalogue, never by the code that made them, so that a deployment's
-own can be judged as well. What keeps alerts back is judged by routing.py, what does not even make an alert by rules.py.
-What ours may break stands in EXCEPTIONS with its reason."""
+Invariant: rules are checked by their content and the catalogue, never by the code that made them, so that a
+deployment's own rules can be checked as well. Inhibition is checked by routing.py, construction by rules.py. EXCEPTIONS
+lists faults that are intended, with the reason."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from exporters.catalogue.promql_lint import METRICS
 from exporters.text import parse_window
 
 SCRAPE_S = 15  # as in stack/deploy
-SCRAPES = 4  # that a window holds, so that one lost scrape leaves a rate
+SCRAPES = 4  # in a window at least, so that one lost scrape leaves a rate
 GROUP_RULES = 20
 GROUP_LETTERS = 40
-CRITICAL = 8  # nobody gets up for more different things
+CRITICAL = 8  # critical alerts at most
 
-_One = TypeVar("_One", Alert, Recording)
+_Rule = TypeVar("_Rule", Alert, Recording)
 _PICKS = ("topk", "bottomk", "limitk", "limit_ratio")
 
 _LABEL = re.compile(r"\$labels\.(\w+)")
@@ -40,8 +40,7 @@ _WINDOW_IN_NAME = re.compile(r"(\d+[smhdw])$")
 
 @dataclass(frozen=True, slots=True)
 class AllowedRuleFault:
-    """A fault that is meant: rule, name of the alert or recorded series, and why. Raises ValueError without a
-    reason."""
+    """Intended fault: rule, name of the alert or recorded series, and why. Raises ValueError without a reason."""
 
     rule: str
     name: str
@@ -58,27 +57,28 @@ EXCEPTIONS: tuple[AllowedRuleFault, ...] = ()
 def faults(
     alerts: Iterable[Alert], recordings: Iterable[Recording] = (), allowed: Sequence[AllowedRuleFault] = EXCEPTIONS
 ) -> Iterator[str]:
-    """What is wrong with these rules and not allowed, one sentence each that begins with the rule's name; an exception
-    that nothing needs is a fault as well. recordings: all that are loaded beside the alerts."""
-    found = list(_found(RuleSet(tuple(alerts), tuple(recordings))))
-    excused, needed = {(one.rule, one.name) for one in allowed}, {(rule, name) for rule, name, _ in found}
-    yield from (f"{name}: {message} [{rule}]" for rule, name, message in found if (rule, name) not in excused)
+    """Yield one sentence for each fault that is not allowed, beginning with the name of the alert or series.
+
+    An unused exception is a fault as well. recordings: all that are loaded beside the alerts."""
+    faulty = list(_check(RuleSet(tuple(alerts), tuple(recordings))))
+    excused, needed = {(one.rule, one.name) for one in allowed}, {(rule, name) for rule, name, _ in faulty}
+    yield from (f"{name}: {message} [{rule}]" for rule, name, message in faulty if (rule, name) not in excused)
     for rule, name in sorted(excused - needed):
         yield f"{name}: nothing breaks {rule} there any more; remove the exception [unused-exception]"
 
 
 def crowded(groups: Mapping[str, Sequence[object]]) -> Iterator[str]:
-    """Groups of rules, by name, that are too large: the rules of a group are evaluated one after the other."""
+    """Yield faults of groups with too many rules or too long a name: rules of a group are evaluated one by one."""
     for name, rules in groups.items():
         if len(rules) > GROUP_RULES:
-            yield f"group {name}: {len(rules)} rules; at most {GROUP_RULES}, or the last of them come late"
+            yield f"group {name}: {len(rules)} rules; at most {GROUP_RULES}, or the last of them are evaluated late"
         if len(name) > GROUP_LETTERS:
             yield f"group {name}: the name is longer than {GROUP_LETTERS} letters"
 
 
 @dataclass(frozen=True, eq=False)
 class RuleSet:
-    """All that is judged together, and what its series bear."""
+    """Rules that are checked together, and the labels of their series."""
 
     alerts: tuple[Alert, ...]
     recordings: tuple[Recording, ...]
@@ -95,31 +95,30 @@ class RuleSet:
         }
 
     def labels_of(self, sample: str) -> Set[str]:
-        """What a series can be grouped by: its own labels and those of the scrape, or those that its recording
-        leaves."""
+        """Return the labels of a series: its own and those of the scrape, or those that its recording rule keeps."""
         if sample not in self._known:
-            self._known[sample] = set()  # nobody knows it, or it reads itself
+            self._known[sample] = set()  # unknown, or it reads itself
             if sample in self.recorded:
                 self._known[sample] = promql_ast.labels(self.recorded[sample], self.labels_of)
         return self._known[sample]
 
 
 _Messages = Iterator[str]
-_Found = Iterator[tuple[str, str, str]]  # rule, name, message
+_Faults = Iterator[tuple[str, str, str]]  # rule, name, message
 
 
-def _found(rules: RuleSet) -> _Found:
+def _check(rules: RuleSet) -> _Faults:
     for alert in rules.alerts:
-        yield from _of_one(alert.name, alert.expr, rules, alert, ALERT_RULES)
+        yield from _check_rule(alert.name, alert.expr, rules, alert, ALERT_RULES)
     for recording in rules.recordings:
-        yield from _of_one(recording.record, recording.expr, rules, recording, RECORDING_RULES)
+        yield from _check_rule(recording.record, recording.expr, rules, recording, RECORDING_RULES)
     for rule, of_all in SET_RULES.items():
         yield from ((rule, name, message) for name, message in of_all(rules))
 
 
-def _of_one(
-    name: str, expr: str, rules: RuleSet, one: _One, more: Mapping[str, Callable[[_One, RuleSet], _Messages]]
-) -> _Found:
+def _check_rule(
+    name: str, expr: str, rules: RuleSet, one: _Rule, more: Mapping[str, Callable[[_Rule, RuleSet], _Messages]]
+) -> _Faults:
     try:
         promql_ast.parse(expr)
     except BadExpression as error:
@@ -147,8 +146,8 @@ def _picked(expr: str, rules: RuleSet) -> _Messages:
     for read in promql_ast.reads(expr):
         if done := set(read.above) & set(_PICKS):
             yield (
-                f"{min(done)} of {read.name}: who is among them changes from one evaluation to the next, and the alert"
-                " begins anew"
+                f"{min(done)} of {read.name}: its members change from one evaluation to the next, and the hold of"
+                " the alert starts again"
             )
 
 
@@ -179,8 +178,8 @@ def _condition(alert: Alert, rules: RuleSet) -> _Messages:
 
 
 def _durations(alert: Alert, rules: RuleSet) -> _Messages:
-    """A hold below a few scrapes is no hold; 0s is one that is meant, but not on absence, which one lost scrape looks
-    like."""
+    """A hold shorter than a few scrapes has no effect. 0s is allowed, but not on absence: one lost scrape looks the
+    same."""
     for what, duration in (("hold", alert.hold), ("keep_firing", alert.keep_firing)):
         if duration and 0 < parse_window(duration) < SCRAPES * SCRAPE_S:
             yield f"{what} {duration} is shorter than {SCRAPES} scrapes; write 0s or more"
@@ -211,11 +210,11 @@ def _description(alert: Alert, rules: RuleSet) -> _Messages:
 def _value(alert: Alert, rules: RuleSet) -> _Messages:
     for shown in _VALUE.findall(alert.description):
         if not _READABLE.search(shown):
-            yield f"{shown} shows 0.10000000000000001; say humanize, humanizePercentage, humanizeDuration or printf"
+            yield f"{shown} shows 0.10000000000000001; use humanize, humanizePercentage, humanizeDuration or printf"
 
 
 def _static(alert: Alert, rules: RuleSet) -> _Messages:
-    """Alertmanager groups and finds again by labels; a value in one makes a new alert at every evaluation."""
+    """Alertmanager identifies alerts by labels; a value in one makes a new alert at every evaluation."""
     for label, value in alert.labels.items():
         if "{{" in value:
             yield f"the label {label} holds a template"
@@ -238,7 +237,7 @@ def _owner(alert: Alert, rules: RuleSet) -> _Messages:
 def _muted(alert: Alert, rules: RuleSet) -> _Messages:
     for source in alert.muted_by:
         if source == alert.name or source not in {other.name for other in rules.alerts}:
-            yield f"muted by {source}, {'which is itself' if source == alert.name else 'which there is not'}"
+            yield f"muted by {source}, {'which is itself' if source == alert.name else 'which does not exist'}"
 
 
 ALERT_RULES: dict[str, Callable[[Alert, RuleSet], _Messages]] = {
@@ -258,14 +257,14 @@ ALERT_RULES: dict[str, Callable[[Alert, RuleSet], _Messages]] = {
 
 
 def _level(recording: Recording, rules: RuleSet) -> _Messages:
-    """level:metric:operations, where the level is the labels that are left."""
-    level, left = recording.record.split(":")[0], sorted(_labels(recording.expr, rules))
-    if level not in {"_".join(order) for order in permutations(left)}:
-        yield f"its level is {level}, and the labels that are left are {', '.join(left) or 'none'}"
+    """The name is level:metric:operations, where the level is the labels of the result."""
+    level, labels = recording.record.split(":")[0], sorted(_labels(recording.expr, rules))
+    if level not in {"_".join(order) for order in permutations(labels)}:
+        yield f"its level is {level}, and the labels of the result are {', '.join(labels) or 'none'}"
 
 
 def _window_named(recording: Recording, rules: RuleSet) -> _Messages:
-    """What is recorded over a window says so, and over no other."""
+    """The name of a series that is recorded over a window ends in that window."""
     named = _WINDOW_IN_NAME.search(recording.record)
     over = {round(window_s) for window_s in promql_ast.windows_s(recording.expr)}
     if over and (named is None or parse_window(named[1]) not in over):
@@ -288,15 +287,15 @@ RECORDING_RULES: dict[str, Callable[[Recording, RuleSet], _Messages]] = {
 # ---- all together
 
 
-def _unlike(rules: RuleSet) -> Iterator[tuple[str, str]]:
+def _duplicates(rules: RuleSet) -> Iterator[tuple[str, str]]:
     names = Counter([*(alert.name for alert in rules.alerts), *(recording.record for recording in rules.recordings)])
     yield from ((name, f"{count} rules have this name") for name, count in names.items() if count > 1)
 
 
 def _critical(rules: RuleSet) -> Iterator[tuple[str, str]]:
-    pages = [alert.name for alert in rules.alerts if alert.severity is Severity.CRITICAL]
-    yield from ((name, f"{len(pages)} alerts wake someone; at most {CRITICAL}") for name in pages[CRITICAL:])
+    critical = [alert.name for alert in rules.alerts if alert.severity is Severity.CRITICAL]
+    yield from ((name, f"{len(critical)} alerts are critical; at most {CRITICAL}") for name in critical[CRITICAL:])
 
 
-SET_RULES: dict[str, Callable[[RuleSet], Iterator[tuple[str, str]]]] = {"names": _unlike, "critical": _critical}
+SET_RULES: dict[str, Callable[[RuleSet], Iterator[tuple[str, str]]]] = {"names": _duplicates, "critical": _critical}
 RULES = ("promql", *EXPRESSION_RULES, *ALERT_RULES, *RECORDING_RULES, *SET_RULES)

@@ -1,4 +1,6 @@
-"""Those who watch: when one of them is gone, the others fall silent, and silence must not look like health."""
+"""Self-monitoring alerts: gateway, sidecar, Prometheus and Alertmanager.
+
+If one of them fails, other alerts can no longer fire, and their absence must not look like health."""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ from exporters.catalogue import promql, self_monitoring, sidecar
 from exporters.catalogue.prometheus import SAMPLE_LIMIT, SCRAPE_SAMPLES_KEPT, UP
 
 _OUR_RULES = ('rule_group=~".*;vllm-.*"',)  # the label is file;group
-# a card that is gone has its own alert, and so has a state that cannot be written
-_OTHERS = ('kind!~"gpu|checkpoint"',)
+# a missing GPU and a checkpoint that cannot be written have alerts of their own
+_OTHER_KINDS = ('kind!~"gpu|checkpoint"',)
 
-_REFUSED = ('reason!="contextCanceled"',)  # a reload cancels what is being sent, and sends it again
+_FAILED = ('reason!="contextCanceled"',)  # a reload cancels notifications in flight, and sends them again
 
 
 def alerts(s: Settings) -> tuple[Alert, ...]:
     five, ten, gateways = s.window("5m"), s.window("10m"), promql.series(UP, (s.gateway,))
     failed = self_monitoring.ALERTMANAGER_NOTIFICATIONS_FAILED
-    near, mine = s.at(thresholds.SCRAPE_NEAR_LIMIT), s.ours
+    near, ours = s.at(thresholds.SCRAPE_NEAR_LIMIT), s.ours
     return (
         Alert(
             "VLLMGatewayDown",
@@ -78,7 +80,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMSidecarSourceFailing",
             Severity.WARNING,
-            f"{promql.current(sidecar.SOURCE_UP, (*TARGET_POD, 'kind', 'source'), _OTHERS)} == 0",
+            f"{promql.current(sidecar.SOURCE_UP, (*TARGET_POD, 'kind', 'source'), _OTHER_KINDS)} == 0",
             hold="5m",
             summary="Sidecar source failing: {{ $labels.kind }} {{ $labels.source }} on {{ $labels.instance }}",
             description=(
@@ -134,8 +136,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMScrapeNearLimit",
             Severity.WARNING,
-            f"{promql.current(SCRAPE_SAMPLES_KEPT, TARGET_POD, (mine,))}"
-            f" / ({promql.current(SAMPLE_LIMIT, TARGET_POD, (mine,))} > 0) > {near}"
+            f"{promql.current(SCRAPE_SAMPLES_KEPT, TARGET_POD, (ours,))}"
+            f" / ({promql.current(SAMPLE_LIMIT, TARGET_POD, (ours,))} > 0) > {near}"
             f" or {promql.growth(self_monitoring.SCRAPES_OVER_LIMIT, five, TARGET_POD)} > 0",
             hold="10m",
             summary="Scrape near sample_limit: {{ $labels.instance }} of job {{ $labels.job }}",
@@ -181,7 +183,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMNotificationsFailing",
             Severity.WARNING,
-            f"{promql.growth(failed, ten, (*TARGET_POD, 'integration'), _REFUSED)} > 0",
+            f"{promql.growth(failed, ten, (*TARGET_POD, 'integration'), _FAILED)} > 0",
             hold="1m",
             summary="Notifications failing: {{ $labels.integration }} of Alertmanager {{ $labels.instance }}",
             description=(

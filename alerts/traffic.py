@@ -1,4 +1,4 @@
-"""Requests: who fails, who is refused, who gives up, and whether the log and the engines tell the same story."""
+"""Alerts on requests: failed, rejected, abandoned or truncated; on differences between log and engines; and on cost."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from exporters.catalogue import attributed, gateway, promql, reconciled, sidecar
 from exporters.catalogue.metric import Metric
 
 _OK = ('outcome="ok"',)
-_ALL = ("cluster",)  # all models together: an adapter or an alias has another name in the log than at the engine
+_ALL = ("cluster",)  # all models together: an adapter or alias has another name in the log than on the engine
 _MONEY = ("cluster", "currency")
-_ALL_THE_TIME = ('basis="allocation"',)
-_REACHED = ('outcome!="rejected"',)  # what an engine may have seen
-_BY_POLICY = ('outcome="rejected"', 'reason!~"engine_busy|bad_request"')  # refused by us, not by the engine
-_CUT_OFF = ('finished_reason="length"',)
+_ALLOCATION = ('basis="allocation"',)
+_REACHED = ('outcome!="rejected"',)  # requests that reached an engine
+_BY_POLICY = ('outcome="rejected"', 'reason!~"engine_busy|bad_request"')  # rejected by the gateway, not by the engine
+_TRUNCATED = ('finished_reason="length"',)
 _REQUESTS = 'kind="requests"'
-# what an engine finished and took with it, or before anybody looked, is nobody's fault
+# counts lost with a restarted engine, or before the sidecar started, are no fault
 _UNEXPLAINED = 'cause!~"restart|start"'
 
 
@@ -38,10 +38,10 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     finished = recorded.FINISHED_TOTAL
     failed = recorded.requests(s, sidecar.FAILED)
     reached, ok = (f"sum {by(_ALL)} ({recorded.LOGGED_TOTAL}{{{', '.join(where)}}})" for where in (_REACHED, _OK))
-    cut_off = recorded.share(recorded.BY_REASON, recorded.FINISHED, "30m", s, _CUT_OFF)
-    cut_often = f"sum {by(MODEL)} ({recorded.counted(recorded.BY_REASON, '30m', s, where=_CUT_OFF)}) >= {few}"
+    cut_off = recorded.share(recorded.BY_REASON, recorded.FINISHED, "30m", s, _TRUNCATED)
+    cut_often = f"sum {by(MODEL)} ({recorded.counted(recorded.BY_REASON, '30m', s, where=_TRUNCATED)}) >= {few}"
     spent = f"{promql.current(sidecar.GPU_COST, _MONEY)} / 3600"
-    attributed_cost = promql.per_second(attributed.COST, hour, _MONEY, _ALL_THE_TIME)
+    attributed_cost = promql.per_second(attributed.COST, hour, _MONEY, _ALLOCATION)
     tokens = " + ".join(
         promql.per_second(made, hour, ("cluster",)) for made in (vllm.PROMPT_TOKENS, vllm.GENERATION_TOKENS)
     )
@@ -101,7 +101,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMClientHangupsRising",
             Severity.WARNING,
-            _hangups(s),
+            _disconnects(s),
             hold="5m",
             keep_firing="5m",
             summary="Client disconnects rising: {{ $labels.model_name }}",
@@ -132,7 +132,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMEngineExceedsLog",
             Severity.WARNING,
-            _booked(s, reconciled.MISSING_IN_LOG, reconciled.ENGINE, _more(s, finished, reached)),
+            _reconciled(s, reconciled.MISSING_IN_LOG, reconciled.ENGINE, _excess(s, finished, reached)),
             hold="15m",
             summary=(
                 "Request log incomplete{{ with $labels.model_name }}: {{ . }}{{ end }}{{ with $labels.cluster }} in"
@@ -158,7 +158,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMLogExceedsEngine",
             Severity.WARNING,
-            _booked(s, reconciled.EXTRA_IN_LOG, reconciled.LOGGED, _more(s, ok, finished), _UNEXPLAINED),
+            _reconciled(s, reconciled.EXTRA_IN_LOG, reconciled.LOGGED, _excess(s, ok, finished), _UNEXPLAINED),
             hold="15m",
             summary=(
                 "Request log exceeds engines{{ with $labels.model_name }}: {{ . }}{{ end }}"
@@ -229,36 +229,35 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     )
 
 
-def _hangups(s: Settings) -> str:
-    """The share of clients that left: from the request log, and where a model has none, from requests whose first token
-    was made and whose end never came. Those that still run are no hang-ups, so all of them are taken off, which makes
-    that half slow to fire and never hasty."""
+def _disconnects(s: Settings) -> str:
+    """Return the share of clients that disconnected: from the request log, and for a model without one, from requests
+    that made a first token and never ended. All running requests are subtracted from those, so this half may fire late
+    but not falsely."""
     ratio, few = s.at(thresholds.HANGUP_RATIO), s.at(thresholds.ERRORS_AT_LEAST)
-    left, everyone = (recorded.requests(s, where) for where in (recorded.DISCONNECTED, ()))
+    disconnected, requests = (recorded.requests(s, where) for where in (recorded.DISCONNECTED, ()))
     usually = promql.per(*(recorded.requests(s, where, "1d") for where in (recorded.DISCONNECTED, ())))
-    logged = f"({promql.per(left, everyone)} > {ratio}) > 2 * ({usually}) and {left} >= {few}"
+    logged = f"({promql.per(disconnected, requests)} > {ratio}) > 2 * ({usually}) and {disconnected} >= {few}"
     begun, ended = recorded.observed(recorded.TTFT), promql.observed(vllm.E2E_REQUEST_LATENCY, s.window("5m"), MODEL)
     open_ended = f"({begun} - {ended} - {promql.current(vllm.NUM_REQUESTS_RUNNING, MODEL)})"
     missing_in_log = f"{promql.per(open_ended, begun)} > {ratio} and {open_ended} >= {few}"
-    return f"({logged}) or ({missing_in_log}) unless {on(MODEL)} {everyone}"
+    return f"({logged}) or ({missing_in_log}) unless {on(MODEL)} {requests}"
 
 
-def _booked(s: Settings, amiss: Metric, whole: Metric, otherwise: str, *where: str) -> str:
-    """How many requests a sidecar booked as amiss within half an hour, by model, where they are more than a share of
-    the whole; where no sidecar compares the log with engines, what Prometheus can compare."""
+def _reconciled(s: Settings, difference: Metric, total: Metric, fallback: str, *where: str) -> str:
+    """Return the requests that a sidecar counted as different within 30 min, by model, if they exceed a share of the
+    total. `fallback` is the comparison within Prometheus, for deployments without a sidecar that reconciles."""
     half, each = s.window(recorded.RECONCILE_OVER), (_REQUESTS,)
-    counted = promql.growth(amiss, half, MODEL, (*each, *where))
-    much = f"{counted} > {s.at(thresholds.BOOKS_DIFFER)} * ({promql.growth(whole, half, MODEL, each)})"
+    counted = promql.growth(difference, half, MODEL, (*each, *where))
+    much = f"{counted} > {s.at(thresholds.BOOKS_DIFFER)} * ({promql.growth(total, half, MODEL, each)})"
     return (
-        f"({counted} >= {s.at(thresholds.BOOKS_DIFFER_AT_LEAST)} and {much}) or ({otherwise}) unless {on(_ALL)}"
+        f"({counted} >= {s.at(thresholds.BOOKS_DIFFER_AT_LEAST)} and {much}) or ({fallback}) unless {on(_ALL)}"
         f" {promql.series(reconciled.SETTLED)}"
     )
 
 
-def _more(s: Settings, these: str, those: str) -> str:
-    """By how many requests one count is ahead of the other, where it is ahead by more than what is under way
-    explains."""
-    ahead = f"({these} - {those})"
+def _excess(s: Settings, larger: str, smaller: str) -> str:
+    """Return by how many requests one count exceeds the other, if requests in flight do not explain it."""
+    ahead = f"({larger} - {smaller})"
     return (
-        f"{ahead} >= {s.at(thresholds.LOG_DIFFERS_AT_LEAST)} and {ahead} > {s.at(thresholds.LOG_DIFFERS)} * ({these})"
+        f"{ahead} >= {s.at(thresholds.LOG_DIFFERS_AT_LEAST)} and {ahead} > {s.at(thresholds.LOG_DIFFERS)} * ({larger})"
     )

@@ -78,7 +78,7 @@ def test_no_shipped_group_is_crowded():
 
 
 def test_a_group_of_too_many_rules_or_with_too_long_a_name_is_told():
-    assert ["group a: 21 rules; at most 20, or the last of them come late"] == list(
+    assert ["group a: 21 rules; at most 20, or the last of them are evaluated late"] == list(
         lint.crowded({"a": [0] * 21, "b": [0] * 20})
     )
     assert ["longer than 40 letters"] == [sentence[-22:] for sentence in lint.crowded({"a" * 41: []})]

@@ -120,8 +120,10 @@ def test_an_alert_about_nothing_in_particular_mutes_nothing() -> None:
 
 
 def test_only_tickets_about_the_books_and_the_watchdog_are_muted_by_cluster() -> None:
-    assert {*routing.BOOKS, routing.WATCHDOG} == {target for _, target, equal in PAIRS if equal == ("cluster",)}
-    assert {Severity.WARNING} == {BY_NAME[name].severity for name in routing.BOOKS}
+    assert {*routing.RECONCILIATION, routing.WATCHDOG} == {
+        target for _, target, equal in PAIRS if equal == ("cluster",)
+    }
+    assert {Severity.WARNING} == {BY_NAME[name].severity for name in routing.RECONCILIATION}
 
 
 def test_an_alert_on_hardware_names_its_card() -> None:
@@ -166,7 +168,7 @@ def test_objectives_of_ones_own_are_muted_in_the_same_way_and_missing_ones_leave
 
 def test_configurations_differ_in_their_receivers_alone() -> None:
     parts = [
-        text.split("\n# Secrets are read")[0].split("\n# A receiver without")[0] for _, text in routing.printed_files()
+        text.split("\n# Secrets are read")[0].split("\n# An empty receiver")[0] for _, text in routing.printed_files()
     ]
     assert 1 == len(set(parts))
     assert "receivers:" not in parts[0]
