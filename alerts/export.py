@@ -1,4 +1,4 @@
-"""Export of alerts for an existing Prometheus and Alertmanager, with a deployment's own thresholds, links and objectives.
+"""Export of alerts for an existing Prometheus and Alertmanager, with own thresholds, links and objectives.
 
 In an exported folder *.yaml are rule files, and *.yml are for Alertmanager and for the next export."""
 
