@@ -283,7 +283,7 @@ def test_what_always_fires_has_the_severity_none_and_nothing_else_has():
 
 
 def test_what_always_fires_wakes_nobody():
-    with pytest.raises(ValueError, match="what always fires must not be critical"):
+    with pytest.raises(ValueError, match="an alert that always fires must not be critical"):
         replace(BY_NAME[WATCHDOG], severity=Severity.CRITICAL, description="{{ $value }}")
 
 
