@@ -1,4 +1,4 @@
-"""Every alert, grouped by what it watches, and the series recorded for them: functions of a deployment's settings."""
+"""All alerts by family, and the recording rules that they need, as functions of a deployment's settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from exporters.catalogue import promql, vllm
 
 
 def families(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) -> dict[str, tuple[Alert, ...]]:
-    """Alerts by family, with their waiting times at the settings' pace."""
+    """Return the alerts by family, with hold times divided by the pace of the settings."""
     made = {
         "engine": engine.alerts(s), "slo": slo.alerts(objectives or slo.shipped(), s), "latency": latency.alerts(s),
         "cache": cache.alerts(s),
@@ -29,8 +29,8 @@ def recordings(s: Settings = SHIPPED, objectives: slo.Objectives | None = None) 
 def recorded_families(
     s: Settings = SHIPPED, objectives: slo.Objectives | None = None
 ) -> dict[str, tuple[Recording, ...]]:
-    """What the rules rest on, what the objectives make of it, the hours of both, and the figures that people ask for
-    over long ranges, for a model and for a fleet."""
+    """Return the recording rules by family: growth, objectives, hourly growth of both, values for long ranges by model
+    (figures), and by fleet."""
     objectives = objectives or slo.shipped()
     return {
         "growth": tuple(recorded.recordings(s)), "slo": tuple(slo.recordings(objectives, s)),

@@ -102,8 +102,8 @@ _PERCENTILE = re.compile(r"\bp(\d{1,2}(?:\.\d+)?)\b")
 _BOARD_LINK = re.compile(r"^/d/([\w-]+)")
 
 _RECORDED = {recording.record for recording in RECORDINGS}
-# what a scrape adds; the first two only where the operator does
-_TARGET = frozenset({"cluster", "namespace", "job", "instance"})
+# labels of the scrape; only job and instance are always there
+_TARGET = frozenset({"cluster", "namespace", "job", "instance", "pod"})
 _EVERY_LABEL = frozenset(label for metric in EVERYTHING for label in metric.labels) | _TARGET | {"le"}
 _ADDED_UP = ("sum", "sum_over_time")
 _NO_LONGER_ITSELF = (

@@ -112,7 +112,7 @@ def _page() -> Iterator[str]:
 
 def _row(alert: Alert) -> tuple[str, str, str, str, str]:
     number = alert.threshold.shown if alert.threshold else ""
-    return to(alert.name), alert.summary, alert.hold, number, "yes" if drill(alert) else "none"
+    return to(alert.name), alert.title, alert.hold, number, "yes" if drill(alert) else "none"
 
 
 def drill(alert: Alert) -> str:
@@ -125,7 +125,7 @@ def _entry(alert: Alert) -> Iterator[str]:
     yield from (
         f"### {alert.name}",
         "",
-        f"{alert.summary} It holds for {alert.hold} before it fires. Family {family}, owner {alert.owner}.",
+        f"{alert.title}. It holds for {alert.hold} before it fires. Family {family}, owner {alert.owner}.",
         "",
     )
     yield from code("promql", promql_ast.pretty(alert.expr), _MOST_LINES)

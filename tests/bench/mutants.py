@@ -94,32 +94,49 @@ class Mutant:
 def changed(node: ast.AST, rng: random.Random) -> ast.AST | None:
     """Return the node with one change, or None where it has nothing to change."""
     new = copy.deepcopy(node)
-    if isinstance(new, ast.Compare):
-        at = rng.randrange(len(new.ops))
-        new.ops[at] = _COMPARISONS[type(new.ops[at])]()
-    elif isinstance(new, ast.BinOp) and type(new.op) in _OPERATORS:
-        if isinstance(new.left, ast.JoinedStr | ast.Constant) and isinstance(getattr(new.left, "value", None), str):
-            return None
-        new.op = _OPERATORS[type(new.op)]()
-    elif isinstance(new, ast.BoolOp):
-        new.op = ast.And() if isinstance(new.op, ast.Or) else ast.Or()
-    elif isinstance(new, ast.UnaryOp) and isinstance(new.op, ast.Not):
+    if isinstance(new, ast.Constant):
+        return _other_constant(new)
+    if isinstance(new, ast.Compare | ast.BinOp | ast.BoolOp):
+        return _other_operator(new, rng)
+    if isinstance(new, ast.UnaryOp) and isinstance(new.op, ast.Not):
         return new.operand
-    elif isinstance(new, ast.Constant) and type(new.value) in (int, float):
-        new.value = new.value + 1
-    elif isinstance(new, ast.Constant) and isinstance(new.value, bool):
-        new.value = not new.value
-    elif isinstance(new, ast.Call) and isinstance(new.func, ast.Name) and new.func.id in _NAMES:
+    if isinstance(new, ast.Call) and isinstance(new.func, ast.Name) and new.func.id in _NAMES:
         new.func.id = _NAMES[new.func.id]
-    elif isinstance(new, ast.IfExp):
+        return new
+    if isinstance(new, ast.IfExp):
         new.body, new.orelse = new.orelse, new.body
-    elif isinstance(new, ast.Return) and new.value is not None and not isinstance(new.value, ast.Constant):
-        new.value = ast.Constant(None)
-    elif isinstance(new, ast.AugAssign | ast.Expr) and not isinstance(getattr(new, "value", None), ast.Constant):
-        return ast.Pass()
+        return new
+    return _without_effect(new)
+
+
+def _other_constant(node: ast.Constant) -> ast.AST | None:
+    if isinstance(node.value, bool):
+        return ast.Constant(not node.value)
+    return ast.Constant(node.value + 1) if isinstance(node.value, int | float) else None
+
+
+def _other_operator(node: ast.Compare | ast.BinOp | ast.BoolOp, rng: random.Random) -> ast.AST | None:
+    if isinstance(node, ast.Compare):
+        at = rng.randrange(len(node.ops))
+        node.ops[at] = _COMPARISONS[type(node.ops[at])]()
+    elif isinstance(node, ast.BoolOp):
+        node.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
+    elif type(node.op) in _OPERATORS and not isinstance(node.left, ast.JoinedStr):
+        node.op = _OPERATORS[type(node.op)]()
     else:
         return None
-    return new
+    return node
+
+
+def _without_effect(node: ast.AST) -> ast.AST | None:
+    """Return what is left of a statement whose effect is taken away."""
+    if isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant):
+        node.value = ast.Constant(None)
+        return node
+    has_effect = isinstance(node, ast.AugAssign) or (
+        isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant)
+    )
+    return ast.Pass() if has_effect else None
 
 
 def _inside_functions(tree: ast.Module) -> Iterator[tuple[ast.AST, str, int | None]]:
@@ -177,7 +194,7 @@ def _short(code: str) -> str:
 
 def drawn(seed: int, count: int, modules: list[str]) -> list[Mutant]:
     """Return mutants spread over the modules; the same for the same seed."""
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     each = {module: count // len(modules) for module in modules}
     for module in rng.sample(modules, count % len(modules)):
         each[module] += 1

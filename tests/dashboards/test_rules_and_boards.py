@@ -80,7 +80,8 @@ def test_panel_addresses_are_distinct_and_no_uid_is_anybody_elses():
 
 
 def good(**changes):
-    given = {"name": "VLLMThing", "severity": Severity.WARNING, "expr": "up == 0", "hold": "1m", "summary": "It is so.",
+    given = {"name": "VLLMThing", "severity": Severity.WARNING, "expr": "up == 0", "hold": "1m",
+             "summary": "Thing down: {{ $labels.instance }}",
              "description": "{{ $labels.instance }} is so.", "panel": PanelRef("overview", "x")}  # fmt: skip
     return given | changes
 
@@ -90,8 +91,9 @@ def good(**changes):
     [
         {"name": "Thing"},
         {"name": "VLLM" + "A" * 40},
-        {"summary": "{{ $labels.x }} is so."},
-        {"summary": "No full stop"},
+        {"summary": "Names no label"},
+        {"summary": "Thing down: {{ $labels.instance }}".ljust(121, "!")},
+        {"description": "{{ $labels.instance }} is so.".rjust(401)},
         {"description": "names no label"},
         {"hold": "soon"},
     ],

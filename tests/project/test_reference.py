@@ -70,7 +70,7 @@ def test_every_alert_has_an_entry_with_number_panel_page_and_drill():
     text = PAGES["alerts.md"]
     for alert in ALERTS:
         entry = text.split(f"\n### {alert.name}\n", 1)[1].split("\n### ", 1)[0]
-        assert alert.summary in entry
+        assert alert.title in entry
         assert f"{alert.panel.board}/{alert.panel.panel}" in entry
         assert f"../runbooks/{alert.name}.md" in entry
         number = (

@@ -866,7 +866,7 @@ def test_a_page_says_the_numbers_of_a_deployment(tmp_path):
     own.write_text("thresholds: {kv_cache_usage: 0.7}\nengine_job: llm-.*\n")
     done = CliRunner().invoke(main, ["runbook", "VLLMKVCacheNearlyFull", "--thresholds", str(own)])
     assert 0 == done.exit_code, done.output
-    assert "70 %. Set for this deployment. As shipped it is 90 %" in done.output
+    assert "70 %. Set for this deployment. The default is 90 %" in done.output
     assert "0.7" in done.output
     down = CliRunner().invoke(main, ["runbook", "VLLMEngineDown", "--thresholds", str(own)])
     assert 'up{job=~"llm-.*"}' in down.output
@@ -879,7 +879,7 @@ def test_a_wrong_threshold_is_told_with_its_place(tmp_path):
     own.write_text("thresholds: {kv_cache_usage: 70}\n")
     done = CliRunner().invoke(main, ["runbook", "VLLMKVCacheNearlyFull", "--thresholds", str(own)])
     assert 2 == done.exit_code
-    assert f"{own}: kv_cache_usage: 70 is no number of ratio to alert on (0 to 1)" in done.output
+    assert f"{own}: kv_cache_usage: 70 is not a threshold in ratio (0 to 1)" in done.output
 
 
 def test_quantiles_of_a_page_are_asked_as_panels_ask_them():

@@ -19,6 +19,7 @@ import pytest
 from case_scene import ALERT, Asker, slots, steps_asked
 
 from alerts import settings, slo, thresholds
+from alerts.labels import TARGET_POD
 from alerts.panel_ref import PanelRef
 from alerts.registry import ALERTS, RECORDINGS
 from dashboards.registry import BOARDS
@@ -137,12 +138,7 @@ def _compared(text: str) -> bool:
 @cache
 def labels_of(sample: str) -> frozenset[str]:
     """Those that are on any series of this name, and those that only some deployments have."""
-    return frozenset(label for labels in everything()[sample] for label in labels) | {
-        "cluster",
-        "namespace",
-        "job",
-        "instance",
-    }
+    return frozenset(label for labels in everything()[sample] for label in labels) | set(TARGET_POD)
 
 
 @each_page
@@ -380,7 +376,7 @@ TOOLS: dict[str, frozenset[str]] = {
         {"--force-recreate", "--tail", "--since", "--no-deps", "--rm", "--format", "--entrypoint", "--timeout"}
     ),
     "docker": frozenset({"--tail", "--since", "--format"}),
-    "kubectl": frozenset({"--previous", "--tail", "--since", "--show-labels", "--sort-by", "--timestamps"}),
+    "kubectl": frozenset({"--prefix", "--previous", "--tail", "--since", "--show-labels", "--sort-by", "--timestamps"}),
     "systemctl": frozenset({"--no-pager", "--lines"}),
     "journalctl": frozenset({"--no-pager", "--since"}),
     "py-spy": frozenset({"--pid", "--locals"}),
