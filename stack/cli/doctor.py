@@ -26,8 +26,8 @@ from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, du
 from stack.cli.scraped import text_of
 from stack.doctor import advice, evidence, report, series
 from stack.doctor.diagnose import diagnose, ranked, serious, undecided
+from stack.doctor.matrix.symptom import ANYWHERE, EvidenceSource
 from stack.doctor.series import Pages, SeriesWindow, gauges_of
-from stack.doctor.symptoms import ANYWHERE, EvidenceSource
 from stack.tuning.samples import Span
 
 LOOK_S, LOOKS = 2.0, 60  # gauges between two looks: so often, and never more in all
