@@ -160,8 +160,8 @@ PLACES = {
     ),  # records of a log
     r"/server_info\"": ("exporters/engine/client.py",),
     r"session\.get\([^)]*/(metrics|version|v1/models)": (),  # EngineClient asks engines
-    # dashboards/publish.py: through Grafana
-    r"/api/v1/(?!push|receive|write)": ("exporters/net/prometheus.py", "dashboards/publish.py"),
+    # dashboards/data_sources.py: through Grafana
+    r"/api/v1/(?!push|receive|write)": ("exporters/net/prometheus.py", "dashboards/data_sources.py"),
     r"/api/v2/alerts": ("exporters/net/alertmanager.py",),
     r"\b3600, \"d\"": ("exporters/text.py",),  # units of durations
     r"\"---\"": ("exporters/text.py",),  # Markdown tables
