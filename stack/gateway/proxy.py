@@ -16,9 +16,11 @@ from exporters.requests.record import fitting_line
 from stack.gateway import request_body as token_requests
 from stack.gateway import routes
 from stack.gateway.cors import is_preflight
-from stack.gateway.handler import RequestHandler, error_body, has_two_keys, sent_key
+from stack.gateway.handler import RequestHandler
 from stack.gateway.ids import request_id, trace
 from stack.gateway.log import RequestLog
+from stack.gateway.passed_headers import has_two_keys, sent_key
+from stack.gateway.refusals import error_body
 from stack.gateway.request_state import RequestState, record
 from stack.gateway.services import Services
 
