@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from stack.gateway import request_body as token_requests
+from stack.gateway import request_routes
 from stack.gateway.admission import Refusal
 from stack.gateway.large_bodies import LARGE_BYTES
 from stack.gateway.passed_headers import (
@@ -140,7 +141,7 @@ class RequestHandler(ResponseWriter):
         """Limits the output to what the team may have. Raises RequestEnd for what the team or model does not allow."""
         x, ask, terms = self._x, self._ask, self._terms.team(team)
         # the engine may read more than we do: it would escape every limit
-        if ask.stream is None and self._x.route not in token_requests.UPLOADS:
+        if ask.stream is None and self._x.route not in request_routes.UPLOADS:
             raise RequestEnd(
                 "bad_body", await self._services.large.describe(ask.body, self._request.headers.get("Content-Type", ""))
             )

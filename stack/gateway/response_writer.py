@@ -15,6 +15,7 @@ from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
 from stack.gateway import request_body as token_requests
+from stack.gateway import request_routes
 from stack.gateway.admission import LATEST_S, Ticket
 from stack.gateway.passed_headers import NOT_SENT_BACK, headers_without
 from stack.gateway.policy import Band
@@ -247,7 +248,7 @@ class ResponseWriter:
             or scanner.done
             or scanner.reply.finish_reasons
         )
-        return not said and upstream.status == 200 and self._x.route in token_requests.ENDING
+        return not said and upstream.status == 200 and self._x.route in request_routes.ENDING
 
     def _worth_holding(
         self, upstream: UpstreamResponse, scanner: Scanner, waiting: bytearray, *, ended: bool = False

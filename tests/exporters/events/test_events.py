@@ -40,7 +40,8 @@ from exporters.catalogue import sidecar as sidecar_series
 from exporters.engine import view
 from exporters.events import http, log
 from exporters.events.log import Conflict, NewEvent, TuningEvent, UnknownEvent
-from exporters.sidecar import Sidecar, SidecarConfig
+from exporters.sidecar import Sidecar
+from exporters.sidecar_config import SidecarConfig
 from stack import config
 from stack.cli import main
 from stack.cli.events import FILE_VARIABLE

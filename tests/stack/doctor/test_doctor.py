@@ -27,8 +27,9 @@ from stack.cli.doctor import doctor_command
 from stack.doctor import advice, report
 from stack.doctor.checks.case import LEAST_REQUESTS
 from stack.doctor.checks.decode import MANY_AT_ONCE
+from stack.doctor.collect import evidence
 from stack.doctor.diagnose import Diagnosis, areas, diagnose, ranked, serious, undecided
-from stack.doctor.evidence import Clients, EngineSnapshot, GatewayEvidence, Gauge, ModelEvidence, Spread, evidence
+from stack.doctor.evidence import Clients, EngineSnapshot, GatewayEvidence, Gauge, ModelEvidence, Spread
 from stack.doctor.series import Pages, between
 from stack.doctor.symptoms import ROWS
 

@@ -10,7 +10,7 @@ import pytest
 from exporters.catalogue import EVERYTHING, promql_ast
 from runbooks import page as runbook_page
 from stack import render
-from stack.bench import workload
+from stack.bench import workload_file
 from stack.bench.workload import METRICS
 from stack.cli import COMMANDS
 from stack.doctor import advice as workload_advice
@@ -195,7 +195,7 @@ def test_advice_is_one_lever_and_never_disaggregated_prefill_first(one):
 @pytest.mark.parametrize("one", workload_advice.WORKLOADS, ids=lambda one: one.name)
 def test_what_is_to_be_measured_is_measured_by_a_shipped_workload(one):
     for bench in one.benches:
-        assert workload.load(bench)
+        assert workload_file.load(bench)
     assert {measure.split(":")[-1].split(".")[0] for measure in one.measure} <= set(METRICS)
 
 
