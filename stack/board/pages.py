@@ -22,6 +22,7 @@ from dashboards import annotations as noted
 from dashboards import variables
 from dashboards.model import Dashboard, Panel
 from runbooks import page as runbook_pages
+from runbooks import page_check
 from runbooks.lookup import Live, LiveQuery, label_text, panel_url
 from stack.board.charts import plotly_js
 
@@ -267,7 +268,7 @@ def _rendered(markdown: str, results: Mapping[str, LiveQuery]) -> str:
     tokens = _markdown.parse(markdown)
     for token, following in pairwise(tokens):
         if token.type == "heading_open":
-            token.attrSet("id", runbook_pages.slug(following.content))
+            token.attrSet("id", page_check.slug(following.content))
     with_results = list[Token]()
     for token in tokens:
         with_results.append(token)

@@ -33,7 +33,7 @@ from test_compose import BASE, DEPLOY, READY, ROOT, read, resolved
 from test_gateway import ASK, CHAT, REPLY, FakeEngine, gateway, listening, never, says
 
 from exporters import exposition
-from exporters.accounting.attribution import mig_fraction
+from exporters.accounting.gpu_use import mig_fraction
 from exporters.accounting.prices import GpuPrice, Prices
 from exporters.catalogue import gateway as catalogue_gateway
 from exporters.catalogue import gpu as catalogue
@@ -41,7 +41,7 @@ from exporters.catalogue import vllm
 from exporters.gpu.nvidia_smi import parse_csv
 from exporters.gpu.readings import GpuReading, MigReading
 from exporters.gpu.series import families
-from exporters.sidecar import SidecarConfig
+from exporters.sidecar_config import SidecarConfig
 from stack import config
 from stack.capacity import gpus as gpu_models
 from stack.capacity import memory, model
