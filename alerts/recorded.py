@@ -41,41 +41,58 @@ TTFT, INTER_TOKEN = (
     f"cluster_model_name_le:{what}_bucket:increase"
     for what in ("vllm_ttft_seconds", "vllm_inter_token_latency_seconds")
 )
-_COUNTED: dict[str, Metric] = {HITS: vllm.PREFIX_CACHE_HITS, LOOKUPS: vllm.PREFIX_CACHE_QUERIES}
-_BUCKETS: dict[str, Metric] = {TTFT: vllm.TIME_TO_FIRST_TOKEN, INTER_TOKEN: vllm.INTER_TOKEN_LATENCY}
-
-
+_COUNTED: dict[str, tuple[Metric, str]] = {
+    HITS: (vllm.PREFIX_CACHE_HITS, "prompt tokens found in the prefix cache"),
+    LOOKUPS: (vllm.PREFIX_CACHE_QUERIES, "prompt tokens looked up in the prefix cache"),
+}
+_BUCKETS: dict[str, tuple[Metric, str]] = {
+    TTFT: (vllm.TIME_TO_FIRST_TOKEN, "times to first token, by bucket, that were added"),
+    INTER_TOKEN: (vllm.INTER_TOKEN_LATENCY, "times between tokens, by bucket, that were added"),
+}
+TTFT_P95, INTER_TOKEN_P95 = "p95 of the time to first token", "p95 of the time between tokens"
+GENERATED, PROMPTED = "generated tokens a second", "prompt tokens a second"
+FINISHED_REQUESTS, LOGGED_REQUESTS = "requests that engines finished", "requests that the log shows as ended"
 _P95 = {
-    TTFT: "cluster_model_name:vllm_ttft_seconds:p95_",
-    INTER_TOKEN: "cluster_model_name:vllm_inter_token_latency_seconds:p95_",
+    TTFT: ("cluster_model_name:vllm_ttft_seconds:p95_", TTFT_P95),
+    INTER_TOKEN: ("cluster_model_name:vllm_inter_token_latency_seconds:p95_", INTER_TOKEN_P95),
 }
 _COMPARED = ("30m", "1h")
 
 
 def recordings(s: Settings) -> Iterator[Recording]:
     window = s.window(OVER)
-    yield Recording(JOBS, f"group {by(JOB)} ({promql.series(UP, (s.ours,))})")
-    yield Recording(AGE, promql.age(PROCESS_START, TARGET, (s.engine,)))
-    yield Recording(QUEUED, promql.bounded_quantile(0.95, vllm.REQUEST_QUEUE_TIME, window, ENGINE))
-    yield from (
-        Recording(what + OVER, promql.shared_buckets(metric, window, MODEL)) for what, metric in _BUCKETS.items()
+    yield Recording(
+        JOBS,
+        f"group {by(JOB)} ({promql.series(UP, (s.ours,))})",
+        "1 for each scrape job that has an engine, a gateway or a sidecar, up or not",
     )
-    yield from (Recording(what + OVER, promql.growth(metric, window, MODEL)) for what, metric in _COUNTED.items())
-    yield Recording(BY_REASON + OVER, promql.growth(vllm.REQUEST_SUCCESS, window, (*MODEL, "finished_reason")))
-    yield Recording(FINISHED + OVER, f"sum {by(MODEL)} ({BY_REASON}{OVER})")
-    yield Recording(REQUESTS + OVER, promql.growth(sidecar.REQUESTS, window, (*MODEL, "outcome")))
-    yield from (
-        Recording(p95 + over, quantile(0.95, what, over, s)) for what, p95 in _P95.items() for over in _COMPARED
+    yield Recording(AGE, promql.age(PROCESS_START, TARGET, (s.engine,)), "how long an engine's process has run")
+    yield Recording(
+        QUEUED,
+        promql.bounded_quantile(0.95, vllm.REQUEST_QUEUE_TIME, window, ENGINE),
+        "p95 of the time in the engine's queue, by engine",
     )
-    yield Recording(FINISHED_IN_ALL, promql.growth(vllm.REQUEST_SUCCESS, s.window(BOOKS), ("cluster",)))
-    yield Recording(LOGGED_IN_ALL, promql.growth(sidecar.REQUESTS, s.window(BOOKS), ("cluster", "outcome")))
+    for what, (metric, meaning) in _BUCKETS.items():
+        yield Recording(what + OVER, promql.shared_buckets(metric, window, MODEL), meaning)
+    for what, (metric, meaning) in _COUNTED.items():
+        yield Recording(what + OVER, promql.growth(metric, window, MODEL), meaning)
+    by_reason = promql.growth(vllm.REQUEST_SUCCESS, window, (*MODEL, "finished_reason"))
+    yield Recording(BY_REASON + OVER, by_reason, f"{FINISHED_REQUESTS}, by reason")
+    yield Recording(FINISHED + OVER, f"sum {by(MODEL)} ({BY_REASON}{OVER})", FINISHED_REQUESTS)
+    yield Recording(REQUESTS + OVER, promql.growth(sidecar.REQUESTS, window, (*MODEL, "outcome")), LOGGED_REQUESTS)
+    for what, (name, meaning) in _P95.items():
+        yield from (Recording(name + over, quantile(0.95, what, over, s), meaning) for over in _COMPARED)
+    in_all = s.window(BOOKS)
+    yield Recording(FINISHED_IN_ALL, promql.growth(vllm.REQUEST_SUCCESS, in_all, ("cluster",)), FINISHED_REQUESTS)
+    yield Recording(LOGGED_IN_ALL, promql.growth(sidecar.REQUESTS, in_all, ("cluster", "outcome")), LOGGED_REQUESTS)
 
 
-def hours(s: Settings, more: Iterable[str] = ()) -> Iterator[Recording]:
-    """The same within an hour, for windows of days; of `more` too."""
-    yield from (
-        Recording(what + HOURLY, counted(what, HOURLY, s)) for what in (FINISHED, HITS, LOOKUPS, REQUESTS, *more)
-    )
+def hours(s: Settings, within_minutes: Iterable[Recording], more: Iterable[str] = ()) -> Iterator[Recording]:
+    """Yield what was counted within an hour, for windows of days; of `more` too. within_minutes: where each of them is
+    recorded over five minutes."""
+    meanings = {recording.record: recording.meaning for recording in within_minutes}
+    for what in (FINISHED, HITS, LOOKUPS, REQUESTS, *more):
+        yield Recording(what + HOURLY, counted(what, HOURLY, s), meanings[what + OVER])
 
 
 def lost_jobs(s: Settings, which: str) -> str:
@@ -122,7 +139,7 @@ def p95(what: str, window: str, s: Settings, offset: str = "") -> str:
     """A p95 to be compared with its own past: one that is recorded."""
     if window not in _COMPARED:
         raise ValueError(f"no p95 over {window} is recorded, only over {' and '.join(_COMPARED)}")
-    return f"{_P95[what]}{window}{_before(offset, s)}"
+    return f"{_P95[what][0]}{window}{_before(offset, s)}"
 
 
 def observed(what: str, where: str = 'le="+Inf"') -> str:

@@ -105,15 +105,21 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A series computed ahead. record: level:metric:operations, with the window in the last part."""
+    """A series computed ahead. record: level:metric:operations, with the window in the last part. meaning: what a
+    sample of it holds, for docs/alerts.md.
+
+    Raises ValueError for another name, or for none of a meaning."""
 
     record: str
     expr: str
+    meaning: str
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _RECORD.fullmatch(self.record):
             raise ValueError(f"{self.record!r}: a recorded series is called level:metric:operations")
+        if not self.meaning:
+            raise ValueError(f"{self.record}: say what it holds")
 
     def as_rule(self) -> dict[str, Any]:
         return {"record": self.record, "expr": promql_ast.pretty(self.expr)} | (

@@ -44,6 +44,11 @@ WINDOWS: dict[str, tuple[tuple[str, str, Decimal], ...]] = {
     ),
 }
 _HISTOGRAMS = {"ttft": recorded.TTFT, "inter_token": recorded.INTER_TOKEN}
+# What is bad, and what is counted, by latency; None is success.
+_LATENCIES = {
+    "ttft": ("first tokens later", "first tokens"), "inter_token": ("gaps between tokens longer", "gaps"),
+    None: ("requests that ended in an error or a timeout", "requests"),
+}  # fmt: skip
 _PANELS = {
     "ttft": PanelRef("overview", "ttft-p95"), "inter_token": PanelRef("overview", "inter-token-latency"),
     None: PanelRef("overview", "error-ratio"),
@@ -111,7 +116,14 @@ def recordings(file: Objectives, s: Settings) -> Iterator[Recording]:
     """Bad and all events, for each objective and model."""
     for objective in file.objectives:
         for which, expr in zip(("bad", "all"), _events(objective, s), strict=True):
-            yield Recording(_what(objective, which) + recorded.OVER, expr)
+            yield Recording(_what(objective, which) + recorded.OVER, expr, _meaning(objective, which))
+
+
+def _meaning(objective: Objective, which: str) -> str:
+    late, counted = _LATENCIES[objective.latency]
+    if which == "all":
+        return f"{counted} that the promise is about"
+    return late if objective.within_s is None else f"{late} than {objective.within_s:g} s"
 
 
 def recorded_names(file: Objectives) -> Iterator[str]:
