@@ -45,15 +45,47 @@ KEPT = (
 def recordings(s: Settings) -> Iterator[Recording]:
     """Return the rules of the fleet: all from raw series, except the longest queue, which is recorded by engine."""
     window = s.window(OVER)
-    yield Recording(ENGINES, f"count {by(PLACED)} (group {by(ENGINE)} ({promql.series(vllm.NUM_REQUESTS_RUNNING)}))")
-    yield Recording(RUNNING, promql.current(vllm.NUM_REQUESTS_RUNNING, PLACED))
-    yield Recording(WAITING, promql.current(vllm.NUM_REQUESTS_WAITING, PLACED))
-    yield Recording(FULLEST, promql.worst(vllm.KV_CACHE_USAGE, PLACED))
-    yield Recording(LONGEST_QUEUE, f"max without (job, instance) ({recorded.QUEUED})")
-    yield Recording(GENERATED, promql.per_second(vllm.GENERATION_TOKENS, window, PLACED))
-    yield Recording(PROMPTED, promql.per_second(vllm.PROMPT_TOKENS, window, PLACED))
-    yield Recording(PREEMPTED, promql.per_second(vllm.NUM_PREEMPTIONS, window, PLACED))
-    yield Recording(TEAM_TTFT, promql.bounded_quantile(0.95, sidecar.TTFT, window, TEAM))
-    yield Recording(TEAM_REQUESTS + OVER, promql.growth(sidecar.REQUESTS, window, (*TEAM, "outcome")))
-    yield Recording(TEAM_TOKENS + OVER, promql.growth(sidecar.TOKENS, window, (*TEAM, "type")))
-    yield Recording(TEAM_COST + OVER, promql.growth(attributed.COST, window, (*TEAM, "basis", "currency")))
+    yield Recording(
+        ENGINES,
+        f"count {by(PLACED)} (group {by(ENGINE)} ({promql.series(vllm.NUM_REQUESTS_RUNNING)}))",
+        "engines that answered",
+    )
+    yield Recording(
+        RUNNING, promql.current(vllm.NUM_REQUESTS_RUNNING, PLACED), "requests running on all engines of a model"
+    )
+    yield Recording(
+        WAITING,
+        promql.current(vllm.NUM_REQUESTS_WAITING, PLACED),
+        "requests that all engines of a model have accepted and not scheduled",
+    )
+    yield Recording(
+        FULLEST,
+        promql.worst(vllm.KV_CACHE_USAGE, PLACED),
+        "share of KV-cache blocks in use on the fullest engine of a model",
+    )
+    yield Recording(
+        LONGEST_QUEUE,
+        f"max without (job, instance) ({recorded.QUEUED})",
+        "p95 of the time in the queue, on the engine of a model where it is longest",
+    )
+    yield Recording(GENERATED, promql.per_second(vllm.GENERATION_TOKENS, window, PLACED), recorded.GENERATED)
+    yield Recording(PROMPTED, promql.per_second(vllm.PROMPT_TOKENS, window, PLACED), recorded.PROMPTED)
+    yield Recording(PREEMPTED, promql.per_second(vllm.NUM_PREEMPTIONS, window, PLACED), "preemptions a second")
+    yield Recording(
+        TEAM_TTFT,
+        promql.bounded_quantile(0.95, sidecar.TTFT, window, TEAM),
+        "p95 of a team's time to first token, at the client",
+    )
+    yield Recording(
+        TEAM_REQUESTS + OVER, promql.growth(sidecar.REQUESTS, window, (*TEAM, "outcome")), recorded.LOGGED_REQUESTS
+    )
+    yield Recording(
+        TEAM_TOKENS + OVER,
+        promql.growth(sidecar.TOKENS, window, (*TEAM, "type")),
+        "a team's tokens in the log, by type",
+    )
+    yield Recording(
+        TEAM_COST + OVER,
+        promql.growth(attributed.COST, window, (*TEAM, "basis", "currency")),
+        "what the GPUs cost for a team, by basis",
+    )

@@ -41,13 +41,20 @@ TTFT, INTER_TOKEN = (
     f"cluster_model_name_le:{what}_bucket:increase"
     for what in ("vllm_ttft_seconds", "vllm_inter_token_latency_seconds")
 )
-_COUNTED: dict[str, Metric] = {HITS: vllm.PREFIX_CACHE_HITS, LOOKUPS: vllm.PREFIX_CACHE_QUERIES}
-_BUCKETS: dict[str, Metric] = {TTFT: vllm.TIME_TO_FIRST_TOKEN, INTER_TOKEN: vllm.INTER_TOKEN_LATENCY}
-
-
+_COUNTED: dict[str, tuple[Metric, str]] = {
+    HITS: (vllm.PREFIX_CACHE_HITS, "prompt tokens found in the prefix cache"),
+    LOOKUPS: (vllm.PREFIX_CACHE_QUERIES, "prompt tokens looked up in the prefix cache"),
+}
+_BUCKETS: dict[str, tuple[Metric, str]] = {
+    TTFT: (vllm.TIME_TO_FIRST_TOKEN, "times to first token, by bucket, that were added"),
+    INTER_TOKEN: (vllm.INTER_TOKEN_LATENCY, "times between tokens, by bucket, that were added"),
+}
+TTFT_P95, INTER_TOKEN_P95 = "p95 of the time to first token", "p95 of the time between tokens"
+GENERATED, PROMPTED = "generated tokens a second", "prompt tokens a second"
+FINISHED_REQUESTS, LOGGED_REQUESTS = "requests that engines finished", "requests that the log shows as ended"
 _P95 = {
-    TTFT: "cluster_model_name:vllm_ttft_seconds:p95_",
-    INTER_TOKEN: "cluster_model_name:vllm_inter_token_latency_seconds:p95_",
+    TTFT: ("cluster_model_name:vllm_ttft_seconds:p95_", TTFT_P95),
+    INTER_TOKEN: ("cluster_model_name:vllm_inter_token_latency_seconds:p95_", INTER_TOKEN_P95),
 }
 _COMPARED = ("30m", "1h")
 
@@ -55,28 +62,39 @@ _COMPARED = ("30m", "1h")
 def recordings(s: Settings) -> Iterator[Recording]:
     """Return the rules that alerts and longer windows rest on."""
     window = s.window(OVER)
-    yield Recording(JOBS, f"group {by(JOB)} ({promql.series(UP, (s.ours,))})")
-    yield Recording(AGE, promql.age(PROCESS_START, TARGET_POD, (s.engine,)))
-    yield Recording(QUEUED, promql.bounded_quantile(0.95, vllm.REQUEST_QUEUE_TIME, window, ENGINE))
-    yield from (
-        Recording(what + OVER, promql.shared_buckets(metric, window, MODEL)) for what, metric in _BUCKETS.items()
+    yield Recording(
+        JOBS,
+        f"group {by(JOB)} ({promql.series(UP, (s.ours,))})",
+        "1 for each scrape job that has an engine, a gateway or a sidecar, up or not",
     )
-    yield from (Recording(what + OVER, promql.growth(metric, window, MODEL)) for what, metric in _COUNTED.items())
-    yield Recording(BY_REASON + OVER, promql.growth(vllm.REQUEST_SUCCESS, window, (*MODEL, "finished_reason")))
-    yield Recording(FINISHED + OVER, f"sum {by(MODEL)} ({BY_REASON}{OVER})")
-    yield Recording(REQUESTS + OVER, promql.growth(sidecar.REQUESTS, window, (*MODEL, "outcome")))
-    yield from (
-        Recording(p95 + over, quantile(0.95, what, over, s)) for what, p95 in _P95.items() for over in _COMPARED
+    yield Recording(AGE, promql.age(PROCESS_START, TARGET_POD, (s.engine,)), "how long an engine's process has run")
+    yield Recording(
+        QUEUED,
+        promql.bounded_quantile(0.95, vllm.REQUEST_QUEUE_TIME, window, ENGINE),
+        "p95 of the time in the engine's queue, by engine",
     )
-    yield Recording(FINISHED_TOTAL, promql.growth(vllm.REQUEST_SUCCESS, s.window(RECONCILE_OVER), ("cluster",)))
-    yield Recording(LOGGED_TOTAL, promql.growth(sidecar.REQUESTS, s.window(RECONCILE_OVER), ("cluster", "outcome")))
+    for what, (metric, meaning) in _BUCKETS.items():
+        yield Recording(what + OVER, promql.shared_buckets(metric, window, MODEL), meaning)
+    for what, (metric, meaning) in _COUNTED.items():
+        yield Recording(what + OVER, promql.growth(metric, window, MODEL), meaning)
+    by_reason = promql.growth(vllm.REQUEST_SUCCESS, window, (*MODEL, "finished_reason"))
+    yield Recording(BY_REASON + OVER, by_reason, f"{FINISHED_REQUESTS}, by reason")
+    yield Recording(FINISHED + OVER, f"sum {by(MODEL)} ({BY_REASON}{OVER})", FINISHED_REQUESTS)
+    yield Recording(REQUESTS + OVER, promql.growth(sidecar.REQUESTS, window, (*MODEL, "outcome")), LOGGED_REQUESTS)
+    for what, (name, meaning) in _P95.items():
+        yield from (Recording(name + over, quantile(0.95, what, over, s), meaning) for over in _COMPARED)
+    in_all = s.window(RECONCILE_OVER)
+    yield Recording(FINISHED_TOTAL, promql.growth(vllm.REQUEST_SUCCESS, in_all, ("cluster",)), FINISHED_REQUESTS)
+    yield Recording(LOGGED_TOTAL, promql.growth(sidecar.REQUESTS, in_all, ("cluster", "outcome")), LOGGED_REQUESTS)
 
 
-def hours(s: Settings, more: Iterable[str] = ()) -> Iterator[Recording]:
-    """Return growth within an hour, for windows of days: of the counts by model, and of the names in `more`."""
-    yield from (
-        Recording(what + HOURLY, counted(what, HOURLY, s)) for what in (FINISHED, HITS, LOOKUPS, REQUESTS, *more)
-    )
+def hours(s: Settings, within_minutes: Iterable[Recording], more: Iterable[str] = ()) -> Iterator[Recording]:
+    """Return growth within an hour, for windows of days: of the counts by model, and of the names in `more`.
+
+    within_minutes: recordings over five minutes, from which the meanings are taken."""
+    meanings = {recording.record: recording.meaning for recording in within_minutes}
+    for what in (FINISHED, HITS, LOOKUPS, REQUESTS, *more):
+        yield Recording(what + HOURLY, counted(what, HOURLY, s), meanings[what + OVER])
 
 
 def lost_jobs(s: Settings, which: str) -> str:
@@ -125,7 +143,7 @@ def p95(what: str, window: str, s: Settings, offset: str = "") -> str:
     """Return a recorded p95, for comparison with its own past. Raises ValueError for a window without a recording."""
     if window not in _COMPARED:
         raise ValueError(f"no p95 over {window} is recorded, only over {' and '.join(_COMPARED)}")
-    return f"{_P95[what]}{window}{_before(offset, s)}"
+    return f"{_P95[what][0]}{window}{_before(offset, s)}"
 
 
 def observed(what: str, where: str = 'le="+Inf"') -> str:

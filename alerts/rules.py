@@ -127,15 +127,21 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Recording rule. record: level:metric:operations, with the window in the last part."""
+    """Recording rule. record: level:metric:operations, with the window in the last part. meaning: what a sample of it
+    holds, for the reference.
+
+    Raises ValueError for another form of name, or for an empty meaning."""
 
     record: str
     expr: str
+    meaning: str
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _RECORD.fullmatch(self.record):
             raise ValueError(f"{self.record!r}: a recorded series must be named level:metric:operations")
+        if not self.meaning:
+            raise ValueError(f"{self.record}: say what it holds")
 
     def as_rule(self) -> dict[str, Any]:
         return {"record": self.record, "expr": promql_ast.pretty(self.expr)} | (

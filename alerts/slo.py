@@ -55,6 +55,11 @@ _FIRST_STEP = {
     ),
     None: "Check the failure reason in the request log, then whether every engine answers.",
 }
+# What is bad, and what is counted, by latency; None is success.
+_LATENCIES = {
+    "ttft": ("first tokens later", "first tokens"), "inter_token": ("gaps between tokens longer", "gaps"),
+    None: ("requests that ended in an error or a timeout", "requests"),
+}  # fmt: skip
 _PANELS = {
     "ttft": PanelRef("overview", "ttft-p95"), "inter_token": PanelRef("overview", "inter-token-latency"),
     None: PanelRef("overview", "error-ratio"),
@@ -122,7 +127,14 @@ def recordings(file: Objectives, s: Settings) -> Iterator[Recording]:
     """Return the rules that record bad and all events of each objective, by model."""
     for objective in file.objectives:
         for which, expr in zip(("bad", "all"), _events(objective, s), strict=True):
-            yield Recording(_what(objective, which) + recorded.OVER, expr)
+            yield Recording(_what(objective, which) + recorded.OVER, expr, _meaning(objective, which))
+
+
+def _meaning(objective: Objective, which: str) -> str:
+    late, counted = _LATENCIES[objective.latency]
+    if which == "all":
+        return f"{counted} that the promise is about"
+    return late if objective.within_s is None else f"{late} than {objective.within_s:g} s"
 
 
 def recorded_names(file: Objectives) -> Iterator[str]:

@@ -31,7 +31,7 @@ GOOD = Alert(
     panel=PanelRef("overview", "x"),
 )
 BUSY = {"summary": "Busy: {{ $labels.model_name }}", "description": "{{ $labels.model_name }} is busy."}
-RECORD = Recording("model_name:vllm_tokens:rate5m", f"sum by (model_name) (rate({TOKENS}[5m]))")
+RECORD = Recording("model_name:vllm_tokens:rate5m", f"sum by (model_name) (rate({TOKENS}[5m]))", "tokens a second")
 
 
 def by_engine(inner):
@@ -51,7 +51,7 @@ def forced(**changes):
 
 
 def recorded(record, expr, labels=()):
-    return (), (Recording(record, expr, dict(labels)),)
+    return (), (Recording(record, expr, "tokens", dict(labels)),)
 
 
 def told(rules, allowed=()):
@@ -192,7 +192,7 @@ def test_what_is_meant_breaks_no_rule(changes):
 
 def test_a_recorded_series_bears_what_its_recording_leaves():
     """Also through a second recording."""
-    hourly = Recording("model_name:vllm_tokens:rate5m_max1h", f"max_over_time({RECORD.record}[1h])")
+    hourly = Recording("model_name:vllm_tokens:rate5m_max1h", f"max_over_time({RECORD.record}[1h])", "tokens")
     named = replace(GOOD, expr=f"{hourly.record} > 5", **BUSY)
     assert [] == told(((named,), (RECORD, hourly)))
     lost = replace(named, description="{{ $labels.instance }} is busy.")
@@ -206,7 +206,7 @@ def test_what_is_recorded_is_a_gauge():
 
 
 def test_a_recording_that_reads_itself_ends():
-    itself = Recording("model_name:vllm_tokens:max", "max by (model_name) (model_name:vllm_tokens:max)")
+    itself = Recording("model_name:vllm_tokens:max", "max by (model_name) (model_name:vllm_tokens:max)", "tokens")
     assert "labels" in told(((), (itself,)))
 
 

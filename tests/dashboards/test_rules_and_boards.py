@@ -114,4 +114,6 @@ def test_a_threshold_needs_a_reason_and_a_record_its_shape():
     with pytest.raises(ValueError, match="reason"):
         Threshold("x", 1, Unit.SECONDS, "", "x")
     with pytest.raises(ValueError, match="level:metric:operations"):
-        Recording("vllm:a", "up")
+        Recording("vllm:a", "up", "targets that answered")
+    with pytest.raises(ValueError, match="what it holds"):
+        Recording("job:up:sum", "up", "")
