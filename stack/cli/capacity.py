@@ -99,7 +99,7 @@ def capacity_command(
     http_config: Path | None,
     **options: Any,
 ) -> None:
-    """How many users fit, on which GPU or slice, at what cost; flags and limits that follow.
+    """Compute KV-cache capacity, GPUs and limits.
 
     Exit 1 where the model fits none of the GPUs, or where only its weights can be told.
 

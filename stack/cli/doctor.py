@@ -97,7 +97,7 @@ class DoctorOptions:
 @options_of(DoctorOptions, "asked")
 @AS_JSON
 def doctor_command(urls: tuple[str, ...], asked: DoctorOptions, as_json: bool) -> None:
-    """Which resource is the bottleneck, what says so, and which one lever to pull first.
+    """Find the bottleneck of a running engine.
 
     Reads an engine twice (URL, one or several), a Prometheus, or two saved pages; a request log adds what clients saw.
     See docs/guides/doctor.md. Exit 1 when a finding is serious, 2 for a mistake, 3 when an engine may stand still and

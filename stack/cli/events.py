@@ -143,7 +143,9 @@ class EventsOptions:
 @options_of(AnnotateOptions, "asked")
 @AS_JSON
 def annotate_command(text: str | None, asked: AnnotateOptions, as_json: bool) -> None:
-    """Write down what was changed; boards and alerts show it. Prints the id of the event.
+    """Record a configuration change for dashboards and alerts.
+
+    Prints the id of the event.
 
     Exit 2 when nothing was written. A Grafana that is away is no failure: its copy is made the next time.
 
@@ -181,7 +183,9 @@ def annotate_command(text: str | None, asked: AnnotateOptions, as_json: bool) ->
 @options_of(EventsOptions, "asked")
 @AS_JSON
 def events_command(asked: EventsOptions, as_json: bool) -> None:
-    """What was changed, restarted or noted, the newest last; regions with their end, open ones marked. Times are UTC.
+    """List configuration changes and other events.
+
+    Times are UTC.
 
     Exit 1 when Grafana refuses a copy, 2 when it or the events cannot be reached.
 

@@ -41,7 +41,7 @@ def _rules(
 
 @click.group("kubernetes")
 def kubernetes() -> None:
-    """The stack as Kubernetes manifests, for kustomize, Argo CD and Flux."""
+    """Export the stack as Kubernetes manifests."""
 
 
 @kubernetes.command("export")
@@ -50,8 +50,10 @@ def kubernetes() -> None:
 @click.option("--force", is_flag=True, help="Overwrite files that did not come from here, or were changed since.")
 @AS_JSON
 def kubernetes_export(out: Path, wanted: KubernetesOptions, force: bool, as_json: bool) -> None:
-    """Write rules, monitors, boards, gateway, sidecar, board and network policies as objects: a base for kustomize, and
-    an example to build on.
+    """Write Kubernetes manifests for kustomize.
+
+    Write rules, monitors, boards, gateway, sidecar, board and network policies as objects: a base for kustomize,
+    and an example to build on.
 
     No cluster is asked and no secret is written. What each object is for: docs/guides/kubernetes.md.
 

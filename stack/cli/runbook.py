@@ -69,7 +69,7 @@ class RunbookOptions:
 @options_of(RunbookOptions, "asked")
 @AS_JSON
 def runbook_command(words: tuple[str, ...], asked: RunbookOptions, as_json: bool) -> None:
-    """What to do about an alert: its page, by name, by a part of it, or by words that it holds.
+    """Show the runbook of an alert, filled with live values.
 
     Exit 1 when nothing was found, 2 when several pages are meant as likely, or for a mistake.
 

@@ -94,7 +94,7 @@ def tune_command(
     event_log: EventLogOptions,
     as_json: bool,
 ) -> None:
-    """An experiment: one workload, configurations of an engine in turns, and what the change did.
+    """Run an experiment: compare engine configurations.
 
     FILE names the workload and the arms; see docs/guides/tuning.md. Where a log of events is named, or a lab runs here,
     the experiment is written there as a region with its verdict. Ctrl-C keeps what was measured. Exit 1 when it broke
@@ -252,7 +252,7 @@ def compare_command(
     max_error_rate: float | None,
     as_json: bool,
 ) -> None:
-    """What B does beside A: two saved benches, arms of one, or live traffic around an event or of two variants.
+    """Compare two benchmark runs or live periods.
 
     Two benches that were run one after the other are compared with the caveat that nothing was interleaved. Around an
     event, a log that reaches back for some days, to the same hours, finds far more. Exit 3 when a gate is not kept.
@@ -442,7 +442,7 @@ def report_command(
     logs: tuple[Path, ...],
     teams_path: Path | None,
 ) -> None:
-    """One page of a bench or an experiment, with everything in it; Markdown, CSV and JSON beside it.
+    """Write a report of a benchmark or an experiment.
 
     \b
     Example:  vllm-watch report prefix-caching -o report.html --lab
