@@ -14,16 +14,6 @@ from exporters.requests.counters import RequestCounters
 from exporters.requests.record import FieldMap, Scalar
 from exporters.tracing.config import OtlpConfig
 
-
-def counting(config: SidecarConfig) -> RequestCounters:
-    """The counts of request records, empty, as this configuration wants them."""
-    return RequestCounters(
-        BoundedNames(config.teams.configured, config.teams.limit),
-        BoundedNames((), config.models_limit),
-        config.elsewhere,
-    )
-
-
 OPEN_PATHS = ("/-/healthy", "/-/ready")  # for probes, which have no login and learn nothing else
 
 
@@ -108,3 +98,12 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def fields(self) -> FieldMap:
         return FieldMap(self.field_names, self.field_values)
+
+
+def counting(config: SidecarConfig) -> RequestCounters:
+    """The counts of request records, empty, as this configuration wants them."""
+    return RequestCounters(
+        BoundedNames(config.teams.configured, config.teams.limit),
+        BoundedNames((), config.models_limit),
+        config.elsewhere,
+    )

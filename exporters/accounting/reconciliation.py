@@ -138,47 +138,44 @@ class Reconciler:
         asked_clock_s: when the page was asked for, in unix seconds and by the monotonic clock; without the latter one
         clock is both."""
         self._take(logged, newest=False)
-        if self._read_s is None or self._read_s > (asked_s if asked_clock_s is None else asked_clock_s):
+        clock_s = asked_s if asked_clock_s is None else asked_clock_s
+        if self._read_s is None or self._read_s > clock_s:
             return
         self._silent.discard(upstream)
         kept = self._kept.upstreams.get(upstream)
-        anew = kept is not None and _anew(kept, view)
-        new_models = {name for name, _ in view.cores} - self._kept.models.keys()
-        for name in new_models:
-            self._kept.models[name] = ReconciledModel(first_s=asked_s, skip=dict(logged))
-            self._watches[name] = _Watch()
+        began_anew = kept is not None and _anew(kept, view)
+        same = None if began_anew else kept  # as this very process was seen before
+        new_models = self._add_models(view, asked_s, logged)
         self._place()
-        if kept and anew:
+        if kept is not None and began_anew:
             self._lost(kept)
             self._naming.pop(upstream, None)
-        began_s = view.started_s if view.started_s is not None else kept.looked_s if kept and anew else float("-inf")
+        if view.started_s is not None:
+            began_s = view.started_s
+        elif kept is not None and began_anew:
+            began_s = kept.looked_s
+        else:
+            began_s = float("-inf")
         # Of the same process, a series that is missing once is no series that began anew.
-        cores = {name: dict(ranks) for name, ranks in kept.cores.items()} if kept and not anew else {}
+        cores = {} if same is None else {name: dict(ranks) for name, ranks in same.cores.items()}
         for (name, rank), core in view.cores.items():
             model = self._kept.models[name]
-            before = kept.cores.get(name, {}).get(rank) if kept and not anew else None
-            counts_all = name not in new_models and (began_s >= model.first_s or (kept is not None and not anew))
-            if before is None and not counts_all:
-                self._suspect(name, "start", NOTHING)
-                before = CoreSnapshot(core.totals, aborted_from=_unfinished(core.totals))
-            elif before is None:
-                before = CoreSnapshot(EngineTotals())
+            before = None if same is None else same.cores.get(name, {}).get(rank)
+            if before is None:
+                counts_all = name not in new_models and (same is not None or began_s >= model.first_s)
+                before = self._first_snapshot(name, core.totals, counts_all)
             grown = core.totals.since(before.totals)
             model.engine = model.engine.plus(
                 FinishedRequest(grown.requests, grown.request_prompt_tokens, grown.request_completion_tokens)
             )
-            idle = (
-                not core.running
-                and not core.waiting
-                and before.totals == core.totals
-                and (kept is not None and not anew)
-            )
+            has_work = core.running or core.waiting
+            idle = same is not None and not has_work and before.totals == core.totals
             cores.setdefault(name, {})[rank] = _after(model, before, core.totals, idle)
-        for name in {*cores, *(kept.cores if kept else ())}:
-            watch = self._watches[name]
-            watch.changed = True
-            watch.patience_s = min(PATIENCE_AT_MOST_S, max(self._patience_s, 2 * (e2e_p99_s or 0.0)))
-            watch.delay_s = min(watch.patience_s, max(DELAY_AT_LEAST_S, DELAY_PER_LATENESS * (late_s or 0.0)))
+        names = set(cores)
+        if kept is not None:
+            names |= kept.cores.keys()
+        for name in names:
+            self._adapt_patience(self._watches[name], e2e_p99_s or 0.0, late_s or 0.0)
         self._kept.upstreams[upstream] = ReconciledEngine(
             looked_s=asked_s,
             started_s=view.started_s,
@@ -186,6 +183,28 @@ class Reconciler:
             asked={name: self._logged_at(name, logged) for name in cores},
             names=kept.names if kept else {},
         )
+
+    def _add_models(self, view: EngineView, asked_s: float, logged: Mapping[str, FinishedRequest]) -> set[str]:
+        """Begin to reconcile the models of a page that are not known yet, and return their names."""
+        new = {name for name, _ in view.cores} - self._kept.models.keys()
+        for name in new:
+            self._kept.models[name] = ReconciledModel(first_s=asked_s, skip=dict(logged))
+            self._watches[name] = _Watch()
+        return new
+
+    def _first_snapshot(self, name: str, totals: EngineTotals, counts_all: bool) -> CoreSnapshot:
+        """Return what a core is taken to have counted before its first page. counts_all: all that it has counted by now
+        is to be reconciled."""
+        if counts_all:
+            return CoreSnapshot(EngineTotals())
+        self._suspect(name, "start", NOTHING)
+        return CoreSnapshot(totals, aborted_from=_unfinished(totals))
+
+    def _adapt_patience(self, watch: _Watch, e2e_p99_s: float, late_s: float) -> None:
+        """Wait as long for a line as requests and the log take."""
+        watch.changed = True
+        watch.patience_s = min(PATIENCE_AT_MOST_S, max(self._patience_s, 2 * e2e_p99_s))
+        watch.delay_s = min(watch.patience_s, max(DELAY_AT_LEAST_S, DELAY_PER_LATENESS * late_s))
 
     def gone(self, upstream: str) -> None:
         """This engine did not answer; until it does, no extra line of its models is sure."""
