@@ -24,7 +24,8 @@ from exporters.net.alertmanager import Firing
 from exporters.net.prometheus import Address, Prometheus, QueryResult
 from exporters.text import printable
 from runbooks import page as runbook_page
-from runbooks.page import SEVERITIES, DiagnosisRow, RunbookPage, placeholders
+from runbooks.diagnosis.row import DiagnosisRow
+from runbooks.page import SEVERITIES, RunbookPage, placeholders
 
 ALERTMANAGER = "http://127.0.0.1:9093"
 MOST_ROWS = 8  # of one answer

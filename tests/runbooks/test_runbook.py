@@ -27,6 +27,7 @@ from exporters.catalogue import EVERYTHING, promql, promql_ast, vllm
 from exporters.net.prometheus import QueryResult, QuerySeries, address
 from runbooks import lookup, page_check
 from runbooks import page as book
+from runbooks.diagnosis.row import DiagnosisRow
 from stack import render
 from stack.board import pages as html_pages
 from stack.cli import main
@@ -74,11 +75,13 @@ Nobody notices yet. It stands in [another page](VLLMEngineDown.md#meaning).
 
 ## Diagnosis
 
+<!-- printed: diagnosis -->
 | What you see | Condition | Likely cause | Go to |
 |---|---|---|---|
 | preemptions | `rate(vllm:num_preemptions_total{instance=~"{{instance}}"}[5m]) > 0` | promised twice | Mitigation 2, then 1 |
 | full and quiet | `vllm:num_requests_running{instance=~"{{instance}}",engine=~"0\|1"} < 1` | long ones | Mitigation 1 |
 | the engine is gone | `sum(rate(vllm:x[)` | it died | [VLLMEngineDown](VLLMEngineDown.md) |
+<!-- end -->
 
 ## Mitigation
 
@@ -322,6 +325,7 @@ FACTS = book.Facts(
     'x{a=~"\\\\d"} > 1',
     "5m",
     ("90 %. Because.", "Source: us."),
+    (DiagnosisRow("full", 'x{a=~"b|c"} > 1', "it is full", "Mitigation 1"),),
 )
 
 
@@ -335,9 +339,11 @@ def test_printed_parts_follow_the_alert_and_the_rest_stays():
         in stamped
     )
     assert "<!-- printed: threshold -->\n90 %. Because.\n\nSource: us.\n<!-- end -->\n\nSeldom wrong." in stamped
+    assert '| full | `x{a=~"b\\|c"} > 1` | it is full | Mitigation 1 |\n<!-- end -->' in stamped
+    assert FACTS.rows == page(stamped).rows
     assert stamped == book.stamped(stamped, FACTS)
     added = [line for line in stamped.splitlines() if line not in PAGE.splitlines()]
-    assert 11 >= len(added), added
+    assert 13 >= len(added), added
 
 
 def test_a_page_of_before_gets_its_front_matter_and_a_torn_region_swallows_nothing():

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from exporters.catalogue import sidecar as sidecar_series
 from exporters.events import log
 from exporters.requests import record as request_log
 from exporters.tracing.config import OtlpConfig
+from runbooks import diagnosis
 from runbooks import page as runbook_page
 from runbooks.page import RunbookPage
 from stack.cli import COMMANDS, main
@@ -109,6 +110,13 @@ def test_a_page_can_be_read_at_night(page):
 
 
 # ---- queries, read
+
+
+def test_every_alert_has_its_diagnosis_and_the_page_shows_it():
+    assert {page.name for page in OF_ALERTS} == set(diagnosis.ROWS)
+    for page in OF_ALERTS:
+        shown = [replace(row, finding="") for row in diagnosis.ROWS[page.name]]
+        assert shown == list(page.rows), page.name
 
 
 @each_page
