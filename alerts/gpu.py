@@ -45,7 +45,7 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
     memory_share = promql.per(promql.worst(gpu.MEMORY_USED, CARD), promql.worst(gpu.MEMORY_TOTAL, CARD))
     xid = promql.worst(dcgm.XID_ERRORS.metric, _THEIRS)
     # over a gap, too: what is old news stays old
-    xid_before = f"max {by(_THEIRS)} ({promql.seen(dcgm.XID_ERRORS.metric, hour, offset=hour)})"
+    xid_before = f"max {by(_THEIRS)} ({promql.last_samples(dcgm.XID_ERRORS.metric, hour, offset=hour)})"
     damaged = " + ".join(
         promql.repeated(f.metric, quarter, _THEIRS, per_second=False) for f in (dcgm.NVLINK_CRC, dcgm.NVLINK_REPLAY)
     )
@@ -60,7 +60,8 @@ def alerts(s: Settings) -> tuple[Alert, ...]:
         Alert(
             "VLLMGPUMissing",
             Severity.WARNING,
-            f"group {by(CARD)} ({promql.seen(gpu.INFO, hour)}) unless group {by(CARD)} ({promql.series(gpu.INFO)}) "
+            f"group {by(CARD)} ({promql.last_samples(gpu.INFO, hour)})"
+            f" unless group {by(CARD)} ({promql.series(gpu.INFO)}) "
             f"and {on(TARGET)} ({promql.series(UP, (s.sidecar,))} == 1) "
             f"or {promql.current(sidecar.SOURCE_UP, _SOURCE, (_KIND_GPU,))} == 0 "
             # a host that never had a GPU misses none

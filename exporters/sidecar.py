@@ -391,7 +391,7 @@ class Sidecar:
         if self._loop:
             yield sidecar_series.TASKS, {}, process.tasks(self._loop)
         for reason, times in self.rejected.items():
-            yield sidecar_series.TURNED_AWAY, {"reason": reason}, times
+            yield sidecar_series.LISTENER_REJECTED, {"reason": reason}, times
         for source in self.sources:
             yield from source.samples(now_s)
         yield from self.logs.samples()

@@ -268,7 +268,7 @@ async def _booked(prometheus: Prometheus, since_s: float, now_s: float, found: S
 
 async def _reckoned(prometheus: Prometheus, since_s: float, now_s: float, prices: Prices, found: SourceTotals) -> None:
     """Cost at these prices: a model's cards each at their own, and its teams at the mean of them."""
-    answer = await prometheus.as_of(promql.seen(gpu.INFO, f"{round(since_s)}s"), now_s)
+    answer = await prometheus.as_of(promql.last_samples(gpu.INFO, f"{round(since_s)}s"), now_s)
     names = {one.metric.get("uuid", ""): one.metric.get("name") for one in answer.series}
     held: dict[str, float] = defaultdict(float)
     worth: dict[str, float] = defaultdict(float)

@@ -172,7 +172,7 @@ def test_every_rule_has_its_case():
         {"expr": "vector(1) > 0", "description": "This always fires.", "severity": Severity.INFO},
         {
             "expr": (
-                f"group by (instance) ({promql.seen(gpu.INFO, '1h')}) unless group by (instance)"
+                f"group by (instance) ({promql.last_samples(gpu.INFO, '1h')}) unless group by (instance)"
                 f" ({promql.series(gpu.INFO)})"
             )
         },
@@ -204,7 +204,7 @@ def test_a_recording_that_reads_itself_ends():
 
 def test_a_fault_names_the_rule_that_has_it_and_what_to_do():
     (sentence,) = lint.faults(*alert(expr=f"{by_engine(WAITING)} / {by_engine(WAITING)} > 5"))
-    assert sentence.startswith("VLLMThing: it divides by what may be 0")
+    assert sentence.startswith("VLLMThing: divisor may be 0, which gives NaN")
     assert "> 0)" in sentence
 
 
