@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 import msgspec
 
-from exporters.events.log import Kind, NewEvent, Told, TuningEvent, new_id
+from exporters.events.log import Kind, ManualKind, NewEvent, TuningEvent, new_id
 from stack.cli import common
 from stack.cli.common import AS_JSON, json_text, mistakes_told
 from stack.cli.options import duration
@@ -88,7 +88,7 @@ def _time(name: str, text: str) -> Callable[[_Command], _Command]:
 @click.option("--tag", "tags", multiple=True, metavar="WORD", help="May be given more than once.")
 @click.option(
     "--kind",
-    type=click.Choice(get_args(Told)),
+    type=click.Choice(get_args(ManualKind)),
     default="change",
     show_default=True,
     help="A note starts no comparison and no alert.",
@@ -111,7 +111,7 @@ def _time(name: str, text: str) -> Callable[[_Command], _Command]:
 def annotate_command(
     text: str | None,
     tags: tuple[str, ...],
-    kind: Told,
+    kind: ManualKind,
     diffs: tuple[str, ...],
     at_s: float | None,
     from_s: float | None,
@@ -189,7 +189,7 @@ def events_command(
 ) -> None:
     """What was changed, restarted or noted, the newest last; regions with their end, open ones marked. Times are UTC.
 
-    Exit 1 when Grafana refuses a copy, 2 when it or the events cannot be reached.
+    Exit 1 when Grafana refuses a copy, 2 when it or cannot access the events file.
 
     \b
     Example:  vllm-watch events --since 24h --kind change --events events.jsonl
