@@ -11,11 +11,10 @@ import functools
 import logging
 import os
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
@@ -34,198 +33,25 @@ from exporters.exposition import Sample
 from exporters.gpu import source as gpu
 from exporters.ingest import LogIngest
 from exporters.net.http_client import HttpClientConfig
-from exporters.net.listener import listen, new_rejections, split_address
+from exporters.net.listener import listen, new_rejections
 from exporters.net.listener_auth import ListenerAuth
 from exporters.requests.checkpoint import Checkpoint, Unreadable
-from exporters.requests.counters import BoundedNames, RequestCounters
-from exporters.requests.record import FieldMap, Scalar
 from exporters.requests.store import CounterStore, RecentRequests
 from exporters.requests.tail import Tail
-from exporters.tracing.config import OtlpConfig
 from exporters.tracing.span_queue import SpanQueue
 
 if TYPE_CHECKING:
     from exporters.tracing.genai_metrics import GenAiMetrics
+from exporters.sidecar_config import OPEN_PATHS, EngineTarget, SidecarConfig, counting
+from exporters.source_status import SourceStatus
 
 FIRST_GPU_READING_S = 10.0
 LOG_INTERVAL_S = 0.05  # how long a line waits at most before it is looked for
 COMMIT_S = 0.1  # how often what was counted is made safe while a backlog is read
 RETRY_COMMIT_S = 1.0
-OPEN_PATHS = ("/-/healthy", "/-/ready")  # for probes, which have no login and learn nothing else
 SETTLE_S = 0.5  # how often the log is compared with the engines
 
 log = logging.getLogger("vllm_watch.sidecar")
-
-
-class EngineTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One vLLM server. url: scheme, host and port, without /metrics.
-
-    http_config: how it is asked where it wants TLS of its own authority or a login, in Prometheus' form; see
-    docs/guides/hardening.md.
-    gpus: UUIDs of its cards or MIG instances, as `nvidia-smi -L` shows them; a single engine has all cards of the host
-    unless it says which."""
-
-    name: str
-    url: str
-    gpus: tuple[str, ...] = ()
-    http_config: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")) or self.url.rstrip("/").endswith("/metrics"):
-            raise ValueError(f"url {self.url!r} should be like http://127.0.0.1:8000, without /metrics")
-
-
-class TeamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Teams that always have series of their own, and how many in all; those beyond are counted as __other__."""
-
-    configured: tuple[str, ...] = ()
-    limit: int = 50
-
-
-class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to read, how often, where to serve. Times in seconds."""
-
-    listen: str = "127.0.0.1:9401"
-    web_config: str | None = None  # TLS and logins of this listener, in the form of Prometheus' web.yml
-    requests_log: tuple[str, ...] = ()
-    field_names: Mapping[str, str] = {}  # their name -> ours, for logs of other gateways; see request_log.Fields
-    field_values: Mapping[str, Mapping[str, Scalar]] = {}  # our field -> their word -> ours
-    engines: tuple[EngineTarget, ...] = ()
-    teams: TeamSettings = TeamSettings()
-    models_limit: int = 50
-    # fine: classic buckets 9 % wide, for stores without native histograms
-    histogram_ladder: Literal["coarse", "fine"] = "coarse"
-    gpu: Literal["auto", "off"] = "auto"
-    # upstreams in the log whose engines are none of these, such as an API that is paid for
-    elsewhere: tuple[str, ...] = ()
-    # model's name in the log -> model_name of the engine's series, where the engine cannot tell
-    aliases: Mapping[str, str] = {}
-    # how long the line of a request comes after the engine is done with it, at most; more where requests are long
-    patience_s: float = 30.0
-    prices: Prices | str | None = None  # a path leads to a prices.yaml
-    otlp: OtlpConfig | None = None  # without it no spans and no GenAI metrics
-    # a file; without it nothing outlives the process, and counting begins at the beginning of the logs
-    state: str | None = None
-    remember: int = 200_000  # requests that are known again when their line comes twice
-    events: str | None = None
-    # a file with one word; without it nobody else reads or writes events over HTTP
-    events_token_file: str | None = None
-    engine_interval_s: float = 5.0
-    gpu_interval_s: float = 1.0
-    timeout_s: float = 4.0
-
-    def __post_init__(self) -> None:
-        split_address(self.listen)
-        if len({e.name for e in self.engines}) != len(self.engines):
-            raise ValueError("engines need different names")
-        _ = self.fields
-        cards = [uuid for target in self.engines for uuid in target.gpus]
-        if twice := next((uuid for uuid in cards if cards.count(uuid) > 1), None):
-            raise ValueError(f"gpus: {twice} is listed twice; a card has one engine, a MIG instance too")
-        for name, listed in (
-            ("requests_log", self.requests_log),
-            ("engines", tuple(e.url.rstrip("/") for e in self.engines)),
-        ):
-            if len(set(listed)) != len(listed):
-                raise ValueError(f"{name} names one thing twice; it would be counted twice")
-        if self.events_token_file and not self.events:
-            raise ValueError("events_token_file belongs to events; name the file that they are kept in")
-        if self.remember < 1000:
-            raise ValueError("remember is at least 1000 requests; 200000 is what it is without")
-        if min(self.engine_interval_s, self.gpu_interval_s, self.timeout_s, self.patience_s) <= 0:
-            raise ValueError("intervals and timeouts are more than 0 seconds")
-
-    @property
-    def fields(self) -> FieldMap:
-        return FieldMap(self.field_names, self.field_values)
-
-
-@dataclass(slots=True)
-class SourceStatus:
-    """How one source is doing. Times are unix seconds."""
-
-    kind: str
-    name: str
-    up: bool = False
-    tried: bool = False
-    last_success_s: float | None = None
-    duration_s: float = 0.0
-    errors: Counter[str] = field(default_factory=Counter)
-
-    @contextlib.asynccontextmanager
-    async def guard(self) -> AsyncIterator[None]:
-        """Run one reading; whatever goes wrong is counted by reason and told once, when the source goes down, and never
-        spreads."""
-        began = time.perf_counter()
-        try:
-            yield
-        except Exception as error:  # the one place that must survive every failure of a source
-            self.errors[reason(error)] += 1
-            if self.up or not self.tried:
-                log.warning(
-                    "%s is down: %s", " ".join(dict.fromkeys((self.kind, self.name))), error or type(error).__name__
-                )
-            self.up = False
-        else:
-            if self.tried and not self.up:
-                log.info("%s %s is back", self.kind, self.name)
-            self.up, self.last_success_s = True, time.time()
-        finally:
-            self.tried = True
-            self.duration_s = time.perf_counter() - began
-
-    def samples(self, now_s: float) -> Iterator[Sample]:
-        labels = {"kind": self.kind, "source": self.name}
-        yield sidecar_series.SOURCE_UP, labels, float(self.up)
-        yield sidecar_series.SOURCE_DURATION, labels, self.duration_s
-        if self.last_success_s is not None:
-            yield sidecar_series.SOURCE_LAST_SUCCESS, labels, self.last_success_s
-            yield sidecar_series.SOURCE_AGE, labels, max(0.0, now_s - self.last_success_s)
-        known = sorted({*REASONS[self.kind], *self.errors})
-        yield from ((sidecar_series.SOURCE_ERRORS, {**labels, "reason": why}, self.errors[why]) for why in known)
-
-
-# Why a reading of each kind of source fails. All are shown at 0 from the start: growth needs a sample before the first
-# failure.
-REASONS: Mapping[str, tuple[str, ...]] = {
-    "accounts": ("other",),
-    "checkpoint": ("os", "other", "permission"),
-    "log": ("os", "other", "permission"),
-    "engine": ("bad_page", "http_4xx", "http_5xx", "other", "timeout", "unreachable"),
-    "gpu": (*gpu.REASONS, "other"),
-    "events": ("os", "other", "permission", "timeout"),
-}
-
-
-def reason(error: BaseException) -> str:
-    """A failure as one of a few words, fit for a label."""
-    told = getattr(error, "reason", None)
-    match error:
-        case gpu.GpuUnavailable() if isinstance(told, str):
-            return told
-        case TimeoutError():
-            return "timeout"
-        case aiohttp.ClientResponseError():
-            return f"http_{error.status // 100}xx"
-        case aiohttp.ClientConnectionError() | ConnectionError():
-            return "unreachable"
-        case exposition_parser.BadExposition():
-            return "bad_page"
-        case PermissionError():
-            return "permission"
-        case OSError():
-            return "os"
-        case _:
-            return "other"
-
-
-def counting(config: SidecarConfig) -> RequestCounters:
-    """The counts of request records, empty, as this configuration wants them."""
-    return RequestCounters(
-        BoundedNames(config.teams.configured, config.teams.limit),
-        BoundedNames((), config.models_limit),
-        config.elsewhere,
-    )
 
 
 def open_ledger(config: SidecarConfig) -> tuple[CounterStore, Checkpoint | None, Mapping[str, bytes]]:

@@ -5,7 +5,6 @@ can take it for anything but a word, or leaves it out."""
 
 from __future__ import annotations
 
-import datetime
 import difflib
 import re
 import shlex
@@ -23,17 +22,16 @@ FOLDER = Path(__file__).resolve().parent
 HEADINGS = ("Meaning", "Impact", "First five minutes", "Diagnosis", "Mitigation", "Why this threshold", "Escalation")
 SEVERITIES = ("critical", "warning", "info", "none")
 KEYS = ("alert", "severity", "board", "panel", "related", "reviewed")  # of the front matter; the first four are printed
-REVIEWED_DAYS = 365
-_REGIONS = {"rule": "Meaning", "threshold": "Why this threshold"}  # printed parts, and the section that each stands in
+REGIONS = {"rule": "Meaning", "threshold": "Why this threshold"}  # printed parts, and the section that each stands in
 
 _FRONT = re.compile(r"---\n(.*?)^---\n", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"^<!--.*?-->\n?", re.DOTALL | re.MULTILINE)
 _FENCE = re.compile(r"\s*```\s*(\w*)")
 _TABLE = re.compile(r"(?:^\|.*(?:\n|\Z))+", re.MULTILINE)
 _NUMBERED = re.compile(r"(\d+)\. +(.*)")
-_LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s]+)\)")
-_MITIGATION = re.compile(r"Mitigations? (\d+(?:(?:,? (?:and|or|then) |, ?)\d+)*)")
-_PLACEHOLDER = re.compile(r'(=~\s*")?\{\{\s*(\w+)\s*\}\}("?)')
+LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s]+)\)")
+MITIGATION = re.compile(r"Mitigations? (\d+(?:(?:,? (?:and|or|then) |, ?)\d+)*)")
+PLACEHOLDER = re.compile(r'(=~\s*")?\{\{\s*(\w+)\s*\}\}("?)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +170,7 @@ def parse(name: str, text: str) -> RunbookPage:
     front, body = _split(text)
     about, wrong = _about(front)
     title, sections = "", []
-    for line, language in _walk(_COMMENT.sub("", body)):
+    for line, language in walk(_COMMENT.sub("", body)):
         if language is None and line.startswith("## "):
             sections.append((line[3:].strip(), list[str]()))
         elif sections:
@@ -205,7 +203,7 @@ def _about(front: str) -> tuple[Mapping[str, Any], str]:
     return (read, "") if isinstance(read, dict) else ({}, "has front matter without keys")
 
 
-def _walk(text: str) -> Iterator[tuple[str, str | None]]:
+def walk(text: str) -> Iterator[tuple[str, str | None]]:
     """Each line, and the language of the block of code that it is in: None outside, as for the fences themselves."""
     inside: str | None = None
     for line in text.splitlines():
@@ -220,7 +218,7 @@ def _walk(text: str) -> Iterator[tuple[str, str | None]]:
 def _steps(section: str) -> Iterator[RunbookStep]:
     """A numbered list; what is indented below a number belongs to it."""
     number, prose, blocks, code, written_in = 0, list[str](), list[Block](), list[str](), ""
-    for line, language in _walk(section):
+    for line, language in walk(section):
         found = _NUMBERED.match(line) if language is None else None
         if found:
             if number:
@@ -240,7 +238,7 @@ def _steps(section: str) -> Iterator[RunbookStep]:
 
 def _rows(section: str) -> Iterator[DiagnosisRow]:
     """The first table. Columns go by their titles."""
-    table = [_cells(line) for line, language in _walk(section) if language is None and line.startswith("|")]
+    table = [_cells(line) for line, language in walk(section) if language is None and line.startswith("|")]
     for cells in table[2:]:
         by_title = dict(zip(table[0], cells, strict=False))
         condition = re.search(r"`(.+)`", by_title.get("Condition", ""))
@@ -328,7 +326,7 @@ def fill(text: str, labels: Mapping[str, str]) -> str:
     and needs that, and else the name of the
     label in capitals: also for an unknown one, and where quoting could not be trusted."""
     lines, before = [], ""
-    for line, language in _walk(text):
+    for line, language in walk(text):
         lines.append(_filled(line, language, before, labels))
         before = "" if language is None else f"{before}{line}\n"  # of the block that this line is in
     return "\n".join(lines) + ("\n" if text.endswith("\n") else "")
@@ -336,7 +334,7 @@ def fill(text: str, labels: Mapping[str, str]) -> str:
 
 def placeholders(text: str) -> list[str]:
     """The labels that a page asks for, in order."""
-    return list(dict.fromkeys(found[2] for found in _PLACEHOLDER.finditer(text)))
+    return list(dict.fromkeys(found[2] for found in PLACEHOLDER.finditer(text)))
 
 
 def _filled(line: str, language: str | None, before: str, labels: Mapping[str, str]) -> str:
@@ -352,7 +350,7 @@ def _filled(line: str, language: str | None, before: str, labels: Mapping[str, s
         plain = _plain(given) or (shlex.quote(given) if quotable else "")
         return opening + (plain or name.upper()) + closing
 
-    return _PLACEHOLDER.sub(value, line)
+    return PLACEHOLDER.sub(value, line)
 
 
 def _exactly(value: str) -> str:
@@ -421,122 +419,8 @@ def stamped(text: str, facts: Facts) -> str:
 
 
 def _printed(body: str, region: str, content: str) -> str:
-    return _region(region).sub(lambda found: f"{found[1]}{content}\n{found[2]}", body)
+    return printed_region(region).sub(lambda found: f"{found[1]}{content}\n{found[2]}", body)
 
 
-def _region(name: str) -> re.Pattern[str]:
+def printed_region(name: str) -> re.Pattern[str]:
     return re.compile(rf"^(<!-- printed: {name} -->\n)(?:(?!<!--).)*?^(<!-- end -->)$", re.DOTALL | re.MULTILINE)
-
-
-# ---- checking
-
-
-def faults(alerts: Iterable[str], folder: Path = FOLDER) -> Iterator[str]:
-    """What keeps the pages and the alerts from matching one to one, and each page from being whole."""
-    book = {page.name: page for page in pages(folder)}
-    have, wanted = {name for name, page in book.items() if page.is_alert}, set(alerts)
-    yield from (f"{name} has no page" for name in sorted(wanted - have))
-    yield from (f"{name}.md belongs to no alert" for name in sorted(have - wanted))
-    for name, page in book.items():
-        if name in wanted or not page.is_alert:
-            told = [*_general_faults(page, book), *(_alert_faults(page, wanted) if page.is_alert else ())]
-            yield from (f"{name}.md {fault}" for fault in told)
-
-
-def warnings(today: datetime.date, folder: Path = FOLDER) -> Iterator[str]:
-    """What should be looked at again, and fails nothing."""
-    for page in pages(folder):
-        reviewed = page.about.get("reviewed")
-        if type(reviewed) is datetime.date and (today - reviewed).days > REVIEWED_DAYS:
-            yield f"{page.name}.md was last reviewed on {reviewed}"
-
-
-def slug(heading: str) -> str:
-    """The anchor of a heading, as GitHub makes it."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-def _general_faults(page: RunbookPage, book: Mapping[str, RunbookPage]) -> Iterator[str]:
-    if not page.title:
-        yield "has no title"
-    if found := re.search(r"\b(TODO|TBD)\b", page.text):
-        yield f"holds a {found[0]}"
-    for target in dict.fromkeys(_targets(page.text)):
-        file, _, anchor = target.partition("#")
-        leads_to = book.get(file.removesuffix(".md")) if file else page
-        if leads_to is None or not (file.endswith(".md") or not file):
-            yield f"links to {target}, which is no page"
-        elif anchor and anchor not in _anchors(leads_to.text):
-            yield f"links to {target}, where no heading is called so"
-
-
-def _alert_faults(page: RunbookPage, alerts: set[str]) -> Iterator[str]:
-    if page.wrong:
-        yield page.wrong
-    elif missing := [key for key in KEYS if key not in page.about]:
-        yield f"says nothing of {', '.join(missing)} in its front matter"
-    else:
-        yield from _front_faults(page, alerts)
-    if page.title != page.name:
-        yield "does not open with its name"
-    found = tuple(section.heading for section in page.sections)
-    if found != HEADINGS:
-        yield f"has the headings {', '.join(found)} instead of {', '.join(HEADINGS)}"
-        return
-    for region, heading in _REGIONS.items():
-        if not _region(region).search(page.text):
-            yield f"has no place for what is printed: <!-- printed: {region} -->, <!-- end --> under {heading}"
-    yield from _action_faults(page)
-
-
-def _front_faults(page: RunbookPage, alerts: set[str]) -> Iterator[str]:
-    if page.about["alert"] != page.name:
-        yield f"says that it is of {page.about['alert']}"
-    if page.severity not in SEVERITIES:
-        yield f"has the severity {page.severity} instead of one of {', '.join(SEVERITIES)}"
-    if not isinstance(page.about["related"], list):
-        yield "has no list as related"
-    yield from (f"is related to {name}, which is no alert" for name in page.related if name not in alerts)
-    if type(page.about["reviewed"]) is not datetime.date:
-        yield f"was reviewed on {page.about['reviewed']!r}, which is no date such as 2026-03-01"
-
-
-def _action_faults(page: RunbookPage) -> Iterator[str]:
-    """Steps and rows lead somewhere, and can be filled."""
-    for heading, steps in (("First five minutes", page.steps), ("Mitigation", page.mitigations)):
-        if [step.number for step in steps] != list(range(1, len(steps) + 1)) or not steps:
-            yield f"does not number its steps from 1 under {heading}"
-    if not page.rows:
-        yield "has no row under Diagnosis"
-    for row in page.rows:
-        if not row.condition:
-            yield f"has no condition for {row.what!r}"
-        steps_named = [
-            int(number) for numbers in _MITIGATION.findall(row.go_to) for number in re.findall(r"\d+", numbers)
-        ]
-        if not steps_named and not _LINK.search(row.go_to):
-            yield f"leads from {row.what!r} neither to Mitigation N nor to a page"
-        yield from (
-            f"leads from {row.what!r} to Mitigation {number}, which it has not"
-            for number in steps_named if number not in {step.number for step in page.mitigations}
-        )  # fmt: skip
-    queries = [block.text for step in page.steps for block in step.blocks if block.language == "promql"] + [
-        row.condition for row in page.rows
-    ]
-    for query in queries:
-        for found in _PLACEHOLDER.finditer(query):
-            if not found[1] or not found[3]:
-                yield f"""has {{{{{found[2]}}}}} in PromQL other than as =~"{{{{{found[2]}}}}}": {query}"""
-
-
-def _targets(text: str) -> Iterator[str]:
-    """Where the links of a page lead, those to other sites left out."""
-    for line, language in _walk(text):
-        if language is None:
-            yield from (found[2] for found in _LINK.finditer(re.sub(r"`[^`]*`", "", line)) if "://" not in found[2])
-
-
-def _anchors(text: str) -> set[str]:
-    return {
-        slug(line.lstrip("#").strip()) for line, language in _walk(text) if language is None and re.match(r"#+ ", line)
-    }

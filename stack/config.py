@@ -12,7 +12,7 @@ import msgspec
 from exporters.config import BadConfig, YamlFile, explain, load, meant, parse, read, source
 
 if TYPE_CHECKING:
-    from exporters.sidecar import SidecarConfig
+    from exporters.sidecar_config import SidecarConfig
 
 __all__ = ["BadConfig", "YamlFile", "explain", "load", "meant", "parse", "read", "sidecar", "source"]
 
@@ -25,7 +25,7 @@ def sidecar(path: Path) -> SidecarConfig:
     from exporters.accounting.prices import Prices
 
     # with all of the sidecar: the gateway, which reads files too, does without
-    from exporters.sidecar import SidecarConfig
+    from exporters.sidecar_config import SidecarConfig
 
     settings, folder = load(path, SidecarConfig), path.parent
     rooted: SidecarConfig = msgspec.structs.replace(

@@ -15,206 +15,35 @@ teams' records have claimed, and only the rest of it is __aborted__ or __unattri
 
 from __future__ import annotations
 
-import math
-import random
-import re
-from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, TypeVar
 
 import msgspec
 
+from exporters.accounting.busy_hours import HOUR_S
+from exporters.accounting.gpu_use import (
+    ABORTED,
+    DEFAULT_DECODE_WEIGHT,
+    IDLE,
+    NOBODY,
+    NOTHING,
+    UNATTRIBUTED,
+    GpuShare,
+    PhaseTimes,
+    Pool,
+    UsageSample,
+)
 from exporters.accounting.prices import Prices
 from exporters.catalogue import attributed
 from exporters.catalogue.metric import Metric
 from exporters.exposition import Sample
 from exporters.requests.work import Work
 
-IDLE = "__idle__"
-ABORTED = "__aborted__"
-UNATTRIBUTED = "__unattributed__"
 NO_MODEL = "__none__"
-NOBODY = (IDLE, ABORTED, UNATTRIBUTED)
 # methods: busy time shared by the tokens of work that ended, or of requests that broke off
 ENDED, ABANDONED = "tokens", "aborted"
-
-DEFAULT_DECODE_WEIGHT = 4.0  # what API prices of output and input differ by, for want of anything measured
-DECODE_WEIGHTS = (0.25, 256.0)  # beyond these, the evidence is wrong
-EVIDENCE_TOKENS = 100.0
-EVIDENCE_S = 0.001
-EVIDENCE_HALF_LIFE_S = 600.0
 IDLE_AT_LEAST_S = 30.0  # power falls for some seconds after the last request
 SETTLE_S = 30.0  # how long after the last request its line may come
-HOUR_S = 3600.0
-MIG_SLICES = 7
-# source: NVIDIA's MIG user guide, and `nvidia-smi mig -lgip` of such a card
-_FOUR_SLICES = re.compile(r"\bA30\b|RTX PRO [56]000")
-
-Who = TypeVar("Who")
-
-EnergyMethod = Literal["counter", "integrated", "mig_activity", "mig_fraction"]
-
-
-NOTHING = Work()
-
-
-@dataclass(frozen=True, slots=True)
-class GpuShare:
-    """A card, or the part of one, that an engine runs on.
-
-    fraction: 1, or for a MIG instance `mig_fraction(profile, name)`. joules: used between the two looks; None where
-    nobody measures.
-    method: how the joules were had; those of an instance come from `split_energy`."""
-
-    uuid: str
-    name: str | None = None
-    fraction: float = 1.0
-    profile: str | None = None
-    joules: float | None = None
-    method: EnergyMethod = "counter"
-
-
-@dataclass(frozen=True, slots=True)
-class UsageSample:
-    """What one engine did between two looks at it, and what the log says of its model by now. Unix seconds.
-
-    The first look at an engine has from_s = to_s. One that follows a gap, or finds the engine silent, has
-    running_before or running_after None. All ranks of an engine are one look. Growth between the looks, by the engine's
-    counters (each series on its own, then summed; a restart counts from 0):
-    inference_s, decode_s, prefill_s: its sums over finished requests. decode_s is request_decode_time_seconds; the sum
-    over request_time_per_output_token_seconds is one mean per request, short by the length of the answer.
-    produced: all prompt, cached and generated tokens.
-    Cumulative, whoever served the model: logged: by team. abandoned: by team, of requests that broke off, with
-    estimates where no usage came.
-    aborted, missing_in_log: from the comparison of log and engine."""
-
-    upstream: str
-    model_name: str
-    from_s: float
-    to_s: float
-    running_before: float | None
-    running_after: float | None
-    waiting: float = 0.0
-    inference_s: float = 0.0
-    decode_s: float = 0.0
-    prefill_s: float = 0.0
-    produced: Work = NOTHING
-    logged: Mapping[str, Work] = field(default_factory=dict)
-    abandoned: Mapping[str, Work] = field(default_factory=dict)
-    aborted: Work = NOTHING
-    missing_in_log: Work = NOTHING
-    cards: tuple[GpuShare, ...] = ()
-
-    @property
-    def length_s(self) -> float:
-        return max(0.0, self.to_s - self.from_s)
-
-    @property
-    def busy_s(self) -> float | None:
-        """For how long requests ran. None: nobody knows.
-
-        Running at both looks: all the time. At neither: requests came and went, for as long as they took, at most all
-        the time.
-        At one: half of it, for want of knowing when the first began or the last ended."""
-        if self.running_before is None or self.running_after is None:
-            return None
-        if self.running_before and self.running_after:
-            return self.length_s
-        if self.running_before or self.running_after:
-            return self.length_s / 2
-        return min(self.length_s, max(0.0, self.inference_s))
-
-    @property
-    def quiet(self) -> bool:
-        return self.busy_s == 0 and not (self.running_before or self.running_after or self.waiting)
-
-
-def mig_fraction(profile: str, card: str | None = None) -> float:
-    """The part of a card that a MIG profile such as 3g.40gb is: its compute slices of 7, or of the 4 of some cards.
-    Raises ValueError."""
-    if not (found := re.match(r"(?:\d+c\.)?([1-7])g\.", profile)):
-        raise ValueError(f"{profile!r} is no MIG profile; write it like 1g.10gb")
-    return min(1.0, int(found[1]) / (4 if card and _FOUR_SLICES.search(card) else MIG_SLICES))
-
-
-def split_energy(
-    joules: float, parts: Mapping[str, tuple[float, float | None]]
-) -> dict[str, tuple[float, EnergyMethod]]:
-    """A card's energy over its MIG instances, as joules and method by uuid. parts: fraction, and activity (0 to 1, or
-    not known).
-
-    By fraction x activity where every instance tells it and one worked; else by fraction. What belongs to no instance
-    goes with them."""
-    weights = {uuid: fraction * activity for uuid, (fraction, activity) in parts.items() if activity is not None}
-    by_activity = len(weights) == len(parts) and sum(weights.values()) > 0
-    if not by_activity:
-        weights = {uuid: fraction for uuid, (fraction, _) in parts.items()}
-    whole = sum(weights.values())
-    return {
-        uuid: (joules * weight / whole, "mig_activity" if by_activity else "mig_fraction")
-        for uuid, weight in weights.items()
-    }
-
-
-class Pool(msgspec.Struct):
-    """What was used and has no team yet: seconds of a whole card, joules by method, cost by currency."""
-
-    seconds: float = 0.0
-    joules: dict[str, float] = {}
-    cost: dict[str, float] = {}
-
-    def add(
-        self, seconds: float = 0.0, joules: Mapping[str, float] | None = None, cost: Mapping[str, float] | None = None
-    ) -> None:
-        self.seconds += seconds
-        for mine, more in ((self.joules, joules), (self.cost, cost)):
-            for name, amount in (more or {}).items():
-                mine[name] = mine.get(name, 0.0) + amount
-
-    def times(self, share: float) -> Pool:
-        return Pool(
-            self.seconds * share,
-            {m: j * share for m, j in self.joules.items()},
-            {c: p * share for c, p in self.cost.items()},
-        )
-
-    def take(self, share: float) -> Pool:
-        """This share of it (0 to 1), which is then no longer in it."""
-        taken = self.times(share)
-        self.seconds -= taken.seconds
-        self.joules = {m: j - taken.joules[m] for m, j in self.joules.items()}
-        self.cost = {c: p - taken.cost[c] for c, p in self.cost.items()}
-        return taken
-
-
-class PhaseTimes(msgspec.Struct):
-    """What a token of each kind took of its request's time; the past fades as new tokens come, and rest keeps it.
-
-    It is time as a request waits, not as the card works: a batch waits together."""
-
-    decode_s: float = 0.0
-    prefill_s: float = 0.0
-    generated: float = 0.0
-    computed: float = 0.0
-
-    def learn(self, look: UsageSample) -> None:
-        if look.produced == NOTHING:
-            return
-        fade = 0.5 ** (look.length_s / EVIDENCE_HALF_LIFE_S)
-        self.decode_s = self.decode_s * fade + look.decode_s
-        self.prefill_s = self.prefill_s * fade + look.prefill_s
-        self.generated = self.generated * fade + look.produced.completion_tokens
-        self.computed = self.computed * fade + look.produced.computed_tokens
-
-    @property
-    def decode_weight(self) -> float | None:
-        """A generated token's time over a computed prompt token's. None: not enough was seen."""
-        if min(self.generated, self.computed) < EVIDENCE_TOKENS or min(self.prefill_s, self.decode_s) < EVIDENCE_S:
-            return None
-        low, high = DECODE_WEIGHTS
-        return min(high, max(low, self.decode_s / self.generated / (self.prefill_s / self.computed)))
 
 
 class AttributedModel(msgspec.Struct):
@@ -524,125 +353,3 @@ def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
     among = {team: s for team, s in seconds.items() if team not in NOBODY}
     whole = sum(among.values())
     return {team: s / whole for team, s in among.items()} if whole > 0 else {}
-
-
-def sweep(requests: Iterable[tuple[float, float, Who]], window: tuple[float, float]) -> dict[Who, float]:
-    """Seconds by team of (start_s, end_s, team): at each instant the second is split evenly over the requests then
-    running.
-
-    They sum to the time in which any ran. A clock that goes 1/n as fast while n run gives each request the time it
-    shows between its ends."""
-    from_s, to_s = window
-    inside = [
-        (max(start, from_s) - from_s, min(end, to_s) - from_s, team)
-        for start, end, team in requests
-        if max(start, from_s) < min(end, to_s)
-    ]
-    moments = sorted(
-        [(start, number) for number, (start, _, _) in enumerate(inside)]
-        + [(end, ~number) for number, (_, end, _) in enumerate(inside)]
-    )
-    began = [0.0] * len(inside)
-    by_team: dict[Who, float] = {}
-    clock = last_s = 0.0
-    running = 0
-    for at_s, number in moments:
-        if running:
-            clock += (at_s - last_s) / running
-        last_s = at_s
-        if number >= 0:
-            began[number] = clock
-            running += 1
-        else:
-            team = inside[~number][2]
-            by_team[team] = by_team.get(team, 0.0) + clock - began[~number]
-            running -= 1
-    return by_team
-
-
-class Hour:
-    """The requests that ran in one hour (unix seconds / 3600); beyond `limit` a sample in which each has the same
-    chance.
-
-    names: who they were of, as (model_name, team). Which one is next to be kept is drawn ahead, so that most cost
-    nothing (Li's algorithm L)."""
-
-    def __init__(self, hour: int, names: list[tuple[str, str]], limit: int, rng: random.Random) -> None:
-        self.hour = hour
-        self.seen = 0
-        self._names, self._limit, self._rng = names, limit, rng
-        self._starts, self._ends, self._who = array("d"), array("d"), array("H")
-        self._next, self._highest = limit + 1, 1.0
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def add(self, start_s: float, end_s: float, who: int) -> None:
-        self.seen += 1
-        if self.seen <= self._limit:
-            self._starts.append(start_s)
-            self._ends.append(end_s)
-            self._who.append(who)
-            if self.seen == self._limit:
-                self._skip()
-        elif self.seen == self._next:
-            place = self._rng.randrange(self._limit)
-            self._starts[place], self._ends[place], self._who[place] = start_s, end_s, who
-            self._skip()
-
-    def _skip(self) -> None:
-        """Draw which one is kept next."""
-        # 1 would mean never again
-        self._highest = min(self._highest * (1 - self._rng.random()) ** (1 / self._limit), 1 - 1e-12)
-        self._next = self.seen + 1 + int(math.log(1 - self._rng.random()) / math.log1p(-self._highest))
-
-    def seconds(self) -> dict[str, dict[str, float]]:
-        """Busy seconds by model and team, by `sweep`. Minute by minute, so that a thread that does it holds up no other
-        for long."""
-        minutes: defaultdict[tuple[int, str], list[tuple[float, float, str]]] = defaultdict(list)
-        began_s, ended_s = self.hour * HOUR_S, (self.hour + 1) * HOUR_S
-        for start, end, who in zip(self._starts, self._ends, self._who, strict=True):
-            model_name, team = self._names[who]
-            for minute in range(int(max(start, began_s) // 60), int(min(end, ended_s - 1) // 60) + 1):
-                minutes[minute, model_name].append((start, end, team))
-        found: dict[str, dict[str, float]] = {}
-        for (minute, model_name), requests in minutes.items():
-            mine = found.setdefault(model_name, {})
-            for team, seconds in sweep(requests, (minute * 60, minute * 60 + 60)).items():
-                mine[team] = mine.get(team, 0.0) + seconds
-        return found
-
-
-class Hours:
-    """Collects finished requests until an hour is over and `late_s` has passed for those that began in it and ended
-    after it."""
-
-    def __init__(self, limit: int = 300_000, late_s: float = 600.0, rng: random.Random | None = None) -> None:
-        self._limit, self._late_s = limit, late_s
-        self._rng = rng or random.Random()  # noqa: S311 - a fair sample, no secret
-        self._names: list[tuple[str, str]] = []
-        self._numbers: dict[tuple[str, str], int] = {}
-        self._open: dict[int, Hour] = {}
-        self._closed = -1
-
-    def add(self, start_s: float, end_s: float, model_name: str, team: str, now_s: float) -> None:
-        """Lines of hours long past, or to come, are left out: there is no live figure to compare them with."""
-        last, now = int(end_s // HOUR_S), int(now_s // HOUR_S)
-        if not now - 1 <= last <= now:
-            return
-        if (who := self._numbers.get((model_name, team))) is None:
-            who = self._numbers[model_name, team] = len(self._names)
-            self._names.append((model_name, team))
-        for hour in (last,) if start_s >= last * HOUR_S else (last - 1, last):
-            if hour > self._closed:
-                if (found := self._open.get(hour)) is None:
-                    found = self._open[hour] = Hour(hour, self._names, self._limit, self._rng)
-                found.add(start_s, end_s, who)
-
-    def close_hour(self, now_s: float) -> Hour | None:
-        """The oldest hour that is over, which is then no longer kept; ask it for its seconds in a thread."""
-        due = [hour for hour in self._open if (hour + 1) * HOUR_S + self._late_s <= now_s]
-        if not due:
-            return None
-        self._closed = max(self._closed, min(due))
-        return self._open.pop(min(due))

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from exporters.accounting.attribution import ABANDONED, ABORTED, HOUR_S, IDLE, NOBODY, UNATTRIBUTED, sweep
+from exporters.accounting.attribution import ABANDONED
+from exporters.accounting.busy_hours import HOUR_S, sweep
+from exporters.accounting.gpu_use import ABORTED, IDLE, NOBODY, UNATTRIBUTED
 from exporters.accounting.prices import Prices
 from exporters.catalogue import attributed, gpu, promql, sidecar
 from exporters.catalogue.metric import Metric
 from exporters.net.prometheus import Address, Prometheus
-from exporters.requests.counters import UNKNOWN_MODEL
+from exporters.requests.bounded_names import UNKNOWN_MODEL
 from exporters.requests.read import BadLines, read_records
 from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at, estimated_tokens
 from exporters.text import printable

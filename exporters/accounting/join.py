@@ -12,14 +12,17 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from exporters.accounting import attribution, reconciliation
-from exporters.accounting.attribution import Attribution, GpuShare, Hours, UsageSample
+from exporters.accounting import attribution, busy_hours, gpu_use, reconciled
+from exporters.accounting.attribution import Attribution
+from exporters.accounting.busy_hours import Hours
+from exporters.accounting.gpu_use import GpuShare, UsageSample
 from exporters.accounting.prices import Prices
 from exporters.accounting.reconciliation import Reconciler
 from exporters.engine import view as engine_view
 from exporters.engine.view import EngineView
 from exporters.gpu.source import GpuReading
-from exporters.requests.counters import OTHER, RequestCounters
+from exporters.requests.bounded_names import OTHER
+from exporters.requests.counters import RequestCounters
 from exporters.requests.record import UNKNOWN_TEAM, RequestRecord, ended_at
 from exporters.requests.store import StateProvider
 from exporters.requests.work import FinishedRequest, Work
@@ -33,7 +36,7 @@ class _Energy:
     has taken."""
 
     joules: dict[str, float] = field(default_factory=dict)
-    method: dict[str, attribution.EnergyMethod] = field(default_factory=dict)
+    method: dict[str, gpu_use.EnergyMethod] = field(default_factory=dict)
     _last: dict[str, float] = field(default_factory=dict)
     _taken: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -48,9 +51,9 @@ class _Energy:
             if card.instances:
                 named = [(i.mig_uuid, i.profile, i.graphics_ratio) for i in card.instances if i.mig_uuid and i.profile]
                 shares = {
-                    uuid: (attribution.mig_fraction(profile, card.name), activity) for uuid, profile, activity in named
+                    uuid: (gpu_use.mig_fraction(profile, card.name), activity) for uuid, profile, activity in named
                 }
-                for uuid, (joules, method) in attribution.split_energy(grown, shares).items() if shares else ():
+                for uuid, (joules, method) in gpu_use.split_energy(grown, shares).items() if shares else ():
                     self._add(uuid, joules, method)
             else:
                 self._add(card.uuid, grown, card.energy_method or "counter")
@@ -63,7 +66,7 @@ class _Energy:
         self._taken[reader, uuid] = now
         return now - before
 
-    def _add(self, uuid: str, joules: float, method: attribution.EnergyMethod) -> None:
+    def _add(self, uuid: str, joules: float, method: gpu_use.EnergyMethod) -> None:
         self.joules[uuid] = self.joules.get(uuid, 0.0) + joules
         self.method[uuid] = method
 
@@ -86,7 +89,7 @@ class Joiner:
         stored: Mapping[str, bytes],
     ) -> None:
         states = (
-            msgspec.msgpack.decode(stored["reconcile"], type=reconciliation.ReconciliationState)
+            msgspec.msgpack.decode(stored["reconcile"], type=reconciled.ReconciliationState)
             if "reconcile" in stored
             else None,
             msgspec.msgpack.decode(stored["attribution"], type=attribution.AttributionState)
@@ -191,7 +194,7 @@ class Joiner:
         if not self._cards:
             return
         if not any(
-            ended and now_s - ended < 2 * attribution.HOUR_S for ended in (ended_at(records[0]), ended_at(records[-1]))
+            ended and now_s - ended < 2 * busy_hours.HOUR_S for ended in (ended_at(records[0]), ended_at(records[-1]))
         ):
             return  # a backlog of hours long past, for which there is no live figure
         placed = self.reconciler.state().placed
@@ -268,8 +271,5 @@ def _parts(reading: GpuReading) -> Iterator[GpuShare]:
     for instance in reading.instances:
         if instance.mig_uuid and instance.profile:
             yield GpuShare(
-                instance.mig_uuid,
-                reading.name,
-                attribution.mig_fraction(instance.profile, reading.name),
-                instance.profile,
+                instance.mig_uuid, reading.name, gpu_use.mig_fraction(instance.profile, reading.name), instance.profile
             )

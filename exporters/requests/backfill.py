@@ -18,7 +18,8 @@ from exporters import exposition
 from exporters.catalogue import sidecar
 from exporters.catalogue.metric import Metric
 from exporters.exposition import Distribution
-from exporters.requests.counters import Change, CounterRow, RequestCounters, read_row, row_samples
+from exporters.requests.counter_rows import CounterRow, read_row, row_samples
+from exporters.requests.counters import Change, RequestCounters
 from exporters.requests.read import BadLines, read_records
 from exporters.requests.record import FieldMap, RequestRecord, ended_at, timestamp
 from exporters.requests.store import RecentRequests

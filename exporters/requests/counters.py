@@ -11,23 +11,30 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, repeat
-from operator import attrgetter, sub
+from itertools import accumulate, repeat
+from operator import sub
 from typing import Any, cast, get_args
 
-import msgspec
-
 from exporters.catalogue import bounds, sidecar
-from exporters.catalogue.metric import Metric
-from exporters.exposition import Distribution, Exemplar, Sample, exemplar
+from exporters.exposition import Exemplar, Sample, exemplar
 from exporters.native_histogram import BucketCounts, observed_ms
+from exporters.requests.bounded_names import MAX_NAME, UNKNOWN_MODEL, BoundedNames
+from exporters.requests.counter_rows import (
+    E2E,
+    ENGINE_QUEUE,
+    FIGURES,
+    MS,
+    TTFT,
+    CounterRow,
+    read_row,
+    row_encoder,
+    row_samples,
+)
 from exporters.requests.record import UNKNOWN_TEAM, Outcome, RequestRecord, estimated_tokens, unix_seconds
 from exporters.requests.work import FinishedRequest, Work
 
-OTHER = "__other__"
-UNKNOWN_MODEL = "__unknown__"
 FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "rejected", "tool_calls", "repetition"})
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 GOOD = ("ok", "unknown")
@@ -39,87 +46,10 @@ _TRACE_ID = re.compile("[0-9a-fA-F]{32}")
 _UNFINISHED = ("abort", "error", "rejected")  # finish reasons of a request that the engine did not count
 # routes that make nothing
 _ASIDE = ("/models", "/tokenize", "/detokenize", "/load_lora_adapter", "/unload_lora_adapter", "/health", "/version")
-_MAX_NAME = 120
-
-# The histograms of a row, their bounds, and the same bounds in the log's milliseconds.
-_TIMES: tuple[tuple[Metric, tuple[float, ...]], ...] = (
-    (sidecar.TTFT, bounds.TTFT_S),
-    (sidecar.TPOT, bounds.OUR_TPOT_S),
-    (sidecar.E2E, bounds.OUR_REQUEST_S),
-    (sidecar.QUEUE, bounds.OUR_REQUEST_S),
-    (sidecar.ENGINE_QUEUE, bounds.OUR_REQUEST_S),
-    (sidecar.TTFT_OVERHEAD, bounds.TTFT_S),
-)
-_TTFT, _E2E, _ENGINE_QUEUE, _OVERHEAD = 0, 2, 4, len(_TIMES) - 1
-_FIGURES = attrgetter(
-    "prompt_tokens",
-    "cached_tokens",
-    "completion_tokens",
-    "ttft_ms",
-    "tpot_ms",
-    "e2e_ms",
-    "queue_ms",
-    "engine_queue_ms",
-    "engine_ttft_ms",
-)
-_MS = tuple(tuple(bound * 1000 for bound in limits) for _, limits in _TIMES)
 
 
 # a row as it is to be stored, and what was observed since it was stored before, see native_histogram
 Change = tuple[bytes, bytes]
-
-
-class BoundedNames:
-    """At most `limit` names get series of their own: configured ones first, then the first seen. Membership is
-    sticky."""
-
-    def __init__(self, configured: Iterable[str] = (), limit: int = 50) -> None:
-        self._members = dict.fromkeys(configured)
-        self._limit = max(limit, len(self._members))
-        self.folded = 0  # how many times a name had to be counted as __other__
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._members
-
-    def fold(self, name: str, may_claim: bool = True, times: int = 1) -> str:
-        """The name to count under. may_claim: whether a new name may take a seat of its own; times: how many requests
-        have it."""
-        if name in self._members:
-            return name
-        if name.startswith("__"):  # reserved names are always there and cannot be claimed
-            return name if name in (UNKNOWN_TEAM, UNKNOWN_MODEL) else OTHER
-        if may_claim and len(self._members) < self._limit:
-            self._members[name] = None
-            return name
-        self.folded += times
-        return OTHER
-
-    def seat(self, name: str) -> None:
-        """Give back a seat that the name had before a restart, even beyond the limit."""
-        if not name.startswith("__"):
-            self._members[name] = None
-
-
-class CounterRow(msgspec.Struct, array_like=True, frozen=True):
-    """All that was counted for one model and team, as it is stored. None: no record said it. Sums of times in
-    milliseconds."""
-
-    model: str
-    team: str
-    outcomes: dict[str, int]
-    reasons: dict[str, dict[str, int]]
-    finishes: dict[str, int]
-    tokens: tuple[int | None, int | None, int | None]
-    lookups: tuple[int | None, int | None]
-    finished: tuple[int, int, int, int, int]
-    counts: tuple[list[int], ...]
-    sums_ms: tuple[float, ...]
-    overhead_negative: int
-    estimated: tuple[int | None, int | None] = (None, None)
-    abandoned: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -155,11 +85,11 @@ class _Series:
         self.estimated: list[int | None] = [None, None]
         # prompt and completion tokens of work that the engine did not finish, or whose end nobody saw
         self.abandoned = [0, 0]
-        self.counts = [[0] * (len(limits) + 1) for limits in _MS]
-        self.sums_ms = [0.0] * len(_MS)
+        self.counts = [[0] * (len(limits) + 1) for limits in MS]
+        self.sums_ms = [0.0] * len(MS)
         self.negative = 0
         # of a bucket the newest trace, its value, and when
-        self.last: list[dict[int, tuple[str, float, str | None]]] = [{} for _ in _MS]
+        self.last: list[dict[int, tuple[str, float, str | None]]] = [{} for _ in MS]
         # the same, once somebody asked
         self.exemplars: list[list[Exemplar | None]] = [[None] * len(counts) for counts in self.counts]
         self.observed = array("H")  # since the row was stored; whoever stores it adds up the native buckets
@@ -170,7 +100,7 @@ class _Series:
 
         abandoned: the same of requests that broke off; 0: these ended well, or no engine that we watch worked on
         them."""
-        prompt, cached, completion, *measured, engine_ttft = zip(*map(_FIGURES, alike), strict=True)
+        prompt, cached, completion, *measured, engine_ttft = zip(*map(FIGURES, alike), strict=True)
         told = [_sum(tokens) for tokens in (prompt, cached, completion)]
         for at, tokens in enumerate(told):
             if tokens is not None:
@@ -190,7 +120,7 @@ class _Series:
             for at, r in enumerate(alike[first:], first)
             if r.trace_id and _TRACE_ID.fullmatch(r.trace_id)
         ]
-        times = (*measured, self.overheads(measured[_TTFT], measured[_ENGINE_QUEUE], engine_ttft))
+        times = (*measured, self.overheads(measured[TTFT], measured[ENGINE_QUEUE], engine_ttft))
         self.observed += observed_ms([self.observe(at, values, traced) for at, values in enumerate(times)])
 
     def _estimate(self, alike: Sequence[RequestRecord], texts: int, abandoned: int) -> None:
@@ -221,7 +151,7 @@ class _Series:
                 return ()
             total = sum(values)
         self.sums_ms[at] += total
-        limits, counts = _MS[at], self.counts[at]
+        limits, counts = MS[at], self.counts[at]
         if len(values) > MANY:  # in order, each bound is looked for once, and not each value
             ordered, before = sorted(values), 0
             for bucket, limit in enumerate(limits):
@@ -253,10 +183,6 @@ class _Series:
         ]
         self.negative += sum(over is not None and over < 0 for over in told)
         return [over if over is not None and over >= 0 else None for over in told]
-
-
-_row_encoder = msgspec.msgpack.Encoder()
-_row_decoder = msgspec.msgpack.Decoder(CounterRow)
 
 
 class RequestCounters:
@@ -321,7 +247,7 @@ class RequestCounters:
             self._changed.append(cell)
         cell.outcomes[outcome] = cell.outcomes.get(outcome, 0) + count
         if outcome not in GOOD:
-            name = self._reasons.fold((reason or "unknown")[:_MAX_NAME])
+            name = self._reasons.fold((reason or "unknown")[:MAX_NAME])
             reasons = cell.reasons.setdefault(outcome, {})
             reasons[name] = reasons.get(name, 0) + count
         if finish is not None:
@@ -342,8 +268,7 @@ class RequestCounters:
         """Rows that changed since the last call, by model and team, as bytes to be stored; `read_row` reads them
         back."""
         rows = {
-            (cell.model, cell.team): (_row_encoder.encode(_row(cell)), cell.observed.tobytes())
-            for cell in self._changed
+            (cell.model, cell.team): (row_encoder.encode(_row(cell)), cell.observed.tobytes()) for cell in self._changed
         }
         for cell in self._changed:
             cell.changed = False
@@ -379,7 +304,7 @@ class RequestCounters:
                 cell.counts[at], cell.sums_ms[at] = counts, row.sums_ms[at]
             else:
                 native.forget(at)
-        return _row_encoder.encode(_row(cell))
+        return row_encoder.encode(_row(cell))
 
     def finished(self) -> dict[str, FinishedRequest]:
         """What engines should have counted by now, by the model's name in the log."""
@@ -409,7 +334,7 @@ class RequestCounters:
     def e2e_p99_s(self) -> float | None:
         """The bound below which 99 of 100 requests ended, over everything counted; None where no record says how long
         it took."""
-        counts = [sum(column) for column in zip(*(cell.counts[_E2E] for cell in self._cells.values()), strict=True)]
+        counts = [sum(column) for column in zip(*(cell.counts[E2E] for cell in self._cells.values()), strict=True)]
         enough = 0.99 * sum(counts)
         return next(
             (
@@ -445,8 +370,8 @@ class RequestCounters:
     def _cell(self, model: str | None, team: str | None, outcome: str, count: int) -> _Series:
         # A client can ask for any model name; only one that an engine served gets series of its own.
         folded = (
-            self.models.fold((model or UNKNOWN_MODEL)[:_MAX_NAME], may_claim=outcome in GOOD, times=count),
-            self.teams.fold((team or UNKNOWN_TEAM)[:_MAX_NAME], times=count),
+            self.models.fold((model or UNKNOWN_MODEL)[:MAX_NAME], may_claim=outcome in GOOD, times=count),
+            self.teams.fold((team or UNKNOWN_TEAM)[:MAX_NAME], times=count),
         )
         cell = self._cells.get(folded)
         if cell is None:
@@ -458,64 +383,6 @@ class RequestCounters:
     def _is_compared(self, upstream: str | None, route: str | None) -> bool:
         """Whether an engine that we watch counted this request."""
         return upstream not in self._elsewhere and not (route and route.endswith(_ASIDE))
-
-
-def read_row(stored: bytes) -> CounterRow:
-    """A stored row. Raises msgspec.MsgspecError."""
-    return _row_decoder.decode(stored)
-
-
-def row_samples(
-    row: CounterRow, exemplars: Sequence[Sequence[Exemplar | None]] = (), native: BucketCounts | None = None
-) -> Iterator[Sample]:
-    """The series of one model and team."""
-    who = {"model_name": row.model, "team": row.team}
-    return chain(_count_samples(row, who), _time_samples(row, who, exemplars, native))
-
-
-def _count_samples(row: CounterRow, who: Mapping[str, str]) -> Iterator[Sample]:
-    for outcome, count in row.outcomes.items():
-        yield sidecar.REQUESTS, {"model_name": row.model, "outcome": outcome, "team": row.team}, count
-    for outcome, reasons in row.reasons.items():
-        for reason, count in reasons.items():
-            yield (
-                sidecar.REASONS,
-                {"model_name": row.model, "outcome": outcome, "reason": reason, "team": row.team},
-                count,
-            )
-    for finish, count in row.finishes.items():
-        yield sidecar.FINISHES, {"finish_reason": finish, **who}, count
-    exact = (
-        (sidecar.TOKENS, kind, tokens)
-        for kind, tokens in zip(("prompt", "cached", "completion"), row.tokens, strict=True)
-    )
-    estimated = (
-        (sidecar.ESTIMATED_TOKENS, kind, tokens)
-        for kind, tokens in zip(("prompt", "completion"), row.estimated, strict=True)
-    )
-    for metric, kind, tokens in chain(exact, estimated):
-        if tokens is not None:
-            yield metric, {**who, "type": kind}, tokens
-    for result, lookups in zip(("hit", "miss"), row.lookups, strict=True):
-        if lookups is not None:
-            yield sidecar.CACHE_LOOKUPS, {"model_name": row.model, "result": result, "team": row.team}, lookups
-
-
-def _time_samples(
-    row: CounterRow, who: Mapping[str, str], exemplars: Sequence[Sequence[Exemplar | None]], native: BucketCounts | None
-) -> Iterator[Sample]:
-    for at, (metric, limits) in enumerate(_TIMES):
-        if any(row.counts[at]):
-            buckets = native.snapshot(at) if native else None
-            yield (
-                metric,
-                who,
-                Distribution(
-                    limits, row.counts[at], row.sums_ms[at] / 1000, exemplars[at] if exemplars else (), buckets
-                ),
-            )
-    if row.overhead_negative or any(row.counts[_OVERHEAD]):
-        yield sidecar.TTFT_NEGATIVE, who, row.overhead_negative
 
 
 def _row(cell: _Series) -> CounterRow:

@@ -14,9 +14,10 @@ import msgspec
 
 from exporters.catalogue import sidecar
 from exporters.exposition import Distribution
-from exporters.requests.counters import BoundedNames, RequestCounters
+from exporters.requests.bounded_names import BoundedNames
+from exporters.requests.counters import RequestCounters
 from exporters.requests.record import BadLine, RequestRecord, parse_block, parse_line
-from exporters.sidecar import SidecarConfig
+from exporters.sidecar_config import SidecarConfig
 from exporters.text import printable
 
 DEFAULTS = SidecarConfig()

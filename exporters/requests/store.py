@@ -22,7 +22,8 @@ from exporters.exposition import Sample
 from exporters.fine_ladder import refine
 from exporters.native_histogram import BucketCounts
 from exporters.requests.checkpoint import Checkpoint
-from exporters.requests.counters import Change, RequestCounters, read_row, row_samples
+from exporters.requests.counter_rows import read_row, row_samples
+from exporters.requests.counters import Change, RequestCounters
 from exporters.requests.positions import Position
 from exporters.requests.record import RequestRecord
 from exporters.scrape import Block, Format

@@ -17,7 +17,8 @@ from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 
-from exporters.requests.counters import OTHER, REASONS_LIMIT, BoundedNames
+from exporters.requests.bounded_names import OTHER, BoundedNames
+from exporters.requests.counters import REASONS_LIMIT
 from exporters.requests.record import RequestRecord, ended_at
 from exporters.tracing.collector import SERVICE, SHUTDOWN_FLUSH_S, CollectorState, Observe
 from exporters.tracing.config import OtlpConfig

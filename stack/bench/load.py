@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from exporters.requests.record import Outcome, RequestRecord, timestamp
-from stack.bench.workload import PlannedRequest
+from stack.bench.workload_plan import PlannedRequest
 from stack.gateway.reply import Reply, decode
 from stack.gateway.sse import Scanner
 from stack.gateway.upstream_client import BrokenConnection, Unreachable, UpstreamClient

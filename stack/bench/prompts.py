@@ -20,7 +20,7 @@ from exporters.net.bounded_read import read_bounded
 from exporters.net.http_client import describe_error
 from stack.bench.load import Prepared
 from stack.bench.result import request_id
-from stack.bench.workload import PlannedRequest
+from stack.bench.workload_plan import PlannedRequest
 
 Route = Literal["completions", "chat"]
 ROUTES: Mapping[Route, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}

@@ -23,7 +23,7 @@ import aiohttp
 import msgspec
 
 from exporters.catalogue.exposition_parser import Exposition
-from stack.bench import measurements, result, workload
+from stack.bench import measurements, result, workload, workload_plan
 from stack.bench.engine_under_test import BadTarget, Peak, Subject, asking, emptied, page_of, restarted, settled
 from stack.bench.load import BenchTarget, Done, LoadRun, Prepared
 from stack.bench.measurements import Around
@@ -177,7 +177,7 @@ class Bencher:
         async with asking() as session:
             writer = await self._writer(session, subject)
             await self._warm_up(session, writer, subject, step)
-            asks = workload.plan(step.workload, step.point, self._lengths(step), number)
+            asks = workload_plan.plan(step.workload, step.point, self._lengths(step), number)
             prepared = await self._prepared(writer, step.workload, asks, number)
             self.told.run(number, len(self.steps), step.arm, step.workload, step.point, len(asks))
             run = await self._run(session, subject, step, number, prepared)
@@ -200,7 +200,7 @@ class Bencher:
         return self.seed + (step.round if step.workload.seed == "fresh" else 0)
 
     async def _prepared(
-        self, writer: Writer, its: Workload, asks: Sequence[workload.PlannedRequest], number: int
+        self, writer: Writer, its: Workload, asks: Sequence[workload_plan.PlannedRequest], number: int
     ) -> list[Prepared]:
         options = {"ignore_eos": True} if its.ignore_eos else {}
         instruction = f"{its.json.instruction}\n{json.dumps(its.json.schema)}" if its.json else ""
@@ -213,13 +213,15 @@ class Bencher:
         key = (subject.target.url, subject.engine.started_s, step.workload.name, step.point.label if warm else "")
         if key in self._warm:
             return
-        asks = list(workload.plan(step.workload, step.point, self._lengths(step), WARM_UP))
+        asks = list(workload_plan.plan(step.workload, step.point, self._lengths(step), WARM_UP))
         some = asks[: step.workload.warm_up]
         if warm:
             first = {ask.segments[0].key: ask for ask in reversed(asks) if len(ask.segments) > 1}
             some += [ask for ask in first.values() if ask not in some]
         alone = [
-            workload.PlannedRequest(number=at, kind=None, segments=a.segments, output_tokens=min(a.output_tokens, 16))
+            workload_plan.PlannedRequest(
+                number=at, kind=None, segments=a.segments, output_tokens=min(a.output_tokens, 16)
+            )
             for at, a in enumerate(some)
         ]
         if alone:
@@ -454,9 +456,11 @@ def _lines(path: Path) -> list[str]:
 async def probe(subject: Subject, its: Workload, seed: int) -> tuple[float, float] | None:
     """Seconds to the first token and for each further one, of one short request alone; None where it was not answered.
     Raises NoTokenizer."""
-    asks = workload.plan(its, workload.points(its)[0], seed, WARM_UP - 1)[:1]
+    asks = workload_plan.plan(its, workload.points(its)[0], seed, WARM_UP - 1)[:1]
     few = [
-        workload.PlannedRequest(number=0, kind=None, segments=ask.segments, output_tokens=min(ask.output_tokens, 16))
+        workload_plan.PlannedRequest(
+            number=0, kind=None, segments=ask.segments, output_tokens=min(ask.output_tokens, 16)
+        )
         for ask in asks
     ]
     async with asking() as session:

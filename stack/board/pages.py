@@ -20,6 +20,7 @@ from dashboards import annotations as noted
 from dashboards import variables
 from dashboards.model import Dashboard, Panel
 from runbooks import page as runbook_pages
+from runbooks import page_check
 from runbooks.lookup import panel_url
 from stack.board.charts import plotly_js
 
@@ -216,7 +217,7 @@ def _rendered(markdown: str) -> str:
     tokens = _markdown.parse(markdown)
     for token, following in pairwise(tokens):
         if token.type == "heading_open":
-            token.attrSet("id", runbook_pages.slug(following.content))
+            token.attrSet("id", page_check.slug(following.content))
         for child in following.children or ():
             if child.type == "link_open":
                 child.attrSet("href", re.sub(r"^([\w-]+)\.md(?=#|$)", r"/runbooks/\1", str(child.attrGet("href"))))

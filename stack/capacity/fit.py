@@ -13,6 +13,11 @@ from stack.capacity.memory import MemoryPart, default_batched_tokens
 from stack.capacity.model import ModelShape
 from stack.capacity.worksheet import WEIGHT_BYTES
 
+
+def milli(time_s: float, figures: int = 3) -> str:
+    return f"{time_s * 1000:.{figures}g} ms" if time_s < 1 else f"{time_s:,.{figures}g} s"
+
+
 NO_WAY = "no single change that we know; make two, such as quantized weights on several cards"
 USUAL_SHARE = Serving(1).gpu_memory_utilization
 

@@ -8,18 +8,27 @@ that is not in FAMILIES is refused: a guess would look like a figure."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from stack.capacity import weights
 from stack.capacity.config_json import HIDDEN, BadModel, ConfigFields, shown
 from stack.capacity.context import context
+from stack.capacity.families import (
+    CROSS,
+    DTYPES,
+    ENCODERS,
+    FAMILIES,
+    KINDS,
+    MAMBA2,
+    REFINED_WEB,
+    SPARSE,
+    Kind,
+    ModelClass,
+)
 
 __all__ = ["BadModel", "Layer", "ModelShape", "read", "shape"]
-
-Kind = Literal["full", "window", "chunked", "mla", "state", "none"]
-_MAMBA2 = ("nemotron_h", "mamba2")
 READ_THE_LOG = "read the line 'GPU KV cache size' of vLLM's start-up log instead"
 
 
@@ -73,97 +82,7 @@ class ModelShape:
         return any(layer.kind not in ("state", "none") for layer in self.layers)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelClass:
-    """What config.json does not say, because the model's class implies it."""
-
-    matrices: int = 3  # of a feed-forward block: 3 with a gate, 2 without
-    tied: bool = False
-    # one layer in so many sees everything, the others a window; 0: the window, if there is one, holds for all
-    every: int = 0
-    learned: bool = False  # positions are a table of their own, not turned into the queries
-    wider: int = 0  # tokens that vLLM's window has beyond the configured one
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-
-
-GATED, GATED_TIED, PLAIN, PLAIN_TIED = (
-    ModelClass(),
-    ModelClass(tied=True),
-    ModelClass(matrices=2),
-    ModelClass(matrices=2, tied=True),
-)
-LEARNED = ModelClass(matrices=2, tied=True, learned=True)
-# Defaults here and below: transformers' configuration classes, for fields that published files leave out.
-QWEN = ModelClass(defaults={"use_sliding_window": False})
-QWEN_GATED = ModelClass(defaults={"use_sliding_window": False, "attn_output_gate": True})
-GEMMA3 = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
-# Falcon's files as they were first published; vLLM reads them with a class of its own (RWConfig)
-REFINED_WEB = ("RefinedWeb", "RefinedWebModel")
-FAMILIES: dict[str, ModelClass] = {
-    **dict.fromkeys(
-        ("llama", "ministral3", "mixtral", "granite", "granitemoe", "olmo", "olmo2", "olmoe", "phi3", "phimoe"), GATED
-    ),
-    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), QWEN),
-    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"), QWEN),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), QWEN_GATED),
-    **dict.fromkeys(
-        (
-            "deepseek",
-            "deepseek_v2",
-            "deepseek_v3",
-            "kimi_k2",
-            "glm4",
-            "glm4_moe",
-            "glm4_moe_lite",
-            "seed_oss",
-            "minimax_m2",
-        ),
-        GATED,
-    ),
-    **dict.fromkeys(("internlm2", "internlm3", "stablelm", "jamba", "llama4_text"), GATED),
-    **dict.fromkeys(("gemma", "cohere"), GATED_TIED),
-    "smollm3": ModelClass(tied=True, defaults={"use_sliding_window": False}),
-    **dict.fromkeys(("gpt_neox", "gptj", "phi", "nemotron", "nemotron_h"), PLAIN),
-    **dict.fromkeys(("bloom", "starcoder2"), PLAIN_TIED),
-    **dict.fromkeys(("gpt2", "opt"), LEARNED),
-    **dict.fromkeys(("mamba", "mamba2"), GATED_TIED),
-    "falcon_mamba": GATED,
-    "mistral": ModelClass(defaults={"sliding_window": 4096}),
-    "falcon": ModelClass(matrices=2, tied=True, defaults={"multi_query": True}),
-    **dict.fromkeys(REFINED_WEB, ModelClass(matrices=2, tied=True, defaults={"multi_query": True, "n_head_kv": 1})),
-    "gpt_bigcode": ModelClass(matrices=2, tied=True, learned=True, defaults={"multi_query": True}),
-    "gpt_oss": ModelClass(every=2, defaults={"sliding_window": 128}),
-    "olmo3": ModelClass(every=4, defaults={"sliding_window": 4096}),
-    "gemma2": ModelClass(tied=True, every=2, defaults={"sliding_window": 4096}),
-    "gemma3_text": ModelClass(tied=True, every=6, defaults=GEMMA3),
-    "gemma4_text": ModelClass(tied=True, defaults={"global_head_dim": 512}),
-    "cohere2": ModelClass(tied=True, every=4, wider=1),
-}
-ENCODERS = {
-    "bert",
-    "roberta",
-    "xlm-roberta",
-    "distilbert",
-    "albert",
-    "electra",
-    "deberta",
-    "deberta-v2",
-    "mpnet",
-    "modernbert",
-    "nomic_bert",
-}
 ENCODERS |= {"clip", "siglip", "siglip_vision_model", "vit", "wav2vec2", "dinov2"}
-CROSS = {"t5", "mt5", "bart", "mbart", "whisper", "marian", "pegasus", "m2m_100", "mllama"}
-SPARSE = {"deepseek_v32", "deepseek_v4", "deepseek_v41", "glm_moe_dsa"}
-DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "half": 2, "float": 4}
-KINDS: dict[str, Kind] = {
-    "full_attention": "full",
-    "attention": "full",
-    "sliding_attention": "window",
-    "chunked_attention": "chunked",
-    "linear_attention": "state",
-    "mamba": "state",
-}
 
 
 def shape(config: Mapping[str, Any], name: str = "", where: str = "") -> ModelShape:
@@ -424,7 +343,7 @@ def _window(fields: ConfigFields, family: ModelClass, kinds: tuple[Kind, ...]) -
 def _state(fields: ConfigFields, model_type: str) -> Layer:
     """A layer with a state. Mamba 2 keeps one more block, for the checkpoint within a prefill (vLLM mamba_mixer2.py,
     get_kv_cache_spec)."""
-    return Layer("state", state_bytes=_state_bytes(fields, model_type), checkpoints=int(model_type in _MAMBA2))
+    return Layer("state", state_bytes=_state_bytes(fields, model_type), checkpoints=int(model_type in MAMBA2))
 
 
 def _state_bytes(fields: ConfigFields, model_type: str) -> float:
@@ -448,7 +367,7 @@ def _state_bytes(fields: ConfigFields, model_type: str) -> float:
         return (
             2 * fields.whole("linear_num_key_heads") * key + heads * value
         ) * kernel * 2 + heads * key * value * cell
-    if model_type in _MAMBA2:
+    if model_type in MAMBA2:
         inner, conv, _ = weights.mamba2_sizes(fields)
         return conv * kernel * 2 + inner * fields.whole("ssm_state_size", "state_size") * cell
     inner, state, _ = weights.mamba1_sizes(fields)

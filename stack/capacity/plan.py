@@ -9,22 +9,21 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-from exporters.accounting.attribution import mig_fraction
+from exporters.accounting.gpu_use import mig_fraction
 from exporters.accounting.prices import Prices
 from stack.capacity import gpus as gpu_models
 from stack.capacity import kv, recommend
-from stack.capacity.fit import DoesNotFit, default_seqs, gib, placed, room, usable
+from stack.capacity.fit import DoesNotFit, default_seqs, gib, milli, placed, room
 from stack.capacity.gpus import GpuModel
 from stack.capacity.kv import BadServing, KvCapacity, Serving
 from stack.capacity.memory import MemoryPart
 from stack.capacity.model import ModelShape
 from stack.capacity.recommend import Flag, ReplicaLimits, Tuning
+from stack.capacity.throughput import flops_of, operations, plain, weights_read
 from stack.capacity.traffic import P95_SIGMAS, BadTraffic, TrafficProfile, within
-from stack.capacity.worksheet import WEIGHT_BYTES
 from stack.gateway.policy import Capacity
 
 __all__ = [
@@ -38,7 +37,6 @@ __all__ = [
     "plan",
     "replicas_for",
     "steady_rate",
-    "told",
 ]
 
 CACHE_SHARE = Capacity().kv_usage  # beyond it the gateway lowers its slots, so a plan stays below
@@ -373,52 +371,12 @@ def _compute(shape: ModelShape, serving: Serving, card: GpuModel, traffic: Traff
     prompt, output = traffic.prompt_tokens.mean * (1 - (traffic.cached_share or 0.0)), traffic.output_tokens.mean
     needed = operations(shape, prompt, output)
     if needed and card.flops:
-        flops = _flops(shape, serving, card)
+        flops = flops_of(shape, serving, card)
         why = (
             f"{needed / 1e12:,.3g} TFLOP for a request of {prompt:,.0f} + {output:,.0f} tokens, at {flops / 1e12:,.0f}"
             " TFLOP/s"
         )
         yield Limit(COMPUTE, flops / needed, True, why)
-
-
-def operations(shape: ModelShape, prompt: float, output: float) -> float | None:
-    """Floating-point operations for so many tokens, at least; None where they are not known.
-
-    Two for each parameter and token. The embedding table is looked up and not multiplied, the output head works for the
-    reply alone; attention, which comes on top, is left out."""
-    if (parameters := active(shape)) is None:
-        return None
-    table = shape.vocabulary * shape.hidden
-    body = max(0, parameters - table * (1 if shape.tied else 2))
-    return 2 * (body * (prompt + output) + table * output)
-
-
-def plain(shape: ModelShape) -> bool:
-    """Whether what a request holds is tokens times bytes: not with windows or states, which do not grow with every
-    token."""
-    return all(layer.kind in ("full", "mla", "none") for layer in shape.layers)
-
-
-def active(shape: ModelShape) -> int | None:
-    """Parameters that one token goes through; None for a mixture of experts, of which it takes a part that the shape
-    does not tell."""
-    return None if shape.moe else shape.parameters
-
-
-def weights_read(shape: ModelShape, serving: Serving) -> float | None:
-    """Bytes that each GPU reads at least to make a token; None where they are not known. Of an embedding table only
-    single rows are read, unless it is the output head too. Stages of a pipeline work one after the other, so only
-    tensor parallelism makes it less."""
-    if shape.weight_bytes is None or active(shape) is None:
-        return None
-    table = 0.0 if shape.tied else shape.vocabulary * shape.hidden * WEIGHT_BYTES[shape.dtype]
-    return max(0.0, shape.weight_bytes - table) / serving.tensor_parallel
-
-
-def _flops(shape: ModelShape, serving: Serving, card: GpuModel) -> float:
-    """Dense operations a second of a replica; 8 bits may double them, 4 bits in floating point again."""
-    kind = shape.quantization or ""
-    return card.flops * (4 if "fp4" in kind else 2 if kind else 1) * serving.tensor_parallel * serving.pipeline_parallel
 
 
 def _impossible(
@@ -444,7 +402,7 @@ def _impossible(
     prompt = traffic.prompt_tokens.p95 if traffic else 0.0
     needed = operations(shape, prompt, 0.0)
     if needed and ttft_s and card.flops:
-        least_s = needed / _flops(shape, serving, card)
+        least_s = needed / flops_of(shape, serving, card)
         if least_s > ttft_s:
             what = (
                 f"ttft_p95: {milli(ttft_s)} cannot be for {prompt:,.0f} prompt tokens (p95): {placed(serving, card)}"
@@ -524,76 +482,3 @@ def _notes(shape: ModelShape, traffic: TrafficProfile | None, measured_per_s: fl
             "how many of its experts' weights a step reads depends on the batch, so there are no bounds by memory"
             " bandwidth and compute"
         )
-
-
-def milli(time_s: float, figures: int = 3) -> str:
-    return f"{time_s * 1000:.{figures}g} ms" if time_s < 1 else f"{time_s:,.{figures}g} s"
-
-
-# ---- the twin in JSON
-
-
-def told(it: Plan) -> dict[str, Any]:
-    """Everything, with units in the names: bytes per GPU, seconds, tokens, shares from 0 to 1. Unknown is null."""
-    shape, card = it.shape, it.card
-    return {
-        "model": {
-            "name": it.name, "architecture": shape.architecture, "parameters": shape.parameters,
-            "weight_bytes": shape.weight_bytes,
-            "dtype": shape.dtype, "quantization": shape.quantization, "max_positions": shape.max_positions or None,
-            "default_max_model_len": shape.served_len,
-        },
-        "gpu": {
-            "name": card.name, "memory_bytes": card.memory_bytes, "usable_bytes": usable(card),
-            "mig_profile": card.profile,
-            "per_card": card.instances, "gpus_per_replica": it.gpus, "source": card.source,
-        },
-        "serving": _fields(it.serving),
-        "memory": [{"name": part.name, "bytes": part.bytes, "estimated": part.estimated, "source": part.source}
-            for part in it.parts],
-        "kv_cache": {
-            "bytes": it.kv_bytes, "bytes_per_token": it.token_bytes,
-            "token_costs": [{"up_to_tokens": length, "bytes": each} for length,
-                each in kv.token_costs(it.shape, it.serving)],
-            "blocks": it.cache.blocks, "tokens": it.cache.tokens, "sure": it.cache.sure,
-        },
-        "concurrency": {"guaranteed": it.guaranteed, "expected": it.expected, "at_p95": it.at_p95},
-        "traffic": None if it.traffic is None
-            else _traffic(it.traffic) | {"share_of_one_replicas_cache": it.cache_share},
-        "targets": _fields(it.targets),
-        "limits": [{"name": limit.name, "rate_per_s": limit.rate_per_s, "is_bound": limit.bound, "why": limit.why}
-            for limit in it.limits],
-        "binds": it.binds.name if it.binds else None,
-        "replicas": {
-            "count": it.replicas, "at_least": not it.measured, "gpus": it.replicas and it.replicas * it.gpus,
-            "users_per_replica": it.users_per_replica,
-        },
-        "cost": None if it.cost is None
-            else _fields(it.cost) | {"at_least": not it.measured, "target_kept": target_kept(it)},
-        "vllm": {"command": it.command, "flags": [_fields(flag) for flag in it.flags]},
-        "gateway": _fields(it.gateway),
-        "notes": list(it.notes),
-    }  # fmt: skip
-
-
-def target_kept(it: Plan) -> bool | None:
-    """Whether the cost is within its target; None where a bound does not tell."""
-    target, cost = it.targets.cost_per_1k_tokens, it.cost.per_1k_tokens if it.cost else None
-    if target is None or cost is None or (cost <= target and not it.measured):
-        return None
-    return cost <= target
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-def _traffic(traffic: TrafficProfile) -> dict[str, Any]:
-    return {
-        "source": traffic.source, "rate_per_s": traffic.arrivals_per_s, "prompt_tokens": _fields(traffic.prompt_tokens),
-        "output_tokens": _fields(traffic.output_tokens), "ttft_s": traffic.ttft_s, "tpot_s": traffic.tpot_s,
-        "request_s": traffic.time_s,
-        "users": traffic.users, "think_s": traffic.think_s, "cached_share": traffic.cached_share,
-        "in_flight": traffic.in_flight,
-        "resident_tokens": traffic.resident_tokens, "missing": list(traffic.missing),
-    }  # fmt: skip

@@ -6,32 +6,32 @@ of options. What a release does not tell is absent, never 0."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import aiohttp
-
-from exporters.catalogue import exposition_parser, vllm
-from exporters.catalogue.exposition_parser import Exposition
-from exporters.engine.client import EngineClient, ModelCard
-from exporters.net.http_client import HttpClientConfig, describe_error
-from stack.bench.measurements import Startup, startup
-from stack.bench.result import without_login
+from exporters.catalogue import vllm
+from exporters.net.http_client import HttpClientConfig
+from stack.bench.measurements import Startup
 from stack.capacity import kv, memory
 from stack.capacity.kv import BadServing, Serving
+from stack.capacity.live_engine import (
+    BLOCKS,
+    BY_BLOCKS,
+    NOT_ASKED,
+    TOKENS,
+    BadLive,
+    EngineReport,
+    Served,
+    read,
+    read_report,
+    usage_series,
+    whole_number,
+    yes_or_no,
+)
 from stack.capacity.model import ModelShape
 
-READ_S = 10.0
 OTHER_MODEL = 0.2  # a model of another name whose blocks take so much more or less is another model
 _VAST = float(1 << 62)  # bytes: so many blocks that what is left over of the last one does not matter
-_MODELS = "/v1/models"
-_BLOCKS, _TOKENS, _BY_BLOCKS = "KV cache blocks", "KV cache tokens", "page: num_gpu_blocks x block_size"
-
-
-class BadLive(ValueError):
-    """An engine that nothing can be compared with; one sentence with the way out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +71,6 @@ class Verifier:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What an engine says besides its page. names: those that it answers to, and where its model came from;
-    max_model_len: of its longest request."""
-
-    place: str = "the page"
-    version: str | None = None
-    names: tuple[str, ...] = ()
-    max_model_len: int | None = None
-
-
 async def verify(
     url: str,
     shape: ModelShape,
@@ -98,208 +87,6 @@ async def verify(
     return compare(text, log, shape, serving, served, kv_bytes)
 
 
-# ---- the reader
-
-
-async def read(url: str, key: str | None = None, way: HttpClientConfig | None = None) -> tuple[str, Served]:
-    """An engine's page and what it serves. Raises BadLive, and BadConfig for a file of `way`."""
-    base = url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
-    if not re.match(r"https?://[\w\[]", base):
-        named = "what stands there" if "@" in base else repr(base)  # a login is shown nowhere
-        raise BadLive(f"{named} is no address of an engine; write it like http://127.0.0.1:8000")
-    if (shown := without_login(base)) != base:
-        raise BadLive(
-            f"the address {shown} came with a login, which no request is sent with; give a key with --api-key-file"
-        )
-    try:
-        async with aiohttp.ClientSession() as session:
-            client = EngineClient(session, base, READ_S, way, key)
-            text, version = await client.scrape()
-            cards = await _models(client)
-    except aiohttp.ClientResponseError as error:
-        raise BadLive(f"{base}/metrics answers {error.status}; give the address of vLLM itself") from error
-    except exposition_parser.BadExposition as error:
-        raise BadLive(str(error)) from error
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        told = describe_error(error) or error or type(error).__name__
-        raise BadLive(f"no engine answers at {base}/metrics ({told}); is vLLM up, and is that its address?") from error
-    models = [card for card in cards if card.parent is None]  # the others are adapters
-    names = dict.fromkeys(name for card in models for name in (card.root, card.id) if name)
-    return text, Served(base, version, tuple(names), next((card.max_model_len for card in models), None))
-
-
-async def _models(client: EngineClient) -> list[ModelCard]:
-    """The models that it lists; none where it lists none. Raises BadLive where it wants a key."""
-    try:
-        return await client.models()
-    except exposition_parser.BadExposition:
-        return []
-    except aiohttp.ClientResponseError as error:
-        if error.status in (401, 403):
-            raise BadLive(f"{client.url}{_MODELS} answers {error.status}; give the key with --api-key-file") from error
-        return []
-
-
-# ---- what was said
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """All that page and log say of one engine core; None where they do not. sources: by field, where it stands."""
-
-    model: str
-    engine: str
-    labels: Mapping[str, str]
-    log: Startup
-    said: Mapping[str, str]  # configuration in the log
-    found: Exposition
-
-    def label(self, name: str) -> float | None:
-        """A number above 0; nothing that is read here can be less."""
-        value = _number(self.labels.get(name))
-        return value if value is not None and value > 0 else None
-
-    def first(self, *told: tuple[float | None, str]) -> tuple[float | None, str]:
-        """The first that is known, and where it comes from."""
-        return next(((value, source) for value, source in told if value is not None), (None, ""))
-
-    @property
-    def override(self) -> bool:
-        """Whether blocks were counted by hand, so that memory says nothing about them."""
-        return self.label("num_gpu_blocks_override") is not None
-
-    @property
-    def by_hand(self) -> bool:
-        """Whether the cache's bytes were set and not measured: the page tells them only then."""
-        return self.kv_bytes[1].startswith("page")
-
-    @property
-    def kv_bytes(self) -> tuple[float | None, str]:
-        if self.override:
-            return None, ""
-        return self.first(
-            (self.label("kv_cache_memory_bytes"), "page: kv_cache_memory_bytes"),
-            (self.label("cpu_kvcache_space_bytes"), "page: cpu_kvcache_space_bytes"),
-            (self.log.kv, "start-up log, to 0.01 GiB"),
-        )
-
-    @property
-    def blocks(self) -> tuple[float | None, str]:
-        return self.label("num_gpu_blocks"), "page: num_gpu_blocks"
-
-    def tokens(self, alike: bool) -> tuple[float | None, str]:
-        """alike: all layers keep every token, so that blocks can be counted in tokens."""
-        blocks, size = self.label("num_gpu_blocks"), self.label("block_size")
-        return self.first(
-            (self.label("kv_cache_size_tokens"), "page: kv_cache_size_tokens"),
-            (self.log.kv_tokens, "start-up log"),
-            (blocks * size if alike and blocks and size else None, _BY_BLOCKS),
-        )
-
-    @property
-    def concurrency(self) -> tuple[float | None, str]:
-        return self.first(
-            (self.label("kv_cache_max_concurrency"), "page: kv_cache_max_concurrency"),
-            (self.log.concurrency, "start-up log, to 0.01"),
-        )
-
-    @property
-    def longest(self) -> int | None:
-        """The longest request, as far as page or log say it: tokens and concurrency are each other times it, rounded
-        down."""
-        tokens, at_once = self.label("kv_cache_size_tokens"), self.label("kv_cache_max_concurrency")
-        if tokens and at_once and at_once >= 1:
-            return math.ceil(tokens / at_once - 1e-6)
-        return self.log.longest_tokens or _whole(self.said.get("max_seq_len"))
-
-    def gauge(self, metric: str) -> float | None:
-        """Of this engine core."""
-        values = [
-            value
-            for labels, value in self.found.of(metric)
-            if labels.get("engine", "") == self.engine and math.isfinite(value) and value >= 0
-        ]
-        return sum(values) if values else None
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
-
-
-def _yes(text: str | None) -> bool | None:
-    return {"True": True, "False": False}.get(text or "")
-
-
-# "Initializing a V1 LLM engine (v0.32.0) with config: model='...', dtype=torch.bfloat16, max_seq_len=32768,
-# tensor_parallel_size=1, ..."
-_STARTS = re.compile(r"Initializing a V1 LLM engine")
-_OPTION = re.compile(
-    r"\b(model|dtype|max_seq_len|tensor_parallel_size|pipeline_parallel_size|kv_cache_dtype|device_config)=(?:torch\.)?'?([^,'\s]+)"
-)
-_ASYNC = re.compile(r"'async_scheduling': (True|False)")
-_BATCHED = re.compile(r"max_num_batched_tokens[=:' ]+(\d+)")
-
-
-def _start(log: str) -> tuple[Startup, dict[str, str]]:
-    """What the last start in a log says of memory, and of its configuration."""
-    at = [found.start() for found in _STARTS.finditer(log)]
-    last = log[at[-1] :] if at else log
-    said = dict(reversed(_OPTION.findall(last.partition("\n")[0]))) if at else {}
-    before = log[at[-2] if len(at) > 1 else 0 :]  # options and batch are told before the engine is
-    if batched := _BATCHED.findall(before):
-        said["max_num_batched_tokens"] = batched[-1]
-    # the CPU build never does
-    if chosen := ["False"] if said.get("device_config") == "cpu" else _ASYNC.findall(before):
-        said["async_scheduling"] = chosen[-1]
-    return startup(last), said
-
-
-def _told(text: str, log: str | None, place: str) -> tuple[_Told, tuple[str, ...]]:
-    """The engine core that is used most, and what is to be said of the others. Raises BadLive."""
-    try:
-        found = exposition_parser.parse(text)
-    except exposition_parser.BadExposition as error:
-        raise BadLive(f"{place}: {error}") from error
-    if not any(name.startswith("vllm:") for name in found.families()):
-        raise BadLive(
-            f"{place} shows no series of vLLM; give the address of vLLM itself, not of a gateway or an exporter"
-        )
-    memory, said = _start(log or "")
-    cores = {labels.get("engine", ""): labels for labels, _ in found.of(vllm.CACHE_CONFIG_INFO.name)}
-    if not cores and memory == Startup():
-        raise BadLive(
-            f"{place} does not show {vllm.CACHE_CONFIG_INFO.name} (the Rust frontend does not, nor does an engine that"
-            " is still starting): give its start-up log, or ask again when it is up"
-        )
-    models = {
-        labels.get("engine", ""): labels.get("model_name", "") for labels, _ in found.of(vllm.NUM_REQUESTS_RUNNING.name)
-    }
-    every = [_Told(models.get(core, ""), core, labels, memory, said, found) for core, labels in cores.items()] or [
-        _Told(next(iter(models.values()), ""), next(iter(models), ""), {}, memory, said, found)
-    ]
-    fullest = max(every, key=lambda core: core.gauge(_usage(found)) or 0.0)
-    notes = (
-        (
-            f"{len(every)} engine cores (data-parallel ranks) answer there; the figures are of the one in use most,"
-            f" {fullest.engine}"
-        ),
-    )
-    return fullest, notes if len(every) > 1 else ()
-
-
-def _usage(found: Exposition) -> str:
-    """Under which name this page shows how much of the cache is in use."""
-    return next((name for name in vllm.KV_CACHE_USAGE.names if name in found), vllm.KV_CACHE_USAGE.name)
-
-
 # ---- the comparison
 
 
@@ -308,12 +95,12 @@ def compare(
     log: str | None,
     shape: ModelShape,
     serving: Serving | None = None,
-    served: Served = Served(),
+    served: Served = NOT_ASKED,
     kv_bytes: float | None = None,
 ) -> Verifier:
     """What a page and a start-up log say, beside what we reckon for this shape. Pure. Arguments as in `loop`; raises
     BadLive."""
-    told, notes = _told(text, log, served.place)
+    told, notes = read_report(text, log, served.place)
     shape, ours, differs = _as_run(told, shape, serving, served)
     pool = _pool(told, shape, ours, kv_bytes)
     figures = tuple(_figures(told, shape, ours, pool, kv_bytes))
@@ -339,24 +126,24 @@ def compare(
 
 
 def _as_run(
-    told: _Told, shape: ModelShape, plan: Serving | None, served: Served
+    told: EngineReport, shape: ModelShape, plan: Serving | None, served: Served
 ) -> tuple[ModelShape, Serving, tuple[str, ...]]:
     """Shape and options as the engine runs them, and where a plan had them otherwise."""
     longest = served.max_model_len or told.longest
     block, dtype, utilization = (
-        _whole(told.labels.get("block_size")),
+        whole_number(told.labels.get("block_size")),
         told.labels.get("cache_dtype"),
         told.label("gpu_memory_utilization"),
     )
-    parallel = {name: _whole(told.said.get(f"{name}_size")) for name in ("tensor_parallel", "pipeline_parallel")}
+    parallel = {name: whole_number(told.said.get(f"{name}_size")) for name in ("tensor_parallel", "pipeline_parallel")}
     says = {
         "max_model_len": longest,
         "block_size": block,
         "cache_dtype": dtype or told.said.get("kv_cache_dtype"),
         "gpu_memory_utilization": utilization,
-        "max_num_batched_tokens": _whole(told.said.get("max_num_batched_tokens")),
-        "async_scheduling": _yes(told.said.get("async_scheduling")),
-        "prefix_caching": _yes(told.labels.get("enable_prefix_caching")),
+        "max_num_batched_tokens": whole_number(told.said.get("max_num_batched_tokens")),
+        "async_scheduling": yes_or_no(told.said.get("async_scheduling")),
+        "prefix_caching": yes_or_no(told.labels.get("enable_prefix_caching")),
         **parallel,
     }
     known = {name: value for name, value in says.items() if value is not None}
@@ -388,7 +175,7 @@ def _as_run(
     return shape, as_run, tuple(notes)
 
 
-def _pool(told: _Told, shape: ModelShape, serving: Serving, kv_bytes: float | None) -> kv.KvCapacity | None:
+def _pool(told: EngineReport, shape: ModelShape, serving: Serving, kv_bytes: float | None) -> kv.KvCapacity | None:
     """The cache as we reckon it: of the bytes that the engine has, else of the blocks that it was given, else of the
     bytes that were planned."""
     reported, _ = told.kv_bytes
@@ -406,7 +193,7 @@ def block_bytes(shape: ModelShape, serving: Serving) -> float:
 
 
 def _figures(
-    told: _Told, shape: ModelShape, serving: Serving, pool: kv.KvCapacity | None, kv_bytes: float | None
+    told: EngineReport, shape: ModelShape, serving: Serving, pool: kv.KvCapacity | None, kv_bytes: float | None
 ) -> Iterator[ComparedValue]:
     """What the engine reports, each beside ours where ours follows from something else."""
     reported, whence = told.kv_bytes
@@ -415,12 +202,12 @@ def _figures(
     blocks, blocks_from = told.blocks
     weights = None if shape.weight_bytes is None else memory.weight_bytes(shape, serving)
     each = kv.request_bytes(shape, serving, serving.max_model_len) / serving.max_model_len
-    independent = pool is not None and (reported is not None or tokens_from != _BY_BLOCKS)
+    independent = pool is not None and (reported is not None or tokens_from != BY_BLOCKS)
     found = [
         ComparedValue("weights", "bytes", weights, told.log.weights, "start-up log"),
         ComparedValue("KV cache memory", "bytes", None if told.by_hand else kv_bytes, reported, whence),
-        ComparedValue(_BLOCKS, "blocks", pool.blocks if pool and reported is not None else None, blocks, blocks_from),
-        ComparedValue(_TOKENS, "tokens", pool.tokens if pool and independent else None, tokens, tokens_from),
+        ComparedValue(BLOCKS, "blocks", pool.blocks if pool and reported is not None else None, blocks, blocks_from),
+        ComparedValue(TOKENS, "tokens", pool.tokens if pool and independent else None, tokens, tokens_from),
         ComparedValue(
             "longest requests at once", "requests", pool.concurrency if pool else None, at_once, at_once_from
         ),
@@ -446,7 +233,9 @@ def _alike(shape: ModelShape) -> bool:
     return {layer.kind for layer in shape.layers if layer.kind != "none"} <= {"full", "mla"}
 
 
-def _other_model(told: _Told, shape: ModelShape, served: Served, figures: tuple[ComparedValue, ...]) -> tuple[str, ...]:
+def _other_model(
+    told: EngineReport, shape: ModelShape, served: Served, figures: tuple[ComparedValue, ...]
+) -> tuple[str, ...]:
     """Whether this is another model's engine: by its name, which may be an alias, and by the bytes of its blocks.
     Raises BadLive where both say so.
 
@@ -454,7 +243,7 @@ def _other_model(told: _Told, shape: ModelShape, served: Served, figures: tuple[
     names = [name for name in (*served.names, told.said.get("model"), told.model) if name]
     if not shape.name or not names or any(_same(shape.name, name) for name in names):
         return ()
-    off = next((figure for figure in figures if figure.name == _BLOCKS and figure.difference is not None), None)
+    off = next((figure for figure in figures if figure.name == BLOCKS and figure.difference is not None), None)
     if off is None or any(layer.kind == "state" for layer in shape.layers):
         return (
             f"it serves {names[0]}, the config is of {shape.name}: nothing here tells whether that is the same model",
@@ -474,7 +263,7 @@ def _same(one: str, other: str) -> bool:
     return ends[0] == ends[1]
 
 
-def _other_start(told: _Told) -> Iterator[str]:
+def _other_start(told: EngineReport) -> Iterator[str]:
     tokens, logged = told.label("kv_cache_size_tokens"), told.log.kv_tokens
     if tokens is not None and logged is not None and abs(tokens - logged) > 1:
         yield (
@@ -496,8 +285,8 @@ class _Use:
     preempted: float | None
 
 
-def _use(told: _Told) -> _Use | None:
-    share = told.gauge(_usage(told.found))
+def _use(told: EngineReport) -> _Use | None:
+    share = told.gauge(usage_series(told.found))
     if share is None or share > 1:
         return None
     blocks, _ = told.blocks
@@ -509,13 +298,14 @@ def _use(told: _Told) -> _Use | None:
     )
 
 
-def _in_use(told: _Told, shape: ModelShape, serving: Serving) -> Iterator[ComparedValue]:
+def _in_use(told: EngineReport, shape: ModelShape, serving: Serving) -> Iterator[ComparedValue]:
     use = _use(told)
     if use is None:
         return
     size = serving.block_size if _alike(shape) else None
     usage, running, preempted = (
-        f"page: {name}" for name in (_usage(told.found), vllm.NUM_REQUESTS_RUNNING.name, vllm.NUM_PREEMPTIONS.name)
+        f"page: {name}"
+        for name in (usage_series(told.found), vllm.NUM_REQUESTS_RUNNING.name, vllm.NUM_PREEMPTIONS.name)
     )
     found = (
         ComparedValue("in use", "share", None, use.share, usage),
@@ -538,8 +328,10 @@ def _times(one: float | None, other: float | None) -> float | None:
     return one * other if one is not None and other is not None else None
 
 
-def _meaning(told: _Told, shape: ModelShape, serving: Serving, figures: tuple[ComparedValue, ...]) -> Iterator[str]:
-    tokens = next((figure for figure in figures if figure.name == _TOKENS), None)
+def _meaning(
+    told: EngineReport, shape: ModelShape, serving: Serving, figures: tuple[ComparedValue, ...]
+) -> Iterator[str]:
+    tokens = next((figure for figure in figures if figure.name == TOKENS), None)
     if tokens and tokens.predicted and tokens.reported:
         off = tokens.reported / tokens.predicted - 1
         how = "as reckoned" if abs(off) < 0.0005 else f"{abs(off):.1%} {'less' if off < 0 else 'more'} than reckoned"

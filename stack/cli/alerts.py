@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from alerts import derive, managed_files, routing
+from alerts import derive, derived_text, managed_files, recorded_use, routing
 from alerts import export as alerts
 from exporters.catalogue import exposition_parser
 from exporters.net.prometheus import address_from
@@ -251,10 +251,12 @@ def alerts_derive(
         aims = derive.targets(alerts.objectives(slo or alerts.SHIPPED_OBJECTIVES), *promised)
         bench = load_curves(result.read(bench_folder), arm) if bench_folder else None
         asked = asyncio.run(
-            derive.ask(address_from(url, token_file, user_file, http_config), settings, window_s, time.time(), model)
+            recorded_use.ask(
+                address_from(url, token_file, user_file, http_config), settings, window_s, time.time(), model
+            )
         )
         found = derive.derive(asked, settings, aims, bench)
-        text = derive.overlay(asked, settings, found)
+        text = derived_text.overlay(asked, settings, found)
         changed = (
             managed_files.write(
                 out.parent,
@@ -268,7 +270,7 @@ def alerts_derive(
     if as_json:
         click.echo(
             json_text(
-                derive.told(asked, found)
+                derived_text.told(asked, found)
                 | {"files": [{"path": str(path), "changed": new} for path, new in changed.items()]}
             )
         )

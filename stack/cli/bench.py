@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporters import process
-from stack.bench import importer, result, run, workload
+from stack.bench import importer, result, run, workload, workload_file, workload_fit
 from stack.bench.engine_under_test import Subject, look
 from stack.bench.load import BenchTarget, Done
 from stack.bench.measurements import Startup, startup
@@ -115,7 +115,7 @@ def bench_run(
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with mistakes_told():
         key = api_key_file.read_text().strip() if api_key_file else None
-        suite = workload.load(what)
+        suite = workload_file.load(what)
         subject = wait(
             _subject("", url, model, key, startup(engine_log.read_text(errors="replace")) if engine_log else Startup())
         )
@@ -159,7 +159,7 @@ def bench_list(as_json: bool) -> None:
     \b
     Example:  vllm-watch bench list
     """
-    suites = {name: workload.load(path) for name, path in workload.shipped().items()}
+    suites = {name: workload_file.load(path) for name, path in workload_file.shipped().items()}
     rows = [
         (each.name, " ".join(point.label for point in workload.points(each)), each.about)
         for suite in suites.values()
@@ -232,11 +232,12 @@ def chosen(
         raise ValueError(f"--only {' --only '.join(only)} leaves nothing: {', '.join(sorted(wanted))} has no such load")
     if requests is not None:
         mine = [msgspec.structs.replace(each, requests=requests) for each in mine]
-        for sentence in workload.mistakes(WorkloadFile(workloads=tuple(mine))):
+        for sentence in workload_file.mistakes(WorkloadFile(workloads=tuple(mine))):
             raise ValueError(f"with {requests} requests in a run, {sentence}")
     return (
         WorkloadFile(
-            workloads=tuple(workload.fitting(each, context or NO_LIMIT, scale) for each in mine), metrics=suite.metrics
+            workloads=tuple(workload_fit.fitting(each, context or NO_LIMIT, scale) for each in mine),
+            metrics=suite.metrics,
         ),
         points,
     )

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from exporters.net.http_client import HttpClientConfig
-from stack.capacity import command, verify, worksheet
+from stack.capacity import command, tables, verify, worksheet
 from stack.capacity.fit import NO_WAY, DoesNotFit, gib
 from stack.capacity.gpus import GIB
 from stack.cli.common import AS_JSON, json_text, mistakes_told
@@ -120,11 +120,11 @@ def capacity_command(
     if fill and (isinstance(found, command.WeightsOnly) or len(found.plans) != 1):
         raise click.UsageError("--fill takes one --gpu that the model fits, and its config.json")
     if as_json:
-        click.echo(json_text(command.told(found) | ({"live": _live(looked)} if looked else {})))
+        click.echo(json_text(tables.told(found) | ({"live": _live(looked)} if looked else {})))
     elif isinstance(found, command.WeightsOnly):
         _draw_weights(found)
     elif fill:
-        click.echo(command.filled(found), nl=False)
+        click.echo(tables.filled(found), nl=False)
     else:
         _draw(found)
         if looked:
@@ -173,7 +173,7 @@ def _draw_live(looked: verify.Verifier) -> None:
     ]
     title = f"{looked.model}, vLLM {looked.version or 'of an unknown release'}: reckoned, and as it says itself"
     console = Console(width=None if sys.stdout.isatty() else PIPED, highlight=False)
-    _table(console, command.CapacityTable(title, ("figure", "reckoned", "reported", "difference", "source"), rows))
+    _table(console, tables.CapacityTable(title, ("figure", "reckoned", "reported", "difference", "source"), rows))
     for sentence in looked.said:
         click.echo(sentence)
 
@@ -192,10 +192,10 @@ def _shown(value: float | None, unit: str) -> str:
 def _draw(found: command.Study) -> None:
     console = Console(width=None if sys.stdout.isatty() else PIPED, highlight=False)
     alone = len(found.plans) == 1 and not found.refused
-    compared = [command.comparison(found)] if found.plans else []
-    if not alone and (best := command.conclusion(found)):
+    compared = [tables.comparison(found)] if found.plans else []
+    if not alone and (best := tables.conclusion(found)):
         click.echo(best)
-    for sheet in command.sheets(found.plans[0]) if alone else compared:
+    for sheet in tables.sheets(found.plans[0]) if alone else compared:
         _table(console, sheet)
     if alone:
         click.echo(
@@ -224,7 +224,7 @@ def _draw_weights(found: command.WeightsOnly) -> None:
     click.echo(f"refused: {found.refusal}")
 
 
-def _table(console: Console, sheet: command.CapacityTable) -> None:
+def _table(console: Console, sheet: tables.CapacityTable) -> None:
     table = Table(*sheet.head, title=sheet.title, title_justify="left")
     for row in sheet.rows:
         table.add_row(*map(escape, row))

@@ -10,7 +10,7 @@ import click
 
 from alerts import managed_files
 from alerts.rules import Links
-from dashboards import grafana_json, publish
+from dashboards import grafana_client, grafana_folders, grafana_json, publish
 from dashboards.model import Profile
 from dashboards.registry import boards as boards_of
 from stack.cli import version
@@ -113,14 +113,14 @@ def _say_where_runbooks_are(runbook_base: str | None) -> None:
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
-    help=f"A service account's token; else {publish.TOKEN_VARIABLE} is read.",
+    help=f"A service account's token; else {grafana_client.TOKEN_VARIABLE} is read.",
 )
 @click.option(
     "--user-file", type=click.Path(path_type=Path), help="user:password, for a Grafana without service accounts."
 )
 @click.option(
     "--folder",
-    default=publish.FOLDER,
+    default=grafana_folders.FOLDER,
     show_default=True,
     help="Title or uid, for boards that are new; others stay where they are.",
 )
@@ -161,7 +161,7 @@ def dashboards_push(
     """
     with mistakes_told():
         report = publish.push(
-            publish.GrafanaClient(url, publish.authorization(token_file, user_file)),
+            grafana_client.GrafanaClient(url, grafana_client.authorization(token_file, user_file)),
             [json.loads(text) for text in printed_boards(profile, runbook_base, True, thresholds).values()],
             folder=folder, data_source=datasource, message=f"vllm-watch {version()}", dry_run=dry_run, force=force,
             engine_only=profile == Profile.ENGINE, api=api,

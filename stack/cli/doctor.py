@@ -24,10 +24,10 @@ from exporters.text import format_duration
 from stack.cli.common import AS_JSON, UsageMistake, json_text, mistakes_told
 from stack.cli.options import HTTP_CONFIG, THRESHOLDS, TOKEN_FILE, USER_FILE, duration, settings_of
 from stack.cli.scraped import text_of
-from stack.doctor import advice, evidence, report, series
+from stack.doctor import advice, collect, report, series
 from stack.doctor.diagnose import diagnose, ranked, serious, undecided
+from stack.doctor.matrix.symptom import ANYWHERE, EvidenceSource
 from stack.doctor.series import Pages, SeriesWindow, gauges_of
-from stack.doctor.symptoms import ANYWHERE, EvidenceSource
 from stack.tuning.samples import Span
 
 LOOK_S, LOOKS = 2.0, 60  # gauges between two looks: so often, and never more in all
@@ -195,8 +195,8 @@ def _say(
     as_json: bool,
 ) -> None:
     """Prints, and exits."""
-    records = evidence.records_of(logs, spans) if logs else None
-    diagnoses = [diagnose(one, settings) for one in evidence.evidence(found, records, model)]
+    records = collect.records_of(logs, spans) if logs else None
+    diagnoses = [diagnose(one, settings) for one in collect.evidence(found, records, model)]
     _echo(report.as_json(diagnoses, found.source, asked), report.as_text(diagnoses, found.source, asked), as_json)
     raise SystemExit(1 if serious(ranked(diagnoses)) else 3 if undecided(diagnoses) else 0)
 

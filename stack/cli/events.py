@@ -21,7 +21,7 @@ from stack.lab import install
 from stack.tuning import annotate
 
 if TYPE_CHECKING:
-    from dashboards import publish
+    from dashboards import annotation_copies, grafana_client
 
 FILE_VARIABLE = "VLLM_WATCH_EVENTS"
 COPIED_S = 30 * 86400.0  # how far back `annotate --grafana` looks for what Grafana lacks
@@ -296,25 +296,27 @@ def _sentence(told: annotate.OnRecord, closing: bool) -> str:
 # ---- copies
 
 
-def _client(url: str | None, token_file: Path | None, user_file: Path | None) -> publish.GrafanaClient | None:
+def _client(url: str | None, token_file: Path | None, user_file: Path | None) -> grafana_client.GrafanaClient | None:
     """Raises ValueError and OSError."""
     if url is None:
         if token_file or user_file:
             raise click.UsageError("--token-file and --user-file belong to Grafana's address")
         return None
-    from dashboards import publish
+    from dashboards import grafana_client
 
-    return publish.GrafanaClient(url, publish.authorization(token_file, user_file))
+    return grafana_client.GrafanaClient(url, grafana_client.authorization(token_file, user_file))
 
 
-def _copy(client: publish.GrafanaClient, found: Sequence[TuningEvent]) -> publish.Copies:
-    from dashboards import publish
+def _copy(client: grafana_client.GrafanaClient, found: Sequence[TuningEvent]) -> annotation_copies.Copies:
+    from dashboards import annotation_copies
 
     with mistakes_told():
-        return publish.copy_events(client, found)
+        return annotation_copies.copy_events(client, found)
 
 
-def _copied(client: publish.GrafanaClient, log: annotate.EventLog, event: TuningEvent) -> publish.Copies | None:
+def _copied(
+    client: grafana_client.GrafanaClient, log: annotate.EventLog, event: TuningEvent
+) -> annotation_copies.Copies | None:
     """The event, however long ago it was, and what else Grafana lacks. All of it is on record, so whatever fails here
     is a remark."""
     try:
@@ -330,7 +332,7 @@ def _copied(client: publish.GrafanaClient, log: annotate.EventLog, event: Tuning
         return None
 
 
-def _say(copies: publish.Copies | None) -> None:
+def _say(copies: annotation_copies.Copies | None) -> None:
     if copies is None:
         return
     click.echo(f"annotations in Grafana: {len(copies.made)} made, {len(copies.changed)} changed", err=True)

@@ -18,7 +18,7 @@ from dashboards import coverage
 from dashboards import lint as dashboard_lint
 from dashboards.grafana_json import to_json
 from dashboards.registry import BOARDS
-from runbooks import page
+from runbooks import page_check
 from stack.cli.common import mistakes_told
 
 
@@ -33,7 +33,7 @@ def lint(files: tuple[Path, ...]) -> None:
     """
     with mistakes_told():
         faults = list(_faults_of(files) if files else _own_faults())
-    for warning in () if files else page.warnings(datetime.datetime.now(datetime.UTC).date()):
+    for warning in () if files else page_check.warnings(datetime.datetime.now(datetime.UTC).date()):
         click.echo(f"warning: {warning}", err=True)
     click.echo("\n".join(faults) or "OK")
     raise SystemExit(1 if faults else 0)
@@ -46,7 +46,7 @@ def _own_faults() -> Iterator[str]:
     )
     yield from map(str, dashboard_lint.lint([json.loads(to_json(board)) for board in BOARDS]))
     yield from coverage.unexplained(BOARDS)
-    yield from page.faults(alert.name for alert in ALERTS)
+    yield from page_check.faults(alert.name for alert in ALERTS)
 
 
 def _faults_of(files: Sequence[Path]) -> Iterator[str]:

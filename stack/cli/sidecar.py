@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from exporters import process
+from exporters import process, sidecar_config
 from exporters import sidecar as sidecar_module
 from stack import config
 from stack.cli import version
@@ -63,7 +63,7 @@ def sidecar_explain(line: str, path: Path | None, as_json: bool) -> None:
     from exporters.requests import explain
 
     with mistakes_told():
-        settings = config.sidecar(path) if path else sidecar_module.SidecarConfig()
+        settings = config.sidecar(path) if path else sidecar_config.SidecarConfig()
     lines = (sys.stdin.buffer.read() if line == "-" else os.fsencode(line)).split(b"\n")
     told = [explain.explain(each, settings) for each in lines if each.strip()]
     if not told:
@@ -111,8 +111,8 @@ def sidecar_backfill(
     if taken := next((name for name in pairs for metric in REQUEST_TRAFFIC if name in (*metric.labels, "le")), None):
         raise click.UsageError(f"--label {taken} is a label that the series have already; choose another name")
     with mistakes_told(), contextlib.ExitStack() as stack:
-        settings = config.sidecar(path) if path else sidecar_module.SidecarConfig()
-        counts = sidecar_module.counting(settings)
+        settings = config.sidecar(path) if path else sidecar_config.SidecarConfig()
+        counts = sidecar_config.counting(settings)
         whole = sum(file.stat().st_size for file in files)
         bar = stack.enter_context(
             click.progressbar(length=whole, label="reading", file=sys.stderr, hidden=not sys.stderr.isatty())
@@ -126,7 +126,7 @@ def sidecar_backfill(
         raise SystemExit(1)
 
 
-async def _serve(settings: sidecar_module.SidecarConfig) -> None:
+async def _serve(settings: sidecar_config.SidecarConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

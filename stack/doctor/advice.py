@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from stack.bench import workload
+from stack.bench import workload_file
 from stack.bench.workload import Workload
 
 
@@ -64,8 +64,8 @@ class Scenario:
 def _by_scenario() -> Mapping[str, Workload]:
     return {
         one.scenario: one
-        for path in workload.shipped().values()
-        for one in workload.load(path).workloads
+        for path in workload_file.shipped().values()
+        for one in workload_file.load(path).workloads
         if one.scenario
     }
 

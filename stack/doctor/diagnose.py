@@ -14,10 +14,15 @@ from dataclasses import dataclass, field, replace
 
 from alerts.settings import SHIPPED, Settings
 from exporters.catalogue.metric import Unit
-from stack.doctor import checks, prompt_work
-from stack.doctor.checks import Case, CheckResult, Fact, State
+from stack.doctor import prompt_work
+from stack.doctor.checks import found_in
+from stack.doctor.checks.case import LEAST_REQUESTS, LEAST_SECONDS, Case, CheckResult, Fact, State, sent_by, state_of
+from stack.doctor.checks.decode import pace_of
+from stack.doctor.checks.failures import LEAST_STILL_S, seconds_still
+from stack.doctor.checks.queue import check_queue, queue_leads, waited
 from stack.doctor.evidence import EngineSnapshot, ModelEvidence, Spread
-from stack.doctor.symptoms import AREAS, ROWS, Area, Symptom
+from stack.doctor.matrix.symptom import AREAS, Area, Symptom
+from stack.doctor.symptoms import ROWS
 
 _ROW = {row.name: row for row in ROWS}
 
@@ -79,9 +84,9 @@ def diagnose(evidence: ModelEvidence, settings: Settings = SHIPPED) -> Diagnosis
     """What is wrong with one model, if anything is."""
     whole = Case(evidence.whole, settings.at, evidence.clients, evidence.gateway, one=not evidence.engines)
     state = _state(evidence)
-    found = {_ROW[one.name].finding: (one, "") for one in checks.found_in(whole, state)}
+    found = {_ROW[one.name].finding: (one, "") for one in found_in(whole, state)}
     for engine, figures in evidence.engines.items():
-        for one in checks.found_in(Case(figures, settings.at), checks.state_of(figures)):
+        for one in found_in(Case(figures, settings.at), state_of(figures)):
             found.setdefault(_ROW[one.name].finding, (one, engine))
     if uneven := _uneven(evidence, settings):
         found[_ROW[uneven[0].name].finding] = uneven
@@ -127,7 +132,7 @@ def _who_stands_out(name: str, evidence: ModelEvidence, settings: Settings) -> s
     """The one engine of several of which the finding of the model holds; '' where several have it, or none alone."""
 
     def has(figures: EngineSnapshot) -> bool:
-        return any(one.name == name for one in checks.found_in(Case(figures, settings.at), checks.state_of(figures)))
+        return any(one.name == name for one in found_in(Case(figures, settings.at), state_of(figures)))
 
     having = [engine for engine, figures in evidence.engines.items() if has(figures)]
     return having[0] if len(having) == 1 else ""
@@ -143,7 +148,7 @@ def _uneven(evidence: ModelEvidence, settings: Settings) -> tuple[CheckResult, s
             continue
         if waiting.highest <= 0:
             free.append(running.mean)
-        elif found := checks.queue_bound(Case(figures, settings.at)):
+        elif found := check_queue(Case(figures, settings.at)):
             full.append((engine, found, running.mean))
     if not full or not free or min(free) >= min(running for _, _, running in full) / 2:
         return None
@@ -153,8 +158,8 @@ def _uneven(evidence: ModelEvidence, settings: Settings) -> tuple[CheckResult, s
 
 
 def _state(evidence: ModelEvidence) -> State:
-    asked = (evidence.clients.requests if evidence.clients else 0.0) + checks.sent_by(evidence.gateway)
-    return "thin" if (state := checks.state_of(evidence.whole)) == "idle" and asked else state
+    asked = (evidence.clients.requests if evidence.clients else 0.0) + sent_by(evidence.gateway)
+    return "thin" if (state := state_of(evidence.whole)) == "idle" and asked else state
 
 
 # ---- what cannot be said
@@ -218,9 +223,9 @@ def _notes(figures: EngineSnapshot, findings: Sequence[DoctorFinding]) -> Iterat
 def _doubtful_s(case: Case) -> float:
     """Return the seconds without a token or an answer up to the end, where they are too many for an ordinary pause and
     too few for a finding."""
-    still_s, silent_s = checks.seconds_still(case) or 0.0, case.figures.silent_s or 0.0
-    least_s = checks.LEAST_SECONDS if case.figures.tokens else 0.0
-    return max((each for each in (still_s, silent_s) if least_s <= each < checks.LEAST_STILL_S), default=0.0)
+    still_s, silent_s = seconds_still(case) or 0.0, case.figures.silent_s or 0.0
+    least_s = LEAST_SECONDS if case.figures.tokens else 0.0
+    return max((each for each in (still_s, silent_s) if least_s <= each < LEAST_STILL_S), default=0.0)
 
 
 def _maybe_still(still_s: float) -> Iterator[Unsure]:
@@ -230,9 +235,7 @@ def _maybe_still(still_s: float) -> Iterator[Unsure]:
         " that stands still"
     )
     areas_in_doubt: tuple[Area, ...] = ("queue", "prefill", "decode", "API")
-    yield from (
-        Unsure(area, why, f"look for {2 * checks.LEAST_STILL_S:g} s (--for)") for area in areas_in_doubt if still_s
-    )
+    yield from (Unsure(area, why, f"look for {2 * LEAST_STILL_S:g} s (--for)") for area in areas_in_doubt if still_s)
 
 
 def _over_already(case: Case) -> Iterator[Unsure]:
@@ -242,8 +245,8 @@ def _over_already(case: Case) -> Iterator[Unsure]:
         queue is None
         or waiting is None
         or case.figures.crowded
-        or not checks.queue_leads(case)
-        or not any(fact.over for fact in checks.waited(case))
+        or not queue_leads(case)
+        or not any(fact.over for fact in waited(case))
     ):
         return
     why = (
@@ -257,7 +260,7 @@ def _seen(figures: EngineSnapshot) -> Mapping[Area, Fact]:
     """The figure that an area is judged by first."""
     shown: tuple[tuple[Area, str, Spread | None], ...] = (
         ("queue", "queue time p95", figures.queue), ("prefill", "prefill p95", figures.prefill),
-        ("decode", "time per token p95", checks.pace_of(figures)),
+        ("decode", "time per token p95", pace_of(figures)),
     )  # fmt: skip
     return {
         area: Fact(what, spread.at(95), Unit.SECONDS, between=spread.around(95))
@@ -267,18 +270,16 @@ def _seen(figures: EngineSnapshot) -> Mapping[Area, Fact]:
 
 
 def _too_thin(figures: EngineSnapshot) -> str:
-    if figures.seconds < checks.LEAST_SECONDS:
+    if figures.seconds < LEAST_SECONDS:
         return f"{figures.seconds:.3g} s are too short a time"
-    return (
-        f"{figures.requests:.0f} requests in {figures.seconds:.0f} s are too few; {checks.LEAST_REQUESTS} are the least"
-    )
+    return f"{figures.requests:.0f} requests in {figures.seconds:.0f} s are too few; {LEAST_REQUESTS} are the least"
 
 
 def _more(figures: EngineSnapshot) -> str:
     """How to get enough, at the pace seen."""
     if figures.requests < 1:
         return "look again while requests end (--for, --window)"
-    seconds = 1.2 * max(figures.seconds * checks.LEAST_REQUESTS / figures.requests, 2 * checks.LEAST_SECONDS)
+    seconds = 1.2 * max(figures.seconds * LEAST_REQUESTS / figures.requests, 2 * LEAST_SECONDS)
     return f"look for {math.ceil(seconds)} s or longer (--for, --window)"
 
 

@@ -15,9 +15,9 @@ from exporters.catalogue.metric import Unit
 from exporters.text import printable
 from stack.doctor import advice as workload_advice
 from stack.doctor import diagnose, symptoms
-from stack.doctor.checks import Fact
+from stack.doctor.checks.case import Fact
 from stack.doctor.diagnose import Diagnosis, DoctorFinding
-from stack.doctor.symptoms import ANYWHERE, EvidenceSource
+from stack.doctor.matrix.symptom import ANYWHERE, EvidenceSource
 from stack.tuning.derived import plain
 
 LEAST_S = 0.001  # nobody asks how much less than that

@@ -7,7 +7,7 @@ import re
 
 import msgspec
 
-from stack.gateway.request_body import MOST_PIECES
+from stack.gateway.request_fields import MOST_PIECES
 
 _KINDS = {"[": "an array", '"': "a string", "t": "a boolean", "f": "a boolean", "n": "null"}
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])

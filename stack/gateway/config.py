@@ -14,7 +14,7 @@ from exporters.net.listener_auth import ListenerAuth
 from stack.config import BadConfig
 from stack.gateway.body_budget import PARTS
 from stack.gateway.cors import Cors
-from stack.gateway.request_body import RECORDED
+from stack.gateway.request_routes import RECORDED
 from stack.gateway.routes import plain
 
 

@@ -13,12 +13,13 @@ from aiohttp import web
 from multidict import CIMultiDictProxy
 
 from exporters.requests.record import fitting_line
-from stack.gateway import request_body as token_requests
-from stack.gateway import routes
+from stack.gateway import request_routes, routes
 from stack.gateway.cors import is_preflight
-from stack.gateway.handler import RequestHandler, error_body, has_two_keys, sent_key
+from stack.gateway.handler import RequestHandler
 from stack.gateway.ids import request_id, trace
 from stack.gateway.log import RequestLog
+from stack.gateway.passed_headers import has_two_keys, sent_key
+from stack.gateway.refusals import error_body
 from stack.gateway.request_state import RequestState, record
 from stack.gateway.services import Services
 
@@ -49,7 +50,7 @@ class Proxy:
         if path == "/-/healthy":
             return web.Response(text="ok\n")
         engine_page = path in self._engine_pages and request.method in ("GET", "HEAD")
-        recorded = request.method == "POST" and path in token_requests.RECORDED
+        recorded = request.method == "POST" and path in request_routes.RECORDED
         if not engine_page and not routes.plain(path):
             return self._not_served(request, f"{path[:100]} is not served here; see /v1/...")
         if not engine_page and not recorded and not routes.passed(request.method, path, self._also_pass):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from exporters.text import markdown_table
-from runbooks.page import slug
+from runbooks.page_check import slug
 
 PRINTED = "Printed by `vllm-watch render`; the source is {source}."
 

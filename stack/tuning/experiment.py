@@ -24,7 +24,7 @@ import msgspec
 
 from exporters.engine.client import EngineClient
 from exporters.events.log import MAX_OPTIONS, MAX_TEXT, NewEvent
-from stack.bench import workload
+from stack.bench import workload_file
 from stack.bench.engine_under_test import BadTarget, Subject, look
 from stack.bench.load import BenchTarget
 from stack.bench.measurements import Startup, startup
@@ -98,7 +98,7 @@ def load(path: Path) -> tuple[Experiment, WorkloadFile]:
     experiment = source.into(Experiment)
     for sentence in mistakes(experiment):
         raise BadConfig(source.told(sentence))
-    beside, shipped = path.parent / experiment.workload, workload.shipped()
+    beside, shipped = path.parent / experiment.workload, workload_file.shipped()
     if not beside.is_file() and experiment.workload not in shipped:
         raise BadConfig(
             source.told(
@@ -106,7 +106,7 @@ def load(path: Path) -> tuple[Experiment, WorkloadFile]:
                 f" workload{meant(experiment.workload, shipped)}"
             )
         )
-    return experiment, workload.load(beside if beside.is_file() else experiment.workload)
+    return experiment, workload_file.load(beside if beside.is_file() else experiment.workload)
 
 
 def mistakes(experiment: Experiment) -> Iterator[str]:

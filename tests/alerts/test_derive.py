@@ -16,19 +16,9 @@ from click.testing import CliRunner
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from alerts import derive, slo, thresholds
-from alerts.derive import (
-    HEADROOM,
-    LEAST_STEPS,
-    MISSED,
-    BenchLoad,
-    LatencyTarget,
-    LatencyTargets,
-    RecordedUse,
-    knee,
-    on_bound,
-    onset,
-)
+from alerts import derive, derived_text, slo, thresholds
+from alerts.derive import HEADROOM, MISSED, BenchLoad, LatencyTarget, LatencyTargets, knee, on_bound, onset
+from alerts.recorded_use import LEAST_STEPS, RecordedUse
 from alerts.settings import SHIPPED, Overrides, Settings
 from exporters.catalogue import bounds, vllm
 from stack import cli, config
@@ -431,20 +421,20 @@ WHOLE = {
 def test_the_file_holds_each_number_with_its_reason_and_keeps_what_was_given():
     settings = Settings(Overrides(thresholds={"log_lag": 30.0, "queue_length": 7.0}, engine_job="llm-.*"))
     found = derive.derive(asked(**WHOLE), settings, PATIENT)
-    text = derive.overlay(asked(**WHOLE), settings, found)
+    text = derived_text.overlay(asked(**WHOLE), settings, found)
     read = config.parse(text, Overrides, "thresholds.yml")
     assert {"queue_length": 20.0, "kv_cache_usage": 0.92, "log_lag": 30.0} == dict(read.thresholds)
     assert "llm-.*" == read.engine_job
     assert "  # 20 requests; before: 7 requests. While requests waited, chat on vllm-0:8000 finished 4 a second" in text
     assert "# ttft_p95 stays at 2.5 s: No bench was given" in text
     assert all(len(line) <= 125 for line in text.splitlines()), "a comment is read in an editor"
-    told = derive.told(asked(**WHOLE), found)
+    told = derived_text.told(asked(**WHOLE), found)
     assert {"queue_length": 20.0, "kv_cache_usage": 0.92} == told["thresholds"]
     assert {each.before.name: each.why for each in found} == {row["name"]: row["why"] for row in told["numbers"]}
 
 
 def test_where_nothing_can_be_derived_the_file_changes_nothing():
-    text = derive.overlay(asked(), SHIPPED, derive.derive(asked(), SHIPPED, AIMS))
+    text = derived_text.overlay(asked(), SHIPPED, derive.derive(asked(), SHIPPED, AIMS))
     assert Overrides() == config.parse(text, Overrides, "thresholds.yml")
 
 

@@ -27,7 +27,8 @@ from bench_fleet import number, process, query, size_of
 from bench_sidecar_lines import record
 
 from exporters import scrape
-from exporters.requests.counters import BoundedNames, RequestCounters
+from exporters.requests.bounded_names import BoundedNames
+from exporters.requests.counters import RequestCounters
 from exporters.requests.store import CounterStore
 from stack.lab import install
 

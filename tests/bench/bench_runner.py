@@ -16,7 +16,7 @@ from bench_dashboards import free_port
 from bench_gateway import module, processor, running
 
 from stack.bench.load import BenchTarget, LoadRun, Prepared
-from stack.bench.workload import PlannedRequest, Segment
+from stack.bench.workload_plan import PlannedRequest, Segment
 
 ROUNDS = 5
 AIMS = {"requests": 5_000, "events": 100_000}  # per second on one core

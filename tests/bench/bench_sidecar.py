@@ -39,7 +39,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exporters.catalogue import exposition_parser
 from exporters.catalogue import sidecar as sidecar_series
-from exporters.requests.counters import BoundedNames, RequestCounters
+from exporters.requests.bounded_names import BoundedNames
+from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord
 from exporters.requests.store import CounterStore
 from stack.lab import install

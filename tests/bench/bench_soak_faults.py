@@ -19,8 +19,9 @@ from typing import Any
 import yaml
 from bench_soak_load import Load
 
-from stack.drill.faults import folder_instead_of, full_disk, stopped
+from stack.drill.faults import folder_instead_of, stopped
 from stack.drill.lab import DrillLab
+from stack.drill.monitoring_faults import full_disk
 
 LIMITED_TO = 2
 GARBAGE = (

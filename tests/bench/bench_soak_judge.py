@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from exporters.accounting.reconciliation import KINDS
+from exporters.accounting.reconciled import KINDS
 from exporters.catalogue import reconciled as books
 from exporters.catalogue.exposition_parser import Exposition
 from exporters.requests.record import RequestRecord

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from alerts.registry import RECORDINGS
-from dashboards import lint, queries
+from dashboards import lint, lint_model, queries
 from dashboards.grafana_json import to_json
-from dashboards.lint import EXCEPTIONS, RULES, AllowedFinding
+from dashboards.lint import RULES
+from dashboards.lint_exceptions import EXCEPTIONS
+from dashboards.lint_model import AllowedFinding
 from dashboards.model import RATE, Profile
 from dashboards.registry import boards
 from exporters.catalogue import promql, sidecar, vllm
@@ -44,7 +46,7 @@ def test_the_boards_for_an_engine_alone_break_none_either():
 def variable(name, parents):
     narrowed = ", ".join(f'{parent}=~"${parent}"' for parent in parents)
     query = f"label_values({SOURCE}{{{narrowed}}}, {name})" if narrowed else f"label_values({SOURCE}, {name})"
-    return {"name": name, "label": name, "type": "query", "datasource": lint.DATASOURCE,
+    return {"name": name, "label": name, "type": "query", "datasource": lint_model.DATASOURCE,
         "query": {"query": query, "refId": name},
             "definition": query, "refresh": 2, "multi": True, "includeAll": True, "allValue": ".*",
             "current": {"value": ["$__all"]}}  # fmt: skip
@@ -56,7 +58,7 @@ def target(expr, legend="{{model_name}}", form="time_series", ref="A"):
         "refId": ref,
         "expr": expr,
         "legendFormat": legend,
-        "datasource": lint.DATASOURCE,
+        "datasource": lint_model.DATASOURCE,
         "format": form,
         "instant": instant,
         "range": not instant,
@@ -71,7 +73,7 @@ def panel(number, kind, title, asked):
     }
     return {
         "id": number, "type": kind, "title": title, "description": "What it is.", "pluginVersion": "10.4.0",
-        "datasource": lint.DATASOURCE,
+        "datasource": lint_model.DATASOURCE,
         "gridPos": {"x": 8 * (number % 3), "y": 7 * (number // 3), "w": 8, "h": 7}, "targets": [asked],
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "links": [{"title": "More", "url": OURS if number == 0 else "https://example.org/page"}],
@@ -87,7 +89,7 @@ GOOD = {
         *(variable(name, CHAIN[:at]) for at, name in enumerate(CHAIN)),
     ]},
     "annotations": {"list": [
-        {"name": "Events", "datasource": lint.DATASOURCE, "expr": f"{promql.series(sidecar.EVENT_TIME)} * 1000",
+        {"name": "Events", "datasource": lint_model.DATASOURCE, "expr": f"{promql.series(sidecar.EVENT_TIME)} * 1000",
                               "titleFormat": "{{kind}}"}]},
     "panels": [
         panel(0, "timeseries", "Tokens", target(TOKENS)) | {"id": 9},
@@ -141,7 +143,9 @@ def with_panels(*panels):
 
 def with_mark(**mark):
     return wrong(
-        "annotations", "list", [*GOOD["annotations"]["list"], {"name": "More", "datasource": lint.DATASOURCE} | mark]
+        "annotations",
+        "list",
+        [*GOOD["annotations"]["list"], {"name": "More", "datasource": lint_model.DATASOURCE} | mark],
     )
 
 

@@ -23,9 +23,9 @@ from fake_grafana import EDITOR, LOGIN, VIEWER, FakeGrafana, Stored, source
 
 from alerts.panel_ref import board_uid
 from alerts.registry import ALERTS
-from dashboards import publish
+from dashboards import data_sources, grafana_client, publish_plan
 from dashboards.model import Profile
-from dashboards.publish import Changes, Create, Difference, Existing, Refuse, Skip, Update
+from dashboards.publish_plan import Changes, Create, Difference, Existing, Refuse, Skip, Update
 from dashboards.registry import boards
 from stack import cli
 from stack.cli import dashboards as commands
@@ -138,21 +138,21 @@ def other(**changed: Any) -> dict[str, Any]:
     ids=["absent", "equal", "equal but for what Grafana adds", "another title", "equal and provisioned"],
 )
 def test_what_to_do_about_a_board(expected, existing, force):
-    assert expected == publish.plan(existing, BOARD, force)
+    assert expected == publish_plan.plan(existing, BOARD, force)
 
 
 def test_a_foreign_board_under_our_uid_is_refused_until_forced():
     existing = Existing(other(tags=["theirs"], title="Their board"))
-    refused = publish.plan(existing, BOARD)
+    refused = publish_plan.plan(existing, BOARD)
     assert isinstance(refused, Refuse)
     assert "'Their board'" in refused.why
     assert "--force" in refused.why
-    assert isinstance(publish.plan(existing, BOARD, force=True), Update)
+    assert isinstance(publish_plan.plan(existing, BOARD, force=True), Update)
 
 
 def test_a_provisioned_board_is_refused_even_when_forced():
     """Grafana answers 400 to whoever saves it; the file is the place to change."""
-    decided = publish.plan(
+    decided = publish_plan.plan(
         Existing(other(title="Y"), managed="Grafana reads it from a provisioned file"), BOARD, force=True
     )
     assert isinstance(decided, Refuse)
@@ -179,15 +179,15 @@ def test_differences_are_named_by_panel_and_field():
             Difference("Queue", "thresholds", None, {"steps": [{"color": "green"}]}),
         ),
     )
-    assert expected == publish.differences(was, now)
+    assert expected == publish_plan.differences(was, now)
 
 
 def test_order_is_nothing_but_place_is_something():
     """Grafana sorts panels as it stores them; a panel that moves into a row has changed."""
     second = {**PANEL, "id": 2, "title": "Second"}
-    assert not publish.differences(other(panels=[PANEL, second]), other(panels=[second, PANEL]))
+    assert not publish_plan.differences(other(panels=[PANEL, second]), other(panels=[second, PANEL]))
     row = {"id": 9, "title": "More", "type": "row", "collapsed": True}
-    moved = publish.differences(
+    moved = publish_plan.differences(
         other(panels=[PANEL, {**row, "panels": []}]), other(panels=[{**row, "panels": [PANEL]}])
     )
     assert (Difference("Queue", "in row", None, "More"),) == moved.changed
@@ -195,15 +195,17 @@ def test_order_is_nothing_but_place_is_something():
 
 def test_the_scrape_interval_is_read_from_samples():
     """The median: a late scrape, a restart or a young engine does not make it another interval."""
-    assert 30 == publish.interval_s([{"values": [[0, "1"], [30, "1"], [60, "1"], [90, "1"], [300, "1"], [330.5, "1"]]}])
-    assert publish.interval_s([{"values": [[0, "1"]]}, {}]) is None
+    assert 30 == data_sources.interval_s(
+        [{"values": [[0, "1"], [30, "1"], [60, "1"], [90, "1"], [300, "1"], [330.5, "1"]]}]
+    )
+    assert data_sources.interval_s([{"values": [[0, "1"]]}, {}]) is None
 
 
 @pytest.mark.parametrize(
     ("expected", "text"), [(15, "15s"), (60, "1m"), (30, ">30s"), (0.5, "500ms"), (20, "20"), (None, "$interval")]
 )
 def test_durations_as_grafana_writes_them(expected, text):
-    assert expected == publish.duration_s(text)
+    assert expected == data_sources.duration_s(text)
 
 
 # ---- export
@@ -616,13 +618,13 @@ def test_the_checks_read_a_real_prometheus(part, free_port, eventually, tmp_path
             with FakeGrafana() as fake:
                 fake.prometheus = f"http://127.0.0.1:{port}"
                 client, one = (
-                    publish.GrafanaClient(fake.url, f"Bearer {EDITOR}"),
-                    publish.DataSource("prom", "Prometheus", 15.0),
+                    grafana_client.GrafanaClient(fake.url, f"Bearer {EDITOR}"),
+                    data_sources.DataSource("prom", "Prometheus", 15.0),
                 )
                 warnings: list[str] = []
 
                 def told() -> bool:
-                    warnings[:] = publish.look(client, one)
+                    warnings[:] = data_sources.look(client, one)
                     return "every 15s, but it is every 1s" in warnings[0]
 
                 eventually(told, what="the interval in samples of Prometheus")
@@ -785,8 +787,8 @@ def test_nobody_there(free_port):
 def test_an_answer_that_does_not_come_ends_the_wait():
     """A listening socket that nobody serves, and a short patience."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        client = publish.GrafanaClient(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.05)
-        with pytest.raises(publish.GrafanaTrouble, match=r"did not answer within 0\.05 s"):
+        client = grafana_client.GrafanaClient(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.05)
+        with pytest.raises(grafana_client.GrafanaTrouble, match=r"did not answer within 0\.05 s"):
             client.ask("GET", "/api/health")
 
 
@@ -828,7 +830,7 @@ def test_an_address_that_cannot_be_one(expected, url):
 
 
 def test_a_grafana_below_a_path_keeps_its_path():
-    assert "http://h:3000/grafana" == publish.address("http://h:3000/grafana/")
+    assert "http://h:3000/grafana" == grafana_client.address("http://h:3000/grafana/")
 
 
 def test_the_report_is_plain_json(fake):

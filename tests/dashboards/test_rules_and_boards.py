@@ -13,6 +13,7 @@ from dashboards.registry import BOARDS
 from exporters.catalogue import EVERYTHING, promql_ast
 from exporters.catalogue.metric import Unit
 from runbooks import page as runbook_page
+from runbooks import page_check
 from stack import render
 
 SAMPLES = {sample for metric in EVERYTHING for sample in metric.samples}
@@ -43,13 +44,13 @@ def test_every_expression_asks_only_for_series_that_exist(use):
 
 
 def test_every_alert_has_its_page_and_every_page_its_alert():
-    assert [] == list(runbook_page.faults(alert.name for alert in ALERTS))
+    assert [] == list(page_check.faults(alert.name for alert in ALERTS))
 
 
 def test_faults_of_the_book_are_found(tmp_path):
     (tmp_path / "VLLMA.md").write_text("# VLLMB\n\n## Meaning\n")
     (tmp_path / "VLLMOrphan.md").write_text("x")
-    told = list(runbook_page.faults(["VLLMA", "VLLMMissing"], tmp_path))
+    told = list(page_check.faults(["VLLMA", "VLLMMissing"], tmp_path))
     assert "VLLMMissing has no page" in told
     assert "VLLMOrphan.md belongs to no alert" in told
     assert "VLLMA.md does not open with its name" in told

@@ -42,7 +42,7 @@ from exporters.requests.record import parse_line
 from stack import cli
 from stack.bench import prompts, result
 from stack.bench.engine_under_test import look
-from stack.capacity import verify
+from stack.capacity import live_engine
 from stack.doctor import report
 from stack.doctor.diagnose import Diagnosis
 from stack.gateway import make_key
@@ -693,7 +693,7 @@ async def test_a_version_without_an_end_is_not_kept(tmp_path, free_port):
 
 ASKERS = {
     "runbook": lambda url: firing_alerts(url),
-    "capacity": lambda url: verify.read(url),
+    "capacity": lambda url: live_engine.read(url),
     "bench": lambda url: look(url, None),
     "prompts": lambda url: tokenized(url),
     "lab": lambda url: served_model(url),

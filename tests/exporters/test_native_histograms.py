@@ -31,8 +31,10 @@ from exporters.catalogue import gateway, promql, sidecar
 from exporters.exposition import CONTENT_TYPE, OPENMETRICS_TYPE, Distribution, exemplar
 from exporters.native_histogram import ZERO_THRESHOLD_S, BucketCounts, NativeHistogram, observed_ms
 from exporters.protobuf_exposition import CONTENT_TYPE as PROTOBUF_TYPE
+from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.checkpoint import Checkpoint
-from exporters.requests.counters import BoundedNames, RequestCounters, read_row, row_samples
+from exporters.requests.counter_rows import read_row, row_samples
+from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord
 from exporters.requests.store import CounterStore
 from exporters.scrape import Format

@@ -17,7 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from exporters.catalogue import OURS, reconciled
 from exporters.gpu import source
 from exporters.net import bounded_read
-from exporters.sidecar import REASONS, EngineTarget, Prices, Sidecar, SidecarConfig, SourceStatus, application
+from exporters.sidecar import Prices, Sidecar, application
+from exporters.sidecar_config import EngineTarget, SidecarConfig
+from exporters.source_status import REASONS, SourceStatus
 from stack import cli, config
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -38,7 +38,8 @@ from exporters.requests import positions as positions_module
 from exporters.requests import tail as tail_module
 from exporters.requests.record import RequestRecord
 from exporters.scrape import Format
-from exporters.sidecar import Sidecar, SidecarConfig
+from exporters.sidecar import Sidecar
+from exporters.sidecar_config import SidecarConfig
 
 HISTORIES = int(os.environ.get("VLLM_WATCH_HISTORIES", "250"))
 # A small world reaches its edges sooner. What the tail rests on holds here too: a guard and a head are longer than a

@@ -24,7 +24,9 @@ from exporters.engine import view as engine_view
 from exporters.events import log
 from exporters.exposition import Distribution
 from exporters.native_histogram import BucketCounts
-from exporters.requests.counters import BoundedNames, RequestCounters, read_row, row_samples
+from exporters.requests.bounded_names import BoundedNames
+from exporters.requests.counter_rows import read_row, row_samples
+from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord, parse_line
 from exporters.requests.work import Work
 

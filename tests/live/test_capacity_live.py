@@ -17,10 +17,11 @@ import pytest
 from aiohttp import web
 from engines import Engines
 
-from stack.capacity import memory, model, verify
+from stack.capacity import live_engine, memory, model, verify
 from stack.capacity.kv import Serving
+from stack.capacity.live_engine import BadLive, Served
 from stack.capacity.model import ModelShape
-from stack.capacity.verify import BadLive, Served, Verifier, compare
+from stack.capacity.verify import Verifier, compare
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GIB = 1 << 30
@@ -373,7 +374,7 @@ async def test_an_engine_is_read_by_any_of_its_addresses(served):
             told(found)["KV cache tokens"][0],
         )
     assert {"Bearer secret"} == set(says["keys"])
-    _, about = await verify.read(url)
+    _, about = await live_engine.read(url)
     assert Served(url, "0.32.0", ("org/tiny", "tiny"), 512) == about, "an adapter is no model of its own"
 
 
@@ -408,7 +409,7 @@ async def test_an_engine_that_says_no_is_told_in_a_sentence(served, change, sent
 )
 async def test_where_no_engine_answers_that_is_said(url, sentence):
     with pytest.raises(BadLive, match=re.escape(sentence)) as told:
-        await verify.read(url)
+        await live_engine.read(url)
     assert "secret" not in str(told.value)
 
 

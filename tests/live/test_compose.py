@@ -27,7 +27,7 @@ from compose_standins.private_docker import FAR_HOST, PrivateDocker, Project, de
 from alerts.panel_ref import PanelRef
 from exporters.catalogue import gpu
 from exporters.catalogue import sidecar as sidecar_series
-from exporters.sidecar import SidecarConfig
+from exporters.sidecar_config import SidecarConfig
 from stack import config
 from stack.deploy import init
 from stack.gateway.config import GatewayConfig

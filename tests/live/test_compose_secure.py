@@ -19,7 +19,7 @@ import pytest
 from test_compose import CPU, DEPLOY, READY, ROOT, SECURE, read, resolved
 from test_mig import GIVEN, MIG
 
-from exporters.sidecar import SidecarConfig
+from exporters.sidecar_config import SidecarConfig
 from stack import config
 from stack.config import BadConfig
 from stack.deploy import certificates, credentials

@@ -24,7 +24,7 @@ from alerts.settings import Overrides, Settings
 from exporters.gpu import source as gpu
 from exporters.net.alertmanager import Firing
 from exporters.text import parse_window
-from stack.drill import drills, faults, lab, run
+from stack.drill import drills, faults, gpu_faults, lab, monitoring_faults, run
 from stack.drill.drills import DRILLS, FAST, QUICK, QUICKER, WHY_NOT, Drill
 from stack.lab import install, plan
 
@@ -141,7 +141,7 @@ def test_stand_in_cards_are_read_like_real_ones(driver):
     code, text = readings(driver.config.folder / "driver")
     first, second = gpu.parse_csv(text)
     assert (0, "Stand-in GPU", 55.0, 55.0) == (code, first.name, first.temperature_celsius, second.temperature_celsius)
-    with faults._second_card(driver, **{"temperature.gpu": 91}):
+    with gpu_faults._second_card(driver, **{"temperature.gpu": 91}):
         assert [55.0, 91.0] == [
             card.temperature_celsius for card in gpu.parse_csv(readings(driver.config.folder / "driver")[1])
         ]
@@ -204,7 +204,7 @@ def test_a_disk_that_is_full_for_one_process_has_room_again_whatever_happens(tmp
         return (tmp_path / name).read_text()
 
     try:
-        with contextlib.suppress(RuntimeError), faults.full_disk(writer.pid):
+        with contextlib.suppress(RuntimeError), monitoring_faults.full_disk(writer.pid):
             assert "" == written("while-full")
             raise RuntimeError
         assert "x\n" == written("afterwards")

@@ -28,7 +28,7 @@ from dashboards.registry import BOARDS
 from exporters.catalogue import EVERYTHING, exposition_parser
 from exporters.compat import check
 from exporters.requests.record import parse_line
-from exporters.sidecar import SidecarConfig
+from exporters.sidecar_config import SidecarConfig
 from stack import config, render
 from stack.gateway import GatewayConfig
 from stack.lab import headlines, install, plan, supervisor, up, workload

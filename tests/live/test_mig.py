@@ -31,14 +31,14 @@ from test_compose import BASE, DEPLOY, READY, ROOT, read, resolved
 from test_gateway import ASK, CHAT, REPLY, FakeEngine, gateway, listening, never, says
 
 from exporters import exposition
-from exporters.accounting.attribution import mig_fraction
+from exporters.accounting.gpu_use import mig_fraction
 from exporters.accounting.prices import GpuPrice, Prices
 from exporters.catalogue import gateway as catalogue_gateway
 from exporters.catalogue import gpu as catalogue
 from exporters.catalogue import vllm
 from exporters.gpu import source
 from exporters.gpu.source import GpuReading, MigReading, parse_csv, parse_list, parse_mig
-from exporters.sidecar import SidecarConfig
+from exporters.sidecar_config import SidecarConfig
 from stack import config
 from stack.capacity import gpus as gpu_models
 from stack.capacity import memory, model

@@ -160,8 +160,8 @@ PLACES = {
     ),  # records of a log
     r"/server_info\"": ("exporters/engine/client.py",),
     r"session\.get\([^)]*/(metrics|version|v1/models)": (),  # EngineClient asks engines
-    # dashboards/publish.py: through Grafana
-    r"/api/v1/(?!push|receive|write)": ("exporters/net/prometheus.py", "dashboards/publish.py"),
+    # dashboards/data_sources.py: through Grafana
+    r"/api/v1/(?!push|receive|write)": ("exporters/net/prometheus.py", "dashboards/data_sources.py"),
     r"/api/v2/alerts": ("exporters/net/alertmanager.py",),
     r"\b3600, \"d\"": ("exporters/text.py",),  # units of durations
     r"\"---\"": ("exporters/text.py",),  # Markdown tables
@@ -175,6 +175,80 @@ PLACES = {
 @pytest.mark.parametrize(("sign", "places"), PLACES.items())
 def test_each_job_has_one_implementation(sign, places):
     assert set(places) == {relative(path) for path in SOURCES if re.search(sign, path.read_text())}
+
+
+LONGEST = 500  # lines of a module; one with two subjects is split
+
+# A module that is longer, and why it is kept whole.
+LONG = {
+    "dashboards/boards/gpu.py": "The rows of one dashboard, in the order in which they are read.",
+    "dashboards/boards/kv_cache.py": "The rows of one dashboard, in the order in which they are read.",
+    "dashboards/boards/latency.py": "The rows of one dashboard, in the order in which they are read.",
+    "dashboards/boards/monitoring_health.py": "The rows of one dashboard, in the order in which they are read.",
+    "dashboards/boards/tuning_options.py": "The rows of one dashboard, in the order in which they are read.",
+    "exporters/catalogue/vllm.py": "The table of vLLM's series, one entry for each.",
+    "exporters/gpu/source.py": "One process and its protocol: the NVML child, from its start to its last answer.",
+    "exporters/requests/tail.py": "One state machine: all methods read or move the same positions of the same files.",
+    "stack/tuning/report.py": "The sections of one report, in the order in which they are read.",
+}
+
+
+def test_no_module_is_long_without_a_reason():
+    long = {relative(path) for path in SOURCES if len(path.read_text().splitlines()) > LONGEST}
+    assert set(LONG) == long, "split by subject, or give the reason; take an entry away that nothing needs"
+    assert all(reason.endswith(".") and len(reason.split()) > 4 for reason in LONG.values())
+
+
+# File -> what writes it, and the only modules that use that.
+WRITERS = {
+    "requests.jsonl": ("stack.gateway.log.RequestLog", {"stack/gateway/proxy.py", "stack/gateway/serve.py"}),
+    "events.jsonl": ("exporters.events.log.record", {"exporters/events/http.py", "stack/tuning/annotate.py"}),
+    "the end of an event": ("exporters.events.log.close", {"exporters/events/http.py", "stack/tuning/annotate.py"}),
+    "events.jsonl, without a look at what it has": (
+        "exporters.events.log.append",
+        {"exporters/sidecar.py", "stack/drill/engine_faults.py"},
+    ),
+    "the thresholds overlay": ("alerts.derived_text.overlay", {"stack/cli/alerts.py"}),
+    "the checkpoint": (
+        "exporters.requests.checkpoint.Checkpoint",
+        {"exporters/requests/store.py", "exporters/sidecar.py"},
+    ),
+}
+# What may write teams.yaml once, before its operator does: init of the compose files, and the lab.
+TEAMS_MAKERS = {"stack/deploy/init.py", "stack/lab/up.py"}
+
+
+def uses(tree: ast.AST) -> set[str]:
+    """Return the dotted names that a module imports, or reads off a module that it imports."""
+    names, modules = set[str](), dict[str, str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+            modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            names.add(f"{modules[node.value.id]}.{node.attr}")
+    return names
+
+
+@pytest.mark.parametrize("file", WRITERS)
+def test_each_shared_file_has_one_owner(file):
+    writer, owners = WRITERS[file]
+    module, _, name = writer.rpartition(".")
+    defined = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text()).body
+    assert name in {getattr(node, "name", None) for node in defined}, f"{writer} is gone; who writes {file} now?"
+    assert owners == {relative(path) for path in SOURCES if writer in uses(ast.parse(path.read_text()))}
+
+
+def test_teams_are_written_by_those_alone_who_make_the_first_ones():
+    """Afterwards the file is the operator's."""
+    naming = {
+        relative(path)
+        for path in SOURCES
+        if re.search(r'/ "teams\.yaml"', text := path.read_text())
+        and re.search(r"write_(atomically|text|bytes)\(", text)
+    }
+    assert TEAMS_MAKERS == naming
 
 
 STARTED = {

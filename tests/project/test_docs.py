@@ -35,9 +35,9 @@ from alerts.settings import Overrides, Settings
 from dashboards.lint import RULES
 from dashboards.registry import BOARDS
 from exporters.accounting.prices import Prices
-from exporters.sidecar import SidecarConfig
+from exporters.sidecar_config import SidecarConfig
 from stack import config
-from stack.bench import workload
+from stack.bench import workload_file
 from stack.capacity import worksheet
 from stack.cli import COMMANDS, main
 from stack.drill.drills import DRILLS
@@ -80,7 +80,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "slo.yaml": alert_files.objectives,
     "teams.yaml": load_policy,
     "thresholds.yml": lambda path: Settings(config.load(path, Overrides)),
-    "workloads": workload.load,
+    "workloads": workload_file.load,
     "worksheet.yaml": worksheet.read,
 }
 
@@ -610,7 +610,7 @@ FIGURES = {
     r"\b(\d+) alerts have a drill": len(DRILLS),
     r"\b(\d+) boards\b": len(BOARDS),
     r"\b(\d+) commands\b": len(COMMANDS),
-    r"\b(\d+) workloads\b": sum(len(workload.load(path).workloads) for path in workload.shipped().values()),
+    r"\b(\d+) workloads\b": sum(len(workload_file.load(path).workloads) for path in workload_file.shipped().values()),
     r"\b(\d+) recorded series\b": len(rules_in("recording")),
     r"\blinter of (\d+) rules\b": len(RULES),
     r"`page\.yaml` \((\d+)\)": len(rules_in("page")),

@@ -15,7 +15,9 @@ from exporters.catalogue import sidecar
 from exporters.catalogue.metric import Metric
 from exporters.exposition import Distribution, Sample
 from exporters.native_histogram import BucketCounts
-from exporters.requests.counters import BoundedNames, RequestCounters, read_row, row_samples
+from exporters.requests.bounded_names import BoundedNames
+from exporters.requests.counter_rows import read_row, row_samples
+from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord
 from exporters.requests.store import CounterStore
 from exporters.scrape import Format

@@ -17,6 +17,7 @@ from dashboards.registry import BOARDS
 from exporters.catalogue import EVERYTHING, OURS, VLLM
 from exporters.catalogue.metric import Metric
 from runbooks import page as runbook_page
+from runbooks import page_check
 from stack import reference, render
 from stack.drill.drills import WHY_NOT
 from stack.reference import alerts, metrics, runbooks, use
@@ -35,7 +36,7 @@ def test_every_family_of_the_catalogue_has_one_heading_and_one_row():
 def test_no_two_headings_of_a_page_share_an_anchor():
     for name, text in PAGES.items():
         headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-        assert len(headings) == len({runbook_page.slug(heading) for heading in headings}), name
+        assert len(headings) == len({page_check.slug(heading) for heading in headings}), name
 
 
 def test_a_page_says_meaning_traps_former_names_and_flags_of_each_family():

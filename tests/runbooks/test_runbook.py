@@ -25,7 +25,7 @@ from alerts.registry import ALERTS, RECORDINGS
 from alerts.rules import Links
 from exporters.catalogue import EVERYTHING, promql, promql_ast, vllm
 from exporters.net.prometheus import QueryResult, QuerySeries, address
-from runbooks import lookup
+from runbooks import lookup, page_check
 from runbooks import page as book
 from stack import render
 from stack.board import pages as html_pages
@@ -363,7 +363,7 @@ def test_what_is_printed_of_an_alert_is_promql_and_names_its_number(alert):
 
 
 def test_a_whole_book_has_no_fault(folder):
-    assert [] == list(book.faults(["VLLMKVCacheNearlyFull", "VLLMEngineDown"], folder))
+    assert [] == list(page_check.faults(["VLLMKVCacheNearlyFull", "VLLMEngineDown"], folder))
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_a_whole_book_has_no_fault(folder):
 def test_every_fault_of_a_page_is_told_with_its_name(before, after, told, folder):
     assert before in PAGE
     (folder / "VLLMKVCacheNearlyFull.md").write_text(PAGE.replace(before, after, 1))
-    found = list(book.faults(["VLLMKVCacheNearlyFull", "VLLMEngineDown"], folder))
+    found = list(page_check.faults(["VLLMKVCacheNearlyFull", "VLLMEngineDown"], folder))
     assert found
     assert all(fault.startswith("VLLMKVCacheNearlyFull.md ") for fault in found if "related to" not in fault)
     assert told in "\n".join(found)
@@ -403,14 +403,14 @@ def test_every_fault_of_a_page_is_told_with_its_name(before, after, told, folder
 
 def test_pages_and_alerts_match_one_to_one_and_free_pages_are_checked_too(folder):
     (folder / "rollback.md").write_text("# Going back\n\n[gone](VLLMGone.md) TBD\n")
-    found = list(book.faults(["VLLMEngineDown", "VLLMMissing"], folder))
+    found = list(page_check.faults(["VLLMEngineDown", "VLLMMissing"], folder))
     assert {"VLLMMissing has no page", "VLLMKVCacheNearlyFull.md belongs to no alert"} <= set(found)
     assert {"rollback.md holds a TBD", "rollback.md links to VLLMGone.md, which is no page"} <= set(found)
 
 
 def test_a_page_that_nobody_looked_at_for_a_year_is_a_warning(folder):
-    assert [] == list(book.warnings(datetime.date(2027, 3, 1), folder))
-    told = list(book.warnings(datetime.date(2027, 3, 2), folder))
+    assert [] == list(page_check.warnings(datetime.date(2027, 3, 1), folder))
+    told = list(page_check.warnings(datetime.date(2027, 3, 2), folder))
     assert [
         "VLLMEngineDown.md was last reviewed on 2026-03-01",
         "VLLMKVCacheNearlyFull.md was last reviewed on 2026-03-01",

@@ -22,7 +22,7 @@ from alerts import settings, slo, thresholds
 from alerts.panel_ref import PanelRef
 from alerts.registry import ALERTS, RECORDINGS
 from dashboards.registry import BOARDS
-from exporters import sidecar
+from exporters import sidecar, sidecar_config, source_status
 from exporters.catalogue import EVERYTHING, promql_ast
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.events import log
@@ -183,7 +183,7 @@ def everything() -> dict[str, list[Mapping[str, str]]]:
     scraped = {"job": "sidecar", "instance": cases.SIDECAR["instance"]}
     found[sidecar_series.SOURCE_ERRORS.name] += [
         {**scraped, "kind": kind, "source": kind, "reason": reason}
-        for kind, reasons in sidecar.REASONS.items()
+        for kind, reasons in source_status.REASONS.items()
         for reason in reasons
     ]
     return found
@@ -455,9 +455,9 @@ _STRUCTS: tuple[type[msgspec.Struct], ...] = (
     slo.Objectives,
     request_log.RequestRecord,
     log.TuningEvent,
-    sidecar.SidecarConfig,
-    sidecar.EngineTarget,
-    sidecar.TeamSettings,
+    sidecar_config.SidecarConfig,
+    sidecar_config.EngineTarget,
+    sidecar_config.TeamSettings,
     sidecar.Prices,
     OtlpConfig,
     gateway_config.GatewayConfig,
@@ -479,7 +479,7 @@ def words_of_ours() -> frozenset[str]:
     fields = {field.name for struct in _STRUCTS for field in msgspec.structs.fields(struct)}
     labels = {word for sets in everything().values() for one in sets for pair in one.items() for word in pair}
     parts = {part for name in SAMPLES for part in (name, name.removeprefix("vllm:"), name.removeprefix("vllm_watch_"))}
-    reasons = {reason for some in sidecar.REASONS.values() for reason in some} | REASONS.keys()
+    reasons = {reason for some in source_status.REASONS.values() for reason in some} | REASONS.keys()
     return frozenset(
         fields
         | labels

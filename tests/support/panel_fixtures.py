@@ -16,8 +16,8 @@ from pathlib import Path
 from alerts import fleet as fleet_rules
 from alerts import recorded
 from alerts.registry import ALERTS as ALERT_RULES
-from exporters.accounting.attribution import ABORTED, IDLE, UNATTRIBUTED
-from exporters.accounting.reconciliation import EXTRA_CAUSES, KINDS, MISSING_CAUSES
+from exporters.accounting.gpu_use import ABORTED, IDLE, UNATTRIBUTED
+from exporters.accounting.reconciled import EXTRA_CAUSES, KINDS, MISSING_CAUSES
 from exporters.catalogue import (
     EVERYTHING,
     attributed,

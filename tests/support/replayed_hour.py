@@ -18,7 +18,7 @@ from typing import Any
 from panel_fixtures import BY_SAMPLE, HOUR_S, Line, fleet
 
 from exporters import exposition
-from exporters.accounting.attribution import IDLE
+from exporters.accounting.gpu_use import IDLE
 from exporters.catalogue import attributed, bounds, dcgm, gateway, sidecar, vllm
 from exporters.catalogue import gpu as gpu_families
 from exporters.catalogue.metric import Kind, Metric, Unit
@@ -26,9 +26,10 @@ from exporters.catalogue.producers import Component, shown_by
 from exporters.exposition import Distribution, Sample
 from exporters.gpu import source as gpu
 from exporters.gpu.source import GpuReading
-from exporters.requests.counters import BoundedNames, RequestCounters
+from exporters.requests.bounded_names import BoundedNames
+from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord
-from exporters.sidecar import SourceStatus
+from exporters.source_status import SourceStatus
 
 TEAMS = (
     "search", "support", "coding", "analytics", "translation", "marketing", "legal", "finance", "sales", "recruiting",

@@ -15,22 +15,17 @@ from typing import Any
 import yaml
 
 from exporters.accounting import cost
-from exporters.accounting.attribution import (
-    Attribution,
-    GpuShare,
-    PhaseTimes,
-    UsageSample,
-    mig_fraction,
-    split_energy,
-    sweep,
-)
+from exporters.accounting.attribution import Attribution
+from exporters.accounting.busy_hours import sweep
+from exporters.accounting.gpu_use import GpuShare, PhaseTimes, UsageSample, mig_fraction, split_energy
 from exporters.accounting.prices import Prices
 from exporters.accounting.reconciliation import Reconciler
 from exporters.catalogue import attributed, reconciled, sidecar
 from exporters.catalogue.metric import Metric
 from exporters.engine.view import EngineCore, EngineTotals, EngineView
 from exporters.exposition import Distribution
-from exporters.requests.counters import BoundedNames, RequestCounters
+from exporters.requests.bounded_names import BoundedNames
+from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord, timestamp, to_line
 from exporters.requests.work import FinishedRequest, Work
 from stack.bench.measurements import met

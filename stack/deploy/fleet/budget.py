@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from exporters.accounting.reconciliation import EXTRA_CAUSES, KINDS, MISSING_CAUSES
+from exporters.accounting.reconciled import EXTRA_CAUSES, KINDS, MISSING_CAUSES
 from exporters.catalogue import attributed, bounds, gateway, gpu, reconciled, sidecar
 from exporters.catalogue.metric import Kind, Metric
 from exporters.fine_ladder import bounds_of

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from alerts import printer
-from dashboards import grafana_json, publish
+from dashboards import grafana_folders, grafana_json
 from dashboards.registry import boards as boards_of
 from stack.deploy.fleet import budget, files
 from stack.deploy.kubernetes.objects import METRICS_SERVICE, Object, config_map, label_of, made
@@ -145,7 +145,7 @@ def boards(wanted: KubernetesOptions) -> Iterator[tuple[str, Object]]:
     source."""
     for board in boards_of(wanted.profile, wanted.rules.settings):
         text = grafana_json.to_json(board, wanted.profile, links=wanted.rules.links, editable=False, compact=True)
-        labels, folder = {"grafana_dashboard": "1"}, {"grafana_folder": publish.FOLDER}
+        labels, folder = {"grafana_dashboard": "1"}, {"grafana_folder": grafana_folders.FOLDER}
         yield (
             board.slug,
             config_map(f"vllm-watch-board-{board.slug}", {f"vllm-watch-{board.slug}.json": text}, labels, folder),

@@ -10,7 +10,8 @@ from exporters.accounting.join import Joiner
 from exporters.accounting.prices import Prices
 from exporters.engine.view import EngineCore, EngineTotals, EngineView
 from exporters.gpu.source import GpuReading, MigReading
-from exporters.requests.counters import BoundedNames, RequestCounters
+from exporters.requests.bounded_names import BoundedNames
+from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord, timestamp
 from exporters.requests.store import CounterStore
 

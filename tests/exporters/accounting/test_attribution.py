@@ -14,23 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporters.accounting.attribution import (
+from exporters.accounting.attribution import NO_MODEL, Attribution, AttributionState
+from exporters.accounting.busy_hours import HOUR_S, Hours, sweep
+from exporters.accounting.gpu_use import (
     ABORTED,
     DEFAULT_DECODE_WEIGHT,
-    HOUR_S,
     IDLE,
-    NO_MODEL,
     NOTHING,
     UNATTRIBUTED,
-    Attribution,
-    AttributionState,
     GpuShare,
-    Hours,
     PhaseTimes,
     UsageSample,
     mig_fraction,
     split_energy,
-    sweep,
 )
 from exporters.accounting.prices import ApiPrice, GpuPrice, Prices
 from exporters.catalogue import EVERYTHING, attributed

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporters.accounting import cost
-from exporters.accounting.attribution import ABORTED, IDLE, UNATTRIBUTED
+from exporters.accounting.gpu_use import ABORTED, IDLE, UNATTRIBUTED
 from exporters.accounting.prices import ApiPrice, GpuPrice, Prices
 from exporters.catalogue import attributed, gpu
 from exporters.catalogue import sidecar as sidecar_series

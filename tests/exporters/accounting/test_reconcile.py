@@ -12,14 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporters.accounting.reconciliation import (
-    EXTRA_CAUSES,
-    KINDS,
-    MISSING_CAUSES,
-    Reconciler,
-    ReconciliationState,
-    TokenPair,
-)
+from exporters.accounting.reconciled import EXTRA_CAUSES, KINDS, MISSING_CAUSES, ReconciliationState, TokenPair
+from exporters.accounting.reconciliation import Reconciler
 from exporters.catalogue import reconciled
 from exporters.engine.view import EngineCore, EngineTotals, EngineView
 from exporters.requests.work import FinishedRequest

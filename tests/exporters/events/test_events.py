@@ -34,13 +34,14 @@ from hypothesis import strategies as st
 
 from alerts import latency
 from alerts.settings import SHIPPED
-from dashboards import annotations, publish
+from dashboards import annotation_copies, annotations, grafana_client
 from dashboards.registry import boards
 from exporters.catalogue import sidecar as sidecar_series
 from exporters.engine import view
 from exporters.events import http, log
 from exporters.events.log import Conflict, NewEvent, TuningEvent, UnknownEvent
-from exporters.sidecar import Sidecar, SidecarConfig
+from exporters.sidecar import Sidecar
+from exporters.sidecar_config import SidecarConfig
 from stack import config
 from stack.cli import main
 from stack.cli.events import FILE_VARIABLE
@@ -56,7 +57,7 @@ def _ground(monkeypatch, tmp_path):
     """No lab of this machine, no Grafana of this environment; proxies would not find our loopback."""
     monkeypatch.setenv("VLLM_WATCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    for name in (FILE_VARIABLE, publish.TOKEN_VARIABLE):
+    for name in (FILE_VARIABLE, grafana_client.TOKEN_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -485,43 +486,45 @@ def server() -> Iterator[FakeGrafana]:
         yield fake
 
 
-def client(fake: FakeGrafana, token: str = EDITOR) -> publish.GrafanaClient:
-    return publish.GrafanaClient(fake.url, f"Bearer {token}")
+def client(fake: FakeGrafana, token: str = EDITOR) -> grafana_client.GrafanaClient:
+    return grafana_client.GrafanaClient(fake.url, f"Bearer {token}")
 
 
 def test_an_event_becomes_one_annotation_of_the_organisation(server):
     told = change(
         "<b>caching</b> on", 100.25, id="a", who="ada", tags=("rollout",), diff={"max-num-seqs": ("16", None)}
     )
-    assert publish.Copies(made=("a",)) == publish.copy_events(client(server), [told])
+    assert annotation_copies.Copies(made=("a",)) == annotation_copies.copy_events(client(server), [told])
     (one,) = server.annotations.values()
     assert {"time": 100250, "timeEnd": 100250, "tags": ["tuning", "event:a", "change", "rollout"]} == {
         k: v for k, v in one.items() if k != "text"
     }
     assert "&lt;b&gt;caching&lt;/b&gt; on (ada)\nmax-num-seqs: 16 → not set" == one["text"]
-    assert publish.Copies() == publish.copy_events(client(server), [told])
+    assert annotation_copies.Copies() == annotation_copies.copy_events(client(server), [told])
 
 
 def test_a_region_gets_its_end_when_it_is_closed_and_words_changed_in_grafana_stay(server):
     opened = change(at_s=100.0, id="a", open=True)
-    publish.copy_events(client(server), [opened])
+    annotation_copies.copy_events(client(server), [opened])
     server.annotations[1]["text"] = "edited by hand"
     ended = msgspec.structs.replace(opened, open=False, end_s=160.0)
-    assert publish.Copies(changed=("a",)) == publish.copy_events(client(server), [ended])
+    assert annotation_copies.Copies(changed=("a",)) == annotation_copies.copy_events(client(server), [ended])
     assert (100000, 160000, "edited by hand") == tuple(
         server.annotations[1][key] for key in ("time", "timeEnd", "text")
     )
 
 
 def test_restarts_are_left_out_and_no_events_ask_nothing(server):
-    assert publish.Copies() == publish.copy_events(client(server), [change(kind="restart")])
+    assert annotation_copies.Copies() == annotation_copies.copy_events(client(server), [change(kind="restart")])
     assert [] == server.seen
 
 
 def test_a_copy_that_was_moved_far_in_grafana_is_found_by_its_tag(server):
-    publish.copy_events(client(server), [change(at_s=100.0, id="a")])
+    annotation_copies.copy_events(client(server), [change(at_s=100.0, id="a")])
     server.annotations[1] |= {"time": 9, "timeEnd": 9}
-    assert publish.Copies(changed=("a",)) == publish.copy_events(client(server), [change(at_s=100.0, id="a")])
+    assert annotation_copies.Copies(changed=("a",)) == annotation_copies.copy_events(
+        client(server), [change(at_s=100.0, id="a")]
+    )
     assert 1 == len(server.annotations)
 
 
@@ -540,21 +543,23 @@ def test_two_that_copy_at_the_same_time_leave_one(server):
         }
 
     server.before_write = other
-    publish.copy_events(client(server), [event])
+    annotation_copies.copy_events(client(server), [event])
     assert [1] == list(server.annotations)
 
 
 def test_one_that_grafana_refuses_keeps_no_other_back_and_tags_that_do_not_fit_are_left_out(server):
     long = change(at_s=2.0, id="t", tags=tuple(f"{n}{'ü' * 39}" for n in range(8)))
     told = [change("", 1.0, id="empty"), long, change(at_s=3.0, id="b")]
-    grafana_says = publish.copy_events(client(server), [msgspec.structs.replace(told[0], who=None), *told[1:]])
+    grafana_says = annotation_copies.copy_events(
+        client(server), [msgspec.structs.replace(told[0], who=None), *told[1:]]
+    )
     assert (("t", "b"), "empty") == (grafana_says.made, grafana_says.refused[0][0])
     assert 3 < len(server.annotations[1]["tags"]) < 11
 
 
 def test_who_may_not_annotate_is_told_which_permission_is_missing(server):
-    with pytest.raises(publish.GrafanaTrouble, match="annotations:create"):
-        publish.copy_events(client(server, VIEWER), [change()])
+    with pytest.raises(grafana_client.GrafanaTrouble, match="annotations:create"):
+        annotation_copies.copy_events(client(server, VIEWER), [change()])
 
 
 # ---- the commands
@@ -637,7 +642,7 @@ MIXED = {
     "nothing else of an event": ["--close", "x", "--tag", "t"],
     "leave out --at and --open": ["w", "--from", "now-2h", "--to", "now-1h", "--open"],
     "belong together": ["w", "--from", "now-2h"],
-    "is not a unix time": ["w", "--at", "teatime"],
+    "is no time": ["w", "--at", "teatime"],
     "is no change of an option": ["w", "--diff", "max-num-seqs=16"],
     "is no valid tag": ["w", "--tag", "two words"],
     "no event with id": ["--close", "nobody"],

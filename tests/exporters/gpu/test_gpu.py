@@ -39,7 +39,8 @@ from exporters.gpu.source import (
     parse_csv,
     parse_mig,
 )
-from exporters.sidecar import Sidecar, SidecarConfig, application
+from exporters.sidecar import Sidecar, application
+from exporters.sidecar_config import SidecarConfig
 
 HERE = Path(__file__).parents[2]
 GOLDEN = HERE / "golden" / "nvidia-smi"

@@ -319,7 +319,8 @@ def test_any_bytes_are_unpacked_or_refused(data, magic):
 
 def test_log_counts_as_read_only_when_its_archive_is(path, tmp_path, monkeypatch):
     """Counts are shown once every log was read to its end, and that includes what was compressed meanwhile."""
-    from exporters.sidecar import Sidecar, SidecarConfig
+    from exporters.sidecar import Sidecar
+    from exporters.sidecar_config import SidecarConfig
 
     monkeypatch.setattr(tail, "ARCHIVE_BYTES", 1000)
     sidecar = Sidecar(SidecarConfig(requests_log=(str(path),), gpu="off"))

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from exporters.requests import backfill
 from exporters.requests.record import FieldMap, RequestRecord, timestamp, to_line
 from exporters.requests.store import RecentRequests
-from exporters.sidecar import SidecarConfig, counting
+from exporters.sidecar_config import SidecarConfig, counting
 from stack import cli
 
 NOON = 1_790_000_040  # a whole minute, unix seconds

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from exporters.requests.explain import as_text, explain
-from exporters.sidecar import SidecarConfig, TeamSettings
+from exporters.sidecar_config import SidecarConfig, TeamSettings
 from stack.cli import main
 
 MAPPED = SidecarConfig(

@@ -13,8 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_checkpoint import FailingDisk
 
 from exporters import exposition
+from exporters.requests.bounded_names import BoundedNames
 from exporters.requests.checkpoint import Checkpoint
-from exporters.requests.counters import BoundedNames, RequestCounters, read_row
+from exporters.requests.counter_rows import read_row
+from exporters.requests.counters import RequestCounters
 from exporters.requests.record import RequestRecord
 from exporters.requests.store import CounterStore, LogTotals, RecentRequests, Snapshot, StateProvider
 from exporters.scrape import Format

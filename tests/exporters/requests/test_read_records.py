@@ -14,7 +14,7 @@ from exporters.requests import read
 from exporters.requests.read import BadLines, read_records
 from exporters.requests.record import FieldMap, RequestRecord, to_line
 from stack.capacity import command
-from stack.doctor.evidence import records_of
+from stack.doctor.collect import records_of
 from stack.tuning.samples import read_samples
 
 

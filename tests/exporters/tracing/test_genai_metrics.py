@@ -15,9 +15,10 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult,
 from prometheus_client.parser import text_string_to_metric_families
 from real_collector import http_server, plain_json
 
-from exporters.requests.counters import OTHER, BoundedNames
+from exporters.requests.bounded_names import OTHER, BoundedNames
 from exporters.requests.record import RequestRecord, timestamp, to_line
-from exporters.sidecar import Sidecar, SidecarConfig
+from exporters.sidecar import Sidecar
+from exporters.sidecar_config import SidecarConfig
 from exporters.tracing import collector as collector_module
 from exporters.tracing.collector import Attempt
 from exporters.tracing.config import OtlpConfig

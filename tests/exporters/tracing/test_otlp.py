@@ -34,7 +34,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from real_collector import http_server
 
 from exporters.requests.record import RequestRecord, parse_line, timestamp, to_line
-from exporters.sidecar import Sidecar, SidecarConfig
+from exporters.sidecar import Sidecar
+from exporters.sidecar_config import SidecarConfig
 from exporters.tracing import collector as collector_module
 from exporters.tracing import span_queue
 from exporters.tracing.collector import Attempt, innermost

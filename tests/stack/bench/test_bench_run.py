@@ -25,13 +25,14 @@ from hypothesis import strategies as st
 from exporters.catalogue import exposition_parser
 from exporters.requests.record import RequestRecord
 from stack import config
-from stack.bench import measurements, result, run, workload
+from stack.bench import measurements, result, run, workload, workload_file, workload_plan
 from stack.bench.engine_under_test import BadTarget, Subject, look
 from stack.bench.load import BenchTarget, LoadRun
 from stack.bench.measurements import Around, Startup
 from stack.bench.prompts import NoTokenizer, Remote, Writer
 from stack.bench.run import Bencher
-from stack.bench.workload import LoadLevel, PlannedRequest, Segment, Slo, Workload
+from stack.bench.workload import LoadLevel, Slo, Workload
+from stack.bench.workload_plan import PlannedRequest, Segment
 from stack.cli import main
 from stack.tuning import turns
 
@@ -42,7 +43,7 @@ workloads:
 
 
 def made(text: str = SMALL) -> Workload:
-    return workload.understood(config.source(text, "w.yaml")).workloads[0]
+    return workload_file.understood(config.source(text, "w.yaml")).workloads[0]
 
 
 class Quiet:
@@ -144,7 +145,7 @@ def test_other_runs_and_other_benches_have_other_prompts():
 
         tokenizer: Any = Letters()
         writer = asyncio.run(Writer.of(tokenizer, MODEL, "b", seed))
-        asks = workload.plan(its, LoadLevel("c2", concurrency=2), seed, number)
+        asks = workload_plan.plan(its, LoadLevel("c2", concurrency=2), seed, number)
         return [
             json.loads(each.body)["prompt"] for each in asyncio.run(writer.prepare(asks, number, "completions", {}))
         ]

@@ -17,6 +17,7 @@ from hypothesis import strategies as some
 
 from exporters.requests.record import RequestRecord, timestamp, to_line
 from stack.bench import workload as w
+from stack.bench import workload_file, workload_fit, workload_lengths, workload_plan
 from stack.config import BadConfig, source
 
 LAB10 = """\
@@ -43,7 +44,7 @@ C4 = w.LoadLevel("c4", concurrency=4)
 def loaded(text: str, folder: Path) -> w.WorkloadFile:
     path = folder / "own.yaml"
     path.write_text(text)
-    return w.load(path)
+    return workload_file.load(path)
 
 
 def one(**said) -> w.Workload:
@@ -53,7 +54,7 @@ def one(**said) -> w.Workload:
 # ---- files
 
 
-def shared_ratio(asks: Iterable[w.PlannedRequest]) -> float:
+def shared_ratio(asks: Iterable[workload_plan.PlannedRequest]) -> float:
     """The part of all prompt tokens that a boundless cache could hold, had each request ended before the next began:
     what a hit ratio can reach."""
     seen: set[tuple[str, ...]] = set()
@@ -80,14 +81,14 @@ def test_lab_10_is_read_as_it_is(text, tmp_path):
 
 
 def test_lab_10_and_what_is_shipped_ask_the_same(tmp_path):
-    ours = [*w.load("short-short").workloads, *w.load("long-short").workloads]
+    ours = [*workload_file.load("short-short").workloads, *workload_file.load("long-short").workloads]
     assert w.hash_of(loaded(LAB10, tmp_path).workloads) == w.hash_of(ours)
 
 
 def test_a_plan_of_lab_10_has_its_lengths(tmp_path):
     for workload in loaded(LAB10, tmp_path).workloads:
         for point in w.points(workload):
-            asks = w.plan(workload, point, seed=1, run=1)
+            asks = workload_plan.plan(workload, point, seed=1, run=1)
             assert max(20, 4 * point.concurrency) == len(asks)
             assert {(workload.input_tokens, workload.output_tokens)} == {
                 (ask.prompt_tokens, ask.output_tokens) for ask in asks
@@ -99,47 +100,55 @@ def test_what_is_shipped():
         "short-short", "long-short", "shared-prefix", "head-of-line", "support-chat", "compliance-summaries",
         "coding-qa", "same-codebase", "rag",
         "agent-loop", "json-output", "mixed-burst",
-    } == set(w.shipped())  # fmt: skip
+    } == set(workload_file.shipped())  # fmt: skip
 
 
-@pytest.mark.parametrize("name", w.shipped())
+@pytest.mark.parametrize("name", workload_file.shipped())
 def test_what_is_shipped_fits_a_context_of_32k_and_names_its_source(name):
-    suite, text = w.load(name), w.shipped()[name].read_text()
+    suite, text = workload_file.load(name), workload_file.shipped()[name].read_text()
     assert name == suite.workloads[0].name or name == "json-output"
     assert text.startswith("# ")
     assert any(source in text for source in ("Lab 10", "Week 11", "a practical explanation of vLLM"))
     assert suite.metrics
     for workload in suite.workloads:
         assert workload.about
-        assert workload == w.fitting(workload, 32768)
+        assert workload == workload_fit.fitting(workload, 32768)
         for point in w.points(workload):
-            assert max(ask.prompt_tokens + ask.output_tokens for ask in w.plan(workload, point, seed=1, run=1)) <= 32768
+            assert (
+                max(ask.prompt_tokens + ask.output_tokens for ask in workload_plan.plan(workload, point, seed=1, run=1))
+                <= 32768
+            )
 
 
-@pytest.mark.parametrize("name", w.shipped())
+@pytest.mark.parametrize("name", workload_file.shipped())
 @pytest.mark.parametrize("context", [512, 2048, 8192])
 def test_what_is_shipped_fits_a_small_context_at_the_scale_that_is_named(name, context):
-    for workload in w.load(name).workloads:
+    for workload in workload_file.load(name).workloads:
         try:
-            w.fitting(workload, context)
+            workload_fit.fitting(workload, context)
         except BadConfig as error:
             scale = float(str(error).split("--scale ")[1].split()[0])
-            small = w.fitting(workload, context, scale)
+            small = workload_fit.fitting(workload, context, scale)
             for point in w.points(small):
                 assert (
-                    max(ask.prompt_tokens + ask.output_tokens for ask in w.plan(small, point, seed=1, run=1)) <= context
+                    max(
+                        ask.prompt_tokens + ask.output_tokens for ask in workload_plan.plan(small, point, seed=1, run=1)
+                    )
+                    <= context
                 )
 
 
-@pytest.mark.parametrize("name", [name for name in w.shipped() if w.load(name).workloads[0].expected_hit])
+@pytest.mark.parametrize(
+    "name", [name for name in workload_file.shipped() if workload_file.load(name).workloads[0].expected_hit]
+)
 def test_what_is_shipped_can_reach_the_hit_ratio_that_is_expected(name):
     """A cache that holds everything finds as much as the scenario promises: the numbers of the file and the band belong
     together."""
-    workload = w.load(name).workloads[0]
+    workload = workload_file.load(name).workloads[0]
     low, high = workload.expected_hit
     assert workload.scenario
     for point, seed in itertools.product(w.points(workload), range(5)):
-        assert low <= shared_ratio(w.plan(workload, point, seed, run=1)) <= high
+        assert low <= shared_ratio(workload_plan.plan(workload, point, seed, run=1)) <= high
 
 
 # ---- mistakes
@@ -294,10 +303,10 @@ def test_a_name_that_is_none_leads_to_the_nearest(tmp_path):
     with pytest.raises(
         BadConfig, match=r"^short-shrt is neither a file nor a shipped workload; did you mean short-short"
     ):
-        w.load("short-shrt")
+        workload_file.load("short-shrt")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(BadConfig, match="cannot be read: is not UTF-8 text"):
-        w.load(tmp_path / "bytes")
+        workload_file.load(tmp_path / "bytes")
 
 
 def test_what_is_said_comes_back_whole():
@@ -352,7 +361,7 @@ anything = some.one_of(
 @given(some.dictionaries(some.sampled_from(w.Workload.__struct_fields__), anything, max_size=4))
 def test_whatever_a_file_says_it_is_planned_or_refused(said):
     try:
-        (workload,) = w.understood(source(yaml.safe_dump({"workloads": [OK | said]}), "own.yaml")).workloads
+        (workload,) = workload_file.understood(source(yaml.safe_dump({"workloads": [OK | said]}), "own.yaml")).workloads
     except BadConfig as refused:
         sentence = str(refused)
     else:
@@ -362,7 +371,7 @@ def test_whatever_a_file_says_it_is_planned_or_refused(said):
         assert "\n" not in sentence
         return
     for point in w.points(workload):
-        asks = w.plan(workload, point, 1, 1)
+        asks = workload_plan.plan(workload, point, 1, 1)
         assert w.requests_of(workload, point) == len(asks)
         assert all(segment.tokens >= 1 for ask in asks for segment in ask.segments)
         assert w.expected_seconds(workload, point, 1.0, 0.1) > 0
@@ -374,7 +383,7 @@ def test_whatever_a_file_says_it_is_planned_or_refused(said):
 
 def test_what_the_context_cannot_hold_is_refused_with_the_scale_that_fits():
     with pytest.raises(BadConfig) as error:
-        w.fitting(w.load("head-of-line").workloads[0], 8192)
+        workload_fit.fitting(workload_file.load("head-of-line").workloads[0], 8192)
     assert (
         "workload head-of-line, class long: 20,000 tokens of prompt and 256 of answer are more than the engine's"
         " context of 8,192; --scale 0.4 would make it fit" == str(error.value)
@@ -382,55 +391,55 @@ def test_what_the_context_cannot_hold_is_refused_with_the_scale_that_fits():
 
 
 def test_a_chat_keeps_room_for_its_template():
-    assert one() == w.fitting(one(), 110)
+    assert one() == workload_fit.fitting(one(), 110)
     with pytest.raises(BadConfig, match="and 64 for the chat template are more than the engine's context of 173"):
-        w.fitting(one(endpoint="chat"), 173)
-    assert w.fitting(one(endpoint="chat"), 174)
+        workload_fit.fitting(one(endpoint="chat"), 173)
+    assert workload_fit.fitting(one(endpoint="chat"), 174)
 
 
 def test_no_scale_helps_where_there_are_too_many_turns():
     with pytest.raises(BadConfig, match="no scale would make it fit, so give the engine a larger --max-model-len"):
-        w.fitting(one(turns=50, turn_tokens=10), 64)
+        workload_fit.fitting(one(turns=50, turn_tokens=10), 64)
 
 
 @pytest.mark.parametrize("scale", [0, -1, math.inf, math.nan])
 def test_a_scale_is_more_than_nothing(scale):
     with pytest.raises(BadConfig, match=r"^--scale: .* should be more than 0$"):
-        w.fitting(one(), 1000, scale)
+        workload_fit.fitting(one(), 1000, scale)
 
 
 def test_a_scale_that_is_too_large_is_refused_with_one_that_fits():
     with pytest.raises(
         BadConfig, match=r"200 tokens of prompt and 20 of answer are more than .* 150; --scale 1.3 would make it fit"
     ):
-        w.fitting(one(), 150, 2.0)
+        workload_fit.fitting(one(), 150, 2.0)
 
 
 def test_a_scale_multiplies_every_length_and_leaves_at_least_one_token():
     before = one(
-        input_tokens=w.Length(min=100, max=300),
-        output_tokens=w.Length(p50=40, p95=80),
+        input_tokens=workload_lengths.Length(min=100, max=300),
+        output_tokens=workload_lengths.Length(p50=40, p95=80),
         shared_prefix_tokens=50,
         turns=2,
-        turn_tokens=w.Length(choices=(1, 20)),
+        turn_tokens=workload_lengths.Length(choices=(1, 20)),
         max_input_tokens=500,
         max_output_tokens=70,
         classes={"x": w.RequestClass(share=1, input_tokens=200)},
     )
-    after = w.scaled(before, 0.1)
-    assert (w.Length(min=10, max=30), w.Length(p50=4, p95=8), 5) == (
+    after = workload_fit.scaled(before, 0.1)
+    assert (workload_lengths.Length(min=10, max=30), workload_lengths.Length(p50=4, p95=8), 5) == (
         after.input_tokens,
         after.output_tokens,
         after.shared_prefix_tokens,
     )
-    assert (w.Length(choices=(1, 2)), 50, 7, 20) == (
+    assert (workload_lengths.Length(choices=(1, 2)), 50, 7, 20) == (
         after.turn_tokens,
         after.max_input_tokens,
         after.max_output_tokens,
         after.classes["x"].input_tokens,
     )
     assert before.slo == after.slo
-    tiny = w.plan(w.scaled(before, 1e-9), C4, 1, 1)
+    tiny = workload_plan.plan(workload_fit.scaled(before, 1e-9), C4, 1, 1)
     assert {1} == {segment.tokens for ask in tiny for segment in ask.segments}
 
 
@@ -438,9 +447,15 @@ def test_a_scale_multiplies_every_length_and_leaves_at_least_one_token():
 
 lengths = some.one_of(
     some.integers(1, 5000),
-    some.tuples(some.integers(1, 2000), some.integers(0, 2000)).map(lambda t: w.Length(min=t[0], max=t[0] + t[1])),
-    some.tuples(some.integers(1, 2000), some.integers(0, 2000)).map(lambda t: w.Length(p50=t[0], p95=t[0] + t[1])),
-    some.lists(some.integers(1, 5000), min_size=1, max_size=5).map(lambda values: w.Length(choices=tuple(values))),
+    some.tuples(some.integers(1, 2000), some.integers(0, 2000)).map(
+        lambda t: workload_lengths.Length(min=t[0], max=t[0] + t[1])
+    ),
+    some.tuples(some.integers(1, 2000), some.integers(0, 2000)).map(
+        lambda t: workload_lengths.Length(p50=t[0], p95=t[0] + t[1])
+    ),
+    some.lists(some.integers(1, 5000), min_size=1, max_size=5).map(
+        lambda values: workload_lengths.Length(choices=tuple(values))
+    ),
 )
 plain = some.builds(
     lambda i, o, n, c, seed_policy: one(input_tokens=i, output_tokens=o, requests=n, concurrency=c, seed=seed_policy),
@@ -460,8 +475,8 @@ def shape(asks):
 @given(plain, some.integers(0, 2**63), some.integers(1, 10**6))
 def test_a_plan_follows_from_its_seed_and_its_lengths_stay_within(workload, seed, run):
     point = w.points(workload)[0]
-    asks = w.plan(workload, point, seed, run)
-    assert asks == w.plan(workload, point, seed, run)
+    asks = workload_plan.plan(workload, point, seed, run)
+    assert asks == workload_plan.plan(workload, point, seed, run)
     assert workload.requests == len(asks)
     assert list(range(len(asks))) == [ask.number for ask in asks]
     for length, drawn in (
@@ -473,9 +488,9 @@ def test_a_plan_follows_from_its_seed_and_its_lengths_stay_within(workload, seed
         elif length.choices:
             assert set(drawn) <= set(length.choices)
         else:
-            low, high = w._ends(length)
+            low, high = workload_lengths.length_ends(length)
             assert low <= min(drawn) <= max(drawn) <= high
-    other = w.plan(workload, point, seed, run + 1)
+    other = workload_plan.plan(workload, point, seed, run + 1)
     assert shape(asks) == shape(other), "two arms can be given the same work"
     keys = [segment.key for ask in asks for segment in ask.segments]
     assert len(keys) == len(set(keys))
@@ -485,16 +500,20 @@ def test_a_plan_follows_from_its_seed_and_its_lengths_stay_within(workload, seed
 
 def test_another_seed_is_another_plan_of_nearly_the_same_work():
     """Lengths come one from each part of their distribution, so runs differ little in what they ask for."""
-    workload = one(input_tokens=w.Length(p50=500, p95=2000), requests=100)
-    plans = [w.plan(workload, C4, seed, 1) for seed in range(20)]
+    workload = one(input_tokens=workload_lengths.Length(p50=500, p95=2000), requests=100)
+    plans = [workload_plan.plan(workload, C4, seed, 1) for seed in range(20)]
     totals = [sum(ask.prompt_tokens for ask in asks) for asks in plans]
     assert 20 == len({tuple(ask.prompt_tokens for ask in asks) for asks in plans})
     assert statistics.stdev(totals) / statistics.fmean(totals) < 0.03, "independent draws would differ by 10 %"
 
 
 def test_a_distribution_has_its_percentiles():
-    workload = one(input_tokens=w.Length(p50=500, p95=2000), output_tokens=w.Length(min=50, max=200), requests=1000)
-    asks = w.plan(workload, C4, 1, 1)
+    workload = one(
+        input_tokens=workload_lengths.Length(p50=500, p95=2000),
+        output_tokens=workload_lengths.Length(min=50, max=200),
+        requests=1000,
+    )
+    asks = workload_plan.plan(workload, C4, 1, 1)
     inputs, outputs = sorted(ask.prompt_tokens for ask in asks), sorted(ask.output_tokens for ask in asks)
     assert inputs[500] == pytest.approx(500, rel=0.02)
     assert inputs[950] == pytest.approx(2000, rel=0.02)
@@ -505,22 +524,22 @@ def test_a_distribution_has_its_percentiles():
 
 def test_caps_cut_what_is_longer():
     workload = one(
-        input_tokens=w.Length(p50=500, p95=2000),
+        input_tokens=workload_lengths.Length(p50=500, p95=2000),
         output_tokens=300,
         max_input_tokens=1000,
         max_output_tokens=200,
         requests=200,
     )
-    asks = w.plan(workload, C4, 1, 1)
+    asks = workload_plan.plan(workload, C4, 1, 1)
     assert (1000, 200) == (max(ask.prompt_tokens for ask in asks), max(ask.output_tokens for ask in asks))
-    assert workload == w.fitting(workload, 1200)
+    assert workload == workload_fit.fitting(workload, 1200)
 
 
 @settings(max_examples=40, deadline=None)
 @given(some.integers(1, 5), some.integers(1, 40), some.integers(0, 99), some.sampled_from(["cold", "warm", "as_is"]))
 def test_a_shared_prefix_is_one_key_for_each_group_and_the_rest_is_nobody_elses(groups, requests, seed, cache):
     workload = one(shared_prefix_tokens=60, prefix_groups=groups, requests=requests, cache=cache)
-    asks, other = w.plan(workload, C4, seed, 1), w.plan(workload, C4, seed, 2)
+    asks, other = workload_plan.plan(workload, C4, seed, 1), workload_plan.plan(workload, C4, seed, 2)
     counted = collections.Counter(ask.segments[0] for ask in asks)
     assert min(groups, requests) == len(counted)
     assert max(counted.values()) - min(counted.values()) <= 1, "groups are as large as each other"
@@ -543,7 +562,7 @@ def test_workloads_and_loads_never_share_what_they_repeat():
         for name, cache, point in itertools.product("ab", ("cold", "warm"), (C4, w.LoadLevel("c8", concurrency=8)))
     ]
     keys = {
-        (workload.name, point.label): {s.key for ask in w.plan(workload, point, 1, 1) for s in ask.segments}
+        (workload.name, point.label): {s.key for ask in workload_plan.plan(workload, point, 1, 1) for s in ask.segments}
         for workload, point in loads
     }  # fmt: skip
     for (load, its), (other, others) in itertools.combinations(keys.items(), 2):
@@ -554,7 +573,9 @@ def test_workloads_and_loads_never_share_what_they_repeat():
 def test_a_warm_up_has_keys_of_its_own():
     for policy in ("fresh", "fixed"):
         workload = one(seed=policy)
-        warm_up, run = ({s.key for ask in w.plan(workload, C4, 1, number) for s in ask.segments} for number in (-1, 1))
+        warm_up, run = (
+            {s.key for ask in workload_plan.plan(workload, C4, 1, number) for s in ask.segments} for number in (-1, 1)
+        )
         assert not warm_up & run
 
 
@@ -568,7 +589,7 @@ def test_classes_come_in_their_shares_and_share_only_what_they_do_not_give_thems
             "own": w.RequestClass(share=2, shared_prefix_tokens=30),
         },
     )
-    asks = w.plan(workload, C4, 3, 1)
+    asks = workload_plan.plan(workload, C4, 3, 1)
     assert {"short": 28, "long": 4, "own": 8} == collections.Counter(ask.kind for ask in asks)
     assert {("short", 100, 10), ("long", 900, 5), ("own", 100, 10)} == {
         (ask.kind, ask.prompt_tokens, ask.output_tokens) for ask in asks
@@ -583,9 +604,13 @@ def test_classes_come_in_their_shares_and_share_only_what_they_do_not_give_thems
 def test_each_turn_is_the_whole_history_and_waits_for_the_one_before(turns, talks, at_once, seed, open_loop):
     point = w.LoadLevel("r2", rate_per_s=2.0) if open_loop else w.LoadLevel("c", concurrency=at_once)
     workload = one(
-        turns=turns, turn_tokens=w.Length(min=5, max=50), requests=turns * talks, shared_prefix_tokens=60, rate=2.0
+        turns=turns,
+        turn_tokens=workload_lengths.Length(min=5, max=50),
+        requests=turns * talks,
+        shared_prefix_tokens=60,
+        rate=2.0,
     )
-    asks = w.plan(workload, point, seed, 1)
+    asks = workload_plan.plan(workload, point, seed, 1)
     assert turns * talks == len(asks)
     for before, ask in itertools.pairwise(asks):
         if ask.number % turns:
@@ -614,7 +639,7 @@ def test_each_turn_is_the_whole_history_and_waits_for_the_one_before(turns, talk
 @given(some.integers(1, 200), some.floats(0.05, 500), some.floats(0.05, 20), some.integers(0, 2**32))
 def test_arrivals_are_sorted_and_have_the_rate_that_was_asked_for(requests, rate, burstiness, seed):
     workload = one(requests=requests, rate=rate, burstiness=burstiness)
-    due = [ask.due_s for ask in w.plan(workload, w.LoadLevel("r", rate_per_s=rate), seed, 1)]
+    due = [ask.due_s for ask in workload_plan.plan(workload, w.LoadLevel("r", rate_per_s=rate), seed, 1)]
     assert due == sorted(due)
     assert due[0] >= 0
     assert requests / rate == pytest.approx(due[-1])
@@ -626,7 +651,9 @@ def test_burstiness_is_how_uneven_gaps_are(burstiness, spread):
     workload = one(requests=4000, rate=10.0, burstiness=burstiness)
     gaps = [
         b - a
-        for a, b in itertools.pairwise(ask.due_s for ask in w.plan(workload, w.LoadLevel("r10", rate_per_s=10.0), 5, 1))
+        for a, b in itertools.pairwise(
+            ask.due_s for ask in workload_plan.plan(workload, w.LoadLevel("r10", rate_per_s=10.0), 5, 1)
+        )
     ]
     assert spread == pytest.approx(statistics.stdev(gaps) / statistics.fmean(gaps), rel=0.1)
 
@@ -634,11 +661,13 @@ def test_burstiness_is_how_uneven_gaps_are(burstiness, spread):
 def test_bursts_come_all_at_once():
     workload = one(concurrency=None, burst=w.Burst(size=(4, 8), every_s=2.5), requests=10)
     assert [w.LoadLevel("b4", burst=4), w.LoadLevel("b8", burst=8)] == list(w.points(workload))
-    assert [0.0] * 4 + [2.5] * 4 + [5.0] * 2 == [ask.due_s for ask in w.plan(workload, w.points(workload)[0], 1, 1)]
+    assert [0.0] * 4 + [2.5] * 4 + [5.0] * 2 == [
+        ask.due_s for ask in workload_plan.plan(workload, w.points(workload)[0], 1, 1)
+    ]
 
 
 def test_a_closed_loop_has_no_times():
-    assert {(None, None)} == {(ask.due_s, ask.after) for ask in w.plan(one(), C4, 1, 1)}
+    assert {(None, None)} == {(ask.due_s, ask.after) for ask in workload_plan.plan(one(), C4, 1, 1)}
 
 
 def test_loads_of_several_kinds_stand_beside_each_other():
@@ -648,9 +677,11 @@ def test_loads_of_several_kinds_stand_beside_each_other():
 
 
 def test_a_json_workload_holds_the_engine_to_its_schema_or_only_asks():
-    off, on = w.load("json-output").workloads
-    assert {None} == {ask.json_schema and 1 for ask in w.plan(off, w.points(off)[0], 1, 1)}
-    assert all(ask.json_schema == on.json.schema == off.json.schema for ask in w.plan(on, w.points(on)[0], 1, 1))
+    off, on = workload_file.load("json-output").workloads
+    assert {None} == {ask.json_schema and 1 for ask in workload_plan.plan(off, w.points(off)[0], 1, 1)}
+    assert all(
+        ask.json_schema == on.json.schema == off.json.schema for ask in workload_plan.plan(on, w.points(on)[0], 1, 1)
+    )
 
 
 # ---- replay
@@ -680,11 +711,11 @@ def test_a_log_is_sent_again_as_it_began(tmp_path):
     workload = loaded(REPLAY, tmp_path).workloads[0]
     assert 3 == workload.replay.left_out
     (point,) = w.points(workload)
-    asks = w.plan(workload, point, 1, 1)
+    asks = workload_plan.plan(workload, point, 1, 1)
     assert [(0.0, 10, 5, "a"), (1.0, 11, 5, None)] == [
         (ask.due_s, ask.prompt_tokens, ask.output_tokens, ask.kind) for ask in asks
     ]
-    assert shape(asks) == shape(w.plan(workload, point, 2, 2))
+    assert shape(asks) == shape(workload_plan.plan(workload, point, 2, 2))
     assert [10, 11] == [request["input_tokens"] for request in msgspec.to_builtins(workload.replay.requests)]
     said = w.resolved(workload)["replay"]
     assert (2, 2.0, 3, 12) == (said["requests"], said["speed"], said["left_out"], len(said["hash"]))
@@ -698,8 +729,8 @@ def test_a_replayed_log_fits_or_is_scaled(tmp_path):
         BadConfig,
         match=r"4,000 tokens of prompt and 96 of answer are more than .* 1,024; --scale 0.25 would make it fit",
     ):
-        w.fitting(workload, 1024)
-    (ask,) = w.plan(w.fitting(workload, 1024, 0.25), w.LoadLevel("replay"), 1, 1)
+        workload_fit.fitting(workload, 1024)
+    (ask,) = workload_plan.plan(workload_fit.fitting(workload, 1024, 0.25), w.LoadLevel("replay"), 1, 1)
     assert (1000, 24) == (ask.prompt_tokens, ask.output_tokens)
 
 
@@ -707,7 +738,8 @@ def test_a_replay_can_share_a_prefix_among_those_that_have_room_for_it():
     log = (w.Logged(0.0, 100, 5), w.Logged(1.0, 20, 5))
     workload = w.Workload(name="again", shared_prefix_tokens=50, replay=w.Replay(requests=log))
     assert [[50, 50], [20]] == [
-        [segment.tokens for segment in ask.segments] for ask in w.plan(workload, w.LoadLevel("replay"), 1, 1)
+        [segment.tokens for segment in ask.segments]
+        for ask in workload_plan.plan(workload, w.LoadLevel("replay"), 1, 1)
     ]
 
 

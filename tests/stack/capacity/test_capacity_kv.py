@@ -12,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_capacity_model import NAMES, REFUSED, config, model
 
+from stack.capacity.families import FAMILIES
 from stack.capacity.kv import (
     BadServing,
     Serving,
@@ -22,7 +23,7 @@ from stack.capacity.kv import (
     token_bytes,
     token_costs,
 )
-from stack.capacity.model import FAMILIES, BadModel, Layer, ModelShape, shape
+from stack.capacity.model import BadModel, Layer, ModelShape, shape
 
 GIB = 2**30
 MODELS = [name for name in NAMES if name not in REFUSED]

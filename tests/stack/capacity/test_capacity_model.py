@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stack.capacity.model import FAMILIES, REFINED_WEB, BadModel, ModelShape, read, shape
+from stack.capacity.families import FAMILIES, REFINED_WEB
+from stack.capacity.model import BadModel, ModelShape, read, shape
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))

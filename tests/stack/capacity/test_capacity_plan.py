@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from exporters.accounting.prices import ApiPrice, GpuPrice, Prices
 from exporters.requests.record import RequestRecord, timestamp
-from stack.capacity import fit, kv, model, recommend, worksheet
+from stack.capacity import fit, kv, model, recommend, throughput, worksheet
 from stack.capacity import gpus as gpu_models
-from stack.capacity import plan as plan_module
 from stack.capacity.fit import DoesNotFit
 from stack.capacity.kv import BadServing, Serving
 from stack.capacity.plan import (
@@ -30,8 +29,8 @@ from stack.capacity.plan import (
     replica_hour,
     replicas_for,
     steady_rate,
-    told,
 )
+from stack.capacity.plan_text import told
 from stack.capacity.traffic import (
     BadTraffic,
     in_flight,
@@ -696,9 +695,9 @@ def test_users_that_one_replica_takes():
 def test_operations_leave_out_the_table_and_give_the_head_to_the_reply():
     """Llama 3.1 8B: 8.03e9 parameters, of which 128,256 x 4,096 are the table and as many the head."""
     table = 128_256 * 4096
-    assert 2 * (8_029_995_008 - 2 * table) == plan_module.operations(LLAMA, 1, 0)
-    assert 2 * (8_029_995_008 - table) == plan_module.operations(LLAMA, 0, 1)
-    assert plan_module.operations(QWEN, 1, 1) is None
+    assert 2 * (8_029_995_008 - 2 * table) == throughput.operations(LLAMA, 1, 0)
+    assert 2 * (8_029_995_008 - table) == throughput.operations(LLAMA, 0, 1)
+    assert throughput.operations(QWEN, 1, 1) is None
 
 
 # ---- targets that cannot be

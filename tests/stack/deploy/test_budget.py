@@ -19,9 +19,11 @@ from prometheus_client.exposition import generate_latest
 from exporters.catalogue import attributed, gateway, gpu, vllm
 from exporters.exposition import Distribution
 from exporters.gpu.source import SAMPLES, GpuReading, families
-from exporters.requests.counters import FINISH_REASONS, OTHER, BoundedNames, RequestCounters
+from exporters.requests.bounded_names import OTHER, BoundedNames
+from exporters.requests.counters import FINISH_REASONS, RequestCounters
 from exporters.requests.record import UNKNOWN_TEAM, Outcome, RequestRecord
-from exporters.sidecar import EngineTarget, Sidecar, SidecarConfig
+from exporters.sidecar import Sidecar
+from exporters.sidecar_config import EngineTarget, SidecarConfig
 from exporters.tracing.config import OtlpConfig
 from stack.deploy.fleet import budget, files
 from stack.deploy.fleet.budget import Fleet

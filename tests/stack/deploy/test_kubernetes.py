@@ -37,7 +37,7 @@ from dashboards import variables
 from dashboards.model import Profile
 from dashboards.registry import BOARDS
 from exporters.catalogue import EVERYTHING
-from exporters.sidecar import SidecarConfig
+from exporters.sidecar_config import SidecarConfig
 from stack import cli, config
 from stack.board import server as board_server
 from stack.deploy.fleet import budget

@@ -17,7 +17,8 @@ from exporters.catalogue import exposition_parser, promql_ast, vllm
 from exporters.catalogue.exposition_parser import Exposition
 from exporters.net.prometheus import Prometheus, QueryResult, address
 from exporters.requests.record import RequestRecord
-from stack.doctor.evidence import EngineSnapshot, Gauge, ModelEvidence, Spread, evidence
+from stack.doctor.collect import evidence
+from stack.doctor.evidence import EngineSnapshot, Gauge, ModelEvidence, Spread
 from stack.doctor.series import Pages, SeriesWindow, between, gauges_of, over
 from stack.doctor.symptoms import ROWS
 

@@ -10,12 +10,14 @@ import pytest
 from exporters.catalogue import EVERYTHING, promql_ast
 from runbooks import page as runbook_page
 from stack import render
-from stack.bench import workload
+from stack.bench import workload_file
 from stack.bench.workload import METRICS
 from stack.cli import COMMANDS
 from stack.doctor import advice as workload_advice
 from stack.doctor import symptoms
-from stack.doctor.symptoms import AREAS, ROWS
+from stack.doctor.matrix import symptom
+from stack.doctor.matrix.symptom import AREAS
+from stack.doctor.symptoms import ROWS
 from stack.root import ROOT
 from stack.tuning import experiment
 from stack.tuning.derived import flags
@@ -121,8 +123,8 @@ def test_a_lever_has_a_figure_that_must_move_and_one_that_must_not(row):
     assert row.proof.keeps in METRICS
     assert row.proof.figure != row.proof.keeps
     if not row.proof.arms:  # then live traffic must show both
-        assert row.proof.figure in symptoms.LIVE | OF_THE_DOCTOR
-        assert row.proof.keeps in symptoms.LIVE
+        assert row.proof.figure in symptom.LIVE | OF_THE_DOCTOR
+        assert row.proof.keeps in symptom.LIVE
 
 
 @each_lever
@@ -130,7 +132,7 @@ def test_its_commands_are_ours_with_options_that_they_have(row):
     real = {command.name: command.real() for command in COMMANDS}
     commands = row.proof.commands(row.name)
     assert "annotate" in {command.split()[1] for command in commands}
-    assert commands[-1].split()[1] == ("compare" if row.proof.figure in symptoms.LIVE else "doctor")
+    assert commands[-1].split()[1] == ("compare" if row.proof.figure in symptom.LIVE else "doctor")
     for command in commands:
         known = {option for parameter in real[command.split()[1]].params for option in parameter.opts}
         assert set() == options(re.sub(r"'[^']*'|\"[^\"]*\"", "", command)) - known, command
@@ -193,7 +195,7 @@ def test_advice_is_one_lever_and_never_disaggregated_prefill_first(one):
 @pytest.mark.parametrize("one", workload_advice.WORKLOADS, ids=lambda one: one.name)
 def test_what_is_to_be_measured_is_measured_by_a_shipped_workload(one):
     for bench in one.benches:
-        assert workload.load(bench)
+        assert workload_file.load(bench)
     assert {measure.split(":")[-1].split(".")[0] for measure in one.measure} <= set(METRICS)
 
 

@@ -17,8 +17,8 @@ from alerts.settings import Overrides, Settings
 from exporters.catalogue import exposition_parser, promql_ast
 from exporters.catalogue.exposition_parser import Exposition
 from exporters.net.prometheus import Prometheus, address
+from stack.doctor.collect import evidence, records_of
 from stack.doctor.diagnose import Diagnosis, areas, diagnose, serious, undecided
-from stack.doctor.evidence import evidence, records_of
 from stack.doctor.series import Pages, between, over
 from stack.doctor.symptoms import ROWS
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stack.gateway import prompt_size, request_fields, request_routes
 from stack.gateway import request_body as token_requests
 from stack.gateway.estimate import (
     BYTES_PER_TOKEN,
@@ -114,7 +115,7 @@ def test_the_limit_of_output_is_that_of_the_field_that_the_route_obeys(
         ("[5]", None),
         ('{"a":5}', None),
         ("1e999", None),
-        ("1" + "0" * 30, token_requests.MOST_TOKENS),
+        ("1" + "0" * 30, request_fields.MOST_TOKENS),
         ("9" * 5000, None),
         ('"' + "9" * 5000 + '"', None),
     ],
@@ -193,8 +194,8 @@ def test_a_field_counts_as_the_engine_finds_it():
         (CHAT, {"messages": [{"role": "poet", "content": "hi", "name": "Ann"}]}, 4 + 2 + 3, 0, 0, 1),
         (
             CHAT,
-            {"messages": [user("a")] * (token_requests.FEW_MESSAGES + 2)},
-            token_requests.FEW_MESSAGES + 2 + 2 * token_requests.MESSAGE_BYTES,
+            {"messages": [user("a")] * (prompt_size.FEW_MESSAGES + 2)},
+            prompt_size.FEW_MESSAGES + 2 + 2 * prompt_size.MESSAGE_BYTES,
             0,
             0,
             1,
@@ -413,7 +414,7 @@ def test_a_limit_is_written_where_the_client_wrote_its_own(
     assert limited is limited.limited(most)
 
 
-KEYS = st.sampled_from([*token_requests._HOLDS, "role", "type", "é"]) | st.text(max_size=3)
+KEYS = st.sampled_from([*prompt_size._HOLDS, "role", "type", "é"]) | st.text(max_size=3)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
@@ -421,11 +422,11 @@ JSON = st.recursive(
 )
 NAMES = sorted(
     {"model", "stream", "stream_options", "n", "best_of", "truncation", "logit_bias", "zz"}.union(
-        *(how.prompt + how.against + how.whole + how.media + how.limit for how in token_requests._ROUTES.values())
+        *(how.prompt + how.against + how.whole + how.media + how.limit for how in request_routes.BODY_ROUTES.values())
     )
 )
 BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=3), JSON, max_size=8)
-ROUTES = st.sampled_from([*token_requests._ROUTES, AUDIO, "/v1/models"])
+ROUTES = st.sampled_from([*request_routes.BODY_ROUTES, AUDIO, "/v1/models"])
 
 
 @given(ROUTES, BODIES, st.booleans(), st.none() | st.text(max_size=5), st.none() | st.integers(0, 10**6))
@@ -448,10 +449,10 @@ def test_whatever_is_asked_only_what_must_change_changes(
         )
         want["stream_options"] = kept | {"include_usage": True}
     if most is not None and found.limit is not None and fields:
-        for name in {found.limit, *token_requests._LIMITS}:  # also what only another engine takes for a limit
+        for name in {found.limit, *request_routes.LIMITS}:  # also what only another engine takes for a limit
             said = token_requests._said(found.fields, name)
             unsaid = not said and name == found.limit and (found.max_tokens is None or found.max_tokens > most)
-            if unsaid or (said and not token_requests._within(found.fields[name], most)):
+            if unsaid or (said and not prompt_size.within(found.fields[name], most)):
                 want[name] = most
     if model is not None and fields:
         want["model"] = model

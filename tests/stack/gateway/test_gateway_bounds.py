@@ -19,6 +19,7 @@ from test_gateway import ASK, CHAT, KEYS, ROLE, STREAM, TOKEN, Running, events, 
 
 from exporters.requests.record import fitting_line, parse_line
 from stack.gateway import request_body as token_requests
+from stack.gateway import request_fields, request_routes
 from stack.gateway.body_budget import PARTS, BodyBudget
 from stack.gateway.config import GatewayConfig, GatewayLimits
 from stack.gateway.handler import RequestHandler
@@ -186,7 +187,7 @@ CSV = '"Smith","Ann","12 Main St",Berlin\\\n' * 40
 @pytest.mark.parametrize("text", [CSV, json.dumps({"tags": ["a", "b"] * 100}) * 3, '"Well," he said: "Yes", ' * 100])
 def test_punctuation_in_large_texts_makes_no_prompts_of_them(route: str, field: str, text: str):
     body = json.dumps({"model": "tiny", field: [text] * 1000}).encode()
-    assert len(body) > token_requests.LARGE_BYTES
+    assert len(body) > request_fields.LARGE_BYTES
     assert body.count(b'",') > token_requests.MOST_TEXTS
     assert (1000, "") == ((ask := token_requests.read(route, body)).prompts, ask.uncountable)
 
@@ -201,7 +202,7 @@ def test_punctuation_in_large_texts_makes_no_prompts_of_them(route: str, field: 
 )
 def test_a_large_batch_has_as_many_prompts_as_it_has_items(route: str, field: str, one: Any):
     body = json.dumps({"model": "tiny", field: [one] * 50_000}).encode()
-    assert token_requests._pieces(body) > token_requests.MOST_PIECES
+    assert request_fields.count_pieces(body) > request_fields.MOST_PIECES
     assert (50_000, "") == ((ask := token_requests.read(route, body)).prompts, ask.uncountable)
 
 
@@ -212,7 +213,7 @@ def test_a_large_batch_has_as_many_prompts_as_it_has_items(route: str, field: st
 )
 def test_more_texts_than_a_record_can_count_are_found_however_they_are_written(route: str, field: bytes, items: bytes):
     body = b'{"%b":[%b]}' % (field, b",".join([items] * 400_000))
-    assert len(body) > token_requests.LARGE_BYTES
+    assert len(body) > request_fields.LARGE_BYTES
     assert token_requests.read(f"/v1/{route}", body).uncountable
 
 
@@ -225,7 +226,7 @@ NUMBERS = (
 
 
 @given(
-    st.sampled_from(sorted(token_requests.RECORDED)),
+    st.sampled_from(sorted(request_routes.RECORDED)),
     NUMBERS,
     NUMBERS,
     st.integers(0, 3) | st.sampled_from([99_999, 100_000, 150_000]),

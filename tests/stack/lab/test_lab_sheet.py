@@ -13,7 +13,8 @@ from test_capacity_model import config, model
 from alerts.registry import ALERTS
 from exporters.catalogue import EVERYTHING, NEVER_EXISTED, RETIRED, VLLM
 from exporters.catalogue import exposition_parser as scrape
-from stack.bench.workload import load, points, shipped
+from stack.bench.workload import points
+from stack.bench.workload_file import load, shipped
 from stack.capacity.kv import LayerBlock, Serving, token_bytes
 from stack.lab.plan import MODEL, PORTS, LabConfig, processes
 from stack.root import ROOT

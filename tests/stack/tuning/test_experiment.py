@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 from exporters.events import log
 from stack import config
-from stack.bench import result, workload
+from stack.bench import result, workload, workload_file
 from stack.bench.result import Bench, BenchEngine
 from stack.bench.run import schedule
 from stack.bench.workload import WorkloadFile
@@ -64,7 +64,7 @@ def last_line(found: Result) -> str:
 
 
 def opened(text: str) -> WorkloadFile:
-    return workload.understood(config.source(text, "w.yaml"))
+    return workload_file.understood(config.source(text, "w.yaml"))
 
 
 # --- the file

@@ -1,0 +1,98 @@
+"""Health of what the sidecar reads: successes, failures and their reasons."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from exporters.catalogue import exposition_parser
+from exporters.catalogue import sidecar as sidecar_series
+from exporters.exposition import Sample
+from exporters.gpu import source as gpu
+
+log = logging.getLogger("vllm_watch.sidecar")
+
+
+@dataclass(slots=True)
+class SourceStatus:
+    """How one source is doing. Times are unix seconds."""
+
+    kind: str
+    name: str
+    up: bool = False
+    tried: bool = False
+    last_success_s: float | None = None
+    duration_s: float = 0.0
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @contextlib.asynccontextmanager
+    async def guard(self) -> AsyncIterator[None]:
+        """Run one reading; whatever goes wrong is counted by reason and told once, when the source goes down, and never
+        spreads."""
+        began = time.perf_counter()
+        try:
+            yield
+        except Exception as error:  # the one place that must survive every failure of a source
+            self.errors[reason(error)] += 1
+            if self.up or not self.tried:
+                log.warning(
+                    "%s is down: %s", " ".join(dict.fromkeys((self.kind, self.name))), error or type(error).__name__
+                )
+            self.up = False
+        else:
+            if self.tried and not self.up:
+                log.info("%s %s is back", self.kind, self.name)
+            self.up, self.last_success_s = True, time.time()
+        finally:
+            self.tried = True
+            self.duration_s = time.perf_counter() - began
+
+    def samples(self, now_s: float) -> Iterator[Sample]:
+        labels = {"kind": self.kind, "source": self.name}
+        yield sidecar_series.SOURCE_UP, labels, float(self.up)
+        yield sidecar_series.SOURCE_DURATION, labels, self.duration_s
+        if self.last_success_s is not None:
+            yield sidecar_series.SOURCE_LAST_SUCCESS, labels, self.last_success_s
+            yield sidecar_series.SOURCE_AGE, labels, max(0.0, now_s - self.last_success_s)
+        known = sorted({*REASONS[self.kind], *self.errors})
+        yield from ((sidecar_series.SOURCE_ERRORS, {**labels, "reason": why}, self.errors[why]) for why in known)
+
+
+# Why a reading of each kind of source fails. All are shown at 0 from the start: growth needs a sample before the first
+# failure.
+REASONS: Mapping[str, tuple[str, ...]] = {
+    "accounts": ("other",),
+    "checkpoint": ("os", "other", "permission"),
+    "log": ("os", "other", "permission"),
+    "engine": ("bad_page", "http_4xx", "http_5xx", "other", "timeout", "unreachable"),
+    "gpu": (*gpu.REASONS, "other"),
+    "events": ("os", "other", "permission", "timeout"),
+}
+
+
+def reason(error: BaseException) -> str:
+    """A failure as one of a few words, fit for a label."""
+    told = getattr(error, "reason", None)
+    match error:
+        case gpu.GpuUnavailable() if isinstance(told, str):
+            return told
+        case TimeoutError():
+            return "timeout"
+        case aiohttp.ClientResponseError():
+            return f"http_{error.status // 100}xx"
+        case aiohttp.ClientConnectionError() | ConnectionError():
+            return "unreachable"
+        case exposition_parser.BadExposition():
+            return "bad_page"
+        case PermissionError():
+            return "permission"
+        case OSError():
+            return "os"
+        case _:
+            return "other"

@@ -1,0 +1,176 @@
+"""Checks for what only the gateway or its clients see: its queue, its refusals, teams, streams, clients that leave."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from alerts import thresholds
+from alerts.thresholds import Threshold
+from exporters.catalogue.metric import Unit
+from stack.doctor.checks.case import FEW, ROOM, Case, CheckResult, Fact, check_result, running_and_waiting, ttft_p95
+from stack.doctor.checks.failures import REFUSED_FOR_LOAD
+from stack.doctor.checks.queue import check_kv_full, check_preempted, check_queue, expected_wait
+from stack.doctor.evidence import GatewayEvidence
+
+LATE_LOOP = Threshold(
+    "late_loop",
+    0.01,
+    Unit.SECONDS,
+    "An event loop that wakes up 10 ms late adds that to every token that it sends on.",
+    "runbooks/incident-flow.md; a gateway with a core of its own stays below 1 ms.",
+)
+SLOWER_STREAM = Threshold(
+    "slower_stream",
+    2.0,
+    Unit.NONE,
+    "Between engine and client a token takes a fraction of a millisecond; half of the pace is lost on the way.",
+    "runbooks/incident-flow.md.",
+)
+MOST_OF_IT = Threshold(
+    "most_of_it",
+    0.75,
+    Unit.RATIO,
+    "Who has three quarters of what is under way makes the queue that everybody stands in.",
+    "Judgement.",
+)
+
+
+def check_gateway_rejections(case: Case) -> CheckResult | None:
+    if case.clients is None:
+        return None
+    limit, few = case.at(thresholds.REFUSAL_RATIO), case.at(FEW)
+    by_reason = {
+        reason: case.clients.reasons[reason] for reason in REFUSED_FOR_LOAD if case.clients.reasons.get(reason)
+    }
+    refused, whole = sum(by_reason.values()), case.clients.requests
+    if refused < few.value or refused / whole <= limit.value:
+        return None
+    told = [Fact(f"refused by {reason}", count, Unit.REQUESTS) for reason, count in by_reason.items()]
+    team, most = max(case.clients.refused.items(), key=lambda item: item[1], default=("", 0.0))
+    told += [Fact(f"refused of team {team}, more than of any other", most, Unit.REQUESTS)] * bool(team)
+    name = (
+        "rejections-by-team-limit"
+        if max(by_reason, key=lambda reason: by_reason[reason]) == "team_limit"
+        else "rejections-by-gateway"
+    )
+    found = check_result(
+        name, whole, Fact("of the requests are refused by the gateway", refused / whole, Unit.RATIO, limit), *told
+    )
+    if name == "rejections-by-team-limit":
+        return found
+    queues, gate = case.figures.waiting, case.gateway
+    slots = gate and gate.slots and gate.slots_limit and (gate.slots.mean, gate.slots_limit.mean)
+    facts = [Fact("waiting in the engine, mean", queues.mean)] if queues else []
+    facts += [Fact("slots, mean", slots[0]), Fact("slots at most", slots[1])] if slots else []
+    # the gateway does for the engine what it is there for
+    held_back = bool(queues and queues.mean >= 1) or bool(slots and slots[0] < slots[1])
+    found = replace(found, serious=not held_back, facts=(*found.facts, *facts))
+    return found if held_back else _with_slots(found, gate)
+
+
+def _with_slots(found: CheckResult, gate: GatewayEvidence | None) -> CheckResult:
+    """With the numbers of a lever that raises slots a quarter."""
+    limit = gate and (gate.slots_limit or gate.slots)
+    return replace(found, old=limit.highest, new=math.ceil(1.25 * limit.highest)) if limit else found
+
+
+def check_gateway_queue(case: Case) -> CheckResult | None:
+    """The wait before the engine, where the engine itself has room."""
+    figures, gate, clients = case.figures, case.gateway, case.clients
+    limit = case.at(thresholds.QUEUE_TIME_P95)
+    queued = clients.queue if clients else None
+    waits = bool(gate and gate.waiting and gate.waiting.lowest > 0)
+    room = (
+        figures.waiting is not None
+        and figures.waiting.mean < 1
+        and not (figures.kv and figures.kv.highest > ROOM.value)
+    )
+    if not room or not (queued or waits):
+        return None
+    late = queued is not None and queued.at(95) > limit.value
+    long = (
+        waits
+        and gate is not None
+        and gate.waiting is not None
+        and gate.waiting.lowest > case.at(thresholds.QUEUE_LENGTH).value
+    )
+    if not late and not long:
+        return None
+    facts = [Fact("queue time p95 in the gateway", queued.at(95), Unit.SECONDS, limit)] if queued else []
+    if gate and gate.waiting:
+        length = case.at(thresholds.QUEUE_LENGTH)
+        facts += [Fact("requests wait in the gateway, at least", gate.waiting.lowest, Unit.REQUESTS, length)]
+    if gate and gate.slots:
+        facts += [Fact("slots", gate.slots.highest, Unit.REQUESTS)]
+    expected = expected_wait(case, gate.waiting) if gate and not queued else ()
+    serious = late or any(fact.over for fact in (*expected, *ttft_p95(case)))
+    found = check_result(
+        "gateway-queue",
+        queued.count if queued else figures.requests,
+        *facts,
+        *expected,
+        *running_and_waiting(figures),
+        serious=serious,
+    )
+    return _with_slots(found, gate)
+
+
+def check_one_team(case: Case) -> CheckResult | None:
+    """Only beside something that waits: a team alone on an idle engine takes nothing from anybody."""
+    teams = case.gateway.teams if case.gateway and case.gateway.teams else case.clients.teams if case.clients else {}
+    whole = sum(teams.values())
+    refused = check_gateway_rejections(case)
+    crowded = refused is not None and refused.name != "rejections-by-team-limit"  # which touches that team alone
+    if len(teams) < 2 or not (
+        crowded or any(check(case) for check in (check_queue, check_preempted, check_kv_full, check_gateway_queue))
+    ):
+        return None
+    team, most = max(teams.items(), key=lambda item: item[1])
+    told = Fact(f"of the requests are of team {team}", most / whole, Unit.RATIO, MOST_OF_IT)
+    return check_result("one-team", case.clients.requests if case.clients else whole, told) if told.over else None
+
+
+def check_disconnects(case: Case) -> CheckResult | None:
+    """From the log; else from the two histograms of the engine, as long as some are sure."""
+    limit, few = case.at(thresholds.HANGUP_RATIO), case.at(FEW)
+    if case.clients:
+        left, whole = case.clients.outcomes.get("client_abort", 0.0), case.clients.requests
+        told = Fact("of the clients leave", left / whole if whole else 0.0, Unit.RATIO, limit)
+        sure = left
+    elif case.figures.hangups and case.figures.begun:
+        (sure, left), whole = case.figures.hangups, case.figures.begun
+        told = Fact("of the requests that began neither ended nor run", left / whole, Unit.RATIO, limit)
+    else:
+        return None
+    if left < few.value or sure < 1 or left / whole <= limit.value:
+        return None
+    return check_result("hang-ups", whole, told, Fact("left, at least", sure, Unit.REQUESTS))
+
+
+def check_streaming(case: Case) -> CheckResult | None:
+    """Tokens as clients got them against tokens as the engine made them: the mean of each request, at both."""
+    client = case.clients.tpot if case.clients else None
+    engine = case.figures.per_token
+    if client is None or engine is None:
+        return None
+    slow, limit = case.at(thresholds.INTER_TOKEN_P95), SLOWER_STREAM
+    times = Fact(
+        "times as long for a token at the client as in the engine, p95",
+        client.at(95) / engine.at_most(95),
+        Unit.NONE,
+        limit,
+    )
+    if not times.over or client.at(95) <= slow.value:
+        return None
+    lag = case.gateway.lag if case.gateway else None
+    late = [Fact("the gateway's event loop is late, p95", lag.at(95), Unit.SECONDS, LATE_LOOP)] if lag else []
+    name = "slow-gateway" if any(fact.over for fact in late) else "slow-streaming"
+    return check_result(
+        name,
+        client.count,
+        times,
+        Fact("time per token at the client p95", client.at(95), Unit.SECONDS, slow),
+        *late,
+        over=times.over,
+    )

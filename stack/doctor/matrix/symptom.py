@@ -1,0 +1,104 @@
+"""A row of the tuning matrix: its evidence, its lever, and the proof that the lever worked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from stack.tuning.series import LIVE_METRICS
+
+Area = Literal["queue", "prefill", "decode", "streaming", "API", "quality"]
+AREAS: tuple[Area, ...] = get_args(Area)
+Moves = Literal["falls", "rises"]
+# what `vllm-watch compare` finds in a request log; the doctor counts the rest
+LIVE = frozenset(live.metric.figure for live in LIVE_METRICS)
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """An experiment that pulls the lever: a shipped workload, and what the engine is started with before and after."""
+
+    workload: str
+    before: str
+    after: str
+
+    def file(self) -> str:
+        """What `vllm-watch tune` reads."""
+        command = "vllm serve MODEL --port {port}"
+        before, after = (f"{command} {options}".strip() for options in (self.before, self.after))
+        return f"""workload: {self.workload}
+arms:
+  before:
+    command: {before}  # as it is now, not as it should be
+  after:
+    command: {after}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceSource:
+    """What was asked, as commands that ask it again. log: options that name the request log."""
+
+    again: str = "vllm-watch doctor --prometheus http://127.0.0.1:9090 --window 1h"
+    log: str = "--log requests.jsonl"
+
+
+ANYWHERE = EvidenceSource()
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """How to know that it worked. figure: as benches and comparisons call it, or `hang-ups`, `refusals` and
+    `inter_token_p95`, which the
+    doctor counts: a comparison has the mean gap of each request, which pauses hardly move.
+
+    keeps: what must not become worse for it. change: the annotation; OLD and NEW stand for numbers that differ from
+    engine to engine.
+    arms: where an experiment can show it before it is rolled out."""
+
+    figure: str
+    moves: Moves
+    keeps: str
+    change: str
+    diff: str = ""
+    arms: Arms | None = None
+
+    @property
+    def told(self) -> str:
+        return f"the figure {self.figure} {self.moves}, and {self.keeps} is no worse"
+
+    def commands(self, name: str, source: EvidenceSource = ANYWHERE) -> tuple[str, ...]:
+        """Before it is rolled out an experiment, where there is one; then the event, and some hours later what the
+        traffic says."""
+        diff = f" --diff '{self.diff}'" if self.diff else ""
+        seen = f"vllm-watch compare {source.log} --event {name} --events events.jsonl"
+        return (
+            *([f"vllm-watch tune {name}.yaml --out {name}"] if self.arms else []),
+            f'vllm-watch annotate "{self.change}"{diff} --id {name} --events events.jsonl',
+            seen if self.figure in LIVE else source.again,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symptom:
+    """name: of the row; label: of the finding, which several rows may share where a cause has several levers. asks:
+    what shows it, as PromQL.
+
+    dated: what older guides say otherwise, and what holds now."""
+
+    name: str
+    area: Area
+    symptom: str
+    cause: str
+    asks: tuple[str, ...]
+    lever: str
+    second: str
+    risk: str
+    proof: Proof | None
+    pages: tuple[str, ...]
+    label: str = ""
+    dated: str = ""
+
+    @property
+    def finding(self) -> str:
+        return self.label or self.name

@@ -1,0 +1,360 @@
+"""Answers on their way back to the client, byte for byte: whole replies, event streams, refusals.
+
+Invariants: another upstream may be tried only while the client has been sent nothing, so a reply that may still be
+replaced is held until its first content. What runs for every token has no layer too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import HttpVersion11, web
+from multidict import CIMultiDict
+
+from stack.gateway import request_body as token_requests
+from stack.gateway import request_routes
+from stack.gateway.admission import LATEST_S, Ticket
+from stack.gateway.passed_headers import NOT_SENT_BACK, headers_without
+from stack.gateway.policy import Band
+from stack.gateway.reasons import FAILOVER, NOTHING_DONE, RETRYABLE, classify
+from stack.gateway.refusals import RequestEnd, end_body
+from stack.gateway.reply import INSPECT_BYTES, TAIL_BYTES, decode
+from stack.gateway.request_state import RequestState
+from stack.gateway.services import Services
+from stack.gateway.sse import Scanner
+from stack.gateway.upstream_client import BrokenConnection, UpstreamResponse
+
+HELD_BYTES = 1 << 20  # of a stream that has no content yet and may still be asked for elsewhere
+RETRY_AFTER_S = 5  # where nobody knows better: an engine that is down is probed as often
+# a reply of known length up to this is read whole: one write, and a break in it is still an honest 502
+WHOLE_BYTES = 256 << 10
+# of a stream that its client has not taken yet, beyond which the engine has to wait; twice what the transport calls
+# full
+AHEAD_BYTES = 128 << 10
+ANSWER_S = 5.0  # for telling a client what went wrong; it may not be reading
+
+
+class ResponseWriter:
+    """The client's side of one request: its deadline, its slot, its body, and how an answer or a refusal is written.
+
+    A base class of RequestHandler and no object of its own, so that a request costs one object."""
+
+    def __init__(self, services: Services, request: web.BaseRequest, x: RequestState, *, admitted: bool) -> None:
+        self._services = services
+        self._terms = services.life.terms
+        self._request = request
+        self._x = x
+        self._admitted = admitted
+        self._ask = token_requests.TokenRequest(body=b"")
+        self._ticket: Ticket | None = None
+        self._response: web.StreamResponse | None = None  # once its head has gone out
+        self._timer = asyncio.timeout(None)
+        self._taken = 0  # bytes of its body, of those that may be held
+        self._mid_event = False  # whether the client has the beginning of an event whose end never came
+        self._stage = "body_timeout"  # the reason, should time run out now
+
+    def release_slot(self) -> None:
+        """The slot, as soon as the engine has no more work with this request; and what its size has taught."""
+        ticket, self._ticket = self._ticket, None
+        if ticket is None:
+            return
+        x, estimator, reply = self._x, self._services.estimator, self._x.reply
+        prompt, output = (
+            reply.prompt_tokens,
+            reply.completion_tokens if reply.completion_tokens is not None else (x.content_events or None),
+        )
+        if x.reason in NOTHING_DONE and prompt is None and output is None:
+            prompt = output = 0
+        self._services.admission.leave(ticket, self._services.now(), prompt, output)
+        if reply.prompt_tokens is not None:
+            estimator.learn(x.model, self._ask, reply.prompt_tokens, x.team)
+        # A client that leaves before the count comes has had content all the same; then the estimate stands for it.
+        counted = x.est_prompt_tokens if reply.prompt_tokens is None and x.content_events else reply.prompt_tokens
+        limit = self._terms.team(x.team or "").max_prompt_tokens
+        if counted is not None and limit is not None and counted > limit:
+            estimator.note_overrun(x.model, x.team, self._services.now())
+        if reply.completion_tokens is not None and x.team is not None:
+            estimator.learn_output(x.team, self._ask, reply.completion_tokens)
+            estimator.learn_events(x.team, x.model, x.content_events, reply.completion_tokens)
+
+    def release_body(self) -> None:
+        """The body, as soon as nothing can be sent again; what its size has taught stays."""
+        self._ask = msgspec.structs.replace(self._ask, body=b"", fields={})
+        self._services.bodies.give(self._x.team, self._taken)
+        self._taken = 0
+
+    def _band(self) -> Band | None:
+        return self._terms.band(self._x.team) if self._admitted and self._x.team is not None else None
+
+    def _allow(self, stage: str, seconds: float) -> None:
+        """From now on, time runs out after `seconds`, and is then called `stage`."""
+        self._stage = stage
+        self._timer.reschedule(asyncio.get_running_loop().time() + seconds)
+
+    def _begin(self, upstream: UpstreamResponse) -> CIMultiDict[str]:
+        """The head to send back."""
+        if upstream.status in (429, 503) and (wait := upstream.headers.get("Retry-After", "")).isdecimal():
+            self._x.retry_after_s = float(wait[:9])
+        headers = CIMultiDict(headers_without(upstream.headers, NOT_SENT_BACK))
+        headers["X-Request-Id"] = self._x.request_id
+        return headers
+
+    async def _whole(self, upstream: UpstreamResponse, *, held: bool) -> web.StreamResponse:
+        """Passes a reply that is no event stream, and reads its usage from a copy that is bounded."""
+        length = upstream.content_length
+        if length is not None and length <= WHOLE_BYTES and self._request.method != "HEAD":
+            try:
+                body = await upstream.read()
+            except BrokenConnection as error:
+                raise RequestEnd("upstream_reset") from error
+            headers = self._begin(upstream)
+            self._note(upstream, body, whole=True)
+            if held and self._x.reason in FAILOVER:
+                raise RequestEnd(self._x.reason or "")
+            self.release_slot()
+            return await self._finish(
+                web.Response(status=upstream.status, reason=upstream.reason, headers=headers, body=body)
+            )
+        if held and (reason := classify(upstream.status, None, ())) in FAILOVER:
+            raise RequestEnd(reason or "")
+        response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=self._begin(upstream))
+        await self._start(response)
+        copy, whole = bytearray(), True
+        while chunk := await _next(upstream):
+            await self._write(response, chunk)
+            copy += chunk
+            if len(copy) > INSPECT_BYTES:
+                whole = False
+                del copy[:-TAIL_BYTES]
+        self._note(upstream, bytes(copy), whole=whole)
+        self.release_slot()
+        return await self._finish(response)
+
+    def _note(self, upstream: UpstreamResponse, body: bytes, *, whole: bool) -> None:
+        """Takes in a reply, or the last bytes of one too large to keep, and judges it."""
+        x = self._x
+        if upstream.content_type == "application/json":
+            if not whole:
+                x.reply.note_tail(body)
+            elif (read := decode(body)) is not None:
+                x.reply.note(read)
+        x.reason = classify(upstream.status, x.reply.error_code, x.reply.finish_reasons)
+
+    async def _stream(self, upstream: UpstreamResponse, *, strip_usage: bool, held: bool) -> web.StreamResponse:
+        """Passes an event stream while the scanner reads along; from its first content on, when it is held until
+        then."""
+        x, clock = self._x, self._services.now
+        scanner = Scanner(strip_usage=strip_usage)
+        x.stream, x.reply = True, scanner.reply
+        headers = self._begin(upstream)
+        if strip_usage:
+            headers.popall("Content-Length", None)  # the usage event will be missing
+        response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
+        try:
+            waiting = await self._held(upstream, scanner) if held else b""
+            await self._start(response)
+            if waiting:
+                await self._write(response, waiting)
+            self._seen(upstream, scanner)
+            if response.content_length is None:
+                take = self._taker(upstream, scanner)
+                while await _pumped(upstream, take):
+                    await self._drained()
+            else:
+                while chunk := await _next(upstream):
+                    await self._write(response, scanner.feed(chunk, clock()))
+                    self._seen(upstream, scanner)
+            if rest := scanner.close(clock()):
+                await self._write(response, rest)
+        finally:
+            self._mid_event = scanner.mid_event
+            x.first_content, x.last_content, x.content_events = (
+                scanner.first_content,
+                scanner.last_content,
+                scanner.content_events,
+            )
+        x.reason = classify(upstream.status, x.reply.error_code, x.reply.finish_reasons)
+        if self._breaks_off(upstream, scanner):
+            raise RequestEnd("upstream_reset", "the engine ended the stream before its end")
+        self.release_slot()
+        return await self._finish(response)
+
+    async def _held(self, upstream: UpstreamResponse, scanner: Scanner) -> bytes:
+        """The beginning of a stream, as soon as it has brought what a client waits for. Raises RequestEnd for one that
+        failed before it did."""
+        waiting = bytearray()
+        while chunk := await _next(upstream):
+            waiting += scanner.feed(chunk, self._services.now())
+            if not self._worth_holding(upstream, scanner, waiting):
+                return bytes(waiting)
+        waiting += scanner.close(self._services.now())
+        self._worth_holding(upstream, scanner, waiting, ended=True)
+        return bytes(waiting)
+
+    def _taker(self, upstream: UpstreamResponse, scanner: Scanner) -> Callable[[bytes], bool]:
+        """What is done with each piece of a stream; whether there may be more. It runs for every token, so it has no
+        layer too many.
+
+        Writes to the client in the very call, as the server's own writer does, which has to be awaited."""
+        transport, chunked = self._request.transport, self._request.version >= HttpVersion11
+        if transport is None:
+            raise ConnectionResetError("the client is gone")
+        feed, reply, clock, moved = scanner.feed, scanner.reply, self._services.now, self._decode_s() / 4
+        write, is_closing, ahead = transport.write, transport.is_closing, transport.get_write_buffer_size
+        move_at = 0.0
+
+        def take(chunk: bytes) -> bool:
+            nonlocal move_at
+            now = clock()
+            if ready := feed(chunk, now):
+                if is_closing():
+                    raise ConnectionResetError("the client is gone")
+                write(b"%x\r\n%b\r\n" % (len(ready), ready) if chunked else ready)
+            if (now >= move_at and scanner.last_content == now) or scanner.done or reply.error_code is not None:
+                self._seen(upstream, scanner)
+                move_at = now + moved
+            return ahead() < AHEAD_BYTES
+
+        return take
+
+    def _seen(self, upstream: UpstreamResponse, scanner: Scanner) -> None:
+        """What the stream has brought so far: content moves the deadline on; with its last word the engine has no more
+        work with it."""
+        x = self._x
+        if scanner.content_events != x.content_events:
+            x.content_events = scanner.content_events
+            self._allow("decode_timeout", self._decode_s() * 1.25)
+        if scanner.done or scanner.reply.error_code is not None:  # whatever the line and the client still have to do
+            self.release_slot()
+            if not x.complete:
+                x.reason, x.complete = (
+                    classify(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons),
+                    True,
+                )
+
+    async def _drained(self) -> None:
+        """Waits while the client does not read; should time run out meanwhile, it is the client's."""
+        stage, self._stage = self._stage, "client_stalled"
+        await self._request.writer.drain()
+        self._stage = stage
+
+    def _breaks_off(self, upstream: UpstreamResponse, scanner: Scanner) -> bool:
+        """Whether a stream has ended without its end."""
+        said = (
+            classify(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons)
+            or scanner.done
+            or scanner.reply.finish_reasons
+        )
+        return not said and upstream.status == 200 and self._x.route in request_routes.ENDING
+
+    def _worth_holding(
+        self, upstream: UpstreamResponse, scanner: Scanner, waiting: bytearray, *, ended: bool = False
+    ) -> bool:
+        """Whether a held stream still has brought nothing that a client waits for. Raises RequestEnd for one that
+        failed before it did."""
+        reason = classify(upstream.status, scanner.reply.error_code, scanner.reply.finish_reasons)
+        if ended and reason is None and self._breaks_off(upstream, scanner):
+            reason = "upstream_reset"
+        if reason in FAILOVER and not scanner.content_events:
+            raise RequestEnd(reason or "")
+        return not (scanner.content_events or scanner.done or reason or len(waiting) > HELD_BYTES)
+
+    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
+        """Waits while the client does not read; should time run out meanwhile, it is the client's."""
+        stage, self._stage = self._stage, "client_stalled"
+        await response.write(data)
+        self._stage = stage
+
+    def _decode_s(self) -> float:
+        """How long content may stay away. Not every event moves that deadline, for a timer costs more than it tells: it
+        may be late by a quarter."""
+        band = self._band()
+        return (band and band.decode_s) or self._services.timeouts.decode_s
+
+    async def _start(self, response: web.StreamResponse) -> None:
+        self._x.status = response.status
+        if response.content_length is None and self._request.version < HttpVersion11:
+            # the end of the connection is how it ends; the server would keep it open for who asks for that
+            response.force_close()
+        self.release_body()
+        self._services.mark(self._request, response)
+        await response.prepare(self._request)
+        self._response = response
+
+    async def _finish(self, response: web.StreamResponse) -> web.StreamResponse:
+        """Sends the end (and for a whole response everything), so that a client that leaves before it is on record."""
+        self._stage = "client_stalled"
+        self._x.status = response.status
+        self.release_body()
+        if not response.prepared:
+            self._services.mark(self._request, response)
+        await response.prepare(self._request)
+        self._response = response
+        await response.write_eof()
+        return response
+
+    async def _answer(self, end: RequestEnd) -> web.StreamResponse:
+        """Tells the client why its request ended: as a status, as an event inside a stream, or by cutting what is
+        neither."""
+        self._x.ends(end.reason)
+        self.release_slot()
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                if self._response is None:
+                    return await self._finish(self._refusal(end))
+                endless = self._response.content_length is None  # into a promised length no more fits
+                if self._x.complete and endless:
+                    return await self._finish(self._response)
+                if self._response.content_type == "text/event-stream" and endless and end.reason != "client_stalled":
+                    apart = b"\n\n" if self._mid_event else b""  # so that our error event is one of its own
+                    await self._response.write(apart + b"data: " + msgspec.json.encode(end_body(end)) + b"\n\n")
+                    return await self._finish(self._response)
+        if self._request.transport is not None:  # a clean end would pass for a complete reply
+            self._request.transport.abort()
+        return self._response or web.Response()
+
+    def _refusal(self, end: RequestEnd) -> web.Response:
+        x, status = self._x, end.status
+        headers = {"X-Request-Id": x.request_id, "Content-Type": "application/json"}
+        if status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if end.reason in RETRYABLE:
+            x.retry_after_s = float(self._retry_after_s(end))
+            headers |= {
+                "Retry-After": f"{x.retry_after_s:.0f}",
+                "Retry-After-Ms": f"{x.retry_after_s * 1000:.0f}",
+                "X-Should-Retry": "true",
+            }
+        elif status < 500:
+            headers["X-Should-Retry"] = "false"
+        answer = web.Response(status=status, headers=headers, body=msgspec.json.encode(end_body(end)))
+        if self._services.life.draining:
+            answer.force_close()
+        return answer
+
+    def _retry_after_s(self, end: RequestEnd) -> int:
+        """Seconds, at most what clients obey."""
+        wait_s = end.retry_after_s
+        if wait_s is None and end.reason == "queue_ttl" and self._x.team in self._terms.policy.teams:
+            wait_s = self._services.admission.wait_s(self._x.team or "")
+        return min(int(LATEST_S), max(1, math.ceil((wait_s or RETRY_AFTER_S) * self._services.jitter())))
+
+
+async def _next(upstream: UpstreamResponse) -> bytes:
+    """What has come from the engine; empty at the end. Raises RequestEnd when the connection breaks."""
+    try:
+        return await upstream.chunk()
+    except BrokenConnection as error:
+        raise RequestEnd("upstream_reset", str(error)) from error
+
+
+async def _pumped(upstream: UpstreamResponse, take: Callable[[bytes], bool]) -> bool:
+    """Gives to `take` what comes from the engine; whether there may be more. Raises RequestEnd when the connection
+    breaks."""
+    try:
+        return await upstream.pump(take)
+    except BrokenConnection as error:
+        raise RequestEnd("upstream_reset", str(error)) from error
