@@ -435,7 +435,7 @@ def test_a_sidecar_without_a_file_of_events_says_so(token_file):
 
 
 def test_a_token_without_a_file_of_events_is_a_mistake_of_the_configuration():
-    with pytest.raises(ValueError, match="events_token_file belongs to events"):
+    with pytest.raises(ValueError, match="events_token_file needs events"):
         SidecarConfig(events_token_file="t")
 
 
