@@ -341,7 +341,7 @@ def entry(metric: Metric) -> str:
     lines += [f"across=Across.{metric.across.name}"] * (metric.across != Metric.__dataclass_fields__["across"].default)
     lines += [f"{name}={_quoted(value)}" for name in ("since", "until") if (value := getattr(metric, name))]
     lines += [f"formerly={_tuple(metric.formerly)}"] * bool(metric.formerly)
-    lines += [f"needs={_quoted(metric.needs)}", "evidence=Evidence.SOURCE"] * bool(metric.needs)
+    lines += [f"needs={_quoted(metric.needs)}", "evidence=Provenance.SOURCE"] * bool(metric.needs)
     lines += [f"notes={_tuple(metric.notes)}"] * bool(metric.notes)
     body = "".join(f"    {line},\n" for line in lines)
     return f"{re.sub(r'_seconds$', '', word).upper()} = Metric(\n{body})\n"

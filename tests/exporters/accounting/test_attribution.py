@@ -135,7 +135,7 @@ def near(value: float) -> object:
 
 
 def assert_all_is_accounted_for(attribution: Attribution, looks: Iterable[UsageSample], prices: Prices) -> None:
-    used = [(each, card) for each in looks for card in each.cards]
+    used = [(each, card) for each in looks for card in each.gpus]
     allocated = sum(each.length_s * card.fraction for each, card in used)
     assert near(allocated) == total(attribution, attributed.ALLOCATED)
     assert near(allocated) == total(attribution, attributed.TEAM_SECONDS) + pending(attribution, "seconds")
@@ -194,7 +194,7 @@ def pieces(each: UsageSample, cuts: Sequence[float]) -> list[UsageSample]:
     for low, high in itertools.pairwise(marks):
         middle = each.running_before
         cards = tuple(
-            replace(card, joules=None if card.joules is None else card.joules * (high - low)) for card in each.cards
+            replace(card, joules=None if card.joules is None else card.joules * (high - low)) for card in each.gpus
         )
         piece = replace(
             each,
@@ -743,7 +743,7 @@ def test_a_crowded_hour_is_a_fair_sample_of_bounded_size():
         at_s = START + number * 0.15
         hours.add(at_s, at_s + 0.1, "chat", "red" if number % 4 else "blue", now_s=at_s)
     closed = hours.close_hour(START + HOUR_S + 600)
-    assert (2000, 20_000) == (len(closed), closed.seen)
+    assert (2000, 20_000) == (len(closed), closed.count)
     found = closed.seconds()["chat"]
     assert pytest.approx(0.25, abs=0.04) == found["blue"] / sum(found.values())
 

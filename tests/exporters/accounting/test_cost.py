@@ -372,7 +372,7 @@ def test_other_prices_reckon_what_was_recorded_anew(recorded):
 def test_a_time_of_which_nothing_was_recorded_is_told(recorded):
     with pytest.raises(
         ValueError,
-        match="has no vllm_watch_gpu_seconds_total in this time: is a sidecar that reads engines and cards scraped",
+        match="has no vllm_watch_gpu_seconds_total in this period: scrape a sidecar that reads engines and GPUs",
     ):
         asyncio.run(cost.from_prometheus(recorded, 600.0, T0 - 86_400))
 
@@ -382,4 +382,4 @@ def test_the_command_asks_prometheus(recorded):
     """Its own day ends now, long after the history: that nothing is there is a sentence and no trace."""
     status, text = run("--prometheus", recorded.url, "--since", "1h")
     assert 2 == status
-    assert "in this time" in text
+    assert "in this period" in text

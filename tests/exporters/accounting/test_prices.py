@@ -83,5 +83,5 @@ def test_a_mistake_is_told_with_its_place_and_the_right_word(line, instead, sent
 
 
 def test_a_card_without_a_name_is_no_line():
-    with pytest.raises(ValueError, match="name is a part of the card's name"):
+    with pytest.raises(ValueError, match="name is a part of the GPU's name"):
         GpuPrice("", 1.0)

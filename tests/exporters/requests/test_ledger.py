@@ -256,7 +256,7 @@ def test_histograms_of_other_bounds_begin_anew_and_the_page_stands():
         other = msgspec.structs.replace(row, counts=counts, sums_ms=row.sums_ms[: len(counts)])
         (native,) = books._shown.native.values()
         frame = Snapshot(
-            [msgspec.msgpack.encode(other)], [b"r1"], LogTotals(lines=1), {}, {}, whole=True, native=[native.counts]
+            [msgspec.msgpack.encode(other)], [b"r1"], LogTotals(lines=1), {}, {}, complete=True, native=[native.counts]
         )
         after = ledger()
         after.restore([msgspec.msgpack.encode(frame)])
